@@ -1,0 +1,51 @@
+"""The house keeps its shape: imports go one way, and NumPy stays below JAX."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ORDER = ["accounting", "samplers", "dpsgd", "experiments"]
+JAX = {"jax", "jaxlib", "flax", "optax"}
+
+
+def imported_packages(file: Path) -> set[str]:
+    """Top-level names of every absolute import in `file`, also of the lazy ones inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import; name the package"
+            names.add((node.module or "").split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_imports_go_one_way(package):
+    above = set(ORDER[ORDER.index(package) + 1 :]) | {"tests", "scripts"}
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    for file in files:
+        assert not imported_packages(file) & above, f"{file} imports from above {package}/"
+
+
+@pytest.mark.parametrize("package", ["accounting", "samplers"])
+def test_accounting_and_samplers_need_no_jax(package):
+    for file in sorted((ROOT / package).rglob("*.py")):
+        assert not imported_packages(file) & JAX, f"{file} imports JAX"
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_every_folder_says_what_lives_in_it(package):
+    readme = ROOT / package / "README.md"
+    assert readme.exists()
+    assert 0 < len(readme.read_text().splitlines()) <= 60
+
+
+def test_oracles_are_used_only_by_tests_and_benchmarks():
+    for package in ORDER:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            if "benchmarks" not in file.parts:
+                assert "jax_privacy" not in imported_packages(file), file
