@@ -1,0 +1,71 @@
+"""Balls-and-bins: every example falls into one of the epoch's batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from accounting import BallsAndBinsProfile, PrivacyProfile
+from samplers.base import Participations
+from samplers.randomness import Key, Stream, uniform_integers
+from samplers.truncation import VariableBatchSampler
+
+
+@dataclass(frozen=True)
+class BallsAndBins(VariableBatchSampler):
+    """Every example falls into one of the epoch's T = ceil(n / b) batches, all independently.
+
+    Guarantees (before truncation, see `overflow`):
+      * Each example takes part exactly once an epoch.
+      * Its step is uniform on the T steps and independent of all other examples'; and of other
+        epochs' where `assignment` is "redrawn".
+      * A batch has a Binomial(n, 1 / T) number of examples; it may be empty.
+
+    Source: L. Chua et al., Balls-and-Bins Sampling for DP-SGD (AISTATS 2025), Algorithm 2.
+    """
+
+    assignment: Literal["redrawn", "fixed"] = "redrawn"
+    """redrawn: new bins for each epoch; fixed: one assignment for all epochs (it costs more)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.assignment not in ("redrawn", "fixed"):
+            raise ValueError(f'assignment must be "redrawn" or "fixed", got {self.assignment!r}')
+
+    @property
+    def sampling_prob(self) -> float:
+        """Probability 1 / T that an example takes part in a given step."""
+        return 1.0 / self.steps_per_epoch
+
+    @property
+    def independent_steps(self) -> int:
+        """Number of batches drawn: T * E, or T where all epochs share one assignment."""
+        return self.steps_per_epoch * (self.epochs if self.assignment == "redrawn" else 1)
+
+    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
+        """Returns the profile of E epochs of T bins, and of truncation.
+
+        One epoch is (1/T) sum_t N(e_t, sigma^2 I) against N(0, sigma^2 I), attained; redrawn epochs
+        are independent, so they compose; a fixed assignment shows the same bin E times, which is
+        one epoch with noise sigma / sqrt(E).
+
+        Source: L. Chua et al., Balls-and-Bins Sampling for DP-SGD (AISTATS 2025), Theorem 3.1.
+        """
+        return self.with_truncation(
+            BallsAndBinsProfile(
+                noise_multiplier, self.steps_per_epoch, self.epochs, assignment=self.assignment
+            )
+        )
+
+    def drawn_epoch(self, epoch: int) -> int:
+        """Returns `epoch`, or 0 if the assignment is fixed."""
+        return epoch if self.assignment == "redrawn" else 0
+
+    def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
+        """Draws the rows of one chunk: one bin for each example."""
+        rows = self.chunk_range(chunk)
+        key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), chunk)
+        steps = uniform_integers(key, self.steps_per_epoch, len(rows))
+        return Participations(np.arange(rows.start, rows.stop, dtype=np.int32), steps)

@@ -1,0 +1,169 @@
+"""The interface of batch samplers: a random participation matrix and its price.
+
+X in {0,1}^(examples x steps). Training reads its columns (the batch of a step), accounting reads
+its rows (when one example takes part). A sampler draws X and says what it costs, in one class.
+"""
+
+from __future__ import annotations
+
+import abc
+import operator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.sparse import coo_array
+
+from accounting import PrivacyProfile
+
+CHUNK = 65_536
+"""Examples whose rows are drawn together, from one key: part of the definition of every draw."""
+
+_MAX_EXAMPLES = 2**31 - 1  # indices are int32
+
+
+class Participations(NamedTuple):
+    """Nonzero entries of the participation matrix, for one chunk of examples and one epoch."""
+
+    examples: np.ndarray
+    """Who takes part: int32[entries]."""
+    steps: np.ndarray
+    """When, counted from the epoch's first step: int32[entries]."""
+
+
+class EpochPlan(NamedTuple):
+    """The participation matrix of one epoch, by columns."""
+
+    starts: np.ndarray
+    """Where each step's examples begin: int64[steps_per_epoch + 1]."""
+    examples: np.ndarray
+    """Examples step after step, ascending within a step: int32[entries]."""
+
+    def members(self, step: int) -> np.ndarray:
+        """Returns who takes part in a step of the epoch, ascending: a view, int32[size]."""
+        return self.examples[self.starts[step] : self.starts[step + 1]]
+
+
+def group(entries: Participations, num_groups: int) -> EpochPlan:
+    """Sorts entries, which come with ascending examples in each group, by group in linear time."""
+    # A sparse matrix in coordinate form turned into compressed rows is a counting sort in C.
+    ones = np.ones(entries.steps.size, dtype=np.int8)
+    width = int(entries.examples.max(initial=0)) + 1
+    matrix = coo_array((ones, (entries.steps, entries.examples)), shape=(num_groups, width))
+    matrix.has_canonical_format = True  # no entry comes twice: nothing to be looked for and summed
+    rows = matrix.tocsr()
+    rows.sort_indices()
+    return EpochPlan(rows.indptr.astype(np.int64), rows.indices.astype(np.int32, copy=False))
+
+
+@dataclass(frozen=True)
+class BatchSampler(abc.ABC):
+    """Draws batches, and states the privacy that this way of drawing earns.
+
+    The guarantee is about zeroing-out adjacency: one example's gradients are replaced by 0, and
+    num_examples is public. All that is drawn is then drawn alike for both neighbours. It assumes
+    that the adversary sees what is released and not who took part: the seed is a secret, of 128
+    bits or more, kept with the noise's; whoever has it has batches without amplification.
+    """
+
+    num_examples: int
+    """Size n of the training set, a public number."""
+    batch_size: int
+    """Examples in a batch b: the (largest) expected number where batches vary in size."""
+    epochs: int = 1
+    """Passes E over the data: the run has E * ceil(n / b) steps."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_examples", "batch_size", "epochs"):
+            try:
+                value = operator.index(getattr(self, name))
+            except TypeError:
+                raise ValueError(
+                    f"{name} must be an integer, got {getattr(self, name)!r}"
+                ) from None
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+            object.__setattr__(self, name, value)
+        if self.num_examples > _MAX_EXAMPLES:
+            raise ValueError(f"num_examples must be at most 2^31 - 1, got {self.num_examples}")
+        if self.batch_size > self.num_examples:
+            raise ValueError(
+                f"batch_size must be at most num_examples = {self.num_examples}, "
+                f"got {self.batch_size}"
+            )
+
+    @property
+    def unit(self) -> str:
+        """What one row of the participation matrix is, and hence what the guarantee protects."""
+        return "example"
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps T = ceil(n / b) of one epoch."""
+        return -(-self.num_examples // self.batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps T * E of the whole run."""
+        return self.steps_per_epoch * self.epochs
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public constant by which the noisy sum of gradients is divided."""
+        return float(self.batch_size)
+
+    @property
+    def max_batch_size(self) -> int:
+        """Rows of a padded batch."""
+        return self.batch_size
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks of `CHUNK` examples, the last of which may be smaller."""
+        return -(-self.num_examples // CHUNK)
+
+    def chunk_range(self, chunk: int) -> range:
+        """Returns the examples of a chunk, 0 <= chunk < num_chunks."""
+        if not 0 <= chunk < self.num_chunks:
+            raise ValueError(f"chunk must be in [0, {self.num_chunks}), got {chunk}")
+        return range(chunk * CHUNK, min((chunk + 1) * CHUNK, self.num_examples))
+
+    def drawn_epoch(self, epoch: int) -> int:
+        """Returns the epoch whose draw `epoch` uses: itself, or 0 if one draw serves all."""
+        return epoch
+
+    @abc.abstractmethod
+    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
+        """Returns what all `num_steps` steps cost together, truncation included.
+
+        Args:
+          noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
+        """
+
+    @abc.abstractmethod
+    def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
+        """Draws the rows of one chunk of examples in one epoch: a pure function of its arguments.
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          epoch: Epoch, counted from 0.
+          chunk: Which `CHUNK` examples.
+        """
+
+    def plan(self, seed: int, epoch: int) -> EpochPlan:
+        """Draws one epoch of the whole matrix: the chunks' rows, sorted by step."""
+        chunks = [self.participations(seed, epoch, chunk) for chunk in range(self.num_chunks)]
+        examples, steps = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+        del chunks
+        return group(Participations(examples, steps), self.steps_per_epoch)
+
+    def passes(self, members: np.ndarray, seed: int, step: int) -> list[np.ndarray]:
+        """Cuts a step's examples into passes of at most max_batch_size, as a rule one.
+
+        Args:
+          members: Who takes part, ascending: int32[size].
+          seed: The sampling secret.
+          step: Step, counted over the whole run.
+        """
+        del seed, step
+        return [members]

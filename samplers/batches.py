@@ -1,0 +1,118 @@
+"""The columns of a sampler's participation matrix, as index batches of fixed shape."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from samplers.base import BatchSampler, EpochPlan
+
+
+class IndexBatch(NamedTuple):
+    """One pass of the fixed-shape program: which rows to read, and which of them count."""
+
+    indices: np.ndarray
+    """Examples; 0 where padded: int32[max_batch_size]."""
+    weights: np.ndarray
+    """1 for an example, 0 for padding: float32[max_batch_size]."""
+
+
+class IndexBlock(NamedTuple):
+    """The passes of consecutive steps, one a row."""
+
+    indices: np.ndarray
+    """Examples; 0 where padded: int32[passes, max_batch_size]."""
+    weights: np.ndarray
+    """1 for an example, 0 for padding: float32[passes, max_batch_size]."""
+    steps: np.ndarray
+    """The step of each pass, ascending; each step has one pass or more: int64[passes]."""
+
+
+class BatchSource:
+    """Random access to the batches of one run.
+
+    A batch is a pure function of (sampler, seed, step): to resume is to know one integer. The plan
+    of the epoch that was read last is kept (4 bytes an example), and no other, so batches are best
+    read epoch by epoch; it lives and dies with this object.
+
+    Args:
+      sampler: Who draws.
+      seed: The sampling secret: an integer >= 0 of any size, in real runs of 128 bits or more from
+        the operating system.
+
+    Attributes:
+      sampler: Who draws.
+    """
+
+    def __init__(self, sampler: BatchSampler, seed: int) -> None:
+        self.sampler = sampler
+        self._seed = seed
+        self._plan: tuple[int, EpochPlan] | None = None
+
+    def __repr__(self) -> str:
+        return f"BatchSource({self.sampler!r}, seed=<secret>)"
+
+    def _members(self, step: int) -> list[np.ndarray]:
+        sampler = self.sampler
+        if not 0 <= step < sampler.num_steps:
+            raise ValueError(f"step must be in [0, {sampler.num_steps}), got {step}")
+        epoch, step_in_epoch = divmod(step, sampler.steps_per_epoch)
+        drawn = sampler.drawn_epoch(epoch)
+        if self._plan is None or self._plan[0] != drawn:
+            self._plan = None  # the old plan need not share the memory with the new one
+            self._plan = drawn, sampler.plan(self._seed, drawn)
+        return sampler.passes(self._plan[1].members(step_in_epoch), self._seed, step)
+
+    def passes(self, step: int) -> list[IndexBatch]:
+        """Returns the passes of a step: one, or more where `overflow` is "accumulate".
+
+        Raises:
+          ValueError: `step` is not in [0, num_steps).
+        """
+        block = self.fill(step, step + 1)
+        return [IndexBatch(*row) for row in zip(block.indices, block.weights, strict=True)]
+
+    def batch(self, step: int) -> IndexBatch:
+        """Returns the batch of a step that has one pass.
+
+        Raises:
+          ValueError: `step` is not in [0, num_steps), or the batch needs several passes.
+        """
+        passes = self.passes(step)
+        if len(passes) > 1:
+            raise ValueError(
+                f"the batch of step {step} needs {len(passes)} passes of "
+                f"{self.sampler.max_batch_size} examples: read them with passes()"
+            )
+        return passes[0]
+
+    def fill(self, start: int, stop: int) -> IndexBlock:
+        """Returns the passes of the steps start, ..., stop - 1, in order.
+
+        Raises:
+          ValueError: a step is not in [0, num_steps).
+        """
+        steps: list[int] = []
+        members: list[np.ndarray] = []
+        for step in range(start, stop):
+            cut = self._members(step)
+            steps += [step] * len(cut)
+            members += cut
+        shape = len(steps), self.sampler.max_batch_size
+        indices = np.zeros(shape, dtype=np.int32)
+        weights = np.zeros(shape, dtype=np.float32)
+        for row, examples in enumerate(members):
+            indices[row, : examples.size] = examples
+            weights[row, : examples.size] = 1.0
+        return IndexBlock(indices, weights, np.array(steps, dtype=np.int64))
+
+
+def batch(sampler: BatchSampler, seed: int, step: int) -> IndexBatch:
+    """Returns the batch of one step, a pure function; it draws a whole epoch (see `BatchSource`).
+
+    >>> from samplers import Deterministic
+    >>> batch(Deterministic(num_examples=5, batch_size=3), seed=0, step=1)
+    IndexBatch(indices=array([3, 4, 0], dtype=int32), weights=array([1., 1., 0.], dtype=float32))
+    """
+    return BatchSource(sampler, seed).batch(step)

@@ -1,0 +1,61 @@
+"""Poisson subsampling: every example decides about every step by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+
+import numpy as np
+
+from accounting import PoissonProfile, PrivacyProfile
+from samplers.base import Participations
+from samplers.randomness import Key, Stream, bernoulli_successes
+from samplers.truncation import VariableBatchSampler
+
+
+@dataclass(frozen=True)
+class Poisson(VariableBatchSampler):
+    """Every example takes part in every step with probability q = b / n, all independently.
+
+    Guarantees (before truncation, see `overflow`):
+      * The entries of the participation matrix are independent and equal to 1 with probability q.
+      * A batch has a Binomial(n, q) number of examples; it may be empty.
+    """
+
+    @property
+    def sampling_prob(self) -> float:
+        """Probability q = b / n that an example takes part in a step."""
+        return self.batch_size / self.num_examples
+
+    @property
+    def independent_steps(self) -> int:
+        """Number of batches drawn: T * E."""
+        return self.num_steps
+
+    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
+        """Returns the profile of T * E Poisson-subsampled Gaussian releases, and of truncation.
+
+        In each step the example is in the sum with probability q, whatever happened in the others:
+        ((1 - q) N(0, sigma^2) + q N(1, sigma^2))^(T E) against N(0, sigma^2)^(T E) dominates, and
+        is attained.
+
+        Source: Y. Zhu, J. Dong, Y.-X. Wang, Optimal Accounting of Differential Privacy via
+        Characteristic Function (2022), for the pair; accounting.poisson for its composition.
+        """
+        return self.with_truncation(
+            PoissonProfile(noise_multiplier, self.sampling_prob, self.num_steps)
+        )
+
+    def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
+        """Draws the rows of one chunk: its (step, example) pairs are independent trials."""
+        rows = self.chunk_range(chunk)
+        # -log(1 - b/n) in decimal arithmetic: the same float on every machine, right for small q.
+        with localcontext() as context:
+            context.prec = 50
+            kept = Decimal(self.num_examples - self.batch_size) / Decimal(self.num_examples)
+            rate = float("inf") if kept == 0 else float(-kept.ln())
+        trials = bernoulli_successes(
+            Key(seed, Stream.PARTICIPATION, epoch, chunk), rate, len(rows) * self.steps_per_epoch
+        )
+        steps, offsets = np.divmod(trials, len(rows))
+        return Participations((rows.start + offsets).astype(np.int32), steps.astype(np.int32))

@@ -1,0 +1,100 @@
+"""Batches of a uniformly shuffled data set: what most training does, and the hardest to account."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from accounting import PrivacyProfile, ShuffleProfile
+from samplers.base import BatchSampler, EpochPlan, Participations, group
+from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
+
+
+@dataclass(frozen=True)
+class Shuffle(BatchSampler):
+    """Puts the examples in a uniformly random order and takes b = `batch_size` after b.
+
+    The last batch of an epoch is smaller where b does not divide n; it is padded, and its noisy sum
+    is divided by b like any other.
+
+    Guarantees:
+      * Each example takes part exactly once an epoch.
+      * Every order of the examples is equally likely, and independent of every other epoch's where
+        `order` is "redrawn".
+    """
+
+    order: Literal["redrawn", "fixed"] = "redrawn"
+    """redrawn: a new order for each epoch; fixed: one order for all epochs (it costs more)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.order not in ("redrawn", "fixed"):
+            raise ValueError(f'order must be "redrawn" or "fixed", got {self.order!r}')
+
+    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
+        """Returns two-sided bounds; no tight price of shuffling is known, and it is not Poisson's.
+
+        Upper: given the order, or all epochs' orders, an example enters one known sum an epoch, as
+        with `Deterministic`. Both neighbours draw the orders alike, so delta(epsilon) is at most
+        the mean over orders of deterministic's, whatever the sizes of the batches.
+
+        Lower: let all other gradients be -1 and the example's 1 or 0. The sums, less the public
+        sums of -1, are N(2 e_t, sigma^2 I) or N(e_t, sigma^2 I), with the example's step t uniform
+        on T steps. If the last batch is smaller, t is not uniform. But then permute the T observed
+        sums of each epoch by a uniform permutation of its own (the same one in all epochs for
+        order="fixed"): this is a post-processing, and it leaves exactly the pair of a uniform t. So
+        a lower bound on delta(epsilon) from that pair bounds the real one, which can only be
+        larger. The same holds with all other gradients 0, which gives the pair of balls-and-bins.
+
+        Source: L. Chua et al., How Private are DP-SGD Implementations? (ICML 2024), section 4; for
+        several epochs Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024).
+        """
+        return ShuffleProfile(noise_multiplier, self.steps_per_epoch, self.epochs, order=self.order)
+
+    def drawn_epoch(self, epoch: int) -> int:
+        """Returns `epoch`, or 0 if the order is fixed."""
+        return epoch if self.order == "redrawn" else 0
+
+    def bucket(self, seed: int, epoch: int, chunk: int) -> np.ndarray:
+        """Draws the bucket, uniform on {0, ..., num_chunks - 1}, of each example of a chunk."""
+        key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), chunk)
+        return uniform_integers(key, self.num_chunks, len(self.chunk_range(chunk)))
+
+    def ordered(self, seed: int, epoch: int, bucket: int, members: np.ndarray) -> np.ndarray:
+        """Puts the members of a bucket, given in ascending order, in uniformly random order."""
+        key = Key(seed, Stream.ORDER, self.drawn_epoch(epoch), bucket)
+        return members[uniform_permutation(key, members.size)]
+
+    def plan(self, seed: int, epoch: int) -> EpochPlan:
+        """Draws one epoch: examples fall into buckets, buckets are ordered, and laid end to end.
+
+        Exactly uniform: the law of the resulting order stays the same when the examples are
+        renamed, as every example picks its bucket alike and a bucket's order is uniform whatever
+        its members; and the uniform law alone has this property. Each example and each bucket needs
+        to know only its own key and (buckets) how many come before, so an epoch can be drawn by
+        many machines; one machine works in its cache and in linear time.
+
+        Source: C. R. Rao (1961) and M. Sandelius, A Simple Randomization Procedure (1962).
+        """
+        examples = np.arange(self.num_examples, dtype=np.int32)
+        drawn = [self.bucket(seed, epoch, chunk) for chunk in range(self.num_chunks)]
+        buckets = group(Participations(examples, np.concatenate(drawn)), self.num_chunks)
+        order = np.concatenate(
+            [self.ordered(seed, epoch, g, buckets.members(g)) for g in range(self.num_chunks)]
+        )
+        starts = np.minimum(
+            np.arange(self.steps_per_epoch + 1, dtype=np.int64) * self.batch_size, order.size
+        )
+        for step in range(self.steps_per_epoch):
+            order[starts[step] : starts[step + 1]].sort()
+        return EpochPlan(starts, order)
+
+    def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
+        """Returns the rows of one chunk; it draws the epoch, as all rows depend on one another."""
+        rows = self.chunk_range(chunk)
+        starts, order = self.plan(seed, epoch)
+        places = np.flatnonzero((order >= rows.start) & (order < rows.stop))
+        steps = (np.searchsorted(starts, places, side="right") - 1).astype(np.int32)
+        return Participations(order[places], steps)

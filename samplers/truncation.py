@@ -1,0 +1,112 @@
+"""Batches of random size in programs of fixed shape: a cap, and what becomes of the excess."""
+
+from __future__ import annotations
+
+import abc
+import math
+import operator
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+from accounting.truncation import log_overflow_probability, smallest_max_batch_size
+
+from accounting import PrivacyProfile, TruncatedProfile
+from samplers.base import BatchSampler
+from samplers.randomness import Key, Stream, uniform_permutation
+
+REFERENCE_EPSILON = 10.0
+"""The default cap keeps the cost of truncation below RELATIVE_COST * delta up to this epsilon."""
+RELATIVE_COST = 1e-5
+
+
+class ChosenCap(int):
+    """A cap chosen by rule, which `dataclasses.replace` with another n, b or E chooses anew."""
+
+
+@dataclass(frozen=True)
+class VariableBatchSampler(BatchSampler, abc.ABC):
+    """A sampler whose batches have a Binomial(n, sampling_prob) number of examples each.
+
+    Where `overflow` is "truncate", a batch of more than B = `max_batch_size` examples is cut to B
+    of them, each choice being equally likely. The guarantee pays for it: whether any of the run's
+    batches overflows does not depend on what the data are, and where none does the two mechanisms
+    are the same. With tau the probability that one does, for every event S
+
+        P'(S) <= P(S) + tau <= e^eps Q(S) + delta + tau <= e^eps Q'(S) + delta + (1 + e^eps) tau.
+
+    The default B is the smallest for which (1 + e^eps) tau <= 1e-5 delta at eps = 10, hence at any
+    smaller eps: about 7 standard deviations above the mean. At a larger eps the cost is larger, and
+    always part of `privacy`. The bound on tau is (number of batches drawn) *
+    Pr[Binomial(n, sampling_prob) > B].
+
+    Source: L. Chua et al., Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024),
+    Proposition 3.2 and Theorem 3.3.
+    """
+
+    max_batch_size: int | None = None  # type: ignore[assignment]  # an int once initialised
+    """Most examples B in one pass of the fixed-shape program; by default so many that truncation
+    costs at most 1e-5 of delta."""
+    target_delta: float | None = None
+    """The delta for which the default cap is chosen; 1 / num_examples by default."""
+    overflow: Literal["truncate", "accumulate"] = "truncate"
+    """What is done with a larger batch. truncate: drop the excess at random, and pay for it in
+    delta; accumulate: take several passes for one update, nothing is dropped and nothing paid."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.overflow not in ("truncate", "accumulate"):
+            raise ValueError(f'overflow must be "truncate" or "accumulate", got {self.overflow!r}')
+        if self.target_delta is not None and not 0.0 < self.target_delta < 1.0:
+            raise ValueError(f"target_delta must be in (0, 1), got {self.target_delta}")
+        cap = self.max_batch_size
+        if cap is None or isinstance(cap, ChosenCap):
+            cap = ChosenCap(self._default_cap())
+        else:
+            try:
+                cap = operator.index(cap)
+            except TypeError:
+                raise ValueError(f"max_batch_size must be an integer, got {cap!r}") from None
+            if cap < 1:
+                raise ValueError(f"max_batch_size must be at least 1, got {cap}")
+        object.__setattr__(self, "max_batch_size", cap)
+
+    def _default_cap(self) -> int:
+        delta = 1.0 / self.num_examples if self.target_delta is None else self.target_delta
+        log_tau = math.log(RELATIVE_COST * delta) - math.log1p(math.exp(REFERENCE_EPSILON))
+        return smallest_max_batch_size(
+            self.num_examples, self.sampling_prob, self.independent_steps, log_tau
+        )
+
+    @property
+    @abc.abstractmethod
+    def sampling_prob(self) -> float:
+        """Probability that an example takes part in a given step."""
+
+    @property
+    @abc.abstractmethod
+    def independent_steps(self) -> int:
+        """Number of batches drawn in the whole run, for the union bound on overflow."""
+
+    @property
+    def expected_batch_size(self) -> float:
+        """Mean n * sampling_prob of a batch's size, by which the noisy sum is divided."""
+        return self.num_examples * self.sampling_prob
+
+    def with_truncation(self, profile: PrivacyProfile) -> PrivacyProfile:
+        """Adds to a profile of the untruncated mechanism what `overflow` costs."""
+        cap = cast(int, self.max_batch_size)
+        if self.overflow == "accumulate" or cap >= self.num_examples:
+            return profile
+        log_psi = log_overflow_probability(self.num_examples, self.sampling_prob, cap)
+        return TruncatedProfile(profile, self.independent_steps, log_psi)
+
+    def passes(self, members: np.ndarray, seed: int, step: int) -> list[np.ndarray]:
+        """Cuts a step's examples to `max_batch_size` at random, or into several passes."""
+        cap = cast(int, self.max_batch_size)
+        if members.size <= cap:
+            return [members]
+        if self.overflow == "accumulate":
+            return [members[start : start + cap] for start in range(0, members.size, cap)]
+        key = Key(seed, Stream.TRUNCATION, 0, step)  # each step of the run draws its own cut
+        return [members[np.sort(uniform_permutation(key, members.size)[:cap])]]
