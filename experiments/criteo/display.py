@@ -21,7 +21,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from experiments.criteo.schema import DISPLAY_ADS, MISSING, Schema
+from experiments.criteo.schema import DISPLAY_ADS, MISSING, Schema, log_transform
 from experiments.criteo.store import Columns, Store, StoreWriter, chronological_split
 
 SCHEMA: Schema = DISPLAY_ADS
@@ -225,8 +225,8 @@ def _parse(text: bytes, hash_seed: int) -> Columns | None:
             if len(long) > MAX_DIGITS or not long.isdigit():
                 return None
             magnitude[i] = int(long)
-        value = np.log1p(magnitude.astype(np.float64))
-        integers[:, j] = np.where(negative, -value, value)
+        value = magnitude.astype(np.int64)
+        integers[:, j] = log_transform(np.where(negative, -value, value))
 
     categories = np.empty((rows, NUM_COLUMNS - 1 - NUM_INTEGERS), dtype=np.int32)
     for j in range(categories.shape[1]):

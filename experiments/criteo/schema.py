@@ -46,6 +46,16 @@ def default_buckets(cardinality: int) -> int:
     return 1 << min(20, max(10, exponent))
 
 
+def log_transform(values: np.ndarray) -> np.ndarray:
+    """Return ``sign(x) * log1p(|x|)`` as float32: a fixed transform, nothing learned from data.
+
+    >>> log_transform(np.array([-1, 0, 1]))
+    array([-0.6931472,  0.       ,  0.6931472], dtype=float32)
+    """
+    x = values.astype(np.float64)
+    return np.copysign(np.log1p(np.abs(x)), x).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class Schema:
     """Names of the feature columns and the bucket count (a power of two) of each categorical one.

@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -199,11 +200,14 @@ class Store:
         dtype, width = columns_of(self.schema)[column]
         shape = (shard["rows"],) if width is None else (shard["rows"], width)
         try:
-            array: np.ndarray = np.load(file, mmap_mode="r")
+            array = np.lib.format.open_memmap(file, mode="r")
+            surplus = file.stat().st_size - array.offset - array.nbytes
         except FileNotFoundError:
             raise StoreError(f"{self.path} is incomplete: {file.name} is missing") from None
         except (OSError, ValueError) as error:
             raise StoreError(f"{file} cannot be read or has the wrong size: {error}") from None
+        if surplus:
+            raise StoreError(f"{file} has the wrong size: {surplus:,} bytes too many")
         if array.shape != shape or array.dtype != dtype:
             raise StoreError(
                 f"{file} has shape {array.shape} and dtype {array.dtype}, "
@@ -246,15 +250,18 @@ class StoreWriter:
         self._lock: int | None = None
 
     def __enter__(self) -> StoreWriter:
-        if os.path.lexists(self.out):
-            raise StoreError(f"{self.out} exists already; remove it or choose another name")
+        refuse_existing(self.out)
         with self._errors():
-            self._partial.mkdir(exist_ok=True)
+            self._partial.mkdir(parents=True, exist_ok=True)
             self._lock = _lock_directory(self._partial)
-            for file in self._partial.iterdir():  # left by a run that died
-                if file.name != MANIFEST and file.suffix != ".npy":
-                    raise StoreError(f"{file} is in the way; remove it")
-                file.unlink()
+            try:
+                for file in self._partial.iterdir():  # left by a run that died
+                    if file.name != MANIFEST and file.suffix != ".npy":
+                        raise StoreError(f"{file} is in the way; remove it")
+                    file.unlink()
+            except BaseException:
+                self._unlock()
+                raise
         return self
 
     def __exit__(
@@ -265,11 +272,14 @@ class StoreWriter:
     ) -> None:
         for file in self._files.values():
             file.abandon()
-        if self._lock is not None:
-            if self._partial.exists():
-                shutil.rmtree(self._partial, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = None
+        if self._lock is not None:  # not finished
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        assert self._lock is not None
+        os.close(self._lock)
+        self._lock = None
 
     def append(self, columns: Columns) -> None:
         """Add rows: the columns of a store, with any number of rows.
@@ -323,6 +333,7 @@ class StoreWriter:
                 _flush_to_disk(file)
             _flush_directory(self._partial)
             os.rename(self._partial, self.out)
+            self._unlock()
             _flush_directory(self.out.parent)
         return Store.open(self.out)
 
@@ -340,8 +351,8 @@ class StoreWriter:
         self._files = {}
         self._shards.append({"rows": self._shard_rows, "files": files})
 
-    def _errors(self) -> _OneLine:
-        return _OneLine(self.out, lambda: self.num_rows)
+    def _errors(self) -> AbstractContextManager[None]:
+        return one_line_errors(self.out, lambda: self.num_rows)
 
 
 class _ColumnFile:
@@ -355,7 +366,7 @@ class _ColumnFile:
         _write(self._file, b"\0" * len(self._header(0)))  # no reader takes this for an array
 
     def append(self, rows: np.ndarray) -> None:
-        data = np.ascontiguousarray(rows).data.cast("B")
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
         _write(self._file, data)
         self._digest.update(data)
 
@@ -385,28 +396,23 @@ class _ColumnFile:
         return buffer.getvalue()
 
 
-class _OneLine:
-    """A context in which an OSError becomes a StoreError of one line."""
+@contextmanager
+def one_line_errors(out: Path, rows: Callable[[], int]) -> Iterator[None]:
+    """Turn an OSError while `out` is written into a StoreError of one line."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        why = "the disk is full" if full else error.strerror
+        raise StoreError(
+            f"{out} cannot be written: {why} (after {rows():,} rows); nothing was left behind"
+        ) from None
 
-    def __init__(self, out: Path, rows: Callable[[], int]) -> None:
-        self._out, self._rows = out, rows
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, OSError):
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            why = "the disk is full" if full else error.strerror
-            raise StoreError(
-                f"{self._out} cannot be written: {why} (after {self._rows():,} rows); "
-                "nothing was left behind"
-            ) from None
+def refuse_existing(out: Path) -> None:
+    """Raise a StoreError if there is anything at `out`."""
+    if os.path.lexists(out):
+        raise StoreError(f"{out} exists already; remove it or choose another name")
 
 
 def _write(file: IO[bytes], data: bytes | memoryview) -> None:
