@@ -1,0 +1,178 @@
+"""Float32 norms of per-example gradients that neither overflow, underflow nor lose a clip.
+
+A norm that comes out too small is a contribution that is too large, so this is where the
+sensitivity of DP-SGD is decided. The clipped example is
+
+    h * t,    h = g / M,    t = min(M, C (1 - 17 u) / r),    r = sqrt(sum_k h_k^2),
+
+with u = 2^-24, the unit roundoff of float32, and M a power of two next to max_k |g_k|.
+
+Why its norm, as float32 stores it, is at most C:
+
+  * g is finite, so 2^-100 <= M <= 2^126 and |h_k| < 4; dividing by M is exact, up to coordinates
+    below 2^-126 M that may flush to zero in h (and then in the contribution too).
+  * `_sum` returns r^2 with a relative error of at most 8 u: 1 for the squares, 4 for four levels of
+    pairwise addition, 2 for the compensated rest (Ogita, Rump and Oishi, 2005, "Accurate sum and
+    dot product", Proposition 4.5 in blocks of 1024: u + (1024 u)^2), 1 for adding the leaves.
+    A plain float32 sum would stagnate from 2^24 equal terms on, and the norm with it.
+  * The square root, the quotient, the product h_k t and the product C (1 - 17 u) add u each. So the
+    norm is at most C (1 - 17 u) (1 + u)^4 / ((1 - 4 u) (1 - u)) < C (1 - 7 u); what is left, some
+    seven units, is for accelerators whose square root and quotient err by an ulp or two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+CLIP_MARGIN = 17 * 2.0**-24
+"""Relative distance, about 1e-6, kept from the clip norm so that rounding never exceeds it."""
+
+_PAIRWISE = 16
+_BLOCK = 1024
+
+
+class Norm(NamedTuple):
+    """Per-example L2 norms scale * sqrt(square), kept apart because their product may overflow.
+
+    Attributes:
+      scale: float32[B], powers of two in [2^-100, 2^126].
+      square: float32[B], sum of squares of the scaled gradient; not finite where an entry is not.
+    """
+
+    scale: Array
+    square: Array
+
+
+class ClipFactor(NamedTuple):
+    """What turns per-example gradients into their contributions; see `contribution`.
+
+    Attributes:
+      keep: bool[B], False for examples that contribute exactly zero.
+      inverse_scale: float32[B], 1 / M.
+      target: float32[B], t: M if the example is not clipped, smaller if it is.
+      clipped: bool[B], True where the example counts and is scaled down.
+    """
+
+    keep: Array
+    inverse_scale: Array
+    target: Array
+    clipped: Array
+
+
+def _two_sum(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Adds two unevaluated sums high + low; Knuth's error-free transformation of the high parts."""
+    high = a[0] + b[0]
+    virtual = high - a[0]
+    error = (a[0] - (high - virtual)) + (b[0] - virtual)
+    return high, (a[1] + b[1]) + error
+
+
+def _fold(x: Array, block: int) -> Array:
+    """Pads the last axis with zeros and splits it into `block` parts: (B, n) -> (B, block, m)."""
+    width = -(-x.shape[1] // block)
+    padded = jnp.pad(x, ((0, 0), (0, width * block - x.shape[1])))
+    return padded.reshape(x.shape[0], block, width)
+
+
+def _sum(x: Array) -> Array:
+    """Sums float32[B, n] of non-negative numbers over n with a relative error of at most 6 u."""
+    if x.shape[1] > _PAIRWISE:
+        parts = _fold(x, _PAIRWISE)
+        while parts.shape[1] > 1:
+            half = parts.shape[1] // 2
+            parts = parts[:, :half] + parts[:, half:]
+        x = parts[:, 0]
+    high, low = x, jnp.zeros_like(x)
+    zero = jnp.float32(0)
+    while high.shape[1] > 1:
+        block = min(_BLOCK, high.shape[1])
+        high, low = lax.reduce(
+            (_fold(high, block), _fold(low, block)), (zero, zero), _two_sum, dimensions=(1,)
+        )
+    return jnp.sum(high + low, axis=1)
+
+
+def power_of_two(x: Array) -> Array:
+    """Returns for each float32 x >= 0 the power of two in (x/2, x], kept within [2^-100, 2^126].
+
+    The bounds keep the reciprocal a normal number: processors may flush others to zero.
+    """
+    exponent = (lax.bitcast_convert_type(x, jnp.int32) >> 23) & 0xFF  # biased by 127
+    return lax.bitcast_convert_type(jnp.clip(exponent, 27, 253) << 23, jnp.float32)
+
+
+def norm(x: Array) -> Norm:
+    """Returns the norm of each row of `x` [B, ...], any real dtype; all other axes are summed."""
+    x = x.astype(jnp.float32).reshape(x.shape[0], -1)
+    scale = power_of_two(jnp.max(jnp.abs(x), axis=1, initial=0.0))
+    return Norm(scale, _sum(jnp.square(x * (1.0 / scale)[:, None])))
+
+
+def combine(norms: Sequence[Norm]) -> Norm:
+    """Returns the norm of the concatenation of gradients whose `norms` are given."""
+    scales = jnp.stack([n.scale for n in norms], axis=1)
+    scale = jnp.max(scales, axis=1)
+    ratio = scales / scale[:, None]
+    squares = jnp.stack([n.square for n in norms], axis=1) * ratio * ratio
+    return Norm(scale, _sum(squares))
+
+
+def clip_factor(norm: Norm, l2_clip_norm: ArrayLike, counts: Array) -> ClipFactor:
+    """Returns the factor that brings each norm to `l2_clip_norm` at most.
+
+    An example contributes nothing where `counts` (bool[B]) is False or its norm is not finite.
+    """
+    limit = jnp.asarray(l2_clip_norm, jnp.float32) * jnp.float32(1.0 - CLIP_MARGIN)
+    keep = counts & jnp.isfinite(norm.square)
+    square = jnp.where(keep, norm.square, 0.0)
+    # For a zero gradient the quotient is inf (or 0/0 for a clip norm that underflows): no clipping.
+    bound = jnp.where(square > 0, limit / jnp.sqrt(square), jnp.inf)
+    return ClipFactor(
+        keep=keep,
+        inverse_scale=1.0 / norm.scale,
+        target=jnp.minimum(norm.scale, bound),
+        clipped=keep & (bound < norm.scale),
+    )
+
+
+def contribution(factor: ClipFactor, x: Array) -> Array:
+    """Scales `x` [B, ...], anything linear in the gradients, to float32 contributions.
+
+    Rows that do not count are selected away, not multiplied: 0 * NaN is NaN.
+    """
+
+    def rows(v: Array) -> Array:
+        return v.reshape(v.shape + (1,) * (x.ndim - 1))
+
+    scaled = x.astype(jnp.float32) * rows(factor.inverse_scale) * rows(factor.target)
+    return jnp.where(rows(factor.keep), scaled, 0.0)
+
+
+def select(factor: ClipFactor, x: Array) -> Array:
+    """Returns `x` [B, ...] in float32 with zeros in the rows that do not count."""
+    keep = factor.keep.reshape(factor.keep.shape + (1,) * (x.ndim - 1))
+    return jnp.where(keep, x.astype(jnp.float32), 0.0)
+
+
+def value(norm: Norm) -> Array:
+    """Returns the norms as float32[B]; those beyond the float32 range are inf."""
+    return norm.scale * jnp.sqrt(norm.square)
+
+
+__all__ = [
+    "CLIP_MARGIN",
+    "ClipFactor",
+    "Norm",
+    "clip_factor",
+    "combine",
+    "contribution",
+    "norm",
+    "power_of_two",
+    "select",
+    "value",
+]

@@ -1,0 +1,324 @@
+"""Clipping: no example contributes more than the clip norm, whatever its gradient holds."""
+
+from __future__ import annotations
+
+import functools
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax_privacy.clipping import clipped_grad as jax_privacy_clipped_grad
+
+from dpsgd import norms
+from dpsgd.clipping import Diagnostics, clipped_grad
+
+METHODS = ["vmap"]
+
+B, D = 4, 7
+FLOAT32 = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
+EDGES = st.sampled_from([0.0, 1e-45, 1e-38, 1e-30, 1e30, 3e38, -3e38, np.inf, -np.inf, np.nan])
+GRADIENTS = hnp.arrays(np.float32, (B, D), elements=FLOAT32 | EDGES)
+CLIP_NORMS = st.floats(min_value=2.0**-100, max_value=2.0**120, width=32) | st.sampled_from(
+    [1e-30, 1e-3, 1.0, 1e30]
+)
+
+
+def linear_loss(params, example):
+    """A loss whose gradient is the example itself, exactly, in both of its leaves."""
+    return jnp.dot(params["w"], example[: D - 2]) + jnp.dot(params["v"], example[D - 2 :])
+
+
+LINEAR_PARAMS = {"w": jnp.zeros(D - 2), "v": jnp.zeros(2)}
+
+
+def dense_loss(params, example):
+    hidden = jnp.tanh(example["x"] @ params["kernel"] + params["bias"])
+    return params["scale"] * jnp.sum((hidden - example["y"]) ** 2)
+
+
+def dense_problem(dtype=jnp.float32, size=B):
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {
+        "kernel": jax.random.normal(keys[0], (5, 3)).astype(dtype),
+        "bias": jax.random.normal(keys[1], (3,)).astype(dtype),
+        "scale": jnp.asarray(1.5, dtype),
+    }
+    batch = {
+        "x": jax.random.normal(keys[2], (size, 5)),
+        "y": jax.random.normal(keys[3], (size, 3)),
+    }
+    return params, batch
+
+
+def reference(loss_fn, params, batch, clip_norm):
+    """Returns the clipped gradients [B, d] in float64 and the norms, by definition."""
+    grads = jax.vmap(jax.grad(loss_fn), (None, 0))(params, batch)
+    flat = np.concatenate(
+        [np.asarray(g, np.float64).reshape(len(g), -1) for g in jax.tree.leaves(grads)], axis=1
+    )
+    norm = np.linalg.norm(flat, axis=1)
+    return flat * np.minimum(1, clip_norm / norm)[:, None], norm
+
+
+def flatten(tree):
+    return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])
+
+
+@functools.cache
+def compiled_linear(method):
+    def run(batch, weights, clip_norm):
+        return clipped_grad(linear_loss, l2_clip_norm=clip_norm, method=method)(
+            LINEAR_PARAMS, batch, weights
+        )
+
+    return jax.jit(run)
+
+
+def contribution(method, batch, i, clip_norm):
+    """The contribution of example i alone, in a batch of the same shape."""
+    total, diagnostics = compiled_linear(method)(batch, np.eye(len(batch))[i], clip_norm)
+    return np.concatenate([total["w"], total["v"]]), diagnostics
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=150)
+@given(gradients=GRADIENTS, clip_norm=CLIP_NORMS)
+@example(gradients=np.full((B, D), 1e30, np.float32), clip_norm=1.0)
+@example(gradients=np.full((B, D), 3.4e38, np.float32), clip_norm=1.0)
+@example(gradients=np.full((B, D), 1e-45, np.float32), clip_norm=1e-30)
+@example(gradients=np.zeros((B, D), np.float32), clip_norm=1.0)
+@example(gradients=np.full((B, D), np.nan, np.float32), clip_norm=1.0)
+def test_contribution_never_exceeds_clip_norm_for_any_gradient(method, gradients, clip_norm):
+    clip_norm = np.float32(clip_norm)
+    for i in range(B):
+        got, diagnostics = contribution(method, gradients, i, clip_norm)
+        exact = gradients[i].astype(np.float64)
+        if not np.isfinite(exact).all():
+            np.testing.assert_array_equal(got, 0)
+            assert diagnostics.nonfinite_count == 1
+            continue
+        assert diagnostics.nonfinite_count == 0
+        norm = np.linalg.norm(got.astype(np.float64))
+        assert norm <= clip_norm
+        exact_norm = np.linalg.norm(exact)
+        expected = exact * min(1.0, float(clip_norm) / max(exact_norm, 1e-300))
+        # Numbers below 2^-126 times the largest one, and subnormal ones, may flush to zero.
+        tolerance = 2e-6 * np.abs(expected).max() + 2.0**-125
+        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_huge_finite_gradient_is_clipped_rather_than_dropped(method):
+    batch = np.full((B, D), 1e30, np.float32)
+    got, diagnostics = contribution(method, batch, 0, 1.0)
+    np.testing.assert_allclose(got, np.full(D, 1 / np.sqrt(D)), rtol=2e-6)
+    assert (diagnostics.clipped_count, diagnostics.nonfinite_count) == (1, 0)
+
+
+@pytest.mark.parametrize("count", [1, 17, 4096, 3_000_001, 20_000_003])
+def test_norm_of_millions_of_coordinates_is_accurate_to_a_few_roundings(count):
+    # Equal terms, on which a plain float32 sum stagnates at 2^24, and random ones.
+    for x in (np.full(count, 0.75, np.float32), np.random.default_rng(0).random(count, np.float32)):
+        got = jax.jit(norms.norm)(x[None])
+        square = float(got.scale[0]) ** 2 * float(got.square[0])
+        exact = np.dot(x.astype(np.float64), x.astype(np.float64))
+        assert abs(square / exact - 1) <= 8 * 2.0**-24
+
+
+@jax.jit
+def clip_rows(x, clip_norm):
+    factor = norms.clip_factor(norms.norm(x), clip_norm, jnp.ones(len(x), bool))
+    return norms.contribution(factor, x)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.floats(-30, 30))
+def test_clipped_norm_stays_within_the_margin_below_the_clip_norm(seed, log_scale):
+    x = np.random.default_rng(seed).standard_cauchy((8, 300)).astype(np.float32)
+    x *= np.float32(10.0**log_scale)
+    got = np.linalg.norm(np.asarray(clip_rows(jnp.asarray(x), 1.0), np.float64), axis=1)
+    assert (got <= 1.0 - 3 * 2.0**-24).all()
+    clipped = np.linalg.norm(x.astype(np.float64), axis=1) > 1
+    assert (got[clipped] >= 1.0 - 31 * 2.0**-24).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("clip_norm", [1e-3, 0.5, 3.0, np.inf])
+def test_sum_and_counts_equal_the_definition(method, clip_norm):
+    params, batch = dense_problem(size=16)
+    clipped, norm = reference(dense_loss, params, batch, clip_norm)
+    total, diagnostics = jax.jit(clipped_grad(dense_loss, l2_clip_norm=clip_norm, method=method))(
+        params, batch, jnp.ones(16)
+    )
+    np.testing.assert_allclose(
+        flatten(total), clipped.sum(0), rtol=3e-6, atol=3e-6 * np.abs(clipped).max()
+    )
+    losses = jax.vmap(dense_loss, (None, 0))(params, batch)
+    assert jax.tree.structure(total) == jax.tree.structure(params)
+    assert isinstance(diagnostics, Diagnostics)
+    np.testing.assert_allclose(diagnostics.loss_sum, losses.sum(), rtol=1e-6)
+    assert diagnostics.clipped_count == (norm > clip_norm).sum()
+    assert diagnostics.batch_size == 16
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("clip_norm", [0.01, 1.0, 100.0])
+def test_sum_agrees_with_jax_privacy(method, clip_norm):
+    params, batch = dense_problem(size=16)
+    oracle = jax_privacy_clipped_grad(dense_loss, l2_clip_norm=clip_norm, batch_argnums=1)
+    expected = oracle(params, jax.tree.map(lambda x: x[:, None], batch))
+    total, _ = clipped_grad(dense_loss, l2_clip_norm=clip_norm, method=method)(
+        params, batch, jnp.ones(16)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), total, expected
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e38])
+def test_padding_is_inert_to_the_bit(method, poison):
+    params, batch = dense_problem(size=8)
+    weights = jnp.array([1, 0, 1, 1, 0, 0, 1, 0], jnp.float32)
+    run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=0.5, method=method))
+    poisoned = jax.tree.map(
+        lambda x: jnp.where((weights > 0)[:, None], x, poison).astype(x.dtype), batch
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal, run(params, batch, weights), run(params, poisoned, weights)
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weight_counts_an_example_if_and_only_if_it_is_positive(method):
+    params, batch = dense_problem(size=4)
+    run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=0.5, method=method))
+    weird = run(params, batch, jnp.array([7.0, np.nan, -1.0, 1e-30]))
+    plain = run(params, batch, jnp.array([1.0, 0.0, 0.0, 1.0]))
+    jax.tree.map(np.testing.assert_array_equal, weird, plain)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nonfinite_example_contributes_zero_and_leaves_the_others_bit_equal(method):
+    params, batch = dense_problem(size=4)
+    run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=0.5, method=method))
+    expected, _ = run(params, batch, jnp.array([1.0, 0.0, 1.0, 1.0]))
+    for poison in (np.nan, np.inf):
+        poisoned = batch | {"y": batch["y"].at[1].set(poison)}
+        total, diagnostics = run(params, poisoned, jnp.ones(4))
+        jax.tree.map(np.testing.assert_array_equal, total, expected)
+        assert (diagnostics.nonfinite_count, diagnostics.batch_size) == (1, 4)
+        assert np.isfinite(diagnostics.loss_sum)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_contribution_of_an_example_does_not_depend_on_the_others(method):
+    params, batch = dense_problem(size=4)
+    run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=0.5, method=method))
+    alone = jnp.array([0.0, 0.0, 1.0, 0.0])
+    expected, _ = run(params, batch, alone)
+    perturbed = jax.tree.map(lambda x: x.at[0].multiply(-50).at[1].set(0).at[3].add(9), batch)
+    jax.tree.map(np.testing.assert_array_equal, run(params, perturbed, alone)[0], expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zeroing_out_one_example_moves_the_sum_by_at_most_the_clip_norm(method):
+    params, batch = dense_problem(size=8)
+    run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=0.25, method=method))
+    whole = flatten(run(params, batch, jnp.ones(8))[0])
+    for i in range(8):
+        less = flatten(run(params, batch, jnp.ones(8).at[i].set(0))[0])
+        assert np.linalg.norm(whole - less) <= 0.25 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("microbatch_size", [1, 2, 3, 8, 100])
+def test_microbatches_give_the_same_sum(method, microbatch_size):
+    params, batch = dense_problem(size=8)
+    batch["dropout"] = jax.random.split(jax.random.key(1), 8)  # a key per example travels too
+    weights = jnp.array([1, 1, 0, 1, 1, 1, 1, 1], jnp.float32)
+    expected = clipped_grad(dense_loss, l2_clip_norm=0.5, method=method)(params, batch, weights)
+    got = clipped_grad(
+        dense_loss, l2_clip_norm=0.5, method=method, microbatch_size=microbatch_size
+    )(params, batch, weights)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6), got, expected)
+    assert got[1].batch_size == 7
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("size", [1e-7, 1.0, 1e4])
+def test_half_precision_parameters_are_clipped_and_summed_in_float32(method, dtype, size):
+    # The norm of these gradients underflows, or overflows, in float16; the sum would be rounded.
+    gradients = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32) * size
+
+    def loss_fn(params, example):
+        return jnp.dot(params["w"], example.astype(dtype))
+
+    params = {"w": jnp.zeros(5, dtype)}
+    exact = np.asarray(jnp.asarray(gradients, dtype), np.float64)
+    clip_norm = 0.5 * size
+    clipped = exact * np.minimum(1, clip_norm / np.linalg.norm(exact, axis=1))[:, None]
+    run = jax.jit(clipped_grad(loss_fn, l2_clip_norm=clip_norm, method=method))
+    total, diagnostics = run(params, gradients, jnp.ones(64))
+    assert total["w"].dtype == jnp.float32
+    assert diagnostics.clipped_count == (np.linalg.norm(exact, axis=1) > clip_norm).sum() > 30
+    np.testing.assert_allclose(total["w"], clipped.sum(0), rtol=1e-5, atol=1e-5 * size)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_infinite_clip_norm_gives_the_plain_sum_of_gradients(method):
+    params, batch = dense_problem(size=8)
+    total, diagnostics = clipped_grad(dense_loss, l2_clip_norm=np.inf, method=method)(
+        params, batch, jnp.ones(8)
+    )
+    plain = jax.grad(lambda p: jax.vmap(dense_loss, (None, 0))(p, batch).sum())(params)
+    np.testing.assert_allclose(flatten(total), flatten(plain), rtol=1e-5, atol=1e-6)
+    assert diagnostics.clipped_count == 0
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, np.nan])
+def test_clip_norm_that_is_not_positive_is_refused(clip_norm):
+    with pytest.raises(ValueError, match="l2_clip_norm must be positive"):
+        clipped_grad(linear_loss, l2_clip_norm=clip_norm)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "opacus"}, "method must be one of"),
+        ({"microbatch_size": 0}, "microbatch_size must be at least 1"),
+    ],
+)
+def test_unknown_options_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        clipped_grad(linear_loss, l2_clip_norm=1.0, **change)
+
+
+@pytest.mark.parametrize(
+    ("params", "batch", "weights", "message"),
+    [
+        ({"w": jnp.zeros(3, int)}, np.ones((2, 3)), np.ones(2), r"params\['w'\] is int32"),
+        ({}, np.ones((2, 3)), np.ones(2), "no arrays"),
+        (
+            {"w": jnp.zeros(3)},
+            np.ones((3, 3)),
+            np.ones(2),
+            "shape \\[3, 3\\], but the leading axis",
+        ),
+        ({"w": jnp.zeros(3)}, np.ones((2, 3)), np.ones((2, 1)), "weights must have shape"),
+        ({"w": jnp.zeros(3)}, np.ones((0, 3)), np.ones(0), "B >= 1"),
+        ({"w": jnp.zeros((3, 2))}, np.ones((2, 3)), np.ones(2), "real floating-point scalar"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_one_clear_line(params, batch, weights, message):
+    def loss_fn(params, example):
+        return example @ params["w"]
+
+    with pytest.raises(ValueError, match=message) as error:
+        clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch, weights)
+    assert "\n" not in str(error.value)
