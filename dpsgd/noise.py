@@ -150,6 +150,7 @@ def add_gaussian_noise(
       step: the training step, an integer in [0, 2^32); may be traced. Never used twice in a run.
       stddev: the noise's standard deviation, noise multiplier times l2 clip norm, in the units of
         `tree`; may be traced. Where it is 0 the tree is returned unchanged: no noise, no privacy.
+        A traced stddev that is negative or NaN gives NaN.
 
     Raises:
       ValueError: if a leaf is not float32, `noise_key` is not uint32 `[4]`, or a concrete `stddev`
@@ -161,6 +162,8 @@ def add_gaussian_noise(
     if not isinstance(stddev, jax.core.Tracer) and not 0 <= np.asarray(stddev) < math.inf:
         raise ValueError(f"stddev must be finite and not negative, got {stddev}")
     stddev = jnp.asarray(stddev, jnp.float32)
+    # A traced stddev that is wrong must spoil the result, and never lead to too little noise.
+    stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
     spacing = grid(stddev)
     cells = jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing  # in [2^GRID_BITS, 2^(GRID_BITS + 1))
 
@@ -174,7 +177,7 @@ def add_gaussian_noise(
             )
         noise = _integer_noise(noise_key, step, leaf, jnp.shape(total), cells)
         output = (jnp.round(total / spacing) + noise) * spacing
-        noised.append(jnp.where(stddev > 0, output, total))
+        noised.append(jnp.where(stddev == 0, total, output))
     return jax.tree.unflatten(structure, noised)
 
 
