@@ -1,0 +1,35 @@
+"""What does it cost? Privacy profiles of batch samplers, bounded from below and above."""
+
+from accounting.balls_and_bins import BallsAndBinsProfile
+from accounting.gaussian import GaussianProfile
+from accounting.poisson import PoissonProfile
+from accounting.profile import (
+    Bound,
+    PrivacyProfile,
+    calibrate,
+    epsilon,
+    largest_count,
+    smallest_count,
+)
+from accounting.shuffle import ShuffleProfile
+from accounting.truncation import (
+    TruncatedProfile,
+    log_overflow_probability,
+    smallest_max_batch_size,
+)
+
+__all__ = [
+    "BallsAndBinsProfile",
+    "Bound",
+    "GaussianProfile",
+    "PoissonProfile",
+    "PrivacyProfile",
+    "ShuffleProfile",
+    "TruncatedProfile",
+    "calibrate",
+    "epsilon",
+    "largest_count",
+    "log_overflow_probability",
+    "smallest_count",
+    "smallest_max_batch_size",
+]

@@ -1,26 +1,43 @@
-"""Bounds, privacy profiles, and the two questions asked of them: epsilon and the noise multiplier."""
+"""Bounds, privacy profiles, and the questions asked of them: epsilon, the noise, the counts."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Protocol, runtime_checkable
+
+EPSILON_TOLERANCE = 1e-3
+"""How far apart, in epsilon, the two ends of a certified bound may stay by default."""
+
+_SPEC = re.compile(r"\.(\d+)([efg])")
 
 
 @dataclass(frozen=True)
 class Bound:
     """A number that knows how it bounds the truth: truth in [lower, upper].
 
+    Formatting rounds outward, so that a printed upper end is never below the true one:
+
+    >>> bound = Bound(0.40371, 0.40376)
+    >>> f"{bound:.3f}"
+    '[0.403, 0.404]'
+    >>> bound.format_upper(".2e")
+    '4.04e-01'
+
     Attributes:
       lower: No truth lies below it.
       upper: No truth lies above it; this end, with confidence 1, is what a guarantee may print.
       confidence: Probability with which the interval holds; 1.0 means proved.
+      note: Why the interval is wider than was asked for; empty where it is not.
     """
 
     lower: float
     upper: float
     confidence: float = 1.0
+    note: str = ""
 
     def __post_init__(self) -> None:
         if math.isnan(self.lower) or math.isnan(self.upper) or self.lower > self.upper:
@@ -28,29 +45,296 @@ class Bound:
         if not 0.0 < self.confidence <= 1.0:
             raise ValueError(f"confidence must be in (0, 1], got {self.confidence}")
 
+    @property
+    def width(self) -> float:
+        """The distance between the two ends; 0 where both are the same infinity."""
+        return 0.0 if self.lower == self.upper else self.upper - self.lower
+
+    def format_lower(self, spec: str = ".3f") -> str:
+        """Formats the lower end, rounded down; `spec` is '.Nf', '.Ne' or '.Ng'."""
+        return _round_outward(self.lower, spec, up=False)
+
+    def format_upper(self, spec: str = ".3f") -> str:
+        """Formats the upper end, rounded up; `spec` is '.Nf', '.Ne' or '.Ng'."""
+        return _round_outward(self.upper, spec, up=True)
+
+    def __format__(self, spec: str) -> str:
+        """Formats as '[lower, upper]', rounded outward; `spec` is '.Nf', '.Ne' or '.Ng'."""
+        if not spec:
+            return str(self)
+        return f"[{self.format_lower(spec)}, {self.format_upper(spec)}]"
+
+
+def _round_outward(value: float, spec: str, *, up: bool) -> str:
+    """Formats `value` so that the decimal that is printed is >= it (up) or <= it (down)."""
+    match = _SPEC.fullmatch(spec)
+    if not match:
+        raise ValueError(f"a Bound is formatted by '.Nf', '.Ne' or '.Ng', got {spec!r}")
+    if not math.isfinite(value):
+        return str(value)
+    digits, kind = int(match[1]), match[2]
+    # 'g' drops trailing zeros, which hide the last place: round in 'e', then print that decimal.
+    working = f".{max(digits - 1, 0)}e" if kind == "g" else spec
+    printed, exact = Decimal(format(value, working)), Decimal(value)
+    last_place = Decimal(1).scaleb(int(printed.as_tuple().exponent))
+    if up and printed < exact:
+        printed += last_place
+    elif not up and printed > exact:
+        printed -= last_place
+    return format(printed, spec)
+
 
 @runtime_checkable
 class PrivacyProfile(Protocol):
-    """The curve delta(epsilon) = sup over neighbours and events of P(event) - e^epsilon Q(event)."""
+    """The curve delta(epsilon) = sup over neighbours, events of P(event) - e^epsilon Q(event)."""
 
     def delta(self, epsilon: float) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
         ...
 
-    def epsilon(self, delta: float) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta` in (0, 1)."""
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds the smallest epsilon >= 0 that holds with `delta` in (0, 1).
+
+        `tolerance` is the width, in epsilon, at which a profile that refines a grid may stop;
+        a search far from its answer asks for less. A closed form ignores it.
+        """
         ...
 
 
 def epsilon(profile: PrivacyProfile, delta: float) -> Bound:
-    """Bounds the smallest epsilon that `profile` guarantees at `delta`."""
+    """Bounds the smallest epsilon that `profile` guarantees at `delta`.
+
+    Raises:
+      ValueError: If `delta` is not in (0, 1).
+    """
+    return profile.epsilon(check_delta(delta))
+
+
+def check_delta(delta: float) -> float:
+    """Returns `delta` if it is in (0, 1), else raises a ValueError."""
     if not 0.0 < delta < 1.0:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
-    return profile.epsilon(delta)
+    return float(delta)
+
+
+def check_epsilon(epsilon: float) -> float:
+    """Returns `epsilon` if it is >= 0 and finite, else raises a ValueError."""
+    if not 0.0 <= epsilon < math.inf:
+        raise ValueError(f"epsilon must be >= 0 and finite, got {epsilon}")
+    return float(epsilon)
+
+
+def check_noise_multiplier(noise_multiplier: float) -> None:
+    """Raises a ValueError unless `noise_multiplier` is positive and finite."""
+    if not 0.0 < noise_multiplier < math.inf:
+        raise ValueError(
+            f"noise_multiplier must be > 0 and finite for a guarantee, got {noise_multiplier}"
+        )
+
+
+def check_count(name: str, value: int) -> None:
+    """Raises a ValueError unless `value` is an integer >= 1."""
+    if isinstance(value, bool) or value != int(value) or value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, got {value}")
+
+
+def epsilon_from_delta(
+    delta_upper: Callable[[float], float],
+    delta_lower: Callable[[float], float],
+    delta: float,
+    *,
+    resolution: float = 1e-12,
+) -> Bound:
+    """Bounds the smallest epsilon >= 0 with delta(epsilon) <= `delta`, by bisection.
+
+    The true curve falls and lies in [`delta_lower`, `delta_upper`]. The upper end returned is a
+    point where `delta_upper` was seen <= `delta`, the lower end 0 or one where `delta_lower` was
+    seen > `delta`: either proves its side, whatever the shape of the two functions.
+
+    Args:
+      delta_upper: Upper bound on the curve, as a function of epsilon.
+      delta_lower: Lower bound on it.
+      delta: The probability that is asked for, in (0, 1).
+      resolution: Relative (to max(1, epsilon)) width at which the bisection stops.
+    """
+    _, upper = _bracket(lambda e: delta_upper(e) <= delta, resolution)
+    lower, _ = _bracket(lambda e: delta_lower(e) <= delta, resolution)
+    return Bound(min(lower, upper), upper)
+
+
+def _bracket(met: Callable[[float], bool], resolution: float) -> tuple[float, float]:
+    """Returns (a point where `met` was false, or 0; a point where it was true, or infinity)."""
+    if met(0.0):
+        return 0.0, 0.0
+    low, high = 0.0, 1.0
+    while not met(high):
+        low, high = high, 2.0 * high
+        if high > 1e9:
+            return low, math.inf
+    while high - low > resolution * max(1.0, high):
+        middle = 0.5 * (low + high)
+        if met(middle):
+            high = middle
+        else:
+            low = middle
+    return low, high
 
 
 def calibrate(
-    privacy: Callable[[float], PrivacyProfile], *, epsilon: float, delta: float
+    privacy: Callable[[float], PrivacyProfile],
+    *,
+    epsilon: float,
+    delta: float,
+    relative_tolerance: float = 1e-4,
 ) -> float:
-    """Returns the smallest noise multiplier whose upper bound meets (epsilon, delta)."""
-    raise NotImplementedError
+    """Returns the smallest noise multiplier whose upper bound meets (`epsilon`, `delta`).
+
+    More noise is a post-processing of less, so that the true epsilon falls in the noise
+    multiplier, and bisection on its logarithm (sped up by secants, over grids that get finer
+    towards the answer) finds the edge. The noise multiplier that is returned was itself seen to
+    meet the guarantee: `privacy(result).epsilon(delta).upper <= epsilon`.
+
+    Args:
+      privacy: Maps a noise multiplier > 0 to the profile of the mechanism that uses it.
+      epsilon: The epsilon that may be spent, > 0.
+      delta: The delta that may be spent, in (0, 1).
+      relative_tolerance: How much above the smallest sufficient noise multiplier the result may be.
+
+    Raises:
+      ValueError: If the arguments are out of range, or no noise multiplier up to 1e6 suffices.
+    """
+    check_delta(delta)
+    if not 0.0 < epsilon < math.inf:
+        raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
+
+    def excess(log_sigma: float, tolerance: float) -> float:
+        """log(upper / epsilon) at this noise: <= 0 exactly where the guarantee is met."""
+        upper = privacy(math.exp(log_sigma)).epsilon(delta, tolerance).upper
+        return math.log(max(upper, 1e-9 * epsilon) / epsilon) if upper < math.inf else math.inf
+
+    coarse = max(EPSILON_TOLERANCE, 0.02 * epsilon)
+    high = 0.0
+    high_excess = excess(high, coarse)
+    low, low_excess = high, high_excess
+    while high_excess > 0.0:
+        low, low_excess = high, high_excess
+        high += math.log(2.0)
+        if high > math.log(1e6):
+            raise ValueError(
+                f"no noise multiplier up to 1e6 gives epsilon <= {epsilon} at delta = {delta}: "
+                "ask for a larger epsilon or delta, or a larger maximum batch size"
+            )
+        high_excess = excess(high, coarse)
+    while low_excess <= 0.0:
+        high, high_excess = low, low_excess
+        low -= math.log(2.0)
+        if low < math.log(1e-3):
+            return math.exp(high)
+        low_excess = excess(low, coarse)
+
+    width = relative_tolerance
+    tolerance = coarse
+    bisect = False
+    while True:
+        while high - low > width:
+            if bisect or not (math.isfinite(low_excess) and math.isfinite(high_excess)):
+                guess = 0.5 * (low + high)
+            else:
+                slope = (high_excess - low_excess) / (high - low)
+                guess = low - low_excess / slope
+                # Step a little past the root: the next bracket then has both ends near it.
+                guess += math.copysign(0.3 * width, 0.5 * (low + high) - guess)
+                guess = min(max(guess, low + 0.3 * width), high - 0.3 * width)
+            before = high - low
+            gap = abs(excess(guess, tolerance)) * epsilon
+            if tolerance > EPSILON_TOLERANCE and gap < 4.0 * tolerance:
+                tolerance = max(EPSILON_TOLERANCE, 0.1 * gap)
+            value = excess(guess, tolerance)
+            if value <= 0.0:
+                high, high_excess = guess, value
+            else:
+                low, low_excess = guess, value
+            bisect = high - low > 0.5 * before
+        # The bracket's upper end must hold at the tolerance by which it will be checked.
+        high_excess = excess(high, EPSILON_TOLERANCE)
+        if high_excess <= 0.0:
+            return math.exp(high)
+        low, low_excess, high = high, high_excess, high + 10.0 * width
+        tolerance, high_excess = EPSILON_TOLERANCE, excess(high, EPSILON_TOLERANCE)
+
+
+def largest_count(
+    privacy: Callable[[int], PrivacyProfile],
+    *,
+    epsilon: float,
+    delta: float,
+    limit: int = 1_000_000,
+) -> int:
+    """Returns the largest n in [1, `limit`] for which `privacy(n)` meets (`epsilon`, `delta`).
+
+    For quantities in which the price rises: the number of epochs or of steps (more releases can
+    be post-processed into fewer, for every sampler). The search doubles, then bisects, and the
+    n that is returned was itself seen to meet the guarantee. If the price were not monotone, the
+    result would still be sufficient, but perhaps not the largest.
+
+    Returns 0 where not even n = 1 suffices.
+    """
+    check_delta(delta)
+    check_epsilon(epsilon)
+    check_count("limit", limit)
+
+    def met(count: int) -> bool:
+        return privacy(count).epsilon(delta).upper <= epsilon
+
+    if not met(1):
+        return 0
+    low, high = 1, 2
+    while high <= limit and met(high):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if met(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def smallest_count(
+    privacy: Callable[[int], PrivacyProfile],
+    *,
+    epsilon: float,
+    delta: float,
+    limit: int = 1_000_000,
+) -> int:
+    """Returns the smallest n in [1, `limit`] for which `privacy(n)` meets (`epsilon`, `delta`).
+
+    For quantities in which the price falls: the number of balls-and-bins' bins per epoch (an
+    epoch of T bins becomes one of T/2 by adding neighbours, but with *more* noise, so this is
+    proved only along multiples: n to 2n to 4n; see `BallsAndBinsProfile`). The n that is returned
+    was itself seen to meet the guarantee.
+
+    Raises:
+      ValueError: If not even `limit` suffices.
+    """
+    check_delta(delta)
+    check_epsilon(epsilon)
+    check_count("limit", limit)
+
+    def met(count: int) -> bool:
+        return privacy(count).epsilon(delta).upper <= epsilon
+
+    high = 1
+    while not met(high):
+        if high == limit:
+            raise ValueError(f"no count up to {limit} gives epsilon <= {epsilon} at delta {delta}")
+        high = min(2 * high, limit)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if met(middle):
+            high = middle
+        else:
+            low = middle
+    return high

@@ -1,0 +1,572 @@
+r"""The algebra of likelihood ratios in convex order: certified two-sided privacy profiles.
+
+**The object.** Let X = dP/dQ as a random variable under Q: X >= 0 and E[X] <= 1, where 1 - E[X] is
+the mass of P on which Q has none. Both directions of the profile are expectations of convex
+functions of X:
+
+    H_eps(P || Q) = E[(X - e^eps)_+] + (1 - E[X]),        H_eps(Q || P) = E[(1 - e^eps X)_+].
+
+Write X <= X' for the convex order: E f(X) <= E f(X') for every convex f. So a mean-preserving
+*spread* of X (X' with E[X' | X] = X) bounds both directions from above, and a mean-preserving
+*contraction* (X' = E[X | G]) bounds both from below, by Jensen's inequality. Mass moved to
+infinity is the limit of a spread (to 0 and to a, a to infinity), so it is one, too.
+
+**Operations.** A batch generator is made from four: `gaussian` (one release that holds the
+example, X = exp(Y) with Y ~ N(-1/(2 s^2), 1/s^2) under Q), `mixture` ((1-q) + q X: the example is
+in with probability q), `average` ((X_1 + ... + X_T)/T, independent: it is in exactly one of T, by
+lot) and `product` (independent releases, composed). Each preserves the order X <= X':
+
+- *mixture*: f((1-q) + q x) is convex in x if f is.
+- *average*: replace one summand at a time. Given the others' sum s, f((s + x)/T) is convex in x,
+  so E f((s + X)/T) <= E f((s + X')/T); take the expectation over s, which is independent.
+- *product*: the same with f(s x), which is convex in x for each s (for s = 0 it is constant);
+  nonnegativity keeps the result a likelihood ratio.
+
+Hence bounds may be inserted after every operation, and the result still bounds the true curve.
+
+**The grid.** An `upper` ratio has its finite atoms at exp(log_scale + k step), k integer, besides
+an atom at 0 and the P-mass at infinity. A value between two grid points is split between them so
+that mass and mean are kept. A `lower` ratio has one atom for each k, exp(log_scale + k step +
+offset_k): atoms of the algebra that fall to one k are contracted to their conditional mean; *which*
+atoms fall to which k affects tightness alone, never validity.
+
+**Floating point.** Every mass is a sum of products of nonnegative numbers: no cancellation, so that
+each computed mass, however small, has relative error at most (number of roundings) x 2^-53. The
+worst case of that number is carried along as `drift` (a sum's or product's drift is the sum of its
+factors', plus its own roundings), and upper bounds are inflated by 1 + drift, lower ones deflated.
+The weights of a split carry relative errors of a few 2^-53 in the value that they keep in the
+mean; together they amount to a spread (or contraction) of X (1 + e) in place of X, where |e| <=
+1e-11 after all operations, and E[(X (1+e) - a)_+] is within a factor 1 +- 1e-11 and a change of a
+by that factor: `epsilon` is moved by 1e-11 (outward) before it is used. Products that fall under
+the smallest double are less than 1e-290 in all, which is added to (taken from) the result.
+
+Sources: Blackwell, "Equivalent comparisons of experiments", 1953 (the order); Chua, Ghazi,
+Harrison, Kamath, Kumar, Leeman, Manurangsi, Sinha, Zhang, "Balls-and-Bins Sampling for DP-SGD",
+AISTATS 2025 (arXiv 2412.16802), Theorem 3.1 (the pair); Doroshenko, Ghazi, Kamath, Kumar,
+Manurangsi, "Connect the Dots", PoPETs 2022 (the spread of a single loss distribution).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+Array = NDArray[np.float64]
+Side = Literal["upper", "lower"]
+
+GAUSSIAN_DRIFT = 1e-13
+"""Relative error of a normal cell's mass: log_ndtr to 1e-15, of logarithms down to -100."""
+ROUNDING = 2.0**-53
+VALUE_DRIFT = 1e-11
+UNDERFLOW = 1e-290
+TAIL = 1e-45
+"""Mass (of Q below, of P above) that a tail may have when it is cut; the cut keeps the bound."""
+
+
+@dataclass(frozen=True, eq=False)
+class LikelihoodRatio:
+    """A discrete law of X = dP/dQ that bounds a true one in convex order.
+
+    Attributes:
+      side: 'upper' if this law is a spread of the true one, 'lower' if it is a contraction.
+      step: Distance of neighbouring atoms in log X; > 0.
+      log_scale: log X of index 0.
+      start: Index of the first atom; atom k has log X = log_scale + k step + offset.
+      q: Q-mass of each atom, float64 [atoms].
+      p: P-mass of each atom, = q X, float64 [atoms]; kept apart, as either may underflow.
+      offset: Distance of each atom from its grid point in log X, float64 [atoms]; 0 for 'upper'.
+      zero: Q-mass at X = 0.
+      infinity: P-mass at X = infinity (on which Q has none).
+      drift: Bound on the relative floating-point error of each mass.
+    """
+
+    side: Side
+    step: float
+    log_scale: float
+    start: int
+    q: Array
+    p: Array
+    offset: Array
+    zero: float = 0.0
+    infinity: float = 0.0
+    drift: float = GAUSSIAN_DRIFT
+
+    @property
+    def log_values(self) -> Array:
+        """Log X of each atom, ascending up to the offsets."""
+        return self.log_scale + (self.start + np.arange(self.q.size)) * self.step + self.offset
+
+    @classmethod
+    def gaussian(cls, noise_multiplier: float, step: float, side: Side) -> LikelihoodRatio:
+        """Discretises the ratio of one Gaussian release with sensitivity 1.
+
+        X = exp(Y) with Y ~ N(-1/(2 s^2), 1/s^2) under Q and N(+1/(2 s^2), 1/s^2) under P, where
+        s = `noise_multiplier`.
+        """
+        return cls.subsampled_gaussian(noise_multiplier, 1.0, step, side)
+
+    @classmethod
+    def subsampled_gaussian(
+        cls, noise_multiplier: float, sampling_prob: float, step: float, side: Side
+    ) -> LikelihoodRatio:
+        """Discretises X = (1 - q) + q exp(Y): one step of Poisson sampling at q = `sampling_prob`.
+
+        Equal to `gaussian` followed by `mixture`, but discretised once, so that a small q costs
+        no accuracy.
+        """
+        sigma, rate = noise_multiplier, sampling_prob
+        reach = -special.ndtri(TAIL) / sigma
+        low, high = -0.5 / sigma**2 - reach, 0.5 / sigma**2 + reach
+
+        def log_ratio(y: float) -> float:
+            return float(np.logaddexp(math.log1p(-rate), math.log(rate) + y)) if rate < 1.0 else y
+
+        shift = 0.0 if side == "upper" else 0.5
+        first = math.floor(log_ratio(low) / step)
+        last = math.ceil(log_ratio(high) / step)
+        # Cell k is [edge_k, edge_{k+1}) in log X; the first begins at X = 0, the last never ends.
+        edges = (np.arange(first + 1, last + 1) - shift) * step
+        if rate < 1.0:
+            inside = np.expm1(edges) / rate + 1.0
+            y = np.full(edges.shape, -math.inf)
+            # Where e^edge overflows, (e^edge - (1-q))/q is e^edge/q to all digits.
+            with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+                np.copyto(y, np.log(inside), where=inside > 0.0)
+                np.copyto(y, edges - math.log(rate), where=edges > 40.0)
+        else:
+            y = edges
+        log_q = _log_cells(sigma * y + 0.5 / sigma)
+        log_g = _log_cells(sigma * y - 0.5 / sigma)
+        if rate < 1.0:
+            log_p = np.logaddexp(math.log1p(-rate) + log_q, math.log(rate) + log_g)
+        else:
+            log_p = log_g
+        grid = (first + np.arange(log_q.size)) * step
+        q, p = np.exp(log_q), np.exp(log_p)
+        with np.errstate(invalid="ignore"):
+            offset = np.where(np.isfinite(log_q) & np.isfinite(log_p), log_p - log_q - grid, 0.0)
+        if side == "lower":
+            return cls("lower", step, 0.0, first, q, p, offset)
+        return _spread_cells(step, first, q, p, offset)
+
+    def mixture(self, sampling_prob: float) -> LikelihoodRatio:
+        """Returns (1 - q) + q X, on the same grid: the example is in with probability q.
+
+        Near X = 1 the grid is coarse against a small q; the result is then valid, but loose (see
+        `subsampled_gaussian`).
+        """
+        rate = sampling_prob
+        log_values = np.concatenate([self.log_values, [-math.inf]])
+        q = np.concatenate([self.q, [self.zero]])
+        p_mixed = (1.0 - rate) * q + rate * np.concatenate([self.p, [0.0]])
+        log_mixed = np.logaddexp(math.log1p(-rate), math.log(rate) + log_values)
+        index = np.floor((log_mixed - self.log_scale) / self.step)
+        if self.side == "lower":
+            index = np.rint((log_mixed - self.log_scale) / self.step)
+        start = int(index.min())
+        bins = (index - start).astype(np.int64)
+        size = int(bins.max()) + 2
+        if self.side == "lower":
+            masses: Array = np.bincount(bins, q, size).astype(np.float64)
+            means: Array = np.bincount(bins, p_mixed, size).astype(np.float64)
+            grid = self.log_scale + (start + np.arange(size)) * self.step
+            return replace(
+                self,
+                start=start,
+                q=masses,
+                p=means,
+                offset=_offset(masses, means, grid),
+                zero=0.0,
+                infinity=rate * self.infinity,
+            )
+        fraction = (log_mixed - self.log_scale) / self.step - index
+        up = q * _up_weight(fraction, self.step)
+        masses = np.bincount(bins, q - up, size).astype(np.float64)
+        masses += np.bincount(bins + 1, up, size)
+        grid = self.log_scale + (start + np.arange(size)) * self.step
+        return replace(
+            self,
+            start=start,
+            q=masses,
+            p=masses * np.exp(grid),
+            offset=np.zeros(size),
+            zero=0.0,
+            infinity=rate * self.infinity,
+        )
+
+    def average(self, count: int, steps: tuple[float, ...] | None = None) -> LikelihoodRatio:
+        """Returns (X_1 + ... + X_count)/count of independent copies: one of `count` by lot.
+
+        Sums are built by doubling; about 2 log2(count) of them.
+
+        Args:
+          count: The number of copies, >= 1.
+          steps: Grid step after 0, 1, 2, ... doublings, each the one before divided by a power of
+            2; by default the step stays as it is. As sums concentrate, they may be given finer
+            grids at equal cost.
+        """
+        total: LikelihoodRatio | None = None
+        total_count = 0
+        doubled, doubled_count = self, 1
+        level = 0
+        while True:
+            if steps is not None:
+                doubled = doubled._refine(round(doubled.step / steps[level]))
+            if count & doubled_count:
+                if total is None:
+                    total, total_count = doubled, doubled_count
+                else:
+                    total = total._refine(round(total.step / doubled.step))
+                    total = _mean_of_two(total, total_count, doubled, doubled_count)
+                    total_count += doubled_count
+            if 2 * doubled_count > count:
+                break
+            doubled = _mean_of_two(doubled, doubled_count, doubled, doubled_count)
+            doubled_count *= 2
+            level += 1
+        assert total is not None
+        return total
+
+    def product(self, other: LikelihoodRatio) -> LikelihoodRatio:
+        """Returns X Y of independent X, Y on grids of one step: the composition of two releases.
+
+        On the grid this is a convolution over the indices, done directly, not by FFT, so that
+        tails keep their relative accuracy. A lower ratio's atoms whose indices have the same sum
+        are contracted: the sum of the indices is a post-processing of the pair of them.
+        """
+        if self.side != other.side or not math.isclose(self.step, other.step, rel_tol=1e-12):
+            raise ValueError(
+                "a product needs two ratios of one side and one step, got "
+                f"({self.side}, {self.step}) and ({other.side}, {other.step})"
+            )
+        q = np.convolve(self.q, other.q)
+        p = np.convolve(self.p, other.p)
+        log_scale = self.log_scale + other.log_scale
+        start = self.start + other.start
+        offset = np.zeros(q.size)
+        if self.side == "lower":
+            # Conditional means: from the P-masses where those are normal numbers, else from Q's.
+            scaled_p = np.convolve(self.p * np.exp(-self.offset), other.p * np.exp(-other.offset))
+            scaled_q = np.convolve(self.q * np.exp(self.offset), other.q * np.exp(other.offset))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                offset = np.where(p > q, np.log(p / scaled_p), np.log(scaled_q / q))
+            offset = np.where(np.isfinite(offset), offset, 0.0)
+        # P-mass is infinite where either factor is; Q-mass is at 0 where either factor is.
+        infinity = self.infinity + other.infinity - self.infinity * other.infinity
+        zero = self.zero + other.zero - self.zero * other.zero
+        return LikelihoodRatio(
+            self.side,
+            self.step,
+            log_scale,
+            start,
+            q,
+            p,
+            offset,
+            zero,
+            infinity,
+            self.drift + other.drift + (min(self.q.size, other.q.size) + 8) * ROUNDING,
+        ).trim()
+
+    def power(self, count: int) -> LikelihoodRatio:
+        """Returns the product of `count` independent copies: `count` releases, composed."""
+        total: LikelihoodRatio | None = None
+        square, remaining = self, count
+        while True:
+            if remaining & 1:
+                total = square if total is None else total.product(square)
+            remaining >>= 1
+            if not remaining:
+                assert total is not None
+                return total
+            square = square.product(square)
+
+    def trim(self, tail: float = TAIL) -> LikelihoodRatio:
+        """Cuts off tails of mass <= `tail` (of Q below, of P above), keeping the bound.
+
+        Upper: the lower tail is split between 0 and the first atom kept; the upper one keeps its
+        Q-mass at the last atom kept, and the rest of its P-mass goes to infinity. Lower: a tail is
+        contracted into the atom at the cut.
+        """
+        below = int(np.searchsorted(np.cumsum(self.q), tail))
+        above = self.p.size - 1 - int(np.searchsorted(np.cumsum(self.p[::-1]), tail))
+        below = min(below, self.q.size - 1)
+        above = max(above, below)
+        if below == 0 and above == self.q.size - 1:
+            return self
+        q, p = self.q[below : above + 1].copy(), self.p[below : above + 1].copy()
+        offset = self.offset[below : above + 1].copy()
+        start = self.start + below
+        if self.side == "lower":
+            q[0] += self.q[:below].sum()
+            p[0] += self.p[:below].sum()
+            q[-1] += self.q[above + 1 :].sum()
+            p[-1] += self.p[above + 1 :].sum()
+            for end in (0, -1):
+                grid = self.log_scale + (start + (end % q.size)) * self.step
+                if q[end] > UNDERFLOW and p[end] > UNDERFLOW:
+                    offset[end] = math.log(p[end]) - math.log(q[end]) - grid
+            return replace(self, start=start, q=q, p=p, offset=offset)
+        steps_below = np.arange(below, 0, -1) * self.step
+        steps_above = np.arange(1, self.q.size - above) * self.step
+        q[0] += np.dot(self.q[:below], np.exp(-steps_below))
+        p[0] += self.p[:below].sum()
+        zero = self.zero + np.dot(self.q[:below], -np.expm1(-steps_below))
+        q[-1] += self.q[above + 1 :].sum()
+        p[-1] += np.dot(self.p[above + 1 :], np.exp(-steps_above))
+        infinity = self.infinity + np.dot(self.p[above + 1 :], -np.expm1(-steps_above))
+        return replace(
+            self, start=start, q=q, p=p, offset=offset, zero=float(zero), infinity=float(infinity)
+        )
+
+    def remove(self, epsilon: float) -> float:
+        """Bounds H_epsilon(P || Q) = E[(X - e^epsilon)_+] + (1 - E[X]) on this ratio's side."""
+        upper = self.side == "upper"
+        moved = epsilon - VALUE_DRIFT if upper else epsilon + VALUE_DRIFT
+        loss = self.log_values
+        above = loss > moved
+        value = self.infinity + np.dot(self.p[above], -np.expm1(moved - loss[above]))
+        return _with_drift(float(value), upper, self.drift)
+
+    def add(self, epsilon: float) -> float:
+        """Bounds H_epsilon(Q || P) = E[(1 - e^epsilon X)_+] on this ratio's side."""
+        upper = self.side == "upper"
+        moved = epsilon - VALUE_DRIFT if upper else epsilon + VALUE_DRIFT
+        loss = -self.log_values
+        above = loss > moved
+        value = self.zero + np.dot(self.q[above], -np.expm1(moved - loss[above]))
+        return _with_drift(float(value), upper, self.drift)
+
+    def delta(self, epsilon: float) -> float:
+        """Bounds max(H_epsilon(P || Q), H_epsilon(Q || P)) on this ratio's side."""
+        return max(self.remove(epsilon), self.add(epsilon))
+
+    def _refine(self, factor: int) -> LikelihoodRatio:
+        """Returns the same atoms on a grid `factor` times finer: exact."""
+        if factor == 1:
+            return self
+        size = (self.q.size - 1) * factor + 1
+        q, p, offset = np.zeros(size), np.zeros(size), np.zeros(size)
+        q[::factor], p[::factor], offset[::factor] = self.q, self.p, self.offset
+        return replace(
+            self, step=self.step / factor, start=self.start * factor, q=q, p=p, offset=offset
+        )
+
+
+def _with_drift(value: float, upper: bool, drift: float) -> float:
+    if upper:
+        return min(1.0, value * math.exp(2.0 * drift) + UNDERFLOW)
+    return max(0.0, value * (1.0 - drift) - UNDERFLOW)
+
+
+def _log_cells(edges: Array) -> Array:
+    """Log of the standard normal's mass between successive `edges`, from -inf to +inf.
+
+    On the right of 0 upper tails are subtracted, so that no difference of near-ones is taken.
+    """
+    edges = np.concatenate([[-math.inf], edges, [math.inf]])
+    left, right = edges[:-1], edges[1:]
+    flip = left > 0.0
+    low = np.where(flip, -right, left)
+    high = np.where(flip, -left, right)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_low, log_high = special.log_ndtr(low), special.log_ndtr(high)
+        return log_high + np.log(-np.expm1(np.minimum(log_low - log_high, 0.0)))
+
+
+def _up_weight(fraction: Array, step: float) -> Array:
+    """Share that goes to the upper of two grid points, of a value `fraction` of a step above."""
+    return np.clip(np.expm1(fraction * step) / math.expm1(step), 0.0, 1.0)
+
+
+def _spread_cells(step: float, first: int, q: Array, p: Array, offset: Array) -> LikelihoodRatio:
+    """Splits the mass of each cell [k, k+1) between its ends; the outermost go to 0, infinity."""
+    up = np.clip(np.expm1(offset) / math.expm1(step), 0.0, 1.0)
+    up[-1] = 0.0
+    stretch = 1.0 + up * math.expm1(step)
+    q_up, p_up = q * up, p * up * math.exp(step) / stretch
+    q_down, p_down = q * (1.0 - up), p * (1.0 - up) / stretch
+    # First cell: from X = 0 to the first edge. Last cell: from the last edge to infinity.
+    share = min(math.exp(offset[0] - step), 1.0)
+    zero, q_up[0], p_up[0], q_down[0], p_down[0] = (
+        q[0] * (1.0 - share),
+        q[0] * share,
+        p[0],
+        0.0,
+        0.0,
+    )
+    share = min(math.exp(-max(offset[-1], 0.0)), 1.0)
+    infinity, p_down[-1] = p[-1] * (1.0 - share), p[-1] * share
+    q_all, p_all = q_down, p_down
+    q_all[1:] += q_up[:-1]
+    p_all[1:] += p_up[:-1]
+    return LikelihoodRatio(
+        "upper", step, 0.0, first, q_all, p_all, np.zeros(q.size), float(zero), float(infinity)
+    )
+
+
+def _offset(q: NDArray, p: NDArray, grid: NDArray) -> Array:
+    """log(p/q) - grid where both are normal numbers, else 0."""
+    normal = (q > UNDERFLOW) & (p > UNDERFLOW)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(normal, np.log(p) - np.log(q) - grid, 0.0).astype(np.float64)
+
+
+def _mean_of_two(
+    a: LikelihoodRatio, a_count: int, b: LikelihoodRatio, b_count: int
+) -> LikelihoodRatio:
+    """Returns the mean of a_count + b_count copies, from the means of a_count and of b_count.
+
+    Works on sums (value times count), so that both have one grid. The atoms i >= j of a sum are
+    d = i - j apart and add up to exp(i step) (1 + exp(-d step)): between the grid points i + f
+    and i + f + 1 with f = floor(log1p(exp(-d step)) / step), at a split that depends on d alone.
+    Pairs of one f share the multiplication. Where f = 0 for all d > D, running sums take over.
+    """
+    count = a_count + b_count
+    step = a.step
+    # On sums' scale: log of the sum of a's copies is log_scale_a + log(a_count) + k step.
+    scale_a = a.log_scale + math.log(a_count)
+    scale_b = b.log_scale + math.log(b_count)
+    shift = round((scale_b - scale_a) / step)  # equal scales by construction: 0 up to rounding
+    start = min(a.start, b.start + shift)
+    stop = max(a.start + a.q.size, b.start + shift + b.q.size)
+    symmetric = a is b
+
+    def aligned(x: Array, begin: int) -> Array:
+        padded = np.zeros(stop - start)
+        padded[begin - start : begin - start + x.size] = x
+        return padded
+
+    a_q = aligned(a.q, a.start)
+    b_q = a_q if symmetric else aligned(b.q, b.start + shift)
+    size = a_q.size
+    extra = math.ceil(math.log(2.0) / step) + 2
+    q = np.zeros(size + extra)
+    scale = scale_a
+    if a.side == "upper":
+        if symmetric:
+            _add_pairs_upper(q, a_q, a_q, step, 1, 2.0)
+            _add_pairs_upper(q, a_q, a_q, step, 0, 1.0, only_first=True)
+        else:
+            _add_pairs_upper(q, a_q, b_q, step, 0, 1.0)
+            _add_pairs_upper(q, b_q, a_q, step, 1, 1.0)
+        q[:size] += a.zero * b_q + b.zero * a_q
+        log_values = scale - math.log(count) + (start + np.arange(q.size)) * step
+        p = np.exp(np.log(q, where=q > 0.0, out=np.full(q.size, -math.inf)) + log_values)
+        offset = np.zeros(q.size)
+    else:
+        a_p = aligned(a.p, a.start) * a_count
+        b_p = a_p if symmetric else aligned(b.p, b.start + shift) * b_count
+        p = np.zeros(q.size)
+        if symmetric:
+            _add_pairs_lower(q, p, a_q, a_p, a_q, a_p, step, 1, 2.0)
+            _add_pairs_lower(q, p, a_q, a_p, a_q, a_p, step, 0, 1.0, only_first=True)
+        else:
+            _add_pairs_lower(q, p, a_q, a_p, b_q, b_p, step, 0, 1.0)
+            _add_pairs_lower(q, p, b_q, b_p, a_q, a_p, step, 1, 1.0)
+        p /= count
+        log_values = scale - math.log(count) + (start + np.arange(q.size)) * step
+        offset = _offset(q, p, log_values)
+    infinity = (a_count * a.infinity + b_count * b.infinity) / count
+    # An atom is summed over at most all d, twice (splits), by a running sum or one by one.
+    drift = a.drift + b.drift + (2 * size + 16) * ROUNDING
+    return LikelihoodRatio(
+        a.side,
+        step,
+        scale - math.log(count),
+        start,
+        q,
+        p,
+        offset,
+        a.zero * b.zero,
+        infinity,
+        drift,
+    ).trim()
+
+
+def _groups(step: float, size: int, first: int, reach: float, shift: float) -> tuple[Array, list]:
+    """Returns log1p(e^{-d step})/step for d = 0.., and the runs [d0, d1) with one floor(. + shift).
+
+    Runs begin at d = `first` and end where the value falls under `reach`, or at `size`.
+    """
+    last = min(size, math.ceil(-math.log(math.expm1(reach * step)) / step) + 1)
+    height = np.log1p(np.exp(-np.arange(max(last, 1)) * step)) / step
+    level = np.floor(height + shift).astype(np.int64)
+    cuts = np.flatnonzero(np.diff(level)) + 1
+    bounds = [0, *cuts.tolist(), level.size]
+    runs = [
+        (max(begin, first), end, int(level[begin]))
+        for begin, end in itertools.pairwise(bounds)
+        if end > first
+    ]
+    return height, runs
+
+
+def _add_pairs_upper(
+    out: Array, x: Array, y: Array, step: float, first: int, weight: float, only_first: bool = False
+) -> None:
+    """Adds `weight` x_i y_{i-d}, d >= first (or d = first alone), split, to `out`."""
+    size = x.size
+    height, runs = _groups(step, size, first, 1.0, 0.0)
+    for begin, end, level in runs:
+        if only_first:
+            begin, end = first, first + 1
+        down, up = np.zeros(size - begin), np.zeros(size - begin)
+        for d in range(begin, min(end, size)):
+            share = min(max(math.expm1((height[d] - level) * step) / math.expm1(step), 0.0), 1.0)
+            tail = y[: size - d]
+            down[d - begin :] += (weight * (1.0 - share)) * tail
+            up[d - begin :] += (weight * share) * tail
+        left = x[begin:]
+        out[level + begin : level + size] += left * down
+        out[level + begin + 1 : level + size + 1] += left * up
+        if only_first:
+            return
+    far = max(height.size, first)
+    if far < size:
+        centre = 0.5 * size * step
+        grow = np.exp(np.arange(size) * step - centre)
+        total = np.cumsum(y)[: size - far]
+        mean = np.cumsum(y * grow)[: size - far] / grow[far:]
+        up = np.minimum(mean / math.expm1(step), total)
+        out[far:size] += weight * x[far:] * (total - up)
+        out[far + 1 : size + 1] += weight * x[far:] * up
+
+
+def _add_pairs_lower(
+    out_q: Array,
+    out_p: Array,
+    x_q: Array,
+    x_p: Array,
+    y_q: Array,
+    y_p: Array,
+    step: float,
+    first: int,
+    weight: float,
+    only_first: bool = False,
+) -> None:
+    """Adds the masses and means of the pairs i, i-d, d >= first, to the index nearest the sum."""
+    size = x_q.size
+    height, runs = _groups(step, size, first, 0.5, 0.5)
+    for begin, end, level in runs:
+        if only_first:
+            begin, end = first, first + 1
+        sum_q, sum_p = np.zeros(size - begin), np.zeros(size - begin)
+        for d in range(begin, min(end, size)):
+            sum_q[d - begin :] += y_q[: size - d]
+            sum_p[d - begin :] += y_p[: size - d]
+        left_q, left_p = weight * x_q[begin:], weight * x_p[begin:]
+        out_q[level + begin : level + size] += left_q * sum_q
+        out_p[level + begin : level + size] += left_p * sum_q + left_q * sum_p
+        if only_first:
+            return
+    far = max(height.size, first)
+    if far < size:
+        total_q, total_p = np.cumsum(y_q)[: size - far], np.cumsum(y_p)[: size - far]
+        out_q[far:size] += weight * x_q[far:] * total_q
+        out_p[far:size] += weight * (x_p[far:] * total_q + x_q[far:] * total_p)
