@@ -79,51 +79,50 @@ def clipped_grad(
 ) -> Callable[[PyTree, PyTree, ArrayLike], tuple[SumTree, Diagnostics]]:
     r"""Builds the function (params, batch, weights) -> (sum of clipped gradients, diagnostics).
 
-        With $g_i$ the gradient of `loss_fn(params, example i)` over all leaves of `params` together,
-        cast to float32, and $C$ = `l2_clip_norm`, it returns
+    With $g_i$ the gradient of `loss_fn(params, example i)` over all leaves of `params` together,
+    cast to float32, and $C$ = `l2_clip_norm`, it returns
 
-        $$ \sum_{i : w_i > 0,\ g_i \text{ finite}} g_i \min\{1, (1 - 17u) C / \|g_i\|_2\} $$
+    $$ \sum_{i : w_i > 0,\ g_i \text{ finite}} g_i \min\{1, (1 - 17u) C / \|g_i\|_2\} $$
 
-        in float32 with unit roundoff $u = 2^{-24}$: the SUM, not the mean. Zeroing out one example
-        moves it by at most $C$ in L2 norm: the margin of 1e-6 covers rounding, see `dpsgd.norms`.
+    in float32 with unit roundoff $u = 2^{-24}$: the SUM, not the mean. Zeroing out one example
+    moves it by at most $C$ in L2 norm: the margin of 1e-6 covers rounding, see `dpsgd.norms`.
 
-        What happens at the edges, whatever the method:
+    What happens at the edges, whatever the method:
 
-          * A gradient with a NaN or an infinity contributes exactly zero and is counted.
-          * A huge finite gradient (1e30, whose square overflows) is clipped like any other.
-          * A row of weight <= 0 or NaN contributes exactly zero, whatever it holds. All other weights
-            mean the same: the example counts once.
-          * $C = \infty$ clips nothing (and a sum that overflows float32 is infinite).
+      * A gradient with a NaN or an infinity contributes exactly zero and is counted.
+      * A huge finite gradient (1e30, whose square overflows) is clipped like any other.
+      * A row of weight <= 0 or NaN contributes exactly zero, whatever it holds. All other weights
+        mean the same: the example counts once.
+      * $C = \infty$ clips nothing (and a sum that overflows float32 is infinite).
 
     Args:
-          loss_fn: Pure function (params, example) -> scalar loss. It sees one example, so examples
-            cannot mix; batch statistics and other operations across examples do not exist in it.
-          l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
-          method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
-            structure of the loss allows; "vmap" forms them all.
-          microbatch_size: Examples processed at a time, in a scan; default all of them. It changes
-            memory and speed, not the result (but for the order of float32 additions).
+      loss_fn: Pure function (params, example) -> scalar loss. It sees one example, so examples
+        cannot mix; batch statistics and other operations across examples do not exist in it.
+      l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
+      method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
+        structure of the loss allows; "vmap" forms them all.
+      microbatch_size: Examples processed at a time, in a scan; default all of them. It changes
+        memory and speed, not the result (but for the order of float32 additions).
 
     Returns:
-          A pure function of `params` (tree of floating-point arrays), `batch` (tree of arrays with a
-          leading axis of B >= 1 examples) and `weights` (float32[B]: 1 for an example, 0 for padding).
+      A pure function of `params` (tree of floating-point arrays), `batch` (tree of arrays with a
+      leading axis of B >= 1 examples) and `weights` (float32[B]: 1 for an example, 0 for padding).
 
     Raises:
-          ValueError: for a clip norm that is not positive, an unknown method or a microbatch size
-            below one; when called, for parameters that are not floating-point, for leading axes that
-            differ, and for a loss that is not a real scalar.
+      ValueError: for a clip norm that is not positive, an unknown method or a microbatch size
+        below one; when called, for parameters that are not floating-point, for leading axes that
+        differ, and for a loss that is not a real scalar.
 
-        Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
+    Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
 
-        >>> import jax.numpy as jnp
-    import numpy as np
-        >>> def loss_fn(w, example):
-        ...     return jnp.dot(w, example)
-        >>> grad_fn = clipped_grad(loss_fn, l2_clip_norm=1.0)
-        >>> batch = jnp.array([[6.0, 8.0], [0.25, 0.5], [jnp.nan, 1.0], [9.0, 9.0]])
-        >>> total, diagnostics = grad_fn(jnp.zeros(2), batch, jnp.array([1.0, 1.0, 1.0, 0.0]))
-        >>> print([f"{x:.3f}" for x in total], diagnostics.clipped_count)
-        ['0.850', '1.300'] 1.0
+    >>> import jax.numpy as jnp
+    >>> def loss_fn(w, example):
+    ...     return jnp.dot(w, example)
+    >>> grad_fn = clipped_grad(loss_fn, l2_clip_norm=1.0)
+    >>> batch = jnp.array([[6.0, 8.0], [0.25, 0.5], [jnp.nan, 1.0], [9.0, 9.0]])
+    >>> total, diagnostics = grad_fn(jnp.zeros(2), batch, jnp.array([1.0, 1.0, 1.0, 0.0]))
+    >>> print([f"{x:.3f}" for x in total], diagnostics.clipped_count)
+    ['0.850', '1.300'] 1.0
     """
     if not isinstance(l2_clip_norm, jax.core.Tracer):
         c = float(np.asarray(l2_clip_norm))
