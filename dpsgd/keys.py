@@ -173,7 +173,7 @@ class RootKey:
 
     def secure_noise_key(self, generation: int) -> bytes:
         """Return the 256-bit key of the cryptographic noise stream, for `dpsgd.secure_noise`."""
-        return self._derive("secure noise", generation, size=32)
+        return self._derive("secure", generation, size=32)
 
     def init_seed(self, generation: int) -> int:
         """Return the 32-bit seed of the public initialisation stream, for `jax.random.key`."""
