@@ -12,12 +12,12 @@ and where. Memory is that of one block, whatever the size of the file.
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, cast
 
 import numpy as np
 
@@ -103,13 +103,13 @@ def read(
         raise DataError(path, f"is empty; expected lines of {NUM_COLUMNS} columns")
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> io.IOBase:
     """Open a plain or gzip file, told apart by its first bytes; the name does not matter."""
     try:
         with open(path, "rb") as file:
             head = file.read(512)
         if head[:2] == b"\x1f\x8b":
-            return cast(IO[bytes], gzip.open(path, "rb"))
+            return gzip.GzipFile(path, "rb")
         if head[:4] == b"PK\x03\x04" or head[257:262] == b"ustar":
             raise DataError(path, "is a zip or tar archive; unpack it and give the train.txt in it")
         return open(path, "rb", buffering=0)
@@ -152,7 +152,7 @@ def _blocks_of_lines(path: Path, block_bytes: int) -> Iterator[tuple[bytes, int]
                 line += text.count(b"\n", end)
 
 
-def _read(file: IO[bytes], size: int, path: Path, line: int) -> bytes:
+def _read(file: io.IOBase, size: int, path: Path, line: int) -> bytes:
     try:
         return file.read(size)
     except EOFError:

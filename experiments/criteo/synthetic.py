@@ -145,21 +145,21 @@ def write_raw(
     refuse_existing(path)
     partial = path.parent / f".{path.name}.partial"
     count = _Count(num_rows)
-    try:
-        with one_line_errors(path, lambda: count.rows):
-            path.parent.mkdir(parents=True, exist_ok=True)
+    with one_line_errors(path, lambda: count.rows):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
             with open(partial, "wb") as file:
                 for chunk in _chunks(num_rows, seed):
-                    for begin in range(0, len(chunk.label), 1 << 13):
-                        file.write(_text(_rows(chunk, slice(begin, begin + (1 << 13)))))
+                    for begin in range(0, len(chunk.label), _TEXT_ROWS):
+                        file.write(_text(_rows(chunk, slice(begin, begin + _TEXT_ROWS))))
                     count.add(chunk)
                     if progress is not None:
                         progress(count.rows)
                 file.flush()
                 os.fsync(file.fileno())
             os.rename(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+        finally:
+            partial.unlink(missing_ok=True)
     return count.summary()
 
 
@@ -470,6 +470,7 @@ def _columns(chunk: Chunk, hash_seed: int) -> Columns:
     }
 
 
+_TEXT_ROWS = 1 << 13  # whose text, at full width, fits in a cache
 _POWERS = 10 ** np.arange(6, -1, -1)
 _HEX_PAIRS = np.array([list(b"%02x" % i) for i in range(256)], dtype=np.uint8)
 
