@@ -118,6 +118,11 @@ class BatchSampler(abc.ABC):
         return self.batch_size
 
     @property
+    def accumulates(self) -> bool:
+        """Whether a step may need several passes of max_batch_size examples for its one update."""
+        return False
+
+    @property
     def num_chunks(self) -> int:
         """Number of chunks of `CHUNK` examples, the last of which may be smaller."""
         return -(-self.num_examples // CHUNK)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from samplers.base import BatchSampler, EpochPlan
+from samplers.randomness import check_seed
 
 
 class IndexBatch(NamedTuple):
@@ -43,11 +44,14 @@ class BatchSource:
 
     Attributes:
       sampler: Who draws.
+
+    Raises:
+      ValueError: `seed` is negative or no integer.
     """
 
     def __init__(self, sampler: BatchSampler, seed: int) -> None:
         self.sampler = sampler
-        self._seed = seed
+        self._seed = check_seed(seed)
         self._plan: tuple[int, EpochPlan] | None = None
 
     def __repr__(self) -> str:
@@ -59,10 +63,11 @@ class BatchSource:
             raise ValueError(f"step must be in [0, {sampler.num_steps}), got {step}")
         epoch, step_in_epoch = divmod(step, sampler.steps_per_epoch)
         drawn = sampler.drawn_epoch(epoch)
-        if self._plan is None or self._plan[0] != drawn:
-            self._plan = None  # the old plan need not share the memory with the new one
-            self._plan = drawn, sampler.plan(self._seed, drawn)
-        return sampler.passes(self._plan[1].members(step_in_epoch), self._seed, step)
+        plan = self._plan
+        if plan is None or plan[0] != drawn:
+            plan = self._plan = None  # the old plan's memory is free while the new one is drawn
+            plan = self._plan = drawn, sampler.plan(self._seed, drawn)
+        return sampler.passes(plan[1].members(step_in_epoch), self._seed, step)
 
     def passes(self, step: int) -> list[IndexBatch]:
         """Returns the passes of a step: one, or more where `overflow` is "accumulate".

@@ -57,5 +57,6 @@ class Poisson(VariableBatchSampler):
         trials = bernoulli_successes(
             Key(seed, Stream.PARTICIPATION, epoch, chunk), rate, len(rows) * self.steps_per_epoch
         )
-        steps, offsets = np.divmod(trials, len(rows))
+        steps = trials // len(rows)  # with a remainder by hand: many times faster than divmod
+        offsets = trials - steps * len(rows)
         return Participations((rows.start + offsets).astype(np.int32), steps.astype(np.int32))

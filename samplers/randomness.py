@@ -25,6 +25,17 @@ import numpy as np
 _MAX_UINT64 = (1 << 64) - 1
 
 
+def check_seed(seed: int) -> int:
+    """Returns `seed` as an int, or raises ValueError, without showing it, if it is not one >= 0."""
+    try:
+        seed = operator.index(seed)
+    except TypeError:
+        raise ValueError("the sampling seed must be an integer") from None
+    if seed < 0:
+        raise ValueError("the sampling seed must be an integer >= 0")
+    return seed
+
+
 class Stream(enum.IntEnum):
     """What a key is for: keys of different streams give independent draws."""
 
@@ -47,15 +58,13 @@ class Key:
       index: Chunk, bucket or step of the draw, 0 <= index < 2^64.
 
     Raises:
-      ValueError: `seed` is negative, or `epoch` or `index` outside its range.
+      ValueError: `seed` is negative or no integer, or `epoch` or `index` outside its range.
     """
 
     __slots__ = ("_hash",)
 
     def __init__(self, seed: int, stream: Stream, epoch: int, index: int) -> None:
-        seed, epoch, index = operator.index(seed), operator.index(epoch), operator.index(index)
-        if seed < 0:
-            raise ValueError("the sampling seed must be an integer >= 0")  # a secret: not printed
+        seed, epoch, index = check_seed(seed), operator.index(epoch), operator.index(index)
         if not (0 <= epoch <= _MAX_UINT64 and 0 <= index <= _MAX_UINT64):
             raise ValueError(f"epoch and index must be in [0, 2^64), got {epoch} and {index}")
         # Injective: fields of fixed width come first, the seed's shortest encoding comes last.

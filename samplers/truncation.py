@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 import numpy as np
-from accounting.truncation import log_overflow_probability, smallest_max_batch_size
 
 from accounting import PrivacyProfile, TruncatedProfile
+from accounting.truncation import log_overflow_probability, smallest_max_batch_size
 from samplers.base import BatchSampler
 from samplers.randomness import Key, Stream, uniform_permutation
 
@@ -93,10 +93,15 @@ class VariableBatchSampler(BatchSampler, abc.ABC):
         """Mean n * sampling_prob of a batch's size, by which the noisy sum is divided."""
         return self.num_examples * self.sampling_prob
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether `overflow` is "accumulate"."""
+        return self.overflow == "accumulate"
+
     def with_truncation(self, profile: PrivacyProfile) -> PrivacyProfile:
         """Adds to a profile of the untruncated mechanism what `overflow` costs."""
         cap = cast(int, self.max_batch_size)
-        if self.overflow == "accumulate" or cap >= self.num_examples:
+        if self.accumulates or cap >= self.num_examples:
             return profile
         log_psi = log_overflow_probability(self.num_examples, self.sampling_prob, cap)
         return TruncatedProfile(profile, self.independent_steps, log_psi)
@@ -106,7 +111,7 @@ class VariableBatchSampler(BatchSampler, abc.ABC):
         cap = cast(int, self.max_batch_size)
         if members.size <= cap:
             return [members]
-        if self.overflow == "accumulate":
+        if self.accumulates:
             return [members[start : start + cap] for start in range(0, members.size, cap)]
         key = Key(seed, Stream.TRUNCATION, 0, step)  # each step of the run draws its own cut
         return [members[np.sort(uniform_permutation(key, members.size)[:cap])]]

@@ -1,0 +1,82 @@
+"""The list of samplers: one line here gives a sampler every test of `test_every_sampler.py`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
+
+SAMPLERS: dict[str, Callable[..., BatchSampler]] = {
+    "deterministic": Deterministic,
+    "shuffle": Shuffle,
+    "shuffle-fixed": functools.partial(Shuffle, order="fixed"),
+    "poisson": Poisson,
+    "balls-and-bins": BallsAndBins,
+    "balls-and-bins-fixed": functools.partial(BallsAndBins, assignment="fixed"),
+}
+
+FALSE_ALARM = 1e-6  # of each statistical test; seeds are fixed, so a test that passes stays so
+
+
+@pytest.fixture(params=SAMPLERS.values(), ids=SAMPLERS.keys())
+def make(request: pytest.FixtureRequest) -> Callable[..., BatchSampler]:
+    """Each sampler in turn, as a function of (num_examples, batch_size, epochs)."""
+    return request.param
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets a small data set have many chunks."""
+    return lambda size: monkeypatch.setattr("samplers.base.CHUNK", size)
+
+
+@pytest.fixture
+def assert_law() -> Callable[[np.ndarray, np.ndarray], None]:
+    """Chi-square test of counts against the exact probabilities of their cells."""
+
+    def check(counts: np.ndarray, probabilities: np.ndarray) -> None:
+        assert np.isclose(probabilities.sum(), 1.0)
+        assert not np.any(counts[probabilities == 0]), "an impossible outcome happened"
+        counts, probabilities = counts[probabilities > 0], probabilities[probabilities > 0]
+        assert (probabilities * counts.sum()).min() >= 5, "too few draws for a chi-square test"
+        if counts.size > 1:
+            assert stats.chisquare(counts, probabilities * counts.sum()).pvalue > FALSE_ALARM
+
+    return check
+
+
+@pytest.fixture
+def outcome_law() -> Callable[[BatchSampler], dict[bytes, float]]:
+    """The exact law of one epoch's participation matrix, from the definition of each sampler."""
+
+    def law(sampler: BatchSampler) -> dict[bytes, float]:
+        n, steps = sampler.num_examples, sampler.steps_per_epoch
+        cells: dict[bytes, float] = {}
+
+        def add(matrix: np.ndarray, probability: float) -> None:
+            key = matrix.astype(np.uint8).tobytes()
+            cells[key] = cells.get(key, 0.0) + probability
+
+        if isinstance(sampler, Poisson):
+            q = sampler.batch_size / n
+            for bits in itertools.product((0, 1), repeat=n * steps):
+                matrix = np.array(bits).reshape(n, steps)
+                add(matrix, q ** matrix.sum() * (1 - q) ** (matrix.size - matrix.sum()))
+        elif isinstance(sampler, BallsAndBins):
+            for bins in itertools.product(range(steps), repeat=n):
+                add(np.eye(steps)[list(bins)], steps**-n)
+        elif isinstance(sampler, Shuffle):
+            orders = list(itertools.permutations(range(n)))
+            for places in orders:
+                add(np.eye(steps)[np.array(places) // sampler.batch_size], 1 / len(orders))
+        else:
+            add(np.eye(steps)[np.arange(n) // sampler.batch_size], 1.0)
+        return cells
+
+    return law

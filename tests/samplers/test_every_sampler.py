@@ -1,0 +1,291 @@
+"""Claims that hold for every sampler, over the list in conftest.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from samplers import CHUNK, BatchSource, Deterministic, Poisson, batch
+
+FALSE_ALARM = 1e-6
+
+small_runs = st.tuples(
+    st.integers(1, 60), st.integers(1, 60), st.integers(1, 3), st.integers(0, 2**200)
+).filter(lambda run: run[1] <= run[0])
+over_samplers = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def matrix(sampler, seed, epoch):
+    """One epoch's participation matrix, examples x steps."""
+    plan = sampler.plan(seed, epoch)
+    dense = np.zeros((sampler.num_examples, sampler.steps_per_epoch), dtype=np.uint8)
+    for step in range(sampler.steps_per_epoch):
+        np.add.at(dense, (plan.members(step), step), 1)
+    return dense
+
+
+@given(run=small_runs)
+@over_samplers
+def test_the_columns_are_the_rows_of_all_chunks_drawn_in_any_order(make, small_chunks, run):
+    n, b, epochs, seed = run
+    small_chunks(7)
+    sampler = make(n, b, epochs)
+    for epoch in reversed(range(epochs)):
+        rows = np.zeros((n, sampler.steps_per_epoch), dtype=np.uint8)
+        for chunk in np.random.default_rng(n).permutation(sampler.num_chunks):
+            examples, steps = sampler.participations(seed, epoch, int(chunk))
+            assert set(examples) <= set(range(chunk * 7, chunk * 7 + 7))
+            np.add.at(rows, (examples, steps), 1)
+        np.testing.assert_array_equal(rows, matrix(sampler, seed, epoch))
+
+
+@given(run=small_runs)
+@over_samplers
+def test_nobody_is_in_a_batch_twice_and_members_ascend(make, small_chunks, run):
+    n, b, epochs, seed = run
+    small_chunks(16)
+    sampler = make(n, b, epochs)
+    plan = sampler.plan(seed, epochs - 1)
+    assert plan.starts[0] == 0
+    assert plan.starts[-1] == plan.examples.size
+    assert plan.examples.dtype == np.int32
+    for step in range(sampler.steps_per_epoch):
+        members = plan.members(step)
+        assert np.all(np.diff(members) > 0)
+        assert np.all((members >= 0) & (members < n))
+
+
+@given(run=small_runs)
+@over_samplers
+def test_each_example_takes_part_once_an_epoch_except_under_poisson(make, small_chunks, run):
+    n, b, epochs, seed = run
+    small_chunks(16)
+    sampler = make(n, b, epochs)
+    if not isinstance(sampler, Poisson):
+        np.testing.assert_array_equal(matrix(sampler, seed, epochs - 1).sum(axis=1), 1)
+
+
+@pytest.mark.parametrize("chunk", [2, CHUNK])
+@pytest.mark.parametrize(("n", "b"), [(5, 2), (3, 2), (4, 4), (1, 1)])
+def test_an_epoch_has_its_exact_law(make, small_chunks, assert_law, outcome_law, chunk, n, b):
+    # Every possible matrix is a cell, so marginals, independence and sizes are all implied.
+    small_chunks(chunk)
+    sampler = make(n, b)
+    if isinstance(sampler, Poisson) and n == 5:
+        sampler = make(4, 2)  # 2^15 cells would be too many
+    law = outcome_law(sampler)
+    counts = dict.fromkeys(law, 0)
+    for seed in range(max(1000, math.ceil(6 / min(filter(None, law.values()))))):
+        counts[matrix(sampler, seed, 0).tobytes()] += 1
+    assert_law(np.array(list(counts.values())), np.array(list(law.values())))
+
+
+def test_marginals_match_the_expected_batch_over_several_real_chunks(make):
+    # n spans three chunks, the last one partial; sizes of steps and of thirds of the data are exact
+    # binomial (Bonferroni over all counts).
+    n, b = 2 * CHUNK + 30_000, 20_000
+    sampler = make(n, b)
+    plan = sampler.plan(7, 0)
+    if isinstance(sampler, Deterministic):
+        assert plan.members(1)[0] == b
+        return
+    total = 0
+    for step in range(sampler.steps_per_epoch):
+        size = min(b, n - step * b)
+        probability = getattr(sampler, "sampling_prob", size / n)
+        thirds = np.bincount(plan.members(step) // CHUNK, minlength=3)
+        for drawn, examples in zip(thirds, (CHUNK, CHUNK, 30_000), strict=True):
+            # Shuffle's counts are hypergeometric, and spread less than the binomial tested here.
+            test = stats.binomtest(int(drawn), examples, probability)
+            assert test.pvalue > FALSE_ALARM / (3 * sampler.steps_per_epoch)
+        total += thirds.sum()
+    if not isinstance(sampler, Poisson):
+        assert total == n
+
+
+def test_epochs_are_independent_or_equal_as_the_mode_says(make, assert_law):
+    # Joint law of one example's participation in step 0 of two epochs, over many seeds.
+    sampler = make(6, 2, 2)
+    fixed = isinstance(sampler, Deterministic) or "fixed" in dataclasses.astuple(sampler)
+    q = 1 / 3
+    joint = np.zeros((2, 2))
+    for seed in range(1500):
+        first, second = (matrix(sampler, seed, epoch) for epoch in (0, 1))
+        assert np.array_equal(first, second) or not fixed
+        joint[first[1, 0], second[1, 0]] += 1
+    if isinstance(sampler, Deterministic):
+        return
+    law = np.diag([1 - q, q]) if fixed else np.outer([1 - q, q], [1 - q, q])
+    assert_law(joint.ravel(), law.ravel())
+
+
+def test_every_bit_of_a_long_seed_matters(make):
+    sampler = make(400, 20)
+    if isinstance(sampler, Deterministic):
+        return
+    draws = {matrix(sampler, 1 << bit, 0).tobytes() for bit in (0, 31, 32, 63, 64, 127, 128, 255)}
+    assert len(draws) == 8
+
+
+def test_random_access_equals_replay(make):
+    sampler = make(50, 8, 3)
+    replayed = BatchSource(sampler, 3)
+    block = replayed.fill(0, sampler.num_steps)
+    jumping = BatchSource(sampler, 3)
+    for step in np.random.default_rng(0).permutation(sampler.num_steps):
+        passes = jumping.passes(int(step))
+        rows = np.flatnonzero(block.steps == step)
+        assert len(passes) == rows.size >= 1
+        for one, row in zip(passes, rows, strict=True):
+            np.testing.assert_array_equal(one.indices, block.indices[row])
+            np.testing.assert_array_equal(one.weights, block.weights[row])
+        if len(passes) == 1:
+            np.testing.assert_array_equal(batch(sampler, 3, int(step)).indices, passes[0].indices)
+
+
+def test_a_batch_is_padded_with_index_zero_and_weight_zero_to_one_shape(make):
+    sampler = make(50, 8, 2)
+    source = BatchSource(sampler, 5)
+    for step in range(sampler.num_steps):
+        members = sampler.plan(5, step // sampler.steps_per_epoch).members(
+            step % sampler.steps_per_epoch
+        )
+        one = source.batch(step)
+        assert one.indices.shape == one.weights.shape == (sampler.max_batch_size,)
+        assert (one.indices.dtype, one.weights.dtype) == (np.int32, np.float32)
+        np.testing.assert_array_equal(one.indices[: members.size], members)
+        np.testing.assert_array_equal(one.weights[: members.size], 1)
+        assert not one.indices[members.size :].any()
+        assert not one.weights[members.size :].any()
+
+
+def test_the_divisor_is_the_mean_batch_size_or_the_nominal_one(make):
+    sampler = make(50, 8)
+    if isinstance(sampler, Poisson) or not hasattr(sampler, "sampling_prob"):
+        assert sampler.expected_batch_size == 8
+    else:
+        assert sampler.expected_batch_size == pytest.approx(50 / 7, rel=1e-15)
+
+
+def test_steps_cover_the_data_with_a_last_batch_that_may_be_smaller(make):
+    assert make(50, 8, 3).steps_per_epoch == 7
+    assert make(50, 10, 3).steps_per_epoch == 5
+    assert make(50, 8, 3).num_steps == 21
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((10, 11), "batch_size must be at most num_examples = 10, got 11"),
+        ((0, 1), "num_examples must be at least 1"),
+        ((10, 0), "batch_size must be at least 1"),
+        ((10, 2, 0), "epochs must be at least 1"),
+        ((2**31, 2), "at most 2\\^31 - 1"),
+    ],
+)
+def test_impossible_sizes_are_refused_in_one_line(make, arguments, message):
+    with pytest.raises(ValueError, match=message) as refusal:
+        make(*arguments)
+    assert "\n" not in str(refusal.value)
+
+
+WRONG_KINDS = {
+    "Poisson(10, 2.5)": "batch_size must be an integer, got 2.5",
+    "Shuffle('10', 2)": "num_examples must be an integer, got '10'",
+    "Deterministic(10, 2, None)": "epochs must be an integer, got None",
+    "Poisson(10, 2, max_batch_size=4.0)": "max_batch_size must be an integer, got 4.0",
+    "Poisson(10, 2, overflow='drop')": 'overflow must be "truncate" or "accumulate", got \'drop\'',
+    "BallsAndBins(10, 2, assignment='new')": 'assignment must be "redrawn" or "fixed"',
+    "Shuffle(10, 2, order=None)": 'order must be "redrawn" or "fixed"',
+    "BatchSource(Poisson(10, 2), 0.5)": "the sampling seed must be an integer",
+}
+
+
+def test_values_of_a_wrong_kind_are_refused_in_one_line():
+    # In a process of its own, as here the checked annotations would be first to complain.
+    script = ["from samplers import *"]
+    for call in WRONG_KINDS:
+        script += ["try:", f"    {call}", "except ValueError as error:", "    print(error)"]
+    ran = subprocess.run(
+        [sys.executable, "-c", "\n".join(script)], capture_output=True, text=True, check=True
+    )
+    refusals = ran.stdout.splitlines()
+    assert len(refusals) == len(WRONG_KINDS)
+    for refusal, message in zip(refusals, WRONG_KINDS.values(), strict=True):
+        assert message in refusal
+
+
+def test_steps_chunks_and_seeds_out_of_range_are_refused(make):
+    sampler = make(10, 2, 2)
+    source = BatchSource(sampler, 1)
+    for step in (-1, 10):
+        with pytest.raises(ValueError, match=f"step must be in \\[0, 10\\), got {step}"):
+            source.batch(step)
+    with pytest.raises(ValueError, match="chunk must be in"):
+        sampler.participations(1, 0, 1)
+    with pytest.raises(ValueError, match="seed must be an integer >= 0"):
+        BatchSource(sampler, -3)
+
+
+def test_a_sampler_is_a_value(make):
+    sampler = make(50, 8, 2)
+    assert sampler == make(50, 8, 2)
+    assert hash(sampler) == hash(make(50, 8, 2))
+    assert pickle.loads(pickle.dumps(sampler)) == sampler
+    assert type(sampler)(**dataclasses.asdict(sampler)) == sampler
+    assert sampler.unit == "example"
+
+
+def test_a_source_does_not_show_its_secret(make):
+    assert "987654321" not in repr(BatchSource(make(5, 2), 987654321))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("b", [1024, 65_536])
+def test_an_epoch_of_46_million_takes_seconds_and_a_batch_little(make, b):
+    import time
+
+    sampler = make(46_000_000, b)
+    source = BatchSource(sampler, 1)
+    start = time.process_time()
+    source.batch(0)
+    assert time.process_time() - start <= 10
+    start = time.process_time()
+    for step in range(100):
+        source.batch(step)
+    assert (time.process_time() - start) / 100 <= (0.2e-3 if b == 1024 else 2e-3)
+
+
+DRAWS_FOR_EVER = {
+    "deterministic": "1867c50719e1a34a",
+    "shuffle": "e8c47d287b15fa87",
+    "shuffle-fixed": "e148d2a35f66bbae",
+    "poisson": "8b12de0bc3edc392",
+    "balls-and-bins": "4c7ceab6cc174635",
+    "balls-and-bins-fixed": "1a83c5cfd8a1ff09",
+}
+
+
+def test_a_seed_gives_the_same_draw_for_ever(make, request):
+    # A resumed run must see the very batches it declared. If this fails, the definition of a draw
+    # has changed: runs begun before cannot be continued.
+    sampler = make(CHUNK + 5000, 3000, 2)
+    digest = hashlib.sha256()
+    for epoch in range(2):
+        plan = sampler.plan(2**130 + 1, epoch)
+        digest.update(plan.starts.astype("<i8").tobytes() + plan.examples.astype("<i4").tobytes())
+    assert digest.hexdigest()[:16] == DRAWS_FOR_EVER[request.node.callspec.id]

@@ -1,0 +1,197 @@
+"""The draws that everything else stands on: their laws, their keys, their arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from samplers.randomness import (
+    Key,
+    Stream,
+    _minus_log,
+    bernoulli_successes,
+    uniform_integers,
+    uniform_permutation,
+)
+
+FALSE_ALARM = 1e-6
+
+
+def key(index=0, seed=2024):
+    return Key(seed, Stream.PARTICIPATION, 0, index)
+
+
+def test_a_longer_read_extends_a_shorter_one():
+    assert np.array_equal(key().words64(1000)[:10], key().words64(10))
+    assert np.array_equal(uniform_integers(key(), 7, 1000)[:10], uniform_integers(key(), 7, 10))
+
+
+def test_bits_are_fair_and_keys_that_differ_in_one_field_are_unrelated():
+    base = (5, Stream.PARTICIPATION, 3, 9)
+    others = [
+        (6, Stream.PARTICIPATION, 3, 9),
+        (5 + 2**200, Stream.PARTICIPATION, 3, 9),
+        (5, Stream.ORDER, 3, 9),
+        (5, Stream.TRUNCATION, 3, 9),
+        (5, Stream.PARTICIPATION, 4, 9),
+        (5, Stream.PARTICIPATION, 3, 10),
+        (5, Stream.PARTICIPATION, 9, 3),
+    ]
+    words = [Key(*fields).words32(100_000) for fields in [base, *others]]
+    for one in words:
+        assert stats.binomtest(int(np.bitwise_count(one).sum()), 3_200_000).pvalue > FALSE_ALARM
+    for one, two in itertools.combinations(words, 2):
+        agreeing = int(np.bitwise_count(~(one ^ two)).sum())
+        assert stats.binomtest(agreeing, 3_200_000).pvalue > FALSE_ALARM
+
+
+def test_every_field_has_room_of_its_own():
+    # Seeds whose bytes could be read as another key's fields must not be.
+    fields = [(seed, epoch, index) for seed in (0, 1, 256, 2**64, 2**72) for epoch in (0, 1, 256)
+              for index in (0, 1, 256)]  # fmt: skip
+    words = {Key(s, Stream.ORDER, e, i).words64(2).tobytes() for s, e, i in fields}
+    assert len(words) == len(fields)
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**200)])
+def test_a_negative_seed_is_refused_without_showing_it(seed):
+    with pytest.raises(ValueError, match="the sampling seed must be an integer >= 0") as refusal:
+        Key(seed, Stream.ORDER, 0, 0)
+    assert str(seed) not in str(refusal.value)
+
+
+def test_epochs_and_indices_outside_64_bits_are_refused():
+    for epoch, index in [(-1, 0), (0, -1), (2**64, 0), (0, 2**64)]:
+        with pytest.raises(ValueError, match="must be in \\[0, 2\\^64\\)"):
+            Key(0, Stream.ORDER, epoch, index)
+
+
+@pytest.mark.parametrize("high", [1, 2, 3, 7, 1000])
+def test_uniform_integers_are_uniform(high):
+    counts = np.bincount(uniform_integers(key(high), high, 1_000_000), minlength=high)
+    assert counts.size == high
+    assert high == 1 or stats.chisquare(counts).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("high", [3 * 2**29, 2**31 - 1, 2**31])
+def test_uniform_integers_have_no_modulo_or_rounding_bias_at_large_ranges(high):
+    # Without the rejection, floor(w * 3 * 2^29 / 2^32) takes 1/3 of its values ... and misses or
+    # doubles others: the residue modulo 3 shows it.
+    drawn = uniform_integers(key(high), high, 1_000_000)
+    assert drawn.dtype == np.int32
+    assert drawn.min() >= 0
+    assert drawn.max() < high
+    law = np.bincount(np.arange(high % 3 + 3) % 3, minlength=3)  # sizes of residue classes, less
+    law = (law - 1) + high // 3  # the whole ones: exact
+    counts = np.bincount(drawn % 3, minlength=3)
+    assert stats.chisquare(counts, law / law.sum() * 1_000_000).pvalue > FALSE_ALARM
+    eighths = np.bincount(drawn.astype(np.int64) * 8 // high, minlength=8)
+    assert stats.chisquare(eighths).pvalue > FALSE_ALARM
+
+
+def test_uniform_integers_reject_exactly_the_excess_words(monkeypatch):
+    # Scaled down by feeding chosen words: of all 2^32 words, those rejected number 2^32 mod high,
+    # and they are the ones whose product has a small low half.
+    high = 3 * 2**29
+    words = np.arange(8, dtype=np.uint32) * np.uint32(2**29) + np.uint32(0)
+    monkeypatch.setattr(Key, "words32", lambda self, count: np.resize(words, count))
+    # w = j * 2^29: w * high = j * 3 * 2^58; low halves are 0 for every j, hence below the threshold
+    # 2^32 mod high = 2^30: all are rejected, so add words that are not.
+    words[1::2] += np.uint32(1)  # low half 3 * 2^29 >= 2^30: accepted
+    drawn = uniform_integers(key(), high, 4)
+    expected = [(int(w) * high) >> 32 for w in words[1::2]]
+    assert drawn.tolist() == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_every_permutation_is_equally_likely(count):
+    outcomes = {order: 0 for order in itertools.permutations(range(count))}
+    for index in range(6000):
+        outcomes[tuple(uniform_permutation(key(index, seed=count), count).tolist())] += 1
+    assert count == 1 or stats.chisquare(list(outcomes.values())).pvalue > FALSE_ALARM
+
+
+def test_positions_in_a_long_permutation_are_uniform():
+    count = 65_536
+    order = uniform_permutation(key(), count)
+    assert np.array_equal(np.sort(order), np.arange(count))
+    table = np.zeros((8, 8))
+    np.add.at(table, (np.arange(count) * 8 // count, order * 8 // count), 1)
+    # Row and column sums are given: 49 degrees of freedom.
+    statistic = ((table - count / 64) ** 2 / (count / 64)).sum()
+    assert stats.chi2.sf(statistic, 49) > FALSE_ALARM
+    assert stats.chi2.cdf(statistic, 49) > FALSE_ALARM
+
+
+def test_equal_sort_keys_are_drawn_again(monkeypatch):
+    # Ties would be broken by position: a bias towards the order in which examples are stored.
+    words = np.array([5, 5, 1, 9, 7, 8], dtype=np.uint64)
+    monkeypatch.setattr(Key, "words64", lambda self, count: words[:count])
+    assert uniform_permutation(key(), 3).tolist() == [1, 2, 0]
+
+
+def test_an_empty_permutation_is_empty():
+    assert uniform_permutation(key(), 0).size == 0
+
+
+@pytest.mark.parametrize(
+    ("probability", "length"),
+    [(1e-8, 10**14), (2e-5, 5 * 10**10), (1e-3, 10**9), (0.25, 4_000_000), (0.99, 10**6)],
+)
+def test_trials_succeed_as_often_as_they_should_also_at_tiny_probabilities(probability, length):
+    # About a million successes: an error of 0.5 % in the probability is 5 standard deviations. A
+    # float32 uniform is wrong by 19 % at 1e-7.
+    drawn = bernoulli_successes(key(), -math.log1p(-probability), length)
+    assert np.all(np.diff(drawn) > 0)
+    assert drawn[0] >= 0
+    assert drawn[-1] < length
+    assert stats.binomtest(drawn.size, length, probability).pvalue > FALSE_ALARM
+    # Given their number, successes are a uniform set: sixteenths of the trials, and low digits.
+    sixteenths = np.bincount(drawn // -(-length // 16), minlength=16)
+    assert stats.chisquare(sixteenths).pvalue > FALSE_ALARM
+    if probability < 0.01:
+        digits = np.bincount(drawn % 10, minlength=10)
+        assert stats.chisquare(digits).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("probability", [1e-8, 0.01, 0.3, 0.9])
+def test_gaps_are_geometric(probability):
+    drawn = bernoulli_successes(key(1), -math.log1p(-probability), int(300_000 / probability))
+    gaps = np.diff(np.concatenate([[-1], drawn]))
+    edges = np.unique(stats.geom.ppf(np.arange(1, 20) / 20, probability)).astype(np.int64)
+    cells = np.concatenate([[0.0], stats.geom.cdf(edges, probability), [1.0]])
+    counts = np.bincount(np.searchsorted(edges, gaps), minlength=cells.size - 1)
+    law = np.diff(cells)
+    counts, law = counts[law > 1e-4], law[law > 1e-4]
+    assert stats.chisquare(counts, law / law.sum() * counts.sum()).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("probability", [1e-8, 1e-5, 0.01])
+def test_gaps_beyond_a_24_bit_uniform_happen(probability):
+    # P(gap < 1e-3 / probability) is about 1e-3; a coarse uniform would have steps in it.
+    drawn = bernoulli_successes(key(2), -math.log1p(-probability), int(1_000_000 / probability))
+    gaps = np.diff(drawn)
+    for fraction in (1e-3, 1e-4):
+        below = int(np.sum(gaps <= fraction / probability))
+        law = -math.expm1(math.floor(fraction / probability) * math.log1p(-probability))
+        assert stats.binomtest(below, gaps.size, law).pvalue > FALSE_ALARM
+
+
+def test_certain_trials_all_succeed_and_no_trials_none():
+    assert np.array_equal(bernoulli_successes(key(), math.inf, 100), np.arange(100))
+    assert bernoulli_successes(key(), 0.5, 0).size == 0
+
+
+def test_the_logarithm_is_right_to_four_units_in_the_last_place():
+    rng = np.random.default_rng(0)
+    hard = np.array([2.0**-53, 1.0, 1 - 2.0**-53, 0.5, math.sqrt(0.5), np.nextafter(0.5, 0)])
+    x = np.concatenate([hard, rng.random(300), rng.random(100) * 1e-9, 1 - rng.random(100) * 1e-9])
+    with mpmath.workprec(200):
+        for ours, value in zip(_minus_log(x), x, strict=True):
+            exact = -mpmath.log(mpmath.mpf(float(value)))
+            assert abs(mpmath.mpf(float(ours)) - exact) <= 4 * np.spacing(float(exact))

@@ -1,0 +1,166 @@
+"""The cap on batches of random size: who is cut, what it costs, and the mode that cuts nobody."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from accounting import epsilon
+from samplers import BallsAndBins, BatchSource, Poisson
+
+FALSE_ALARM = 1e-6
+VARIABLE = [Poisson, BallsAndBins]
+
+
+@pytest.fixture(params=VARIABLE)
+def variable(request):
+    """Each sampler whose batches vary in size."""
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("n", "b", "epochs"), [(36_864_000, 1024, 1), (100_000, 500, 30), (20, 3, 1)]
+)
+def test_the_default_cap_is_the_smallest_that_costs_1e_5_of_delta_at_epsilon_10(
+    variable, n, b, epochs
+):
+    sampler = variable(n, b, epochs)
+
+    def cost(cap):
+        return (
+            (1 + math.exp(10)) * sampler.num_steps * stats.binom.sf(cap, n, sampler.sampling_prob)
+        )
+
+    assert cost(sampler.max_batch_size) <= 1e-5 / n * (1 + 1e-6)
+    assert cost(sampler.max_batch_size - 1) > 1e-5 / n
+    assert variable(n, b, epochs, target_delta=1e-3 / n).max_batch_size >= sampler.max_batch_size
+
+
+def test_bins_that_are_kept_overflow_together_and_are_drawn_once():
+    assert BallsAndBins(1000, 10, 5).independent_steps == 500
+    assert BallsAndBins(1000, 10, 5, assignment="fixed").independent_steps == 100
+
+
+def test_a_cap_chosen_by_rule_is_chosen_anew_and_a_given_one_is_kept(variable):
+    chosen = variable(10_000, 100, 1)
+    again = dataclasses.replace(chosen, batch_size=400)
+    assert again == variable(10_000, 400, 1)
+    assert again.max_batch_size > 400 > chosen.max_batch_size
+    given = variable(10_000, 100, 1, max_batch_size=120)
+    assert dataclasses.replace(given, epochs=7).max_batch_size == 120
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("max_batch_size", 0, "max_batch_size must be at least 1, got 0"),
+        ("target_delta", 0.0, "target_delta must be in \\(0, 1\\)"),
+        ("target_delta", 1.0, "target_delta must be in \\(0, 1\\)"),
+        ("target_delta", math.nan, "target_delta must be in \\(0, 1\\)"),
+    ],
+)
+def test_wrong_settings_are_refused(variable, field, value, message):
+    with pytest.raises(ValueError, match=message):
+        variable(100, 10, **{field: value})
+
+
+@pytest.mark.parametrize("overflow", ["truncate", "accumulate"])
+def test_a_small_cap_cuts_or_splits_and_nothing_else(variable, overflow):
+    sampler = variable(300, 10, 2, max_batch_size=6, overflow=overflow)
+    source = BatchSource(sampler, 77)
+    block = source.fill(0, sampler.num_steps)
+    sizes = []
+    for step in range(sampler.num_steps):
+        epoch, within = divmod(step, sampler.steps_per_epoch)
+        members = sampler.plan(77, epoch).members(within)
+        rows = block.steps == step
+        seen = block.indices[rows][block.weights[rows] == 1]
+        assert set(np.unique(block.weights)) <= {0.0, 1.0}
+        sizes.append(members.size)
+        if overflow == "accumulate":
+            assert rows.sum() == max(1, math.ceil(members.size / 6))
+            np.testing.assert_array_equal(seen, members)
+        else:
+            assert rows.sum() == 1
+            assert seen.size == min(6, members.size)
+            assert np.all(np.diff(seen) > 0)
+            assert set(seen) <= set(members)
+    assert max(sizes) > 12  # three passes happened
+    assert min(sizes) < 6
+
+
+def test_a_step_of_several_passes_is_never_handed_out_as_one_batch():
+    source = BatchSource(BallsAndBins(10, 10, max_batch_size=4, overflow="accumulate"), 0)
+    with pytest.raises(ValueError, match="step 0 needs 3 passes of 4 examples"):
+        source.batch(0)
+    assert [one.weights.sum() for one in source.passes(0)] == [4, 4, 2]
+    assert source.sampler.accumulates
+    assert not BallsAndBins(10, 10).accumulates
+
+
+def test_every_set_of_survivors_is_equally_likely_in_every_step(variable):
+    # A step of six with a cap of three: 20 sets. The members' numbers must not matter.
+    sampler = variable(100, 10, 400, max_batch_size=3)
+    for members in ([0, 1, 2, 3, 4, 5], [3, 14, 15, 92, 95, 99]):
+        sets = {kept: 0 for kept in itertools.combinations(members, 3)}
+        for step in range(4000):
+            (kept,) = sampler.passes(np.array(members, np.int32), 11, step)
+            sets[tuple(kept.tolist())] += 1
+        assert stats.chisquare(list(sets.values())).pvalue > FALSE_ALARM
+
+
+def test_survivors_of_a_run_are_uniform_over_examples(variable):
+    # The whole path from seed to batch: mean batch 25, cap 20, so most steps are cut. Each of the
+    # 100 examples survives equally often; counts have at most binomial variance.
+    sampler = variable(100, 25, 500, max_batch_size=20)
+    block = BatchSource(sampler, 5).fill(0, sampler.num_steps)
+    counts = np.bincount(block.indices[block.weights == 1], minlength=100)
+    rate = counts.sum() / (100 * sampler.num_steps)
+    for count in counts:
+        test = stats.binomtest(int(count), sampler.num_steps, rate)
+        assert test.pvalue > FALSE_ALARM / 100
+    expected = np.minimum(stats.binom(100, 0.25).rvs(200_000, random_state=0), 20).mean()
+    assert counts.sum() / sampler.num_steps == pytest.approx(expected, rel=0.01)
+
+
+def test_a_batch_may_be_empty_and_is_then_all_padding():
+    source = BatchSource(Poisson(20, 1, 20), 3)
+    empty = 0
+    for step in range(400):
+        one = source.batch(step)
+        assert one.indices.shape == one.weights.shape == (source.sampler.max_batch_size,)
+        if one.weights.sum() == 0:
+            empty += 1
+            assert not one.indices.any()
+    assert stats.binomtest(empty, 400, 0.95**20).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.3])
+def test_the_price_includes_truncation_and_accumulating_costs_nothing(variable, eps):
+    n, b, epochs, cap = 2000, 50, 2, 85
+    cut = variable(n, b, epochs, max_batch_size=cap)
+    whole = variable(n, b, epochs, max_batch_size=cap, overflow="accumulate")
+    untruncated = whole.privacy(1.0).delta(eps)
+    q = b / n
+    addition = (1 + math.exp(eps)) * cut.num_steps * stats.binom.sf(cap, n, q)
+    assert addition > 1e-6  # visible against the width of the bounds
+    paid = cut.privacy(1.0).delta(eps).upper - untruncated.upper
+    assert paid == pytest.approx(addition, rel=1e-3)
+    assert dataclasses.replace(whole, max_batch_size=1).privacy(1.0).delta(eps) == untruncated
+
+
+def test_a_cap_so_low_that_batches_are_cut_all_the_time_earns_no_guarantee(variable):
+    assert epsilon(variable(2000, 50, max_batch_size=50).privacy(1.0), 1e-5).upper == math.inf
+
+
+def test_the_default_cap_costs_nothing_visible(variable):
+    capped = variable(50_000, 500, 2)
+    whole = dataclasses.replace(capped, overflow="accumulate")
+    delta = 1 / 50_000
+    ours, free = (epsilon(sampler.privacy(0.8), delta) for sampler in (capped, whole))
+    assert free.upper <= ours.upper <= free.upper + 2e-3
