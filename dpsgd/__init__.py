@@ -1,0 +1,21 @@
+"""What is done with a batch? Per-example clipping, noise and the update, as one compiled program."""
+
+from dpsgd.algorithm import Algorithm, Mechanism, TrainState, dpsgd
+from dpsgd.clipping import Diagnostics, clipped_grad
+from dpsgd.guarantee import Guarantee
+from dpsgd.keys import RootKey
+from dpsgd.loop import Block, train, train_blocks
+
+__all__ = [
+    "Algorithm",
+    "Block",
+    "Diagnostics",
+    "Guarantee",
+    "Mechanism",
+    "RootKey",
+    "TrainState",
+    "clipped_grad",
+    "dpsgd",
+    "train",
+    "train_blocks",
+]

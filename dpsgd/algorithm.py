@@ -1,0 +1,145 @@
+"""DP-SGD as a product: sampler x per-example clipping x Gaussian noise x optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from accounting import PrivacyProfile
+from dpsgd.clipping import Diagnostics, clipped_grad
+from dpsgd.noise import add_gaussian_noise
+from samplers import BatchSampler
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """The one description of the privacy mechanism that training and accounting both read.
+
+    Attributes:
+      sampler: Who takes part in which step, and what that costs.
+      noise_multiplier: Standard deviation of the noise on the sum of clipped gradients, in units of
+        `l2_clip_norm`. 0 gives a mechanism without any guarantee.
+      l2_clip_norm: Bound C on the L2 norm of each example's gradient; infinite only without noise.
+    """
+
+    sampler: BatchSampler
+    noise_multiplier: float
+    l2_clip_norm: float
+
+    def __post_init__(self) -> None:
+        sigma, clip = self.noise_multiplier, self.l2_clip_norm
+        if not (sigma >= 0 and math.isfinite(sigma)):
+            raise ValueError(f"noise_multiplier must be finite and >= 0, got {sigma}")
+        if not clip > 0:
+            raise ValueError(f"l2_clip_norm must be > 0, got {clip}")
+        if sigma > 0 and not math.isfinite(clip):
+            raise ValueError("noise needs a finite l2_clip_norm: its scale is their product")
+
+    def privacy(self) -> PrivacyProfile:
+        """Returns what a whole run costs, or raises ValueError where there is no noise."""
+        if self.noise_multiplier == 0:
+            raise ValueError("noise_multiplier is 0: a run without noise has no privacy guarantee")
+        return self.sampler.privacy(self.noise_multiplier)
+
+    def scales(self) -> Scales:
+        """Returns the numbers that the compiled step reads, rounded so that noise is never short."""
+        clip = np.float32(self.l2_clip_norm)
+        noise = self.noise_multiplier * float(clip) if self.noise_multiplier else 0.0
+        stddev = np.float32(noise)
+        if float(stddev) < noise:
+            stddev = np.nextafter(stddev, np.float32(np.inf))
+        return Scales(clip, stddev, np.float32(self.sampler.expected_batch_size))
+
+
+class Scales(NamedTuple):
+    """A mechanism's numbers as float32 scalars; traced, so that one program serves every value."""
+
+    l2_clip_norm: Any
+    noise_stddev: Any
+    expected_batch_size: Any
+
+
+class TrainState(NamedTuple):
+    """What the guarantee covers: everything here depends on the data through noised sums alone."""
+
+    step: Any  # int32 scalar: updates done
+    params: PyTree
+    opt_state: optax.OptState
+
+
+class Algorithm(NamedTuple):
+    """A private training algorithm as pure functions of explicit state and keys."""
+
+    mechanism: Mechanism
+    """What the functions below enforce, and what accounting prices."""
+    init: Callable[[PyTree], TrainState]
+    """params -> state before the first step."""
+    clipped_sum: Callable[[PyTree, PyTree, Any, Scales], tuple[PyTree, Diagnostics]]
+    """(params, batch, weights, scales) -> (sum of clipped per-example gradients, diagnostics)."""
+    update: Callable[[TrainState, PyTree, Any, Scales], TrainState]
+    """(state, sum, noise_key, scales) -> state after one noisy update."""
+
+
+def privatize(clipped_sum: PyTree, noise_key: Any, step: Any, scales: Scales) -> PyTree:
+    """Returns the private mean gradient (sum + sigma C z) / b, z standard normal.
+
+    Sum, then noise, then division, in this one place. The divisor b is the sampler's *expected*
+    batch size, a public constant: the realised size depends on who took part, and dividing by it
+    would release that without noise.
+
+    Args:
+      clipped_sum: Sum over the batch of gradients of L2 norm at most C; float32 leaves.
+      noise_key: Key of the run's noise stream; with `step` and the leaf it names z completely.
+      step: int scalar, the number of the update.
+      scales: C, sigma C and b.
+    """
+    noised = add_gaussian_noise(clipped_sum, noise_key, step, scales.noise_stddev)
+    return jax.tree.map(lambda total: total / scales.expected_batch_size, noised)
+
+
+def dpsgd(
+    loss_fn: Callable[[PyTree, PyTree], Any],
+    optimizer: optax.GradientTransformation,
+    mechanism: Mechanism,
+    *,
+    microbatch_size: int | None = None,
+) -> Algorithm:
+    """Returns DP-SGD (Abadi et al. 2016, Algorithm 1) for any per-example loss and optimizer.
+
+    theta_{t+1} = optimizer(theta_t, (sum_{i in B_t} clip_C(grad loss(theta_t, x_i)) + sigma C z_t) / b)
+
+    Args:
+      loss_fn: Pure function (params, example) -> scalar loss of one example.
+      optimizer: Any optax transformation; it sees only the private mean gradient.
+      mechanism: Sampler, sigma and C. With sigma = 0 the noise is left out of the program.
+      microbatch_size: Examples whose gradients are formed together; None for the whole batch.
+    """
+
+    def init(params: PyTree) -> TrainState:
+        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+    def clipped_sum(params, batch, weights, scales):
+        gradient = clipped_grad(
+            loss_fn, l2_clip_norm=scales.l2_clip_norm, microbatch_size=microbatch_size
+        )
+        return gradient(params, batch, weights)
+
+    def update(state, total, noise_key, scales):
+        if mechanism.noise_multiplier:
+            gradient = privatize(total, noise_key, state.step, scales)
+        else:
+            gradient = jax.tree.map(lambda leaf: leaf / scales.expected_batch_size, total)
+        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.params)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+
+    return Algorithm(mechanism, init, clipped_sum, update)

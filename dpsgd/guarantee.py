@@ -1,0 +1,96 @@
+"""The guarantee of a run, as it may be printed: an interval, its terms, and what it leaves out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from accounting import Bound, epsilon
+from dpsgd.algorithm import Mechanism
+
+ADJACENCY = "zero-out"
+"""One unit is replaced by the null example, whose gradient is 0; the number of examples is public."""
+
+NOT_COVERED = (
+    "the choice of hyper-parameters, where it looked at private data",
+    "the diagnostics of training (losses, clipped fractions, batch sizes)",
+    "evaluation on rows that were not training examples",
+)
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What (epsilon, delta)-differential privacy a mechanism gives the units in its training data.
+
+    Attributes:
+      epsilon: Interval that contains the mechanism's epsilon; its upper end is what is guaranteed.
+        None where nothing is guaranteed; `void` then says why.
+      delta: The delta at which epsilon is given.
+      unit: What one neighbour differs in ('example' or 'user').
+      adjacency: How it differs.
+      noise_multiplier: Standard deviation of the noise over `l2_clip_norm`.
+      l2_clip_norm: Bound on one unit's contribution to a step; infinite without clipping.
+      void: Why there is no guarantee, or empty.
+    """
+
+    epsilon: Bound | None
+    delta: float
+    unit: str
+    adjacency: str
+    noise_multiplier: float
+    l2_clip_norm: float
+    void: str = ""
+
+    @classmethod
+    def of(
+        cls, mechanism: Mechanism, delta: float, *, reproducible_noise: bool = False
+    ) -> Guarantee:
+        """Returns the guarantee of a whole run of `mechanism` at `delta`.
+
+        Args:
+          mechanism: Sampler, sigma and C.
+          delta: In (0, 1).
+          reproducible_noise: Whether the noise came from a seed that can be guessed.
+        """
+        void = ""
+        if reproducible_noise:
+            void = "reproducible noise: whoever guesses the seed can subtract it"
+        if mechanism.noise_multiplier == 0:
+            void = "no noise was added"
+        return cls(
+            epsilon=None if void else epsilon(mechanism.privacy(), delta),
+            delta=delta,
+            unit=mechanism.sampler.unit,
+            adjacency=ADJACENCY,
+            noise_multiplier=mechanism.noise_multiplier,
+            l2_clip_norm=mechanism.l2_clip_norm,
+            void=void,
+        )
+
+    def sentence(self) -> str:
+        """Returns the guarantee in one line."""
+        if self.epsilon is None:
+            return f"NO GUARANTEE: {self.void}"
+        if math.isinf(self.epsilon.upper):
+            return f"NO GUARANTEE: no finite epsilon is certified at delta {self.delta:.3g}"
+        return (
+            f"epsilon in {self.epsilon} at delta {self.delta:.3g} "
+            f"({self.adjacency} adjacency, unit: one {self.unit})"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Returns the guarantee as JSON values; an end that is not finite is null."""
+        ends = (self.epsilon.lower, self.epsilon.upper) if self.epsilon else (math.inf, math.inf)
+        lower, upper = (end if math.isfinite(end) else None for end in ends)
+        return {
+            "guarantee": self.sentence(),
+            "epsilon_lower": lower,
+            "epsilon_upper": upper,
+            "delta": self.delta,
+            "adjacency": self.adjacency,
+            "unit": self.unit,
+            "noise_multiplier": self.noise_multiplier,
+            "l2_clip_norm": self.l2_clip_norm if math.isfinite(self.l2_clip_norm) else None,
+            "not_covered": list(NOT_COVERED),
+        }

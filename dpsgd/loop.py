@@ -1,0 +1,185 @@
+"""The training loop: blocks of steps as one compiled program, batches drawn in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpsgd.algorithm import Algorithm, Scales, TrainState
+from dpsgd.clipping import Diagnostics
+from dpsgd.keys import RootKey
+from samplers import BatchSampler, BatchSource
+
+PyTree = Any
+
+
+class BlockPlan(NamedTuple):
+    """Who takes part in a block of consecutive steps: fixed shapes, whatever the batch sizes.
+
+    Step j of the block is the passes `starts[j] : starts[j + 1]`; most samplers need one pass a step,
+    and a batch larger than one pass is summed over several before its single noisy update.
+    """
+
+    indices: Any  # int32[passes, max_batch_size]
+    weights: Any  # float32[passes, max_batch_size]
+    starts: Any  # int32[block_steps + 1]
+    num_steps: Any  # int32 scalar: steps of the block that are real
+
+
+class Block(NamedTuple):
+    """What one block of steps left behind.
+
+    `state` is donated to the next block: copy what must outlive the iteration before advancing it.
+    """
+
+    state: TrainState
+    first_step: int
+    diagnostics: Diagnostics
+    """Per step, NumPy float32[steps]. NOT covered by the guarantee."""
+
+
+def plan_blocks(
+    source: BatchSource, *, first_step: int, block_steps: int
+) -> Iterator[tuple[int, BlockPlan]]:
+    """Yields (first step, plan) of every block from `first_step` to the sampler's last step."""
+    sampler = source.sampler
+    step = first_step
+    while step < sampler.num_steps:
+        wanted = min(block_steps, sampler.num_steps - step)
+        passes: list = []
+        starts = [0]
+        for t in range(step, step + wanted):
+            batch = source.passes(t)
+            if passes and len(passes) + len(batch) > block_steps:
+                break  # an accumulated batch does not fit: it opens the next block
+            passes += batch
+            starts.append(len(passes))
+        done = len(starts) - 1
+        # Shapes stay those of a full block, so that the whole run is one compiled program. Only a
+        # single batch of more passes than a block has steps needs more room (and a recompilation).
+        room = max(block_steps, len(passes))
+        indices = np.zeros((room, sampler.max_batch_size), np.int32)
+        weights = np.zeros((room, sampler.max_batch_size), np.float32)
+        for row, batch in enumerate(passes):
+            indices[row], weights[row] = batch.indices, batch.weights
+        starts += [len(passes)] * (block_steps - done)
+        yield step, BlockPlan(indices, weights, np.asarray(starts, np.int32), np.int32(done))
+        step += done
+
+
+def _compile_block(algorithm: Algorithm):
+    """Returns the jitted function (state, data, plan, noise_key, scales) -> (state, diagnostics)."""
+    one_pass = not algorithm.mechanism.sampler.accumulates
+
+    def run_block(
+        state: TrainState, data: PyTree, plan: BlockPlan, noise_key: Any, scales: Scales
+    ) -> tuple[TrainState, Diagnostics]:
+        def batch_sum(params, row):
+            batch = jax.tree.map(lambda column: column[plan.indices[row]], data)
+            return algorithm.clipped_sum(params, batch, plan.weights[row], scales)
+
+        def step_sum(params, j):
+            if one_pass:
+                return batch_sum(params, j)
+            zeros = jax.tree.map(
+                lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+                jax.eval_shape(batch_sum, params, jnp.int32(0)),
+            )
+            add = lambda row, total: jax.tree.map(jnp.add, total, batch_sum(params, row))
+            return jax.lax.fori_loop(plan.starts[j], plan.starts[j + 1], add, zeros)
+
+        def one_step(j, carry):
+            state, log = carry
+            total, diagnostics = step_sum(state.params, j)
+            state = algorithm.update(state, total, noise_key, scales)
+            return state, jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
+
+        block_steps = plan.starts.shape[0] - 1
+        log = Diagnostics(*(jnp.zeros(block_steps, jnp.float32) for _ in Diagnostics._fields))
+        # A dynamic trip count: a last, shorter block runs in the same program, without idle steps.
+        return jax.lax.fori_loop(0, plan.num_steps, one_step, (state, log))
+
+    return jax.jit(run_block, donate_argnums=0)
+
+
+def train_blocks(
+    algorithm: Algorithm,
+    state: TrainState,
+    data: PyTree,
+    *,
+    root: RootKey,
+    generation: int = 0,
+    block_steps: int = 64,
+) -> Iterator[Block]:
+    """Runs `algorithm` from `state` to its sampler's last step, yielding after every block.
+
+    The data lie on the device and only indices and weights travel; while one block computes, a
+    background thread draws the batches of the next.
+
+    Args:
+      algorithm: From `dpsgd`; its mechanism names the sampler, sigma and C.
+      state: From `algorithm.init`, or a later one to continue from. Donated.
+      data: Pytree of arrays with one leading row per example, [num_examples, ...].
+      root: Secret from which the sampling and the noise streams derive.
+      generation: Which continuation of the run this is; another one means other randomness.
+      block_steps: Steps per dispatch.
+
+    Raises:
+      ValueError: if the data have not exactly the sampler's number of examples.
+    """
+    mechanism = algorithm.mechanism
+    check_num_examples(mechanism.sampler, data)
+    source = BatchSource(mechanism.sampler, root.sampling_seed(generation))
+    run_block = _compile_block(algorithm)
+    data = jax.device_put(data)
+    noise_key = jnp.asarray(root.noise_key(generation))
+    scales = mechanism.scales()
+    plans = plan_blocks(source, first_step=int(state.step), block_steps=block_steps)
+    with ThreadPoolExecutor(1, thread_name_prefix="batches") as background:
+        drawn = background.submit(next, plans, None)
+        while (planned := drawn.result()) is not None:
+            drawn = background.submit(next, plans, None)
+            first_step, plan = planned
+            state, log = run_block(state, data, plan, noise_key, scales)
+            steps = int(plan.num_steps)
+            yield Block(state, first_step, jax.tree.map(lambda x: np.asarray(x)[:steps], log))
+
+
+def check_num_examples(sampler: BatchSampler, data: PyTree) -> None:
+    """Raises ValueError unless every array of `data` has one row for each of the sampler's examples."""
+    for path, column in jax.tree_util.tree_leaves_with_path(data):
+        if column.shape[0] != sampler.num_examples:
+            raise ValueError(
+                f"data{jax.tree_util.keystr(path)} has {column.shape[0]} rows, but the sampler was "
+                f"built for num_examples={sampler.num_examples}: the guarantee would not be this data's"
+            )
+
+
+def train(
+    algorithm: Algorithm,
+    params: PyTree,
+    data: PyTree,
+    *,
+    root: RootKey | None = None,
+    block_steps: int = 64,
+) -> PyTree:
+    """Trains from `params` through every step of the mechanism's sampler; returns the parameters.
+
+    Args:
+      algorithm: From `dpsgd`.
+      params: Initial parameters; they must not depend on the private data.
+      data: Pytree of arrays with one leading row per example.
+      root: Secret of the run; by default fresh from the operating system's entropy.
+      block_steps: Steps per dispatch.
+    """
+    # The first block donates its input: hand it a copy, so that the caller's parameters survive.
+    state = algorithm.init(jax.tree.map(jnp.array, params))
+    root = RootKey.from_entropy() if root is None else root
+    for block in train_blocks(algorithm, state, data, root=root, block_steps=block_steps):
+        state = block.state
+    return state.params

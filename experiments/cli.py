@@ -1,0 +1,126 @@
+"""The command `dpsgd`: prepare data, train, evaluate, and ask what a sampler costs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from experiments.config import (
+    CalibrateConfig,
+    EpsilonConfig,
+    EvaluateConfig,
+    PrepareCriteoDisplay,
+    PrepareSynthetic,
+    TrainConfig,
+)
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Turn raw data into a store that `dpsgd train` reads."""
+
+    format: (
+        Annotated[PrepareCriteoDisplay, tyro.conf.subcommand("criteo-display", prefix_name=False)]
+        | Annotated[PrepareSynthetic, tyro.conf.subcommand("synthetic", prefix_name=False)]
+    )
+    """What the data come from."""
+
+
+def train_command(config: TrainConfig) -> None:
+    """Runs `dpsgd train`."""
+    from experiments import run
+    from experiments.console import Console
+
+    with Console() as console:
+        record = run.train(config, console.progress)
+        console.comparison([record])
+        console.line(record["guarantee"])
+        console.line(f"report: {config.out / 'report.md'}")
+
+
+def evaluate_command(config: EvaluateConfig) -> None:
+    """Runs `dpsgd evaluate`."""
+    from experiments import run
+
+    for name, value in run.evaluate_run(config.run, config.data).items():
+        print(f"{name}: {value:.6g}")
+
+
+def prepare_command(config: Prepare) -> None:
+    """Runs `dpsgd prepare`."""
+    from experiments.console import Console
+    from experiments.criteo import display, synthetic
+
+    with Console() as console:
+
+        def progress(rows: int) -> None:
+            console.progress(f"{rows:,} rows")
+
+        match config.format:
+            case PrepareCriteoDisplay(source, out, hash_seed):
+                store = display.prepare(source, out, hash_seed=hash_seed, progress=progress)
+            case PrepareSynthetic(out, num_rows, seed):
+                summary = synthetic.write_store(out, num_rows, seed=seed, progress=progress)
+                store = summary.store
+        console.line(f"{store.num_rows:,} rows in {config.format.out}")
+
+
+def epsilon_command(config: EpsilonConfig) -> None:
+    """Runs `dpsgd epsilon`."""
+    from dpsgd.algorithm import Mechanism
+    from dpsgd.guarantee import Guarantee
+
+    delta = config.delta or 1 / config.num_examples
+    sampler = config.sampler.build(config.num_examples, delta)
+    guarantee = Guarantee.of(Mechanism(sampler, config.noise_multiplier, 1.0), delta)
+    print(guarantee.sentence())
+
+
+def calibrate_command(config: CalibrateConfig) -> None:
+    """Runs `dpsgd calibrate`."""
+    from accounting import calibrate
+
+    delta = config.delta or 1 / config.num_examples
+    sampler = config.sampler.build(config.num_examples, delta)
+    sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
+    print(f"noise multiplier {sigma:.6g} gives epsilon <= {config.epsilon} at delta {delta:.3g}")
+
+
+COMMANDS = {
+    TrainConfig: train_command,
+    EvaluateConfig: evaluate_command,
+    Prepare: prepare_command,
+    EpsilonConfig: epsilon_command,
+    CalibrateConfig: calibrate_command,
+}
+
+Command = (
+    Annotated[Prepare, tyro.conf.subcommand("prepare")]
+    | Annotated[TrainConfig, tyro.conf.subcommand("train")]
+    | Annotated[EvaluateConfig, tyro.conf.subcommand("evaluate")]
+    | Annotated[EpsilonConfig, tyro.conf.subcommand("epsilon")]
+    | Annotated[CalibrateConfig, tyro.conf.subcommand("calibrate")]
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; what a user can mend ends in one clear line and exit status 2."""
+    try:
+        config = tyro.cli(
+            Command,
+            prog="dpsgd",
+            description="Private training with a guarantee that the batch sampler has earned.",
+            args=argv,
+            config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
+        )
+        COMMANDS[type(config)](config)
+    except (ValueError, OSError) as error:
+        if os.environ.get("DPSGD_TRACEBACK"):
+            raise
+        print(f"dpsgd: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,222 @@
+"""What a user asks for: typed, frozen, and the help of the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+import samplers
+from samplers import BatchSampler
+
+
+@dataclass(frozen=True)
+class _Batches:
+    batch_size: int = 1024
+    """Expected number of examples in a batch."""
+    epochs: int = 1
+    """Passes over the training examples (for Poisson: in expectation)."""
+
+
+@dataclass(frozen=True)
+class Deterministic(_Batches):
+    """The examples in the order of the file, the same batches in every epoch."""
+
+    def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
+        """Returns the sampler over `num_examples` examples."""
+        return samplers.Deterministic(num_examples, self.batch_size, self.epochs)
+
+
+@dataclass(frozen=True)
+class Shuffle(_Batches):
+    """A uniformly random order. Its guarantee is NOT Poisson's: certified only as deterministic."""
+
+    order: Literal["redrawn", "fixed"] = "redrawn"
+    """Draw a new order for every epoch, or keep the first."""
+
+    def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
+        """Returns the sampler over `num_examples` examples."""
+        return samplers.Shuffle(num_examples, self.batch_size, self.epochs, order=self.order)
+
+
+@dataclass(frozen=True)
+class _VariableBatches(_Batches):
+    max_batch_size: int | None = None
+    """Examples that one step can hold; by default so many that truncation costs next to nothing."""
+    overflow: Literal["truncate", "accumulate"] = "truncate"
+    """Drop the excess of an oversize batch (accounted for), or process it in several passes."""
+
+
+@dataclass(frozen=True)
+class Poisson(_VariableBatches):
+    """Each example joins each batch independently with probability batch_size / num_examples."""
+
+    def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
+        """Returns the sampler over `num_examples` examples."""
+        return samplers.Poisson(
+            num_examples,
+            self.batch_size,
+            self.epochs,
+            max_batch_size=self.max_batch_size,
+            overflow=self.overflow,
+            target_delta=target_delta,
+        )
+
+
+@dataclass(frozen=True)
+class BallsAndBins(_VariableBatches):
+    """Each example joins exactly one uniformly random batch of an epoch, independently."""
+
+    assignment: Literal["redrawn", "fixed"] = "redrawn"
+    """Draw new bins for every epoch, or keep the first (a far weaker guarantee)."""
+
+    def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
+        """Returns the sampler over `num_examples` examples."""
+        return samplers.BallsAndBins(
+            num_examples,
+            self.batch_size,
+            self.epochs,
+            assignment=self.assignment,
+            max_batch_size=self.max_batch_size,
+            overflow=self.overflow,
+            target_delta=target_delta,
+        )
+
+
+def _subcommand(name: str):
+    return tyro.conf.subcommand(f"sampler:{name}", prefix_name=False)
+
+
+SamplerConfig = (
+    Annotated[Deterministic, _subcommand("deterministic")]
+    | Annotated[Shuffle, _subcommand("shuffle")]
+    | Annotated[Poisson, _subcommand("poisson")]
+    | Annotated[BallsAndBins, _subcommand("balls-and-bins")]
+)
+
+SAMPLER_NAMES = {
+    Deterministic: "deterministic",
+    Shuffle: "shuffle",
+    Poisson: "poisson",
+    BallsAndBins: "balls-and-bins",
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a click model privately and write a run directory with the guarantee it earned."""
+
+    data: tyro.conf.Positional[Path]
+    """Store of prepared examples (see `dpsgd prepare`)."""
+    sampler: SamplerConfig
+    """How batches are drawn; this decides what the run costs in privacy."""
+    out: Path
+    """Run directory to create; an existing one is never touched."""
+    noise_multiplier: float | None = None
+    """Noise standard deviation over l2_clip_norm; give this or target_epsilon."""
+    target_epsilon: float | None = None
+    """Choose the smallest noise multiplier whose certified epsilon is at most this."""
+    target_delta: float | None = None
+    """Delta of the guarantee; by default 1 / number of training examples."""
+    non_private: bool = False
+    """Train without clipping and noise: no guarantee."""
+    l2_clip_norm: float = 1.0
+    """Bound on the L2 norm of one example's gradient."""
+    learning_rate: float = 1e-3
+    """Peak step size of Adam, decayed to zero by a cosine."""
+    model: Literal["small", "paper"] = "small"
+    """Preset of model sizes: for a CPU, or the papers' (about 85 million parameters)."""
+    embedding_dim: int | None = None
+    """Override the preset's embedding length."""
+    max_buckets: int | None = None
+    """Override the preset's hash buckets per feature; a power of two."""
+    hidden: tuple[int, ...] | None = None
+    """Override the preset's hidden layers."""
+    microbatch_size: int | None = None
+    """Examples whose gradients are formed together; by default the whole batch."""
+    init_seed: int = 0
+    """Seed of the initial parameters, which are public."""
+    insecure_seed: int | None = None
+    """Reproducible sampling and noise from this number, for debugging: voids the guarantee."""
+
+    def __post_init__(self) -> None:
+        asked = [self.noise_multiplier is not None, self.target_epsilon is not None]
+        if sum(asked) + self.non_private != 1:
+            raise ValueError(
+                "give exactly one of --noise-multiplier, --target-epsilon and --non-private"
+            )
+        if self.noise_multiplier is not None and not 0 < self.noise_multiplier < float("inf"):
+            raise ValueError(
+                f"--noise-multiplier must be finite and > 0, got {self.noise_multiplier}; "
+                "a run without noise has no guarantee and must be asked for by --non-private"
+            )
+        if self.target_epsilon is not None and not 0 < self.target_epsilon < float("inf"):
+            raise ValueError(f"--target-epsilon must be finite and > 0, got {self.target_epsilon}")
+        if self.target_delta is not None and not 0 < self.target_delta < 1:
+            raise ValueError(f"--target-delta must lie in (0, 1), got {self.target_delta}")
+        if not 0 < self.learning_rate < float("inf"):
+            raise ValueError(f"--learning-rate must be finite and > 0, got {self.learning_rate}")
+
+
+@dataclass(frozen=True)
+class GuaranteeConfig:
+    """The run that a guarantee is asked for."""
+
+    sampler: SamplerConfig
+    """How batches are drawn."""
+    num_examples: int
+    """Training examples (public)."""
+    delta: float | None = None
+    """Delta of the guarantee; by default 1 / num_examples."""
+
+
+@dataclass(frozen=True)
+class EpsilonConfig(GuaranteeConfig):
+    """Print the certified epsilon of a run, as [lower, upper]."""
+
+    noise_multiplier: float = tyro.MISSING
+    """Noise standard deviation over the clipping norm."""
+
+
+@dataclass(frozen=True)
+class CalibrateConfig(GuaranteeConfig):
+    """Print the smallest noise multiplier that certifies the wanted epsilon."""
+
+    epsilon: float = tyro.MISSING
+    """The epsilon to guarantee."""
+
+
+@dataclass(frozen=True)
+class PrepareCriteoDisplay:
+    """Prepare the Criteo Display Ads data (`train.txt` or `train.txt.gz`) for training."""
+
+    source: tyro.conf.Positional[Path]
+    """Raw file: label, 13 counts, 26 hexadecimal categoricals, tab separated."""
+    out: tyro.conf.Positional[Path]
+    """Store to create."""
+    hash_seed: int = 0
+    """Public seed of the hash that maps categorical values to buckets."""
+
+
+@dataclass(frozen=True)
+class PrepareSynthetic:
+    """Generate click data of Criteo's shape, whose best reachable AUC is known, as a store."""
+
+    out: tyro.conf.Positional[Path]
+    """Store to create."""
+    num_rows: int = 1_000_000
+    """Rows to generate."""
+    seed: int = 0
+    """Seed of the generator."""
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Score a labelled file, raw or prepared, with the model of a finished run."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory."""
+    data: tyro.conf.Positional[Path]
+    """Raw file in the format the run was prepared from, or a store."""

@@ -1,0 +1,117 @@
+"""The click model of the papers: one stacked embedding table, log integers, ReLU layers, a logit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from experiments.criteo.schema import Schema
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the click model; everything here is public."""
+
+    embedding_dim: int
+    """Length of the vector that stands for one categorical value."""
+    max_buckets: int
+    """Hash buckets of a categorical feature, at most; a power of two."""
+    hidden: tuple[int, ...]
+    """Units of each hidden layer."""
+
+    def __post_init__(self) -> None:
+        if self.embedding_dim < 1 or any(units < 1 for units in self.hidden):
+            raise ValueError(f"model sizes must be positive, got {self}")
+
+
+PRESETS = {
+    # Sized for some 100,000 rows and a CPU.
+    "small": ModelConfig(embedding_dim=8, max_buckets=2**10, hidden=(64,)),
+    # About 85 million parameters: three layers of 598 units, as in Chua et al. (2024), section 5.
+    "paper": ModelConfig(embedding_dim=14, max_buckets=2**20, hidden=(598, 598, 598)),
+}
+
+
+class ClickModel(nnx.Module):
+    """Maps one example to the logit of its click probability."""
+
+    def __init__(self, config: ModelConfig, schema: Schema, rngs: nnx.Rngs):
+        self.schema = schema
+        self.max_buckets = config.max_buckets
+        self.embedding = nnx.Embed(
+            sum(schema.table_sizes(config.max_buckets)),
+            config.embedding_dim,
+            embedding_init=nnx.initializers.normal(0.01),
+            rngs=rngs,
+        )
+        features = len(schema.categories) * config.embedding_dim + 2 * len(schema.integers)
+        widths = [features, *config.hidden]
+        self.hidden = nnx.List(
+            nnx.Linear(m, n, kernel_init=nnx.initializers.he_normal(), rngs=rngs)
+            for m, n in zip(widths[:-1], widths[1:], strict=True)
+        )
+        self.logit = nnx.Linear(widths[-1], 1, kernel_init=nnx.initializers.zeros, rngs=rngs)
+
+    def __call__(self, example: dict[str, jax.Array]) -> jax.Array:
+        """Returns the logit, a float32 scalar, of one example: a row of the store's columns."""
+        ids = self.schema.fold(example["categories"], self.max_buckets)
+        rows = ids + self.schema.table_offsets(self.max_buckets)
+        x = jnp.concatenate(
+            [
+                self.embedding(rows).ravel(),
+                example["integers"],
+                example["integers_missing"].astype(jnp.float32),
+            ]
+        )
+        for layer in self.hidden:
+            x = nnx.relu(layer(x))
+        return self.logit(x)[0]
+
+
+def functional(
+    config: ModelConfig, schema: Schema, seed: int
+) -> tuple[PyTree, Callable[[PyTree, PyTree], jax.Array], Callable[[PyTree, PyTree], jax.Array]]:
+    """Returns (params, logit_fn, loss_fn): a freshly initialised model as pure functions of params.
+
+    Args:
+      config: Sizes of the model.
+      schema: Columns of the data.
+      seed: Of the initialisation, which is public: it does not depend on the data.
+    """
+    graph, params = nnx.split(ClickModel(config, schema, nnx.Rngs(seed)), nnx.Param)
+
+    def logit_fn(params: PyTree, example: PyTree) -> jax.Array:
+        return nnx.merge(graph, params)(example)
+
+    def loss_fn(params: PyTree, example: PyTree) -> jax.Array:
+        label = example["label"].astype(jnp.float32)
+        return optax.sigmoid_binary_cross_entropy(logit_fn(params, example), label)
+
+    return params, logit_fn, loss_fn
+
+
+def predict(
+    logit_fn: Callable[[PyTree, PyTree], jax.Array],
+    params: PyTree,
+    columns: dict[str, np.ndarray],
+    batch_size: int = 8192,
+) -> np.ndarray:
+    """Returns the logits, float32[n], of every row of `columns`, in batches of one fixed shape."""
+    num_rows = len(columns["label"])
+    score = jax.jit(jax.vmap(logit_fn, in_axes=(None, 0)))
+    logits = np.empty(num_rows, np.float32)
+    for start in range(0, num_rows, batch_size):
+        rows = np.arange(start, start + batch_size)
+        batch = {name: column[np.minimum(rows, num_rows - 1)] for name, column in columns.items()}
+        stop = min(start + batch_size, num_rows)
+        logits[start:stop] = np.asarray(score(params, batch))[: stop - start]
+    return logits

@@ -1,0 +1,75 @@
+"""The main job in one sitting: prepare click data, train with every sampler, compare the guarantees."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from experiments import config, run
+from experiments.console import Console
+from experiments.criteo import display, synthetic
+
+SAMPLERS = (config.Deterministic, config.Shuffle, config.Poisson, config.BallsAndBins)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train the same click model with every sampler at equal noise and print what each guarantees."""
+
+    source: tyro.conf.Positional[Path | None] = None
+    """Raw Criteo Display Ads file (train.txt or train.txt.gz); by default synthetic rows are made."""
+    noise_multiplier: float = 0.5
+    """Noise of every run."""
+    batch_size: int = 1024
+    """Expected examples in a batch."""
+    epochs: int = 4
+    """Passes over the training rows."""
+    rows: int = 120_000
+    """Synthetic rows to make."""
+    out: Path | None = None
+    """Where to keep store and runs; by default a temporary folder that is left for you to look at."""
+
+
+def main() -> None:
+    """Runs the demo."""
+    demo = tyro.cli(Demo, prog="scripts/demo")
+    out = demo.out or Path(tempfile.mkdtemp(prefix="dpsgd-demo-"))
+    with Console() as console:
+        source = demo.source
+        if source is None:
+            source = out / "train.txt"
+            console.progress(f"making {demo.rows:,} synthetic rows in Criteo's format")
+            summary = synthetic.write_raw(source, demo.rows, seed=0)
+            console.line(
+                f"{summary.rows:,} synthetic rows in {source}; the best reachable AUC on them is "
+                f"{summary.bayes_auc:.4f}"
+            )
+        console.progress("preparing the store")
+        store = display.prepare(source, out / "store")
+        console.line(f"{store.num_rows:,} rows prepared in {out / 'store'}")
+        records = []
+        for sampler in SAMPLERS:
+            name = config.SAMPLER_NAMES[sampler]
+            console.line(f"training with the {name} sampler")
+            records.append(
+                run.train(
+                    config.TrainConfig(
+                        data=out / "store",
+                        sampler=sampler(batch_size=demo.batch_size, epochs=demo.epochs),
+                        out=out / name,
+                        noise_multiplier=demo.noise_multiplier,
+                    ),
+                    lambda line, name=name: console.progress(f"{name}: {line}"),
+                )
+            )
+        console.comparison(records)
+        for note in dict.fromkeys(note for record in records for note in record["notes"]):
+            console.line(f"- {note}")
+        console.line(f"reports: {out}/*/report.md")
+
+
+if __name__ == "__main__":
+    main()
