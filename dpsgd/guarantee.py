@@ -10,7 +10,7 @@ from accounting import Bound, epsilon
 from dpsgd.algorithm import Mechanism
 
 ADJACENCY = "zero-out"
-"""One unit is replaced by the null example, whose gradient is 0; the number of examples is public."""
+"""One unit is replaced by the null example, whose gradient is 0; how many there are is public."""
 
 NOT_COVERED = (
     "the choice of hyper-parameters, where it looked at private data",
@@ -32,6 +32,7 @@ class Guarantee:
       noise_multiplier: Standard deviation of the noise over `l2_clip_norm`.
       l2_clip_norm: Bound on one unit's contribution to a step; infinite without clipping.
       void: Why there is no guarantee, or empty.
+      notes: What a reader should know about the interval.
     """
 
     epsilon: Bound | None
@@ -41,6 +42,7 @@ class Guarantee:
     noise_multiplier: float
     l2_clip_norm: float
     void: str = ""
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -58,14 +60,16 @@ class Guarantee:
             void = "reproducible noise: whoever guesses the seed can subtract it"
         if mechanism.noise_multiplier == 0:
             void = "no noise was added"
+        interval = None if void else epsilon(mechanism.privacy(), delta)
         return cls(
-            epsilon=None if void else epsilon(mechanism.privacy(), delta),
+            epsilon=interval,
             delta=delta,
             unit=mechanism.sampler.unit,
             adjacency=ADJACENCY,
             noise_multiplier=mechanism.noise_multiplier,
             l2_clip_norm=mechanism.l2_clip_norm,
             void=void,
+            notes=() if interval is None else (interval.note,),
         )
 
     def sentence(self) -> str:
@@ -92,5 +96,6 @@ class Guarantee:
             "unit": self.unit,
             "noise_multiplier": self.noise_multiplier,
             "l2_clip_norm": self.l2_clip_norm if math.isfinite(self.l2_clip_norm) else None,
+            "notes": [note for note in self.notes if note],
             "not_covered": list(NOT_COVERED),
         }

@@ -21,8 +21,8 @@ PyTree = Any
 class BlockPlan(NamedTuple):
     """Who takes part in a block of consecutive steps: fixed shapes, whatever the batch sizes.
 
-    Step j of the block is the passes `starts[j] : starts[j + 1]`; most samplers need one pass a step,
-    and a batch larger than one pass is summed over several before its single noisy update.
+    Step j of the block is the passes `starts[j] : starts[j + 1]`. Most samplers need one pass a
+    step; a batch larger than one pass is summed over several before its single noisy update.
     """
 
     indices: Any  # int32[passes, max_batch_size]
@@ -73,7 +73,7 @@ def plan_blocks(
 
 
 def _compile_block(algorithm: Algorithm):
-    """Returns the jitted function (state, data, plan, noise_key, scales) -> (state, diagnostics)."""
+    """Returns the jitted (state, data, plan, noise_key, scales) -> (state, diagnostics)."""
     one_pass = not algorithm.mechanism.sampler.accumulates
 
     def run_block(
@@ -90,7 +90,10 @@ def _compile_block(algorithm: Algorithm):
                 lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
                 jax.eval_shape(batch_sum, params, jnp.int32(0)),
             )
-            add = lambda row, total: jax.tree.map(jnp.add, total, batch_sum(params, row))
+
+            def add(row, total):
+                return jax.tree.map(jnp.add, total, batch_sum(params, row))
+
             return jax.lax.fori_loop(plan.starts[j], plan.starts[j + 1], add, zeros)
 
         def one_step(j, carry):
@@ -146,17 +149,18 @@ def train_blocks(
             drawn = background.submit(next, plans, None)
             first_step, plan = planned
             state, log = run_block(state, data, plan, noise_key, scales)
-            steps = int(plan.num_steps)
-            yield Block(state, first_step, jax.tree.map(lambda x: np.asarray(x)[:steps], log))
+            diagnostics = jax.tree.map(np.asarray, log)
+            done = slice(int(plan.num_steps))
+            yield Block(state, first_step, Diagnostics(*(column[done] for column in diagnostics)))
 
 
 def check_num_examples(sampler: BatchSampler, data: PyTree) -> None:
-    """Raises ValueError unless every array of `data` has one row for each of the sampler's examples."""
+    """Raises ValueError unless each array of `data` has one row per example of the sampler."""
     for path, column in jax.tree_util.tree_leaves_with_path(data):
         if column.shape[0] != sampler.num_examples:
             raise ValueError(
-                f"data{jax.tree_util.keystr(path)} has {column.shape[0]} rows, but the sampler was "
-                f"built for num_examples={sampler.num_examples}: the guarantee would not be this data's"
+                f"data{jax.tree_util.keystr(path)} has {column.shape[0]} rows, but the sampler "
+                f"was built for num_examples={sampler.num_examples}: its guarantee is for those"
             )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -32,11 +34,11 @@ class Prepare:
 
 def train_command(config: TrainConfig) -> None:
     """Runs `dpsgd train`."""
-    from experiments import run
     from experiments.console import Console
+    from experiments.train import train
 
     with Console() as console:
-        record = run.train(config, console.progress)
+        record = train(config, console.progress)
         console.comparison([record])
         console.line(record["guarantee"])
         console.line(f"report: {config.out / 'report.md'}")
@@ -44,9 +46,9 @@ def train_command(config: TrainConfig) -> None:
 
 def evaluate_command(config: EvaluateConfig) -> None:
     """Runs `dpsgd evaluate`."""
-    from experiments import run
+    from experiments.evaluate import evaluate_run
 
-    for name, value in run.evaluate_run(config.run, config.data).items():
+    for name, value in dataclasses.asdict(evaluate_run(config.run, config.data)).items():
         print(f"{name}: {value:.6g}")
 
 
@@ -64,8 +66,8 @@ def prepare_command(config: Prepare) -> None:
             case PrepareCriteoDisplay(source, out, hash_seed):
                 store = display.prepare(source, out, hash_seed=hash_seed, progress=progress)
             case PrepareSynthetic(out, num_rows, seed):
-                summary = synthetic.write_store(out, num_rows, seed=seed, progress=progress)
-                store = summary.store
+                store, summary = synthetic.write_store(out, num_rows, seed, progress=progress)
+                console.line(f"best reachable AUC: {summary.bayes_auc:.4f}")
         console.line(f"{store.num_rows:,} rows in {config.format.out}")
 
 
@@ -90,7 +92,7 @@ def calibrate_command(config: CalibrateConfig) -> None:
     print(f"noise multiplier {sigma:.6g} gives epsilon <= {config.epsilon} at delta {delta:.3g}")
 
 
-COMMANDS = {
+COMMANDS: dict[type, Callable[[Any], None]] = {
     TrainConfig: train_command,
     EvaluateConfig: evaluate_command,
     Prepare: prepare_command,

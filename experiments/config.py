@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
 import samplers
+from experiments.criteo.model import PRESETS, ModelConfig
 from samplers import BatchSampler
 
 
 @dataclass(frozen=True)
 class _Batches:
+    name: ClassVar[str]
+
     batch_size: int = 1024
     """Expected number of examples in a batch."""
-    epochs: int = 1
+    epochs: int = 10
     """Passes over the training examples (for Poisson: in expectation)."""
 
 
 @dataclass(frozen=True)
 class Deterministic(_Batches):
     """The examples in the order of the file, the same batches in every epoch."""
+
+    name: ClassVar[str] = "deterministic"
 
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns the sampler over `num_examples` examples."""
@@ -32,6 +37,8 @@ class Deterministic(_Batches):
 @dataclass(frozen=True)
 class Shuffle(_Batches):
     """A uniformly random order. Its guarantee is NOT Poisson's: certified only as deterministic."""
+
+    name: ClassVar[str] = "shuffle"
 
     order: Literal["redrawn", "fixed"] = "redrawn"
     """Draw a new order for every epoch, or keep the first."""
@@ -53,6 +60,8 @@ class _VariableBatches(_Batches):
 class Poisson(_VariableBatches):
     """Each example joins each batch independently with probability batch_size / num_examples."""
 
+    name: ClassVar[str] = "poisson"
+
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns the sampler over `num_examples` examples."""
         return samplers.Poisson(
@@ -68,6 +77,8 @@ class Poisson(_VariableBatches):
 @dataclass(frozen=True)
 class BallsAndBins(_VariableBatches):
     """Each example joins exactly one uniformly random batch of an epoch, independently."""
+
+    name: ClassVar[str] = "balls-and-bins"
 
     assignment: Literal["redrawn", "fixed"] = "redrawn"
     """Draw new bins for every epoch, or keep the first (a far weaker guarantee)."""
@@ -85,23 +96,16 @@ class BallsAndBins(_VariableBatches):
         )
 
 
-def _subcommand(name: str):
-    return tyro.conf.subcommand(f"sampler:{name}", prefix_name=False)
+def _subcommand(config: type[_Batches]):
+    return tyro.conf.subcommand(f"sampler:{config.name}", prefix_name=False)
 
 
 SamplerConfig = (
-    Annotated[Deterministic, _subcommand("deterministic")]
-    | Annotated[Shuffle, _subcommand("shuffle")]
-    | Annotated[Poisson, _subcommand("poisson")]
-    | Annotated[BallsAndBins, _subcommand("balls-and-bins")]
+    Annotated[Deterministic, _subcommand(Deterministic)]
+    | Annotated[Shuffle, _subcommand(Shuffle)]
+    | Annotated[Poisson, _subcommand(Poisson)]
+    | Annotated[BallsAndBins, _subcommand(BallsAndBins)]
 )
-
-SAMPLER_NAMES = {
-    Deterministic: "deterministic",
-    Shuffle: "shuffle",
-    Poisson: "poisson",
-    BallsAndBins: "balls-and-bins",
-}
 
 
 @dataclass(frozen=True)
@@ -122,9 +126,9 @@ class TrainConfig:
     """Delta of the guarantee; by default 1 / number of training examples."""
     non_private: bool = False
     """Train without clipping and noise: no guarantee."""
-    l2_clip_norm: float = 1.0
+    l2_clip_norm: float = 4.0
     """Bound on the L2 norm of one example's gradient."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     """Peak step size of Adam, decayed to zero by a cosine."""
     model: Literal["small", "paper"] = "small"
     """Preset of model sizes: for a CPU, or the papers' (about 85 million parameters)."""
@@ -158,6 +162,15 @@ class TrainConfig:
             raise ValueError(f"--target-delta must lie in (0, 1), got {self.target_delta}")
         if not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"--learning-rate must be finite and > 0, got {self.learning_rate}")
+
+    def model_config(self) -> ModelConfig:
+        """Returns the model's sizes: the preset with the overrides that were given."""
+        preset = PRESETS[self.model]
+        return ModelConfig(
+            embedding_dim=self.embedding_dim or preset.embedding_dim,
+            max_buckets=self.max_buckets or preset.max_buckets,
+            hidden=preset.hidden if self.hidden is None else self.hidden,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The main job in one sitting: prepare click data, train with every sampler, compare the guarantees."""
+"""The main job in one sitting: prepare data, train with every sampler, compare the guarantees."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 
 import tyro
 
-from experiments import config, run
+from experiments import config
 from experiments.console import Console
 from experiments.criteo import display, synthetic
+from experiments.train import train
 
 SAMPLERS = (config.Deterministic, config.Shuffle, config.Poisson, config.BallsAndBins)
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Train the same click model with every sampler at equal noise and print what each guarantees."""
+    """Train one click model with every sampler at equal noise; print what each guarantees."""
 
     source: tyro.conf.Positional[Path | None] = None
-    """Raw Criteo Display Ads file (train.txt or train.txt.gz); by default synthetic rows are made."""
+    """Raw Criteo Display Ads file (train.txt[.gz]); by default synthetic rows are made."""
     noise_multiplier: float = 0.5
     """Noise of every run."""
     batch_size: int = 1024
@@ -30,7 +31,7 @@ class Demo:
     rows: int = 120_000
     """Synthetic rows to make."""
     out: Path | None = None
-    """Where to keep store and runs; by default a temporary folder that is left for you to look at."""
+    """Where to keep store and runs; by default a new temporary folder, left for you to look at."""
 
 
 def main() -> None:
@@ -52,17 +53,16 @@ def main() -> None:
         console.line(f"{store.num_rows:,} rows prepared in {out / 'store'}")
         records = []
         for sampler in SAMPLERS:
-            name = config.SAMPLER_NAMES[sampler]
-            console.line(f"training with the {name} sampler")
+            console.line(f"training with the {sampler.name} sampler")
             records.append(
-                run.train(
+                train(
                     config.TrainConfig(
                         data=out / "store",
                         sampler=sampler(batch_size=demo.batch_size, epochs=demo.epochs),
-                        out=out / name,
+                        out=out / sampler.name,
                         noise_multiplier=demo.noise_multiplier,
                     ),
-                    lambda line, name=name: console.progress(f"{name}: {line}"),
+                    console.progress,
                 )
             )
         console.comparison(records)

@@ -22,41 +22,53 @@ def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
       record: What `report.json` holds.
       config: The run's configuration, as JSON values.
     """
-    quality = "\n".join(
-        f"| {split} | {record[f'{split}_auc']:.4f} | {record[f'{split}_log_loss']:.4f} "
-        f"| {record[f'{split}_calibration']:.3f} "
-        f"| {record[f'{split}_expected_calibration_error']:.4f} | {record[f'{split}_num_examples']:,} |"
+    terms = {
+        "sampler": record["sampler"],
+        "noise multiplier": _number(record["noise_multiplier"]),
+        "clipping norm": _number(record["l2_clip_norm"]),
+        "epsilon [lower, upper]": interval(record),
+        "delta": _number(record["delta"]),
+        "adjacency": record["adjacency"],
+        "unit": record["unit"],
+        "steps": f"{record['num_steps']:,}",
+        "training examples": f"{record['num_examples']:,}",
+    }
+    quality = [
+        [
+            split,
+            f"{record[f'{split}_auc']:.4f}",
+            f"{record[f'{split}_log_loss']:.4f}",
+            f"{record[f'{split}_calibration']:.3f}",
+            f"{record[f'{split}_expected_calibration_error']:.4f}",
+            f"{record[f'{split}_num_examples']:,}",
+        ]
         for split in ("validation", "test")
-    )
-    notes = "".join(f"- {note}\n" for note in record["notes"])
-    not_covered = "\n".join(f"- {item}" for item in record["not_covered"])
+    ]
+    quality_header = ["rows", "AUC", "log loss", "calibration", "calibration error", "examples"]
     return f"""# Run with the {record["sampler"]} sampler
 
 ## Guarantee
 
 **{record["guarantee"]}**
 
-One {record["unit"]} of the training data is protected: replacing it by an example whose gradient is
-zero ({record["adjacency"]} adjacency) changes the law of everything that training released about the
-parameters by at most this (epsilon, delta). The interval contains the mechanism's true epsilon; its
-upper end is the guarantee.
+The interval contains the mechanism's true epsilon, and its upper end is the guarantee: to replace
+one {record["unit"]} of the training data by one whose gradient is zero changes the law of the
+trained parameters by no more than this epsilon and delta.
 
-| sampler | noise multiplier | clipping norm | epsilon | delta | steps | training examples |
-| --- | --- | --- | --- | --- | --- | --- |
-| {record["sampler"]} | {record["noise_multiplier"]:.6g} | {_number(record["l2_clip_norm"])} | {interval(record)} | {record["delta"]:.4g} | {record["num_steps"]:,} | {record["num_examples"]:,} |
+{_table(["", ""], [[name, value] for name, value in terms.items()])}
 
-{notes}
+{_list(record["notes"])}
+
 Not covered by the guarantee:
 
-{not_covered}
+{_list(record["not_covered"])}
 
 ## Quality
 
-| rows | AUC | log loss | calibration | expected calibration error | examples |
-| --- | --- | --- | --- | --- | --- |
-{quality}
+{_table(quality_header, quality)}
 
-Calibration is the sum of predictions over the sum of labels.
+Calibration is the sum of the predictions over the sum of the labels; calibration error is the
+expected gap between the two over 15 bins of equal width.
 
 ## Speed
 
@@ -93,3 +105,12 @@ def comparison(records: list[dict[str, Any]]) -> tuple[list[str], list[list[str]
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.6g}"
+
+
+def _list(items: list[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,81 @@
+"""How good a model is on labelled rows: those of its own store, or any other file of its format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpsgd.metrics import BinaryMetrics, binary_metrics
+from experiments.criteo import display
+from experiments.criteo.model import ModelConfig, functional
+from experiments.criteo.schema import Schema
+from experiments.criteo.store import Columns, Store
+from experiments.run_directory import RunDirectory
+
+PyTree = Any
+
+BATCH = 8192
+"""Rows that are scored at once, in one compiled program."""
+
+
+def evaluate(
+    logit_fn: Callable[[PyTree, PyTree], jax.Array], params: PyTree, blocks: Iterable[Columns]
+) -> BinaryMetrics:
+    """Returns the metrics of the model on labelled rows, read once, block by block.
+
+    Args:
+      logit_fn: (params, example) -> logit.
+      params: The model's parameters.
+      blocks: Columns of consecutive rows.
+
+    Raises:
+      ValueError: if there are no rows.
+    """
+    score = jax.jit(jax.vmap(logit_fn, in_axes=(None, 0)))
+    logits, labels = [np.zeros(0, np.float32)], [np.zeros(0, np.uint8)]
+    for block in blocks:
+        num_rows = len(block["label"])
+        for start in range(0, num_rows, BATCH):
+            rows = np.arange(start, start + BATCH)
+            # The last batch repeats a row up to the fixed shape; its surplus is cut off again.
+            batch = {name: x[np.minimum(rows, num_rows - 1)] for name, x in block.items()}
+            logits.append(np.asarray(score(params, batch))[: num_rows - start])
+        labels.append(block["label"])
+    return binary_metrics(np.concatenate(logits), np.concatenate(labels))
+
+
+def evaluate_run(run_path: Path, data: Path) -> BinaryMetrics:
+    """Returns the metrics of a finished run's model on every row of `data`.
+
+    Args:
+      run_path: The run's directory.
+      data: A store, or a raw file in the format that the run's store was prepared from.
+
+    Raises:
+      FileNotFoundError: if there is no finished run.
+      ValueError: if the data cannot be read, or were prepared differently from the run's.
+    """
+    run = RunDirectory.open(run_path)
+    config = run.read_json("config.json")
+    schema = Schema(**_tuples(config["schema"]))
+    sizes = ModelConfig(**_tuples(config["model_sizes"]))
+    like, logit_fn, _ = functional(sizes, schema, seed=0)
+    params = run.read_params(like)
+    if not data.is_dir():
+        return evaluate(logit_fn, params, display.read(data, hash_seed=config["hash_seed"]))
+    store = Store.open(data)
+    if (store.schema, store.hash_seed) != (schema, config["hash_seed"]):
+        raise ValueError(
+            f"{data} was prepared with other columns or another hash seed than the data of "
+            f"{run_path}: prepare it with --hash-seed {config['hash_seed']}"
+        )
+    return evaluate(logit_fn, params, (b for split in store.splits for b in store.blocks(split)))
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns `fields` as they were before JSON made lists of tuples."""
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
