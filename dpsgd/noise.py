@@ -108,7 +108,7 @@ def grid(stddev: jax.typing.ArrayLike) -> jax.Array:
 
 
 def standard_normal(
-    noise_key: jax.Array,
+    noise_key: jax.typing.ArrayLike,
     step: jax.typing.ArrayLike,
     leaf: jax.typing.ArrayLike,
     shape: tuple[int, ...],
@@ -133,7 +133,7 @@ def standard_normal(
 
 def add_gaussian_noise(
     tree: Any,
-    noise_key: jax.Array,
+    noise_key: jax.typing.ArrayLike,
     step: jax.typing.ArrayLike,
     stddev: jax.typing.ArrayLike,
 ) -> Any:
@@ -161,20 +161,21 @@ def add_gaussian_noise(
     """
     if not isinstance(stddev, jax.core.Tracer) and not 0 <= np.asarray(stddev) < math.inf:
         raise ValueError(f"stddev must be finite and not negative, got {stddev}")
-    stddev = jnp.asarray(stddev, jnp.float32)
-    # A traced stddev that is wrong must spoil the result, and never lead to too little noise.
-    stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
-    spacing = grid(stddev)
-    cells = jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing  # in [2^GRID_BITS, 2^(GRID_BITS + 1))
-
     leaves, structure = jax.tree.flatten(tree)
-    noised = []
     for leaf, total in enumerate(leaves):
         if jnp.result_type(total) != jnp.float32:
             raise ValueError(
                 f"noise is added to float32 sums only, but leaf {leaf} is "
                 f"{jnp.result_type(total)}; cast before clipping and summing"
             )
+    stddev = jnp.asarray(stddev, jnp.float32)
+    # A traced stddev that is wrong must spoil the result, and never lead to too little noise.
+    stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
+    spacing = grid(stddev)
+    cells = jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing  # in [2^GRID_BITS, 2^(GRID_BITS + 1))
+
+    noised = []
+    for leaf, total in enumerate(leaves):
         noise = _integer_noise(noise_key, step, leaf, jnp.shape(total), cells)
         output = (jnp.round(total / spacing) + noise) * spacing
         noised.append(jnp.where(stddev == 0, total, output))
@@ -204,10 +205,16 @@ def _words(noise_key, step, leaf, shape: tuple[int, ...]) -> tuple[jax.Array, ..
     counter = (
         low,
         high,
-        zero + (jnp.asarray(leaf).astype(jnp.uint32) ^ noise_key[2]),
-        zero + (jnp.asarray(step).astype(jnp.uint32) ^ noise_key[3]),
+        zero + (_word(leaf, "leaf") ^ noise_key[2]),
+        zero + (_word(step, "step") ^ noise_key[3]),
     )
     return philox4x32(counter, (noise_key[0], noise_key[1]))
+
+
+def _word(value: jax.typing.ArrayLike, name: str) -> jax.Array:
+    if isinstance(value, int) and not 0 <= value < 2**32:
+        raise ValueError(f"{name} must be in [0, 2^32), got {value}")
+    return jnp.asarray(np.uint32(value) if isinstance(value, int) else value).astype(jnp.uint32)
 
 
 def _flat_index(positions: list[jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
@@ -251,21 +258,16 @@ def philox4x32(
 
 
 def _mulhi(a: jax.Array, b: np.uint32) -> jax.Array:
-    """Return the high word of the 64-bit product of uint32 `a` and the constant `b`."""
-    if hasattr(lax, "mulhi"):  # one instruction on most hardware; jax 0.10.0 does not have it yet
-        return lax.mulhi(a, jnp.full_like(a, b))
-    return _mulhi_by_halves(a, b)
+    """Return the high word of the 64-bit product of uint32 `a` and the constant `b`.
 
-
-def _mulhi_by_halves(a: jax.Array, b: np.uint32) -> jax.Array:
-    """Return what `_mulhi` does by products of 16-bit halves, none of which exceeds 32 bits."""
-    half = np.uint32(0xFFFF)
-    a0, a1 = a & half, a >> 16
-    b0, b1 = np.uint32(b & half), np.uint32(b >> 16)
-    # (a1 2^16 + a0) (b1 2^16 + b0), its middle terms added one at a time: each sum is below 2^32,
-    # since (2^16 - 1)^2 + (2^16 - 1) = 2^16 (2^16 - 1).
-    middle = a1 * b0 + ((a0 * b0) >> 16)
-    return a1 * b1 + (middle >> 16) + (((middle & half) + a0 * b1) >> 16)
+    Hardware has one instruction for this, which compilers find in the 64-bit form. The context lets
+    uint64 through where jax would make it uint32, as it does by default. (`lax.mulhi`, new in jax
+    0.10.1, does not compile for sharded arrays in 0.10.2; products of 16-bit halves take ten
+    instructions.)
+    """
+    with jax.enable_x64(True):
+        product = lax.convert_element_type(a, jnp.uint64) * np.uint64(b)
+        return lax.convert_element_type(product >> np.uint64(32), jnp.uint32)
 
 
 def _radius(high: jax.Array, low: jax.Array) -> jax.Array:
