@@ -168,7 +168,8 @@ def _read(file: io.IOBase, size: int, path: Path, line: int) -> bytes:
 #
 # Fields are read as 64-bit words, eight characters at a time, and decoded by arithmetic on all
 # eight bytes at once ("SIMD within a register"). In a little-endian word the first character is
-# the lowest byte. Every addition below stays within its byte, or the word is refused anyway.
+# the lowest byte. An addition may only carry out of a byte from 0x80 up; such a byte is refused
+# whatever is carried into it, and the whole word with it, so that what it carries does not matter.
 
 
 def _bytes(value: int) -> np.uint64:
@@ -263,7 +264,7 @@ def _hexadecimal(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     # The high bit of each byte of (c + 0x80 - a) & ~(c + 0x80 - b) is set if and only if a <= c < b
     digit = (words + _bytes(0x80 - ord("0"))) & ~(words + _bytes(0x80 - ord("9") - 1))
     letter = (lower + _bytes(0x80 - ord("a"))) & ~(lower + _bytes(0x80 - ord("f") - 1))
-    valid = (digit | letter) & ~words & _HIGH_BITS == _HIGH_BITS
+    valid = (digit | letter) & _HIGH_BITS == _HIGH_BITS
     x = (words & _bytes(0x0F)) + ((words >> _u(6)) & _bytes(1)) * _u(9)
     x = ((x * _u(0x1001)) >> _u(8)) & _u(0x00FF00FF00FF00FF)
     x = ((x * _u(0x1000001)) >> _u(16)) & _u(0x0000FFFF0000FFFF)

@@ -234,6 +234,8 @@ def row(**fields) -> bytes:
         (row() + b"\t", None, "found 41 columns, expected 40 separated by tabs"),
         (row()[2:], None, "found 39 columns, expected 40 separated by tabs"),
         (row()[2:], None, "unlabelled test file"),
+        (row().replace(b"\t", b"\0", 1), None, "found 39 columns, expected 40"),
+        (row().replace(b"\t", b"\n", 1), None, "found 1 column, expected 40"),
         (row().replace(b"\t", b","), None, "found 1 column, expected 40"),
         (row(C5="caf\xe9").decode().encode("latin-1"), None, "byte 0xe9 at position"),
         (b"", None, "a blank line between rows, expected 40 columns"),
@@ -248,7 +250,7 @@ def test_bad_lines_are_named_by_file_line_and_column(
 ):
     path = tmp_path / "train.txt"
     good = VALID[0].encode() + b"\n"
-    path.write_bytes(good * before + line + b"\n" + good * 3 + b"bad, but later\n")
+    path.write_bytes(good * before + line + b"\n" + good * 3 + row(label="9") + b"\n")
     with pytest.raises(DataError) as caught:
         prepare(path, tmp_path / "store") if block_bytes == 1 << 22 else read_all(
             path, block_bytes=block_bytes

@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,6 +188,19 @@ def test_two_writers_of_one_name_exclude_each_other(tmp_path):
         store = first.finish(splits=chronological_split(10), source={})
     assert store.num_rows == 10
     store.verify()
+
+
+def test_a_writer_that_finished_leaves_the_next_one_alone(tmp_path):
+    second = StoreWriter(tmp_path / "s", DISPLAY_ADS, hash_seed=0)
+    with StoreWriter(tmp_path / "s", DISPLAY_ADS, hash_seed=0) as first:
+        first.append(random_columns(10))
+        first.finish(splits=chronological_split(10), source={})
+        shutil.rmtree(tmp_path / "s")
+        second.__enter__()
+        second.append(random_columns(20))
+    assert second.finish(splits=chronological_split(20), source={}).num_rows == 20
+    second.__exit__(None, None, None)
+    assert contents(tmp_path) == ["s"]
 
 
 def test_foreign_files_where_leftovers_would_be_are_not_removed(tmp_path):
