@@ -63,7 +63,7 @@ class ClickModel(nnx.Module):
             nnx.Linear(m, n, kernel_init=nnx.initializers.he_normal(), rngs=rngs)
             for m, n in itertools.pairwise(widths)
         )
-        self.logit = nnx.Linear(widths[-1], 1, kernel_init=nnx.initializers.zeros, rngs=rngs)
+        self.logit = nnx.Linear(widths[-1], 1, kernel_init=nnx.initializers.normal(0.1), rngs=rngs)
 
     def __call__(self, example: dict[str, jax.Array]) -> jax.Array:
         """Returns the logit, a float32 scalar, of one example: a row of the store's columns."""
