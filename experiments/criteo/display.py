@@ -134,9 +134,6 @@ def _blocks_of_lines(path: Path, block_bytes: int) -> Iterator[tuple[bytes, int]
                 text += b"\n"
             cut = text.rfind(b"\n") + 1
             text, carry = text[:cut], text[cut:]
-            if len(carry) > MAX_LINE_BYTES:
-                line += text.count(b"\n")
-                raise DataError(path, f"longer than {MAX_LINE_BYTES} bytes", line=line)
             if text[-2:-1] in (b"", b"\n", b"\r"):
                 last = len(text.rstrip(b"\r\n"))
                 end = text.find(b"\n", last) + 1 if last else 0
@@ -147,9 +144,12 @@ def _blocks_of_lines(path: Path, block_bytes: int) -> Iterator[tuple[bytes, int]
                     raise DataError(path, _BLANK, line=blank)
                 yield text[:end], line
                 line += text.count(b"\n", 0, end)
-            if end < len(text):
-                blank = line if blank is None else blank
-                line += text.count(b"\n", end)
+            if end < len(text) and blank is None:
+                blank = line  # and `line` is of no more use: a row is an error from here on
+            if len(carry) > MAX_LINE_BYTES:
+                if blank is not None:
+                    raise DataError(path, _BLANK, line=blank)
+                raise DataError(path, f"longer than {MAX_LINE_BYTES} bytes", line=line)
 
 
 def _read(file: io.IOBase, size: int, path: Path, line: int) -> bytes:

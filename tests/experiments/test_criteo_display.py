@@ -308,11 +308,20 @@ def test_a_truncated_or_damaged_gzip_is_one_line_and_leaves_no_store(tmp_path):
         assert [p.name for p in tmp_path.iterdir()] == ["t.gz"]
 
 
-def test_a_line_without_end_is_refused_in_constant_memory(tmp_path):
-    (tmp_path / "f").write_bytes(VALID[0].encode() + b"\n" + b"x" * (3 << 20))
-    with pytest.raises(DataError, match="longer than 1048576 bytes") as caught:
-        read_all(tmp_path / "f", block_bytes=1 << 16)
-    assert caught.value.line == 2
+@pytest.mark.parametrize("block_bytes", [1 << 16, 1 << 22])
+def test_the_first_fault_is_named_though_a_line_without_end_follows(tmp_path, block_bytes):
+    good, endless = VALID[0].encode() + b"\n", b"x" * (6 << 20)
+    cases = [
+        (good + endless, 2, "longer than 1048576 bytes"),
+        (good + b"bad\n" + endless, 2, "found 1 column"),
+        (good + b"\n\n" + endless, 2, "a blank line between rows"),
+        (endless, 1, "longer than 1048576 bytes"),
+    ]
+    for content, line, says in cases:
+        (tmp_path / "f").write_bytes(content)
+        with pytest.raises(DataError, match=says) as caught:
+            read_all(tmp_path / "f", block_bytes=block_bytes)
+        assert caught.value.line == line
 
 
 # --- The store that comes out --------------------------------------------------------------------
