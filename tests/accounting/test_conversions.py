@@ -1,0 +1,223 @@
+"""A profile says the same in every language, and what is an upper bound stays one."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import ndtr, ndtri
+
+from accounting.balls_and_bins import BallsAndBinsProfile
+from accounting.conversions import (
+    PrivacyCurve,
+    ratio_to_privacy_loss_distribution,
+    to_dp_event,
+)
+from accounting.gaussian import GaussianProfile
+from accounting.likelihood_ratio import LikelihoodRatio
+from accounting.monte_carlo import MonteCarloProfile
+from accounting.poisson import PoissonProfile
+
+PROFILES = [
+    GaussianProfile(0.5),
+    GaussianProfile(2.0),
+    BallsAndBinsProfile(0.5, 100),
+    BallsAndBinsProfile(1.0, 20, epochs=3),
+    PoissonProfile(1.0, 0.05, 20),
+]
+
+
+@pytest.fixture(scope="module")
+def curves():
+    return {profile: PrivacyCurve.of(profile, interval=0.02, tail=1e-9) for profile in PROFILES}
+
+
+# --- privacy loss distributions -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=repr)
+def test_converted_distribution_bounds_the_profile_from_above_and_tightly(profile, curves):
+    converted = curves[profile].privacy_loss_distribution()
+    # 1e-9: below it lies the tail that became an infinite loss.
+    for epsilon in (0.0, 0.005, 0.3, 1.0, 1.2345, 3.0):
+        bound, got = profile.delta(epsilon), converted.get_delta_for_epsilon(epsilon)
+        assert got >= bound.lower
+        assert got <= profile.delta(max(0.0, epsilon - 1e-3)).upper * (1 + 1e-3) + 1e-9
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=repr)
+def test_pair_of_a_curve_is_two_probability_measures(profile, curves):
+    p, q, infinity = curves[profile]._pair
+    assert np.all(p >= 0)
+    assert np.all(q >= 0)
+    assert p.sum() + q[1:].sum() + infinity == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 4.0])
+@pytest.mark.parametrize("count", [2, 9])
+def test_converted_distribution_composes_to_a_valid_and_tight_bound(sigma, count):
+    converted = PrivacyCurve.of(GaussianProfile(sigma), tail=1e-15).privacy_loss_distribution()
+    exact = GaussianProfile(sigma / math.sqrt(count))
+    composed = converted.self_compose(count)
+    for delta in (1e-2, 1e-6, 1e-9):
+        truth = exact.epsilon(delta)
+        assert truth.lower <= composed.get_epsilon_for_delta(delta) <= truth.upper + 1e-3 * count
+
+
+def test_converted_distribution_composes_with_another_mechanism():
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    ours = PrivacyCurve.of(GaussianProfile(1.0), tail=1e-15).privacy_loss_distribution()
+    theirs = pld.from_gaussian_mechanism(0.5, value_discretization_interval=1e-2)
+    truth = GaussianProfile(1.0 / math.sqrt(5.0)).epsilon(1e-6)
+    got = ours.compose(theirs).get_epsilon_for_delta(1e-6)
+    assert truth.lower <= got <= truth.upper + 1e-2
+
+
+@pytest.mark.parametrize("sampling_prob", [1.0, 0.1])
+@pytest.mark.parametrize("bins", [1, 7])
+def test_ratio_is_converted_in_each_direction_on_its_own(sampling_prob, bins):
+    ratio = LikelihoodRatio.subsampled_gaussian(0.6, sampling_prob, 0.01, "upper").average(bins)
+    lower = LikelihoodRatio.subsampled_gaussian(0.6, sampling_prob, 0.01, "lower").average(bins)
+    converted = ratio_to_privacy_loss_distribution(ratio, interval=1e-3)
+    apart = 0
+    for epsilon in (0.0, 0.1, 0.5, 2.0):
+        for pmf, upper, true in (
+            (converted._pmf_remove, ratio.remove, lower.remove),
+            (converted._pmf_add, ratio.add, lower.add),
+        ):
+            got = pmf.get_delta_for_epsilon(epsilon)
+            assert true(epsilon) <= upper(epsilon) * (1 - 1e-15) or upper(epsilon) < 1e-200
+            assert got >= upper(epsilon) * (1 - 1e-9) - 1e-200
+            assert got <= upper(max(0.0, epsilon - 1e-4)) * (1 + 1e-4) + 1e-200
+        apart += ratio.remove(epsilon) > 1.05 * ratio.add(epsilon)
+    # The two directions differ, unless it is one Gaussian: exchanging them would be seen.
+    assert apart >= 2 or (sampling_prob == 1.0 and bins == 1)
+
+
+def test_ratio_of_one_epoch_composes_to_several_epochs_of_balls_and_bins():
+    one = LikelihoodRatio.gaussian(1.0, 0.02, "upper").average(50)
+    composed = ratio_to_privacy_loss_distribution(one, interval=1e-3).self_compose(4)
+    truth = BallsAndBinsProfile(1.0, 50, epochs=4).epsilon(1e-6)
+    assert truth.lower <= composed.get_epsilon_for_delta(1e-6) <= truth.upper + 2e-2
+
+
+@given(st.lists(st.floats(0.0, 0.3), min_size=40, max_size=40))
+def test_noise_in_the_upper_values_never_breaks_the_bound(noise):
+    truth = np.array([GaussianProfile(1.0).delta(0.2 * k).upper for k in range(40)])
+    noisy = np.minimum(1.0, truth * (1 + np.array(noise)))
+    converted = PrivacyCurve(0.2, truth, noisy).privacy_loss_distribution()
+    for epsilon in (0.0, 0.1, 0.9, 3.0, 5.5):
+        got = converted.get_delta_for_epsilon(epsilon)
+        assert GaussianProfile(1.0).delta(epsilon).lower <= got <= 1.0
+        assert got <= 1.5 * GaussianProfile(1.0).delta(max(0.0, epsilon - 0.2)).upper
+
+
+# --- trade-off curves, attacks and the nearest Gaussian -----------------------------------------
+
+
+@given(st.floats(0.4, 5.0), st.floats(0.0, 1.0))
+def test_trade_off_of_a_gaussian_is_in_the_interval_and_the_interval_is_narrow(sigma, alpha):
+    curve = PrivacyCurve.of(GaussianProfile(sigma), interval=0.02, tail=1e-6)
+    truth = float(ndtr(ndtri(1.0 - alpha) - 1.0 / sigma))
+    bound = curve.type_two_error(alpha)
+    assert bound.lower - 1e-12 <= truth <= bound.upper + 1e-12
+    assert bound.width <= 0.03
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=repr)
+def test_attack_rates_are_the_curve_read_the_other_way(profile, curves):
+    curve = curves[profile]
+    alphas = np.linspace(0.0, 1.0, 21)
+    missed = [curve.type_two_error(float(a)) for a in alphas]
+    assert all(x.lower >= y.lower - 1e-15 for x, y in itertools.pairwise(missed))
+    for alpha, miss in zip(alphas, missed, strict=True):
+        hit = curve.true_positive_rate(float(alpha))
+        assert hit.lower == 1.0 - miss.upper
+        assert hit.upper == 1.0 - miss.lower
+        # No attack has a larger advantage than the total variation distance.
+        assert hit.lower - alpha <= curve.advantage().upper + 1e-12
+    assert curve.type_two_error(0.0).upper == 1.0
+    assert curve.type_two_error(1.0).upper == 0.0
+
+
+def test_advantage_of_a_gaussian_is_its_total_variation_distance():
+    bound = PrivacyCurve.of(GaussianProfile(2.0)).advantage()
+    assert bound.lower <= 2 * ndtr(0.25) - 1 <= bound.upper
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 5.0])
+def test_nearest_gaussian_of_a_gaussian_is_itself(sigma):
+    bound = PrivacyCurve.of(GaussianProfile(sigma), interval=0.03, tail=1e-8).gaussian_mu(1e-8)
+    assert bound.lower <= 1.0 / sigma <= bound.upper * (1 + 1e-6)
+    assert bound.width <= 5e-3 / sigma
+
+
+@pytest.mark.parametrize("profile", PROFILES[2:], ids=repr)
+def test_nearest_gaussian_covers_the_profile_and_no_smaller_one_does(profile, curves):
+    slack = 1e-6
+    bound = curves[profile].gaussian_mu(slack)
+    epsilons = np.arange(0.0, 6.0, 0.0371)
+    above = GaussianProfile(1.0 / bound.upper)
+    assert all(profile.delta(e).lower <= above.delta(e).upper + slack for e in epsilons)
+    if bound.lower > 0.0:
+        below = GaussianProfile(1.0 / (0.99 * bound.lower))
+        assert any(profile.delta(e).upper > below.delta(e).lower + slack for e in epsilons)
+
+
+def test_nearest_gaussian_shrinks_with_the_slack_for_rare_participation(curves):
+    curve = curves[BallsAndBinsProfile(0.5, 100)]
+    mus = [curve.gaussian_mu(slack).upper for slack in (1e-9, 1e-3)]
+    assert 2.0 > mus[0] > mus[1]
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+def test_event_of_poisson_costs_what_the_profile_says():
+    profile = PoissonProfile(1.0, 0.02, 50)
+    accountant = PLDAccountant().compose(to_dp_event(profile))
+    bound = profile.epsilon(1e-5)
+    assert bound.lower - 1e-3 <= accountant.get_epsilon(1e-5) <= bound.upper + 2e-2
+
+
+def test_event_of_a_gaussian_is_the_gaussian():
+    assert to_dp_event(GaussianProfile(1.5)) == GaussianDpEvent(1.5)
+
+
+def test_no_event_is_invented_for_balls_and_bins():
+    with pytest.raises(ValueError, match="no event for BallsAndBinsProfile"):
+        to_dp_event(BallsAndBinsProfile(1.0, 10))
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: PrivacyCurve.of(GaussianProfile(1.0), interval=0.0), "interval"),
+        (lambda: PrivacyCurve.of(GaussianProfile(1.0), tail=1.0), "tail"),
+        (lambda: PrivacyCurve.of(GaussianProfile(0.01), interval=1.0), "larger tail"),
+        (lambda: PrivacyCurve.of(MonteCarloProfile(1.0, 3, num_samples=10)), "confidence"),
+        (lambda: PrivacyCurve.of(GaussianProfile(1.0), tail=1e-3).gaussian_mu(1e-6), "slack"),
+        (lambda: PrivacyCurve.of(GaussianProfile(1.0)).type_two_error(1.5), "type_one_error"),
+        (
+            lambda: ratio_to_privacy_loss_distribution(LikelihoodRatio.gaussian(1.0, 0.1, "lower")),
+            "lower",
+        ),
+        (
+            lambda: ratio_to_privacy_loss_distribution(
+                LikelihoodRatio.gaussian(1.0, 0.1, "upper"), interval=2.0
+            ),
+            "interval",
+        ),
+    ],
+)
+def test_bad_input_is_refused_with_its_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
