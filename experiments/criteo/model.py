@@ -33,7 +33,7 @@ class ModelConfig:
             raise ValueError(f"model sizes must be positive, got {self}")
 
 
-INTEGER_SCALE = 0.1
+INTEGER_SCALE = 0.2
 """Brings the log integers (up to about 12) to the embeddings' order of magnitude. Unscaled, they
 dominate every gradient's norm, and clipping would spend it on a few rows of the first layer."""
 
@@ -42,7 +42,7 @@ INITIAL_LOGIT = -1.0
 
 PRESETS = {
     # Sized for some 100,000 rows and a CPU.
-    "small": ModelConfig(embedding_dim=8, max_buckets=2**10, hidden=(32,)),
+    "small": ModelConfig(embedding_dim=8, max_buckets=2**10, hidden=(64,)),
     # About 85 million parameters: three layers of 598 units, as in Chua et al. (2024), section 5.
     "paper": ModelConfig(embedding_dim=14, max_buckets=2**20, hidden=(598, 598, 598)),
 }
