@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 import numpy as np
 
@@ -56,8 +58,26 @@ class BallsAndBins(VariableBatchSampler):
         return self.with_truncation(
             BallsAndBinsProfile(
                 noise_multiplier, self.steps_per_epoch, self.epochs, assignment=self.assignment
-            )
+            ),
+            self.independent_steps,
         )
+
+    def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
+        """Bounds from above what stretches of steps cost together, each from a seed of its own.
+
+        Redrawn epochs are independent whichever seed they come from. A fixed assignment that shows
+        an example's bin in m epochs is one epoch with noise sigma / sqrt(m), and with less noise it
+        costs no less: k stretches cost at most k redrawn epochs with noise sigma / sqrt(max m).
+        """
+        if self.assignment == "redrawn" or len(stretches) == 1:
+            return super().privacy_of(noise_multiplier, stretches)
+        redrawn = replace(
+            self,
+            epochs=len(stretches),
+            assignment="redrawn",
+            max_batch_size=int(cast(int, self.max_batch_size)),
+        )
+        return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(stretches))))
 
     def drawn_epoch(self, epoch: int) -> int:
         """Returns `epoch`, or 0 if the assignment is fixed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 
@@ -42,9 +43,13 @@ class Poisson(VariableBatchSampler):
         Source: Y. Zhu, J. Dong, Y.-X. Wang, Optimal Accounting of Differential Privacy via
         Characteristic Function (2022), for the pair; accounting.poisson for its composition.
         """
-        return self.with_truncation(
-            PoissonProfile(noise_multiplier, self.sampling_prob, self.num_steps)
-        )
+        return self.privacy_of(noise_multiplier, [range(self.num_steps)])
+
+    def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
+        """Returns the profile of as many steps as the stretches have: all steps are independent."""
+        steps = sum(map(len, stretches))
+        profile = PoissonProfile(noise_multiplier, self.sampling_prob, steps)
+        return self.with_truncation(profile, steps)
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
         """Draws the rows of one chunk: its (step, example) pairs are independent trials."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -52,6 +54,18 @@ class Shuffle(BatchSampler):
         several epochs Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024).
         """
         return ShuffleProfile(noise_multiplier, self.steps_per_epoch, self.epochs, order=self.order)
+
+    def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
+        """Bounds from above what stretches of steps cost together, each from a seed of its own.
+
+        Redrawn epochs are independent whichever seed they come from. A fixed order that shows an
+        example's batch in m epochs is one epoch with noise sigma / sqrt(m), and with less noise it
+        costs no less: k stretches cost at most k redrawn epochs with noise sigma / sqrt(max m).
+        """
+        if self.order == "redrawn" or len(stretches) == 1:
+            return super().privacy_of(noise_multiplier, stretches)
+        redrawn = replace(self, epochs=len(stretches), order="redrawn")
+        return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(stretches))))
 
     def drawn_epoch(self, epoch: int) -> int:
         """Returns `epoch`, or 0 if the order is fixed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
 import operator
 from dataclasses import dataclass
@@ -98,13 +99,23 @@ class VariableBatchSampler(BatchSampler, abc.ABC):
         """Whether `overflow` is "accumulate"."""
         return self.overflow == "accumulate"
 
-    def with_truncation(self, profile: PrivacyProfile) -> PrivacyProfile:
-        """Adds to a profile of the untruncated mechanism what `overflow` costs."""
+    def with_epochs(self, epochs: int) -> VariableBatchSampler:
+        """Returns this sampler with another number of epochs; the cap stays as it is."""
+        cap = int(cast(int, self.max_batch_size))
+        return dataclasses.replace(self, epochs=epochs, max_batch_size=cap)
+
+    def with_truncation(self, profile: PrivacyProfile, num_batches: int) -> PrivacyProfile:
+        """Adds to a profile of the untruncated mechanism what `overflow` costs.
+
+        Args:
+          profile: What the mechanism costs where no batch is cut.
+          num_batches: How many batches the mechanism draws.
+        """
         cap = cast(int, self.max_batch_size)
         if self.accumulates or cap >= self.num_examples:
             return profile
         log_psi = log_overflow_probability(self.num_examples, self.sampling_prob, cap)
-        return TruncatedProfile(profile, self.independent_steps, log_psi)
+        return TruncatedProfile(profile, num_batches, log_psi)
 
     def passes(self, members: np.ndarray, seed: int, step: int) -> list[np.ndarray]:
         """Cuts a step's examples to `max_batch_size` at random, or into several passes."""
