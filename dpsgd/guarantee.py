@@ -54,6 +54,9 @@ class Guarantee:
           mechanism: Sampler, sigma and C.
           delta: In (0, 1).
           reproducible_noise: Whether the noise came from a seed that can be guessed.
+
+        Raises:
+          ValueError: if `delta` is not in (0, 1), or the sampler's price is not proved.
         """
         void = ""
         if reproducible_noise:
@@ -61,6 +64,11 @@ class Guarantee:
         if mechanism.noise_multiplier == 0:
             void = "no noise was added"
         interval = None if void else epsilon(mechanism.privacy(), delta)
+        if interval is not None and interval.confidence < 1:
+            raise ValueError(
+                f"epsilon {interval:.4f} holds only with confidence {interval.confidence}: an "
+                "estimate is not a guarantee"
+            )
         return cls(
             epsilon=interval,
             delta=delta,
@@ -79,7 +87,7 @@ class Guarantee:
         if math.isinf(self.epsilon.upper):
             return f"NO GUARANTEE: no finite epsilon is certified at delta {self.delta:.3g}"
         return (
-            f"epsilon in {self.epsilon} at delta {self.delta:.3g} "
+            f"epsilon in {self.epsilon:.4f} at delta {self.delta:.3g} "
             f"({self.adjacency} adjacency, unit: one {self.unit})"
         )
 

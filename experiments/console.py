@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import rich.box
 import rich.console
 import rich.table
 
@@ -35,7 +36,9 @@ class Console:
     def comparison(self, records: list[dict[str, Any]]) -> None:
         """Prints the table that compares finished runs."""
         header, rows = report.comparison(records)
-        table = rich.table.Table(*header)
+        table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for name in header:
+            table.add_column(name, no_wrap=True)
         for row in rows:
             table.add_row(*row)
         self._console.print(table)

@@ -12,7 +12,7 @@ def interval(record: dict[str, Any]) -> str:
     """Returns the epsilon interval of a run's `record`, or a dash where nothing is guaranteed."""
     if record["epsilon_upper"] is None:
         return "none"
-    return str(Bound(record["epsilon_lower"], record["epsilon_upper"]))
+    return f"{Bound(record['epsilon_lower'], record['epsilon_upper']):.3f}"
 
 
 def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
@@ -85,8 +85,8 @@ expected gap between the two over 15 bins of equal width.
 
 def comparison(records: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Returns (header, rows) of the table that compares finished runs."""
-    header = ["sampler", "sigma", "epsilon [lower, upper]", "delta"]
-    header += ["AUC", "log loss", "calibration", "seconds"]
+    header = ["sampler", "sigma", "epsilon [lo, up]", "delta"]
+    header += ["AUC", "log loss", "calib.", "seconds"]
     rows = [
         [
             record["sampler"],
