@@ -13,7 +13,8 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from dpsgd import norms
+from dpsgd import ghost, norms
+from dpsgd.ghost import Gradients
 
 PyTree = Any
 LossFn = Callable[[PyTree, PyTree], Array]
@@ -39,20 +40,6 @@ class Diagnostics(NamedTuple):
     batch_size: Array
 
 
-class Gradients(NamedTuple):
-    """What a method knows about the gradients of one (micro)batch of B examples.
-
-    Attributes:
-      losses: [B].
-      norm: The B gradient norms over all parameters together.
-      add_clipped: (sum so far, factor) -> sum so far + sum of the contributions under that factor.
-    """
-
-    losses: Array
-    norm: norms.Norm
-    add_clipped: Callable[[SumTree, norms.ClipFactor], SumTree]
-
-
 def _vmap_gradients(loss_fn: LossFn, params: PyTree, batch: PyTree) -> Gradients:
     """One gradient per example, all of them in memory: B times the size of the parameters."""
     losses, grads = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))(params, batch)
@@ -67,14 +54,17 @@ def _vmap_gradients(loss_fn: LossFn, params: PyTree, batch: PyTree) -> Gradients
     )
 
 
-_METHODS: dict[str, Callable[[LossFn, PyTree, PyTree], Gradients]] = {"vmap": _vmap_gradients}
+_METHODS: dict[str, Callable[[LossFn, PyTree, PyTree], Gradients]] = {
+    "ghost": ghost.gradients,
+    "vmap": _vmap_gradients,
+}
 
 
 def clipped_grad(
     loss_fn: LossFn,
     *,
     l2_clip_norm: ArrayLike,
-    method: str = "vmap",
+    method: str = "ghost",
     microbatch_size: int | None = None,
 ) -> Callable[[PyTree, PyTree, ArrayLike], tuple[SumTree, Diagnostics]]:
     r"""Builds the function (params, batch, weights) -> (sum of clipped gradients, diagnostics).
@@ -100,7 +90,8 @@ def clipped_grad(
         cannot mix; batch statistics and other operations across examples do not exist in it.
       l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
       method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
-        structure of the loss allows; "vmap" forms them all.
+      method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
+        structure of the loss allows, see `dpsgd.ghost`; "vmap" forms them all.
       microbatch_size: Examples processed at a time, in a scan; default all of them. It changes
         memory and speed, not the result (but for the order of float32 additions).
 

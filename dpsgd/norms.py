@@ -22,6 +22,7 @@ Why its norm, as float32 stores it, is at most C:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -108,7 +109,7 @@ def power_of_two(x: Array) -> Array:
 
 def norm(x: Array) -> Norm:
     """Returns the norm of each row of `x` [B, ...], any real dtype; all other axes are summed."""
-    x = x.astype(jnp.float32).reshape(x.shape[0], -1)
+    x = x.astype(jnp.float32).reshape(x.shape[0], math.prod(x.shape[1:]))
     scale = power_of_two(jnp.max(jnp.abs(x), axis=1, initial=0.0))
     return Norm(scale, _sum(jnp.square(x * (1.0 / scale)[:, None])))
 
@@ -120,6 +121,17 @@ def combine(norms: Sequence[Norm]) -> Norm:
     ratio = scales / scale[:, None]
     squares = jnp.stack([n.square for n in norms], axis=1) * ratio * ratio
     return Norm(scale, _sum(squares))
+
+
+def product(a: Norm, b: Norm) -> Norm:
+    """Returns the norm of the outer product of two vectors for each example: the product of theirs.
+
+    Where the entries of the outer product leave the float32 range, the square does too, so that the
+    example counts as non-finite.
+    """
+    scale = jnp.clip(a.scale * b.scale, 2.0**-100, 2.0**126)
+    rest = a.scale / scale * b.scale  # 1 unless the product left the range
+    return Norm(scale, a.square * b.square * rest * rest)
 
 
 def clip_factor(norm: Norm, l2_clip_norm: ArrayLike, counts: Array) -> ClipFactor:
@@ -173,6 +185,7 @@ __all__ = [
     "contribution",
     "norm",
     "power_of_two",
+    "product",
     "select",
     "value",
 ]

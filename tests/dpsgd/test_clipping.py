@@ -16,7 +16,7 @@ from jax_privacy.clipping import clipped_grad as jax_privacy_clipped_grad
 from dpsgd import norms
 from dpsgd.clipping import Diagnostics, clipped_grad
 
-METHODS = ["vmap"]
+METHODS = ["ghost", "vmap"]
 
 B, D = 4, 7
 FLOAT32 = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)

@@ -1,0 +1,381 @@
+"""The ghost method gives what one gradient per example gives, for any loss."""
+
+from __future__ import annotations
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+from dpsgd import ghost
+from dpsgd.clipping import clipped_grad
+from dpsgd.ghost import explain
+
+B = 6
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def integers(seed, high, *shape):
+    return jax.random.randint(jax.random.key(seed), shape, 0, high)
+
+
+def stateless(module):
+    """Returns (params, function of params and inputs) of an nnx module."""
+    graph, params = nnx.split(module, nnx.Param)
+    return params, lambda params, *args: nnx.merge(graph, params)(*args)
+
+
+# Each case: (params, loss_fn, batch, {part of a leaf's name: expected route}).
+
+
+def ctr_mlp():
+    """The papers' click model in small: a look-up of 26 rows of one table, some of them equal."""
+    params = {
+        "table": normal(0, 50, 4),
+        "layers": [
+            {"w": normal(k, m, n) / m**0.5, "b": normal(k + 9, n)}
+            for k, (m, n) in enumerate([(109, 16), (16, 16), (16, 1)])
+        ],
+    }
+
+    def loss_fn(params, example):
+        x = jnp.concatenate([params["table"][example["ids"]].ravel(), example["dense"]])
+        for layer in params["layers"][:-1]:
+            x = jax.nn.relu(x @ layer["w"] + layer["b"])
+        last = params["layers"][-1]
+        logit = (x @ last["w"] + last["b"])[0]
+        return jax.nn.softplus(logit) - example["y"] * logit
+
+    batch = {
+        "ids": integers(1, 50, B, 26),
+        "dense": normal(2, B, 5),
+        "y": integers(3, 2, B),
+    }
+    return params, loss_fn, batch, {"table": "rows", "'w'": "outer", "'b'": "entries"}
+
+
+class Block(nnx.Module):
+    def __init__(self, tied, vocabulary, rngs):
+        self.embed = nnx.Embed(vocabulary, 8, rngs=rngs)
+        self.norm1, self.norm2 = nnx.LayerNorm(8, rngs=rngs), nnx.LayerNorm(8, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+        self.up, self.down = nnx.Linear(8, 32, rngs=rngs), nnx.Linear(32, 8, rngs=rngs)
+        self.head = None if tied else nnx.Linear(8, vocabulary, use_bias=False, rngs=rngs)
+
+    def __call__(self, tokens):
+        x = self.embed(tokens)
+        x = x + self.attention(self.norm1(x))
+        x = x + self.down(nnx.gelu(self.up(self.norm2(x))))
+        return self.embed.attend(x) if self.head is None else self.head(x)
+
+
+def transformer(tied, length, vocabulary):
+    params, apply = stateless(Block(tied, vocabulary, nnx.Rngs(0)))
+
+    def loss_fn(params, tokens):
+        logits = jax.nn.log_softmax(apply(params, tokens[:-1]))
+        return -jnp.mean(jnp.take_along_axis(logits, tokens[1:, None], axis=1))
+
+    long = length * (8 + vocabulary) >= 8 * vocabulary
+    routes = {"embedding": ("entries" if long else "gram") if tied else "rows", "scale": "entries"}
+    routes |= {"query']['kernel": "gram" if length == 3 else "entries"}
+    return params, loss_fn, integers(4, vocabulary, B, length + 1), routes
+
+
+class Convnet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(4, (3, 3), strides=2)(x))
+        x = nn.relu(nn.Conv(16, (3, 2), padding="VALID", kernel_dilation=(1, 2))(x))
+        x = nn.relu(nn.Conv(16, (1, 1), feature_group_count=4)(x))
+        return nn.Dense(3)(x.ravel())
+
+
+def convnet():
+    module = Convnet()
+    params = module.init(jax.random.key(0), jnp.zeros((8, 8, 2)))
+
+    def loss_fn(params, example):
+        image, label = example
+        return -jax.nn.log_softmax(module.apply(params, image))[label]
+
+    routes = {"Conv_0']['kernel": "entries", "Conv_1']['kernel": "gram", "Dense_0']['k": "outer"}
+    return params, loss_fn, (normal(1, B, 8, 8, 2), integers(2, 3, B)), routes
+
+
+def lstm_in_scan():
+    module = nn.RNN(nn.OptimizedLSTMCell(5))
+    inputs = normal(0, B, 7, 3)
+    params = {"rnn": module.init(jax.random.key(1), inputs[0]), "out": normal(2, 5, 2)}
+
+    def loss_fn(params, x):
+        return jnp.sum(jnp.tanh(module.apply(params["rnn"], x)[-1] @ params["out"]))
+
+    return params, loss_fn, inputs, {"rnn": "vmap", "out": "outer"}
+
+
+def bags(count, mode):
+    """Bags of words in a table shared by two look-ups; with `mode`, ids beyond the table occur."""
+    params = {"table": normal(0, 20, 3), "w": normal(1, 3, 3)}
+
+    def loss_fn(params, example):
+        first = jnp.take(params["table"], example["a"], axis=0, mode=mode).sum(0)
+        second = jnp.take(params["table"], example["b"], axis=0, mode=mode).mean(0)
+        return jnp.nan_to_num(jnp.sum(jnp.tanh(first @ params["w"]) * second))
+
+    high = 30 if mode == "clip" else 20
+    batch = {"a": integers(2, high, B, count), "b": integers(3, high, B, 5)}
+    return params, loss_fn, batch, {"table": "rows"}
+
+
+def look_up_out_of_bounds():
+    params = {"table": normal(0, 20, 3)}
+
+    def loss_fn(params, ids):
+        rows = params["table"].at[ids].get(mode="fill", fill_value=0.5)
+        return jnp.sum(jnp.sin(rows) * jnp.arange(1.0, 7.0)[:, None])
+
+    return params, loss_fn, integers(1, 40, B, 6) - 10, {"table": "rows"}
+
+
+def columns_and_pairs():
+    """Look-ups along the second axis, along two axes, of one row, and of a block."""
+    params = {
+        "columns": normal(0, 3, 10),
+        "pairs": normal(1, 4, 5, 3),
+        "row": normal(2, 9, 4),
+        "block": normal(3, 8, 8),
+        "transposed": normal(4, 3, 10),
+        "indexed": normal(5, 9, 4),
+    }
+
+    def loss_fn(params, x):
+        i, j = x[:6], x[6:]
+        parts = [
+            params["columns"][:, i],
+            params["pairs"][i % 4, j % 5],
+            params["row"][i[0]],
+            lax.dynamic_slice(params["block"], (i[0], j[0]), (3, 2)),
+            params["transposed"].T[i],
+            lax.dynamic_index_in_dim(params["indexed"], j[0], keepdims=False),
+        ]
+        return sum(jnp.sum(jnp.sin((k + 1) * p) ** 2) for k, p in enumerate(parts))
+
+    routes = dict.fromkeys(["columns", "pairs", "row", "transposed", "indexed"], "rows")
+    return params, loss_fn, integers(6, 9, B, 12), routes | {"block": "slice"}
+
+
+def twice(length):
+    """The same dense layer applied twice, once transposed, and a bias added twice."""
+    params = {"w": normal(0, 12, 12) / 3, "b": normal(1, 12), "v": normal(2, 12, 12) / 3}
+
+    def loss_fn(params, x):
+        x = jnp.tanh(x @ params["w"] + params["b"])
+        x = jnp.tanh(x @ params["w"] + params["b"])
+        x = jnp.tanh(x @ params["v"])
+        return jnp.sum(jnp.cos(x @ params["v"].T))
+
+    route = "gram" if length < 3 else "entries"
+    return params, loss_fn, normal(3, B, length, 12), {"w": route, "v": route, "b": "entries"}
+
+
+def contractions():
+    """Dense layers of several shapes: batch axes, several free axes, a swapped operand, views."""
+    params = {
+        "heads": normal(0, 3, 7, 5),
+        "left": normal(1, 4, 9),
+        "tensor": normal(2, 2, 7, 3, 2),
+        "joined": normal(3, 7, 6),
+        "sliced": normal(4, 12, 5),
+        "overlapping": normal(5, 9, 5),
+        "vector": normal(6, 7),
+        "outer": normal(7, 4),
+        "broadcast": normal(8, 7),
+        "one": normal(9, 7, 1),
+    }
+
+    def loss_fn(params, x):  # [3, 7]
+        p = params
+        parts = [
+            jnp.einsum("hd,hdk->hk", x, p["heads"]),
+            p["left"] @ jnp.tile(x, (3, 1)),
+            jnp.einsum("hd,edfg->gehf", x, p["tensor"]),
+            x @ p["joined"].reshape(7, 3, 2).transpose(1, 0, 2).reshape(3, 7, 2)[1],
+            x[:, :5] @ p["sliced"][2:7] + x[:, 2:] @ p["sliced"][7:],
+            x[:, :5] @ p["overlapping"][0:5] * (x[:, :5] @ p["overlapping"][4:9]),
+            x @ p["vector"],
+            jnp.outer(p["outer"], x[0]),
+            x @ jnp.broadcast_to(p["broadcast"][:, None], (7, 4)),
+            x @ p["one"],
+        ]
+        return sum(jnp.sum(jnp.sin((k + 1) * q) ** 2) for k, q in enumerate(parts))
+
+    return params, loss_fn, normal(9, B, 3, 7), {"heads": "outer", "broadcast": "entries"}
+
+
+def entrywise():
+    """Sums, differences and products of entries, on either side, scalars among them."""
+    params = {"a": normal(0, 3), "b": normal(1, 3), "c": normal(2, 4, 1), "s": jnp.float32(0.7)}
+
+    def loss_fn(params, x):  # [4, 3]
+        y = (params["a"] - x) * params["b"] + params["c"]
+        y = (params["s"] * y - params["a"]) / params["s"]
+        return jnp.sum(jnp.sin(y) - params["s"])
+
+    return params, loss_fn, normal(3, B, 4, 3), {"a": "entries", "b": "entries", "s": "vmap"}
+
+
+@jax.custom_jvp
+def tripled_slope(x):
+    return jnp.sin(x)
+
+
+tripled_slope.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), 3 * tangents[0]))
+
+
+@jax.custom_vjp
+def own_dense(x, w):
+    return x @ w
+
+
+own_dense.defvjp(
+    lambda x, w: (x @ w, (x, w)), lambda saved, g: (g @ saved[1].T, 5 * jnp.outer(saved[0], g))
+)
+
+
+def wrappers():
+    """Layers in jit, in remat, in both, and functions with derivative rules of their own."""
+    params = {k: normal(i, 6, 6) / 3 for i, k in enumerate(["jit", "remat", "both", "own", "jvp"])}
+    params["table"] = normal(7, 11, 6)
+
+    @jax.jit
+    def dense(x, w):
+        return tripled_slope(x @ w)
+
+    remat = jax.checkpoint(dense, policy=jax.checkpoint_policies.nothing_saveable)
+
+    def loss_fn(params, ids):
+        x = jnp.take(params["table"], ids, axis=0).sum(0)
+        x = dense(dense(x, params["jit"]), params["both"])
+        x = remat(remat(x, params["remat"]), params["both"])
+        x = own_dense(x, params["own"])
+        return jnp.sum(jnp.tanh(x) @ tripled_slope(params["jvp"]))
+
+    routes = {"jit": "outer", "remat": "outer", "both": "gram", "own": "vmap", "jvp": "vmap"}
+    return params, jax.jit(loss_fn), integers(8, 11, B, 4), routes | {"table": "rows"}
+
+
+def control_flow():
+    """Branches and loops keep their parameters to themselves; the others are still tapped."""
+    params = {"branch": normal(0, 4, 4), "loop": normal(1, 4, 4) / 2, "dense": normal(2, 4, 4)}
+
+    def loss_fn(params, x):
+        x = jnp.tanh(x @ params["dense"])
+        x = lax.cond(x[0] > 0, lambda x: x @ params["branch"], lambda x: 2 * x, x)
+        x = lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ params["loop"]), x)
+        return jnp.sum(x)
+
+    return params, loss_fn, normal(3, B, 4), {"branch": "vmap", "loop": "vmap", "dense": "outer"}
+
+
+def degenerate():
+    """Unused, empty, directly returned and nonlinearly used parameters."""
+    params = {
+        "unused": normal(0, 3),
+        "empty": jnp.zeros((0, 3)),
+        "loss": jnp.float32(2.0),
+        "square": normal(1, 3),
+        "stopped": normal(2, 3, 3),
+        "product": normal(3, 3, 2),
+        "other": normal(4, 2, 3),
+    }
+
+    def loss_fn(params, x):
+        y = x @ lax.stop_gradient(params["stopped"])
+        z = jnp.sum(params["square"] ** 2 * y) + jnp.sum(params["empty"])
+        return params["loss"] + z + jnp.sum(x @ (params["product"] @ params["other"]))
+
+    routes = {"unused": "unused", "empty": "vmap", "loss": "entries", "product": "vmap"}
+    return params, loss_fn, normal(5, B, 3), routes
+
+
+CASES = {
+    "ctr_mlp": ctr_mlp,
+    "transformer_tied_short": functools.partial(transformer, True, 4, 40),
+    "transformer_tied_long": functools.partial(transformer, True, 12, 10),
+    "transformer_untied_short": functools.partial(transformer, False, 3, 40),
+    "transformer_untied_long": functools.partial(transformer, False, 12, 10),
+    "convnet": convnet,
+    "lstm_in_scan": lstm_in_scan,
+    "bags_clip": functools.partial(bags, 9, "clip"),
+    "bags_fill": functools.partial(bags, 9, "fill"),
+    "bags_large": functools.partial(bags, 90, None),
+    "look_up_out_of_bounds": look_up_out_of_bounds,
+    "columns_and_pairs": columns_and_pairs,
+    "twice_without_sequence": functools.partial(twice, 1),
+    "twice_with_sequence": functools.partial(twice, 9),
+    "contractions": contractions,
+    "entrywise": entrywise,
+    "wrappers": wrappers,
+    "control_flow": control_flow,
+    "degenerate": degenerate,
+}
+
+
+@functools.cache
+def case(name):
+    return CASES[name]()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_norms_and_clipped_sums_equal_one_gradient_per_example(name):
+    params, loss_fn, batch, _ = case(name)
+
+    @jax.jit
+    def reference(params, batch):
+        return jax.vmap(jax.value_and_grad(loss_fn), (None, 0))(params, batch)
+
+    @jax.jit
+    def ghost_norms(params, batch):
+        found = ghost.gradients(loss_fn, params, batch)
+        return found.losses, ghost.norms.value(found.norm)
+
+    losses, grads = reference(params, batch)
+    flat = {
+        jax.tree_util.keystr(path): np.asarray(g, np.float64).reshape(B, g[0].size)
+        for path, g in jax.tree_util.tree_leaves_with_path(grads)
+    }
+    norm = np.linalg.norm(np.concatenate(list(flat.values()), axis=1), axis=1)
+    assert (norm > 0).all()
+    got_losses, got_norm = ghost_norms(params, batch)
+    np.testing.assert_allclose(got_losses, losses, rtol=1e-6)
+    np.testing.assert_allclose(got_norm, norm, rtol=1e-6)
+
+    weights = np.ones(B)
+    weights[2] = 0
+    clip_norm = float(np.median(norm))
+    scale = weights * np.minimum(1, clip_norm / norm)
+    total, _ = jax.jit(clipped_grad(loss_fn, l2_clip_norm=clip_norm))(params, batch, weights)
+    for path, got in jax.tree_util.tree_leaves_with_path(total):
+        each = scale[:, None] * flat[jax.tree_util.keystr(path)]
+        tolerance = 4e-6 * np.abs(each).sum(0).max(initial=1e-30)
+        np.testing.assert_allclose(np.ravel(got), each.sum(0), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_take_the_expected_route(name):
+    params, loss_fn, batch, expected = case(name)
+    example = jax.tree.map(lambda x: x[0], batch)
+    lines = explain(loss_fn, params, example).splitlines()
+    assert len(lines) == len(jax.tree.leaves(params))
+    for part, route in expected.items():
+        chosen = {line.split("]  ")[-1].split()[0] for line in lines if part in line.split("  ")[0]}
+        assert chosen == {route}, lines
