@@ -10,7 +10,11 @@ import pytest
 from jaxtyping import install_import_hook
 
 # Annotations are promises; under the tests they are checked at every call.
-install_import_hook(["accounting", "samplers", "dpsgd", "experiments"], "beartype.beartype")
+# (An int passes for a float, as the numeric tower of PEP 484 has it.)
+install_import_hook(
+    ["accounting", "samplers", "dpsgd", "experiments"],
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+)
 
 hypothesis.settings.register_profile("short", max_examples=50, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("long", max_examples=2_000, deadline=None)
