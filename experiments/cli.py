@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from experiments.config import (
+    AuditConfig,
     CalibrateConfig,
     EpsilonConfig,
     EvaluateConfig,
@@ -92,12 +93,31 @@ def calibrate_command(config: CalibrateConfig) -> None:
     print(f"noise multiplier {sigma:.6g} gives epsilon <= {config.epsilon} at delta {delta:.3g}")
 
 
-COMMANDS: dict[type, Callable[[Any], None]] = {
+def audit_command(config: AuditConfig) -> int:
+    """Runs `dpsgd audit`; the status is 1 if a violation was found."""
+    from experiments import audit
+    from experiments.console import Console
+
+    with Console() as console:
+        if not config.black_box:
+            report = audit.coupled(config, console.progress)
+            for line in report.lines():
+                console.line(line)
+            return 0 if report.passed else 1
+        bound = audit.black_box(config, console.progress)
+        audit.plot(bound, config.plot)
+        for line in (*bound.lines(), f"plot: {config.plot}"):
+            console.line(line)
+        return 1 if bound.violation else 0
+
+
+COMMANDS: dict[type, Callable[[Any], int | None]] = {
     TrainConfig: train_command,
     EvaluateConfig: evaluate_command,
     Prepare: prepare_command,
     EpsilonConfig: epsilon_command,
     CalibrateConfig: calibrate_command,
+    AuditConfig: audit_command,
 }
 
 Command = (
@@ -106,6 +126,7 @@ Command = (
     | Annotated[EvaluateConfig, tyro.conf.subcommand("evaluate")]
     | Annotated[EpsilonConfig, tyro.conf.subcommand("epsilon")]
     | Annotated[CalibrateConfig, tyro.conf.subcommand("calibrate")]
+    | Annotated[AuditConfig, tyro.conf.subcommand("audit")]
 )
 
 
@@ -119,10 +140,9 @@ def main(argv: list[str] | None = None) -> int:
             args=argv,
             config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
         )
-        COMMANDS[type(config)](config)
+        return COMMANDS[type(config)](config) or 0
     except (ValueError, OSError) as error:
         if os.environ.get("DPSGD_TRACEBACK"):
             raise
         print(f"dpsgd: {error}", file=sys.stderr)
         return 2
-    return 0

@@ -202,6 +202,32 @@ class CalibrateConfig(GuaranteeConfig):
 
 
 @dataclass(frozen=True)
+class AuditConfig(GuaranteeConfig):
+    """Look for evidence that a run costs more privacy than its sampler's price says.
+
+    Without --black-box: seconds, the compiled step on neighbouring batches under equal noise, the
+    noise's law and the sampler's. With it: minutes, a lower bound on epsilon from many whole runs.
+    The exit status is 1 if a violation is found.
+    """
+
+    noise_multiplier: float = tyro.MISSING
+    """Noise standard deviation over the clipping norm."""
+    l2_clip_norm: float = 1.0
+    """Bound on the L2 norm of one example's gradient."""
+    claim: Literal["deterministic", "shuffle", "poisson", "balls-and-bins"] | None = None
+    """Hold the run to the price of this sampler, in place of its own: see what, for example,
+    shuffling that is claimed to be Poisson really costs."""
+    black_box: bool = False
+    """Bound epsilon from below by the outputs of whole runs alone."""
+    trials: int = 200_000
+    """Runs of the black-box audit, in each of the two worlds."""
+    plot: Path = Path("audit.png")
+    """Figure that the black-box audit writes."""
+    data: Path | None = None
+    """Store whose examples the coupled audit uses; by default generated ones."""
+
+
+@dataclass(frozen=True)
 class PrepareCriteoDisplay:
     """Prepare the Criteo Display Ads data (`train.txt` or `train.txt.gz`) for training."""
 

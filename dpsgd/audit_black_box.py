@@ -1,0 +1,390 @@
+r"""The black-box audit: a lower bound on epsilon from nothing but the outputs of many whole runs.
+
+**Game.** Example 0, the canary, has gradient +C or, in the neighbouring world, the null example's
+gradient 0. All others have one gradient: -C, 0 or +C (three games; which is the worst depends on
+the sampler). One trial is one run: the sampler draws its batches, the compiled step makes its
+noised sums x_1, ..., x_T, and the auditor sees those alone, as x_t = (sum - o b) / C, o in
+{-1, 0, 1} the others' gradient and b the expected batch size, a public number.
+
+**Bound.** For every event A, (epsilon, delta)-DP demands P(A) <= e^epsilon Q(A) + delta and the
+same with P and Q exchanged. So with Clopper-Pearson bounds p <= P(A) and q >= Q(A), each of them
+wrong with probability (1 - confidence)/2 at most,
+
+    epsilon >= log((p - delta) / q)      with the stated confidence,
+
+whatever the score and threshold that define A, if they were chosen without a look at the trials
+that are counted: game, score, direction and threshold are chosen on one half of the trials, and
+the other half, of the chosen game, is counted. (P's and Q's trials may share randomness: the two
+counts enter by a union bound.) Not seeing Q(A) happen once in N trials leaves q = 5.3 / N at 99 %,
+so that N trials cannot show more than log(P(A) N / 5.3): the detection limit.
+
+**Scores** are likelihood ratios of what the canary does to x, for each way in which it may take
+part. In a step with the canary, x_t has mean 1 - o in the one world and -o in the other, so with
+L_m(x) = exp((m x - m^2 / 2) / sigma^2), the density of N(m, sigma^2) over that of N(0, sigma^2),
+
+* one step of T, all alike:  log mean_t L_{1-o}(x_t) - log mean_t L_{-o}(x_t), summed over epochs.
+  For o = 0 and o = -1 this is the ratio of the pairs that are worst for balls-and-bins and for
+  shuffling (Chua et al., "Balls-and-Bins Sampling for DP-SGD", AISTATS 2025; "How Private are
+  DP-SGD Implementations?", ICML 2024);
+* one step of T, the same in all epochs: that of the sums over epochs, whose noise is sigma sqrt(E);
+* each step by its own lot, with probability q = 1/T: sum_t of log((1 - q + q L_{1-o}) /
+  (1 - q + q L_{-o})) (Poisson; Zhu, Dong, Wang, "Optimal Accounting of Differential Privacy via
+  Characteristic Function", AISTATS 2022);
+* the first step of every epoch: sum of those x (an order that is known);
+* the largest x_t.
+
+The auditor tries them all; a score that does not fit costs power and never validity.
+
+Source: the audit by threshold and Clopper-Pearson is Jagielski, Ullman, Oprea, "Auditing
+Differentially Private Machine Learning", NeurIPS 2020; the canary of a known gradient, Nasr et al.,
+"Adversary Instantiation", S&P 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special, stats
+
+from accounting import Bound
+from dpsgd.algorithm import Algorithm, Mechanism, dpsgd
+from dpsgd.audit import recorder
+from dpsgd.keys import RootKey
+from dpsgd.loop import BlockPlan, _compile_block
+from samplers import BatchSampler, BatchSource
+
+GAMES = {"others -1": -1, "others 0": 0, "others +1": 1}
+"""The gradient, in units of C, of every example but the canary."""
+
+CONFIDENCE = 0.99
+_MOST_INDICES = 4_000_000  # of one dispatch
+_THRESHOLDS = 400
+
+Scores = Mapping[str, np.ndarray]
+"""Name of a score -> its value in each trial: float64[trials]."""
+
+
+class Event(NamedTuple):
+    """An event {score >= threshold} (canary present) or {score <= threshold} (absent)."""
+
+    score: str
+    present: bool
+    threshold: float
+
+    def rates(self, present: Scores, absent: Scores) -> tuple[int, int]:
+        """Returns how often it happened (where it should, where it should not)."""
+        if self.present:
+            return (
+                int(np.sum(present[self.score] >= self.threshold)),
+                int(np.sum(absent[self.score] >= self.threshold)),
+            )
+        return (
+            int(np.sum(absent[self.score] <= self.threshold)),
+            int(np.sum(present[self.score] <= self.threshold)),
+        )
+
+
+class BlackBoxReport(NamedTuple):
+    """What the outputs of many runs prove about epsilon.
+
+    Attributes:
+      epsilon_lower: No smaller epsilon holds at `delta`, with `confidence`.
+      claim: The claimed interval, whose upper end is what was promised.
+      delta: The delta of both.
+      confidence: Probability with which `epsilon_lower` is right.
+      trials: Runs in each world that were counted.
+      event: What was counted, and in which game.
+      game: The sign pattern, a key of `GAMES`.
+      true_positives: How often the event happened in the world that favours it.
+      false_positives: How often in the other.
+      present: The chosen score in the counted trials, canary present.
+      absent: The same, canary absent.
+    """
+
+    epsilon_lower: float
+    claim: Bound
+    delta: float
+    confidence: float
+    trials: int
+    event: Event
+    game: str
+    true_positives: int
+    false_positives: int
+    present: np.ndarray
+    absent: np.ndarray
+
+    @property
+    def violation(self) -> bool:
+        """Whether the bound exceeds the claim."""
+        return self.epsilon_lower > self.claim.upper
+
+    @property
+    def detection_limit(self) -> float:
+        """Largest epsilon that this many trials of this event could have shown."""
+        rate = self.true_positives / self.trials
+        unseen = -math.log((1 - self.confidence) / 2) / self.trials
+        return math.log(rate / unseen) if rate > 0 else -math.inf
+
+    def lines(self) -> list[str]:
+        """Returns the report as lines of text, the verdict last."""
+        relation = ">=" if self.event.present else "<="
+        world = "present" if self.event.present else "absent"
+        lines = [
+            f"game: canary +1, {self.game}; {self.trials:,} runs counted in each world",
+            f"event: {self.event.score} {relation} {self.event.threshold:.4g}, which favours "
+            f"'canary {world}': {self.true_positives:,} times there, "
+            f"{self.false_positives:,} times in the other world",
+            f"epsilon >= {self.epsilon_lower:.3f} at delta {self.delta:.3g}, "
+            f"with confidence {self.confidence:.0%}",
+            f"claimed: epsilon <= {self.claim.format_upper('.3f')}",
+            f"detection limit: {self.detection_limit:.3f}",
+        ]
+        if self.violation:
+            return [*lines, "black-box audit: VIOLATION: the claim is wrong"]
+        if self.detection_limit <= self.claim.upper:
+            lines.append("too few trials to refute this claim, whatever the truth: raise --trials")
+        return [*lines, "black-box audit: consistent"]
+
+
+def black_box_audit(
+    mechanism: Mechanism,
+    claim: Bound,
+    *,
+    delta: float,
+    trials: int,
+    confidence: float = CONFIDENCE,
+    root: RootKey | None = None,
+    build: Callable[..., Algorithm] = dpsgd,
+    progress: Callable[[str], None] = lambda line: None,
+) -> BlackBoxReport:
+    """Bounds epsilon of `mechanism` from below, by its own sampler and compiled step.
+
+    Args:
+      mechanism: Sampler, sigma and C of the runs.
+      claim: Interval that is claimed to contain epsilon.
+      delta: At which it is claimed, in (0, 1).
+      trials: Runs in each world, in all; half of them are counted.
+      confidence: Of the bound: 1 - confidence is the probability of a false VIOLATION, at most.
+      root: Source of all randomness, by default fresh entropy.
+      build: Makes the algorithm: (loss_fn, optimizer, mechanism) -> Algorithm.
+      progress: Called with one line of text now and then.
+
+    Raises:
+      ValueError: for fewer than 100 trials, or a mechanism without noise.
+    """
+    if trials < 100:
+        raise ValueError(f"trials must be at least 100, got {trials}")
+    if mechanism.noise_multiplier == 0:
+        raise ValueError("there is nothing to audit: noise_multiplier is 0")
+    runs = _Runs(mechanism, root or RootKey.from_entropy(), build, progress)
+    counted = trials // 2
+    shares = -(-(trials - counted) // len(GAMES))
+    choice = {}
+    for game, others in GAMES.items():
+        progress(f"choosing: {game}")
+        choice[game] = choose_event(*runs.scores(others, shares), delta, confidence)
+    game = max(choice, key=lambda name: choice[name][0])
+    event = choice[game][1]
+    progress(f"counting: {game}")
+    present, absent = runs.scores(GAMES[game], counted)
+    lower, hits, misses = epsilon_lower_bound(event, present, absent, delta, confidence)
+    return BlackBoxReport(
+        epsilon_lower=lower,
+        claim=claim,
+        delta=delta,
+        confidence=confidence,
+        trials=counted,
+        event=event,
+        game=game,
+        true_positives=hits,
+        false_positives=misses,
+        present=present[event.score],
+        absent=absent[event.score],
+    )
+
+
+def choose_event(
+    present: Scores, absent: Scores, delta: float, confidence: float
+) -> tuple[float, Event]:
+    """Returns the event of the largest bound on these trials, and that bound (which is biased)."""
+    best = -math.inf, Event(next(iter(present)), True, math.inf)
+    for name in present:
+        for is_present in (True, False):
+            favoured = np.sort((present if is_present else absent)[name])
+            other = np.sort((absent if is_present else present)[name])
+            ranks = np.unique(np.geomspace(1, favoured.size, _THRESHOLDS).astype(int))
+            if is_present:
+                thresholds = favoured[-ranks]
+                hits = favoured.size - np.searchsorted(favoured, thresholds, side="left")
+                misses = other.size - np.searchsorted(other, thresholds, side="left")
+            else:
+                thresholds = favoured[ranks - 1]
+                hits = np.searchsorted(favoured, thresholds, side="right")
+                misses = np.searchsorted(other, thresholds, side="right")
+            bounds = _log_ratio(hits, misses, favoured.size, other.size, delta, confidence)
+            k = int(np.argmax(bounds))
+            if bounds[k] > best[0]:
+                best = float(bounds[k]), Event(name, is_present, float(thresholds[k]))
+    return best
+
+
+def epsilon_lower_bound(
+    event: Event, present: Scores, absent: Scores, delta: float, confidence: float
+) -> tuple[float, int, int]:
+    """Returns (lower bound on epsilon, true positives, false positives) of an event chosen before.
+
+    The bound is wrong with probability at most 1 - `confidence`. It is never below 0, which holds
+    without any trial.
+    """
+    hits, misses = event.rates(present, absent)
+    sizes = present[event.score].size, absent[event.score].size
+    if not event.present:
+        sizes = sizes[::-1]
+    bound = _log_ratio(np.array([hits]), np.array([misses]), *sizes, delta, confidence)[0]
+    return max(0.0, float(bound)), hits, misses
+
+
+def _log_ratio(hits, misses, favoured: int, other: int, delta: float, confidence: float):
+    """Returns log((p - delta) / q) with Clopper-Pearson bounds p below and q above; or -inf."""
+    error = (1 - confidence) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = np.where(hits > 0, stats.beta.ppf(error, hits, favoured - hits + 1), 0.0)
+        q = np.where(misses < other, stats.beta.ppf(1 - error, misses + 1, other - misses), 1.0)
+        return np.where(p > delta, np.log(np.maximum(p - delta, 1e-300) / q), -np.inf)
+
+
+class _Runs:
+    """Whole runs of a mechanism on the canary's data sets, many at a time."""
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        root: RootKey,
+        build: Callable[..., Algorithm],
+        progress: Callable[[str], None],
+    ):
+        sampler = mechanism.sampler
+        self.sampler, self.mechanism = sampler, mechanism
+        self._root, self._progress = root, progress
+        self._drawn = self._noised = 0  # trials so far: each has randomness of its own
+        algorithm = build(lambda w, x: w * x, recorder(sampler.num_steps), mechanism)
+        # One compiled step over many independent runs; the worlds differ in the data alone.
+        over_runs = (None, None, BlockPlan(0, 0, 0, None), 0, None)
+        self._run = jax.jit(jax.vmap(_compile_block(algorithm), in_axes=over_runs))
+        self._state = algorithm.init(jnp.zeros((), jnp.float32))
+        self._scales = mechanism.scales()
+        cells = sampler.num_steps * sampler.max_batch_size
+        self._chunk = int(np.clip(_MOST_INDICES // cells, 1, 10_000))
+
+    def scores(self, others: int, trials: int) -> tuple[Scores, Scores]:
+        """Returns the scores of `trials` fresh runs with, and as many without, the canary."""
+        chunk = min(self._chunk, trials)
+        clip = float(self._scales.l2_clip_norm)
+        worlds = []
+        for canary in (1.0, 0.0):
+            data = jnp.full(self.sampler.num_examples, others * clip, jnp.float32)
+            worlds.append(data.at[0].set(canary * clip))
+        kept: tuple[list[Scores], list[Scores]] = ([], [])
+        starts = range(0, trials, chunk)
+        with ThreadPoolExecutor(1, thread_name_prefix="draws") as background:
+            drawn = background.submit(self._plans, chunk)
+            for start in starts:
+                plan = drawn.result()
+                if start + chunk < trials:
+                    drawn = background.submit(self._plans, chunk)
+                for data, of_world in zip(worlds, kept, strict=True):
+                    of_world.append(self._of_world(data, plan, others, chunk))
+                self._progress(f"{min(trials, start + chunk):,} of {trials:,} runs")
+        present, absent = (
+            {name: np.concatenate([part[name] for part in parts])[:trials] for name in parts[0]}
+            for parts in kept
+        )
+        return present, absent
+
+    def _of_world(self, data: Any, plan: BlockPlan, others: int, chunk: int) -> Scores:
+        keys = jnp.asarray([self._root.noise_key(self._noised + k) for k in range(chunk)])
+        self._noised += chunk
+        state, _ = self._run(self._state, data, plan, keys, self._scales)
+        released = np.asarray(state.opt_state.releases, np.float64)  # [chunk, steps]
+        b = float(self._scales.expected_batch_size)
+        x = released * b / float(self._scales.l2_clip_norm) - others * b
+        return scores_of(
+            x.reshape(chunk, self.sampler.epochs, self.sampler.steps_per_epoch),
+            others,
+            self.mechanism.noise_multiplier,
+        )
+
+    def _plans(self, chunk: int) -> BlockPlan:
+        """Draws the batches of `chunk` runs, each from a seed of its own."""
+        seeds = [self._root.sampling_seed(self._drawn + k) for k in range(chunk)]
+        self._drawn += chunk
+        blocks = [_index_block(self.sampler, seed) for seed in seeds]
+        rows = max(len(block.indices) for block in blocks)
+        shape = chunk, rows, self.sampler.max_batch_size
+        indices, weights = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        starts = np.empty((chunk, self.sampler.num_steps + 1), np.int32)
+        for k, block in enumerate(blocks):
+            indices[k, : len(block.indices)] = block.indices
+            weights[k, : len(block.weights)] = block.weights
+            starts[k] = block.starts
+        return BlockPlan(indices, weights, starts, np.int32(self.sampler.num_steps))
+
+
+def _index_block(sampler: BatchSampler, seed: int) -> BlockPlan:
+    """Returns the batches of a whole run, as `BatchSource` gives them to training."""
+    steps = np.arange(sampler.num_steps + 1)
+    plans = [sampler.plan(seed, sampler.drawn_epoch(epoch)) for epoch in range(sampler.epochs)]
+    sizes = np.concatenate([np.diff(plan.starts) for plan in plans])
+    if sizes.max() > sampler.max_batch_size:  # cut, or taken in several passes
+        block = BatchSource(sampler, seed).fill(0, sampler.num_steps)
+        starts = np.searchsorted(block.steps, steps)
+        return BlockPlan(block.indices, block.weights, starts, np.int32(sampler.num_steps))
+    # The same as `fill` in a few array operations: thousands of runs are drawn.
+    members = np.concatenate([plan.examples for plan in plans])
+    row = np.repeat(steps[:-1], sizes)
+    column = np.arange(members.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    indices = np.zeros((sampler.num_steps, sampler.max_batch_size), np.int32)
+    weights = np.zeros(indices.shape, np.float32)
+    indices[row, column], weights[row, column] = members, 1.0
+    return BlockPlan(indices, weights, steps, np.int32(sampler.num_steps))
+
+
+def scores_of(x: np.ndarray, others: int, sigma: float) -> Scores:
+    """Returns the scores of runs.
+
+    Args:
+      x: Noised sums, less what the others give in expectation, in units of C: float64[trials, E,
+        T].
+      others: Their gradient in units of C, -1, 0 or 1.
+      sigma: Noise multiplier.
+    """
+    epochs, steps = x.shape[1:]
+
+    def log_ratio(x: np.ndarray, mean: float, variance: float) -> np.ndarray:
+        return (mean * x - 0.5 * mean**2) / variance
+
+    def one_of(x: np.ndarray, scale: float, variance: float) -> np.ndarray:
+        here = special.logsumexp(log_ratio(x, (1 - others) * scale, variance), axis=-1)
+        return here - special.logsumexp(log_ratio(x, -others * scale, variance), axis=-1)
+
+    def by_lot(x: np.ndarray, mean: float) -> np.ndarray:
+        ratio = log_ratio(x, mean, sigma**2)
+        if steps == 1:
+            return ratio
+        return np.logaddexp(math.log1p(-1 / steps), ratio - math.log(steps))
+
+    scores = {
+        "one step of each epoch": np.sum(one_of(x, 1.0, sigma**2), axis=1),
+        "each step by lot": np.sum(by_lot(x, 1 - others) - by_lot(x, -others), axis=(1, 2)),
+        "the first step of each epoch": np.sum(x[:, :, 0], axis=1),
+        "the largest sum": np.max(x, axis=(1, 2)),
+    }
+    if epochs > 1:
+        scores["one step, kept over epochs"] = one_of(np.sum(x, axis=1), epochs, sigma**2 * epochs)
+    return scores
