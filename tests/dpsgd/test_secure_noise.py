@@ -80,6 +80,7 @@ def test_samples_are_a_pure_function_and_a_chunk_does_not_depend_on_the_others()
     long = rounded_gaussian(KEY, 3, 0, (2, CHUNK), 999)
     np.testing.assert_array_equal(long, rounded_gaussian(KEY, 3, 0, (2, CHUNK), 999))
     np.testing.assert_array_equal(long[0], rounded_gaussian(KEY, 3, 0, (CHUNK,), 999))
+    assert np.mean(long[0] == long[1]) < 0.01  # two whole chunks have streams of their own
     assert rounded_gaussian(KEY, 3, 0, (0, 4), 999).shape == (0, 4)
     assert rounded_gaussian(KEY, 3, 0, (), 999).shape == ()
 
@@ -215,6 +216,12 @@ def test_the_integers_never_exceed_the_clip_norm(values, norm):
     assert np.all(np.abs(flat) <= limit)  # towards zero
     if norm is not None and norm <= 1 and np.any(vector):
         assert np.all(limit * (1 - 2.0**-11) - 1 <= np.abs(flat))  # and nothing was dropped
+
+
+def test_integers_are_truncated_towards_zero():
+    """Rounding to nearest could lengthen a vector of many small coordinates by half of itself."""
+    cells = jnp.array([0.7, -0.7, 1.9, -1.9, 0.0, 3.5], jnp.float32) * GRID.spacing
+    assert jax.jit(lambda v: quantize(v, GRID))(cells).tolist() == [0, 0, 1, -1, 0, 3]
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30])
