@@ -145,7 +145,8 @@ class TrainConfig:
     insecure_seed: int | None = None
     """Reproducible sampling and noise from this number, for debugging: voids the guarantee."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises ValueError, in terms of the command line, for values that cannot be run."""
         asked = [self.noise_multiplier is not None, self.target_epsilon is not None]
         if sum(asked) + self.non_private != 1:
             raise ValueError(

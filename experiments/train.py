@@ -37,6 +37,7 @@ def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[s
       FileExistsError: if the run directory exists; it is left as it is.
       ValueError: for a configuration that cannot be run or cannot be guaranteed.
     """
+    config.check()
     if config.out.exists():
         RunDirectory.create(config.out)  # refuses, before any work is done
     store = Store.open(config.data)
