@@ -171,15 +171,15 @@ def test_gaps_are_geometric(probability):
     assert stats.chisquare(counts, law / law.sum() * counts.sum()).pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize("probability", [1e-8, 1e-5, 0.01])
-def test_gaps_beyond_a_24_bit_uniform_happen(probability):
-    # P(gap < 1e-3 / probability) is about 1e-3; a coarse uniform would have steps in it.
-    drawn = bernoulli_successes(key(2), -math.log1p(-probability), int(1_000_000 / probability))
-    gaps = np.diff(drawn)
-    for fraction in (1e-3, 1e-4):
-        below = int(np.sum(gaps <= fraction / probability))
-        law = -math.expm1(math.floor(fraction / probability) * math.log1p(-probability))
-        assert stats.binomtest(below, gaps.size, law).pvalue > FALSE_ALARM
+def test_gaps_are_as_fine_as_53_bits():
+    # Of a million gaps at q = 1e-8, any two are equal with probability q / (2 - q). From 24-bit
+    # uniforms there would be 13 times as many equal pairs.
+    probability = 1e-8
+    gaps = np.diff(bernoulli_successes(key(2), -math.log1p(-probability), 10**14))
+    _, counts = np.unique(gaps, return_counts=True)
+    equal_pairs = int((counts * (counts - 1) // 2).sum())
+    pairs = gaps.size * (gaps.size - 1) // 2
+    assert stats.binomtest(equal_pairs, pairs, probability / (2 - probability)).pvalue > FALSE_ALARM
 
 
 def test_certain_trials_all_succeed_and_no_trials_none():
