@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from accounting.composition import compose_both
 from accounting.gaussian import GaussianProfile
 from accounting.likelihood_ratio import LikelihoodRatio, Side
 from accounting.profile import (
@@ -22,6 +25,7 @@ from accounting.profile import (
 
 _COARSEST = 0.2
 _FINEST = 1e-3
+_MANY_EPOCHS = 8
 _SMALLEST_SIGMA = 0.05  # below it likelihood ratios leave the range of doubles
 
 
@@ -79,10 +83,11 @@ class BallsAndBinsProfile:
             return Bound(lower, upper, note=_TOO_LITTLE_NOISE)
         resolution = _COARSEST
         while resolution >= _FINEST:
-            low, high = _ratios(sigma, self.bins, epochs, resolution)
-            lower, upper = max(lower, low.delta(epsilon)), min(upper, high.delta(epsilon))
+            curves = _curves(sigma, self.bins, epochs, resolution, epsilon=epsilon)
+            lower = max(lower, *(low(epsilon) for low, _ in curves))
+            upper = min(upper, max(high(epsilon) for _, high in curves))
             # A step of the tolerance in epsilon changes delta by this much.
-            moved = high.delta(epsilon + EPSILON_TOLERANCE)
+            moved = max(high(epsilon + EPSILON_TOLERANCE) for _, high in curves)
             if moved <= lower or upper - lower <= 1e-3 * lower:
                 return Bound(min(lower, upper), upper)
             resolution /= 2.0
@@ -100,16 +105,19 @@ class BallsAndBinsProfile:
             return Bound(lower, upper, note=_TOO_LITTLE_NOISE)
         resolution = _COARSEST
         while True:
-            low, high = _ratios(sigma, self.bins, epochs, resolution)
-            found = epsilon_from_delta(high.delta, low.delta, delta, resolution=1e-3 * tolerance)
-            lower, upper = max(lower, found.lower), min(upper, found.upper)
-            lower = min(lower, upper)
+            found = [
+                epsilon_from_delta(high, low, delta, resolution=1e-3 * tolerance)
+                for low, high in _curves(sigma, self.bins, epochs, resolution, delta=delta)
+            ]
+            gap = max(b.upper for b in found) - max(b.lower for b in found)
+            upper = min(upper, max(b.upper for b in found))
+            lower = min(upper, max(lower, *(b.lower for b in found)))
             if upper - lower <= tolerance:
                 return Bound(lower, upper)
             if resolution <= _FINEST:
                 return Bound(lower, upper, note="the finest grid was reached")
             # The gap is of second order in the step.
-            shrink = math.sqrt(0.7 * tolerance / (found.upper - found.lower))
+            shrink = math.sqrt(0.7 * tolerance / gap)
             resolution = max(_FINEST, resolution * min(0.7, max(0.15, shrink)))
 
     def _gaussian(self) -> PrivacyProfile | None:
@@ -133,32 +141,73 @@ def _deterministic(sigma: float, epochs: int) -> GaussianProfile:
 
 
 @lru_cache(maxsize=64)
-def _ratios(
-    sigma: float, bins: int, epochs: int, resolution: float
-) -> tuple[LikelihoodRatio, LikelihoodRatio]:
-    """Returns the lower and the upper likelihood ratio of the whole run at one `resolution`."""
+def _epoch(sigma: float, bins: int, resolution: float) -> tuple[LikelihoodRatio, LikelihoodRatio]:
+    """Returns the lower and the upper likelihood ratio of one epoch at one `resolution`."""
+    steps = _steps(sigma, bins, resolution)
 
     def one(side: Side) -> LikelihoodRatio:
-        steps = _steps(sigma, bins, resolution)
-        return LikelihoodRatio.gaussian(sigma, steps[0], side).average(bins, steps).power(epochs)
+        return LikelihoodRatio.gaussian(sigma, steps[0], side).average(bins, steps)
 
     return one("lower"), one("upper")
 
 
+@lru_cache(maxsize=64)
+def _ratios(
+    sigma: float, bins: int, epochs: int, resolution: float
+) -> tuple[LikelihoodRatio, LikelihoodRatio]:
+    """Returns the lower and the upper likelihood ratio of all epochs at one `resolution`."""
+    low, high = _epoch(sigma, bins, resolution)
+    return low.power(epochs), high.power(epochs)
+
+
+def _curves(
+    sigma: float,
+    bins: int,
+    epochs: int,
+    resolution: float,
+    *,
+    delta: float | None = None,
+    epsilon: float | None = None,
+) -> list[tuple[Callable[[float], float], Callable[[float], float]]]:
+    """Returns pairs of lower and upper bounds on delta(epsilon): the profile is the pairs' maximum.
+
+    Many epochs are composed by tilted FFT where its error is negligible at the `delta` or
+    `epsilon` that is asked about. Direct convolutions keep relative accuracy at any delta, but
+    take far longer for large grids.
+    """
+    if epochs >= _MANY_EPOCHS:
+        with contextlib.suppress(MemoryError):
+            low, high = (
+                compose_both(side, epochs, delta=delta, epsilon=epsilon)
+                for side in _epoch(sigma, bins, resolution)
+            )
+            if delta is not None:
+                at = max(
+                    epsilon_from_delta(part.delta, part.delta, delta, resolution=1e-3).lower
+                    for part in high
+                )
+            else:
+                at = epsilon or 0.0
+            error = max(part.floor(at) for part in (*low, *high))
+            if error <= 1e-3 * max(part.delta(at) for part in low):
+                return [(low[0].delta, high[0].delta), (low[1].delta, high[1].delta)]
+    below, above = _ratios(sigma, bins, epochs, resolution)
+    return [(below.delta, above.delta)]
+
+
 def _steps(sigma: float, bins: int, resolution: float) -> tuple[float, ...]:
-    """Returns the grid step after each doubling: `resolution` times the sum's relative deviation.
+    """Returns the grid step after each doubling, in proportion to the sum's relative deviation.
 
     The mean of n copies has relative variance (e^{1/s^2} - 1)/n; a split on a step h adds at most
     h^2/4, divided by what later averaging divides it by. Steps in proportion to the deviation keep
-    both in proportion, at a constant number of atoms. Where the deviation is above 1, single
-    summands dominate, and nothing is averaged away: the step stays at `resolution`.
+    both in proportion, at a constant number of atoms. Where the deviation is above 1/4, single
+    summands matter, and nothing is averaged away: there the step stays at `resolution`.
     """
     variance = math.expm1(min(1.0 / sigma**2, 700.0))
-    first = resolution * min(1.0, math.sqrt(variance))
+    step = resolution * min(1.0, 4.0 * math.sqrt(variance))
     steps = []
-    step = first
     for level in range(bins.bit_length()):
-        wanted = resolution * min(1.0, math.sqrt(variance / 2.0**level))
+        wanted = resolution * min(1.0, 4.0 * math.sqrt(variance / 2.0**level))
         while step > 1.5 * wanted:
             step /= 2.0
         steps.append(step)

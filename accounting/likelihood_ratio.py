@@ -37,8 +37,8 @@ factors', plus its own roundings), and upper bounds are inflated by 1 + drift, l
 The weights of a split carry relative errors of a few 2^-53 in the value that they keep in the
 mean; together they amount to a spread (or contraction) of X (1 + e) in place of X, where |e| <=
 1e-11 after all operations, and E[(X (1+e) - a)_+] is within a factor 1 +- 1e-11 and a change of a
-by that factor: `epsilon` is moved by 1e-11 (outward) before it is used. Products that fall under
-the smallest double are less than 1e-290 in all, which is added to (taken from) the result.
+by that factor: `epsilon` is moved by 1e-11 (outward) before it is used. Masses that are set to 0
+for being under 1e-150 are less than 1e-140 in all, which is added to (taken from) the result.
 
 Sources: Blackwell, "Equivalent comparisons of experiments", 1953 (the order); Chua, Ghazi,
 Harrison, Kamath, Kumar, Leeman, Manurangsi, Sinha, Zhang, "Balls-and-Bins Sampling for DP-SGD",
@@ -64,7 +64,9 @@ GAUSSIAN_DRIFT = 1e-13
 """Relative error of a normal cell's mass: log_ndtr to 1e-15, of logarithms down to -100."""
 ROUNDING = 2.0**-53
 VALUE_DRIFT = 1e-11
-UNDERFLOW = 1e-290
+UNDERFLOW = 1e-140
+"""Bound on the mass that is lost, in all, by setting what is under _FLUSH to 0."""
+_FLUSH = 1e-150
 TAIL = 1e-45
 """Mass (of Q below, of P above) that a tail may have when it is cut; the cut keeps the bound."""
 
@@ -113,15 +115,20 @@ class LikelihoodRatio:
 
     @classmethod
     def subsampled_gaussian(
-        cls, noise_multiplier: float, sampling_prob: float, step: float, side: Side
+        cls,
+        noise_multiplier: float,
+        sampling_prob: float,
+        step: float,
+        side: Side,
+        tail: float = TAIL,
     ) -> LikelihoodRatio:
         """Discretises X = (1 - q) + q exp(Y): one step of Poisson sampling at q = `sampling_prob`.
 
         Equal to `gaussian` followed by `mixture`, but discretised once, so that a small q costs
-        no accuracy.
+        no accuracy. Beyond the values of Y that have mass <= `tail` the grid ends.
         """
         sigma, rate = noise_multiplier, sampling_prob
-        reach = -special.ndtri(TAIL) / sigma
+        reach = -special.ndtri(tail) / sigma
         low, high = -0.5 / sigma**2 - reach, 0.5 / sigma**2 + reach
 
         def log_ratio(y: float) -> float:
@@ -144,7 +151,8 @@ class LikelihoodRatio:
         log_q = _log_cells(sigma * y + 0.5 / sigma)
         log_g = _log_cells(sigma * y - 0.5 / sigma)
         if rate < 1.0:
-            log_p = np.logaddexp(math.log1p(-rate) + log_q, math.log(rate) + log_g)
+            with np.errstate(invalid="ignore"):
+                log_p = np.logaddexp(math.log1p(-rate) + log_q, math.log(rate) + log_g)
         else:
             log_p = log_g
         grid = (first + np.arange(log_q.size)) * step
@@ -153,7 +161,53 @@ class LikelihoodRatio:
             offset = np.where(np.isfinite(log_q) & np.isfinite(log_p), log_p - log_q - grid, 0.0)
         if side == "lower":
             return cls("lower", step, 0.0, first, q, p, offset)
-        return _spread_cells(step, first, q, p, offset)
+        # All of the first cell is above its grid point if X >= 1 - rate is; else it begins at 0.
+        bounded = rate < 1.0 and math.log1p(-rate) >= first * step
+        return _spread_cells(step, first, q, p, offset, bounded)
+
+    @classmethod
+    def from_masses(
+        cls, p: Array, q: Array, step: float, side: Side, drift: float = 8.0 * ROUNDING
+    ) -> LikelihoodRatio:
+        """Returns the law of dP/dQ of two discrete laws on one set of outcomes.
+
+        Args:
+          p: Mass of each outcome under P, >= 0, float64 [outcomes].
+          q: Mass of each outcome under Q, >= 0, float64 [outcomes].
+          step: Grid step in log X.
+          side: Which bound to return. As 'lower', masses may be left out: less of p is less delta.
+          drift: Bound on the relative error of the masses.
+        """
+        upper = side == "upper"
+        both = (p > UNDERFLOW) & (q > UNDERFLOW)
+        zero, infinity = float(q[~both].sum()), float(p[~both].sum())
+        if not both.any():
+            both = np.ones(p.shape, bool)
+            p, q, zero, infinity = (
+                np.full(p.shape, UNDERFLOW),
+                np.full(p.shape, UNDERFLOW),
+                0.0,
+                0.0,
+            )
+        p, q = p[both], q[both]
+        position = (np.log(p) - np.log(q)) / step
+        index = (np.floor(position) if upper else np.rint(position)).astype(np.int64)
+        start = int(index.min())
+        bins, size = index - start, int(index.max()) - start + 2
+        if not upper:
+            masses = np.bincount(bins, q, size).astype(np.float64)
+            means = np.bincount(bins, p, size).astype(np.float64)
+            grid = (start + np.arange(size)) * step
+            offset = _offset(masses, means, grid)
+            return cls(side, step, 0.0, start, masses, means, offset, 0.0, 0.0, drift)
+        share = _up_weight(position - index, step)
+        stretch = 1.0 + share * math.expm1(step)
+        masses = np.bincount(bins, q * (1.0 - share), size).astype(np.float64)
+        masses += np.bincount(bins + 1, q * share, size)
+        means = np.bincount(bins, p * (1.0 - share) / stretch, size).astype(np.float64)
+        means += np.bincount(bins + 1, p * share * math.exp(step) / stretch, size)
+        offset = np.zeros(size)
+        return cls(side, step, 0.0, start, masses, means, offset, zero, infinity, drift)
 
     def mixture(self, sampling_prob: float) -> LikelihoodRatio:
         """Returns (1 - q) + q X, on the same grid: the example is in with probability q.
@@ -161,43 +215,13 @@ class LikelihoodRatio:
         Near X = 1 the grid is coarse against a small q; the result is then valid, but loose (see
         `subsampled_gaussian`).
         """
-        rate = sampling_prob
-        log_values = np.concatenate([self.log_values, [-math.inf]])
         q = np.concatenate([self.q, [self.zero]])
-        p_mixed = (1.0 - rate) * q + rate * np.concatenate([self.p, [0.0]])
-        log_mixed = np.logaddexp(math.log1p(-rate), math.log(rate) + log_values)
-        index = np.floor((log_mixed - self.log_scale) / self.step)
-        if self.side == "lower":
-            index = np.rint((log_mixed - self.log_scale) / self.step)
-        start = int(index.min())
-        bins = (index - start).astype(np.int64)
-        size = int(bins.max()) + 2
-        if self.side == "lower":
-            masses: Array = np.bincount(bins, q, size).astype(np.float64)
-            means: Array = np.bincount(bins, p_mixed, size).astype(np.float64)
-            grid = self.log_scale + (start + np.arange(size)) * self.step
-            return replace(
-                self,
-                start=start,
-                q=masses,
-                p=means,
-                offset=_offset(masses, means, grid),
-                zero=0.0,
-                infinity=rate * self.infinity,
-            )
-        fraction = (log_mixed - self.log_scale) / self.step - index
-        up = q * _up_weight(fraction, self.step)
-        masses = np.bincount(bins, q - up, size).astype(np.float64)
-        masses += np.bincount(bins + 1, up, size)
-        grid = self.log_scale + (start + np.arange(size)) * self.step
+        p = (1.0 - sampling_prob) * q + sampling_prob * np.concatenate([self.p, [0.0]])
+        mixed = LikelihoodRatio.from_masses(p, q, self.step, self.side)
         return replace(
-            self,
-            start=start,
-            q=masses,
-            p=masses * np.exp(grid),
-            offset=np.zeros(size),
-            zero=0.0,
-            infinity=rate * self.infinity,
+            mixed,
+            infinity=mixed.infinity + sampling_prob * self.infinity,
+            drift=self.drift + mixed.drift,
         )
 
     def average(self, count: int, steps: tuple[float, ...] | None = None) -> LikelihoodRatio:
@@ -245,18 +269,17 @@ class LikelihoodRatio:
                 "a product needs two ratios of one side and one step, got "
                 f"({self.side}, {self.step}) and ({other.side}, {other.step})"
             )
-        q = np.convolve(self.q, other.q)
-        p = np.convolve(self.p, other.p)
+        # Products of the smallest masses would be subnormal, and slow: see UNDERFLOW.
+        x_q, x_p = self.q * (self.q > _FLUSH), self.p * (self.p > _FLUSH)
+        y_q, y_p = other.q * (other.q > _FLUSH), other.p * (other.p > _FLUSH)
+        q, p = np.convolve(x_q, y_q), np.convolve(x_p, y_p)
         log_scale = self.log_scale + other.log_scale
         start = self.start + other.start
         offset = np.zeros(q.size)
         if self.side == "lower":
-            # Conditional means: from the P-masses where those are normal numbers, else from Q's.
-            scaled_p = np.convolve(self.p * np.exp(-self.offset), other.p * np.exp(-other.offset))
-            scaled_q = np.convolve(self.q * np.exp(self.offset), other.q * np.exp(other.offset))
-            with np.errstate(divide="ignore", invalid="ignore"):
-                offset = np.where(p > q, np.log(p / scaled_p), np.log(scaled_q / q))
-            offset = np.where(np.isfinite(offset), offset, 0.0)
+            scaled_p = np.convolve(x_p * np.exp(-self.offset), y_p * np.exp(-other.offset))
+            scaled_q = np.convolve(x_q * np.exp(self.offset), y_q * np.exp(other.offset))
+            offset = _mean_offset(q, p, scaled_q, scaled_p)
         # P-mass is infinite where either factor is; Q-mass is at 0 where either factor is.
         infinity = self.infinity + other.infinity - self.infinity * other.infinity
         zero = self.zero + other.zero - self.zero * other.zero
@@ -274,9 +297,13 @@ class LikelihoodRatio:
         ).trim()
 
     def power(self, count: int) -> LikelihoodRatio:
-        """Returns the product of `count` independent copies: `count` releases, composed."""
+        """Returns the product of `count` independent copies: `count` releases, composed.
+
+        The deviation of log X grows as the square root of the number of factors; the grid is made
+        coarser in proportion (by 2 with every second doubling).
+        """
         total: LikelihoodRatio | None = None
-        square, remaining = self, count
+        square, remaining, level = self, count, 0
         while True:
             if remaining & 1:
                 total = square if total is None else total.product(square)
@@ -285,6 +312,10 @@ class LikelihoodRatio:
                 assert total is not None
                 return total
             square = square.product(square)
+            level += 1
+            if level % 2 == 0:
+                square = square._coarsen()
+                total = total._coarsen() if total is not None else None
 
     def trim(self, tail: float = TAIL) -> LikelihoodRatio:
         """Cuts off tails of mass <= `tail` (of Q below, of P above), keeping the bound.
@@ -346,6 +377,44 @@ class LikelihoodRatio:
         """Bounds max(H_epsilon(P || Q), H_epsilon(Q || P)) on this ratio's side."""
         return max(self.remove(epsilon), self.add(epsilon))
 
+    def _coarsen(self) -> LikelihoodRatio:
+        """Returns the ratio on a grid twice as coarse: odd atoms are split, or pairs contracted."""
+        odd = self.start % 2
+        size = (self.q.size + odd + 1) // 2 + 1
+        start = (self.start - odd) // 2
+
+        def halves(x: Array) -> tuple[Array, Array]:
+            padded = np.zeros(2 * size)
+            padded[odd : odd + x.size] = x
+            return padded[::2], padded[1::2]
+
+        (q_even, q_odd), (p_even, p_odd) = halves(self.q), halves(self.p)
+        drift = self.drift + 4.0 * ROUNDING
+        if self.side == "upper":
+            share = 1.0 / (math.exp(self.step) + 1.0)
+            q, p = q_even.copy(), p_even.copy()
+            q += (1.0 - share) * q_odd
+            p += (1.0 - share) * math.exp(-self.step) * p_odd
+            q[1:] += share * q_odd[:-1]
+            p[1:] += share * math.exp(self.step) * p_odd[:-1]
+            return replace(
+                self, step=2 * self.step, start=start, q=q, p=p, offset=np.zeros(size), drift=drift
+            )
+        offset_even, offset_odd = halves(self.offset)
+        offset_odd = offset_odd + self.step
+        q, p = q_even + q_odd, p_even + p_odd
+        scaled_p = p_even * np.exp(-offset_even) + p_odd * np.exp(-offset_odd)
+        scaled_q = q_even * np.exp(offset_even) + q_odd * np.exp(offset_odd)
+        return replace(
+            self,
+            step=2 * self.step,
+            start=start,
+            q=q,
+            p=p,
+            offset=_mean_offset(q, p, scaled_q, scaled_p),
+            drift=drift,
+        )
+
     def _refine(self, factor: int) -> LikelihoodRatio:
         """Returns the same atoms on a grid `factor` times finer: exact."""
         if factor == 1:
@@ -376,30 +445,32 @@ def _log_cells(edges: Array) -> Array:
     high = np.where(flip, -left, right)
     with np.errstate(divide="ignore", invalid="ignore"):
         log_low, log_high = special.log_ndtr(low), special.log_ndtr(high)
-        return log_high + np.log(-np.expm1(np.minimum(log_low - log_high, 0.0)))
+        cells = log_high + np.log(-np.expm1(np.minimum(log_low - log_high, 0.0)))
+    return np.where(high > low, cells, -math.inf)
 
 
-def _up_weight(fraction: Array, step: float) -> Array:
+def _up_weight(fraction: Array | float, step: float) -> Array:
     """Share that goes to the upper of two grid points, of a value `fraction` of a step above."""
     return np.clip(np.expm1(fraction * step) / math.expm1(step), 0.0, 1.0)
 
 
-def _spread_cells(step: float, first: int, q: Array, p: Array, offset: Array) -> LikelihoodRatio:
-    """Splits the mass of each cell [k, k+1) between its ends; the outermost go to 0, infinity."""
+def _spread_cells(
+    step: float, first: int, q: Array, p: Array, offset: Array, bounded: bool
+) -> LikelihoodRatio:
+    """Splits the mass of each cell [k, k+1) between its ends.
+
+    The last cell has no upper end but infinity; unless `bounded`, the first has no lower but 0.
+    """
     up = np.clip(np.expm1(offset) / math.expm1(step), 0.0, 1.0)
     up[-1] = 0.0
     stretch = 1.0 + up * math.expm1(step)
     q_up, p_up = q * up, p * up * math.exp(step) / stretch
     q_down, p_down = q * (1.0 - up), p * (1.0 - up) / stretch
-    # First cell: from X = 0 to the first edge. Last cell: from the last edge to infinity.
-    share = min(math.exp(offset[0] - step), 1.0)
-    zero, q_up[0], p_up[0], q_down[0], p_down[0] = (
-        q[0] * (1.0 - share),
-        q[0] * share,
-        p[0],
-        0.0,
-        0.0,
-    )
+    zero = 0.0
+    if not bounded:
+        share = min(math.exp(offset[0] - step), 1.0)
+        zero, q_up[0], p_up[0] = q[0] * (1.0 - share), q[0] * share, p[0]
+        q_down[0] = p_down[0] = 0.0
     share = min(math.exp(-max(offset[-1], 0.0)), 1.0)
     infinity, p_down[-1] = p[-1] * (1.0 - share), p[-1] * share
     q_all, p_all = q_down, p_down
@@ -408,6 +479,18 @@ def _spread_cells(step: float, first: int, q: Array, p: Array, offset: Array) ->
     return LikelihoodRatio(
         "upper", step, 0.0, first, q_all, p_all, np.zeros(q.size), float(zero), float(infinity)
     )
+
+
+def _mean_offset(q: Array, p: Array, scaled_q: Array, scaled_p: Array) -> Array:
+    """Returns log X of contracted atoms, less that of their grid point g.
+
+    That is log(p / scaled_p) = log(scaled_q / q), where scaled_p = q e^g, scaled_q = p e^{-g}. The
+    first form is read where P has more mass than Q, the second elsewhere, so that numbers that
+    have underflowed are not looked at.
+    """
+    top, bottom = np.where(p > q, p, scaled_q), np.where(p > q, scaled_p, q)
+    normal = (top > 0.0) & (bottom > 0.0)
+    return np.log(np.where(normal, top, 1.0) / np.where(normal, bottom, 1.0))
 
 
 def _offset(q: NDArray, p: NDArray, grid: NDArray) -> Array:
@@ -429,52 +512,31 @@ def _mean_of_two(
     """
     count = a_count + b_count
     step = a.step
-    # On sums' scale: log of the sum of a's copies is log_scale_a + log(a_count) + k step.
-    scale_a = a.log_scale + math.log(a_count)
-    scale_b = b.log_scale + math.log(b_count)
-    shift = round((scale_b - scale_a) / step)  # equal scales by construction: 0 up to rounding
-    start = min(a.start, b.start + shift)
-    stop = max(a.start + a.q.size, b.start + shift + b.q.size)
-    symmetric = a is b
-
-    def aligned(x: Array, begin: int) -> Array:
-        padded = np.zeros(stop - start)
-        padded[begin - start : begin - start + x.size] = x
-        return padded
-
-    a_q = aligned(a.q, a.start)
-    b_q = a_q if symmetric else aligned(b.q, b.start + shift)
-    size = a_q.size
-    extra = math.ceil(math.log(2.0) / step) + 2
-    q = np.zeros(size + extra)
-    scale = scale_a
+    # On the scale of sums both have the grid log_scale + log(count) + k step.
+    scale = a.log_scale + math.log(a_count)
+    b_start = b.start + round((b.log_scale + math.log(b_count) - scale) / step)
+    start = min(a.start, b_start)
+    size = max(a.start + a.q.size, b_start + b.q.size) - start
+    size += math.ceil(math.log(2.0) / step) + 2
+    pairs = _Pairs(step, symmetric=a is b)
+    first, second = a.start - start, b_start - start
+    q = np.zeros(size)
+    log_values = scale - math.log(count) + (start + np.arange(size)) * step
     if a.side == "upper":
-        if symmetric:
-            _add_pairs_upper(q, a_q, a_q, step, 1, 2.0)
-            _add_pairs_upper(q, a_q, a_q, step, 0, 1.0, only_first=True)
-        else:
-            _add_pairs_upper(q, a_q, b_q, step, 0, 1.0)
-            _add_pairs_upper(q, b_q, a_q, step, 1, 1.0)
-        q[:size] += a.zero * b_q + b.zero * a_q
-        log_values = scale - math.log(count) + (start + np.arange(q.size)) * step
-        p = np.exp(np.log(q, where=q > 0.0, out=np.full(q.size, -math.inf)) + log_values)
-        offset = np.zeros(q.size)
+        pairs.add_upper(q, a.q, first, b.q, second)
+        q[second : second + b.q.size] += a.zero * b.q
+        q[first : first + a.q.size] += b.zero * a.q
+        with np.errstate(divide="ignore"):
+            p = np.exp(np.log(q) + log_values)
+        offset = np.zeros(size)
     else:
-        a_p = aligned(a.p, a.start) * a_count
-        b_p = a_p if symmetric else aligned(b.p, b.start + shift) * b_count
-        p = np.zeros(q.size)
-        if symmetric:
-            _add_pairs_lower(q, p, a_q, a_p, a_q, a_p, step, 1, 2.0)
-            _add_pairs_lower(q, p, a_q, a_p, a_q, a_p, step, 0, 1.0, only_first=True)
-        else:
-            _add_pairs_lower(q, p, a_q, a_p, b_q, b_p, step, 0, 1.0)
-            _add_pairs_lower(q, p, b_q, b_p, a_q, a_p, step, 1, 1.0)
+        p = np.zeros(size)
+        pairs.add_lower(q, p, (a.q, a.p * a_count), first, (b.q, b.p * b_count), second)
         p /= count
-        log_values = scale - math.log(count) + (start + np.arange(q.size)) * step
         offset = _offset(q, p, log_values)
     infinity = (a_count * a.infinity + b_count * b.infinity) / count
     # An atom is summed over at most all d, twice (splits), by a running sum or one by one.
-    drift = a.drift + b.drift + (2 * size + 16) * ROUNDING
+    drift = a.drift + b.drift + (2 * (a.q.size + b.q.size) + 16) * ROUNDING
     return LikelihoodRatio(
         a.side,
         step,
@@ -489,84 +551,126 @@ def _mean_of_two(
     ).trim()
 
 
-def _groups(step: float, size: int, first: int, reach: float, shift: float) -> tuple[Array, list]:
-    """Returns log1p(e^{-d step})/step for d = 0.., and the runs [d0, d1) with one floor(. + shift).
+@dataclass(frozen=True)
+class _Pairs:
+    """The sums of two atoms on one grid of log X, by their distance d = i - j >= 0.
 
-    Runs begin at d = `first` and end where the value falls under `reach`, or at `size`.
+    Attributes:
+      step: Distance of grid points in log X.
+      symmetric: Both laws are one: pairs d >= 1 count twice, and once suffices to visit them.
     """
-    last = min(size, math.ceil(-math.log(math.expm1(reach * step)) / step) + 1)
-    height = np.log1p(np.exp(-np.arange(max(last, 1)) * step)) / step
-    level = np.floor(height + shift).astype(np.int64)
-    cuts = np.flatnonzero(np.diff(level)) + 1
-    bounds = [0, *cuts.tolist(), level.size]
-    runs = [
-        (max(begin, first), end, int(level[begin]))
-        for begin, end in itertools.pairwise(bounds)
-        if end > first
-    ]
-    return height, runs
 
+    step: float
+    symmetric: bool
 
-def _add_pairs_upper(
-    out: Array, x: Array, y: Array, step: float, first: int, weight: float, only_first: bool = False
-) -> None:
-    """Adds `weight` x_i y_{i-d}, d >= first (or d = first alone), split, to `out`."""
-    size = x.size
-    height, runs = _groups(step, size, first, 1.0, 0.0)
-    for begin, end, level in runs:
-        if only_first:
-            begin, end = first, first + 1
-        down, up = np.zeros(size - begin), np.zeros(size - begin)
-        for d in range(begin, min(end, size)):
-            share = min(max(math.expm1((height[d] - level) * step) / math.expm1(step), 0.0), 1.0)
-            tail = y[: size - d]
-            down[d - begin :] += (weight * (1.0 - share)) * tail
-            up[d - begin :] += (weight * share) * tail
-        left = x[begin:]
-        out[level + begin : level + size] += left * down
-        out[level + begin + 1 : level + size + 1] += left * up
-        if only_first:
-            return
-    far = max(height.size, first)
-    if far < size:
-        centre = 0.5 * size * step
-        grow = np.exp(np.arange(size) * step - centre)
-        total = np.cumsum(y)[: size - far]
-        mean = np.cumsum(y * grow)[: size - far] / grow[far:]
-        up = np.minimum(mean / math.expm1(step), total)
-        out[far:size] += weight * x[far:] * (total - up)
-        out[far + 1 : size + 1] += weight * x[far:] * up
+    def add_upper(self, out: Array, x: Array, x_start: int, y: Array, y_start: int) -> None:
+        """Adds the masses x_i y_j at the sums, split between grid points, to `out`."""
+        self._add_upper(out, x, x_start, y, y_start, 0)
+        if not self.symmetric:
+            self._add_upper(out, y, y_start, x, x_start, 1)
 
+    def add_lower(
+        self,
+        out_q: Array,
+        out_p: Array,
+        x: tuple[Array, Array],
+        x_start: int,
+        y: tuple[Array, Array],
+        y_start: int,
+    ) -> None:
+        """Adds masses x_i y_j, and their means, to the grid point nearest the sum."""
+        self._add_lower(out_q, out_p, x, x_start, y, y_start, 0)
+        if not self.symmetric:
+            self._add_lower(out_q, out_p, y, y_start, x, x_start, 1)
 
-def _add_pairs_lower(
-    out_q: Array,
-    out_p: Array,
-    x_q: Array,
-    x_p: Array,
-    y_q: Array,
-    y_p: Array,
-    step: float,
-    first: int,
-    weight: float,
-    only_first: bool = False,
-) -> None:
-    """Adds the masses and means of the pairs i, i-d, d >= first, to the index nearest the sum."""
-    size = x_q.size
-    height, runs = _groups(step, size, first, 0.5, 0.5)
-    for begin, end, level in runs:
-        if only_first:
-            begin, end = first, first + 1
-        sum_q, sum_p = np.zeros(size - begin), np.zeros(size - begin)
-        for d in range(begin, min(end, size)):
-            sum_q[d - begin :] += y_q[: size - d]
-            sum_p[d - begin :] += y_p[: size - d]
-        left_q, left_p = weight * x_q[begin:], weight * x_p[begin:]
-        out_q[level + begin : level + size] += left_q * sum_q
-        out_p[level + begin : level + size] += left_p * sum_q + left_q * sum_p
-        if only_first:
-            return
-    far = max(height.size, first)
-    if far < size:
-        total_q, total_p = np.cumsum(y_q)[: size - far], np.cumsum(y_p)[: size - far]
-        out_q[far:size] += weight * x_q[far:] * total_q
-        out_p[far:size] += weight * (x_p[far:] * total_q + x_q[far:] * total_p)
+    def _weight(self, d: int) -> float:
+        return 2.0 if self.symmetric and d > 0 else 1.0
+
+    def _runs(
+        self, x: slice, y: slice, first: int, least: float, shift: float
+    ) -> tuple[Array, list[tuple[int, int, int]], int]:
+        """Runs (d0, d1, level) of one level = floor(height + shift), height = log1p(e^{-d h}) / h.
+
+        Only distances >= `first` that occur between the supports `x` and `y` are listed, and none
+        beyond the last, D, at which the height is above `least`. Returns heights, runs, D + 1.
+        """
+        beyond = math.ceil(-math.log(math.expm1(least * self.step)) / self.step) + 1
+        begin = max(first, x.start - y.stop + 1)
+        end = min(x.stop - y.start, beyond)
+        if begin >= end:
+            return np.zeros(0), [], beyond
+        height = np.log1p(np.exp(-np.arange(begin, end) * self.step)) / self.step
+        level = np.floor(height + shift).astype(np.int64)
+        cuts = [0, *(np.flatnonzero(np.diff(level)) + 1).tolist(), level.size]
+        runs = [(begin + i, begin + j, int(level[i])) for i, j in itertools.pairwise(cuts)]
+        return height, runs, beyond
+
+    def _add_upper(
+        self, out: Array, x: Array, x_start: int, y: Array, y_start: int, first: int
+    ) -> None:
+        x_all, y_all = slice(x_start, x_start + x.size), slice(y_start, y_start + y.size)
+        height, runs, beyond = self._runs(x_all, y_all, first, 1.0, 0.0)
+        base = runs[0][0] if runs else 0
+        for begin, end, level in runs:
+            low = max(x_all.start, y_all.start + begin)
+            high = min(x_all.stop, y_all.stop + end - 1)
+            down, up = np.zeros(high - low), np.zeros(high - low)
+            for d in range(begin, end):
+                here = slice(max(low, y_all.start + d), min(high, y_all.stop + d))
+                share = float(_up_weight(height[d - base] - level, self.step))
+                weight = self._weight(d)
+                mass = y[here.start - d - y_start : here.stop - d - y_start]
+                down[here.start - low : here.stop - low] += (weight * (1.0 - share)) * mass
+                up[here.start - low : here.stop - low] += (weight * share) * mass
+            left = x[low - x_start : high - x_start]
+            out[low + level : high + level] += left * down
+            out[low + level + 1 : high + level + 1] += left * up
+        low = max(x_all.start, y_all.start + max(beyond, first))
+        if low < x_all.stop:
+            # Here the sum lies below the next grid point, at a split e^{-d step}/(e^step - 1).
+            i = np.arange(low, x_all.stop)
+            j = np.minimum(i - max(beyond, first) - y_start, y.size - 1)
+            centre = 0.5 * y.size
+            grow = np.exp((np.arange(y.size) - centre) * self.step)
+            total = np.cumsum(y)[j]
+            mean = np.cumsum(y * grow)[j] * np.exp((centre + y_start - i) * self.step)
+            up = np.minimum(mean / math.expm1(self.step), total)
+            left = self._weight(1) * x[low - x_start :]
+            out[low : x_all.stop] += left * (total - up)
+            out[low + 1 : x_all.stop + 1] += left * up
+
+    def _add_lower(
+        self,
+        out_q: Array,
+        out_p: Array,
+        x: tuple[Array, Array],
+        x_start: int,
+        y: tuple[Array, Array],
+        y_start: int,
+        first: int,
+    ) -> None:
+        (x_q, x_p), (y_q, y_p) = x, y
+        x_all, y_all = slice(x_start, x_start + x_q.size), slice(y_start, y_start + y_q.size)
+        _, runs, beyond = self._runs(x_all, y_all, first, 0.5, 0.5)
+        for begin, end, level in runs:
+            low = max(x_all.start, y_all.start + begin)
+            high = min(x_all.stop, y_all.stop + end - 1)
+            sum_q, sum_p = np.zeros(high - low), np.zeros(high - low)
+            for d in range(begin, end):
+                here = slice(max(low, y_all.start + d), min(high, y_all.stop + d))
+                there = slice(here.start - d - y_start, here.stop - d - y_start)
+                weight = self._weight(d)
+                sum_q[here.start - low : here.stop - low] += weight * y_q[there]
+                sum_p[here.start - low : here.stop - low] += weight * y_p[there]
+            left = slice(low - x_start, high - x_start)
+            out_q[low + level : high + level] += x_q[left] * sum_q
+            out_p[low + level : high + level] += x_p[left] * sum_q + x_q[left] * sum_p
+        low = max(x_all.start, y_all.start + max(beyond, first))
+        if low < x_all.stop:
+            j = np.arange(low, x_all.stop) - max(beyond, first) - y_start
+            j = np.minimum(j, y_q.size - 1)
+            sum_q, sum_p = np.cumsum(y_q)[j], np.cumsum(y_p)[j]
+            left_q = self._weight(1) * x_q[low - x_start :]
+            left_p = self._weight(1) * x_p[low - x_start :]
+            out_q[low : x_all.stop] += left_q * sum_q
+            out_p[low : x_all.stop] += left_p * sum_q + left_q * sum_p

@@ -155,7 +155,7 @@ def epsilon_from_delta(
       delta_upper: Upper bound on the curve, as a function of epsilon.
       delta_lower: Lower bound on it.
       delta: The probability that is asked for, in (0, 1).
-      resolution: Relative (to max(1, epsilon)) width at which the bisection stops.
+      resolution: Width in epsilon at which the bisection stops.
     """
     _, upper = _bracket(lambda e: delta_upper(e) <= delta, resolution)
     lower, _ = _bracket(lambda e: delta_lower(e) <= delta, resolution)
@@ -171,7 +171,7 @@ def _bracket(met: Callable[[float], bool], resolution: float) -> tuple[float, fl
         low, high = high, 2.0 * high
         if high > 1e9:
             return low, math.inf
-    while high - low > resolution * max(1.0, high):
+    while high - low > max(resolution, 1e-14 * high):
         middle = 0.5 * (low + high)
         if met(middle):
             high = middle

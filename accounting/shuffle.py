@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from accounting.balls_and_bins import BallsAndBinsProfile
 from accounting.gaussian import GaussianProfile
+from accounting.likelihood_ratio import LikelihoodRatio
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
@@ -21,8 +24,10 @@ from accounting.profile import (
     epsilon_from_delta,
 )
 
-_SLACK = 1e-9
+_SLACK = 1e-9  # far above the rounding error of a probability computed from log_ndtr
 _GRID = 4001
+_BUCKET_STEP = 0.01
+_BUCKET_ERROR = 1e-8
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,10 @@ class ShuffleProfile:
         check_delta(delta)
         upper = self._deterministic().epsilon(delta).upper
         lower = self._balls_and_bins().epsilon(delta, tolerance).lower
-        lower = max(lower, epsilon_from_delta(lambda e: 0.0, self._event_delta, delta).lower)
+        lower = max(
+            lower,
+            epsilon_from_delta(self._event_delta, self._event_delta, delta, resolution=1e-6).lower,
+        )
         return Bound(min(lower, upper), upper)
 
     def _deterministic(self) -> GaussianProfile:
@@ -87,14 +95,50 @@ class ShuffleProfile:
         )
 
     def _event_delta(self, epsilon: float) -> float:
-        """Lower bound by the events {max_t x_t >= c}: P(A) - e^eps Q(A), the best of many c."""
+        """Lower bound on delta by tests of max_t x_t, or of its values in several epochs."""
         if self.order == "redrawn" and self.epochs > 1:
-            return 0.0
+            return _several_epochs(self.noise_multiplier, self.steps_per_epoch, self.epochs).delta(
+                epsilon
+            )
         sigma = self.noise_multiplier / math.sqrt(self.epochs)
-        others = self.steps_per_epoch - 1
-        c = np.linspace(-10.0 * sigma, 2.0 + 40.0 * sigma, _GRID)
-        p = -np.expm1(special.log_ndtr((c - 2) / sigma) + others * special.log_ndtr(c / sigma))
-        q = -np.expm1(special.log_ndtr((c - 1) / sigma) + others * special.log_ndtr(c / sigma))
-        with np.errstate(over="ignore", invalid="ignore"):
-            value = p * (1.0 - _SLACK) - np.exp(min(epsilon, 700.0)) * q * (1.0 + _SLACK)
-        return max(0.0, float(np.nanmax(value)))
+        p, q = _log_cdfs(sigma, self.steps_per_epoch, _thresholds(sigma, self.steps_per_epoch))
+        growth = math.exp(min(epsilon, 700.0)) * (1.0 + _SLACK)
+        # The events {max >= c} from P to Q, and their complements from Q to P.
+        above = -np.expm1(p) * (1.0 - _SLACK) + np.expm1(q) * growth
+        below = np.exp(q) * (1.0 - _SLACK) - np.exp(p) * growth
+        return max(0.0, float(above.max()), float(below.max()))
+
+
+def _thresholds(sigma: float, steps: int) -> NDArray[np.float64]:
+    """Values of c around those that max_t x_t takes under P and under Q."""
+    low = sigma * float(special.ndtri_exp(-100.0 / steps))
+    return np.linspace(low, 2.0 + 14.0 * sigma, _GRID)
+
+
+def _log_cdfs(
+    sigma: float, steps: int, c: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns log P(max_t x_t < c) and log Q(max_t x_t < c)."""
+    others = (steps - 1) * special.log_ndtr(c / sigma)
+    return others + special.log_ndtr((c - 2) / sigma), others + special.log_ndtr((c - 1) / sigma)
+
+
+@lru_cache(maxsize=16)
+def _several_epochs(sigma: float, steps: int, epochs: int) -> LikelihoodRatio:
+    """Returns a lower likelihood ratio of `epochs` independent values of max_t x_t, in buckets."""
+    log_p, log_q = _log_cdfs(sigma, steps, _thresholds(sigma, steps))
+    ratio = LikelihoodRatio.from_masses(
+        _buckets(log_p), _buckets(log_q), _BUCKET_STEP, "lower", drift=_BUCKET_ERROR
+    )
+    return ratio.power(epochs)
+
+
+def _buckets(log_cdf: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Masses between thresholds, each good to _BUCKET_ERROR; the others are left out, as 0."""
+    cdf, tail = np.exp(log_cdf), -np.expm1(log_cdf)
+    # On the right of the median upper tails are subtracted: they are known to relative accuracy.
+    left = cdf[1:] < 0.5
+    inner = np.where(left, np.diff(cdf), -np.diff(tail))
+    scale = np.where(left, cdf[1:], tail[:-1])
+    inner = np.where(inner > 1e-6 * scale, inner, 0.0)
+    return np.concatenate([[cdf[0]], inner, [tail[-1]]])
