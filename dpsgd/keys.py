@@ -179,6 +179,15 @@ class RootKey:
         """Return the 32-bit seed of the public initialisation stream, for `jax.random.key`."""
         return int.from_bytes(self._derive("init", generation, size=4), "little")
 
+    def blind(self, text: str) -> str:
+        """Return a keyed digest of `text`: equal for equal texts, random without the root.
+
+        A plain digest of private data would let anybody confirm a guess of them.
+        """
+        return hashlib.blake2b(
+            text.encode(), digest_size=16, key=self._secret, person=b"dpsgd blind"
+        ).hexdigest()
+
     def _derive(self, stream: str, generation: int, *, size: int) -> bytes:
         return hashlib.blake2b(
             _coordinate("generation", generation),

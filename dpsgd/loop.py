@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -118,6 +118,7 @@ def train_blocks(
     root: RootKey,
     generation: int = 0,
     block_steps: int = 64,
+    declare: Callable[[range], None] = lambda steps: None,
 ) -> Iterator[Block]:
     """Runs `algorithm` from `state` to its sampler's last step, yielding after every block.
 
@@ -131,6 +132,8 @@ def train_blocks(
       root: Secret from which the sampling and the noise streams derive.
       generation: Which continuation of the run this is; another one means other randomness.
       block_steps: Steps per dispatch.
+      declare: Called with the steps of each block before any of its noise exists; the block runs
+        only when it has returned.
 
     Raises:
       ValueError: if the data have not exactly the sampler's number of examples.
@@ -142,12 +145,15 @@ def train_blocks(
     data = jax.device_put(data)
     noise_key = jnp.asarray(root.noise_key(generation))
     scales = mechanism.scales()
+    # One program for a state that was just made and for one that was read back: no weak types.
+    state = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
     plans = plan_blocks(source, first_step=int(state.step), block_steps=block_steps)
     with ThreadPoolExecutor(1, thread_name_prefix="batches") as background:
         drawn = background.submit(next, plans, None)
         while (planned := drawn.result()) is not None:
             drawn = background.submit(next, plans, None)
             first_step, plan = planned
+            declare(range(first_step, first_step + int(plan.num_steps)))
             state, log = run_block(state, data, plan, noise_key, scales)
             diagnostics = jax.tree.map(np.asarray, log)
             done = slice(int(plan.num_steps))

@@ -17,8 +17,11 @@ from experiments.config import (
     EpsilonConfig,
     EvaluateConfig,
     PrepareCriteoDisplay,
+    ExportConfig,
+    LedgerConfig,
     PrepareSynthetic,
     TrainConfig,
+    ResumeConfig,
 )
 
 
@@ -33,16 +36,55 @@ class Prepare:
     """What the data come from."""
 
 
-def train_command(config: TrainConfig) -> None:
-    """Runs `dpsgd train`."""
-    from experiments.console import Console
-    from experiments.train import train
+STOPPED = 75
+"""Exit status of a run that was asked to stop and can go on: EX_TEMPFAIL of sysexits.h."""
 
-    with Console() as console:
-        record = train(config, console.progress)
-        console.comparison([record])
-        console.line(record["guarantee"])
-        console.line(f"report: {config.out / 'report.md'}")
+
+def train_command(config: TrainConfig | ResumeConfig) -> int:
+    """Runs `dpsgd train` and `dpsgd resume`; the status is `STOPPED` if the run can go on."""
+    from experiments.console import Console
+    from experiments.stop import Stopped
+    from experiments.train import resume, train
+
+    try:
+        with Console() as console:
+            if isinstance(config, TrainConfig):
+                out, record = config.out, train(config, console.progress)
+            else:
+                out, record = config.run, resume(config.run, config.data, console.progress)
+            console.comparison([record])
+            console.line(record["guarantee"])
+            console.line(f"report: {out / 'report.md'}")
+    except Stopped as stopped:
+        print(f"dpsgd: {stopped}", file=sys.stderr)
+        return STOPPED
+    return 0
+
+
+def ledger_command(config: LedgerConfig) -> None:
+    """Runs `dpsgd ledger`."""
+    from experiments.run_directory import RunDirectory
+
+    history = RunDirectory.open(config.run, finished=False).history()
+    for generation in history.generations:
+        mechanism, steps = generation.terms.mechanism, generation.steps
+        print(
+            f"generation {generation.index}: {len(steps):,} steps from {steps.start:,} declared of "
+            f"{mechanism.sampler.num_steps:,}; noise multiplier {mechanism.noise_multiplier:.6g}; "
+            f"{mechanism.sampler}"
+        )
+    guarantee = history.guarantee()
+    for note in filter(None, guarantee.notes):
+        print(f"note: {note}")
+    print(guarantee.sentence())
+
+
+def export_command(config: ExportConfig) -> None:
+    """Runs `dpsgd export`."""
+    from experiments.export import export
+
+    export(config.run, config.out)
+    print(f"model and guarantee: {config.out}")
 
 
 def evaluate_command(config: EvaluateConfig) -> None:
@@ -137,6 +179,9 @@ def main(argv: list[str] | None = None) -> int:
             Command,
             prog="dpsgd",
             description="Private training with a guarantee that the batch sampler has earned.",
+    ResumeConfig: train_command,
+    LedgerConfig: ledger_command,
+    ExportConfig: export_command,
             args=argv,
             config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
         )
@@ -146,3 +191,6 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"dpsgd: {error}", file=sys.stderr)
         return 2
+    | Annotated[ResumeConfig, tyro.conf.subcommand("resume")]
+    | Annotated[LedgerConfig, tyro.conf.subcommand("ledger")]
+    | Annotated[ExportConfig, tyro.conf.subcommand("export")]

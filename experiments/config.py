@@ -140,6 +140,8 @@ class TrainConfig:
     """Override the preset's hidden layers."""
     microbatch_size: int | None = None
     """Examples whose gradients are formed together; by default the whole batch."""
+    checkpoint_seconds: float = 120.0
+    """Time between checkpoints, from which `dpsgd resume` goes on."""
     init_seed: int = 0
     """Seed of the initial parameters, which are public."""
     insecure_seed: int | None = None
@@ -163,6 +165,8 @@ class TrainConfig:
             raise ValueError(f"--target-delta must lie in (0, 1), got {self.target_delta}")
         if not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"--learning-rate must be finite and > 0, got {self.learning_rate}")
+        if not self.checkpoint_seconds >= 0:
+            raise ValueError(f"--checkpoint-seconds must be >= 0, got {self.checkpoint_seconds}")
 
     def model_config(self) -> ModelConfig:
         """Returns the model's sizes: the preset with the overrides that were given."""
@@ -260,3 +264,31 @@ class EvaluateConfig:
     """Run directory."""
     data: tyro.conf.Positional[Path]
     """Raw file in the format the run was prepared from, or a store."""
+
+
+@dataclass(frozen=True)
+class ResumeConfig:
+    """Go on with a run that was stopped, from its last checkpoint."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory."""
+    data: Path | None = None
+    """Where the store of examples lies now; by default where it lay."""
+
+
+@dataclass(frozen=True)
+class LedgerConfig:
+    """Print what a run has released so far and what that costs, by its ledger alone."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory, of a run that is finished, going on or dead."""
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Write the model and the guarantee of a finished run, and nothing else, to a new folder."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory."""
+    out: tyro.conf.Positional[Path]
+    """Folder to create."""

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
-from collections.abc import Callable
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpsgd import Diagnostics
+from dpsgd.checkpoint import Checkpoints
+from dpsgd.files import fsync_folder, write_atomically
+from dpsgd.keys import RootKey
+from dpsgd.ledger import History, read
 
 PyTree = Any
 
@@ -24,51 +32,129 @@ class RunDirectory:
     """The files of one run.
 
     `config.json`, `environment.json` and `guarantee.json` say what was asked, where and at what
-    price; `params.npz` is the model; `report.json` and `report.md` are written last, so a run that
-    has them is whole. Each file appears under its name only when it is complete and on disk.
+    price; `ledger.jsonl` what was released; `params.npz` is the model. `report.json` and
+    `report.md` are written last, so a run that has them is whole. Until then `root.key` and
+    `checkpoints` are there to go on from; afterwards nobody needs them, and they are removed:
+    whoever finds the root secret can subtract the noise. Each file appears under its name only when
+    it is complete and on disk.
     """
 
     def __init__(self, path: Path):
         self.path = path
 
+    @staticmethod
+    def refuse_existing(path: Path, option: str = "--out") -> None:
+        """Raises FileExistsError if there is anything at `path`, which `option` named."""
+        if os.path.lexists(path):
+            raise FileExistsError(
+                f"{path} exists already and is left as it is: name another {option}, or remove it"
+            )
+
     @classmethod
-    def create(cls, path: Path) -> RunDirectory:
-        """Makes the directory of a new run.
+    @contextmanager
+    def create(cls, path: Path) -> Iterator[RunDirectory]:
+        """Makes the directory of a new run, with what is written in the context or not at all.
 
         Raises:
-          FileExistsError: if there is one already; it is left as it is.
+          FileExistsError: if there is something already; it is left as it is.
         """
+        cls.refuse_existing(path)
+        unfinished = path.with_name(f".{path.name}.unfinished-{secrets.token_hex(4)}")
+        unfinished.mkdir(parents=True)
+        run = cls(unfinished)
         try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            raise FileExistsError(
-                f"{path} exists already and is left as it is: name another --out, or remove it"
-            ) from None
-        return cls(path)
+            yield run
+            fsync_folder(unfinished)
+            cls.refuse_existing(path)
+            os.rename(unfinished, path)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        run.path = path
+        fsync_folder(path.parent)
 
     @classmethod
-    def open(cls, path: Path) -> RunDirectory:
-        """Opens the directory of a finished run.
+    def open(cls, path: Path, *, finished: bool = True) -> RunDirectory:
+        """Opens the directory of a run.
+
+        Args:
+          path: The directory.
+          finished: Whether it must have come to its end.
 
         Raises:
           FileNotFoundError: if there is none, or its run did not finish.
         """
-        if not (path / "report.json").is_file():
-            raise FileNotFoundError(f"{path} is not the directory of a finished run")
-        return cls(path)
+        run = cls(path)
+        if not (path / "config.json").is_file():
+            raise FileNotFoundError(f"{path} is not the directory of a run")
+        if finished and not run.finished:
+            raise FileNotFoundError(
+                f"{path} is not the directory of a finished run: `dpsgd resume {path}` goes on "
+                "with it"
+            )
+        return run
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / "report.json").is_file()
+
+    @property
+    def ledger_path(self) -> Path:
+        """What was released: see `dpsgd.ledger`."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def root_path(self) -> Path:
+        """The root secret of an unfinished run, for its owner alone."""
+        return self.path / "root.key"
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Where an unfinished run can go on."""
+        return Checkpoints(self.path / "checkpoints")
+
+    def history(self) -> History:
+        """Reads the ledger, and checks it against what else the run wrote.
+
+        Raises:
+          LedgerError: if it is missing, damaged, or older than the last checkpoint or the report.
+        """
+        history = read(self.ledger_path)
+        if self.finished:
+            history.check_head(self.read_json("report.json")["ledger_head"], "report.json")
+        elif head := self.checkpoints.latest_head():
+            history.check_head(head, "the last checkpoint")
+        return history
+
+    def root(self) -> RootKey:
+        """Reads the root secret."""
+        return RootKey.load(self.root_path)
+
+    def forget(self) -> None:
+        """Removes what a finished run needs no more: checkpoints and the root secret."""
+        self.checkpoints.remove()
+        self.root_path.unlink(missing_ok=True)
+        fsync_folder(self.path)
 
     def write_json(self, name: str, content: Any) -> None:
         """Writes `content` to the file `name`; NaN and infinity are not JSON and raise."""
-        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-        self._write(name, lambda file: file.write(text.encode()))
+        self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
         """Writes `text` to the file `name`."""
-        self._write(name, lambda file: file.write(text.encode()))
+        write_atomically(self.path / name, lambda file: file.write(text.encode()))
 
     def read_json(self, name: str) -> Any:
-        """Reads back what `write_json` wrote."""
-        return json.loads((self.path / name).read_text())
+        """Reads back what `write_json` wrote.
+
+        Raises:
+          ValueError: if it is damaged.
+        """
+        try:
+            return json.loads((self.path / name).read_text())
+        except ValueError as error:
+            raise ValueError(f"{self.path / name} is damaged: {error}") from None
 
     def write_params(self, params: PyTree) -> None:
         """Writes every leaf of `params` under its path in the tree."""
@@ -76,7 +162,9 @@ class RunDirectory:
             jax.tree_util.keystr(at): np.asarray(leaf)
             for at, leaf in jax.tree_util.tree_leaves_with_path(params)
         }
-        self._write("params.npz", lambda file: np.savez(file, allow_pickle=False, **leaves))
+        write_atomically(
+            self.path / "params.npz", lambda file: np.savez(file, allow_pickle=False, **leaves)
+        )
 
     def read_params(self, like: PyTree) -> PyTree:
         """Reads the parameters back, in the structure and dtypes of `like`.
@@ -103,14 +191,17 @@ class RunDirectory:
                 line = {"step": step, **dict(zip(diagnostics._fields, values, strict=True))}
                 file.write(json.dumps(line) + "\n")
 
-    def _write(self, name: str, write: Callable[[IO[bytes]], Any]) -> None:
-        unfinished = self.path / f".{name}.unfinished"
+    def cut_diagnostics(self, step: int) -> None:
+        """Removes the lines from `step` on, which a resumed run will write again."""
         try:
-            with open(unfinished, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, self.path / name)
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
+            with open(self.path / DIAGNOSTICS, "rb+") as file:
+                if not os.fstat(file.fileno()).st_size:
+                    return
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines:
+                    # From the end: it takes as long as there is to cut, however long the file is.
+                    cut = lines.rfind(b'{"step": %d,' % step)
+                    if cut < 0:
+                        cut = lines.rfind(b"\n") + 1  # at most a line that a crash left unended
+                file.truncate(cut)
+        except FileNotFoundError:
+            return

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import time
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +16,70 @@ import jax
 import optax
 
 from accounting import calibrate
-from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd import Algorithm, Guarantee, Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd.checkpoint import Checkpoint
+from dpsgd.ledger import NO_HEAD, Generation, Ledger, Terms
 from experiments import report
-from experiments.config import TrainConfig
-from experiments.criteo.model import ModelConfig, functional
+from experiments.config import SamplerConfig, TrainConfig
+from experiments.criteo.model import functional
 from experiments.criteo.store import Store
 from experiments.environment import environment
 from experiments.evaluate import evaluate
+from experiments.fingerprint import fingerprint, repeats_exactly
 from experiments.run_directory import RunDirectory
+from experiments.stop import Stopped, stop_requests
 
+PyTree = Any
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a run computes with, made from its configuration and its data alone."""
+
+    config: TrainConfig
+    store: Store
+    columns: Mapping[str, Any]
+    params: PyTree
+    logit_fn: Callable[[PyTree, PyTree], jax.Array]
+    algorithm: Algorithm
+    delta: float
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Sampler, sigma and C."""
+        return self.algorithm.mechanism
+
+    @classmethod
+    def of(cls, config: TrainConfig, store: Store, mechanism: Callable[[int], Mechanism]) -> Job:
+        """Returns the job of `config` on `store`.
+
+        Args:
+          config: The whole run.
+          store: Its data.
+          mechanism: Gives the mechanism for the number of training examples.
+        """
+        columns = store.load("train")
+        num_examples = len(columns["label"])
+        params, logit_fn, loss_fn = functional(
+            config.model_config(), store.schema, config.init_seed
+        )
+        chosen = mechanism(num_examples)
+        learning_rate = optax.cosine_decay_schedule(config.learning_rate, chosen.sampler.num_steps)
+        algorithm = dpsgd(
+            loss_fn,
+            optax.adam(learning_rate),
+            chosen,
+            microbatch_size=config.microbatch_size,
+        )
+        delta = config.target_delta or 1 / num_examples
+        return cls(config, store, columns, params, logit_fn, algorithm, delta)
+
+    def terms(self, record: Mapping[str, Any], root: RootKey) -> Terms:
+        """Returns what a generation of this job is declared under."""
+        return Terms(
+            self.mechanism, self.delta, root.insecure, fingerprint(record, self.store, root)
+        )
 
 
 def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[str, Any]:
@@ -36,74 +94,178 @@ def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[s
     Raises:
       FileExistsError: if the run directory exists; it is left as it is.
       ValueError: for a configuration that cannot be run or cannot be guaranteed.
+      OSError: if the disk is full; `resume` then goes on.
+      Stopped: if SIGTERM or SIGINT asked for it; `resume` then goes on.
     """
     config.check()
-    if config.out.exists():
-        RunDirectory.create(config.out)  # refuses, before any work is done
-    store = Store.open(config.data)
-    columns = store.load("train")
-    num_examples = len(columns["label"])
-    sizes = config.model_config()
-    mechanism = mechanism_for(config, num_examples)
+    RunDirectory.refuse_existing(config.out)
     progress("pricing the run")
-    guarantee = Guarantee.of(
-        mechanism,
-        config.target_delta or 1 / num_examples,
-        reproducible_noise=config.insecure_seed is not None,
-    )
-    params, logit_fn, loss_fn = functional(sizes, store.schema, config.init_seed)
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-    num_steps = mechanism.sampler.num_steps
-    algorithm = dpsgd(
-        loss_fn,
-        optax.adam(optax.cosine_decay_schedule(config.learning_rate, num_steps)),
-        mechanism,
-        microbatch_size=config.microbatch_size,
-    )
-
-    run = RunDirectory.create(config.out)
-    run.write_json("config.json", describe(config, sizes, store))
-    run.write_json("environment.json", environment())
-    run.write_json("guarantee.json", guarantee.record())
-
-    progress(f"{num_params:,} parameters, {num_steps:,} steps")
+    job = Job.of(config, Store.open(config.data), lambda n: mechanism_for(config, n))
+    insecure = config.insecure_seed is not None
+    planned = Guarantee.of(job.mechanism, job.delta, reproducible_noise=insecure)
     if config.insecure_seed is None:
         root = RootKey.from_entropy()
     else:
         root = RootKey.from_insecure_seed(config.insecure_seed)
-    started = time.perf_counter()
-    state = algorithm.init(params)
-    for block in train_blocks(algorithm, state, columns, root=root):
-        state = block.state
-        run.append_diagnostics(block.first_step, block.diagnostics)
-        done = block.first_step + len(block.diagnostics.batch_size)
-        elapsed = time.perf_counter() - started
-        left = elapsed / done * (num_steps - done)
-        progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
-    seconds = time.perf_counter() - started
-    run.write_params(state.params)
+    record = describe(config, job.store)
+    with RunDirectory.create(config.out) as run:
+        run.write_json("config.json", record)
+        run.write_json("environment.json", environment())
+        run.write_json("guarantee.json", planned.record())
+        root.save(run.root_path)
+        ledger = Ledger.create(run.ledger_path, job.terms(record, root))
+    with ledger:
+        return _finish(job, run, ledger, root, None, progress)
 
-    progress("evaluating")
-    quality = {
-        f"{split}_{name}": value
-        for split in ("validation", "test")
-        for name, value in dataclasses.asdict(
-            evaluate(logit_fn, state.params, store.blocks(split))
-        ).items()
-    }
-    record = {
-        "sampler": config.sampler.name,
-        **guarantee.record(),
-        **quality,
-        "num_examples": num_examples,
-        "num_params": num_params,
-        "num_steps": num_steps,
-        "training_seconds": seconds,
-        "examples_per_second": num_steps * mechanism.sampler.expected_batch_size / seconds,
-    }
-    run.write_text("report.md", report.markdown(record, run.read_json("config.json")))
-    run.write_json("report.json", record)
+
+def resume(
+    path: Path, data: Path | None = None, progress: Progress = lambda line: None
+) -> dict[str, Any]:
+    """Goes on with the run in `path` from its last checkpoint, and returns its report.
+
+    No step is replayed: a batch is a function of seed and step. The ledger decides whether declared
+    steps are repeated bit for bit, or taken anew and counted again (`Ledger.resume`).
+
+    Args:
+      path: Its run directory.
+      data: Where its store lies now; by default where it lay.
+      progress: Called with one line of text whenever there is something to tell.
+
+    Raises:
+      FileNotFoundError: if there is no run, or its root secret or its data are gone.
+      ValueError: if ledger, checkpoints or data are damaged, or another process is at it.
+      OSError, Stopped: as for `train`.
+    """
+    run = RunDirectory.open(path, finished=False)
+    if run.finished:
+        run.forget()  # in case the run died just before it did
+        progress("the run is finished")
+        return run.read_json("report.json")
+    with Ledger.open(run.ledger_path) as ledger:
+        run.history()  # refuses a ledger that is older than the checkpoints
+        root = run.root()
+        record = run.read_json("config.json")
+        config = config_from(record, out=path, data=data)
+        progress("checking the data")
+        store = Store.open(config.data)
+        store.verify()  # the fingerprint holds for the manifest: now it holds for the rows
+        last = ledger.history.generations[-1].terms
+        unchanged = fingerprint(record, store, root)["config"] == last.fingerprint["config"]
+        job = Job.of(
+            config,
+            store,
+            # What was calibrated once stays: another version might calibrate a little differently.
+            lambda n: last.mechanism if unchanged else mechanism_for(config, n),
+        )
+        checkpoint = run.checkpoints.latest(job.algorithm.init(job.params))
+        step = int(checkpoint.state.step) if checkpoint else 0
+        generation = ledger.resume(
+            job.terms(record, root),
+            step=step,
+            origin=checkpoint.ledger_head if checkpoint else NO_HEAD,
+            repeatable=repeats_exactly(),
+        )
+        run.cut_diagnostics(step)
+        if generation.terms.fingerprint != last.fingerprint:
+            progress(f"changed since: {_changes(last.fingerprint, generation.terms.fingerprint)}")
+        return _finish(job, run, ledger, root, checkpoint, progress)
+
+
+def _finish(
+    job: Job,
+    run: RunDirectory,
+    ledger: Ledger,
+    root: RootKey,
+    checkpoint: Checkpoint | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Trains from `checkpoint` to the end, evaluates, and writes model and report."""
+    with _full_disk_explained(run):
+        last = _train(job, run, ledger, root, checkpoint, progress)
+        guarantee = ledger.history.guarantee()
+        run.write_params(last.state.params)
+        progress("evaluating")
+        quality = {
+            f"{split}_{name}": value
+            for split in ("validation", "test")
+            for name, value in dataclasses.asdict(
+                evaluate(job.logit_fn, last.state.params, job.store.blocks(split))
+            ).items()
+        }
+        sampler = job.mechanism.sampler
+        record = {
+            "sampler": job.config.sampler.name,
+            **guarantee.record(),
+            **quality,
+            "num_examples": sampler.num_examples,
+            "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),
+            "num_steps": sampler.num_steps,
+            "generations": len(ledger.history.generations),
+            "ledger_head": ledger.history.head,
+            "training_seconds": last.seconds,
+            "examples_per_second": sampler.num_steps * sampler.expected_batch_size / last.seconds,
+        }
+        run.write_json("guarantee.json", guarantee.record())
+        run.write_text("report.md", report.markdown(record, run.read_json("config.json")))
+        run.write_json("report.json", record)
+        run.forget()
     return record
+
+
+def _train(
+    job: Job,
+    run: RunDirectory,
+    ledger: Ledger,
+    root: RootKey,
+    checkpoint: Checkpoint | None,
+    progress: Progress,
+) -> Checkpoint:
+    """Takes the steps that are left, with a checkpoint now and then and one at the end."""
+    generation: Generation = ledger.history.generations[-1]
+    num_steps = job.mechanism.sampler.num_steps
+    last = checkpoint or Checkpoint(job.algorithm.init(job.params), NO_HEAD, 0.0)
+    first = int(last.state.step)
+    before, started, saved = last.seconds, time.perf_counter(), time.perf_counter()
+    progress(f"steps {first:,} to {num_steps:,}")
+    with stop_requests() as stop:
+        blocks = train_blocks(
+            job.algorithm,
+            last.state,
+            job.columns,
+            root=root,
+            generation=generation.key,
+            declare=ledger.declare,
+        )
+        for block in blocks:
+            run.append_diagnostics(block.first_step, block.diagnostics)
+            done = block.first_step + len(block.diagnostics.batch_size)
+            elapsed = time.perf_counter() - started
+            left = elapsed / (done - first) * (num_steps - done)
+            progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
+            stopping = stop()
+            due = time.perf_counter() - saved >= job.config.checkpoint_seconds
+            if due or stopping or done == num_steps:
+                last = Checkpoint(block.state, ledger.history.head, before + elapsed)
+                run.checkpoints.save(last)
+                saved = time.perf_counter()
+            if stopping and done < num_steps:
+                raise Stopped(
+                    f"stopped at step {done:,} of {num_steps:,}, all of it saved: "
+                    f"`dpsgd resume {run.path}` goes on"
+                )
+    return last
+
+
+@contextmanager
+def _full_disk_explained(run: RunDirectory) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(
+            f"the disk is full; nothing is lost: make room, and `dpsgd resume {run.path}` goes on"
+        ) from None
 
 
 def mechanism_for(config: TrainConfig, num_examples: int) -> Mechanism:
@@ -123,16 +285,46 @@ def mechanism_for(config: TrainConfig, num_examples: int) -> Mechanism:
     return Mechanism(sampler, sigma, config.l2_clip_norm)
 
 
-def describe(config: TrainConfig, sizes: ModelConfig, store: Store) -> dict[str, Any]:
-    """Returns the whole configuration of a run as JSON values, the data it read included."""
+def describe(config: TrainConfig, store: Store) -> dict[str, Any]:
+    """Returns the whole configuration of a run as JSON values, with what it needs of its data.
+
+    The data's digest is not among them: it depends on every row, and no noise hides it.
+    """
     return {
         **_plain(config),
+        "data": str(config.data.resolve()),
         "sampler": {"name": config.sampler.name, **_plain(config.sampler)},
-        "model_sizes": _plain(sizes),
+        "model_sizes": _plain(config.model_config()),
         "schema": _plain(store.schema),
         "hash_seed": store.hash_seed,
-        "data_digest": store.digest,
     }
+
+
+def config_from(record: Mapping[str, Any], *, out: Path, data: Path | None) -> TrainConfig:
+    """Returns the configuration that `describe` recorded.
+
+    Args:
+      record: What `config.json` holds.
+      out: The run directory, wherever it lies now.
+      data: The store, if not where it lay.
+
+    Raises:
+      ValueError: if it is not the record of a configuration.
+    """
+    try:
+        samplers = {
+            kind.__origin__.name: kind.__origin__ for kind in typing.get_args(SamplerConfig)
+        }
+        fields = dict(record["sampler"])
+        sampler = samplers[fields.pop("name")](**tuples(fields))
+        known = {field.name for field in dataclasses.fields(TrainConfig)}
+        given = tuples({name: x for name, x in record.items() if name in known})
+        places = {"out": out, "data": data or Path(record["data"]), "sampler": sampler}
+        return TrainConfig(**{**given, **places})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{out / 'config.json'} is damaged, or of another version: {error!r}"
+        ) from None
 
 
 def _plain(value: Any) -> Any:
@@ -144,3 +336,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value
+
+
+def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `fields` as they were before JSON made lists of tuples."""
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    return ", ".join(name for name in after if before.get(name) != after[name])

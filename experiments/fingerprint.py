@@ -1,0 +1,82 @@
+"""What the numbers of a training step depend on: if any of it changes, noise is not used again."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import accounting
+import dpsgd
+import experiments
+import samplers
+from dpsgd import RootKey
+from experiments.criteo.store import Store
+from experiments.environment import environment
+
+_PLACES = ("data", "out")  # where things lie does not change what they are
+_JAX_OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision")
+
+
+def fingerprint(config: Mapping[str, Any], store: Store, root: RootKey) -> dict[str, Any]:
+    """Returns what must be unchanged for a step to be repeated bit for bit, as JSON values.
+
+    It tells nothing about the data to whoever has not the root secret: their digest is blinded.
+
+    Args:
+      config: The run's configuration, as JSON values.
+      store: The data.
+      root: The run's secret.
+    """
+    asked = {name: value for name, value in config.items() if name not in _PLACES}
+    return {
+        "config": _digest(json.dumps(asked, sort_keys=True).encode()),
+        "data": root.blind(store.digest),
+        "code": code_digest(),
+        **environment(),
+        "processor": _processor(),
+        "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        **{name: getattr(jax.config, name) for name in _JAX_OPTIONS},
+    }
+
+
+def repeats_exactly() -> bool:
+    """Whether another process on this machine computes the same program bit for bit.
+
+    On a CPU it does. On a GPU, sums by atomic operations and kernels picked by timing may differ in
+    the last bits, and a repeated step would then release those bits without noise.
+    """
+    return jax.default_backend() == "cpu"
+
+
+@functools.cache
+def code_digest() -> str:
+    """Returns a digest of this project's source files, as they are when first asked."""
+    digest = hashlib.sha256()
+    for package in (accounting, samplers, dpsgd, experiments):
+        for folder in package.__path__:
+            for file in sorted(Path(folder).rglob("*.py")):
+                name = f"{package.__name__}/{file.relative_to(folder).as_posix()}"
+                digest.update(f"{name} {_digest(file.read_bytes())}\n".encode())
+    return digest.hexdigest()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _processor() -> str:
+    """Returns a digest of the processor's name and features, for which programs are compiled."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    kinds = ("model name", "flags", "Features", "CPU part")
+    return _digest("\n".join(sorted({x for x in lines if x.startswith(kinds)})).encode())
