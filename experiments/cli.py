@@ -16,12 +16,12 @@ from experiments.config import (
     CalibrateConfig,
     EpsilonConfig,
     EvaluateConfig,
-    PrepareCriteoDisplay,
     ExportConfig,
     LedgerConfig,
+    PrepareCriteoDisplay,
     PrepareSynthetic,
-    TrainConfig,
     ResumeConfig,
+    TrainConfig,
 )
 
 
@@ -155,6 +155,9 @@ def audit_command(config: AuditConfig) -> int:
 
 COMMANDS: dict[type, Callable[[Any], int | None]] = {
     TrainConfig: train_command,
+    ResumeConfig: train_command,
+    LedgerConfig: ledger_command,
+    ExportConfig: export_command,
     EvaluateConfig: evaluate_command,
     Prepare: prepare_command,
     EpsilonConfig: epsilon_command,
@@ -165,6 +168,9 @@ COMMANDS: dict[type, Callable[[Any], int | None]] = {
 Command = (
     Annotated[Prepare, tyro.conf.subcommand("prepare")]
     | Annotated[TrainConfig, tyro.conf.subcommand("train")]
+    | Annotated[ResumeConfig, tyro.conf.subcommand("resume")]
+    | Annotated[LedgerConfig, tyro.conf.subcommand("ledger")]
+    | Annotated[ExportConfig, tyro.conf.subcommand("export")]
     | Annotated[EvaluateConfig, tyro.conf.subcommand("evaluate")]
     | Annotated[EpsilonConfig, tyro.conf.subcommand("epsilon")]
     | Annotated[CalibrateConfig, tyro.conf.subcommand("calibrate")]
@@ -179,9 +185,6 @@ def main(argv: list[str] | None = None) -> int:
             Command,
             prog="dpsgd",
             description="Private training with a guarantee that the batch sampler has earned.",
-    ResumeConfig: train_command,
-    LedgerConfig: ledger_command,
-    ExportConfig: export_command,
             args=argv,
             config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
         )
@@ -191,6 +194,3 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"dpsgd: {error}", file=sys.stderr)
         return 2
-    | Annotated[ResumeConfig, tyro.conf.subcommand("resume")]
-    | Annotated[LedgerConfig, tyro.conf.subcommand("ledger")]
-    | Annotated[ExportConfig, tyro.conf.subcommand("export")]
