@@ -14,6 +14,7 @@ import tyro
 from experiments.config import (
     AuditConfig,
     CalibrateConfig,
+    CompareConfig,
     EpsilonConfig,
     EvaluateConfig,
     ExportConfig,
@@ -125,6 +126,29 @@ def epsilon_command(config: EpsilonConfig) -> None:
     print(guarantee.sentence())
 
 
+def compare_command(config: CompareConfig) -> None:
+    """Runs `dpsgd compare`."""
+    from matplotlib.figure import Figure
+
+    from experiments import compare
+    from experiments.console import Console
+
+    if not config.noise_multipliers:
+        raise ValueError("--noise-multipliers needs at least one number")
+    delta = config.delta or 1 / config.num_examples
+    samplers = compare.all_samplers(config.num_examples, config.batch_size, config.epochs)
+    with Console() as console:
+        found = compare.curves(samplers, config.noise_multipliers, delta, console.progress)
+        console.line(f"epsilon [lower, upper] at delta {delta:.3g}, zero-out adjacency")
+        console.table(*compare.table(found))
+        if config.out is not None:
+            figure = Figure(figsize=(7, 5), layout="constrained")
+            title = f"n = {config.num_examples:,}, b = {config.batch_size:,}, E = {config.epochs}"
+            compare.draw(figure.subplots(), found, f"{title}, δ = {delta:.2g}")
+            compare.save(figure, config.out)
+            console.line(f"drawn: {config.out}")
+
+
 def calibrate_command(config: CalibrateConfig) -> None:
     """Runs `dpsgd calibrate`."""
     from accounting import calibrate
@@ -161,6 +185,7 @@ COMMANDS: dict[type, Callable[[Any], int | None]] = {
     EvaluateConfig: evaluate_command,
     Prepare: prepare_command,
     EpsilonConfig: epsilon_command,
+    CompareConfig: compare_command,
     CalibrateConfig: calibrate_command,
     AuditConfig: audit_command,
 }
@@ -173,6 +198,7 @@ Command = (
     | Annotated[ExportConfig, tyro.conf.subcommand("export")]
     | Annotated[EvaluateConfig, tyro.conf.subcommand("evaluate")]
     | Annotated[EpsilonConfig, tyro.conf.subcommand("epsilon")]
+    | Annotated[CompareConfig, tyro.conf.subcommand("compare")]
     | Annotated[CalibrateConfig, tyro.conf.subcommand("calibrate")]
     | Annotated[AuditConfig, tyro.conf.subcommand("audit")]
 )

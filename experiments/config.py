@@ -199,6 +199,24 @@ class EpsilonConfig(GuaranteeConfig):
 
 
 @dataclass(frozen=True)
+class CompareConfig:
+    """Print and draw the certified epsilon of every sampler over the noise multiplier."""
+
+    num_examples: int
+    """Training examples (public)."""
+    batch_size: int = 1024
+    """Expected number of examples in a batch."""
+    epochs: int = 1
+    """Passes over the examples."""
+    delta: float | None = None
+    """Delta of the guarantee; by default 1 / num_examples."""
+    noise_multipliers: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
+    """Where to evaluate."""
+    out: Path | None = None
+    """Picture to draw, .png, .pdf or .svg."""
+
+
+@dataclass(frozen=True)
 class CalibrateConfig(GuaranteeConfig):
     """Print the smallest noise multiplier that certifies the wanted epsilon."""
 

@@ -15,7 +15,7 @@ class Console:
     """A terminal with one live progress line; where output is a file, plain lines."""
 
     def __init__(self) -> None:
-        self._console = rich.console.Console(highlight=False)
+        self._console = rich.console.Console(highlight=False, markup=False)
         self._status = self._console.status("")
 
     def __enter__(self) -> Console:
@@ -35,7 +35,10 @@ class Console:
 
     def comparison(self, records: list[dict[str, Any]]) -> None:
         """Prints the table that compares finished runs."""
-        header, rows = report.comparison(records)
+        self.table(*report.comparison(records))
+
+    def table(self, header: list[str], rows: list[list[str]]) -> None:
+        """Prints a table that stays within 80 columns where its cells do."""
         table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for name in header:
             table.add_column(name, no_wrap=True)

@@ -1,0 +1,113 @@
+"""What does each sampler cost? Epsilon of every sampler over the noise multiplier."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from accounting import Bound, epsilon
+from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
+
+COLORS = {
+    # Okabe and Ito's palette: told apart by readers with any colour vision.
+    "deterministic": "#000000",
+    "shuffle": "#D55E00",
+    "poisson": "#0072B2",
+    "balls-and-bins": "#009E73",
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Epsilon of one sampler over the noise multiplier, at one delta."""
+
+    name: str
+    noise_multipliers: tuple[float, ...]
+    epsilons: tuple[Bound, ...]
+
+
+def all_samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, BatchSampler]:
+    """Returns every sampler, by its name, for runs of equal sizes.
+
+    Oversize batches take several passes, so that what is compared is the price of sampling alone.
+    """
+    sizes = (num_examples, batch_size, epochs)
+    return {
+        "deterministic": Deterministic(*sizes),
+        "shuffle": Shuffle(*sizes),
+        "poisson": Poisson(*sizes, overflow="accumulate"),
+        "balls-and-bins": BallsAndBins(*sizes, overflow="accumulate"),
+    }
+
+
+def _epsilon(job: tuple[BatchSampler, float, float]) -> Bound:
+    sampler, noise_multiplier, delta = job
+    return epsilon(sampler.privacy(noise_multiplier), delta)
+
+
+def curves(
+    samplers: dict[str, BatchSampler],
+    noise_multipliers: Sequence[float],
+    delta: float,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Curve]:
+    """Returns the curve of each sampler, computed on all processors.
+
+    Args:
+      samplers: Samplers by name.
+      noise_multipliers: Where to evaluate; each > 0.
+      delta: In (0, 1).
+      progress: Called with one line of text after each price.
+    """
+    jobs = [(sampler, sigma, delta) for sampler in samplers.values() for sigma in noise_multipliers]
+    # Spawned, since a fork of a process that runs JAX's threads can hang.
+    context = multiprocessing.get_context("spawn")
+    prices: list[Bound] = []
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        for done, price in enumerate(pool.map(_epsilon, jobs), 1):
+            prices.append(price)
+            progress(f"{done} of {len(jobs)} prices")
+    size = len(noise_multipliers)
+    return [
+        Curve(name, tuple(noise_multipliers), tuple(prices[i * size : (i + 1) * size]))
+        for i, name in enumerate(samplers)
+    ]
+
+
+def table(found: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
+    """Returns (header, rows): a row for each noise multiplier, a column for each sampler."""
+    header = ["sigma", *(curve.name for curve in found)]
+    rows = [
+        [f"{sigma:.4g}", *(f"{curve.epsilons[i]:.4g}" for curve in found)]
+        for i, sigma in enumerate(found[0].noise_multipliers)
+    ]
+    return header, rows
+
+
+def draw(axes: Axes, found: Sequence[Curve], title: str) -> None:
+    """Draws each sampler's interval as a band; a tight one is a line."""
+    for curve in found:
+        color = COLORS[curve.name]
+        lower = [max(bound.lower, 1e-6) for bound in curve.epsilons]
+        upper = [bound.upper for bound in curve.epsilons]
+        axes.plot(curve.noise_multipliers, upper, color=color, marker="o", ms=3, label=curve.name)
+        axes.plot(curve.noise_multipliers, lower, color=color, lw=0.8, ls="--")
+        axes.fill_between(curve.noise_multipliers, lower, upper, color=color, alpha=0.12, lw=0)
+    axes.set(yscale="log", xlabel="noise multiplier σ", ylabel="ε", title=title)
+    axes.grid(which="both", alpha=0.25, lw=0.5)
+    axes.legend(title="solid: upper bound\ndashed: lower bound", frameon=False)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes the figure; the ending of `path` names the format."""
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as error:
+        raise ValueError(f"cannot draw {path}: {error}") from None

@@ -1,0 +1,1 @@
+"""The papers' figures, each from one command: `scripts/figures NAME OUT`."""

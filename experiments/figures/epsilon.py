@@ -1,0 +1,61 @@
+"""Epsilon over sigma for every sampler, on the sizes of two click data sets, one epoch.
+
+Chua et al., "Balls-and-Bins Sampling for DP-SGD" (AISTATS 2025), figure 2: Criteo Display Ads and
+Criteo Sponsored Search, batches of 1,024 and 8,192, delta = 1 / number of training examples. The
+paper's Monte Carlo bounds for balls-and-bins are a certified interval here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from matplotlib.figure import Figure
+
+from experiments import compare
+from experiments.console import Console
+
+STEPS = {
+    "Criteo Display Ads": {1024: 35_938, 8192: 4_492},
+    "Criteo Sponsored Search": {1024: 12_500, 8192: 1_563},
+}
+"""Steps of one epoch, by data set and batch size."""
+
+NOISE_MULTIPLIERS = tuple(round(0.1 + 0.05 * i, 2) for i in range(9))
+
+
+@dataclass(frozen=True)
+class Config:
+    """Draw epsilon over sigma for every sampler (Balls-and-Bins paper, figure 2)."""
+
+    out: tyro.conf.Positional[Path]
+    """Picture to write, .png, .pdf or .svg."""
+
+
+def main() -> None:
+    """Computes, prints and draws the figure."""
+    out = tyro.cli(Config, prog="scripts/figures epsilon").out
+    figure = Figure(figsize=(11, 9), layout="constrained")
+    axes = iter(figure.subplots(2, 2, sharey=True).ravel())
+    with Console() as console:
+        for data_set, steps_by_batch in STEPS.items():
+            for batch_size, steps in steps_by_batch.items():
+                num_examples = steps * batch_size
+                delta = 1 / num_examples
+                title = f"{data_set}: batch {batch_size:,}, T = {steps:,}, δ = {delta:.2g}"
+                console.line(title)
+                found = compare.curves(
+                    compare.all_samplers(num_examples, batch_size, epochs=1),
+                    NOISE_MULTIPLIERS,
+                    delta,
+                    console.progress,
+                )
+                console.table(*compare.table(found))
+                compare.draw(next(axes), found, title)
+        compare.save(figure, out)
+        console.line(f"drawn: {out}")
+
+
+if __name__ == "__main__":
+    main()
