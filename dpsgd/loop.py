@@ -13,6 +13,7 @@ import numpy as np
 from dpsgd.algorithm import Algorithm, Scales, TrainState
 from dpsgd.clipping import Diagnostics
 from dpsgd.keys import RootKey
+from dpsgd.modules import refuse_batch_statistics
 from samplers import BatchSampler, BatchSource
 
 PyTree = Any
@@ -136,10 +137,12 @@ def train_blocks(
         only when it has returned.
 
     Raises:
-      ValueError: if the data have not exactly the sampler's number of examples.
+      ValueError: if the data have not exactly the sampler's number of examples, or the parameters
+        hold batch statistics.
     """
     mechanism = algorithm.mechanism
     check_num_examples(mechanism.sampler, data)
+    refuse_batch_statistics(state.params)
     source = BatchSource(mechanism.sampler, root.sampling_seed(generation))
     run_block = _compile_block(algorithm)
     data = jax.device_put(data)

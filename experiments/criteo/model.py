@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from dpsgd.modules import split_module
 from experiments.criteo.schema import Schema
 
 PyTree = Any
@@ -100,10 +101,7 @@ def functional(
       schema: Columns of the data.
       seed: Of the initialisation, which is public: it does not depend on the data.
     """
-    graph, params = nnx.split(ClickModel(config, schema, nnx.Rngs(seed)), nnx.Param)
-
-    def logit_fn(params: PyTree, example: PyTree) -> jax.Array:
-        return nnx.merge(graph, params)(example)
+    params, logit_fn = split_module(ClickModel(config, schema, nnx.Rngs(seed)))
 
     def loss_fn(params: PyTree, example: PyTree) -> jax.Array:
         label = example["label"].astype(jnp.float32)
