@@ -207,7 +207,9 @@ class History:
             f"counted as declared ({covered}); epochs that were entered count whole except under "
             "Poisson, and no lower end is computed"
         )
-        return Bound(0.0, math.fsum(bound.upper for bound in bounds) * (1 + 1e-15), note=note)
+        total = math.fsum(bound.upper for bound in bounds)  # of one number: that number
+        upper = total if len(bounds) == 1 else math.nextafter(total, math.inf)
+        return Bound(0.0, upper, note=note)
 
 
 class Ledger:

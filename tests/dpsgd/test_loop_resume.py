@@ -1,0 +1,115 @@
+"""To resume is to know one integer: however a run is cut, its parameters are the same bits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd.checkpoint import Checkpoint, Checkpoints
+from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
+
+SIZES = {"num_examples": 90, "batch_size": 8, "epochs": 2}  # 12 steps an epoch
+SAMPLERS = [
+    Deterministic(**SIZES),
+    Shuffle(**SIZES),
+    Poisson(**SIZES),
+    BallsAndBins(**SIZES),
+    BallsAndBins(**SIZES, assignment="fixed"),
+    Poisson(**SIZES, overflow="accumulate", max_batch_size=3),
+]
+ROOT = RootKey(bytes(range(32)), insecure=False)
+
+
+def loss(params, example):
+    return (example["x"] @ params["w"] - example["y"]) ** 2
+
+
+def algorithm(sampler, noise_multiplier=1.0):
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.1, sampler.num_steps))
+    return dpsgd(loss, optimizer, Mechanism(sampler, noise_multiplier, 1.0))
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(SIZES["num_examples"], 3)).astype(np.float32)
+    return {"x": x, "y": x.sum(axis=1)}
+
+
+def initial(algorithm):
+    return algorithm.init({"w": jnp.zeros(3)})
+
+
+def run(algorithm, state, **how):
+    """The steps at which blocks end, and the last state."""
+    ends = []
+    for block in train_blocks(algorithm, state, data(), root=ROOT, **{"block_steps": 4, **how}):
+        ends.append(block.first_step + len(block.diagnostics.batch_size))
+        state = block.state
+    return ends, state
+
+
+def assert_same_bits(a, b):
+    def bits(leaf):
+        return np.asarray(leaf).tobytes()
+
+    assert jax.tree.map(bits, a) == jax.tree.map(bits, b)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
+    private, checkpoints = algorithm(sampler), Checkpoints(tmp_path / "checkpoints")
+    ends = []
+    for block in train_blocks(private, initial(private), data(), root=ROOT, block_steps=4):
+        ends.append(block.first_step + len(block.diagnostics.batch_size))
+        if len(ends) == 2:
+            checkpoints.save(Checkpoint(block.state, "", 0.0))
+    assert ends[-1] == sampler.num_steps
+    rest, resumed = run(private, checkpoints.latest(initial(private)).state)
+    assert rest == ends[2:]
+    assert_same_bits(resumed, block.state)
+
+
+def test_block_boundaries_do_not_change_a_bit():
+    private = algorithm(SAMPLERS[3])
+    _, one = run(private, initial(private), block_steps=1)
+    for block_steps in (5, 64):
+        assert_same_bits(run(private, initial(private), block_steps=block_steps)[1], one)
+
+
+def test_another_generation_draws_other_noise_and_other_batches():
+    noisy, plain = algorithm(SAMPLERS[3]), algorithm(SAMPLERS[3], noise_multiplier=0.0)
+    for private in (noisy, plain):
+        first, second = (run(private, initial(private), generation=g)[1] for g in (0, 1))
+        assert not np.array_equal(first.params["w"], second.params["w"])
+
+
+def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared():
+    private = algorithm(SAMPLERS[2])
+    declared = []
+
+    def declare(steps):
+        declared.append(steps)
+        if steps.start == 8:
+            raise OSError("disk full")
+
+    blocks = train_blocks(
+        private, initial(private), data(), root=ROOT, block_steps=4, declare=declare
+    )
+    for first in (0, 4):  # nothing is declared, and so no noise is drawn, ahead of its block
+        assert next(blocks).first_step == first
+        assert declared[-1] == range(first, first + 4)
+    with pytest.raises(OSError, match="disk full"):
+        next(blocks)
+    assert declared == [range(0, 4), range(4, 8), range(8, 12)]
+
+
+def test_resuming_costs_the_same_after_many_steps_as_after_none():
+    sampler = Poisson(num_examples=90, batch_size=8, epochs=200_000)
+    private = algorithm(sampler)
+    start = initial(private)._replace(step=jnp.int32(sampler.num_steps - 4))
+    planned = []
+    ends, _ = run(private, start, declare=planned.append)
+    assert ends == [sampler.num_steps]
+    assert planned == [range(sampler.num_steps - 4, sampler.num_steps)]
