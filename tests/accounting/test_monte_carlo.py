@@ -79,7 +79,7 @@ def test_estimates_agree_with_quadrature(
         pytest.skip("too rare for samples drawn without condition")
     losses = sample_losses(
         np.random.default_rng(bins),
-        200_000,
+        60_000,
         noise_multiplier=sigma,
         bins=bins,
         direction=direction,
@@ -300,8 +300,8 @@ def test_kl_upper_bound_of_ones_is_one():
 
 
 @pytest.mark.parametrize("bins", [1, 2, 3])
-@pytest.mark.parametrize("sigma", [0.3, 0.5, 1.0, 3.0])
-@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 6.0])
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", [0.0, 2.0, 6.0])
 def test_max_event_bound_lies_below_the_truth_and_is_exact_for_one_bin(bins, sigma, epsilon):
     truth = max(quadrature(epsilon, sigma, bins, direction) for direction in DIRECTIONS)
     bound = max_event_lower_bound(epsilon, noise_multiplier=sigma, bins=bins)
@@ -450,7 +450,7 @@ def test_hockey_stick_bound_never_underflows_to_zero():
     ("sigma", "epsilon"),
     [(0.3, 0.1), (0.3, 2.0), (0.3, 8.0), (0.5, 0.1), (0.5, 2.0), (1.0, 0.1), (2.0, 0.02)],
 )
-@pytest.mark.parametrize("bins", [1, 2, 30, 1000, 36_000])
+@pytest.mark.parametrize("bins", [2, 30, 36_000])
 def test_certified_interval_lies_between_the_event_bound_and_the_confidence_bound(
     sigma, bins, epsilon
 ):

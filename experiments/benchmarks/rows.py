@@ -1,0 +1,49 @@
+"""The contract of every benchmark: rows {name, value, unit, bar, holds}, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured figure.
+
+    Attributes:
+      name: What was measured.
+      value: The figure, or None where it could not be measured.
+      unit: Its unit: "s" of CPU time, "x" for a ratio, "epsilon", ...
+      bar: The bar, as ">= 8" or "<= 1.5"; empty for information only.
+      holds: Whether the bar holds; None without a bar or a value.
+    """
+
+    name: str
+    value: float | None
+    unit: str
+    bar: str = ""
+    holds: bool | None = None
+
+    @classmethod
+    def at_least(cls, name: str, value: float | None, unit: str, bar: float) -> Row:
+        """Returns a row that holds if the value is `bar` or more."""
+        return cls(name, value, unit, f">= {bar:g}", None if value is None else value >= bar)
+
+    @classmethod
+    def at_most(cls, name: str, value: float | None, unit: str, bar: float) -> Row:
+        """Returns a row that holds if the value is `bar` or less."""
+        return cls(name, value, unit, f"<= {bar:g}", None if value is None else value <= bar)
+
+
+def report(rows: list[Row], json_file: Path | None) -> int:
+    """Prints the table, writes the rows, and returns the exit status: 1 if a bar does not hold."""
+    width = max(len(row.name) for row in rows)
+    print(f"{'':{width}}  {'value':>12} {'unit':8} {'bar':10} holds")
+    for row in rows:
+        value = "not measured" if row.value is None else f"{row.value:.4g}"
+        holds = {None: "", True: "yes", False: "NO"}[row.holds]
+        print(f"{row.name:{width}}  {value:>12} {row.unit:8} {row.bar:10} {holds}")
+    if json_file is not None:
+        json_file.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    return int(any(row.holds is False for row in rows))

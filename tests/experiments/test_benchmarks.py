@@ -1,0 +1,42 @@
+"""Benchmarks keep one contract, and their exit status says whether every bar holds."""
+
+import json
+
+import pytest
+
+from experiments.benchmarks import accounting
+from experiments.benchmarks.rows import Row, report
+
+
+def test_rows_are_written_with_the_five_agreed_keys(tmp_path):
+    file = tmp_path / "rows.json"
+    assert report([Row.at_least("a", 9.0, "x", 8.0), Row("b", 1.0, "s")], file) == 0
+    first, second = json.loads(file.read_text())
+    assert first == {"name": "a", "value": 9.0, "unit": "x", "bar": ">= 8", "holds": True}
+    assert second == {"name": "b", "value": 1.0, "unit": "s", "bar": "", "holds": None}
+
+
+@pytest.mark.parametrize(
+    ("row", "holds"),
+    [
+        (Row.at_least("a", 8.0, "x", 8.0), True),
+        (Row.at_least("a", 7.9, "x", 8.0), False),
+        (Row.at_most("a", 1.5, "s", 1.5), True),
+        (Row.at_most("a", 1.6, "s", 1.5), False),
+        (Row.at_most("a", None, "s", 1.5), None),
+    ],
+)
+def test_a_missed_bar_fails_and_an_unmeasured_one_does_not(row, holds, capsys):
+    assert row.holds is holds
+    assert report([row], None) == (1 if holds is False else 0)
+    assert ("NO" in capsys.readouterr().out) == (holds is False)
+
+
+def test_accounting_benchmark_measures_ours_without_the_peer(tmp_path, capsys):
+    file = tmp_path / "rows.json"
+    accounting.main(["--repetitions", "1", "--json", str(file)])
+    rows = {row["name"]: row for row in json.loads(file.read_text())}
+    assert rows["interval's width, sigma 0.5, T 36000"]["holds"]
+    assert rows["interval's width, sigma 0.1, T 36000"]["holds"]
+    assert "--peer-python" in capsys.readouterr().out
+    assert sum(row["value"] is None for row in rows.values()) == 6
