@@ -64,11 +64,16 @@ class Guarantee:
         if mechanism.noise_multiplier == 0:
             void = "no noise was added"
         interval = None if void else epsilon(mechanism.privacy(), delta)
-        if interval is not None and interval.confidence < 1:
-            raise ValueError(
-                f"epsilon {interval:.4f} holds only with confidence {interval.confidence}: an "
-                "estimate is not a guarantee"
-            )
+        notes: tuple[str, ...] = ()
+        if interval is not None:
+            if interval.confidence < 1:
+                raise ValueError(
+                    f"epsilon {interval:.4f} holds only with confidence {interval.confidence}: an "
+                    "estimate is not a guarantee"
+                )
+            notes = mechanism.sampler.caveats(mechanism.noise_multiplier, delta)
+            if interval.note:
+                notes = (interval.note, *notes)
         return cls(
             epsilon=interval,
             delta=delta,
@@ -77,7 +82,7 @@ class Guarantee:
             noise_multiplier=mechanism.noise_multiplier,
             l2_clip_norm=mechanism.l2_clip_norm,
             void=void,
-            notes=() if interval is None else (interval.note,),
+            notes=notes,
         )
 
     def sentence(self) -> str:
@@ -104,6 +109,6 @@ class Guarantee:
             "unit": self.unit,
             "noise_multiplier": self.noise_multiplier,
             "l2_clip_norm": self.l2_clip_norm if math.isfinite(self.l2_clip_norm) else None,
-            "notes": [note for note in self.notes if note],
+            "notes": list(self.notes),
             "not_covered": list(NOT_COVERED),
         }

@@ -78,6 +78,8 @@ def ledger_command(config: LedgerConfig) -> None:
     for note in filter(None, guarantee.notes):
         print(f"note: {note}")
     print(guarantee.sentence())
+    for note in guarantee.notes:
+        print(f"note: {note}")
 
 
 def export_command(config: ExportConfig) -> None:
@@ -120,10 +122,11 @@ def epsilon_command(config: EpsilonConfig) -> None:
     from dpsgd.algorithm import Mechanism
     from dpsgd.guarantee import Guarantee
 
-    delta = config.delta or 1 / config.num_examples
-    sampler = config.sampler.build(config.num_examples, delta)
+    sampler, delta = config.build()
     guarantee = Guarantee.of(Mechanism(sampler, config.noise_multiplier, 1.0), delta)
     print(guarantee.sentence())
+    for note in guarantee.notes:
+        print(f"note: {note}")
 
 
 def compare_command(config: CompareConfig) -> None:
@@ -135,8 +138,8 @@ def compare_command(config: CompareConfig) -> None:
 
     if not config.noise_multipliers:
         raise ValueError("--noise-multipliers needs at least one number")
-    delta = config.delta or 1 / config.num_examples
     samplers = compare.all_samplers(config.num_examples, config.batch_size, config.epochs)
+    delta = 1 / config.num_examples if config.delta is None else config.delta
     with Console() as console:
         found = compare.curves(samplers, config.noise_multipliers, delta, console.progress)
         console.line(f"epsilon [lower, upper] at delta {delta:.3g}, zero-out adjacency")
@@ -151,12 +154,13 @@ def compare_command(config: CompareConfig) -> None:
 
 def calibrate_command(config: CalibrateConfig) -> None:
     """Runs `dpsgd calibrate`."""
-    from accounting import calibrate
+    from accounting import Bound, calibrate
 
-    delta = config.delta or 1 / config.num_examples
-    sampler = config.sampler.build(config.num_examples, delta)
+    sampler, delta = config.build()
     sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
-    print(f"noise multiplier {sigma:.6g} gives epsilon <= {config.epsilon} at delta {delta:.3g}")
+    # Rounded up: the printed number suffices as it stands.
+    printed = Bound(sigma, sigma).format_upper(".6g")
+    print(f"noise multiplier {printed} gives epsilon <= {config.epsilon} at delta {delta:.3g}")
 
 
 def audit_command(config: AuditConfig) -> int:

@@ -189,6 +189,11 @@ class GuaranteeConfig:
     delta: float | None = None
     """Delta of the guarantee; by default 1 / num_examples."""
 
+    def build(self) -> tuple[BatchSampler, float]:
+        """Returns the sampler, and the delta at which it is priced."""
+        sampler = self.sampler.build(self.num_examples, self.delta)
+        return sampler, 1 / self.num_examples if self.delta is None else self.delta
+
 
 @dataclass(frozen=True)
 class EpsilonConfig(GuaranteeConfig):

@@ -147,6 +147,10 @@ class BatchSampler(abc.ABC):
           noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
         """
 
+    def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
+        """Returns what a reader of this sampler's price should be warned of, in sentences."""
+        return ()
+
     def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
         """Bounds from above what parts of runs cost together, each drawn from a seed of its own.
 

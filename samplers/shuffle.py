@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from accounting import PrivacyProfile, ShuffleProfile
+from accounting import PoissonProfile, PrivacyProfile, ShuffleProfile, epsilon
 from samplers.base import BatchSampler, EpochPlan, Participations, group
 from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
 
@@ -54,6 +54,15 @@ class Shuffle(BatchSampler):
         several epochs Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024).
         """
         return ShuffleProfile(noise_multiplier, self.steps_per_epoch, self.epochs, order=self.order)
+
+    def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
+        """Returns what the common practice of pricing this run as if Poisson would have claimed."""
+        q = self.batch_size / self.num_examples
+        claimed = epsilon(PoissonProfile(noise_multiplier, q, self.num_steps), delta)
+        return (
+            f"priced as if Poisson, as is common, this shuffled run would claim epsilon "
+            f"{claimed.format_upper()}: shuffling does not earn that",
+        )
 
     def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
         """Bounds from above what stretches of steps cost together, each from a seed of its own.

@@ -96,6 +96,31 @@ def test_epsilon_and_calibrate_answer_each_other(capsys):
     assert 1.99 < upper <= 2.002
 
 
+BAD_QUESTIONS = {
+    "delta of zero": ["--num-examples", 1000, "--noise-multiplier", 1, "--delta", 0],
+    "no examples": ["--num-examples", 0, "--noise-multiplier", 1],
+    "noise of zero": ["--num-examples", 1000, "--noise-multiplier", 0],
+    "noise that is no number": ["--num-examples", 1000, "--noise-multiplier", "nan"],
+    "batch above the data": ["--num-examples", 1000, "--noise-multiplier", 1, "--batch-size", 2000],
+}
+
+
+@pytest.mark.parametrize("words", BAD_QUESTIONS.values(), ids=BAD_QUESTIONS)
+def test_a_bad_question_is_answered_in_one_line(words, capsys):
+    assert run("epsilon", "sampler:poisson", *words) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_shuffling_is_never_priced_as_poisson_and_says_what_that_would_claim(capsys):
+    words = ["--num-examples", 1_000_000, "--epochs", 1, "--noise-multiplier", 0.6]
+    assert run("epsilon", "sampler:poisson", *words) == 0
+    poisson = float(capsys.readouterr().out.split(", ")[1].split("]")[0])
+    assert run("epsilon", "sampler:shuffle", *words) == 0
+    price, note = capsys.readouterr().out.splitlines()
+    assert float(price.split("[")[1].split(",")[0]) > 2 * poisson
+    assert note.startswith("note: priced as if Poisson")
+
+
 def test_an_insecure_seed_reproduces_the_run_and_voids_its_guarantee(store, tmp_path):
     runs = [tmp_path / name for name in ("a", "b", "c")]
     for out, seed in zip(runs, (["--insecure-seed", 7], ["--insecure-seed", 7], []), strict=True):
