@@ -137,7 +137,7 @@ class RunDirectory:
         self.root_path.unlink(missing_ok=True)
         fsync_folder(self.path)
 
-    def write_json(self, name: str, content: Any) -> None:
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Writes `content` to the file `name`; NaN and infinity are not JSON and raise."""
         self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
@@ -145,16 +145,19 @@ class RunDirectory:
         """Writes `text` to the file `name`."""
         write_atomically(self.path / name, lambda file: file.write(text.encode()))
 
-    def read_json(self, name: str) -> Any:
-        """Reads back what `write_json` wrote.
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Reads back an object that `write_json` wrote.
 
         Raises:
           ValueError: if it is damaged.
         """
         try:
-            return json.loads((self.path / name).read_text())
+            content = json.loads((self.path / name).read_text())
+            if not isinstance(content, dict):
+                raise ValueError("it holds no object")
         except ValueError as error:
             raise ValueError(f"{self.path / name} is damaged: {error}") from None
+        return content
 
     def write_params(self, params: PyTree) -> None:
         """Writes every leaf of `params` under its path in the tree."""

@@ -1,0 +1,192 @@
+"""Kills training runs, goes on with them, and compares what is left with an undisturbed run.
+
+    python crash_driver.py STORE FOLDER SAMPLER points [NAME ...]    at file operations
+    python crash_driver.py STORE FOLDER SAMPLER random COUNT SEED    at random moments
+
+Every run is a forked process that is ended by SIGKILL. The imports are done once, before JAX starts
+any thread. A crash point is a file operation (its name and the file's, and which time it comes);
+the process dies just before it, or half way through it where it is the write of a ledger's line.
+SIGKILL leaves the system's caches alone, so what is tested is the order of the operations; that
+each is waited for by fsync is tested where it is done.
+
+Prints one line a crash, and ends with status 1 at the first difference.
+"""
+
+import functools
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import experiments.train
+from experiments import config
+from experiments.run_directory import DIAGNOSTICS
+
+SAMPLERS = {kind.name: kind for kind in (
+    config.Deterministic, config.Shuffle, config.Poisson, config.BallsAndBins
+)}  # fmt: skip
+OPERATIONS = ("write", "fsync", "replace", "rename", "unlink", "rmdir", "ftruncate")
+
+# Blocks so short that the run has several, and a checkpoint after each.
+experiments.train.train_blocks = functools.partial(experiments.train.train_blocks, block_steps=4)
+
+
+def train_config(store, out, sampler):
+    return config.TrainConfig(
+        data=store,
+        sampler=SAMPLERS[sampler](batch_size=32, epochs=2),
+        out=out,
+        noise_multiplier=1.0,
+        embedding_dim=2,
+        max_buckets=8,
+        hidden=(),
+        checkpoint_seconds=0.0,
+        insecure_seed=1,  # so that an undisturbed run draws the same
+    )
+
+
+def go_on(store, out, sampler):
+    """What a user does: resume if there is a run, else train."""
+    if out.exists():
+        experiments.train.resume(out)
+    else:
+        experiments.train.train(train_config(store, out, sampler))
+
+
+def fork(work, *, kill_after=None):
+    """Runs `work` in a forked process; returns its status, or minus the signal that ended it."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException as error:  # a forked process must not return into the parent's code
+            print(f"{type(error).__name__}: {error}", flush=True)
+        os._exit(status)
+    if kill_after is not None:
+        kill_after(child)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def watch_operations(run, before):
+    """Has `before(name, call, arguments)` called ahead of each file operation of the run `run`."""
+    times = Counter()
+
+    def watched(operation, call):
+        def watching(*arguments, **options):
+            target = arguments[0]
+            if isinstance(target, int):
+                target = os.readlink(f"/proc/self/fd/{target}")
+            target = "run" if Path(target) == run else Path(target).name
+            name = f"{operation} {target}"
+            if "unfinished-" in name:  # the folder of a new run, whose name is random
+                name = f"{operation} new run"
+            times[name] += 1
+            before(f"{name} {times[name]}", call, arguments)
+            return call(*arguments, **options)
+
+        return watching
+
+    for operation in OPERATIONS:
+        setattr(os, operation, watched(operation, getattr(os, operation)))
+
+
+def crash_points(store, out, sampler):
+    """Trains undisturbed; returns the names of all file operations, in order."""
+    names = out.with_suffix(".operations")
+
+    def work():
+        with open(names, "w") as file:
+            watch_operations(out, lambda name, *call: print(name, file=file, flush=True))
+            go_on(store, out, sampler)
+
+    assert fork(work) == 0
+    return names.read_text().splitlines()
+
+
+def die_at(run, point):
+    def before(name, call, arguments):
+        if name == point:
+            if name.startswith("write ledger"):
+                call(arguments[0], arguments[1][: len(arguments[1]) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    watch_operations(run, before)
+
+
+def assert_same(out, reference, what):
+    """Model, ledger and diagnostics are those of the undisturbed run, to the bit."""
+    for name in ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS):
+        if (out / name).read_bytes() != (reference / name).read_bytes():
+            sys.exit(f"{what}: {name} is not that of the undisturbed run")
+    left = {path.name for path in out.iterdir()}
+    expected = {path.name for path in reference.iterdir()}
+    stray = {path for path in out.parent.glob(f".{out.name}*") if "unfinished" not in path.name}
+    if left != expected or stray:
+        sys.exit(f"{what}: {left ^ expected | stray} should not be there, or should")
+
+
+def at_points(store, folder, sampler, chosen):
+    reference = folder / "reference"
+    points = crash_points(store, reference, sampler)
+    for number, point in enumerate(chosen or points):
+        if point not in points:
+            sys.exit(f"no operation is called {point!r}; there are {points}")
+        out = folder / f"crash-{number}"
+
+        def work(out=out, point=point):
+            die_at(out, point)
+            go_on(store, out, sampler)
+
+        status = fork(work)
+        if status != -signal.SIGKILL:
+            sys.exit(f"{point}: not killed but {status}")
+        status = fork(lambda out=out: go_on(store, out, sampler))
+        if status:
+            sys.exit(f"{point}: going on failed with {status}")
+        assert_same(out, reference, point)
+        print(f"{point}: the same bits", flush=True)
+
+
+def at_random(store, folder, sampler, count, seed):
+    reference = folder / "reference"
+    begun = time.monotonic()
+    assert fork(lambda: go_on(store, reference, sampler)) == 0
+    duration = time.monotonic() - begun
+    moments = random.Random(seed)
+    out, deaths, runs = folder / "run-0", 0, 0
+    while deaths < count:
+        moment = moments.uniform(0, duration)
+
+        def kill(child, moment=moment):
+            time.sleep(moment)
+            os.kill(child, signal.SIGKILL)  # or what is left of it: it is not yet waited for
+
+        status = fork(lambda out=out: go_on(store, out, sampler), kill_after=kill)
+        if status == -signal.SIGKILL:
+            deaths += 1
+            print(f"run {runs}: killed after {moment:.2f} s", flush=True)
+            if deaths < count and moments.random() < 0.5:
+                continue  # kill it again before it comes to its end
+            status = fork(lambda out=out: go_on(store, out, sampler))
+        if status:
+            sys.exit(f"run {runs}: status {status}")
+        assert_same(out, reference, f"run {runs}")
+        runs += 1
+        out = folder / f"run-{runs}"
+
+
+if __name__ == "__main__":
+    store, folder, (sampler, kind, *rest) = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind == "points":
+        at_points(store, folder, sampler, rest)
+    else:
+        at_random(store, folder, sampler, int(rest[0]), int(rest[1]))

@@ -1,0 +1,56 @@
+"""Killed at any moment, a run goes on to the same bits, and its ledger counts every step once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.criteo import synthetic
+
+DRIVER = Path(__file__).with_name("crash_driver.py")
+SAMPLERS = ["deterministic", "shuffle", "poisson", "balls-and-bins"]
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "store"
+    synthetic.write_store(path, 200, seed=0)
+    return path
+
+
+def drive(*arguments):
+    done = subprocess.run(
+        [sys.executable, DRIVER, *map(str, arguments)],
+        cwd=DRIVER.parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_killed_where_it_hurts_a_run_goes_on_to_the_same_bits(store, tmp_path):
+    points = [
+        "write ledger.jsonl 3",  # half of a declaration is written
+        "replace .000000000008.npz.unfinished 1",  # steps were taken, and no checkpoint tells
+        "unlink root.key 1",  # finished, and not yet tidied up
+    ]
+    assert len(drive(store, tmp_path, "balls-and-bins", "points", *points)) == len(points)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_killed_at_any_file_operation_a_run_goes_on_to_the_same_bits(store, tmp_path, sampler):
+    assert len(drive(store, tmp_path, sampler, "points")) > 50
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(len(SAMPLERS)), ids=SAMPLERS)
+def test_killed_at_random_moments_a_run_goes_on_to_the_same_bits(store, tmp_path, seed):
+    lines = drive(store, tmp_path, SAMPLERS[seed], "random", 20, seed)
+    assert len(lines) == 20
