@@ -26,6 +26,7 @@ from accounting.profile import (
 _COARSEST = 0.2
 _FINEST = 1e-3
 _MANY_EPOCHS = 8
+_SMALLEST_DELTA = 1e-40
 _SMALLEST_SIGMA = 0.05  # below it likelihood ratios leave the range of doubles
 
 
@@ -90,6 +91,8 @@ class BallsAndBinsProfile:
             moved = max(high(epsilon + EPSILON_TOLERANCE) for _, high in curves)
             if moved <= lower or upper - lower <= 1e-3 * lower:
                 return Bound(min(lower, upper), upper)
+            if upper <= _SMALLEST_DELTA:
+                return Bound(min(lower, upper), upper, note=_TOO_SMALL)
             resolution /= 2.0
         return Bound(min(lower, upper), upper, note="the finest grid was reached")
 
@@ -133,6 +136,7 @@ class BallsAndBinsProfile:
         return self.noise_multiplier, self.epochs
 
 
+_TOO_SMALL = "delta is under the mass at which tails are cut"
 _TOO_LITTLE_NOISE = "so little noise that only the deterministic order's bound is computed"
 
 

@@ -449,7 +449,7 @@ def _log_cells(edges: Array) -> Array:
     return np.where(high > low, cells, -math.inf)
 
 
-def _up_weight(fraction: Array | float, step: float) -> Array:
+def _up_weight(fraction: Array, step: float) -> Array:
     """Share that goes to the upper of two grid points, of a value `fraction` of a step above."""
     return np.clip(np.expm1(fraction * step) / math.expm1(step), 0.0, 1.0)
 
@@ -615,9 +615,10 @@ class _Pairs:
             low = max(x_all.start, y_all.start + begin)
             high = min(x_all.stop, y_all.stop + end - 1)
             down, up = np.zeros(high - low), np.zeros(high - low)
+            shares = _up_weight(height[begin - base : end - base] - level, self.step)
             for d in range(begin, end):
                 here = slice(max(low, y_all.start + d), min(high, y_all.stop + d))
-                share = float(_up_weight(height[d - base] - level, self.step))
+                share = float(shares[d - begin])
                 weight = self._weight(d)
                 mass = y[here.start - d - y_start : here.stop - d - y_start]
                 down[here.start - low : here.stop - low] += (weight * (1.0 - share)) * mass

@@ -81,7 +81,8 @@ def _round_outward(value: float, spec: str, *, up: bool) -> str:
         printed += last_place
     elif not up and printed > exact:
         printed -= last_place
-    return format(printed, spec)
+    # Decimal writes 4.04e-1 where float writes 4.04e-01.
+    return re.sub(r"e([+-])(\d)$", r"e\g<1>0\2", format(printed, spec))
 
 
 @runtime_checkable

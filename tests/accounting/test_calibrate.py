@@ -1,0 +1,100 @@
+"""Claims about inverses: what they return suffices, and a little less would not."""
+
+import math
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting import (
+    BallsAndBinsProfile,
+    GaussianProfile,
+    PoissonProfile,
+    ShuffleProfile,
+    TruncatedProfile,
+    calibrate,
+    largest_count,
+    smallest_count,
+)
+
+
+MAKERS = {
+    "gaussian": GaussianProfile,
+    "poisson": lambda sigma: PoissonProfile(sigma, 1e-3, 1000),
+    "balls-and-bins": lambda sigma: BallsAndBinsProfile(sigma, 1000),
+    "three epochs": lambda sigma: BallsAndBinsProfile(sigma, 20, 3),
+    "shuffle": lambda sigma: ShuffleProfile(sigma, 50),
+    "truncated": lambda sigma: TruncatedProfile(BallsAndBinsProfile(sigma, 50), 50, -45.0),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("epsilon", [0.5, 5.0])
+def test_the_noise_returned_suffices_and_slightly_less_does_not(maker, epsilon):
+    sigma = calibrate(maker, epsilon=epsilon, delta=1e-6)
+    assert maker(sigma).epsilon(1e-6).upper <= epsilon
+    less = sigma / (1 + 4e-4)
+    # Up to the width of a certified interval, which is the price of the grid, not of the search.
+    assert maker(less).epsilon(1e-6).upper > epsilon - 1e-3
+
+
+@settings(max_examples=25, deadline=None)
+@given(epsilon=st.floats(1e-3, 100.0), log_delta=st.floats(-60.0, -1.0))
+def test_the_gaussian_is_inverted_anywhere(epsilon, log_delta):
+    delta = math.exp(log_delta)
+    sigma = calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
+    assert GaussianProfile(sigma).delta(epsilon).upper <= delta * (1 + 1e-9)
+    if sigma > 1e-3:
+        assert GaussianProfile(sigma / (1 + 3e-4)).delta(epsilon).upper > delta
+
+
+def test_the_main_job_is_calibrated_in_a_few_evaluations():
+    calls = []
+
+    def privacy(sigma):
+        calls.append(sigma)
+        return BallsAndBinsProfile(sigma, 36_000)
+
+    sigma = calibrate(privacy, epsilon=5.0, delta=2.7e-8)
+    assert sigma == pytest.approx(0.415, abs=0.001)
+    assert len(calls) <= 25
+
+
+def test_a_guarantee_that_no_noise_gives_is_refused():
+    with pytest.raises(ValueError, match="no noise multiplier up to 1e6"):
+        calibrate(lambda s: TruncatedProfile(GaussianProfile(s), 10, -5.0), epsilon=1.0, delta=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.0, 1e-6), (math.inf, 1e-6), (1.0, 0.0), (1.0, 1.0)]
+)
+def test_guarantees_out_of_range_are_refused(epsilon, delta):
+    with pytest.raises(ValueError, match="must be"):
+        calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
+
+
+def test_the_largest_number_of_epochs_suffices_and_one_more_does_not():
+    privacy = partial(BallsAndBinsProfile, 1.0, 565)
+    most = largest_count(privacy, epsilon=0.7, delta=2.7e-8)
+    assert privacy(most).epsilon(2.7e-8).upper <= 0.7 < privacy(most + 1).epsilon(2.7e-8).upper
+    assert most >= 5
+
+
+def test_the_largest_number_of_poisson_steps_suffices_and_one_more_does_not():
+    privacy = partial(PoissonProfile, 1.0, 0.01)
+    most = largest_count(privacy, epsilon=1.0, delta=1e-5, limit=5000)
+    assert privacy(most).epsilon(1e-5).upper <= 1.0 < privacy(most + 1).epsilon(1e-5).upper
+
+
+def test_no_count_at_all_is_0_and_the_limit_is_kept():
+    assert largest_count(lambda n: GaussianProfile(1.0 / n), epsilon=0.1, delta=1e-6) == 0
+    assert largest_count(lambda n: GaussianProfile(1e6), epsilon=1.0, delta=1e-6, limit=37) == 37
+
+
+def test_the_smallest_number_of_bins_suffices_and_one_less_does_not():
+    privacy = partial(BallsAndBinsProfile, 1.0)
+    least = smallest_count(privacy, epsilon=1.0, delta=1e-6)
+    assert privacy(least).epsilon(1e-6).upper <= 1.0 < privacy(least - 1).epsilon(1e-6).upper
+    with pytest.raises(ValueError, match="no count up to 3"):
+        smallest_count(privacy, epsilon=0.01, delta=1e-6, limit=3)

@@ -1,0 +1,72 @@
+"""Claims about the Gaussian mechanism's closed form."""
+
+import math
+
+import mpmath
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting import GaussianProfile
+
+mpmath.mp.dps = 60
+
+
+def exact_delta(sigma: float, epsilon: float) -> mpmath.mpf:
+    s, e = mpmath.mpf(sigma), mpmath.mpf(epsilon)
+    first = mpmath.ncdf(1 / (2 * s) - s * e)
+    return first - mpmath.exp(e) * mpmath.ncdf(-1 / (2 * s) - s * e)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0, 3.0, 50.0, 1e4])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6, 0.01, 1.0, 5.0, 20.0, 80.0])
+def test_delta_brackets_the_exact_value_tightly(sigma, epsilon):
+    exact = exact_delta(sigma, epsilon)
+    bound = GaussianProfile(sigma).delta(epsilon)
+    assert bound.lower <= exact <= bound.upper
+    if exact > 1e-290:
+        assert bound.upper - bound.lower <= 1e-6 * exact
+
+
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 20.0])
+@pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-20, 1e-100, 1e-280])
+def test_epsilon_inverts_delta_however_small(sigma, delta):
+    bound = GaussianProfile(sigma).epsilon(delta)
+    assert bound.width <= 1e-8 * max(1.0, bound.upper)
+    assert exact_delta(sigma, bound.upper) <= delta
+    assert bound.lower == 0.0 or exact_delta(sigma, bound.lower) >= delta
+
+
+def test_agrees_with_dp_accounting():
+    from dp_accounting.pld import privacy_loss_mechanism as plm
+
+    for sigma in (0.3, 1.0, 5.0):
+        for epsilon in (0.1, 1.0, 4.0):
+            theirs = plm.GaussianPrivacyLoss(sigma).get_delta_for_epsilon(epsilon)
+            assert GaussianProfile(sigma).delta(epsilon).upper == pytest.approx(theirs, rel=1e-9)
+
+
+@settings(deadline=None, max_examples=100)
+@given(sigma=st.floats(0.05, 100.0), epsilon=st.floats(0.0, 50.0), factor=st.floats(1.0001, 3.0))
+def test_delta_falls_in_epsilon_and_in_sigma(sigma, epsilon, factor):
+    delta = GaussianProfile(sigma).delta(epsilon)
+    assert GaussianProfile(sigma).delta(epsilon * factor).lower <= delta.upper
+    assert GaussianProfile(sigma * factor).delta(epsilon).lower <= delta.upper
+
+
+@pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, math.inf])
+def test_a_noise_multiplier_that_guarantees_nothing_is_refused(sigma):
+    with pytest.raises(ValueError, match="noise_multiplier must be > 0"):
+        GaussianProfile(sigma)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, math.nan])
+def test_a_delta_outside_the_unit_interval_is_refused(delta):
+    with pytest.raises(ValueError, match="delta must be in"):
+        GaussianProfile(1.0).epsilon(delta)
+
+
+@pytest.mark.parametrize("epsilon", [-1e-9, math.nan, math.inf])
+def test_an_epsilon_that_is_no_number_from_0_up_is_refused(epsilon):
+    with pytest.raises(ValueError, match="epsilon must be >= 0"):
+        GaussianProfile(1.0).delta(epsilon)

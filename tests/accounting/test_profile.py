@@ -1,0 +1,80 @@
+"""Claims about bounds: they print outward, and inversions prove both of their ends."""
+
+import math
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import accounting
+from accounting import Bound, GaussianProfile, PrivacyProfile, epsilon
+from accounting.profile import epsilon_from_delta
+
+
+@given(
+    value=st.floats(0.0, 1e12, allow_nan=False),
+    spec=st.sampled_from([".0f", ".3f", ".2e", ".1e", ".3g"]),
+)
+def test_what_is_printed_brackets_what_is_held(value, spec):
+    bound = Bound(value, value)
+    assert Decimal(bound.format_lower(spec)) <= Decimal(value) <= Decimal(bound.format_upper(spec))
+
+
+@given(value=st.floats(1e-6, 1e6))
+def test_what_is_printed_is_within_one_place(value):
+    bound = Bound(value, value)
+    assert Decimal(bound.format_upper(".2e")) <= Decimal(value) * Decimal("1.011")
+    assert float(bound.format_upper(".3f")) - value <= 1.001e-3
+
+
+def test_an_infinite_end_prints_as_such():
+    assert f"{Bound(0.5, math.inf):.2f}" == "[0.50, inf]"
+
+
+@pytest.mark.parametrize("ends", [(1.0, 0.5), (math.nan, 1.0), (0.0, math.nan)])
+def test_ends_in_the_wrong_order_are_refused(ends):
+    with pytest.raises(ValueError, match="lower <= upper"):
+        Bound(*ends)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.5, math.nan])
+def test_a_confidence_that_is_no_probability_is_refused(confidence):
+    with pytest.raises(ValueError, match="confidence"):
+        Bound(0.0, 1.0, confidence)
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ValueError, match="formatted by"):
+        format(Bound(0.0, 1.0), "d")
+
+
+def test_both_ends_of_an_inversion_are_proved_by_the_curves():
+    found = epsilon_from_delta(lambda e: math.exp(-e) * 1.01, lambda e: math.exp(-e) * 0.99, 1e-3)
+    assert math.exp(-found.upper) * 1.01 <= 1e-3 < math.exp(-found.lower) * 0.99
+    assert found.lower == pytest.approx(math.log(0.99e3), abs=1e-9)
+    assert found.upper == pytest.approx(math.log(1.01e3), abs=1e-9)
+
+
+def test_a_curve_that_never_falls_gives_infinity_and_one_that_is_low_gives_0():
+    assert epsilon_from_delta(lambda e: 0.5, lambda e: 0.0, 0.1) == Bound(0.0, math.inf)
+    assert epsilon_from_delta(lambda e: 0.01, lambda e: 0.0, 0.1) == Bound(0.0, 0.0)
+
+
+def test_every_profile_is_one_and_answers_epsilon():
+    for profile in (
+        accounting.GaussianProfile(1.0),
+        accounting.PoissonProfile(1.0, 0.1, 10),
+        accounting.BallsAndBinsProfile(1.0, 10),
+        accounting.ShuffleProfile(1.0, 10),
+        accounting.TruncatedProfile(accounting.GaussianProfile(1.0), 10, -100.0),
+    ):
+        assert isinstance(profile, PrivacyProfile)
+        bound = epsilon(profile, 1e-5)
+        assert 0.0 < bound.lower <= bound.upper < 5.0
+        assert bound.confidence == 1.0
+
+
+def test_a_delta_outside_the_unit_interval_is_refused_before_any_work():
+    with pytest.raises(ValueError, match="delta must be in"):
+        epsilon(GaussianProfile(1.0), 0.0)
