@@ -1,0 +1,279 @@
+r"""Releases whose two laws are Gaussian mixtures on a line: certified cells, and their composition.
+
+Several mechanisms (multistage sampling, users with many examples) are dominated by pairs
+
+.. math:: P = \sum_i w_i N(m_i, s^2), \qquad Q = \sum_i w'_i N(m'_i, s^2)
+
+that have no closed-form likelihood ratio. Here they are cut into cells, and many equal releases
+are composed from finer and finer grids (see `likelihood_ratio` and `composition`).
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from accounting.composition import ComposedLoss, LossDistribution
+from accounting.likelihood_ratio import Array, LikelihoodRatio, Side
+from accounting.profile import (
+    EPSILON_TOLERANCE,
+    Bound,
+    PrivacyProfile,
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_noise_multiplier,
+    epsilon_from_delta,
+)
+
+CELL_DRIFT = 1e-12
+"""Bound on the relative error of a cell's mass: log_ndtr to 1e-15, of logarithms down to -700."""
+EDGE_DRIFT = 1e-12
+"""How far, in log X, the two laws' common cells may be from the grid, and the mean of a group."""
+MOST_CELLS = 2**19
+_COARSEST = 0.4
+_FINEST = 2e-3
+_NO_FINER = "no finer grid is computed: memory or the range of numbers would not suffice"
+
+
+class Mixture(NamedTuple):
+    """The law sum_i weights[i] N(means[i], scale^2)."""
+
+    means: Array
+    """float64[components]."""
+    weights: Array
+    """Positive, of sum 1: float64[components]."""
+    scale: float
+    """Common standard deviation, > 0."""
+
+    @classmethod
+    def of(cls, means: Sequence[float], weights: Sequence[float], scale: float) -> Mixture:
+        """Returns the mixture without its components of weight 0."""
+        kept = [i for i, weight in enumerate(weights) if weight > 0.0]
+        return cls(
+            np.array([means[i] for i in kept], float),
+            np.array([weights[i] for i in kept], float),
+            scale,
+        )
+
+    def masses(self, edges: Array) -> Array:
+        """Returns the mass between successive `edges`, ascending, with relative accuracy.
+
+        Args:
+          edges: May begin with -inf and end with +inf; float64[cells + 1].
+        """
+        with np.errstate(under="ignore"):
+            parts = [
+                weight * np.exp(_log_normal_cells((edges - mean) / self.scale))
+                for mean, weight in zip(self.means, self.weights, strict=True)
+            ]
+        return np.sum(parts, axis=0)
+
+    def reach(self, tail: float) -> tuple[float, float]:
+        """Returns two points beyond each of which the mass is at most `tail`."""
+        far = -self.scale * special.ndtri(tail)
+        return float(self.means.min() - far), float(self.means.max() + far)
+
+
+def _log_normal_cells(edges: Array) -> Array:
+    """Log of the standard normal's mass between successive `edges`.
+
+    On the right of 0 upper tails are subtracted, so that no difference of near-ones is taken.
+    """
+    left, right = edges[:-1], edges[1:]
+    flip = left > 0.0
+    low, high = np.where(flip, -right, left), np.where(flip, -left, right)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_low, log_high = special.log_ndtr(low), special.log_ndtr(high)
+        cells = log_high + np.log(-np.expm1(np.minimum(log_low - log_high, 0.0)))
+    return np.where(high > low, cells, -math.inf)
+
+
+def solve_increasing(
+    function: Callable[[Array], Array], values: Array, low: float, high: float
+) -> Array:
+    """Returns x in [low, high] with function(x) = `values`, for an increasing vectorised function.
+
+    Bisection down to neighbouring doubles; a value out of reach gives the nearer end.
+    """
+    left, right = np.full(values.shape, low), np.full(values.shape, high)
+    for _ in range(60):
+        middle = 0.5 * (left + right)
+        below = function(middle) < values
+        left, right = np.where(below, middle, left), np.where(below, right, middle)
+    return 0.5 * (left + right)
+
+
+class Spread(NamedTuple):
+    """Cells of X = P/Q, each split between its two grid points so as to keep mass and mean."""
+
+    q: Array
+    """Q-mass of each grid point first, first + 1, ...: float64[cells]."""
+    p: Array
+    """P-mass of each grid point, = q X: float64[cells]."""
+    zero: float
+    """Q-mass at X = 0."""
+    infinity: float
+    """P-mass at X = infinity."""
+
+
+def spread(first: int, step: float, p: Array, q: Array, *, bounded: bool = True) -> Spread:
+    """Splits cells of P-mass `p` and Q-mass `q` between the grid points that end them.
+
+    Cell k is [e^{(first + k) step}, e^{(first + k + 1) step}) in X. The last one never ends: what
+    its mean exceeds its grid point by goes to infinity. Unless `bounded`, the first one begins at
+    X = 0, and is split between that and its upper end.
+    """
+    log_grid = (first + np.arange(q.size)) * step
+    some = (q > 0.0) & (p > 0.0)
+    above = np.log(np.where(some, p, 1.0)) - np.log(np.where(some, q, 1.0)) - log_grid
+    up = np.where(some, np.clip(np.expm1(np.minimum(above, step)) / math.expm1(step), 0.0, 1.0), 0)
+    up[-1] = 0.0
+    stretch = 1.0 + up * math.expm1(step)
+    q_up, p_up = q * up, p * up * math.exp(step) / stretch
+    q_down, p_down = q * (1.0 - up), p * (1.0 - up) / stretch
+    zero = 0.0
+    if not bounded:
+        share = min(math.exp(float(above[0]) - step), 1.0) if some[0] else 0.0
+        zero, q_up[0], p_up[0] = float(q[0]) * (1.0 - share), q[0] * share, p[0]
+        q_down[0] = p_down[0] = 0.0
+    share = math.exp(-max(float(above[-1]), 0.0)) if some[-1] else 0.0
+    infinity = float(p[-1]) * (1.0 - share)
+    p_down[-1] = p[-1] * share
+    q_down[1:] += q_up[:-1]
+    p_down[1:] += p_up[:-1]
+    return Spread(q_down, p_down, zero, infinity)
+
+
+@dataclass(frozen=True)
+class RepeatedProfile(abc.ABC):
+    """The profile of `steps` equal releases, each bounded by likelihood ratios on a grid.
+
+    The gap between the two ends has two sources: the grid, which is refined until it matters no
+    more, and, for some mechanisms, a gap between what is proved and what a concrete pair of data
+    sets shows.
+    """
+
+    noise_multiplier: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+        check_count("steps", self.steps)
+
+    @abc.abstractmethod
+    def ratios(self, side: Side, step: float, tail: float) -> Sequence[LikelihoodRatio]:
+        """Returns laws of one release's X: 'upper', one that dominates; 'lower', ones dominated.
+
+        Args:
+          side: Which bounds.
+          step: Grid step in log X.
+          tail: Mass, of each of a release's laws, that may be cut off.
+        """
+
+    @abc.abstractmethod
+    def deviation(self) -> float:
+        """Returns about the deviation of one release's X under Q, to choose the grid by."""
+
+    @abc.abstractmethod
+    def ceiling(self) -> PrivacyProfile:
+        """Returns a closed-form profile that is never below this one."""
+
+    def delta(self, epsilon: float) -> Bound:
+        """Bounds delta at `epsilon` >= 0."""
+        check_epsilon(epsilon)
+        tail = 1e-12
+        lower, upper, note = 0.0, self.ceiling().delta(epsilon).upper, ""
+        resolution = _COARSEST
+        while True:
+            try:
+                low, high = self._composed(resolution, tail, None, epsilon)
+            except (MemoryError, OverflowError):
+                note = _NO_FINER
+                break
+            new_lower, new_upper = self._lower(low, epsilon), self._upper(high, epsilon)
+            if min(new_upper, upper) < 1e4 * tail and tail > 1e-100:
+                tail *= 1e-12
+                continue
+            settled = new_upper >= upper * (1.0 - 1e-3) and new_lower <= lower * (1.0 + 1e-3)
+            lower, upper = max(lower, new_lower), min(upper, new_upper)
+            if settled or upper - lower <= 1e-3 * lower:
+                break
+            resolution /= 2.0
+            if resolution < _FINEST:
+                note = "the finest grid was reached"
+                break
+        return Bound(min(lower, upper), upper, note=note)
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds the smallest epsilon >= 0 that holds with `delta`.
+
+        The grid is refined until neither end moves by more than about `tolerance`, or by 1e-4 of
+        an epsilon above 10.
+        """
+        check_delta(delta)
+        lower, upper, note = 0.0, self.ceiling().epsilon(delta).upper, ""
+        resolution = _COARSEST
+        while True:
+            try:
+                low, high = self._composed(resolution, 1e-6 * delta, delta, None)
+            except (MemoryError, OverflowError):
+                note = _NO_FINER
+                break
+            found = epsilon_from_delta(
+                functools.partial(self._upper, high),
+                functools.partial(self._lower, low),
+                delta,
+                resolution=1e-3 * tolerance,
+            )
+            # The gap is of second order in the step: what moved now, moves by a third as much, in
+            # all, from here on.
+            moved = max(upper - found.upper, found.lower - lower)
+            lower, upper = max(lower, found.lower), min(upper, found.upper)
+            wanted = tolerance * max(1.0, 0.1 * lower)
+            if upper - lower <= wanted or moved <= 3.0 * wanted:
+                break
+            resolution /= 2.0
+            if resolution < _FINEST:
+                note = "the finest grid was reached"
+                break
+        return Bound(min(lower, upper), upper, note=note)
+
+    def _upper(self, parts: list[ComposedLoss], epsilon: float) -> float:
+        """Reads the upper bound; errors of the cells' edges move epsilon, outward."""
+        deltas = [part.delta(epsilon - self.steps * EDGE_DRIFT) for part in parts]
+        return max(1.0 if math.isnan(delta) else delta for delta in deltas)
+
+    def _lower(self, pairs: list[list[ComposedLoss]], epsilon: float) -> float:
+        """Reads the largest of the lower bounds; contracted cells may have any edges."""
+        deltas = [part.delta(epsilon) for parts in pairs for part in parts]
+        return max(0.0 if math.isnan(delta) else delta for delta in deltas)
+
+    def _composed(
+        self, resolution: float, tail: float, delta: float | None, epsilon: float | None
+    ) -> tuple[list[list[ComposedLoss]], list[ComposedLoss]]:
+        """Returns, composed in both directions, the lower bounds and the upper one."""
+        step = resolution * min(1.0, self.deviation())
+        tail = max(tail / self.steps, 1e-300)
+
+        def compose(ratio: LikelihoodRatio) -> list[ComposedLoss]:
+            parts = []
+            for loss in (LossDistribution.of(ratio, "remove"), LossDistribution.of(ratio, "add")):
+                if delta is not None:
+                    tilt = loss.tilt_for_delta(self.steps, delta)
+                else:
+                    assert epsilon is not None
+                    tilt = loss.tilt_for_epsilon(self.steps, epsilon)
+                parts.append(loss.compose(self.steps, tilt))
+            return parts
+
+        low = [compose(ratio) for ratio in self.ratios("lower", step, tail)]
+        (upper,) = self.ratios("upper", step, tail)
+        return low, compose(upper)
