@@ -90,11 +90,7 @@ def deamplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float
     if epsilon <= _LARGE:
         needed = math.log1p(math.expm1(epsilon) / sampling_prob)
     else:
-        needed = (
-            epsilon
-            - math.log(sampling_prob)
-            + math.log1p(-(1.0 - sampling_prob) * math.exp(-epsilon))
-        )
+        needed = epsilon - math.log(sampling_prob)
     return needed, delta / sampling_prob
 
 

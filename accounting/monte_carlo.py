@@ -444,8 +444,9 @@ class MonteCarloProfile:
         check_count("num_samples", self.num_samples)
         if self.assignment not in ("redrawn", "fixed"):
             raise ValueError(f'assignment must be "redrawn" or "fixed", got {self.assignment!r}')
-        if not 0.0 < self.beta < 1.0:
-            raise ValueError(f"beta must be in (0, 1), got {self.beta}")
+        # A smaller β would round the confidence to 1, which means proved.
+        if not 1e-12 <= self.beta < 1.0:
+            raise ValueError(f"beta must be in [1e-12, 1), got {self.beta}")
 
     @property
     def _one_epoch(self) -> tuple[float, int]:

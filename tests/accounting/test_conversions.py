@@ -117,7 +117,11 @@ def test_ratio_of_one_epoch_composes_to_several_epochs_of_balls_and_bins():
 def test_noise_in_the_upper_values_never_breaks_the_bound(noise):
     truth = np.array([GaussianProfile(1.0).delta(0.2 * k).upper for k in range(40)])
     noisy = np.minimum(1.0, truth * (1 + np.array(noise)))
-    converted = PrivacyCurve(0.2, truth, noisy).privacy_loss_distribution()
+    curve = PrivacyCurve(0.2, truth, noisy)
+    p, q, _ = curve._pair
+    assert np.all(p >= 0.0)
+    assert np.all(q >= 0.0)
+    converted = curve.privacy_loss_distribution()
     for epsilon in (0.0, 0.1, 0.9, 3.0, 5.5):
         got = converted.get_delta_for_epsilon(epsilon)
         assert GaussianProfile(1.0).delta(epsilon).lower <= got <= 1.0

@@ -400,6 +400,7 @@ def test_chunks_do_not_change_what_is_estimated(monkeypatch):
         (lambda: MonteCarloProfile(1.0, 2, epochs=0), "epochs"),
         (lambda: MonteCarloProfile(1.0, 2, assignment="shuffled"), "assignment"),
         (lambda: MonteCarloProfile(1.0, 2, beta=1.0), "beta"),
+        (lambda: MonteCarloProfile(1.0, 2, beta=1e-17), "beta"),
         (lambda: MonteCarloProfile(1.0, 2, num_samples=0), "num_samples"),
         (lambda: MonteCarloProfile(1.0, 2).epsilon(0.0), "delta"),
         (
