@@ -232,12 +232,22 @@ def test_a_removed_line_is_refused(path, line):
         read(path).check_head(head, "the checkpoint")
 
 
-def test_a_forged_step_with_a_right_hash_of_its_own_is_refused(path):
+def test_a_ledger_forged_as_a_whole_is_refused_by_the_checkpoint(path):
     # Whoever recomputes the hashes of the rest of the file still has the checkpoint's against him.
     head = read(declared(path)).head
     other = read(declared(path.with_name("other"), blocks=[(0, 8)]))
     with pytest.raises(LedgerError, match="rolled back or replaced"):
         other.check_head(head, "the checkpoint")
+
+
+def test_a_forged_line_with_a_right_hash_of_its_own_breaks_with_those_that_follow(path):
+    lines = declared(path).read_bytes().splitlines(keepends=True)
+    body = json.loads(lines[0])
+    del body["hash"]
+    forged, _ = _line(body | {"noise_multiplier": 9.0}, NO_HEAD)
+    path.write_bytes(forged + b"".join(lines[1:]))
+    with pytest.raises(LedgerError, match="line 2: its hash does not fit"):
+        read(path)
 
 
 def test_a_deleted_ledger_is_refused(path):
