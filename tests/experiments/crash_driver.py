@@ -25,6 +25,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import experiments.train
 from experiments import config
+from experiments.fingerprint import code_digest
 from experiments.run_directory import DIAGNOSTICS
 
 SAMPLERS = {kind.name: kind for kind in (
@@ -186,6 +187,7 @@ def at_random(store, folder, sampler, count, seed):
 if __name__ == "__main__":
     store, folder, (sampler, kind, *rest) = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     folder.mkdir(parents=True, exist_ok=True)
+    code_digest()  # of what is imported now: whoever edits a file meanwhile changes no run
     if kind == "points":
         at_points(store, folder, sampler, rest)
     else:
