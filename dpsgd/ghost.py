@@ -184,7 +184,7 @@ def _factors(use: Use, activation: Array, cotangent: Array) -> tuple[Array, Arra
         g = g.transpose([0, *(1 + k for k in (*others, *outer))])
     else:
         a, g = _patches(use, a, g)
-    return _fold(
+    return (
         a.reshape(size, c.batch_size, c.length, c.inner_size),
         g.reshape(size, c.batch_size, c.length, c.outer_size),
     )
@@ -197,8 +197,14 @@ def _fold(left: Array, right: Array) -> tuple[Array, Array]:
     as a whole would not do: where the activations are tiny or zero, they may be scaled to infinity,
     and 0 * inf is NaN.
     """
-    scale = norms.power_of_two(jnp.max(jnp.abs(left), axis=3, keepdims=True))
-    return left / scale, right * scale
+    # In two dimensions: compilers see that these are the activations and cotangents themselves, and
+    # the maxima those of the norms, and keep no second copy.
+    flat = left.reshape(-1, left.shape[-1])
+    scale = norms.row_scale(flat)[:, None]
+    return (
+        (flat * (1.0 / scale)).reshape(left.shape),
+        (right.reshape(-1, right.shape[-1]) * scale).reshape(right.shape),
+    )
 
 
 def _patches(use: Use, a: Array, g: Array) -> tuple[Array, Array]:
@@ -532,10 +538,13 @@ def _sum_products(use: Use, parts: Parts, factor: norms.ClipFactor) -> Array:
     c = _contraction(use)
     assert c is not None
     left, right = parts.products[use.path]
-    left, right = norms.select(factor, left), norms.contribution(factor, right)
-    subscripts = "bsi,bso->io" if c.batch_size == 1 else "bksi,bkso->kio"
+    subscripts = "bksi,bkso->kio"
     if c.batch_size == 1:
-        left, right = left[:, 0], right[:, 0]
+        left, right, subscripts = left[:, 0], right[:, 0], "bsi,bso->io"
+        if c.length == 1:
+            left, right, subscripts = left[:, 0], right[:, 0], "bi,bo->io"
+    left, right = _fold(left, right)
+    left, right = norms.select(factor, left), norms.contribution(factor, right)
     total = jnp.einsum(subscripts, left, right, precision=_HIGHEST)
     inner, batch, free, _ = _dot_axes(use)
     order = [*batch, *inner, *_named(use, free)[0]]

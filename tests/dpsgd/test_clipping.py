@@ -85,7 +85,7 @@ def contribution(method, batch, i, clip_norm):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(gradients=GRADIENTS, clip_norm=CLIP_NORMS)
 @example(gradients=np.full((B, D), 1e30, np.float32), clip_norm=1.0)
 @example(gradients=np.full((B, D), 3.4e38, np.float32), clip_norm=1.0)
@@ -169,7 +169,7 @@ def test_sum_and_counts_equal_the_definition(method, clip_norm):
 @pytest.mark.parametrize("clip_norm", [0.01, 1.0, 100.0])
 def test_sum_agrees_with_jax_privacy(method, clip_norm):
     params, batch = dense_problem(size=16)
-    oracle = jax_privacy_clipped_grad(dense_loss, l2_clip_norm=clip_norm, batch_argnums=1)
+    oracle = jax.jit(jax_privacy_clipped_grad(dense_loss, l2_clip_norm=clip_norm, batch_argnums=1))
     expected = oracle(params, jax.tree.map(lambda x: x[:, None], batch))
     total, _ = clipped_grad(dense_loss, l2_clip_norm=clip_norm, method=method)(
         params, batch, jnp.ones(16)
@@ -236,15 +236,14 @@ def test_zeroing_out_one_example_moves_the_sum_by_at_most_the_clip_norm(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("microbatch_size", [1, 2, 3, 8, 100])
+@pytest.mark.parametrize("microbatch_size", [1, 2, 3, 8])
 def test_microbatches_give_the_same_sum(method, microbatch_size):
     params, batch = dense_problem(size=8)
     batch["dropout"] = jax.random.split(jax.random.key(1), 8)  # a key per example travels too
     weights = jnp.array([1, 1, 0, 1, 1, 1, 1, 1], jnp.float32)
-    expected = clipped_grad(dense_loss, l2_clip_norm=0.5, method=method)(params, batch, weights)
-    got = clipped_grad(
-        dense_loss, l2_clip_norm=0.5, method=method, microbatch_size=microbatch_size
-    )(params, batch, weights)
+    build = functools.partial(clipped_grad, dense_loss, l2_clip_norm=0.5, method=method)
+    expected = jax.jit(build())(params, batch, weights)
+    got = jax.jit(build(microbatch_size=microbatch_size))(params, batch, weights)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6), got, expected)
     assert got[1].batch_size == 7
 
@@ -273,9 +272,8 @@ def test_half_precision_parameters_are_clipped_and_summed_in_float32(method, dty
 @pytest.mark.parametrize("method", METHODS)
 def test_infinite_clip_norm_gives_the_plain_sum_of_gradients(method):
     params, batch = dense_problem(size=8)
-    total, diagnostics = clipped_grad(dense_loss, l2_clip_norm=np.inf, method=method)(
-        params, batch, jnp.ones(8)
-    )
+    run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=np.inf, method=method))
+    total, diagnostics = run(params, batch, jnp.ones(8))
     plain = jax.grad(lambda p: jax.vmap(dense_loss, (None, 0))(p, batch).sum())(params)
     np.testing.assert_allclose(flatten(total), flatten(plain), rtol=1e-5, atol=1e-6)
     assert diagnostics.clipped_count == 0
