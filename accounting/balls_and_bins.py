@@ -106,6 +106,8 @@ class BallsAndBinsProfile:
         lower, upper = 0.0, _deterministic(sigma, epochs).epsilon(delta).upper
         if sigma < _SMALLEST_SIGMA:
             return Bound(lower, upper, note=_TOO_LITTLE_NOISE)
+        if delta < _SMALLEST_DELTA:
+            return Bound(lower, upper, note=_TOO_SMALL)
         resolution = _COARSEST
         while True:
             found = [

@@ -46,6 +46,8 @@ Direction = Literal["remove", "add"]
 
 WRAP = 1e-18
 """Bound on the tilted mass outside the window of the FFT."""
+RELEASE_DRIFT = 1e-13
+"""Bound on the floating-point error of one release's loss: of logarithms of its masses."""
 LARGEST = 2**22
 """Largest number of indices of a window."""
 
@@ -125,12 +127,20 @@ class LossDistribution:
         log_unit = scale - offsets * self.step * tilt
         infinity = -math.expm1(count * math.log1p(-min(self.infinity, 1.0 - 1e-16)))
         if self.upper:
-            infinity += WRAP * math.exp(min(0.0, log_unit[-1]))
+            # Above the window the tilted mass is <= WRAP, and e^{-t K h} below its last value.
+            infinity += WRAP * math.exp(min(float(log_unit[-1]), 700.0))
         drift = count * (self.drift + 64.0 * ROUNDING) + 1e-12
         loss = count * self.base + offsets * self.step
         unit = np.exp(np.minimum(log_unit, 700.0))
         return ComposedLoss(
-            self.upper, loss, masses * unit, partners * unit, error * unit, infinity, drift
+            self.upper,
+            loss,
+            masses * unit,
+            partners * unit,
+            error * unit,
+            infinity,
+            drift,
+            VALUE_DRIFT + count * RELEASE_DRIFT,
         )
 
     def _coarse(self) -> tuple[Array, Array]:
@@ -202,6 +212,7 @@ class ComposedLoss:
       errors: What the FFT may have put wrong in each mass, float64 [atoms].
       infinity: Mass at infinity.
       drift: Bound on the relative error of each mass.
+      shift: Bound on the floating-point error of each loss (besides its own rounding).
     """
 
     upper: bool
@@ -211,6 +222,7 @@ class ComposedLoss:
     errors: Array
     infinity: float
     drift: float
+    shift: float
 
     def floor(self, epsilon: float) -> float:
         """Returns how much the FFT's certified error may contribute to delta at `epsilon`."""
@@ -220,14 +232,14 @@ class ComposedLoss:
     def delta(self, epsilon: float) -> float:
         """Bounds the hockey-stick divergence at `epsilon`."""
         if self.upper:
-            moved = epsilon - VALUE_DRIFT * max(1.0, epsilon)
+            moved = epsilon - self.shift * max(1.0, epsilon)
             if moved < self.loss[0]:
                 return 1.0  # the window was laid for a larger epsilon
             first = int(np.searchsorted(self.loss, moved, side="right"))
             parts = -np.expm1(moved - self.loss[first:])
             value = self.infinity + float(np.dot(self.masses[first:], parts))
             return min(1.0, value * math.exp(2.0 * self.drift) + UNDERFLOW)
-        moved = epsilon + VALUE_DRIFT * max(1.0, epsilon)
+        moved = epsilon + self.shift * max(1.0, epsilon)
         first = int(np.searchsorted(self.loss, moved - 1.0))
         factor = np.exp(np.minimum(moved - self.loss[first:], 2.0)) * (1.0 + 2.0 * self.drift)
         value = np.maximum(self.masses[first:] - factor * self.partners[first:], 0.0).sum()

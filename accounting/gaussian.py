@@ -75,7 +75,7 @@ class GaussianProfile:
         # a, b and the exponents carry a few roundings each; erfcx, ndtr are good to 1e-15.
         exponent = 0.5 / sigma**2 + (sigma * epsilon) ** 2 + epsilon
         error = 1e-14 * scale + 4e-16 * exponent * (abs(value) + 1e-14 * scale) + _SMALLEST
-        return min(max(value, 0.0), 1.0), error
+        return min(max(float(value), 0.0), 1.0), float(error)
 
 
 def _difference(pair: tuple[float, float]) -> float:

@@ -36,8 +36,8 @@ worst case of that number is carried along as `drift` (a sum's or product's drif
 factors', plus its own roundings), and upper bounds are inflated by 1 + drift, lower ones deflated.
 The weights of a split carry relative errors of a few 2^-53 in the value that they keep in the
 mean; together they amount to a spread (or contraction) of X (1 + e) in place of X, where |e| <=
-1e-11 after all operations, and E[(X (1+e) - a)_+] is within a factor 1 +- 1e-11 and a change of a
-by that factor: `epsilon` is moved by 1e-11 (outward) before it is used. Masses that are set to 0
+1e-10 after all operations, and E[(X (1+e) - a)_+] is within a factor 1 +- 1e-10 and a change of a
+by that factor: `epsilon` is moved by 1e-10 (outward) before it is used. Masses that are set to 0
 for being under 1e-150 are less than 1e-140 in all, which is added to (taken from) the result.
 
 Sources: Blackwell, "Equivalent comparisons of experiments", 1953 (the order); Chua, Ghazi,
@@ -63,7 +63,7 @@ Side = Literal["upper", "lower"]
 GAUSSIAN_DRIFT = 1e-13
 """Relative error of a normal cell's mass: log_ndtr to 1e-15, of logarithms down to -100."""
 ROUNDING = 2.0**-53
-VALUE_DRIFT = 1e-11
+VALUE_DRIFT = 1e-10
 UNDERFLOW = 1e-140
 """Bound on the mass that is lost, in all, by setting what is under _FLUSH to 0."""
 _FLUSH = 1e-150
@@ -140,10 +140,10 @@ class LikelihoodRatio:
         # Cell k is [edge_k, edge_{k+1}) in log X; the first begins at X = 0, the last never ends.
         edges = (np.arange(first + 1, last + 1) - shift) * step
         if rate < 1.0:
-            inside = np.expm1(edges) / rate + 1.0
             y = np.full(edges.shape, -math.inf)
-            # Where e^edge overflows, (e^edge - (1-q))/q is e^edge/q to all digits.
+            # Where e^edge is large, (e^edge - (1-q))/q is e^edge/q to all digits.
             with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+                inside = np.expm1(edges) / rate + 1.0
                 np.copyto(y, np.log(inside), where=inside > 0.0)
                 np.copyto(y, edges - math.log(rate), where=edges > 40.0)
         else:

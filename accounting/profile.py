@@ -311,10 +311,10 @@ def smallest_count(
 ) -> int:
     """Returns the smallest n in [1, `limit`] for which `privacy(n)` meets (`epsilon`, `delta`).
 
-    For quantities in which the price falls: the number of balls-and-bins' bins per epoch (an
-    epoch of T bins becomes one of T/2 by adding neighbours, but with *more* noise, so this is
-    proved only along multiples: n to 2n to 4n; see `BallsAndBinsProfile`). The n that is returned
-    was itself seen to meet the guarantee.
+    For quantities in which the price falls: the number of balls-and-bins' bins an epoch, so that
+    the largest batch size is n / result. (A mean of T + 1 copies is the conditional mean, given
+    all of them, of the mean of T of them that are drawn at random: a contraction of it.) The n
+    that is returned was itself seen to meet the guarantee.
 
     Raises:
       ValueError: If not even `limit` suffices.

@@ -18,7 +18,6 @@ from accounting import (
     smallest_count,
 )
 
-
 MAKERS = {
     "gaussian": GaussianProfile,
     "poisson": lambda sigma: PoissonProfile(sigma, 1e-3, 1000),
