@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd import Mechanism, RootKey, dpsgd, loop, train_blocks
 from dpsgd.checkpoint import Checkpoint, Checkpoints
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 
@@ -78,31 +78,45 @@ def test_block_boundaries_do_not_change_a_bit():
         assert_same_bits(run(private, initial(private), block_steps=block_steps)[1], one)
 
 
-def test_another_generation_draws_other_noise_and_other_batches():
-    noisy, plain = algorithm(SAMPLERS[3]), algorithm(SAMPLERS[3], noise_multiplier=0.0)
-    for private in (noisy, plain):
-        first, second = (run(private, initial(private), generation=g)[1] for g in (0, 1))
-        assert not np.array_equal(first.params["w"], second.params["w"])
+@pytest.mark.parametrize(
+    ("sampler", "noise_multiplier"),
+    [(SAMPLERS[0], 1.0), (SAMPLERS[3], 0.0)],
+    ids=["noise alone", "batches alone"],
+)
+def test_another_generation_draws_other_noise_and_other_batches(sampler, noise_multiplier):
+    private = algorithm(sampler, noise_multiplier)
+    first, second = (run(private, initial(private), generation=g)[1] for g in (0, 1))
+    assert not np.array_equal(first.params["w"], second.params["w"])
 
 
-def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared():
+def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatch):
     private = algorithm(SAMPLERS[2])
-    declared = []
+    happened = []
 
     def declare(steps):
-        declared.append(steps)
         if steps.start == 8:
             raise OSError("disk full")
+        happened.append(("declared", steps))
 
+    def compile_block(algorithm, compiled=loop._compile_block):
+        run_block = compiled(algorithm)
+
+        def running(state, *inputs):
+            happened.append(("runs", int(state.step)))
+            return run_block(state, *inputs)
+
+        return running
+
+    monkeypatch.setattr(loop, "_compile_block", compile_block)
     blocks = train_blocks(
         private, initial(private), data(), root=ROOT, block_steps=4, declare=declare
     )
-    for first in (0, 4):  # nothing is declared, and so no noise is drawn, ahead of its block
+    for first in (0, 4):  # nothing is declared, and no noise is drawn, ahead of its block
         assert next(blocks).first_step == first
-        assert declared[-1] == range(first, first + 4)
+        assert happened[-2:] == [("declared", range(first, first + 4)), ("runs", first)]
     with pytest.raises(OSError, match="disk full"):
         next(blocks)
-    assert declared == [range(0, 4), range(4, 8), range(8, 12)]
+    assert len(happened) == 4
 
 
 def test_resuming_costs_the_same_after_many_steps_as_after_none():
