@@ -14,7 +14,7 @@ class BinaryMetrics:
     """Quality of predicted probabilities on one labelled data set."""
 
     auc: float
-    """Probability that a random positive scores above a random negative, a tie counting one half."""
+    """Probability that a random positive outscores a random negative; a tie counts one half."""
     log_loss: float
     """Mean negative log likelihood, in nats."""
     calibration: float

@@ -1,4 +1,4 @@
-"""What every test stands on: checked shapes and types, hypothesis profiles, the real rows if any."""
+"""What every test stands on: checked types, hypothesis profiles, the real rows if any."""
 
 import os
 from pathlib import Path

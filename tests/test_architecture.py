@@ -11,7 +11,7 @@ JAX = {"jax", "jaxlib", "flax", "optax"}
 
 
 def imported_packages(file: Path) -> set[str]:
-    """Top-level names of every absolute import in `file`, also of the lazy ones inside functions."""
+    """Top-level names of all absolute imports in `file`, the lazy ones inside functions too."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
