@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +74,9 @@ class BatchSampler(abc.ABC):
     """Examples in a batch b: the (largest) expected number where batches vary in size."""
     epochs: int = 1
     """Passes E over the data: the run has E * ceil(n / b) steps."""
+    unit: str = field(default="example", kw_only=True)
+    """What one row of the participation matrix is, and hence what the guarantee protects: "user"
+    where each of the n rows stands for all data of one user, clipped together."""
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "batch_size", "epochs"):
@@ -86,6 +89,8 @@ class BatchSampler(abc.ABC):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
             object.__setattr__(self, name, value)
+        if not isinstance(self.unit, str) or not self.unit:
+            raise ValueError(f'unit must name what a row is, such as "user", got {self.unit!r}')
         if self.num_examples > _MAX_EXAMPLES:
             raise ValueError(f"num_examples must be at most 2^31 - 1, got {self.num_examples}")
         if self.batch_size > self.num_examples:
@@ -93,11 +98,6 @@ class BatchSampler(abc.ABC):
                 f"batch_size must be at most num_examples = {self.num_examples}, "
                 f"got {self.batch_size}"
             )
-
-    @property
-    def unit(self) -> str:
-        """What one row of the participation matrix is, and hence what the guarantee protects."""
-        return "example"
 
     @property
     def steps_per_epoch(self) -> int:

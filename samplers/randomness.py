@@ -42,6 +42,7 @@ class Stream(enum.IntEnum):
     PARTICIPATION = 0
     ORDER = 1
     TRUNCATION = 2
+    CONTRIBUTION = 3
 
 
 class Key:

@@ -1,0 +1,188 @@
+"""Users who hold many examples: a cap on each, and rows that are users.
+
+Two ways to protect a user, who may hold many examples, as a whole:
+
+* *sample users*: any sampler, with `num_examples` the number of users and `unit="user"`. A drawn
+  user's capped examples make one gradient, clipped once: `Contributions.gather` gives the training
+  loop data whose rows are users, of one fixed shape. Every price holds as it is.
+* *sample examples*: `UserPoisson`. Each example is clipped by itself, and the price is that of the
+  several examples of a user that a batch may hold.
+
+In both, a neighbour has all of one user's examples replaced by null ones; which user an example
+belongs to, and how many each has, are public, unless only capped and padded rows are released.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from accounting import PrivacyProfile
+from accounting.contribution import UserPoissonProfile
+from accounting.profile import check_count
+from samplers.batches import IndexBatch
+from samplers.poisson import Poisson
+from samplers.randomness import Key, Stream, uniform_permutation
+
+
+class UserBatch(NamedTuple):
+    """One pass of a fixed-shape program over users: which rows to read, and which count."""
+
+    indices: np.ndarray
+    """Examples of each user; 0 where padded: int32[max_batch_size, max_contributions]."""
+    weights: np.ndarray
+    """1 for an example, 0 for padding: float32[max_batch_size, max_contributions]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contributions:
+    """The examples that are kept of each user: at most tau, in one fixed shape.
+
+    Attributes:
+      labels: The users, ascending: [users].
+      rows: Examples kept of each user; 0 where padded: int32[users, tau].
+      weights: 1 for an example, 0 for padding: float32[users, tau].
+      counts: How many examples each user had before the cap: int64[users].
+    """
+
+    labels: np.ndarray
+    rows: np.ndarray
+    weights: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def num_users(self) -> int:
+        """Number of users: the `num_examples` of a sampler that draws users."""
+        return self.labels.size
+
+    @property
+    def max_contributions(self) -> int:
+        """Most examples tau that are kept of a user."""
+        return self.rows.shape[1]
+
+    @property
+    def kept(self) -> np.ndarray:
+        """The examples kept, ascending: int32[examples]."""
+        return np.sort(self.rows[self.weights > 0])
+
+    def gather(self, column: np.ndarray) -> np.ndarray:
+        """Returns a column of the data by user: [users, tau, ...].
+
+        Padded places repeat row 0: mask them by `weights`, with `where` and not by a product, so
+        that a NaN in them does no harm.
+        """
+        return column[self.rows]
+
+    def batch(self, users: IndexBatch) -> UserBatch:
+        """Returns the examples of a batch of users, from a sampler whose rows are users."""
+        weights = self.weights[users.indices] * users.weights[:, None]
+        return UserBatch(np.where(weights > 0, self.rows[users.indices], 0), weights)
+
+
+def cap_contributions(
+    users: Any,
+    max_contributions: int,
+    *,
+    keep: Literal["first", "random"] = "first",
+    order: Any = None,
+    seed: int | None = None,
+) -> Contributions:
+    """Keeps at most tau = `max_contributions` examples of each user.
+
+    What is kept of a user depends on that user's examples alone, as named by `order`: on no other
+    user, so that a user's change moves no one else's examples, and not on the order of the rows, so
+    that a shuffled file gives the same training set.
+
+    >>> capped = cap_contributions(["b", "a", "b", "b"], 2)
+    >>> capped.rows.tolist(), capped.weights.tolist()
+    ([[1, 0], [0, 2]], [[1.0, 0.0], [1.0, 1.0]])
+
+    Args:
+      users: Whom each example belongs to: [examples].
+      max_contributions: tau >= 1.
+      keep: "first", the first tau by `order`; or "random", tau of them, uniformly by `seed`.
+      order: What orders a user's examples (a time, an id): [examples] or, to break ties by later
+        columns, [examples, columns]; no two examples of a user may be equal. By default the number
+        of the row: then a file must keep its order.
+      seed: Secret of the random choice, an integer >= 0 of any size.
+
+    Raises:
+      ValueError: If shapes differ, tau < 1, two examples of a user have the same order, or `seed`
+        is missing for "random" or given for "first".
+    """
+    users = np.asarray(users)
+    check_count("max_contributions", max_contributions)
+    if users.ndim != 1 or users.size == 0:
+        raise ValueError(f"users must name one user for each example, got shape {users.shape}")
+    if keep not in ("first", "random"):
+        raise ValueError(f'keep must be "first" or "random", got {keep!r}')
+    if (keep == "random") != (seed is not None):
+        raise ValueError('keep="random" needs a seed, and keep="first" takes none')
+    keys = np.arange(users.size) if order is None else np.asarray(order)
+    keys = keys[:, None] if keys.ndim == 1 else keys
+    if keys.ndim != 2 or keys.shape[0] != users.size:
+        raise ValueError(f"order needs one row for each of {users.size} examples: {keys.shape}")
+    labels, user = np.unique(users, return_inverse=True)
+    by_user = np.lexsort((*keys.T[::-1], user))
+    same = (user[by_user][1:] == user[by_user][:-1]) & np.all(
+        keys[by_user][1:] == keys[by_user][:-1], axis=1
+    )
+    if same.any():
+        one, other = by_user[np.flatnonzero(same)[0] :][:2]
+        raise ValueError(
+            f"examples {one} and {other} of user {users[one]} have the same order: give a column "
+            "that tells them apart"
+        )
+    counts = np.bincount(user, minlength=labels.size)
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    width = int(min(max_contributions, counts.max()))
+    places = np.arange(width)
+    rows = np.zeros((labels.size, max_contributions), np.int32)
+    weights = np.zeros((labels.size, max_contributions), np.float32)
+    inside = places < counts[:, None]
+    chosen = np.where(inside, starts[:, None] + places, 0)
+    if seed is not None:
+        for j in np.flatnonzero(counts > max_contributions):
+            key = Key(seed, Stream.CONTRIBUTION, _name(labels[j]), 0)
+            some = np.sort(uniform_permutation(key, int(counts[j]))[:max_contributions])
+            chosen[j] = starts[j] + some
+    rows[:, :width] = np.where(inside, by_user[chosen], 0)
+    weights[:, :width] = inside
+    return Contributions(labels, rows, weights, counts)
+
+
+def _name(label: Any) -> int:
+    """Returns 64 bits that name a user, whatever the type of the label."""
+    return int.from_bytes(hashlib.blake2b(str(label).encode(), digest_size=8).digest(), "big")
+
+
+@dataclass(frozen=True)
+class UserPoisson(Poisson):
+    """Poisson sampling of examples of which no user has more than tau; protects users.
+
+    `num_examples` counts the examples kept under the cap (`Contributions.kept`), which are the rows
+    of the training data. Each is clipped by itself.
+    """
+
+    max_contributions: int = field(kw_only=True)
+    """Most examples tau of one user among the rows."""
+    unit: str = field(default="user", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_count("max_contributions", self.max_contributions)
+        super().__post_init__()
+
+    def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
+        """Returns the profile for users: of Binomial(tau, q) of a user's examples in every step.
+
+        Source: see `accounting.contribution.UserPoissonProfile`; truncation as for `Poisson`.
+        """
+        steps = sum(map(len, stretches))
+        profile = UserPoissonProfile(
+            noise_multiplier, steps, self.sampling_prob, self.max_contributions
+        )
+        return self.with_truncation(profile, steps)

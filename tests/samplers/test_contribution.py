@@ -1,0 +1,186 @@
+"""Users: the cap does not look at other users or at the order of rows; user-level prices."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from accounting import epsilon
+from accounting.contribution import UserPoissonProfile
+from dpsgd.clipping import clipped_grad
+from samplers import BatchSource, Poisson
+from samplers.contribution import UserPoisson, cap_contributions
+
+FALSE_ALARM = 1e-6
+
+user_lists = st.lists(st.integers(0, 6), min_size=1, max_size=60)
+modes = st.sampled_from(["first", "random"])
+
+
+def chosen(capped, ids):
+    """What is kept of each user, by id."""
+    return {
+        label: sorted(ids[row[weight > 0]].tolist())
+        for label, row, weight in zip(
+            capped.labels.tolist(), capped.rows, capped.weights, strict=True
+        )
+    }
+
+
+def seed_of(keep):
+    return 5 if keep == "random" else None
+
+
+@given(users=user_lists, tau=st.integers(1, 9), keep=modes, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_shuffled_rows_keep_the_same_examples(users, tau, keep, data):
+    users, ids = np.array(users), np.arange(len(users)) * 10
+    capped = cap_contributions(users, tau, keep=keep, order=ids, seed=seed_of(keep))
+    places = np.array(data.draw(st.permutations(range(len(users)))))
+    moved = cap_contributions(users[places], tau, keep=keep, order=ids[places], seed=seed_of(keep))
+    assert chosen(capped, ids) == chosen(moved, ids[places])
+    for label, kept in chosen(capped, ids).items():
+        own = ids[users == label]
+        assert len(kept) == min(tau, own.size)
+        assert set(kept) <= set(own.tolist())
+        if keep == "first":
+            assert kept == own[:tau].tolist()
+    np.testing.assert_array_equal(capped.counts, np.unique(users, return_counts=True)[1])
+    assert capped.rows.shape == capped.weights.shape == (capped.num_users, tau)
+    assert not capped.rows[capped.weights == 0].any()
+
+
+@given(users=user_lists, tau=st.integers(1, 4), keep=modes)
+@settings(max_examples=60, deadline=None)
+def test_one_users_change_moves_no_other_users_examples(users, tau, keep):
+    users, ids = np.array([*users, 7]), np.arange(len(users) + 1)
+    before = chosen(cap_contributions(users, tau, keep=keep, order=ids, seed=seed_of(keep)), ids)
+    others = users != users[0]
+    after = chosen(
+        cap_contributions(
+            users[others], tau, keep=keep, order=ids[others], seed=seed_of(keep)
+        ),
+        ids[others],
+    ) if others.any() else {}  # fmt: skip
+    before.pop(int(users[0]))
+    assert before == after
+
+
+def test_random_contributions_are_uniform_and_differ_from_user_to_user(assert_law):
+    users = np.repeat(["ann", "bob"], 5)
+    counts, equal = np.zeros(10), 0
+    for seed in range(2000):
+        capped = cap_contributions(users, 2, keep="random", seed=seed)
+        counts[capped.kept] += 1
+        equal += np.array_equal(capped.rows[0], capped.rows[1] - 5)
+    assert_law(counts[:5], np.full(5, 0.2))
+    assert_law(counts[5:], np.full(5, 0.2))
+    assert stats.binomtest(int(equal), 2000, 0.1).pvalue > FALSE_ALARM
+
+
+def test_ties_are_broken_by_later_columns_and_refused_without():
+    users, times, ids = np.zeros(3, int), np.array([5, 4, 5]), np.array([2, 1, 0])
+    capped = cap_contributions(users, 2, order=np.stack([times, ids], 1))
+    assert capped.rows.tolist() == [[1, 2]]
+    with pytest.raises(ValueError, match="examples 0 and 2 of user 0 have the same order"):
+        cap_contributions(users, 2, order=times)
+
+
+def test_a_batch_of_users_is_their_examples_in_one_shape():
+    users = np.array([3, 1, 3, 3, 2])
+    capped = cap_contributions(users, 2)
+    sampler = Poisson(capped.num_users, 2, 4, max_batch_size=3, unit="user")
+    source = BatchSource(sampler, 1)
+    for step in range(sampler.num_steps):
+        drawn = source.batch(step)
+        batch = capped.batch(drawn)
+        assert batch.indices.shape == batch.weights.shape == (3, 2)
+        kept = batch.indices[batch.weights > 0]
+        present = capped.labels[drawn.indices[drawn.weights > 0]]
+        assert sorted(kept) == [i for i in (0, 1, 2, 4) if users[i] in present]
+        assert not batch.indices[batch.weights == 0].any()
+
+
+def test_every_sampler_may_draw_users_at_the_same_price(make):
+    sampler = make(40, 8, 2, unit="user")
+    examples = make(40, 8, 2)
+    assert (sampler.unit, examples.unit) == ("user", "example")
+    assert sampler.with_epochs(3).unit == "user"
+    assert epsilon(sampler.privacy(2.0), 1e-4) == epsilon(examples.privacy(2.0), 1e-4)
+    np.testing.assert_array_equal(sampler.plan(3, 1).examples, examples.plan(3, 1).examples)
+
+
+@pytest.mark.parametrize("tau", [1, 3, 20])
+def test_a_users_whole_data_moves_the_sum_by_at_most_the_clipping_norm(tau):
+    # The coupled test: the noise is the same on neighbours, so only the clipped sums matter.
+    rng = np.random.default_rng(0)
+    users = rng.integers(0, 6, 60)
+    x = rng.normal(size=(60, 4)).astype(np.float32) * 100
+    capped = cap_contributions(users, tau, keep="random", seed=1)
+
+    def loss(params, user):
+        errors = jnp.where(user["weight"] > 0, jnp.tanh(user["x"] @ params) + user["x"] @ params, 0)
+        return errors.sum()
+
+    def total(x, clip):
+        batch = {"x": capped.gather(x), "weight": capped.weights}
+        gradient, _ = clipped_grad(loss, l2_clip_norm=clip)(
+            jnp.ones(4), batch, jnp.ones(capped.num_users)
+        )
+        return np.asarray(gradient)
+
+    moved = 0.0
+    for user in range(6):
+        neighbour = np.where((users == user)[:, None], np.float32(0), x)
+        difference = np.linalg.norm(total(x, 0.7) - total(neighbour, 0.7))
+        assert difference <= 0.7
+        moved = max(moved, difference)
+    assert moved > 0.69  # attained: the cap on users is what limits it
+    # Poisoned padding does no harm.
+    if tau == 20:
+        batch = {"x": capped.gather(x), "weight": capped.weights}
+        batch["x"][capped.weights == 0] = np.nan
+        gradient, _ = clipped_grad(loss, l2_clip_norm=0.7)(
+            jnp.ones(4), batch, jnp.ones(capped.num_users)
+        )
+        assert jax.device_get(jnp.isfinite(gradient)).all()
+
+
+def test_examples_may_be_sampled_at_the_price_of_several_a_user():
+    sampler = UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=1000)
+    assert sampler.unit == "user"
+    assert sampler.privacy(2.0) == UserPoissonProfile(2.0, 100, 0.02, 5)
+    one = UserPoisson(1000, 20, 2, max_contributions=1).privacy(2.0)
+    assert epsilon(one, 1e-5).upper == pytest.approx(
+        epsilon(Poisson(1000, 20, 2).privacy(2.0), 1e-5).upper, abs=2e-3
+    )
+    # The default cap on batches is part of the price, as for Poisson.
+    capped = UserPoisson(1000, 20, 2, max_contributions=5)
+    assert capped.max_batch_size == Poisson(1000, 20, 2).max_batch_size < 1000
+    assert math.isfinite(epsilon(capped.privacy(2.0), 1e-5).upper)
+    assert capped.plan(1, 0).examples.tolist() == Poisson(1000, 20, 2).plan(1, 0).examples.tolist()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: cap_contributions([], 1), "one user for each example"),
+        (lambda: cap_contributions([1, 2], 0), "max_contributions must be an integer >= 1"),
+        (lambda: cap_contributions([1, 2], 1, keep="random"), 'keep="random" needs a seed'),
+        (lambda: cap_contributions([1, 2], 1, seed=3), 'keep="first" takes none'),
+        (lambda: cap_contributions([1, 2], 1, order=[1]), "order needs one row for each of 2"),
+        (lambda: UserPoisson(10, 2, max_contributions=0), "max_contributions must be an integer"),
+        (lambda: Poisson(10, 2, unit=""), "unit must name what a row is"),
+    ],
+)
+def test_impossible_caps_are_refused_in_one_line(build, message):
+    with pytest.raises(ValueError, match=message) as refusal:
+        build()
+    assert "\n" not in str(refusal.value)
