@@ -78,8 +78,6 @@ def ledger_command(config: LedgerConfig) -> None:
     for note in filter(None, guarantee.notes):
         print(f"note: {note}")
     print(guarantee.sentence())
-    for note in guarantee.notes:
-        print(f"note: {note}")
 
 
 def export_command(config: ExportConfig) -> None:

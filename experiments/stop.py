@@ -16,8 +16,9 @@ class Stopped(Exception):
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Yields a function that tells whether SIGTERM or SIGINT has come since.
 
-    A second signal has its usual effect, for whoever cannot wait. Outside of the main thread, where
-    no signals arrive, the answer is always no.
+    A second signal has its usual effect, for whoever cannot wait. One that is ignored (a job in the
+    background ignores Ctrl-C) stays so. Outside of the main thread, where no signals arrive, the
+    answer is always no.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -29,8 +30,9 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
         asked.set()
         signal.signal(number, usual[signal.Signals(number)])
 
-    for number in usual:
-        signal.signal(number, ask)
+    for number, handler in usual.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, ask)
     try:
         yield asked.is_set
     finally:

@@ -22,6 +22,7 @@ from experiments.cli import STOPPED, main
 from experiments.criteo import synthetic
 from experiments.criteo.model import ModelConfig
 from experiments.run_directory import DIAGNOSTICS, RunDirectory
+from experiments.stop import stop_requests
 
 BLOCK = 8
 
@@ -50,22 +51,22 @@ def arguments(store, out, *more):
 
 
 class Signalling:
-    """Blocks of training, after the first of which the process gets a signal."""
+    """Blocks of training, with the second of which the process gets SIGTERM."""
 
-    def __init__(self, blocks, number=signal.SIGTERM):
-        self.blocks, self.number = blocks, number
+    def __init__(self, blocks):
+        self.blocks = blocks
 
     def __call__(self, *args, **options):
         for count, block in enumerate(self.blocks(*args, **options)):
             if count == 1:
-                os.kill(os.getpid(), self.number)
+                os.kill(os.getpid(), signal.SIGTERM)
             yield block
 
 
-def train_and_stop(store, out, *more, number=signal.SIGTERM):
-    """Trains until a signal after the second block, 16 of 30 steps."""
+def train_and_stop(store, out, *more):
+    """Trains until SIGTERM after the second block, 16 of 30 steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "train_blocks", Signalling(training.train_blocks, number))
+        patch.setattr(training, "train_blocks", Signalling(training.train_blocks))
         return main(arguments(store, out, *more))
 
 
@@ -95,7 +96,7 @@ def finished(stopped_once, tmp_path_factory):
 def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(store, tmp_path, capsys):
     seed = ["--insecure-seed", "3"]
     assert main(arguments(store, tmp_path / "whole", *seed)) == 0
-    assert train_and_stop(store, tmp_path / "cut", *seed, number=signal.SIGINT) == STOPPED
+    assert train_and_stop(store, tmp_path / "cut", *seed) == STOPPED
     assert "stopped at step 16 of 30" in capsys.readouterr().err
     assert main(["resume", str(tmp_path / "cut")]) == 0
     for name in ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS):
@@ -103,9 +104,22 @@ def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(store, tmp_path
         assert cut == whole, name
 
 
-def test_the_signals_mean_again_what_they_meant(stopped):
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.default_int_handler])
+def test_the_signals_mean_again_what_they_meant(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with stop_requests() as stop:
+            assert not stop()
+            signal.raise_signal(signal.SIGINT)
+            assert stop()
+            assert signal.getsignal(signal.SIGINT) is handler  # a second one is not held up
+        assert signal.getsignal(signal.SIGINT) is handler
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with stop_requests() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not stop()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_that_stopped_keeps_what_it_needs_and_says_what_it_cost(stopped, capsys):
