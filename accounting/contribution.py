@@ -321,8 +321,8 @@ def bias_bounds(
     at tau = gamma n gives it the share q_j = min(p_j, gamma) / Z, Z = sum_j min(p_j, gamma); the
     examples kept are taken to represent their user. Then
 
-    - for losses in [0, 1] the bias is at most TV(p, q) <= sqrt(KL(q || p) / 2) <= sqrt(log(1/Z) / 2)
-      (Pinsker; q_j / p_j <= 1/Z), and Z >= gamma unless nothing is cut;
+    - for losses in [0, 1] the bias is at most TV(p, q) <= sqrt(KL(q || p) / 2)
+      <= sqrt(log(1/Z) / 2) (Pinsker; q_j / p_j <= 1/Z), and Z >= gamma unless nothing is cut;
     - by Cauchy-Schwarz it is at most sqrt(Var sum_j (q_j - p_j)^2 / p_j) <= sqrt(Var (1/Z - 1)),
       with Var = sum_j p_j (L_j - L)^2; the paper's sqrt(2 Var / gamma) is weaker.
 
