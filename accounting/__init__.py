@@ -1,7 +1,9 @@
 """What does it cost? Privacy profiles of batch samplers, bounded from below and above."""
 
 from accounting.balls_and_bins import BallsAndBinsProfile
+from accounting.contribution import UserPoissonProfile, WithPureReleaseProfile
 from accounting.gaussian import GaussianProfile
+from accounting.multistage import MultistageProfile, UnitsThenPoissonProfile, WorstLeafProfile
 from accounting.poisson import PoissonProfile
 from accounting.profile import (
     Bound,
@@ -22,10 +24,15 @@ __all__ = [
     "BallsAndBinsProfile",
     "Bound",
     "GaussianProfile",
+    "MultistageProfile",
     "PoissonProfile",
     "PrivacyProfile",
     "ShuffleProfile",
     "TruncatedProfile",
+    "UnitsThenPoissonProfile",
+    "UserPoissonProfile",
+    "WithPureReleaseProfile",
+    "WorstLeafProfile",
     "calibrate",
     "epsilon",
     "largest_count",

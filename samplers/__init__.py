@@ -3,7 +3,9 @@
 from samplers.balls_and_bins import BallsAndBins
 from samplers.base import CHUNK, BatchSampler, EpochPlan, Participations
 from samplers.batches import BatchSource, IndexBatch, IndexBlock, batch
+from samplers.contribution import Contributions, UserBatch, UserPoisson, cap_contributions
 from samplers.deterministic import Deterministic
+from samplers.multistage import Episode, Multistage, UnitsThenPoisson, UnitTree
 from samplers.poisson import Poisson
 from samplers.shuffle import Shuffle
 
@@ -12,12 +14,20 @@ __all__ = [
     "BallsAndBins",
     "BatchSampler",
     "BatchSource",
+    "Contributions",
     "Deterministic",
+    "Episode",
     "EpochPlan",
     "IndexBatch",
     "IndexBlock",
+    "Multistage",
     "Participations",
     "Poisson",
     "Shuffle",
+    "UnitTree",
+    "UnitsThenPoisson",
+    "UserBatch",
+    "UserPoisson",
     "batch",
+    "cap_contributions",
 ]

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
-from scipy import special
+from scipy import special, stats
 
 from accounting import Bound, GaussianProfile, PoissonProfile, PrivacyProfile
 from accounting.multistage import (
@@ -20,6 +20,7 @@ from accounting.multistage import (
     UnitsThenPoissonProfile,
     WorstLeafProfile,
     add_remove_profile,
+    compare,
 )
 
 DELTA = 1e-5
@@ -200,6 +201,34 @@ def test_the_published_theorem_is_exceeded_by_a_pair_of_data_sets():
     )
 
 
+def test_a_black_box_audit_refutes_the_published_theorem_and_passes_the_bound():
+    # 1 of 20 at sigma 1, 50 steps: x = 1 against 0, all others -1; the theorem says 2.67.
+    draws, sizes, sigma, steps, trials = (1,), (20,), 1.0, 50, 100_000
+    rng = np.random.default_rng(0)
+
+    def score(x):
+        drawn = rng.random((trials, steps)) < 0.05
+        sums = np.where(drawn, x, -1.0) + sigma * rng.standard_normal((trials, steps))
+        laws = [
+            0.95 * np.exp(-0.5 * (sums + 1) ** 2) + 0.05 * np.exp(-0.5 * (sums - own) ** 2)
+            for own in (1.0, 0.0)
+        ]
+        return np.log(laws[0] / laws[1]).sum(axis=1)
+
+    with_x, zeroed = score(1.0), score(0.0)
+    half = trials // 2
+    threshold = np.quantile(zeroed[:half], 1 - 1e-4)  # chosen on one half, tested on the other
+    hits, alarms = ((s[half:] > threshold).sum() for s in (with_x, zeroed))
+    confidence = 1e-6
+    power = stats.beta.ppf(confidence / 2, hits, half - hits + 1)
+    size = stats.beta.ppf(1 - confidence / 2, alarms + 1, half - alarms)
+    shown = math.log((power - DELTA) / size)
+    published = PublishedTheorem3(sigma, steps, draws, sizes).estimate_epsilon(DELTA)
+    assert published.value == pytest.approx(2.67, abs=0.01)
+    assert published.value < shown
+    assert shown < MultistageProfile(sigma, steps, draws, sizes).epsilon(DELTA).upper
+
+
 def test_clipping_units_together_bounds_every_function_of_their_examples():
     # A unit's gradient may be any function of its drawn leaves: +-1 by a random table.
     rng = np.random.default_rng(3)
@@ -291,13 +320,25 @@ def test_the_bound_is_below_that_of_known_units():
     assert far == pytest.approx(known, rel=1e-6)
 
 
-def test_both_curves_of_a_release_keep_all_mass_of_both_laws():
-    for draws, sizes, sigma, *_ in CHECK_VALUES:
-        ratio = MultistageProfile(sigma, 1, draws, sizes).release(0.01, 1e-14)
+@pytest.mark.parametrize("tail", [1e-14, 1e-3])
+def test_a_release_keeps_all_mass_of_both_laws_however_coarse_its_tail(tail):
+    ratios = [
+        MultistageProfile(sigma, 1, draws, sizes).release(0.01, tail)
+        for draws, sizes, sigma, *_ in CHECK_VALUES
+    ]
+    ratios += UnitsThenPoissonProfile(2.0, 1, 0.3, 0.2).ratios("upper", 0.01, tail)
+    for ratio in ratios:
         assert ratio.q.sum() + ratio.zero == pytest.approx(1.0, abs=1e-13)
         assert ratio.p.sum() + ratio.infinity == pytest.approx(1.0, abs=1e-13)
         assert np.all(ratio.q >= 0)
         assert np.all(ratio.p >= 0)
+
+
+def test_the_composition_agrees_with_direct_convolution():
+    profile = MultistageProfile(2.0, 8, (1, 5), (10, 10))
+    power = profile.release(0.004, 1e-20).power(8)
+    for eps in (0.5, 2.0):
+        assert profile.delta(eps).upper == pytest.approx(power.delta(eps), rel=0.01)
 
 
 def test_delta_and_epsilon_are_inverse():
@@ -373,6 +414,23 @@ def test_always_drawing_the_unit_is_plain_poisson():
     poisson = PoissonProfile(1.0, 0.05, 100).epsilon(DELTA)
     assert bound.upper == pytest.approx(poisson.upper, abs=2e-3)
     assert bound.lower == pytest.approx(poisson.lower, abs=2e-3)
+
+
+def test_a_configuration_is_compared_with_what_keeps_more_amplification():
+    found = compare(2.0, 1000, (1, 5, 5), (10, 25, 25), DELTA)
+    own = found.pop("examples clipped")
+    assert own == MultistageProfile(2.0, 1000, (1, 5, 5), (10, 25, 25)).epsilon(DELTA)
+    assert "not tight" in own.note
+    published = found.pop("published theorem")
+    assert isinstance(published, Estimate)
+    assert published.value < own.lower
+    assert set(found) == {
+        "units of level 2 clipped",
+        "units of level 1 clipped",
+        "Poisson within units",
+    }
+    assert found["units of level 1 clipped"].upper < 0.5 * own.upper
+    assert found["units of level 1 clipped"].upper < found["units of level 2 clipped"].upper
 
 
 # ------------------------------------------------------------------------- what may be printed

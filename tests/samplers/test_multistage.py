@@ -65,7 +65,15 @@ def test_the_tree_has_each_row_once_under_its_own_units(rows, shuffle):
 
 @pytest.mark.parametrize(
     ("sizes", "draws"),
-    [((5,), (2,)), ((5,), (5,)), ((5,), (4,)), ((9,), (2,)), ((3, 3), (2, 1)), ((5, 3), (2, 2))],
+    [
+        ((5,), (2,)),
+        ((5,), (5,)),
+        ((5,), (4,)),
+        ((9,), (2,)),
+        ((5, 3), (2, 2)),
+        ((3, 3), (1, 1)),
+        ((2, 2), (1, 2)),
+    ],
 )
 def test_episodes_have_their_exact_law_in_order(assert_law, sizes, draws):
     # Every ordered outcome is a cell: subsets, orders and the independence of units are implied.
