@@ -611,7 +611,8 @@ def compare(
 
     The first stages amplify little unless the noise is large against what two units contribute (2
     K_j, see the module), as the sum shows which units were drawn. Clipping each unit's gradient as
-    one, or Poisson sampling within units, keeps more of it, at equal noise and batch size.
+    one, or Poisson sampling within units, keeps more of it at equal noise and batch size. (A sum of
+    units' gradients has fewer terms of norm 1, so the same noise weighs more against it.)
 
     Args:
       noise_multiplier: s, in units of the clipping norm.
