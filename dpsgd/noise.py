@@ -74,8 +74,9 @@ KEY_WORDS = 4
 
 # Philox4x32: multipliers, and the Weyl increments of the key (Salmon et al. 2011, section 3.3).
 _MULTIPLIERS = (np.uint32(0xD2511F53), np.uint32(0xCD9E8D57))
-_WEYL = (np.uint32(0x9E3779B9), np.uint32(0xBB67AE85))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
+_LOW_WORD, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 _SQRT_HALF = np.float32(math.sqrt(0.5))
 _SQRT_HALF_BITS = np.int32(_SQRT_HALF.view(np.int32))
@@ -174,25 +175,48 @@ def add_gaussian_noise(
     spacing = grid(stddev)
     cells = jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing  # in [2^GRID_BITS, 2^(GRID_BITS + 1))
 
-    noised = []
-    for leaf, total in enumerate(leaves):
-        noise = _integer_noise(noise_key, step, leaf, jnp.shape(total), cells)
-        output = (jnp.round(total / spacing) + noise) * spacing
-        noised.append(jnp.where(stddev == 0, total, output))
-    return jax.tree.unflatten(structure, noised)
+    def noised(row: jax.typing.ArrayLike, totals: list) -> list:
+        outputs = []
+        for leaf, total in enumerate(totals):
+            noise = _integer_noise(noise_key, step, leaf, total.shape, row, cells)
+            # Times the inverse: exact like the division, as both are powers of two.
+            outputs.append((jnp.round(total * (1 / spacing)) + noise) * spacing)
+        return outputs
+
+    def fused(totals: list) -> list:
+        return [
+            jnp.where(stddev == 0, total, output)
+            for total, output in zip(totals, noised(0, totals), strict=True)
+        ]
+
+    def in_place(totals: list) -> list:
+        rows = (stddev != 0).astype(jnp.uint32)  # NaN is not 0
+        return lax.fori_loop(jnp.uint32(0), rows, noised, totals)
+
+    # Accelerators fuse noise and optimizer into one pass. XLA's compiler for CPUs has no fusion
+    # with several outputs: it would compute the noise anew for each moment that the optimizer
+    # keeps. It fuses nothing across the border of a loop, so there the noise is made once and added
+    # in the place of the sum: a loop over the one row of an array [1, *shape], or over none where
+    # stddev is 0. As every counter depends on the row, nothing is computed and stored beforehand.
+    totals = [jnp.asarray(total) for total in leaves]
+    outputs = lax.platform_dependent(totals, cpu=in_place, default=fused)
+    return jax.tree.unflatten(structure, outputs)
 
 
-def _integer_noise(noise_key, step, leaf, shape, cells) -> jax.Array:
+def _integer_noise(noise_key, step, leaf, shape, row, cells) -> jax.Array:
     """Return float32 integers, the stochastic rounding of standard normals times `cells`."""
-    words = _words(noise_key, step, leaf, shape)
+    words = _words(noise_key, step, leaf, shape, row)
     scaled = (_radius(words[0], words[1]) * cells) * _half_circle_sine(words[2])
     below = jnp.floor(scaled)
     threshold = ((words[3] >> 9).astype(jnp.float32) + 0.5) * np.float32(2.0**-23)
     return below + (scaled - below > threshold).astype(jnp.float32)
 
 
-def _words(noise_key, step, leaf, shape: tuple[int, ...]) -> tuple[jax.Array, ...]:
-    """Return the Philox block of each coordinate: 4 arrays of `shape`, uint32."""
+def _words(noise_key, step, leaf, shape: tuple[int, ...], row=0) -> tuple[jax.Array, ...]:
+    """Return the Philox block of each coordinate: 4 arrays of `shape`, uint32.
+
+    They are those of row `row`, a traced 0 or a constant 0, of an array [1, *shape].
+    """
     noise_key = jnp.asarray(noise_key)
     if noise_key.shape != (KEY_WORDS,) or noise_key.dtype != jnp.uint32:
         raise ValueError(
@@ -200,7 +224,8 @@ def _words(noise_key, step, leaf, shape: tuple[int, ...]) -> tuple[jax.Array, ..
             "take it from RootKey.noise_key"
         )
     positions = [lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(len(shape))]
-    low, high = _flat_index(positions, shape)
+    first = jnp.zeros(shape, jnp.uint32) + jnp.asarray(row, jnp.uint32)
+    low, high = _flat_index([first, *positions], (1, *shape))
     zero = jnp.zeros(shape, jnp.uint32)
     counter = (
         low,
@@ -247,13 +272,22 @@ def philox4x32(
     Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011, section
     3.3.
     """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        high0, low0 = _mulhi(c0, _MULTIPLIERS[0]), c0 * _MULTIPLIERS[0]
-        high1, low1 = _mulhi(c2, _MULTIPLIERS[1]), c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = k0 + _WEYL[0], k1 + _WEYL[1]
+    keys = [
+        (key[0] + np.uint32(i * _WEYL[0] % 2**32), key[1] + np.uint32(i * _WEYL[1] % 2**32))
+        for i in range(_ROUNDS)
+    ]
+    # Each word stays in a 64-bit lane from round to round, and only its low half counts: the
+    # multiplier ignores the high half, and hi is a shift. Splitting every product into 32-bit lanes
+    # and widening them again takes CPUs half as long again. (On the context, see `_mulhi`.)
+    with jax.enable_x64(True):
+        c0, c1, c2, c3 = (lax.convert_element_type(word, jnp.uint64) for word in counter)
+        for k0, k1 in keys:
+            k0, k1 = (lax.convert_element_type(word, jnp.uint64) for word in (k0, k1))
+            product0 = (c0 & _LOW_WORD) * np.uint64(_MULTIPLIERS[0])
+            product1 = (c2 & _LOW_WORD) * np.uint64(_MULTIPLIERS[1])
+            c0, c1 = (product1 >> _WORD_BITS) ^ c1 ^ k0, product1
+            c2, c3 = (product0 >> _WORD_BITS) ^ c3 ^ k1, product0
+        c0, c1, c2, c3 = (lax.convert_element_type(word, jnp.uint32) for word in (c0, c1, c2, c3))
     return c0, c1, c2, c3
 
 
