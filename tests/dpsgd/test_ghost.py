@@ -201,6 +201,7 @@ def contractions():
         "outer": normal(7, 4),
         "broadcast": normal(8, 7),
         "one": normal(9, 7, 1),
+        "spread": normal(10, 7),
     }
 
     def loss_fn(params, x):  # [3, 7]
@@ -216,10 +217,11 @@ def contractions():
             jnp.outer(p["outer"], x[0]),
             x @ jnp.broadcast_to(p["broadcast"][:, None], (7, 4)),
             x @ p["one"],
+            x[0] @ jnp.broadcast_to(p["spread"][:, None], (7, 4)),
         ]
         return sum(jnp.sum(jnp.sin((k + 1) * q) ** 2) for k, q in enumerate(parts))
 
-    return params, loss_fn, normal(9, B, 3, 7), {"heads": "outer", "broadcast": "entries"}
+    return params, loss_fn, normal(9, B, 3, 7), {"heads": "outer", "spread": "entries"}
 
 
 def entrywise():
