@@ -1,4 +1,4 @@
-"""What is done with a batch? Per-example clipping, noise and the update, as one compiled program."""
+"""What is done with a batch? Clipping, noise and the update, as one compiled program."""
 
 from dpsgd.algorithm import Algorithm, Mechanism, TrainState, dpsgd
 from dpsgd.clipping import Diagnostics, clipped_grad

@@ -51,7 +51,7 @@ class Mechanism:
         return self.sampler.privacy(self.noise_multiplier)
 
     def scales(self) -> Scales:
-        """Returns the numbers that the compiled step reads, rounded so that noise is never short."""
+        """Returns the numbers that the compiled step reads; rounding never shortens the noise."""
         clip = np.float32(self.l2_clip_norm)
         noise = self.noise_multiplier * float(clip) if self.noise_multiplier else 0.0
         stddev = np.float32(noise)
@@ -115,7 +115,8 @@ def dpsgd(
 ) -> Algorithm:
     """Returns DP-SGD (Abadi et al. 2016, Algorithm 1) for any per-example loss and optimizer.
 
-    theta_{t+1} = optimizer(theta_t, (sum_{i in B_t} clip_C(grad loss(theta_t, x_i)) + sigma C z_t) / b)
+    g_t = (sum_{i in B_t} clip_C(grad loss(theta_t, x_i)) + sigma C z_t) / b, and theta_{t+1} is
+    what the optimizer makes of theta_t and g_t.
 
     Args:
       loss_fn: Pure function (params, example) -> scalar loss of one example.
