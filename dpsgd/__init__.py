@@ -5,6 +5,7 @@ from dpsgd.clipping import Diagnostics, clipped_grad
 from dpsgd.guarantee import Guarantee
 from dpsgd.keys import RootKey
 from dpsgd.loop import Block, train, train_blocks
+from dpsgd.modules import split_module
 
 __all__ = [
     "Algorithm",
@@ -16,6 +17,7 @@ __all__ = [
     "TrainState",
     "clipped_grad",
     "dpsgd",
+    "split_module",
     "train",
     "train_blocks",
 ]
