@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from experiments.benchmarks import accounting
+from experiments.benchmarks import accounting, ingest, samplers, step
 from experiments.benchmarks.rows import Row, report
+from experiments.benchmarks.timing import in_turns
 
 
 def test_rows_are_written_with_the_five_agreed_keys(tmp_path):
@@ -40,3 +41,26 @@ def test_accounting_benchmark_measures_ours_without_the_peer(tmp_path, capsys):
     assert rows["interval's width, sigma 0.1, T 36000"]["holds"]
     assert "--peer-python" in capsys.readouterr().out
     assert sum(row["value"] is None for row in rows.values()) == 6
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "measured"),
+    [
+        (step, ["DP / non-private step, 1M, batch 256", "noise alone, 1M, batch 256"]),
+        (samplers, ["draw of an epoch, Poisson, n 1M, batch 1024"]),
+        (ingest, ["rows of raw text prepared"]),
+    ],
+)
+def test_quick_benchmarks_measure_positive_figures(benchmark, measured, tmp_path):
+    file = tmp_path / "rows.json"
+    benchmark.main(["--quick", "--json", str(file)])
+    rows = {row["name"]: row["value"] for row in json.loads(file.read_text())}
+    assert all(rows[name] > 0 for name in measured)
+    assert all(value > 0 for name, value in rows.items() if "Opacus" not in name)
+
+
+def test_work_takes_turns_there_and_back_after_a_round_that_is_not_counted():
+    order = []
+    series = in_turns({name: lambda name=name: order.append(name) for name in "abc"}, 2)
+    assert "".join(order) == "cba" + "abc" + "cba"
+    assert {name: len(spent) for name, spent in series.items()} == {"a": 2, "b": 2, "c": 2}
