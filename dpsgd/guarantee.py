@@ -71,9 +71,7 @@ class Guarantee:
                     f"epsilon {interval:.4f} holds only with confidence {interval.confidence}: an "
                     "estimate is not a guarantee"
                 )
-            notes = mechanism.sampler.caveats(mechanism.noise_multiplier, delta)
-            if interval.note:
-                notes = (interval.note, *notes)
+            notes = notes_on(mechanism, delta, interval)
         return cls(
             epsilon=interval,
             delta=delta,
@@ -112,3 +110,9 @@ class Guarantee:
             "notes": list(self.notes),
             "not_covered": list(NOT_COVERED),
         }
+
+
+def notes_on(mechanism: Mechanism, delta: float, price: Bound) -> tuple[str, ...]:
+    """Returns what a reader should know about `price`: its own note, and its sampler's caveats."""
+    caveats = mechanism.sampler.caveats(mechanism.noise_multiplier, delta)
+    return (price.note, *caveats) if price.note else caveats

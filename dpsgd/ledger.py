@@ -55,7 +55,7 @@ import samplers
 from accounting import Bound, epsilon
 from dpsgd.algorithm import Mechanism
 from dpsgd.files import fsync_folder
-from dpsgd.guarantee import ADJACENCY, Guarantee
+from dpsgd.guarantee import ADJACENCY, Guarantee, notes_on
 from samplers import BatchSampler
 
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v1").hexdigest()
@@ -134,7 +134,8 @@ class History:
         """Returns the guarantee that covers everything declared, by the ledger alone."""
         told = [generation for generation in self.generations if generation.steps]
         last = self.generations[-1].terms
-        void, interval, notes = "", None, []
+        void, interval = "", None
+        notes: tuple[str, ...] = ()
         if any(generation.terms.reproducible_noise for generation in told):
             void = "reproducible noise: whoever guesses the seed can subtract it"
         if any(generation.terms.mechanism.noise_multiplier == 0 for generation in told):
@@ -143,7 +144,7 @@ class History:
             void = "the generations of this run protect different units"
         if not void:
             interval = self._price(told, last.delta)
-            notes.append(interval.note)
+            notes = notes_on(last.mechanism, last.delta, interval)
         return Guarantee(
             epsilon=interval,
             delta=last.delta,
@@ -152,7 +153,7 @@ class History:
             noise_multiplier=last.mechanism.noise_multiplier,
             l2_clip_norm=last.mechanism.l2_clip_norm,
             void=void,
-            notes=tuple(notes),
+            notes=notes,
         )
 
     def _extend(self, body: dict[str, Any], head: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import rich.box
 import rich.console
 import rich.table
 
@@ -39,7 +38,7 @@ class Console:
 
     def table(self, header: list[str], rows: list[list[str]]) -> None:
         """Prints a table that stays within 80 columns where its cells do."""
-        table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table = rich.table.Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
         for name in header:
             table.add_column(name, no_wrap=True)
         for row in rows:

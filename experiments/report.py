@@ -12,7 +12,7 @@ def interval(record: dict[str, Any]) -> str:
     """Returns the epsilon interval of a run's `record`, or a dash where nothing is guaranteed."""
     if record["epsilon_upper"] is None:
         return "none"
-    return f"{Bound(record['epsilon_lower'], record['epsilon_upper']):.3f}"
+    return f"{Bound(record['epsilon_lower'], record['epsilon_upper']):.4g}"
 
 
 def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
