@@ -96,11 +96,15 @@ def measure(
         updates, moments = optimizer.update(gradient, state.opt_state, state.params)
         return TrainState(state.step + 1, optax.apply_updates(state.params, updates), moments)
 
-    def private_step(state, batch):
+    # As in the training loop, scales and key are arguments: of a constant stddev XLA would know
+    # that the noise's loop has one round, unroll it, and make the noise once for each moment.
+    def private_step(state, inputs):
+        batch, noise_key, scales = inputs
         total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
         return algorithm.update(state, total, noise_key, scales)
 
-    def noise(total):
+    def noise(total, inputs):
+        noise_key, scales = inputs
         return privatize(total, noise_key, 0, scales)
 
     def adam(state, gradient):
@@ -124,8 +128,8 @@ def measure(
     del params
     programs: dict[str, Callable[[], Any]] = {
         "plain": _Stepper(plain_step, jax.tree.map(jnp.array, state), batch),
-        "ours": _Stepper(private_step, jax.tree.map(jnp.array, state), batch),
-        "noise": _Stepper(lambda total, _: noise(total), state.params, None),
+        "ours": _Stepper(private_step, jax.tree.map(jnp.array, state), (batch, noise_key, scales)),
+        "noise": _Stepper(noise, state.params, (noise_key, scales)),
         "update": _Stepper(lambda s, _: (adam(s[0], s[1]), s[1]), (state, _zeros(state)), None),
     }
     del state
