@@ -36,6 +36,11 @@ class Mechanism:
     l2_clip_norm: float
 
     def __post_init__(self) -> None:
+        if not self.sampler.clips_examples:
+            raise ValueError(
+                "this sampler is priced for units that are clipped together, and here each example "
+                "is clipped by itself: the price would be too low; leave clipped_level out"
+            )
         sigma, clip = self.noise_multiplier, self.l2_clip_norm
         if not (sigma >= 0 and math.isfinite(sigma)):
             raise ValueError(f"noise_multiplier must be finite and >= 0, got {sigma}")
@@ -123,7 +128,12 @@ def dpsgd(
       optimizer: Any optax transformation; it sees only the private mean gradient.
       mechanism: Sampler, sigma and C. With sigma = 0 the noise is left out of the program.
       microbatch_size: Examples whose gradients are formed together; None for the whole batch.
+
+    Raises:
+      ValueError: if `microbatch_size` is below one.
     """
+    if microbatch_size is not None and microbatch_size < 1:
+        raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
 
     def init(params: PyTree) -> TrainState:
         return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))

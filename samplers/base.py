@@ -100,6 +100,11 @@ class BatchSampler(abc.ABC):
             )
 
     @property
+    def clips_examples(self) -> bool:
+        """Whether the price is that of a sum in which each example is clipped by itself."""
+        return True
+
+    @property
     def steps_per_epoch(self) -> int:
         """Number of steps T = ceil(n / b) of one epoch."""
         return -(-self.num_examples // self.batch_size)

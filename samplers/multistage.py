@@ -349,6 +349,11 @@ class Multistage(EpisodeSampler):
         super().__post_init__()
 
     @property
+    def clips_examples(self) -> bool:
+        """Whether `clipped_level` is that of the examples."""
+        return self._clipped == self.tree.num_levels
+
+    @property
     def _clipped(self) -> int:
         return self.clipped_level or self.tree.num_levels
 
