@@ -10,6 +10,7 @@ from accounting.profile import (
     PrivacyProfile,
     calibrate,
     epsilon,
+    format_delta,
     largest_count,
     smallest_count,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "WorstLeafProfile",
     "calibrate",
     "epsilon",
+    "format_delta",
     "largest_count",
     "log_overflow_probability",
     "smallest_count",

@@ -12,6 +12,10 @@ from typing import Protocol, runtime_checkable
 EPSILON_TOLERANCE = 1e-3
 """How far apart, in epsilon, the two ends of a certified bound may stay by default."""
 
+# Beyond these, squares and logarithms leave the range of floats.
+_SMALLEST_DELTA = 1e-300
+_SMALLEST_NOISE = 1e-100
+
 _SPEC = re.compile(r"\.(\d+)([efg])")
 
 
@@ -111,10 +115,21 @@ def epsilon(profile: PrivacyProfile, delta: float) -> Bound:
     return profile.epsilon(check_delta(delta))
 
 
+def format_delta(delta: float) -> str:
+    """Formats the delta of a guarantee to three digits, rounded up: no stronger than certified.
+
+    >>> format_delta(1 / 37_000_000)
+    '2.71e-08'
+    """
+    return _round_outward(delta, ".3g", up=True)
+
+
 def check_delta(delta: float) -> float:
     """Returns `delta` if it is in (0, 1), else raises a ValueError."""
     if not 0.0 < delta < 1.0:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
+    if delta < _SMALLEST_DELTA:
+        raise ValueError(f"delta must be at least {_SMALLEST_DELTA:g}, got {delta}")
     return float(delta)
 
 
@@ -130,6 +145,10 @@ def check_noise_multiplier(noise_multiplier: float) -> None:
     if not 0.0 < noise_multiplier < math.inf:
         raise ValueError(
             f"noise_multiplier must be > 0 and finite for a guarantee, got {noise_multiplier}"
+        )
+    if noise_multiplier < _SMALLEST_NOISE:
+        raise ValueError(
+            f"noise_multiplier must be at least {_SMALLEST_NOISE:g}, got {noise_multiplier}"
         )
 
 

@@ -52,7 +52,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special, stats
 
-from accounting import Bound
+from accounting import Bound, format_delta
 from dpsgd.algorithm import Algorithm, Mechanism, dpsgd
 from dpsgd.audit import recorder
 from dpsgd.keys import RootKey
@@ -140,7 +140,7 @@ class BlackBoxReport(NamedTuple):
             f"event: {self.event.score} {relation} {self.event.threshold:.4g}, which favours "
             f"'canary {world}': {self.true_positives:,} times there, "
             f"{self.false_positives:,} times in the other world",
-            f"epsilon >= {self.epsilon_lower:.3f} at delta {self.delta:.3g}, "
+            f"epsilon >= {self.epsilon_lower:.3f} at delta {format_delta(self.delta)}, "
             f"with confidence {self.confidence:.0%}",
             f"claimed: epsilon <= {self.claim.format_upper('.3f')}",
             f"detection limit: {self.detection_limit:.3f}",

@@ -29,11 +29,11 @@ from dpsgd.files import write_atomically
 KEPT = 2
 """How many checkpoints stay: the newest, and one to fall back to."""
 
-# What NumPy and zipfile raise on damaged bytes, by the field that is hit.
-_DAMAGED = (
+DAMAGED = (
     OSError, EOFError, ValueError, KeyError, OverflowError, RuntimeError, SyntaxError,
     struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
+"""What NumPy and zipfile raise on damaged bytes, by the field that is hit."""
 _LEAF = "state"
 
 
@@ -90,7 +90,7 @@ class Checkpoints:
                 with np.load(path, allow_pickle=False) as saved:
                     members = {name: saved[name] for name in saved.files}
                 head, seconds = str(members.pop("ledger_head")), float(members.pop("seconds"))
-            except _DAMAGED:
+            except DAMAGED:
                 continue
             return Checkpoint(_restore(members, like, path), head, seconds)
         if paths:
@@ -106,7 +106,7 @@ class Checkpoints:
             try:
                 with np.load(path, allow_pickle=False) as saved:
                     return str(saved["ledger_head"])
-            except _DAMAGED:
+            except DAMAGED:
                 continue
         return None
 

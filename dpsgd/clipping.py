@@ -90,7 +90,6 @@ def clipped_grad(
         cannot mix; batch statistics and other operations across examples do not exist in it.
       l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
       method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
-      method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
         structure of the loss allows, see `dpsgd.ghost`; "vmap" forms them all.
       microbatch_size: Examples processed at a time, in a scan; default all of them. It changes
         memory and speed, not the result (but for the order of float32 additions).

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from accounting import Bound, epsilon
+from accounting import Bound, epsilon, format_delta
 from dpsgd.algorithm import Mechanism
 
 ADJACENCY = "zero-out"
@@ -16,6 +16,8 @@ NOT_COVERED = (
     "the choice of hyper-parameters, where it looked at private data",
     "the diagnostics of training (losses, clipped fractions, batch sizes)",
     "evaluation on rows that were not training examples",
+    "floating point: the price is that of exact sums and exact Gaussian noise, which 32-bit sums "
+    "and a grid 2^18 times finer than the noise approximate",
 )
 
 
@@ -88,9 +90,11 @@ class Guarantee:
         if self.epsilon is None:
             return f"NO GUARANTEE: {self.void}"
         if math.isinf(self.epsilon.upper):
-            return f"NO GUARANTEE: no finite epsilon is certified at delta {self.delta:.3g}"
+            return (
+                f"NO GUARANTEE: no finite epsilon is certified at delta {format_delta(self.delta)}"
+            )
         return (
-            f"epsilon in {self.epsilon:.4f} at delta {self.delta:.3g} "
+            f"epsilon in {self.epsilon:.4f} at delta {format_delta(self.delta)} "
             f"({self.adjacency} adjacency, unit: one {self.unit})"
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import optax
 
-from accounting import epsilon
+from accounting import epsilon, format_delta
 from dpsgd import Mechanism, dpsgd
 from dpsgd.audit import AuditReport, coupled_audit
 from dpsgd.audit_black_box import BlackBoxReport, black_box_audit
@@ -101,7 +101,7 @@ def plot(report: BlackBoxReport, path: Path) -> None:
     drawn = right.bar(list(bars), list(bars.values()), color=colours)
     right.bar_label(drawn, fmt="%.2f")
     verdict = "VIOLATION" if report.violation else "consistent"
-    right.set(ylabel=f"epsilon at delta {report.delta:.2g}", title=verdict)
+    right.set(ylabel=f"epsilon at delta {format_delta(report.delta)}", title=verdict)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)

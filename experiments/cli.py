@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from experiments.config import (
     ResumeConfig,
     TrainConfig,
 )
+from experiments.errors import in_one_line
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ def compare_command(config: CompareConfig) -> None:
     """Runs `dpsgd compare`."""
     from matplotlib.figure import Figure
 
+    from accounting import format_delta
     from experiments import compare
     from experiments.console import Console
 
@@ -140,25 +141,26 @@ def compare_command(config: CompareConfig) -> None:
     delta = 1 / config.num_examples if config.delta is None else config.delta
     with Console() as console:
         found = compare.curves(samplers, config.noise_multipliers, delta, console.progress)
-        console.line(f"epsilon [lower, upper] at delta {delta:.3g}, zero-out adjacency")
+        console.line(f"epsilon [lower, upper] at delta {format_delta(delta)}, zero-out adjacency")
         console.table(*compare.table(found))
         if config.out is not None:
             figure = Figure(figsize=(7, 5), layout="constrained")
             title = f"n = {config.num_examples:,}, b = {config.batch_size:,}, E = {config.epochs}"
-            compare.draw(figure.subplots(), found, f"{title}, δ = {delta:.2g}")
+            compare.draw(figure.subplots(), found, f"{title}, δ = {format_delta(delta)}")
             compare.save(figure, config.out)
             console.line(f"drawn: {config.out}")
 
 
 def calibrate_command(config: CalibrateConfig) -> None:
     """Runs `dpsgd calibrate`."""
-    from accounting import Bound, calibrate
+    from accounting import Bound, calibrate, format_delta
 
     sampler, delta = config.build()
     sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
     # Rounded up: the printed number suffices as it stands.
     printed = Bound(sigma, sigma).format_upper(".6g")
-    print(f"noise multiplier {printed} gives epsilon <= {config.epsilon} at delta {delta:.3g}")
+    at = f"at delta {format_delta(delta)}"
+    print(f"noise multiplier {printed} gives epsilon <= {config.epsilon} {at}")
 
 
 def audit_command(config: AuditConfig) -> int:
@@ -208,7 +210,8 @@ Command = (
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; what a user can mend ends in one clear line and exit status 2."""
-    try:
+
+    def run() -> int:
         config = tyro.cli(
             Command,
             prog="dpsgd",
@@ -217,8 +220,5 @@ def main(argv: list[str] | None = None) -> int:
             config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
         )
         return COMMANDS[type(config)](config) or 0
-    except (ValueError, OSError) as error:
-        if os.environ.get("DPSGD_TRACEBACK"):
-            raise
-        print(f"dpsgd: {error}", file=sys.stderr)
-        return 2
+
+    return in_one_line("dpsgd", run)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import tyro
 
 import samplers
 from experiments.criteo.model import PRESETS, ModelConfig
 from samplers import BatchSampler
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,10 @@ SamplerConfig = (
 )
 
 
+def _given(value: _T | None, default: _T) -> _T:
+    return default if value is None else value
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Train a click model privately and write a run directory with the guarantee it earned."""
@@ -163,6 +169,10 @@ class TrainConfig:
             raise ValueError(f"--target-epsilon must be finite and > 0, got {self.target_epsilon}")
         if self.target_delta is not None and not 0 < self.target_delta < 1:
             raise ValueError(f"--target-delta must lie in (0, 1), got {self.target_delta}")
+        if self.microbatch_size is not None and self.microbatch_size < 1:
+            raise ValueError(f"--microbatch-size must be at least 1, got {self.microbatch_size}")
+        if not 0 <= self.init_seed < 2**32:
+            raise ValueError(f"--init-seed must lie in [0, 2^32), got {self.init_seed}")
         if not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"--learning-rate must be finite and > 0, got {self.learning_rate}")
         if not self.checkpoint_seconds >= 0:
@@ -172,9 +182,9 @@ class TrainConfig:
         """Returns the model's sizes: the preset with the overrides that were given."""
         preset = PRESETS[self.model]
         return ModelConfig(
-            embedding_dim=self.embedding_dim or preset.embedding_dim,
-            max_buckets=self.max_buckets or preset.max_buckets,
-            hidden=preset.hidden if self.hidden is None else self.hidden,
+            embedding_dim=_given(self.embedding_dim, preset.embedding_dim),
+            max_buckets=_given(self.max_buckets, preset.max_buckets),
+            hidden=_given(self.hidden, preset.hidden),
         )
 
 

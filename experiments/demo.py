@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import tyro
 from experiments import config
 from experiments.console import Console
 from experiments.criteo import display, synthetic
+from experiments.errors import in_one_line
 from experiments.train import train
 
 SAMPLERS = (config.Deterministic, config.Shuffle, config.Poisson, config.BallsAndBins)
@@ -34,9 +36,13 @@ class Demo:
     """Where to keep store and runs; by default a new temporary folder, left for you to look at."""
 
 
-def main() -> None:
-    """Runs the demo."""
-    demo = tyro.cli(Demo, prog="scripts/demo")
+def main(argv: list[str] | None = None) -> int:
+    """Runs the demo; bad input ends in one clear line and exit status 2."""
+    return in_one_line("scripts/demo", lambda: run(tyro.cli(Demo, prog="scripts/demo", args=argv)))
+
+
+def run(demo: Demo) -> int:
+    """Prepares the data, trains with every sampler, and prints the table."""
     out = demo.out or Path(tempfile.mkdtemp(prefix="dpsgd-demo-"))
     with Console() as console:
         source = demo.source
@@ -69,7 +75,8 @@ def main() -> None:
         for note in dict.fromkeys(note for record in records for note in record["notes"]):
             console.line(f"- {note}")
         console.line(f"reports: {out}/*/report.md")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

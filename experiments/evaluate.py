@@ -14,7 +14,7 @@ from experiments.criteo import display
 from experiments.criteo.model import ModelConfig, functional
 from experiments.criteo.schema import Schema
 from experiments.criteo.store import Columns, Store
-from experiments.run_directory import RunDirectory
+from experiments.run_directory import RunDirectory, tuples
 
 PyTree = Any
 
@@ -61,8 +61,8 @@ def evaluate_run(run_path: Path, data: Path) -> BinaryMetrics:
     """
     run = RunDirectory.open(run_path)
     config = run.read_json("config.json")
-    schema = Schema(**_tuples(config["schema"]))
-    sizes = ModelConfig(**_tuples(config["model_sizes"]))
+    schema = Schema(**tuples(config["schema"]))
+    sizes = ModelConfig(**tuples(config["model_sizes"]))
     like, logit_fn, _ = functional(sizes, schema, seed=0)
     params = run.read_params(like)
     if not data.is_dir():
@@ -74,8 +74,3 @@ def evaluate_run(run_path: Path, data: Path) -> BinaryMetrics:
             f"{run_path}: prepare it with --hash-seed {config['hash_seed']}"
         )
     return evaluate(logit_fn, params, (b for split in store.splits for b in store.blocks(split)))
-
-
-def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns `fields` as they were before JSON made lists of tuples."""
-    return {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from experiments.criteo.model import ModelConfig, functional
 from experiments.criteo.schema import Schema
-from experiments.run_directory import RunDirectory
-from experiments.train import tuples
+from experiments.run_directory import RunDirectory, tuples
 
 MODEL = ("model_sizes", "schema", "hash_seed")
 """What of a run's configuration is needed to use its model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from accounting import Bound
+from accounting import Bound, format_delta
 
 
 def interval(record: dict[str, Any]) -> str:
@@ -27,7 +27,7 @@ def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
         "noise multiplier": _number(record["noise_multiplier"]),
         "clipping norm": _number(record["l2_clip_norm"]),
         "epsilon [lower, upper]": interval(record),
-        "delta": _number(record["delta"]),
+        "delta": format_delta(record["delta"]),
         "adjacency": record["adjacency"],
         "unit": record["unit"],
         "steps": f"{record['num_steps']:,}",
@@ -92,7 +92,7 @@ def comparison(records: list[dict[str, Any]]) -> tuple[list[str], list[list[str]
             record["sampler"],
             f"{record['noise_multiplier']:.4g}",
             interval(record),
-            f"{record['delta']:.3g}",
+            format_delta(record["delta"]),
             f"{record['test_auc']:.4f}",
             f"{record['test_log_loss']:.4f}",
             f"{record['test_calibration']:.3f}",

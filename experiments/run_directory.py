@@ -7,7 +7,7 @@ import mmap
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpsgd import Diagnostics
-from dpsgd.checkpoint import Checkpoints
+from dpsgd.checkpoint import DAMAGED, Checkpoints
 from dpsgd.files import fsync_folder, write_atomically
 from dpsgd.keys import RootKey
 from dpsgd.ledger import History, read
@@ -141,6 +141,10 @@ class RunDirectory:
         """Writes `content` to the file `name`; NaN and infinity are not JSON and raise."""
         self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
+    def withdraw(self, name: str) -> None:
+        """Removes the file `name`, if it is there."""
+        (self.path / name).unlink(missing_ok=True)
+
     def write_text(self, name: str, text: str) -> None:
         """Writes `text` to the file `name`."""
         write_atomically(self.path / name, lambda file: file.write(text.encode()))
@@ -173,18 +177,21 @@ class RunDirectory:
         """Reads the parameters back, in the structure and dtypes of `like`.
 
         Raises:
-          ValueError: if the saved parameters are not those of such a model.
+          ValueError: if the saved parameters are damaged, or not those of such a model.
         """
         path = self.path / "params.npz"
-        with np.load(path) as saved:
+        try:
+            saved = {name: array for name, array in np.load(path).items()}
+        except DAMAGED as error:
+            raise ValueError(f"{path} is damaged: {error!r}") from None
 
-            def read(at, leaf):
-                name = jax.tree_util.keystr(at)
-                if name not in saved or saved[name].shape != leaf.shape:
-                    raise ValueError(f"{path} does not hold the parameter {name} {leaf.shape}")
-                return jnp.asarray(saved[name], leaf.dtype)
+        def read(at, leaf):
+            name = jax.tree_util.keystr(at)
+            if name not in saved or saved[name].shape != leaf.shape:
+                raise ValueError(f"{path} does not hold the parameter {name} {leaf.shape}")
+            return jnp.asarray(saved[name], leaf.dtype)
 
-            return jax.tree_util.tree_map_with_path(read, like)
+        return jax.tree_util.tree_map_with_path(read, like)
 
     def append_diagnostics(self, first_step: int, diagnostics: Diagnostics) -> None:
         """Appends one JSON line a step. NOT covered by the guarantee: a file of its own."""
@@ -208,3 +215,8 @@ class RunDirectory:
                 file.truncate(cut)
         except FileNotFoundError:
             return
+
+
+def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `fields` as they were before JSON made lists of tuples."""
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}

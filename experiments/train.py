@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import math
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,7 @@ from experiments.criteo.store import Store
 from experiments.environment import environment
 from experiments.evaluate import evaluate
 from experiments.fingerprint import fingerprint, repeats_exactly
-from experiments.run_directory import RunDirectory
+from experiments.run_directory import RunDirectory, tuples
 from experiments.stop import Stopped, stop_requests
 
 PyTree = Any
@@ -103,6 +104,12 @@ def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[s
     job = Job.of(config, Store.open(config.data), lambda n: mechanism_for(config, n))
     insecure = config.insecure_seed is not None
     planned = Guarantee.of(job.mechanism, job.delta, reproducible_noise=insecure)
+    if planned.epsilon is not None and math.isinf(planned.epsilon.upper):
+        raise ValueError(
+            f"no finite epsilon is certified for this run ({planned.epsilon.note or 'no reason'}): "
+            "raise --noise-multiplier, or --max-batch-size or --overflow accumulate where batches "
+            "are cut"
+        )
     if config.insecure_seed is None:
         root = RootKey.from_entropy()
     else:
@@ -167,6 +174,7 @@ def resume(
         )
         run.cut_diagnostics(step)
         if generation.terms.fingerprint != last.fingerprint:
+            run.withdraw("guarantee.json")  # planned for one generation: it would be too low now
             progress(f"changed since: {_changes(last.fingerprint, generation.terms.fingerprint)}")
         return _finish(job, run, ledger, root, checkpoint, progress)
 
@@ -336,11 +344,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value
-
-
-def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `fields` as they were before JSON made lists of tuples."""
-    return {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

@@ -59,9 +59,15 @@ class Shuffle(BatchSampler):
         """Returns what the common practice of pricing this run as if Poisson would have claimed."""
         q = self.batch_size / self.num_examples
         claimed = epsilon(PoissonProfile(noise_multiplier, q, self.num_steps), delta)
+        price = epsilon(self.privacy(noise_multiplier), delta)
+        if claimed.upper >= price.upper:
+            return ()
+        verdict = (
+            "does not earn that" if claimed.upper < price.lower else "is not proved to earn it"
+        )
         return (
             f"priced as if Poisson, as is common, this shuffled run would claim epsilon "
-            f"{claimed.format_upper()}: shuffling does not earn that",
+            f"{claimed.format_upper()}: shuffling {verdict}",
         )
 
     def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:

@@ -13,6 +13,7 @@ from pathlib import Path
 import tyro
 from matplotlib.figure import Figure
 
+from accounting import format_delta
 from experiments import compare
 from experiments.console import Console
 
@@ -43,7 +44,9 @@ def main() -> None:
             for batch_size, steps in steps_by_batch.items():
                 num_examples = steps * batch_size
                 delta = 1 / num_examples
-                title = f"{data_set}: batch {batch_size:,}, T = {steps:,}, δ = {delta:.2g}"
+                title = (
+                    f"{data_set}: batch {batch_size:,}, T = {steps:,}, δ = {format_delta(delta)}"
+                )
                 console.line(title)
                 found = compare.curves(
                     compare.all_samplers(num_examples, batch_size, epochs=1),

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments import cli
+from experiments import cli, demo
 from experiments.criteo import display, synthetic
 
 TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
@@ -96,7 +96,30 @@ def test_epsilon_and_calibrate_answer_each_other(capsys):
     assert 1.99 < upper <= 2.002
 
 
+def test_a_printed_delta_is_never_smaller_than_the_certified_one(capsys):
+    words = ["--num-examples", 37_000_000, "--epochs", 1, "--noise-multiplier", 1]
+    assert run("epsilon", "sampler:deterministic", *words) == 0
+    assert "at delta 2.71e-08" in capsys.readouterr().out  # 1 / 37e6 = 2.7027e-8
+
+
+def test_a_run_that_no_finite_epsilon_covers_is_refused_before_it_starts(store, tmp_path, capsys):
+    out = tmp_path / "run"
+    cap = ["--noise-multiplier", 1, "--max-batch-size", 200]
+    assert run(*train_words(store, out, "poisson", *cap)) == 2
+    assert "no finite epsilon" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_the_demo_names_a_missing_file_in_one_line(tmp_path, capsys):
+    assert demo.main([str(tmp_path / "missing.txt"), "--out", str(tmp_path / "demo")]) == 2
+    error = capsys.readouterr().err
+    assert "missing.txt" in error
+    assert len(error.strip().splitlines()) == 1
+
+
 BAD_QUESTIONS = {
+    "noise below all floats' squares": ["--num-examples", 1000, "--noise-multiplier", 1e-200],
+    "delta below all floats": ["--num-examples", 1000, "--noise-multiplier", 1, "--delta", 1e-310],
     "delta of zero": ["--num-examples", 1000, "--noise-multiplier", 1, "--delta", 0],
     "no examples": ["--num-examples", 0, "--noise-multiplier", 1],
     "noise of zero": ["--num-examples", 1000, "--noise-multiplier", 0],
@@ -157,6 +180,9 @@ BAD_TRAINING = {
     "clipping norm of zero": (["--noise-multiplier", "1", "--l2-clip-norm", "0"], "l2_clip_norm"),
     "buckets not a power of two": (["--noise-multiplier", "1", "--max-buckets", "10"], "power"),
     "layer without units": (["--noise-multiplier", "1", "--hidden", "0"], "positive"),
+    "microbatch of nothing": (["--noise-multiplier", "1", "--microbatch-size", "0"], "microbatch"),
+    "embedding of nothing": (["--noise-multiplier", "1", "--embedding-dim", "0"], "positive"),
+    "seed beyond 32 bits": (["--noise-multiplier", "1", "--init-seed", str(2**70)], "init-seed"),
     "no learning": (["--noise-multiplier", "1", "--learning-rate", "0"], "learning-rate"),
 }
 
