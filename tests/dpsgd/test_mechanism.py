@@ -28,7 +28,7 @@ def test_rounding_to_float32_never_shortens_the_noise(sigma, clip):
     [(-1, 1), (np.nan, 1), (np.inf, 1), (1, 0), (1, -1), (1, np.nan), (1, np.inf)],
 )
 def test_impossible_noise_and_clipping_are_refused(sigma, clip):
-    with pytest.raises(ValueError, match="noise|l2_clip_norm"):
+    with pytest.raises(ValueError, match=r"noise|l2_clip_norm"):
         Mechanism(BallsAndBins(100, 10), sigma, clip).privacy()
 
 
