@@ -1,0 +1,203 @@
+"""The training loop is DP-SGD: plain training without noise, and with it sum, noise, division."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks
+from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
+
+N = 60
+SAMPLERS = {
+    "deterministic": Deterministic(N, 8, 2),
+    "shuffle": Shuffle(N, 8, 2),
+    "poisson": Poisson(N, 8, 2),
+    "balls-and-bins": BallsAndBins(N, 8, 2),
+    "accumulating poisson": Poisson(N, 8, 2, overflow="accumulate", max_batch_size=3),
+}
+EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, 5)).astype(np.float32)
+    return {"x": x, "y": (x[:, 0] > x[:, 1]).astype(np.float32)}
+
+
+def start():
+    return {"w": jnp.full(5, 0.1), "b": jnp.zeros(())}
+
+
+def loss_fn(params, example):
+    logit = jnp.dot(params["w"], example["x"]) + params["b"]
+    return optax.sigmoid_binary_cross_entropy(logit, example["y"])
+
+
+def blocks(sampler, sigma, clip, *, optimizer=None, root=None, block_steps=4, columns=None):
+    algorithm = dpsgd(loss_fn, optimizer or optax.adam(0.1), Mechanism(sampler, sigma, clip))
+    state = algorithm.init(jax.tree.map(jnp.array, start()))
+    root = root or RootKey.from_insecure_seed(3)
+    rows = data() if columns is None else columns
+    return train_blocks(algorithm, state, rows, root=root, block_steps=block_steps)
+
+
+@EVERY_SAMPLER
+def test_without_noise_and_clipping_it_is_plain_optax_training_on_the_same_batches(sampler):
+    root = RootKey.from_insecure_seed(3)
+    for block in blocks(sampler, 0.0, np.inf, root=root):
+        got = jax.tree.map(np.asarray, block.state.params)
+    source, rows, optimizer = BatchSource(sampler, root.sampling_seed(0)), data(), optax.adam(0.1)
+    params, opt_state = start(), optimizer.init(start())
+    for step in range(sampler.num_steps):
+        passes = source.passes(step)
+        taken = np.concatenate([one.indices[one.weights > 0] for one in passes])
+        batch = {name: column[taken] for name, column in rows.items()}
+
+        def mean_loss(params, batch=batch):
+            losses = jax.vmap(loss_fn, (None, 0))(params, batch)
+            return losses.sum() / sampler.expected_batch_size
+
+        updates, opt_state = optimizer.update(jax.grad(mean_loss)(params), opt_state, params)
+        params = optax.apply_updates(params, updates)
+    for name, value in params.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_padded_rows_and_everything_in_them_change_no_bit():
+    # Row 0 stands in every padded place; the last sampler never takes it as an example.
+    sampler = Deterministic(N, 8, 1)
+    results = []
+    for poison in (0.0, np.nan, np.inf):
+        rows = data()
+        algorithm = dpsgd(loss_fn, optax.sgd(0.1), Mechanism(sampler, 1.0, 1.0))
+        batch = {name: column[:8].copy() for name, column in rows.items()}
+        batch["x"][4:] = poison
+        weights = np.array([1, 1, 1, 1, 0, 0, 0, 0], np.float32)
+        total, _ = algorithm.clipped_sum(start(), batch, weights, algorithm.mechanism.scales())
+        results.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(total)]))
+    assert np.isfinite(results[0]).all()
+    assert (results[0] == results[1]).all()
+    assert (results[0] == results[2]).all()
+
+
+def _releases(sampler, sigma, clip, size=4_000):
+    """The noise of every step: one leaf of `size` parameters on which no example has a gradient."""
+
+    def no_gradient(params, example):
+        return 0.0 * example["x"][0] + 0.0 * jnp.sum(params["w"]) * 0.0
+
+    algorithm = dpsgd(no_gradient, optax.sgd(1.0), Mechanism(sampler, sigma, clip))
+    state = algorithm.init({"w": jnp.zeros(size)})
+    before, taken = np.zeros(size), []
+    for block in train_blocks(
+        algorithm, state, data(), root=RootKey.from_insecure_seed(5), block_steps=1
+    ):
+        after = np.asarray(block.state.params["w"], np.float64)
+        taken.append(before - after)
+        before = after
+    return np.array(taken)
+
+
+@EVERY_SAMPLER
+def test_each_coordinate_gets_noise_of_sigma_c_over_the_expected_batch_size(sampler):
+    sigma, clip = 0.7, 3.0
+    noise = _releases(sampler, sigma, clip) * sampler.expected_batch_size / (sigma * clip)
+    count = noise.size
+    # Chi-square with `count` degrees of freedom, normal approximation: |z| > 5.5 has 4e-8.
+    assert abs(_chi_square_z(noise)) < 5.5
+    assert abs(noise.mean()) * np.sqrt(count) < 5.5
+    assert min(abs(_chi_square_z(factor * noise)) for factor in (0.9, 1.1)) > 5.5  # it would show
+
+
+def _chi_square_z(noise):
+    return (np.square(noise).sum() - noise.size) / np.sqrt(2 * noise.size)
+
+
+def test_noise_is_independent_across_steps_and_coordinates():
+    noise = _releases(SAMPLERS["poisson"], 1.0, 1.0)
+    noise /= noise.std()
+    steps, size = noise.shape
+    across_steps = noise @ noise.T / np.sqrt(size)
+    np.fill_diagonal(across_steps, 0)
+    # steps^2 / 2 standard normals under independence: |z| > 6.5 has 1e-8 together.
+    assert np.abs(across_steps).max() < 6.5
+    for lag in (1, 2, 1024):
+        assert abs((noise[:, lag:] * noise[:, :-lag]).sum()) / np.sqrt(steps * (size - lag)) < 5.5
+
+
+def test_a_realised_batch_size_is_not_the_divisor():
+    # A constant gradient of norm 1: without noise a step moves by (examples in it) / b exactly.
+    def constant(params, example):
+        return params["w"][0] + 0.0 * example["x"][0]
+
+    sampler = SAMPLERS["poisson"]
+    algorithm = dpsgd(constant, optax.sgd(1.0), Mechanism(sampler, 0.0, np.inf))
+    state = algorithm.init({"w": jnp.zeros(1)})
+    before = 0.0
+    sizes = []
+    for block in train_blocks(
+        algorithm, state, data(), root=RootKey.from_insecure_seed(1), block_steps=1
+    ):
+        after = float(block.state.params["w"][0])
+        size = float(block.diagnostics.batch_size[0])
+        assert before - after == pytest.approx(size / sampler.expected_batch_size, abs=1e-5)
+        before = after
+        sizes.append(size)
+    assert len(set(sizes)) > 2
+
+
+def test_empty_batches_are_noise_only_steps_of_the_same_program():
+    sampler = Poisson(N, 1, 1, max_batch_size=4)
+    sizes = [block.diagnostics.batch_size for block in blocks(sampler, 1.0, 1.0, block_steps=60)]
+    sizes = np.concatenate(sizes)
+    assert len(sizes) == sampler.num_steps
+    assert (sizes == 0).any()
+    assert (sizes > 0).any()
+
+
+@EVERY_SAMPLER
+def test_a_whole_run_compiles_its_step_once(sampler, caplog):
+    traced = 0
+
+    def counted(params, example):
+        nonlocal traced
+        traced += 1
+        return loss_fn(params, example)
+
+    algorithm = dpsgd(counted, optax.adam(0.1), Mechanism(sampler, 1.0, 1.0))
+    state = algorithm.init(start())
+    counts = []
+    for _ in train_blocks(
+        algorithm, state, data(), root=RootKey.from_insecure_seed(2), block_steps=5
+    ):
+        counts.append(traced)
+    assert len(counts) >= 3
+    assert len(set(counts)) == 1  # all tracing was done for the first block
+
+
+def test_two_runs_draw_different_noise_and_one_root_repeats_itself():
+    def final(root):
+        for block in blocks(SAMPLERS["poisson"], 1.0, 1.0, root=root):
+            params = np.asarray(block.state.params["w"])
+        return params
+
+    first, second = final(RootKey.from_entropy()), final(RootKey.from_entropy())
+    assert (first != second).any()
+    root = RootKey.from_entropy()
+    assert (final(root) == final(root)).all()
+
+
+def test_data_of_another_size_are_refused():
+    rows = {name: column[:-1] for name, column in data().items()}
+    with pytest.raises(ValueError, match="num_examples=60"):
+        next(blocks(SAMPLERS["poisson"], 1.0, 1.0, columns=rows))
+
+
+def test_training_leaves_the_callers_parameters_alone():
+    params = start()
+    mechanism = Mechanism(SAMPLERS["shuffle"], 1.0, 1.0)
+    trained = train(dpsgd(loss_fn, optax.adam(0.1), mechanism), params, data())
+    assert (np.asarray(params["w"]) == np.float32(0.1)).all()
+    assert (np.asarray(trained["w"]) != np.float32(0.1)).any()
