@@ -118,10 +118,13 @@ def epsilon(profile: PrivacyProfile, delta: float) -> Bound:
 def format_delta(delta: float) -> str:
     """Formats the delta of a guarantee to three digits, rounded up: no stronger than certified.
 
-    >>> format_delta(1 / 37_000_000)
-    '2.71e-08'
+    >>> format_delta(1 / 37_000_000), format_delta(1e-5)
+    ('2.71e-08', '1e-05')
     """
-    return _round_outward(delta, ".3g", up=True)
+    nearest = f"{delta:.3g}"
+    if float(nearest) >= delta:
+        return nearest
+    return f"{float(_round_outward(delta, '.3g', up=True)):.3g}"
 
 
 def check_delta(delta: float) -> float:

@@ -3,8 +3,8 @@
 The peer is PLD_accounting (V. Feldman, M. Shenfeld, arXiv:2602.17284), its geometric method; it is
 no dependency of this project. Where it is not importable here, name an interpreter that has it:
 
-    python -m venv /tmp/peer && /tmp/peer/bin/pip install PLD_accounting==2.0 numba
-    scripts/bench accounting --peer-python /tmp/peer/bin/python --json accounting.json
+    python -m venv peer && peer/bin/pip install PLD_accounting==2.0 numba
+    scripts/bench accounting --peer-python peer/bin/python --json accounting.json
 
 Both sides compute both ends of an interval for epsilon. Each ratio is the median over the
 repetitions of the ratios within one; compilation and imports are left out on both sides, caches are
