@@ -206,40 +206,6 @@ class GuaranteeConfig:
 
 
 @dataclass(frozen=True)
-class EpsilonConfig(GuaranteeConfig):
-    """Print the certified epsilon of a run, as [lower, upper]."""
-
-    noise_multiplier: float = tyro.MISSING
-    """Noise standard deviation over the clipping norm."""
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """Print and draw the certified epsilon of every sampler over the noise multiplier."""
-
-    num_examples: int
-    """Training examples (public)."""
-    batch_size: int = 1024
-    """Expected number of examples in a batch."""
-    epochs: int = 1
-    """Passes over the examples."""
-    delta: float | None = None
-    """Delta of the guarantee; by default 1 / num_examples."""
-    noise_multipliers: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
-    """Where to evaluate."""
-    out: Path | None = None
-    """Picture to draw, .png, .pdf or .svg."""
-
-
-@dataclass(frozen=True)
-class CalibrateConfig(GuaranteeConfig):
-    """Print the smallest noise multiplier that certifies the wanted epsilon."""
-
-    epsilon: float = tyro.MISSING
-    """The epsilon to guarantee."""
-
-
-@dataclass(frozen=True)
 class AuditConfig(GuaranteeConfig):
     """Look for evidence that a run costs more privacy than its sampler's price says.
 
@@ -263,65 +229,3 @@ class AuditConfig(GuaranteeConfig):
     """Figure that the black-box audit writes."""
     data: Path | None = None
     """Store whose examples the coupled audit uses; by default generated ones."""
-
-
-@dataclass(frozen=True)
-class PrepareCriteoDisplay:
-    """Prepare the Criteo Display Ads data (`train.txt` or `train.txt.gz`) for training."""
-
-    source: tyro.conf.Positional[Path]
-    """Raw file: label, 13 counts, 26 hexadecimal categoricals, tab separated."""
-    out: tyro.conf.Positional[Path]
-    """Store to create."""
-    hash_seed: int = 0
-    """Public seed of the hash that maps categorical values to buckets."""
-
-
-@dataclass(frozen=True)
-class PrepareSynthetic:
-    """Generate click data of Criteo's shape, whose best reachable AUC is known, as a store."""
-
-    out: tyro.conf.Positional[Path]
-    """Store to create."""
-    num_rows: int = 1_000_000
-    """Rows to generate."""
-    seed: int = 0
-    """Seed of the generator."""
-
-
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """Score a labelled file, raw or prepared, with the model of a finished run."""
-
-    run: tyro.conf.Positional[Path]
-    """Run directory."""
-    data: tyro.conf.Positional[Path]
-    """Raw file in the format the run was prepared from, or a store."""
-
-
-@dataclass(frozen=True)
-class ResumeConfig:
-    """Go on with a run that was stopped, from its last checkpoint."""
-
-    run: tyro.conf.Positional[Path]
-    """Run directory."""
-    data: Path | None = None
-    """Where the store of examples lies now; by default where it lay."""
-
-
-@dataclass(frozen=True)
-class LedgerConfig:
-    """Print what a run has released so far and what that costs, by its ledger alone."""
-
-    run: tyro.conf.Positional[Path]
-    """Run directory, of a run that is finished, going on or dead."""
-
-
-@dataclass(frozen=True)
-class ExportConfig:
-    """Write the model and the guarantee of a finished run, and nothing else, to a new folder."""
-
-    run: tyro.conf.Positional[Path]
-    """Run directory."""
-    out: tyro.conf.Positional[Path]
-    """Folder to create."""

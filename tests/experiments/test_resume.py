@@ -18,7 +18,8 @@ from dpsgd import RootKey
 from dpsgd.ledger import Ledger, read
 from experiments import config, fingerprint
 from experiments import train as training
-from experiments.cli import STOPPED, main
+from experiments.cli import main
+from experiments.commands.train import STOPPED
 from experiments.criteo import synthetic
 from experiments.criteo.model import ModelConfig
 from experiments.run_directory import DIAGNOSTICS, RunDirectory

@@ -1,0 +1,29 @@
+"""`dpsgd calibrate`: the noise that a wanted guarantee takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+
+from experiments.config import GuaranteeConfig
+
+
+@dataclass(frozen=True)
+class CalibrateConfig(GuaranteeConfig):
+    """Print the smallest noise multiplier that certifies the wanted epsilon."""
+
+    epsilon: float = tyro.MISSING
+    """The epsilon to guarantee."""
+
+
+def run(config: CalibrateConfig) -> None:
+    """Runs `dpsgd calibrate`."""
+    from accounting import Bound, calibrate, format_delta
+
+    sampler, delta = config.build()
+    sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
+    # Rounded up: the printed number suffices as it stands.
+    printed = Bound(sigma, sigma).format_upper(".6g")
+    at = f"at delta {format_delta(delta)}"
+    print(f"noise multiplier {printed} gives epsilon <= {config.epsilon} {at}")
