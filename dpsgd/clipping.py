@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -15,11 +16,12 @@ from jax.typing import ArrayLike
 
 from dpsgd import ghost, norms
 from dpsgd.ghost import Gradients
+from dpsgd.secure_noise import SecureGrid, quantize
 
 PyTree = Any
 LossFn = Callable[[PyTree, PyTree], Array]
 SumTree = PyTree
-"""Tree of the structure and shapes of the parameters, in float32."""
+"""Tree of the structure and shapes of the parameters, in float32 (int32 on a secure grid)."""
 
 
 class Diagnostics(NamedTuple):
@@ -40,14 +42,17 @@ class Diagnostics(NamedTuple):
     batch_size: Array
 
 
-def _vmap_gradients(loss_fn: LossFn, params: PyTree, batch: PyTree) -> Gradients:
+def _vmap_gradients(
+    loss_fn: LossFn, params: PyTree, batch: PyTree, grid: SecureGrid | None = None
+) -> Gradients:
     """One gradient per example, all of them in memory: B times the size of the parameters."""
     losses, grads = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))(params, batch)
 
     def add_clipped(total: SumTree, factor: norms.ClipFactor) -> SumTree:
-        return jax.tree.map(
-            lambda s, g: s + jnp.sum(norms.contribution(factor, g), axis=0), total, grads
-        )
+        clipped = jax.tree.map(functools.partial(norms.contribution, factor), grads)
+        if grid is not None:
+            clipped = jax.vmap(functools.partial(quantize, grid=grid))(clipped)
+        return jax.tree.map(lambda s, c: s + jnp.sum(c, axis=0, dtype=s.dtype), total, clipped)
 
     return Gradients(
         losses, norms.combine([norms.norm(g) for g in jax.tree.leaves(grads)]), add_clipped
@@ -66,6 +71,7 @@ def clipped_grad(
     l2_clip_norm: ArrayLike,
     method: str = "ghost",
     microbatch_size: int | None = None,
+    grid: SecureGrid | None = None,
 ) -> Callable[[PyTree, PyTree, ArrayLike], tuple[SumTree, Diagnostics]]:
     r"""Builds the function (params, batch, weights) -> (sum of clipped gradients, diagnostics).
 
@@ -93,6 +99,9 @@ def clipped_grad(
         structure of the loss allows, see `dpsgd.ghost`; "vmap" forms them all.
       microbatch_size: Examples processed at a time, in a scan; default all of them. It changes
         memory and speed, not the result (but for the order of float32 additions).
+      grid: Of the secure mode, from `secure_grid`: each clipped gradient is truncated to integers
+        of norm $C / g$ at most, and the sum is theirs, int32 and exact. For it all gradients of a
+        microbatch are formed, as by "vmap".
 
     Returns:
       A pure function of `params` (tree of floating-point arrays), `batch` (tree of arrays with a
@@ -122,7 +131,9 @@ def clipped_grad(
         raise ValueError(f"method must be one of {sorted(_METHODS)}, got {method!r}")
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
-    gradients = _METHODS[method]
+    gradients, dtype = _METHODS[method], jnp.float32
+    if grid is not None:
+        gradients, dtype = functools.partial(_vmap_gradients, grid=grid), jnp.int32
 
     def add_microbatch(
         params: PyTree, carry: tuple[SumTree, Diagnostics], batch: PyTree, weights: Array
@@ -147,7 +158,7 @@ def clipped_grad(
         weights = jnp.asarray(weights)
         _check(loss_fn, params, batch, weights)
         carry = (
-            jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params),
+            jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), dtype), params),
             Diagnostics(*(jnp.float32(0),) * 4),
         )
         size = weights.shape[0]

@@ -6,8 +6,8 @@ All randomness of a run is a pure function of (root, generation, stream, step, l
   read. A root that can be searched removes every guarantee: whoever guesses it subtracts the noise;
 - the *generation* separates runs of changed code, data or configuration over the same root, whose
   noise would cancel in a difference if it were shared;
-- the *stream* is one of ``sampling`` (who takes part), ``noise`` and ``init``. Initial parameters
-  are public, so their stream must tell nothing about the other two;
+- the *stream* is one of ``sampling`` (who takes part), ``noise`` and ``secure`` (noise as well).
+  Initial parameters are public, and come from a public seed of their own;
 - *step* and *leaf* enter inside the compiled step, as counters (``dpsgd.noise``).
 
 Each derivation is BLAKE2b with the root as its key, the stream as its personalisation string and
@@ -171,13 +171,14 @@ class RootKey:
             np.uint32
         )
 
-    def secure_noise_key(self, generation: int) -> bytes:
-        """Return the 256-bit key of the cryptographic noise stream, for `dpsgd.secure_noise`."""
-        return self._derive("secure", generation, size=32)
+    def secure_noise_key(self, generation: int) -> np.ndarray:
+        """Return the key of the secure noise stream, uint32 `[8]`, for `dpsgd.secure_noise`.
 
-    def init_seed(self, generation: int) -> int:
-        """Return the 32-bit seed of the public initialisation stream, for `jax.random.key`."""
-        return int.from_bytes(self._derive("init", generation, size=4), "little")
+        An argument of the compiled step, like `noise_key`.
+        """
+        return np.frombuffer(self._derive("secure", generation, size=32), dtype="<u4").astype(
+            np.uint32
+        )
 
     def blind(self, text: str) -> str:
         """Return a keyed digest of `text`: equal for equal texts, random without the root.

@@ -7,7 +7,9 @@ no float rounds anything before the noise is in, and the noise is an exact sampl
 example contributes an integer vector q_i with ||q_i||_2 <= C / g, checked in integers (`quantize`),
 and a step releases
 
-    g (sum_i q_i + N),     N = round(s Z) in every coordinate,  Z standard normal, independent.
+    g (sum_i q_i + N),     N = round(s Z) in every coordinate,  Z standard normal, independent,
+
+computed in int32, which `secure_grid` makes wide enough.
 
 *Theorem.* Under every sampler, and over all adaptively chosen steps, the release is a function of
 the release of DP-SGD in real arithmetic with sensitivity C and noise of standard deviation
@@ -16,7 +18,9 @@ Carlo) holds for the former as it stands, with nothing added. *Proof.* For an in
 t, a + round(t) = round(a + t). Hence g (sum q_i + round(s Z)) = h(sum g q_i + s g Z) with
 h(y) = g round(y / g): the argument of h is the continuous Gaussian mechanism applied to vectors
 g q_i with ||g q_i|| <= C, and h knows no data. What follows (conversion to float32, division, the
-optimizer, the choice of the next step) sees h's value alone. QED
+optimizer, the choice of the next step) sees h's value alone. QED And it sees no more than that if a
+sum were ever too long for int32: integers wrap around, so what is computed is sum q_i + N modulo
+2^32, whatever overflows on the way. That would cost accuracy, not privacy.
 
 This is why the noise is the *rounded* Gaussian and not the discrete Gaussian of Canonne, Kamath,
 Steinke ("The discrete Gaussian for differential privacy", 2020). The latter satisfies the
@@ -89,7 +93,7 @@ class SecureGrid(NamedTuple):
 
 
 def secure_grid(noise_multiplier: float, l2_clip_norm: float, max_batch_size: int) -> SecureGrid:
-    """Return the finest public grid on which a step's integer sum fits in int32.
+    """Return the finest public grid on which the integer sum of a batch fits in int32.
 
     The spacing g is the smallest power of two with max_batch_size * C / g <= 2^30 and
     sigma C / g <= 2^20; the noise has s = ceil(sigma C / g) cells, so it is rounded up.
@@ -97,7 +101,8 @@ def secure_grid(noise_multiplier: float, l2_clip_norm: float, max_batch_size: in
     Args:
       noise_multiplier: sigma > 0, the standard deviation of the noise in units of C.
       l2_clip_norm: C > 0.
-      max_batch_size: the most examples that a step can sum.
+      max_batch_size: the most examples that a step sums. If one ever sums more, the guarantee
+        holds all the same (the module's text says why), and the sum may be far off.
 
     Raises:
       ValueError: if an argument is out of range, or sigma is so small beside the batch size that
@@ -165,23 +170,31 @@ def quantize(clipped_grad: Any, grid: SecureGrid) -> Any:
     return jax.tree.unflatten(structure, [jnp.where(fits, leaf, 0) for leaf in integers])
 
 
-def add_secure_noise(sums: Any, key: bytes, step: jax.typing.ArrayLike, grid: SecureGrid) -> Any:
+def add_secure_noise(
+    sums: Any, noise_key: jax.typing.ArrayLike, step: jax.typing.ArrayLike, grid: SecureGrid
+) -> Any:
     """Return g (sums + N) in float32, N the exactly rounded Gaussian noise of this step.
 
     The integers are added first, exactly; the conversion to float32 rounds their sum, which is
     post-processing. The noise is drawn on the host, through `jax.pure_callback`: a pure function
-    of (key, step, leaf), which may run again or not at all as the compiler sees fit.
+    of (noise_key, step, leaf), which may run again or not at all as the compiler sees fit.
 
     Args:
       sums: the sums of `quantize`d gradients, a tree of int32 arrays.
-      key: 32 bytes, from `RootKey.secure_noise_key`. It stays on the host, outside the program.
+      noise_key: uint32 `[8]`, from `RootKey.secure_noise_key`; may be traced, and should be: a
+        constant is part of the compiled program's text.
       step: the training step; may be traced. Never used twice in a run.
       grid: from `secure_grid`, for the largest batch that `sums` can hold.
 
     Raises:
-      ValueError: if a leaf is not int32 or `key` has not 32 bytes.
+      ValueError: if a leaf is not int32 or `noise_key` is not uint32 `[8]`.
     """
-    _check_key(key)
+    noise_key = jnp.asarray(noise_key)
+    if noise_key.shape != (KEY_BYTES // 4,) or noise_key.dtype != jnp.uint32:
+        raise ValueError(
+            f"a secure noise key is uint32 [{KEY_BYTES // 4}], got {noise_key.dtype} "
+            f"{list(noise_key.shape)}; take it from RootKey.secure_noise_key"
+        )
     leaves, structure = jax.tree.flatten(sums)
     noised = []
     for number, leaf in enumerate(leaves):
@@ -191,21 +204,18 @@ def add_secure_noise(sums: Any, key: bytes, step: jax.typing.ArrayLike, grid: Se
                 f"{jnp.result_type(leaf)}; quantize each example before summing"
             )
         shape = jax.ShapeDtypeStruct(np.shape(leaf), jnp.int32)
-        draw = _callback(key, number, shape.shape, grid.cells)
-        noise = jax.pure_callback(draw, shape, step)
+        draw = partial(_draw, leaf=number, shape=shape.shape, cells=grid.cells)
+        noise = jax.pure_callback(draw, shape, noise_key, step)
         noised.append((leaf + noise).astype(jnp.float32) * np.float32(grid.spacing))
     return jax.tree.unflatten(structure, noised)
 
 
-def _callback(key: bytes, leaf: int, shape: tuple[int, ...], cells: int) -> Callable[[Any], Any]:
-    # A closure, and no functools.partial: a program's text prints what a partial binds.
-    def draw(step: Any) -> np.ndarray:
-        noise = rounded_gaussian(key, int(step), leaf, shape, cells)
-        if noise.size and np.abs(noise).max() >= _MAX_SUM:  # beyond 1024 standard deviations
-            raise OverflowError("secure noise outside int32, an event of probability exp(-2^19)")
-        return noise.astype(np.int32)
-
-    return draw
+def _draw(
+    noise_key: Any, step: Any, *, leaf: int, shape: tuple[int, ...], cells: int
+) -> np.ndarray:
+    """Draw on the host; beyond 2^31, an event of probability exp(-2^21), int32 wraps around."""
+    key = np.asarray(noise_key).astype("<u4").tobytes()
+    return rounded_gaussian(key, int(step), leaf, shape, cells).astype(np.int32)
 
 
 def rounded_gaussian(
@@ -214,7 +224,7 @@ def rounded_gaussian(
     """Return exact samples of round(s Z), Z standard normal, as int64 of `shape`.
 
     Args:
-      key: 32 bytes, from `RootKey.secure_noise_key`.
+      key: 32 secret bytes, such as those of `RootKey.secure_noise_key`.
       step: the training step, in [0, 2^64).
       leaf: the number of the array within its tree, in [0, 2^64).
       shape: of the result.
@@ -230,7 +240,8 @@ def rounded_gaussian(
     >>> rounded_gaussian(bytes(32), 0, 0, (4,), 1000).shape
     (4,)
     """
-    _check_key(key)
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a secure noise key has {KEY_BYTES} bytes, got {len(key)}")
     if not 1 <= cells <= _MAX_CELLS:
         raise ValueError(f"cells must be in [1, 2^20], got {cells}")
     if not 1 <= digit_bits <= 32:
@@ -244,11 +255,6 @@ def rounded_gaussian(
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy and SHAKE release the lock
         list(pool.map(fill, range(-(-flat.size // CHUNK))))
     return flat.reshape(shape)
-
-
-def _check_key(key: bytes) -> None:
-    if len(key) != KEY_BYTES:
-        raise ValueError(f"a secure noise key has {KEY_BYTES} bytes, got {len(key)}")
 
 
 class _Source:
