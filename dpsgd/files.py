@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -41,3 +42,19 @@ def fsync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def parse_json(content: bytes) -> Any:
+    """Returns the value that JSON text stands for.
+
+    Raises:
+      ValueError: if it is not JSON (to which NaN and infinity do not belong), or not UTF-8.
+    """
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(content.decode(), parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
