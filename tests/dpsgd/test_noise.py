@@ -406,7 +406,7 @@ def test_the_grid_is_a_power_of_two_that_stddev_spans_2_to_the_18_to_19_times(st
 @pytest.mark.parametrize("stddev", [1.0, 1.3, 1.9999999, 3e-5, 7e8])
 @pytest.mark.parametrize("magnitude", [0.0, 1e-30, 1e-3, 1.0, 1e3, 1e6, 1e12])
 def test_output_is_the_exact_sum_plus_noise_rounded_stochastically_to_the_grid(stddev, magnitude):
-    """It is g ceil((S + stddev z) / g - U), as the module claims, with the very z and U of the key."""
+    """It is g ceil((S + stddev z) / g - U), as the module claims, by the key's own z and U."""
     stddev, size, step = float(np.float32(stddev)), 20_000, 21
     rng = np.random.default_rng(4)
     sums = (rng.standard_normal(size) * magnitude * stddev).astype(np.float32)
