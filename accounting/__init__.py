@@ -14,6 +14,7 @@ from accounting.profile import (
     largest_count,
     smallest_count,
 )
+from accounting.selection import SelectionProfile, TrialCount
 from accounting.shuffle import ShuffleProfile
 from accounting.truncation import (
     TruncatedProfile,
@@ -28,7 +29,9 @@ __all__ = [
     "MultistageProfile",
     "PoissonProfile",
     "PrivacyProfile",
+    "SelectionProfile",
     "ShuffleProfile",
+    "TrialCount",
     "TruncatedProfile",
     "UnitsThenPoissonProfile",
     "UserPoissonProfile",

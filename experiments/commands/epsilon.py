@@ -15,10 +15,17 @@ class EpsilonConfig(GuaranteeConfig):
 
     noise_multiplier: float = tyro.MISSING
     """Noise standard deviation over the clipping norm."""
+    mean_trials: float | None = None
+    """Also price private random search: the best of a random number of such runs, with this mean,
+    of which nothing else is released."""
+    trials_shape: float = 0.0
+    """Shape of the law of that number: 0 is logarithmic (cheapest), 1 geometric."""
 
 
 def run(config: EpsilonConfig) -> None:
     """Runs `dpsgd epsilon`."""
+    from accounting import SelectionProfile, TrialCount, format_delta
+    from accounting import epsilon as price
     from dpsgd.algorithm import Mechanism
     from dpsgd.guarantee import Guarantee
 
@@ -27,3 +34,11 @@ def run(config: EpsilonConfig) -> None:
     print(guarantee.sentence())
     for note in guarantee.notes:
         print(f"note: {note}")
+    if config.mean_trials is not None:
+        count = TrialCount(config.mean_trials, config.trials_shape)
+        best = price(SelectionProfile(sampler.privacy(config.noise_multiplier), count), delta)
+        print(
+            f"the best of {count.mean:g} such runs on average (negative binomial, shape "
+            f"{count.shape:g}; nothing else released): epsilon <= {best.format_upper()} at delta "
+            f"{format_delta(delta)}"
+        )

@@ -1,6 +1,7 @@
 """The command line: the main job works, and bad input ends in one clear line and exit status 2."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -236,3 +237,13 @@ def test_a_store_of_another_version_is_refused(store, tmp_path, capsys):
     (other / "manifest.json").write_text(json.dumps({**manifest, "version": 999}))
     assert run(*train_words(other, tmp_path / "run", "poisson", "--noise-multiplier", 1)) == 2
     assert "version 999" in capsys.readouterr().err
+
+
+def test_private_search_costs_more_than_one_run_and_less_than_all(capsys):
+    question = ["epsilon", "sampler:deterministic", "--num-examples", "5000", "--epochs", "1"]
+    question += ["--noise-multiplier", "2.0", "--delta", "1e-5", "--mean-trials", "10"]
+    assert cli.main(question) == 0
+    said = capsys.readouterr().out
+    one = float(re.search(r"epsilon in \[[\d.]+, ([\d.]+)\]", said)[1])
+    best = float(re.search(r"epsilon <= ([\d.]+)", said)[1])
+    assert one < best < 3 * one

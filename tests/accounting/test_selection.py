@@ -1,0 +1,122 @@
+"""The best of a random number of private trials costs what the theorem says, and no less."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from accounting import Bound, GaussianProfile, SelectionProfile, TrialCount, epsilon
+
+COUNTS = [TrialCount(m, shape) for m in (1.5, 10.0, 50.0) for shape in (-0.5, 0.0, 1.0, 3.0)]
+
+
+def weights(count, size=200_000):
+    """The law of K by its recurrence, normalised by hand: an independent reading of the sources."""
+    gamma = count.gamma
+    k = np.arange(1, size)
+    steps = np.log((1 - gamma) * (k + count.shape) / (k + 1))
+    log_w = np.concatenate([[0.0], np.cumsum(steps)])
+    w = np.exp(log_w - log_w.max())
+    return w / w.sum()
+
+
+@pytest.mark.parametrize("count", COUNTS, ids=str)
+def test_the_law_of_k_has_the_mean_that_was_asked_for(count):
+    w = weights(count)
+    assert np.arange(1, w.size + 1) @ w == pytest.approx(count.mean, rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [c for c in COUNTS if c.mean == 10.0], ids=str)
+def test_draws_follow_the_law_of_k(count):
+    # Chi-square over 8 cells at 4,000 draws; false alarm 1e-6 each, from the system's entropy.
+    edges = [1, 2, 3, 5, 8, 13, 21, 34]
+    draws = np.array([count.draw() for _ in range(4000)])
+    assert draws.min() >= 1
+    w = weights(count)
+    cells = np.add.reduceat(w, np.array(edges) - 1)
+    seen = np.histogram(draws, [*edges, np.inf])[0]
+    assert stats.chisquare(seen, cells * draws.size).pvalue > 1e-6
+
+
+def best_of_k_delta(count, mu, eps, sign):
+    """Exact delta of the best of K for N(mu, 1) against N(0, 1), the score rising or falling."""
+    gamma, power = count.gamma, count.shape + 1
+
+    def slope(tail):  # f'(1 - tail)
+        return count.mean * (gamma / (gamma + (1 - gamma) * tail)) ** power
+
+    def excess(y):
+        p = slope(stats.norm.sf(sign * (y - mu))) * stats.norm.pdf(y - mu)
+        q = slope(stats.norm.sf(sign * y)) * stats.norm.pdf(y)
+        return max(0.0, p - math.exp(eps) * q)
+
+    return integrate.quad(excess, -10, 10, limit=100, points=[-4, -2, 0, 2, 4])[0]
+
+
+@pytest.mark.parametrize("count", COUNTS, ids=str)
+@pytest.mark.parametrize("mu", [0.1, 0.5, 2.0])
+def test_no_score_costs_more_than_the_bound(count, mu):
+    profile = SelectionProfile(GaussianProfile(1 / mu), count)
+    for eps in (0.5, 3.0):
+        bound = profile.delta(eps)
+        for sign in (-1, 1):
+            for direction in (-mu, mu):
+                exact = best_of_k_delta(count, direction, eps, sign)
+                assert exact <= bound.upper + 1e-9
+
+
+def test_the_oracle_sees_that_selection_costs_something():
+    """Without the surcharge the bound would be wrong: the test above can fail."""
+    count = TrialCount(10.0, 0.0)
+    assert best_of_k_delta(count, 0.5, 1.0, 1) > 1.5 * GaussianProfile(2.0).delta(1.0).upper
+
+
+class RandomisedResponse:
+    """The profile of the truth with odds e : 1, which is 1-DP."""
+
+    def delta(self, epsilon: float) -> Bound:
+        value = max(0.0, (math.e - math.exp(epsilon)) / (1 + math.e))
+        return Bound(value, value)
+
+    def epsilon(self, delta: float, tolerance: float = 1e-3) -> Bound:
+        value = math.log(math.e - delta * (1 + math.e))
+        return Bound(value, value)
+
+
+@pytest.mark.parametrize("count", COUNTS, ids=str)
+def test_a_pure_trial_costs_shape_plus_two_times(count):
+    """Papernot and Steinke, corollary 3."""
+    profile = SelectionProfile(RandomisedResponse(), count)
+    assert profile.delta((2 + count.shape) * (1 + 1e-3)).upper == 0.0
+
+
+@pytest.mark.parametrize("shape", [0.0, 1.0])
+def test_it_is_no_looser_than_renyi_accounting(shape):
+    from dp_accounting import NeighboringRelation, dp_event
+    from dp_accounting.rdp import RdpAccountant
+
+    count = TrialCount(10.0, shape)
+    for sigma in (1.0, 4.0):
+        event = dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(sigma), count.mean, shape)
+        adjacency = NeighboringRelation.ADD_OR_REMOVE_ONE
+        renyi = RdpAccountant(neighboring_relation=adjacency).compose(event).get_epsilon(1e-6)
+        ours = epsilon(SelectionProfile(GaussianProfile(sigma), count), 1e-6)
+        assert ours.lower <= renyi
+        assert ours.upper <= 1.02 * renyi
+
+
+def test_delta_and_epsilon_agree():
+    profile = SelectionProfile(GaussianProfile(1.0), TrialCount(20.0, 0.0))
+    bound = epsilon(profile, 1e-5)
+    assert profile.delta(bound.upper).upper <= 1e-5 * (1 + 1e-6)
+    assert profile.delta(0.999 * bound.upper).upper > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [((1.0, 1.0), "mean"), ((math.nan, 1.0), "mean"), ((10.0, -1.0), "shape")],
+)
+def test_impossible_laws_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        TrialCount(*arguments)
