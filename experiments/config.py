@@ -109,6 +109,11 @@ SamplerConfig = (
     | Annotated[BallsAndBins, _subcommand(BallsAndBins)]
 )
 
+SAMPLERS: dict[str, type] = {
+    kind.name: kind for kind in (Deterministic, Shuffle, Poisson, BallsAndBins)
+}
+"""Every sampler of `SamplerConfig` by its name."""
+
 
 def _given(value: _T | None, default: _T) -> _T:
     return default if value is None else value
