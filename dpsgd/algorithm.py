@@ -92,6 +92,25 @@ class Algorithm(NamedTuple):
     """(params, batch, weights, scales) -> (sum of clipped per-example gradients, diagnostics)."""
     update: Callable[[TrainState, PyTree, Any, Scales], TrainState]
     """(state, sum, noise_key, scales) -> state after one noisy update."""
+    programs: dict[Any, Any]
+    """What was compiled of the functions above, by what it was made of; freed with them."""
+
+    def with_mechanism(self, mechanism: Mechanism) -> Algorithm:
+        """Returns this algorithm under another mechanism, with the same compiled programs.
+
+        sigma, C and b are arguments of the programs. So runs that differ in them, or in a sampler
+        with equally many examples and an equal `max_batch_size`, compile once among them all.
+
+        Raises:
+          ValueError: if noise would be switched on or off: without it the program has no generator.
+        """
+        if bool(mechanism.noise_multiplier) != bool(self.mechanism.noise_multiplier):
+            raise ValueError(
+                f"noise_multiplier would change from {self.mechanism.noise_multiplier} to "
+                f"{mechanism.noise_multiplier}, but with and without noise are different programs: "
+                "make another algorithm by dpsgd()"
+            )
+        return self._replace(mechanism=mechanism)
 
 
 def privatize(clipped_sum: PyTree, noise_key: Any, step: Any, scales: Scales) -> PyTree:
@@ -153,4 +172,4 @@ def dpsgd(
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
 
-    return Algorithm(mechanism, init, clipped_sum, update)
+    return Algorithm(mechanism, init, clipped_sum, update, programs={})

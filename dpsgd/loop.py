@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -74,41 +75,58 @@ def plan_blocks(
 
 
 def _compile_block(algorithm: Algorithm):
-    """Returns the jitted (state, data, plan, noise_key, scales) -> (state, diagnostics)."""
-    one_pass = not algorithm.mechanism.sampler.accumulates
+    """Returns the jitted (state, data, plan, noise_key, scales) -> (state, diagnostics).
 
-    def run_block(
-        state: TrainState, data: PyTree, plan: BlockPlan, noise_key: Any, scales: Scales
-    ) -> tuple[TrainState, Diagnostics]:
-        def batch_sum(params, row):
-            batch = jax.tree.map(lambda column: column[plan.indices[row]], data)
-            return algorithm.clipped_sum(params, batch, plan.weights[row], scales)
+    It is kept with the algorithm, by all that it is made of.
+    """
+    parts = (
+        algorithm.clipped_sum,
+        algorithm.update,
+        algorithm.mechanism.sampler.accumulates,
+    )
+    if parts not in algorithm.programs:
+        run_block = functools.partial(_run_block, *parts)
+        algorithm.programs[parts] = jax.jit(run_block, donate_argnums=0)
+    return algorithm.programs[parts]
 
-        def step_sum(params, j):
-            if one_pass:
-                return batch_sum(params, j)
-            zeros = jax.tree.map(
-                lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-                jax.eval_shape(batch_sum, params, jnp.int32(0)),
-            )
 
-            def add(row, total):
-                return jax.tree.map(jnp.add, total, batch_sum(params, row))
+def _run_block(
+    clipped_sum: Callable,
+    update: Callable,
+    accumulates: bool,
+    state: TrainState,
+    data: PyTree,
+    plan: BlockPlan,
+    noise_key: Any,
+    scales: Scales,
+) -> tuple[TrainState, Diagnostics]:
+    def batch_sum(params, row):
+        batch = jax.tree.map(lambda column: column[plan.indices[row]], data)
+        return clipped_sum(params, batch, plan.weights[row], scales)
 
-            return jax.lax.fori_loop(plan.starts[j], plan.starts[j + 1], add, zeros)
+    def step_sum(params, j):
+        if not accumulates:
+            return batch_sum(params, j)
+        zeros = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+            jax.eval_shape(batch_sum, params, jnp.int32(0)),
+        )
 
-        def one_step(j, carry):
-            state, log = carry
-            total, diagnostics = step_sum(state.params, j)
-            state = algorithm.update(state, total, noise_key, scales)
-            return state, jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
+        def add(row, total):
+            return jax.tree.map(jnp.add, total, batch_sum(params, row))
 
-        block_steps = plan.starts.shape[0] - 1
-        log = Diagnostics(*(jnp.zeros(block_steps, jnp.float32) for _ in Diagnostics._fields))
-        # A dynamic trip count: a last, shorter block runs in the same program, without idle steps.
-        return jax.lax.fori_loop(0, plan.num_steps, one_step, (state, log))
+        return jax.lax.fori_loop(plan.starts[j], plan.starts[j + 1], add, zeros)
 
-    return jax.jit(run_block, donate_argnums=0)
+    def one_step(j, carry):
+        state, log = carry
+        total, diagnostics = step_sum(state.params, j)
+        state = update(state, total, noise_key, scales)
+        return state, jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
+
+    block_steps = plan.starts.shape[0] - 1
+    log = Diagnostics(*(jnp.zeros(block_steps, jnp.float32) for _ in Diagnostics._fields))
+    # A dynamic trip count: a last, shorter block runs in the same program, without idle steps.
+    return jax.lax.fori_loop(0, plan.num_steps, one_step, (state, log))
 
 
 def train_blocks(

@@ -1,5 +1,9 @@
 """The training loop is DP-SGD: plain training without noise, and with it sum, noise, division."""
 
+import gc
+import logging
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,24 +161,81 @@ def test_empty_batches_are_noise_only_steps_of_the_same_program():
     assert (sizes > 0).any()
 
 
-@EVERY_SAMPLER
-def test_a_whole_run_compiles_its_step_once(sampler, caplog):
-    traced = 0
+@pytest.fixture
+def compiled(caplog):
+    """Says how often the loop's program was compiled so far."""
 
-    def counted(params, example):
-        nonlocal traced
-        traced += 1
+    def count():
+        return sum("Compiling jit(_run_block)" in message for message in caplog.messages)
+
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
+        yield count
+
+
+@EVERY_SAMPLER
+def test_a_whole_run_compiles_its_step_once(sampler, compiled):
+    ran = list(blocks(sampler, 1.0, 1.0, block_steps=5))
+    assert len(ran) >= 3
+    assert compiled() == 1
+
+
+def test_runs_that_differ_in_numbers_alone_share_one_compiled_program(compiled):
+    # A learning rate that is injected is state, and so an argument of the program.
+    optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
+
+    def final(algorithm, learning_rate, seed):
+        state = algorithm.init(start())
+        state.opt_state.hyperparams["learning_rate"] = jnp.float32(learning_rate)
+        root = RootKey.from_insecure_seed(seed)
+        for block in train_blocks(algorithm, state, data(), root=root, block_steps=4):
+            params = np.asarray(block.state.params["w"])
+        return params
+
+    mechanisms = [
+        Mechanism(BallsAndBins(N, 8, 2, max_batch_size=16), 0.5, 1.0),
+        Mechanism(BallsAndBins(N, 8, 2, max_batch_size=16), 1.0, 3.0),
+        Mechanism(Poisson(N, 6, 3, max_batch_size=16), 1.0, 1.0),
+        Mechanism(Shuffle(N, 16, 1), 2.0, 0.5),
+    ]
+    algorithm = dpsgd(loss_fn, optimizer, mechanisms[0])
+    rates = [0.1, 0.2, 0.3, 0.4]
+    shared = [
+        final(algorithm.with_mechanism(mechanism), rate, seed)
+        for seed, (mechanism, rate) in enumerate(zip(mechanisms, rates, strict=True))
+    ]
+    assert compiled() == 1
+    alone = final(dpsgd(loss_fn, optimizer, mechanisms[3]), rates[3], 3)
+    assert compiled() == 2
+    assert (shared[3] == alone).all()
+    # Passes over parts of a batch are another program.
+    final(algorithm.with_mechanism(Mechanism(SAMPLERS["accumulating poisson"], 1.0, 1.0)), 0.1, 1)
+    assert compiled() == 3
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1.0])
+def test_noise_is_never_switched_on_or_off_under_a_program_made_without_or_with_it(sigma):
+    algorithm = dpsgd(loss_fn, optax.adam(0.1), Mechanism(SAMPLERS["poisson"], sigma, 1.0))
+    with pytest.raises(ValueError, match="different programs"):
+        algorithm.with_mechanism(Mechanism(SAMPLERS["poisson"], 1.0 - sigma, 1.0))
+
+
+def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
+    algorithm = dpsgd(loss_fn, optax.adam(0.1), Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+    train(algorithm, start(), data())
+    idle = algorithm._replace(update=lambda state, *_: state._replace(step=state.step + 1))
+    assert (np.asarray(train(idle, start(), data())["w"]) == np.float32(0.1)).all()
+
+
+def test_an_algorithm_that_is_let_go_leaves_no_program_behind():
+    def own_loss(params, example):
         return loss_fn(params, example)
 
-    algorithm = dpsgd(counted, optax.adam(0.1), Mechanism(sampler, 1.0, 1.0))
-    state = algorithm.init(start())
-    counts = []
-    for _ in train_blocks(
-        algorithm, state, data(), root=RootKey.from_insecure_seed(2), block_steps=5
-    ):
-        counts.append(traced)
-    assert len(counts) >= 3
-    assert len(set(counts)) == 1  # all tracing was done for the first block
+    algorithm = dpsgd(own_loss, optax.adam(0.1), Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+    train(algorithm, start(), data())
+    alive = weakref.ref(own_loss)
+    del algorithm, own_loss
+    gc.collect()
+    assert alive() is None
 
 
 def test_two_runs_draw_different_noise_and_one_root_repeats_itself():
