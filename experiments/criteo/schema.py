@@ -28,6 +28,38 @@ DISPLAY_CARDINALITIES = (
 )
 """Distinct values of C1..C26 in the Criteo Display Ads data set (46M rows), as widely published."""
 
+SEARCH_CARDINALITIES = {
+    "click_timestamp": 168,  # read as the hour of the week
+    "nb_clicks_1week": 4_612,
+    "product_age_group": 10,
+    "device_type": 7,
+    "audience_id": 18_227,
+    "product_gender": 16,
+    "product_brand": 55_982,
+    "product_category_1": 20,
+    "product_category_2": 172,
+    "product_category_3": 1_036,
+    "product_category_4": 1_551,
+    "product_category_5": 840,
+    "product_category_6": 212,
+    "product_category_7": 4,
+    "product_country": 22,
+    "product_id": 1_628_063,
+    "product_title": 790_520,
+    "partner_id": 312,
+    "user_id": 13_708_490,
+}
+"""Distinct values of the features of Criteo Sponsored Search (16M rows), *missing* not counted:
+from the public profile of the whole file in the repository john-james-ai/cvr."""
+
+SEARCH_OUTCOMES = {
+    "SalesAmountInEuro": 513_405,
+    "time_delay_for_conversion": 574_346,
+    "product_price": 43_143,
+}
+"""Distinct values of the columns of that data set which are known only after a sale, or go with
+one: to predict sales from them would be to read the answer."""
+
 
 def default_buckets(cardinality: int) -> int:
     """Return the power of two to which a column with `cardinality` distinct values is hashed.
@@ -87,8 +119,8 @@ class Schema:
         64 bits, so two values collide only in the reduction to buckets; a seed gives each column
         its own hash function. The seed is public: it is not a secret and protects nothing.
         """
-        key = np.uint64(_mix_int(_mix_int(seed) + (feature + 1) * _GOLDEN))
-        mixed = _mix(values.astype(np.uint64) ^ key)
+        key = np.uint64(_mix_int(_mix_int(seed) + (feature + 1) * GOLDEN))
+        mixed = mix(values.astype(np.uint64) ^ key)
         mixed &= np.uint64(self.buckets[feature] - 1)
         ids = mixed.astype(np.int32)
         ids += 1
@@ -130,13 +162,13 @@ def _check_power_of_two(what: str, value: int) -> None:
         raise ValueError(f"{what} must be a power of two between 1 and 2^30, not {value}")
 
 
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD = (1 << 64) - 1
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
-    """Mix uint64 `x` in place: the finaliser of SplitMix64, a bijection."""
+def mix(x: np.ndarray) -> np.ndarray:
+    """Mix uint64 `x` in place: the finaliser of SplitMix64, a bijection. Returns `x`."""
     x ^= x >> np.uint64(30)
     x *= np.uint64(_MULTIPLIERS[0])
     x ^= x >> np.uint64(27)
@@ -146,8 +178,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def _mix_int(x: int) -> int:
-    """Mix one Python integer, taken modulo 2^64, as `_mix` does after adding the golden ratio."""
-    return int(_mix(np.array([(x + _GOLDEN) & _WORD], dtype=np.uint64))[0])
+    """Mix one Python integer, taken modulo 2^64, as `mix` does after adding the golden ratio."""
+    return int(mix(np.array([(x + GOLDEN) & _WORD], dtype=np.uint64))[0])
 
 
 DISPLAY_ADS = Schema(
@@ -157,3 +189,32 @@ DISPLAY_ADS = Schema(
     buckets=tuple(default_buckets(c) for c in DISPLAY_CARDINALITIES),
 )
 """Criteo Display Ads: 13 integers, 26 categories, 6.0M buckets (85M parameters of width 14)."""
+
+
+def sponsored_search(include: tuple[str, ...] = ()) -> Schema:
+    """Return the schema of Criteo Sponsored Search: 19 categories, and those of `include`.
+
+    Columns of `include` come last, so that the ids of the others stay what they are.
+
+    Args:
+        include: Names from `SEARCH_OUTCOMES`, which are features only if they are asked for.
+
+    Raises:
+        ValueError: a name is no outcome column, or is there twice.
+    """
+    for name in include:
+        if name not in SEARCH_OUTCOMES or include.count(name) > 1:
+            raise ValueError(
+                f"can include each of {', '.join(SEARCH_OUTCOMES)} once, not {', '.join(include)}"
+            )
+    cardinalities = SEARCH_CARDINALITIES | {name: SEARCH_OUTCOMES[name] for name in include}
+    return Schema(
+        name="criteo-search",
+        integers=(),
+        categories=tuple(cardinalities),
+        buckets=tuple(default_buckets(c) for c in cardinalities.values()),
+    )
+
+
+SPONSORED_SEARCH = sponsored_search()
+"""Criteo Sponsored Search without its outcomes: all features are categories."""

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,14 +35,9 @@ from experiments.criteo.schema import (
     MISSING,
     log_transform,
 )
-from experiments.criteo.store import (
-    Columns,
-    Store,
-    StoreWriter,
-    chronological_split,
-    one_line_errors,
-    refuse_existing,
-)
+from experiments.criteo.splits import chronological_split
+from experiments.criteo.store import Columns, Store
+from experiments.criteo.writer import StoreWriter, one_line_errors, refuse_existing
 
 CHUNK = 1 << 16
 """Rows that share one random stream."""
@@ -189,7 +184,7 @@ def write_store(
         summary = count.summary()
         store = writer.finish(
             splits=chronological_split(num_rows),
-            source={"format": "synthetic", "seed": seed, **asdict(summary)},
+            source={"format": "synthetic", "seed": seed, **_finite(asdict(summary))},
         )
     return SyntheticStore(store, summary)
 
@@ -388,6 +383,11 @@ def _integer_probability(logit: np.ndarray) -> np.ndarray:
 
 
 # --- Counting ------------------------------------------------------------------------------------
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    """Return `record` with None for what is no number, which JSON has no word for."""
+    return {name: None if value != value else value for name, value in record.items()}
 
 
 class _Count:

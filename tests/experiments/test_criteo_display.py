@@ -15,11 +15,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from experiments.criteo import display, synthetic
-from experiments.criteo.display import COLUMN_NAMES, DataError, prepare, read
+from experiments.criteo import fields as kinds
+from experiments.criteo import synthetic
+from experiments.criteo.display import FORMAT, prepare, read
+from experiments.criteo.raw import DataError
 from experiments.criteo.schema import DISPLAY_ADS
 from experiments.criteo.store import Store, StoreError
 
+COLUMN_NAMES = tuple(FORMAT.columns)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -180,7 +183,7 @@ def test_every_mutated_file_is_read_right_or_refused_at_the_right_place(
 def test_every_byte_in_every_place_of_a_hexadecimal_field_is_judged_right():
     for field in (b"00000000", b"19afAF5c", b"ffffffff"):
         fields = [field[:i] + bytes([c]) + field[i + 1 :] for i in range(8) for c in range(256)]
-        values, valid = display._hexadecimal(np.frombuffer(b"".join(fields), dtype="<u8"))
+        values, valid = kinds._hexadecimal(np.frombuffer(b"".join(fields), dtype="<u8"))
         for field_, value, good in zip(fields, values, valid, strict=True):
             assert good == bool(re.fullmatch(rb"[0-9a-fA-F]{8}", field_)), field_
             assert not good or value == int(field_, 16)
@@ -191,7 +194,7 @@ def test_every_byte_in_every_place_of_a_decimal_field_is_judged_right(digits):
     """Characters before the field, those of the field before it, do not matter."""
     for field in (b"00000000", b"12345678", b"99999999"):
         words = [field[:i] + bytes([c]) + field[i + 1 :] for i in range(8) for c in range(256)]
-        values, valid = display._decimal(
+        values, valid = kinds._decimal(
             np.frombuffer(b"".join(words), dtype="<u8"), np.full(len(words), digits)
         )
         for word, value, good in zip(words, values, valid, strict=True):

@@ -13,15 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.criteo import store as store_module
+from experiments.criteo import writer as writer_module
 from experiments.criteo.schema import DISPLAY_ADS, Schema
-from experiments.criteo.store import (
-    Store,
-    StoreError,
-    StoreWriter,
-    chronological_split,
-    columns_of,
-)
+from experiments.criteo.splits import chronological_split
+from experiments.criteo.store import Store, StoreError, columns_of
+from experiments.criteo.writer import StoreWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -163,7 +159,7 @@ def test_columns_that_do_not_fit_the_schema_are_refused(tmp_path, wrong):
 
 def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path, monkeypatch):
     written = 0
-    real_write = store_module._write
+    real_write = writer_module._write
 
     def write_until_full(file, data):
         nonlocal written
@@ -172,7 +168,7 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path, monkeypatch)
             raise OSError(errno.ENOSPC, "No space left on device")
         real_write(file, data)
 
-    monkeypatch.setattr(store_module, "_write", write_until_full)
+    monkeypatch.setattr(writer_module, "_write", write_until_full)
     with pytest.raises(StoreError) as caught:
         write(tmp_path / "s", random_columns(1000))
     assert "the disk is full" in str(caught.value)
@@ -215,15 +211,15 @@ KILLED = """
 import os, signal, sys
 sys.path[:0] = [{root!r}, {tests!r}]
 from test_criteo_store import random_columns
-from experiments.criteo import schema, store
+from experiments.criteo import schema, splits, writer as module
 def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
-with store.StoreWriter({out!r}, schema.DISPLAY_ADS, hash_seed=0) as writer:
+with module.StoreWriter({out!r}, schema.DISPLAY_ADS, hash_seed=0) as writer:
     for i in range(3):
         writer.append(random_columns(1000, i))
         if {moment!r} == "while writing rows" and i == 1: die()
-    if {moment!r} == "before the manifest": store.json.dumps = die
-    if {moment!r} == "before the rename": store.os.rename = die
-    writer.finish(splits=store.chronological_split(3000), source={{}})
+    if {moment!r} == "before the manifest": module.json.dumps = die
+    if {moment!r} == "before the rename": module.os.rename = die
+    writer.finish(splits=splits.chronological_split(3000), source={{}})
 """
 
 

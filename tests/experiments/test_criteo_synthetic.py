@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from experiments.criteo import synthetic
 from experiments.criteo.display import prepare
 from experiments.criteo.schema import DISPLAY_ADS, DISPLAY_CARDINALITIES
-from experiments.criteo.store import StoreError, chronological_split
+from experiments.criteo.splits import chronological_split
+from experiments.criteo.store import StoreError
 from experiments.criteo.synthetic import CHUNK, auc_of_counts, generate, write_raw, write_store
 
 
