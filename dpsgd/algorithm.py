@@ -28,7 +28,8 @@ class Mechanism:
       sampler: Who takes part in which step, and what that costs.
       noise_multiplier: Standard deviation of the noise on the sum of clipped gradients, in units of
         `l2_clip_norm`. 0 gives a mechanism without any guarantee.
-      l2_clip_norm: Bound C on the L2 norm of each example's gradient; infinite only without noise.
+      l2_clip_norm: Bound C on the L2 norm of the gradient of each example, or of each unit that the
+        sampler has clipped as one; infinite only without noise.
     """
 
     sampler: BatchSampler
@@ -36,11 +37,6 @@ class Mechanism:
     l2_clip_norm: float
 
     def __post_init__(self) -> None:
-        if not self.sampler.clips_examples:
-            raise ValueError(
-                "this sampler is priced for units that are clipped together, and here each example "
-                "is clipped by itself: the price would be too low; leave clipped_level out"
-            )
         sigma, clip = self.noise_multiplier, self.l2_clip_norm
         if not (sigma >= 0 and math.isfinite(sigma)):
             raise ValueError(f"noise_multiplier must be finite and >= 0, got {sigma}")
@@ -143,7 +139,8 @@ def dpsgd(
     what the optimizer makes of theta_t and g_t.
 
     Args:
-      loss_fn: Pure function (params, example) -> scalar loss of one example.
+      loss_fn: Pure function (params, example) -> scalar loss of what is clipped as one: an example,
+        or a unit, of which it sees all rows of the batch, [*sampler.clipped_shape, ...] each leaf.
       optimizer: Any optax transformation; it sees only the private mean gradient.
       mechanism: Sampler, sigma and C. With sigma = 0 the noise is left out of the program.
       microbatch_size: Examples whose gradients are formed together; None for the whole batch.

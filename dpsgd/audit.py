@@ -149,11 +149,13 @@ class _CompiledStep:
         rows = {len(leaf) for leaf in jax.tree.leaves(data)}
         if len(rows) != 1 or 0 in rows:
             raise ValueError(f"the audit needs data with equally many rows, got {sorted(rows)}")
+        # Where blocks of rows are clipped as one, a block stands for an example from here on.
+        self.block = math.prod(self.mechanism.sampler.clipped_shape)
         # As wide as the run's batches, with room for at least one row of padding.
-        self.width = max(self.mechanism.sampler.max_batch_size, _ROWS + 2)
-        self.rows = min(_ROWS, *rows)
+        self.width = max(self.mechanism.sampler.max_batch_size, (_ROWS + 2) * self.block)
+        self.rows = min(_ROWS, min(rows) // self.block)
         self.poison = self.rows
-        self.poisoned, self._data = _with_poison(data, self.rows)
+        self.poisoned, self._data = _with_poison(data, self.rows * self.block, self.block)
         self.scales = self.mechanism.scales()
         self._run = _compile_block(algorithm)
         self._key = jnp.asarray(root.noise_key(0))
@@ -171,9 +173,10 @@ class _CompiledStep:
           step: Number of the update, which names the noise.
           padding: Row of the data to which the indices of the padding point.
         """
-        indices = np.full((1, self.width), padding, np.int32)
+        taking = [member * self.block + row for member in members for row in range(self.block)]
+        indices = np.full((1, self.width), padding * self.block, np.int32)
         weights = np.zeros((1, self.width), np.float32)
-        indices[0, : len(members)], weights[0, : len(members)] = members, 1.0
+        indices[0, : len(taking)], weights[0, : len(taking)] = taking, 1.0
         plan = BlockPlan(indices, weights, np.array([0, 1], np.int32), np.int32(1))
         state = self._state._replace(step=jnp.int32(step))
         self._state, _ = self._run(state, self._data, plan, self._key, scales)
@@ -182,14 +185,14 @@ class _CompiledStep:
         return [np.array(leaf[0]).ravel() * scales.expected_batch_size for leaf in releases]
 
 
-def _with_poison(data: PyTree, rows: int) -> tuple[bool, PyTree]:
-    """Returns the first rows and one whose floats are all NaN, and whether there are floats."""
+def _with_poison(data: PyTree, rows: int, block: int) -> tuple[bool, PyTree]:
+    """Returns the first rows and `block` whose floats are NaN, and whether there are floats."""
     poisoned = False
 
     def column(leaf):
         nonlocal poisoned
         leaf = np.asarray(leaf[:rows])
-        last = leaf[-1:]
+        last = leaf[-block:]
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             poisoned, last = True, np.full_like(last, np.nan)
         return np.concatenate([leaf, last])

@@ -176,12 +176,16 @@ def black_box_audit(
       progress: Called with one line of text now and then.
 
     Raises:
-      ValueError: for fewer than 100 trials, or a mechanism without noise.
+      ValueError: for fewer than 100 trials, a mechanism without noise, or one that clips units.
     """
     if trials < 100:
         raise ValueError(f"trials must be at least 100, got {trials}")
     if mechanism.noise_multiplier == 0:
         raise ValueError("there is nothing to audit: noise_multiplier is 0")
+    if mechanism.sampler.clipped_shape:
+        raise ValueError(
+            "the black-box audit plays with examples clipped each by itself, not units"
+        )
     runs = _Runs(mechanism, root or RootKey.from_entropy(), build, progress)
     counted = trials // 2
     shares = -(-(trials - counted) // len(GAMES))

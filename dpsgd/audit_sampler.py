@@ -132,7 +132,7 @@ def _columns_are_rows(sampler: BatchSampler, seed: int) -> Check:
     rows = sampler.participations(seed, 0, 0)
     same = _same_entries((plan.examples[mine], steps[mine]), rows)
     source = BatchSource(sampler, seed)
-    for t in range(min(4, sampler.num_steps)):
+    for t in range(min(4, sampler.steps_per_epoch)):
         passes = source.passes(t)
         read = np.concatenate([batch.indices[batch.weights > 0] for batch in passes])
         members = plan.members(t)

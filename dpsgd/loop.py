@@ -79,11 +79,8 @@ def _compile_block(algorithm: Algorithm):
 
     It is kept with the algorithm, by all that it is made of.
     """
-    parts = (
-        algorithm.clipped_sum,
-        algorithm.update,
-        algorithm.mechanism.sampler.accumulates,
-    )
+    sampler = algorithm.mechanism.sampler
+    parts = algorithm.clipped_sum, algorithm.update, sampler.accumulates, sampler.clipped_shape
     if parts not in algorithm.programs:
         run_block = functools.partial(_run_block, *parts)
         algorithm.programs[parts] = jax.jit(run_block, donate_argnums=0)
@@ -94,6 +91,7 @@ def _run_block(
     clipped_sum: Callable,
     update: Callable,
     accumulates: bool,
+    clipped_shape: tuple[int, ...],
     state: TrainState,
     data: PyTree,
     plan: BlockPlan,
@@ -101,8 +99,10 @@ def _run_block(
     scales: Scales,
 ) -> tuple[TrainState, Diagnostics]:
     def batch_sum(params, row):
-        batch = jax.tree.map(lambda column: column[plan.indices[row]], data)
-        return clipped_sum(params, batch, plan.weights[row], scales)
+        indices = plan.indices[row].reshape(-1, *clipped_shape)
+        weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)
+        batch = jax.tree.map(lambda column: column[indices], data)
+        return clipped_sum(params, batch, weights, scales)
 
     def step_sum(params, j):
         if not accumulates:

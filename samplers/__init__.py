@@ -3,7 +3,7 @@
 from samplers.balls_and_bins import BallsAndBins
 from samplers.base import CHUNK, BatchSampler, EpochPlan, Participations
 from samplers.batches import BatchSource, IndexBatch, IndexBlock, batch
-from samplers.contribution import Contributions, UserBatch, UserPoisson, cap_contributions
+from samplers.contribution import Contributions, UserPoisson, cap_contributions
 from samplers.deterministic import Deterministic
 from samplers.multistage import Episode, Multistage, UnitsThenPoisson, UnitTree
 from samplers.poisson import Poisson
@@ -26,7 +26,6 @@ __all__ = [
     "Shuffle",
     "UnitTree",
     "UnitsThenPoisson",
-    "UserBatch",
     "UserPoisson",
     "batch",
     "cap_contributions",

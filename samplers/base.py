@@ -39,10 +39,11 @@ class EpochPlan(NamedTuple):
     starts: np.ndarray
     """Where each step's examples begin: int64[steps_per_epoch + 1]."""
     examples: np.ndarray
-    """Examples step after step, ascending within a step: int32[entries]."""
+    """Examples step after step: int32[entries]. Within a step they ascend, or come block after
+    block where blocks are clipped as one (`BatchSampler.clipped_shape`)."""
 
     def members(self, step: int) -> np.ndarray:
-        """Returns who takes part in a step of the epoch, ascending: a view, int32[size]."""
+        """Returns who takes part in a step of the epoch: a view, int32[size]."""
         return self.examples[self.starts[step] : self.starts[step + 1]]
 
 
@@ -100,9 +101,12 @@ class BatchSampler(abc.ABC):
             )
 
     @property
-    def clips_examples(self) -> bool:
-        """Whether the price is that of a sum in which each example is clipped by itself."""
-        return True
+    def clipped_shape(self) -> tuple[int, ...]:
+        """Shape of the block of rows whose gradient is clipped as one; () for each row by itself.
+
+        The price is that of a sum of such gradients. Consecutive rows of a batch make up a block.
+        """
+        return ()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -210,7 +214,7 @@ class BatchSampler(abc.ABC):
         """Cuts a step's examples into passes of at most max_batch_size, as a rule one.
 
         Args:
-          members: Who takes part, ascending: int32[size].
+          members: Who takes part, in the order of the plan: int32[size].
           seed: The sampling secret.
           step: Step, counted over the whole run.
         """

@@ -3,39 +3,29 @@
 Two ways to protect a user, who may hold many examples, as a whole:
 
 * *sample users*: any sampler, with `num_examples` the number of users and `unit="user"`. A drawn
-  user's capped examples make one gradient, clipped once: `Contributions.gather` gives the training
+  user's capped examples make one gradient, clipped once: `Contributions.data` gives the training
   loop data whose rows are users, of one fixed shape. Every price holds as it is.
 * *sample examples*: `UserPoisson`. Each example is clipped by itself, and the price is that of the
   several examples of a user that a batch may hold.
 
-In both, a neighbour has all of one user's examples replaced by null ones; which user an example
-belongs to, and how many each has, are public, unless only capped and padded rows are released.
+In both, a neighbour has all of one user's examples replaced by null ones. Public is how many users
+there are where users are sampled, and how many examples are kept where examples are.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from accounting import PrivacyProfile
 from accounting.contribution import UserPoissonProfile
 from accounting.profile import check_count
-from samplers.batches import IndexBatch
 from samplers.poisson import Poisson
 from samplers.randomness import Key, Stream, uniform_permutation
-
-
-class UserBatch(NamedTuple):
-    """One pass of a fixed-shape program over users: which rows to read, and which count."""
-
-    indices: np.ndarray
-    """Examples of each user; 0 where padded: int32[max_batch_size, max_contributions]."""
-    weights: np.ndarray
-    """1 for an example, 0 for padding: float32[max_batch_size, max_contributions]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +60,37 @@ class Contributions:
         return np.sort(self.rows[self.weights > 0])
 
     def gather(self, column: np.ndarray) -> np.ndarray:
-        """Returns a column of the data by user: [users, tau, ...].
+        """Returns a column of the data by user, with zeros where padded: [users, tau, ...].
 
-        Padded places repeat row 0: mask them by `weights`, with `where` and not by a product, so
-        that a NaN in them does no harm.
+        So no user's data stand in another's row, whatever a loss makes of the padding.
         """
-        return column[self.rows]
+        values = np.asarray(column)[self.rows]
+        real = self.weights.reshape(*self.weights.shape, *(1,) * (values.ndim - 2)) > 0
+        return np.where(real, values, np.zeros((), values.dtype))
 
-    def batch(self, users: IndexBatch) -> UserBatch:
-        """Returns the examples of a batch of users, from a sampler whose rows are users."""
-        weights = self.weights[users.indices] * users.weights[:, None]
-        return UserBatch(np.where(weights > 0, self.rows[users.indices], 0), weights)
+    def data(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns training data of which a row is a user: columns by user, and their "weight".
+
+        For any sampler with `num_examples` = `num_users` and `unit="user"`. A loss sees one user:
+        each column's [tau, ...], and weight, float32[tau], which is 0 at the padding.
+
+        >>> capped = cap_contributions(["ann", "bob", "ann"], 2)
+        >>> {name: rows.tolist() for name, rows in capped.data({"x": np.array([5, 6, 7])}).items()}
+        {'x': [[5, 7], [6, 0]], 'weight': [[1.0, 1.0], [1.0, 0.0]]}
+
+        Raises:
+          ValueError: If a column has another number of rows than there were examples, or is named
+            "weight".
+        """
+        if "weight" in columns:
+            raise ValueError('no column may be named "weight": what counts of a user is')
+        for name, column in columns.items():
+            if len(column) != self.counts.sum():
+                raise ValueError(
+                    f"column {name!r} has {len(column)} rows, but users were given for "
+                    f"{self.counts.sum()} examples"
+                )
+        return {**{name: self.gather(c) for name, c in columns.items()}, "weight": self.weights}
 
 
 def cap_contributions(

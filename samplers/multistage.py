@@ -279,7 +279,7 @@ class EpisodeSampler(BatchSampler, abc.ABC):
 
     @abc.abstractmethod
     def members(self, seed: int, step: int) -> np.ndarray:
-        """Draws who takes part in a step, ascending: int32[size]."""
+        """Draws who takes part in a step: int32[size], in the order of `EpochPlan`."""
 
     def plan(self, seed: int, epoch: int) -> EpochPlan:
         """Draws one episode."""
@@ -291,7 +291,7 @@ class EpisodeSampler(BatchSampler, abc.ABC):
         rows = self.chunk_range(chunk)
         members = self.members(seed, epoch)
         inside = members[(members >= rows.start) & (members < rows.stop)]
-        return Participations(inside, np.zeros(inside.size, np.int32))
+        return Participations(np.sort(inside), np.zeros(inside.size, np.int32))
 
 
 @dataclass(frozen=True)
@@ -300,9 +300,10 @@ class Multistage(EpisodeSampler):
 
     All batches have n_1 ... n_L examples. What is clipped, and what is protected, matter to the
     price. By default each example's gradient is clipped, and examples are protected. An episodic
-    loss couples the examples of a drawn unit of some level c: its training clips one gradient for
-    each such unit (`clipped_level` = c), which may be any function of the unit's drawn examples. It
-    may then protect whole units of level c (`protected_level` = c) in place of examples.
+    loss couples the examples of a drawn unit of some level c: with `clipped_level` = c the training
+    clips one gradient for each such unit, of a loss that sees the unit's drawn examples together,
+    with leading axes [n_{c+1}, ..., n_L]. It may then protect whole units of level c
+    (`protected_level` = c) in place of examples.
 
     Guarantees:
       * The n_j children drawn of a unit are a uniform subset, in uniform order, independently for
@@ -349,9 +350,14 @@ class Multistage(EpisodeSampler):
         super().__post_init__()
 
     @property
-    def clips_examples(self) -> bool:
-        """Whether `clipped_level` is that of the examples."""
-        return self._clipped == self.tree.num_levels
+    def clipped_shape(self) -> tuple[int, ...]:
+        """(n_{c+1}, ..., n_L): what is drawn of one clipped unit, level by level."""
+        return self.draws[self._clipped :]
+
+    @property
+    def expected_batch_size(self) -> float:
+        """Number of clipped gradients n_1 ... n_c, by which their noisy sum is divided."""
+        return float(math.prod(self.draws[: self._clipped]))
 
     @property
     def _clipped(self) -> int:
@@ -388,8 +394,9 @@ class Multistage(EpisodeSampler):
         return Episode(self.tree.leaves[positions], units)
 
     def members(self, seed: int, step: int) -> np.ndarray:
-        """Draws who takes part in a step, ascending: int32[batch_size]."""
-        return np.sort(self.episode(seed, step).examples, axis=None)
+        """Draws who takes part in a step: int32[batch_size], in the order of `EpochPlan`."""
+        examples = self.episode(seed, step).examples.ravel()
+        return examples if self.clipped_shape else np.sort(examples)
 
 
 def _descend(

@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 from dpsgd import Mechanism
-from samplers import BallsAndBins, Multistage, UnitTree
-
-
-def test_a_sampler_priced_for_units_clipped_together_is_refused():
-    # The loop clips each example: eight clipped gradients of one unit weigh eight times its price.
-    tree = UnitTree.from_columns({"task": np.repeat(np.arange(20), 10)})
-    Mechanism(Multistage(tree, (1, 8)), noise_multiplier=5.0, l2_clip_norm=1.0)
-    with pytest.raises(ValueError, match="clipped together"):
-        Mechanism(Multistage(tree, (1, 8), clipped_level=1), noise_multiplier=5.0, l2_clip_norm=1.0)
+from samplers import BallsAndBins
 
 
 @pytest.mark.parametrize("sigma", [1.0, 0.1, 1 / 3, 5.5])

@@ -96,16 +96,17 @@ def test_ties_are_broken_by_later_columns_and_refused_without():
 def test_a_batch_of_users_is_their_examples_in_one_shape():
     users = np.array([3, 1, 3, 3, 2])
     capped = cap_contributions(users, 2)
+    data = capped.data({"id": 10 * np.arange(5)})
     sampler = Poisson(capped.num_users, 2, 4, max_batch_size=3, unit="user")
     source = BatchSource(sampler, 1)
     for step in range(sampler.num_steps):
         drawn = source.batch(step)
-        batch = capped.batch(drawn)
-        assert batch.indices.shape == batch.weights.shape == (3, 2)
-        kept = batch.indices[batch.weights > 0]
+        batch = {name: column[drawn.indices] for name, column in data.items()}
+        assert batch["id"].shape == batch["weight"].shape == (3, 2)
+        real = batch["weight"] * drawn.weights[:, None] > 0
         present = capped.labels[drawn.indices[drawn.weights > 0]]
-        assert sorted(kept) == [i for i in (0, 1, 2, 4) if users[i] in present]
-        assert not batch.indices[batch.weights == 0].any()
+        assert sorted(batch["id"][real]) == [10 * i for i in (0, 1, 2, 4) if users[i] in present]
+        assert not batch["id"][batch["weight"] == 0].any()
 
 
 def test_every_sampler_may_draw_users_at_the_same_price(make):
@@ -130,9 +131,8 @@ def test_a_users_whole_data_moves_the_sum_by_at_most_the_clipping_norm(tau):
         return errors.sum()
 
     def total(x, clip):
-        batch = {"x": capped.gather(x), "weight": capped.weights}
         gradient, _ = clipped_grad(loss, l2_clip_norm=clip)(
-            jnp.ones(4), batch, jnp.ones(capped.num_users)
+            jnp.ones(4), capped.data({"x": x}), jnp.ones(capped.num_users)
         )
         return np.asarray(gradient)
 
@@ -145,7 +145,7 @@ def test_a_users_whole_data_moves_the_sum_by_at_most_the_clipping_norm(tau):
     assert moved > 0.69  # attained: the cap on users is what limits it
     # Poisoned padding does no harm.
     if tau == 20:
-        batch = {"x": capped.gather(x), "weight": capped.weights}
+        batch = capped.data({"x": x})
         batch["x"][capped.weights == 0] = np.nan
         gradient, _ = clipped_grad(loss, l2_clip_norm=0.7)(
             jnp.ones(4), batch, jnp.ones(capped.num_users)
@@ -176,6 +176,8 @@ def test_examples_may_be_sampled_at_the_price_of_several_a_user():
         (lambda: cap_contributions([1, 2], 1, keep="random"), 'keep="random" needs a seed'),
         (lambda: cap_contributions([1, 2], 1, seed=3), 'keep="first" takes none'),
         (lambda: cap_contributions([1, 2], 1, order=[1]), "order needs one row for each of 2"),
+        (lambda: cap_contributions([1, 2], 1).data({"x": np.ones(3)}), "'x' has 3 rows, but users"),
+        (lambda: cap_contributions([1], 1).data({"weight": np.ones(1)}), 'may be named "weight"'),
         (lambda: UserPoisson(10, 2, max_contributions=0), "max_contributions must be an integer"),
         (lambda: Poisson(10, 2, unit=""), "unit must name what a row is"),
     ],
