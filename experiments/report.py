@@ -55,17 +55,17 @@ The interval contains the mechanism's true epsilon, and its upper end is the gua
 one {record["unit"]} of the training data by one whose gradient is zero changes the law of the
 trained parameters by no more than this epsilon and delta.
 
-{_table(["", ""], [[name, value] for name, value in terms.items()])}
+{table(["", ""], [[name, value] for name, value in terms.items()])}
 
-{_list(record["notes"])}
+{bullets(record["notes"])}
 
 Not covered by the guarantee:
 
-{_list(record["not_covered"])}
+{bullets(record["not_covered"])}
 
 ## Quality
 
-{_table(quality_header, quality)}
+{table(quality_header, quality)}
 
 Calibration is the sum of the predictions over the sum of the labels; calibration error is the
 expected gap between the two over 15 bins of equal width.
@@ -107,10 +107,12 @@ def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.6g}"
 
 
-def _list(items: list[str]) -> str:
+def bullets(items: list[str]) -> str:
+    """Returns a Markdown list."""
     return "\n".join(f"- {item}" for item in items)
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Returns a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
