@@ -140,10 +140,11 @@ class RootKey:
             raise FileNotFoundError(
                 f"{path}: no root key here; without it a run can be neither resumed nor repeated"
             ) from None
+        mode = os.fstat(descriptor).st_mode  # of the opened file: no race with a rename
+        if not stat.S_ISREG(mode):
+            os.close(descriptor)
+            raise ValueError(f"{path}: a root key must be a regular file")
         with os.fdopen(descriptor, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode  # of the opened file: no race with a rename
-            if not stat.S_ISREG(mode):
-                raise ValueError(f"{path}: a root key must be a regular file")
             if mode & 0o077:
                 raise PermissionError(
                     f"{path}: others than its owner can use this root key (mode "

@@ -17,5 +17,10 @@ def in_one_line(program: str, run: Callable[[], int]) -> int:
     except (ValueError, OSError) as error:
         if os.environ.get("DPSGD_TRACEBACK"):
             raise
-        print(f"{program}: {error}", file=sys.stderr)
+        print(f"{program}: {_printable(str(error))}", file=sys.stderr)
         return 2
+
+
+def _printable(text: str) -> str:
+    """Returns `text` with what would end or disturb the line (in a file's name, say) escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

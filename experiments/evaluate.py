@@ -11,10 +11,9 @@ import numpy as np
 
 from dpsgd.metrics import BinaryMetrics, binary_metrics
 from experiments.criteo import display
-from experiments.criteo.model import ModelConfig, functional
-from experiments.criteo.schema import Schema
 from experiments.criteo.store import Columns, Store
-from experiments.run_directory import RunDirectory, tuples
+from experiments.run_directory import RunDirectory
+from experiments.trained import TrainedModel
 
 PyTree = Any
 
@@ -60,17 +59,16 @@ def evaluate_run(run_path: Path, data: Path) -> BinaryMetrics:
       ValueError: if the data cannot be read, or were prepared differently from the run's.
     """
     run = RunDirectory.open(run_path)
-    config = run.read_json("config.json")
-    schema = Schema(**tuples(config["schema"]))
-    sizes = ModelConfig(**tuples(config["model_sizes"]))
-    like, logit_fn, _ = functional(sizes, schema, seed=0)
-    params = run.read_params(like)
+    model = TrainedModel.load(run)
     if not data.is_dir():
-        return evaluate(logit_fn, params, display.read(data, hash_seed=config["hash_seed"]))
+        rows = display.read(data, hash_seed=model.hash_seed)
+        return evaluate(model.logit_fn, model.params, rows)
     store = Store.open(data)
-    if (store.schema, store.hash_seed) != (schema, config["hash_seed"]):
+    if (store.schema, store.hash_seed) != (model.schema, model.hash_seed):
         raise ValueError(
             f"{data} was prepared with other columns or another hash seed than the data of "
-            f"{run_path}: prepare it with --hash-seed {config['hash_seed']}"
+            f"{run_path}: prepare it with --hash-seed {model.hash_seed}"
         )
-    return evaluate(logit_fn, params, (b for split in store.splits for b in store.blocks(split)))
+    store.verify()
+    rows = (block for split in store.splits for block in store.blocks(split))
+    return evaluate(model.logit_fn, model.params, rows)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.criteo.model import ModelConfig, functional
-from experiments.criteo.schema import Schema
-from experiments.run_directory import RunDirectory, tuples
-
-MODEL = ("model_sizes", "schema", "hash_seed")
-"""What of a run's configuration is needed to use its model."""
+from experiments.run_directory import RunDirectory
+from experiments.trained import TrainedModel
 
 
 def export(run_path: Path, out: Path) -> None:
@@ -27,12 +23,8 @@ def export(run_path: Path, out: Path) -> None:
     RunDirectory.refuse_existing(out, option="OUT")
     run = RunDirectory.open(run_path)
     guarantee = run.history().guarantee()
-    config = run.read_json("config.json")
-    model = {name: config[name] for name in MODEL}
-    sizes = ModelConfig(**tuples(model["model_sizes"]))
-    like, _, _ = functional(sizes, Schema(**tuples(model["schema"])), seed=0)
-    params = run.read_params(like)
+    model = TrainedModel.load(run)
     with RunDirectory.create(out) as bundle:
-        bundle.write_params(params)
-        bundle.write_json("model.json", model)
+        bundle.write_params(model.params)
+        bundle.write_json("model.json", model.record)
         bundle.write_json("guarantee.json", guarantee.record())

@@ -7,7 +7,7 @@ import mmap
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ import numpy as np
 
 from dpsgd import Diagnostics
 from dpsgd.checkpoint import DAMAGED, Checkpoints
-from dpsgd.files import fsync_folder, write_atomically
+from dpsgd.files import fsync_folder, parse_json, write_atomically
 from dpsgd.keys import RootKey
 from dpsgd.ledger import History, read
+from experiments.records import checked
 
 PyTree = Any
 
@@ -122,7 +123,9 @@ class RunDirectory:
         """
         history = read(self.ledger_path)
         if self.finished:
-            history.check_head(self.read_json("report.json")["ledger_head"], "report.json")
+            where = f"{self.path / 'report.json'} is damaged: ledger_head"
+            head = checked(self.read_json("report.json").get("ledger_head"), str, where)
+            history.check_head(head, "report.json")
         elif head := self.checkpoints.latest_head():
             history.check_head(head, "the last checkpoint")
         return history
@@ -156,7 +159,7 @@ class RunDirectory:
           ValueError: if it is damaged.
         """
         try:
-            content = json.loads((self.path / name).read_text())
+            content = parse_json((self.path / name).read_bytes())
             if not isinstance(content, dict):
                 raise ValueError("it holds no object")
         except ValueError as error:
@@ -215,8 +218,3 @@ class RunDirectory:
                 file.truncate(cut)
         except FileNotFoundError:
             return
-
-
-def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `fields` as they were before JSON made lists of tuples."""
-    return {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}

@@ -27,7 +27,8 @@ from experiments.criteo.store import Store
 from experiments.environment import environment
 from experiments.evaluate import evaluate
 from experiments.fingerprint import fingerprint, repeats_exactly
-from experiments.run_directory import RunDirectory, tuples
+from experiments.records import build, checked
+from experiments.run_directory import RunDirectory
 from experiments.stop import Stopped, stop_requests
 
 PyTree = Any
@@ -100,8 +101,11 @@ def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[s
     """
     config.check()
     RunDirectory.refuse_existing(config.out)
+    store = Store.open(config.data)
+    progress("checking the data")
+    store.verify()
     progress("pricing the run")
-    job = Job.of(config, Store.open(config.data), lambda n: mechanism_for(config, n))
+    job = Job.of(config, store, lambda n: mechanism_for(config, n))
     insecure = config.insecure_seed is not None
     planned = Guarantee.of(job.mechanism, job.delta, reproducible_noise=insecure)
     if planned.epsilon is not None and math.isinf(planned.epsilon.upper):
@@ -120,8 +124,8 @@ def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[s
         run.write_json("environment.json", environment())
         run.write_json("guarantee.json", planned.record())
         root.save(run.root_path)
-        ledger = Ledger.create(run.ledger_path, job.terms(record, root))
-    with ledger:
+        Ledger.create(run.ledger_path, job.terms(record, root)).close()
+    with Ledger.open(run.ledger_path) as ledger:
         return _finish(job, run, ledger, root, None, progress)
 
 
@@ -145,9 +149,15 @@ def resume(
     """
     run = RunDirectory.open(path, finished=False)
     if run.finished:
+        run.history()  # refuses a report of another ledger
+        record = run.read_json("report.json")
+        try:
+            report.comparison([record])
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path / 'report.json'} is damaged: {error!r}") from None
         run.forget()  # in case the run died just before it did
         progress("the run is finished")
-        return run.read_json("report.json")
+        return record
     with Ledger.open(run.ledger_path) as ledger:
         run.history()  # refuses a ledger that is older than the checkpoints
         root = run.root()
@@ -319,20 +329,22 @@ def config_from(record: Mapping[str, Any], *, out: Path, data: Path | None) -> T
     Raises:
       ValueError: if it is not the record of a configuration.
     """
+    where = f"{out / 'config.json'} is damaged, or of another version"
+    samplers = {kind.__origin__.name: kind.__origin__ for kind in typing.get_args(SamplerConfig)}
+    fields = dict(checked(record.get("sampler"), Mapping[str, Any], f"{where}: sampler"))
+    name = fields.pop("name", None)
+    if name not in samplers:
+        raise ValueError(f"{where}: sampler, name is one of {', '.join(samplers)}")
+    sampler = build(samplers[name], fields, f"{where}: sampler")
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    given = {name: value for name, value in record.items() if name in known}
+    data = data or Path(checked(record.get("data"), str, f"{where}: data"))
+    config = build(TrainConfig, {**given, "out": out, "data": data, "sampler": sampler}, where)
     try:
-        samplers = {
-            kind.__origin__.name: kind.__origin__ for kind in typing.get_args(SamplerConfig)
-        }
-        fields = dict(record["sampler"])
-        sampler = samplers[fields.pop("name")](**tuples(fields))
-        known = {field.name for field in dataclasses.fields(TrainConfig)}
-        given = tuples({name: x for name, x in record.items() if name in known})
-        places = {"out": out, "data": data or Path(record["data"]), "sampler": sampler}
-        return TrainConfig(**{**given, **places})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{out / 'config.json'} is damaged, or of another version: {error!r}"
-        ) from None
+        config.check()
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return config
 
 
 def _plain(value: Any) -> Any:

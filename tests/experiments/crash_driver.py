@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -28,9 +29,12 @@ from experiments import config
 from experiments.fingerprint import code_digest
 from experiments.run_directory import DIAGNOSTICS
 
-SAMPLERS = {kind.name: kind for kind in (
-    config.Deterministic, config.Shuffle, config.Poisson, config.BallsAndBins
-)}  # fmt: skip
+KINDS = (config.Deterministic, config.Shuffle, config.Poisson, config.BallsAndBins)
+PLAIN = {kind.name: kind(batch_size=32, epochs=2) for kind in KINDS}
+SAMPLERS = PLAIN | {  # and with batches that need several passes
+    f"{name}-accumulate": replace(PLAIN[name], max_batch_size=20, overflow="accumulate")
+    for name in ("poisson", "balls-and-bins")
+}
 OPERATIONS = ("write", "fsync", "replace", "rename", "unlink", "rmdir", "ftruncate")
 
 # Blocks so short that the run has several, and a checkpoint after each.
@@ -40,7 +44,7 @@ experiments.train.train_blocks = functools.partial(experiments.train.train_block
 def train_config(store, out, sampler):
     return config.TrainConfig(
         data=store,
-        sampler=SAMPLERS[sampler](batch_size=32, epochs=2),
+        sampler=SAMPLERS[sampler],
         out=out,
         noise_multiplier=1.0,
         embedding_dim=2,

@@ -22,6 +22,7 @@ from experiments.cli import main
 from experiments.commands.train import STOPPED
 from experiments.criteo import synthetic
 from experiments.criteo.model import ModelConfig
+from experiments.records import build
 from experiments.run_directory import DIAGNOSTICS, RunDirectory
 from experiments.stop import stop_requests
 
@@ -298,7 +299,7 @@ def test_an_export_holds_parameters_model_and_guarantee_and_nothing_else(
             np.testing.assert_array_equal(bundle[name], run[name])
     model = json.loads((out / "model.json").read_text())
     assert set(model) == {"model_sizes", "schema", "hash_seed"}
-    assert ModelConfig(**training.tuples(model["model_sizes"])).embedding_dim == 2
+    assert build(ModelConfig, model["model_sizes"], "model.json").embedding_dim == 2
     guarantee = json.loads((out / "guarantee.json").read_text())
     assert guarantee == json.loads((finished / "guarantee.json").read_text())
     root = RootKey.load(stopped / "root.key")  # the same run's
