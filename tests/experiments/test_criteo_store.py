@@ -292,7 +292,7 @@ def test_a_manifest_of_something_else_is_no_store(stored):
 
 
 def test_row_counts_that_do_not_add_up_are_refused(stored):
-    edit_manifest(stored, num_rows=99)
+    edit_manifest(stored, num_rows=101)
     assert "do not add up" in refusal(stored)
 
 
