@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from dpsgd.metrics import BinaryMetrics, binary_metrics
-from experiments.criteo import display
+from experiments.criteo.formats import format_of
 from experiments.criteo.store import Columns, Store
 from experiments.run_directory import RunDirectory
 from experiments.trained import TrainedModel
@@ -34,7 +35,7 @@ def evaluate(
     Raises:
       ValueError: if there are no rows.
     """
-    score = jax.jit(jax.vmap(logit_fn, in_axes=(None, 0)))
+    score = _scorer(logit_fn)
     logits, labels = [np.zeros(0, np.float32)], [np.zeros(0, np.uint8)]
     for block in blocks:
         num_rows = len(block["label"])
@@ -45,6 +46,12 @@ def evaluate(
             logits.append(np.asarray(score(params, batch))[: num_rows - start])
         labels.append(block["label"])
     return binary_metrics(np.concatenate(logits), np.concatenate(labels))
+
+
+@functools.lru_cache(maxsize=8)
+def _scorer(logit_fn: Callable[[PyTree, PyTree], jax.Array]) -> Callable[[PyTree, PyTree], Any]:
+    """Returns the compiled (params, batch) -> logits, one program for all who ask."""
+    return jax.jit(jax.vmap(logit_fn, in_axes=(None, 0)))
 
 
 def evaluate_run(run_path: Path, data: Path) -> BinaryMetrics:
@@ -61,7 +68,7 @@ def evaluate_run(run_path: Path, data: Path) -> BinaryMetrics:
     run = RunDirectory.open(run_path)
     model = TrainedModel.load(run)
     if not data.is_dir():
-        rows = display.read(data, hash_seed=model.hash_seed)
+        rows = format_of(model.schema).read(data, hash_seed=model.hash_seed)
         return evaluate(model.logit_fn, model.params, rows)
     store = Store.open(data)
     if (store.schema, store.hash_seed) != (model.schema, model.hash_seed):

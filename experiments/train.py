@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import math
 import time
 import typing
@@ -14,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from accounting import calibrate
-from dpsgd import Algorithm, Guarantee, Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd import Algorithm, Guarantee, Mechanism, RootKey, TrainState, dpsgd, train_blocks
 from dpsgd.checkpoint import Checkpoint
 from dpsgd.ledger import NO_HEAD, Generation, Ledger, Terms
 from experiments import report
 from experiments.config import SamplerConfig, TrainConfig
-from experiments.criteo.model import functional
+from experiments.criteo.model import ModelConfig, functional
+from experiments.criteo.schema import Schema
 from experiments.criteo.store import Store
 from experiments.environment import environment
 from experiments.evaluate import evaluate
@@ -30,6 +33,7 @@ from experiments.fingerprint import fingerprint, repeats_exactly
 from experiments.records import build, checked
 from experiments.run_directory import RunDirectory
 from experiments.stop import Stopped, stop_requests
+from samplers import Deterministic
 
 PyTree = Any
 Progress = Callable[[str], None]
@@ -63,25 +67,56 @@ class Job:
         """
         columns = store.load("train")
         num_examples = len(columns["label"])
-        params, logit_fn, loss_fn = functional(
-            config.model_config(), store.schema, config.init_seed
-        )
+        sizes = config.model_config()
+        params, _, _ = functional(sizes, store.schema, config.init_seed)
         chosen = mechanism(num_examples)
-        learning_rate = optax.cosine_decay_schedule(config.learning_rate, chosen.sampler.num_steps)
-        algorithm = dpsgd(
-            loss_fn,
-            optax.adam(learning_rate),
-            chosen,
-            microbatch_size=config.microbatch_size,
+        logit_fn, algorithm = _shared(
+            sizes, store.schema, config.microbatch_size, bool(chosen.noise_multiplier)
         )
+        algorithm = algorithm.with_mechanism(chosen)
         delta = config.target_delta or 1 / num_examples
         return cls(config, store, columns, params, logit_fn, algorithm, delta)
+
+    def start(self) -> TrainState:
+        """Returns the state before the first step."""
+        return self.scheduled(self.algorithm.init(self.params))
+
+    def scheduled(self, state: TrainState) -> TrainState:
+        """Returns a state, made now or read back, with the step sizes of this job."""
+        hyperparams = {
+            "learning_rate": jnp.float32(self.config.learning_rate),
+            "num_steps": jnp.float32(self.mechanism.sampler.num_steps),
+        }
+        return state._replace(opt_state=state.opt_state._replace(hyperparams=hyperparams))
 
     def terms(self, record: Mapping[str, Any], root: RootKey) -> Terms:
         """Returns what a generation of this job is declared under."""
         return Terms(
             self.mechanism, self.delta, root.insecure, fingerprint(record, self.store, root)
         )
+
+
+@functools.lru_cache(maxsize=8)
+def _shared(
+    sizes: ModelConfig, schema: Schema, microbatch_size: int | None, noisy: bool
+) -> tuple[Callable[[PyTree, PyTree], jax.Array], Algorithm]:
+    """Returns what runs that differ in numbers alone have in common, compiled programs included.
+
+    The mechanism is a placeholder, for `Algorithm.with_mechanism`, and the step sizes are state.
+    """
+    _, logit_fn, loss_fn = functional(sizes, schema, seed=0)
+    placeholder = Mechanism(Deterministic(num_examples=1, batch_size=1), float(noisy), 1.0)
+    optimizer = optax.inject_hyperparams(_cosine_adam)(learning_rate=0.0, num_steps=1.0)
+    return logit_fn, dpsgd(loss_fn, optimizer, placeholder, microbatch_size=microbatch_size)
+
+
+def _cosine_adam(learning_rate: Any, num_steps: Any) -> optax.GradientTransformation:
+    """Returns Adam whose steps shrink from `learning_rate` to zero by a cosine."""
+
+    def schedule(step):
+        return learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(step / num_steps, 1.0)))
+
+    return optax.adam(schedule)
 
 
 def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[str, Any]:
@@ -174,7 +209,9 @@ def resume(
             # What was calibrated once stays: another version might calibrate a little differently.
             lambda n: last.mechanism if unchanged else mechanism_for(config, n),
         )
-        checkpoint = run.checkpoints.latest(job.algorithm.init(job.params))
+        checkpoint = run.checkpoints.latest(job.start())
+        if checkpoint:
+            checkpoint = checkpoint._replace(state=job.scheduled(checkpoint.state))
         step = int(checkpoint.state.step) if checkpoint else 0
         generation = ledger.resume(
             job.terms(record, root),
@@ -241,7 +278,7 @@ def _train(
     """Takes the steps that are left, with a checkpoint now and then and one at the end."""
     generation: Generation = ledger.history.generations[-1]
     num_steps = job.mechanism.sampler.num_steps
-    last = checkpoint or Checkpoint(job.algorithm.init(job.params), NO_HEAD, 0.0)
+    last = checkpoint or Checkpoint(job.start(), NO_HEAD, 0.0)
     first = int(last.state.step)
     before, started, saved = last.seconds, time.perf_counter(), time.perf_counter()
     progress(f"steps {first:,} to {num_steps:,}")
