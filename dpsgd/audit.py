@@ -117,6 +117,7 @@ def coupled_audit(
     *,
     claimed: BatchSampler | None = None,
     root: RootKey | None = None,
+    max_batch_size: int | None = None,
 ) -> AuditReport:
     """Audits the algorithm that `build` makes of an optimizer, and the sampler of its mechanism.
 
@@ -128,11 +129,13 @@ def coupled_audit(
       claimed: Sampler whose price is claimed for the run; by default the mechanism's own.
       root: Source of the audit's randomness, by default fresh entropy. Never the run's own: two
         releases under one noise, as this audit makes them, have a noise-free difference.
+      max_batch_size: Rows of the padded batches, at least a few; by default as many as the run's.
 
     Raises:
       ValueError: if the mechanism has no noise, or the data no rows.
     """
-    step = _CompiledStep(build(recorder()), params, data, root or RootKey.from_entropy())
+    root = root or RootKey.from_entropy()
+    step = _CompiledStep(build(recorder()), params, data, root, max_batch_size)
     sampler = step.mechanism.sampler
     checks = _sum_checks(step) + _noise_checks(step)
     checks += sampler_checks(sampler, claimed or sampler, seed=step.sampling_seed)
@@ -142,7 +145,14 @@ def coupled_audit(
 class _CompiledStep:
     """The loop's compiled program, one step at a time, as a function of who takes part."""
 
-    def __init__(self, algorithm: Algorithm, params: PyTree, data: PyTree, root: RootKey):
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        params: PyTree,
+        data: PyTree,
+        root: RootKey,
+        max_batch_size: int | None,
+    ):
         self.mechanism = algorithm.mechanism
         if self.mechanism.noise_multiplier == 0:
             raise ValueError("there is nothing to audit: noise_multiplier is 0")
@@ -151,8 +161,10 @@ class _CompiledStep:
             raise ValueError(f"the audit needs data with equally many rows, got {sorted(rows)}")
         # Where blocks of rows are clipped as one, a block stands for an example from here on.
         self.block = math.prod(self.mechanism.sampler.clipped_shape)
-        # As wide as the run's batches, with room for at least one row of padding.
-        self.width = max(self.mechanism.sampler.max_batch_size, (_ROWS + 2) * self.block)
+        # With room for at least one row of padding.
+        width = max_batch_size or self.mechanism.sampler.max_batch_size
+        self.width = -(-max(width, (_ROWS + 2) * self.block) // self.block) * self.block
+        self.passes = 2 if self.mechanism.sampler.accumulates else 1
         self.rows = min(_ROWS, min(rows) // self.block)
         self.poison = self.rows
         self.poisoned, self._data = _with_poison(data, self.rows * self.block, self.block)
@@ -160,7 +172,9 @@ class _CompiledStep:
         self._run = _compile_block(algorithm)
         self._key = jnp.asarray(root.noise_key(0))
         self.sampling_seed = root.sampling_seed(0)
-        self._state = algorithm.init(jax.tree.map(jnp.array, params))
+        # As in the loop: one program for the first state and for those that follow.
+        state = algorithm.init(jax.tree.map(jnp.array, params))
+        self._state = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
 
     def __call__(
         self, members: Sequence[int], scales: Scales, *, step: int = 3, padding: int = 0
@@ -173,11 +187,13 @@ class _CompiledStep:
           step: Number of the update, which names the noise.
           padding: Row of the data to which the indices of the padding point.
         """
-        taking = [member * self.block + row for member in members for row in range(self.block)]
-        indices = np.full((1, self.width), padding * self.block, np.int32)
-        weights = np.zeros((1, self.width), np.float32)
-        indices[0, : len(taking)], weights[0, : len(taking)] = taking, 1.0
-        plan = BlockPlan(indices, weights, np.array([0, 1], np.int32), np.int32(1))
+        indices = np.full((self.passes, self.width), padding * self.block, np.int32)
+        weights = np.zeros(indices.shape, np.float32)
+        for k in range(self.passes):
+            taking = [m * self.block + row for m in members[k :: self.passes]
+                      for row in range(self.block)]  # fmt: skip
+            indices[k, : len(taking)], weights[k, : len(taking)] = taking, 1.0
+        plan = BlockPlan(indices, weights, np.array([0, self.passes], np.int32), np.int32(1))
         state = self._state._replace(step=jnp.int32(step))
         self._state, _ = self._run(state, self._data, plan, self._key, scales)
         releases = jax.tree.leaves(self._state.opt_state.releases)

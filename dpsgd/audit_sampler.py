@@ -126,20 +126,23 @@ def _columns_are_rows(sampler: BatchSampler, seed: int) -> Check:
     name = "the batches are the rows that were priced"
     if sampler.num_examples > _LARGEST_PLAN:
         return Check(name, True, f"not drawn for more than {_LARGEST_PLAN:,} examples")
-    plan = sampler.plan(seed, 0)
-    steps = np.repeat(np.arange(sampler.steps_per_epoch), np.diff(plan.starts))
-    mine = plan.examples < len(sampler.chunk_range(0))
-    rows = sampler.participations(seed, 0, 0)
-    same = _same_entries((plan.examples[mine], steps[mine]), rows)
+    same = True
     source = BatchSource(sampler, seed)
-    for t in range(min(4, sampler.steps_per_epoch)):
-        passes = source.passes(t)
-        read = np.concatenate([batch.indices[batch.weights > 0] for batch in passes])
-        members = plan.members(t)
-        whole = sampler.accumulates or members.size <= sampler.max_batch_size
-        same &= np.unique(read).size == read.size and bool(np.isin(read, members).all())
-        same &= not whole or read.size == members.size
-    return Check(name, bool(same), "one epoch compared" if same else "they differ")
+    length, epochs = sampler.steps_per_epoch, min(2, sampler.epochs)
+    for epoch in range(epochs):
+        plan = sampler.plan(seed, epoch)
+        steps = np.repeat(np.arange(length), np.diff(plan.starts))
+        mine = plan.examples < len(sampler.chunk_range(0))
+        rows = sampler.participations(seed, epoch, 0)
+        same &= _same_entries((plan.examples[mine], steps[mine]), rows)
+        for t in range(min(4, length)):
+            passes = source.passes(epoch * length + t)
+            read = np.concatenate([batch.indices[batch.weights > 0] for batch in passes])
+            members = plan.members(t)
+            whole = sampler.accumulates or members.size <= sampler.max_batch_size
+            same &= np.unique(read).size == read.size and bool(np.isin(read, members).all())
+            same &= not whole or read.size == members.size
+    return Check(name, bool(same), f"epochs compared: {epochs}" if same else "they differ")
 
 
 def _same_entries(a, b) -> bool:

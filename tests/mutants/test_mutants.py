@@ -1,0 +1,342 @@
+"""Planted bugs: each breaks training in one way, and the coupled audit must say in which.
+
+The bugs are those that happened, or nearly, in programs for private training. Each names the check
+that has to catch it, and each check of the audit has a bug that it alone is there for: a check that
+is taken out, or blunted, turns a test red.
+"""
+
+import dataclasses
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import Mechanism, dpsgd
+from dpsgd.audit import coupled_audit
+from dpsgd.audit_sampler import sampler_checks
+from dpsgd.noise import add_gaussian_noise
+from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
+from samplers.base import Participations
+
+pytestmark = pytest.mark.mutants
+
+N, B, EPOCHS = 200, 10, 2
+CLIP = 0.5
+CPU_SECONDS = 10.0  # that an audit may take
+
+
+def loss_fn(params, example):
+    logit = jnp.dot(params["w"], example["x"]) + params["b"]
+    return optax.sigmoid_binary_cross_entropy(logit, example["y"])
+
+
+# Bugs of the step. Each makes a broken algorithm of a sound one.
+
+
+def with_noise(noise):
+    """Replaces the noise by `noise(zeros, key, step, stddev)`."""
+
+    def mutant(algorithm):
+        def update(state, total, key, scales):
+            zeros = jax.tree.map(jnp.zeros_like, total)
+            added = noise(zeros, key, state.step, scales.noise_stddev)
+            noised = jax.tree.map(jnp.add, total, added)
+            silent = scales._replace(noise_stddev=jnp.zeros_like(scales.noise_stddev))
+            return algorithm.update(state, noised, key, silent)
+
+        return algorithm._replace(update=update)
+
+    return mutant
+
+
+def with_sum(clipped_sum):
+    """Replaces the sum by `clipped_sum(sound one, params, batch, weights, scales)`."""
+
+    def mutant(algorithm):
+        def broken(params, batch, weights, scales):
+            _, diagnostics = algorithm.clipped_sum(params, batch, weights, scales)
+            sound = functools.partial(_sum_of, algorithm)
+            return clipped_sum(sound, params, batch, weights, scales), diagnostics
+
+        return algorithm._replace(clipped_sum=broken)
+
+    return mutant
+
+
+def divided_by_the_realised_size(algorithm):
+    sizes = []
+
+    def clipped_sum(params, batch, weights, scales):
+        sizes.append(jnp.maximum(weights.sum(), 1))
+        return algorithm.clipped_sum(params, batch, weights, scales)
+
+    def update(state, total, key, scales):
+        return algorithm.update(state, total, key, scales._replace(expected_batch_size=sizes.pop()))
+
+    return algorithm._replace(clipped_sum=clipped_sum, update=update)
+
+
+def _sum_of(algorithm, params, batch, weights, scales):
+    return algorithm.clipped_sum(params, batch, weights, scales)[0]
+
+
+def _clip(tree, norm):
+    return jax.tree.map(lambda x: x * jnp.minimum(1, norm / optax.tree.norm(tree)), tree)
+
+
+def half_noise(zeros, key, step, stddev):
+    return add_gaussian_noise(zeros, key, step, stddev / 2)
+
+
+def no_noise_on_one_leaf(zeros, key, step, stddev):
+    return add_gaussian_noise(zeros, key, step, stddev) | {"b": zeros["b"]}
+
+
+def noise_after_the_mean(zeros, key, step, stddev):
+    return add_gaussian_noise(zeros, key, step, stddev * B)  # of the mean, yet scaled for the sum
+
+
+def noise_scaled_for_the_mean(zeros, key, step, stddev):
+    return add_gaussian_noise(zeros, key, step, stddev / B)  # of the sum, and divided with it
+
+
+def one_noise_for_all_steps(zeros, key, step, stddev):
+    return add_gaussian_noise(zeros, key, jnp.zeros_like(step), stddev)
+
+
+def one_noise_for_all_leaves(zeros, key, step, stddev):
+    return jax.tree.map(lambda leaf: add_gaussian_noise(leaf, key, step, stddev), zeros)
+
+
+def one_noise_for_two_coordinates(zeros, key, step, stddev):
+    noise = add_gaussian_noise(zeros, key, step, stddev)
+    return jax.tree.map(lambda z: z if z.ndim == 0 else jnp.repeat(z[::2], 2)[: z.size], noise)
+
+
+def uniform_noise(zeros, key, step, stddev):
+    normal = add_gaussian_noise(zeros, key, step, stddev)
+    cdf = jax.tree.map(lambda z: jax.scipy.stats.norm.cdf(z / stddev), normal)
+    return jax.tree.map(lambda u: stddev * jnp.sqrt(12.0) * (u - 0.5), cdf)
+
+
+def padding_counted(sound, params, batch, weights, scales):
+    return sound(params, batch, jnp.ones_like(weights), scales)
+
+
+def clipped_too_loosely(sound, params, batch, weights, scales):
+    return sound(params, batch, weights, scales._replace(l2_clip_norm=1.01 * scales.l2_clip_norm))
+
+
+def clipped_to_a_constant(sound, params, batch, weights, scales):
+    return sound(params, batch, weights, scales._replace(l2_clip_norm=jnp.float32(CLIP)))
+
+
+def batch_clipped(sound, params, batch, weights, scales):
+    total = sound(params, batch, weights, scales._replace(l2_clip_norm=jnp.float32(jnp.inf)))
+    return _clip(total, scales.l2_clip_norm)
+
+
+def microbatch_clipped(sound, params, batch, weights, scales):
+    def of_pair(batch, weights):
+        return batch_clipped(sound, params, batch, weights, scales)
+
+    count = weights.size // 2
+    pairs = jax.tree.map(lambda x: x[: 2 * count].reshape(count, 2, *x.shape[1:]), batch)
+    sums = jax.vmap(of_pair)(pairs, weights[: 2 * count].reshape(count, 2))
+    return jax.tree.map(lambda x: jnp.nan_to_num(x).sum(axis=0), sums)
+
+
+def nan_poisons(sound, params, batch, weights, scales):
+    def clipped(example, weight):
+        gradient = _clip(jax.grad(loss_fn)(params, example), scales.l2_clip_norm)
+        return jax.tree.map(lambda g: jnp.where(weight > 0, g, 0), gradient)
+
+    return jax.tree.map(lambda g: g.sum(axis=0), jax.vmap(clipped)(batch, weights))
+
+
+def masked_by_multiplication(sound, params, batch, weights, scales):
+    def clipped(example, weight):
+        gradient = _clip(jax.grad(loss_fn)(params, example), scales.l2_clip_norm)
+        return jax.tree.map(lambda g: weight * g, gradient)  # 0 * NaN is NaN
+
+    return jax.tree.map(lambda g: g.sum(axis=0), jax.vmap(clipped)(batch, weights))
+
+
+CLIP = 0.5
+STEPS = {
+    lambda bug: bug: {
+        divided_by_the_realised_size: "noise and divisor do not depend on the batch",
+    },
+    with_noise: {
+        half_noise: "noise has standard deviation sigma C, in every leaf",
+        no_noise_on_one_leaf: "noise has standard deviation sigma C, in every leaf",
+        noise_after_the_mean: "noise has standard deviation sigma C, in every leaf",
+        noise_scaled_for_the_mean: "noise has standard deviation sigma C, in every leaf",
+        one_noise_for_all_steps: "noise of different steps is independent",
+        one_noise_for_all_leaves: "noise of different leaves is independent",
+        one_noise_for_two_coordinates: "noise of different coordinates is independent",
+        uniform_noise: "noise is normal",
+    },
+    with_sum: {
+        padding_counted: "padding is inert",
+        clipped_too_loosely: "an example moves the sum by at most C",
+        clipped_to_a_constant: "a lower C clips to it",
+        batch_clipped: "examples are clipped one by one: sums add up",
+        microbatch_clipped: "examples are clipped one by one: sums add up",
+        nan_poisons: "a NaN example moves the sum by at most C",
+        masked_by_multiplication: "padding is inert",
+    },
+}
+
+
+def audit(mutant):
+    rng = np.random.default_rng(0)
+    data = {
+        "x": rng.normal(size=(N, 50)).astype(np.float32),
+        "y": rng.integers(0, 2, N).astype(np.float32),
+    }
+    params = {"w": jnp.full(50, 0.1), "b": jnp.zeros(())}
+    mechanism = Mechanism(Poisson(N, B, EPOCHS), noise_multiplier=1.0, l2_clip_norm=CLIP)
+
+    def build(optimizer):
+        return mutant(dpsgd(loss_fn, optimizer, mechanism))
+
+    started = time.process_time()
+    report = coupled_audit(build, params, data)
+    assert time.process_time() - started < CPU_SECONDS
+    return report
+
+
+def failed(checks):
+    return {check.name for check in checks if not check.passed}
+
+
+@pytest.mark.parametrize(
+    ("plant", "bug", "check"),
+    [
+        pytest.param(plant, bug, check, id=bug.__name__)
+        for plant, bugs in STEPS.items()
+        for bug, check in bugs.items()
+    ],
+)
+def test_a_planted_bug_of_the_step_is_caught(plant, bug, check):
+    assert check in failed(audit(plant(bug)).checks)
+
+
+def test_without_a_bug_the_same_audit_passes():
+    sum_as_it_is = with_sum(lambda sound, *arguments: sound(*arguments))
+    noise_as_it_is = with_noise(add_gaussian_noise)
+    report = audit(lambda algorithm: noise_as_it_is(sum_as_it_is(algorithm)))
+    assert report.passed, report.lines()
+
+
+# Bugs of the sampler: who draws, and whose price is claimed.
+
+
+class SamplingKeyReused(BallsAndBins):
+    """Draws every epoch by the key of the first."""
+
+    def participations(self, seed, epoch, chunk):
+        return super().participations(seed, 0, chunk)
+
+
+class PoissonKeyReused(Poisson):
+    """Draws every epoch by the key of the first."""
+
+    def participations(self, seed, epoch, chunk):
+        return super().participations(seed, 0, chunk)
+
+
+class FirstEpochRepeated(Poisson):
+    """Trains on the first epoch's batches again and again; the rows know nothing of it."""
+
+    def drawn_epoch(self, epoch):
+        return 0
+
+
+class SeedIgnored(Poisson):
+    """Draws the same batches in every run: whoever has the program knows them."""
+
+    def participations(self, seed, epoch, chunk):
+        return super().participations(0, epoch, chunk)
+
+
+class NeighboursTogether(BallsAndBins):
+    """Lets an example follow its neighbour."""
+
+    def participations(self, seed, epoch, chunk):
+        examples, steps = super().participations(seed, epoch, chunk)
+        return Participations(examples, np.repeat(steps[::2], 2)[: steps.size])
+
+
+class EarlyStepsFavoured(BallsAndBins):
+    """Draws a step by a generator that is not uniform."""
+
+    def participations(self, seed, epoch, chunk):
+        examples, steps = super().participations(seed, epoch, chunk)
+        _, others = super().participations(seed + 2**128, epoch, chunk)
+        return Participations(
+            examples, np.where(examples % 8 == 0, np.minimum(steps, others), steps)
+        )
+
+
+POISSON, BINS = Poisson(N, B, EPOCHS), BallsAndBins(N, B, EPOCHS)
+SHUFFLE, IN_ORDER = Shuffle(N, B, EPOCHS), Deterministic(N, B, EPOCHS)
+FIXED = dataclasses.replace(BINS, assignment="fixed")
+SAMPLERS = {
+    "shuffle claimed as Poisson": (
+        SHUFFLE, POISSON, "how often an example takes part is binomial"),
+    "the order of the file claimed as Poisson": (
+        IN_ORDER, POISSON, "draws of different seeds are independent"),
+    "balls-and-bins claimed as Poisson": (
+        BINS, POISSON, "how often an example takes part is binomial"),
+    "Poisson claimed as balls-and-bins": (
+        POISSON, BINS, "everybody takes part once an epoch"),
+    "shuffle claimed as balls-and-bins": (
+        SHUFFLE, BINS, "batch sizes vary as they should"),
+    "fixed bins claimed as redrawn": (
+        FIXED, BINS, "epochs are independent, as priced"),
+    "redrawn bins claimed as fixed": (
+        BINS, FIXED, "epochs are alike, as priced"),
+    "two epochs priced as one": (
+        POISSON, POISSON.with_epochs(1), "the run has no more steps than priced"),
+    "two orders priced as one": (
+        SHUFFLE, SHUFFLE.with_epochs(1), "nobody takes part more often than priced"),
+    "sampling key reused in every epoch, bins": (
+        SamplingKeyReused(N, B, EPOCHS), BINS, "epochs are independent, as priced"),
+    "sampling key reused in every epoch, Poisson": (
+        PoissonKeyReused(N, B, EPOCHS), POISSON, "epochs are independent, as priced"),
+    "the first epoch's batches repeated": (
+        FirstEpochRepeated(N, B, EPOCHS), POISSON, "the batches are the rows that were priced"),
+    "seed ignored": (
+        SeedIgnored(N, B, EPOCHS), POISSON, "draws of different seeds are independent"),
+    "neighbours drawn together": (
+        NeighboursTogether(N, B, EPOCHS), BINS, "examples are independent of one another"),
+    "early steps favoured": (
+        EarlyStepsFavoured(N, B, EPOCHS), BINS, "all steps are equally likely"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sampler", "claimed", "check"), SAMPLERS.values(), ids=SAMPLERS)
+def test_a_planted_bug_of_the_sampler_is_caught(sampler, claimed, check):
+    started = time.process_time()
+    assert check in failed(sampler_checks(sampler, claimed, seed=2**128 + 1))
+    assert time.process_time() - started < CPU_SECONDS
+
+
+@pytest.mark.parametrize("sampler", [POISSON, BINS, FIXED, SHUFFLE, IN_ORDER], ids=repr)
+def test_without_a_bug_the_same_checks_of_the_sampler_pass(sampler):
+    assert not failed(sampler_checks(sampler, sampler, seed=2**128 + 1))
+
+
+def test_every_check_of_the_audit_has_a_bug_to_catch():
+    wanted = {check for bugs in STEPS.values() for check in bugs.values()}
+    wanted |= {check for _, _, check in SAMPLERS.values()}
+    made = {check.name for check in audit(lambda algorithm: algorithm).checks}
+    for sampler in (BINS, FIXED, SHUFFLE, IN_ORDER):
+        made |= {check.name for check in sampler_checks(sampler, sampler, seed=1)}
+    assert made == wanted
