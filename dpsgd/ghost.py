@@ -190,20 +190,21 @@ def _factors(use: Use, activation: Array, cotangent: Array) -> tuple[Array, Arra
     )
 
 
-def _fold(left: Array, right: Array) -> tuple[Array, Array]:
-    """Moves the magnitude of each vector on the left, a power of two, to its partner on the right.
+def _fold(x: Array, y: Array) -> tuple[Array, Array]:
+    """Moves the magnitude of each vector of x, a power of two, to its partner in y.
 
-    Then the right side alone tells how large the products are. Scaling the cotangents of an example
-    as a whole would not do: where the activations are tiny or zero, they may be scaled to infinity,
-    and 0 * inf is NaN.
+    Then y alone tells how large the products are. Scaling the one side of an example as a whole
+    would not do: where the other side is tiny or zero, it may be scaled to infinity, and 0 * inf is
+    NaN.
     """
     # In two dimensions: compilers see that these are the activations and cotangents themselves, and
     # the maxima those of the norms, and keep no second copy.
-    flat = left.reshape(-1, left.shape[-1])
+    count = math.prod(x.shape[:-1])
+    flat = x.reshape(count, x.shape[-1])
     scale = norms.row_scale(flat)[:, None]
     return (
-        (flat * (1.0 / scale)).reshape(left.shape),
-        (right.reshape(-1, right.shape[-1]) * scale).reshape(right.shape),
+        (flat * (1.0 / scale)).reshape(x.shape),
+        (y.reshape(count, y.shape[-1]) * scale).reshape(y.shape),
     )
 
 
@@ -352,7 +353,9 @@ def _gram_norm(left: Array, right: Array, look_ups: tuple[Array, Array, bool] | 
         square += jnp.sum(jnp.square(_sum_repeated(flat, h)), axis=(1, 2))
         diagonal += jnp.sum(jnp.square(h), axis=(1, 2))
     # Rounding may leave a small negative number where everything cancels; NaN stays NaN.
-    return norms.Norm(unit, jnp.maximum(square, 0.0) + _GRAM_MARGIN * diagonal)
+    square = jnp.maximum(square, 0.0) + _GRAM_MARGIN * diagonal
+    # As in `norms.product`: products of the sides that may leave the float32 range.
+    return norms.Norm(unit, jnp.where(largest < 2.0**126, square, jnp.inf))
 
 
 def _route(taps: Taps, leaf: int, shape: tuple[int, ...]) -> Route:
@@ -543,13 +546,29 @@ def _sum_products(use: Use, parts: Parts, factor: norms.ClipFactor) -> Array:
         left, right, subscripts = left[:, 0], right[:, 0], "bsi,bso->io"
         if c.length == 1:
             left, right, subscripts = left[:, 0], right[:, 0], "bi,bo->io"
-    left, right = _fold(left, right)
-    left, right = norms.select(factor, left), norms.contribution(factor, right)
-    total = jnp.einsum(subscripts, left, right, precision=_HIGHEST)
+    total = _contract(subscripts, left, right, factor)
     inner, batch, free, _ = _dot_axes(use)
     order = [*batch, *inner, *_named(use, free)[0]]
     total = total.reshape([use.operand.shape[k] for k in order])
     return total.transpose([order.index(k) for k in range(len(order))])
+
+
+def _contract(subscripts: str, left: Array, right: Array, factor: norms.ClipFactor) -> Array:
+    """Contracts two sides whose products, for each example, are a gradient, and clips it.
+
+    The right side, cotangents, is scaled without looking at the left one: a dense layer and its
+    bias have the same cotangents, and share the scaled ones.
+    """
+    right, left = _fold(right, left)
+    left, right = norms.normalized(factor, left), norms.shortened(factor, right)
+    return jnp.einsum(subscripts, left, right, precision=_HIGHEST)
+
+
+def _sum_entries(g: Array, factor: norms.ClipFactor) -> Array:
+    """Sums the clipped gradients g[B, ...] of one parameter: a layer whose input is one."""
+    size = g.shape[0]
+    total = _contract("bi,bo->io", jnp.ones((size, 1)), g.reshape(size, g[0].size), factor)
+    return total.reshape(g.shape[1:])
 
 
 def _transpose_view(use: Use, like: Array, x: Array) -> Array:
@@ -597,7 +616,7 @@ def gradients(
         sums, structure = jax.tree.flatten(total)
         for k in range(len(leaves)):
             if k in formed:
-                sums[k] += jnp.sum(norms.contribution(factor, formed[k]), axis=0)
+                sums[k] += _sum_entries(formed[k].astype(jnp.float32), factor)
             elif k in parts:
                 for u in taps.uses[k]:
                     sums[k] = _add_use(

@@ -165,22 +165,34 @@ def clip_factor(norm: Norm, l2_clip_norm: ArrayLike, counts: Array) -> ClipFacto
 
 
 def contribution(factor: ClipFactor, x: Array) -> Array:
-    """Scales `x` [B, ...], anything linear in the gradients, to float32 contributions.
+    """Scales `x` [B, ...], anything linear in the gradients, to float32 contributions."""
+    return shortened(factor, x.astype(jnp.float32) * _rows(factor.inverse_scale, x))
 
-    Rows that do not count are selected away, not multiplied: 0 * NaN is NaN.
+
+def normalized(factor: ClipFactor, x: Array) -> Array:
+    """Returns h = x / M for `x` [B, ...], with zeros in the rows that do not count."""
+    return select(factor, x.astype(jnp.float32) * _rows(factor.inverse_scale, x))
+
+
+def shortened(factor: ClipFactor, x: Array) -> Array:
+    """Returns x t for `x` [B, ...], with zeros in the rows that do not count.
+
+    `normalized` of one factor of a product and `shortened` of the other make a contribution.
     """
-
-    def rows(v: Array) -> Array:
-        return v.reshape(v.shape + (1,) * (x.ndim - 1))
-
-    scaled = x.astype(jnp.float32) * rows(factor.inverse_scale) * rows(factor.target)
-    return jnp.where(rows(factor.keep), scaled, 0.0)
+    return select(factor, x.astype(jnp.float32) * _rows(factor.target, x))
 
 
 def select(factor: ClipFactor, x: Array) -> Array:
-    """Returns `x` [B, ...] in float32 with zeros in the rows that do not count."""
-    keep = factor.keep.reshape(factor.keep.shape + (1,) * (x.ndim - 1))
-    return jnp.where(keep, x.astype(jnp.float32), 0.0)
+    """Returns `x` [B, ...] in float32 with zeros in the rows that do not count.
+
+    They are selected away, not multiplied: 0 * NaN is NaN.
+    """
+    return jnp.where(_rows(factor.keep, x), x.astype(jnp.float32), 0.0)
+
+
+def _rows(v: Array, x: Array) -> Array:
+    """Gives v[B] the axes of x[B, ...]."""
+    return v.reshape(v.shape + (1,) * (x.ndim - 1))
 
 
 def value(norm: Norm) -> Array:
@@ -196,9 +208,11 @@ __all__ = [
     "combine",
     "contribution",
     "norm",
+    "normalized",
     "power_of_two",
     "product",
     "row_scale",
     "select",
+    "shortened",
     "value",
 ]
