@@ -16,6 +16,7 @@ from experiments.commands import (
     export,
     ledger,
     prepare,
+    sweep,
     train,
 )
 from experiments.errors import in_one_line
@@ -24,6 +25,7 @@ COMMANDS: dict[type, Callable[[Any], int | None]] = {
     prepare.Prepare: prepare.run,
     train.TrainConfig: train.run,
     train.ResumeConfig: train.run,
+    sweep.SweepConfig: sweep.run,
     ledger.LedgerConfig: ledger.run,
     export.ExportConfig: export.run,
     evaluate.EvaluateConfig: evaluate.run,
@@ -37,6 +39,7 @@ Command = (
     Annotated[prepare.Prepare, tyro.conf.subcommand("prepare")]
     | Annotated[train.TrainConfig, tyro.conf.subcommand("train")]
     | Annotated[train.ResumeConfig, tyro.conf.subcommand("resume")]
+    | Annotated[sweep.SweepConfig, tyro.conf.subcommand("sweep")]
     | Annotated[ledger.LedgerConfig, tyro.conf.subcommand("ledger")]
     | Annotated[export.ExportConfig, tyro.conf.subcommand("export")]
     | Annotated[evaluate.EvaluateConfig, tyro.conf.subcommand("evaluate")]

@@ -1,0 +1,1 @@
+"""Many runs from one file, and what they show together: `dpsgd sweep`."""

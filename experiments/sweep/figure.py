@@ -1,0 +1,143 @@
+"""The figure of a sweep: a panel a grid, test AUC over its axis, one standard deviation as a band.
+
+Noise multipliers lie on an axis that is linear above and logarithmic below a dotted line, so that
+large noise is seen as it is and small noise is followed towards none; runs without clipping and
+noise stand apart, at the left (Chua et al., "Balls-and-Bins Sampling for DP-SGD", figure 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import NullLocator
+
+from experiments.compare import COLORS
+from experiments.sweep.summary import Panel, Result, Summary
+
+LABELS = {
+    "noise_multiplier": "noise multiplier σ",
+    "target_epsilon": "ε, certified for each sampler",
+    "batch_size": "batch size",
+    "epochs": "epochs",
+    "learning_rate": "learning rate",
+    "l2_clip_norm": "clipping norm C",
+}
+MARKERS = "osD^vP*X"
+OTHER_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""For lines that are not samplers: Okabe and Ito's palette, as the samplers'."""
+
+
+def draw(summary: Summary) -> Figure:
+    """Returns the figure of a sweep."""
+    count = len(summary.panels)
+    figure = Figure(figsize=(0.8 + 5.2 * count, 4.6), layout="constrained")
+    parts = figure.subfigures(1, count, squeeze=False).ravel()
+    for part, panel in zip(parts, summary.panels, strict=True):
+        draw_panel(part, panel)
+    figure.suptitle(summary.sweep.title)
+    return figure
+
+
+def draw_panel(figure: Figure | SubFigure, panel: Panel) -> None:
+    """Draws test AUC of each line over the panel's axis, and what has no place on it at the left.
+
+    Args:
+      figure: Where to draw; it gets one `Axes`, or two where some runs have no place on the axis.
+      panel: What to draw.
+    """
+    private = [x for x in panel.xs if x is not None]
+    if len(private) == len(panel.xs):
+        main = figure.subplots()
+        main.set_ylabel("test AUC")
+    elif private:
+        apart, main = figure.subplots(1, 2, sharey=True, width_ratios=(1, 7))
+        main.tick_params(left=False)
+        _draw_apart(apart, panel)
+    else:
+        main = figure.subplots()
+        _draw_apart(main, panel)
+        main.set_title(panel.grid.title, fontsize="medium")
+        return
+    for i, (label, line) in enumerate(panel.lines.items()):
+        here = [result for result in line if panel.x(result) is not None]
+        _draw_band(main, [panel.x(result) for result in here], here, label, _style(i, label))
+    _set_axis(main, panel.grid.x, private)
+    main.set_title(panel.grid.title, fontsize="medium")
+    main.grid(alpha=0.25, lw=0.5)
+    main.legend(frameon=False, fontsize="small")
+
+
+def composite_scale(joint: float):
+    """Returns (forward, inverse): x above `joint`, and joint (1 + log(x / joint)) below.
+
+    Value and slope agree at the joint, so a smooth curve stays smooth.
+    """
+
+    def forward(x):
+        x = np.maximum(np.asarray(x, float), 1e-300)
+        return np.where(x >= joint, x, joint * (1 + np.log(x / joint)))
+
+    def inverse(y):
+        y = np.asarray(y, float)
+        return np.where(y >= joint, y, joint * np.exp(np.minimum(y / joint - 1, 0)))
+
+    return forward, inverse
+
+
+def _draw_band(
+    axes: Axes, xs: Sequence, results: Sequence[Result], label: str, style: dict
+) -> None:
+    means = np.array([result["test_auc"].mean for result in results])
+    sds = np.array([result["test_auc"].sd or 0.0 for result in results])
+    axes.plot(xs, means, label=label, **style)
+    axes.fill_between(xs, means - sds, means + sds, color=style["color"], alpha=0.18, lw=0)
+
+
+def _draw_apart(axes: Axes, panel: Panel) -> None:
+    """Draws the runs without clipping and noise, side by side."""
+    for i, (label, line) in enumerate(panel.lines.items()):
+        for result in line:
+            if panel.x(result) is None:
+                auc = result["test_auc"]
+                axes.errorbar([i], [auc.mean], [auc.sd or 0.0], capsize=3, **_style(i, label))
+    middle = (len(panel.lines) - 1) / 2
+    axes.set_xticks([middle], ["no clipping,\nno noise"], fontsize="small")
+    axes.set_xlim(-1, len(panel.lines))
+    axes.set_ylabel("test AUC")
+    axes.grid(axis="y", alpha=0.25, lw=0.5)
+
+
+def _style(i: int, label: str) -> dict:
+    color = COLORS.get(label) or OTHER_COLORS[i % len(OTHER_COLORS)]
+    return {"color": color, "marker": MARKERS[i % len(MARKERS)], "ms": 4.5, "lw": 1.4}
+
+
+def _set_axis(axes: Axes, x: str, places: Sequence[float]) -> None:
+    low, high = min(places), max(places)
+    if x == "noise_multiplier" and high > 10 * low:
+        joint = min(places, key=lambda place: abs(math.log(10 * place / high)))
+        forward, inverse = composite_scale(joint)
+        axes.set_xscale("function", functions=(forward, inverse))
+        axes.axvline(joint, color="grey", ls=":", lw=1)
+    elif high > 4 * low:
+        axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    shown = _apart(axes, places)
+    axes.set_xticks(shown, [f"{place:g}" for place in shown], fontsize="small")
+    axes.set_xlabel(LABELS[x])
+
+
+def _apart(axes: Axes, places: Sequence[float]) -> list[float]:
+    """Returns those places whose labels do not run into each other."""
+    transform = axes.transScale.transform
+    at = {place: transform((place, 0.5))[0] for place in places}
+    room = 0.045 * (max(at.values()) - min(at.values()))
+    shown: list[float] = []
+    for place in sorted(places):
+        if not shown or at[place] - at[shown[-1]] >= room:
+            shown.append(place)
+    return shown

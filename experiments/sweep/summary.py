@@ -1,0 +1,247 @@
+"""What the runs of a sweep show together: mean and standard deviation over the repetitions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accounting import Bound
+from experiments.sweep.config import Grid, Sweep
+from experiments.sweep.plan import Cell, PlannedRun, cells
+
+Report = dict[str, Any]
+
+PRIVACY = ("noise_multiplier", "target_epsilon")
+"""Axes that runs without privacy have no place on."""
+
+METRICS = ("validation_auc", "test_auc", "test_log_loss", "test_calibration")
+
+NOT_COVERED = (
+    "each guarantee is that of its own run alone: whoever compares runs and releases one of them, "
+    "or what they show together, has learned from all of them; choose on public data, or pay for "
+    "the choice (`accounting.SelectionProfile`)",
+    "validation and test rows are covered by no guarantee",
+)
+INSECURE = (
+    "the seeds of these runs are written down, so whoever reads them can subtract the noise: no "
+    "run has a guarantee, and the data must be public"
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean and standard deviation of a number over independent runs.
+
+    >>> f"{Estimate.of([0.71, 0.72, 0.73])}"
+    '0.7200 ± 0.0100'
+    >>> f"{Estimate.of([0.71])}"  # one run shows no spread
+    '0.7100'
+    """
+
+    mean: float
+    sd: float | None
+    """Of one run, not of the mean; None for a single run."""
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        """Returns the estimate from the values of independent runs."""
+        sd = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), sd, len(values))
+
+    def differs(self, other: Estimate) -> bool:
+        """Whether the means are further apart than two standard errors of their difference."""
+        squares = [(e.sd or 0.0) ** 2 / e.count for e in (self, other)]
+        return abs(self.mean - other.mean) > 2 * math.sqrt(sum(squares))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f}" + ("" if self.sd is None else f" ± {self.sd:.4f}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A cell, with what its runs reported."""
+
+    cell: Cell
+    runs: tuple[str, ...]
+    """Names of their folders."""
+    reports: tuple[Report, ...]
+
+    def __getitem__(self, metric: str) -> Estimate:
+        return Estimate.of([report[metric] for report in self.reports])
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The largest of the runs, which differ only if calibration was changed meanwhile."""
+        return max(report["noise_multiplier"] for report in self.reports)
+
+    @property
+    def epsilon(self) -> Bound | None:
+        """What contains the epsilon of each single run; None where one has no guarantee."""
+        ends = [(report["epsilon_lower"], report["epsilon_upper"]) for report in self.reports]
+        if any(end is None for pair in ends for end in pair):
+            return None
+        return Bound(min(lower for lower, _ in ends), max(upper for _, upper in ends))
+
+    def record(self) -> dict[str, Any]:
+        """Returns the result as JSON values."""
+        price = self.epsilon
+        return {
+            "sampler": self.cell.sampler_name,
+            **{axis: self.cell.value(axis) for axis in Grid.AXES},
+            "noise_multiplier": self.noise_multiplier,
+            "epsilon_lower": price and price.lower,
+            "epsilon_upper": price and price.upper,
+            "delta": self.reports[0]["delta"],
+            **{metric: dataclasses.asdict(self[metric]) for metric in METRICS},
+            "runs": list(self.runs),
+        }
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What one grid shows: lines of results over its x axis."""
+
+    grid: Grid
+    lines: dict[str, list[Result]]
+    """By label; each ascends in x. Where x is a measure of privacy, runs without it come last."""
+
+    def x(self, result: Result) -> float | None:
+        """Returns where a result lies; None for one without privacy on an axis that measures it."""
+        return result.cell.value(self.grid.x)
+
+    @property
+    def xs(self) -> list[float | None]:
+        """Every place on the x axis, in order."""
+        places = {self.x(result) for line in self.lines.values() for result in line}
+        return sorted(places, key=lambda x: math.inf if x is None else x)
+
+    def at(self, label: str, x: float | None) -> Result | None:
+        """Returns the result of a line at a place, if it has one there."""
+        return next((result for result in self.lines[label] if self.x(result) == x), None)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All results of a sweep, and its panels."""
+
+    sweep: Sweep
+    data: Path
+    results: tuple[Result, ...]
+    panels: tuple[Panel, ...]
+
+    @property
+    def statements(self) -> list[str]:
+        """What must stand beside the numbers."""
+        tuned = [
+            f"the {grid.tune} shown is, point by point, the best on the validation rows"
+            for grid in self.sweep.grid
+            if grid.tune
+        ]
+        insecure = [INSECURE] if self.sweep.insecure_seeds else []
+        return [*insecure, *NOT_COVERED, *dict.fromkeys(tuned)]
+
+    def record(self) -> dict[str, Any]:
+        """Returns the summary as JSON values; the same runs give the same ones."""
+        return {
+            "title": self.sweep.title,
+            "data": str(self.data),
+            "run": dict(self.sweep.run),
+            "repetitions": self.sweep.repetitions,
+            "insecure_seeds": list(self.sweep.insecure_seeds),
+            "not_covered": self.statements,
+            "cells": {result.cell.name: result.record() for result in self.results},
+            "panels": [
+                {
+                    "title": panel.grid.title,
+                    "x": panel.grid.x,
+                    "tuned": panel.grid.tune,
+                    "lines": {
+                        label: [result.cell.name for result in line]
+                        for label, line in panel.lines.items()
+                    },
+                }
+                for panel in self.panels
+            ],
+        }
+
+
+def summarize(sweep: Sweep, data: Path, finished: Sequence[tuple[PlannedRun, Report]]) -> Summary:
+    """Returns what the finished runs of a sweep show.
+
+    Args:
+      sweep: What was asked for.
+      data: Where the examples came from.
+      finished: All of its runs with their reports.
+    """
+    by_cell: dict[str, list[tuple[PlannedRun, Report]]] = {}
+    for run, report in finished:
+        by_cell.setdefault(run.cell.name, []).append((run, report))
+    results = {
+        name: Result(
+            group[0][0].cell,
+            tuple(run.name for run, _ in group),
+            tuple(report for _, report in group),
+        )
+        for name, group in by_cell.items()
+    }
+    panels = tuple(
+        _panel(grid, [results[cell.name] for cell in cells(grid)]) for grid in sweep.grid
+    )
+    return Summary(sweep, data, tuple(results.values()), panels)
+
+
+def _panel(grid: Grid, results: Sequence[Result]) -> Panel:
+    lines: dict[str, list[Result]] = {}
+    for result in _tuned(grid, results):
+        lines.setdefault(_label(grid, result.cell), []).append(result)
+    panel = Panel(grid, lines)
+    order = panel.xs
+    for line in lines.values():
+        line.sort(key=lambda result: order.index(panel.x(result)))
+    return panel
+
+
+def _tuned(grid: Grid, results: Sequence[Result]) -> list[Result]:
+    """Returns, of the results that differ in the tuned axis alone, the best on validation rows."""
+    if grid.tune is None:
+        return list(results)
+    best: dict[Any, Result] = {}
+    for result in results:
+        others = tuple(result.cell.value(axis) for axis in Grid.AXES if axis != grid.tune)
+        key = (result.cell.sampler_name, *others)
+        rival = best.get(key)
+        if rival is None or result["validation_auc"].mean > rival["validation_auc"].mean:
+            best[key] = result
+    return list(best.values())
+
+
+def _label(grid: Grid, cell: Cell) -> str:
+    """Returns the name of the line that a cell lies on: where it is on all other axes that vary."""
+    parts = [cell.sampler_name] if len(grid.sampler) > 1 else []
+    for axis in Grid.AXES:
+        values, value = getattr(grid, axis), cell.value(axis)
+        if axis in (grid.x, grid.tune) or value is None:
+            continue
+        if len(values) > 1 or (axis in PRIVACY and grid.non_private):
+            parts.append(f"{SYMBOLS[axis]} {value:g}")
+    others = grid.noise_multiplier or grid.target_epsilon
+    if cell.non_private and others and grid.x not in PRIVACY:
+        parts.append("no clipping, no noise")
+    return ", ".join(parts) or cell.sampler_name
+
+
+SYMBOLS = {
+    "noise_multiplier": "σ",
+    "target_epsilon": "ε",
+    "batch_size": "batch",
+    "epochs": "epochs",
+    "learning_rate": "learning rate",
+    "l2_clip_norm": "C",
+}
+"""Axes as people write them."""

@@ -1,0 +1,71 @@
+"""The summary of a sweep as tables: in a terminal and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from experiments import report
+from experiments.sweep.summary import SYMBOLS, Panel, Result, Summary
+
+Table = tuple[list[str], list[list[str]]]
+"""Header and rows."""
+
+
+def tables(panel: Panel) -> dict[str, Table]:
+    """Returns the tables of a panel by title: a row for each x, a column for each line."""
+    found = {"test AUC, mean ± standard deviation": _pivot(panel, lambda r: str(r["test_auc"]))}
+    if panel.grid.tune:
+        tune = panel.grid.tune
+        found[f"{SYMBOLS[tune]}, best on the validation rows"] = _pivot(
+            panel, lambda r: f"{r.cell.value(tune):g}"
+        )
+    if panel.grid.target_epsilon:
+        found["noise multiplier σ"] = _pivot(
+            panel, lambda r: f"{r.noise_multiplier:.4g}" if r.noise_multiplier else "none"
+        )
+    if any(result.epsilon for line in panel.lines.values() for result in line):
+        found["epsilon [lower, upper] of a single run"] = _pivot(
+            panel, lambda r: "none" if r.epsilon is None else f"{r.epsilon:.3g}"
+        )
+    return found
+
+
+def verdicts(panel: Panel) -> list[str]:
+    """Returns, for each epsilon, which line is best, and which cannot be told from it."""
+    found: list[str] = []
+    if panel.grid.x != "target_epsilon" or len(panel.lines) < 2:
+        return found
+    for x in panel.xs:
+        here = {label: r for label in panel.lines if (r := panel.at(label, x)) is not None}
+        best = max(here, key=lambda label: here[label]["test_auc"].mean)
+        top = here[best]["test_auc"]
+        near = [name for name, r in here.items() if name != best and not top.differs(r["test_auc"])]
+        where = "without privacy" if x is None else f"at epsilon {x:g}"
+        verdict = f"{where}: {best} ({top})"
+        if near:
+            verdict += f"; within two standard errors of it: {', '.join(near)}"
+        found.append(verdict)
+    return found
+
+
+def markdown(summary: Summary) -> str:
+    """Returns the summary as a Markdown page."""
+    parts = [f"# {summary.sweep.title}"]
+    for panel in summary.panels:
+        if panel.grid.title:
+            parts.append(f"## {panel.grid.title}")
+        parts += [f"{title}:\n\n{report.table(*table)}" for title, table in tables(panel).items()]
+        if found := verdicts(panel):
+            parts.append("The best sampler by test AUC:\n\n" + report.bullets(found))
+    parts.append("Not covered:\n\n" + report.bullets(summary.statements))
+    return "\n\n".join(parts) + "\n"
+
+
+def _pivot(panel: Panel, show: Callable[[Result], str]) -> Table:
+    header = [SYMBOLS[panel.grid.x], *panel.lines]
+    rows = []
+    for x in panel.xs:
+        results = [panel.at(label, x) for label in panel.lines]
+        name = "no privacy" if x is None else f"{x:g}"
+        rows.append([name, *("" if result is None else show(result) for result in results)])
+    return header, rows
