@@ -30,3 +30,12 @@ def real_criteo_rows() -> Path:
     if not path.exists():
         pytest.skip("the real Criteo rows are not at ../shared/data/criteo_display_110k.tsv.gz")
     return path
+
+
+@pytest.fixture(scope="session")
+def real_search_rows() -> Path:
+    """Four real rows of the Criteo Sponsored Search log, where the checkout has them beside it."""
+    path = SHARED_DATA / "criteo_search_4rows.tsv"
+    if not path.exists():
+        pytest.skip("the real search rows are not at ../shared/data/criteo_search_4rows.tsv")
+    return path

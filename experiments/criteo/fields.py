@@ -34,6 +34,11 @@ _HIGH_BITS = _bytes(0x80)
 _PADDING = b"\0" * 8  # so that the eight bytes before and after every field can be read
 
 
+def words_of(text: bytes) -> np.ndarray:
+    """Return the eight bytes from each place of `text` on (but the last seven) as one integer."""
+    return np.ndarray(len(text) - 7, dtype="<u8", buffer=text, strides=(1,))
+
+
 # --- Lines ---------------------------------------------------------------------------------------
 
 
@@ -48,9 +53,7 @@ class Lines:
 
     def __init__(self, padded: bytes, ends: np.ndarray) -> None:
         self.buffer = np.frombuffer(padded, dtype=np.uint8)
-        self.words: np.ndarray = np.ndarray(
-            len(padded) - 7, dtype="<u8", buffer=padded, strides=(1,)
-        )
+        self.words = words_of(padded)
         self.starts = np.empty_like(ends)
         self.starts[1:] = ends[:-1] + 1
         self.starts[0, 0] = len(_PADDING)
@@ -83,7 +86,7 @@ class Lines:
         text = self.buffer[8:-8]
         others = np.count_nonzero(text - np.uint8(ord(" ")) > ord("~") - ord(" "))
         returns = np.count_nonzero(self.buffer[self.ends[-1]] == ord("\r"))
-        return others == self.ends.size + returns
+        return bool(others == self.ends.size + returns)
 
 
 class Fields(NamedTuple):

@@ -69,6 +69,12 @@ class RawFormat:
     hints: Mapping[int, str]
     """What a file may be that has another number of columns."""
 
+    def __post_init__(self) -> None:
+        wanted = {self.label, *self.schema.integers, *self.schema.categories}
+        unknown = sorted(wanted - set(self.columns))
+        if unknown:
+            raise ValueError(f"{self.schema.name} files have no column {', '.join(unknown)}")
+
     def prepare(
         self,
         source: str | os.PathLike[str],
@@ -161,7 +167,7 @@ class RawFormat:
             self.schema.integers,
             self.schema.categories,
         )
-        columns = {
+        columns: Columns = {
             "label": np.empty(rows, dtype=np.uint8),
             "integers": np.empty((rows, len(integers)), dtype=np.float32),
             "integers_missing": np.empty((rows, len(integers)), dtype=bool),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from experiments.criteo.fields import HourOfWeek, Integer, Kind, Label, Text
 from experiments.criteo.raw import RawFormat
-from experiments.criteo.schema import SPONSORED_SEARCH, Schema
+from experiments.criteo.schema import SPONSORED_SEARCH
 
 _IDENTIFIER = Text(missing=b"-1")
 _COLUMNS: dict[str, Kind] = {
@@ -40,17 +40,12 @@ _COLUMNS: dict[str, Kind] = {
 }
 
 
-def format_of(schema: Schema) -> RawFormat:
-    """Return the format that reads the features of `schema` (see `schema.sponsored_search`)."""
-    return RawFormat(
-        schema=schema,
-        columns=_COLUMNS,
-        label="Sale",
-        summary="Sale, two outcomes, time, clicks, price, 17 identifiers",
-        file_name="CriteoSearchData",
-        split="random",
-        hints={},
-    )
-
-
-FORMAT = format_of(SPONSORED_SEARCH)
+FORMAT = RawFormat(
+    schema=SPONSORED_SEARCH,
+    columns=_COLUMNS,
+    label="Sale",
+    summary="Sale, two outcomes, time, clicks, price, 17 identifiers",
+    file_name="CriteoSearchData",
+    split="random",
+    hints={},
+)

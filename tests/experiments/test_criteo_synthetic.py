@@ -1,5 +1,6 @@
 """Generated rows are reproducible by chunk, look like the real ones, and have a known optimum."""
 
+import itertools
 import math
 
 import numpy as np
@@ -7,17 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.criteo import synthetic
-from experiments.criteo.display import prepare
-from experiments.criteo.schema import DISPLAY_ADS, DISPLAY_CARDINALITIES
-from experiments.criteo.splits import chronological_split
+from experiments.criteo.planted import CHUNK, generate
+from experiments.criteo.splits import chronological_split, random_split
 from experiments.criteo.store import StoreError
-from experiments.criteo.synthetic import CHUNK, auc_of_counts, generate, write_raw, write_store
+from experiments.criteo.synthetic import LOGS, auc_of_counts, write_raw, write_store
+from experiments.criteo.synthetic_text import token
+
+DISPLAY, SEARCH = LOGS.values()
+
+
+@pytest.fixture(scope="module", params=LOGS.values(), ids=LOGS)
+def log(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def chunk():
-    return generate(7, 0)
+def population(log):
+    return log.population
+
+
+@pytest.fixture(scope="module")
+def chunk(population):
+    return generate(population, 7, 0)
 
 
 def slow_auc(score, label):
@@ -30,13 +42,13 @@ def assert_same_rows(one, two):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_chunk_is_a_function_of_seed_and_number_in_any_order(chunk):
-    later = generate(7, 3)
-    assert_same_rows(generate(7, 0), chunk)
-    assert_same_rows(generate(7, 3), later)
-    assert_same_rows(generate(7, 3, 100), [x[..., :100] for x in later])
+def test_a_chunk_is_a_function_of_seed_and_number_in_any_order(population, chunk):
+    later = generate(population, 7, 3)
+    assert_same_rows(generate(population, 7, 0), chunk)
+    assert_same_rows(generate(population, 7, 3), later)
+    assert_same_rows(generate(population, 7, 3, 100), [x[..., :100] for x in later])
     assert (later.ranks != chunk.ranks).mean() > 0.5
-    assert (generate(8, 0).ranks != chunk.ranks).mean() > 0.5
+    assert (generate(population, 8, 0).ranks != chunk.ranks).mean() > 0.5
 
 
 def test_more_rows_only_append(tmp_path):
@@ -49,34 +61,36 @@ def test_more_rows_only_append(tmp_path):
     assert (tmp_path / "more").read_bytes().startswith((tmp_path / "fewer").read_bytes())
 
 
-def test_preparing_the_raw_file_equals_writing_the_store(tmp_path):
+def test_preparing_the_raw_file_equals_writing_the_store(log, tmp_path):
     rows = CHUNK + 4_000
-    raw = write_raw(tmp_path / "train.txt", rows, 5)
-    direct, summary = write_store(tmp_path / "direct", rows, 5, hash_seed=11)
+    raw = write_raw(tmp_path / "raw.txt", rows, 5, log=log)
+    direct, summary = write_store(tmp_path / "direct", rows, 5, log=log, hash_seed=11)
     assert summary == raw
-    prepared = prepare(tmp_path / "train.txt", tmp_path / "prepared", hash_seed=11)
+    prepared = log.format.prepare(tmp_path / "raw.txt", tmp_path / "prepared", hash_seed=11)
+    assert prepared.schema == direct.schema
     assert prepared.shards == direct.shards
     assert prepared.splits == direct.splits
     assert direct.source["bayes_auc"] == summary.bayes_auc
 
 
-def test_missing_rates_are_the_published_ones_and_groups_are_missing_together(chunk):
+def test_missing_rates_are_the_published_ones_and_groups_are_missing_together(population, chunk):
     """Six standard deviations each: a false alarm has a probability below 1e-7 in all."""
-    absent = dict(zip(DISPLAY_ADS.integers, chunk.integers_missing, strict=True))
-    absent |= {n: r == 0 for n, r in zip(DISPLAY_ADS.categories, chunk.ranks, strict=True)}
+    absent = dict(zip(population.integers, chunk.integers_missing, strict=True))
+    absent |= {n: r == 0 for n, r in zip(population.categories, chunk.ranks, strict=True)}
     expected = dict.fromkeys(absent, 0.0)
-    for rate, names in synthetic._MISSING:
-        expected |= dict.fromkeys(names, rate)
-        for name in names:
-            np.testing.assert_array_equal(absent[name], absent[names[0]])
+    for group in population.missing:
+        expected |= group
+        rarest_first = sorted(group, key=group.get)
+        for rarer, other in itertools.pairwise(rarest_first):
+            assert not (absent[rarer] & ~absent[other]).any()
     for name, rate in expected.items():
         assert abs(absent[name].mean() - rate) <= 6 * math.sqrt(rate * (1 - rate) / CHUNK), name
 
 
-def test_values_follow_zipf_with_the_real_cardinalities(chunk):
+def test_values_follow_zipf_with_the_real_cardinalities(population, chunk):
     """Six standard deviations of a binomial, on three cumulative probabilities per column."""
-    for column, (ranks, cardinality, exponent) in enumerate(
-        zip(chunk.ranks, DISPLAY_CARDINALITIES, synthetic._ZIPF, strict=True)
+    for ranks, (cardinality, exponent) in zip(
+        chunk.ranks, population.categories.values(), strict=True
     ):
         ranks = ranks[ranks > 0]
         assert ranks.max() <= cardinality
@@ -88,14 +102,15 @@ def test_values_follow_zipf_with_the_real_cardinalities(chunk):
                 else:
                     probability = ((rank + 1) ** power - 1) / ((cardinality + 1) ** power - 1)
                 error = 6 * math.sqrt(probability * (1 - probability) / len(ranks)) + 1e-12
-                assert abs((ranks <= rank).mean() - probability) <= error, column
+                assert abs((ranks <= rank).mean() - probability) <= error, cardinality
 
 
-def test_columns_that_share_a_latent_depend_on_each_other_and_others_do_not(chunk):
+def test_columns_that_share_a_latent_depend_on_each_other_and_others_do_not():
     """Chi-square of independence on 4 x 4 quartiles, 9 degrees of freedom.
 
     Below 60 for independent columns but for a probability of 2e-9.
     """
+    chunk = generate(DISPLAY.population, 7, 0)
 
     def chi_square(one, two):
         a, b = (chunk.ranks[i] for i in (one, two))
@@ -114,17 +129,17 @@ def test_columns_that_share_a_latent_depend_on_each_other_and_others_do_not(chun
 def test_distinct_ranks_have_distinct_tokens():
     ranks = np.concatenate([np.arange(1, 1 << 17), np.arange(10_000_000, 10_131_228)])
     for feature in (0, 2, 25):
-        tokens = synthetic._token(ranks.astype(np.int32), feature)
+        tokens = token(ranks.astype(np.int32), feature)
         assert len(np.unique(tokens)) == len(ranks)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_seed_has_the_click_rate_and_the_bayes_auc_it_is_scaled_to(seed, tmp_path):
-    _, summary = write_store(tmp_path / "s", 2 * CHUNK, seed)
+def test_every_seed_has_the_label_rate_and_the_bayes_auc_it_is_scaled_to(log, seed, tmp_path):
+    _, summary = write_store(tmp_path / "s", 2 * CHUNK, seed, log=log)
     assert summary.rows == 2 * CHUNK
-    assert abs(summary.click_rate - synthetic.CLICK_RATE) < 0.01
-    assert abs(summary.bayes_auc - synthetic.BAYES_AUC) < 0.01
-    assert abs(summary.test_bayes_auc - synthetic.BAYES_AUC) < 0.03
+    assert abs(summary.label_rate - log.population.label_rate) < 0.01
+    assert abs(summary.bayes_auc - log.population.bayes_auc) < 0.01
+    assert abs(summary.test_bayes_auc - log.population.bayes_auc) < 0.03
 
 
 def test_labels_are_drawn_with_the_planted_probabilities(chunk):
@@ -137,14 +152,26 @@ def test_labels_are_drawn_with_the_planted_probabilities(chunk):
         assert abs((chunk.label[rows] - p).sum()) < 6 * deviation
 
 
-def test_the_reported_auc_is_that_of_the_probabilities_ties_included(tmp_path):
-    _, summary = write_store(tmp_path / "s", 3_000, 4)
-    rows = generate(4, 0, 3_000)
+def test_the_reported_auc_is_that_of_the_probabilities_ties_included(log, tmp_path):
+    _, summary = write_store(tmp_path / "s", 3_000, 4, log=log)
+    rows = generate(log.population, 4, 0, 3_000)
     assert summary.bayes_auc == pytest.approx(slow_auc(rows.probability, rows.label), abs=1e-12)
-    begin = chronological_split(3_000)["test"][0]
-    test_auc = slow_auc(rows.probability[begin:], rows.label[begin:])
+    if log is DISPLAY:
+        test = np.arange(chronological_split(3_000)["test"][0], 3_000)
+    else:
+        test = random_split({"label": np.arange(3_000)}, 0)["test"]["label"]
+    test_auc = slow_auc(rows.probability[test], rows.label[test])
     assert summary.test_bayes_auc == pytest.approx(test_auc, abs=1e-12)
-    assert summary.click_rate == rows.label.mean()
+    assert summary.label_rate == rows.label.mean()
+
+
+def test_outcomes_in_the_raw_search_log_are_what_the_label_makes_them(tmp_path):
+    write_raw(tmp_path / "log.tsv", 3_000, 4, log=SEARCH)
+    for line in (tmp_path / "log.tsv").read_text().splitlines():
+        sale, amount, delay, _, _, price, *_ = line.split("\t")
+        assert (sale, amount, delay, price) == ("0", "-1.0", "-1", "0.0") or (
+            sale == "1" and float(amount) > 0 and int(delay) >= 0 and float(price) > 0
+        )
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=1, max_size=30))
@@ -158,9 +185,11 @@ def test_auc_of_counts_counts_pairs(rows):
         assert auc_of_counts(counts) == pytest.approx(slow_auc(score, label))
 
 
-def test_no_other_score_beats_the_planted_probabilities_and_a_simple_one_learns_much(tmp_path):
+def test_no_other_score_beats_the_planted_probabilities_and_a_simple_one_learns_much(
+    population, chunk
+):
     """Adding up log-odds per value, learned on the first rows, comes close to but not above."""
-    train, test = generate(7, 0), generate(7, 1)
+    train, test = chunk, generate(population, 7, 1)
     score = np.zeros(CHUNK)
     prior = train.label.mean()
     for ranks, unseen in zip(train.ranks, test.ranks, strict=True):
