@@ -402,6 +402,9 @@ def max_event_lower_bound(
     return max(bound, 0.0)
 
 
+_TOO_FEW = "too few samples for so small a delta"
+
+
 @dataclass(frozen=True)
 class MonteCarloProfile:
     """The profile of balls-and-bins as its authors estimate it: upper ends of confidence 1 - β.
@@ -489,6 +492,23 @@ class MonteCarloProfile:
             samples.append((losses, probability))
         return samples
 
+    def _least_upper(self, event_epsilon: float) -> float:
+        """Returns what delta's upper end cannot go below, even if no loss exceeded epsilon."""
+        noise_multiplier, epochs = self._one_epoch
+        directions: tuple[Direction, Direction] = ("remove", "add")
+        probability = 1.0
+        if epochs == 1:
+            probability = max(
+                event_probability(
+                    event_epsilon,
+                    noise_multiplier=noise_multiplier,
+                    bins=self.bins,
+                    direction=direction,
+                )
+                for direction in directions
+            )
+        return probability * kl_upper_bound(0.0, self.num_samples, self.beta)
+
     def _upper(self, samples: list[tuple[Floats, float]], epsilon: float) -> float:
         return max(
             hockey_stick_upper_bound(losses, epsilon, beta=self.beta, event_probability=probability)
@@ -505,9 +525,11 @@ class MonteCarloProfile:
         """Bounds the smallest ε >= 0 at `delta` in (0, 1); `tolerance` is not used."""
         check_delta(delta)
         lower = epsilon_from_delta(lambda e: 1.0, self._lower, delta, resolution=1e-9).lower
+        if self._least_upper(lower) > delta:
+            return Bound(lower, math.inf, 1.0 - self.beta, _TOO_FEW)
         samples = self._samples(lower)
         found = epsilon_from_delta(
             lambda e: self._upper(samples, max(e, lower)), lambda e: 0.0, delta, resolution=1e-9
         )
-        note = "" if found.upper < math.inf else "too few samples for so small a delta"
+        note = "" if found.upper < math.inf else _TOO_FEW
         return Bound(lower, max(lower, found.upper), 1.0 - self.beta, note)

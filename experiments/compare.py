@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accounting import Bound, epsilon
+from accounting import Bound, PrivacyProfile, epsilon
+from accounting.monte_carlo import MonteCarloProfile, geometric_ranks
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
 
 COLORS = {
@@ -22,6 +24,12 @@ COLORS = {
     "poisson": "#0072B2",
     "balls-and-bins": "#009E73",
 }
+
+MONTE_CARLO = "Monte Carlo"
+
+
+Prices = Callable[[float], PrivacyProfile]
+"""The profile of a run as a function of its noise multiplier; pickled, as a sampler's method is."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +55,32 @@ def all_samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, B
     }
 
 
-def _epsilon(job: tuple[BatchSampler, float, float]) -> Bound:
-    sampler, noise_multiplier, delta = job
-    return epsilon(sampler.privacy(noise_multiplier), delta)
+def prices(samplers: dict[str, BatchSampler]) -> dict[str, Prices]:
+    """Returns what each sampler states as its price, by its name."""
+    return {name: sampler.privacy for name, sampler in samplers.items()}
+
+
+def monte_carlo_price(bins: int, num_samples: int) -> Prices:
+    """Returns the papers' estimator for one epoch of balls-and-bins: confidence, not proof.
+
+    Importance sampling and order statistics together (Chua et al., arXiv:2412.16802, appendix B.3).
+
+    Args:
+      bins: T, steps of the epoch.
+      num_samples: Samples of the privacy loss in each direction.
+    """
+    return partial(
+        MonteCarloProfile, bins=bins, num_samples=num_samples, ranks=geometric_ranks(bins)
+    )
+
+
+def _epsilon(job: tuple[Prices, float, float]) -> Bound:
+    price, noise_multiplier, delta = job
+    return epsilon(price(noise_multiplier), delta)
 
 
 def curves(
-    samplers: dict[str, BatchSampler],
+    prices: dict[str, Prices],
     noise_multipliers: Sequence[float],
     delta: float,
     progress: Callable[[str], None] = lambda line: None,
@@ -61,23 +88,23 @@ def curves(
     """Returns the curve of each sampler, computed on all processors.
 
     Args:
-      samplers: Samplers by name.
+      prices: What is priced, by name.
       noise_multipliers: Where to evaluate; each > 0.
       delta: In (0, 1).
       progress: Called with one line of text after each price.
     """
-    jobs = [(sampler, sigma, delta) for sampler in samplers.values() for sigma in noise_multipliers]
+    jobs = [(price, sigma, delta) for price in prices.values() for sigma in noise_multipliers]
     # Spawned, since a fork of a process that runs JAX's threads can hang.
     context = multiprocessing.get_context("spawn")
-    prices: list[Bound] = []
+    found: list[Bound] = []
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        for done, price in enumerate(pool.map(_epsilon, jobs), 1):
-            prices.append(price)
+        for done, bound in enumerate(pool.map(_epsilon, jobs), 1):
+            found.append(bound)
             progress(f"{done} of {len(jobs)} prices")
     size = len(noise_multipliers)
     return [
-        Curve(name, tuple(noise_multipliers), tuple(prices[i * size : (i + 1) * size]))
-        for i, name in enumerate(samplers)
+        Curve(name, tuple(noise_multipliers), tuple(found[i * size : (i + 1) * size]))
+        for i, name in enumerate(prices)
     ]
 
 
@@ -85,15 +112,27 @@ def table(found: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
     """Returns (header, rows): a row for each noise multiplier, a column for each sampler."""
     header = ["sigma", *(curve.name for curve in found)]
     rows = [
-        [f"{sigma:.4g}", *(f"{curve.epsilons[i]:.4g}" for curve in found)]
+        [f"{sigma:.4g}", *(f"{curve.epsilons[i]:.3g}" for curve in found)]
         for i, sigma in enumerate(found[0].noise_multipliers)
     ]
     return header, rows
 
 
 def draw(axes: Axes, found: Sequence[Curve], title: str) -> None:
-    """Draws each sampler's interval as a band; a tight one is a line."""
+    """Draws each sampler's interval as a band; a tight one is a line. Monte Carlo gets crosses."""
     for curve in found:
+        if curve.name == MONTE_CARLO:
+            # Where the samples are too few for delta there is no bound, and no cross.
+            upper = [bound.upper for bound in curve.epsilons]
+            confidence = 100 * curve.epsilons[0].confidence
+            axes.plot(
+                curve.noise_multipliers,
+                upper,
+                "x",
+                color=COLORS["balls-and-bins"],
+                label=f"balls-and-bins, {curve.name} ({confidence:g} %)",
+            )
+            continue
         color = COLORS[curve.name]
         lower = [max(bound.lower, 1e-6) for bound in curve.epsilons]
         upper = [bound.upper for bound in curve.epsilons]

@@ -37,7 +37,9 @@ def run(config: CompareConfig) -> None:
     samplers = compare.all_samplers(config.num_examples, config.batch_size, config.epochs)
     delta = 1 / config.num_examples if config.delta is None else config.delta
     with Console() as console:
-        found = compare.curves(samplers, config.noise_multipliers, delta, console.progress)
+        found = compare.curves(
+            compare.prices(samplers), config.noise_multipliers, delta, console.progress
+        )
         console.line(f"epsilon [lower, upper] at delta {format_delta(delta)}, zero-out adjacency")
         console.table(*compare.table(found))
         if config.out is not None:

@@ -493,3 +493,12 @@ def test_order_statistics_at_dense_ranks_estimate_the_certified_value():
     # The estimate is of an upper bound, 5 % above the value at most.
     assert z_score(values, certified.lower) > -5.5
     assert z_score(values, 1.05 * certified.upper) < 5.5
+
+
+def test_too_few_samples_are_known_without_drawing_them(monkeypatch):
+    monkeypatch.setattr("accounting.monte_carlo.sample_losses", None)
+    profile = MonteCarloProfile(0.5, 4_492, num_samples=100_000)
+    bound = profile.epsilon(2.7e-8)
+    assert bound.upper == math.inf
+    assert bound.note
+    assert bound.lower == pytest.approx(4.0, rel=1e-3)
