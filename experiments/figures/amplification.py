@@ -53,7 +53,7 @@ def draw_ratio(axes: Axes) -> None:
         ratios = [laplace_noise_ratio(float(e), prob) for e in EPSILONS]
         axes.plot(EPSILONS, ratios, color=color, label=f"p = {prob:g}")
         axes.plot(prob, laplace_noise_ratio(prob, prob), "o", color=color, ms=5)
-    axes.set(xscale="log", ylim=(0, 1.05), xlabel="ε of one release", ylabel="p ε_p / ε")
+    axes.set(xscale="log", ylim=(0, 1.05), xlabel="ε of one release", ylabel=r"$p\,ε_p / ε$")
     axes.set_title("Laplace: full mean's noise over sampled mean's\n(dots: ε = p)", fontsize=10)
     axes.legend(frameon=False)
 
