@@ -1,0 +1,98 @@
+"""How many ratings are there? The error of a private sum over the cap on each user's share of it.
+
+Amin et al., "Bounding User Contributions: A Bias-Variance Trade-off in Differential Privacy" (ICML
+2019), section 3: user j contributes x_j ratings, each is capped at tau, and the sum gets Laplace
+noise of scale tau / epsilon. Equation (2) bounds the expected error, and is least at the
+ceil(1/epsilon)-th largest contribution. What is drawn looks at the data: it is not private.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from accounting.contribution import sum_error, sum_error_bound, sum_sweet_spot
+from experiments.compare import save
+from experiments.console import Console
+from experiments.errors import in_one_line
+from experiments.users import ratings
+
+EPSILONS = (0.02, 0.1, 0.5)
+SEEDS = 5
+DRAWS = 400
+"""Noisy sums, of which each seed's mean error is taken."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Draw the error of a private count over the cap on users, at three epsilons."""
+
+    out: tyro.conf.Positional[Path]
+    """Picture to write, .png, .pdf or .svg."""
+    ratings: Path | None = None
+    """`u.data` of MovieLens 100K, gzipped or not; by default a synthetic population."""
+
+
+def measured(counts: np.ndarray, cap: float, epsilon: float) -> np.ndarray:
+    """Returns mean |error| of simulated private sums, one for each seed: [SEEDS]."""
+    capped, total = float(np.minimum(counts, cap).sum()), float(counts.sum())
+    errors = [
+        np.abs(capped + np.random.default_rng(seed).laplace(0.0, cap / epsilon, DRAWS) - total)
+        for seed in range(SEEDS)
+    ]
+    return np.mean(errors, axis=1)
+
+
+def draw(axes: Axes, counts: np.ndarray, epsilon: float) -> list[str]:
+    """Draws one epsilon; returns its row of the table."""
+    caps = np.geomspace(10.0, 1.3 * counts.max(), 25)
+    fine = np.geomspace(10.0, 1.3 * counts.max(), 400)
+    bound = [sum_error_bound(counts, cap, epsilon) for cap in fine]
+    exact = np.array([sum_error(counts, cap, epsilon) for cap in fine])
+    found = np.array([measured(counts, cap, epsilon) for cap in caps])
+    best = sum_sweet_spot(counts, epsilon)
+    axes.plot(fine, bound, color="#D55E00", label="bound, equation (2)")
+    axes.plot(fine, exact, color="#0072B2", label="expected error, exactly")
+    axes.errorbar(
+        caps, found.mean(axis=1), 2 * found.std(axis=1, ddof=1), color="black", fmt="o", ms=3,
+        capsize=2, lw=1, label=f"measured: mean of {SEEDS} seeds ± 2 s.d.",
+    )  # fmt: skip
+    axes.axvline(best, color="#D55E00", ls=":", lw=1.5)
+    rank = int(np.sum(counts >= best))
+    axes.plot(
+        best, sum_error_bound(counts, best, epsilon), "*", color="#D55E00", ms=14,
+        label="predicted sweet spot: the ⌈1/ε⌉-th largest",
+    )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel="cap τ on a user's ratings (ratings)")
+    axes.set_title(f"ε = {epsilon:g}: predicted τ = {best:.0f}", fontsize="medium")
+    axes.grid(which="both", alpha=0.25, lw=0.5)
+    error = [np.mean(measured(counts, cap, epsilon)) for cap in (10.0, best, float(counts.max()))]
+    return [f"{epsilon:g}", f"{best:.0f}", f"{rank}", f"{fine[exact.argmin()]:.0f}",
+            *(f"{e:,.0f}" for e in error)]  # fmt: skip
+
+
+def run() -> int:
+    """Computes, prints and draws the figure."""
+    config = tyro.cli(Config, prog="scripts/figures contributions")
+    counts = np.unique(ratings.load(config.ratings).user, return_counts=True)[1]
+    figure = Figure(figsize=(13, 4.8), layout="constrained")
+    panels = figure.subplots(1, len(EPSILONS), sharey=True)
+    with Console() as console:
+        rows = [draw(axes, counts, epsilon) for axes, epsilon in zip(panels, EPSILONS, strict=True)]
+        console.line(f"NOT PRIVATE: {counts.size:,} users with {counts.sum():,} ratings, exactly")
+        header = ["epsilon", "sweet spot", "rank", "best cap"]
+        console.table([*header, "error at 10", "at the sweet spot", "without a cap"], rows)
+        panels[0].set_ylabel("mean |error| of the number of ratings")
+        panels[0].legend(fontsize="small", frameon=False, loc="lower left")
+        save(figure, config.out)
+        console.line(f"drawn: {config.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(in_one_line("scripts/figures", run))

@@ -1,0 +1,120 @@
+"""A rating model, private for whole users: its test error over the cap on a user's ratings.
+
+A small cap loses ratings (bias: the line without noise), a large one needs more noise, as the
+clipping norm grows with it. The best cap lies between, and moves up as epsilon grows (Amin et al.,
+"Bounding User Contributions: A Bias-Variance Trade-off in Differential Privacy", ICML 2019). A star
+marks a run that chose its cap privately, and paid for the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+
+from accounting import format_delta
+from experiments.compare import save
+from experiments.console import Console
+from experiments.errors import in_one_line
+from experiments.users import ratings
+from experiments.users.study import QUANTILE, QUANTILE_EPSILON, Study
+
+CAPS = (5, 10, 20, 50, 100, 200, 400, 700)
+EPSILONS = {1.0: "#D55E00", 3.0: "#0072B2", 8.0: "#009E73"}
+DELTA = 1e-5
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Config:
+    """Draw the test error of a rating model over the cap on users, at three epsilons."""
+
+    out: tyro.conf.Positional[Path]
+    """Picture to write, .png, .pdf or .svg."""
+    ratings: Path | None = None
+    """`u.data` of MovieLens 100K, gzipped or not; by default a synthetic population."""
+
+
+def run() -> int:
+    """Computes, prints and draws the figure."""
+    config = tyro.cli(Config, prog="scripts/figures rating_model")
+    study = Study(ratings.load(config.ratings), CAPS, DELTA)
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    axes = figure.subplots()
+    with Console() as console:
+
+        def errors(name: str, sigma: float, caps: Sequence[int]) -> np.ndarray:
+            found = []
+            for seed, cap in enumerate(caps):
+                console.progress(f"{name}: cap {cap}, seed {seed}")
+                found.append(study.test_error(sigma, cap, seed))
+            return np.array(found)
+
+        def curve(name: str, sigma: float, color: str, style: str = "-") -> list[str]:
+            """Draws one curve; returns its column of the table."""
+            found = np.array([errors(name, sigma, [cap] * SEEDS) for cap in CAPS])
+            mean, spread = found.mean(axis=1), found.std(axis=1, ddof=1)
+            axes.errorbar(CAPS, mean, spread, color=color, ls=style, capsize=3, label=name)
+            if sigma:
+                best = int(mean.argmin())
+                axes.plot(CAPS[best], mean[best], "o", ms=12, mfc="none", mec=color, mew=1.8)
+            return [f"{m:.4f} ± {s:.4f}" for m, s in zip(mean, spread, strict=True)]
+
+        columns = [curve("no noise (bias alone)", 0.0, "black", "--")]
+        lines = []
+        for target, color in EPSILONS.items():
+            sigma = study.noise_multiplier(target)
+            columns.append(curve(f"ε = {target:g}", sigma, color))
+            lines.append(f"sigma {sigma:.4g}: epsilon in {study.price(sigma):.4f}")
+            # The choice of tau is part of the price: more noise for the rest.
+            sigma = study.noise_multiplier(target, QUANTILE_EPSILON)
+            chosen = [study.choose_cap() for _ in range(SEEDS)]
+            found = errors(f"ε = {target:g}, cap chosen privately", sigma, chosen)
+            axes.errorbar(
+                np.median(chosen), found.mean(), found.std(ddof=1), color=color, fmt="*", ms=15,
+                mec="black", capsize=3, zorder=5,
+            )  # fmt: skip
+            lines.append(
+                f"sigma {sigma:.4g} after a private choice of the cap ({sorted(chosen)}): epsilon "
+                f"in {study.price(sigma, QUANTILE_EPSILON):.4f}, RMSE {found.mean():.4f} ± "
+                f"{found.std(ddof=1):.4f}"
+            )
+        untrained = study.untrained_error()
+        axes.axhline(untrained, color="gray", lw=0.8, ls=":", label="users' own ratings alone")
+        axes.plot([], [], "o", ms=12, mfc="none", mec="gray", mew=1.8, label="best cap")
+        axes.plot(
+            [], [], "*", ms=15, color="gray", mec="black",
+            label=f"cap near the {QUANTILE:.0%} quantile,\nchosen with {QUANTILE_EPSILON:g} of ε",
+        )  # fmt: skip
+        axes.set(xscale="log", xlabel="cap τ on a user's ratings (ratings)")
+        axes.set_ylabel("test RMSE (stars of 5)")
+        axes.set_xticks(CAPS, [str(cap) for cap in CAPS])
+        axes.minorticks_off()
+        axes.set_title(
+            f"{study.sampler.num_examples:,} users; each whole user is protected, "
+            f"δ = {format_delta(DELTA)}; mean ± s.d. of {SEEDS} seeds", fontsize="medium",
+        )  # fmt: skip
+        axes.grid(alpha=0.25, lw=0.5)
+        axes.legend(frameon=False, fontsize="small")
+        console.line(
+            f"delta {format_delta(DELTA)}, zero-out adjacency, unit: one {study.sampler.unit}"
+        )
+        for line in lines:
+            console.line(line)
+        console.table(
+            ["cap", "no noise", *(f"epsilon {target:g}" for target in EPSILONS)],
+            [[str(cap), *row] for cap, row in zip(CAPS, zip(*columns, strict=True), strict=True)],
+        )
+        console.line(f"untrained: {untrained:.4f}")
+        console.line("NOT PRIVATE: the errors, and the choice of a cap by looking at them")
+        save(figure, config.out)
+        console.line(f"drawn: {config.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(in_one_line("scripts/figures", run))

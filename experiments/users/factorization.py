@@ -1,0 +1,80 @@
+"""Matrix factorization in which what belongs to a user stays with the user.
+
+r_ui = 3.5 + b_i + (1, v_i) . w_u: the items' biases b and factors v are trained under differential
+privacy and released; w_u is found from the user's own ratings alone, given b and v, and is used for
+that user alone. So the released model is private, and each user's prediction depends on it and on
+that user's data (the billboard model: Hsu et al., "Private Matchings and Allocations", STOC 2014).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MIDDLE = 3.5
+"""Subtracted from ratings: a public constant, near their mean in many data sets."""
+
+RIDGE = 3.0
+"""Weight of |w_u|^2 beside the squared errors of a user's ratings."""
+
+Params = dict[str, jax.Array]
+
+
+def init(num_items: int, rank: int, seed: int = 0) -> Params:
+    """Returns items without bias and with small random factors, a public choice."""
+    factors = 0.1 * np.random.default_rng(seed).normal(size=(num_items, rank))
+    return {"bias": jnp.zeros(num_items), "factor": jnp.asarray(factors, jnp.float32)}
+
+
+def own_part(params: Params, user: Any) -> jax.Array:
+    """Returns w_u, the ridge regression of one user's ratings: [1 + rank].
+
+    Args:
+      params: Items.
+      user: item, rating and weight of one user, [tau] each; weight 0 is padding.
+    """
+    features, residual = _features(params, user)
+    weighted = features * user["weight"][:, None]
+    normal = weighted.T @ features + RIDGE * jnp.eye(features.shape[1])
+    return jnp.linalg.solve(normal, weighted.T @ jnp.where(user["weight"] > 0, residual, 0.0))
+
+
+def errors(params: Params, own: jax.Array, user: Any) -> jax.Array:
+    """Returns rating - prediction for one user with part `own`, 0 where padded: [tau]."""
+    features, residual = _features(params, user)
+    return jnp.where(user["weight"] > 0, residual - features @ own, 0.0)
+
+
+def loss_fn(params: Params, user: Any) -> jax.Array:
+    """Returns half the squared errors of one user's ratings, their own part fitted to them.
+
+    w_u minimises this loss (with the ridge), so that its derivative by w_u adds nothing to the
+    gradient by the items, and is left out.
+    """
+    own = own_part(jax.lax.stop_gradient(params), user)
+    return 0.5 * jnp.sum(jnp.square(errors(params, own, user)))
+
+
+def _features(params: Params, user: Any) -> tuple[jax.Array, jax.Array]:
+    factors = params["factor"][user["item"]]
+    features = jnp.concatenate([jnp.ones((factors.shape[0], 1)), factors], axis=1)
+    return features, user["rating"] - MIDDLE - params["bias"][user["item"]]
+
+
+@jax.jit
+def squared_errors(params: Params, known: Any, asked: Any) -> jax.Array:
+    """Returns each user's sum of squared errors on `asked`, with their part fitted to `known`.
+
+    Args:
+      params: Items.
+      known: item, rating and weight by user: [users, tau].
+      asked: The same users' ratings to be predicted: [users, other tau].
+    """
+
+    def of_one(known: Any, asked: Any) -> jax.Array:
+        return jnp.sum(jnp.square(errors(params, own_part(params, known), asked)))
+
+    return jax.vmap(of_one)(known, asked)

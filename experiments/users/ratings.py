@@ -1,0 +1,105 @@
+"""Ratings of items by users: MovieLens 100K where its file is given, else synthetic users."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+CATALOGUE = 1682
+"""Films of MovieLens 100K: a public list."""
+
+_FIELDS = ("user id", "item id", "rating", "timestamp")
+
+
+class Ratings(NamedTuple):
+    """A table of ratings, one a row."""
+
+    user: np.ndarray
+    """Who rated: int64[rows]."""
+    item: np.ndarray
+    """What, counted from 0: int32[rows]."""
+    rating: np.ndarray
+    """From 1 to 5: float32[rows]."""
+    time: np.ndarray
+    """When, in seconds: int64[rows]."""
+    num_items: int
+    """Size of the catalogue, a public number."""
+
+    def where(self, rows: np.ndarray) -> Ratings:
+        """Returns the rows that a mask or an index names."""
+        user, item, rating, time = (column[rows] for column in self[:4])
+        return Ratings(user, item, rating, time, self.num_items)
+
+
+def load(path: Path | None, seed: int = 0) -> Ratings:
+    """Returns the ratings of a file, or a synthetic population where there is none."""
+    return synthetic(seed) if path is None else read(path)
+
+
+def read(path: Path) -> Ratings:
+    """Reads `u.data` of MovieLens 100K, gzipped or not: user, item, rating, time; tabs between.
+
+    Source: Harper, Konstan, "The MovieLens Datasets: History and Context", ACM TiiS 5(4), 2015.
+
+    Raises:
+      ValueError: If a line is not as described; it names file, line and field.
+      OSError: If the file can not be read.
+    """
+    rows = []
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                rows.append(_parse(line, f"{path}, line {number}"))
+        except (EOFError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}, after line {len(rows)}: {error}") from None
+    if not rows:
+        raise ValueError(f"{path} is empty: expected lines of {', '.join(_FIELDS)}")
+    user, item, rating, time = np.array(rows, np.int64).T
+    return Ratings(user, (item - 1).astype(np.int32), rating.astype(np.float32), time, CATALOGUE)
+
+
+def _parse(line: str, where: str) -> list[int]:
+    fields = line.split("\t")
+    if len(fields) != len(_FIELDS):
+        raise ValueError(
+            f"{where}: {len(fields)} fields, expected {', '.join(_FIELDS)} with tabs between"
+        )
+    values = []
+    for name, field in zip(_FIELDS, fields, strict=True):
+        try:
+            values.append(int(field))
+        except ValueError:
+            raise ValueError(f"{where}, {name}: {field.strip()!r} is no integer") from None
+    _, item, rating, _ = values
+    if not 1 <= item <= CATALOGUE:
+        raise ValueError(f"{where}, item id: {item} is not in [1, {CATALOGUE}]")
+    if not 1 <= rating <= 5:
+        raise ValueError(f"{where}, rating: {rating} is not in [1, 5]")
+    return values
+
+
+def synthetic(seed: int = 0, num_users: int = 4000, num_items: int = 200) -> Ratings:
+    """Draws ratings with a few very active users (Zipf), popular items, and two kinds of taste.
+
+    The j-th most active user rates sqrt(20/j) of the catalogue, at least 20 items. A rating is
+    3.5 + bias of the item + bias of the user + taste . character + noise, rounded into [1, 5].
+    """
+    rng = np.random.default_rng(seed)
+    activity = np.sqrt(20 / np.arange(1, num_users + 1))
+    counts = np.clip(activity * num_items, 20, 0.9 * num_items).astype(int)
+    popularity = -0.7 * np.log(np.arange(1, num_items + 1))
+    # The largest of popularity + Gumbel noise: items drawn without replacement.
+    order = np.argsort(-(popularity + rng.gumbel(size=(num_users, num_items))), axis=1)
+    user = np.repeat(np.arange(num_users), counts)
+    item = np.concatenate([row[:count] for row, count in zip(order, counts, strict=True)])
+    quality, leaning = 0.5 * rng.normal(size=num_items), 0.4 * rng.normal(size=num_users)
+    character, taste = rng.normal(size=(num_items, 2)), 0.5 * rng.normal(size=(num_users, 2))
+    mean = 3.5 + quality[item] + leaning[user] + np.sum(character[item] * taste[user], axis=1)
+    rating = np.clip(np.round(mean + 0.7 * rng.normal(size=user.size)), 1, 5)
+    time = rng.permutation(user.size)
+    return Ratings(
+        user, item.astype(np.int32), rating.astype(np.float32), time.astype(np.int64), num_items
+    )
