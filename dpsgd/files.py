@@ -50,11 +50,11 @@ def parse_json(content: bytes) -> Any:
     Raises:
       ValueError: if it is not JSON (to which NaN and infinity do not belong), or not UTF-8.
     """
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
     try:
-        return json.loads(content.decode(), parse_constant=refuse)
+        return json.loads(content.decode(), parse_constant=_refuse)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

@@ -2,7 +2,8 @@ r"""The ledger of a run: what was declared before its noise was drawn, and what 
 
 A run that dies may have released anything whose noise it had drawn. So a block of steps is
 *declared* first, in a line that is on the disk before the noise exists; and what was declared is
-what is counted, whether or not it came to be used. The file is enough to price the run.
+what is counted, whether or not it came to be used. The file is enough to price the run, as
+`dpsgd.history` says.
 
 **Generations.** The noise of a step is a pure function of (root secret, generation, step). A run
 that is resumed with everything unchanged repeats the same releases bit for bit: the same numbers,
@@ -15,20 +16,6 @@ first taken: from a state that this generation made, or began from.
 A later generation's keys are named by 64 bits of the hash of the line that begins it. So two copies
 of one run directory that go different ways do not share noise either; their prices add up.
 
-**Price.** Let generation g declare the steps S_g. Given all that was released before, it is part of
-a run of its own mechanism with a fresh seed and fresh noise, so the sampler's dominating pair
-bounds it, and the product of the pairs bounds the whole (Y. Zhu, J. Dong, Y.-X. Wang, Optimal
-Accounting of Differential Privacy via Characteristic Function, 2022, on the adaptive composition
-of dominating pairs). Where all generations have one sampler and one noise multiplier, the sampler
-itself prices that product (`BatchSampler.privacy_of`: Poisson counts steps, the others count an
-epoch that was entered as whole). Where they are of k kinds, basic composition adds them up: the
-product of (eps_i, delta / k)-DP pairs is (sum of eps_i, delta)-DP (C. Dwork, K. Kenthapadi, F.
-McSherry, I. Mironov, M. Naor, Our Data, Ourselves, 2006, Theorem 1).
-
-The price of an unfinished run is that of its declared steps. It holds for a run that stopped for
-reasons other than what it released; whoever stops because of what he saw chose among the prefixes
-of the whole run, all of which the price of the *whole* run covers.
-
 **Integrity.** Each line ends with a SHA-256 hash of itself and of all lines before it. A checkpoint
 holds the hash of the last line at its time (the *head*), so a ledger that was edited, deleted or
 rolled back behind the checkpoint is recognised, and refused. The hashes are not signatures: they
@@ -39,178 +26,14 @@ not return: nothing was drawn under it, and it is removed.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import fcntl
-import hashlib
-import json
-import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import samplers
-from accounting import Bound, epsilon
-from dpsgd.algorithm import Mechanism
 from dpsgd.files import fsync_folder
-from dpsgd.guarantee import ADJACENCY, Guarantee, notes_on
-from samplers import BatchSampler
-
-NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v1").hexdigest()
-"""The head of a ledger without lines."""
-
-
-class LedgerError(ValueError):
-    """A ledger that cannot be believed, or is in use: one line that says why."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Everything but the steps that the price of a generation depends on, and what it ran on.
-
-    Attributes:
-      mechanism: Sampler, sigma and C.
-      delta: The delta at which the guarantee is given.
-      reproducible_noise: Whether the noise came from a seed that can be guessed.
-      fingerprint: Whatever the numbers of a step depend on, as JSON values: releases are repeated
-        only where all of it is unchanged. It must not tell anything about private data.
-    """
-
-    mechanism: Mechanism
-    delta: float
-    reproducible_noise: bool
-    fingerprint: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """Consecutive steps under one set of keys.
-
-    Attributes:
-      index: 0 for the first generation of a run, then 1, 2, ...
-      key: The number by which `RootKey` derives this generation's keys.
-      terms: What it ran on.
-      origin: Head of the ledger in the checkpoint that it began from; `NO_HEAD` for none.
-      steps: What it declared.
-    """
-
-    index: int
-    key: int
-    terms: Terms
-    origin: str
-    steps: range
-
-
-@dataclass(frozen=True)
-class History:
-    """What a ledger says, in the order in which it was written.
-
-    Attributes:
-      generations: With what each declared; at least one.
-      heads: The hash of each line.
-      beginnings: The line that begins each generation.
-    """
-
-    generations: list[Generation] = field(default_factory=list)
-    heads: list[str] = field(default_factory=list)
-    beginnings: list[int] = field(default_factory=list)
-
-    @property
-    def head(self) -> str:
-        """The hash of the last line."""
-        return self.heads[-1] if self.heads else NO_HEAD
-
-    def check_head(self, head: str, holder: str) -> None:
-        """Raises LedgerError unless the line with hash `head`, which `holder` recorded, is here."""
-        if head != NO_HEAD and head not in self.heads:
-            raise LedgerError(
-                f"the ledger is not the one that {holder} was written with: it was rolled back or "
-                "replaced, so what was released cannot be counted; restore the newer ledger"
-            )
-
-    def guarantee(self) -> Guarantee:
-        """Returns the guarantee that covers everything declared, by the ledger alone."""
-        told = [generation for generation in self.generations if generation.steps]
-        last = self.generations[-1].terms
-        void, interval = "", None
-        notes: tuple[str, ...] = ()
-        if any(generation.terms.reproducible_noise for generation in told):
-            void = "reproducible noise: whoever guesses the seed can subtract it"
-        if any(generation.terms.mechanism.noise_multiplier == 0 for generation in told):
-            void = "no noise was added"
-        if len({generation.terms.mechanism.sampler.unit for generation in told}) > 1:
-            void = "the generations of this run protect different units"
-        if not void:
-            interval = self._price(told, last.delta)
-            notes = notes_on(last.mechanism, last.delta, interval)
-        return Guarantee(
-            epsilon=interval,
-            delta=last.delta,
-            unit=last.mechanism.sampler.unit,
-            adjacency=ADJACENCY,
-            noise_multiplier=last.mechanism.noise_multiplier,
-            l2_clip_norm=last.mechanism.l2_clip_norm,
-            void=void,
-            notes=notes,
-        )
-
-    def _extend(self, body: dict[str, Any], head: str) -> None:
-        """Takes in one more line, or raises ValueError if it does not follow the ones before."""
-        if "steps" in body:
-            last = self.generations[-1]
-            first, stop = body["steps"]
-            if first != last.steps.stop or stop <= first:
-                raise ValueError(f"steps {first} to {stop} do not follow the ones before")
-            steps = range(last.steps.start, stop)
-            self.generations[-1] = dataclasses.replace(last, steps=steps)
-        else:
-            index, first = body["generation"], body["first_step"]
-            if index != len(self.generations):
-                raise ValueError(f"generation {index} does not follow the ones before")
-            # The root is new to the first generation; later ones must differ in all copies of it.
-            key = int(head[:16], 16) if index else 0
-            steps = range(first, first)
-            generation = Generation(index, key, _terms(body), body["origin"], steps)
-            self.generations.append(generation)
-            self.beginnings.append(len(self.heads))
-        self.heads.append(head)
-
-    def _price(self, told: list[Generation], delta: float) -> Bound:
-        if not told:
-            return Bound(0.0, 0.0, note="no step was declared: nothing was released")
-        kinds: list[tuple[BatchSampler, float, list[range]]] = []
-        for generation in told:
-            mechanism = generation.terms.mechanism
-            kind = mechanism.sampler, mechanism.noise_multiplier
-            for sampler, noise, stretches in kinds:
-                if (sampler, noise) == kind:
-                    stretches.append(generation.steps)
-                    break
-            else:
-                kinds.append((*kind, [generation.steps]))
-        bounds = [
-            epsilon(sampler.privacy_of(noise, stretches), delta / len(kinds))
-            for sampler, noise, stretches in kinds
-        ]
-        if any(bound.confidence < 1 for bound in bounds):
-            raise LedgerError("a sampler's price is an estimate, and an estimate is no guarantee")
-        only = told[0]
-        if len(told) == 1 and only.steps == range(only.terms.mechanism.sampler.num_steps):
-            return bounds[0]
-        covered = "; ".join(
-            f"generation {g.index}: steps {g.steps.start:,} to {g.steps.stop - 1:,} of "
-            f"{g.terms.mechanism.sampler.num_steps:,}"
-            for g in told
-        )
-        note = (
-            f"counted as declared ({covered}); epochs that were entered count whole except under "
-            "Poisson, and no lower end is computed"
-        )
-        total = math.fsum(bound.upper for bound in bounds)  # of one number: that number
-        upper = total if len(bounds) == 1 else math.nextafter(total, math.inf)
-        return Bound(0.0, upper, note=note)
+from dpsgd.history import NO_HEAD, Generation, History, LedgerError, Terms, line_of
 
 
 class Ledger:
@@ -276,7 +99,7 @@ class Ledger:
         try:
             _lock(descriptor, path)
             content = path.read_bytes()
-            history = _parse(content, path)
+            history = History.parse(content, path)
             whole = content.rfind(b"\n") + 1
             if whole < len(content):
                 os.ftruncate(descriptor, whole)
@@ -304,7 +127,7 @@ class Ledger:
             origin in self.history.heads[self.history.beginnings[-1] :]
         )
         again = step < last.steps.stop
-        if _record(terms) == _record(last.terms) and own and (repeatable or not again):
+        if terms.record() == last.terms.record() and own and (repeatable or not again):
             return last
         return self._begin(terms, step=step, origin=origin)
 
@@ -327,28 +150,24 @@ class Ledger:
             self._append({"steps": [missing.start, missing.stop]})
 
     def _begin(self, terms: Terms, *, step: int, origin: str) -> Generation:
-        self._append(
-            {
-                "generation": len(self.history.generations),
-                "first_step": step,
-                "origin": origin,
-                **_record(terms),
-            }
-        )
+        record = terms.record()
+        Terms.from_record(record)  # what could not be read back is refused before it is written
+        index = len(self.history.generations)
+        self._append({"generation": index, "first_step": step, "origin": origin, **record})
         return self.history.generations[-1]
 
     def _append(self, body: dict[str, Any]) -> None:
-        line, head = _line(body, self.history.head)
+        line, head = line_of(body, self.history.head)
         length = os.fstat(self._descriptor).st_size
         try:
             # One call: the system writes a line of this length whole, or (disk full) in part.
             if os.write(self._descriptor, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._descriptor)
-        except OSError:
+        except OSError as error:
             os.ftruncate(self._descriptor, length)
-            raise
-        self.history._extend(body, head)
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        self.history.extend(body, head)
 
 
 def read(path: Path) -> History:
@@ -358,74 +177,9 @@ def read(path: Path) -> History:
       LedgerError: if it is missing or damaged.
     """
     try:
-        return _parse(path.read_bytes(), path)
+        return History.parse(path.read_bytes(), path)
     except FileNotFoundError:
         raise _missing(path) from None
-
-
-def _parse(content: bytes, path: Path) -> History:
-    history = History()
-    for number, line in enumerate(content.split(b"\n")[:-1], 1):  # what has no end is not a line
-        try:
-            body = json.loads(line)
-            stated = body.pop("hash")
-            expected, head = _line(body, history.head)
-            if stated != head or expected != line + b"\n":
-                raise ValueError("its hash does not fit it and the lines before")
-            history._extend(body, head)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise LedgerError(
-                f"{path}, line {number}: {error or 'damaged'}; the ledger was edited or damaged, "
-                "so what was released cannot be counted; restore it from a copy"
-            ) from None
-    if not history.generations:
-        raise LedgerError(f"{path} is empty: what was released cannot be counted")
-    return history
-
-
-def _line(body: dict[str, Any], previous: str) -> tuple[bytes, str]:
-    """Returns a line of the file and its hash, which covers the lines before by `previous`."""
-    text = json.dumps(body, allow_nan=False)
-    head = hashlib.sha256(f"{previous} {text}".encode()).hexdigest()
-    return f'{text[:-1]}, "hash": "{head}"}}\n'.encode(), head
-
-
-def _record(terms: Terms) -> dict[str, Any]:
-    """Returns `terms` as JSON values."""
-    mechanism = terms.mechanism
-    sampler = mechanism.sampler
-    fields = {f.name: getattr(sampler, f.name) for f in dataclasses.fields(sampler)}
-    finite = math.isfinite(mechanism.l2_clip_norm)
-    record = {
-        "sampler": {"name": type(sampler).__name__, **fields},
-        "noise_multiplier": mechanism.noise_multiplier,
-        "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
-        "unit": sampler.unit,
-        "adjacency": ADJACENCY,
-        "delta": terms.delta,
-        "reproducible_noise": terms.reproducible_noise,
-        "fingerprint": dict(terms.fingerprint),
-    }
-    return json.loads(json.dumps(record, allow_nan=False))  # plain types: what will be read back
-
-
-def _terms(body: dict[str, Any]) -> Terms:
-    """Returns the terms in a line of the ledger, as `_record` wrote them."""
-    fields = dict(body["sampler"])
-    name = fields.pop("name")
-    kind = getattr(samplers, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, BatchSampler)):
-        raise ValueError(f"this version knows no sampler {name!r}, and cannot price it")
-    clip = body["l2_clip_norm"]
-    sampler = kind(**fields)
-    if (sampler.unit, ADJACENCY) != (body["unit"], body["adjacency"]):
-        raise ValueError("this version would price it for another unit or adjacency")
-    return Terms(
-        Mechanism(sampler, body["noise_multiplier"], math.inf if clip is None else clip),
-        body["delta"],
-        body["reproducible_noise"],
-        body["fingerprint"],
-    )
 
 
 def _missing(path: Path) -> LedgerError:

@@ -19,9 +19,10 @@ import numpy as np
 from dpsgd import Diagnostics
 from dpsgd.checkpoint import DAMAGED, Checkpoints
 from dpsgd.files import fsync_folder, parse_json, write_atomically
+from dpsgd.history import History
 from dpsgd.keys import RootKey
-from dpsgd.ledger import History, read
-from experiments.records import checked
+from dpsgd.ledger import read
+from dpsgd.records import checked
 
 PyTree = Any
 

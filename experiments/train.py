@@ -21,7 +21,9 @@ import optax
 from accounting import calibrate
 from dpsgd import Algorithm, Guarantee, Mechanism, RootKey, TrainState, dpsgd, train_blocks
 from dpsgd.checkpoint import Checkpoint
-from dpsgd.ledger import NO_HEAD, Generation, Ledger, Terms
+from dpsgd.history import NO_HEAD, Generation, Terms
+from dpsgd.ledger import Ledger
+from dpsgd.records import build, checked
 from experiments import report
 from experiments.config import SamplerConfig, TrainConfig
 from experiments.criteo.model import ModelConfig, functional
@@ -30,7 +32,6 @@ from experiments.criteo.store import Store
 from experiments.environment import environment
 from experiments.evaluate import evaluate
 from experiments.fingerprint import fingerprint, repeats_exactly
-from experiments.records import build, checked
 from experiments.run_directory import RunDirectory
 from experiments.stop import Stopped, stop_requests
 from samplers import Deterministic

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
+from dpsgd.records import build, checked
 from experiments.criteo.model import ModelConfig, functional
 from experiments.criteo.schema import Schema
-from experiments.records import build, checked
 from experiments.run_directory import RunDirectory
 
 PyTree = Any

@@ -5,9 +5,10 @@ from samplers.base import CHUNK, BatchSampler, EpochPlan, Participations
 from samplers.batches import BatchSource, IndexBatch, IndexBlock, batch
 from samplers.contribution import Contributions, UserPoisson, cap_contributions
 from samplers.deterministic import Deterministic
-from samplers.multistage import Episode, Multistage, UnitsThenPoisson, UnitTree
+from samplers.multistage import Episode, Multistage, UnitsThenPoisson
 from samplers.poisson import Poisson
 from samplers.shuffle import Shuffle
+from samplers.tree import TreeShape, UnitTree
 
 __all__ = [
     "CHUNK",
@@ -24,6 +25,7 @@ __all__ = [
     "Participations",
     "Poisson",
     "Shuffle",
+    "TreeShape",
     "UnitTree",
     "UnitsThenPoisson",
     "UserPoisson",

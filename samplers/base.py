@@ -9,9 +9,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -155,6 +155,20 @@ class BatchSampler(abc.ABC):
         Args:
           noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
         """
+
+    def terms(self) -> dict[str, Any]:
+        """Returns what the price depends on, as JSON values from which `from_terms` makes it again.
+
+        >>> from samplers import Deterministic
+        >>> Deterministic(num_examples=100, batch_size=10).terms()
+        {'num_examples': 100, 'batch_size': 10, 'epochs': 1, 'unit': 'example'}
+        """
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+
+    @classmethod
+    def from_terms(cls, terms: Mapping[str, Any]) -> BatchSampler:
+        """Returns a sampler that has the price of the one whose `terms` these are."""
+        return cls(**terms)
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
         """Returns what a reader of this sampler's price should be warned of, in sentences."""

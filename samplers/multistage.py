@@ -12,7 +12,6 @@ one has.
 from __future__ import annotations
 
 import abc
-import hashlib
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -27,129 +26,8 @@ from accounting.multistage import UnitsThenPoissonProfile, WorstLeafProfile
 from accounting.truncation import log_overflow_probability, smallest_max_batch_size
 from samplers.base import BatchSampler, EpochPlan, Participations
 from samplers.randomness import Key, Stream, bernoulli_successes, uniform_permutation
+from samplers.tree import TreeShape, UnitTree
 from samplers.truncation import REFERENCE_EPSILON, RELATIVE_COST
-
-
-class UnitTree:
-    """Examples as the leaves of a tree of units, in compressed index arrays.
-
-    The children of unit u of level j - 1 are the units starts[j-1][u] : starts[j-1][u + 1] of level
-    j; those of the last level of units are positions in `leaves`. Level 0 is the root.
-
-    Args:
-      starts: For each level j = 0, ..., L-1 of units, int64[units of level j + 1].
-      leaves: The example at each position, int32[num_leaves].
-      labels: For each level of units, names of one level and the label of each of its units.
-
-    Attributes:
-      starts: As given.
-      leaves: As given.
-      labels: As given; a tuple of (column name, labels [units of the level]).
-    """
-
-    def __init__(
-        self,
-        starts: Sequence[np.ndarray],
-        leaves: np.ndarray,
-        labels: Sequence[tuple[str, np.ndarray]],
-    ) -> None:
-        self.starts = tuple(starts)
-        self.leaves = leaves
-        self.labels = tuple(labels)
-        digest = hashlib.sha256()
-        for part in (*self.starts, leaves):
-            digest.update(part.astype("<i8").tobytes() + b"|")
-        self._digest = digest.hexdigest()
-
-    @classmethod
-    def from_columns(cls, columns: Mapping[str, Any]) -> UnitTree:
-        """Builds the tree of the rows of a table; each row is one example, a leaf.
-
-        >>> tree = UnitTree.from_columns({"partner": ["b", "a", "b"], "product": [1, 1, 2]})
-        >>> tree.num_levels, tree.num_leaves, tree.label(2, 1)
-        (3, 3, 'partner=b, product=1')
-
-        Args:
-          columns: One or more columns of equal length, the outermost units first. Units of one
-            label under different parents are different units.
-
-        Raises:
-          ValueError: If there is no column or no row, or columns differ in length.
-        """
-        if not columns:
-            raise ValueError("a tree of units needs at least one column")
-        values = {name: np.asarray(column) for name, column in columns.items()}
-        sizes = {name: column.shape for name, column in values.items()}
-        if len(set(sizes.values())) > 1 or any(len(shape) != 1 for shape in sizes.values()):
-            raise ValueError(f"columns need one value per example, got shapes {sizes}")
-        (rows,) = next(iter(sizes.values()))
-        if rows == 0:
-            raise ValueError("a tree of units needs at least one example")
-        order = np.arange(rows)
-        levels = []
-        unit = np.zeros(rows, np.int64)  # of each row in `order`, among the units of its level
-        for name, column in values.items():
-            distinct, code = np.unique(column, return_inverse=True)
-            key = unit * distinct.size + code[order]
-            by_unit = np.argsort(key, kind="stable")
-            order, key = order[by_unit], key[by_unit]
-            first = np.concatenate([[True], key[1:] != key[:-1]])
-            parent, unit = unit[by_unit][first], np.cumsum(first) - 1
-            levels.append((name, distinct[code[order[first]]], parent))
-        starts = []
-        parents = [parent for _, _, parent in levels] + [unit]
-        for children in parents:
-            counts = np.bincount(children)
-            starts.append(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
-        return cls(starts, order.astype(np.int32), [level[:2] for level in levels])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, UnitTree) and self._digest == other._digest
-
-    def __hash__(self) -> int:
-        return hash(self._digest)
-
-    def __repr__(self) -> str:
-        units = ", ".join(f"{labels.size} x {name}" for name, labels in self.labels)
-        return f"UnitTree({units}, {self.num_leaves} leaves)"
-
-    @property
-    def num_levels(self) -> int:
-        """Number of levels L, that of the leaves included."""
-        return len(self.starts)
-
-    @property
-    def num_leaves(self) -> int:
-        """Number of examples."""
-        return self.leaves.size
-
-    def sizes(self, level: int) -> np.ndarray:
-        """Returns the number of children of each unit of `level`, 0 <= level < L."""
-        return np.diff(self.starts[level])
-
-    def label(self, level: int, unit: int) -> str:
-        """Returns the labels on the path to a unit of `level` >= 1; "the root" for level 0."""
-        path = []
-        for j in range(level, 0, -1):
-            name, labels = self.labels[j - 1]
-            path.append(f"{name}={labels[unit]}")
-            unit = int(np.searchsorted(self.starts[j - 1], unit, side="right")) - 1
-        return ", ".join(reversed(path)) or "the root"
-
-    def units_of(self, positions: np.ndarray, level: int) -> np.ndarray:
-        """Returns the unit of `level` >= 1 of leaves, given their positions in `leaves`."""
-        unit = positions
-        for j in range(self.num_levels - 1, level - 1, -1):
-            unit = np.searchsorted(self.starts[j], unit, side="right") - 1
-        return unit
-
-    def paths(self) -> list[tuple[int, ...]]:
-        """Returns the distinct (N_1, ..., N_L) on the paths of the leaves."""
-        table = self.sizes(0)[:, None]
-        for level in range(1, self.num_levels):
-            parent = np.repeat(np.arange(self.sizes(level - 1).size), self.sizes(level - 1))
-            table = np.column_stack([table[parent], self.sizes(level)])
-        return [tuple(int(size) for size in path) for path in np.unique(table, axis=0)]
 
 
 class Episode(NamedTuple):
@@ -233,7 +111,7 @@ def _first_distinct(key: Key, sizes: np.ndarray, count: int) -> tuple[np.ndarray
     return np.take_along_axis(value, order, axis=1).astype(np.int64), good
 
 
-def _check_draws(tree: UnitTree, draws: Sequence[int], levels: int) -> tuple[int, ...]:
+def _check_draws(tree: UnitTree | TreeShape, draws: Sequence[int], levels: int) -> tuple[int, ...]:
     """Returns the draws as integers, each possible for every unit, or raises a ValueError."""
     if len(draws) != levels:
         raise ValueError(
@@ -248,11 +126,10 @@ def _check_draws(tree: UnitTree, draws: Sequence[int], levels: int) -> tuple[int
             raise ValueError(f"draws[{level}] must be an integer, got {count!r}") from None
         if count < 1:
             raise ValueError(f"draws[{level}] must be at least 1, got {count}")
-        sizes = tree.sizes(level)
-        small = int(np.argmin(sizes))
-        if sizes[small] < count:
+        size, label = tree.smallest(level)
+        if size < count:
             raise ValueError(
-                f"{tree.label(level, small)} has {sizes[small]} children, fewer than "
+                f"{label} has {size} children, fewer than "
                 f"draws[{level}] = {count}: draw fewer, or leave out or merge small units"
             )
         checked.append(count)
@@ -271,11 +148,32 @@ class EpisodeSampler(BatchSampler, abc.ABC):
     batch_size: int = field(init=False)
     epochs: int = field(default=1, kw_only=True)
     """Episodes, of one step each."""
+    tree: UnitTree | TreeShape
+    """Units and, as leaves, the examples; of a sampler that is only to be priced, their shape."""
+    draws: tuple[int, ...]
+    """n_1, n_2, ...: how many are drawn of the children of each drawn unit."""
 
     @property
     def steps_per_epoch(self) -> int:
         """1: an episode is one step."""
         return 1
+
+    @property
+    def drawn_tree(self) -> UnitTree:
+        """The tree, or ValueError where only its shape is known."""
+        if isinstance(self.tree, TreeShape):
+            raise ValueError("only the shape of this sampler's tree is known: it can not be drawn")
+        return self.tree
+
+    def terms(self) -> dict[str, Any]:
+        """Returns what the price depends on; of the tree, its shape and digest."""
+        return {**super().terms(), "tree": self.tree.shape.terms()}
+
+    @classmethod
+    def from_terms(cls, terms: Mapping[str, Any]) -> EpisodeSampler:
+        """Returns a sampler that has the price of the one whose `terms` these are."""
+        tree, draws = TreeShape.from_terms(terms["tree"]), tuple(terms["draws"])
+        return cls(**{**terms, "tree": tree, "draws": draws})
 
     @abc.abstractmethod
     def members(self, seed: int, step: int) -> np.ndarray:
@@ -321,10 +219,6 @@ class Multistage(EpisodeSampler):
         is out of range.
     """
 
-    tree: UnitTree
-    """Units and, as leaves, the examples."""
-    draws: tuple[int, ...]
-    """n_1, ..., n_L: how many are drawn of the children of each drawn unit."""
     clipped_level: int | None = field(default=None, kw_only=True)
     """Level c of the units whose gradient the training clips as one; by default L, the examples."""
     protected_level: int | None = field(default=None, kw_only=True)
@@ -343,7 +237,7 @@ class Multistage(EpisodeSampler):
                 f"protected_level must be clipped_level = {self._clipped} or that of the examples, "
                 f"{levels}, got {self.protected_level}"
             )
-        named = "example" if self._protected == levels else self.tree.labels[self._protected - 1][0]
+        named = (*self.tree.shape.names, "example")[self._protected - 1]
         object.__setattr__(self, "unit", named)
         object.__setattr__(self, "num_examples", self.tree.num_leaves)
         object.__setattr__(self, "batch_size", math.prod(self.draws))
@@ -379,7 +273,7 @@ class Multistage(EpisodeSampler):
         Source: the proof is in `accounting.multistage`.
         """
         level = self._protected
-        paths = tuple(dict.fromkeys(path[:level] for path in self.tree.paths()))
+        paths = tuple(dict.fromkeys(path[:level] for path in self.tree.shape.worst_paths))
         clipped = min(self._clipped, level)
         return WorstLeafProfile(noise_multiplier, self.epochs, self.draws[:level], paths, clipped)
 
@@ -390,8 +284,9 @@ class Multistage(EpisodeSampler):
           seed: The sampling secret, an integer >= 0 of any size.
           step: Step, counted over the whole run.
         """
-        positions, units = _descend(self.tree, self.draws, seed, step)
-        return Episode(self.tree.leaves[positions], units)
+        tree = self.drawn_tree
+        positions, units = _descend(tree, self.draws, seed, step)
+        return Episode(tree.leaves[positions], units)
 
     def members(self, seed: int, step: int) -> np.ndarray:
         """Draws who takes part in a step: int32[batch_size], in the order of `EpochPlan`."""
@@ -438,10 +333,6 @@ class UnitsThenPoisson(EpisodeSampler):
         is out of range.
     """
 
-    tree: UnitTree
-    """Units and, as leaves, the examples."""
-    draws: tuple[int, ...]
-    """n_1, ..., n_{L-1}: how many units are drawn of the children of each drawn unit."""
     sampling_prob: float
     """Probability q with which an example of a drawn unit takes part."""
     max_batch_size: int | None = field(default=None, kw_only=True)  # type: ignore[assignment]
@@ -470,25 +361,14 @@ class UnitsThenPoisson(EpisodeSampler):
             raise ValueError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
 
     @property
-    def _unit_probs(self) -> np.ndarray:
-        """Probability with which each unit of level L - 1 is drawn."""
-        probs = np.ones(1)
-        for level, count in enumerate(self.draws):
-            sizes = self.tree.sizes(level)
-            probs = np.repeat(probs * count / sizes, sizes)
-        return probs
-
-    @property
     def expected_batch_size(self) -> float:
         """Mean size of a batch, by which the noisy sum is divided."""
-        leaves = self.tree.sizes(self.tree.num_levels - 1)
-        return float(self.sampling_prob * np.dot(self._unit_probs, leaves))
+        return self.sampling_prob * math.prod(self.draws) * self.tree.shape.mean_leaves
 
     @property
     def most_examples(self) -> int:
         """Upper bound on the number of examples in the drawn units together."""
-        largest = int(self.tree.sizes(self.tree.num_levels - 1).max())
-        return min(self.num_examples, math.prod(self.draws) * largest)
+        return min(self.num_examples, math.prod(self.draws) * self.tree.shape.most_leaves)
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the leaf level's price, with the drawn units treated as known, and truncation's.
@@ -496,8 +376,9 @@ class UnitsThenPoisson(EpisodeSampler):
         The leaf whose unit is drawn most often costs most. At most `most_examples` decide about a
         batch, so that its size is at most Binomial(most_examples, sampling_prob), in law.
         """
+        likeliest = self.tree.shape.likeliest(self.draws)
         profile = UnitsThenPoissonProfile(
-            noise_multiplier, self.epochs, float(self._unit_probs.max()), self.sampling_prob
+            noise_multiplier, self.epochs, likeliest, self.sampling_prob
         )
         cap = cast(int, self.max_batch_size)
         if cap >= self.most_examples:
@@ -507,18 +388,19 @@ class UnitsThenPoisson(EpisodeSampler):
 
     def members(self, seed: int, step: int) -> np.ndarray:
         """Draws who takes part in a step, ascending: int32[size]."""
-        nodes, _ = _descend(self.tree, self.draws, seed, step)
-        starts, units = self.tree.starts[-1], np.sort(nodes, axis=None)
+        tree = self.drawn_tree
+        nodes, _ = _descend(tree, self.draws, seed, step)
+        starts, units = tree.starts[-1], np.sort(nodes, axis=None)
         ends = np.cumsum(starts[units + 1] - starts[units])
         with localcontext() as context:  # the same float on every machine, right for small q
             context.prec = 50
             kept = 1 - Decimal(self.sampling_prob)
             rate = math.inf if kept == 0 else float(-kept.ln())
-        key = Key(seed, Stream.PARTICIPATION, step, self.tree.num_levels << 48)
+        key = Key(seed, Stream.PARTICIPATION, step, tree.num_levels << 48)
         trials = bernoulli_successes(key, rate, int(ends[-1]))
         which = np.searchsorted(ends, trials, side="right")
         positions = trials - ends[which] + starts[units[which] + 1]
-        return np.sort(self.tree.leaves[positions])
+        return np.sort(tree.leaves[positions])
 
     def passes(self, members: np.ndarray, seed: int, step: int) -> list[np.ndarray]:
         """Cuts a step's examples to `max_batch_size` uniformly at random."""

@@ -20,8 +20,8 @@ import numpy as np
 
 from dpsgd.checkpoint import DAMAGED
 from dpsgd.files import parse_json
+from dpsgd.records import build, checked
 from experiments.criteo.schema import Schema
-from experiments.records import build, checked
 
 Columns = dict[str, np.ndarray]
 """Column name to array, all with the same number of rows."""

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from dpsgd.records import build, checked
 from experiments.config import SAMPLERS, SamplerConfig, TrainConfig
-from experiments.records import build, checked
 
 Axis = Literal[
     "noise_multiplier", "target_epsilon", "batch_size", "epochs", "learning_rate", "l2_clip_norm"

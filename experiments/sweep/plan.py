@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpsgd.records import build
 from experiments.config import SamplerConfig, TrainConfig
-from experiments.records import build
 from experiments.sweep.config import Grid, Sweep
 
 IN_SAMPLER = ("batch_size", "epochs")

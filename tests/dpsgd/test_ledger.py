@@ -5,15 +5,28 @@ import json
 import math
 import os
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import epsilon
+from accounting import Bound, epsilon
 from dpsgd import Mechanism
-from dpsgd.ledger import NO_HEAD, Ledger, LedgerError, Terms, _line, read
-from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
+from dpsgd.history import NO_HEAD, LedgerError, Terms, line_of
+from dpsgd.ledger import Ledger, read
+from samplers import (
+    BallsAndBins,
+    BatchSource,
+    Deterministic,
+    Multistage,
+    Poisson,
+    Shuffle,
+    UnitsThenPoisson,
+    UnitTree,
+    UserPoisson,
+)
 
 SIZES = {"num_examples": 640, "batch_size": 64, "epochs": 4}  # 10 steps an epoch
 SAMPLERS = [
@@ -24,6 +37,20 @@ SAMPLERS = [
     BallsAndBins(**SIZES, assignment="fixed", overflow="accumulate", max_batch_size=80),
 ]
 DELTA = 1e-4
+
+# Shops of 12 to 18 products of 2 to 7 examples, in three levels, the rows in no order.
+_RNG = np.random.default_rng(0)
+_PRODUCTS = np.repeat(np.arange(120), _RNG.integers(2, 8, 120))
+_ROWS = _RNG.permutation(_PRODUCTS.size)
+TREE = UnitTree.from_columns({"shop": _PRODUCTS[_ROWS] // 15, "product": _PRODUCTS[_ROWS]})
+OF_UNITS = [
+    Multistage(TREE, (3, 2, 2), epochs=40),
+    Multistage(TREE, (3, 2, 2), epochs=40, clipped_level=2),
+    Multistage(TREE, (3, 2, 2), epochs=40, clipped_level=1, protected_level=1),
+    UnitsThenPoisson(TREE, (3, 2), 0.25, epochs=40),
+    UserPoisson(**SIZES, max_contributions=3),
+]
+"""Samplers whose units are not the rows, 40 steps each."""
 
 
 def terms(sampler, *, noise_multiplier=1.0, code="a", reproducible=False):
@@ -61,6 +88,81 @@ def test_the_file_alone_gives_back_the_terms(path, sampler):
     assert told.mechanism == terms(sampler).mechanism
     assert told.mechanism.sampler.max_batch_size == sampler.max_batch_size
     assert told.delta == DELTA
+
+
+@pytest.mark.parametrize("sampler", OF_UNITS, ids=lambda s: f"{type(s).__name__} {s.unit}")
+def test_samplers_of_units_are_priced_by_the_file_alone(path, sampler):
+    with Ledger.create(path, terms(sampler)) as ledger:
+        ledger.declare(range(40))
+        assert ledger.resume(terms(sampler), step=40, origin=ledger.history.head, repeatable=True)
+    history = read(path)
+    assert len(history.generations) == 1  # these are the terms that it was created with
+    guarantee = history.guarantee()
+    assert guarantee.epsilon == epsilon(sampler.privacy(1.0), DELTA)
+    assert guarantee.unit == sampler.unit
+    assert f"unit: one {sampler.unit}" in guarantee.sentence()
+    assert len(path.read_text()) < 4_000  # the shape of the tree, and not the tree
+
+
+def test_a_tree_of_the_same_shape_with_other_examples_is_another_tree(path):
+    with Ledger.create(path, terms(OF_UNITS[0])) as ledger:
+        ledger.declare(range(8))
+        moved = UnitTree(TREE.starts, TREE.leaves[::-1].copy(), TREE.labels)
+        other = terms(Multistage(moved, (3, 2, 2), epochs=40))
+        how = {"step": 8, "origin": ledger.history.head, "repeatable": True}
+        assert ledger.resume(other, **how).index == 1
+
+
+def test_a_sampler_read_from_the_file_does_not_draw(path):
+    Ledger.create(path, terms(OF_UNITS[0])).close()
+    sampler = read(path).generations[0].terms.mechanism.sampler
+    with pytest.raises(ValueError, match="only the shape of this sampler's tree is known"):
+        BatchSource(sampler, seed=1).batch(0)
+
+
+class Unexported(Deterministic):
+    """A sampler that nobody can read back by its name."""
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (terms(Unexported(**SIZES)), "knows no sampler 'Unexported'"),
+        (replace(terms(SAMPLERS[0]), fingerprint={"at": object()}), "holds JSON values"),
+    ],
+    ids=["sampler", "fingerprint"],
+)
+def test_what_could_not_be_read_back_is_not_written(path, bad, why):
+    with pytest.raises(ValueError, match=why):
+        Ledger.create(path, bad)
+    assert path.read_bytes() == b""
+
+
+def test_numbers_of_numpy_are_numbers(path):
+    plain, numpy = (replace(terms(SAMPLERS[3]), fingerprint={"n": n}) for n in (2, np.int64(2)))
+    with Ledger.create(path, numpy) as ledger:
+        again = ledger.resume(plain, step=0, origin=NO_HEAD, repeatable=True)
+    assert again.index == 0
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_an_unfinished_run_names_the_price_of_stopping_by_looking(path, sampler):
+    declared(path, sampler, [(0, 8)])
+    (caveat,) = [note for note in read(path).guarantee().notes if "stop" in note]
+    assert f"{epsilon(sampler.privacy(1.0), DELTA):.4f}" in caveat
+    with Ledger.open(path) as ledger:
+        ledger.declare(range(8, 40))
+    assert not [note for note in read(path).guarantee().notes if "stop" in note]
+
+
+def test_the_price_of_stopping_by_looking_counts_all_generations(path):
+    declared(path, SAMPLERS[2], [(0, 16)])
+    with Ledger.open(path) as ledger:
+        head = ledger.history.heads[1]
+        ledger.resume(terms(SAMPLERS[2], code="b"), step=8, origin=head, repeatable=True)
+        ledger.declare(range(8, 16))
+    whole = epsilon(SAMPLERS[2].privacy_of(1.0, [range(16), range(8, 40)]), DELTA).upper
+    assert f"{Bound(0.0, whole):.4f}" in read(path).guarantee().notes[-1]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -244,7 +346,7 @@ def test_a_forged_line_with_a_right_hash_of_its_own_breaks_with_those_that_follo
     lines = declared(path).read_bytes().splitlines(keepends=True)
     body = json.loads(lines[0])
     del body["hash"]
-    forged, _ = _line(body | {"noise_multiplier": 9.0}, NO_HEAD)
+    forged, _ = line_of(body | {"noise_multiplier": 9.0}, NO_HEAD)
     path.write_bytes(forged + b"".join(lines[1:]))
     with pytest.raises(LedgerError, match="line 2: its hash does not fit"):
         read(path)
@@ -295,7 +397,7 @@ def test_a_sampler_that_this_version_cannot_price_is_refused(path):
     content = declared(path).read_text()
     body = json.loads(content.splitlines()[0].replace("BallsAndBins", "Roulette"))
     del body["hash"]
-    path.write_bytes(_line(body, NO_HEAD)[0])
+    path.write_bytes(line_of(body, NO_HEAD)[0])
     with pytest.raises(LedgerError, match=r"line 1: this version knows no sampler 'Roulette'"):
         read(path)
 
@@ -317,7 +419,7 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(path, monkeypatch, fails):
     with Ledger.open(path) as ledger:
         with monkeypatch.context() as patch:
             patch.setattr(os, fails, half if fails == "write" else full)
-            with pytest.raises(OSError, match="No space left"):
+            with pytest.raises(OSError, match=f"No space left.*{path}"):
                 ledger.declare(range(16, 24))
         assert path.read_bytes() == before
         assert ledger.history.generations[0].steps == range(0, 16)
@@ -346,8 +448,8 @@ def test_reading_a_million_declared_steps_takes_no_time_that_anybody_notices(pat
         lines = []
         for first in range(0, 1_000_000, 64):
             steps = {"steps": [first, min(first + 64, 1_000_000)]}
-            line, head = _line(steps, ledger.history.head)
-            ledger.history._extend(steps, head)
+            line, head = line_of(steps, ledger.history.head)
+            ledger.history.extend(steps, head)
             lines.append(line)
     with open(path, "ab") as file:
         file.write(b"".join(lines))

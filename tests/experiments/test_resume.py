@@ -16,13 +16,13 @@ import pytest
 from accounting import epsilon
 from dpsgd import RootKey
 from dpsgd.ledger import Ledger, read
+from dpsgd.records import build
 from experiments import config, fingerprint
 from experiments import train as training
 from experiments.cli import main
 from experiments.commands.train import STOPPED
 from experiments.criteo import synthetic
 from experiments.criteo.model import ModelConfig
-from experiments.records import build
 from experiments.run_directory import DIAGNOSTICS, RunDirectory
 from experiments.stop import stop_requests
 

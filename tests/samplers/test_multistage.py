@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 import pickle
 import time
@@ -18,7 +19,8 @@ from accounting import TruncatedProfile, epsilon
 from accounting.multistage import MultistageProfile, UnitsThenPoissonProfile, WorstLeafProfile
 from samplers import BatchSource
 from samplers.base import CHUNK
-from samplers.multistage import Multistage, UnitsThenPoisson, UnitTree
+from samplers.multistage import Multistage, UnitsThenPoisson
+from samplers.tree import TreeShape, UnitTree
 
 FALSE_ALARM = 1e-6
 
@@ -300,3 +302,26 @@ def test_draws_from_ten_million_leaves_take_milliseconds():
         for step in range(10):
             assert sampler.members(0, step).size == 8192
         assert (time.process_time() - began) / 10 <= 5e-3
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_the_shape_has_what_the_prices_need_of_the_tree(rows):
+    a, b = (np.array(column) for column in zip(*rows, strict=True))
+    tree = UnitTree.from_columns({"a": a, "b": b})
+    paths, lowest = tree.paths(), tree.shape.worst_paths
+
+    def below(path, other):
+        return all(x <= y for x, y in zip(path, other, strict=True))
+
+    assert set(lowest) == {p for p in paths if not any(below(q, p) and q != p for q in paths)}
+    assert tree.shape.most_leaves == max(path[-1] for path in paths)
+    for level in range(3):
+        assert tree.shape.smallest(level)[0] == tree.smallest(level)[0]
+    # Of each example, the probability of being reached where each level but the last draws one.
+    sizes = [tree.sizes(level) for level in range(3)]
+    units = [tree.units_of(np.arange(tree.num_leaves), level) for level in (1, 2)]
+    reached = 1 / sizes[0][0] / sizes[1][units[0]]
+    assert tree.shape.mean_leaves == pytest.approx(reached.sum(), rel=1e-12)
+    assert tree.shape.likeliest((1, 1)) == pytest.approx(reached.max(), rel=1e-12)
+    assert TreeShape.from_terms(json.loads(json.dumps(tree.shape.terms()))) == tree.shape == tree

@@ -1,0 +1,229 @@
+"""A public tree of units within units, with examples as leaves, and what a price needs of it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """What the price of drawing from a tree depends on: enough to price, and not to draw.
+
+    With more children of the units on its path a leaf is drawn less often, and costs less. So only
+    the paths count that no other path is below in every level.
+
+    Attributes:
+      digest: SHA-256 of the tree, as hexadecimal digits.
+      names: What the units of each level below the root are, outermost first.
+      num_leaves: Number of examples.
+      most_leaves: Examples of the largest unit of the last level.
+      mean_leaves: Mean number of examples of a unit that is reached from the root by drawing one
+        child uniformly at each level.
+      worst_paths: (N_1, ..., N_L), the numbers of children on a leaf's path from the root, of the
+        leaves that may cost most.
+    """
+
+    digest: str
+    names: tuple[str, ...]
+    num_leaves: int
+    most_leaves: int
+    mean_leaves: float
+    worst_paths: tuple[tuple[int, ...], ...]
+
+    def __repr__(self) -> str:
+        named = "".join(f"{name}, " for name in self.names)
+        return f"TreeShape({named}{self.num_leaves} leaves, {self.digest[:8]})"
+
+    @property
+    def shape(self) -> TreeShape:
+        """Itself, as a tree's is."""
+        return self
+
+    @property
+    def num_levels(self) -> int:
+        """Number of levels L, that of the leaves included."""
+        return len(self.names) + 1
+
+    def smallest(self, level: int) -> tuple[int, str]:
+        """Returns the number of children of the smallest unit of `level`, and what it is."""
+        what = f"some {self.names[level - 1]}" if level else "the root"
+        return min(path[level] for path in self.worst_paths), what
+
+    def likeliest(self, draws: Sequence[int]) -> float:
+        """Returns the largest probability with which a unit of level len(draws) is drawn.
+
+        Args:
+          draws: n_1, n_2, ...: how many are drawn of the children of each drawn unit.
+        """
+        return max(
+            math.prod(drawn / size for drawn, size in zip(draws, path, strict=False))
+            for path in self.worst_paths
+        )
+
+    def terms(self) -> dict[str, Any]:
+        """Returns the shape as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_terms(cls, terms: Mapping[str, Any]) -> TreeShape:
+        """Returns the shape whose `terms` these are."""
+        paths = tuple(tuple(path) for path in terms["worst_paths"])
+        return cls(**{**terms, "names": tuple(terms["names"]), "worst_paths": paths})
+
+
+class UnitTree:
+    """Examples as the leaves of a tree of units, in compressed index arrays.
+
+    The children of unit u of level j - 1 are the units starts[j-1][u] : starts[j-1][u + 1] of level
+    j; those of the last level of units are positions in `leaves`. Level 0 is the root.
+
+    Args:
+      starts: For each level j = 0, ..., L-1 of units, int64[units of level j + 1].
+      leaves: The example at each position, int32[num_leaves].
+      labels: For each level of units, names of one level and the label of each of its units.
+
+    Attributes:
+      starts: As given.
+      leaves: As given.
+      labels: As given; a tuple of (column name, labels [units of the level]).
+      shape: What the price of drawing from the tree depends on.
+    """
+
+    def __init__(
+        self,
+        starts: Sequence[np.ndarray],
+        leaves: np.ndarray,
+        labels: Sequence[tuple[str, np.ndarray]],
+    ) -> None:
+        self.starts = tuple(starts)
+        self.leaves = leaves
+        self.labels = tuple(labels)
+        self.shape = self._shape()
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Any]) -> UnitTree:
+        """Builds the tree of the rows of a table; each row is one example, a leaf.
+
+        >>> tree = UnitTree.from_columns({"partner": ["b", "a", "b"], "product": [1, 1, 2]})
+        >>> tree.num_levels, tree.num_leaves, tree.label(2, 1)
+        (3, 3, 'partner=b, product=1')
+
+        Args:
+          columns: One or more columns of equal length, the outermost units first. Units of one
+            label under different parents are different units.
+
+        Raises:
+          ValueError: If there is no column or no row, or columns differ in length.
+        """
+        if not columns:
+            raise ValueError("a tree of units needs at least one column")
+        values = {name: np.asarray(column) for name, column in columns.items()}
+        sizes = {name: column.shape for name, column in values.items()}
+        if len(set(sizes.values())) > 1 or any(len(shape) != 1 for shape in sizes.values()):
+            raise ValueError(f"columns need one value per example, got shapes {sizes}")
+        (rows,) = next(iter(sizes.values()))
+        if rows == 0:
+            raise ValueError("a tree of units needs at least one example")
+        order = np.arange(rows)
+        levels = []
+        unit = np.zeros(rows, np.int64)  # of each row in `order`, among the units of its level
+        for name, column in values.items():
+            distinct, code = np.unique(column, return_inverse=True)
+            key = unit * distinct.size + code[order]
+            by_unit = np.argsort(key, kind="stable")
+            order, key = order[by_unit], key[by_unit]
+            first = np.concatenate([[True], key[1:] != key[:-1]])
+            parent, unit = unit[by_unit][first], np.cumsum(first) - 1
+            levels.append((name, distinct[code[order[first]]], parent))
+        starts = []
+        parents = [parent for _, _, parent in levels] + [unit]
+        for children in parents:
+            counts = np.bincount(children)
+            starts.append(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        return cls(starts, order.astype(np.int32), [level[:2] for level in levels])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UnitTree | TreeShape) and self.shape == other.shape
+
+    def __hash__(self) -> int:
+        return hash(self.shape)
+
+    def __repr__(self) -> str:
+        units = ", ".join(f"{labels.size} x {name}" for name, labels in self.labels)
+        return f"UnitTree({units}, {self.num_leaves} leaves)"
+
+    @property
+    def num_levels(self) -> int:
+        """Number of levels L, that of the leaves included."""
+        return len(self.starts)
+
+    @property
+    def num_leaves(self) -> int:
+        """Number of examples."""
+        return self.leaves.size
+
+    def smallest(self, level: int) -> tuple[int, str]:
+        """Returns the number of children of the smallest unit of `level`, and the unit's label."""
+        sizes = self.sizes(level)
+        unit = int(np.argmin(sizes))
+        return int(sizes[unit]), self.label(level, unit)
+
+    def sizes(self, level: int) -> np.ndarray:
+        """Returns the number of children of each unit of `level`, 0 <= level < L."""
+        return np.diff(self.starts[level])
+
+    def label(self, level: int, unit: int) -> str:
+        """Returns the labels on the path to a unit of `level` >= 1; "the root" for level 0."""
+        path = []
+        for j in range(level, 0, -1):
+            name, labels = self.labels[j - 1]
+            path.append(f"{name}={labels[unit]}")
+            unit = int(np.searchsorted(self.starts[j - 1], unit, side="right")) - 1
+        return ", ".join(reversed(path)) or "the root"
+
+    def units_of(self, positions: np.ndarray, level: int) -> np.ndarray:
+        """Returns the unit of `level` >= 1 of leaves, given their positions in `leaves`."""
+        unit = positions
+        for j in range(self.num_levels - 1, level - 1, -1):
+            unit = np.searchsorted(self.starts[j], unit, side="right") - 1
+        return unit
+
+    def paths(self) -> list[tuple[int, ...]]:
+        """Returns the distinct (N_1, ..., N_L) on the paths of the leaves."""
+        table = self.sizes(0)[:, None]
+        for level in range(1, self.num_levels):
+            parent = np.repeat(np.arange(self.sizes(level - 1).size), self.sizes(level - 1))
+            table = np.column_stack([table[parent], self.sizes(level)])
+        return [tuple(int(size) for size in path) for path in np.unique(table, axis=0)]
+
+    def _shape(self) -> TreeShape:
+        digest = hashlib.sha256()
+        for part in (*self.starts, self.leaves):
+            digest.update(part.astype("<i8").tobytes() + b"|")
+        reached = np.ones(1)  # each unit's probability, where each level draws one child uniformly
+        for level in range(self.num_levels - 1):
+            reached = np.repeat(reached / self.sizes(level), self.sizes(level))
+        leaves = self.sizes(self.num_levels - 1)
+        return TreeShape(
+            digest=digest.hexdigest(),
+            names=tuple(name for name, _ in self.labels),
+            num_leaves=self.num_leaves,
+            most_leaves=int(leaves.max()),
+            mean_leaves=float(np.dot(reached, leaves)),
+            worst_paths=_lowest(self.paths()),
+        )
+
+
+def _lowest(paths: list[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Returns the paths, given in ascending order, that no other path is below in every level."""
+    lowest = np.empty((0, len(paths[0])), np.int64)
+    for path in paths:  # what is below a path comes before it
+        if not np.all(lowest <= path, axis=1).any():
+            lowest = np.vstack([lowest, path])
+    return tuple(tuple(int(size) for size in path) for path in lowest)
