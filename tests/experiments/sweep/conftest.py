@@ -1,0 +1,35 @@
+"""A sweep's finished runs without the training: reports are made up."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.sweep.config import Grid, Sweep
+from experiments.sweep.plan import plan
+from experiments.sweep.summary import METRICS, summarize
+
+
+@pytest.fixture
+def summary_of():
+    """Returns the summary of a sweep whose runs report `auc(run, metric)`."""
+
+    def make(auc, *grids, repetitions=2):
+        sweep = Sweep("A title", tuple(Grid(**grid) for grid in grids), repetitions)
+        finished = []
+        for run in plan(sweep, Path("store"), Path("runs"), "sweep"):
+            sigma = run.cell.noise_multiplier or 0.0
+            if run.cell.target_epsilon:
+                sigma = 2.0 / run.cell.target_epsilon
+            price = {"epsilon_lower": 1.0, "epsilon_upper": 1.25} if sigma else {}
+            report = {
+                **{metric: auc(run, metric) for metric in METRICS},
+                "noise_multiplier": sigma,
+                "epsilon_lower": None,
+                "epsilon_upper": None,
+                "delta": 1e-5,
+                **price,
+            }
+            finished.append((run, report))
+        return summarize(sweep, Path("store"), finished)
+
+    return make

@@ -1,0 +1,107 @@
+"""What a sweep shows is what its runs reported, and it says what it does not cover."""
+
+import json
+import statistics
+
+import pytest
+
+from experiments.sweep import tables
+from experiments.sweep.summary import NOT_COVERED, Estimate
+
+NOISE = {
+    "x": "noise_multiplier",
+    "sampler": ("shuffle", "poisson"),
+    "noise_multiplier": (2.0, 0.5),
+    "non_private": True,
+}
+
+
+def auc(run, metric):
+    """Falls with the noise, is a little higher for Poisson, and spreads over repetitions."""
+    del metric
+    noise = run.cell.noise_multiplier or 0.0
+    poisson = run.cell.sampler.name == "poisson"
+    return 0.8 - 0.1 * noise + 0.01 * poisson + 0.002 * run.config.init_seed
+
+
+def test_means_and_standard_deviations_are_those_of_the_repetitions(summary_of):
+    summary = summary_of(auc, NOISE, repetitions=3)
+    (panel,) = summary.panels
+    assert panel.xs == [0.5, 2.0, None]
+    assert list(panel.lines) == ["shuffle", "poisson"]
+    result = panel.at("poisson", 2.0)
+    values = [0.61, 0.612, 0.614]
+    assert result["test_auc"].mean == pytest.approx(statistics.fmean(values))
+    assert result["test_auc"].sd == pytest.approx(statistics.stdev(values))
+    assert len(result.runs) == 3
+
+
+def test_the_record_names_every_cell_its_runs_and_what_is_not_covered(summary_of):
+    record = json.loads(json.dumps(summary_of(auc, NOISE).record(), allow_nan=False))
+    assert len(record["cells"]) == 2 * 3
+    assert set(NOT_COVERED) <= set(record["not_covered"])
+    for line in record["panels"][0]["lines"].values():
+        assert all(name in record["cells"] for name in line)
+    cell = record["cells"]["poisson-nonprivate-b1024-e10-lr0.003"]
+    assert cell["epsilon_upper"] is None
+    assert cell["runs"] == [f"poisson-nonprivate-b1024-e10-lr0.003-r{i}" for i in range(2)]
+
+
+def test_every_number_of_the_figure_stands_in_the_table(summary_of):
+    summary = summary_of(auc, NOISE)
+    page = tables.markdown(summary)
+    for result in summary.results:
+        assert str(result["test_auc"]) in page
+    assert all(statement in page for statement in NOT_COVERED)
+    assert "[1.00, 1.25]" in page
+
+
+def test_a_tuned_axis_is_chosen_by_validation_rows_and_said_to_be(summary_of):
+    def better_on_the_test_rows(run, metric):
+        fast = run.config.learning_rate == 0.1
+        return 0.7 + 0.1 * (fast == (metric == "test_auc"))
+
+    grid = {**NOISE, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
+    summary = summary_of(better_on_the_test_rows, grid)
+    shown = [result for line in summary.panels[0].lines.values() for result in line]
+    assert len(shown) == 2 * 3
+    assert {result.cell.learning_rate for result in shown} == {0.01}
+    assert len(summary.results) == 2 * 3 * 2  # what was not chosen is not hidden
+    assert any("learning_rate" in statement for statement in summary.statements)
+
+
+PRIVACY = {"x": "target_epsilon", "sampler": ("shuffle", "poisson"), "target_epsilon": (1.0, 8.0)}
+
+
+@pytest.mark.parametrize(("gap", "told_apart"), [(0.1, True), (1e-4, False)])
+def test_the_verdict_names_the_best_sampler_and_those_that_cannot_be_told_from_it(
+    summary_of, gap, told_apart
+):
+    def scored(run, metric):
+        return 0.7 + gap * (run.cell.sampler.name == "poisson") + 0.002 * run.config.init_seed
+
+    panel = summary_of(scored, PRIVACY).panels[0]
+    first, second = tables.verdicts(panel)
+    assert first.startswith("at epsilon 1: poisson")
+    assert second.startswith("at epsilon 8: poisson")
+    assert ("shuffle" in first) is not told_apart
+    header, rows = tables.tables(panel)["noise multiplier σ"]
+    assert (header, rows[0]) == (["ε", "shuffle", "poisson"], ["1", "2", "2"])
+
+
+def test_lines_are_named_by_what_tells_them_apart(summary_of):
+    grid = {
+        "x": "batch_size",
+        "sampler": "poisson",
+        "batch_size": (64, 256),
+        "target_epsilon": (1.0, 3.0),
+        "non_private": True,
+    }
+    lines = summary_of(auc, grid).panels[0].lines
+    assert list(lines) == ["ε 1", "ε 3", "no clipping, no noise"]
+    assert all([r.cell.sampler.batch_size for r in line] == [64, 256] for line in lines.values())
+
+
+def test_one_run_shows_no_spread_and_is_told_from_all_that_differ():
+    assert str(Estimate.of([0.5])) == "0.5000"
+    assert Estimate.of([0.5]).differs(Estimate.of([0.6]))
