@@ -1,17 +1,20 @@
-"""The training loop: blocks of steps as one compiled program, batches drawn in the background."""
+"""The training loop: blocks of steps as one compiled program, fed by background threads."""
 
 from __future__ import annotations
 
 import functools
+import math
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from contextlib import closing
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpsgd.algorithm import Algorithm, Scales, TrainState
+from dpsgd.blocks import BlockPlan, in_background, plan_blocks, with_rows
 from dpsgd.clipping import Diagnostics
 from dpsgd.keys import RootKey
 from dpsgd.modules import refuse_batch_statistics
@@ -19,59 +22,25 @@ from samplers import BatchSampler, BatchSource
 
 PyTree = Any
 
-
-class BlockPlan(NamedTuple):
-    """Who takes part in a block of consecutive steps: fixed shapes, whatever the batch sizes.
-
-    Step j of the block is the passes `starts[j] : starts[j + 1]`. Most samplers need one pass a
-    step; a batch larger than one pass is summed over several before its single noisy update.
-    """
-
-    indices: Any  # int32[passes, max_batch_size]
-    weights: Any  # float32[passes, max_batch_size]
-    starts: Any  # int32[block_steps + 1]
-    num_steps: Any  # int32 scalar: steps of the block that are real
+STREAMED_BYTES = 2**28
+"""Most bytes of rows that one block of streamed data brings along, where one step has fewer."""
 
 
 class Block(NamedTuple):
-    """What one block of steps left behind.
+    """What one block of steps leaves behind. It may still be computing: whoever reads it waits.
 
     `state` is donated to the next block: copy what must outlive the iteration before advancing it.
     """
 
     state: TrainState
-    first_step: int
-    diagnostics: Diagnostics
-    """Per step, NumPy float32[steps]. NOT covered by the guarantee."""
+    steps: range
+    log: Diagnostics
+    """float32[block_steps] each, on the device; what follows the block's last step is void."""
 
-
-def plan_blocks(
-    source: BatchSource, *, first_step: int, block_steps: int
-) -> Iterator[tuple[int, BlockPlan]]:
-    """Yields (first step, plan) of every block from `first_step` to the sampler's last step."""
-    sampler = source.sampler
-    step = first_step
-    while step < sampler.num_steps:
-        wanted = min(block_steps, sampler.num_steps - step)
-        passes: list = []
-        starts = [0]
-        for t in range(step, step + wanted):
-            batch = source.passes(t)
-            if passes and len(passes) + len(batch) > block_steps:
-                break  # an accumulated batch does not fit: it opens the next block
-            passes += batch
-            starts.append(len(passes))
-        done = len(starts) - 1
-        # Shapes stay those of a full block, so that the whole run is one compiled program. Only a
-        # single batch of more passes than a block has steps needs more room (and a recompilation).
-        room = max(block_steps, len(passes))
-        indices = np.zeros((room, sampler.max_batch_size), np.int32)
-        weights = np.zeros((room, sampler.max_batch_size), np.float32)
-        for row, batch in enumerate(passes):
-            indices[row], weights[row] = batch.indices, batch.weights
-        starts += [len(passes)] * (block_steps - done)
-        yield step, BlockPlan(indices, weights, np.asarray(starts, np.int32), np.int32(done))
-        step += done
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """Per step, NumPy float32[steps]. NOT covered by the guarantee."""
+        return jax.tree.map(lambda column: np.asarray(column)[: len(self.steps)], self.log)
 
 
 def _compile_block(algorithm: Algorithm):
@@ -137,12 +106,13 @@ def train_blocks(
     root: RootKey,
     generation: int = 0,
     block_steps: int = 64,
+    data_on: Literal["device", "host"] | None = None,
     declare: Callable[[range], None] = lambda steps: None,
 ) -> Iterator[Block]:
-    """Runs `algorithm` from `state` to its sampler's last step, yielding after every block.
+    """Runs `algorithm` from `state` to its sampler's last step, yielding every block as it begins.
 
-    The data lie on the device and only indices and weights travel; while one block computes, a
-    background thread draws the batches of the next.
+    While one block computes, background threads draw the batches of the next, and of the next
+    epoch; and the caller may look at the block before. No more than two are ever under way.
 
     Args:
       algorithm: From `dpsgd`; its mechanism names the sampler, sigma and C.
@@ -151,6 +121,10 @@ def train_blocks(
       root: Secret from which the sampling and the noise streams derive.
       generation: Which continuation of the run this is; another one means other randomness.
       block_steps: Steps per dispatch.
+      data_on: Where the data lie. "device": only indices and weights travel. "host": in memory or
+        memory-mapped, and each block's rows travel with it; to the same bits. By default "host" if
+        the device says how much memory it has and the data would take more than half of what is
+        free.
       declare: Called with the steps of each block before any of its noise exists; the block runs
         only when it has returned.
 
@@ -161,24 +135,49 @@ def train_blocks(
     mechanism = algorithm.mechanism
     check_num_examples(mechanism.sampler, data)
     refuse_batch_statistics(state.params)
-    source = BatchSource(mechanism.sampler, root.sampling_seed(generation))
     run_block = _compile_block(algorithm)
-    data = jax.device_put(data)
     noise_key = jnp.asarray(root.noise_key(generation))
     scales = mechanism.scales()
     # One program for a state that was just made and for one that was read back: no weak types.
     state = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
-    plans = plan_blocks(source, first_step=int(state.step), block_steps=block_steps)
-    with ThreadPoolExecutor(1, thread_name_prefix="batches") as background:
-        drawn = background.submit(next, plans, None)
-        while (planned := drawn.result()) is not None:
-            drawn = background.submit(next, plans, None)
-            first_step, plan = planned
-            declare(range(first_step, first_step + int(plan.num_steps)))
-            state, log = run_block(state, data, plan, noise_key, scales)
-            diagnostics = jax.tree.map(np.asarray, log)
-            done = slice(int(plan.num_steps))
-            yield Block(state, first_step, Diagnostics(*(column[done] for column in diagnostics)))
+    source = BatchSource(mechanism.sampler, root.sampling_seed(generation), read_ahead=True)
+    inputs = _inputs(source, data, data_on, first_step=int(state.step), block_steps=block_steps)
+    under_way: deque[Diagnostics] = deque()
+    with closing(in_background(inputs)) as blocks:
+        for steps, rows, plan in blocks:
+            declare(steps)
+            if len(under_way) == 2:
+                jax.block_until_ready(under_way.popleft())
+            state, log = run_block(state, rows, plan, noise_key, scales)
+            under_way.append(log)
+            yield Block(state, steps, log)
+
+
+def _inputs(
+    source: BatchSource,
+    data: PyTree,
+    data_on: Literal["device", "host"] | None,
+    *,
+    first_step: int,
+    block_steps: int,
+) -> Iterator[tuple[range, PyTree, BlockPlan]]:
+    """Yields steps, data and plan of every block, on the device."""
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(data))
+    if data_on is None:
+        # None for CPUs, which share the host's memory.
+        memory = jax.local_devices()[0].memory_stats() or {}
+        free = memory.get("bytes_limit", math.inf) - memory.get("bytes_in_use", 0)
+        data_on = "host" if size > free / 2 else "device"
+    if data_on == "device":
+        data = jax.device_put(data)
+        for steps, plan in plan_blocks(source, first_step=first_step, block_steps=block_steps):
+            yield steps, data, jax.device_put(plan)
+    else:
+        data = jax.tree.map(np.asarray, data)
+        a_step = source.sampler.max_batch_size * size / source.sampler.num_examples
+        block_steps = max(1, min(block_steps, int(STREAMED_BYTES / a_step)))
+        for steps, plan in plan_blocks(source, first_step=first_step, block_steps=block_steps):
+            yield steps, *jax.device_put(with_rows(data, plan))
 
 
 def check_num_examples(sampler: BatchSampler, data: PyTree) -> None:
@@ -198,6 +197,7 @@ def train(
     *,
     root: RootKey | None = None,
     block_steps: int = 64,
+    data_on: Literal["device", "host"] | None = None,
 ) -> PyTree:
     """Trains from `params` through every step of the mechanism's sampler; returns the parameters.
 
@@ -207,10 +207,13 @@ def train(
       data: Pytree of arrays with one leading row per example.
       root: Secret of the run; by default fresh from the operating system's entropy.
       block_steps: Steps per dispatch.
+      data_on: Where the data lie, see `train_blocks`.
     """
     # The first block donates its input: hand it a copy, so that the caller's parameters survive.
     state = algorithm.init(jax.tree.map(jnp.array, params))
     root = RootKey.from_entropy() if root is None else root
-    for block in train_blocks(algorithm, state, data, root=root, block_steps=block_steps):
+    for block in train_blocks(
+        algorithm, state, data, root=root, block_steps=block_steps, data_on=data_on
+    ):
         state = block.state
     return state.params

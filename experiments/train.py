@@ -8,6 +8,7 @@ import functools
 import math
 import time
 import typing
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from dpsgd import Algorithm, Guarantee, Mechanism, RootKey, TrainState, dpsgd, t
 from dpsgd.checkpoint import Checkpoint
 from dpsgd.history import NO_HEAD, Generation, Terms
 from dpsgd.ledger import Ledger
+from dpsgd.loop import Block
 from dpsgd.records import build, checked
 from experiments import report
 from experiments.config import SamplerConfig, TrainConfig
@@ -292,15 +294,23 @@ def _train(
             generation=generation.key,
             declare=ledger.declare,
         )
+        done = first
+        under_way: deque[Block] = deque()
         for block in blocks:
-            run.append_diagnostics(block.first_step, block.diagnostics)
-            done = block.first_step + len(block.diagnostics.batch_size)
-            elapsed = time.perf_counter() - started
-            left = elapsed / (done - first) * (num_steps - done)
-            progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
+            under_way.append(block)
             stopping = stop()
             due = time.perf_counter() - saved >= job.config.checkpoint_seconds
-            if due or stopping or done == num_steps:
+            save = due or stopping or block.steps.stop == num_steps
+            # One block stays under way while the one before is written down, but for a checkpoint.
+            while len(under_way) > (0 if save else 1):
+                past = under_way.popleft()
+                run.append_diagnostics(past.steps.start, past.diagnostics)
+                done = past.steps.stop
+            elapsed = time.perf_counter() - started
+            if done > first:
+                left = elapsed / (done - first) * (num_steps - done)
+                progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
+            if save:
                 last = Checkpoint(block.state, ledger.history.head, before + elapsed)
                 run.checkpoints.save(last)
                 saved = time.perf_counter()

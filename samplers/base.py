@@ -134,6 +134,11 @@ class BatchSampler(abc.ABC):
         return False
 
     @property
+    def max_passes(self) -> int:
+        """Most passes of a step, of which programs make room; see where batches vary in size."""
+        return 1
+
+    @property
     def num_chunks(self) -> int:
         """Number of chunks of `CHUNK` examples, the last of which may be smaller."""
         return -(-self.num_examples // CHUNK)

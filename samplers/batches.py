@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -34,13 +35,16 @@ class BatchSource:
     """Random access to the batches of one run.
 
     A batch is a pure function of (sampler, seed, step): to resume is to know one integer. The plan
-    of the epoch that was read last is kept (4 bytes an example), and no other, so batches are best
-    read epoch by epoch; it lives and dies with this object.
+    of the epoch that was read last is kept (4 bytes an example), so batches are best read epoch by
+    epoch; it lives and dies with this object. To be read by one thread at a time.
 
     Args:
       sampler: Who draws.
       seed: The sampling secret: an integer >= 0 of any size, in real runs of 128 bits or more from
         the operating system.
+      read_ahead: Whether a thread draws the plan of each next epoch while one is read, and keeps
+        it: nobody who reads on waits for a draw but the first. (Nothing is drawn ahead where one
+        draw serves all epochs.)
 
     Attributes:
       sampler: Who draws.
@@ -49,10 +53,12 @@ class BatchSource:
       ValueError: `seed` is negative or no integer.
     """
 
-    def __init__(self, sampler: BatchSampler, seed: int) -> None:
+    def __init__(self, sampler: BatchSampler, seed: int, *, read_ahead: bool = False) -> None:
         self.sampler = sampler
         self._seed = check_seed(seed)
+        self._background = ThreadPoolExecutor(1, "next epoch") if read_ahead else None
         self._plan: tuple[int, EpochPlan] | None = None
+        self._next: tuple[int, Future[EpochPlan]] | None = None
 
     def __repr__(self) -> str:
         return f"BatchSource({self.sampler!r}, seed=<secret>)"
@@ -62,12 +68,25 @@ class BatchSource:
         if not 0 <= step < sampler.num_steps:
             raise ValueError(f"step must be in [0, {sampler.num_steps}), got {step}")
         epoch, step_in_epoch = divmod(step, sampler.steps_per_epoch)
+        members = self._plan_of(epoch).members(step_in_epoch)
+        return sampler.passes(members, self._seed, step)
+
+    def _plan_of(self, epoch: int) -> EpochPlan:
+        sampler = self.sampler
         drawn = sampler.drawn_epoch(epoch)
-        plan = self._plan
-        if plan is None or plan[0] != drawn:
-            plan = self._plan = None  # the old plan's memory is free while the new one is drawn
-            plan = self._plan = drawn, sampler.plan(self._seed, drawn)
-        return sampler.passes(plan[1].members(step_in_epoch), self._seed, step)
+        if self._plan is None or self._plan[0] != drawn:
+            self._plan = None  # the old plan's memory is free while the new one is drawn
+            if self._next is not None and self._next[0] == drawn:
+                self._plan = drawn, self._next[1].result()
+            else:
+                self._plan = drawn, sampler.plan(self._seed, drawn)
+            self._next = None
+            if self._background is not None and epoch + 1 < sampler.epochs:
+                following = sampler.drawn_epoch(epoch + 1)
+                if following != drawn:
+                    draw = self._background.submit(sampler.plan, self._seed, following)
+                    self._next = following, draw
+        return self._plan[1]
 
     def passes(self, step: int) -> list[IndexBatch]:
         """Returns the passes of a step: one, or more where `overflow` is "accumulate".

@@ -45,7 +45,7 @@ def run(algorithm, state, **how):
     """The steps at which blocks end, and the last state."""
     ends = []
     for block in train_blocks(algorithm, state, data(), root=ROOT, **{"block_steps": 4, **how}):
-        ends.append(block.first_step + len(block.diagnostics.batch_size))
+        ends.append(block.steps.stop)
         state = block.state
     return ends, state
 
@@ -62,7 +62,7 @@ def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
     private, checkpoints = algorithm(sampler), Checkpoints(tmp_path / "checkpoints")
     ends = []
     for block in train_blocks(private, initial(private), data(), root=ROOT, block_steps=4):
-        ends.append(block.first_step + len(block.diagnostics.batch_size))
+        ends.append(block.steps.stop)
         if len(ends) == 2:
             checkpoints.save(Checkpoint(block.state, "", 0.0))
     assert ends[-1] == sampler.num_steps
@@ -112,7 +112,7 @@ def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatc
         private, initial(private), data(), root=ROOT, block_steps=4, declare=declare
     )
     for first in (0, 4):  # nothing is declared, and no noise is drawn, ahead of its block
-        assert next(blocks).first_step == first
+        assert next(blocks).steps.start == first
         assert happened[-2:] == [("declared", range(first, first + 4)), ("runs", first)]
     with pytest.raises(OSError, match="disk full"):
         next(blocks)

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks
+from dpsgd import Mechanism, RootKey, dpsgd, loop, train, train_blocks
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
 N = 60
@@ -20,6 +20,7 @@ SAMPLERS = {
     "poisson": Poisson(N, 8, 2),
     "balls-and-bins": BallsAndBins(N, 8, 2),
     "accumulating poisson": Poisson(N, 8, 2, overflow="accumulate", max_batch_size=3),
+    "passes beyond a block": Poisson(N, 20, 2, overflow="accumulate", max_batch_size=2),
 }
 EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 
@@ -39,12 +40,14 @@ def loss_fn(params, example):
     return optax.sigmoid_binary_cross_entropy(logit, example["y"])
 
 
-def blocks(sampler, sigma, clip, *, optimizer=None, root=None, block_steps=4, columns=None):
+def blocks(
+    sampler, sigma, clip, *, optimizer=None, root=None, block_steps=4, columns=None, data_on=None
+):
     algorithm = dpsgd(loss_fn, optimizer or optax.adam(0.1), Mechanism(sampler, sigma, clip))
     state = algorithm.init(jax.tree.map(jnp.array, start()))
     root = root or RootKey.from_insecure_seed(3)
     rows = data() if columns is None else columns
-    return train_blocks(algorithm, state, rows, root=root, block_steps=block_steps)
+    return train_blocks(algorithm, state, rows, root=root, block_steps=block_steps, data_on=data_on)
 
 
 @EVERY_SAMPLER
@@ -248,6 +251,56 @@ def test_two_runs_draw_different_noise_and_one_root_repeats_itself():
     assert (first != second).any()
     root = RootKey.from_entropy()
     assert (final(root) == final(root)).all()
+
+
+@EVERY_SAMPLER
+def test_data_on_the_host_train_to_the_same_bits(sampler, tmp_path, compiled):
+    mapped = {}
+    for name, column in data().items():
+        np.save(tmp_path / f"{name}.npy", column)
+        mapped[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+    final = {}
+    for data_on, columns in (("device", data()), ("host", mapped)):
+        ran = blocks(sampler, 1.0, 1.0, columns=columns, data_on=data_on)
+        final[data_on] = [
+            (block.steps, [np.array(leaf).tobytes() for leaf in jax.tree.leaves(block.state)])
+            for block in ran
+        ]
+    assert final["host"] == final["device"]
+    assert compiled() == 2
+
+
+@pytest.mark.parametrize(("free", "stays"), [(2 * 24 * N + 1, False), (2 * 24 * N - 1, True)])
+def test_data_that_take_more_than_half_of_a_devices_free_memory_stay_on_the_host(
+    free, stays, monkeypatch
+):
+    class Device:
+        def memory_stats(self):
+            return {"bytes_limit": 10_000 + free, "bytes_in_use": 10_000}
+
+    gathered = []
+    with_rows = loop.with_rows
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    monkeypatch.setattr(loop, "with_rows", lambda *of: gathered.append(of) or with_rows(*of))
+    next(blocks(SAMPLERS["shuffle"], 1.0, 1.0))  # 24 bytes an example
+    assert bool(gathered) == stays
+
+
+def test_streamed_blocks_are_cut_to_a_bounded_size(monkeypatch):
+    monkeypatch.setattr(loop, "STREAMED_BYTES", 3 * 8 * 24)
+    ran = blocks(SAMPLERS["shuffle"], 1.0, 1.0, block_steps=5, data_on="host")
+    assert [len(block.steps) for block in ran][:2] == [3, 3]
+
+
+def test_no_more_than_two_blocks_are_ever_under_way(monkeypatch):
+    # The caller looks at nothing, and yet no block begins before the last but one has ended.
+    waited = []
+    monkeypatch.setattr(jax, "block_until_ready", lambda log: waited.append(len(ran)))
+    ran = []
+    for block in blocks(SAMPLERS["shuffle"], 1.0, 1.0, block_steps=4):
+        ran.append(block)
+    assert len(ran) == 4
+    assert waited == [2, 3]
 
 
 def test_data_of_another_size_are_refused():

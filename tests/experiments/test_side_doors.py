@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from dpsgd import RootKey
-from dpsgd.loop import _compile_block, plan_blocks
+from dpsgd.blocks import plan_blocks
+from dpsgd.loop import _compile_block
 from experiments import config
 from experiments import train as training
 from experiments.cli import main
