@@ -19,6 +19,7 @@ The checks of randomness are exact tests, each with a false-alarm probability of
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,8 +77,9 @@ class AuditReport:
         failed = [f"{check.name} ({check.detail})" for check in self.checks if not check.passed]
         if failed:
             raise ValueError(
-                "the audit of this run found that it is not what its guarantee assumes: "
-                + "; ".join(failed)
+                "the audit found that this run is not what its guarantee assumes: "
+                f"{'; '.join(failed)}. A sound run fails by chance once in a million: "
+                "do not train it"
             )
 
 
@@ -88,11 +90,14 @@ class Recording(NamedTuple):
     releases: PyTree  # like the parameters, float32, with a leading axis of slots
 
 
+@functools.cache
 def recorder(slots: int = 1) -> optax.GradientTransformation:
     """Returns an optimizer that keeps the parameters and writes down the private mean gradients.
 
     Args:
       slots: How many of the last gradients are kept; gradient k goes to slot k mod `slots`.
+
+    The same object for the same slots, by which compiled programs can be shared.
     """
 
     def init(params: PyTree) -> Recording:
@@ -187,13 +192,20 @@ class _CompiledStep:
           step: Number of the update, which names the noise.
           padding: Row of the data to which the indices of the padding point.
         """
-        indices = np.full((self.passes, self.width), padding * self.block, np.int32)
-        weights = np.zeros(indices.shape, np.float32)
-        for k in range(self.passes):
-            taking = [m * self.block + row for m in members[k :: self.passes]
-                      for row in range(self.block)]  # fmt: skip
-            indices[k, : len(taking)], weights[k, : len(taking)] = taking, 1.0
-        plan = BlockPlan(indices, weights, np.array([0, self.passes], np.int32), np.int32(1))
+        shape = self.passes, self.width // self.block, self.block
+        # Strewn among the padding, so that they meet in some microbatches and not in others.
+        taking = np.array(members, np.int32)
+        places = np.random.default_rng(0).permutation(math.prod(shape[:2]))[: taking.size]
+        where = np.unravel_index(places, shape[:2])
+        blocks, weights = np.full(shape, padding, np.int32), np.zeros(shape, np.float32)
+        blocks[where], weights[where] = taking[:, None], 1.0
+        indices = blocks * self.block + np.arange(self.block, dtype=np.int32)
+        plan = BlockPlan(
+            indices.reshape(self.passes, self.width),
+            weights.reshape(self.passes, self.width),
+            np.array([0, self.passes], np.int32),
+            np.int32(1),
+        )
         state = self._state._replace(step=jnp.int32(step))
         self._state, _ = self._run(state, self._data, plan, self._key, scales)
         releases = jax.tree.leaves(self._state.opt_state.releases)

@@ -2,55 +2,126 @@
 
 from __future__ import annotations
 
-import tempfile
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import optax
 
 from accounting import epsilon, format_delta
-from dpsgd import Mechanism, dpsgd
+from dpsgd import Mechanism
 from dpsgd.audit import AuditReport, coupled_audit
 from dpsgd.audit_black_box import BlackBoxReport, black_box_audit
 from experiments import config as configs
-from experiments.config import AuditConfig
-from experiments.criteo import synthetic
-from experiments.criteo.model import PRESETS, functional
-from experiments.criteo.store import Store
+from experiments.config import AuditConfig, TrainConfig
+from experiments.criteo.model import PRESETS, ModelConfig, functional
+from experiments.criteo.schema import DISPLAY_ADS, Schema
+from experiments.criteo.store import Columns, Store
+from experiments.programs import click_algorithm
 from samplers import BatchSampler
 
 Progress = Callable[[str], None]
 
-_SYNTHETIC_ROWS = 1_000
+_ROWS = 64
+_MOST_BUCKETS = PRESETS["small"].max_buckets
 _CLAIMS = {
     kind.name: kind
     for kind in (configs.Deterministic, configs.Shuffle, configs.Poisson, configs.BallsAndBins)
 }
 
 
+def audit_run(
+    config: TrainConfig,
+    schema: Schema,
+    mechanism: Mechanism,
+    progress: Progress = lambda line: None,
+) -> None:
+    """Audits the step and the sampler of a run that is about to start.
+
+    The step is the run's own: loss, clipping, microbatches, noise and divisor. Three things are
+    not, so that it takes seconds and tells nothing about anybody: the rows are generated, the keys
+    are other keys, and batches and hash tables are small. Sizes are shapes to the program, which
+    does the same with every row of a batch and every coordinate of a table.
+
+    Args:
+      config: The run.
+      schema: Columns of its data.
+      mechanism: Sampler, sigma and C.
+      progress: Called with one line of text.
+
+    Raises:
+      ValueError: if the run is not what its guarantee assumes; it must not be trained.
+    """
+    if not config.audit or not mechanism.noise_multiplier:
+        return
+    progress("auditing the step and the sampler")
+    sizes = _small(config.model_config())
+    _coupled(sizes, schema, mechanism, config.microbatch_size, None).require_passed()
+
+
+def audit_sentence(config: TrainConfig) -> str:
+    """Returns what `audit_run` had to say about a run that was trained; it depends on no row."""
+    if config.non_private:
+        return "not made: there is no noise"
+    if not config.audit:
+        return "not made: it was switched off"
+    sizes = config.model_config()
+    tables = "" if _small(sizes) == sizes else f" and hash tables of {_MOST_BUCKETS:,} rows"
+    return f"passed: step and sampler keep what the price assumes, on generated rows{tables}"
+
+
 def coupled(config: AuditConfig, progress: Progress = lambda line: None) -> AuditReport:
     """Audits the compiled training step of the small click model, and the sampler's draws.
 
     Args:
-      config: What to audit; `data` is where the examples come from.
+      config: What to audit; `data` names the columns, its rows are not read.
       progress: Called with one line of text whenever there is something to tell.
     """
     mechanism = _mechanism(config)
-    if config.data is None:
-        progress("generating examples")
-        with tempfile.TemporaryDirectory() as folder:
-            store, _ = synthetic.write_store(Path(folder) / "store", _SYNTHETIC_ROWS, seed=0)
-            columns = {name: column.copy() for name, column in store.load("train").items()}
-    else:
-        store = Store.open(config.data)
-        columns = store.load("train")
-    params, _, loss_fn = functional(PRESETS["small"], store.schema, 0)
+    schema = DISPLAY_ADS if config.data is None else Store.open(config.data).schema
+    progress("compiling and running the training step")
+    claimed = _claimed(config, mechanism.sampler)
+    return _coupled(PRESETS["small"], schema, mechanism, None, claimed)
+
+
+def _coupled(
+    sizes: ModelConfig,
+    schema: Schema,
+    mechanism: Mechanism,
+    microbatch_size: int | None,
+    claimed: BatchSampler | None,
+) -> AuditReport:
+    params, _, _ = functional(sizes, schema, 0)
 
     def build(optimizer: optax.GradientTransformation):
-        return dpsgd(loss_fn, optimizer, mechanism)
+        return click_algorithm(
+            sizes, schema, mechanism, microbatch_size=microbatch_size, optimizer=optimizer
+        )[1]
 
-    progress("compiling and running the training step")
-    return coupled_audit(build, params, columns, claimed=_claimed(config, mechanism.sampler))
+    # Where there are microbatches, a batch has several, the last of them not full.
+    width = max(_ROWS, 2 * (microbatch_size or 0) + 1)
+    rows = generated_rows(schema, _ROWS)
+    return coupled_audit(build, params, rows, claimed=claimed, max_batch_size=width)
+
+
+def _small(sizes: ModelConfig) -> ModelConfig:
+    return dataclasses.replace(sizes, max_buckets=min(sizes.max_buckets, _MOST_BUCKETS))
+
+
+def generated_rows(schema: Schema, count: int) -> Columns:
+    """Returns `count` rows of the columns of `schema`, which are nobody's."""
+    rng = np.random.default_rng(0)
+    shape = count, len(schema.integers)
+    missing = rng.random(shape) < 0.2
+    return {
+        "label": rng.integers(0, 2, count).astype(np.uint8),
+        "integers": np.where(missing, 0, rng.uniform(0, 12, shape)).astype(np.float32),
+        "integers_missing": missing,
+        "categories": rng.integers(
+            0, schema.buckets, (count, len(schema.buckets)), endpoint=True
+        ).astype(np.int32),
+    }
 
 
 def black_box(config: AuditConfig, progress: Progress = lambda line: None) -> BlackBoxReport:
@@ -81,7 +152,6 @@ def plot(report: BlackBoxReport, path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    import numpy as np
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 2))
     both = np.concatenate([report.present, report.absent])

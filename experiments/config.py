@@ -157,6 +157,9 @@ class TrainConfig:
     """Seed of the initial parameters, which are public."""
     insecure_seed: int | None = None
     """Reproducible sampling and noise from this number, for debugging: voids the guarantee."""
+    audit: bool = True
+    """Check first, on generated rows, that the step and the sampler keep what the price assumes
+    (seconds); refuse to train where they do not."""
 
     def check(self) -> None:
         """Raises ValueError, in terms of the command line, for values that cannot be run."""
@@ -233,4 +236,5 @@ class AuditConfig(GuaranteeConfig):
     plot: Path = Path("audit.png")
     """Figure that the black-box audit writes."""
     data: Path | None = None
-    """Store whose examples the coupled audit uses; by default generated ones."""
+    """Store whose columns the coupled audit's model reads; by default those of Criteo Display Ads.
+    The examples are generated, so that nothing that is printed depends on private rows."""

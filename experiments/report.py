@@ -55,6 +55,8 @@ The interval contains the mechanism's true epsilon, and its upper end is the gua
 one {record["unit"]} of the training data by one whose gradient is zero changes the law of the
 trained parameters by no more than this epsilon and delta.
 
+Audit before training: {record["audit"]}.
+
 {table(["", ""], [[name, value] for name, value in terms.items()])}
 
 {bullets(record["notes"])}

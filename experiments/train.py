@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import functools
 import math
 import time
 import typing
@@ -16,27 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 
 from accounting import calibrate
-from dpsgd import Algorithm, Guarantee, Mechanism, RootKey, TrainState, dpsgd, train_blocks
+from dpsgd import Algorithm, Guarantee, Mechanism, RootKey, TrainState, train_blocks
 from dpsgd.checkpoint import Checkpoint
 from dpsgd.history import NO_HEAD, Generation, Terms
 from dpsgd.ledger import Ledger
 from dpsgd.loop import Block
 from dpsgd.records import build, checked
 from experiments import report
+from experiments.audit import audit_run, audit_sentence
 from experiments.config import SamplerConfig, TrainConfig
-from experiments.criteo.model import ModelConfig, functional
-from experiments.criteo.schema import Schema
+from experiments.criteo.model import functional
 from experiments.criteo.store import Store
 from experiments.environment import environment
 from experiments.evaluate import evaluate
 from experiments.fingerprint import fingerprint, repeats_exactly
+from experiments.programs import click_algorithm, step_sizes
 from experiments.run_directory import RunDirectory
 from experiments.stop import Stopped, stop_requests
-from samplers import Deterministic
 
 PyTree = Any
 Progress = Callable[[str], None]
@@ -73,10 +70,9 @@ class Job:
         sizes = config.model_config()
         params, _, _ = functional(sizes, store.schema, config.init_seed)
         chosen = mechanism(num_examples)
-        logit_fn, algorithm = _shared(
-            sizes, store.schema, config.microbatch_size, bool(chosen.noise_multiplier)
+        logit_fn, algorithm = click_algorithm(
+            sizes, store.schema, chosen, microbatch_size=config.microbatch_size
         )
-        algorithm = algorithm.with_mechanism(chosen)
         delta = config.target_delta or 1 / num_examples
         return cls(config, store, columns, params, logit_fn, algorithm, delta)
 
@@ -86,10 +82,7 @@ class Job:
 
     def scheduled(self, state: TrainState) -> TrainState:
         """Returns a state, made now or read back, with the step sizes of this job."""
-        hyperparams = {
-            "learning_rate": jnp.float32(self.config.learning_rate),
-            "num_steps": jnp.float32(self.mechanism.sampler.num_steps),
-        }
+        hyperparams = step_sizes(self.config.learning_rate, self.mechanism.sampler.num_steps)
         return state._replace(opt_state=state.opt_state._replace(hyperparams=hyperparams))
 
     def terms(self, record: Mapping[str, Any], root: RootKey) -> Terms:
@@ -97,29 +90,6 @@ class Job:
         return Terms(
             self.mechanism, self.delta, root.insecure, fingerprint(record, self.store, root)
         )
-
-
-@functools.lru_cache(maxsize=8)
-def _shared(
-    sizes: ModelConfig, schema: Schema, microbatch_size: int | None, noisy: bool
-) -> tuple[Callable[[PyTree, PyTree], jax.Array], Algorithm]:
-    """Returns what runs that differ in numbers alone have in common, compiled programs included.
-
-    The mechanism is a placeholder, for `Algorithm.with_mechanism`, and the step sizes are state.
-    """
-    _, logit_fn, loss_fn = functional(sizes, schema, seed=0)
-    placeholder = Mechanism(Deterministic(num_examples=1, batch_size=1), float(noisy), 1.0)
-    optimizer = optax.inject_hyperparams(_cosine_adam)(learning_rate=0.0, num_steps=1.0)
-    return logit_fn, dpsgd(loss_fn, optimizer, placeholder, microbatch_size=microbatch_size)
-
-
-def _cosine_adam(learning_rate: Any, num_steps: Any) -> optax.GradientTransformation:
-    """Returns Adam whose steps shrink from `learning_rate` to zero by a cosine."""
-
-    def schedule(step):
-        return learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(step / num_steps, 1.0)))
-
-    return optax.adam(schedule)
 
 
 def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[str, Any]:
@@ -152,6 +122,7 @@ def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[s
             "raise --noise-multiplier, or --max-batch-size or --overflow accumulate where batches "
             "are cut"
         )
+    audit_run(config, store.schema, job.mechanism, progress)
     if config.insecure_seed is None:
         root = RootKey.from_entropy()
     else:
@@ -216,8 +187,11 @@ def resume(
         if checkpoint:
             checkpoint = checkpoint._replace(state=job.scheduled(checkpoint.state))
         step = int(checkpoint.state.step) if checkpoint else 0
+        terms = job.terms(record, root)
+        if terms.fingerprint != last.fingerprint:
+            audit_run(config, store.schema, job.mechanism, progress)
         generation = ledger.resume(
-            job.terms(record, root),
+            terms,
             step=step,
             origin=checkpoint.ledger_head if checkpoint else NO_HEAD,
             repeatable=repeats_exactly(),
@@ -254,6 +228,7 @@ def _finish(
         record = {
             "sampler": job.config.sampler.name,
             **guarantee.record(),
+            "audit": audit_sentence(job.config),
             **quality,
             "num_examples": sampler.num_examples,
             "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),

@@ -39,6 +39,7 @@ def run(config: TrainConfig | ResumeConfig) -> int:
                 out, record = config.run, resume(config.run, config.data, console.progress)
             console.comparison([record])
             console.line(record["guarantee"])
+            console.line(f"audit: {record['audit']}")
             console.line(f"report: {out / 'report.md'}")
     except Stopped as stopped:
         print(f"dpsgd: {stopped}", file=sys.stderr)
