@@ -4,9 +4,11 @@ Each is one `.npz` file, made under a temporary name, fsynced and renamed, with 
 its members carry the CRC-32 checksums of the zip format, which reading verifies. The newest two are
 kept, and one that is damaged gives way to the one before.
 
-Why not orbax-checkpoint: it commits by a rename as well, but (0.12.8) fsyncs neither its metadata
-nor the folder, so that after a power failure the new name may stand for an empty folder while the
-ledger, which *is* on the disk, is ahead of it. One file with one rename is also less to believe.
+Why not orbax-checkpoint: it renames a whole folder into place, but (0.12.8, by its system calls) it
+fsyncs the arrays alone, and neither its metadata and commit marker before the rename nor the folder
+above after it. After a power failure the newest checkpoint may be there without its metadata, or
+not at all. To fsync its dozen files behind it, and to tell which of them are torn, would be more
+code than this, and more to believe than one file with one rename.
 
 A checkpoint holds the state, which the guarantee covers, and the head of the ledger at its time, by
 which a ledger that was rolled back is recognised. It holds no key: see `dpsgd.keys`.

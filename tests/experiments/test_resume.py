@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import stat
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -135,6 +136,33 @@ def test_a_run_that_stopped_keeps_what_it_needs_and_says_what_it_cost(stopped, c
     sampler = read(stopped / "ledger.jsonl").generations[0].terms.mechanism.sampler
     upper = epsilon(sampler.with_epochs(2).privacy(1.0), 1 / 160).format_upper(".4f")
     assert f"epsilon in [0.0000, {upper}]" in said
+    whole = epsilon(sampler.privacy(1.0), 1 / 160)
+    assert (
+        f"by looking at the model costs what the whole run costs (epsilon in {whole:.4f})" in said
+    )
+
+
+def lose_checkpoints(run):
+    shutil.rmtree(run / "checkpoints")
+
+
+def tear_last_line(run):
+    with open(run / "ledger.jsonl", "ab") as file:
+        file.write(b'{"steps": [16, 2')
+
+
+def leave_half_a_checkpoint(run):
+    (run / "checkpoints" / ".000000000024.npz.unfinished").write_bytes(b"PK")
+
+
+@pytest.mark.parametrize("damage", [lose_checkpoints, tear_last_line, leave_half_a_checkpoint])
+def test_what_a_crash_may_leave_is_mended_without_a_trace(stopped, finished, damage):
+    damage(stopped)
+    assert main(["ledger", str(stopped)]) == 0
+    assert main(["resume", str(stopped)]) == 0
+    for name in ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS):
+        assert (stopped / name).read_bytes() == (finished / name).read_bytes(), name
+    assert {path.name for path in stopped.iterdir()} == {path.name for path in finished.iterdir()}
 
 
 def test_a_finished_run_costs_what_was_promised_and_is_tidied_up(finished, capsys):
@@ -208,8 +236,20 @@ def edit(path):
     path.write_text(path.read_text().replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0'))
 
 
-def roll_back(path):
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+def roll_back(path, lines=-1):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
+def swap_lines(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[::-1]))
+
+
+def of_another_run(path):
+    history = read(path)
+    (generation,) = history.generations
+    path.unlink()
+    with Ledger.create(path, replace(generation.terms, fingerprint={"data": "other"})) as ledger:
+        ledger.declare(generation.steps)
 
 
 @pytest.mark.parametrize("command", ["resume", "ledger"])
@@ -218,10 +258,21 @@ def roll_back(path):
     [
         (edit, "line 1: its hash does not fit"),
         (roll_back, "rolled back or replaced"),
+        (functools.partial(roll_back, lines=1), "rolled back or replaced"),
+        (swap_lines, "line 1: its hash does not fit"),
+        (of_another_run, "rolled back or replaced"),
         (os.remove, "is missing: without it"),
         (lambda path: path.write_text(""), "is empty"),
     ],
-    ids=["edited", "rolled back", "deleted", "emptied"],
+    ids=[
+        "edited",
+        "last line deleted",
+        "rolled back",
+        "lines swapped",
+        "of another run",
+        "deleted",
+        "emptied",
+    ],
 )
 def test_a_ledger_that_cannot_be_believed_is_refused(stopped, capsys, command, damage, why):
     damage(stopped / "ledger.jsonl")
