@@ -277,6 +277,19 @@ class Multistage(EpisodeSampler):
         clipped = min(self._clipped, level)
         return WorstLeafProfile(noise_multiplier, self.epochs, self.draws[:level], paths, clipped)
 
+    def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
+        """Returns a warning where the sum shows which units were drawn."""
+        count = math.prod(self.draws[1 : min(self._clipped, self._protected)])
+        if count == 1 or 2 * count <= noise_multiplier:
+            return ()
+        return (
+            f"another {self.tree.shape.names[0]} in the place of a drawn one moves the sum by up "
+            f"to {2 * count} C, against noise of {noise_multiplier:.4g} C: the sum shows who was "
+            "drawn, and drawing them earns little privacy; it earns more if each unit's gradient "
+            "is clipped as one (clipped_level), or with Poisson sampling within units "
+            "(UnitsThenPoisson)",
+        )
+
     def episode(self, seed: int, step: int) -> Episode:
         """Draws one step with its structure, a pure function of its arguments in O(batch).
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import tyro
 
-from experiments.config import GuaranteeConfig
+from experiments.priced import PriceConfig
 
 
 @dataclass(frozen=True)
-class CalibrateConfig(GuaranteeConfig):
+class CalibrateConfig(PriceConfig):
     """Print the smallest noise multiplier that certifies the wanted epsilon."""
 
     epsilon: float = tyro.MISSING
@@ -25,5 +25,5 @@ def run(config: CalibrateConfig) -> None:
     sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
     # Rounded up: the printed number suffices as it stands.
     printed = Bound(sigma, sigma).format_upper(".6g")
-    at = f"at delta {format_delta(delta)}"
+    at = f"at delta {format_delta(delta)} (unit: one {sampler.unit})"
     print(f"noise multiplier {printed} gives epsilon <= {config.epsilon} {at}")

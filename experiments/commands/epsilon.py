@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import tyro
 
-from experiments.config import GuaranteeConfig
+from experiments.priced import Multistage, PriceConfig
 
 
 @dataclass(frozen=True)
-class EpsilonConfig(GuaranteeConfig):
+class EpsilonConfig(PriceConfig):
     """Print the certified epsilon of a run, as [lower, upper]."""
 
     noise_multiplier: float = tyro.MISSING
@@ -34,6 +34,9 @@ def run(config: EpsilonConfig) -> None:
     print(guarantee.sentence())
     for note in guarantee.notes:
         print(f"note: {note}")
+    if isinstance(config.sampler, Multistage):
+        for line in config.sampler.alternatives(config.noise_multiplier, delta):
+            print(line)
     if config.mean_trials is not None:
         count = TrialCount(config.mean_trials, config.trials_shape)
         best = price(SelectionProfile(sampler.privacy(config.noise_multiplier), count), delta)

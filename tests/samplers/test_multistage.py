@@ -208,6 +208,13 @@ def test_units_clipped_together_and_protected_units_have_their_own_prices():
     assert epsilon(units.privacy(3.0), 1e-5) == expected
 
 
+def test_a_sum_that_shows_which_units_were_drawn_is_warned_of():
+    (warning,) = Multistage(TREE, (1, 2), epochs=50).caveats(3.0, 1e-5)
+    assert "another shop in the place of a drawn one moves the sum by up to 4 C" in warning
+    assert Multistage(TREE, (1, 2), epochs=50).caveats(4.0, 1e-5) == ()
+    assert Multistage(TREE, (1, 2), clipped_level=1).caveats(0.1, 1e-5) == ()
+
+
 def test_poisson_within_units_has_its_law_and_price():
     sampler = UnitsThenPoisson(TREE, (2,), 0.5, epochs=40, max_batch_size=9)
     counts, pairs, both_units = np.zeros(9), 0, 0

@@ -1,0 +1,91 @@
+"""Samplers over units and users are priced on the command line by public sizes alone."""
+
+import numpy as np
+import pytest
+
+from accounting import MultistageProfile, UnitsThenPoissonProfile, UserPoissonProfile, epsilon
+from experiments.cli import main
+from samplers import Multistage, UnitsThenPoisson, UnitTree
+
+NOISE = ["--noise-multiplier", "2", "--delta", "1e-5"]
+EVEN = ["--draws", "1", "5", "--sizes", "10", "10", "--steps", "100", "--num-examples", "100"]
+
+
+def asked(capsys, *words):
+    assert main([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+def upper(line):
+    return float(line.split("[")[1].split("]")[0].split(",")[1])
+
+
+def tree():
+    return UnitTree.from_columns({"partner": np.repeat(np.arange(10), 10)})
+
+
+def test_episodes_by_their_sizes_cost_what_the_tree_itself_costs(capsys):
+    first, *rest = asked(capsys, "epsilon", "sampler:multistage", *EVEN, *NOISE).splitlines()
+    of_tree = epsilon(Multistage(tree(), (1, 5), epochs=100).privacy(2.0), 1e-5)
+    assert upper(first) == pytest.approx(of_tree.upper, abs=1e-4)
+    assert "unit: one example" in first
+    assert any("another unit in the place of a drawn one moves the sum" in line for line in rest)
+    assert "NO GUARANTEE: published Theorem 3" in rest[-1]
+    clipped = next(line for line in rest if "units of level 1 clipped" in line)
+    alone = MultistageProfile(2.0, 100, (1, 5), (10, 10), clipped_level=1).epsilon(1e-5)
+    assert upper(clipped) == pytest.approx(alone.upper, rel=1e-3)
+
+
+def test_a_protected_unit_is_named_in_the_guarantee(capsys):
+    levels = ["--clipped-level", "1", "--protected-level", "1", "--units", "partner"]
+    line = asked(capsys, "epsilon", "sampler:multistage", *EVEN, *levels, *NOISE).splitlines()[0]
+    assert "unit: one partner" in line
+    assert upper(line) == pytest.approx(
+        MultistageProfile(2.0, 100, (1,), (10,)).epsilon(1e-5).upper, abs=1e-4
+    )
+
+
+def test_units_then_poisson_by_its_sizes_costs_what_the_tree_itself_costs(capsys):
+    words = ["--draws", "1", "--sizes", "10", "10", "--steps", "100", "--num-examples", "100"]
+    words += ["--sampling-prob", "0.2", "--max-batch-size", "10"]
+    line = asked(capsys, "epsilon", "sampler:units-then-poisson", *words, *NOISE)
+    sampler = UnitsThenPoisson(tree(), (1,), 0.2, epochs=100, max_batch_size=10)
+    assert upper(line) == pytest.approx(epsilon(sampler.privacy(2.0), 1e-5).upper, abs=1e-4)
+    free = UnitsThenPoissonProfile(2.0, 100, 0.1, 0.2)
+    assert upper(line) == pytest.approx(epsilon(free, 1e-5).upper, abs=1e-4)
+
+
+def test_examples_of_users_are_priced_for_users(capsys):
+    sizes = ["--num-examples", "5000", "--batch-size", "50", "--epochs", "1"]
+    words = [*sizes, "--max-contributions", "5", "--max-batch-size", "5000"]
+    line = asked(capsys, "epsilon", "sampler:user-poisson", *words, *NOISE)
+    assert "unit: one user" in line
+    alone = UserPoissonProfile(2.0, 100, 0.01, 5).epsilon(1e-5)
+    assert upper(line) == pytest.approx(alone.upper, abs=1e-3)
+
+
+def test_any_sampler_may_have_users_for_rows(capsys):
+    words = ["sampler:poisson", "--num-examples", "1000", "--batch-size", "50"]
+    line = asked(capsys, "epsilon", *words, "--unit", "user", *NOISE)
+    assert "unit: one user" in line
+    assert upper(line) == upper(asked(capsys, "epsilon", *words, *NOISE))
+    words += ["--epsilon", "2", "--delta", "1e-5"]
+    assert "unit: one user" in asked(capsys, "calibrate", *words, "--unit", "user")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--draws", "1", "11", "--sizes", "10", "10"], "has 10 children, fewer than"),
+        (["--draws", "1", "5", "--sizes", "10", "0"], "--sizes needs a number >= 1"),
+        (["--draws", "1", "--sizes", "10", "10"], "draws needs 2 entries"),
+        (["--draws", "1", "5", "--sizes", "10", "10", "--units", "a", "b"], "--units needs 1"),
+        (["--draws", "1", "5", "--sizes", "10", "10", "--unit", "user"], "--protected-level"),
+    ],
+)
+def test_impossible_episodes_are_refused_in_one_line(words, message, capsys):
+    words = ["epsilon", "sampler:multistage", *words, "--steps", "9", "--num-examples", "100"]
+    assert main([*words, *NOISE]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
