@@ -62,12 +62,39 @@ class PrepareSynthetic:
 
 
 @dataclass(frozen=True)
+class PrepareTfds:
+    """Read a data set of TensorFlow Datasets, which lies on the disk as array_record, into a store.
+
+    One row a record: the label is 0 or 1; numbers become numeric columns, class labels, booleans
+    and texts categories; other features must be left out by name. Or blocks of rows, as
+    CriteoDisplayBlocks and CriteoSearchBlocks of experiments.criteo.tfds_builders write them.
+    Where there are no validation or test rows, the other or the training rows are split at random.
+    """
+
+    name: tyro.conf.Positional[str]
+    """Name of the data set, or the directory of one version of it."""
+    out: tyro.conf.Positional[Path]
+    """Store to create."""
+    data_dir: Path | None = None
+    """Where data sets lie; by default where TensorFlow Datasets puts them."""
+    label: str | None = None
+    """Feature to predict; by default what the data set says, or "label"."""
+    leave_out: tuple[str, ...] = ()
+    """Features not to read."""
+    text_buckets: int = 1 << 16
+    """Hash buckets of a text feature; a power of two."""
+    hash_seed: int = 0
+    """Public seed of the hash that maps categorical values to buckets."""
+
+
+@dataclass(frozen=True)
 class Prepare:
     """Turn raw data into a store that `dpsgd train` reads."""
 
     format: (
         Annotated[PrepareCriteoDisplay, tyro.conf.subcommand("criteo-display", prefix_name=False)]
         | Annotated[PrepareCriteoSearch, tyro.conf.subcommand("criteo-search", prefix_name=False)]
+        | Annotated[PrepareTfds, tyro.conf.subcommand("tfds", prefix_name=False)]
         | Annotated[PrepareSynthetic, tyro.conf.subcommand("synthetic", prefix_name=False)]
     )
     """What the data come from."""
@@ -92,6 +119,11 @@ def run(config: Prepare) -> None:
                 format = format_of(schema.sponsored_search(include))
                 store = format.prepare(source, out, hash_seed=hash_seed, progress=progress)
                 rows = store.num_rows
+            case PrepareTfds(name, out):
+                from experiments.criteo import tfds_source
+
+                options = {k: v for k, v in vars(config.format).items() if k not in ("name", "out")}
+                rows = tfds_source.prepare(name, out, progress=progress, **options).num_rows
             case PrepareSynthetic(out, like, num_rows, seed, raw):
                 write = synthetic.write_raw if raw else synthetic.write_store
                 made = write(out, num_rows, seed, log=synthetic.LOGS[like], progress=progress)

@@ -31,12 +31,33 @@ def random_split(columns: Columns, first_row: int) -> dict[str, Columns]:
         columns: Rows `first_row`, `first_row + 1`, ... of the data set.
         first_row: Number of the block's first row, from 0.
     """
-    rows = np.arange(first_row + 1, first_row + 1 + len(columns["label"]), dtype=np.uint64)
-    drawn = mix(rows * np.uint64(GOLDEN))
+    drawn = _drawn(columns, first_row)
     tenth, fifth = (np.uint64(2**64 // n) for n in (10, 5))
-    parts = {"train": drawn >= fifth, "validation": (drawn >= tenth) & (drawn < fifth)}
-    parts["test"] = drawn < tenth
+    masks = {
+        "train": drawn >= fifth,
+        "validation": (drawn >= tenth) & (drawn < fifth),
+        "test": drawn < tenth,
+    }
+    return _parts(columns, masks)
+
+
+def random_halves(columns: Columns, first_row: int) -> dict[str, Columns]:
+    """Return the rows of a block, "validation" and "test" apart, each with a probability of 1/2.
+
+    As in `random_split`, by the row's number alone.
+    """
+    low = _drawn(columns, first_row) < np.uint64(1 << 63)
+    return _parts(columns, {"validation": low, "test": ~low})
+
+
+def _drawn(columns: Columns, first_row: int) -> np.ndarray:
+    """Return the outputs of SplitMix64, seeded with 0, that belong to the rows; uint64."""
+    rows = np.arange(first_row + 1, first_row + 1 + len(columns["label"]), dtype=np.uint64)
+    return mix(rows * np.uint64(GOLDEN))
+
+
+def _parts(columns: Columns, masks: dict[str, np.ndarray]) -> dict[str, Columns]:
     return {
         part: {name: column[mask] for name, column in columns.items()}
-        for part, mask in parts.items()
+        for part, mask in masks.items()
     }
