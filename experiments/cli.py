@@ -16,6 +16,7 @@ from experiments.commands import (
     export,
     ledger,
     prepare,
+    report,
     sweep,
     train,
 )
@@ -29,6 +30,7 @@ COMMANDS: dict[type, Callable[[Any], int | None]] = {
     ledger.LedgerConfig: ledger.run,
     export.ExportConfig: export.run,
     evaluate.EvaluateConfig: evaluate.run,
+    report.ReportConfig: report.run,
     epsilon.EpsilonConfig: epsilon.run,
     compare.CompareConfig: compare.run,
     calibrate.CalibrateConfig: calibrate.run,
@@ -43,6 +45,7 @@ Command = (
     | Annotated[ledger.LedgerConfig, tyro.conf.subcommand("ledger")]
     | Annotated[export.ExportConfig, tyro.conf.subcommand("export")]
     | Annotated[evaluate.EvaluateConfig, tyro.conf.subcommand("evaluate")]
+    | Annotated[report.ReportConfig, tyro.conf.subcommand("report")]
     | Annotated[epsilon.EpsilonConfig, tyro.conf.subcommand("epsilon")]
     | Annotated[compare.CompareConfig, tyro.conf.subcommand("compare")]
     | Annotated[calibrate.CalibrateConfig, tyro.conf.subcommand("calibrate")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from accounting import Bound, format_delta
@@ -115,6 +117,12 @@ def bullets(items: list[str]) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Returns a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """Returns a Markdown table; columns of numbers are flush right."""
+    columns = zip(*rows, strict=True) if rows else ([] for _ in header)
+    rule = ["---:" if _is_numeric(column) else "---" for column in columns]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, rule, *rows])
+
+
+def _is_numeric(cells: Iterable[str]) -> bool:
+    given = [cell for cell in cells if cell not in ("", "none")]
+    return bool(given) and all(re.match(r"[-+\[<]?\d", cell) for cell in given)

@@ -1,0 +1,48 @@
+"""`dpsgd report`: finished runs and sweeps as one page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Write one self-contained HTML page, and its Markdown, about finished runs and sweeps.
+
+    Figures, guarantees with their intervals, what they do not cover, the commands that do it again,
+    versions and hardware.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run directories, and folders of sweeps."""
+    out: Path = Path("report.html")
+    """Page to write; its Markdown and figures go into a folder of the same name without .html."""
+    title: str = ""
+    """Heading of the page; by default it says what is in it."""
+
+
+def run(config: ReportConfig) -> None:
+    """Runs `dpsgd report`."""
+    from dpsgd.files import write_atomically
+    from experiments.console import Console
+    from experiments.html import document
+    from experiments.overview import overview
+
+    if config.out.suffix != ".html":
+        raise ValueError(f"--out must end in .html, got {config.out}")
+    with Console() as console:
+        console.progress("reading and pricing the runs")
+        page = overview(config.runs, config.title)
+        folder = config.out.with_suffix("")
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {
+            config.out: document(page).encode(),
+            folder / "report.md": page.markdown.encode(),
+            **{folder / name: content for name, content in page.figures.items()},
+        }
+        for path, content in files.items():
+            write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
+        console.line(f"report: {config.out}; Markdown: {folder / 'report.md'}")
