@@ -11,6 +11,7 @@ from experiments.commands import (
     audit,
     calibrate,
     compare,
+    contributions,
     epsilon,
     evaluate,
     export,
@@ -34,6 +35,7 @@ COMMANDS: dict[type, Callable[[Any], int | None]] = {
     epsilon.EpsilonConfig: epsilon.run,
     compare.CompareConfig: compare.run,
     calibrate.CalibrateConfig: calibrate.run,
+    contributions.ContributionsConfig: contributions.run,
     audit.AuditConfig: audit.run,
 }
 
@@ -49,6 +51,7 @@ Command = (
     | Annotated[epsilon.EpsilonConfig, tyro.conf.subcommand("epsilon")]
     | Annotated[compare.CompareConfig, tyro.conf.subcommand("compare")]
     | Annotated[calibrate.CalibrateConfig, tyro.conf.subcommand("calibrate")]
+    | Annotated[contributions.ContributionsConfig, tyro.conf.subcommand("contributions")]
     | Annotated[audit.AuditConfig, tyro.conf.subcommand("audit")]
 )
 
