@@ -153,6 +153,9 @@ class TrainConfig:
     """Examples whose gradients are formed together; by default the whole batch."""
     checkpoint_seconds: float = 120.0
     """Time between checkpoints, from which `dpsgd resume` goes on."""
+    data_on: Literal["device", "host"] | None = None
+    """Where the training rows lie; on the host, those of a block of steps travel with it. By
+    default on the device, unless they would take more than half of its free memory."""
     init_seed: int = 0
     """Seed of the initial parameters, which are public."""
     insecure_seed: int | None = None

@@ -35,15 +35,16 @@ def evaluate(
     Raises:
       ValueError: if there are no rows.
     """
-    score = _scorer(logit_fn)
+    score, params = _scorer(logit_fn), jax.device_put(params)
     logits, labels = [np.zeros(0, np.float32)], [np.zeros(0, np.uint8)]
     for block in blocks:
         num_rows = len(block["label"])
+        scored = [np.zeros(0, np.float32)]  # all batches of a block are sent before one is awaited
         for start in range(0, num_rows, BATCH):
-            rows = np.arange(start, start + BATCH)
             # The last batch repeats a row up to the fixed shape; its surplus is cut off again.
-            batch = {name: x[np.minimum(rows, num_rows - 1)] for name, x in block.items()}
-            logits.append(np.asarray(score(params, batch))[: num_rows - start])
+            rows = np.minimum(np.arange(start, start + BATCH), num_rows - 1)
+            scored.append(score(params, {name: x[rows] for name, x in block.items()}))
+        logits.append(np.concatenate(scored)[:num_rows])
         labels.append(block["label"])
     return binary_metrics(np.concatenate(logits), np.concatenate(labels))
 

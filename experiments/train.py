@@ -267,6 +267,7 @@ def _train(
             job.columns,
             root=root,
             generation=generation.key,
+            data_on=job.config.data_on,
             declare=ledger.declare,
         )
         done = first

@@ -1,0 +1,145 @@
+"""Examples a second of `dpsgd train`, beside those of the bare loop over its compiled steps.
+
+    scripts/bench train --json train.json        (some minutes)
+    scripts/bench train --quick                  (the small model, few rows, once)
+
+The bare loop runs the very program of the run, on batches that were drawn and sent before: nothing
+is declared, written or saved. What is looked for is time in which nothing computes, so both are
+timed by the clock; they take turns, and each figure is the median over the rounds. The first round,
+which compiles, is not counted. The run's time is that of its report: from before the first batch is
+drawn to the last checkpoint. The same run with the data on the host says what it costs to stream
+them, and scoring all rows what the evaluation costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from dpsgd import RootKey
+from dpsgd.blocks import plan_blocks
+from dpsgd.loop import _compile_block
+from experiments.benchmarks.rows import Row, report
+from experiments.benchmarks.step import SIZES
+from experiments.benchmarks.timing import Series
+from experiments.config import BallsAndBins, TrainConfig
+from experiments.criteo import synthetic
+from experiments.criteo.model import PRESETS, ModelConfig
+from experiments.criteo.store import Store
+from experiments.evaluate import evaluate
+from experiments.train import Job, mechanism_for, train
+from samplers import BatchSource
+
+MODELS = {"small": PRESETS["small"], "medium": SIZES["8M"]}
+EPOCHS = {"small": 12, "medium": 2}
+BLOCK_STEPS = 64  # the loop's own
+
+
+def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int) -> list[Row]:
+    """Returns the rows of one model, trained on `store`."""
+    runs = store.parent / name
+    config = TrainConfig(
+        data=store,
+        sampler=BallsAndBins(batch_size=1024, epochs=epochs),
+        out=runs / "run",
+        noise_multiplier=1.0,
+        **dataclasses.asdict(model),
+    )
+    job = Job.of(config, Store.open(store), lambda n: mechanism_for(config, n))
+    bare = _BareLoop(job)
+
+    def run(data_on: Literal["device", "host"]) -> float:
+        out = runs / f"{data_on} {number}"
+        return train(dataclasses.replace(config, out=out, data_on=data_on))["training_seconds"]
+
+    def score() -> float:
+        begin = time.perf_counter()
+        blocks = [block for split in job.store.splits for block in job.store.blocks(split)]
+        evaluate(job.logit_fn, job.params, blocks)
+        return time.perf_counter() - begin
+
+    work: dict[str, Callable[[], float]] = {
+        "bare": bare,
+        "device": lambda: run("device"),
+        "host": lambda: run("host"),
+        "score": score,
+    }
+    seconds = Series({label: [] for label in work})
+    for number in range(rounds + 1):
+        for label in list(work)[:: 1 if number % 2 else -1]:
+            spent = work[label]()
+            if number:
+                seconds[label].append(spent)
+    sampler = job.mechanism.sampler
+    examples = sampler.num_steps * sampler.expected_batch_size
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(job.params))
+    at = f"{name}, {num_params / 1e6:.3g}M parameters, batch {sampler.batch_size}"
+    return [
+        Row(f"dpsgd train, {at}", examples / seconds.median("device"), "ex/s"),
+        Row(f"bare loop of its steps, {at}", examples / seconds.median("bare"), "ex/s"),
+        Row.at_least(f"dpsgd train / bare loop, {at}", seconds.ratio("bare", "device"), "x", 0.9),
+        Row(f"data on the host / on the device, {at}", seconds.ratio("device", "host"), "x"),
+        Row(f"rows scored, {at}", job.store.num_rows / seconds.median("score"), "rows/s"),
+    ]
+
+
+class _BareLoop:
+    """The blocks of a job's run, drawn and on the device; called, it takes all steps."""
+
+    def __init__(self, job: Job) -> None:
+        root = RootKey.from_insecure_seed(0)
+        sampler = job.mechanism.sampler
+        source = BatchSource(sampler, root.sampling_seed(0))
+        plans = plan_blocks(source, first_step=0, block_steps=BLOCK_STEPS)
+        self._plans = [jax.device_put(plan) for _, plan in plans]
+        self._data = jax.device_put(dict(job.columns))
+        self._rest = jnp.asarray(root.noise_key(0)), job.mechanism.scales()
+        self._program = _compile_block(job.algorithm)
+        self._job = job
+
+    def __call__(self) -> float:
+        """Returns the seconds that all steps take."""
+        state = jax.tree.map(lambda leaf: jnp.array(leaf, leaf.dtype), self._job.start())
+        jax.block_until_ready(state)
+        begin = time.perf_counter()
+        for plan in self._plans:
+            state, _ = self._program(state, self._data, plan, *self._rest)
+        jax.block_until_ready(state)
+        return time.perf_counter() - begin
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmark and returns 1 if a bar does not hold."""
+    parser = argparse.ArgumentParser("bench train", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
+    parser.add_argument("--quick", action="store_true", help="the small model on few rows, once")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--rows", type=int, default=125_000, help="rows, of which 4 in 5 train")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds for each median")
+    options = parser.parse_args(argv)
+    if options.rounds < 1 or options.rows < 1:
+        parser.error("--rounds and --rows must be at least 1")
+    if options.quick:
+        options.models, options.rows, options.rounds = ["small"], 10_000, 1
+
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        synthetic.write_store(store, options.rows, seed=0)
+        for name in options.models:
+            rows += measure(name, MODELS[name], store, EPOCHS[name], options.rounds)
+            print(f"measured {name}", file=sys.stderr)
+    return report(rows, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
