@@ -49,7 +49,7 @@ def test_accounting_benchmark_measures_ours_without_the_peer(tmp_path, capsys):
         (train, ["dpsgd train / bare loop, small, 0.228M parameters, batch 1024"]),
         (step, ["DP / non-private step, 1M, batch 256", "noise alone, 1M, batch 256"]),
         (samplers, ["draw of an epoch, Poisson, n 1M, batch 1024"]),
-        (ingest, ["rows of raw text prepared"]),
+        (ingest, [f"rows of raw text prepared, criteo-{name}" for name in ("display", "search")]),
     ],
 )
 def test_quick_benchmarks_measure_positive_figures(benchmark, measured, tmp_path):
