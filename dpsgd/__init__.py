@@ -5,6 +5,7 @@ from dpsgd.clipping import Diagnostics, clipped_grad
 from dpsgd.guarantee import Guarantee
 from dpsgd.keys import RootKey
 from dpsgd.loop import Block, train, train_blocks
+from dpsgd.memory import explain
 from dpsgd.modules import split_module
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "TrainState",
     "clipped_grad",
     "dpsgd",
+    "explain",
     "split_module",
     "train",
     "train_blocks",

@@ -143,7 +143,8 @@ def dpsgd(
         or a unit, of which it sees all rows of the batch, [*sampler.clipped_shape, ...] each leaf.
       optimizer: Any optax transformation; it sees only the private mean gradient.
       mechanism: Sampler, sigma and C. With sigma = 0 the noise is left out of the program.
-      microbatch_size: Examples whose gradients are formed together; None for the whole batch.
+      microbatch_size: Examples whose gradients are formed together; None for as many as fit, see
+        `clipped_grad`.
 
     Raises:
       ValueError: if `microbatch_size` is below one.

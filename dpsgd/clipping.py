@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from dpsgd import ghost, norms
+from dpsgd import ghost, memory, norms
 from dpsgd.ghost import Gradients
 from dpsgd.secure_noise import SecureGrid, quantize
 
@@ -97,8 +97,9 @@ def clipped_grad(
       l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
       method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
         structure of the loss allows, see `dpsgd.ghost`; "vmap" forms them all.
-      microbatch_size: Examples processed at a time, in a scan; default all of them. It changes
-        memory and speed, not the result (but for the order of float32 additions).
+      microbatch_size: Examples processed at a time, in a scan. It changes memory and speed, not
+        the result (but for the order of float32 additions). By default as many as fit in
+        `dpsgd.memory.MICROBATCH_BYTES`, by an estimate from the shapes alone.
       grid: Of the secure mode, from `secure_grid`: each clipped gradient is truncated to integers
         of norm $C / g$ at most, and the sum is theirs, int32 and exact. For it all gradients of a
         microbatch are formed, as by "vmap".
@@ -162,16 +163,25 @@ def clipped_grad(
             Diagnostics(*(jnp.float32(0),) * 4),
         )
         size = weights.shape[0]
-        if microbatch_size is None or microbatch_size >= size:
+        together = microbatch_size
+        if together is None:
+            formed = method == "vmap" or grid is not None
+            together = memory.microbatch_size(
+                size,
+                memory.bytes_per_example(
+                    loss_fn, params, _first_example(batch), per_example_gradients=formed
+                ),
+            )
+        if together >= size:
             return add_microbatch(params, carry, batch, weights)
-        count = -(-size // microbatch_size)
+        count = -(-size // together)
 
         # The last microbatch is filled up with copies of the last row, at weight zero.
-        rows = jnp.minimum(jnp.arange(count * microbatch_size), size - 1)
+        rows = jnp.minimum(jnp.arange(count * together), size - 1)
         weights = jnp.where(jnp.arange(rows.size) < size, weights[rows], 0)
 
         def split(x: Array) -> Array:
-            return x.reshape((count, microbatch_size, *x.shape[1:]))
+            return x.reshape((count, together, *x.shape[1:]))
 
         def body(carry, xs):
             return add_microbatch(params, carry, *xs), None
@@ -180,6 +190,10 @@ def clipped_grad(
         return lax.scan(body, carry, xs)[0]
 
     return clipped_sum
+
+
+def _first_example(batch: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
 
 
 def _check(loss_fn: LossFn, params: PyTree, batch: PyTree, weights: Array) -> None:
@@ -200,8 +214,7 @@ def _check(loss_fn: LossFn, params: PyTree, batch: PyTree, weights: Array) -> No
                 f"batch{jax.tree_util.keystr(path)} has shape {list(leaf.shape)}, but the leading "
                 f"axis must have one row for each of the {weights.shape[0]} weights"
             )
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    loss = jax.eval_shape(loss_fn, params, example)
+    loss = jax.eval_shape(loss_fn, params, _first_example(batch))
     if not (
         isinstance(loss, jax.ShapeDtypeStruct)
         and loss.shape == ()

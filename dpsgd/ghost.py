@@ -15,7 +15,8 @@ Optimization on Large Model at Small Cost", arXiv:2210.00038):
   * the clipped sum, by the transpose of the operation over the whole batch applied to the scaled
     cotangents: one contraction, one convolution, or one scatter-add.
 
-A parameter with a use that has no rule is differentiated by vmap(grad), it alone; see `explain`.
+A parameter with a use that has no rule is differentiated by vmap(grad), it alone; see
+`dpsgd.explain`.
 
 Rounding. Where a norm is a sum of squares it is as accurate as in `dpsgd.norms`. A Gram product
 adds numbers of both signs, with an absolute error of a few u times its diagonal D = sum_s ||a_s||^2
@@ -97,7 +98,7 @@ class Route:
       kind: "unused", "vmap", "entries" (per-example gradients of this parameter, from taps),
         "slice" (norm of the cotangent), "rows", "outer" or "gram".
       why: One line for people.
-      floats: Numbers kept for each example beyond what the backward pass keeps itself.
+      floats: Numbers that each example takes beyond the backward pass: gradients, and again scaled.
     """
 
     kind: str
@@ -358,35 +359,35 @@ def _gram_norm(left: Array, right: Array, look_ups: tuple[Array, Array, bool] | 
     return norms.Norm(unit, jnp.where(largest < 2.0**126, square, jnp.inf))
 
 
-def _route(taps: Taps, leaf: int, shape: tuple[int, ...]) -> Route:
+def choose_route(taps: Taps, leaf: int, shape: tuple[int, ...]) -> Route:
     """Chooses how to obtain the gradients of parameter number `leaf`."""
     uses, size = taps.uses[leaf], math.prod(shape)
     if leaf in taps.obstacle:
-        return Route("vmap", f"used by {taps.obstacle[leaf]}, which has no rule", size)
+        return Route("vmap", f"used by {taps.obstacle[leaf]}, which has no rule", 2 * size)
     if not uses or size == 0:
         return Route("unused", "the loss does not depend on it", 0)
     ops = ", ".join(f"{u.op}" for u in uses)
     if not all(u.view.isometric for u in uses):
-        return Route("entries", f"{ops} after a broadcast", size)
+        return Route("entries", f"{ops} after a broadcast", 2 * size)
     look_ups = [r for u in uses if (r := _rows(u))]
     products = [c for u in uses if (c := _contraction(u))]
     if len(look_ups) + len(products) < len(uses):
         if len(uses) == 1 and uses[0].op == "dynamic_slice":
             return Route("slice", "dynamic_slice of distinct entries", 0)
-        return Route("entries", ops, size)
+        return Route("entries", ops, 2 * size)
     same_rows = len({(r.rows, r.columns) for r in look_ups}) <= 1
     sides = {(frozenset((c.inner, c.outer)), c.batch) for c in products}
     if not products:
         if not same_rows:
-            return Route("entries", f"{ops} of different axes", size)
+            return Route("entries", f"{ops} of different axes", 2 * size)
         count = sum(r.count for r in look_ups)
         width = look_ups[0].width
-        return Route("rows", f"look-up of {count} rows of {width}", count * width)
+        return Route("rows", f"look-up of {count} rows of {width}", 2 * count * width)
     if look_ups:
         sides |= {(frozenset((r.rows, r.columns)), ()) for r in look_ups}
     first = products[0]
     if not same_rows or len(sides) > 1:
-        return Route("entries", f"{ops} of different axes", size)
+        return Route("entries", f"{ops} of different axes", 2 * size)
     length = sum(c.length for c in products)
     if length == 1 and len(uses) == 1:
         return Route("outer", f"{ops} without a sequence axis", 0)
@@ -394,7 +395,7 @@ def _route(taps: Taps, leaf: int, shape: tuple[int, ...]) -> Route:
     gram = first.batch_size * (2 * length**2 + sum(r.count for r in look_ups) * length)
     why = f"{ops} over {length} positions"
     if first.inner_size * first.outer_size <= length * side:
-        return Route("entries", f"{why}: fewer operations than its Gram product", size)
+        return Route("entries", f"{why}: fewer operations than its Gram product", 2 * size)
     return Route("gram", f"{why}: fewer operations than its entries", gram)
 
 
@@ -590,7 +591,7 @@ def gradients(
     params = jax.tree.map(jnp.asarray, params)
     taps = find_taps(loss_fn, params, _first_example(batch))
     leaves = jax.tree.leaves(params)
-    routes = [_route(taps, k, leaf.shape) for k, leaf in enumerate(leaves)]
+    routes = [choose_route(taps, k, leaf.shape) for k, leaf in enumerate(leaves)]
     direct = {k: leaves[k] for k, route in enumerate(routes) if route.kind == "vmap"}
 
     def loss(variables: tuple[dict, dict], example: PyTree) -> tuple[Array, Any]:
@@ -629,42 +630,3 @@ def gradients(
 
 def _first_example(batch: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-
-
-def explain(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, example: PyTree) -> str:
-    """Says, for each parameter, how the ghost method obtains its gradients, and why.
-
-    The memory named is what one example adds to that of an ordinary backward pass.
-
-    Args:
-      loss_fn: (params, example) -> scalar.
-      params: Tree of floating-point arrays.
-      example: One example, arrays or `jax.ShapeDtypeStruct`.
-
-    >>> import jax.numpy as jnp
-    >>> def loss_fn(params, example):
-    ...     x = params["table"][example["ids"]].ravel()
-    ...     return jnp.sum(jnp.tanh(x @ params["kernel"]) * jnp.cumsum(params["scale"]))
-    >>> params = {"table": jnp.ones((1000, 4)), "kernel": jnp.ones((8, 2)), "scale": jnp.ones(2)}
-    >>> print(explain(loss_fn, params, {"ids": jnp.array([1, 2])}))
-    ['kernel']  [8, 2]     outer  0 B   dot_general without a sequence axis
-    ['scale']   [2]        vmap   8 B   used by cumsum, which has no rule
-    ['table']   [1000, 4]  rows   32 B  look-up of 2 rows of 4
-    """
-    params = jax.tree.map(jnp.asarray, params)
-    taps = find_taps(loss_fn, params, example)
-    lines = []
-    for k, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
-        route = _route(taps, k, leaf.shape)
-        name = jax.tree_util.keystr(path) or "params"
-        lines.append((name, str(list(leaf.shape)), route.kind, _bytes(4 * route.floats), route.why))
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(w) for cell, w in zip(line, widths, strict=False)), line[4]])
-        for line in lines
-    )
-
-
-def _bytes(count: int) -> str:
-    power = min(3, max(0, count.bit_length() - 1) // 10)
-    return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"

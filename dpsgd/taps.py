@@ -119,6 +119,15 @@ class Taps:
         """Returns the taps: a zero for each tapped output."""
         return {path: jnp.zeros(u.out.shape, u.out.dtype) for path, u in self._tapped.items()}
 
+    def activation_bytes(self, num_leaves: int) -> int:
+        """Returns the bytes of all values that the loss computes from the example.
+
+        Args:
+          num_leaves: How many inputs are parameters, on which alone no value that counts depends.
+        """
+        inputs = self.closed.jaxpr.invars
+        return _value_bytes(self.closed.jaxpr, [k >= num_leaves for k in range(len(inputs))])[0]
+
     def loss(
         self, leaves: Sequence[Array], example: PyTree, taps: dict[Path, Array]
     ) -> tuple[Array, dict[Path, list[Array]]]:
@@ -174,6 +183,33 @@ class Taps:
                 outs = [outs[0] + taps[here]]
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(atom) for atom in jaxpr.outvars], others
+
+
+def _value_bytes(jaxpr: core.Jaxpr, varies: Sequence[bool]) -> tuple[int, list[bool]]:
+    """Returns the bytes of the values that depend on certain inputs, and which outputs are such.
+
+    All rounds of a scan count: its backward pass keeps them.
+    """
+    counted = {v for v, flag in zip(jaxpr.invars, varies, strict=True) if flag}
+    total = 0
+    for eqn in jaxpr.eqns:
+        flags = [not isinstance(v, core.Literal) and v in counted for v in eqn.invars]
+        if not any(flags):
+            continue
+        name, inside = eqn.primitive.name, 0
+        results = [True] * len(eqn.outvars)
+        for body in core.jaxprs_in_params(eqn.params):
+            constants = eqn.params["num_consts"] if name == "scan" else 0
+            known = flags[:constants] if name == "scan" else flags
+            known = known if name == "scan" or len(flags) == len(body.invars) else []
+            known = [*known, *(True for _ in body.invars[len(known) :])]
+            size, outs = _value_bytes(body, known)
+            inside = max(inside, size * (eqn.params["length"] if name == "scan" else 1))
+            results = outs if name in _INLINED | _REMAT else results
+        counted.update(v for v, flag in zip(eqn.outvars, results, strict=True) if flag)
+        outputs = (_aval(v) for v in eqn.outvars)
+        total += max(inside, sum(x.size * x.dtype.itemsize for x in outputs))
+    return total, [not isinstance(v, core.Literal) and v in counted for v in jaxpr.outvars]
 
 
 def _variables(eqn: Any) -> list[Any]:

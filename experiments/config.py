@@ -150,7 +150,7 @@ class TrainConfig:
     hidden: tuple[int, ...] | None = None
     """Override the preset's hidden layers."""
     microbatch_size: int | None = None
-    """Examples whose gradients are formed together; by default the whole batch."""
+    """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
     checkpoint_seconds: float = 120.0
     """Time between checkpoints, from which `dpsgd resume` goes on."""
     data_on: Literal["device", "host"] | None = None

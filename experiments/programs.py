@@ -32,7 +32,7 @@ def click_algorithm(
       sizes: Of the model.
       schema: Columns of the data.
       mechanism: Sampler, sigma and C, of which the programs depend on the shapes alone.
-      microbatch_size: Examples whose gradients are formed together; None for the whole batch.
+      microbatch_size: Examples whose gradients are formed together; None for as many as fit.
       optimizer: By default Adam whose step sizes are state, see `step_sizes`.
     """
     noisy = bool(mechanism.noise_multiplier)
