@@ -175,7 +175,7 @@ class _CompiledStep:
         self.poisoned, self._data = _with_poison(data, self.rows * self.block, self.block)
         self.scales = self.mechanism.scales()
         self._run = _compile_block(algorithm)
-        self._key = jnp.asarray(root.noise_key(0))
+        self._key = jnp.asarray(self.mechanism.noise_key(root, 0))
         self.sampling_seed = root.sampling_seed(0)
         # As in the loop: one program for the first state and for those that follow.
         state = algorithm.init(jax.tree.map(jnp.array, params))
@@ -250,7 +250,8 @@ def _sum_checks(step: _CompiledStep) -> list[Check]:
     # From here on, C below the norms that were seen: clipping is at work.
     positive = [norm for norm in norms if norm > 0 and math.isfinite(norm)]
     low = min([clip, *positive]) / 2
-    quiet = Scales(np.float32(low), np.float32(low * 2.0**-10), real.expected_batch_size)
+    scaled = real._replace(l2_clip_norm=np.float32(low))
+    quiet = scaled._replace(noise_stddev=np.float32(low * 2.0**-10))
     slack = _rounding(step, quiet, step.rows)
     nobody = step([], quiet)
     norm = max(_distance(step([i], quiet), nobody) for i in singles)
@@ -296,7 +297,6 @@ def _sum_checks(step: _CompiledStep) -> list[Check]:
 
     # At the run's own noise: what is added must not depend on the batch, nor its divisor on its
     # size. The sums, which are known by now, are compared where the batches differ most.
-    scaled = real._replace(l2_clip_norm=np.float32(low))
     seen = _distance(step(everybody, scaled), step([], scaled))
     wanted = _distance(total, nobody)
     slack += _rounding(step, scaled, step.rows)

@@ -312,7 +312,9 @@ class _Runs:
         return present, absent
 
     def _of_world(self, data: Any, plan: BlockPlan, others: int, chunk: int) -> Scores:
-        keys = jnp.asarray([self._root.noise_key(self._noised + k) for k in range(chunk)])
+        keys = jnp.asarray(
+            [self.mechanism.noise_key(self._root, self._noised + k) for k in range(chunk)]
+        )
         self._noised += chunk
         state, _ = self._run(self._state, data, plan, keys, self._scales)
         released = np.asarray(state.opt_state.releases, np.float64)  # [chunk, steps]

@@ -16,9 +16,15 @@ NOT_COVERED = (
     "the choice of hyper-parameters, where it looked at private data",
     "the diagnostics of training (losses, clipped fractions, batch sizes)",
     "evaluation on rows that were not training examples",
-    "floating point: the price is that of exact sums and exact Gaussian noise, which 32-bit sums "
-    "and a grid 2^18 times finer than the noise approximate",
+    "side channels, such as how long a step takes",
 )
+
+FLOATING_POINT = (
+    "floating point: the price is that of exact sums and exact Gaussian noise; sums of clipped "
+    "gradients in 32 bits are rounded, to some 1e-7 of themselves at each addition, and noise from "
+    "a fast generator in 32 bits is Gaussian to about 1e-6 (secure noise leaves none of this open)"
+)
+"""What the price does not cover either, unless noise is secure: `dpsgd.noise` says why."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Guarantee:
       adjacency: How it differs.
       noise_multiplier: Standard deviation of the noise over `l2_clip_norm`.
       l2_clip_norm: Bound on one unit's contribution to a step; infinite without clipping.
+      secure_noise: Whether sums and noise were exact, so that floating point is covered.
       void: Why there is no guarantee, or empty.
       notes: What a reader should know about the interval.
     """
@@ -43,6 +50,7 @@ class Guarantee:
     adjacency: str
     noise_multiplier: float
     l2_clip_norm: float
+    secure_noise: bool = False
     void: str = ""
     notes: tuple[str, ...] = ()
 
@@ -81,9 +89,15 @@ class Guarantee:
             adjacency=ADJACENCY,
             noise_multiplier=mechanism.noise_multiplier,
             l2_clip_norm=mechanism.l2_clip_norm,
+            secure_noise=mechanism.secure_noise,
             void=void,
             notes=notes,
         )
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What the guarantee leaves out, in sentences."""
+        return NOT_COVERED if self.secure_noise else (*NOT_COVERED, FLOATING_POINT)
 
     def sentence(self) -> str:
         """Returns the guarantee in one line."""
@@ -111,8 +125,9 @@ class Guarantee:
             "unit": self.unit,
             "noise_multiplier": self.noise_multiplier,
             "l2_clip_norm": self.l2_clip_norm if math.isfinite(self.l2_clip_norm) else None,
+            "secure_noise": self.secure_noise,
             "notes": list(self.notes),
-            "not_covered": list(NOT_COVERED),
+            "not_covered": list(self.not_covered),
         }
 
 

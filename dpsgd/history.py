@@ -77,6 +77,7 @@ class Terms:
             "sampler": {"name": type(sampler).__name__, **sampler.terms()},
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
+            "secure_noise": mechanism.secure_noise,
             "unit": sampler.unit,
             "adjacency": ADJACENCY,
             "delta": self.delta,
@@ -105,6 +106,8 @@ class Terms:
                 sampler,
                 checked(body["noise_multiplier"], float, "noise_multiplier"),
                 math.inf if clip is None else checked(clip, float, "l2_clip_norm"),
+                # Lines from before there was a choice lack it.
+                checked(body.get("secure_noise", False), bool, "secure_noise"),
             ),
             check_delta(checked(body["delta"], float, "delta")),
             checked(body["reproducible_noise"], bool, "reproducible_noise"),
@@ -214,6 +217,7 @@ class History:
             adjacency=ADJACENCY,
             noise_multiplier=last.mechanism.noise_multiplier,
             l2_clip_norm=last.mechanism.l2_clip_norm,
+            secure_noise=last.mechanism.secure_noise,
             void=void,
             notes=notes,
         )
@@ -242,9 +246,21 @@ class History:
             key = int(head[:16], 16) if index else 0
             steps = range(first, first)
             generation = Generation(index, key, Terms.from_record(body), origin, steps)
+            if index:
+                check_same_noise(self.generations[-1].terms, generation.terms)
             self.generations.append(generation)
             self.beginnings.append(len(self.heads))
         self.heads.append(head)
+
+
+def check_same_noise(before: Terms, after: Terms) -> None:
+    """Raises LedgerError unless noise is secure in both or in neither."""
+    secure = before.mechanism.secure_noise
+    if after.mechanism.secure_noise != secure:
+        raise LedgerError(
+            f"this run was begun with{'' if secure else 'out'} secure noise and goes on only so: "
+            "what its guarantee covers holds for all of its steps; start a new run"
+        )
 
 
 def _void(told: list[Generation]) -> str:

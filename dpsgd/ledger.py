@@ -33,7 +33,15 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.files import fsync_folder
-from dpsgd.history import NO_HEAD, Generation, History, LedgerError, Terms, line_of
+from dpsgd.history import (
+    NO_HEAD,
+    Generation,
+    History,
+    LedgerError,
+    Terms,
+    check_same_noise,
+    line_of,
+)
 
 
 class Ledger:
@@ -121,8 +129,13 @@ class Ledger:
           step: Steps done in the checkpoint; 0 for none.
           origin: Head of the ledger in the checkpoint; `NO_HEAD` for none.
           repeatable: Whether this machine repeats a computation bit for bit in another process.
+
+        Raises:
+          LedgerError: if noise is secure in `terms` and was not before, or the other way about.
+          OSError: if a new generation cannot be written.
         """
         last = self.history.generations[-1]
+        check_same_noise(last.terms, terms)
         own = (origin, step) == (last.origin, last.steps.start) or (
             origin in self.history.heads[self.history.beginnings[-1] :]
         )

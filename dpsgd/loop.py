@@ -136,7 +136,7 @@ def train_blocks(
     check_num_examples(mechanism.sampler, data)
     refuse_batch_statistics(state.params)
     run_block = _compile_block(algorithm)
-    noise_key = jnp.asarray(root.noise_key(generation))
+    noise_key = jnp.asarray(mechanism.noise_key(root, generation))
     scales = mechanism.scales()
     # One program for a state that was just made and for one that was read back: no weak types.
     state = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)

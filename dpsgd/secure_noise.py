@@ -79,17 +79,18 @@ _SHRINK = np.float32(1 - 2.0**-12)  # more than float32 errs in a norm that was 
 
 
 class SecureGrid(NamedTuple):
-    """The public integer grid of a secure run.
+    """The public integer grid of a secure run, as arguments of a compiled program.
 
     Attributes:
-      spacing: g, a power of two.
-      cells: s, an integer; the noise is round(s Z), its standard deviation s g >= sigma C.
-      max_square: floor((C / g)^2), the most that an example's integers may have as squared norm.
+      spacing: g, a power of two, float32 scalar.
+      cells: s, int32 scalar; the noise is round(s Z), its standard deviation s g >= sigma C.
+      max_square: floor((C / g)^2), the most that an example's integers may have as squared norm:
+        uint32 `[8]`, its 16-bit limbs, the lowest first.
     """
 
-    spacing: float
-    cells: int
-    max_square: int
+    spacing: Any
+    cells: Any
+    max_square: Any
 
 
 def secure_grid(noise_multiplier: float, l2_clip_norm: float, max_batch_size: int) -> SecureGrid:
@@ -108,7 +109,7 @@ def secure_grid(noise_multiplier: float, l2_clip_norm: float, max_batch_size: in
       ValueError: if an argument is out of range, or sigma is so small beside the batch size that
         the noise would have fewer than 2 cells.
 
-    >>> secure_grid(1.0, 1.0, 1024).cells == 2**20
+    >>> int(secure_grid(1.0, 1.0, 1024).cells) == 2**20
     True
     """
     if not (0 < noise_multiplier < math.inf and 0 < l2_clip_norm < math.inf):
@@ -135,7 +136,9 @@ def secure_grid(noise_multiplier: float, l2_clip_norm: float, max_batch_size: in
             f"noise_multiplier {noise_multiplier} is too small for a batch of {max_batch_size} in "
             "the secure mode: the integer grid would be coarser than the noise"
         )
-    return SecureGrid(float(spacing), cells, math.floor((clip / spacing) ** 2))
+    max_square = math.floor((clip / spacing) ** 2)  # at most 2^60
+    limbs = [(max_square >> (16 * place)) & 0xFFFF for place in range(_LIMBS)]
+    return SecureGrid(np.float32(spacing), np.int32(cells), np.array(limbs, np.uint32))
 
 
 def quantize(clipped_grad: Any, grid: SecureGrid) -> Any:
@@ -154,14 +157,13 @@ def quantize(clipped_grad: Any, grid: SecureGrid) -> Any:
     Returns:
       A tree of int32 arrays of the same shapes.
     """
-    limit = math.isqrt(grid.max_square)  # no coordinate of a vector within the norm is larger
     leaves, structure = jax.tree.flatten(clipped_grad)
-    # A power of two scales exactly. The comparison is False for NaN; limit < 2^31 by `secure_grid`.
+    # A power of two scales exactly. The comparison is False for NaN. C / g <= 2^30 (`secure_grid`).
     scaled = [jnp.trunc(jnp.asarray(leaf) * _SHRINK / grid.spacing) for leaf in leaves]
     fits = jnp.array(True)
     integers, square = [], _sum(jnp.zeros((0,), jnp.uint32), 0)
     for leaf in scaled:
-        inside = jnp.abs(leaf) <= limit
+        inside = jnp.abs(leaf) <= _MAX_SUM
         integer = jnp.where(inside, leaf, 0).astype(jnp.int32)
         fits = fits & jnp.all(inside)
         square = _add(square, _square_norm(integer))
@@ -204,18 +206,20 @@ def add_secure_noise(
                 f"{jnp.result_type(leaf)}; quantize each example before summing"
             )
         shape = jax.ShapeDtypeStruct(np.shape(leaf), jnp.int32)
-        draw = partial(_draw, leaf=number, shape=shape.shape, cells=grid.cells)
-        noise = jax.pure_callback(draw, shape, noise_key, step)
-        noised.append((leaf + noise).astype(jnp.float32) * np.float32(grid.spacing))
+        draw = partial(_draw, leaf=number, shape=shape.shape)
+        noise = jax.pure_callback(
+            draw, shape, noise_key, step, grid.cells, vmap_method="sequential"
+        )
+        noised.append((leaf + noise).astype(jnp.float32) * grid.spacing)
     return jax.tree.unflatten(structure, noised)
 
 
 def _draw(
-    noise_key: Any, step: Any, *, leaf: int, shape: tuple[int, ...], cells: int
+    noise_key: Any, step: Any, cells: Any, *, leaf: int, shape: tuple[int, ...]
 ) -> np.ndarray:
     """Draw on the host; beyond 2^31, an event of probability exp(-2^21), int32 wraps around."""
     key = np.asarray(noise_key).astype("<u4").tobytes()
-    return rounded_gaussian(key, int(step), leaf, shape, cells).astype(np.int32)
+    return rounded_gaussian(key, int(step), leaf, shape, int(cells)).astype(np.int32)
 
 
 def rounded_gaussian(
@@ -469,10 +473,9 @@ def _carry(limbs: list[jax.Array]) -> list[jax.Array]:
     return carried
 
 
-def _at_most(limbs: list[jax.Array], bound: int) -> jax.Array:
-    """Return whether the number with these limbs is at most `bound`."""
+def _at_most(limbs: list[jax.Array], bound: Any) -> jax.Array:
+    """Return whether the number with these limbs is at most the one with the limbs `bound`."""
     result = jnp.array(True)
-    for place, limb in enumerate(limbs):
-        digit = (bound >> (16 * place)) & 0xFFFF
+    for limb, digit in zip(limbs, bound, strict=True):
         result = jnp.where(limb == digit, result, limb < digit)
     return result

@@ -179,7 +179,7 @@ def plot(report: BlackBoxReport, path: Path) -> None:
 
 def _mechanism(config: AuditConfig) -> Mechanism:
     sampler = config.sampler.build(config.num_examples, config.delta)
-    return Mechanism(sampler, config.noise_multiplier, config.l2_clip_norm)
+    return Mechanism(sampler, config.noise_multiplier, config.l2_clip_norm, config.secure_noise)
 
 
 def _claimed(config: AuditConfig, sampler: BatchSampler) -> BatchSampler:

@@ -139,6 +139,9 @@ class TrainConfig:
     """Train without clipping and noise: no guarantee."""
     l2_clip_norm: float = 4.0
     """Bound on the L2 norm of one example's gradient."""
+    secure_noise: bool = False
+    """Exact integer sums and exact noise from a cryptographic generator: the guarantee then holds
+    for the floating-point program too. Slower: each example's gradient is formed by itself."""
     learning_rate: float = 3e-3
     """Peak step size of Adam, decayed to zero by a cosine."""
     model: Literal["small", "paper"] = "small"
@@ -176,6 +179,8 @@ class TrainConfig:
                 f"--noise-multiplier must be finite and > 0, got {self.noise_multiplier}; "
                 "a run without noise has no guarantee and must be asked for by --non-private"
             )
+        if self.non_private and self.secure_noise:
+            raise ValueError("--secure-noise makes the noise exact, and --non-private has none")
         if self.target_epsilon is not None and not 0 < self.target_epsilon < float("inf"):
             raise ValueError(f"--target-epsilon must be finite and > 0, got {self.target_epsilon}")
         if self.target_delta is not None and not 0 < self.target_delta < 1:
@@ -229,6 +234,8 @@ class AuditConfig(GuaranteeConfig):
     """Noise standard deviation over the clipping norm."""
     l2_clip_norm: float = 1.0
     """Bound on the L2 norm of one example's gradient."""
+    secure_noise: bool = False
+    """Audit exact sums and exact noise, as of a run with --secure-noise."""
     claim: Literal["deterministic", "shuffle", "poisson", "balls-and-bins"] | None = None
     """Hold the run to the price of this sampler, in place of its own: see what, for example,
     shuffling that is claimed to be Poisson really costs."""

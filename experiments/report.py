@@ -28,6 +28,7 @@ def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
         "sampler": record["sampler"],
         "noise multiplier": _number(record["noise_multiplier"]),
         "clipping norm": _number(record["l2_clip_norm"]),
+        "sums and noise": "exact, cryptographic" if record["secure_noise"] else "32-bit floats",
         "epsilon [lower, upper]": interval(record),
         "delta": format_delta(record["delta"]),
         "adjacency": record["adjacency"],

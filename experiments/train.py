@@ -320,11 +320,12 @@ def mechanism_for(config: TrainConfig, num_examples: int) -> Mechanism:
     if config.non_private:
         return Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=float("inf"))
     if config.noise_multiplier is not None:
-        return Mechanism(sampler, config.noise_multiplier, config.l2_clip_norm)
+        sigma = config.noise_multiplier
+        return Mechanism(sampler, sigma, config.l2_clip_norm, config.secure_noise)
     assert config.target_epsilon is not None, "TrainConfig admits exactly one of the three"
     delta = config.target_delta or 1 / num_examples
     sigma = calibrate(sampler.privacy, epsilon=config.target_epsilon, delta=delta)
-    return Mechanism(sampler, sigma, config.l2_clip_norm)
+    return Mechanism(sampler, sigma, config.l2_clip_norm, config.secure_noise)
 
 
 def describe(config: TrainConfig, store: Store) -> dict[str, Any]:

@@ -169,7 +169,7 @@ TAILS = (4.0, 5.0, 5.5)
     scope="module",
     params=[
         pytest.param(4 * 2**22, id="1.7e7 draws"),
-        pytest.param(24 * 2**22, id="1e8 draws", marks=pytest.mark.long),
+        pytest.param(24 * 2**22, id="1e8 draws", marks=[pytest.mark.long, pytest.mark.noise]),
     ],
 )
 def law(request):
@@ -531,6 +531,7 @@ def test_noise_is_made_once_and_never_stored_where_two_moments_read_it(constant)
     assert 0 < len(products) <= 20  # two products in each of ten rounds
 
 
+@pytest.mark.noise
 @pytest.mark.long
 def test_noise_costs_no_more_than_jax_random_normal():
     """CPU time of noised sums over 2^23 coordinates, best of 5, interleaved in one process."""

@@ -156,16 +156,24 @@ def test_every_coin_has_its_bias():
 # --- the grid --------------------------------------------------------------------------------
 
 
+def number(limbs) -> int:
+    return sum(int(limb) << (16 * place) for place, limb in enumerate(limbs))
+
+
+def in_limbs(value: int) -> list[int]:
+    return [(value >> (16 * place)) & 0xFFFF for place in range(8)]
+
+
 @given(st.floats(0.1, 100), st.floats(1e-6, 1e6), st.integers(1, 10**6))
 def test_the_grid_holds_the_sum_and_never_lowers_the_noise(sigma, clip, batch):
     grid = secure_grid(sigma, clip, batch)
-    spacing = Fraction(grid.spacing)
+    spacing, cells = Fraction(float(grid.spacing)), int(grid.cells)
     assert math.frexp(grid.spacing)[0] == 0.5
-    assert grid.cells * spacing >= Fraction(sigma) * Fraction(clip)
-    assert (grid.cells - 1) * spacing < Fraction(sigma) * Fraction(clip)
-    assert 2 <= grid.cells <= 2**20
+    assert cells * spacing >= Fraction(sigma) * Fraction(clip)
+    assert (cells - 1) * spacing < Fraction(sigma) * Fraction(clip)
+    assert 2 <= cells <= 2**20
     assert batch * Fraction(clip) <= 2**30 * spacing
-    assert grid.max_square <= (Fraction(clip) / spacing) ** 2 < grid.max_square + 1
+    assert number(grid.max_square) <= (Fraction(clip) / spacing) ** 2 < number(grid.max_square) + 1
     finer = spacing / 2  # and no finer grid would do
     assert batch * Fraction(clip) > 2**30 * finer or Fraction(sigma * clip) > 2**20 * finer * 0.999
 
@@ -190,6 +198,7 @@ def test_a_grid_that_cannot_be_is_refused(arguments, message):
 # --- the sensitivity -------------------------------------------------------------------------
 
 GRID = secure_grid(1.0, 1.0, 64)
+MAX_SQUARE = number(GRID.max_square)
 
 
 def exact_square(tree) -> int:
@@ -211,7 +220,7 @@ def test_the_integers_never_exceed_the_clip_norm(values, norm):
         wide = vector.astype(np.float64)
         vector = (wide / np.linalg.norm(wide) * norm).astype(np.float32)
     q = quantized({"a": jnp.asarray(vector[:2]), "b": jnp.asarray(vector[2:].reshape(2, 2))})
-    assert exact_square(q) <= GRID.max_square
+    assert exact_square(q) <= MAX_SQUARE
     flat = np.concatenate([np.asarray(q["a"]), np.asarray(q["b"]).reshape(-1)])
     limit = np.abs(vector.astype(np.float64)) / GRID.spacing
     assert np.all(np.abs(flat) <= limit)  # towards zero
@@ -241,10 +250,11 @@ def test_the_squared_norm_is_added_up_exactly(size, largest):
     values[:2] = -largest
     limbs = jax.jit(secure_noise._square_norm)(values)
     exact = exact_square(values)
-    assert sum(int(limb) << (16 * place) for place, limb in enumerate(limbs)) == exact
-    assert bool(secure_noise._at_most(limbs, exact))
-    assert not bool(secure_noise._at_most(limbs, exact - 1)) or exact == 0
-    assert bool(secure_noise._at_most(limbs, exact + 2**16))
+    assert number(limbs) == exact
+    for bound in (exact, exact + 1, exact + 2**16):
+        assert bool(secure_noise._at_most(limbs, in_limbs(bound)))
+    for bound in (exact - 1, exact - 2**16, exact >> 1):
+        assert not bool(secure_noise._at_most(limbs, in_limbs(bound))) or bound < 0 or exact == 0
 
 
 # --- the mechanism ---------------------------------------------------------------------------
@@ -254,7 +264,7 @@ def test_the_release_is_the_integer_sum_plus_the_exact_noise_of_each_leaf():
     sums = {"a": jnp.arange(-5, 5, dtype=jnp.int32), "b": jnp.full((2, 3), 12345, jnp.int32)}
     out = jax.jit(lambda s, k, t: add_secure_noise(s, k, t, GRID))(sums, KEY_WORDS, jnp.int32(7))
     for number, (total, released) in enumerate(zip(sums.values(), out.values(), strict=True)):
-        noise = rounded_gaussian(KEY, 7, number, total.shape, GRID.cells)
+        noise = rounded_gaussian(KEY, 7, number, total.shape, int(GRID.cells))
         assert np.count_nonzero(noise) == noise.size
         exact = (np.asarray(total, np.int64) + noise).astype(np.float32) * GRID.spacing
         np.testing.assert_array_equal(released, exact)
@@ -263,7 +273,7 @@ def test_the_release_is_the_integer_sum_plus_the_exact_noise_of_each_leaf():
 def test_the_largest_sum_does_not_overflow():
     sums = jnp.array([2**30, -(2**30)], jnp.int32)
     out = add_secure_noise(sums, KEY_WORDS, 0, GRID)
-    noise = rounded_gaussian(KEY, 0, 0, (2,), GRID.cells)
+    noise = rounded_gaussian(KEY, 0, 0, (2,), int(GRID.cells))
     exact = (np.asarray(sums, np.int64) + noise).astype(np.float32) * GRID.spacing
     np.testing.assert_array_equal(out, exact)
 
@@ -273,7 +283,7 @@ def test_a_sum_too_long_for_int32_is_the_exact_sum_modulo_2_to_the_32(integers, 
     """So it is post-processing of the exact sum plus noise: it betrays no more than that does."""
     total = jnp.sum(jnp.array(integers, jnp.int32), dtype=jnp.int32)[None]
     out = int(add_secure_noise(total, KEY_WORDS, step, GRID._replace(spacing=1.0))[0])
-    exact = sum(integers) + int(rounded_gaussian(KEY, step, 0, (1,), GRID.cells)[0])
+    exact = sum(integers) + int(rounded_gaussian(KEY, step, 0, (1,), int(GRID.cells))[0])
     wrapped = (exact + 2**31) % 2**32 - 2**31
     assert out == int(np.float32(wrapped))
 
