@@ -32,7 +32,7 @@ KEPT = 2
 """How many checkpoints stay: the newest, and one to fall back to."""
 
 DAMAGED = (
-    OSError, EOFError, ValueError, KeyError, OverflowError, RuntimeError, SyntaxError,
+    OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, SyntaxError,
     struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 """What NumPy and zipfile raise on damaged bytes, by the field that is hit."""

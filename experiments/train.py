@@ -160,10 +160,13 @@ def resume(
     if run.finished:
         run.history()  # refuses a report of another ledger
         record = run.read_json("report.json")
+        where = f"{path / 'report.json'} is damaged"
+        for name in ("sampler", "guarantee"):
+            checked(record.get(name), str, f"{where}: {name}")
         try:
             report.comparison([record])
         except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{path / 'report.json'} is damaged: {error!r}") from None
+            raise ValueError(f"{where}: {error!r}") from None
         run.forget()  # in case the run died just before it did
         progress("the run is finished")
         return record
