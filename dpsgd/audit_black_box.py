@@ -69,6 +69,10 @@ _THRESHOLDS = 400
 Scores = Mapping[str, np.ndarray]
 """Name of a score -> its value in each trial: float64[trials]."""
 
+Play = Callable[[int, int], tuple[Scores, Scores]]
+"""(others' gradient in units of C, trials) -> scores of that many fresh runs with the canary, and
+of as many without."""
+
 
 class Event(NamedTuple):
     """An event {score >= threshold} (canary present) or {score <= threshold} (absent)."""
@@ -187,16 +191,40 @@ def black_box_audit(
             "the black-box audit plays with examples clipped each by itself, not units"
         )
     runs = _Runs(mechanism, root or RootKey.from_entropy(), build, progress)
+    return bound_epsilon(
+        runs.scores, claim, delta=delta, trials=trials, confidence=confidence, progress=progress
+    )
+
+
+def bound_epsilon(
+    play: Play,
+    claim: Bound,
+    *,
+    delta: float,
+    trials: int,
+    confidence: float = CONFIDENCE,
+    progress: Callable[[str], None] = lambda line: None,
+) -> BlackBoxReport:
+    """Bounds epsilon of whatever `play` runs: chooses an event on one half, counts on the other.
+
+    Args:
+      play: The mechanism, as the auditor sees it.
+      claim: Interval that is claimed to contain epsilon.
+      delta: At which it is claimed, in (0, 1).
+      trials: Runs in each world, in all; half of them are counted.
+      confidence: Of the bound: 1 - confidence is the probability of a false VIOLATION, at most.
+      progress: Called with one line of text now and then.
+    """
     counted = trials // 2
     shares = -(-(trials - counted) // len(GAMES))
     choice = {}
     for game, others in GAMES.items():
         progress(f"choosing: {game}")
-        choice[game] = choose_event(*runs.scores(others, shares), delta, confidence)
+        choice[game] = choose_event(*play(others, shares), delta, confidence)
     game = max(choice, key=lambda name: choice[name][0])
     event = choice[game][1]
     progress(f"counting: {game}")
-    present, absent = runs.scores(GAMES[game], counted)
+    present, absent = play(GAMES[game], counted)
     lower, hits, misses = epsilon_lower_bound(event, present, absent, delta, confidence)
     return BlackBoxReport(
         epsilon_lower=lower,

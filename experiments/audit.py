@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,6 +139,11 @@ def black_box(config: AuditConfig, progress: Progress = lambda line: None) -> Bl
     delta = config.delta or 1 / config.num_examples
     progress("pricing the claim")
     claim = epsilon(_claimed(config, mechanism.sampler).privacy(config.noise_multiplier), delta)
+    if math.isinf(claim.upper):
+        raise ValueError(
+            f"no finite epsilon is claimed at delta {format_delta(delta)}, so there is nothing to "
+            "refute: raise --noise-multiplier or --delta"
+        )
     return black_box_audit(mechanism, claim, delta=delta, trials=config.trials, progress=progress)
 
 
@@ -148,33 +154,56 @@ def plot(report: BlackBoxReport, path: Path) -> None:
       report: From `black_box`.
       path: File to write; its suffix chooses the format.
     """
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 2))
-    both = np.concatenate([report.present, report.absent])
-    bins = np.linspace(both.min(), both.max(), 80).tolist()
-    for values, label in ((report.present, "canary present"), (report.absent, "canary absent")):
-        left.hist(values, bins, histtype="step", label=label)
-    left.axvline(report.event.threshold, color="black", linestyle="--", label="threshold")
-    left.set(yscale="log", xlabel=f"score: {report.event.score}", ylabel="runs", title=report.game)
-    left.legend()
-
-    bars = {
-        "proved by\nthe outputs": report.epsilon_lower,
-        "claimed": report.claim.upper,
-        "detection\nlimit": max(0.0, report.detection_limit),
-    }
-    colours = ["tab:red" if report.violation else "tab:green", "tab:blue", "lightgrey"]
-    drawn = right.bar(list(bars), list(bars.values()), color=colours)
-    right.bar_label(drawn, fmt="%.2f")
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(5, 2))
+    found, claimed = report.epsilon_lower, report.claim.upper
     verdict = "VIOLATION" if report.violation else "consistent"
-    right.set(ylabel=f"epsilon at delta {format_delta(report.delta)}", title=verdict)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    figure.suptitle(
+        f"{verdict}: the outputs prove ε ≥ {found:.3f}, the claim is ε ≤ "
+        f"{report.claim.format_upper('.3f')} at δ = {format_delta(report.delta)}"
+    )
+
+    event, hits = report.event, (report.true_positives, report.false_positives)
+    bins = _bins(report)
+    worlds = [("present", report.present, "tab:blue"), ("absent", report.absent, "tab:orange")]
+    for (world, scores, colour), count in zip(
+        worlds, hits if event.present else hits[::-1], strict=True
+    ):
+        label = f"canary {world}: {count:,} of {scores.size:,} runs"
+        left.hist(scores, bins, histtype="stepfilled", color=colour, alpha=0.3)
+        left.hist(scores, bins, histtype="step", color=colour, label=label)
+    edges = (event.threshold, bins[-1]) if event.present else (bins[0], event.threshold)
+    left.axvspan(*edges, color="black", alpha=0.08, zorder=0)
+    left.axvline(event.threshold, color="black", linestyle="--", linewidth=1)
+    left.set(
+        yscale="log",
+        xlim=(bins[0], bins[-1]),
+        xlabel=f"score: {event.score}",
+        ylabel="runs",
+        title=f"the event that was counted (shaded); canary +1, {report.game}",
+    )
+    left.legend(title="in the event", loc="upper right")
+
+    bars = {"proved": found, "claimed": claimed, "detection\nlimit": report.detection_limit}
+    heights = [max(0.0, value) for value in bars.values()]
+    colours = ["tab:red" if report.violation else "tab:green", "tab:blue", "lightgrey"]
+    right.bar_label(right.bar(list(bars), heights, color=colours), fmt="%.2f", padding=2)
+    right.axhline(claimed, color="tab:blue", linestyle="--", linewidth=1)
+    right.set(ylabel=f"ε at confidence {report.confidence:.0%}", ylim=(0, 1.12 * max(heights)))
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def _bins(report: BlackBoxReport) -> list[float]:
+    """Returns the edges of bins of equal width, one of which is the event's threshold."""
+    both = np.concatenate([report.present, report.absent])
+    low, high, threshold = float(both.min()), float(both.max()), report.event.threshold
+    width = (high - low) / 80 or 1.0
+    below, above = math.ceil((threshold - low) / width), math.ceil((high - threshold) / width)
+    return [threshold + k * width for k in range(-max(1, below), max(1, above) + 1)]
 
 
 def _mechanism(config: AuditConfig) -> Mechanism:

@@ -1,0 +1,146 @@
+"""Prices over a grid of 490: bracketed, monotone, closed where they must be, and below Renyi's.
+
+The accountants are independent: ours by likelihood ratios on a grid, dp_accounting's by Renyi
+divergences, whose epsilon is a looser upper bound on the same truth.
+"""
+
+import functools
+import itertools
+
+import pytest
+
+from accounting import (
+    BallsAndBinsProfile,
+    GaussianProfile,
+    PoissonProfile,
+    ShuffleProfile,
+    epsilon,
+)
+
+SIGMAS = [0.5, 0.6, 0.8, 1.0, 1.5, 2.5, 5.0]
+DELTAS = [1e-4, 1e-8]
+TOLERANCE = 1e-3
+# Where each kind is asked: its axes besides sigma and delta, each in the order of falling price.
+AXES = {
+    "deterministic": {"epochs": [10, 3, 1]},
+    "shuffle": {"steps": [100, 10, 1], "epochs": [3, 1]},
+    "poisson": {"sampling_prob": [1.0, 0.1, 0.01, 1e-3], "steps": [1000, 100, 10, 1]},
+    "balls-and-bins": {"bins": [1, 2, 10, 100, 1000], "epochs": [3, 1]},
+}
+PROFILES = {
+    "deterministic": lambda sigma, epochs: GaussianProfile(sigma / epochs**0.5),
+    "shuffle": lambda sigma, steps, epochs: ShuffleProfile(sigma, steps, epochs),
+    "poisson": lambda sigma, q, steps: PoissonProfile(sigma, q, steps),
+    "balls-and-bins": lambda sigma, bins, epochs: BallsAndBinsProfile(sigma, bins, epochs),
+}
+pytestmark = pytest.mark.timeout(1800)  # the cost of a grid falls on the first test
+
+EVERY_KIND = pytest.mark.parametrize("kind", AXES)
+EVERY_SIGMA = pytest.mark.parametrize(
+    "sigmas", [SIGMAS[::3], pytest.param(SIGMAS, marks=pytest.mark.long)], ids=["some", "all"]
+)
+
+
+@functools.cache
+def price_of(kind, sigma, values, delta):
+    return epsilon(PROFILES[kind](sigma, *values), delta)
+
+
+def prices(kind, sigmas):
+    """(sigma, values of the axes ..., delta) -> certified interval of epsilon."""
+    return {
+        (sigma, *values, delta): price_of(kind, sigma, tuple(values), delta)
+        for sigma, *values in itertools.product(sigmas, *AXES[kind].values())
+        for delta in DELTAS
+    }
+
+
+@EVERY_SIGMA
+@EVERY_KIND
+def test_every_interval_is_proved_in_order_and_as_narrow_as_promised(kind, sigmas):
+    for where, price in prices(kind, sigmas).items():
+        assert price.confidence == 1.0, where
+        assert 0 <= price.lower <= price.upper < float("inf"), where
+        if kind != "shuffle":  # whose truth is not known more closely
+            assert price.width <= TOLERANCE, where
+
+
+@EVERY_SIGMA
+@EVERY_KIND
+def test_more_noise_a_larger_delta_and_less_participation_never_cost_more(kind, sigmas):
+    found = prices(kind, sigmas)
+    axes = {"sigma": sigmas, **AXES[kind], "delta": DELTAS[::-1]}
+    for at, (name, axis) in enumerate(axes.items()):
+        if (kind, name) == ("shuffle", "steps"):
+            continue  # not ordered: more batches need not cost less
+        for where, price in found.items():
+            for cheaper in axis[axis.index(where[at]) + 1 :][:1]:
+                other = found[(*where[:at], cheaper, *where[at + 1 :])]
+                assert other.lower <= price.upper, (name, where, cheaper)
+                assert other.upper <= price.upper + TOLERANCE, (name, where, cheaper)
+
+
+@EVERY_SIGMA
+@pytest.mark.parametrize(
+    ("kind", "gaussian"),
+    [
+        ("poisson", lambda sigma, q, steps: q == 1 and sigma / steps**0.5),
+        ("balls-and-bins", lambda sigma, bins, epochs: bins == 1 and sigma / epochs**0.5),
+        ("shuffle", lambda sigma, steps, epochs: steps == 1 and sigma / epochs**0.5),
+    ],
+    ids=["poisson", "balls-and-bins", "shuffle"],
+)
+def test_without_a_choice_every_price_is_the_closed_form(kind, gaussian, sigmas):
+    compared = 0
+    for (sigma, *values, delta), price in prices(kind, sigmas).items():
+        if stddev := gaussian(sigma, *values):
+            exact = GaussianProfile(stddev).epsilon(delta)
+            assert price.lower <= exact.upper
+            assert exact.lower <= price.upper
+            assert price.upper - exact.upper <= TOLERANCE
+            compared += 1
+    assert compared
+
+
+@EVERY_SIGMA
+def test_no_price_exceeds_that_of_renyi_divergences(sigmas):
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    orders = [*range(2, 65), 80, 100, 128, 256, 512]
+
+    @functools.cache
+    def theirs(sigma, q, steps):
+        accountant = RdpAccountant(orders)
+        accountant.compose(PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), steps)
+        return accountant
+
+    for (sigma, q, steps, delta), price in prices("poisson", sigmas).items():
+        assert price.upper <= theirs(sigma, q, steps).get_epsilon(delta)
+    for (sigma, epochs, delta), price in prices("deterministic", sigmas).items():
+        assert price.upper <= theirs(sigma, 1.0, epochs).get_epsilon(delta)
+
+
+@EVERY_SIGMA
+def test_balls_and_bins_cost_no_more_than_shuffling_and_shuffling_than_a_known_order(sigmas):
+    kinds = ("deterministic", "balls-and-bins", "shuffle")
+    known, bins, shuffled = (prices(kind, sigmas) for kind in kinds)
+    for (sigma, count, epochs, delta), price in bins.items():
+        assert price.lower <= known[sigma, epochs, delta].upper
+        if (sigma, count, epochs, delta) in shuffled:
+            shuffle = shuffled[sigma, count, epochs, delta]
+            assert price.lower <= shuffle.upper
+            assert shuffle.upper <= known[sigma, epochs, delta].upper + TOLERANCE
+
+
+@pytest.mark.long
+def test_two_accountants_agree_over_the_grid():
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    for (sigma, q, steps, delta), price in prices("poisson", SIGMAS).items():
+        one = pld.from_gaussian_mechanism(
+            sigma, sampling_prob=q, value_discretization_interval=min(1e-3, 0.1 * q)
+        )
+        peer = one.self_compose(steps).get_epsilon_for_delta(delta)  # from above, and pessimistic
+        assert price.lower <= peer
+        assert price.upper <= peer + TOLERANCE
