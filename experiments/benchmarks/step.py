@@ -10,8 +10,11 @@ the time of its matrix products at the measured rate of one: no program reaches 
 
 Peers: `clipped_grad` of jax_privacy 2.0.0 on a few examples, one at a time, scaled to the batch
 (its microbatched form is a loop whose every round costs the same); `differentially_private_
-aggregate` of optax, which needs all gradients of a batch at once, at the smallest size alone.
-Opacus runs on PyTorch, which is no dependency: its row stays empty.
+aggregate` of optax, which needs all gradients of a batch at once, at the smallest size alone; and
+Opacus with ghost clipping, measured by an interpreter that has it, after the others:
+
+    python -m venv peer && peer/bin/pip install torch opacus
+    scripts/bench step --peer-python peer/bin/python
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ import optax
 
 from dpsgd import Mechanism, RootKey, TrainState, clipped_grad, dpsgd
 from dpsgd.algorithm import privatize
+from experiments.benchmarks.opacus import opacus
 from experiments.benchmarks.rows import Row, report
-from experiments.benchmarks.timing import in_turns
+from experiments.benchmarks.timing import Series, in_turns
 from experiments.criteo.model import PRESETS, ModelConfig, functional
 from experiments.criteo.schema import DISPLAY_ADS
 from samplers import Deterministic
@@ -69,7 +73,12 @@ def random_batch(size: int, config: ModelConfig, seed: int = 0) -> dict[str, np.
 
 
 def measure(
-    name: str, config: ModelConfig, batch_size: int, rounds: int, floor: Floor
+    name: str,
+    config: ModelConfig,
+    batch_size: int,
+    rounds: int,
+    floor: Floor,
+    peer_python: str | None = None,
 ) -> list[Row]:
     """Returns the rows of one size and batch."""
     params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
@@ -154,6 +163,7 @@ def measure(
         Row(f"forward, backward, norms and sum, {at}", gradients.median("ours"), "s"),
         Row(f"noise alone, {at}", steps.median("noise"), "s"),
         Row(f"Adam alone, {at}", steps.median("update"), "s"),
+        *_shares(gradients, steps, at),
     ]
     for peer, (_, scale) in peers.items():
         ratio = peer_seconds.median(peer) * scale / gradients.median("ours")
@@ -171,7 +181,30 @@ def measure(
             ]  # fmt: skip
         else:
             rows.append(Row(row, ratio, "x"))
+    if peer_python is not None:
+        theirs = opacus(peer_python, config, batch_size, rounds)
+        label = f"Opacus {theirs.version} with ghost clipping"
+        rows += [
+            Row(f"{label} / our step, {at}", theirs.private / steps.median("ours"), "x"),
+            Row(f"{label} / its non-private step, {at}", theirs.private / theirs.plain, "x"),
+        ]
     return rows
+
+
+def _shares(gradients: Series, steps: Series, at: str) -> list[Row]:
+    """Returns what part of the private step its parts are: of their sum, each run by itself."""
+    plain = gradients.median("plain")
+    parts = {
+        "forward and backward": plain,
+        "norms and clipping": gradients.median("ours") - plain,
+        "noise": steps.median("noise"),
+        "update": steps.median("update"),
+    }
+    total = sum(parts.values())
+    return [
+        Row(f"share of a step: {part}, {at}", 100 * seconds / total, "%")
+        for part, seconds in parts.items()
+    ]
 
 
 def _peers(
@@ -276,6 +309,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--rounds", type=int, default=5, help="rounds for each median")
+    parser.add_argument("--peer-python", metavar="PATH", help="an interpreter that has Opacus")
     options = parser.parse_args(argv)
     if options.rounds < 1 or min(options.batches) < 1:
         parser.error("--rounds and --batches must be at least 1")
@@ -286,9 +320,12 @@ def main(argv: list[str] | None = None) -> int:
     rows = floor.rows()
     for name in options.sizes:
         for batch_size in options.batches:
-            rows += measure(name, SIZES[name], batch_size, options.rounds, floor)
+            rows += measure(
+                name, SIZES[name], batch_size, options.rounds, floor, options.peer_python
+            )
             print(f"measured {name}, batch {batch_size}", file=sys.stderr)
-    rows.append(Row("Opacus with ghost clipping / our step (not run: needs PyTorch)", None, "x"))
+    if options.peer_python is None:
+        rows.append(Row("Opacus with ghost clipping / our step (see --peer-python)", None, "x"))
     return report(rows, options.json)
 
 
