@@ -119,11 +119,20 @@ def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatc
     assert len(happened) == 4
 
 
-def test_resuming_costs_the_same_after_many_steps_as_after_none():
-    sampler = Poisson(num_examples=90, batch_size=8, epochs=200_000)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_resuming_draws_one_epoch_however_many_were_done(sampler, monkeypatch):
+    sampler = sampler.with_epochs(200_000)
     private = algorithm(sampler)
-    start = initial(private)._replace(step=jnp.int32(sampler.num_steps - 4))
-    planned = []
+    first = sampler.num_steps - 4
+    drawn, planned, usual = [], [], type(sampler).plan
+
+    def plan(self, seed, epoch):
+        drawn.append(epoch)
+        return usual(self, seed, epoch)
+
+    monkeypatch.setattr(type(sampler), "plan", plan)
+    start = initial(private)._replace(step=jnp.int32(first))
     ends, _ = run(private, start, declare=planned.append)
     assert ends == [sampler.num_steps]
-    assert planned == [range(sampler.num_steps - 4, sampler.num_steps)]
+    assert planned == [range(first, sampler.num_steps)]
+    assert set(drawn) == {sampler.drawn_epoch(199_999)}
