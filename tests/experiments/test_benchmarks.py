@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.benchmarks import accounting, ingest, samplers, step, train
+from experiments.benchmarks import accounting, ingest, noise, samplers, step, train
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.timing import in_turns
 
@@ -48,6 +48,7 @@ def test_accounting_benchmark_measures_ours_without_the_peer(tmp_path, capsys):
     [
         (train, ["dpsgd train / bare loop, small, 0.228M parameters, batch 1024"]),
         (step, ["DP / non-private step, 1M, batch 256", "noise alone, 1M, batch 256"]),
+        (noise, ["noise, 1.04858M coordinates", "secure noise, 1.04858M coordinates (scaled)"]),
         (samplers, ["draw of an epoch, Poisson, n 1M, batch 1024"]),
         (ingest, [f"rows of raw text prepared, criteo-{name}" for name in ("display", "search")]),
     ],
