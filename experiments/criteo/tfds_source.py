@@ -110,6 +110,11 @@ def _open(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
             builder = tfds.builder_from_directory(name)
         else:
             builder = tfds.builder(name, data_dir=data_dir)
+    except ImportError:
+        raise SourceError(
+            f"the code of {name} needs TensorFlow; where the data set lies prepared, give the "
+            "directory of its version, which is read without"
+        ) from None
     except (ValueError, OSError) as error:  # DatasetNotFoundError is a ValueError
         first = str(error).strip().splitlines()[0]
         raise SourceError(f"{name} cannot be opened as a TensorFlow data set: {first}") from None
