@@ -1,0 +1,179 @@
+"""Every run is audited before it starts, and whoever asks can audit more."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from accounting import Bound
+from dpsgd import Mechanism, RootKey
+from dpsgd.audit_black_box import black_box_audit
+from experiments import audit, config, programs
+from experiments import train as training
+from experiments.cli import main
+from experiments.criteo import synthetic
+from experiments.criteo.schema import DISPLAY_ADS
+from experiments.criteo.store import columns_of
+from samplers import Deterministic
+
+pytestmark = pytest.mark.audit
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "store"
+    synthetic.write_store(path, 200, seed=0)
+    return path
+
+
+def arguments(store, out, *more):
+    return [
+        "train", str(store), "--out", str(out), "--noise-multiplier", "1", "--embedding-dim", "2",
+        "--max-buckets", "8", "--hidden", "4", *more,
+        "sampler:balls-and-bins", "--batch-size", "16", "--epochs", "1",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def half_noise(monkeypatch):
+    """A bug in what is added to the sums of every run from here on."""
+    from dpsgd import algorithm
+
+    sound = algorithm.add_gaussian_noise
+    programs._shared.cache_clear()
+    monkeypatch.setattr(
+        algorithm,
+        "add_gaussian_noise",
+        lambda total, key, step, stddev: sound(total, key, step, stddev / 2),
+    )
+    yield
+    programs._shared.cache_clear()
+
+
+def test_a_run_with_too_little_noise_is_refused_and_leaves_nothing(
+    half_noise, store, tmp_path, capsys
+):
+    assert main(arguments(store, tmp_path / "run")) == 2
+    said = capsys.readouterr().err
+    assert "noise has standard deviation sigma C, in every leaf" in said
+    assert "do not train it" in said
+    assert len(said.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_audit_says_what_it_found_changes_no_bit_and_can_be_switched_off(
+    store, tmp_path, capsys, monkeypatch
+):
+    keys = []
+    derive = RootKey.noise_key
+    monkeypatch.setattr(
+        RootKey,
+        "noise_key",
+        lambda root, generation: keys.append(derive(root, generation)) or keys[-1],
+    )
+    for name, more in (("audited", []), ("trusted", ["--no-audit"])):
+        assert main(arguments(store, tmp_path / name, "--insecure-seed", "3", *more)) == 0
+    audited, trusted = (tmp_path / name for name in ("audited", "trusted"))
+    said = {
+        run: json.loads((run / "report.json").read_text())["audit"] for run in (audited, trusted)
+    }
+    assert said[audited].startswith("passed: step and sampler keep what the price assumes")
+    assert said[trusted] == "not made: it was switched off"
+    assert f"audit: {said[audited]}" in capsys.readouterr().out
+    assert said[audited] in (audited / "report.md").read_text()
+    with np.load(audited / "params.npz") as a, np.load(trusted / "params.npz") as b:
+        assert all(np.array_equal(a[leaf], b[leaf]) for leaf in a.files)
+    # Three keys were derived: the audit's, which is nobody else's, and twice the runs'.
+    assert len(keys) == 3
+    assert not np.array_equal(keys[0], keys[1])
+    assert np.array_equal(keys[1], keys[2])
+
+
+def test_a_resumed_run_is_audited_again_only_if_something_changed(store, tmp_path, monkeypatch):
+    class Died(Exception):
+        pass
+
+    def die(*arguments):
+        raise Died
+
+    audits = []
+    monkeypatch.setattr(training, "audit_run", lambda *arguments: audits.append(arguments))
+    asked = config.TrainConfig(
+        data=store, sampler=config.Deterministic(batch_size=16, epochs=1), out=tmp_path / "run",
+        noise_multiplier=1.0, embedding_dim=2, max_buckets=8, hidden=(4,),
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_train", die)
+        with pytest.raises(Died):
+            training.train(asked)
+        with pytest.raises(Died):
+            training.resume(tmp_path / "run")
+        assert len(audits) == 1
+        patch.setattr("experiments.fingerprint.code_digest", lambda: "other code")
+        with pytest.raises(Died):
+            training.resume(tmp_path / "run")
+    assert len(audits) == 2
+
+
+def test_generated_rows_are_rows_of_a_store():
+    rows = audit.generated_rows(DISPLAY_ADS, 50)
+    for name, (dtype, width) in columns_of(DISPLAY_ADS).items():
+        assert rows[name].dtype == dtype
+        assert rows[name].shape == ((50,) if width is None else (50, width))
+    assert (rows["categories"] <= DISPLAY_ADS.buckets).all()
+    bare = dataclasses.replace(DISPLAY_ADS, integers=())
+    assert audit.generated_rows(bare, 3)["integers"].shape == (3, 0)
+
+
+def test_large_tables_are_audited_small_and_the_report_says_so(tmp_path):
+    asked = config.TrainConfig(
+        data=tmp_path, sampler=config.Poisson(), out=tmp_path, noise_multiplier=1.0, model="paper"
+    )
+    assert "hash tables of 1,024 rows" in audit.audit_sentence(asked)
+    assert "hash tables" not in audit.audit_sentence(dataclasses.replace(asked, model="small"))
+    without = dataclasses.replace(asked, noise_multiplier=None, non_private=True)
+    assert audit.audit_sentence(without) == "not made: there is no noise"
+    audit.audit_run(without, DISPLAY_ADS, Mechanism(Deterministic(10, 2), 0.0, 1.0))
+
+
+def test_the_command_passes_a_right_claim_and_refutes_a_wrong_one(capsys):
+    question = [
+        "audit", "sampler:shuffle", "--num-examples", "1000", "--batch-size", "50",
+        "--epochs", "2", "--noise-multiplier", "1",
+    ]  # fmt: skip
+    assert main(question) == 0
+    assert capsys.readouterr().out.strip().endswith("coupled audit: consistent")
+    assert main([*question, "--claim", "poisson"]) == 1
+    assert "FAIL  how often an example takes part is binomial" in capsys.readouterr().out
+
+
+def test_the_black_box_command_draws_a_plot_and_prints_what_it_could_have_seen(tmp_path, capsys):
+    plot = tmp_path / "audit.png"
+    status = main([
+        "audit", "sampler:deterministic", "--num-examples", "4", "--batch-size", "4", "--epochs",
+        "1", "--noise-multiplier", "1", "--delta", "0.01", "--black-box", "--trials", "600",
+        "--plot", str(plot),
+    ])  # fmt: skip
+    out = capsys.readouterr().out
+    assert status == 0
+    for said in ("epsilon >= ", "claimed: epsilon <= ", "detection limit: ", f"plot: {plot}"):
+        assert said in out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_claim_of_infinity_is_refused(capsys):
+    assert main([
+        "audit", "sampler:balls-and-bins", "--num-examples", "1000", "--batch-size", "100",
+        "--epochs", "1", "--noise-multiplier", "0.001", "--max-batch-size", "101", "--black-box",
+    ]) == 2  # fmt: skip
+    assert "no finite epsilon is claimed" in capsys.readouterr().err
+
+
+def test_a_violation_can_be_drawn(tmp_path):
+    mechanism = Mechanism(Deterministic(2, 2), 1.0, l2_clip_norm=1.0)
+    root = RootKey.from_insecure_seed(0)
+    report = black_box_audit(mechanism, Bound(0.0, 0.1), delta=0.01, trials=600, root=root)
+    assert report.violation
+    audit.plot(report, tmp_path / "audit.svg")
+    assert (tmp_path / "audit.svg").read_text().startswith("<?xml")
