@@ -389,7 +389,7 @@ def _correlation_pvalue(a: np.ndarray, b: np.ndarray) -> float:
 def _rounding(step: _CompiledStep, scales: Scales, rows: int) -> float:
     """Bounds how far rounding moves a combination of four releases of up to `rows` examples.
 
-    Per coordinate: the sum goes to the noise's grid (half a cell, 2^-18 noise deviations), the
+    Per coordinate: the sum goes to the noise's grid (a cell at most, 2^-18 noise deviations), the
     release is rounded a few times relative to itself, in the parameters' type; and adding `rows`
     float32 terms, of norm C at most each, errs by rows^2 / 2 units of 2^-24 C in norm.
     """

@@ -52,7 +52,7 @@ class RootKey:
     RootKey(<secret>, insecure=False)
     """
 
-    __slots__ = ("_insecure", "_secret")
+    __slots__ = ("_begun", "_insecure", "_secret")
 
     def __init__(self, secret: bytes, *, insecure: bool) -> None:
         """Hold the 32 bytes `secret`; prefer `from_entropy`, `from_insecure_seed` and `load`."""
@@ -60,6 +60,7 @@ class RootKey:
             raise ValueError(f"a root secret has {ROOT_BYTES} bytes, got {len(secret)}")
         self._secret = bytes(secret)
         self._insecure = bool(insecure)
+        self._begun = False
 
     @property
     def insecure(self) -> bool:
@@ -86,6 +87,22 @@ class RootKey:
         message = _coordinate("insecure seed", seed)
         secret = hashlib.blake2b(message, digest_size=ROOT_BYTES, person=b"dpsgd insecure").digest()
         return cls(secret, insecure=True)
+
+    def begin_run(self) -> None:
+        """Note that a run begins under this root, and refuse a second one.
+
+        Two runs of different data, parameters or settings under the same noise have a noise-free
+        difference. An insecure root may be used again, to repeat a run: it gives no guarantee.
+
+        Raises:
+          ValueError: if a run was begun under this very object.
+        """
+        if self._begun and not self._insecure:
+            raise ValueError(
+                "a run was already begun under this root, and a second one would have the same "
+                "noise, which their difference is free of; take RootKey.from_entropy() for each"
+            )
+        self._begun = True
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the root to its own new file, readable and writable by its owner alone (0600).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -119,7 +120,9 @@ def train_blocks(
       state: From `algorithm.init`, or a later one to continue from. Donated.
       data: Pytree of arrays with one leading row per example, [num_examples, ...].
       root: Secret from which the sampling and the noise streams derive.
-      generation: Which continuation of the run this is; another one means other randomness.
+      generation: Which continuation of the run this is; another one means other randomness. The
+        same root and generation may repeat a run, or go on with it, and serve no other: two runs
+        under one noise have a noise-free difference.
       block_steps: Steps per dispatch.
       data_on: Where the data lie. "device": only indices and weights travel. "host": in memory or
         memory-mapped, and each block's rows travel with it; to the same bits. By default "host" if
@@ -205,13 +208,24 @@ def train(
       algorithm: From `dpsgd`.
       params: Initial parameters; they must not depend on the private data.
       data: Pytree of arrays with one leading row per example.
-      root: Secret of the run; by default fresh from the operating system's entropy.
+      root: Secret of this run and of no other; by default fresh from the operating system's
+        entropy. One from a seed gives a warning: `Guarantee.of` must then be told of it.
       block_steps: Steps per dispatch.
       data_on: Where the data lie, see `train_blocks`.
+
+    Raises:
+      ValueError: if a run was begun under `root` before, and as for `train_blocks`.
     """
+    root = RootKey.from_entropy() if root is None else root
+    root.begin_run()
+    if root.insecure and algorithm.mechanism.noise_multiplier:
+        warnings.warn(
+            "NO GUARANTEE: reproducible noise from a seed, which can be guessed and subtracted; "
+            "Guarantee.of(..., reproducible_noise=True) says so where it is printed",
+            stacklevel=2,
+        )
     # The first block donates its input: hand it a copy, so that the caller's parameters survive.
     state = algorithm.init(jax.tree.map(jnp.array, params))
-    root = RootKey.from_entropy() if root is None else root
     for block in train_blocks(
         algorithm, state, data, root=root, block_steps=block_steps, data_on=data_on
     ):

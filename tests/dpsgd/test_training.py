@@ -303,6 +303,18 @@ def test_no_more_than_two_blocks_are_ever_under_way(monkeypatch):
     assert waited == [2, 3]
 
 
+def test_a_root_serves_one_run_and_a_seed_warns_that_nothing_is_guaranteed():
+    algorithm = dpsgd(loss_fn, optax.adam(0.1), Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+    root = RootKey.from_entropy()
+    train(algorithm, start(), data(), root=root)
+    with pytest.raises(ValueError, match="already begun under this root"):
+        train(algorithm, start(), {**data(), "x": data()["x"] + 1}, root=root)
+    root = RootKey.from_insecure_seed(1)
+    for _ in range(2):  # a run may be repeated where there is no guarantee to lose
+        with pytest.warns(UserWarning, match="NO GUARANTEE: reproducible noise"):
+            train(algorithm, start(), data(), root=root)
+
+
 def test_data_of_another_size_are_refused():
     rows = {name: column[:-1] for name, column in data().items()}
     with pytest.raises(ValueError, match="num_examples=60"):
