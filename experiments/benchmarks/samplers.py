@@ -1,6 +1,13 @@
-"""Time to draw an epoch of 46 million examples, and to read a batch of it, for each sampler.
+"""Time to draw an epoch of 46 million examples and to read a batch, and whether a run waits for it.
 
-scripts/bench samplers --json samplers.json
+    scripts/bench samplers --json samplers.json      (some six minutes, most of them idle)
+    scripts/bench samplers --quick                   (a million examples)
+
+Draws and batches are timed in CPU seconds. What a run waits for is measured by the clock: two
+epochs of blocks are made in the background, as the loop has them made, for an accelerator that
+takes 0.7 ms a step, the least in which an H200 can move the bytes of a step of the papers' model.
+It is played by sleeping, since meanwhile the host is free; so this needs a machine with a core to
+spare. The first draw, for which every run waits, is not counted.
 """
 
 from __future__ import annotations
@@ -9,8 +16,10 @@ import argparse
 import statistics
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
+from dpsgd.blocks import in_background, plan_blocks
 from experiments.benchmarks.rows import Row, report
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
@@ -18,6 +27,8 @@ NUM_EXAMPLES = 46_000_000
 """About the rows of the Criteo Display Ads data set."""
 BATCH_BARS = {1024: 0.2, 65_536: 2.0}
 """Milliseconds a batch, by batch size."""
+STEP_SECONDS = 0.7e-3
+"""Time of a step on a fast accelerator, batch 1024."""
 SAMPLERS = (Deterministic, Shuffle, Poisson, BallsAndBins)
 
 
@@ -41,22 +52,41 @@ def measure(kind: type, num_examples: int, batch_size: int, batches: int) -> lis
     ]
 
 
+def waiting(kind: type, num_examples: int) -> Row:
+    """Returns the share of an epoch in which a run would wait for its batches."""
+    sampler = kind(num_examples, min(BATCH_BARS), epochs=2)
+    source = BatchSource(sampler, seed=0, read_ahead=True)
+    plans = plan_blocks(source, first_step=0, block_steps=64)
+    waited = []
+    with closing(in_background(plans)) as blocks:
+        begin = time.perf_counter()
+        for steps, _ in blocks:
+            waited.append(time.perf_counter() - begin)
+            time.sleep(STEP_SECONDS * len(steps))
+            begin = time.perf_counter()
+    share = sum(waited[1:]) / (STEP_SECONDS * sampler.num_steps)
+    at = f"{kind.__name__}, n {num_examples / 1e6:g}M, batch {sampler.batch_size}"
+    return Row.at_most(f"waiting for batches / computing, {at}", share, "x", 0.02)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark and returns 1 if a bar does not hold."""
     parser = argparse.ArgumentParser("bench samplers", description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
     parser.add_argument("--quick", action="store_true", help="a million examples")
+    parser.add_argument("--only", choices=["draws", "waiting"], help="measure nothing else")
     parser.add_argument("--batches", type=int, default=100, help="batches for each median")
     options = parser.parse_args(argv)
     if options.batches < 1:
         parser.error("--batches must be at least 1")
     num_examples = 1_000_000 if options.quick else NUM_EXAMPLES
-    rows = [
-        row
-        for kind in SAMPLERS
-        for batch_size in BATCH_BARS
-        for row in measure(kind, num_examples, batch_size, options.batches)
-    ]
+    rows = []
+    if options.only != "waiting":
+        for kind in SAMPLERS:
+            for batch_size in BATCH_BARS:
+                rows += measure(kind, num_examples, batch_size, options.batches)
+    if options.only != "draws":
+        rows += [waiting(kind, num_examples) for kind in SAMPLERS]
     return report(rows, options.json)
 
 

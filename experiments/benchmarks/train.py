@@ -40,7 +40,7 @@ from experiments.train import Job, mechanism_for, train
 from samplers import BatchSource
 
 MODELS = {"small": PRESETS["small"], "medium": SIZES["8M"]}
-EPOCHS = {"small": 12, "medium": 2}
+EPOCHS = {"small": 4, "medium": 1}
 BLOCK_STEPS = 64  # the loop's own
 
 
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="the small model on few rows, once")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rows", type=int, default=125_000, help="rows, of which 4 in 5 train")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds for each median")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds for each median")
     options = parser.parse_args(argv)
     if options.rounds < 1 or options.rows < 1:
         parser.error("--rounds and --rows must be at least 1")
