@@ -17,6 +17,7 @@ which a ledger that was rolled back is recognised. It holds no key: see `dpsgd.k
 from __future__ import annotations
 
 import struct
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -33,7 +34,7 @@ KEPT = 2
 
 DAMAGED = (
     OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, SyntaxError,
-    struct.error, zipfile.BadZipFile, zlib.error,
+    struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 """What NumPy and zipfile raise on damaged bytes, by the field that is hit."""
 _LEAF = "state"

@@ -14,10 +14,10 @@ def in_one_line(program: str, run: Callable[[], int]) -> int:
     """
     try:
         return run()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         if os.environ.get("DPSGD_TRACEBACK"):
             raise
-        print(f"{program}: {_printable(str(error))}", file=sys.stderr)
+        print(f"{program}: {_printable(str(error) or 'out of memory')}", file=sys.stderr)
         return 2
 
 

@@ -316,6 +316,12 @@ def test_a_shard_with_bytes_too_many_is_refused(stored):
     assert "4 bytes too many" in refusal(stored)
 
 
+def test_a_shard_whose_header_does_not_end_is_named(stored):
+    file = stored / "00001.integers.npy"
+    file.write_bytes(file.read_bytes().replace(b"}", b"(", 1))
+    assert "00001.integers.npy cannot be read" in refusal(stored)
+
+
 def test_a_shard_of_another_shape_is_refused(stored):
     np.save(stored / "00000.label.npy", np.zeros(59, dtype=np.uint8))
     assert re.search(r"shape \(59,\).*manifest says \(60,\)", refusal(stored))
