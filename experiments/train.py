@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import math
 import time
 import typing
@@ -34,6 +35,7 @@ from experiments.fingerprint import fingerprint, repeats_exactly
 from experiments.programs import click_algorithm, step_sizes
 from experiments.run_directory import RunDirectory
 from experiments.stop import Stopped, stop_requests
+from samplers import BatchSampler
 
 PyTree = Any
 Progress = Callable[[str], None]
@@ -327,8 +329,14 @@ def mechanism_for(config: TrainConfig, num_examples: int) -> Mechanism:
         return Mechanism(sampler, sigma, config.l2_clip_norm, config.secure_noise)
     assert config.target_epsilon is not None, "TrainConfig admits exactly one of the three"
     delta = config.target_delta or 1 / num_examples
-    sigma = calibrate(sampler.privacy, epsilon=config.target_epsilon, delta=delta)
+    sigma = _calibrated(sampler, config.target_epsilon, delta)
     return Mechanism(sampler, sigma, config.l2_clip_norm, config.secure_noise)
+
+
+@functools.lru_cache
+def _calibrated(sampler: BatchSampler, epsilon: float, delta: float) -> float:
+    """Returns the smallest sufficient noise: once for all repetitions of a run in one process."""
+    return calibrate(sampler.privacy, epsilon=epsilon, delta=delta)
 
 
 def describe(config: TrainConfig, store: Store) -> dict[str, Any]:

@@ -223,7 +223,10 @@ def _tuned(grid: Grid, results: Sequence[Result]) -> list[Result]:
 
 def _label(grid: Grid, cell: Cell) -> str:
     """Returns the name of the line that a cell lies on: where it is on all other axes that vary."""
-    parts = [cell.sampler_name] if len(grid.sampler) > 1 else []
+    names = [sampler.name for sampler in grid.samplers()]
+    # Its settings tell a sampler from the others only where the grid has it twice.
+    name = cell.sampler.name if names.count(cell.sampler.name) == 1 else cell.sampler_name
+    parts = [name] if len(names) > 1 else []
     for axis in Grid.AXES:
         values, value = getattr(grid, axis), cell.value(axis)
         if axis in (grid.x, grid.tune) or value is None:
@@ -233,7 +236,7 @@ def _label(grid: Grid, cell: Cell) -> str:
     others = grid.noise_multiplier or grid.target_epsilon
     if cell.non_private and others and grid.x not in PRIVACY:
         parts.append("no clipping, no noise")
-    return ", ".join(parts) or cell.sampler_name
+    return ", ".join(parts) or name
 
 
 SYMBOLS = {

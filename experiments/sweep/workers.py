@@ -71,14 +71,14 @@ def carry_out(
     if not tasks:
         return
     todo = deque(tasks)
-    pool = [_Worker(cores) for cores in _shares(min(workers, len(tasks)))]
+    pool = [_Worker(cores) for cores in _shares(workers)[: len(tasks)]]
     done = 0
     try:
         with stop_requests() as stop:
             while True:
                 for worker in pool:
                     if worker.task is None and todo and not stop():
-                        worker.begin(_next(todo, worker, pool))
+                        worker.begin(next_task(todo, worker, pool))
                 busy = [worker for worker in pool if worker.task is not None]
                 if not busy:
                     break
@@ -160,10 +160,15 @@ class _Worker:
         self.process.join()
 
 
-def _next(todo: deque[Task], worker: _Worker, pool: Sequence[_Worker]) -> Task:
+def next_task(todo: deque[Task], worker: Any, pool: Sequence[Any]) -> Task:
     """Takes the next run for a worker off `todo`: one that it has compiled already, if any.
 
     Otherwise the program of which most is left, and rather one that no other worker is at.
+
+    Args:
+      todo: Runs that are left, at least one.
+      worker: Whose `last` is the program that it ran last.
+      pool: All workers; one with a `task` is at its `last` program.
     """
     left = Counter(task.program for task in todo)
     taken = {other.last for other in pool if other.task is not None}
