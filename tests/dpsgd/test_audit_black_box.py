@@ -154,9 +154,10 @@ def test_false_alarms_are_as_rare_as_stated(mechanism):
     found, exact = bounds(mechanism, 0.99)
     assert np.sum(found > exact) <= alarms_allowed(0.01)
     assert np.median(found) > exact / 5  # and not for want of power
-    # The alarm rings where it should: without its margins the audit would often be wrong.
-    unsure, _ = bounds(mechanism, 1e-6)
-    assert np.sum(unsure > exact) > alarms_allowed(0.01)
+    # Clopper-Pearson's margins at 99 % hide an event that was chosen by what was counted. At 50 %
+    # that would ring too often; and that it rings at all shows how near the bound comes.
+    found, exact = bounds(mechanism, 0.5)
+    assert 0 < np.sum(found > exact) <= alarms_allowed(0.5)
 
 
 def test_the_amplified_gaussian_is_the_certified_price_of_one_poisson_step():
