@@ -1,10 +1,11 @@
 """Benchmarks keep one contract, and their exit status says whether every bar holds."""
 
+import importlib.util
 import json
 
 import pytest
 
-from experiments.benchmarks import accounting, ingest, noise, samplers, step, train
+from experiments.benchmarks import accounting, gpu_program, ingest, noise, samplers, step, train
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.timing import in_turns
 
@@ -68,3 +69,34 @@ def test_work_takes_turns_there_and_back_after_a_round_that_is_not_counted():
     series = in_turns({name: lambda name=name: order.append(name) for name in "abc"}, 2)
     assert "".join(order) == "cba" + "abc" + "cba"
     assert {name: len(spent) for name, spent in series.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+GPU_PROGRAM = """
+%fused_scatter (p: f32[9,2], q: s32[3]) -> f32[9,2] {
+  ROOT %scatter.1 = f32[9,2]{1,0} scatter(%p, %q, %r), to_apply=%add
+}
+
+ENTRY %main.1 (a.1: f32[9,2], b.1: s32[3]) -> (f32[9,2], s32[]) {
+  %a.1 = f32[9,2]{1,0} parameter(0), metadata={op_name="a"}
+  %b.1 = s32[3]{0} parameter(1)
+  %pair = (f32[9,2]{1,0}, s32[]) fusion(%a.1, %b.1), kind=kLoop, calls=%fused_other
+  %first = f32[9,2]{1,0} get-tuple-element(%pair), index=0
+  %rows = f32[9,2]{1,0} fusion(%first, %b.1), kind=kInput, calls=%fused_scatter
+  %second = s32[] get-tuple-element(%pair), index=1
+  ROOT %tuple.1 = (f32[9,2]{1,0}, s32[]) tuple(%rows, %second)
+}
+"""
+
+
+def test_kernels_of_a_gpu_program_are_its_fusions_with_the_shapes_they_read_and_write():
+    pair, rows = gpu_program.kernels(GPU_PROGRAM)
+    assert (pair.name, pair.written, pair.body) == ("pair", ["f32[9,2]", "s32[]"], "")
+    assert (rows.written, rows.read) == (["f32[9,2]"], ["f32[9,2]", "s32[3]"])
+    assert " scatter(" in rows.body
+
+
+def test_without_the_plugin_the_gpu_program_says_what_is_missing(capsys):
+    if importlib.util.find_spec("jax_plugins") is not None:
+        pytest.skip("jax_plugins is installed")
+    assert gpu_program.main([]) == 2
+    assert "CUDA plugin" in capsys.readouterr().err
