@@ -65,8 +65,7 @@ class AuditReport:
         """Returns one line a check, and the verdict."""
         width = max(len(check.name) for check in self.checks)
         lines = [
-            f"{'pass' if check.passed else 'FAIL'}  {check.name:<{width}}  {check.detail}"
-            for check in self.checks
+            f"{_verdict(check)}  {check.name:<{width}}  {check.detail}" for check in self.checks
         ]
         failed = sum(not check.passed for check in self.checks)
         verdict = f"VIOLATION: {failed} of {len(lines)} checks failed" if failed else "consistent"
@@ -81,6 +80,10 @@ class AuditReport:
                 f"{'; '.join(failed)}. A sound run fails by chance once in a million: "
                 "do not train it"
             )
+
+
+def _verdict(check: Check) -> str:
+    return "FAIL" if not check.passed else "pass" if check.made else "skip"
 
 
 class Recording(NamedTuple):

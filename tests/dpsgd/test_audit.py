@@ -11,7 +11,14 @@ import pytest
 from scipy import stats
 
 from dpsgd import Mechanism, dpsgd
-from dpsgd.audit import _correlation_pvalue, _variance_pvalue, coupled_audit, recorder
+from dpsgd.audit import (
+    AuditReport,
+    _correlation_pvalue,
+    _variance_pvalue,
+    coupled_audit,
+    recorder,
+)
+from dpsgd.audit_sampler import sampler_checks
 from samplers import BallsAndBins, Poisson
 
 pytestmark = pytest.mark.audit
@@ -80,6 +87,14 @@ def test_a_wrong_claim_is_refused_and_named():
     with pytest.raises(ValueError, match="everybody takes part once an epoch") as refusal:
         report.require_passed()
     assert "\n" not in str(refusal.value)
+
+
+def test_a_check_that_is_left_out_says_so(monkeypatch):
+    monkeypatch.setattr("dpsgd.audit_sampler._LARGEST_PLAN", N - 1)
+    (check,) = [check for check in sampler_checks(POISSON, POISSON, seed=1) if not check.made]
+    assert check.passed
+    (line,) = AuditReport((check,)).lines()[:-1]
+    assert line.startswith("skip  the batches are the rows that were priced  not drawn for more")
 
 
 def test_what_cannot_be_audited_is_refused():
