@@ -352,6 +352,7 @@ class _Runs:
             x.reshape(chunk, self.sampler.epochs, self.sampler.steps_per_epoch),
             others,
             self.mechanism.noise_multiplier,
+            min(1.0, b / self.sampler.num_examples),
         )
 
     def _plans(self, chunk: int) -> BlockPlan:
@@ -389,7 +390,7 @@ def _index_block(sampler: BatchSampler, seed: int) -> BlockPlan:
     return BlockPlan(indices, weights, steps, np.int32(sampler.num_steps))
 
 
-def scores_of(x: np.ndarray, others: int, sigma: float) -> Scores:
+def scores_of(x: np.ndarray, others: int, sigma: float, rate: float | None = None) -> Scores:
     """Returns the scores of runs.
 
     Args:
@@ -397,8 +398,10 @@ def scores_of(x: np.ndarray, others: int, sigma: float) -> Scores:
         T].
       others: Their gradient in units of C, -1, 0 or 1.
       sigma: Noise multiplier.
+      rate: About the probability with which an example takes part in a step; 1 / T by default.
     """
     epochs, steps = x.shape[1:]
+    rate = 1 / steps if rate is None else rate
 
     def log_ratio(x: np.ndarray, mean: float, variance: float) -> np.ndarray:
         return (mean * x - 0.5 * mean**2) / variance
@@ -409,9 +412,9 @@ def scores_of(x: np.ndarray, others: int, sigma: float) -> Scores:
 
     def by_lot(x: np.ndarray, mean: float) -> np.ndarray:
         ratio = log_ratio(x, mean, sigma**2)
-        if steps == 1:
+        if rate == 1:
             return ratio
-        return np.logaddexp(math.log1p(-1 / steps), ratio - math.log(steps))
+        return np.logaddexp(math.log1p(-rate), ratio + math.log(rate))
 
     scores = {
         "one step of each epoch": np.sum(one_of(x, 1.0, sigma**2), axis=1),
