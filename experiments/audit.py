@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -57,8 +58,15 @@ def audit_run(
     if not config.audit or not mechanism.noise_multiplier:
         return
     progress("auditing the step and the sampler")
-    sizes = _small(config.model_config())
-    _coupled(sizes, schema, mechanism, config.microbatch_size, None).require_passed()
+    _require_passed(_small(config.model_config()), schema, mechanism, config.microbatch_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _require_passed(
+    sizes: ModelConfig, schema: Schema, mechanism: Mechanism, microbatch_size: int | None
+) -> None:
+    """Raises ValueError unless the audit passes; a process asks once for each mechanism."""
+    _coupled(sizes, schema, mechanism, microbatch_size, None).require_passed()
 
 
 def audit_sentence(config: TrainConfig) -> str:

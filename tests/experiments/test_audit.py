@@ -20,6 +20,12 @@ from samplers import Deterministic
 pytestmark = pytest.mark.audit
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_remembered():
+    """A process audits a mechanism once; each test here is a process of its own."""
+    audit._require_passed.cache_clear()
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "store"
