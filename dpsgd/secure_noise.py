@@ -66,6 +66,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 KEY_BYTES = 32
 """Length of a secure noise key."""
@@ -85,7 +86,7 @@ class SecureGrid(NamedTuple):
       spacing: g, a power of two, float32 scalar.
       cells: s, int32 scalar; the noise is round(s Z), its standard deviation s g >= sigma C.
       max_square: floor((C / g)^2), the most that an example's integers may have as squared norm:
-        uint32 `[8]`, its 16-bit limbs, the lowest first.
+        uint32 `[2]`, its low and its high word.
     """
 
     spacing: Any
@@ -136,9 +137,8 @@ def secure_grid(noise_multiplier: float, l2_clip_norm: float, max_batch_size: in
             f"noise_multiplier {noise_multiplier} is too small for a batch of {max_batch_size} in "
             "the secure mode: the integer grid would be coarser than the noise"
         )
-    max_square = math.floor((clip / spacing) ** 2)  # at most 2^60
-    limbs = [(max_square >> (16 * place)) & 0xFFFF for place in range(_LIMBS)]
-    return SecureGrid(np.float32(spacing), np.int32(cells), np.array(limbs, np.uint32))
+    high, low = divmod(math.floor((clip / spacing) ** 2), 2**32)  # at most 2^60
+    return SecureGrid(np.float32(spacing), np.int32(cells), np.array([low, high], np.uint32))
 
 
 def quantize(clipped_grad: Any, grid: SecureGrid) -> Any:
@@ -161,14 +161,12 @@ def quantize(clipped_grad: Any, grid: SecureGrid) -> Any:
     # A power of two scales exactly. The comparison is False for NaN. C / g <= 2^30 (`secure_grid`).
     scaled = [jnp.trunc(jnp.asarray(leaf) * _SHRINK / grid.spacing) for leaf in leaves]
     fits = jnp.array(True)
-    integers, square = [], _sum(jnp.zeros((0,), jnp.uint32), 0)
+    integers = []
     for leaf in scaled:
         inside = jnp.abs(leaf) <= _MAX_SUM
-        integer = jnp.where(inside, leaf, 0).astype(jnp.int32)
+        integers.append(jnp.where(inside, leaf, 0).astype(jnp.int32))
         fits = fits & jnp.all(inside)
-        square = _add(square, _square_norm(integer))
-        integers.append(integer)
-    fits = fits & _at_most(square, grid.max_square)
+    fits = fits & _norm_is_at_most(integers, grid.max_square)
     return jax.tree.unflatten(structure, [jnp.where(fits, leaf, 0) for leaf in integers])
 
 
@@ -434,48 +432,19 @@ def _round_half_up(cells: int, k: np.ndarray, x: _Uniforms) -> np.ndarray:
     return result
 
 
-_LIMBS = 8  # 16-bit limbs of a squared norm: 2^128 exceeds 2^60 times any number of coordinates
+def _norm_is_at_most(integers: list[jax.Array], max_square: Any) -> jax.Array:
+    """Return whether the sum of squares of int32 `integers` is at most `max_square`, exactly.
 
-
-def _square_norm(integers: jax.Array) -> list[jax.Array]:
-    """Return the exact sum of squares of int32 integers of at most 31 bits, in 16-bit limbs."""
-    magnitude = jnp.abs(integers).astype(jnp.uint32)
-    low, high = magnitude & 0xFFFF, magnitude >> 16
-    # (2^16 high + low)^2; high < 2^15, so that no product exceeds 32 bits.
-    return _add(_sum(low * low, 0), _add(_sum(2 * low * high, 1), _sum(high * high, 2)))
-
-
-def _sum(values: jax.Array, place: int) -> list[jax.Array]:
-    """Return 2^(16 place) times the exact sum of uint32 `values`, in 16-bit limbs."""
-    values = values.reshape(-1)
-    if values.size > 2**16:  # so many 16-bit halves add up to less than 2^32
-        values = jnp.pad(values, (0, -values.size % 2**16)).reshape(-1, 2**16)
-        low_halves, high_halves = (values & 0xFFFF).sum(1), (values >> 16).sum(1)
-        return _add(_sum(low_halves, place), _sum(high_halves, place + 1))
-    zero = jnp.zeros((), jnp.uint32)
-    low = [zero] * place + [(values & 0xFFFF).sum()] + [zero] * (_LIMBS - place - 1)
-    high = [zero] * (place + 1) + [(values >> 16).sum()] + [zero] * (_LIMBS - place - 2)
-    return _add(_carry(low), _carry(high))
-
-
-def _add(a: list[jax.Array], b: list[jax.Array]) -> list[jax.Array]:
-    return _carry([x + y for x, y in zip(a, b, strict=True)])
-
-
-def _carry(limbs: list[jax.Array]) -> list[jax.Array]:
-    """Bring every limb below 2^16."""
-    carried, carry = [], jnp.zeros((), jnp.uint32)
-    for limb in limbs:
-        # The carry is below 2^16, and no limb that comes here is above 2^32 - 2^16.
-        total = limb + carry
-        carried.append(total & 0xFFFF)
-        carry = total >> 16
-    return carried
-
-
-def _at_most(limbs: list[jax.Array], bound: Any) -> jax.Array:
-    """Return whether the number with these limbs is at most the one with the limbs `bound`."""
-    result = jnp.array(True)
-    for limb, digit in zip(limbs, bound, strict=True):
-        result = jnp.where(limb == digit, result, limb < digit)
-    return result
+    The halves of the 64-bit squares are added up apart: 2^32 coordinates would be needed for such a
+    sum to overflow. (The context lets 64 bits through, which jax would cut to 32 by default.)
+    """
+    word, mask = np.uint64(32), np.uint64(2**32 - 1)
+    with jax.enable_x64(True):
+        low = high = jnp.zeros((), jnp.uint64)
+        for leaf in integers:
+            wide = lax.convert_element_type(leaf, jnp.int64)
+            square = lax.convert_element_type(wide * wide, jnp.uint64)
+            low, high = low + jnp.sum(square & mask), high + jnp.sum(square >> word)
+        low, high = low & mask, high + (low >> word)
+        bound_low, bound_high = (lax.convert_element_type(x, jnp.uint64) for x in max_square)
+        return (high < bound_high) | ((high == bound_high) & (low <= bound_low))

@@ -115,7 +115,7 @@ def check(case):
         if grid is None:
             assert np.linalg.norm(got) <= clip
         else:
-            limit = sum(int(limb) << (16 * k) for k, limb in enumerate(grid.max_square))
+            limit = int(grid.max_square[0]) + (int(grid.max_square[1]) << 32)
             integers = [int(v) for leaf in jax.tree.leaves(alone) for v in np.ravel(leaf)]
             assert sum(v * v for v in integers) <= limit
         # Beyond 2^125 the norm of an outer product may overflow, and the example is left out.

@@ -156,12 +156,8 @@ def test_every_coin_has_its_bias():
 # --- the grid --------------------------------------------------------------------------------
 
 
-def number(limbs) -> int:
-    return sum(int(limb) << (16 * place) for place, limb in enumerate(limbs))
-
-
-def in_limbs(value: int) -> list[int]:
-    return [(value >> (16 * place)) & 0xFFFF for place in range(8)]
+def number(words) -> int:
+    return int(words[0]) + (int(words[1]) << 32)
 
 
 @given(st.floats(0.1, 100), st.floats(1e-6, 1e6), st.integers(1, 10**6))
@@ -248,13 +244,13 @@ def test_the_squared_norm_is_added_up_exactly(size, largest):
     rng = np.random.default_rng(5)
     values = rng.integers(-largest, largest, size, endpoint=True).astype(np.int32)
     values[:2] = -largest
-    limbs = jax.jit(secure_noise._square_norm)(values)
     exact = exact_square(values)
-    assert number(limbs) == exact
-    for bound in (exact, exact + 1, exact + 2**16):
-        assert bool(secure_noise._at_most(limbs, in_limbs(bound)))
-    for bound in (exact - 1, exact - 2**16, exact >> 1):
-        assert not bool(secure_noise._at_most(limbs, in_limbs(bound))) or bound < 0 or exact == 0
+    leaves = [jnp.asarray(values[: size // 3]), jnp.asarray(values[size // 3 :])]
+    at_most = jax.jit(lambda bound: secure_noise._norm_is_at_most(leaves, bound))
+    for bound in (exact, exact - 1, exact + 1, exact - 2**32, exact + 2**32, exact >> 1, 2**64 - 1):
+        bound = min(max(bound, 0), 2**64 - 1)
+        words = np.array([bound % 2**32, bound >> 32], np.uint32)
+        assert bool(at_most(words)) == (exact <= bound)
 
 
 # --- the mechanism ---------------------------------------------------------------------------

@@ -99,8 +99,8 @@ def integer_sum(clip, batch, weights):
 
 
 def max_square(mechanism):
-    limbs = mechanism.scales().grid.max_square.tolist()
-    return sum(limb << (16 * place) for place, limb in enumerate(limbs))
+    low, high = mechanism.scales().grid.max_square.tolist()
+    return low + (high << 32)
 
 
 @settings(max_examples=100)
