@@ -24,6 +24,7 @@ from experiments.users import ratings
 from experiments.users.study import QUANTILE, QUANTILE_EPSILON, Study
 
 CAPS = (5, 10, 20, 50, 100, 200, 400, 700)
+"""Those up to the size of the catalogue are tried: a public list."""
 EPSILONS = {1.0: "#D55E00", 3.0: "#0072B2", 8.0: "#009E73"}
 DELTA = 1e-5
 SEEDS = 5
@@ -42,26 +43,28 @@ class Config:
 def run() -> int:
     """Computes, prints and draws the figure."""
     config = tyro.cli(Config, prog="scripts/figures rating_model")
-    study = Study(ratings.load(config.ratings), CAPS, DELTA)
+    table = ratings.load(config.ratings)
+    caps = [cap for cap in CAPS if cap <= table.num_items]
+    study = Study(table, caps, DELTA)
     figure = Figure(figsize=(8, 5.6), layout="constrained")
     axes = figure.subplots()
     with Console() as console:
 
-        def errors(name: str, sigma: float, caps: Sequence[int]) -> np.ndarray:
+        def errors(name: str, sigma: float, tried: Sequence[int]) -> np.ndarray:
             found = []
-            for seed, cap in enumerate(caps):
+            for seed, cap in enumerate(tried):
                 console.progress(f"{name}: cap {cap}, seed {seed}")
                 found.append(study.test_error(sigma, cap, seed))
             return np.array(found)
 
         def curve(name: str, sigma: float, color: str, style: str = "-") -> list[str]:
             """Draws one curve; returns its column of the table."""
-            found = np.array([errors(name, sigma, [cap] * SEEDS) for cap in CAPS])
+            found = np.array([errors(name, sigma, [cap] * SEEDS) for cap in caps])
             mean, spread = found.mean(axis=1), found.std(axis=1, ddof=1)
-            axes.errorbar(CAPS, mean, spread, color=color, ls=style, capsize=3, label=name)
+            axes.errorbar(caps, mean, spread, color=color, ls=style, capsize=3, label=name)
             if sigma:
                 best = int(mean.argmin())
-                axes.plot(CAPS[best], mean[best], "o", ms=12, mfc="none", mec=color, mew=1.8)
+                axes.plot(caps[best], mean[best], "o", ms=12, mfc="none", mec=color, mew=1.8)
             return [f"{m:.4f} ± {s:.4f}" for m, s in zip(mean, spread, strict=True)]
 
         columns = [curve("no noise (bias alone)", 0.0, "black", "--")]
@@ -92,7 +95,7 @@ def run() -> int:
         )  # fmt: skip
         axes.set(xscale="log", xlabel="cap τ on a user's ratings (ratings)")
         axes.set_ylabel("test RMSE (stars of 5)")
-        axes.set_xticks(CAPS, [str(cap) for cap in CAPS])
+        axes.set_xticks(caps, [str(cap) for cap in caps])
         axes.minorticks_off()
         axes.set_title(
             f"{study.sampler.num_examples:,} users; each whole user is protected, "
@@ -107,10 +110,13 @@ def run() -> int:
             console.line(line)
         console.table(
             ["cap", "no noise", *(f"epsilon {target:g}" for target in EPSILONS)],
-            [[str(cap), *row] for cap, row in zip(CAPS, zip(*columns, strict=True), strict=True)],
+            [[str(cap), *row] for cap, row in zip(caps, zip(*columns, strict=True), strict=True)],
         )
         console.line(f"untrained: {untrained:.4f}")
         console.line("NOT PRIVATE: the errors, and the choice of a cap by looking at them")
+        console.line(
+            "the runs' noise is seeded, to be repeated: the prices are those of fresh noise"
+        )
         save(figure, config.out)
         console.line(f"drawn: {config.out}")
     return 0
