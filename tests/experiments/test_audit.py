@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from accounting import Bound
-from dpsgd import Mechanism, RootKey
+from dpsgd import Mechanism, RootKey, algorithm
 from dpsgd.audit_black_box import black_box_audit
 from experiments import audit, config, programs
 from experiments import train as training
@@ -41,11 +41,15 @@ def arguments(store, out, *more):
     ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def nothing_audited_yet():
+    """A process audits a mechanism once: here, in each test."""
+    audit._require_passed.cache_clear()
+
+
 @pytest.fixture
 def half_noise(monkeypatch):
     """A bug in what is added to the sums of every run from here on."""
-    from dpsgd import algorithm
-
     sound = algorithm.add_gaussian_noise
     programs._shared.cache_clear()
     monkeypatch.setattr(
