@@ -113,7 +113,7 @@ def run() -> int:
             [[str(cap), *row] for cap, row in zip(caps, zip(*columns, strict=True), strict=True)],
         )
         console.line(f"untrained: {untrained:.4f}")
-        console.line("NOT PRIVATE: the errors, and the choice of a cap by looking at them")
+        console.line("NOT PRIVATE: the errors, and settings and caps chosen by looking at them")
         console.line(
             "the runs' noise is seeded, to be repeated: the prices are those of fresh noise"
         )

@@ -85,7 +85,9 @@ def synthetic(seed: int = 0, num_users: int = 4000, num_items: int = 200) -> Rat
     """Draws ratings with a few very active users (Zipf), popular items, and two kinds of taste.
 
     The j-th most active user rates sqrt(20/j) of the catalogue, at least 20 items. A rating is
-    3.5 + bias of the item + bias of the user + taste . character + noise, rounded into [1, 5].
+    3.5 + bias of the item + bias of the user + taste . character + noise, rounded into [1, 5]. The
+    sizes were picked so that episodes can learn under noise: with 1,000 users, or on MovieLens
+    100K, models of single ratings did better than those of episodes at equal noise.
     """
     rng = np.random.default_rng(seed)
     activity = np.sqrt(20 / np.arange(1, num_users + 1))
