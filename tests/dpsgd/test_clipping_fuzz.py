@@ -107,8 +107,7 @@ def check(case):
         together = together + got
         exact = flat(exact_gradient(loss, dtype, batch[i]))
         largest = np.abs(exact).max()
-        finite = np.isfinite(largest) and largest <= np.finfo(np.float32).max
-        if not weights[i] or not finite:
+        if not weights[i] or not np.isfinite(largest):
             assert not got.any()
             assert diagnostics.nonfinite_count == (1 if weights[i] else 0)
             continue
@@ -118,7 +117,8 @@ def check(case):
             limit = int(grid.max_square[0]) + (int(grid.max_square[1]) << 32)
             integers = [int(v) for leaf in jax.tree.leaves(alone) for v in np.ravel(leaf)]
             assert sum(v * v for v in integers) <= limit
-        # Beyond 2^125 the norm of an outer product may overflow, and the example is left out.
+        # Beyond 2^125 an outer product may overflow, and the example is left out; "ghost", which
+        # forms no gradient, may clip one that float32 could not hold.
         if loss == "dense" and largest >= 2.0**125 and not got.any():
             continue
         scaled = exact / largest if largest > 0 else exact
