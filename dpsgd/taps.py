@@ -188,7 +188,8 @@ class Taps:
 def _value_bytes(jaxpr: core.Jaxpr, varies: Sequence[bool]) -> tuple[int, list[bool]]:
     """Returns the bytes of the values that depend on certain inputs, and which outputs are such.
 
-    All rounds of a scan count: its backward pass keeps them.
+    All rounds of a scan count: its backward pass keeps them. In loops and branches every input is
+    taken for one that varies.
     """
     counted = {v for v, flag in zip(jaxpr.invars, varies, strict=True) if flag}
     total = 0
@@ -199,13 +200,10 @@ def _value_bytes(jaxpr: core.Jaxpr, varies: Sequence[bool]) -> tuple[int, list[b
         name, inside = eqn.primitive.name, 0
         results = [True] * len(eqn.outvars)
         for body in core.jaxprs_in_params(eqn.params):
-            constants = eqn.params["num_consts"] if name == "scan" else 0
-            known = flags[:constants] if name == "scan" else flags
-            known = known if name == "scan" or len(flags) == len(body.invars) else []
-            known = [*known, *(True for _ in body.invars[len(known) :])]
-            size, outs = _value_bytes(body, known)
+            wrapped = name in _INLINED | _REMAT
+            size, outs = _value_bytes(body, flags if wrapped else [True] * len(body.invars))
             inside = max(inside, size * (eqn.params["length"] if name == "scan" else 1))
-            results = outs if name in _INLINED | _REMAT else results
+            results = outs if wrapped else results
         counted.update(v for v, flag in zip(eqn.outvars, results, strict=True) if flag)
         outputs = (_aval(v) for v in eqn.outvars)
         total += max(inside, sum(x.size * x.dtype.itemsize for x in outputs))
