@@ -123,6 +123,9 @@ def _set_axis(axes: Axes, x: str, places: Sequence[float]) -> None:
         forward, inverse = composite_scale(joint)
         axes.set_xscale("function", functions=(forward, inverse))
         axes.axvline(joint, color="grey", ls=":", lw=1)
+        for side, text in (("right", "logarithmic ← "), ("left", " → linear")):
+            note = axes.annotate(text, (joint, 0.015), xycoords=("data", "axes fraction"))
+            note.set(horizontalalignment=side, fontsize="x-small", color="grey")
     elif high > 4 * low:
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())

@@ -11,8 +11,13 @@ Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
 
 
-def tables(panel: Panel) -> dict[str, Table]:
-    """Returns the tables of a panel by title: a row for each x, a column for each line."""
+def tables(panel: Panel, *, intervals: bool = False) -> dict[str, Table]:
+    """Returns the tables of a panel by title: a row for each x, a column for each line.
+
+    Args:
+      panel: What to show.
+      intervals: Whether epsilon is an interval, or, for a narrow page, its upper end alone.
+    """
     found = {"test AUC, mean ± standard deviation": _pivot(panel, lambda r: str(r["test_auc"]))}
     if panel.grid.tune:
         tune = panel.grid.tune
@@ -24,9 +29,8 @@ def tables(panel: Panel) -> dict[str, Table]:
             panel, lambda r: f"{r.noise_multiplier:.4g}" if r.noise_multiplier else "none"
         )
     if any(result.epsilon for line in panel.lines.values() for result in line):
-        found["epsilon [lower, upper] of a single run"] = _pivot(
-            panel, lambda r: "none" if r.epsilon is None else f"{r.epsilon:.3g}"
-        )
+        title = "epsilon [lower, upper]" if intervals else "proved upper bound on epsilon"
+        found[f"{title} of a single run"] = _pivot(panel, lambda r: _price(r, intervals))
     return found
 
 
@@ -54,11 +58,20 @@ def markdown(summary: Summary) -> str:
     for panel in summary.panels:
         if panel.grid.title:
             parts.append(f"## {panel.grid.title}")
-        parts += [f"{title}:\n\n{report.table(*table)}" for title, table in tables(panel).items()]
+        parts += [
+            f"{title}:\n\n{report.table(*table)}"
+            for title, table in tables(panel, intervals=True).items()
+        ]
         if found := verdicts(panel):
             parts.append("The best sampler by test AUC:\n\n" + report.bullets(found))
     parts.append("Not covered:\n\n" + report.bullets(summary.statements))
     return "\n\n".join(parts) + "\n"
+
+
+def _price(result: Result, interval: bool) -> str:
+    if result.epsilon is None:
+        return "none"
+    return f"{result.epsilon:.3g}" if interval else result.epsilon.format_upper(".3g")
 
 
 def _pivot(panel: Panel, show: Callable[[Result], str]) -> Table:
