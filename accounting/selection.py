@@ -49,7 +49,11 @@ from accounting.profile import (
     check_epsilon,
 )
 
-_UP = 1.0 + 1e-12  # outward rounding of products and sums of a few factors
+_LOG_GAMMA = -700.0, -1e-12
+"""Where log gamma is looked for: beyond, exp underflows or 1 - gamma has no digits left."""
+
+_UP = 1.0 + 1e-9
+"""Outward rounding: gamma is found to 1e-13, and the rest are a few products and sums."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,17 @@ class TrialCount:
             raise ValueError(f"the mean number of trials must be in (1, 1e9], got {self.mean}")
         if not -1.0 < self.shape <= 100.0:
             raise ValueError(f"shape must be in (-1, 100], got {self.shape}")
+        if not self._mean(_LOG_GAMMA[1]) <= self.mean <= self._mean(_LOG_GAMMA[0]):
+            raise ValueError(
+                f"no law of shape {self.shape} has the mean {self.mean} within floating point: "
+                "take a shape nearer to 0, or another mean"
+            )
 
     @property
     def gamma(self) -> float:
         """The law's second parameter, in (0, 1): the mean falls in it."""
         return math.exp(
-            brentq(lambda log_g: math.log(self._mean(log_g) / self.mean), -700.0, -1e-12)
+            brentq(lambda log_g: math.log(self._mean(log_g) / self.mean), *_LOG_GAMMA, xtol=1e-13)
         )
 
     def _mean(self, log_gamma: float) -> float:
@@ -125,6 +134,9 @@ class SelectionProfile:
       count: The law of K; K itself stays secret.
 
     The lower end is that of one trial: a score that is constant releases just one.
+
+    Raises:
+      ValueError: On a question to a `trial` whose bounds are not proved.
     """
 
     trial: PrivacyProfile
@@ -132,24 +144,22 @@ class SelectionProfile:
 
     def delta(self, epsilon: float) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
-        one = self.trial.delta(check_epsilon(epsilon))
+        one = self._delta(check_epsilon(epsilon))
         rest = epsilon - self._surcharge
         upper = 1.0
         if rest >= 0.0:
-            upper = min(1.0, self.count.mean * self.trial.delta(rest).upper * _UP)
-        return Bound(min(one.lower, upper), upper, one.confidence, one.note)
+            upper = min(1.0, self.count.mean * self._delta(rest).upper * _UP)
+        return Bound(min(one.lower, upper), upper, note=one.note)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta` in (0, 1)."""
-        one = self.trial.epsilon(check_delta(delta), tolerance)
-        shared = self.trial.epsilon(delta / self.count.mean / _UP, tolerance)
+        one = _proved(self.trial.epsilon(check_delta(delta), tolerance))
+        shared = _proved(self.trial.epsilon(delta / self.count.mean / _UP, tolerance))
         upper = (shared.upper + self._surcharge) * _UP
-        return Bound(
-            min(one.lower, upper),
-            upper,
-            min(one.confidence, shared.confidence),
-            "the lower end is that of one trial",
-        )
+        return Bound(min(one.lower, upper), upper, note="the lower end is that of one trial")
+
+    def _delta(self, epsilon: float) -> Bound:
+        return _proved(self.trial.delta(epsilon))
 
     @cached_property
     def _surcharge(self) -> float:
@@ -158,7 +168,7 @@ class SelectionProfile:
         odds = gamma / (1.0 - gamma)
 
         def met(e: float) -> bool:
-            return self.trial.delta(e).upper * _UP <= odds * math.expm1(e)
+            return self._delta(e).upper * _UP <= odds * math.expm1(e)
 
         low, high = 0.0, 1 / 16
         while not met(high):
@@ -169,3 +179,10 @@ class SelectionProfile:
             middle = 0.5 * (low + high)
             low, high = (low, middle) if met(middle) else (middle, high)
         return (self.count.shape + 1.0) * high
+
+
+def _proved(bound: Bound) -> Bound:
+    # The search asks many questions, and the confidence of a Monte Carlo profile is that of one.
+    if bound.confidence < 1.0:
+        raise ValueError("the price of a trial must be proved, not estimated with some confidence")
+    return bound
