@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from accounting import Bound, PrivacyProfile, epsilon
 from accounting.monte_carlo import MonteCarloProfile, geometric_ranks
+from dpsgd.guarantee import ADJACENCY
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
 
 COLORS = {
@@ -27,6 +28,8 @@ COLORS = {
 
 MONTE_CARLO = "Monte Carlo"
 
+TERMS = f"{ADJACENCY} adjacency, unit: one example"
+"""What every price here protects, and against what."""
 
 Prices = Callable[[float], PrivacyProfile]
 """The profile of a run as a function of its noise multiplier; pickled, as a sampler's method is."""
@@ -142,7 +145,7 @@ def draw(axes: Axes, found: Sequence[Curve], title: str) -> None:
         line.set_label(curve.name)
         axes.plot(curve.noise_multipliers, lower, color=color, lw=0.8, ls="--")
         axes.fill_between(curve.noise_multipliers, lower, upper, color=color, alpha=0.12, lw=0)
-    axes.set(yscale="log", xlabel="noise multiplier σ", ylabel="ε")
+    axes.set(yscale="log", xlabel="noise multiplier σ", ylabel=f"ε ({TERMS})")
     axes.set_title(title, fontsize="medium")
     axes.grid(which="both", alpha=0.25, lw=0.5)
     axes.legend(title="solid: upper bound\ndashed: lower bound", frameon=False)

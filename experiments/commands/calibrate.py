@@ -20,10 +20,11 @@ class CalibrateConfig(PriceConfig):
 def run(config: CalibrateConfig) -> None:
     """Runs `dpsgd calibrate`."""
     from accounting import Bound, calibrate, format_delta
+    from dpsgd.guarantee import ADJACENCY
 
     sampler, delta = config.build()
     sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
     # Rounded up: the printed number suffices as it stands.
     printed = Bound(sigma, sigma).format_upper(".6g")
-    at = f"at delta {format_delta(delta)} (unit: one {sampler.unit})"
-    print(f"noise multiplier {printed} gives epsilon <= {config.epsilon} {at}")
+    terms = f"delta {format_delta(delta)} ({ADJACENCY} adjacency, unit: one {sampler.unit})"
+    print(f"noise multiplier {printed} gives epsilon <= {config.epsilon} at {terms}")

@@ -40,7 +40,7 @@ def run(config: CompareConfig) -> None:
         found = compare.curves(
             compare.prices(samplers), config.noise_multipliers, delta, console.progress
         )
-        console.line(f"epsilon [lower, upper] at delta {format_delta(delta)}, zero-out adjacency")
+        console.line(f"epsilon [lower, upper] at delta {format_delta(delta)} ({compare.TERMS})")
         console.table(*compare.table(found))
         if config.out is not None:
             figure = Figure(figsize=(7, 5), layout="constrained")

@@ -51,7 +51,8 @@ def run(config: ContributionsConfig) -> None:
                 candidates=config.caps,
             )
             console.line(
-                f"cap {cap}: chosen with epsilon {config.quantile_epsilon:g}, delta 0 (zero-out "
+                # As it was given: `:g` would round a guarantee down.
+                f"cap {cap}: chosen with epsilon {config.quantile_epsilon}, delta 0 (zero-out "
                 "adjacency, unit: one user); add it to the epsilon of what is trained with it"
             )
             return

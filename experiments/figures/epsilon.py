@@ -50,7 +50,7 @@ def main() -> None:
                 title = (
                     f"{data_set}: batch {batch_size:,}, T = {steps:,}, δ = {format_delta(delta)}"
                 )
-                console.line(title)
+                console.line(f"{title} ({compare.TERMS})")
                 samplers = compare.all_samplers(num_examples, batch_size, epochs=1)
                 prices = compare.prices(samplers)
                 prices[compare.MONTE_CARLO] = compare.monte_carlo_price(steps, config.num_samples)

@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import compare
+from experiments.cli import main
 
 NOISE = (0.5, 1.0)
 
@@ -33,6 +34,21 @@ def test_only_monte_carlo_is_drawn_as_crosses_and_names_its_confidence():
     np.testing.assert_array_equal(
         crosses[0].get_ydata(), [bound.upper for bound in curves[1].epsilons]
     )
+
+
+def test_the_figure_names_adjacency_and_the_unit_of_every_sampler_in_it():
+    axes = Figure().subplots()
+    compare.draw(axes, found(), "title")
+    (unit,) = {s.unit for s in compare.all_samplers(100, 10, 1).values()}
+    assert axes.get_ylabel() == f"ε (zero-out adjacency, unit: one {unit})"
+
+
+def test_the_command_names_delta_adjacency_and_unit(tmp_path, capsys):
+    words = ["--num-examples", "1000", "--batch-size", "100", "--noise-multipliers", "1"]
+    assert main(["compare", *words, "--out", str(tmp_path / "a.png")]) == 0
+    heading = capsys.readouterr().out.splitlines()[0]
+    assert heading.endswith("at delta 0.001 (zero-out adjacency, unit: one example)")
+    assert (tmp_path / "a.png").stat().st_size > 1000
 
 
 def test_the_table_has_a_row_for_each_noise_multiplier_and_fits_a_page():

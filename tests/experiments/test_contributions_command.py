@@ -57,11 +57,11 @@ def test_a_private_choice_prints_nothing_else_of_the_data(tmp_path, capsys):
     path = tmp_path / "rows.parquet"
     parquet.write_table(pa.table({"who": USERS}), path)
     config = ContributionsConfig(
-        path, "who", caps=(1, 5, 50), private_quantile=0.9, quantile_epsilon=100.0
+        path, "who", caps=(1, 5, 50), private_quantile=0.9, quantile_epsilon=100.0000004
     )
     run(config)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("cap 5: chosen with epsilon 100, delta 0")
+    assert line.startswith("cap 5: chosen with epsilon 100.0000004, delta 0")
     assert "unit: one user" in line
 
 

@@ -70,7 +70,8 @@ def test_any_sampler_may_have_users_for_rows(capsys):
     assert "unit: one user" in line
     assert upper(line) == upper(asked(capsys, "epsilon", *words, *NOISE))
     words += ["--epsilon", "2", "--delta", "1e-5"]
-    assert "unit: one user" in asked(capsys, "calibrate", *words, "--unit", "user")
+    printed = asked(capsys, "calibrate", *words, "--unit", "user")
+    assert "at delta 1e-05 (zero-out adjacency, unit: one user)" in printed
 
 
 @pytest.mark.parametrize(
