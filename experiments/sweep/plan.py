@@ -34,7 +34,9 @@ class Cell:
         return self.noise_multiplier is None and self.target_epsilon is None
 
     def value(self, axis: str) -> Any:
-        """Returns where the cell lies on an axis of its grid."""
+        """Returns where the cell lies on an axis of its grid; None where it has no place there."""
+        if self.non_private and axis == "l2_clip_norm":
+            return None
         return getattr(self.sampler if axis in IN_SAMPLER else self, axis)
 
     @property
@@ -69,9 +71,9 @@ class Cell:
         else:
             privacy = "nonprivate"
         sizes = [
-            f"{short}{_digits(self.value(axis))}"
+            f"{short}{_digits(value)}"
             for axis, short in _SHORT.items()
-            if not (self.non_private and axis == "l2_clip_norm")
+            if (value := self.value(axis)) is not None
         ]
         return "-".join([self.sampler_name.replace(" ", "-"), privacy, *sizes])
 
@@ -101,7 +103,8 @@ def cells(grid: Grid) -> list[Cell]:
         Cell(
             dataclasses.replace(sampler, batch_size=batch_size, epochs=epochs),
             learning_rate,
-            l2_clip_norm,
+            # Without privacy nothing is clipped: one cell, whatever norms its grid has.
+            l2_clip_norm if wanted else TrainConfig.l2_clip_norm,
             **wanted,
         )
         for sampler, batch_size, epochs, learning_rate, l2_clip_norm, wanted in itertools.product(
@@ -133,7 +136,7 @@ def plan(sweep: Sweep, data: Path, folder: Path, where: str) -> list[PlannedRun]
         repetition = f"r{number}" if seed is None else f"seed{seed}"
         asked = {
             **sweep.run,
-            **{axis: cell.value(axis) for axis in Grid.AXES if axis not in IN_SAMPLER},
+            **{axis: getattr(cell, axis) for axis in Grid.AXES if axis not in IN_SAMPLER},
             "data": data,
             "out": folder / f"{cell.name}-{repetition}",
             "sampler": cell.sampler,
@@ -142,7 +145,12 @@ def plan(sweep: Sweep, data: Path, folder: Path, where: str) -> list[PlannedRun]
         }
         config = build(TrainConfig, asked, f"{where}, run")
         begun = config.init_seed + (number if seed is None else seed)
-        config = dataclasses.replace(config, init_seed=begun % 2**32)
+        config = dataclasses.replace(
+            config,
+            init_seed=begun % 2**32,
+            # Asked of all runs, and there is no noise in this one that could be secure.
+            secure_noise=config.secure_noise and not cell.non_private,
+        )
         try:
             config.check()
         except ValueError as error:

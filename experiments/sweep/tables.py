@@ -22,7 +22,7 @@ def tables(panel: Panel, *, intervals: bool = False) -> dict[str, Table]:
     if panel.grid.tune:
         tune = panel.grid.tune
         found[f"{SYMBOLS[tune]}, best on the validation rows"] = _pivot(
-            panel, lambda r: f"{r.cell.value(tune):g}"
+            panel, lambda r: "none" if (best := r.cell.value(tune)) is None else f"{best:g}"
         )
     if panel.grid.target_epsilon:
         found["noise multiplier σ"] = _pivot(

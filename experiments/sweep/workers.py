@@ -197,7 +197,6 @@ def _serve(connection: Connection, cores: set[int]) -> None:
     if cores:
         os.sched_setaffinity(0, cores)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from experiments import train
 
     def say(line: str) -> None:
         connection.send(Message("progress", line))
@@ -207,17 +206,23 @@ def _serve(connection: Connection, cores: set[int]) -> None:
             config: Any = connection.recv()
         except EOFError:
             return
-        try:
-            if config.out.exists():
-                train.resume(config.out, config.data, say)
-            else:
-                train.train(config, say)
-            message = Message("finished")
-        except Stopped as stopped:
-            message = Message("stopped", str(stopped))
-        except (ValueError, OSError) as error:
-            message = Message("failed", str(error))
-        connection.send(message)
+        connection.send(_outcome(config, say))
+
+
+def _outcome(config: TrainConfig, say: Callable[[str], None]) -> Message:
+    """Carries out one run, begun or gone on with; returns how it ended."""
+    from experiments import train
+
+    try:
+        if config.out.exists():
+            train.resume(config.out, config.data, say)
+        else:
+            train.train(config, say)
+    except Stopped as stopped:
+        return Message("stopped", str(stopped))
+    except (ValueError, OSError, MemoryError) as error:
+        return Message("failed", str(error) or "out of memory")
+    return Message("finished")
 
 
 def _end_with_parent() -> None:

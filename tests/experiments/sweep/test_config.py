@@ -2,6 +2,7 @@
 
 import pytest
 
+from experiments.config import TrainConfig
 from experiments.sweep.config import SHIPPED, Sweep
 from experiments.sweep.plan import cells, plan
 
@@ -61,6 +62,21 @@ def test_the_settings_of_all_runs_reach_each_of_them(tmp_path):
         assert run.config.hidden == (8, 4)
         assert run.config.target_delta == 1e-6
         assert run.config.init_seed == 7
+
+
+@pytest.mark.parametrize("norms", ["[1, 4]", "[1, 4, 8]", "2"])
+def test_a_run_without_clipping_is_the_same_whatever_norms_its_grid_has(tmp_path, norms):
+    sweep = read(tmp_path, f'title = "t"\nrepetitions = 1\n{GRID}l2_clip_norm = {norms}\n')
+    plain = [run.config for run in planned(sweep, tmp_path) if run.config.non_private]
+    assert len(plain) == 2 * 2
+    assert {config.l2_clip_norm for config in plain} == {TrainConfig.l2_clip_norm}
+
+
+def test_secure_noise_is_asked_of_the_runs_that_have_noise(tmp_path):
+    shared = "[run]\nsecure_noise = true\n"
+    runs = planned(read(tmp_path, f'title = "t"\nrepetitions = 1\n{shared}{GRID}'), tmp_path)
+    assert {run.config.non_private for run in runs} == {True, False}
+    assert all(run.config.secure_noise != run.config.non_private for run in runs)
 
 
 HEAD = 'title = "t"\nrepetitions = 2\n'

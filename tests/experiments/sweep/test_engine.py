@@ -128,6 +128,19 @@ def test_a_run_that_fails_is_named_and_keeps_no_other_from_being_finished(store,
     assert [name[:7] for name in finished(tmp_path / "out")] == ["shuffle"]
 
 
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("a table of 1 TiB")])
+def test_a_run_out_of_memory_fails_in_one_line_and_its_process_lives_on(
+    monkeypatch, tmp_path, error
+):
+    def exhausted(config, progress):
+        raise error
+
+    monkeypatch.setattr(training, "train", exhausted)
+    config = TrainConfig(tmp_path, config_of.Shuffle(), tmp_path / "run", noise_multiplier=1.0)
+    expected = workers.Message("failed", str(error) or "out of memory")
+    assert workers._outcome(config, print) == expected
+
+
 def test_runs_in_one_process_compile_one_program_for_all_their_numbers(store, tmp_path, caplog):
     text = SEEDED.replace('"shuffle"', '["shuffle", "deterministic", "balls-and-bins"]')
     text += "learning_rate = [1e-3, 1e-2]\nl2_clip_norm = [1, 4]\n"

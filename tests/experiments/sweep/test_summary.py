@@ -70,6 +70,15 @@ def test_a_tuned_axis_is_chosen_by_validation_rows_and_said_to_be(summary_of):
     assert any("learning_rate" in statement for statement in summary.statements)
 
 
+def test_runs_without_clipping_have_no_place_among_the_clipping_norms(summary_of):
+    norms = {**NOISE, "noise_multiplier": 1.0, "l2_clip_norm": (1.0, 2.0)}
+    (panel,) = summary_of(auc, {**norms, "x": "l2_clip_norm"}).panels
+    assert panel.xs == [1.0, 2.0, None]
+    (panel,) = summary_of(auc, {**norms, "tune": "l2_clip_norm"}).panels
+    _, rows = tables.tables(panel)["C, best on the validation rows"]
+    assert rows[-1] == ["no privacy", "none", "none"]
+
+
 PRIVACY = {"x": "target_epsilon", "sampler": ("shuffle", "poisson"), "target_epsilon": (1.0, 8.0)}
 
 
