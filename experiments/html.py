@@ -57,9 +57,11 @@ class _Renderer(RendererHTML):
     """Pictures inside the page, with their captions; wide tables scroll by themselves."""
 
     def image(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        """Returns the picture of a token as a figure."""
+        """Returns the picture of a token as a figure; one that the page has not stays text."""
         token = tokens[idx]
         name = str(token.attrs["src"])
+        if name not in env["figures"]:
+            return html.escape(f"![{token.content}]({name})")
         kind = _MEDIA_TYPES[name.rsplit(".", 1)[-1]]
         data = base64.b64encode(env["figures"][name]).decode()
         caption = html.escape(token.content)

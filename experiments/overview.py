@@ -11,7 +11,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from accounting import epsilon, format_delta
 from dpsgd.algorithm import Mechanism
+from dpsgd.records import checked
 from experiments import report
 from experiments.command_line import train_command
 from experiments.compare import COLORS
@@ -69,10 +70,57 @@ class FinishedRun:
         return cls(
             path.name or str(path),
             config_from(run.read_json("config.json"), out=path, data=None),
-            run.read_json("report.json"),
-            run.read_json("environment.json"),
+            _fields(run, "report.json", _REPORT),
+            _fields(run, "environment.json", _ENVIRONMENT),
             generations[0].terms.mechanism if len(generations) == 1 else None,
         )
+
+
+_REPORT = {
+    "sampler": str,
+    "guarantee": str,
+    "epsilon_lower": float | None,
+    "epsilon_upper": float | None,
+    "delta": float,
+    "adjacency": str,
+    "unit": str,
+    "noise_multiplier": float,
+    "l2_clip_norm": float | None,
+    "audit": str,
+    "notes": list[str],
+    "not_covered": list[str],
+    "test_auc": float,
+    "test_log_loss": float,
+    "test_calibration": float,
+    "num_steps": int,
+    "num_examples": int,
+    "training_seconds": float,
+    "examples_per_second": float,
+}
+_ENVIRONMENT = {
+    "packages": dict[str, str],
+    "python": str,
+    "platform": str,
+    "cpu_count": int | None,
+    "backend": str,
+    "devices": list[str],
+}
+"""What is read of a run's files, by type."""
+
+
+def _fields(run: RunDirectory, name: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those fields of a file of a run.
+
+    Raises:
+      ValueError: if one is missing, or of another type.
+    """
+    record = run.read_json(name)
+    where = f"{run.path / name} is damaged, or of another version"
+    for field_name, kind in kinds.items():
+        if field_name not in record:
+            raise ValueError(f"{where}: {field_name} is missing")
+        checked(record[field_name], kind, f"{where}: {field_name}")
+    return record
 
 
 @dataclass(frozen=True)
@@ -129,7 +177,7 @@ def overview(paths: Sequence[Path], title: str = "") -> Page:
         parts.append(_reproduce(runs))
         parts.append(_where(runs))
     title = title or _title(runs, sweeps)
-    return Page(title, "\n\n".join([f"# {title}", *parts]) + "\n", figures)
+    return Page(title, "\n\n".join([f"# {report.plain(title)}", *parts]) + "\n", figures)
 
 
 def _told_apart(runs: list[FinishedRun]) -> list[FinishedRun]:
@@ -182,7 +230,10 @@ def _guarantees(runs: Sequence[FinishedRun], figures: dict[str, bytes]) -> str:
     parts = ["## What is guaranteed", MEANING]
     for run in runs:
         record = run.record
-        parts += [f"### {run.name}", f"> **{record['sampler']}**: {record['guarantee']}"]
+        parts += [
+            f"### {report.plain(run.name)}",
+            f"> **{record['sampler']}**: {record['guarantee']}",
+        ]
         if record["epsilon_upper"] is None:
             continue
         facts = [
@@ -190,7 +241,7 @@ def _guarantees(runs: Sequence[FinishedRun], figures: dict[str, bytes]) -> str:
             f"{record['l2_clip_norm']:g}",
             f"{record['num_steps']:,} steps on {record['num_examples']:,} training examples; "
             f"unit of privacy: one {record['unit']}; adjacency: {record['adjacency']}",
-            *([f"audit before training: {record['audit']}"] if record.get("audit") else []),
+            f"audit before training: {record['audit']}",
             *record["notes"],
         ]
         parts.append(report.bullets(facts))
@@ -248,7 +299,7 @@ def _where(runs: Sequence[FinishedRun]) -> str:
             ["cores", str(here["cpu_count"])],
         ]
         if len(places) > 1:
-            parts.append(f"{', '.join(names)}:")
+            parts.append(f"{report.plain(', '.join(names))}:")
         parts.append(report.table(["", ""], rows))
     return "\n\n".join(parts)
 

@@ -1,8 +1,11 @@
 """The page about finished runs: self-contained, complete, and nothing private in it."""
 
 import dataclasses
+import html
+import json
 import re
 import shlex
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from experiments.config import BallsAndBins, Deterministic, Poisson, Shuffle, Tr
 from experiments.criteo import synthetic
 from experiments.html import document
 from experiments.overview import Page, overview
+from experiments.report import plain
 from experiments.run_directory import DIAGNOSTICS
 
 CONFIGS = [
@@ -124,6 +128,33 @@ def test_text_from_runs_cannot_become_markup():
     assert "href" not in document(page)
 
 
+@pytest.mark.parametrize("name", ["![x](y.png)", "a|b", "<b>", "[x](javascript:y)", "*_`"])
+def test_the_name_of_a_run_is_shown_as_it_is(runs, tmp_path, name):
+    renamed = tmp_path / name
+    renamed.symlink_to(runs[0])
+    page = overview([renamed])
+    shown = html.unescape(document(page))
+    assert f"<td>{name}</td>" in shown
+    assert f"<h3>{name}</h3>" in shown
+
+
+@pytest.mark.parametrize(
+    ("file", "field"),
+    [("report.json", "test_auc"), ("report.json", "not_covered"), ("environment.json", "packages")],
+)
+def test_a_damaged_run_is_named_with_its_field(runs, tmp_path, capsys, file, field):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(runs[0], damaged)
+    record = json.loads((damaged / file).read_text())
+    del record[field]
+    (damaged / file).write_text(json.dumps(record))
+    assert cli.main(["report", str(damaged), "--out", str(tmp_path / "page.html")]) == 2
+    said = capsys.readouterr().err
+    assert file in said
+    assert field in said
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -147,5 +178,5 @@ def test_runs_of_one_name_are_told_apart(runs, tmp_path):
     again = tmp_path / runs[0].name
     again.symlink_to(runs[0])
     text = overview([runs[0], again]).markdown
-    assert str(again) in text
+    assert plain(str(again)) in text
     assert dataclasses.is_dataclass(overview([again]))
