@@ -16,11 +16,10 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import NullLocator
 
 from experiments.compare import COLORS
-from experiments.sweep.summary import Panel, Result, Summary
+from experiments.sweep.summary import VOID, Panel, Result, Summary
 
 LABELS = {
     "noise_multiplier": "noise multiplier σ",
-    "target_epsilon": "ε, certified for each sampler",
     "batch_size": "batch size",
     "epochs": "epochs",
     "learning_rate": "learning rate",
@@ -38,7 +37,8 @@ def draw(summary: Summary) -> Figure:
     parts = figure.subfigures(1, count, squeeze=False).ravel()
     for part, panel in zip(parts, summary.panels, strict=True):
         draw_panel(part, panel)
-    figure.suptitle(summary.sweep.title)
+    insecure = f"\n{VOID}" if summary.sweep.insecure_seeds else ""
+    figure.suptitle(summary.sweep.title + insecure)
     return figure
 
 
@@ -65,7 +65,7 @@ def draw_panel(figure: Figure | SubFigure, panel: Panel) -> None:
     for i, (label, line) in enumerate(panel.lines.items()):
         here = [result for result in line if panel.x(result) is not None]
         _draw_band(main, [panel.x(result) for result in here], here, label, _style(i, label))
-    _set_axis(main, panel.grid.x, private)
+    _set_axis(main, panel, private)
     main.set_title(panel.grid.title, fontsize="medium")
     main.grid(alpha=0.25, lw=0.5)
     main.legend(frameon=False, fontsize="small")
@@ -116,7 +116,8 @@ def _style(i: int, label: str) -> dict:
     return {"color": color, "marker": MARKERS[i % len(MARKERS)], "ms": 4.5, "lw": 1.4}
 
 
-def _set_axis(axes: Axes, x: str, places: Sequence[float]) -> None:
+def _set_axis(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
+    x = panel.grid.x
     low, high = min(places), max(places)
     if x == "noise_multiplier" and high > 10 * low:
         joint = min(places, key=lambda place: abs(math.log(10 * place / high)))
@@ -131,7 +132,18 @@ def _set_axis(axes: Axes, x: str, places: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     shown = _apart(axes, places)
     axes.set_xticks(shown, [f"{place:g}" for place in shown], fontsize="small")
-    axes.set_xlabel(LABELS[x])
+    axes.set_xlabel(_label(panel))
+
+
+def _label(panel: Panel) -> str:
+    """Returns what the axis shows and, where epsilons are shown, what they hold for."""
+    x = panel.grid.x
+    if not panel.grid.target_epsilon:
+        return LABELS[x]
+    if x == "target_epsilon":
+        chosen = "ε by which the noise was chosen"
+        return f"{chosen if panel.insecure else 'ε, certified for each sampler'}\n({panel.terms})"
+    return f"{LABELS[x]}\n(ε: {panel.terms})"
 
 
 def _apart(axes: Axes, places: Sequence[float]) -> list[float]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accounting import Bound
+from accounting import Bound, format_delta
 from experiments.sweep.config import Grid, Sweep
 from experiments.sweep.plan import Cell, PlannedRun, cells
 
@@ -31,6 +31,9 @@ INSECURE = (
     "the seeds of these runs are written down, so whoever reads them can subtract the noise: no "
     "run has a guarantee, and the data must be public"
 )
+
+VOID = "reproducible noise: no guarantee"
+"""The same in short, for where an epsilon is read."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,24 @@ class Panel:
     grid: Grid
     lines: dict[str, list[Result]]
     """By label; each ascends in x. Where x is a measure of privacy, runs without it come last."""
+    insecure: bool
+    """Whether the seeds are written down, so that no run has a guarantee."""
+
+    @property
+    def terms(self) -> str:
+        """What its epsilons hold for: delta, adjacency, unit; or why none holds."""
+        if self.insecure:
+            return VOID
+        # Alike in all runs that differ in a grid's axes alone; if ever not, all are named.
+        found = [
+            f"delta {format_delta(report['delta'])}, {report['adjacency']} adjacency, unit: one "
+            f"{report['unit']}"
+            for line in self.lines.values()
+            for result in line
+            if result.epsilon
+            for report in result.reports
+        ]
+        return "; ".join(dict.fromkeys(found))
 
     def x(self, result: Result) -> float | None:
         """Returns where a result lies; None for one without privacy on an axis that measures it."""
@@ -191,16 +212,17 @@ def summarize(sweep: Sweep, data: Path, finished: Sequence[tuple[PlannedRun, Rep
         for name, group in by_cell.items()
     }
     panels = tuple(
-        _panel(grid, [results[cell.name] for cell in cells(grid)]) for grid in sweep.grid
+        _panel(grid, [results[cell.name] for cell in cells(grid)], bool(sweep.insecure_seeds))
+        for grid in sweep.grid
     )
     return Summary(sweep, data, tuple(results.values()), panels)
 
 
-def _panel(grid: Grid, results: Sequence[Result]) -> Panel:
+def _panel(grid: Grid, results: Sequence[Result], insecure: bool) -> Panel:
     lines: dict[str, list[Result]] = {}
     for result in _tuned(grid, results):
         lines.setdefault(_label(grid, result.cell), []).append(result)
-    panel = Panel(grid, lines)
+    panel = Panel(grid, lines, insecure)
     order = panel.xs
     for line in lines.values():
         line.sort(key=lambda result: order.index(panel.x(result)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from experiments import report
-from experiments.sweep.summary import SYMBOLS, Panel, Result, Summary
+from experiments.sweep.summary import SYMBOLS, VOID, Panel, Result, Summary
 
 Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
@@ -30,7 +30,9 @@ def tables(panel: Panel, *, intervals: bool = False) -> dict[str, Table]:
         )
     if any(result.epsilon for line in panel.lines.values() for result in line):
         title = "epsilon [lower, upper]" if intervals else "proved upper bound on epsilon"
-        found[f"{title} of a single run"] = _pivot(panel, lambda r: _price(r, intervals))
+        found[f"{title} of a single run ({panel.terms})"] = _pivot(
+            panel, lambda r: _price(r, intervals)
+        )
     return found
 
 
@@ -44,7 +46,12 @@ def verdicts(panel: Panel) -> list[str]:
         best = max(here, key=lambda label: here[label]["test_auc"].mean)
         top = here[best]["test_auc"]
         near = [name for name, r in here.items() if name != best and not top.differs(r["test_auc"])]
-        where = "without privacy" if x is None else f"at epsilon {x:g}"
+        if x is None:
+            where = "without privacy"
+        elif panel.insecure:
+            where = f"at the noise of epsilon {x:g} ({VOID})"
+        else:
+            where = f"at epsilon {x:g}"
         verdict = f"{where}: {best} ({top})"
         if near:
             verdict += f"; within two standard errors of it: {', '.join(near)}"
@@ -55,6 +62,8 @@ def verdicts(panel: Panel) -> list[str]:
 def markdown(summary: Summary) -> str:
     """Returns the summary as a Markdown page."""
     parts = [f"# {summary.sweep.title}"]
+    if summary.sweep.insecure_seeds:
+        parts.append(f"**{VOID}**")
     for panel in summary.panels:
         if panel.grid.title:
             parts.append(f"## {panel.grid.title}")

@@ -13,20 +13,27 @@ from experiments.sweep.summary import METRICS, summarize
 def summary_of():
     """Returns the summary of a sweep whose runs report `auc(run, metric)`."""
 
-    def make(auc, *grids, repetitions=2):
-        sweep = Sweep("A title", tuple(Grid(**grid) for grid in grids), repetitions)
+    def make(auc, *grids, repetitions=2, insecure_seeds=()):
+        count = None if insecure_seeds else repetitions
+        sweep = Sweep("A title", tuple(Grid(**grid) for grid in grids), count, insecure_seeds)
         finished = []
         for run in plan(sweep, Path("store"), Path("runs"), "sweep"):
             sigma = run.cell.noise_multiplier or 0.0
             if run.cell.target_epsilon:
                 sigma = 2.0 / run.cell.target_epsilon
-            price = {"epsilon_lower": 1.0, "epsilon_upper": 1.25} if sigma else {}
+            price = (
+                {"epsilon_lower": 1.0, "epsilon_upper": 1.25}
+                if sigma and not insecure_seeds
+                else {}
+            )
             report = {
                 **{metric: auc(run, metric) for metric in METRICS},
                 "noise_multiplier": sigma,
                 "epsilon_lower": None,
                 "epsilon_upper": None,
-                "delta": 1e-5,
+                "delta": 1.0001e-5,
+                "adjacency": "zero-out",
+                "unit": "user",
                 **price,
             }
             finished.append((run, report))

@@ -63,6 +63,33 @@ def test_the_composite_scale_is_smooth_and_comes_back():
     assert (joint - below) == pytest.approx(above - joint, rel=1e-4)
 
 
+PRIVACY = {"x": "target_epsilon", "sampler": "poisson", "target_epsilon": (1.0, 2.0)}
+SIZES = {**PRIVACY, "x": "batch_size", "batch_size": (64, 1024)}
+
+
+@pytest.mark.parametrize("grid", [PRIVACY, SIZES], ids=lambda grid: grid["x"])
+def test_epsilons_are_drawn_with_the_delta_adjacency_and_unit_of_the_reports(summary_of, grid):
+    (axes,) = panels(draw(summary_of(auc, grid)))
+    assert "delta 1.01e-05, zero-out adjacency, unit: one user" in axes.get_xlabel()
+    assert ("certified" in axes.get_xlabel()) == (grid is PRIVACY)
+
+
+@pytest.mark.parametrize("grid", [PRIVACY, SIZES, NOISE], ids=lambda grid: grid["x"])
+def test_with_written_seeds_the_title_says_that_nothing_is_guaranteed(summary_of, grid):
+    figure = draw(summary_of(auc, grid, insecure_seeds=(1, 2)))
+    assert figure.get_suptitle() == "A title\nreproducible noise: no guarantee"
+    (axes,) = panels(figure)
+    assert "certified" not in axes.get_xlabel()
+    assert "delta" not in axes.get_xlabel()
+
+
+def test_the_norms_of_runs_with_noise_leave_one_point_without(summary_of):
+    grid = {**NOISE, "non_private": True, "l2_clip_norm": (1.0, 2.0)}
+    apart, main = draw(summary_of(auc, grid)).get_axes()
+    assert len(apart.containers) == 2  # one a sampler
+    assert len(main.get_legend().get_texts()) == 6
+
+
 def test_each_grid_has_its_panel(summary_of):
     sizes = {"sampler": "poisson", "noise_multiplier": 1.0}
     figure = draw(

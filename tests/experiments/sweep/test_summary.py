@@ -98,6 +98,33 @@ def test_the_verdict_names_the_best_sampler_and_those_that_cannot_be_told_from_i
     assert (header, rows[0]) == (["ε", "shuffle", "poisson"], ["1", "2", "2"])
 
 
+TERMS = "delta 1.01e-05, zero-out adjacency, unit: one user"
+
+
+@pytest.mark.parametrize("grid", [NOISE, PRIVACY], ids=lambda grid: grid["x"])
+@pytest.mark.parametrize("intervals", [True, False])
+def test_epsilons_are_shown_with_the_delta_adjacency_and_unit_of_the_reports(
+    summary_of, grid, intervals
+):
+    summary = summary_of(auc, grid)
+    shown = tables.tables(summary.panels[0], intervals=intervals)
+    (title,) = [title for title in shown if "epsilon" in title]
+    assert title.endswith(f"of a single run ({TERMS})")
+    assert TERMS in tables.markdown(summary)
+
+
+def test_with_written_seeds_no_epsilon_is_shown_as_one_that_holds(summary_of):
+    summary = summary_of(auc, PRIVACY, insecure_seeds=(1, 2))
+    (panel,) = summary.panels
+    assert not any("epsilon" in title for title in tables.tables(panel))
+    verdicts = tables.verdicts(panel)
+    assert verdicts
+    assert all("(reproducible noise: no guarantee): poisson" in verdict for verdict in verdicts)
+    page = tables.markdown(summary)
+    assert "delta" not in page
+    assert page.splitlines()[2] == "**reproducible noise: no guarantee**"
+
+
 def test_lines_are_named_by_what_tells_them_apart(summary_of):
     grid = {
         "x": "batch_size",
