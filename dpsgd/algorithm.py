@@ -21,6 +21,14 @@ from samplers import BatchSampler
 
 PyTree = Any
 
+SCALES = 2.0**-100, 2.0**96
+"""Between these lie C and sigma C, where there is noise: float32 holds all that a step computes.
+
+At least 2^-100: nothing that decides on clipping or noise is subnormal, which XLA takes for 0
+(`dpsgd.norms`, `dpsgd.noise`). At most 2^96: a sum of 2^31 clipped gradients, the most there can
+be, is at most 2^127 and noise below 2^100, so there is no infinity, which no noise would hide.
+"""
+
 
 @dataclass(frozen=True)
 class Mechanism:
@@ -31,7 +39,8 @@ class Mechanism:
       noise_multiplier: Standard deviation of the noise on the sum of clipped gradients, in units of
         `l2_clip_norm`. 0 gives a mechanism without any guarantee.
       l2_clip_norm: Bound C on the L2 norm of the gradient of each example, or of each unit that the
-        sampler has clipped as one; infinite only without noise.
+        sampler has clipped as one; infinite only without noise. With it, C and sigma C are within
+        `SCALES`.
       secure_noise: Sum integers, exactly, and add noise that is exact and cryptographic, so that
         the price holds down to the last bit (`dpsgd.secure_noise`). Slower: the gradient of every
         example is formed, and noise is drawn by the CPU, in a minute for 85 million parameters.
@@ -50,6 +59,13 @@ class Mechanism:
             raise ValueError(f"l2_clip_norm must be > 0, got {clip}")
         if sigma > 0 and not math.isfinite(clip):
             raise ValueError("noise needs a finite l2_clip_norm: its scale is their product")
+        low, high = SCALES
+        if sigma > 0 and not (low <= clip <= high and low <= sigma * clip <= high):
+            raise ValueError(
+                f"l2_clip_norm {clip} and noise_multiplier * l2_clip_norm = {sigma * clip} must be "
+                f"in [{low:.1e}, {high:.1e}], where float32 neither loses noise nor overflows; "
+                "rescale the loss"
+            )
         if self.secure_noise:
             self._secure_grid()  # refuses what it cannot do
 

@@ -155,18 +155,19 @@ def add_gaussian_noise(
       noise_key: uint32 `[4]`, from `RootKey.noise_key`; may be traced.
       step: the training step, an integer in [0, 2^32); may be traced. Never used twice in a run.
       stddev: the noise's standard deviation, noise multiplier times l2 clip norm, in the units of
-        `tree`; may be traced. Where it is 0 the tree is returned unchanged: no noise, no privacy.
-        A traced stddev that is negative or NaN gives NaN.
+        `tree`; may be traced. Below 2^-100 it counts as 2^-100, also where it is a traced 0: no
+        comparison decides whether there is noise, as XLA takes numbers below 2^-126 for 0. A traced
+        stddev that is negative, infinite or NaN gives NaN.
 
     Raises:
       ValueError: if a leaf is not float32, `noise_key` is not uint32 `[4]`, or a concrete `stddev`
-        is negative or not finite.
+        is not positive or not finite.
 
     Source: the Gaussian mechanism of DP-SGD (Abadi et al., "Deep learning with differential
     privacy", 2016, algorithm 1), rounded after Mironov 2012.
     """
-    if not isinstance(stddev, jax.core.Tracer) and not 0 <= np.asarray(stddev) < math.inf:
-        raise ValueError(f"stddev must be finite and not negative, got {stddev}")
+    if not isinstance(stddev, jax.core.Tracer) and not 0 < np.asarray(stddev) < math.inf:
+        raise ValueError(f"stddev must be finite and positive, got {stddev}")
     leaves, structure = jax.tree.flatten(tree)
     for leaf, total in enumerate(leaves):
         if jnp.result_type(total) != jnp.float32:
@@ -192,13 +193,10 @@ def add_gaussian_noise(
         return outputs
 
     def fused(totals: list) -> list:
-        return [
-            jnp.where(stddev == 0, total, output)
-            for total, output in zip(totals, noised(0, totals), strict=True)
-        ]
+        return noised(0, totals)
 
     def in_place(totals: list) -> list:
-        rows = lax.optimization_barrier((stddev != 0).astype(jnp.uint32))  # NaN is not 0
+        rows = lax.optimization_barrier(jnp.uint32(1))
         lines = [total.reshape(-1) if _fits_a_line(total) else total for total in totals]
         lines = lax.fori_loop(jnp.uint32(0), rows, noised, lines)
         return [line.reshape(total.shape) for line, total in zip(lines, totals, strict=True)]
@@ -206,10 +204,9 @@ def add_gaussian_noise(
     # Accelerators fuse noise and optimizer into one pass. XLA's compiler for CPUs has no fusion
     # with several outputs: it would compute the noise anew for each moment that the optimizer
     # keeps. It fuses nothing across the border of a loop, so there the noise is made once and added
-    # in the place of the sum: a loop over the one row of an array [1, *shape], or over none where
-    # stddev is 0. As every counter depends on the row, nothing is computed and stored beforehand.
-    # The barrier keeps XLA from knowing the number of rows, where stddev is a constant, and from
-    # taking the loop away.
+    # in the place of the sum: a loop over the one row of an array [1, *shape]. As every counter
+    # depends on the row, nothing is computed and stored beforehand. The barrier keeps XLA from
+    # knowing the number of rows, and from taking the loop away.
     totals = [jnp.asarray(total) for total in leaves]
     outputs = lax.platform_dependent(totals, cpu=in_place, default=fused)
     return jax.tree.unflatten(structure, outputs)

@@ -453,13 +453,6 @@ def test_the_grid_depends_on_stddev_alone():
 # --- arguments -------------------------------------------------------------------------------
 
 
-def test_without_noise_the_sum_comes_back_bit_for_bit():
-    sums = {"w": jnp.array([0.1, -3e-30, 1e30, -0.0, np.inf], jnp.float32)}
-    static = jax.jit(lambda s: add_gaussian_noise(s, KEY, 0, 0))
-    for out in (static(sums)["w"], noised(sums, KEY, 0, jnp.float32(0))["w"]):
-        assert np.asarray(out).tobytes() == np.asarray(sums["w"]).tobytes()
-
-
 @pytest.mark.parametrize("stddev", [-1.0, -1e-30, math.nan, math.inf])
 def test_a_bad_stddev_is_refused_and_when_traced_spoils_the_result(stddev):
     with pytest.raises(ValueError, match="stddev must be finite"):
@@ -468,10 +461,16 @@ def test_a_bad_stddev_is_refused_and_when_traced_spoils_the_result(stddev):
     assert not np.any(np.isfinite(np.asarray(out)))
 
 
-@pytest.mark.parametrize("stddev", [1e-38, 1e-44, 2.0**-101])
+@pytest.mark.parametrize("stddev", [0.0, 1e-38, 1e-44, 2.0**-101])
 def test_a_stddev_below_the_range_of_the_grid_is_rounded_up(stddev):
+    """0 too: processors may take subnormal numbers for it, and then noise would silently vanish."""
     out = np.asarray(noised(jnp.zeros(10_000), KEY, 0, stddev), np.float64)
-    assert out.std() == pytest.approx(2.0**-100, rel=0.05)
+    assert out.std() / 2.0**-100 == pytest.approx(1, rel=0.05)
+
+
+def test_no_noise_is_asked_for_by_another_program_and_not_by_a_stddev_of_0():
+    with pytest.raises(ValueError, match="stddev must be finite and positive, got 0"):
+        add_gaussian_noise(jnp.zeros(3), KEY, 0, 0.0)
 
 
 @pytest.mark.parametrize("bad", [-1, 2**32])

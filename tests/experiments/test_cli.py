@@ -179,6 +179,14 @@ BAD_TRAINING = {
     "batch above the data": (["--noise-multiplier", "1", "--batch-size", "2401"], "2401"),
     "no epochs": (["--noise-multiplier", "1", "--epochs", "0"], "epochs"),
     "clipping norm of zero": (["--noise-multiplier", "1", "--l2-clip-norm", "0"], "l2_clip_norm"),
+    "noise that float32 takes for none": (
+        ["--noise-multiplier", "1", "--l2-clip-norm", "1e-38"],
+        "noise_multiplier * l2_clip_norm = 1e-38 must be in",
+    ),
+    "noise that overflows": (
+        ["--target-epsilon", "3", "--l2-clip-norm", "1e38"],
+        "l2_clip_norm 1e+38 and noise_multiplier",
+    ),
     "buckets not a power of two": (["--noise-multiplier", "1", "--max-buckets", "10"], "power"),
     "layer without units": (["--noise-multiplier", "1", "--hidden", "0"], "positive"),
     "microbatch of nothing": (["--noise-multiplier", "1", "--microbatch-size", "0"], "microbatch"),

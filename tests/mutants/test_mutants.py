@@ -45,6 +45,7 @@ def with_noise(noise):
             zeros = jax.tree.map(jnp.zeros_like, total)
             added = noise(zeros, key, state.step, scales.noise_stddev)
             noised = jax.tree.map(jnp.add, total, added)
+            # The least there is, 2^-100: without any, it would be another program.
             silent = scales._replace(noise_stddev=jnp.zeros_like(scales.noise_stddev))
             return algorithm.update(state, noised, key, silent)
 
