@@ -16,9 +16,9 @@ was chosen by looking at what was released it is *not* a price: the prefix may h
 the one that tells most of some example, and the epsilon that is then printed depends on the output.
 What holds then is the price of the whole run as planned, since whatever is stopped at is a function
 of all that this run would have released. The guarantee of an unfinished run names both. Likewise,
-all prices here are of generations that begin for other reasons than what was released. And whoever
-stops, or changes anything, because of losses or other diagnostics, which no noise hides, is covered
-by neither.
+all prices here are of generations that begin for other reasons than what was released; where their
+mechanisms differ, the guarantee says so. And whoever stops, or changes anything, because of losses
+or other diagnostics, which no noise hides, is covered by neither.
 """
 
 from __future__ import annotations
@@ -202,6 +202,12 @@ class History:
             interval = _price(told, last.delta)
             notes = notes_on(last.mechanism, last.delta, interval)
             planned = self._as_planned()
+            if any(g.terms.mechanism != planned[0].terms.mechanism for g in planned):
+                notes += (
+                    "the mechanism was changed during the run, and this is a price only if no "
+                    "change was decided by looking at what was released or written before "
+                    "(parameters, metrics, losses or other diagnostics)",
+                )
             if told and planned != told:
                 whole = "none" if _void(planned) else f"{_price(planned, last.delta):.4f}"
                 notes += (

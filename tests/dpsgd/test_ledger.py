@@ -227,6 +227,36 @@ def test_different_mechanisms_add_up_by_basic_composition(path):
 
 
 @pytest.mark.parametrize(
+    ("changes", "changed"),
+    [
+        ({}, False),
+        ({"code": "b"}, False),
+        ({"noise_multiplier": 0.9}, True),
+        ({"sampler": SAMPLERS[2]}, True),
+    ],
+    ids=str,
+)
+def test_a_price_of_changed_mechanisms_names_its_condition(path, changes, changed):
+    """Who chooses the next mechanism by what the last one released has another price."""
+    declared(path, SAMPLERS[3], [(0, 8)])
+    changes = {"sampler": SAMPLERS[3]} | changes
+    with Ledger.open(path) as ledger:
+        sampler = changes.pop("sampler")
+        ledger.resume(
+            terms(sampler, **changes), step=8, origin=ledger.history.head, repeatable=True
+        )
+        for steps in (None, range(8, 16), range(16, 40)):  # from the first moment to the end
+            if steps:
+                ledger.declare(steps)
+            guarantee = read(path).guarantee()
+            conditions = [note for note in guarantee.notes if "mechanism was changed" in note]
+            assert len(conditions) == changed
+            assert guarantee.record()["notes"] == list(guarantee.notes)
+            for condition in conditions:
+                assert "only if no change was decided by looking at what was released" in condition
+
+
+@pytest.mark.parametrize(
     ("noise_multiplier", "reproducible", "why"),
     [(0.0, False, "no noise"), (1.0, True, "guesses the seed")],
 )
