@@ -11,6 +11,7 @@ import io
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ from experiments.command_line import train_command
 from experiments.compare import COLORS
 from experiments.config import TrainConfig
 from experiments.run_directory import RunDirectory
+from experiments.sweep.engine import ASKED
 from experiments.train import config_from
 
 SUMMARY = "summary.json"
@@ -132,15 +134,22 @@ class FinishedSweep:
     """Markdown: a title, tables, what is not covered."""
     figure: bytes
     """PNG."""
+    command: str
+    """What does it again, as a shell takes it; empty where its own file is not kept."""
 
     @classmethod
     def read(cls, path: Path) -> FinishedSweep:
         """Reads the sweep in a folder that holds `SUMMARY`."""
         try:
+            data = json.loads((path / SUMMARY).read_text())["data"]
+            command = ["dpsgd", "sweep", str(path / ASKED), str(data), "--out", path.resolve().name]
             return cls(
-                path.name, (path / "summary.md").read_text(), (path / "figure.png").read_bytes()
+                path.name,
+                (path / "summary.md").read_text(),
+                (path / "figure.png").read_bytes(),
+                shlex.join(command) if (path / ASKED).is_file() else "",
             )
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not the folder of a whole sweep: {error}") from None
 
 
@@ -264,7 +273,10 @@ def _sweep(sweep: FinishedSweep, figure: str, figures: dict[str, bytes]) -> str:
     heading = lines[0].lstrip("# ") if lines and lines[0].startswith("# ") else sweep.name
     rest = "\n".join(re.sub(r"^(#+ )", r"#\1", line) for line in lines[1:]).strip()
     caption = "Test AUC: mean of independent runs; the band is one standard deviation of a run."
-    return f"## Sweep: {heading}\n\n![{caption}]({figure})\n\n{rest}"
+    page = f"## Sweep: {heading}\n\n![{caption}]({figure})\n\n{rest}"
+    if sweep.command:
+        page += f"\n\nTo do it again:\n\n```sh\n{sweep.command}\n```"
+    return page
 
 
 def _not_covered(runs: Sequence[FinishedRun]) -> str:

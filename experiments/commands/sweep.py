@@ -33,9 +33,10 @@ def run(config: SweepConfig) -> int:
     from experiments.console import Console
     from experiments.stop import Stopped
     from experiments.sweep import tables
-    from experiments.sweep.config import Sweep
+    from experiments.sweep.config import Sweep, file_of
     from experiments.sweep.engine import run_sweep, write
 
+    asked = file_of(config.config).read_bytes()
     try:
         with Console() as console:
             summary = run_sweep(
@@ -46,7 +47,7 @@ def run(config: SweepConfig) -> int:
                 workers=config.workers,
                 progress=console.progress,
             )
-            written = write(summary, config.out)
+            written = write(summary, config.out, asked)
             for panel in summary.panels:
                 if panel.grid.title:
                     console.line(f"\n{panel.grid.title}")

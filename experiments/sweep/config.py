@@ -162,15 +162,25 @@ class Sweep:
             file and the key.
           OSError: if it cannot be read.
         """
-        if not path.exists() and (SHIPPED / f"{path}.toml").is_file():
-            path = SHIPPED / f"{path}.toml"
+        path = file_of(path)
         try:
             fields = tomllib.loads(path.read_text())
-        except FileNotFoundError:
-            shipped = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
-            raise FileNotFoundError(f"{path} does not exist; shipped are {shipped}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not TOML: {error}") from None
         tables = checked(fields.get("grid", []), list, f"{path}, grid")
         grids = [build(Grid, table, f"{path}, grid {i}") for i, table in enumerate(tables, 1)]
         return build(cls, {**fields, "grid": grids}, str(path))
+
+
+def file_of(path: Path) -> Path:
+    """Returns `path` if there is such a file, or the shipped sweep of that name.
+
+    Raises:
+      FileNotFoundError: if there is neither.
+    """
+    if path.exists():
+        return path
+    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.toml"))}
+    if str(path) not in shipped:
+        raise FileNotFoundError(f"{path} does not exist; shipped are {', '.join(shipped)}")
+    return shipped[str(path)]

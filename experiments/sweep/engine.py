@@ -23,6 +23,9 @@ from experiments.train import config_from, describe, resume
 RUNS = "runs"
 """Folder of the run directories."""
 
+ASKED = "sweep.toml"
+"""The sweep as it was asked for."""
+
 
 def run_sweep(
     sweep: Sweep,
@@ -78,11 +81,18 @@ def run_sweep(
     return summarize(sweep, data, [(run, resume(run.config.out)) for run in runs])
 
 
-def write(summary: Summary, out: Path) -> list[Path]:
-    """Writes a summary into the folder of its sweep, for programs and people; returns the files."""
+def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:
+    """Writes a summary into the folder of its sweep, for programs and people; returns the files.
+
+    Args:
+      summary: What the runs show.
+      out: Folder of the sweep.
+      asked: The sweep's own file, kept beside what came of it.
+    """
     figure = io.BytesIO()
     draw(summary).savefig(figure, format="png", dpi=150)
     contents = {
+        ASKED: asked,
         "summary.json": json.dumps(summary.record(), indent=2, allow_nan=False).encode() + b"\n",
         "summary.md": tables.markdown(summary).encode(),
         "figure.png": figure.getvalue(),

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,11 +18,12 @@ import numpy as np
 import optax
 import pytest
 
+from experiments import cli, programs
 from experiments import config as config_of
-from experiments import programs
 from experiments import train as training
 from experiments.config import TrainConfig
 from experiments.criteo import synthetic
+from experiments.overview import overview
 from experiments.stop import Stopped
 from experiments.sweep import engine, workers
 from experiments.sweep.config import Sweep
@@ -114,7 +117,7 @@ def test_killed_and_stopped_a_sweep_goes_on_to_the_numbers_of_an_undisturbed_one
     assert INSECURE in disturbed.statements
     reports = [report for result in disturbed.results for report in result.reports]
     assert all(report["guarantee"].startswith("NO GUARANTEE") for report in reports)
-    written = engine.write(disturbed, out)
+    written = engine.write(disturbed, out, b"# what was asked")
     assert all(path.stat().st_size > 500 for path in written)
 
 
@@ -139,6 +142,27 @@ def test_a_run_out_of_memory_fails_in_one_line_and_its_process_lives_on(
     config = TrainConfig(tmp_path, config_of.Shuffle(), tmp_path / "run", noise_multiplier=1.0)
     expected = workers.Message("failed", str(error) or "out of memory")
     assert workers._outcome(config, print) == expected
+
+
+def test_the_report_of_a_sweep_names_the_command_that_does_it_again(store, tmp_path, capsys):
+    sweep_of(tmp_path, SEEDED.replace("[1, 2]", "[1]", 1).replace("[0.5, 1, 2]", "1"))
+    out = tmp_path / "a sweep"
+    words = ["sweep", str(tmp_path / "sweep.toml"), str(store), "--out", str(out)]
+    assert cli.main([*words, "--workers", "1"]) == 0
+    assert (out / "sweep.toml").read_bytes() == (tmp_path / "sweep.toml").read_bytes()
+    before = finished(out)
+    assert len(before) == 1
+
+    (command,) = re.findall("^dpsgd sweep .*$", overview([out]).markdown, re.MULTILINE)
+    again = shlex.split(command)[1:]
+    assert again[:-1] == ["sweep", str(out / "sweep.toml"), str(store), "--out"]
+    assert cli.main([*again[:-1], str(out)]) == 0  # of what is finished, nothing is repeated
+    assert finished(out) == before
+    (out / "sweep.toml").unlink()
+    assert "dpsgd sweep" not in overview([out]).markdown
+    (out / "summary.json").write_text("{}")
+    with pytest.raises(ValueError, match="a sweep is not the folder of a whole sweep"):
+        overview([out])
 
 
 def test_runs_in_one_process_compile_one_program_for_all_their_numbers(store, tmp_path, caplog):
