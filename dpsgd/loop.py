@@ -217,6 +217,9 @@ def train(
       ValueError: if a run was begun under `root` before, and as for `train_blocks`.
     """
     root = RootKey.from_entropy() if root is None else root
+    # A run that is refused has not begun: it leaves the root to the next one.
+    check_num_examples(algorithm.mechanism.sampler, data)
+    refuse_batch_statistics(params)
     root.begin_run()
     if root.insecure and algorithm.mechanism.noise_multiplier:
         warnings.warn(

@@ -321,6 +321,17 @@ def test_data_of_another_size_are_refused():
         next(blocks(SAMPLERS["poisson"], 1.0, 1.0, columns=rows))
 
 
+def test_a_run_that_is_refused_leaves_its_root_to_the_next():
+    algorithm = dpsgd(loss_fn, optax.adam(0.1), Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+    root = RootKey.from_entropy()
+    rows = {name: column[:-1] for name, column in data().items()}
+    with pytest.raises(ValueError, match="num_examples=60"):
+        train(algorithm, start(), rows, root=root)
+    with pytest.raises(ValueError, match="batch statistic"):
+        train(algorithm, start() | {"batch_stats": jnp.zeros(3)}, data(), root=root)
+    train(algorithm, start(), data(), root=root)
+
+
 def test_training_leaves_the_callers_parameters_alone():
     params = start()
     mechanism = Mechanism(SAMPLERS["shuffle"], 1.0, 1.0)
