@@ -42,8 +42,10 @@ class Mechanism:
         sampler has clipped as one; infinite only without noise. With it, C and sigma C are within
         `SCALES`.
       secure_noise: Sum integers, exactly, and add noise that is exact and cryptographic, so that
-        the price holds down to the last bit (`dpsgd.secure_noise`). Slower: the gradient of every
-        example is formed, and noise is drawn by the CPU, in a minute for 85 million parameters.
+        the price holds down to the last bit (`dpsgd.secure_noise`), but for the draws of samplers
+        of Poisson's kind: each gap between successes has its law within 2^-50
+        (`samplers.randomness.bernoulli_successes`). Slower: the gradient of every example is
+        formed, and noise is drawn by the CPU, in a minute for 85 million parameters.
     """
 
     sampler: BatchSampler

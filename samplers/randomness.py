@@ -135,10 +135,11 @@ def bernoulli_successes(key: Key, rate: float, length: int) -> np.ndarray:
 
     The gaps between successes are geometric, G = 1 + floor(E / rate) with E standard exponential:
     P(G > k) = P(E >= k * rate) = exp(-rate)^k. With E = -log(U), U uniform on the 2^53 multiples
-    of 2^-53 in (0, 1], every P(G > k) is within 2^-51 of that: 2^-53 from U's grid, and the
-    relative rounding errors of logarithm and quotient, below 2^-51, move it by no more than
-    2^-51 * sup_x x e^-x. A success is thus as likely as it should be for any rate down to 1e-9,
-    where comparing a 24-bit uniform with the probability is wrong by half.
+    of 2^-53 in (0, 1], every P(G > k) is within 2^-50 of that: 2^-53 from U's grid, and the
+    relative rounding errors of logarithm (4 units in the last place: 2^-50), quotient and rate
+    (2^-53 each) move it by no more than their sum, 10 * 2^-53, times sup_x x e^-x = 1/e. A success
+    is thus as likely as it should be for any rate down to 1e-9, where comparing a 24-bit uniform
+    with the probability is wrong by half.
 
     Args:
       key: Where the bits come from.
