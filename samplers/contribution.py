@@ -118,7 +118,9 @@ def cap_contributions(
       order: What orders a user's examples (a time, an id): [examples] or, to break ties by later
         columns, [examples, columns]; no two examples of a user may be equal. By default the number
         of the row: then a file must keep its order.
-      seed: Secret of the random choice, an integer >= 0 of any size.
+      seed: Of the random choice, an integer >= 0 of any size. It need not be secret: under every
+        seed, what is kept of a user depends on that user alone, so neighbours stay neighbours, and
+        the price is the sampler's. But the sampler's own seed is a secret: take another one.
 
     Raises:
       ValueError: If shapes differ, tau < 1, two examples of a user have the same order, or `seed`
