@@ -117,8 +117,9 @@ def test_killed_and_stopped_a_sweep_goes_on_to_the_numbers_of_an_undisturbed_one
     assert INSECURE in disturbed.statements
     reports = [report for result in disturbed.results for report in result.reports]
     assert all(report["guarantee"].startswith("NO GUARANTEE") for report in reports)
-    written = engine.write(disturbed, out, b"# what was asked")
-    assert all(path.stat().st_size > 500 for path in written)
+    asked, *shown = engine.write(disturbed, out, SEEDED.encode())
+    assert asked.read_text() == SEEDED
+    assert all(path.stat().st_size > 500 for path in shown)
 
 
 def test_a_run_that_fails_is_named_and_keeps_no_other_from_being_finished(store, tmp_path):
