@@ -61,6 +61,11 @@ class AuditReport:
         """Whether every check did."""
         return all(check.passed for check in self.checks)
 
+    @property
+    def left_out(self) -> tuple[Check, ...]:
+        """The checks that were not made; their details say why."""
+        return tuple(check for check in self.checks if not check.made)
+
     def lines(self) -> list[str]:
         """Returns one line a check, and the verdict."""
         width = max(len(check.name) for check in self.checks)
@@ -237,7 +242,7 @@ def _sum_checks(step: _CompiledStep) -> list[Check]:
     real = step.scales
     clip = float(real.l2_clip_norm)
     # Little noise keeps the rounding of the releases, in which the sums are seen, far below C.
-    quiet = real._replace(noise_stddev=np.float32(clip * 2.0**-10))
+    quiet = _quiet(real, clip)
     singles = range(min(_SINGLES, step.rows))
     nobody = step([], quiet)
     norms = [_distance(step([i], quiet), nobody) for i in singles]
@@ -254,7 +259,7 @@ def _sum_checks(step: _CompiledStep) -> list[Check]:
     positive = [norm for norm in norms if norm > 0 and math.isfinite(norm)]
     low = min([clip, *positive]) / 2
     scaled = real._replace(l2_clip_norm=np.float32(low))
-    quiet = scaled._replace(noise_stddev=np.float32(low * 2.0**-10))
+    quiet = _quiet(scaled, low)
     slack = _rounding(step, quiet, step.rows)
     nobody = step([], quiet)
     norm = max(_distance(step([i], quiet), nobody) for i in singles)
@@ -399,10 +404,25 @@ def _rounding(step: _CompiledStep, scales: Scales, rows: int) -> float:
     leaves = jax.tree.leaves(step._state.params)
     size = sum(leaf.size for leaf in leaves)
     unit = max(float(jnp.finfo(leaf.dtype).eps) for leaf in leaves)
-    clip, noise = float(scales.l2_clip_norm), float(scales.noise_stddev)
+    clip, noise = float(scales.l2_clip_norm), _noise(scales)
     magnitude = rows * clip + 2 * noise * math.sqrt(size)
     adding = rows**2 * 2.0**-24 * clip
     return 4 * (noise * 2.0**-18 * math.sqrt(size) + 4 * unit * magnitude + adding)
+
+
+def _quiet(scales: Scales, clip: float) -> Scales:
+    """Returns scales with noise of `clip` / 1024, or of a cell where the secure grid is coarser."""
+    noise, grid = np.float32(clip * 2.0**-10), scales.grid
+    if grid is not None:
+        grid = grid._replace(cells=np.int32(np.clip(noise // grid.spacing, 1, grid.cells)))
+    return scales._replace(noise_stddev=noise, grid=grid)
+
+
+def _noise(scales: Scales) -> float:
+    """Returns the standard deviation of the noise that the step adds."""
+    if scales.grid is None:
+        return float(scales.noise_stddev)
+    return float(scales.grid.cells) * float(scales.grid.spacing)
 
 
 def _distance(a: list[np.ndarray], b: list[np.ndarray]) -> float:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import numpy as np
 import optax
 
@@ -15,6 +16,8 @@ from accounting import epsilon, format_delta
 from dpsgd import Mechanism
 from dpsgd.audit import AuditReport, coupled_audit
 from dpsgd.audit_black_box import BlackBoxReport, black_box_audit
+from dpsgd.memory import bytes_per_example
+from dpsgd.memory import microbatch_size as automatic_size
 from experiments import config as configs
 from experiments.config import AuditConfig, TrainConfig
 from experiments.criteo.model import PRESETS, ModelConfig, functional
@@ -26,7 +29,9 @@ from samplers import BatchSampler
 Progress = Callable[[str], None]
 
 _ROWS = 64
+_MICROBATCH = 24  # at most: a batch has three, the last of them not full
 _MOST_BUCKETS = PRESETS["small"].max_buckets
+_MOST_SECURE = 64  # buckets and units in the secure mode, whose noise takes seconds a million
 _CLAIMS = {
     kind.name: kind
     for kind in (configs.Deterministic, configs.Shuffle, configs.Poisson, configs.BallsAndBins)
@@ -38,13 +43,14 @@ def audit_run(
     schema: Schema,
     mechanism: Mechanism,
     progress: Progress = lambda line: None,
-) -> None:
-    """Audits the step and the sampler of a run that is about to start.
+) -> str:
+    """Audits the step and the sampler of a run that is about to start, and says what was checked.
 
-    The step is the run's own: loss, clipping, microbatches, noise and divisor. Three things are
-    not, so that it takes seconds and tells nothing about anybody: the rows are generated, the keys
-    are other keys, and batches and hash tables are small. Sizes are shapes to the program, which
-    does the same with every row of a batch and every coordinate of a table.
+    The step is the run's own: loss, clipping, noise and divisor, and a scan over microbatches where
+    the run has one. Three things are not, so that it takes seconds and tells nothing about anybody:
+    the rows are generated, the keys are other keys, and batches, microbatches and hash tables (with
+    secure noise, also layers) are small. Sizes are shapes to the program, which does the same with
+    every row of a batch and every coordinate of a table.
 
     Args:
       config: The run.
@@ -55,29 +61,38 @@ def audit_run(
     Raises:
       ValueError: if the run is not what its guarantee assumes; it must not be trained.
     """
-    if not config.audit or not mechanism.noise_multiplier:
-        return
-    progress("auditing the step and the sampler")
-    _require_passed(_small(config.model_config()), schema, mechanism, config.microbatch_size)
-
-
-@functools.lru_cache(maxsize=256)
-def _require_passed(
-    sizes: ModelConfig, schema: Schema, mechanism: Mechanism, microbatch_size: int | None
-) -> None:
-    """Raises ValueError unless the audit passes; a process asks once for each mechanism."""
-    _coupled(sizes, schema, mechanism, microbatch_size, None).require_passed()
-
-
-def audit_sentence(config: TrainConfig) -> str:
-    """Returns what `audit_run` had to say about a run that was trained; it depends on no row."""
-    if config.non_private:
+    if not mechanism.noise_multiplier:
         return "not made: there is no noise"
     if not config.audit:
         return "not made: it was switched off"
+    progress("auditing the step and the sampler")
     sizes = config.model_config()
-    tables = "" if _small(sizes) == sizes else f" and hash tables of {_MOST_BUCKETS:,} rows"
-    return f"passed: step and sampler keep what the price assumes, on generated rows{tables}"
+    found = _audited(sizes, schema, mechanism, config.microbatch_size)
+    found.require_passed()
+    return _sentence(found, sizes, mechanism)
+
+
+@functools.lru_cache(maxsize=256)
+def _audited(
+    sizes: ModelConfig, schema: Schema, mechanism: Mechanism, microbatch_size: int | None
+) -> AuditReport:
+    """Returns the audit of a run; a process makes it once for each mechanism."""
+    return _coupled(sizes, schema, mechanism, microbatch_size, None)
+
+
+def _sentence(found: AuditReport, sizes: ModelConfig, mechanism: Mechanism) -> str:
+    """Returns what an audit that passed has checked, on what, and what it left out."""
+    small = _small(sizes, mechanism)
+    on = ["generated rows", f"batches of {_ROWS}"]
+    if small.max_buckets < sizes.max_buckets:
+        on.append(f"hash tables of {small.max_buckets:,} rows")
+    if small.hidden != sizes.hidden:
+        on.append(f"layers of {max(small.hidden)} units at most")
+    said = f"passed: step and sampler keep what the price assumes, on {', '.join(on)}"
+    if found.left_out:
+        left_out = "; ".join(f"{check.name} ({check.detail})" for check in found.left_out)
+        said += f". Not checked: {left_out}"
+    return said
 
 
 def coupled(config: AuditConfig, progress: Progress = lambda line: None) -> AuditReport:
@@ -101,21 +116,49 @@ def _coupled(
     microbatch_size: int | None,
     claimed: BatchSampler | None,
 ) -> AuditReport:
-    params, _, _ = functional(sizes, schema, 0)
+    """Audits the step of a run of these sizes, made small."""
+    together = microbatch_size or _automatic_microbatch(sizes, schema, mechanism)
+    scans = together < mechanism.sampler.max_batch_size
+    # All of the small batch at once where the run takes all of its own at once.
+    together = min(together, _MICROBATCH) if scans else _ROWS
+    small = _small(sizes, mechanism)
+    params, _, _ = functional(small, schema, 0)
 
     def build(optimizer: optax.GradientTransformation):
         return click_algorithm(
-            sizes, schema, mechanism, microbatch_size=microbatch_size, optimizer=optimizer
+            small, schema, mechanism, microbatch_size=together, optimizer=optimizer
         )[1]
 
-    # Where there are microbatches, a batch has several, the last of them not full.
-    width = max(_ROWS, 2 * (microbatch_size or 0) + 1)
     rows = generated_rows(schema, _ROWS)
-    return coupled_audit(build, params, rows, claimed=claimed, max_batch_size=width)
+    return coupled_audit(build, params, rows, claimed=claimed, max_batch_size=_ROWS)
 
 
-def _small(sizes: ModelConfig) -> ModelConfig:
-    return dataclasses.replace(sizes, max_buckets=min(sizes.max_buckets, _MOST_BUCKETS))
+def _automatic_microbatch(sizes: ModelConfig, schema: Schema, mechanism: Mechanism) -> int:
+    """Returns how many examples a run differentiates together if nobody says how many."""
+    rows = generated_rows(schema, 1)
+    example = {
+        name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in rows.items()
+    }
+    sizes_in_bytes = []
+
+    def estimate() -> None:
+        params, _, loss_fn = functional(sizes, schema, 0)
+        sizes_in_bytes.append(
+            bytes_per_example(
+                loss_fn, params, example, per_example_gradients=mechanism.secure_noise
+            )
+        )
+
+    jax.eval_shape(estimate)  # shapes alone: no table of the run's size is filled
+    return automatic_size(mechanism.sampler.max_batch_size, sizes_in_bytes[0])
+
+
+def _small(sizes: ModelConfig, mechanism: Mechanism) -> ModelConfig:
+    most = _MOST_SECURE if mechanism.secure_noise else _MOST_BUCKETS
+    hidden = sizes.hidden
+    if mechanism.secure_noise:
+        hidden = tuple(min(units, most) for units in hidden)
+    return dataclasses.replace(sizes, max_buckets=min(sizes.max_buckets, most), hidden=hidden)
 
 
 def generated_rows(schema: Schema, count: int) -> Columns:

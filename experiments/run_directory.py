@@ -34,11 +34,11 @@ class RunDirectory:
     """The files of one run.
 
     `config.json`, `environment.json` and `guarantee.json` say what was asked, where and at what
-    price; `ledger.jsonl` what was released; `params.npz` is the model. `report.json` and
-    `report.md` are written last, so a run that has them is whole. Until then `root.key` and
-    `checkpoints` are there to go on from; afterwards nobody needs them, and they are removed:
-    whoever finds the root secret can subtract the noise. Each file appears under its name only when
-    it is complete and on disk.
+    price; `audit.json` what was checked first; `ledger.jsonl` what was released; `params.npz` is
+    the model. `report.json` and `report.md` are written last, so a run that has them is whole.
+    Until then `root.key` and `checkpoints` are there to go on from; afterwards nobody needs them,
+    and they are removed: whoever finds the root secret can subtract the noise. Each file appears
+    under its name only when it is complete and on disk.
     """
 
     def __init__(self, path: Path):

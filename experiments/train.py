@@ -25,7 +25,7 @@ from dpsgd.ledger import Ledger
 from dpsgd.loop import Block
 from dpsgd.records import build, checked
 from experiments import report
-from experiments.audit import audit_run, audit_sentence
+from experiments.audit import audit_run
 from experiments.config import SamplerConfig, TrainConfig
 from experiments.criteo.model import functional
 from experiments.criteo.store import Store
@@ -124,7 +124,7 @@ def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[s
             "raise --noise-multiplier, or --max-batch-size or --overflow accumulate where batches "
             "are cut"
         )
-    audit_run(config, store.schema, job.mechanism, progress)
+    audit = audit_run(config, store.schema, job.mechanism, progress)
     if config.insecure_seed is None:
         root = RootKey.from_entropy()
     else:
@@ -134,10 +134,11 @@ def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[s
         run.write_json("config.json", record)
         run.write_json("environment.json", environment())
         run.write_json("guarantee.json", planned.record())
+        run.write_json("audit.json", {"audit": audit})
         root.save(run.root_path)
         Ledger.create(run.ledger_path, job.terms(record, root)).close()
     with Ledger.open(run.ledger_path) as ledger:
-        return _finish(job, run, ledger, root, None, progress)
+        return _finish(job, run, ledger, root, None, audit, progress)
 
 
 def resume(
@@ -194,7 +195,11 @@ def resume(
         step = int(checkpoint.state.step) if checkpoint else 0
         terms = job.terms(record, root)
         if terms.fingerprint != last.fingerprint:
-            audit_run(config, store.schema, job.mechanism, progress)
+            audit = audit_run(config, store.schema, job.mechanism, progress)
+            run.write_json("audit.json", {"audit": audit})
+        else:
+            said = run.read_json("audit.json").get("audit")
+            audit = checked(said, str, f"{path / 'audit.json'} is damaged: audit")
         generation = ledger.resume(
             terms,
             step=step,
@@ -205,7 +210,7 @@ def resume(
         if generation.terms.fingerprint != last.fingerprint:
             run.withdraw("guarantee.json")  # planned for one generation: it would be too low now
             progress(f"changed since: {_changes(last.fingerprint, generation.terms.fingerprint)}")
-        return _finish(job, run, ledger, root, checkpoint, progress)
+        return _finish(job, run, ledger, root, checkpoint, audit, progress)
 
 
 def _finish(
@@ -214,6 +219,7 @@ def _finish(
     ledger: Ledger,
     root: RootKey,
     checkpoint: Checkpoint | None,
+    audit: str,
     progress: Progress,
 ) -> dict[str, Any]:
     """Trains from `checkpoint` to the end, evaluates, and writes model and report."""
@@ -233,7 +239,7 @@ def _finish(
         record = {
             "sampler": job.config.sampler.name,
             **guarantee.record(),
-            "audit": audit_sentence(job.config),
+            "audit": audit,
             **quality,
             "num_examples": sampler.num_examples,
             "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),

@@ -10,7 +10,7 @@ import optax
 import pytest
 from scipy import stats
 
-from dpsgd import Mechanism, dpsgd
+from dpsgd import Mechanism, RootKey, dpsgd
 from dpsgd.audit import (
     AuditReport,
     _correlation_pvalue,
@@ -78,6 +78,25 @@ def test_sound_training_passes(kind):
     assert report.passed, report.lines()
     assert report.lines()[-1] == "coupled audit: consistent"
     report.require_passed()
+
+
+def test_much_secure_noise_raises_no_false_alarm_and_hides_no_sum():
+    # A batch of 49: dividing by it rounds.
+    mechanism = Mechanism(Poisson(N, 49, 2), 1000.0, l2_clip_norm=0.5, secure_noise=True)
+
+    def build(optimizer, factor=1):
+        sound = dpsgd(loss_fn, optimizer, mechanism)
+
+        def clipped_sum(params, batch, weights, scales):
+            total, diagnostics = sound.clipped_sum(params, batch, weights, scales)
+            return jax.tree.map(lambda leaf: factor * leaf, total), diagnostics
+
+        return sound._replace(clipped_sum=clipped_sum)
+
+    root = RootKey.from_insecure_seed(1)
+    report = coupled_audit(build, start(), ROWS, root=root)
+    assert report.passed, report.lines()
+    assert not coupled_audit(lambda o: build(o, factor=2), start(), ROWS, root=root).passed
 
 
 def test_a_wrong_claim_is_refused_and_named():

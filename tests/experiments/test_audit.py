@@ -2,17 +2,22 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from accounting import Bound
-from dpsgd import Mechanism, RootKey, algorithm
+from dpsgd import Mechanism, RootKey, algorithm, dpsgd
+from dpsgd.audit import AuditReport, recorder
 from dpsgd.audit_black_box import black_box_audit
+from dpsgd.audit_sampler import Check
 from experiments import audit, config, programs
 from experiments import train as training
 from experiments.cli import main
 from experiments.criteo import synthetic
+from experiments.criteo.model import PRESETS, functional
 from experiments.criteo.schema import DISPLAY_ADS
 from experiments.criteo.store import columns_of
 from samplers import Deterministic
@@ -23,7 +28,7 @@ pytestmark = pytest.mark.audit
 @pytest.fixture(autouse=True)
 def nothing_is_remembered():
     """A process audits a mechanism once; each test here is a process of its own."""
-    audit._require_passed.cache_clear()
+    audit._audited.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +44,6 @@ def arguments(store, out, *more):
         "--max-buckets", "8", "--hidden", "4", *more,
         "sampler:balls-and-bins", "--batch-size", "16", "--epochs", "1",
     ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def nothing_audited_yet():
-    """A process audits a mechanism once: here, in each test."""
-    audit._require_passed.cache_clear()
 
 
 @pytest.fixture
@@ -108,7 +107,9 @@ def test_a_resumed_run_is_audited_again_only_if_something_changed(store, tmp_pat
         raise Died
 
     audits = []
-    monkeypatch.setattr(training, "audit_run", lambda *arguments: audits.append(arguments))
+    monkeypatch.setattr(
+        training, "audit_run", lambda *arguments: audits.append(arguments) or "made"
+    )
     asked = config.TrainConfig(
         data=store, sampler=config.Deterministic(batch_size=16, epochs=1), out=tmp_path / "run",
         noise_multiplier=1.0, embedding_dim=2, max_buckets=8, hidden=(4,),
@@ -136,15 +137,90 @@ def test_generated_rows_are_rows_of_a_store():
     assert audit.generated_rows(bare, 3)["integers"].shape == (3, 0)
 
 
-def test_large_tables_are_audited_small_and_the_report_says_so(tmp_path):
+def asked_for(sampler=None, **options):
     asked = config.TrainConfig(
-        data=tmp_path, sampler=config.Poisson(), out=tmp_path, noise_multiplier=1.0, model="paper"
+        data=Path("data"), sampler=sampler or config.Deterministic(), out=Path("run"), **options
     )
-    assert "hash tables of 1,024 rows" in audit.audit_sentence(asked)
-    assert "hash tables" not in audit.audit_sentence(dataclasses.replace(asked, model="small"))
-    without = dataclasses.replace(asked, noise_multiplier=None, non_private=True)
-    assert audit.audit_sentence(without) == "not made: there is no noise"
-    audit.audit_run(without, DISPLAY_ADS, Mechanism(Deterministic(10, 2), 0.0, 1.0))
+    return asked, Mechanism(
+        asked.sampler.build(20_000, None), asked.noise_multiplier or 0.0, 4.0, asked.secure_noise
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size", "scans"),
+    [
+        ({}, 8192, False),
+        ({"microbatch_size": 1000}, 8192, True),
+        ({"microbatch_size": 8192}, 8192, False),
+        ({"secure_noise": True}, 1024, False),
+        ({"secure_noise": True}, 8192, True),
+        ({"secure_noise": True, "model": "paper"}, 1024, True),
+        ({"model": "paper"}, 1024, False),
+    ],
+    ids=repr,
+)
+def test_the_audit_scans_microbatches_exactly_where_the_run_does(
+    options, batch_size, scans, monkeypatch
+):
+    asked, mechanism = asked_for(
+        config.Deterministic(batch_size=batch_size), noise_multiplier=1.0, **options
+    )
+
+    def counted(build, params, rows, *, claimed, max_batch_size):
+        audited.append(scans_of(build(recorder()), params, max_batch_size))
+        return AuditReport(())
+
+    def scans_of(program, params, width):
+        rows, weights = audit.generated_rows(DISPLAY_ADS, width), np.ones(width, np.float32)
+        traced = jax.make_jaxpr(program.clipped_sum)(params, rows, weights, mechanism.scales())
+        return sum(eqn.primitive.name == "scan" for eqn in traced.eqns) > 0
+
+    audited = []
+    monkeypatch.setattr(audit, "coupled_audit", counted)
+    sizes = asked.model_config()
+    audit._audited(sizes, DISPLAY_ADS, mechanism, asked.microbatch_size)
+    assert audited == [scans]
+    # So does the run's own program, which is quick to trace at the small preset.
+    if asked.model == "small":
+        params, _, loss_fn = functional(sizes, DISPLAY_ADS, 0)
+        own = dpsgd(loss_fn, recorder(), mechanism, microbatch_size=asked.microbatch_size)
+        assert scans_of(own, params, mechanism.sampler.max_batch_size) == scans
+
+
+def test_the_sentence_names_what_was_small_and_what_was_left_out():
+    _, mechanism = asked_for(noise_multiplier=1.0)
+    _, secure = asked_for(noise_multiplier=1.0, secure_noise=True)
+    small, paper = PRESETS["small"], PRESETS["paper"]
+    made = Check("one thing", True, "seen")
+    left_out = Check("the other", True, "too large", made=False)
+    passed = (
+        "passed: step and sampler keep what the price assumes, on generated rows, batches of 64"
+    )
+    assert audit._sentence(AuditReport((made,)), small, mechanism) == passed
+    assert (
+        audit._sentence(AuditReport((made, left_out)), paper, mechanism)
+        == f"{passed}, hash tables of 1,024 rows. Not checked: the other (too large)"
+    )
+    assert (
+        audit._sentence(AuditReport((made,)), paper, secure)
+        == f"{passed}, hash tables of 64 rows, layers of 64 units at most"
+    )
+
+
+def test_a_run_on_more_rows_than_are_drawn_says_so(monkeypatch):
+    monkeypatch.setattr("dpsgd.audit_sampler._LARGEST_PLAN", 19_999)
+    asked, mechanism = asked_for(noise_multiplier=1.0, embedding_dim=2, max_buckets=8, hidden=(4,))
+    said = audit.audit_run(asked, DISPLAY_ADS, mechanism)
+    assert said.startswith("passed: ")
+    assert said.endswith(
+        "Not checked: the batches are the rows that were priced "
+        "(not drawn for more than 19,999 examples)"
+    )
+
+
+def test_where_there_is_no_noise_there_is_nothing_to_audit():
+    asked, mechanism = asked_for(non_private=True)
+    assert audit.audit_run(asked, DISPLAY_ADS, mechanism) == "not made: there is no noise"
 
 
 def test_the_command_passes_a_right_claim_and_refutes_a_wrong_one(capsys):

@@ -127,8 +127,8 @@ def test_the_signals_mean_again_what_they_meant(handler):
 
 def test_a_run_that_stopped_keeps_what_it_needs_and_says_what_it_cost(stopped, capsys):
     assert {path.name for path in stopped.iterdir()} == {
-        "config.json", "environment.json", "guarantee.json", "ledger.jsonl", "root.key",
-        "checkpoints", DIAGNOSTICS,
+        "audit.json", "config.json", "environment.json", "guarantee.json", "ledger.jsonl",
+        "root.key", "checkpoints", DIAGNOSTICS,
     }  # fmt: skip
     assert main(["ledger", str(stopped)]) == 0
     said = capsys.readouterr().out

@@ -105,7 +105,7 @@ def test_the_model_differs_in_its_numbers_alone(runs):
     ]
 
 
-@pytest.mark.parametrize("name", ["guarantee.json", "environment.json"])
+@pytest.mark.parametrize("name", ["guarantee.json", "environment.json", "audit.json"])
 def test_guarantee_and_environment_do_not_depend_on_the_data(runs, name):
     assert read(runs[0], name) == read(runs[1], name)
 
