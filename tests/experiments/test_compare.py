@@ -1,5 +1,7 @@
 """The comparison of samplers: what is drawn and printed is what was computed."""
 
+import functools
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -9,6 +11,7 @@ from experiments.cli import main
 NOISE = (0.5, 1.0)
 
 
+@functools.cache
 def found():
     samplers = compare.all_samplers(num_examples=1000, batch_size=100, epochs=1)
     prices = {"balls-and-bins": samplers["balls-and-bins"].privacy}

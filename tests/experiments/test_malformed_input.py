@@ -298,7 +298,7 @@ def before_training(monkeypatch):
     """Makes `train` and `resume` stop at the first step; returns the list of what they came to."""
     reached = []
 
-    def finish(job, run, ledger, root, checkpoint, progress):
+    def finish(job, run, ledger, root, checkpoint, *_):
         reached.append(SimpleNamespace(job=job, checkpoint=checkpoint, history=ledger.history))
         raise training.Stopped("at the first step")
 

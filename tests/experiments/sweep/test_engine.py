@@ -83,6 +83,7 @@ run_sweep(Sweep.read(config), store, out, workers=2, progress=progress)
 
 
 @pytest.mark.crash
+@pytest.mark.long
 @pytest.mark.timeout(900)  # four sweeps of two processes each, which all start JAX
 def test_killed_and_stopped_a_sweep_goes_on_to_the_numbers_of_an_undisturbed_one(store, tmp_path):
     sweep, out = sweep_of(tmp_path), tmp_path / "disturbed"
