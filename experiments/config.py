@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import tyro
 
@@ -57,6 +57,16 @@ class _VariableBatches(_Batches):
     overflow: Literal["truncate", "accumulate"] = "truncate"
     """Drop the excess of an oversize batch (accounted for), or process it in several passes."""
 
+    def _sizes(self, target_delta: float | None) -> dict[str, Any]:
+        """Returns what samplers with variable batches are built with, by name."""
+        return {
+            "batch_size": self.batch_size,
+            "epochs": self.epochs,
+            "max_batch_size": self.max_batch_size,
+            "overflow": self.overflow,
+            "target_delta": target_delta,
+        }
+
 
 @dataclass(frozen=True)
 class Poisson(_VariableBatches):
@@ -66,14 +76,7 @@ class Poisson(_VariableBatches):
 
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns the sampler over `num_examples` examples."""
-        return samplers.Poisson(
-            num_examples,
-            self.batch_size,
-            self.epochs,
-            max_batch_size=self.max_batch_size,
-            overflow=self.overflow,
-            target_delta=target_delta,
-        )
+        return samplers.Poisson(num_examples, **self._sizes(target_delta))
 
 
 @dataclass(frozen=True)
@@ -88,25 +91,20 @@ class BallsAndBins(_VariableBatches):
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns the sampler over `num_examples` examples."""
         return samplers.BallsAndBins(
-            num_examples,
-            self.batch_size,
-            self.epochs,
-            assignment=self.assignment,
-            max_batch_size=self.max_batch_size,
-            overflow=self.overflow,
-            target_delta=target_delta,
+            num_examples, assignment=self.assignment, **self._sizes(target_delta)
         )
 
 
-def _subcommand(config: type[_Batches]):
+def subcommand(config: type[Any]):
+    """Returns what makes `config` the subcommand of its sampler's name."""
     return tyro.conf.subcommand(f"sampler:{config.name}", prefix_name=False)
 
 
 SamplerConfig = (
-    Annotated[Deterministic, _subcommand(Deterministic)]
-    | Annotated[Shuffle, _subcommand(Shuffle)]
-    | Annotated[Poisson, _subcommand(Poisson)]
-    | Annotated[BallsAndBins, _subcommand(BallsAndBins)]
+    Annotated[Deterministic, subcommand(Deterministic)]
+    | Annotated[Shuffle, subcommand(Shuffle)]
+    | Annotated[Poisson, subcommand(Poisson)]
+    | Annotated[BallsAndBins, subcommand(BallsAndBins)]
 )
 
 SAMPLERS: dict[str, type] = {

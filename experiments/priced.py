@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
-
-import tyro
+from typing import Annotated, ClassVar
 
 import samplers
 from accounting import Bound, multistage
-from experiments.config import GuaranteeConfig, Poisson, SamplerConfig
+from experiments.config import GuaranteeConfig, Poisson, SamplerConfig, subcommand
 from samplers import BatchSampler, TreeShape
 
 
@@ -123,25 +121,15 @@ class UserPoisson(Poisson):
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns the sampler over `num_examples` examples, all users' together."""
         return samplers.UserPoisson(
-            num_examples,
-            self.batch_size,
-            self.epochs,
-            max_batch_size=self.max_batch_size,
-            overflow=self.overflow,
-            target_delta=target_delta,
-            max_contributions=self.max_contributions,
+            num_examples, max_contributions=self.max_contributions, **self._sizes(target_delta)
         )
-
-
-def _subcommand(config: type[Any]):
-    return tyro.conf.subcommand(f"sampler:{config.name}", prefix_name=False)
 
 
 PricedSampler = (
     SamplerConfig
-    | Annotated[Multistage, _subcommand(Multistage)]
-    | Annotated[UnitsThenPoisson, _subcommand(UnitsThenPoisson)]
-    | Annotated[UserPoisson, _subcommand(UserPoisson)]
+    | Annotated[Multistage, subcommand(Multistage)]
+    | Annotated[UnitsThenPoisson, subcommand(UnitsThenPoisson)]
+    | Annotated[UserPoisson, subcommand(UserPoisson)]
 )
 
 
