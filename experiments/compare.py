@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from accounting import Bound, PrivacyProfile, epsilon
 from accounting.monte_carlo import MonteCarloProfile, geometric_ranks
@@ -149,6 +151,13 @@ def draw(axes: Axes, found: Sequence[Curve], title: str) -> None:
     axes.set_title(title, fontsize="medium")
     axes.grid(which="both", alpha=0.25, lw=0.5)
     axes.legend(title="solid: upper bound\ndashed: lower bound", frameon=False)
+
+
+def label_ones_twos_fives(axis: Axis) -> None:
+    """Labels a logarithmic axis at 1, 2, 5, 10, ...: readable where it spans a decade or two."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FormatStrFormatter("%g"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def save(figure: Figure, path: Path) -> None:

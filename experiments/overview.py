@@ -19,16 +19,14 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from accounting import epsilon, format_delta
 from dpsgd.algorithm import Mechanism
 from dpsgd.records import checked
 from experiments import report
 from experiments.command_line import train_command
-from experiments.compare import COLORS
+from experiments.compare import COLORS, label_ones_twos_fives
 from experiments.config import TrainConfig
 from experiments.run_directory import RunDirectory
 from experiments.sweep.engine import ASKED
@@ -331,7 +329,7 @@ def _quality(runs: Sequence[FinishedRun]) -> Figure:
         axes.plot(ends[1], record["test_auc"], "o", color=color, ms=6)
     _one_label_each(axes, runs)
     axes.set(xscale="log", xlabel="ε, certified", ylabel="test AUC")
-    _label_ones_twos_fives(axes.xaxis)
+    label_ones_twos_fives(axes.xaxis)
     axes.grid(which="both", alpha=0.25, lw=0.5)
     return figure
 
@@ -358,15 +356,9 @@ def _curves(runs: Sequence[FinishedRun]) -> Figure:
         axes.plot(run.record["delta"], run.record["epsilon_upper"], "o", color=color, ms=5)
     _one_label_each(axes, runs)
     axes.set(xscale="log", yscale="log", xlabel="δ", ylabel="ε, certified upper end")
-    _label_ones_twos_fives(axes.yaxis)
+    label_ones_twos_fives(axes.yaxis)
     axes.grid(which="both", alpha=0.25, lw=0.5)
     return figure
-
-
-def _label_ones_twos_fives(axis: Axis) -> None:
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(FormatStrFormatter("%g"))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def _svg(figure: Figure) -> bytes:

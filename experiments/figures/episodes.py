@@ -16,11 +16,10 @@ import numpy as np
 import optax
 import tyro
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from accounting import format_delta
 from dpsgd import Mechanism, RootKey, dpsgd, train
-from experiments.compare import save
+from experiments.compare import label_ones_twos_fives, save
 from experiments.console import Console
 from experiments.episodic.schemes import RATINGS, Scheme, all_schemes
 from experiments.errors import in_one_line
@@ -140,9 +139,7 @@ def run() -> int:
         left.set_yticks(range(len(schemes)), labels)
         left.invert_yaxis()
         left.legend(frameon=False, fontsize="small", loc="lower right", labelspacing=1.0)
-        left.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        left.xaxis.set_major_formatter("{x:g}")
-        left.xaxis.set_minor_formatter(NullFormatter())
+        label_ones_twos_fives(left.xaxis)
         left.set_title(f"price at noise multiplier {NOISE_MULTIPLIER:g}", fontsize="medium")
         untrained = task.error()
         right.axvline(untrained, color="gray", ls=":", lw=1)

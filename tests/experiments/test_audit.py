@@ -16,7 +16,6 @@ from dpsgd.audit_sampler import Check
 from experiments import audit, config, programs
 from experiments import train as training
 from experiments.cli import main
-from experiments.criteo import synthetic
 from experiments.criteo.model import PRESETS, functional
 from experiments.criteo.schema import DISPLAY_ADS
 from experiments.criteo.store import columns_of
@@ -29,13 +28,6 @@ pytestmark = pytest.mark.audit
 def nothing_is_remembered():
     """A process audits a mechanism once; each test here is a process of its own."""
     audit._audited.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    synthetic.write_store(path, 200, seed=0)
-    return path
 
 
 def arguments(store, out, *more):

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.criteo import synthetic
-
 DRIVER = Path(__file__).with_name("crash_driver.py")
 SAMPLERS = [
     "deterministic", "shuffle", "poisson", "balls-and-bins",
@@ -15,13 +13,6 @@ SAMPLERS = [
 ]  # fmt: skip
 
 pytestmark = pytest.mark.crash
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    synthetic.write_store(path, 200, seed=0)
-    return path
 
 
 def drive(*arguments):

@@ -30,7 +30,6 @@ from dpsgd.metrics import BinaryMetrics
 from experiments import cli
 from experiments import train as training
 from experiments.commands.train import STOPPED
-from experiments.criteo import synthetic
 from experiments.criteo.store import Store
 
 SECONDS = 60
@@ -304,13 +303,6 @@ def before_training(monkeypatch):
 
     monkeypatch.setattr(training, "_finish", finish)
     return reached
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    synthetic.write_store(path, 200, seed=0)
-    return path
 
 
 other_arrays = st.sampled_from([

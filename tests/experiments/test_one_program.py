@@ -9,15 +9,7 @@ import pytest
 
 from experiments import config, evaluate, programs
 from experiments import train as training
-from experiments.criteo import synthetic
 from experiments.stop import Stopped
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    synthetic.write_store(path, 200, seed=0)
-    return path
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from experiments import config, fingerprint
 from experiments import train as training
 from experiments.cli import main
 from experiments.commands.train import STOPPED
-from experiments.criteo import synthetic
 from experiments.criteo.model import ModelConfig
 from experiments.run_directory import DIAGNOSTICS, RunDirectory
 from experiments.stop import stop_requests
@@ -36,13 +35,6 @@ def short_blocks():
         blocks = functools.partial(training.train_blocks, block_steps=BLOCK)
         patch.setattr(training, "train_blocks", blocks)
         yield
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    synthetic.write_store(path, 200, seed=0)
-    return path
 
 
 def arguments(store, out, *more):

@@ -11,14 +11,6 @@ import pytest
 from experiments import train as training
 from experiments.cli import main
 from experiments.commands.train import STOPPED
-from experiments.criteo import synthetic
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    synthetic.write_store(path, 200, seed=0)
-    return path
 
 
 def arguments(store, out, *more):
