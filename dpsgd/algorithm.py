@@ -172,11 +172,11 @@ def privatize(clipped_sum: PyTree, noise_key: Any, step: Any, scales: Scales) ->
       step: int scalar, the number of the update.
       scales: C, sigma C and b, and the grid of the secure mode.
     """
-    if scales.grid is None:
-        noised = add_gaussian_noise(clipped_sum, noise_key, step, scales.noise_stddev)
-    else:
-        noised = add_secure_noise(clipped_sum, noise_key, step, scales.grid)
-    return jax.tree.map(lambda total: total / scales.expected_batch_size, noised)
+    _, stddev, divisor, secure = scales
+    if secure is None:
+        return add_gaussian_noise(clipped_sum, noise_key, step, stddev, divisor)
+    noised = add_secure_noise(clipped_sum, noise_key, step, secure)
+    return jax.tree.map(lambda total: total / divisor, noised)
 
 
 def dpsgd(

@@ -34,7 +34,7 @@ from scipy import stats
 from dpsgd.algorithm import Algorithm, Scales
 from dpsgd.audit_sampler import FALSE_ALARM, Check, sampler_checks
 from dpsgd.keys import RootKey
-from dpsgd.loop import BlockPlan, _compile_block
+from dpsgd.loop import BlockPlan, compiled_block
 from samplers import BatchSampler
 
 PyTree = Any
@@ -182,7 +182,7 @@ class _CompiledStep:
         self.poison = self.rows
         self.poisoned, self._data = _with_poison(data, self.rows * self.block, self.block)
         self.scales = self.mechanism.scales()
-        self._run = _compile_block(algorithm)
+        self._run = compiled_block(algorithm)
         self._key = jnp.asarray(self.mechanism.noise_key(root, 0))
         self.sampling_seed = root.sampling_seed(0)
         # As in the loop: one program for the first state and for those that follow.

@@ -56,7 +56,7 @@ from accounting import Bound, format_delta
 from dpsgd.algorithm import Algorithm, Mechanism, dpsgd
 from dpsgd.audit import recorder
 from dpsgd.keys import RootKey
-from dpsgd.loop import BlockPlan, _compile_block
+from dpsgd.loop import BlockPlan, block_function
 from samplers import BatchSampler, BatchSource
 
 GAMES = {"others -1": -1, "others 0": 0, "others +1": 1}
@@ -308,7 +308,7 @@ class _Runs:
         algorithm = build(lambda w, x: w * x, recorder(sampler.num_steps), mechanism)
         # One compiled step over many independent runs; the worlds differ in the data alone.
         over_runs = (None, None, BlockPlan(0, 0, 0, None), 0, None)
-        self._run = jax.jit(jax.vmap(_compile_block(algorithm), in_axes=over_runs))
+        self._run = jax.jit(jax.vmap(block_function(algorithm), in_axes=over_runs))
         self._state = algorithm.init(jnp.zeros((), jnp.float32))
         self._scales = mechanism.scales()
         cells = sampler.num_steps * sampler.max_batch_size

@@ -142,13 +142,14 @@ def add_gaussian_noise(
     noise_key: jax.typing.ArrayLike,
     step: jax.typing.ArrayLike,
     stddev: jax.typing.ArrayLike,
+    divisor: jax.typing.ArrayLike = 1.0,
 ) -> Any:
     """Return `tree` plus independent Gaussian noise in every coordinate, on one public grid.
 
-    For each leaf S this is S + stddev z, z standard normal, rounded stochastically to multiples of
-    g = `grid(stddev)`: see the module's text for the claim and its proof. Noise is drawn once on
-    the global array, whatever its sharding. A leaf's number, and with it its noise, is its place in
-    `jax.tree.leaves(tree)`.
+    For each leaf S this is (S + stddev z) / divisor, z standard normal, where the sum is rounded
+    stochastically to multiples of g = `grid(stddev)`: see the module's text for the claim and its
+    proof. Noise is drawn once on the global array, whatever its sharding. A leaf's number, and with
+    it its noise, is its place in `jax.tree.leaves(tree)`.
 
     Args:
       tree: the *sum* of clipped gradients, a tree of float32 arrays (not yet divided by anything).
@@ -158,6 +159,8 @@ def add_gaussian_noise(
         `tree`; may be traced. Below 2^-100 it counts as 2^-100, also where it is a traced 0: no
         comparison decides whether there is noise, as XLA takes numbers below 2^-126 for 0. A traced
         stddev that is negative, infinite or NaN gives NaN.
+      divisor: what the noised sum is divided by, a public float32 scalar; may be traced. Divided
+        here, the mean costs CPUs no second pass over the sum, and no second array of its size.
 
     Raises:
       ValueError: if a leaf is not float32, `noise_key` is not uint32 `[4]`, or a concrete `stddev`
@@ -189,7 +192,7 @@ def add_gaussian_noise(
             whole = jnp.round(total_cells)
             fraction = total_cells - whole
             noise = _rounded_noise(noise_key, step, leaf, total.shape, row, cells, fraction)
-            outputs.append((whole + noise) * spacing)
+            outputs.append((whole + noise) * spacing / divisor)
         return outputs
 
     def fused(totals: list) -> list:

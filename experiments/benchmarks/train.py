@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from dpsgd import RootKey, TrainState
 from dpsgd.blocks import plan_blocks
-from dpsgd.loop import _compile_block
+from dpsgd.loop import compiled_block
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.step import SIZES
 from experiments.benchmarks.timing import Series
@@ -126,7 +126,7 @@ class _BareLoop:
         self._plans = [jax.device_put(plan) for _, plan in plans]
         self._data = jax.device_put(dict(job.columns))
         self._rest = jnp.asarray(root.noise_key(0)), job.mechanism.scales()
-        self._program = _compile_block(job.algorithm)
+        self._program = compiled_block(job.algorithm)
         self._job = job
 
     def __call__(self) -> Spent:

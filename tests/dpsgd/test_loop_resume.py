@@ -98,7 +98,7 @@ def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatc
             raise OSError("disk full")
         happened.append(("declared", steps))
 
-    def compile_block(algorithm, compiled=loop._compile_block):
+    def compile_block(algorithm, compiled=loop.compiled_block):
         run_block = compiled(algorithm)
 
         def running(state, *inputs):
@@ -107,7 +107,7 @@ def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatc
 
         return running
 
-    monkeypatch.setattr(loop, "_compile_block", compile_block)
+    monkeypatch.setattr(loop, "compiled_block", compile_block)
     blocks = train_blocks(
         private, initial(private), data(), root=ROOT, block_steps=4, declare=declare
     )

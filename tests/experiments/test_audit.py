@@ -46,7 +46,7 @@ def half_noise(monkeypatch):
     monkeypatch.setattr(
         algorithm,
         "add_gaussian_noise",
-        lambda total, key, step, stddev: sound(total, key, step, stddev / 2),
+        lambda total, key, step, stddev, divisor: sound(total, key, step, stddev / 2, divisor),
     )
     yield
     programs._shared.cache_clear()

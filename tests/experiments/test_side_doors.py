@@ -8,7 +8,7 @@ import pytest
 
 from dpsgd import RootKey
 from dpsgd.blocks import plan_blocks
-from dpsgd.loop import _compile_block
+from dpsgd.loop import compiled_block
 from experiments import config
 from experiments import train as training
 from experiments.cli import main
@@ -57,7 +57,7 @@ def test_a_new_row_changes_no_shape_and_no_compiled_program(neighbours, tmp_path
             plan_blocks(BatchSource(job.mechanism.sampler, 0), first_step=0, block_steps=4)
         )
         key, scales = RootKey.from_entropy().noise_key(0), job.mechanism.scales()
-        program = _compile_block(job.algorithm).lower(state, job.columns, plan, key, scales)
+        program = compiled_block(job.algorithm).lower(state, job.columns, plan, key, scales)
         programs.append(program.as_text())
         shapes.append(jax.tree.map(np.shape, state))
     assert programs[0] == programs[1]
