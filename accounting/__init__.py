@@ -1,9 +1,8 @@
 """What does it cost? Privacy profiles of batch samplers, bounded from below and above."""
 
 from accounting.balls_and_bins import BallsAndBinsProfile
-from accounting.contribution import UserPoissonProfile, WithPureReleaseProfile
 from accounting.gaussian import GaussianProfile
-from accounting.multistage import MultistageProfile, UnitsThenPoissonProfile, WorstLeafProfile
+from accounting.multistage import MultistageProfile, WorstLeafProfile
 from accounting.poisson import PoissonProfile
 from accounting.profile import (
     Bound,
@@ -14,6 +13,7 @@ from accounting.profile import (
     largest_count,
     smallest_count,
 )
+from accounting.pure_release import WithPureReleaseProfile
 from accounting.selection import SelectionProfile, TrialCount
 from accounting.shuffle import ShuffleProfile
 from accounting.truncation import (
@@ -21,6 +21,8 @@ from accounting.truncation import (
     log_overflow_probability,
     smallest_max_batch_size,
 )
+from accounting.units_then_poisson import UnitsThenPoissonProfile
+from accounting.user_poisson import UserPoissonProfile
 
 __all__ = [
     "BallsAndBinsProfile",

@@ -1,9 +1,9 @@
-"""Users who hold many examples: the price of a cap on contributions, and how to choose the cap.
+"""Users who hold many examples: where the cap tau on what each contributes should be.
 
 A user's data is what is protected. Either users are sampled, and a drawn user's examples are
 clipped together: then every sampler's price holds as it is, with users for examples. Or examples
 are sampled, of which each user has at most tau: then `UserPoissonProfile`. A cap costs bias, no cap
-costs noise; the rest of this module is about where between the two tau should be.
+costs noise; this module is about where between the two tau should be.
 
 Source: Amin, Kulesza, Munoz Medina, Vassilvitskii, "Bounding User Contributions: A Bias-Variance
 Trade-off in Differential Privacy", ICML 2019.
@@ -14,219 +14,13 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy import special
+from numpy.typing import ArrayLike, NDArray
 
-from accounting.gaussian import GaussianProfile
-from accounting.likelihood_ratio import ROUNDING, Array, LikelihoodRatio, Side
-from accounting.mixtures import (
-    CELL_DRIFT,
-    MOST_CELLS,
-    Mixture,
-    RepeatedProfile,
-    solve_increasing,
-    spread,
-)
-from accounting.profile import (
-    EPSILON_TOLERANCE,
-    Bound,
-    PrivacyProfile,
-    check_count,
-    check_delta,
-    check_epsilon,
-)
-
-_LARGEST_LOSS = 500.0
-
-
-@dataclass(frozen=True)
-class UserPoissonProfile(RepeatedProfile):
-    r"""The profile, for users, of Poisson sampling of examples of which each user has at most tau.
-
-    Every example takes part with probability q = `sampling_prob`, each is clipped to norm 1, and a
-    neighbour has all of one user's examples zeroed out. Of tau = `max_contributions` examples
-    k ~ Binomial(tau, q) take part in a step, and add a vector of norm at most k. So
-
-    .. math:: P = \sum_k \binom{\tau}{k} q^k (1-q)^{\tau-k} N(k, s^2), \qquad Q = N(0, s^2)
-
-    dominates a step, in both orders and any dimension: X = dP/dQ is a sum of log-normals of mean 1,
-    largest in convex order if all vectors point the same way, and growing in their norms (see
-    `multistage`); a user of fewer examples has shorter ones. It is attained by equal gradients.
-    Steps are independent and compose.
-
-    >>> f"{UserPoissonProfile(2.0, 100, 0.01, 5).epsilon(1e-5):.2f}"
-    '[1.11, 1.12]'
-
-    Sources: Choquette-Choo, Ganesh, Steinke, Thakurta, "Privacy Amplification for Matrix
-    Mechanisms", ICLR 2024 (mixtures of Gaussians); Zhu, Dong, Wang, "Optimal Accounting of
-    Differential Privacy via Characteristic Function", AISTATS 2022 (their composition).
-
-    Args:
-      noise_multiplier: s, in units of the clipping norm of one example.
-      steps: T, number of releases.
-      sampling_prob: q, in (0, 1].
-      max_contributions: tau, most examples of one user.
-
-    Raises:
-      ValueError: If a number is out of range.
-    """
-
-    sampling_prob: float
-    max_contributions: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("max_contributions", self.max_contributions)
-        if not 0.0 < self.sampling_prob <= 1.0:
-            raise ValueError(f"sampling_prob must be in (0, 1], got {self.sampling_prob}")
-
-    def ceiling(self) -> PrivacyProfile:
-        """Returns the price of all tau examples in every step."""
-        sensitivity = self.max_contributions * math.sqrt(self.steps)
-        return GaussianProfile(self.noise_multiplier / sensitivity)
-
-    def delta(self, epsilon: float) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        if self.sampling_prob == 1.0:
-            return self.ceiling().delta(epsilon)
-        return super().delta(epsilon)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        if self.sampling_prob == 1.0:
-            return self.ceiling().epsilon(delta, tolerance)
-        return super().epsilon(delta, tolerance)
-
-    def deviation(self) -> float:
-        """Returns about the deviation of one release's X, cut off at 1."""
-        mixture, _ = self._mixture(1e-12)
-        nothing = Mixture(np.zeros(1), np.ones(1), self.noise_multiplier)
-        edges = np.linspace(nothing.reach(1e-12)[0], mixture.reach(1e-12)[1], 2000)
-        p, q = mixture.masses(edges), nothing.masses(edges)
-        excess = np.abs(p - q)
-        return math.sqrt(float(np.sum(excess * np.minimum(excess / (q + 1e-300), 1.0))))
-
-    def ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
-        """Returns the pair's likelihood ratio on a grid, from the given side.
-
-        Where more than k examples take part with probability below `tail`, they are taken to show
-        the user for certain (upper), or to be 0 (lower).
-        """
-        mixture, rest = self._mixture(tail)
-        sigma = self.noise_multiplier
-        nothing = Mixture(np.zeros(1), np.ones(1), sigma)
-        log_weights = np.log(mixture.weights)
-
-        def log_ratio(z: Array) -> Array:
-            terms = [
-                log_weight + mean * (z - 0.5 * mean) / sigma**2
-                for log_weight, mean in zip(log_weights, mixture.means, strict=True)
-            ]
-            return np.logaddexp.reduce(terms, axis=0)
-
-        low, high = nothing.reach(tail)[0], mixture.reach(tail)[1]
-        bottom, top = (float(x) for x in log_ratio(np.array([low, high])))
-        if max(top, -bottom) > _LARGEST_LOSS:
-            raise MemoryError(f"losses up to {top:.0f} are beyond the range of the grid")
-        if (top - bottom) / step > MOST_CELLS:
-            raise MemoryError(f"a grid step of {step} needs too many cells")
-        # The smallest X, at z = -infinity, is the weight of 0.
-        first = math.floor(bottom / step)
-        bounded = float(log_weights[0]) >= first * step
-        inner = np.arange(first + 1, math.ceil(top / step) + 1)
-        edges = solve_increasing(log_ratio, step * inner.astype(float), low, high)
-        edges = np.concatenate([[-math.inf], edges, [math.inf]])
-        p, q = mixture.masses(edges), nothing.masses(edges)
-        # Weights carry the roundings of logarithms as large as that of tau!.
-        logs = special.gammaln(self.max_contributions + 1.0) + np.abs(log_weights).max()
-        drift = CELL_DRIFT + 32.0 * ROUNDING * logs
-        if side == "lower":
-            p += rest * q
-            return [LikelihoodRatio.from_masses(p, q, step, "lower", drift)]
-        cells = spread(first, step, p, q, bounded=bounded)
-        return [
-            LikelihoodRatio(
-                "upper",
-                step,
-                0.0,
-                first,
-                cells.q,
-                cells.p,
-                np.zeros(q.size),
-                cells.zero,
-                cells.infinity + rest,
-                drift,
-            )
-        ]
-
-    def _mixture(self, tail: float) -> tuple[Mixture, float]:
-        """Returns P with at most so many examples that the rest has probability <= `tail`."""
-        tau, rate = self.max_contributions, self.sampling_prob
-        k = np.arange(tau + 1)
-        log_weights = special.xlogy(k, rate) + special.xlog1py(tau - k, -rate)
-        log_weights += special.gammaln(tau + 1) - special.gammaln(k + 1)
-        weights = np.exp(log_weights - special.gammaln(tau - k + 1))
-        above = np.append(np.cumsum(weights[::-1])[::-1][1:], 0.0)
-        kept = int(np.argmax(above <= tail)) + 1
-        mixture = Mixture(k[:kept].astype(float), weights[:kept], self.noise_multiplier)
-        return mixture, float(above[kept - 1])
-
-
-@dataclass(frozen=True)
-class WithPureReleaseProfile:
-    r"""The profile of a mechanism that follows (or precedes) a release with pure epsilon_0.
-
-    An epsilon_0-DP release is dominated by randomised response, which is right with probability
-    p = 1/(1 + e^{-epsilon_0}). Given its answer, the rest is the mechanism itself, so that
-
-    .. math:: \delta(\epsilon) \le p\, \delta'(\epsilon - \epsilon_0)
-        + (1 - p)\, \delta'(\epsilon + \epsilon_0),
-
-    with delta' = `profile`'s, and delta'(-e) = 1 - e^{-e} (1 - delta'(e)). At a given delta,
-    epsilon' + epsilon_0 is sufficient. The profile must hold whatever was released: that of
-    user-level sampling does not depend on tau; where it does, calibrate the noise to the tau that
-    came out, so that the same profile holds.
-
-    Source: Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015.
-
-    Args:
-      profile: The mechanism's own.
-      pure_epsilon: epsilon_0, >= 0.
-
-    Raises:
-      ValueError: If `pure_epsilon` is negative or not finite.
-    """
-
-    profile: PrivacyProfile
-    pure_epsilon: float
-
-    def __post_init__(self) -> None:
-        check_epsilon(self.pure_epsilon)
-
-    def delta(self, epsilon: float) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        inner = self.profile.delta(check_epsilon(epsilon))
-        less, more = epsilon - self.pure_epsilon, epsilon + self.pure_epsilon
-        above = self.profile.delta(abs(less)).upper
-        if less < 0.0:
-            above = 1.0 - math.exp(less) * (1.0 - above)
-        right = 1.0 / (1.0 + math.exp(-self.pure_epsilon))
-        upper = right * above + (1.0 - right) * self.profile.delta(more).upper
-        upper = min(1.0, upper * (1.0 + 1e-12))
-        return Bound(min(inner.lower, upper), upper, inner.confidence, inner.note)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        inner = self.profile.epsilon(check_delta(delta), tolerance)
-        return Bound(inner.lower, inner.upper + self.pure_epsilon, inner.confidence, inner.note)
-
-
-# ----------------------------------------------------------------------- where tau should be
+Array = NDArray[np.float64]
 
 
 def _check_contributions(contributions: ArrayLike) -> Array:

@@ -37,6 +37,8 @@ CELL_DRIFT = 1e-12
 """Bound on the relative error of a cell's mass: log_ndtr to 1e-15, of logarithms down to -700."""
 EDGE_DRIFT = 1e-12
 """How far, in log X, the two laws' common cells may be from the grid, and the mean of a group."""
+LARGEST_LOSS = 500.0
+"""Largest log X of a grid: e^500 and its inverse are far within the range of floats."""
 MOST_CELLS = 2**19
 _COARSEST = 0.4
 _FINEST = 2e-3

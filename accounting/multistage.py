@@ -77,17 +77,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from accounting.gaussian import GaussianProfile
 from accounting.likelihood_ratio import Array, LikelihoodRatio, Side
 from accounting.mixtures import (
     CELL_DRIFT,
+    LARGEST_LOSS,
     MOST_CELLS,
     Mixture,
     RepeatedProfile,
@@ -101,12 +101,8 @@ from accounting.profile import (
     Bound,
     PrivacyProfile,
     check_count,
-    check_delta,
-    check_noise_multiplier,
-    epsilon_from_delta,
 )
 
-_LARGEST_LOSS = 500.0
 _MOST_PATHS = 4
 _MOST_SIGNS = 4
 
@@ -377,7 +373,7 @@ class _WorstPair(NamedTuple):
         p, q = self.laws()
         low, high = -0.5 * self.own, p.reach(tail)[1]
         top = float(np.logaddexp(0.0, self.log_excess(np.array([high]))[0]))
-        if top > _LARGEST_LOSS:
+        if top > LARGEST_LOSS:
             raise MemoryError(f"losses up to {top:.0f} are beyond the range of the grid")
         count = math.ceil(top / step) + 1
         if count > MOST_CELLS:
@@ -415,6 +411,23 @@ def _common_tangent(
         if new_i <= i and new_j <= j:
             return i, j
         i, j = max(i, new_i), max(j, new_j)
+
+
+def lowest_paths(paths: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Returns the paths that no other path is below in every level, ascending: the worst leaves'.
+
+    >>> lowest_paths([(10, 40), (10, 25), (9, 30)])
+    ((9, 30), (10, 25))
+
+    Args:
+      paths: (N_1, ..., N_L), the sizes along the path of each kind of leaf; at least one.
+    """
+    ascending = sorted(set(paths))
+    lowest = np.empty((0, len(ascending[0])), np.int64)
+    for path in ascending:  # what is below a path comes before it
+        if not np.all(lowest <= path, axis=1).any():
+            lowest = np.vstack([lowest, path])
+    return tuple(tuple(int(size) for size in path) for path in lowest)
 
 
 @dataclass(frozen=True)
@@ -456,25 +469,13 @@ class WorstLeafProfile:
         """Bounds the smallest epsilon >= 0 that holds with `delta`."""
         return _worst(profile.epsilon(delta, tolerance) for profile in self._profiles())
 
-    def worst_paths(self) -> list[tuple[int, ...]]:
-        """Returns the paths that no other path is below in every level."""
-        paths = sorted(set(self.paths))
-        return [
-            path
-            for path in paths
-            if not any(
-                other != path and all(a <= b for a, b in zip(other, path, strict=True))
-                for other in paths
-            )
-        ]
-
     def _profile(self, path: tuple[int, ...]) -> MultistageProfile:
         return MultistageProfile(
             self.noise_multiplier, self.steps, self.draws, path, self.clipped_level
         )
 
     def _profiles(self) -> list[PrivacyProfile]:
-        worst = self.worst_paths()
+        worst = lowest_paths(self.paths)
         if len(worst) <= _MOST_PATHS:
             return [self._profile(path) for path in worst]
         smallest = tuple(min(sizes) for sizes in zip(*worst, strict=True))
@@ -518,6 +519,9 @@ def add_remove_profile(
     So (1-q) N(0, s^2) + q N(2, s^2) against N(0, s^2), q = n/N, dominates, and is attained by x = 1
     and all others = -1: Poisson sampling at rate q and half the noise.
 
+    >>> f"{add_remove_profile(4.0, 100, draws=(1,), sizes=(10,)).epsilon(1e-5):.1f}"
+    '[2.3, 2.4]'
+
     Source: Balle, Barthe, Gaboardi, "Privacy Amplification by Subsampling", NeurIPS 2018.
 
     Raises:
@@ -531,185 +535,3 @@ def add_remove_profile(
             "left with fewer examples than are drawn: use zero-out adjacency (MultistageProfile)"
         )
     return PoissonProfile(noise_multiplier / 2.0, draws[0] / sizes[0], steps)
-
-
-@dataclass(frozen=True)
-class UnitsThenPoissonProfile(RepeatedProfile):
-    r"""The profile of random units whose leaves then decide, each by itself, whether to take part.
-
-    In each step the leaf's unit is drawn with probability G = `unit_prob`, from a public tree, and
-    each leaf of a drawn unit takes part with probability q = `sampling_prob`. Upper: tell the
-    adversary which units were drawn. This draw does not depend on the data, so that
-
-    .. math:: X = 1 \text{ with probability } 1 - G, \text{ else } (1-q) + q\, e^Y, \quad
-        Y \sim N(-1/(2 s^2), 1/s^2)
-
-    is the likelihood ratio of a pair that dominates one step, whatever the other leaves are, and in
-    any dimension: no swap is needed, and amplification is not lost to other units' contributions.
-    Lower: if all other leaves are 0, it is Poisson sampling at rate G q.
-
-    Raises:
-      ValueError: If a number is out of range.
-    """
-
-    unit_prob: float
-    sampling_prob: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("unit_prob", "sampling_prob"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
-
-    def ceiling(self) -> PrivacyProfile:
-        """Returns the price without sampling."""
-        return GaussianProfile(self.noise_multiplier / math.sqrt(self.steps))
-
-    def deviation(self) -> float:
-        """Returns the deviation of one release's X."""
-        variance = math.expm1(min(1.0 / self.noise_multiplier**2, 700.0))
-        return self.sampling_prob * math.sqrt(self.unit_prob * variance)
-
-    def ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
-        """Returns the pair with known units ('upper') or with all other leaves 0 ('lower')."""
-        rate = self.sampling_prob * (self.unit_prob if side == "lower" else 1.0)
-        reach = 0.5 / self.noise_multiplier**2 - special.ndtri(tail) / self.noise_multiplier
-        if reach > _LARGEST_LOSS:
-            raise MemoryError(f"losses up to {reach:.0f} are beyond the range of the grid")
-        if 3.0 * reach / step > MOST_CELLS:
-            raise MemoryError(f"a grid step of {step} needs too many cells")
-        ratio = LikelihoodRatio.subsampled_gaussian(self.noise_multiplier, rate, step, side, tail)
-        if side == "lower":
-            return [ratio]
-        q, p = self.unit_prob * ratio.q, self.unit_prob * ratio.p
-        q[-ratio.start] += 1.0 - self.unit_prob
-        p[-ratio.start] += 1.0 - self.unit_prob
-        return [
-            LikelihoodRatio(
-                side,
-                step,
-                0.0,
-                ratio.start,
-                q,
-                p,
-                ratio.offset,
-                self.unit_prob * ratio.zero,
-                self.unit_prob * ratio.infinity,
-                ratio.drift + CELL_DRIFT,
-            )
-        ]
-
-
-def compare(
-    noise_multiplier: float,
-    steps: int,
-    draws: Sequence[int],
-    sizes: Sequence[int],
-    delta: float,
-) -> dict[str, Bound | Estimate]:
-    """Returns epsilon of one configuration, and of what could be done in its place.
-
-    The first stages amplify little unless the noise is large against what two units contribute (2
-    K_j, see the module), as the sum shows which units were drawn. Clipping each unit's gradient as
-    one, or Poisson sampling within units, keeps more of it at equal noise and batch size. (A sum of
-    units' gradients has fewer terms of norm 1, so the same noise weighs more against it.)
-
-    Args:
-      noise_multiplier: s, in units of the clipping norm.
-      steps: T, number of releases.
-      draws: n_j, children drawn of each drawn unit.
-      sizes: N_j, children of the leaf's own unit.
-      delta: In (0, 1).
-
-    Returns:
-      Bounds, the configuration's own first; the last entry is the published theorem's estimate.
-    """
-    draws, sizes = tuple(draws), tuple(sizes)
-    found: dict[str, Bound | Estimate] = {}
-    for level in range(len(draws), 0, -1):
-        name = "examples clipped" if level == len(draws) else f"units of level {level} clipped"
-        profile = MultistageProfile(noise_multiplier, steps, draws, sizes, level)
-        found[name] = profile.epsilon(delta)
-    units = outcomes(draws[:-1], sizes[:-1]).succeeds
-    rate = draws[-1] / sizes[-1]
-    found["Poisson within units"] = UnitsThenPoissonProfile(
-        noise_multiplier, steps, units, rate
-    ).epsilon(delta)
-    published = PublishedTheorem3(noise_multiplier, steps, draws, sizes)
-    found["published theorem"] = published.estimate_epsilon(delta)
-    return found
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number that guarantees nothing, and says so wherever it is printed.
-
-    >>> print(Estimate(1.83, "not sound for sums"))
-    ~1.83 (NO GUARANTEE: not sound for sums)
-    """
-
-    value: float
-    reason: str
-
-    def __str__(self) -> str:
-        return f"~{self.value:.3g} (NO GUARANTEE: {self.reason})"
-
-
-@dataclass(frozen=True)
-class PublishedTheorem3:
-    r"""Theorem 3 of episodic training as published: NOT SOUND for sums, for comparisons only.
-
-    If the base mechanism is (e, d)-DP, the theorem says that sampling at rate gamma makes it
-
-    .. math:: \left(\log(1 + \gamma (e^{e} - 1)),\; \gamma\, d\right)\text{-DP.}
-
-    Read with the Gaussian mechanism of sensitivity 1 as base, as if nobody took the place of an
-    example that is not drawn. In sampling without replacement somebody does: one of 100, with s = 1
-    and e' = 1.85, really has d' = 8.5e-3, where this says 4.7e-6. So the base must be taken under
-    substitution (sensitivity 2), and with two or more stages that is not enough, as a whole unit is
-    substituted. Several steps: composed as Poisson sampling at gamma, which has this very curve.
-
-    This is no `PrivacyProfile`: nothing that prints guarantees takes it.
-
-    Source: Tombs, Kotevska, Young, "Privacy Amplification for Episodic Training Methods", CEUR
-    Vol-3318, 2022, Theorem 3.
-
-    Raises:
-      ValueError: As for `MultistageProfile`.
-    """
-
-    noise_multiplier: float
-    steps: int
-    draws: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    REASON = "published Theorem 3, which is not sound for sums"
-
-    def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        check_count("steps", self.steps)
-        check_stages(self.draws, self.sizes, None)
-
-    def estimate_delta(self, epsilon: float) -> Estimate:
-        """Returns what the theorem says delta is at `epsilon` >= 0."""
-        rate = outcomes(self.draws, self.sizes).succeeds
-        if self.steps == 1:
-            base = GaussianProfile(self.noise_multiplier)
-            value = rate * base.delta(math.log1p(math.expm1(epsilon) / rate)).upper
-        else:
-            value = self._poisson().delta(epsilon).upper
-        return Estimate(value, self.REASON)
-
-    def estimate_epsilon(self, delta: float) -> Estimate:
-        """Returns what the theorem says epsilon is at `delta` in (0, 1)."""
-        check_delta(delta)
-        if self.steps > 1:
-            return Estimate(self._poisson().epsilon(delta).upper, self.REASON)
-        found = epsilon_from_delta(
-            lambda e: self.estimate_delta(e).value, lambda e: self.estimate_delta(e).value, delta
-        )
-        return Estimate(found.upper, self.REASON)
-
-    def _poisson(self) -> PoissonProfile:
-        rate = outcomes(self.draws, self.sizes).succeeds
-        return PoissonProfile(self.noise_multiplier, rate, self.steps)

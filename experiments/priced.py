@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import samplers
-from accounting import Bound, multistage
+from accounting import Bound, episodic
 from experiments.config import GuaranteeConfig, Poisson, SamplerConfig, subcommand
 from samplers import BatchSampler, TreeShape
 
@@ -70,7 +70,7 @@ class Multistage(_Tree):
 
     def alternatives(self, noise_multiplier: float, delta: float) -> list[str]:
         """Returns epsilon of what could be done in its place at equal noise, a line each."""
-        found = multistage.compare(noise_multiplier, self.steps, self.draws, self.sizes, delta)
+        found = episodic.compare(noise_multiplier, self.steps, self.draws, self.sizes, delta)
         return [
             "at equal noise, protecting one example:",
             *(

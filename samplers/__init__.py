@@ -3,12 +3,14 @@
 from samplers.balls_and_bins import BallsAndBins
 from samplers.base import CHUNK, BatchSampler, EpochPlan, Participations
 from samplers.batches import BatchSource, IndexBatch, IndexBlock, batch
-from samplers.contribution import Contributions, UserPoisson, cap_contributions
+from samplers.contribution import Contributions, cap_contributions
 from samplers.deterministic import Deterministic
-from samplers.multistage import Episode, Multistage, UnitsThenPoisson
+from samplers.multistage import Episode, Multistage
 from samplers.poisson import Poisson
 from samplers.shuffle import Shuffle
 from samplers.tree import TreeShape, UnitTree
+from samplers.units_then_poisson import UnitsThenPoisson
+from samplers.user_poisson import UserPoisson
 
 __all__ = [
     "CHUNK",

@@ -5,7 +5,7 @@ Two ways to protect a user, who may hold many examples, as a whole:
 * *sample users*: any sampler, with `num_examples` the number of users and `unit="user"`. A drawn
   user's capped examples make one gradient, clipped once: `Contributions.data` gives the training
   loop data whose rows are users, of one fixed shape. Every price holds as it is.
-* *sample examples*: `UserPoisson`. Each example is clipped by itself, and the price is that of the
+* *sample examples*: `samplers.UserPoisson`. Each example is clipped by itself, and the price is that of the
   several examples of a user that a batch may hold.
 
 In both, a neighbour has all of one user's examples replaced by null ones. Public is how many users
@@ -15,16 +15,13 @@ there are where users are sampled, and how many examples are kept where examples
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from accounting import PrivacyProfile
-from accounting.contribution import UserPoissonProfile
 from accounting.profile import check_count
-from samplers.poisson import Poisson
 from samplers.randomness import Key, Stream, uniform_permutation
 
 
@@ -170,31 +167,3 @@ def cap_contributions(
 def _name(label: Any) -> int:
     """Returns 64 bits that name a user, whatever the type of the label."""
     return int.from_bytes(hashlib.blake2b(str(label).encode(), digest_size=8).digest(), "big")
-
-
-@dataclass(frozen=True)
-class UserPoisson(Poisson):
-    """Poisson sampling of examples of which no user has more than tau; protects users.
-
-    `num_examples` counts the examples kept under the cap (`Contributions.kept`), which are the rows
-    of the training data. Each is clipped by itself.
-    """
-
-    max_contributions: int = field(kw_only=True)
-    """Most examples tau of one user among the rows."""
-    unit: str = field(default="user", kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_count("max_contributions", self.max_contributions)
-        super().__post_init__()
-
-    def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
-        """Returns the profile for users: of Binomial(tau, q) of a user's examples in every step.
-
-        Source: see `accounting.contribution.UserPoissonProfile`; truncation as for `Poisson`.
-        """
-        steps = sum(map(len, stretches))
-        profile = UserPoissonProfile(
-            noise_multiplier, steps, self.sampling_prob, self.max_contributions
-        )
-        return self.with_truncation(profile, steps)

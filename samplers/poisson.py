@@ -10,7 +10,7 @@ import numpy as np
 
 from accounting import PoissonProfile, PrivacyProfile
 from samplers.base import Participations
-from samplers.randomness import Key, Stream, bernoulli_successes
+from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.truncation import VariableBatchSampler
 
 
@@ -54,11 +54,10 @@ class Poisson(VariableBatchSampler):
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
         """Draws the rows of one chunk: its (step, example) pairs are independent trials."""
         rows = self.chunk_range(chunk)
-        # -log(1 - b/n) in decimal arithmetic: the same float on every machine, right for small q.
-        with localcontext() as context:
+        with localcontext() as context:  # 1 - b/n to 50 digits: right for small q
             context.prec = 50
             kept = Decimal(self.num_examples - self.batch_size) / Decimal(self.num_examples)
-            rate = float("inf") if kept == 0 else float(-kept.ln())
+        rate = exponential_rate(kept)
         trials = bernoulli_successes(
             Key(seed, Stream.PARTICIPATION, epoch, chunk), rate, len(rows) * self.steps_per_epoch
         )

@@ -19,6 +19,7 @@ import enum
 import hashlib
 import math
 import operator
+from decimal import Decimal, localcontext
 
 import numpy as np
 
@@ -160,6 +161,16 @@ def bernoulli_successes(key: Key, rate: float, length: int) -> np.ndarray:
         if positions[-1] >= length:
             return positions[: np.searchsorted(positions, length)]
         size *= 2
+
+
+def exponential_rate(kept: Decimal) -> float:
+    """Returns -log(`kept`), the rate at which a trial fails with probability `kept` in [0, 1].
+
+    In decimal arithmetic: the same float on every machine.
+    """
+    with localcontext() as context:
+        context.prec = 50
+        return math.inf if kept == 0 else float(-kept.ln())
 
 
 # log(m) = 2 artanh(s), s = (m - 1) / (m + 1): odd powers of s up to 21. For m in

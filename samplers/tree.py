@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from accounting.multistage import lowest_paths
+
 
 @dataclass(frozen=True)
 class TreeShape:
@@ -187,13 +189,6 @@ class UnitTree:
             unit = int(np.searchsorted(self.starts[j - 1], unit, side="right")) - 1
         return ", ".join(reversed(path)) or "the root"
 
-    def units_of(self, positions: np.ndarray, level: int) -> np.ndarray:
-        """Returns the unit of `level` >= 1 of leaves, given their positions in `leaves`."""
-        unit = positions
-        for j in range(self.num_levels - 1, level - 1, -1):
-            unit = np.searchsorted(self.starts[j], unit, side="right") - 1
-        return unit
-
     def paths(self) -> list[tuple[int, ...]]:
         """Returns the distinct (N_1, ..., N_L) on the paths of the leaves."""
         table = self.sizes(0)[:, None]
@@ -216,14 +211,5 @@ class UnitTree:
             num_leaves=self.num_leaves,
             most_leaves=int(leaves.max()),
             mean_leaves=float(np.dot(reached, leaves)),
-            worst_paths=_lowest(self.paths()),
+            worst_paths=lowest_paths(self.paths()),
         )
-
-
-def _lowest(paths: list[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Returns the paths, given in ascending order, that no other path is below in every level."""
-    lowest = np.empty((0, len(paths[0])), np.int64)
-    for path in paths:  # what is below a path comes before it
-        if not np.all(lowest <= path, axis=1).any():
-            lowest = np.vstack([lowest, path])
-    return tuple(tuple(int(size) for size in path) for path in lowest)

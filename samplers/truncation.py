@@ -25,6 +25,33 @@ class ChosenCap(int):
     """A cap chosen by rule, which `dataclasses.replace` with another n, b or E chooses anew."""
 
 
+def check_target_delta(target_delta: float | None) -> None:
+    """Raises ValueError unless it is a number in (0, 1), or None."""
+    if target_delta is not None and not 0.0 < target_delta < 1.0:
+        raise ValueError(f"target_delta must be in (0, 1), got {target_delta}")
+
+
+def default_max_batch_size(
+    num_examples: int, sampling_prob: float, num_batches: int, delta: float
+) -> int:
+    """Returns the smallest B at which truncation costs at most RELATIVE_COST * `delta`.
+
+    Args:
+      num_examples: n, of which each batch has a Binomial(n, sampling_prob) number.
+      sampling_prob: In (0, 1].
+      num_batches: How many batches are drawn.
+      delta: In (0, 1).
+    """
+    log_tau = math.log(RELATIVE_COST * delta) - math.log1p(math.exp(REFERENCE_EPSILON))
+    return smallest_max_batch_size(num_examples, sampling_prob, num_batches, log_tau)
+
+
+def cut(members: np.ndarray, size: int, seed: int, step: int) -> np.ndarray:
+    """Returns `size` of a step's examples in their order, each choice being equally likely."""
+    key = Key(seed, Stream.TRUNCATION, 0, step)  # each step of the run draws its own cut
+    return members[np.sort(uniform_permutation(key, members.size)[:size])]
+
+
 @dataclass(frozen=True)
 class VariableBatchSampler(BatchSampler, abc.ABC):
     """A sampler whose batches have a Binomial(n, sampling_prob) number of examples each.
@@ -58,8 +85,7 @@ class VariableBatchSampler(BatchSampler, abc.ABC):
         super().__post_init__()
         if self.overflow not in ("truncate", "accumulate"):
             raise ValueError(f'overflow must be "truncate" or "accumulate", got {self.overflow!r}')
-        if self.target_delta is not None and not 0.0 < self.target_delta < 1.0:
-            raise ValueError(f"target_delta must be in (0, 1), got {self.target_delta}")
+        check_target_delta(self.target_delta)
         cap = self.max_batch_size
         if cap is None or isinstance(cap, ChosenCap):
             cap = ChosenCap(self._default_cap())
@@ -74,9 +100,8 @@ class VariableBatchSampler(BatchSampler, abc.ABC):
 
     def _default_cap(self) -> int:
         delta = 1.0 / self.num_examples if self.target_delta is None else self.target_delta
-        log_tau = math.log(RELATIVE_COST * delta) - math.log1p(math.exp(REFERENCE_EPSILON))
-        return smallest_max_batch_size(
-            self.num_examples, self.sampling_prob, self.independent_steps, log_tau
+        return default_max_batch_size(
+            self.num_examples, self.sampling_prob, self.independent_steps, delta
         )
 
     @property
@@ -135,5 +160,4 @@ class VariableBatchSampler(BatchSampler, abc.ABC):
             return [members]
         if self.accumulates:
             return [members[start : start + cap] for start in range(0, members.size, cap)]
-        key = Key(seed, Stream.TRUNCATION, 0, step)  # each step of the run draws its own cut
-        return [members[np.sort(uniform_permutation(key, members.size)[:cap])]]
+        return [cut(members, cap, seed, step)]

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accounting import Bound, epsilon
-from accounting.multistage import Estimate, PublishedTheorem3
+from accounting.episodic import Estimate, PublishedTheorem3
 from experiments.users import factorization
 from experiments.users.factorization import Params
 from experiments.users.ratings import Ratings
@@ -79,7 +79,7 @@ class Scheme:
     def published(self, noise_multiplier: float, delta: float) -> Estimate | None:
         """Returns what the published theorem says, which is not sound; None where it says nothing.
 
-        Source: see `accounting.multistage.PublishedTheorem3`.
+        Source: see `accounting.episodic.PublishedTheorem3`.
         """
         if not self.draws:
             return None

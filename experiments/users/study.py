@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import optax
 
-from accounting import Bound, calibrate, epsilon
-from accounting.contribution import WithPureReleaseProfile, private_quantile
+from accounting import Bound, WithPureReleaseProfile, calibrate, epsilon
+from accounting.contribution import private_quantile
 from dpsgd import Algorithm, Mechanism, RootKey, dpsgd, train
 from experiments.users import factorization
 from experiments.users.ratings import Ratings

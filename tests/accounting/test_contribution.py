@@ -1,22 +1,17 @@
-"""Users of many examples: the mixture's price against other accountants; where tau should be."""
+"""Users of many examples: where the cap on what each contributes should be."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import stats
 
-from accounting import GaussianProfile, PoissonProfile, PrivacyProfile
 from accounting.contribution import (
-    UserPoissonProfile,
-    WithPureReleaseProfile,
     bias_bounds,
     private_quantile,
     sum_error,
@@ -24,171 +19,7 @@ from accounting.contribution import (
     sum_sweet_spot,
 )
 
-DELTA = 1e-5
 FALSE_ALARM = 1e-6
-
-
-@pytest.mark.parametrize(
-    ("sigma", "steps", "rate", "tau"),
-    [(2.0, 100, 0.01, 5), (4.0, 300, 0.02, 10), (1.0, 1, 0.3, 3), (1.5, 20, 0.9, 2)],
-)
-def test_the_mixture_agrees_with_dp_accounting(sigma, steps, rate, tau):
-    k = np.arange(tau + 1)
-    weights = stats.binom.pmf(k, tau, rate)
-    other = pld.from_mixture_gaussian_mechanism(
-        sigma, k.tolist(), (weights / weights.sum()).tolist(), value_discretization_interval=1e-3
-    ).self_compose(steps)
-    bound = UserPoissonProfile(sigma, steps, rate, tau).epsilon(DELTA)
-    estimate = other.get_epsilon_for_delta(DELTA)
-    slack = 1e-3 * max(1.0, estimate / 10)
-    assert bound.lower - slack <= estimate
-    assert bound.upper == pytest.approx(estimate, abs=2 * slack)
-    assert bound.upper - bound.lower <= 3 * slack
-
-
-@pytest.mark.parametrize(("sigma", "steps", "rate"), [(1.0, 100, 0.01), (0.7, 20, 0.2)])
-def test_one_example_a_user_is_poisson(sigma, steps, rate):
-    bound = UserPoissonProfile(sigma, steps, rate, 1).epsilon(DELTA)
-    poisson = PoissonProfile(sigma, rate, steps).epsilon(DELTA)
-    assert bound.upper == pytest.approx(poisson.upper, abs=1e-3)
-    assert bound.lower == pytest.approx(poisson.lower, abs=1e-3)
-    for eps in (0.2, 1.0):
-        assert UserPoissonProfile(sigma, steps, rate, 1).delta(eps).upper == pytest.approx(
-            PoissonProfile(sigma, rate, steps).delta(eps).upper, rel=5e-3
-        )
-
-
-def test_every_example_in_every_step_is_the_gaussian_mechanism():
-    bound = UserPoissonProfile(3.0, 9, 1.0, 4).epsilon(DELTA)
-    assert bound == GaussianProfile(0.25).epsilon(DELTA)
-
-
-def test_one_step_equals_the_integral_of_its_definition():
-    sigma, rate, tau, eps = 1.3, 0.2, 4, 0.4
-    weights = stats.binom.pmf(np.arange(tau + 1), tau, rate)
-
-    def density(z):
-        return float(np.dot(weights, stats.norm.pdf(z, np.arange(tau + 1), sigma)))
-
-    def nothing(z):
-        return stats.norm.pdf(z, 0, sigma)
-
-    def stick(p, q):
-        return integrate.quad(lambda z: max(0, p(z) - math.exp(eps) * q(z)), -12, 18, limit=400)[0]
-
-    sides = stick(density, nothing), stick(nothing, density)
-    bound = UserPoissonProfile(sigma, 1, rate, tau).delta(eps)
-    assert bound.lower <= max(sides) + 1e-7
-    assert max(sides) - 1e-7 <= bound.upper
-    assert bound.upper == pytest.approx(max(sides), rel=5e-3)
-
-
-def test_no_vectors_of_bounded_norm_exceed_the_bound():
-    # A user's examples in random directions of the plane, every subset in by its probability.
-    rng = np.random.default_rng(0)
-    edges = np.concatenate([[-np.inf], np.linspace(-6, 9, 50), [np.inf]])
-    share = 0.0
-    for _ in range(60):
-        tau, rate, sigma = int(rng.integers(1, 4)), float(rng.uniform(0.05, 0.6)), 1.2
-        vectors = rng.normal(size=(tau, 2))
-        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        if rng.integers(2):
-            vectors[:] = vectors[0]
-        profile = UserPoissonProfile(sigma, 1, rate, tau)
-        p = np.zeros((edges.size - 1,) * 2)
-        for some in itertools.product((0, 1), repeat=tau):
-            weight = rate ** sum(some) * (1 - rate) ** (tau - sum(some))
-            mean = np.array(some) @ vectors
-            p += weight * np.outer(
-                *(np.diff(stats.norm.cdf(edges, center, sigma)) for center in mean)
-            )
-        q = np.outer(*[np.diff(stats.norm.cdf(edges, 0, sigma))] * 2)
-        (ratio,) = profile.ratios("upper", 0.02, 1e-12)
-        for eps in (0.0, 0.1, 0.5):
-            a = math.exp(eps)
-            attained = np.maximum(p - a * q, 0).sum(), np.maximum(q - a * p, 0).sum()
-            proved = ratio.remove(eps), ratio.add(eps)
-            assert attained[0] <= proved[0] + 1e-9
-            assert attained[1] <= proved[1] + 1e-9
-            share = max(share, attained[0] / proved[0])
-    assert share > 0.98
-
-
-@pytest.mark.parametrize("tail", [1e-14, 1e-3])
-@pytest.mark.parametrize(("rate", "tau"), [(0.1, 4), (0.999, 2), (0.02, 30)])
-def test_a_release_keeps_all_mass_of_both_laws_however_coarse_its_tail(tail, rate, tau):
-    profile = UserPoissonProfile(2.0, 1, rate, tau)
-    (upper,) = profile.ratios("upper", 0.05, tail)
-    (lower,) = profile.ratios("lower", 0.05, tail)
-    assert upper.q.sum() + upper.zero == pytest.approx(1.0, abs=1e-12)
-    assert upper.p.sum() + upper.infinity == pytest.approx(1.0, abs=1e-12)
-    assert lower.q.sum() == pytest.approx(1.0, abs=1e-12)
-    for eps in (0.01, 0.5, 2.0):
-        assert lower.remove(eps) <= upper.remove(eps)
-        assert lower.add(eps) <= upper.add(eps)
-
-
-def test_more_examples_a_user_cost_more():
-    bounds = [UserPoissonProfile(3.0, 50, 0.05, tau).epsilon(DELTA) for tau in (1, 2, 4, 8)]
-    assert all(a.upper < b.lower for a, b in itertools.pairwise(bounds))
-
-
-def test_a_cap_so_high_that_no_grid_serves_is_priced_without_sampling():
-    profile = UserPoissonProfile(0.05, 10, 0.5, 50)
-    bound = profile.epsilon(DELTA)
-    assert bound.upper == profile.ceiling().epsilon(DELTA).upper
-    assert "no finer grid" in bound.note
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((1.0, 1, 0.0, 2), "sampling_prob must be in"),
-        ((1.0, 1, 0.5, 0), "max_contributions must be an integer >= 1"),
-        ((0.0, 1, 0.5, 2), "noise_multiplier must be > 0"),
-    ],
-)
-def test_impossible_prices_are_refused_in_one_line(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        UserPoissonProfile(*arguments)
-
-
-# ------------------------------------------------------------------ a release before training
-
-
-def test_a_pure_release_is_composed_as_randomised_response():
-    # Both orders of the exact product of the Gaussian pair with randomised response.
-    sigma, pure, eps = 1.5, 0.4, 0.9
-    right = 1 / (1 + math.exp(-pure))
-    z = np.linspace(-20, 20, 400_001)
-    p, q = stats.norm.pdf(z, 1, sigma), stats.norm.pdf(z, 0, sigma)
-    exact = sum(
-        np.maximum(a * p - math.exp(eps) * b * q, 0).sum() * (z[1] - z[0])
-        for a, b in ((right, 1 - right), (1 - right, right))
-    )
-    composed = WithPureReleaseProfile(GaussianProfile(sigma), pure)
-    assert isinstance(composed, PrivacyProfile)
-    assert composed.delta(eps).upper == pytest.approx(exact, rel=1e-6)
-    # Also where epsilon is below epsilon_0.
-    exact = sum(
-        np.maximum(a * p - math.exp(0.1) * b * q, 0).sum() * (z[1] - z[0])
-        for a, b in ((right, 1 - right), (1 - right, right))
-    )
-    assert composed.delta(0.1).upper == pytest.approx(exact, rel=1e-6)
-
-
-def test_a_pure_release_costs_at_most_its_epsilon():
-    inner = GaussianProfile(1.0)
-    composed = WithPureReleaseProfile(inner, 0.25)
-    bound = composed.epsilon(DELTA)
-    assert bound.upper == inner.epsilon(DELTA).upper + 0.25
-    assert bound.lower == inner.epsilon(DELTA).lower
-    assert composed.delta(bound.upper).upper <= DELTA * (1 + 1e-9)
-    assert WithPureReleaseProfile(inner, 0.0).delta(1.0).upper == pytest.approx(
-        inner.delta(1.0).upper
-    )
-    with pytest.raises(ValueError, match="epsilon must be >= 0"):
-        WithPureReleaseProfile(inner, -1.0)
 
 
 # --------------------------------------------------------------------------- the sum example

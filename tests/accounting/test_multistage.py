@@ -1,4 +1,4 @@
-"""Multistage sampling: the bound holds against random data sets, and the published one does not."""
+"""Multistage sampling: the bound holds against random data sets, and is sharp for one stage."""
 
 from __future__ import annotations
 
@@ -10,18 +10,11 @@ import time
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
-from scipy import special, stats
+from scipy import special
 
-from accounting import Bound, GaussianProfile, PoissonProfile, PrivacyProfile
-from accounting.multistage import (
-    Estimate,
-    MultistageProfile,
-    PublishedTheorem3,
-    UnitsThenPoissonProfile,
-    WorstLeafProfile,
-    add_remove_profile,
-    compare,
-)
+from accounting import GaussianProfile, MultistageProfile, WorstLeafProfile
+from accounting.episodic import PublishedTheorem3
+from accounting.multistage import add_remove_profile, lowest_paths
 
 DELTA = 1e-5
 RATIOS = np.array([0.02, 0.2, 0.5, 0.8, 0.95, 0.99, 1.0, 1.01, 1.05, 1.2, 1.6, 3.0, 10.0, 100.0])
@@ -182,53 +175,6 @@ def test_no_random_pair_of_data_sets_in_the_plane_exceeds_the_bound():
     assert max(share for _, share, _ in found) > 0.9
 
 
-def test_the_published_theorem_is_exceeded_by_a_pair_of_data_sets():
-    # 10 of 100 at sigma 1, x = 1 and all others -1: the theorem says 4.7e-6 at 1.85.
-    published = PublishedTheorem3(1.0, 1, (10,), (100,)).estimate_delta(1.85)
-    assert published.value == pytest.approx(4.7e-6, rel=0.02)
-    edges = np.concatenate([[-np.inf], np.linspace(-20, 0, 4000), [np.inf]])
-    laws = [
-        0.9 * np.diff(special.ndtr(edges + 10)) + 0.1 * np.diff(special.ndtr(edges - mean))
-        for mean in (-8.0, -9.0)
-    ]
-    true = np.maximum(laws[0] - math.exp(1.85) * laws[1], 0).sum()
-    assert true == pytest.approx(1.76e-3, rel=0.01)
-    bound = MultistageProfile(1.0, 1, (10,), (100,)).delta(1.85)
-    assert bound.lower <= true * (1 + 1e-6)
-    assert true <= bound.upper
-    assert add_remove_profile(1.0, 1, (10,), (100,)).delta(1.85).upper == pytest.approx(
-        8.5e-3, rel=0.01
-    )
-
-
-def test_a_black_box_audit_refutes_the_published_theorem_and_passes_the_bound():
-    # 1 of 20 at sigma 1, 50 steps: x = 1 against 0, all others -1; the theorem says 2.67.
-    draws, sizes, sigma, steps, trials = (1,), (20,), 1.0, 50, 100_000
-    rng = np.random.default_rng(0)
-
-    def score(x):
-        drawn = rng.random((trials, steps)) < 0.05
-        sums = np.where(drawn, x, -1.0) + sigma * rng.standard_normal((trials, steps))
-        laws = [
-            0.95 * np.exp(-0.5 * (sums + 1) ** 2) + 0.05 * np.exp(-0.5 * (sums - own) ** 2)
-            for own in (1.0, 0.0)
-        ]
-        return np.log(laws[0] / laws[1]).sum(axis=1)
-
-    with_x, zeroed = score(1.0), score(0.0)
-    half = trials // 2
-    threshold = np.quantile(zeroed[:half], 1 - 1e-4)  # chosen on one half, tested on the other
-    hits, alarms = ((s[half:] > threshold).sum() for s in (with_x, zeroed))
-    confidence = 1e-6
-    power = stats.beta.ppf(confidence / 2, hits, half - hits + 1)
-    size = stats.beta.ppf(1 - confidence / 2, alarms + 1, half - alarms)
-    shown = math.log((power - DELTA) / size)
-    published = PublishedTheorem3(sigma, steps, draws, sizes).estimate_epsilon(DELTA)
-    assert published.value == pytest.approx(2.67, abs=0.01)
-    assert published.value < shown
-    assert shown < MultistageProfile(sigma, steps, draws, sizes).epsilon(DELTA).upper
-
-
 def test_clipping_units_together_bounds_every_function_of_their_examples():
     # A unit's gradient may be any function of its drawn leaves: +-1 by a random table.
     rng = np.random.default_rng(3)
@@ -322,12 +268,8 @@ def test_the_bound_is_below_that_of_known_units():
 
 @pytest.mark.parametrize("tail", [1e-14, 1e-3])
 def test_a_release_keeps_all_mass_of_both_laws_however_coarse_its_tail(tail):
-    ratios = [
-        MultistageProfile(sigma, 1, draws, sizes).release(0.01, tail)
-        for draws, sizes, sigma, *_ in CHECK_VALUES
-    ]
-    ratios += UnitsThenPoissonProfile(2.0, 1, 0.3, 0.2).ratios("upper", 0.01, tail)
-    for ratio in ratios:
+    for draws, sizes, sigma, *_ in CHECK_VALUES:
+        ratio = MultistageProfile(sigma, 1, draws, sizes).release(0.01, tail)
         assert ratio.q.sum() + ratio.zero == pytest.approx(1.0, abs=1e-13)
         assert ratio.p.sum() + ratio.infinity == pytest.approx(1.0, abs=1e-13)
         assert np.all(ratio.q >= 0)
@@ -366,7 +308,7 @@ def test_so_little_noise_that_no_grid_serves_is_priced_as_if_the_draws_were_know
 def test_the_worst_leaf_of_an_uneven_tree_governs():
     paths = ((10, 40), (10, 25), (10, 30))
     worst = WorstLeafProfile(2.0, 50, (1, 5), paths)
-    assert worst.worst_paths() == [(10, 25)]
+    assert lowest_paths(paths) == ((10, 25),)
     assert worst.epsilon(DELTA) == MultistageProfile(2.0, 50, (1, 5), (10, 25)).epsilon(DELTA)
     assert worst.delta(1.0) == MultistageProfile(2.0, 50, (1, 5), (10, 25)).delta(1.0)
 
@@ -385,84 +327,6 @@ def test_very_many_kinds_of_leaves_are_priced_by_the_smallest_sizes():
     smallest = MultistageProfile(2.0, 50, (1, 2, 2), (9, 5, 19)).epsilon(DELTA)
     assert worst.upper == smallest.upper
     assert worst.lower == MultistageProfile(2.0, 50, (1, 2, 2), (9, 5, 30)).epsilon(DELTA).lower
-
-
-def test_poisson_within_random_units_keeps_amplification():
-    bound = UnitsThenPoissonProfile(2.0, 1000, unit_prob=0.1, sampling_prob=0.02).epsilon(DELTA)
-    without_units = PoissonProfile(2.0, 0.02, 1000).epsilon(DELTA)
-    hidden_units = PoissonProfile(2.0, 0.002, 1000).epsilon(DELTA)
-    assert bound.lower == pytest.approx(hidden_units.upper, abs=3e-3)
-    assert hidden_units.upper <= bound.upper < 0.7 * without_units.upper
-    # Drawn without replacement, examples leave a whole unit's trace when their unit is drawn.
-    poisson = UnitsThenPoissonProfile(2.0, 1000, unit_prob=0.01, sampling_prob=0.5).epsilon(DELTA)
-    assert poisson.upper < MultistageProfile(2.0, 1000, (1, 50), (100, 100)).epsilon(DELTA).lower
-
-
-def test_poisson_within_known_units_is_a_mixture_over_how_often_the_unit_is_drawn():
-    # With known units the number of steps that count is Binomial(T, G): an independent formula.
-    steps, unit, rate, sigma, eps = 12, 0.3, 0.2, 1.0, 0.7
-    upper = UnitsThenPoissonProfile(sigma, steps, unit, rate).delta(eps).upper
-    total = 0.0
-    for count in range(1, steps + 1):
-        weight = math.comb(steps, count) * unit**count * (1 - unit) ** (steps - count)
-        total += weight * PoissonProfile(sigma, rate, count).delta(eps).upper
-    assert upper == pytest.approx(total, rel=5e-3)
-
-
-def test_always_drawing_the_unit_is_plain_poisson():
-    bound = UnitsThenPoissonProfile(1.0, 100, 1.0, 0.05).epsilon(DELTA)
-    poisson = PoissonProfile(1.0, 0.05, 100).epsilon(DELTA)
-    assert bound.upper == pytest.approx(poisson.upper, abs=2e-3)
-    assert bound.lower == pytest.approx(poisson.lower, abs=2e-3)
-
-
-def test_a_configuration_is_compared_with_what_keeps_more_amplification():
-    found = compare(2.0, 1000, (1, 5, 5), (10, 25, 25), DELTA)
-    own = found.pop("examples clipped")
-    assert own == MultistageProfile(2.0, 1000, (1, 5, 5), (10, 25, 25)).epsilon(DELTA)
-    assert "not tight" in own.note
-    published = found.pop("published theorem")
-    assert isinstance(published, Estimate)
-    assert published.value < own.lower
-    assert set(found) == {
-        "units of level 2 clipped",
-        "units of level 1 clipped",
-        "Poisson within units",
-    }
-    assert found["units of level 1 clipped"].upper < 0.5 * own.upper
-    assert found["units of level 1 clipped"].upper < found["units of level 2 clipped"].upper
-
-
-# ------------------------------------------------------------------------- what may be printed
-
-
-def test_the_published_theorem_can_not_be_printed_as_a_guarantee():
-    published = PublishedTheorem3(2.0, 100, (1, 5), (10, 10))
-    assert not isinstance(published, PrivacyProfile)
-    assert not hasattr(published, "epsilon")
-    assert not hasattr(published, "delta")
-    estimate = published.estimate_epsilon(DELTA)
-    assert isinstance(estimate, Estimate)
-    assert not isinstance(estimate, (float, Bound))
-    assert "NO GUARANTEE" in str(estimate)
-    for profile in (
-        MultistageProfile(1.0, 1, (1,), (2,)),
-        WorstLeafProfile(1.0, 1, (1,), ((2,),)),
-        UnitsThenPoissonProfile(1.0, 1, 0.5, 0.5),
-    ):
-        assert isinstance(profile, PrivacyProfile)
-
-
-def test_the_published_theorem_is_its_formula():
-    published = PublishedTheorem3(1.0, 1, (1,), (20,))
-    base = GaussianProfile(1.0)
-    for eps in (0.5, 2.0):
-        amplified = math.log1p(0.05 * math.expm1(eps))
-        assert published.estimate_delta(amplified).value == pytest.approx(
-            0.05 * base.delta(eps).upper, rel=1e-9
-        )
-    value = published.estimate_epsilon(1e-4).value
-    assert published.estimate_delta(value).value == pytest.approx(1e-4, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from accounting import Bound, MultistageProfile
-from accounting.multistage import PublishedTheorem3
+from accounting.episodic import PublishedTheorem3
 from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.audit import coupled_audit
 from dpsgd.audit_black_box import black_box_audit, bound_epsilon, scores_of

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
+from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle, UnitTree
 
 SAMPLERS: dict[str, Callable[..., BatchSampler]] = {
     "deterministic": Deterministic,
@@ -34,6 +35,22 @@ def make(request: pytest.FixtureRequest) -> Callable[..., BatchSampler]:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Lets a small data set have many chunks."""
     return lambda size: monkeypatch.setattr("samplers.base.CHUNK", size)
+
+
+@pytest.fixture
+def even_tree() -> Callable[..., UnitTree]:
+    """A tree whose units of level j - 1 all have sizes[j - 1] children."""
+
+    def build(*sizes: int) -> UnitTree:
+        rows = np.arange(math.prod(sizes))
+        columns = {
+            f"level {level}": rows // math.prod(sizes[level:]) for level in range(1, len(sizes))
+        }
+        if not columns:
+            return UnitTree([np.array([0, sizes[0]])], rows.astype(np.int32), [])
+        return UnitTree.from_columns(columns)
+
+    return build
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from accounting import epsilon
-from accounting.contribution import UserPoissonProfile
 from dpsgd.clipping import clipped_grad
 from samplers import BatchSource, Poisson
-from samplers.contribution import UserPoisson, cap_contributions
+from samplers.contribution import cap_contributions
 
 FALSE_ALARM = 1e-6
 
@@ -153,21 +150,6 @@ def test_a_users_whole_data_moves_the_sum_by_at_most_the_clipping_norm(tau):
         assert jax.device_get(jnp.isfinite(gradient)).all()
 
 
-def test_examples_may_be_sampled_at_the_price_of_several_a_user():
-    sampler = UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=1000)
-    assert sampler.unit == "user"
-    assert sampler.privacy(2.0) == UserPoissonProfile(2.0, 100, 0.02, 5)
-    one = UserPoisson(1000, 20, 2, max_contributions=1).privacy(2.0)
-    assert epsilon(one, 1e-5).upper == pytest.approx(
-        epsilon(Poisson(1000, 20, 2).privacy(2.0), 1e-5).upper, abs=2e-3
-    )
-    # The default cap on batches is part of the price, as for Poisson.
-    capped = UserPoisson(1000, 20, 2, max_contributions=5)
-    assert capped.max_batch_size == Poisson(1000, 20, 2).max_batch_size < 1000
-    assert math.isfinite(epsilon(capped.privacy(2.0), 1e-5).upper)
-    assert capped.plan(1, 0).examples.tolist() == Poisson(1000, 20, 2).plan(1, 0).examples.tolist()
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -178,7 +160,6 @@ def test_examples_may_be_sampled_at_the_price_of_several_a_user():
         (lambda: cap_contributions([1, 2], 1, order=[1]), "order needs one row for each of 2"),
         (lambda: cap_contributions([1, 2], 1).data({"x": np.ones(3)}), "'x' has 3 rows, but users"),
         (lambda: cap_contributions([1], 1).data({"weight": np.ones(1)}), 'may be named "weight"'),
-        (lambda: UserPoisson(10, 2, max_contributions=0), "max_contributions must be an integer"),
         (lambda: Poisson(10, 2, unit=""), "unit must name what a row is"),
     ],
 )

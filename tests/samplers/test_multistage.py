@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
-import math
-import pickle
 import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
-from accounting import TruncatedProfile, epsilon
-from accounting.multistage import MultistageProfile, UnitsThenPoissonProfile, WorstLeafProfile
-from samplers import BatchSource
-from samplers.base import CHUNK
-from samplers.multistage import Multistage, UnitsThenPoisson
-from samplers.tree import TreeShape, UnitTree
+from accounting import MultistageProfile, WorstLeafProfile, epsilon
+from samplers import BatchSource, Multistage, UnitTree
 
 FALSE_ALARM = 1e-6
 
 # Units of 3, 2 and 4 examples, the rows in no order.
 SHOP = {"shop": np.array(list("baccbacbc"))}
 TREE = UnitTree.from_columns(SHOP)
-
-
-def even_tree(*sizes):
-    """A tree whose units of level j - 1 all have sizes[j - 1] children."""
-    rows = np.arange(math.prod(sizes))
-    columns = {}
-    for level in range(len(sizes) - 1):
-        columns[f"level {level + 1}"] = rows // math.prod(sizes[level + 1 :])
-    if not columns:
-        return UnitTree([np.array([0, sizes[0]])], rows.astype(np.int32), [])
-    return UnitTree.from_columns(columns)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.sampled_from("xyz")), min_size=1, max_size=40),
-    st.permutations(range(40)),
-)
-@settings(max_examples=50, deadline=None)
-def test_the_tree_has_each_row_once_under_its_own_units(rows, shuffle):
-    a, b = (np.array(column) for column in zip(*rows, strict=True))
-    tree = UnitTree.from_columns({"a": a, "b": b})
-    assert sorted(tree.leaves.tolist()) == list(range(len(rows)))
-    first, second = (tree.units_of(np.arange(len(rows)), level) for level in (1, 2))
-    np.testing.assert_array_equal(tree.labels[0][1][first], a[tree.leaves])
-    np.testing.assert_array_equal(tree.labels[1][1][second], b[tree.leaves])
-    assert tree.labels[0][1].size == len(set(a.tolist()))
-    assert tree.labels[1][1].size == len(set(rows))
-    for position, row in enumerate(tree.leaves):
-        assert tree.label(2, int(second[position])) == f"a={a[row]}, b={b[row]}"
-    places = np.array([place for place in shuffle if place < len(rows)])
-    moved = UnitTree.from_columns({"a": a[places], "b": b[places]})
-    assert [s.tolist() for s in moved.starts] == [s.tolist() for s in tree.starts]
-    assert set(tree.paths()) == {
-        (len(set(a.tolist())), len(set(b[a == x].tolist())), int(np.sum((a == x) & (b == y))))
-        for x, y in zip(a, b, strict=True)
-    }
 
 
 @pytest.mark.parametrize(
@@ -77,7 +31,7 @@ def test_the_tree_has_each_row_once_under_its_own_units(rows, shuffle):
         ((2, 2), (1, 2)),
     ],
 )
-def test_episodes_have_their_exact_law_in_order(assert_law, sizes, draws):
+def test_episodes_have_their_exact_law_in_order(even_tree, assert_law, sizes, draws):
     # Every ordered outcome is a cell: subsets, orders and the independence of units are implied.
     sampler = Multistage(even_tree(*sizes), draws)
     outcomes = [list(itertools.permutations(range(sizes[0]), draws[0]))]
@@ -110,7 +64,7 @@ def test_inclusion_is_uniform_within_uneven_units(assert_law):
 
 
 @pytest.mark.parametrize("size", [40, 65, 1000, 2**20 + 7])
-def test_large_draws_are_distinct_and_uniform(assert_law, size):
+def test_large_draws_are_distinct_and_uniform(even_tree, assert_law, size):
     count = 32
     sampler = Multistage(even_tree(size), (count,))
     first, inside = np.zeros(8), np.zeros(8)
@@ -128,7 +82,7 @@ def test_large_draws_are_distinct_and_uniform(assert_law, size):
         assert stats.binomtest(int(seen), 800 * count, probability).pvalue > FALSE_ALARM
 
 
-def test_an_episode_names_the_unit_of_each_example():
+def test_an_episode_names_the_unit_of_each_example(even_tree):
     tree = even_tree(4, 5, 6)
     sampler = Multistage(tree, (2, 3, 4), epochs=5)
     for step in range(5):
@@ -140,13 +94,11 @@ def test_an_episode_names_the_unit_of_each_example():
             units = episode.units[level - 1].reshape(
                 *episode.units[level - 1].shape, *[1] * (3 - level)
             )
-            assert np.all(tree.units_of(position, level) == units)
-        assert episode.grouped(1).shape == (2, 12)
-        np.testing.assert_array_equal(episode.grouped(2)[0], episode.examples[0, 0])
+            assert np.all(position // (30 if level == 1 else 6) == units)
         assert episode.examples.dtype == episode.units[1].dtype == np.int32
 
 
-def test_steps_are_independent_draws_and_functions_of_the_seed():
+def test_steps_are_independent_draws_and_functions_of_the_seed(even_tree):
     sampler = Multistage(even_tree(30, 30), (3, 4), epochs=10)
     drawn = {sampler.members(seed, step).tobytes() for seed in (0, 1 << 200) for step in range(10)}
     assert len(drawn) == 20
@@ -156,32 +108,6 @@ def test_steps_are_independent_draws_and_functions_of_the_seed():
     assert block.weights.all()
     np.testing.assert_array_equal(block.indices[7], sampler.members(5, 7))
     assert (sampler.num_steps, sampler.steps_per_epoch, sampler.expected_batch_size) == (10, 1, 12)
-
-
-def test_chunks_of_rows_make_up_the_batch(monkeypatch):
-    monkeypatch.setattr("samplers.base.CHUNK", 7)
-    for sampler in (
-        Multistage(even_tree(5, 8), (2, 3)),
-        UnitsThenPoisson(even_tree(5, 8), (2,), 0.4),
-    ):
-        rows = [sampler.participations(9, 0, chunk).examples for chunk in range(sampler.num_chunks)]
-        np.testing.assert_array_equal(np.concatenate(rows), sampler.members(9, 0))
-
-
-def test_a_multistage_sampler_is_a_value():
-    for sampler in (
-        Multistage(TREE, (2, 2), epochs=3),
-        UnitsThenPoisson(TREE, (2,), 0.5, epochs=3),
-    ):
-        twin = dataclasses.replace(sampler)
-        assert sampler == twin
-        assert hash(sampler) == hash(twin)
-        assert pickle.loads(pickle.dumps(sampler)) == sampler
-        assert sampler.with_epochs(4) != sampler
-        assert sampler.with_epochs(4).num_steps == 4
-    other = UnitTree.from_columns({"shop": SHOP["shop"][::-1]})
-    assert Multistage(TREE, (2, 2)) != Multistage(other, (2, 2))
-    assert CHUNK == 65_536
 
 
 # ----------------------------------------------------------------------------- what it costs
@@ -215,55 +141,6 @@ def test_a_sum_that_shows_which_units_were_drawn_is_warned_of():
     assert Multistage(TREE, (1, 2), clipped_level=1).caveats(0.1, 1e-5) == ()
 
 
-def test_poisson_within_units_has_its_law_and_price():
-    sampler = UnitsThenPoisson(TREE, (2,), 0.5, epochs=40, max_batch_size=9)
-    counts, pairs, both_units = np.zeros(9), 0, 0
-    for seed in range(3000):
-        drawn = sampler.members(seed, 1)
-        assert np.all(np.diff(drawn) > 0)
-        counts[drawn] += 1
-        pairs += np.isin([0, 4], drawn).all()  # of one shop
-        both_units += np.unique(SHOP["shop"][drawn]).size == 3
-    assert both_units == 0
-    deviation = math.sqrt(3000 * (1 / 3) * (2 / 3))
-    assert np.all(np.abs(counts - 1000) <= stats.norm.isf(FALSE_ALARM / 18) * deviation)
-    assert stats.binomtest(int(pairs), 3000, 2 / 3 / 4).pvalue > FALSE_ALARM
-    assert sampler.expected_batch_size == pytest.approx(3.0)
-    assert sampler.privacy(1.0) == UnitsThenPoissonProfile(1.0, 40, 2 / 3, 0.5)
-
-
-def test_the_cap_of_poisson_within_units_is_priced_and_uniform():
-    sampler = UnitsThenPoisson(TREE, (2,), 0.3, epochs=10, max_batch_size=4)
-    profile = sampler.privacy(1.0)
-    assert isinstance(profile, TruncatedProfile)
-    # At most 2 x 4 examples are in two units, so that the cut is no likelier than Binomial(8) > 4.
-    assert math.exp(profile.log_overflow_probability) == pytest.approx(
-        stats.binom.sf(4, 8, 0.3), rel=1e-6
-    )
-    members = np.arange(10, 17, dtype=np.int32)
-    survivors = np.zeros(7)
-    for seed in range(3000):
-        (kept,) = sampler.passes(members, seed, 0)
-        assert kept.size == 4
-        survivors[kept - 10] += 1
-    deviation = math.sqrt(3000 * 4 / 7 * 3 / 7)
-    assert np.all(np.abs(survivors - 12000 / 7) <= stats.norm.isf(FALSE_ALARM / 14) * deviation)
-    assert BatchSource(sampler, 3).batch(0).indices.shape == (4,)
-
-
-def test_the_default_cap_of_poisson_within_units_costs_next_to_nothing():
-    tree = even_tree(20, 500)
-    sampler = UnitsThenPoisson(tree, (4,), 0.1, epochs=100)
-    assert sampler.expected_batch_size == pytest.approx(200)
-    assert 200 < sampler.max_batch_size < 400
-    capped, free = (
-        epsilon(profile, 1e-5).upper
-        for profile in (sampler.privacy(1.0), UnitsThenPoissonProfile(1.0, 100, 0.2, 0.1))
-    )
-    assert free <= capped <= free + 2e-3
-    assert sampler.with_epochs(200).max_batch_size == sampler.max_batch_size
-
-
 # --------------------------------------------------------------------------- what is refused
 
 
@@ -272,17 +149,11 @@ def test_the_default_cap_of_poisson_within_units_costs_next_to_nothing():
     [
         (lambda: Multistage(TREE, (2, 3)), r"shop=a has 2 children, fewer than draws\[1\] = 3"),
         (lambda: Multistage(TREE, (4, 1)), r"the root has 3 children, fewer than draws\[0\] = 4"),
-        (lambda: UnitsThenPoisson(TREE, (4,), 0.5), "the root has 3 children"),
         (lambda: Multistage(TREE, (2,)), "draws needs 2 entries"),
         (lambda: Multistage(TREE, (2, 0)), r"draws\[1\] must be at least 1"),
         (lambda: Multistage(TREE, (2, 1), epochs=0), "epochs must be at least 1"),
         (lambda: Multistage(TREE, (2, 1), clipped_level=3), "clipped_level must be in"),
         (lambda: Multistage(TREE, (2, 1), protected_level=1), "must be clipped_level = 2 or"),
-        (lambda: UnitsThenPoisson(TREE, (2,), 0.0), "sampling_prob must be in"),
-        (lambda: UnitsThenPoisson(TREE, (2,), 0.5, max_batch_size=0), "max_batch_size must be"),
-        (lambda: UnitTree.from_columns({}), "at least one column"),
-        (lambda: UnitTree.from_columns({"a": []}), "at least one example"),
-        (lambda: UnitTree.from_columns({"a": [1], "b": [1, 2]}), "one value per example"),
     ],
 )
 def test_impossible_episodes_are_refused_naming_the_unit(build, message):
@@ -309,26 +180,3 @@ def test_draws_from_ten_million_leaves_take_milliseconds():
         for step in range(10):
             assert sampler.members(0, step).size == 8192
         assert (time.process_time() - began) / 10 <= 5e-3
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60))
-@settings(max_examples=100, deadline=None)
-def test_the_shape_has_what_the_prices_need_of_the_tree(rows):
-    a, b = (np.array(column) for column in zip(*rows, strict=True))
-    tree = UnitTree.from_columns({"a": a, "b": b})
-    paths, lowest = tree.paths(), tree.shape.worst_paths
-
-    def below(path, other):
-        return all(x <= y for x, y in zip(path, other, strict=True))
-
-    assert set(lowest) == {p for p in paths if not any(below(q, p) and q != p for q in paths)}
-    assert tree.shape.most_leaves == max(path[-1] for path in paths)
-    for level in range(3):
-        assert tree.shape.smallest(level)[0] == tree.smallest(level)[0]
-    # Of each example, the probability of being reached where each level but the last draws one.
-    sizes = [tree.sizes(level) for level in range(3)]
-    units = [tree.units_of(np.arange(tree.num_leaves), level) for level in (1, 2)]
-    reached = 1 / sizes[0][0] / sizes[1][units[0]]
-    assert tree.shape.mean_leaves == pytest.approx(reached.sum(), rel=1e-12)
-    assert tree.shape.likeliest((1, 1)) == pytest.approx(reached.max(), rel=1e-12)
-    assert TreeShape.from_terms(json.loads(json.dumps(tree.shape.terms()))) == tree.shape == tree

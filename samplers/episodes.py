@@ -1,0 +1,186 @@
+"""Episodes: steps of which each is drawn down a public tree of units, by itself.
+
+A draw costs O(batch), however many leaves the tree has.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from samplers.base import BatchSampler, EpochPlan, Participations
+from samplers.randomness import Key, Stream
+from samplers.tree import TreeShape, UnitTree
+
+
+@dataclass(frozen=True)
+class EpisodeSampler(BatchSampler, abc.ABC):
+    """A sampler of which every step is an episode by itself, drawn from (seed, step) alone.
+
+    An 'epoch' has one step: a run of `epochs` episodes has as many steps. So a batch of any step is
+    drawn at once, without the others of a pass over the data.
+    """
+
+    num_examples: int = field(init=False)
+    batch_size: int = field(init=False)
+    epochs: int = field(default=1, kw_only=True)
+    """Episodes, of one step each."""
+    tree: UnitTree | TreeShape
+    """Units and, as leaves, the examples; of a sampler that is only to be priced, their shape."""
+    draws: tuple[int, ...]
+    """n_1, n_2, ...: how many are drawn of the children of each drawn unit."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """1: an episode is one step."""
+        return 1
+
+    @property
+    def drawn_tree(self) -> UnitTree:
+        """The tree, or ValueError where only its shape is known."""
+        if isinstance(self.tree, TreeShape):
+            raise ValueError("only the shape of this sampler's tree is known: it can not be drawn")
+        return self.tree
+
+    def terms(self) -> dict[str, Any]:
+        """Returns what the price depends on; of the tree, its shape and digest."""
+        return {**super().terms(), "tree": self.tree.shape.terms()}
+
+    @classmethod
+    def from_terms(cls, terms: Mapping[str, Any]) -> EpisodeSampler:
+        """Returns a sampler that has the price of the one whose `terms` these are."""
+        tree, draws = TreeShape.from_terms(terms["tree"]), tuple(terms["draws"])
+        return cls(**{**terms, "tree": tree, "draws": draws})
+
+    @abc.abstractmethod
+    def members(self, seed: int, step: int) -> np.ndarray:
+        """Draws who takes part in a step: int32[size], in the order of `EpochPlan`."""
+
+    def plan(self, seed: int, epoch: int) -> EpochPlan:
+        """Draws one episode."""
+        members = self.members(seed, epoch)
+        return EpochPlan(np.array([0, members.size], np.int64), members)
+
+    def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
+        """Returns the rows of one chunk; it draws the episode, whose rows depend on each other."""
+        rows = self.chunk_range(chunk)
+        members = self.members(seed, epoch)
+        inside = members[(members >= rows.start) & (members < rows.stop)]
+        return Participations(np.sort(inside), np.zeros(inside.size, np.int32))
+
+
+def check_draws(tree: UnitTree | TreeShape, draws: Sequence[int], levels: int) -> tuple[int, ...]:
+    """Returns the draws as integers, each possible for every unit, or raises a ValueError."""
+    if len(draws) != levels:
+        raise ValueError(
+            f"draws needs {levels} entries, one per level of {tree!r} that is drawn without "
+            f"replacement, got {len(draws)}"
+        )
+    checked = []
+    for level, count in enumerate(draws):
+        try:
+            count = operator.index(count)
+        except TypeError:
+            raise ValueError(f"draws[{level}] must be an integer, got {count!r}") from None
+        if count < 1:
+            raise ValueError(f"draws[{level}] must be at least 1, got {count}")
+        size, label = tree.smallest(level)
+        if size < count:
+            raise ValueError(
+                f"{label} has {size} children, fewer than "
+                f"draws[{level}] = {count}: draw fewer, or leave out or merge small units"
+            )
+        checked.append(count)
+    return tuple(checked)
+
+
+def descend(
+    tree: UnitTree, draws: Sequence[int], seed: int, step: int
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Draws down the tree. Returns the nodes of level len(draws), and those of the levels above.
+
+    The former are int64 and the latter int32, of the shape of the draws so far.
+    """
+    node = np.zeros((), np.int64)
+    above: list[np.ndarray] = []
+    for level, count in enumerate(draws):
+        starts, parents = tree.starts[level], node.ravel()
+        sizes = starts[parents + 1] - starts[parents]
+        children = starts[parents][:, None] + _ordered_draws(seed, step, level, sizes, count)
+        if level:
+            above.append(node.astype(np.int32))
+        node = children.reshape(*node.shape, count)
+    return node, tuple(above)
+
+
+def _ordered_draws(seed: int, step: int, level: int, sizes: np.ndarray, count: int) -> np.ndarray:
+    """Draws `count` of {0, ..., size - 1} without replacement, in uniform order, for each size.
+
+    A row of which more than half is not needed reads independent uniform integers until `count`
+    of them differ: the first occurrences are a uniform ordered draw, by symmetry. The others put
+    random 64-bit keys in order. A row that runs out of integers, or has two equal keys, starts
+    again on words of its own; that event has the same probability whatever the row's values would
+    be, so that each row stays exactly uniform. Work is O(rows * count).
+
+    Returns:
+      int64[rows, count].
+    """
+    drawn = np.empty((sizes.size, count), np.int64)
+    for kind, draw in enumerate((_sorted_keys, _first_distinct)):
+        left = np.flatnonzero((sizes > 2 * count) == bool(kind))
+        attempt = 0
+        while left.size:
+            index = (level << 48) | (kind << 40) | attempt
+            key = Key(seed, Stream.PARTICIPATION, step, index)
+            rows, good = draw(key, sizes[left], count)
+            drawn[left[good]] = rows[good]
+            left = left[~good]
+            attempt += 1
+    return drawn
+
+
+def _sorted_keys(key: Key, sizes: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Orders random keys: for sizes <= 2 `count`. Returns rows and which of them are valid."""
+    width = int(sizes.max())
+    keys = key.words64(sizes.size * width).reshape(sizes.size, width).copy()
+    outside = np.arange(width) >= sizes[:, None]
+    keys[outside] = np.iinfo(np.uint64).max
+    order = np.argsort(keys, axis=1)
+    ordered = np.take_along_axis(keys, order, axis=1)
+    # Equal keys matter among a row's own alone; the largest one is the sign of those outside.
+    inside = np.arange(width) < sizes[:, None]
+    equal = (ordered[:, 1:] == ordered[:, :-1]) & inside[:, 1:]
+    largest = (ordered == np.iinfo(np.uint64).max) & inside
+    return order[:, :count], ~(equal.any(axis=1) | largest.any(axis=1))
+
+
+def _first_distinct(key: Key, sizes: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Reads integers until `count` differ: for sizes > 2 `count`. Returns rows and validity."""
+    # On average at most 2 ln 2 count integers are read, of words that are fit as said below.
+    mean = 1.4 * count / (1.0 - int(sizes.max()) / 2**32)
+    width = math.ceil(mean + 8.0 * math.sqrt(mean)) + 8
+    words = key.words32(sizes.size * width).reshape(sizes.size, width).astype(np.uint64)
+    products = words * sizes[:, None].astype(np.uint64)
+    # Lemire (2019), Algorithm 5: words under the remainder are passed over.
+    unfit = (np.uint64(1 << 32) % sizes.astype(np.uint64))[:, None]
+    fit = (products & np.uint64(0xFFFFFFFF)) >= unfit
+    values = products >> np.uint64(32)
+    # Sort (value, place) pairs: the first of each run of equal values is a first occurrence.
+    place = np.arange(width, dtype=np.uint64)
+    values = np.where(fit, values, np.uint64((1 << 32) - 1))  # no size reaches this value
+    pairs = np.sort((values << np.uint64(32)) | place, axis=1)
+    value = pairs >> np.uint64(32)
+    fresh = np.ones(pairs.shape, bool)
+    fresh[:, 1:] = value[:, 1:] != value[:, :-1]
+    fresh &= value != np.uint64((1 << 32) - 1)
+    good = fresh.sum(axis=1) >= count
+    # Back in order of place, what is no first occurrence last.
+    later = np.where(fresh, pairs & np.uint64(0xFFFFFFFF), np.uint64(width))
+    order = np.argsort(later, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(value, order, axis=1).astype(np.int64), good

@@ -1,0 +1,111 @@
+"""Batches of examples that decide each by itself, within units drawn without replacement."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from decimal import Decimal, localcontext
+from typing import cast
+
+import numpy as np
+
+from accounting import PrivacyProfile, TruncatedProfile, UnitsThenPoissonProfile
+from accounting.truncation import log_overflow_probability
+from samplers.episodes import EpisodeSampler, check_draws, descend
+from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
+from samplers.truncation import check_target_delta, cut, default_max_batch_size
+
+
+@dataclass(frozen=True)
+class UnitsThenPoisson(EpisodeSampler):
+    """Draws units at random, then each of their examples by itself: keeps amplification.
+
+    n_1 units are drawn, n_2 of each, ..., n_{L-1}, without replacement; every example of a drawn
+    unit of level L - 1 takes part with probability `sampling_prob`. The price treats the drawn
+    units as known, and so does not depend on what other units contribute.
+
+    A batch of more than `max_batch_size` examples is cut to so many, uniformly at random; the price
+    includes it (see `VariableBatchSampler`). The default costs at most 1e-5 of delta.
+
+    Guarantees (before truncation):
+      * Given the drawn units, examples take part independently, each with `sampling_prob`.
+      * The tree is public, and no guarantee covers it.
+
+    Raises:
+      ValueError: If a unit has fewer children than are drawn of it (the unit is named), or a number
+        is out of range.
+    """
+
+    sampling_prob: float
+    """Probability q with which an example of a drawn unit takes part."""
+    max_batch_size: int | None = field(default=None, kw_only=True)  # type: ignore[assignment]
+    """Rows of a padded batch; by default so many that truncation costs at most 1e-5 of delta."""
+    target_delta: float | None = field(default=None, kw_only=True)
+    """The delta for which the default maximum is chosen; 1 / num_examples by default."""
+
+    def __post_init__(self) -> None:
+        draws = check_draws(self.tree, self.draws, self.tree.num_levels - 1)
+        object.__setattr__(self, "draws", draws)
+        if not 0.0 < self.sampling_prob <= 1.0:
+            raise ValueError(f"sampling_prob must be in (0, 1], got {self.sampling_prob}")
+        check_target_delta(self.target_delta)
+        object.__setattr__(self, "num_examples", self.tree.num_leaves)
+        object.__setattr__(self, "batch_size", max(1, round(self.expected_batch_size)))
+        super().__post_init__()
+        if self.max_batch_size is None:
+            delta = 1.0 / self.num_examples if self.target_delta is None else self.target_delta
+            cap = default_max_batch_size(
+                self.most_examples, self.sampling_prob, self.num_steps, delta
+            )
+            object.__setattr__(self, "max_batch_size", max(1, cap))
+        elif self.max_batch_size < 1:
+            raise ValueError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
+
+    @property
+    def expected_batch_size(self) -> float:
+        """Mean size of a batch, by which the noisy sum is divided."""
+        return self.sampling_prob * math.prod(self.draws) * self.tree.shape.mean_leaves
+
+    @property
+    def most_examples(self) -> int:
+        """Upper bound on the number of examples in the drawn units together."""
+        return min(self.num_examples, math.prod(self.draws) * self.tree.shape.most_leaves)
+
+    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
+        """Returns the leaf level's price, with the drawn units treated as known, and truncation's.
+
+        The leaf whose unit is drawn most often costs most. At most `most_examples` decide about a
+        batch, so that its size is at most Binomial(most_examples, sampling_prob), in law.
+        """
+        likeliest = self.tree.shape.likeliest(self.draws)
+        profile = UnitsThenPoissonProfile(
+            noise_multiplier, self.epochs, likeliest, self.sampling_prob
+        )
+        cap = cast(int, self.max_batch_size)
+        if cap >= self.most_examples:
+            return profile
+        log_psi = log_overflow_probability(self.most_examples, self.sampling_prob, cap)
+        return TruncatedProfile(profile, self.epochs, log_psi)
+
+    def members(self, seed: int, step: int) -> np.ndarray:
+        """Draws who takes part in a step, ascending: int32[size]."""
+        tree = self.drawn_tree
+        nodes, _ = descend(tree, self.draws, seed, step)
+        starts, units = tree.starts[-1], np.sort(nodes, axis=None)
+        ends = np.cumsum(starts[units + 1] - starts[units])
+        with localcontext() as context:  # 1 - q to 50 digits: right for small q
+            context.prec = 50
+            kept = 1 - Decimal(self.sampling_prob)
+        rate = exponential_rate(kept)
+        key = Key(seed, Stream.PARTICIPATION, step, tree.num_levels << 48)
+        trials = bernoulli_successes(key, rate, int(ends[-1]))
+        which = np.searchsorted(ends, trials, side="right")
+        positions = trials - ends[which] + starts[units[which] + 1]
+        return np.sort(tree.leaves[positions])
+
+    def passes(self, members: np.ndarray, seed: int, step: int) -> list[np.ndarray]:
+        """Cuts a step's examples to `max_batch_size` uniformly at random."""
+        cap = cast(int, self.max_batch_size)
+        if members.size <= cap:
+            return [members]
+        return [cut(members, cap, seed, step)]

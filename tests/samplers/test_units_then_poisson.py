@@ -1,0 +1,82 @@
+"""Poisson within random units: its exact law, its cap, its price."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from accounting import TruncatedProfile, UnitsThenPoissonProfile, epsilon
+from samplers import BatchSource, UnitsThenPoisson, UnitTree
+
+FALSE_ALARM = 1e-6
+
+# Units of 3, 2 and 4 examples, the rows in no order.
+SHOP = {"shop": np.array(list("baccbacbc"))}
+TREE = UnitTree.from_columns(SHOP)
+
+
+def test_poisson_within_units_has_its_law_and_price():
+    sampler = UnitsThenPoisson(TREE, (2,), 0.5, epochs=40, max_batch_size=9)
+    counts, pairs, both_units = np.zeros(9), 0, 0
+    for seed in range(3000):
+        drawn = sampler.members(seed, 1)
+        assert np.all(np.diff(drawn) > 0)
+        counts[drawn] += 1
+        pairs += np.isin([0, 4], drawn).all()  # of one shop
+        both_units += np.unique(SHOP["shop"][drawn]).size == 3
+    assert both_units == 0
+    deviation = math.sqrt(3000 * (1 / 3) * (2 / 3))
+    assert np.all(np.abs(counts - 1000) <= stats.norm.isf(FALSE_ALARM / 18) * deviation)
+    assert stats.binomtest(int(pairs), 3000, 2 / 3 / 4).pvalue > FALSE_ALARM
+    assert sampler.expected_batch_size == pytest.approx(3.0)
+    assert sampler.privacy(1.0) == UnitsThenPoissonProfile(1.0, 40, 2 / 3, 0.5)
+
+
+def test_the_cap_of_poisson_within_units_is_priced_and_uniform():
+    sampler = UnitsThenPoisson(TREE, (2,), 0.3, epochs=10, max_batch_size=4)
+    profile = sampler.privacy(1.0)
+    assert isinstance(profile, TruncatedProfile)
+    # At most 2 x 4 examples are in two units, so that the cut is no likelier than Binomial(8) > 4.
+    assert math.exp(profile.log_overflow_probability) == pytest.approx(
+        stats.binom.sf(4, 8, 0.3), rel=1e-6
+    )
+    members = np.arange(10, 17, dtype=np.int32)
+    survivors = np.zeros(7)
+    for seed in range(3000):
+        (kept,) = sampler.passes(members, seed, 0)
+        assert kept.size == 4
+        survivors[kept - 10] += 1
+    deviation = math.sqrt(3000 * 4 / 7 * 3 / 7)
+    assert np.all(np.abs(survivors - 12000 / 7) <= stats.norm.isf(FALSE_ALARM / 14) * deviation)
+    assert BatchSource(sampler, 3).batch(0).indices.shape == (4,)
+
+
+def test_the_default_cap_of_poisson_within_units_costs_next_to_nothing(even_tree):
+    tree = even_tree(20, 500)
+    sampler = UnitsThenPoisson(tree, (4,), 0.1, epochs=100)
+    assert sampler.expected_batch_size == pytest.approx(200)
+    assert 200 < sampler.max_batch_size < 400
+    capped, free = (
+        epsilon(profile, 1e-5).upper
+        for profile in (sampler.privacy(1.0), UnitsThenPoissonProfile(1.0, 100, 0.2, 0.1))
+    )
+    assert free <= capped <= free + 2e-3
+    assert sampler.with_epochs(200).max_batch_size == sampler.max_batch_size
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: UnitsThenPoisson(TREE, (4,), 0.5), "the root has 3 children"),
+        (lambda: UnitsThenPoisson(TREE, (2,), 0.0), "sampling_prob must be in"),
+        (lambda: UnitsThenPoisson(TREE, (2,), 0.5, max_batch_size=0), "max_batch_size must be"),
+        (lambda: UnitsThenPoisson(TREE, (2,), 0.5, target_delta=1.0), "target_delta must be in"),
+    ],
+)
+def test_impossible_draws_are_refused_in_one_line(build, message):
+    with pytest.raises(ValueError, match=message) as refusal:
+        build()
+    assert "\n" not in str(refusal.value)
