@@ -48,7 +48,6 @@ Manurangsi, "Connect the Dots", PoPETs 2022 (the spread of a single loss distrib
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -57,7 +56,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-Array = NDArray[np.float64]
+from accounting.cells import Array, log_normal_cells, spread, up_weight
+from accounting.sums import Pairs
+
 Side = Literal["upper", "lower"]
 
 GAUSSIAN_DRIFT = 1e-13
@@ -148,8 +149,9 @@ class LikelihoodRatio:
                 np.copyto(y, edges - math.log(rate), where=edges > 40.0)
         else:
             y = edges
-        log_q = _log_cells(sigma * y + 0.5 / sigma)
-        log_g = _log_cells(sigma * y - 0.5 / sigma)
+        y = np.concatenate([[-math.inf], y, [math.inf]])
+        log_q = log_normal_cells(sigma * y + 0.5 / sigma)
+        log_g = log_normal_cells(sigma * y - 0.5 / sigma)
         if rate < 1.0:
             with np.errstate(invalid="ignore"):
                 log_p = np.logaddexp(math.log1p(-rate) + log_q, math.log(rate) + log_g)
@@ -163,7 +165,9 @@ class LikelihoodRatio:
             return cls("lower", step, 0.0, first, q, p, offset)
         # All of the first cell is above its grid point if X >= 1 - rate is; else it begins at 0.
         bounded = rate < 1.0 and math.log1p(-rate) >= first * step
-        return _spread_cells(step, first, q, p, offset, bounded)
+        cells = spread(step, p, q, offset, bounded=bounded)
+        offset = np.zeros(q.size)
+        return cls("upper", step, 0.0, first, cells.q, cells.p, offset, cells.zero, cells.infinity)
 
     @classmethod
     def from_masses(
@@ -200,7 +204,7 @@ class LikelihoodRatio:
             grid = (start + np.arange(size)) * step
             offset = _offset(masses, means, grid)
             return cls(side, step, 0.0, start, masses, means, offset, 0.0, 0.0, drift)
-        share = _up_weight(position - index, step)
+        share = up_weight((position - index) * step, step)
         stretch = 1.0 + share * math.expm1(step)
         masses = np.bincount(bins, q * (1.0 - share), size).astype(np.float64)
         masses += np.bincount(bins + 1, q * share, size)
@@ -433,54 +437,6 @@ def _with_drift(value: float, upper: bool, drift: float) -> float:
     return max(0.0, value * (1.0 - drift) - UNDERFLOW)
 
 
-def _log_cells(edges: Array) -> Array:
-    """Log of the standard normal's mass between successive `edges`, from -inf to +inf.
-
-    On the right of 0 upper tails are subtracted, so that no difference of near-ones is taken.
-    """
-    edges = np.concatenate([[-math.inf], edges, [math.inf]])
-    left, right = edges[:-1], edges[1:]
-    flip = left > 0.0
-    low = np.where(flip, -right, left)
-    high = np.where(flip, -left, right)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_low, log_high = special.log_ndtr(low), special.log_ndtr(high)
-        cells = log_high + np.log(-np.expm1(np.minimum(log_low - log_high, 0.0)))
-    return np.where(high > low, cells, -math.inf)
-
-
-def _up_weight(fraction: Array, step: float) -> Array:
-    """Share that goes to the upper of two grid points, of a value `fraction` of a step above."""
-    return np.clip(np.expm1(fraction * step) / math.expm1(step), 0.0, 1.0)
-
-
-def _spread_cells(
-    step: float, first: int, q: Array, p: Array, offset: Array, bounded: bool
-) -> LikelihoodRatio:
-    """Splits the mass of each cell [k, k+1) between its ends.
-
-    The last cell has no upper end but infinity; unless `bounded`, the first has no lower but 0.
-    """
-    up = np.clip(np.expm1(offset) / math.expm1(step), 0.0, 1.0)
-    up[-1] = 0.0
-    stretch = 1.0 + up * math.expm1(step)
-    q_up, p_up = q * up, p * up * math.exp(step) / stretch
-    q_down, p_down = q * (1.0 - up), p * (1.0 - up) / stretch
-    zero = 0.0
-    if not bounded:
-        share = min(math.exp(offset[0] - step), 1.0)
-        zero, q_up[0], p_up[0] = q[0] * (1.0 - share), q[0] * share, p[0]
-        q_down[0] = p_down[0] = 0.0
-    share = min(math.exp(-max(offset[-1], 0.0)), 1.0)
-    infinity, p_down[-1] = p[-1] * (1.0 - share), p[-1] * share
-    q_all, p_all = q_down, p_down
-    q_all[1:] += q_up[:-1]
-    p_all[1:] += p_up[:-1]
-    return LikelihoodRatio(
-        "upper", step, 0.0, first, q_all, p_all, np.zeros(q.size), float(zero), float(infinity)
-    )
-
-
 def _mean_offset(q: Array, p: Array, scaled_q: Array, scaled_p: Array) -> Array:
     """Returns log X of contracted atoms, less that of their grid point g.
 
@@ -505,10 +461,7 @@ def _mean_of_two(
 ) -> LikelihoodRatio:
     """Returns the mean of a_count + b_count copies, from the means of a_count and of b_count.
 
-    Works on sums (value times count), so that both have one grid. The atoms i >= j of a sum are
-    d = i - j apart and add up to exp(i step) (1 + exp(-d step)): between the grid points i + f
-    and i + f + 1 with f = floor(log1p(exp(-d step)) / step), at a split that depends on d alone.
-    Pairs of one f share the multiplication. Where f = 0 for all d > D, running sums take over.
+    Works on sums (value times count), so that both have one grid (see `sums`).
     """
     count = a_count + b_count
     step = a.step
@@ -518,7 +471,7 @@ def _mean_of_two(
     start = min(a.start, b_start)
     size = max(a.start + a.q.size, b_start + b.q.size) - start
     size += math.ceil(math.log(2.0) / step) + 2
-    pairs = _Pairs(step, symmetric=a is b)
+    pairs = Pairs(step, symmetric=a is b)
     first, second = a.start - start, b_start - start
     q = np.zeros(size)
     log_values = scale - math.log(count) + (start + np.arange(size)) * step
@@ -549,129 +502,3 @@ def _mean_of_two(
         infinity,
         drift,
     ).trim()
-
-
-@dataclass(frozen=True)
-class _Pairs:
-    """The sums of two atoms on one grid of log X, by their distance d = i - j >= 0.
-
-    Attributes:
-      step: Distance of grid points in log X.
-      symmetric: Both laws are one: pairs d >= 1 count twice, and once suffices to visit them.
-    """
-
-    step: float
-    symmetric: bool
-
-    def add_upper(self, out: Array, x: Array, x_start: int, y: Array, y_start: int) -> None:
-        """Adds the masses x_i y_j at the sums, split between grid points, to `out`."""
-        self._add_upper(out, x, x_start, y, y_start, 0)
-        if not self.symmetric:
-            self._add_upper(out, y, y_start, x, x_start, 1)
-
-    def add_lower(
-        self,
-        out_q: Array,
-        out_p: Array,
-        x: tuple[Array, Array],
-        x_start: int,
-        y: tuple[Array, Array],
-        y_start: int,
-    ) -> None:
-        """Adds masses x_i y_j, and their means, to the grid point nearest the sum."""
-        self._add_lower(out_q, out_p, x, x_start, y, y_start, 0)
-        if not self.symmetric:
-            self._add_lower(out_q, out_p, y, y_start, x, x_start, 1)
-
-    def _weight(self, d: int) -> float:
-        return 2.0 if self.symmetric and d > 0 else 1.0
-
-    def _runs(
-        self, x: slice, y: slice, first: int, least: float, shift: float
-    ) -> tuple[Array, list[tuple[int, int, int]], int]:
-        """Runs (d0, d1, level) of one level = floor(height + shift), height = log1p(e^{-d h}) / h.
-
-        Only distances >= `first` that occur between the supports `x` and `y` are listed, and none
-        beyond the last, D, at which the height is above `least`. Returns heights, runs, D + 1.
-        """
-        beyond = math.ceil(-math.log(math.expm1(least * self.step)) / self.step) + 1
-        begin = max(first, x.start - y.stop + 1)
-        end = min(x.stop - y.start, beyond)
-        if begin >= end:
-            return np.zeros(0), [], beyond
-        height = np.log1p(np.exp(-np.arange(begin, end) * self.step)) / self.step
-        level = np.floor(height + shift).astype(np.int64)
-        cuts = [0, *(np.flatnonzero(np.diff(level)) + 1).tolist(), level.size]
-        runs = [(begin + i, begin + j, int(level[i])) for i, j in itertools.pairwise(cuts)]
-        return height, runs, beyond
-
-    def _add_upper(
-        self, out: Array, x: Array, x_start: int, y: Array, y_start: int, first: int
-    ) -> None:
-        x_all, y_all = slice(x_start, x_start + x.size), slice(y_start, y_start + y.size)
-        height, runs, beyond = self._runs(x_all, y_all, first, 1.0, 0.0)
-        base = runs[0][0] if runs else 0
-        for begin, end, level in runs:
-            low = max(x_all.start, y_all.start + begin)
-            high = min(x_all.stop, y_all.stop + end - 1)
-            down, up = np.zeros(high - low), np.zeros(high - low)
-            shares = _up_weight(height[begin - base : end - base] - level, self.step)
-            for d in range(begin, end):
-                here = slice(max(low, y_all.start + d), min(high, y_all.stop + d))
-                share = float(shares[d - begin])
-                weight = self._weight(d)
-                mass = y[here.start - d - y_start : here.stop - d - y_start]
-                down[here.start - low : here.stop - low] += (weight * (1.0 - share)) * mass
-                up[here.start - low : here.stop - low] += (weight * share) * mass
-            left = x[low - x_start : high - x_start]
-            out[low + level : high + level] += left * down
-            out[low + level + 1 : high + level + 1] += left * up
-        low = max(x_all.start, y_all.start + max(beyond, first))
-        if low < x_all.stop:
-            # Here the sum lies below the next grid point, at a split e^{-d step}/(e^step - 1).
-            i = np.arange(low, x_all.stop)
-            j = np.minimum(i - max(beyond, first) - y_start, y.size - 1)
-            centre = 0.5 * y.size
-            grow = np.exp((np.arange(y.size) - centre) * self.step)
-            total = np.cumsum(y)[j]
-            mean = np.cumsum(y * grow)[j] * np.exp((centre + y_start - i) * self.step)
-            up = np.minimum(mean / math.expm1(self.step), total)
-            left = self._weight(1) * x[low - x_start :]
-            out[low : x_all.stop] += left * (total - up)
-            out[low + 1 : x_all.stop + 1] += left * up
-
-    def _add_lower(
-        self,
-        out_q: Array,
-        out_p: Array,
-        x: tuple[Array, Array],
-        x_start: int,
-        y: tuple[Array, Array],
-        y_start: int,
-        first: int,
-    ) -> None:
-        (x_q, x_p), (y_q, y_p) = x, y
-        x_all, y_all = slice(x_start, x_start + x_q.size), slice(y_start, y_start + y_q.size)
-        _, runs, beyond = self._runs(x_all, y_all, first, 0.5, 0.5)
-        for begin, end, level in runs:
-            low = max(x_all.start, y_all.start + begin)
-            high = min(x_all.stop, y_all.stop + end - 1)
-            sum_q, sum_p = np.zeros(high - low), np.zeros(high - low)
-            for d in range(begin, end):
-                here = slice(max(low, y_all.start + d), min(high, y_all.stop + d))
-                there = slice(here.start - d - y_start, here.stop - d - y_start)
-                weight = self._weight(d)
-                sum_q[here.start - low : here.stop - low] += weight * y_q[there]
-                sum_p[here.start - low : here.stop - low] += weight * y_p[there]
-            left = slice(low - x_start, high - x_start)
-            out_q[low + level : high + level] += x_q[left] * sum_q
-            out_p[low + level : high + level] += x_p[left] * sum_q + x_q[left] * sum_p
-        low = max(x_all.start, y_all.start + max(beyond, first))
-        if low < x_all.stop:
-            j = np.arange(low, x_all.stop) - max(beyond, first) - y_start
-            j = np.minimum(j, y_q.size - 1)
-            sum_q, sum_p = np.cumsum(y_q)[j], np.cumsum(y_p)[j]
-            left_q = self._weight(1) * x_q[low - x_start :]
-            left_p = self._weight(1) * x_p[low - x_start :]
-            out_q[low : x_all.stop] += left_q * sum_q
-            out_p[low : x_all.stop] += left_p * sum_q + left_q * sum_p

@@ -20,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
+from accounting.cells import Array, log_normal_cells
 from accounting.composition import ComposedLoss, LossDistribution
-from accounting.likelihood_ratio import Array, LikelihoodRatio, Side
+from accounting.likelihood_ratio import LikelihoodRatio, Side
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
@@ -73,7 +74,7 @@ class Mixture(NamedTuple):
         """
         with np.errstate(under="ignore"):
             parts = [
-                weight * np.exp(_log_normal_cells((edges - mean) / self.scale))
+                weight * np.exp(log_normal_cells((edges - mean) / self.scale))
                 for mean, weight in zip(self.means, self.weights, strict=True)
             ]
         return np.sum(parts, axis=0)
@@ -82,20 +83,6 @@ class Mixture(NamedTuple):
         """Returns two points beyond each of which the mass is at most `tail`."""
         far = -self.scale * special.ndtri(tail)
         return float(self.means.min() - far), float(self.means.max() + far)
-
-
-def _log_normal_cells(edges: Array) -> Array:
-    """Log of the standard normal's mass between successive `edges`.
-
-    On the right of 0 upper tails are subtracted, so that no difference of near-ones is taken.
-    """
-    left, right = edges[:-1], edges[1:]
-    flip = left > 0.0
-    low, high = np.where(flip, -right, left), np.where(flip, -left, right)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_low, log_high = special.log_ndtr(low), special.log_ndtr(high)
-        cells = log_high + np.log(-np.expm1(np.minimum(log_low - log_high, 0.0)))
-    return np.where(high > low, cells, -math.inf)
 
 
 def solve_increasing(
@@ -111,47 +98,6 @@ def solve_increasing(
         below = function(middle) < values
         left, right = np.where(below, middle, left), np.where(below, right, middle)
     return 0.5 * (left + right)
-
-
-class Spread(NamedTuple):
-    """Cells of X = P/Q, each split between its two grid points so as to keep mass and mean."""
-
-    q: Array
-    """Q-mass of each grid point first, first + 1, ...: float64[cells]."""
-    p: Array
-    """P-mass of each grid point, = q X: float64[cells]."""
-    zero: float
-    """Q-mass at X = 0."""
-    infinity: float
-    """P-mass at X = infinity."""
-
-
-def spread(first: int, step: float, p: Array, q: Array, *, bounded: bool = True) -> Spread:
-    """Splits cells of P-mass `p` and Q-mass `q` between the grid points that end them.
-
-    Cell k is [e^{(first + k) step}, e^{(first + k + 1) step}) in X. The last one never ends: what
-    its mean exceeds its grid point by goes to infinity. Unless `bounded`, the first one begins at
-    X = 0, and is split between that and its upper end.
-    """
-    log_grid = (first + np.arange(q.size)) * step
-    some = (q > 0.0) & (p > 0.0)
-    above = np.log(np.where(some, p, 1.0)) - np.log(np.where(some, q, 1.0)) - log_grid
-    up = np.where(some, np.clip(np.expm1(np.minimum(above, step)) / math.expm1(step), 0.0, 1.0), 0)
-    up[-1] = 0.0
-    stretch = 1.0 + up * math.expm1(step)
-    q_up, p_up = q * up, p * up * math.exp(step) / stretch
-    q_down, p_down = q * (1.0 - up), p * (1.0 - up) / stretch
-    zero = 0.0
-    if not bounded:
-        share = min(math.exp(float(above[0]) - step), 1.0) if some[0] else 0.0
-        zero, q_up[0], p_up[0] = float(q[0]) * (1.0 - share), q[0] * share, p[0]
-        q_down[0] = p_down[0] = 0.0
-    share = math.exp(-max(float(above[-1]), 0.0)) if some[-1] else 0.0
-    infinity = float(p[-1]) * (1.0 - share)
-    p_down[-1] = p[-1] * share
-    q_down[1:] += q_up[:-1]
-    p_down[1:] += p_up[:-1]
-    return Spread(q_down, p_down, zero, infinity)
 
 
 @dataclass(frozen=True)

@@ -83,17 +83,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from accounting.cells import Array, Spread, log_mean_above, spread
 from accounting.gaussian import GaussianProfile
-from accounting.likelihood_ratio import Array, LikelihoodRatio, Side
+from accounting.likelihood_ratio import LikelihoodRatio, Side
 from accounting.mixtures import (
     CELL_DRIFT,
     LARGEST_LOSS,
     MOST_CELLS,
     Mixture,
     RepeatedProfile,
-    Spread,
     solve_increasing,
-    spread,
 )
 from accounting.poisson import PoissonProfile
 from accounting.profile import (
@@ -381,7 +380,9 @@ class _WorstPair(NamedTuple):
         log_excess = np.log(np.expm1(step * np.arange(1, count)))
         inner = solve_increasing(self.log_excess, log_excess, low, high)
         edges = np.concatenate([[low], inner, [math.inf]])
-        return spread(0, step, p.masses(edges), q.masses(edges))
+        with_x, without_x = p.masses(edges), q.masses(edges)
+        above = log_mean_above(0, step, with_x, without_x)
+        return spread(step, with_x, without_x, above)
 
 
 def _beyond(masses: Array) -> Array:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from accounting.cells import Array, log_mean_above, spread
 from accounting.gaussian import GaussianProfile
-from accounting.likelihood_ratio import ROUNDING, Array, LikelihoodRatio, Side
+from accounting.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.mixtures import (
     CELL_DRIFT,
     LARGEST_LOSS,
@@ -17,7 +18,6 @@ from accounting.mixtures import (
     Mixture,
     RepeatedProfile,
     solve_increasing,
-    spread,
 )
 from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, check_count
 
@@ -126,7 +126,7 @@ class UserPoissonProfile(RepeatedProfile):
         if side == "lower":
             p += rest * q
             return [LikelihoodRatio.from_masses(p, q, step, "lower", drift)]
-        cells = spread(first, step, p, q, bounded=bounded)
+        cells = spread(step, p, q, log_mean_above(first, step, p, q), bounded=bounded)
         return [
             LikelihoodRatio(
                 "upper",
