@@ -19,31 +19,26 @@ The checks of randomness are exact tests, each with a false-alarm probability of
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy import stats
 
 from dpsgd.algorithm import Algorithm, Scales
-from dpsgd.audit_sampler import FALSE_ALARM, Check, sampler_checks
+from dpsgd.audit_noise import noise_checks
+from dpsgd.audit_sampler import Check, sampler_checks
+from dpsgd.audit_step import CompiledStep, recorder
 from dpsgd.keys import RootKey
-from dpsgd.loop import BlockPlan, compiled_block
 from samplers import BatchSampler
 
 PyTree = Any
 
-_ROWS = 16  # examples of the batches that are added up
 _SINGLES = 4  # examples whose contribution is measured alone
-_NOISE_DRAWS = 2**15  # wanted of the law tests: resolves 3 % of sigma
-_NOISE_STEPS = 64  # at most, however few coordinates there are
-_MOST_DRAWS = 2**20  # read of one leaf and step: enough, and quick for a large model
 
 
 @dataclass(frozen=True)
@@ -91,38 +86,6 @@ def _verdict(check: Check) -> str:
     return "FAIL" if not check.passed else "pass" if check.made else "skip"
 
 
-class Recording(NamedTuple):
-    """State of the optimizer that `recorder` returns."""
-
-    count: Any  # int32 scalar: updates seen
-    releases: PyTree  # like the parameters, float32, with a leading axis of slots
-
-
-@functools.cache
-def recorder(slots: int = 1) -> optax.GradientTransformation:
-    """Returns an optimizer that keeps the parameters and writes down the private mean gradients.
-
-    Args:
-      slots: How many of the last gradients are kept; gradient k goes to slot k mod `slots`.
-
-    The same object for the same slots, by which compiled programs can be shared.
-    """
-
-    def init(params: PyTree) -> Recording:
-        zeros = jax.tree.map(lambda p: jnp.zeros((slots, *jnp.shape(p)), jnp.float32), params)
-        return Recording(jnp.zeros((), jnp.int32), zeros)
-
-    def update(gradient, state, params=None):
-        releases = jax.tree.map(
-            lambda kept, g: kept.at[state.count % slots].set(g.astype(jnp.float32)),
-            state.releases,
-            gradient,
-        )
-        return jax.tree.map(jnp.zeros_like, gradient), Recording(state.count + 1, releases)
-
-    return optax.GradientTransformation(init, update)
-
-
 def coupled_audit(
     build: Callable[[optax.GradientTransformation], Algorithm],
     params: PyTree,
@@ -148,96 +111,14 @@ def coupled_audit(
       ValueError: if the mechanism has no noise, or the data no rows.
     """
     root = root or RootKey.from_entropy()
-    step = _CompiledStep(build(recorder()), params, data, root, max_batch_size)
+    step = CompiledStep(build(recorder()), params, data, root, max_batch_size)
     sampler = step.mechanism.sampler
-    checks = _sum_checks(step) + _noise_checks(step)
+    checks = _sum_checks(step) + noise_checks(step)
     checks += sampler_checks(sampler, claimed or sampler, seed=step.sampling_seed)
     return AuditReport(tuple(checks))
 
 
-class _CompiledStep:
-    """The loop's compiled program, one step at a time, as a function of who takes part."""
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        params: PyTree,
-        data: PyTree,
-        root: RootKey,
-        max_batch_size: int | None,
-    ):
-        self.mechanism = algorithm.mechanism
-        if self.mechanism.noise_multiplier == 0:
-            raise ValueError("there is nothing to audit: noise_multiplier is 0")
-        rows = {len(leaf) for leaf in jax.tree.leaves(data)}
-        if len(rows) != 1 or 0 in rows:
-            raise ValueError(f"the audit needs data with equally many rows, got {sorted(rows)}")
-        # Where blocks of rows are clipped as one, a block stands for an example from here on.
-        self.block = math.prod(self.mechanism.sampler.clipped_shape)
-        # With room for at least one row of padding.
-        width = max_batch_size or self.mechanism.sampler.max_batch_size
-        self.width = -(-max(width, (_ROWS + 2) * self.block) // self.block) * self.block
-        self.passes = 2 if self.mechanism.sampler.accumulates else 1
-        self.rows = min(_ROWS, min(rows) // self.block)
-        self.poison = self.rows
-        self.poisoned, self._data = _with_poison(data, self.rows * self.block, self.block)
-        self.scales = self.mechanism.scales()
-        self._run = compiled_block(algorithm)
-        self._key = jnp.asarray(self.mechanism.noise_key(root, 0))
-        self.sampling_seed = root.sampling_seed(0)
-        # As in the loop: one program for the first state and for those that follow.
-        state = algorithm.init(jax.tree.map(jnp.array, params))
-        self._state = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
-
-    def __call__(
-        self, members: Sequence[int], scales: Scales, *, step: int = 3, padding: int = 0
-    ) -> list[np.ndarray]:
-        """Returns the noised sum, the release times b: one float32 array a leaf.
-
-        Args:
-          members: Rows of the data that take part.
-          scales: C, sigma C and b.
-          step: Number of the update, which names the noise.
-          padding: Row of the data to which the indices of the padding point.
-        """
-        shape = self.passes, self.width // self.block, self.block
-        # Strewn among the padding, so that they meet in some microbatches and not in others.
-        taking = np.array(members, np.int32)
-        places = np.random.default_rng(0).permutation(math.prod(shape[:2]))[: taking.size]
-        where = np.unravel_index(places, shape[:2])
-        blocks, weights = np.full(shape, padding, np.int32), np.zeros(shape, np.float32)
-        blocks[where], weights[where] = taking[:, None], 1.0
-        indices = blocks * self.block + np.arange(self.block, dtype=np.int32)
-        plan = BlockPlan(
-            indices.reshape(self.passes, self.width),
-            weights.reshape(self.passes, self.width),
-            np.array([0, self.passes], np.int32),
-            np.int32(1),
-        )
-        state = self._state._replace(step=jnp.int32(step))
-        self._state, _ = self._run(state, self._data, plan, self._key, scales)
-        releases = jax.tree.leaves(self._state.opt_state.releases)
-        # A copy: the recording is donated to the next call.
-        return [np.array(leaf[0]).ravel() * scales.expected_batch_size for leaf in releases]
-
-
-def _with_poison(data: PyTree, rows: int, block: int) -> tuple[bool, PyTree]:
-    """Returns the first rows and `block` whose floats are NaN, and whether there are floats."""
-    poisoned = False
-
-    def column(leaf):
-        nonlocal poisoned
-        leaf = np.asarray(leaf[:rows])
-        last = leaf[-block:]
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            poisoned, last = True, np.full_like(last, np.nan)
-        return np.concatenate([leaf, last])
-
-    columns = jax.tree.map(column, data)
-    return poisoned, columns
-
-
-def _sum_checks(step: _CompiledStep) -> list[Check]:
+def _sum_checks(step: CompiledStep) -> list[Check]:
     """Checks what an example, padding and a poisoned example can do to a step's sum."""
     real = step.scales
     clip = float(real.l2_clip_norm)
@@ -318,90 +199,14 @@ def _sum_checks(step: _CompiledStep) -> list[Check]:
     return checks
 
 
-def _noise_checks(step: _CompiledStep) -> list[Check]:
-    """Checks the law of the noise, which is all that the release of an empty batch consists of."""
-    stddev = float(step.scales.noise_stddev)
-    size = sum(leaf.size for leaf in step([], step.scales))
-    count = min(max(2, math.ceil(_NOISE_DRAWS / size)), _NOISE_STEPS)
-    steps = [[leaf[:_MOST_DRAWS] for leaf in step([], step.scales, step=t)] for t in range(count)]
-    leaves = [np.stack(leaf).astype(np.float64) / stddev for leaf in zip(*steps, strict=True)]
-    alls = np.concatenate([leaf.ravel() for leaf in leaves])
-
-    # Sum of squares: chi-square with as many degrees of freedom as draws, for all and each leaf.
-    samples = [alls, *leaves]
-    pvalue = min(_variance_pvalue(sample) for sample in samples) * len(samples)
-    ratio = math.sqrt(float(np.mean(alls**2)))
-    resolution = 5.7 / math.sqrt(2 * alls.size)
-    checks = [
-        Check(
-            "noise has standard deviation sigma C, in every leaf",
-            pvalue > FALSE_ALARM,
-            f"{ratio:.4g} sigma C over {alls.size:,} draws (resolves {100 * resolution:.2g} %)",
-        ),
-    ]
-    pvalue = float(stats.kstest(alls[:_MOST_DRAWS], "norm").pvalue)
-    checks.append(
-        Check("noise is normal", pvalue > FALSE_ALARM, f"Kolmogorov-Smirnov p = {pvalue:.2g}")
-    )
-
-    pairs = {
-        "steps": [(leaf[:-1], leaf[1:]) for leaf in leaves]
-        + [(leaf[:1], leaf[-1:]) for leaf in leaves],
-        "leaves": [_common(a, b) for i, a in enumerate(leaves) for b in leaves[i + 1 : i + 3]],
-        "coordinates": [(leaf[:, 0::2], leaf[:, 1::2]) for leaf in leaves if leaf.shape[1] > 1],
-    }
-    for name, together in pairs.items():
-        values = [_correlation_pvalue(*pair) for pair in together] or [1.0]
-        pvalue = min(1.0, min(values) * len(values))
-        checks.append(
-            Check(
-                f"noise of different {name} is independent",
-                pvalue > FALSE_ALARM,
-                f"correlation p = {pvalue:.2g}",
-            )
-        )
-    return checks
-
-
-def _common(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    size = min(a.shape[1], b.shape[1])
-    return a[:, :size], b[:, :size]
-
-
-def _variance_pvalue(draws: np.ndarray) -> float:
-    square = float(np.sum(draws**2))
-    below = float(stats.chi2.cdf(square, draws.size))
-    above = float(stats.chi2.sf(square, draws.size))
-    return 2 * min(below, above) if math.isfinite(square) else 0.0
-
-
-def _correlation_pvalue(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns the exact p-value of the uncentred correlation of normal draws of mean 0.
-
-    For independent a and b, r = <a, b> / (|a| |b|) is the cosine between a fixed and a uniform
-    direction of R^N: r sqrt((N - 1) / (1 - r^2)) has Student's law with N - 1 degrees of freedom.
-    """
-    size = min(a.size, b.size)
-    a, b = a.ravel()[:size], b.ravel()[:size]
-    norm = math.sqrt(float(np.sum(a * a)) * float(np.sum(b * b)))
-    if size < 2:
-        return 1.0
-    if not 0 < norm < math.inf:
-        return 0.0
-    r = min(1.0, abs(float(np.sum(a * b))) / norm)
-    if r == 1.0:
-        return 0.0
-    return 2 * float(stats.t.sf(r * math.sqrt((size - 1) / (1 - r * r)), size - 1))
-
-
-def _rounding(step: _CompiledStep, scales: Scales, rows: int) -> float:
+def _rounding(step: CompiledStep, scales: Scales, rows: int) -> float:
     """Bounds how far rounding moves a combination of four releases of up to `rows` examples.
 
     Per coordinate: the sum goes to the noise's grid (a cell at most, 2^-18 noise deviations), the
     release is rounded a few times relative to itself, in the parameters' type; and adding `rows`
     float32 terms, of norm C at most each, errs by rows^2 / 2 units of 2^-24 C in norm.
     """
-    leaves = jax.tree.leaves(step._state.params)
+    leaves = jax.tree.leaves(step.params)
     size = sum(leaf.size for leaf in leaves)
     unit = max(float(jnp.finfo(leaf.dtype).eps) for leaf in leaves)
     clip, noise = float(scales.l2_clip_norm), _noise(scales)

@@ -8,16 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from scipy import stats
 
 from dpsgd import Mechanism, RootKey, dpsgd
-from dpsgd.audit import (
-    AuditReport,
-    _correlation_pvalue,
-    _variance_pvalue,
-    coupled_audit,
-    recorder,
-)
+from dpsgd.audit import AuditReport, coupled_audit
 from dpsgd.audit_sampler import sampler_checks
 from samplers import BallsAndBins, Poisson
 
@@ -123,26 +116,3 @@ def test_what_cannot_be_audited_is_refused():
         audit(data=ROWS | {"y": ROWS["y"][:-1]})
     with pytest.raises(ValueError, match="equally many rows"):
         audit(data=jax.tree.map(lambda column: column[:0], ROWS))
-
-
-def test_the_recorder_keeps_the_last_gradients_and_moves_nothing():
-    optimizer = recorder(slots=2)
-    params = start()
-    state = optimizer.init(params)
-    for k in (1.0, 2.0, 3.0):
-        gradient = jax.tree.map(lambda leaf, k=k: jnp.full_like(leaf, k), params)
-        updates, state = optimizer.update(gradient, state, params)
-        assert not any(np.any(leaf) for leaf in jax.tree.leaves(updates))
-    assert state.releases["w"][:, 0].tolist() == [3.0, 2.0]
-
-
-@pytest.mark.parametrize("size", [2, 3, 100])
-@pytest.mark.parametrize(
-    "pvalue",
-    [_variance_pvalue, lambda draws: _correlation_pvalue(draws, draws[::-1] * 0 + 1)],
-    ids=["variance", "correlation"],
-)
-def test_p_values_of_normal_draws_are_uniform(pvalue, size):
-    rng = np.random.default_rng(1)
-    found = [pvalue(rng.normal(size=size)) for _ in range(2_000)]
-    assert stats.kstest(found, "uniform").pvalue > 1e-6

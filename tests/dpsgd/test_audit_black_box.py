@@ -8,7 +8,8 @@ import pytest
 
 from accounting import Bound, GaussianProfile, PoissonProfile, epsilon
 from dpsgd import Mechanism, RootKey, dpsgd
-from dpsgd.audit_black_box import _Runs, black_box_audit, bound_epsilon, scores_of
+from dpsgd.audit_black_box import black_box_audit, bound_epsilon
+from dpsgd.audit_runs import Runs, scores_of
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 
 pytestmark = pytest.mark.audit
@@ -172,7 +173,7 @@ def test_the_amplified_gaussian_is_the_certified_price_of_one_poisson_step():
 def test_false_alarms_of_whole_runs_are_as_rare_as_stated():
     sigma, delta = 1.0, 0.05
     mechanism = Mechanism(Deterministic(2, 2), sigma, l2_clip_norm=1.0)
-    runs = _Runs(mechanism, RootKey.from_insecure_seed(2), dpsgd, lambda line: None)
+    runs = Runs(mechanism, RootKey.from_insecure_seed(2), dpsgd, lambda line: None)
     exact = GaussianProfile(sigma).epsilon(delta).upper
     found = [
         bound_epsilon(runs.scores, Bound(exact, exact), delta=delta, trials=600).epsilon_lower

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train_blocks
-from dpsgd.audit import recorder
+from dpsgd.audit_step import recorder
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
 N, B, EPOCHS, CLIP = 60, 8, 2, 0.5

@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train_blocks
-from dpsgd.audit import coupled_audit, recorder
+from dpsgd.audit import coupled_audit
+from dpsgd.audit_step import recorder
 from dpsgd.checkpoint import Checkpoint, Checkpoints
 from dpsgd.guarantee import FLOATING_POINT
 from dpsgd.history import NO_HEAD, LedgerError, Terms

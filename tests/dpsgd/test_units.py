@@ -12,7 +12,8 @@ from accounting import Bound, MultistageProfile
 from accounting.episodic import PublishedTheorem3
 from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.audit import coupled_audit
-from dpsgd.audit_black_box import black_box_audit, bound_epsilon, scores_of
+from dpsgd.audit_black_box import black_box_audit, bound_epsilon
+from dpsgd.audit_runs import scores_of
 from samplers import (
     BallsAndBins,
     Deterministic,
