@@ -1,0 +1,261 @@
+"""Samples of the privacy loss of balls-and-bins, or of upper bounds on it.
+
+Setting (one epoch, clipping norm 1). Under P the observation is x ~ N(e_t, σ² I) with t uniform on
+the T bins, under Q it is x ~ N(0, σ² I). As the likelihood ratio is symmetric in the coordinates,
+P may be replaced by N(e_1, σ² I). The privacy loss of x is
+
+    log dP/dQ(x) = log( (1/T) Σ_t exp(x_t/σ² - 1/(2σ²)) ),
+
+`direction="remove"` takes L = log dP/dQ under P, `direction="add"` takes L = -log dP/dQ under Q,
+and in both the divergence is H_ε = E[(1 - e^{ε-L})_+].
+
+**Importance sampling.** Where the loss is at most ε outside an event A,
+H_ε = Pr(A) E[(1 - e^{ε-L})_+ | A].
+
+- remove: y = x - e_1 is iid N(0, σ²), and A = {max_t y_t >= c} with Pr(A) = 1 - Φ(c/σ)^T and
+  c = 1/2 + σ²(ε - log(1 + (e^{1/σ²} - 1)/T)): if every y_t < c, then
+  Σ_t e^{x_t/σ²} < e^{c/σ²} (e^{1/σ²} + T - 1), so L < (c - 1/2)/σ² + log(1 + (e^{1/σ²} - 1)/T) = ε.
+- add: A = {max_t x_t <= c} with Pr(A) = Φ(c/σ)^T and c = 1/2 + σ²(log T - ε): if some x_t > c, then
+  dP/dQ > e^{(c - 1/2)/σ²}/T = e^{-ε}.
+
+**Order statistics.** With the r_i-th largest of the draws at hand (r_1 < ... < r_R, r_0 = 0), draws
+of rank r_i ... r_{i+1} - 1 are at most the r_i-th largest, and draws of rank r_{i-1} + 1 ... r_i at
+least it:
+
+    Σ_i (r_i - r_{i-1}) e^{x_(r_i)/σ²}  <=  Σ_t e^{x_t/σ²}  <=  Σ_i (r_{i+1} - r_i) e^{x_(r_i)/σ²}
+
+(right side: r_1 = 1, r_{R+1} = one more than the number of draws). Each loss is replaced by an
+upper bound on it, so a few hundred draws stand for a million bins, and what is estimated bounds
+H_ε from above.
+
+All sampling is by the inverse distribution function in log space: nothing is lost at a million
+bins, nor for events of probability 1e-300.
+
+Source: L. Chua et al., Balls-and-Bins Sampling for DP-SGD, AISTATS 2025, arXiv:2412.16802
+(Algorithms 4, 5, 6, 10 and 11, Appendix B).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtri_exp
+
+from accounting.profile import check_count, check_noise_multiplier
+
+Direction = Literal["remove", "add"]
+Floats = NDArray[np.float64]
+
+# Entries of the largest temporary array; several of them live at once (about 100 MB in all).
+_CHUNK_ENTRIES = 2**21
+
+
+def geometric_ranks(num_draws: int, growth: float = 1.02) -> tuple[int, ...]:
+    """Returns ranks 1, 2, 3, ... that grow by the factor `growth`, up to `num_draws`.
+
+    The top ranks, which carry the privacy loss, are all kept; the bulk is kept at a relative
+    spacing of `growth` - 1.
+
+    >>> geometric_ranks(20, growth=1.5)
+    (1, 2, 3, 4, 6, 9, 13, 19)
+    """
+    if not growth > 1.0:
+        raise ValueError(f"growth must exceed 1, got {growth}")
+    ranks, rank = [], 1
+    while rank <= num_draws:
+        ranks.append(rank)
+        rank = max(rank + 1, int(rank * growth))
+    return tuple(ranks)
+
+
+def log_order_statistics(
+    rng: np.random.Generator, size: int, num_draws: int, ranks: Sequence[int]
+) -> Floats:
+    """Samples log U for the largest of `num_draws` uniform draws, jointly at the given ranks.
+
+    With r_0 = 0 and independent y_i ~ Beta(n - r_i + 1, r_i - r_{i-1}), the r_i-th largest of n
+    uniform draws is y_1 ... y_i: given the r_{i-1}-th largest, the n - r_{i-1} draws below it are
+    iid uniform below it, and y_i is the (r_i - r_{i-1})-th largest of them relative to it.
+
+    Args:
+      rng: Source of randomness.
+      size: Number of independent samples.
+      num_draws: n.
+      ranks: r_1 < ... < r_R, each in [1, n].
+
+    Returns:
+      log of the order statistics, float64 of shape [size, R].
+
+    Source: Chua et al., arXiv:2412.16802, Algorithm 6.
+    """
+    r = np.asarray(ranks, dtype=np.int64)
+    gaps = np.diff(r, prepend=0)
+    if r.size and (np.any(gaps < 1) or r[-1] > num_draws):
+        raise ValueError(f"ranks must increase strictly within [1, {num_draws}], got {ranks}")
+    # 1 - y ~ Beta(gap, n - r + 1) is what is small, so it is what is drawn.
+    return np.cumsum(np.log1p(-rng.beta(gaps, num_draws - r + 1.0, (size, r.size))), axis=1)
+
+
+def _draws_below(
+    rng: np.random.Generator,
+    log_ceiling: Floats,
+    num_draws: int,
+    ranks: Sequence[int] | None,
+    direction: Direction,
+) -> tuple[Floats, Floats]:
+    """Draws standard normals below a ceiling: values [size, K] and weights [K] that stand for them.
+
+    `log_ceiling` [size] is log Φ of the ceiling. Under `ranks` the weighted sum of any increasing
+    function bounds the sum over all draws: from above for "remove", from below for "add".
+    """
+    size = log_ceiling.size
+    if ranks is None:
+        log_cdf = log_ceiling[:, None] - rng.standard_exponential((size, num_draws))
+        weights = np.ones(num_draws)
+    else:
+        kept = [r for r in ranks if r <= num_draws]
+        log_cdf = log_ceiling[:, None] + log_order_statistics(rng, size, num_draws, kept)
+        bounds = [*kept, num_draws + 1] if direction == "remove" else [0, *kept]
+        weights = np.diff(bounds).astype(np.float64)
+    # A draw of exactly log 1 would be an infinite normal.
+    return ndtri_exp(np.minimum(log_cdf, -1e-300)), weights
+
+
+def _log_weighted_sum_exp(values: Floats, weights: Floats) -> Floats:
+    top = values.max(axis=1)
+    return top + np.log(np.exp(values - top[:, None]) @ weights)
+
+
+def _event_ceiling(
+    epsilon: float, noise_multiplier: float, bins: int, direction: Direction
+) -> float:
+    """Returns c/σ, where c bounds the event outside which the loss is at most `epsilon`."""
+    variance = noise_multiplier**2
+    if direction == "remove":
+        # log(1 + (e^{1/σ²} - 1)/T) with no overflow at small σ.
+        log_ratio = np.logaddexp(
+            math.log1p(-1.0 / bins) if bins > 1 else -math.inf, 1.0 / variance - math.log(bins)
+        )
+        return float((0.5 + variance * (epsilon - log_ratio)) / noise_multiplier)
+    return (0.5 + variance * (math.log(bins) - epsilon)) / noise_multiplier
+
+
+def event_probability(
+    epsilon: float, *, noise_multiplier: float, bins: int, direction: Direction
+) -> float:
+    """Returns the probability of the event outside which the privacy loss is at most `epsilon`.
+
+    1 - Φ(c/σ)^T under P for "remove", Φ(c/σ)^T under Q for "add" (T = `bins`; c as in the module's
+    docstring). It bounds H_ε, and importance sampling costs about 1/probability times fewer
+    samples.
+
+    Source: Chua et al., arXiv:2412.16802, Algorithm 5.
+    """
+    ceiling = _event_ceiling(epsilon, noise_multiplier, bins, direction)
+    log_below = bins * float(log_ndtr(ceiling))
+    return -math.expm1(log_below) if direction == "remove" else math.exp(log_below)
+
+
+def sample_losses(
+    rng: np.random.Generator,
+    num_samples: int,
+    *,
+    noise_multiplier: float,
+    bins: int,
+    direction: Direction,
+    epochs: int = 1,
+    ranks: Sequence[int] | None = None,
+    event_epsilon: float | None = None,
+) -> Floats:
+    """Samples the privacy loss of balls-and-bins, or an upper bound on it.
+
+    Args:
+      rng: Source of randomness.
+      num_samples: Number of independent samples.
+      noise_multiplier: σ.
+      bins: T, the number of batches of one epoch.
+      direction: "remove": log dP/dQ under P; "add": -log dP/dQ under Q.
+      epochs: Number of epochs with bins drawn anew: the sum of as many independent losses.
+      ranks: Ranks whose order statistics stand for all coordinates (1 first); the result is then an
+        upper bound on a loss. None samples every coordinate: exact, at a cost of T normals for each
+        sample.
+      event_epsilon: ε of the event A; samples are then drawn given A. None samples without
+        condition.
+
+    Returns:
+      Losses, float64 of shape [num_samples]. Temporary memory is about 100 MB whatever the sizes.
+
+    Source: Chua et al., arXiv:2412.16802, Algorithms 4, 6, 10, 11 and Appendix B.3.
+    """
+    check_noise_multiplier(noise_multiplier)
+    check_count("bins", bins)
+    check_count("epochs", epochs)
+    check_count("num_samples", num_samples)
+    if direction not in ("remove", "add"):
+        raise ValueError(f'direction must be "remove" or "add", got {direction!r}')
+    if ranks is not None and (len(ranks) == 0 or ranks[0] != 1):
+        raise ValueError(f"ranks must begin with 1, got {ranks}")
+    if event_epsilon is not None and epochs != 1:
+        raise ValueError("importance sampling is for one epoch; drop event_epsilon")
+    width = 2 + (bins if ranks is None else len(ranks))
+    chunk = max(1, _CHUNK_ENTRIES // width)
+    losses = np.zeros(num_samples)
+    for start in range(0, num_samples, chunk):
+        part = losses[start : start + chunk]
+        for _ in range(epochs):
+            part += _losses(rng, part.size, noise_multiplier, bins, direction, ranks, event_epsilon)
+    return losses
+
+
+def _losses(
+    rng: np.random.Generator,
+    size: int,
+    noise_multiplier: float,
+    bins: int,
+    direction: Direction,
+    ranks: Sequence[int] | None,
+    event_epsilon: float | None,
+) -> Floats:
+    """One chunk of one epoch of `sample_losses`."""
+    scale = 1.0 / noise_multiplier  # x_t/σ² = (y_t + shift)/σ² = scale * (z_t + scale * shift)
+    ceiling = (
+        math.inf
+        if event_epsilon is None
+        else _event_ceiling(event_epsilon, noise_multiplier, bins, direction)
+    )
+    if direction == "add":
+        log_ceiling = np.full(size, float(log_ndtr(ceiling)))
+        z, weights = _draws_below(rng, log_ceiling, bins, ranks, direction)
+        return math.log(bins) + 0.5 * scale**2 - _log_weighted_sum_exp(scale * z, weights)
+    if event_epsilon is None:
+        shifted = rng.standard_normal((size, 1)) + scale
+        z, weights = _draws_below(rng, np.zeros(size), bins - 1, ranks, direction)
+        columns = [shifted, z]
+        weights = np.concatenate([np.ones(1), weights])
+    else:
+        # The largest of the T iid normals, given that it exceeds the ceiling: its distribution
+        # function to the power T is uniform on [Φ^T, 1].
+        above = -math.expm1(bins * float(log_ndtr(ceiling)))
+        log_top = np.minimum(np.log1p(-above * rng.random(size)) / bins, -1e-300)
+        top = ndtri_exp(log_top)[:, None]
+        if bins == 1:
+            columns, weights = [top + scale], np.ones(1)
+        else:
+            # It sits at the shifted coordinate with probability 1/T. The others are iid below it,
+            # and one of them, `other`, is set apart: it is the shifted coordinate where the largest
+            # is not.
+            other, _ = _draws_below(rng, log_top, 1, None, direction)
+            at_shifted = rng.random((size, 1)) < 1.0 / bins
+            z, weights = _draws_below(rng, log_top, bins - 2, ranks, direction)
+            columns = [
+                np.where(at_shifted, top, other) + scale,
+                np.where(at_shifted, other, top),
+                z,
+            ]
+            weights = np.concatenate([np.ones(2), weights])
+    terms = scale * np.concatenate(columns, axis=1)
+    return _log_weighted_sum_exp(terms, weights) - math.log(bins) - 0.5 * scale**2

@@ -1,0 +1,58 @@
+"""The events of the maximum prove lower bounds: below the truth, and the best of their kind."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import log_ndtr
+
+from accounting.monte_carlo import max_event_lower_bound
+
+DIRECTIONS = ["remove", "add"]
+
+
+@pytest.mark.parametrize("bins", [1, 2, 3])
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", [0.0, 2.0, 6.0])
+def test_max_event_bound_lies_below_the_truth_and_is_exact_for_one_bin(
+    quadrature, bins, sigma, epsilon
+):
+    truth = max(quadrature(epsilon, sigma, bins, direction) for direction in DIRECTIONS)
+    bound = max_event_lower_bound(epsilon, noise_multiplier=sigma, bins=bins)
+    assert bound <= truth * (1 + (1e-3 if bins == 3 else 1e-6))
+    if bins == 1:
+        assert bound == pytest.approx(truth, rel=1e-6)
+    assert bound > 0.3 * truth
+
+
+def test_max_event_bound_of_shuffling_one_bin_is_the_gaussian(quadrature):
+    bound = max_event_lower_bound(1.0, noise_multiplier=0.7, bins=1, shifts=(2.0, 1.0))
+    assert bound == pytest.approx(quadrature(1.0, 0.7, 1, "remove"), rel=1e-6)
+
+
+@pytest.mark.parametrize("shifts", [(1.0, 0.0), (2.0, 1.0)])
+@pytest.mark.parametrize(("sigma", "bins", "epsilon"), [(0.5, 100, 1.0), (0.4, 5000, 6.0)])
+def test_max_event_bound_is_the_best_event_of_a_fine_search(shifts, sigma, bins, epsilon):
+    c = np.linspace(-10 * sigma, 2 + 10 * sigma, 400_001)
+    p, q = (-np.expm1(log_ndtr((c - s) / sigma) + (bins - 1) * log_ndtr(c / sigma)) for s in shifts)
+    best = max(np.max(p - math.exp(epsilon) * q), np.max((1 - q) - math.exp(epsilon) * (1 - p)))
+    bound = max_event_lower_bound(epsilon, noise_multiplier=sigma, bins=bins, shifts=shifts)
+    assert bound == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 10.0, 800.0])
+@pytest.mark.parametrize(("sigma", "bins"), [(0.02, 10**6), (20.0, 1), (0.1, 10**6)])
+def test_max_event_bound_is_a_number_between_zero_and_one_at_extremes(sigma, bins, epsilon):
+    assert 0.0 <= max_event_lower_bound(epsilon, noise_multiplier=sigma, bins=bins) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: max_event_lower_bound(-1.0, noise_multiplier=1.0, bins=2), "epsilon"),
+        (lambda: max_event_lower_bound(1.0, noise_multiplier=0.0, bins=2), "noise_multiplier"),
+    ],
+)
+def test_bad_input_is_refused_with_its_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
