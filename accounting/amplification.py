@@ -104,6 +104,9 @@ def laplace_noise_scale(epsilon: float, num_examples: int, sampling_prob: float 
       epsilon: ε > 0, the guarantee of one release.
       num_examples: n.
       sampling_prob: p in (0, 1]; 1 is the full mean.
+
+    >>> round(laplace_noise_scale(0.1, 1000) / laplace_noise_scale(0.1, 1000, 0.1), 3)
+    0.719
     """
     check_count("num_examples", num_examples)
     _check_positive("epsilon", epsilon)
@@ -216,19 +219,6 @@ class SubsamplingAdvice:
     penalty: float
     gaussian_batch_size: int
     laplace_batch_size: int
-
-    def gaussian_penalty(self, batch_size: float) -> float:
-        """Estimates the factor on Gaussian noise at an expected batch size (many steps)."""
-        return gaussian_noise_penalty_many_steps(self._ratio(batch_size))
-
-    def laplace_penalty(self, batch_size: float) -> float:
-        """Bounds the factor on Laplace noise at an expected batch size."""
-        return laplace_noise_penalty(self._ratio(batch_size))
-
-    def _ratio(self, batch_size: float) -> float:
-        if not 0.0 < batch_size <= self.num_examples:
-            raise ValueError(f"batch_size must be in (0, {self.num_examples}], got {batch_size}")
-        return self.step_epsilon * self.num_examples / batch_size
 
 
 def advise_batch_size(
