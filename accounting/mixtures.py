@@ -21,7 +21,7 @@ import numpy as np
 from scipy import special
 
 from accounting.cells import Array, log_normal_cells
-from accounting.composition import ComposedLoss, LossDistribution
+from accounting.composition import ComposedLoss, compose_both
 from accounting.likelihood_ratio import LikelihoodRatio, Side
 from accounting.profile import (
     EPSILON_TOLERANCE,
@@ -38,7 +38,7 @@ CELL_DRIFT = 1e-12
 """Bound on the relative error of a cell's mass: log_ndtr to 1e-15, of logarithms down to -700."""
 EDGE_DRIFT = 1e-12
 """How far, in log X, the two laws' common cells may be from the grid, and the mean of a group."""
-LARGEST_LOSS = 500.0
+_LARGEST_LOSS = 500.0
 """Largest log X of a grid: e^500 and its inverse are far within the range of floats."""
 MOST_CELLS = 2**19
 _COARSEST = 0.4
@@ -83,6 +83,23 @@ class Mixture(NamedTuple):
         """Returns two points beyond each of which the mass is at most `tail`."""
         far = -self.scale * special.ndtri(tail)
         return float(self.means.min() - far), float(self.means.max() + far)
+
+
+def ratio_deviation(p: Mixture, q: Mixture) -> float:
+    """Returns about the deviation of X = dP/dQ under Q, where |X - 1| is cut off at 1."""
+    (p_low, p_high), (q_low, q_high) = p.reach(1e-12), q.reach(1e-12)
+    edges = np.linspace(min(p_low, q_low), max(p_high, q_high), 2000)
+    p_mass, q_mass = p.masses(edges), q.masses(edges)
+    excess = np.abs(p_mass - q_mass)
+    return math.sqrt(float(np.sum(excess * np.minimum(excess / (q_mass + 1e-300), 1.0))))
+
+
+def check_grid(largest_loss: float, step: float, cells: float) -> None:
+    """Raises MemoryError where losses, or the number of `cells` at that `step`, are too large."""
+    if largest_loss > _LARGEST_LOSS:
+        raise MemoryError(f"losses up to {largest_loss:.0f} are beyond the range of the grid")
+    if cells > MOST_CELLS:
+        raise MemoryError(f"a grid step of {step} needs too many cells")
 
 
 def solve_increasing(
@@ -212,15 +229,7 @@ class RepeatedProfile(abc.ABC):
         tail = max(tail / self.steps, 1e-300)
 
         def compose(ratio: LikelihoodRatio) -> list[ComposedLoss]:
-            parts = []
-            for loss in (LossDistribution.of(ratio, "remove"), LossDistribution.of(ratio, "add")):
-                if delta is not None:
-                    tilt = loss.tilt_for_delta(self.steps, delta)
-                else:
-                    assert epsilon is not None
-                    tilt = loss.tilt_for_epsilon(self.steps, epsilon)
-                parts.append(loss.compose(self.steps, tilt))
-            return parts
+            return list(compose_both(ratio, self.steps, delta=delta, epsilon=epsilon))
 
         low = [compose(ratio) for ratio in self.ratios("lower", step, tail)]
         (upper,) = self.ratios("upper", step, tail)

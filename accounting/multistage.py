@@ -88,10 +88,11 @@ from accounting.gaussian import GaussianProfile
 from accounting.likelihood_ratio import LikelihoodRatio, Side
 from accounting.mixtures import (
     CELL_DRIFT,
-    LARGEST_LOSS,
     MOST_CELLS,
     Mixture,
     RepeatedProfile,
+    check_grid,
+    ratio_deviation,
     solve_increasing,
 )
 from accounting.poisson import PoissonProfile
@@ -212,11 +213,7 @@ class MultistageProfile(RepeatedProfile):
 
     def deviation(self) -> float:
         """Returns about the deviation of one release's X under Q, cut off at 1."""
-        p, q = self._pair("with").laws()
-        edges = np.linspace(*p.reach(1e-12), 2000)
-        with_x, without_x = p.masses(edges), q.masses(edges)
-        excess = np.abs(with_x - without_x)
-        return math.sqrt(float(np.sum(excess * np.minimum(excess / (without_x + 1e-300), 1.0))))
+        return ratio_deviation(*self._pair("with").laws())
 
     def ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
         """Returns the glued pair ('upper') or the concrete pairs ('lower') of one release."""
@@ -372,11 +369,8 @@ class _WorstPair(NamedTuple):
         p, q = self.laws()
         low, high = -0.5 * self.own, p.reach(tail)[1]
         top = float(np.logaddexp(0.0, self.log_excess(np.array([high]))[0]))
-        if top > LARGEST_LOSS:
-            raise MemoryError(f"losses up to {top:.0f} are beyond the range of the grid")
+        check_grid(top, step, top / step + 1.0)
         count = math.ceil(top / step) + 1
-        if count > MOST_CELLS:
-            raise MemoryError(f"a grid step of {step} needs too many cells")
         log_excess = np.log(np.expm1(step * np.arange(1, count)))
         inner = solve_increasing(self.log_excess, log_excess, low, high)
         edges = np.concatenate([[low], inner, [math.inf]])

@@ -9,7 +9,7 @@ from scipy import special
 
 from accounting.gaussian import GaussianProfile
 from accounting.likelihood_ratio import LikelihoodRatio, Side
-from accounting.mixtures import CELL_DRIFT, LARGEST_LOSS, MOST_CELLS, RepeatedProfile
+from accounting.mixtures import CELL_DRIFT, RepeatedProfile, check_grid
 from accounting.profile import PrivacyProfile
 
 
@@ -54,10 +54,7 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         """Returns the pair with known units ('upper') or with all other leaves 0 ('lower')."""
         rate = self.sampling_prob * (self.unit_prob if side == "lower" else 1.0)
         reach = 0.5 / self.noise_multiplier**2 - special.ndtri(tail) / self.noise_multiplier
-        if reach > LARGEST_LOSS:
-            raise MemoryError(f"losses up to {reach:.0f} are beyond the range of the grid")
-        if 3.0 * reach / step > MOST_CELLS:
-            raise MemoryError(f"a grid step of {step} needs too many cells")
+        check_grid(reach, step, 3.0 * reach / step)
         ratio = LikelihoodRatio.subsampled_gaussian(self.noise_multiplier, rate, step, side, tail)
         if side == "lower":
             return [ratio]

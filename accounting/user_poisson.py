@@ -13,10 +13,10 @@ from accounting.gaussian import GaussianProfile
 from accounting.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.mixtures import (
     CELL_DRIFT,
-    LARGEST_LOSS,
-    MOST_CELLS,
     Mixture,
     RepeatedProfile,
+    check_grid,
+    ratio_deviation,
     solve_increasing,
 )
 from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, check_count
@@ -84,10 +84,7 @@ class UserPoissonProfile(RepeatedProfile):
         """Returns about the deviation of one release's X, cut off at 1."""
         mixture, _ = self._mixture(1e-12)
         nothing = Mixture(np.zeros(1), np.ones(1), self.noise_multiplier)
-        edges = np.linspace(nothing.reach(1e-12)[0], mixture.reach(1e-12)[1], 2000)
-        p, q = mixture.masses(edges), nothing.masses(edges)
-        excess = np.abs(p - q)
-        return math.sqrt(float(np.sum(excess * np.minimum(excess / (q + 1e-300), 1.0))))
+        return ratio_deviation(mixture, nothing)
 
     def ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
         """Returns the pair's likelihood ratio on a grid, from the given side.
@@ -109,10 +106,7 @@ class UserPoissonProfile(RepeatedProfile):
 
         low, high = nothing.reach(tail)[0], mixture.reach(tail)[1]
         bottom, top = (float(x) for x in log_ratio(np.array([low, high])))
-        if max(top, -bottom) > LARGEST_LOSS:
-            raise MemoryError(f"losses up to {top:.0f} are beyond the range of the grid")
-        if (top - bottom) / step > MOST_CELLS:
-            raise MemoryError(f"a grid step of {step} needs too many cells")
+        check_grid(max(top, -bottom), step, (top - bottom) / step)
         # The smallest X, at z = -infinity, is the weight of 0.
         first = math.floor(bottom / step)
         bounded = float(log_weights[0]) >= first * step
