@@ -35,12 +35,16 @@ def cells(rng, count):
 
 @pytest.mark.parametrize("bounded", [True, False])
 @pytest.mark.parametrize("seed", range(20))
-def test_a_spread_keeps_both_masses_and_never_lowers_a_convex_mean(bounded, seed):
+def test_a_spread_is_on_the_grid_keeps_both_masses_and_lowers_no_convex_mean(bounded, seed):
     p, q = cells(np.random.default_rng(seed), 12)
     got = spread(STEP, p, q, log_mean_above(0, STEP, p, q), bounded=bounded)
     assert got.q.sum() + got.zero == pytest.approx(q.sum(), rel=1e-12)
     assert got.p.sum() + got.infinity == pytest.approx(p.sum(), rel=1e-12)
     assert min(got.q.min(), got.p.min(), got.zero, got.infinity) >= 0.0
+    some = got.q > 0.0
+    np.testing.assert_allclose(
+        np.log(got.p[some] / got.q[some]), STEP * np.flatnonzero(some), atol=1e-9
+    )
     for a in np.exp(np.arange(-2, 15) * 0.25):
         before = np.maximum(p - a * q, 0.0).sum()
         assert np.maximum(got.p - a * got.q, 0.0).sum() + got.infinity >= before * (1 - 1e-12)
