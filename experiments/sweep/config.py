@@ -175,12 +175,15 @@ class Sweep:
 def file_of(path: Path) -> Path:
     """Returns `path` if there is such a file, or the shipped sweep of that name.
 
+    A folder is no such file: `dpsgd sweep no-noise store --out no-noise` can be said again.
+
     Raises:
       FileNotFoundError: if there is neither.
     """
-    if path.exists():
+    if path.exists() and not path.is_dir():
         return path
     shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.toml"))}
     if str(path) not in shipped:
-        raise FileNotFoundError(f"{path} does not exist; shipped are {', '.join(shipped)}")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{path} {problem}; shipped are {', '.join(shipped)}")
     return shipped[str(path)]

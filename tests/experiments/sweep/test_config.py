@@ -1,5 +1,7 @@
 """A sweep's file is read as it is meant, or refused in one line that names file and key."""
 
+from pathlib import Path
+
 import pytest
 
 from experiments.config import TrainConfig
@@ -122,8 +124,18 @@ def test_what_cannot_be_run_is_refused_by_file_and_key(tmp_path, text, words):
 
 
 def test_a_file_that_is_not_there_is_answered_with_those_that_are_shipped(tmp_path):
-    with pytest.raises(FileNotFoundError, match="equal-privacy"):
+    with pytest.raises(FileNotFoundError, match=r"does not exist; shipped are .*equal-privacy"):
         Sweep.read(tmp_path / "missing.toml")
+    with pytest.raises(FileNotFoundError, match=r"is a folder; shipped are .*equal-privacy"):
+        Sweep.read(tmp_path)
+
+
+def test_a_shipped_sweep_whose_folder_has_its_name_goes_on_by_the_same_command(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("no-noise").mkdir()
+    assert Sweep.read(Path("no-noise")) == Sweep.read(SHIPPED / "no-noise.toml")
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
