@@ -115,12 +115,15 @@ def _fields(run: RunDirectory, name: str, kinds: Mapping[str, Any]) -> dict[str,
       ValueError: if one is missing, or of another type.
     """
     record = run.read_json(name)
-    where = f"{run.path / name} is damaged, or of another version"
+    _check_fields(record, kinds, f"{run.path / name} is damaged, or of another version")
+    return record
+
+
+def _check_fields(record: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
     for field_name, kind in kinds.items():
         if field_name not in record:
             raise ValueError(f"{where}: {field_name} is missing")
         checked(record[field_name], kind, f"{where}: {field_name}")
-    return record
 
 
 @dataclass(frozen=True)
@@ -134,18 +137,24 @@ class FinishedSweep:
     """PNG."""
     command: str
     """What does it again, as a shell takes it; empty where its own file is not kept."""
+    environments: list[dict[str, Any]]
+    """Versions and hardware of its runs."""
 
     @classmethod
     def read(cls, path: Path) -> FinishedSweep:
         """Reads the sweep in a folder that holds `SUMMARY`."""
         try:
-            data = json.loads((path / SUMMARY).read_text())["data"]
-            command = ["dpsgd", "sweep", str(path / ASKED), str(data), "--out", path.resolve().name]
+            record = json.loads((path / SUMMARY).read_text())
+            command = ["dpsgd", "sweep", str(path / ASKED), str(record["data"])]
+            command += ["--out", path.resolve().name]
+            for place in record["environments"]:
+                _check_fields(place, _ENVIRONMENT, SUMMARY)
             return cls(
                 path.name,
                 (path / "summary.md").read_text(),
                 (path / "figure.png").read_bytes(),
                 shlex.join(command) if (path / ASKED).is_file() else "",
+                record["environments"],
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not the folder of a whole sweep: {error}") from None
@@ -182,7 +191,7 @@ def overview(paths: Sequence[Path], title: str = "") -> Page:
     if runs:
         parts.append(_not_covered(runs))
         parts.append(_reproduce(runs))
-        parts.append(_where(runs))
+    parts.append(_where(runs, sweeps))
     title = title or _title(runs, sweeps)
     return Page(title, "\n\n".join([f"# {report.plain(title)}", *parts]) + "\n", figures)
 
@@ -292,11 +301,13 @@ def _reproduce(runs: Sequence[FinishedRun]) -> str:
     )
 
 
-def _where(runs: Sequence[FinishedRun]) -> str:
-    """Returns versions and hardware, once for all runs that share them."""
+def _where(runs: Sequence[FinishedRun], sweeps: Sequence[FinishedSweep]) -> str:
+    """Returns versions and hardware, once for all runs and sweeps that share them."""
+    found = [(run.environment, run.name) for run in runs]
+    found += [(place, sweep.name) for sweep in sweeps for place in sweep.environments]
     places: dict[str, list[str]] = {}
-    for run in runs:
-        places.setdefault(json.dumps(run.environment, sort_keys=True), []).append(run.name)
+    for place, name in found:
+        places.setdefault(json.dumps(place, sort_keys=True), []).append(name)
     parts = ["## Where it ran"]
     for text, names in places.items():
         here = json.loads(text)

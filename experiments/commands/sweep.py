@@ -48,6 +48,7 @@ def run(config: SweepConfig) -> int:
                 progress=console.progress,
             )
             written = write(summary, config.out, asked)
+            console.line(summary.setting)
             for panel in summary.panels:
                 if panel.grid.title:
                     console.line(f"\n{panel.grid.title}")

@@ -78,7 +78,9 @@ def run_sweep(
         )
     progress("reading the reports")
     # `resume` of a finished run returns its report, once that fits the ledger.
-    return summarize(sweep, data, [(run, resume(run.config.out)) for run in runs])
+    finished = [(run, resume(run.config.out)) for run in runs]
+    environments = [RunDirectory.open(run.config.out).read_json("environment.json") for run in runs]
+    return summarize(sweep, data, finished, environments)
 
 
 def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:

@@ -20,6 +20,7 @@ from experiments.sweep.summary import VOID, Panel, Result, Summary
 
 LABELS = {
     "noise_multiplier": "noise multiplier σ",
+    "target_epsilon": "ε by which the noise was chosen",
     "batch_size": "batch size",
     "epochs": "epochs",
     "learning_rate": "learning rate",
@@ -52,7 +53,7 @@ def draw_panel(figure: Figure | SubFigure, panel: Panel) -> None:
     private = [x for x in panel.xs if x is not None]
     if len(private) == len(panel.xs):
         main = figure.subplots()
-        main.set_ylabel("test AUC")
+        main.set_ylabel(_quality(panel))
     elif private:
         apart, main = figure.subplots(1, 2, sharey=True, width_ratios=(1, 7))
         main.tick_params(left=False)
@@ -107,7 +108,7 @@ def _draw_apart(axes: Axes, panel: Panel) -> None:
     middle = (len(panel.lines) - 1) / 2
     axes.set_xticks([middle], ["no clipping,\nno noise"], fontsize="small")
     axes.set_xlim(-1, len(panel.lines))
-    axes.set_ylabel("test AUC")
+    axes.set_ylabel(_quality(panel))
     axes.grid(axis="y", alpha=0.25, lw=0.5)
 
 
@@ -135,15 +136,26 @@ def _set_axis(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
     axes.set_xlabel(_label(panel))
 
 
+def _quality(panel: Panel) -> str:
+    """Returns what the other axis shows."""
+    counts = {len(result.reports) for line in panel.lines.values() for result in line}
+    if counts == {1}:
+        return "test AUC (single runs)"
+    return f"test AUC (mean ± s.d. of {' or '.join(map(str, sorted(counts)))} runs)"
+
+
 def _label(panel: Panel) -> str:
-    """Returns what the axis shows and, where epsilons are shown, what they hold for."""
-    x = panel.grid.x
-    if not panel.grid.target_epsilon:
-        return LABELS[x]
+    """Returns what the axis shows, what is tuned, and what epsilons hold for, where any are."""
+    x, tune = panel.grid.x, panel.grid.tune
+    lines = [LABELS[x]]
     if x == "target_epsilon":
-        chosen = "ε by which the noise was chosen"
-        return f"{chosen if panel.insecure else 'ε, certified for each sampler'}\n({panel.terms})"
-    return f"{LABELS[x]}\n(ε: {panel.terms})"
+        lines = [LABELS[x] if panel.insecure else "ε, certified for each sampler"]
+        lines.append(f"({panel.terms})")
+    elif panel.grid.target_epsilon:
+        lines.append(f"(ε: {panel.terms})")
+    if tune:
+        lines.append(f"(at each point the best {LABELS[tune]} on the validation rows)")
+    return "\n".join(lines)
 
 
 def _apart(axes: Axes, places: Sequence[float]) -> list[float]:

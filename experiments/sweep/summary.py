@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import scipy.stats
 
 from accounting import Bound, format_delta
 from experiments.sweep.config import Grid, Sweep
@@ -35,6 +38,9 @@ INSECURE = (
 VOID = "reproducible noise: no guarantee"
 """The same in short, for where an epsilon is read."""
 
+LEVEL = 0.05
+"""How often means that are equal may be told apart."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -58,9 +64,18 @@ class Estimate:
         return cls(statistics.fmean(values), sd, len(values))
 
     def differs(self, other: Estimate) -> bool:
-        """Whether the means are further apart than two standard errors of their difference."""
-        squares = [(e.sd or 0.0) ** 2 / e.count for e in (self, other)]
-        return abs(self.mean - other.mean) > 2 * math.sqrt(sum(squares))
+        """Whether Welch's t-test tells the means apart at `LEVEL`; never from a single run.
+
+        With three runs, two standard errors apart is not much: equal means are, one time in eight.
+        """
+        if self.sd is None or other.sd is None:
+            return False
+        if self.sd == other.sd == 0.0:
+            return self.mean != other.mean
+        test = scipy.stats.ttest_ind_from_stats(
+            *(self.mean, self.sd, self.count), *(other.mean, other.sd, other.count), equal_var=False
+        )
+        return bool(test.pvalue < LEVEL)
 
     def __str__(self) -> str:
         return f"{self.mean:.4f}" + ("" if self.sd is None else f" ± {self.sd:.4f}")
@@ -155,12 +170,30 @@ class Summary:
     data: Path
     results: tuple[Result, ...]
     panels: tuple[Panel, ...]
+    environments: tuple[Report, ...]
+    """Versions and hardware that runs were at, each once."""
+
+    @property
+    def setting(self) -> str:
+        """What each number is a mean of, in a sentence."""
+        reports = [report for result in self.results for report in result.reports]
+
+        def sizes(name: str) -> str:  # alike in all runs, but for what was changed meanwhile
+            return " or ".join(f"{size:,}" for size in sorted({report[name] for report in reports}))
+
+        counts = " or ".join(map(str, sorted({len(result.reports) for result in self.results})))
+        return (
+            f"Mean ± one standard deviation over independent runs, {counts} of each: models of "
+            f"{sizes('num_params')} parameters, trained on {sizes('num_examples')} examples, "
+            f"tested on {sizes('test_num_examples')}."
+        )
 
     @property
     def statements(self) -> list[str]:
         """What must stand beside the numbers."""
         tuned = [
-            f"the {grid.tune} shown is, point by point, the best on the validation rows"
+            f"the {grid.tune.replace('_', ' ')} shown is, point by point, the best on the "
+            "validation rows"
             for grid in self.sweep.grid
             if grid.tune
         ]
@@ -171,6 +204,8 @@ class Summary:
         """Returns the summary as JSON values; the same runs give the same ones."""
         return {
             "title": self.sweep.title,
+            "setting": self.setting,
+            "environments": list(self.environments),
             "data": str(self.data),
             "run": dict(self.sweep.run),
             "repetitions": self.sweep.repetitions,
@@ -192,13 +227,19 @@ class Summary:
         }
 
 
-def summarize(sweep: Sweep, data: Path, finished: Sequence[tuple[PlannedRun, Report]]) -> Summary:
+def summarize(
+    sweep: Sweep,
+    data: Path,
+    finished: Sequence[tuple[PlannedRun, Report]],
+    environments: Sequence[Report] = (),
+) -> Summary:
     """Returns what the finished runs of a sweep show.
 
     Args:
       sweep: What was asked for.
       data: Where the examples came from.
       finished: All of its runs with their reports.
+      environments: Versions and hardware of the runs.
     """
     by_cell: dict[str, list[tuple[PlannedRun, Report]]] = {}
     for run, report in finished:
@@ -215,7 +256,8 @@ def summarize(sweep: Sweep, data: Path, finished: Sequence[tuple[PlannedRun, Rep
         _panel(grid, [results[cell.name] for cell in cells(grid)], bool(sweep.insecure_seeds))
         for grid in sweep.grid
     )
-    return Summary(sweep, data, tuple(results.values()), panels)
+    places = {json.dumps(place, sort_keys=True): place for place in environments}
+    return Summary(sweep, data, tuple(results.values()), panels, tuple(places.values()))
 
 
 def _panel(grid: Grid, results: Sequence[Result], insecure: bool) -> Panel:

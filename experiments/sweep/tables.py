@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from experiments import report
-from experiments.sweep.summary import SYMBOLS, VOID, Panel, Result, Summary
+from experiments.sweep.summary import LEVEL, SYMBOLS, VOID, Panel, Result, Summary
 
 Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
@@ -18,7 +18,7 @@ def tables(panel: Panel, *, intervals: bool = False) -> dict[str, Table]:
       panel: What to show.
       intervals: Whether epsilon is an interval, or, for a narrow page, its upper end alone.
     """
-    found = {"test AUC, mean ± standard deviation": _pivot(panel, lambda r: str(r["test_auc"]))}
+    found = {"test AUC": _pivot(panel, lambda r: str(r["test_auc"]))}
     if panel.grid.tune:
         tune = panel.grid.tune
         found[f"{SYMBOLS[tune]}, best on the validation rows"] = _pivot(
@@ -54,7 +54,7 @@ def verdicts(panel: Panel) -> list[str]:
             where = f"at epsilon {x:g}"
         verdict = f"{where}: {best} ({top})"
         if near:
-            verdict += f"; within two standard errors of it: {', '.join(near)}"
+            verdict += f"; not told from it (Welch's t-test, {LEVEL:.0%}): {', '.join(near)}"
         found.append(verdict)
     return found
 
@@ -64,13 +64,12 @@ def markdown(summary: Summary) -> str:
     parts = [f"# {summary.sweep.title}"]
     if summary.sweep.insecure_seeds:
         parts.append(f"**{VOID}**")
+    parts.append(summary.setting)
     for panel in summary.panels:
         if panel.grid.title:
             parts.append(f"## {panel.grid.title}")
-        parts += [
-            f"{title}:\n\n{report.table(*table)}"
-            for title, table in tables(panel, intervals=True).items()
-        ]
+        for title, table in tables(panel, intervals=True).items():
+            parts.append(f"{title[0].upper()}{title[1:]}:\n\n{report.table(*table)}")
         if found := verdicts(panel):
             parts.append("The best sampler by test AUC:\n\n" + report.bullets(found))
     parts.append("Not covered:\n\n" + report.bullets(summary.statements))

@@ -34,6 +34,9 @@ def summary_of():
                 "delta": 1.0001e-5,
                 "adjacency": "zero-out",
                 "unit": "user",
+                "num_params": 1234,
+                "num_examples": 5678,
+                "test_num_examples": 910,
                 **price,
             }
             finished.append((run, report))

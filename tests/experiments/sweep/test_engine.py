@@ -155,7 +155,10 @@ def test_the_report_of_a_sweep_names_the_command_that_does_it_again(store, tmp_p
     before = finished(out)
     assert len(before) == 1
 
-    (command,) = re.findall("^dpsgd sweep .*$", overview([out]).markdown, re.MULTILINE)
+    page = overview([out]).markdown
+    assert "Mean ± one standard deviation over independent runs, 1 of each" in page
+    assert f"jax {jax.__version__}" in page
+    (command,) = re.findall("^dpsgd sweep .*$", page, re.MULTILINE)
     again = shlex.split(command)[1:]
     assert again[:-1] == ["sweep", str(out / "sweep.toml"), str(store), "--out"]
     assert cli.main([*again[:-1], str(out)]) == 0  # of what is finished, nothing is repeated

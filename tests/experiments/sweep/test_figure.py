@@ -23,6 +23,7 @@ def panels(figure: Figure):
 def test_a_line_is_the_means_and_its_band_one_standard_deviation_to_each_side(summary_of):
     summary = summary_of(auc, NOISE)
     (axes,) = panels(draw(summary))
+    assert axes.get_ylabel() == "test AUC (mean ± s.d. of 2 runs)"
     lines = {line.get_label(): line for line in axes.get_lines()}
     for (label, results), band in zip(
         summary.panels[0].lines.items(), axes.collections, strict=True
@@ -72,6 +73,12 @@ def test_epsilons_are_drawn_with_the_delta_adjacency_and_unit_of_the_reports(sum
     (axes,) = panels(draw(summary_of(auc, grid)))
     assert "delta 1.01e-05, zero-out adjacency, unit: one user" in axes.get_xlabel()
     assert ("certified" in axes.get_xlabel()) == (grid is PRIVACY)
+
+
+def test_what_is_tuned_is_named_under_the_axis(summary_of):
+    tuned = {**SIZES, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
+    (axes,) = panels(draw(summary_of(auc, tuned)))
+    assert axes.get_xlabel().endswith("the best learning rate on the validation rows)")
 
 
 @pytest.mark.parametrize("grid", [PRIVACY, SIZES, NOISE], ids=lambda grid: grid["x"])

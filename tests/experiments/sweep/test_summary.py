@@ -3,6 +3,7 @@
 import json
 import statistics
 
+import numpy as np
 import pytest
 
 from experiments.sweep import tables
@@ -67,7 +68,7 @@ def test_a_tuned_axis_is_chosen_by_validation_rows_and_said_to_be(summary_of):
     assert len(shown) == 2 * 3
     assert {result.cell.learning_rate for result in shown} == {0.01}
     assert len(summary.results) == 2 * 3 * 2  # what was not chosen is not hidden
-    assert any("learning_rate" in statement for statement in summary.statements)
+    assert any("the learning rate shown" in statement for statement in summary.statements)
 
 
 def test_runs_without_clipping_have_no_place_among_the_clipping_norms(summary_of):
@@ -138,6 +139,20 @@ def test_lines_are_named_by_what_tells_them_apart(summary_of):
     assert all([r.cell.sampler.batch_size for r in line] == [64, 256] for line in lines.values())
 
 
-def test_one_run_shows_no_spread_and_is_told_from_all_that_differ():
+def test_one_run_shows_no_spread_and_is_told_from_none():
     assert str(Estimate.of([0.5])) == "0.5000"
-    assert Estimate.of([0.5]).differs(Estimate.of([0.6]))
+    assert not Estimate.of([0.5]).differs(Estimate.of([0.6]))
+    assert not Estimate.of([0.5]).differs(Estimate.of([0.6, 0.6]))
+
+
+def test_runs_that_are_all_alike_are_told_apart_by_any_difference():
+    assert Estimate.of([0.5, 0.5]).differs(Estimate.of([0.6, 0.6]))
+    assert not Estimate.of([0.5, 0.5]).differs(Estimate.of([0.5, 0.5]))
+
+
+def test_equal_means_of_three_runs_are_told_apart_one_time_in_twenty_at_most():
+    rng = np.random.default_rng(0)
+    pairs = 0.7 + 0.002 * rng.normal(size=(2000, 2, 3))
+    wrong = sum(Estimate.of(list(a)).differs(Estimate.of(list(b))) for a, b in pairs)
+    # Welch's test errs a little less often than it may; 150 are 5 standard deviations too many.
+    assert 40 < wrong < 150
