@@ -43,5 +43,5 @@ def run(config: EpsilonConfig) -> None:
         print(
             f"the best of {count.mean:g} such runs on average (negative binomial, shape "
             f"{count.shape:g}; nothing else released): epsilon <= {best.format_upper()} at delta "
-            f"{format_delta(delta)}"
+            f"{format_delta(delta)} ({guarantee.adjacency} adjacency, unit: one {guarantee.unit})"
         )

@@ -100,7 +100,10 @@ def main() -> None:
     with Console() as console:
         console.progress("calibrating Gaussian noise")
         gaussian = gaussian_points(np.geomspace(3e-4, 1.0, 9))
-        console.line(f"Gaussian noise, {STEPS:,} releases, epsilon {EPSILON:g}, delta {DELTA:g}")
+        console.line(
+            f"Gaussian noise, {STEPS:,} releases, together epsilon {EPSILON:g} at delta {DELTA:g} "
+            f"({compare.TERMS})"
+        )
         console.table(
             ["c", "certified", "many releases"],
             [[f"{c:.3g}", f"{r:.3f}", f"{gaussian_noise_penalty_many_steps(c):.3f}"]
@@ -110,6 +113,10 @@ def main() -> None:
         draw_penalty(right, gaussian)
         for axes in (left, right):
             axes.grid(which="both", alpha=0.25, lw=0.5)
+        figure.suptitle(
+            f"{compare.TERMS}; Laplace noise: δ = 0, Gaussian noise: δ = {DELTA:g}",
+            fontsize="medium",
+        )
         compare.save(figure, out)
         console.line(f"drawn: {out}")
 

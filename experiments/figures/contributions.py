@@ -8,34 +8,24 @@ ceil(1/epsilon)-th largest contribution. What is drawn looks at the data: it is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import numpy as np
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accounting.contribution import sum_error, sum_error_bound, sum_sweet_spot
+from dpsgd.guarantee import ADJACENCY
 from experiments.compare import save
 from experiments.console import Console
 from experiments.errors import in_one_line
 from experiments.users import ratings
+from experiments.users.figure import RatingsFigure
 
 EPSILONS = (0.02, 0.1, 0.5)
 SEEDS = 5
 DRAWS = 400
 """Noisy sums, of which each seed's mean error is taken."""
 
-
-@dataclass(frozen=True)
-class Config:
-    """Draw the error of a private count over the cap on users, at three epsilons."""
-
-    out: tyro.conf.Positional[Path]
-    """Picture to write, .png, .pdf or .svg."""
-    ratings: Path | None = None
-    """`u.data` of MovieLens 100K, gzipped or not; by default a synthetic population."""
+TERMS = f"{ADJACENCY} adjacency, unit: one user"
 
 
 def measured(counts: np.ndarray, cap: float, epsilon: float) -> np.ndarray:
@@ -78,15 +68,20 @@ def draw(axes: Axes, counts: np.ndarray, epsilon: float) -> list[str]:
 
 def run() -> int:
     """Computes, prints and draws the figure."""
-    config = tyro.cli(Config, prog="scripts/figures contributions")
+    config = RatingsFigure.asked(
+        "contributions",
+        "Draw the error of a private count over the cap on users, at three epsilons.",
+    )
     counts = np.unique(ratings.load(config.ratings).user, return_counts=True)[1]
     figure = Figure(figsize=(13, 4.8), layout="constrained")
     panels = figure.subplots(1, len(EPSILONS), sharey=True)
     with Console() as console:
         rows = [draw(axes, counts, epsilon) for axes, epsilon in zip(panels, EPSILONS, strict=True)]
         console.line(f"NOT PRIVATE: {counts.size:,} users with {counts.sum():,} ratings, exactly")
+        console.line(f"epsilon of one such sum, delta 0 ({TERMS})")
         header = ["epsilon", "sweet spot", "rank", "best cap"]
         console.table([*header, "error at 10", "at the sweet spot", "without a cap"], rows)
+        figure.suptitle(f"Laplace noise, δ = 0 ({TERMS})", fontsize="medium")
         panels[0].set_ylabel("mean |error| of the number of ratings")
         panels[0].legend(fontsize="small", frameon=False, loc="lower left")
         save(figure, config.out)

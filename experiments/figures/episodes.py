@@ -9,12 +9,9 @@ adapted to ten of their ratings each.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import optax
-import tyro
 from matplotlib.figure import Figure
 
 from accounting import format_delta
@@ -24,6 +21,7 @@ from experiments.console import Console
 from experiments.episodic.schemes import RATINGS, Scheme, all_schemes
 from experiments.errors import in_one_line
 from experiments.users import factorization, ratings
+from experiments.users.figure import RatingsFigure
 from experiments.users.ratings import Ratings
 from samplers import cap_contributions
 
@@ -36,16 +34,6 @@ SEEDS = 5
 TEST_SHARE = 0.2
 SUPPORT = 10
 """Ratings of a test user that its own part is fitted to."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """Compare ways to draw episodes at equal noise: honest epsilons, and test error."""
-
-    out: tyro.conf.Positional[Path]
-    """Picture to write, .png, .pdf or .svg."""
-    ratings: Path | None = None
-    """`u.data` of MovieLens 100K, gzipped or not; by default a synthetic population."""
 
 
 class Task:
@@ -88,7 +76,10 @@ class Task:
 
 def run() -> int:
     """Computes, prints and draws the figure."""
-    config = tyro.cli(Config, prog="scripts/figures episodes")
+    config = RatingsFigure.asked(
+        "episodes",
+        "Compare ways to draw episodes at equal noise: honest epsilons, and test error.",
+    )
     task = Task(ratings.load(config.ratings))
     schemes = all_schemes(task.train, STEPS)
     figure = Figure(figsize=(12, 4.6), layout="constrained")

@@ -9,11 +9,8 @@ marks a run that chose its cap privately, and paid for the choice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import tyro
 from matplotlib.figure import Figure
 
 from accounting import format_delta
@@ -21,6 +18,7 @@ from experiments.compare import save
 from experiments.console import Console
 from experiments.errors import in_one_line
 from experiments.users import ratings
+from experiments.users.figure import RatingsFigure
 from experiments.users.study import QUANTILE, QUANTILE_EPSILON, Study
 
 CAPS = (5, 10, 20, 50, 100, 200, 400, 700)
@@ -30,19 +28,12 @@ DELTA = 1e-5
 SEEDS = 5
 
 
-@dataclass(frozen=True)
-class Config:
-    """Draw the test error of a rating model over the cap on users, at three epsilons."""
-
-    out: tyro.conf.Positional[Path]
-    """Picture to write, .png, .pdf or .svg."""
-    ratings: Path | None = None
-    """`u.data` of MovieLens 100K, gzipped or not; by default a synthetic population."""
-
-
 def run() -> int:
     """Computes, prints and draws the figure."""
-    config = tyro.cli(Config, prog="scripts/figures rating_model")
+    config = RatingsFigure.asked(
+        "rating_model",
+        "Draw the test error of a rating model over the cap on users, at three epsilons.",
+    )
     table = ratings.load(config.ratings)
     caps = [cap for cap in CAPS if cap <= table.num_items]
     study = Study(table, caps, DELTA)

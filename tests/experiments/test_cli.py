@@ -255,3 +255,4 @@ def test_private_search_costs_more_than_one_run_and_less_than_all(capsys):
     one = float(re.search(r"epsilon in \[[\d.]+, ([\d.]+)\]", said)[1])
     best = float(re.search(r"epsilon <= ([\d.]+)", said)[1])
     assert one < best < 3 * one
+    assert said.count("zero-out adjacency, unit: one example") == 2
