@@ -333,13 +333,15 @@ def _quality(runs: Sequence[FinishedRun]) -> Figure:
         color = COLORS.get(record["sampler"], "#666666")
         if record["epsilon_upper"] is None:
             if not record["noise_multiplier"]:
-                axes.axhline(record["test_auc"], color=color, ls="--", lw=1)
+                label = f"{record['sampler']}, without privacy"
+                axes.axhline(record["test_auc"], color=color, ls="--", lw=1, label=label)
             continue
         ends = [record["epsilon_lower"], record["epsilon_upper"]]
         axes.plot(ends, [record["test_auc"]] * 2, color=color, lw=3, alpha=0.4)
         axes.plot(ends[1], record["test_auc"], "o", color=color, ms=6)
-    _one_label_each(axes, runs)
-    axes.set(xscale="log", xlabel="ε, certified", ylabel="test AUC")
+    guaranteed = [run for run in runs if run.record["epsilon_upper"] is not None]
+    _one_label_each(axes, guaranteed)
+    axes.set(xscale="log", xlabel=f"ε, certified ({_terms(guaranteed)})", ylabel="test AUC")
     label_ones_twos_fives(axes.xaxis)
     axes.grid(which="both", alpha=0.25, lw=0.5)
     return figure
@@ -348,7 +350,15 @@ def _quality(runs: Sequence[FinishedRun]) -> Figure:
 def _one_label_each(axes: Axes, runs: Sequence[FinishedRun]) -> None:
     for name in dict.fromkeys(run.record["sampler"] for run in runs):
         axes.plot([], [], "o", color=COLORS.get(name, "#666666"), label=name)
-    axes.legend(frameon=False, fontsize="small")
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    axes.legend(once.values(), once.keys(), frameon=False, fontsize="small")
+
+
+def _terms(runs: Sequence[FinishedRun]) -> str:
+    """Returns the adjacency and unit of guarantees; where they differ, all."""
+    terms = (f"{r.record['adjacency']} adjacency, unit: one {r.record['unit']}" for r in runs)
+    return "; ".join(dict.fromkeys(terms))
 
 
 def _curves(runs: Sequence[FinishedRun]) -> Figure:
@@ -367,6 +377,7 @@ def _curves(runs: Sequence[FinishedRun]) -> Figure:
         axes.plot(run.record["delta"], run.record["epsilon_upper"], "o", color=color, ms=5)
     _one_label_each(axes, runs)
     axes.set(xscale="log", yscale="log", xlabel="δ", ylabel="ε, certified upper end")
+    axes.set_title(_terms(runs), fontsize="medium")
     label_ones_twos_fives(axes.yaxis)
     axes.grid(which="both", alpha=0.25, lw=0.5)
     return figure
