@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -16,6 +16,9 @@ from experiments.criteo.schema import Schema
 from samplers import Deterministic
 
 PyTree = Any
+
+MOST_PROGRAMS = 16
+"""Different programs that a process keeps compiled; each takes 20 to 90 MB."""
 
 
 def click_algorithm(
@@ -36,8 +39,27 @@ def click_algorithm(
       optimizer: By default Adam whose step sizes are state, see `step_sizes`.
     """
     noisy = bool(mechanism.noise_multiplier)
-    logit_fn, algorithm = _shared(sizes, schema, microbatch_size, noisy, optimizer or _ADAM)
+    parts = sizes, schema, microbatch_size, noisy, optimizer or _ADAM
+    sampler = mechanism.sampler
+    _make_room((*parts, sampler.num_examples, sampler.max_batch_size, sampler.accumulates))
+    logit_fn, algorithm = _shared(*parts)
     return logit_fn, algorithm.with_mechanism(mechanism)
+
+
+_kept: set[Hashable] = set()
+
+
+def _make_room(program: Hashable) -> None:
+    """Forgets all programs before one more than `MOST_PROGRAMS` is compiled.
+
+    All of them, since JAX holds on to what it compiled for every shape that it has seen, down to
+    the initialisation of a model's layers: a process of many different runs would grow forever.
+    """
+    if program not in _kept and len(_kept) >= MOST_PROGRAMS:
+        _kept.clear()
+        _shared.cache_clear()
+        jax.clear_caches()
+    _kept.add(program)
 
 
 def step_sizes(learning_rate: float, num_steps: int) -> dict[str, jax.Array]:
@@ -62,7 +84,7 @@ def _cosine_adam(learning_rate: Any, num_steps: Any) -> optax.GradientTransforma
 _ADAM = optax.inject_hyperparams(_cosine_adam)(learning_rate=0.0, num_steps=1.0)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.cache
 def _shared(
     sizes: ModelConfig,
     schema: Schema,

@@ -1,5 +1,6 @@
 """One program: a run compiles its training step once in a process, and its scoring once."""
 
+import gc
 import logging
 import os
 import signal
@@ -7,9 +8,13 @@ import signal
 import jax
 import pytest
 
+from dpsgd import Mechanism
 from experiments import config, evaluate, programs
 from experiments import train as training
+from experiments.criteo.model import ModelConfig
+from experiments.criteo.schema import DISPLAY_ADS
 from experiments.stop import Stopped
+from samplers import Shuffle
 
 
 @pytest.fixture
@@ -66,3 +71,26 @@ def test_a_run_compiles_its_step_once_and_so_does_its_resumption(
     assert len(counts) >= 4
     assert set(counts) == {1}
     assert compiled("apply") == 1  # validation and test rows are scored by one program
+
+
+def test_a_process_of_many_different_runs_keeps_few_programs(monkeypatch):
+    monkeypatch.setattr(programs, "MOST_PROGRAMS", 2)
+    monkeypatch.setattr(programs, "_kept", set())
+    new_process()
+    jax.clear_caches()
+
+    def made(units, batch_size):
+        sizes = ModelConfig(embedding_dim=2, max_buckets=8, hidden=(units,))
+        mechanism = Mechanism(Shuffle(num_examples=100, batch_size=batch_size), 1.0, 1.0)
+        return programs.click_algorithm(sizes, DISPLAY_ADS, mechanism)[1].programs
+
+    counts = []
+    for units in (3, 5, 7, 9):  # a model that is begun is compiled layer by layer
+        made(units, 10)
+        gc.collect()
+        counts.append(len(jax.local_devices()[0].client.live_executables()))
+    assert max(counts[2:]) <= max(counts[:2]), counts
+
+    one, two, three = (made(9, batch_size) for batch_size in (20, 30, 40))
+    assert one is two  # one function, compiled for each shape
+    assert one is not three
