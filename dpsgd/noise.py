@@ -244,10 +244,16 @@ def _words(noise_key, step, leaf, shape: tuple[int, ...], row=0) -> tuple[jax.Ar
             f"a noise key is uint32 [{KEY_WORDS}], got {noise_key.dtype} {list(noise_key.shape)}; "
             "take it from RootKey.noise_key"
         )
-    positions = [lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(len(shape))]
-    first = jnp.zeros(shape, jnp.uint32) + jnp.asarray(row, jnp.uint32)
-    low, high = _flat_index([first, *positions], (1, *shape))
     zero = jnp.zeros(shape, jnp.uint32)
+    first = zero + jnp.asarray(row, jnp.uint32)
+    size = math.prod(shape)
+    if size < 2**32:
+        # One iota for all axes: of one for each, XLA makes the numbers of the rows by a kernel of
+        # its own. A sharded array needs no communication for either.
+        low, high = lax.iota(jnp.uint32, size).reshape(shape) + first * np.uint32(size), zero
+    else:
+        along = [lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(len(shape))]
+        low, high = _flat_index([first, *along], (1, *shape))
     counter = (
         low,
         high,
@@ -266,17 +272,13 @@ def _word(value: jax.typing.ArrayLike, name: str) -> jax.Array:
 def _flat_index(positions: list[jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Return the low and the high word of the row-major index of each of the `positions`.
 
-    Built from one iota per axis, and not by reshaping one flat iota, so that a sharded array needs
-    no communication.
+    Built from one position per axis: 32 bits do not count the whole array.
     """
     low = high = jnp.zeros(jnp.broadcast_shapes(*(p.shape for p in positions)), jnp.uint32)
-    wide = math.prod(shape) > 2**32
     for along, size in zip(positions, shape, strict=True):
-        if wide:
-            high = high * np.uint32(size) + _mulhi(low, np.uint32(size))
+        high = high * np.uint32(size) + _mulhi(low, np.uint32(size))
         low = low * np.uint32(size) + along
-        if wide:
-            high = high + (low < along).astype(jnp.uint32)  # the carry
+        high = high + (low < along).astype(jnp.uint32)  # the carry
     return low, high
 
 

@@ -23,13 +23,16 @@ Why its norm, as float32 stores it, is at most C:
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
+
+T = TypeVar("T")
 
 CLIP_MARGIN = 17 * 2.0**-24
 """Relative distance, about 1e-6, kept from the clip norm so that rounding never exceeds it."""
@@ -99,10 +102,15 @@ def _sum_of_squares(x: Array, factor: Array) -> Array:
     # Slices, not a reshape of a padded copy: one pass over x that writes a sixteenth of its size.
     parts = [x[:, k * width : (k + 1) * width] for k in range(_PAIRWISE)]
     parts = [jnp.pad(p, ((0, 0), (0, width - p.shape[1]))) for p in parts]
-    parts = [jnp.square(p * factor[:, None]) for p in parts]
-    while len(parts) > 1:
-        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return _sum(parts[0])
+    return _sum(_pairwise(jnp.add, [jnp.square(p * factor[:, None]) for p in parts]))
+
+
+def _pairwise(add: Callable[[T, T], T], terms: list[T]) -> T:
+    """Adds one or more terms in a tree of ceil(log2(len(terms))) levels."""
+    while len(terms) > 1:
+        odd = terms[len(terms) & ~1 :]
+        terms = [add(a, b) for a, b in zip(terms[::2], terms[1::2], strict=False)] + odd
+    return terms[0]
 
 
 def power_of_two(x: Array) -> Array:
@@ -128,11 +136,12 @@ def norm(x: Array) -> Norm:
 
 def combine(norms: Sequence[Norm]) -> Norm:
     """Returns the norm of the concatenation of gradients whose `norms` are given."""
-    scales = jnp.stack([n.scale for n in norms], axis=1)
-    scale = jnp.max(scales, axis=1)
-    ratio = scales / scale[:, None]
-    squares = jnp.stack([n.square for n in norms], axis=1) * ratio * ratio
-    return Norm(scale, _sum(squares))
+    scale = functools.reduce(jnp.maximum, (n.scale for n in norms))
+    ratios = [n.scale / scale for n in norms]
+    squares = [n.square * ratio * ratio for n, ratio in zip(norms, ratios, strict=True)]
+    # Elementwise over the examples, so that compilers make one kernel of it.
+    high, low = _pairwise(_two_sum, [(square, jnp.zeros_like(square)) for square in squares])
+    return Norm(scale, high + low)
 
 
 def product(a: Norm, b: Norm) -> Norm:

@@ -36,6 +36,7 @@ import optax
 
 from dpsgd import Mechanism, RootKey, TrainState, clipped_grad, dpsgd
 from dpsgd.algorithm import privatize
+from dpsgd.loop import compiler_options
 from experiments.benchmarks.opacus import opacus
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.timing import Series, in_turns
@@ -120,8 +121,9 @@ def measure(
         updates, moments = optimizer.update(gradient, state.opt_state, state.params)
         return TrainState(state.step + 1, optax.apply_updates(state.params, updates), moments)
 
+    options = compiler_options()  # those of the training loop, for all programs
     grads = {
-        label: jax.jit(f).lower(params, batch).compile()
+        label: jax.jit(f, compiler_options=options).lower(params, batch).compile()
         for label, f in (("plain", plain_grad), ("ours", ghost_grad))
     }
     gradients = in_turns(
@@ -278,7 +280,8 @@ class _Stepper:
     """A compiled (carry, batch) -> carry that owns its carry."""
 
     def __init__(self, function: Callable, carry: PyTree, batch: PyTree) -> None:
-        self._program = jax.jit(function, donate_argnums=0).lower(carry, batch).compile()
+        program = jax.jit(function, donate_argnums=0, compiler_options=compiler_options())
+        self._program = program.lower(carry, batch).compile()
         self._carry, self._batch = jax.tree.map(jnp.array, carry), batch
 
     def __call__(self) -> None:
