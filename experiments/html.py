@@ -43,7 +43,7 @@ td { border-bottom: 1px solid var(--line); }
 [style*="right"] { white-space: nowrap; }
 thead:not(:has(th:not(:empty))) { display: none; }
 figure { margin: 1.5rem 0; }
-figure img { width: 100%; max-width: 46rem; height: auto; }
+figure img { max-width: 100%; height: auto; }
 figcaption { color: var(--faint); font-size: 0.88rem; max-width: 46rem; }
 pre { background: var(--wash); border: 1px solid var(--line); border-radius: 6px;
   padding: 0.9rem 1.1rem; overflow-x: auto; font-size: 0.85rem; line-height: 1.5; }

@@ -33,10 +33,11 @@ OTHER_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 
 def draw(summary: Summary) -> Figure:
     """Returns the figure of a sweep."""
-    count = len(summary.panels)
-    figure = Figure(figsize=(0.8 + 5.2 * count, 4.6), layout="constrained")
-    parts = figure.subfigures(1, count, squeeze=False).ravel()
-    for part, panel in zip(parts, summary.panels, strict=True):
+    columns = min(len(summary.panels), 2)  # no wider than a page, where letters are to be read
+    rows = math.ceil(len(summary.panels) / columns)
+    figure = Figure(figsize=(0.8 + 5.2 * columns, 4.6 * rows), layout="constrained")
+    parts = figure.subfigures(rows, columns, squeeze=False).ravel()
+    for part, panel in zip(parts, summary.panels, strict=False):
         draw_panel(part, panel)
     insecure = f"\n{VOID}" if summary.sweep.insecure_seeds else ""
     figure.suptitle(summary.sweep.title + insecure)

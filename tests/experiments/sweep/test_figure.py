@@ -108,5 +108,6 @@ def test_each_grid_has_its_panel(summary_of):
              "non_private": True},
         )
     )  # fmt: skip
+    assert figure.get_figwidth() < 12
     labels = [axes.get_xlabel() for axes in panels(figure)]
     assert labels == ["batch size", "epochs", "batch size"]
