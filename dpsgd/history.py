@@ -244,7 +244,8 @@ class History:
             steps = range(last.steps.start, stop)
             self.generations[-1] = dataclasses.replace(last, steps=steps)
         else:
-            index, first = body["generation"], checked(body["first_step"], int, "first_step")
+            index = checked(body["generation"], int, "generation")
+            first = checked(body["first_step"], int, "first_step")
             origin = checked(body["origin"], str, "origin")
             if index != len(self.generations):
                 raise ValueError(f"generation {index} does not follow the ones before")

@@ -11,7 +11,7 @@ from accounting import Bound, format_delta
 
 
 def interval(record: dict[str, Any]) -> str:
-    """Returns the epsilon interval of a run's `record`, or a dash where nothing is guaranteed."""
+    """Returns the epsilon interval of a run's `record`, or "none" where nothing is guaranteed."""
     if record["epsilon_upper"] is None:
         return "none"
     return f"{Bound(record['epsilon_lower'], record['epsilon_upper']):.4g}"
@@ -54,9 +54,7 @@ def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
 
 **{record["guarantee"]}**
 
-The interval contains the mechanism's true epsilon, and its upper end is the guarantee: to replace
-one {record["unit"]} of the training data by one whose gradient is zero changes the law of the
-trained parameters by no more than this epsilon and delta.
+{_meaning(record)}
 
 Audit before training: {record["audit"]}.
 
@@ -86,6 +84,20 @@ expected gap between the two over 15 bins of equal width.
 {json.dumps(config, indent=2)}
 ```
 """
+
+
+def _meaning(record: dict[str, Any]) -> str:
+    """Returns what the guarantee says, or that there is none, in words."""
+    if record["epsilon_upper"] is None:
+        return (
+            f"Nothing bounds what the trained parameters tell about one {record['unit']} of the\n"
+            "training data."
+        )
+    return (
+        "The interval contains the mechanism's true epsilon, and its upper end is the guarantee:\n"
+        f"to replace one {record['unit']} of the training data by one whose gradient is zero\n"
+        "changes the law of the trained parameters by no more than this epsilon and delta."
+    )
 
 
 def comparison(records: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -5,8 +5,8 @@ Two ways to protect a user, who may hold many examples, as a whole:
 * *sample users*: any sampler, with `num_examples` the number of users and `unit="user"`. A drawn
   user's capped examples make one gradient, clipped once: `Contributions.data` gives the training
   loop data whose rows are users, of one fixed shape. Every price holds as it is.
-* *sample examples*: `samplers.UserPoisson`. Each example is clipped by itself, and the price is that of the
-  several examples of a user that a batch may hold.
+* *sample examples*: `samplers.UserPoisson`. Each example is clipped by itself, and the price is
+  that of the several examples of a user that a batch may hold.
 
 In both, a neighbour has all of one user's examples replaced by null ones. Public is how many users
 there are where users are sampled, and how many examples are kept where examples are.

@@ -432,6 +432,16 @@ def test_a_sampler_that_this_version_cannot_price_is_refused(path):
         read(path)
 
 
+def test_a_forged_generation_is_refused_without_repeating_it(path):
+    content = declared(path).read_text().splitlines()
+    body = json.loads(content[0]) | {"generation": "9" * 5_000}
+    del body["hash"]
+    path.write_bytes(line_of(body, NO_HEAD)[0])
+    with pytest.raises(LedgerError, match="line 1: generation: str is not an instance of int") as e:
+        read(path)
+    assert len(str(e.value)) < 500
+
+
 # --- The disk ------------------------------------------------------------------------------------
 
 

@@ -163,7 +163,10 @@ def test_a_run_without_noise_says_so(store, tmp_path):
     assert run(*train_words(store, out, "shuffle", "--non-private")) == 0
     record = json.loads((out / "report.json").read_text())
     assert record["epsilon_upper"] is None
-    assert "NO GUARANTEE" in (out / "report.md").read_text()
+    report = (out / "report.md").read_text()
+    assert "NO GUARANTEE" in report
+    assert "Nothing bounds what the trained parameters tell" in report
+    assert "is the guarantee" not in report
 
 
 BAD_TRAINING = {
