@@ -172,10 +172,10 @@ def privatize(clipped_sum: PyTree, noise_key: Any, step: Any, scales: Scales) ->
       step: int scalar, the number of the update.
       scales: C, sigma C and b, and the grid of the secure mode.
     """
-    _, stddev, divisor, secure = scales
-    if secure is None:
-        return add_gaussian_noise(clipped_sum, noise_key, step, stddev, divisor)
-    noised = add_secure_noise(clipped_sum, noise_key, step, secure)
+    stddev, divisor = scales.noise_stddev, scales.expected_batch_size
+    if scales.grid is None:
+        return add_gaussian_noise(clipped_sum, noise_key, step, stddev, divisor=divisor)
+    noised = add_secure_noise(clipped_sum, noise_key, step, scales.grid)
     return jax.tree.map(lambda total: total / divisor, noised)
 
 

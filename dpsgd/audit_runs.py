@@ -33,8 +33,9 @@ from scipy import special
 
 from dpsgd.algorithm import Algorithm, Mechanism
 from dpsgd.audit_step import recorder
+from dpsgd.blocks import BlockPlan
 from dpsgd.keys import RootKey
-from dpsgd.loop import BlockPlan, block_function
+from dpsgd.loop import block_function, compiler_options
 from samplers import BatchSampler, BatchSource
 
 _MOST_INDICES = 4_000_000  # of one dispatch
@@ -60,7 +61,8 @@ class Runs:
         algorithm = build(lambda w, x: w * x, recorder(sampler.num_steps), mechanism)
         # One compiled step over many independent runs; the worlds differ in the data alone.
         over_runs = (None, None, BlockPlan(0, 0, 0, None), 0, None)
-        self._run = jax.jit(jax.vmap(block_function(algorithm), in_axes=over_runs))
+        run_block = jax.vmap(block_function(algorithm), in_axes=over_runs)
+        self._run = jax.jit(run_block, compiler_options=compiler_options())
         self._state = algorithm.init(jnp.zeros((), jnp.float32))
         self._scales = mechanism.scales()
         cells = sampler.num_steps * sampler.max_batch_size

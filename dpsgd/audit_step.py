@@ -13,8 +13,9 @@ import numpy as np
 import optax
 
 from dpsgd.algorithm import Algorithm, Scales
+from dpsgd.blocks import BlockPlan
 from dpsgd.keys import RootKey
-from dpsgd.loop import BlockPlan, compiled_block
+from dpsgd.loop import compiled_block
 
 PyTree = Any
 

@@ -46,7 +46,8 @@ may flush to 0: a change of S below 2^-126), and A and X are integers that float
 
 where h + f - U is the one inexact operation: it errs by 2^-23, which changes the probability of a
 cell by a relative 1e-7 or so. |X + ...| < 9.5 * 2^(GRID_BITS + 1) + 3 < 2^24 is exact, and IEEE
-addition of A returns the float32 nearest to the exact integer, a function of it alone. (Where the
+addition of A returns the float32 nearest to the exact integer, a function of it alone; so is its
+product with g over the public divisor, however the compiler rounds that. (Where the
 sum exceeds 2^24 g, the output has the coarser spacing of float32 itself: still a multiple of g.) So
 no low-order bit of the output betrays S, and every cell within the reach of z can occur, whatever
 S is. The bits of U keep the cells of the grid equally likely where float32 has only a few values of
@@ -73,6 +74,8 @@ from jax import lax
 
 GRID_BITS = 18
 """The standard deviation of the noise is between 2^GRID_BITS and 2^(GRID_BITS + 1) grid cells."""
+
+_COUNTED = 2**32  # positions that one word counts
 
 KEY_WORDS = 4
 """Length of a noise key, in 32-bit words."""
@@ -142,9 +145,10 @@ def add_gaussian_noise(
     noise_key: jax.typing.ArrayLike,
     step: jax.typing.ArrayLike,
     stddev: jax.typing.ArrayLike,
+    *,
     divisor: jax.typing.ArrayLike = 1.0,
 ) -> Any:
-    """Return `tree` plus independent Gaussian noise in every coordinate, on one public grid.
+    """Return `tree` plus independent Gaussian noise on one public grid, over `divisor`.
 
     For each leaf S this is (S + stddev z) / divisor, z standard normal, where the sum is rounded
     stochastically to multiples of g = `grid(stddev)`: see the module's text for the claim and its
@@ -163,14 +167,15 @@ def add_gaussian_noise(
         here, the mean costs CPUs no second pass over the sum, and no second array of its size.
 
     Raises:
-      ValueError: if a leaf is not float32, `noise_key` is not uint32 `[4]`, or a concrete `stddev`
-        is not positive or not finite.
+      ValueError: if a leaf is not float32 or has an axis of 2^32 or more, `noise_key` is not uint32
+        `[4]`, or a concrete `stddev` or `divisor` is not positive or not finite.
 
     Source: the Gaussian mechanism of DP-SGD (Abadi et al., "Deep learning with differential
     privacy", 2016, algorithm 1), rounded after Mironov 2012.
     """
-    if not isinstance(stddev, jax.core.Tracer) and not 0 < np.asarray(stddev) < math.inf:
-        raise ValueError(f"stddev must be finite and positive, got {stddev}")
+    for name, scalar in (("stddev", stddev), ("divisor", divisor)):
+        if not isinstance(scalar, jax.core.Tracer) and not 0 < np.asarray(scalar) < math.inf:
+            raise ValueError(f"{name} must be finite and positive, got {scalar}")
     leaves, structure = jax.tree.flatten(tree)
     for leaf, total in enumerate(leaves):
         if jnp.result_type(total) != jnp.float32:
@@ -178,11 +183,15 @@ def add_gaussian_noise(
                 f"noise is added to float32 sums only, but leaf {leaf} is "
                 f"{jnp.result_type(total)}; cast before clipping and summing"
             )
+        if max(jnp.shape(total), default=0) >= _COUNTED:
+            raise ValueError(f"leaf {leaf} has shape {jnp.shape(total)}: an axis exceeds 32 bits")
     stddev = jnp.asarray(stddev, jnp.float32)
     # A traced stddev that is wrong must spoil the result, and never lead to too little noise.
     stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
     spacing = grid(stddev)
     cells = jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing  # in [2^GRID_BITS, 2^(GRID_BITS + 1))
+    # Unknown to the compiler, which would multiply by the inverse of a constant: other bits.
+    divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
 
     def noised(row: jax.typing.ArrayLike, totals: list) -> list:
         outputs = []
@@ -191,7 +200,7 @@ def add_gaussian_noise(
             total_cells = total * (1 / spacing)
             whole = jnp.round(total_cells)
             fraction = total_cells - whole
-            noise = _rounded_noise(noise_key, step, leaf, total.shape, row, cells, fraction)
+            noise = _rounded_noise(noise_key, step, leaf, total, row, cells, fraction)
             outputs.append((whole + noise) * spacing / divisor)
         return outputs
 
@@ -216,27 +225,31 @@ def add_gaussian_noise(
 
 
 def _fits_a_line(total: jax.Array) -> bool:
-    """Whether CPUs make the noise of an array better on one axis: it is the same noise.
+    """Whether one axis may stand for all of an array's: it is the same noise.
 
-    Short rows (a table of 14 columns) do not fill vectors, which makes their noise a third dearer.
-    But 32 bits must count the axis, and reshaping a sharded array is its owner's decision.
+    CPUs make it better so, as short rows (a table of 14 columns) do not fill vectors, and GPUs
+    without a kernel for the numbers of the rows. But 32 bits must count the axis, and reshaping an
+    explicitly sharded array is its owner's decision.
     """
-    return total.size < 2**32 and all(axis is None for axis in jax.typeof(total).sharding.spec)
+    return total.size < _COUNTED and all(axis is None for axis in jax.typeof(total).sharding.spec)
 
 
-def _rounded_noise(noise_key, step, leaf, shape, row, cells, fraction) -> jax.Array:
+def _rounded_noise(noise_key, step, leaf, total, row, cells, fraction) -> jax.Array:
     """Return float32 integers, the stochastic rounding of `fraction` + `cells` standard normals."""
-    words = _words(noise_key, step, leaf, shape, row)
+    words = _words(noise_key, step, leaf, total.shape, row, one_axis=_fits_a_line(total))
     scaled = (_radius(words[0], words[1]) * cells) * _half_circle_sine(words[2])
     below = jnp.floor(scaled)
     threshold = ((words[3] >> 9).astype(jnp.float32) + 0.5) * np.float32(2.0**-23)
     return below + jnp.ceil((scaled - below) + (fraction - threshold))
 
 
-def _words(noise_key, step, leaf, shape: tuple[int, ...], row=0) -> tuple[jax.Array, ...]:
+def _words(
+    noise_key, step, leaf, shape: tuple[int, ...], row=0, *, one_axis=False
+) -> tuple[jax.Array, ...]:
     """Return the Philox block of each coordinate: 4 arrays of `shape`, uint32.
 
-    They are those of row `row`, a traced 0 or a constant 0, of an array [1, *shape].
+    They are those of row `row`, a traced 0 or a constant 0, of an array [1, *shape]. With
+    `one_axis`, one position counts all axes.
     """
     noise_key = jnp.asarray(noise_key)
     if noise_key.shape != (KEY_WORDS,) or noise_key.dtype != jnp.uint32:
@@ -247,10 +260,9 @@ def _words(noise_key, step, leaf, shape: tuple[int, ...], row=0) -> tuple[jax.Ar
     zero = jnp.zeros(shape, jnp.uint32)
     first = zero + jnp.asarray(row, jnp.uint32)
     size = math.prod(shape)
-    if size < 2**32:
-        # One iota for all axes: of one for each, XLA makes the numbers of the rows by a kernel of
-        # its own. A sharded array needs no communication for either.
-        low, high = lax.iota(jnp.uint32, size).reshape(shape) + first * np.uint32(size), zero
+    if one_axis:
+        flat = lax.iota(jnp.uint32, size).reshape(shape)
+        low, high = _flat_index([first, flat], (1, size))
     else:
         along = [lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(len(shape))]
         low, high = _flat_index([first, *along], (1, *shape))
@@ -272,13 +284,16 @@ def _word(value: jax.typing.ArrayLike, name: str) -> jax.Array:
 def _flat_index(positions: list[jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Return the low and the high word of the row-major index of each of the `positions`.
 
-    Built from one position per axis: 32 bits do not count the whole array.
+    Built from one position per axis, so that a sharded array needs no communication.
     """
     low = high = jnp.zeros(jnp.broadcast_shapes(*(p.shape for p in positions)), jnp.uint32)
+    wide = math.prod(shape) > _COUNTED
     for along, size in zip(positions, shape, strict=True):
-        high = high * np.uint32(size) + _mulhi(low, np.uint32(size))
+        if wide:
+            high = high * np.uint32(size) + _mulhi(low, np.uint32(size))
         low = low * np.uint32(size) + along
-        high = high + (low < along).astype(jnp.uint32)  # the carry
+        if wide:
+            high = high + (low < along).astype(jnp.uint32)  # the carry
     return low, high
 
 

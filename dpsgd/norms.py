@@ -39,6 +39,7 @@ CLIP_MARGIN = 17 * 2.0**-24
 
 _PAIRWISE = 16
 _BLOCK = 1024
+_UNROLLED = 32
 
 
 class Norm(NamedTuple):
@@ -139,7 +140,10 @@ def combine(norms: Sequence[Norm]) -> Norm:
     scale = functools.reduce(jnp.maximum, (n.scale for n in norms))
     ratios = [n.scale / scale for n in norms]
     squares = [n.square * ratio * ratio for n, ratio in zip(norms, ratios, strict=True)]
-    # Elementwise over the examples, so that compilers make one kernel of it.
+    if len(squares) > _UNROLLED:
+        return Norm(scale, _sum(jnp.stack(squares, axis=1)))
+    # Few are added elementwise over the examples, which compilers make one kernel of; with many,
+    # the time to compile that grows as the square of their number.
     high, low = _pairwise(_two_sum, [(square, jnp.zeros_like(square)) for square in squares])
     return Norm(scale, high + low)
 

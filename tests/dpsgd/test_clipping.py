@@ -320,3 +320,14 @@ def test_wrong_arguments_are_refused_with_one_clear_line(params, batch, weights,
     with pytest.raises(ValueError, match=message) as error:
         clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch, weights)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 31, 32, 33, 100])
+def test_norms_combine_to_that_of_the_concatenation(count):
+    rng = np.random.default_rng(count)
+    parts = (10.0 ** rng.uniform(-6, 6, (count, 8, 1)) * rng.normal(size=(count, 8, 5))).astype(
+        np.float32
+    )
+    combined = norms.combine([norms.norm(jnp.asarray(part)) for part in parts])
+    exact = np.sqrt(np.sum(np.square(parts.astype(np.float64)), axis=(0, 2)))
+    np.testing.assert_allclose(norms.value(combined), exact, rtol=9 * 2.0**-24)

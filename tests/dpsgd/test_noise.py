@@ -34,7 +34,7 @@ STDDEV = 1.3
 
 
 normal = jax.jit(standard_normal, static_argnums=3)  # (key, step, leaf, shape)
-noised = jax.jit(add_gaussian_noise)  # (tree, key, step, stddev, divisor)
+noised = jax.jit(add_gaussian_noise)  # (tree, key, step, stddev, divisor=)
 
 
 def as_words(*values):
@@ -89,6 +89,37 @@ def test_a_coordinate_is_counted_by_its_row_major_index_also_beyond_32_bits(shap
         for along, size in zip(positions, shape, strict=True):
             exact = exact * size + int(along[i])
         assert (int(high[i]) << 32) + int(low[i]) == exact
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
+def test_one_position_for_all_axes_counts_as_one_for_each(shape):
+    for one, each in zip(
+        noise._words(KEY, 3, 1, shape, one_axis=True), noise._words(KEY, 3, 1, shape), strict=True
+    ):
+        np.testing.assert_array_equal(one, each)
+
+
+def test_one_position_counts_all_axes_only_where_32_bits_do(monkeypatch):
+    """Two coordinates of one position would share their noise."""
+    sums = [jnp.zeros(20), jnp.zeros((5, 4)), jnp.zeros((3, 2))]
+    flat, drawn = [], noise._words
+
+    def words(key, step, leaf, shape, row=0, *, one_axis=False):
+        flat.append(one_axis)
+        return drawn(key, step, leaf, shape, row, one_axis=one_axis)
+
+    monkeypatch.setattr(noise, "_words", words)
+    as_usual = add_gaussian_noise(sums, KEY, 3, 1.0)
+    assert all(flat)
+    flat.clear()
+    monkeypatch.setattr(noise, "_COUNTED", 20)
+    with pytest.raises(ValueError, match=r"leaf 0 has shape \(20,\): an axis exceeds 32 bits"):
+        add_gaussian_noise(sums, KEY, 3, 1.0)
+    sums[0] = jnp.zeros(19)
+    counted = add_gaussian_noise(sums, KEY, 3, 1.0)
+    assert False in flat
+    np.testing.assert_array_equal(counted[1], as_usual[1])
+    np.testing.assert_array_equal(counted[2], as_usual[2])
 
 
 def test_the_whole_key_counts():
@@ -337,8 +368,11 @@ def test_a_leaf_is_numbered_by_its_place_in_the_tree():
 def test_the_divisor_divides_the_noised_sum_exactly():
     sums = {"w": jnp.linspace(-5, 5, 1001)}
     whole = noised(sums, KEY, 12, np.float32(STDDEV))
-    mean = noised(sums, KEY, 12, np.float32(STDDEV), np.float32(48.0))
-    np.testing.assert_array_equal(mean["w"], np.asarray(whole["w"]) / np.float32(48.0))
+    exact = np.asarray(whole["w"]) / np.float32(48.0)
+    mean = noised(sums, KEY, 12, np.float32(STDDEV), divisor=np.float32(48.0))
+    np.testing.assert_array_equal(mean["w"], exact)
+    constant = jax.jit(lambda s: add_gaussian_noise(s, KEY, 12, STDDEV, divisor=48.0))(sums)
+    np.testing.assert_array_equal(constant["w"], exact)
 
 
 def test_traced_and_concrete_arguments_give_the_same_bits():
@@ -475,6 +509,12 @@ def test_a_stddev_below_the_range_of_the_grid_is_rounded_up(stddev):
     assert out.std() / 2.0**-100 == pytest.approx(1, rel=0.05)
 
 
+@pytest.mark.parametrize("divisor", [0.0, -1.0, math.inf, math.nan])
+def test_a_divisor_that_is_no_batch_size_is_refused(divisor):
+    with pytest.raises(ValueError, match="divisor must be finite and positive"):
+        add_gaussian_noise(jnp.zeros(3), KEY, 0, 1.0, divisor=divisor)
+
+
 def test_no_noise_is_asked_for_by_another_program_and_not_by_a_stddev_of_0():
     with pytest.raises(ValueError, match="stddev must be finite and positive, got 0"):
         add_gaussian_noise(jnp.zeros(3), KEY, 0, 0.0)
@@ -521,7 +561,10 @@ def test_noise_is_made_once_and_never_stored_where_two_moments_read_it(shape, co
             stddev = STDDEV
         if "key" in constant:
             key, step = KEY, 3
-        mean = add_gaussian_noise(total, key, step, stddev, divisor) if noisy else total / divisor
+        if noisy:
+            mean = add_gaussian_noise(total, key, step, stddev, divisor=divisor)
+        else:
+            mean = total / divisor
         updates, moments = adam.update(mean, moments, params)
         return optax.apply_updates(params, updates), moments
 

@@ -24,6 +24,8 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import jax
+
 import experiments.train
 from experiments import config
 from experiments.fingerprint import code_digest
@@ -58,6 +60,11 @@ def train_config(store, out, sampler):
 
 def go_on(store, out, sampler):
     """What a user does: resume if there is a run, else train."""
+    # Whoever begins compiles apart from whoever goes on, as a user's processes do: the same bits
+    # must come of another compilation. Within either, the first process compiles for all.
+    programs = out.parent / ("programs-of-resumed" if out.exists() else "programs-of-begun")
+    jax.config.update("jax_compilation_cache_dir", str(programs))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     if out.exists():
         experiments.train.resume(out)
     else:

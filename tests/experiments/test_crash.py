@@ -1,6 +1,5 @@
 """Killed at any moment, a run goes on to the same bits, and its ledger counts every step once."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,15 +16,9 @@ pytestmark = pytest.mark.crash
 
 
 def drive(store, folder, *arguments):
-    # Every process would compile the same programs: the first one does, for all.
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
     done = subprocess.run(
         [sys.executable, DRIVER, *map(str, (store, folder, *arguments))],
         cwd=DRIVER.parents[2],
-        env=os.environ | cache,
         capture_output=True,
         text=True,
     )
