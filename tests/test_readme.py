@@ -26,14 +26,49 @@ def test_the_library_example_reaches_a_certified_two_and_learns():
     assert kernel[0, 0] > 0.2 > -0.2 > kernel[1, 0]
 
 
-def test_every_mean_and_deviation_stands_in_the_record_of_the_sweeps():
+def results_of(sweep, **where):
+    """The recorded grid points of a sweep that have these values."""
     record = json.loads((ROOT / "experiments/records/sweeps.json").read_text())
-    recorded = {
-        f"{mean:.4f} ± {sd:.4f}"
-        for sweep in record["sweeps"]
-        for point in sweep["results"]
-        for mean, sd in [point["test_auc"]]
-    }
-    shown = re.findall(r"0\.\d{4} ± 0\.\d{4}", README)
-    assert len(shown) > 30
-    assert set(shown) <= recorded
+    [found] = [s["results"] for s in record["sweeps"] if s["command"].split()[2] == sweep]
+    return [point for point in found if all(point.get(k) == v for k, v in where.items())]
+
+
+def auc_of(point):
+    mean, sd = point["test_auc"]
+    return f"{mean:.4f} ± {sd:.4f}"
+
+
+def table_rows(first_cell):
+    """(label, {column: cell}) of each row of the README's table that begins with `first_cell`."""
+    lines = README[README.index(f"| {first_cell}") :].split("\n\n")[0].splitlines()
+    header, _, *rows = ([cell.strip("* ") for cell in line.split("|")[1:-1]] for line in lines)
+    return [(label, dict(zip(header[1:], cells, strict=True))) for label, *cells in rows]
+
+
+def test_the_table_of_samplers_is_what_was_recorded():
+    rows = table_rows("| deterministic | shuffle | Poisson | balls-and-bins |")
+    assert len(rows) == 8
+    for label, cells in rows:
+        for column, cell in cells.items():
+            words = label.split()
+            if label == "no clipping, no noise":
+                points = results_of("equal-noise-1024", noise_multiplier=0.0)
+            elif words[0] == "sigma":
+                points = results_of("equal-noise-1024", noise_multiplier=float(words[1]))
+            else:
+                asked = float(words[1] if words[0] == "epsilon" else words[3])
+                points = results_of("equal-privacy", target_epsilon=asked)
+            [point] = [p for p in points if p["sampler"].split()[0] == column.lower()]
+            noise = f"{point['noise_multiplier']:.3f}"
+            assert cell == (noise if words[0] == "noise" else auc_of(point)), (label, column)
+
+
+def test_the_table_of_epochs_is_what_was_recorded():
+    rows = table_rows("batch 1,024, learning rate 0.01")
+    assert len(rows) == 2
+    for label, cells in rows:
+        asked = {"target_epsilon": float(label.split()[1]), "batch_size": 1024}
+        for column, cell in cells.items():
+            epochs = int(column.split()[0])
+            points = results_of("fixed-guarantee", **asked, learning_rate=1e-2, epochs=epochs)
+            assert cell in [auc_of(point) for point in points], (label, column)
