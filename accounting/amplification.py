@@ -27,7 +27,7 @@ from scipy.optimize import brentq
 
 from accounting.gaussian import GaussianProfile
 from accounting.poisson import PoissonProfile
-from accounting.profile import calibrate, check_count, check_epsilon
+from accounting.profile import calibrate, check_count, check_epsilon, check_probability
 
 # Beyond this e^ε exceeds 1/ulp: the other form of each logarithm is exact, and e^ε may overflow.
 _LARGE = 40.0
@@ -59,7 +59,7 @@ def amplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float, 
     2.0
     """
     check_epsilon(epsilon)
-    _check_probability("sampling_prob", sampling_prob)
+    check_probability("sampling_prob", sampling_prob)
     if not 0.0 <= delta <= 1.0:
         raise ValueError(f"delta must be in [0, 1], got {delta}")
     if epsilon <= _LARGE:
@@ -84,7 +84,7 @@ def deamplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float
     3.0
     """
     check_epsilon(epsilon)
-    _check_probability("sampling_prob", sampling_prob)
+    check_probability("sampling_prob", sampling_prob)
     if not 0.0 <= delta <= sampling_prob:
         raise ValueError(f"delta must be in [0, sampling_prob = {sampling_prob}], got {delta}")
     if epsilon <= _LARGE:
@@ -178,7 +178,7 @@ def gaussian_noise_penalty(
       epsilon: ε > 0 of the whole run.
       delta: δ in (0, 1) of the whole run.
     """
-    _check_probability("sampling_prob", sampling_prob)
+    check_probability("sampling_prob", sampling_prob)
     sampled = calibrate(
         lambda noise: PoissonProfile(noise, sampling_prob, steps), epsilon=epsilon, delta=delta
     )
@@ -275,11 +275,6 @@ def advise_batch_size(
         smallest(gaussian_noise_penalty_many_steps),
         smallest(laplace_noise_penalty),
     )
-
-
-def _check_probability(name: str, value: float) -> None:
-    if not 0.0 < value <= 1.0:
-        raise ValueError(f"{name} must be in (0, 1], got {value}")
 
 
 def _check_positive(name: str, value: float) -> None:

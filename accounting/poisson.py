@@ -18,6 +18,7 @@ from accounting.profile import (
     check_delta,
     check_epsilon,
     check_noise_multiplier,
+    check_probability,
     epsilon_from_delta,
 )
 
@@ -68,8 +69,7 @@ class PoissonProfile:
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
         check_count("steps", self.steps)
-        if not 0.0 < self.sampling_prob <= 1.0:
-            raise ValueError(f"sampling_prob must be in (0, 1], got {self.sampling_prob}")
+        check_probability("sampling_prob", self.sampling_prob)
 
     def delta(self, epsilon: float) -> Bound:
         """Bounds delta at `epsilon` >= 0, as sharply as 1e-3 in epsilon allows."""

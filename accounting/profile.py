@@ -161,6 +161,12 @@ def check_count(name: str, value: int) -> None:
         raise ValueError(f"{name} must be an integer >= 1, got {value}")
 
 
+def check_probability(name: str, value: float) -> None:
+    """Raises a ValueError unless `value` is in (0, 1]."""
+    if not 0.0 < value <= 1.0:
+        raise ValueError(f"{name} must be in (0, 1], got {value}")
+
+
 def epsilon_from_delta(
     delta_upper: Callable[[float], float],
     delta_lower: Callable[[float], float],

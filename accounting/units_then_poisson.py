@@ -10,7 +10,7 @@ from scipy import special
 from accounting.gaussian import GaussianProfile
 from accounting.likelihood_ratio import LikelihoodRatio, Side
 from accounting.mixtures import CELL_DRIFT, RepeatedProfile, check_grid
-from accounting.profile import PrivacyProfile
+from accounting.profile import PrivacyProfile, check_probability
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class UnitsThenPoissonProfile(RepeatedProfile):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("unit_prob", "sampling_prob"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
+            check_probability(name, getattr(self, name))
 
     def ceiling(self) -> PrivacyProfile:
         """Returns the price without sampling."""

@@ -19,7 +19,13 @@ from accounting.mixtures import (
     ratio_deviation,
     solve_increasing,
 )
-from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, check_count
+from accounting.profile import (
+    EPSILON_TOLERANCE,
+    Bound,
+    PrivacyProfile,
+    check_count,
+    check_probability,
+)
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,7 @@ class UserPoissonProfile(RepeatedProfile):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("max_contributions", self.max_contributions)
-        if not 0.0 < self.sampling_prob <= 1.0:
-            raise ValueError(f"sampling_prob must be in (0, 1], got {self.sampling_prob}")
+        check_probability("sampling_prob", self.sampling_prob)
 
     def ceiling(self) -> PrivacyProfile:
         """Returns the price of all tau examples in every step."""

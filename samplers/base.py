@@ -59,6 +59,17 @@ def group(entries: Participations, num_groups: int) -> EpochPlan:
     return EpochPlan(rows.indptr.astype(np.int64), rows.indices.astype(np.int32, copy=False))
 
 
+def positive_integer(name: str, value: Any) -> int:
+    """Returns `value` as an integer >= 1, or raises a ValueError that calls it `name`."""
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, got {value!r}") from None
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
 @dataclass(frozen=True)
 class BatchSampler(abc.ABC):
     """Draws batches, and states the privacy that this way of drawing earns.
@@ -81,15 +92,7 @@ class BatchSampler(abc.ABC):
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "batch_size", "epochs"):
-            try:
-                value = operator.index(getattr(self, name))
-            except TypeError:
-                raise ValueError(
-                    f"{name} must be an integer, got {getattr(self, name)!r}"
-                ) from None
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, positive_integer(name, getattr(self, name)))
         if not isinstance(self.unit, str) or not self.unit:
             raise ValueError(f'unit must name what a row is, such as "user", got {self.unit!r}')
         if self.num_examples > _MAX_EXAMPLES:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import abc
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from samplers.base import BatchSampler, EpochPlan, Participations
+from samplers.base import BatchSampler, EpochPlan, Participations, positive_integer
 from samplers.randomness import Key, Stream
 from samplers.tree import TreeShape, UnitTree
 
@@ -84,12 +83,7 @@ def check_draws(tree: UnitTree | TreeShape, draws: Sequence[int], levels: int) -
         )
     checked = []
     for level, count in enumerate(draws):
-        try:
-            count = operator.index(count)
-        except TypeError:
-            raise ValueError(f"draws[{level}] must be an integer, got {count!r}") from None
-        if count < 1:
-            raise ValueError(f"draws[{level}] must be at least 1, got {count}")
+        count = positive_integer(f"draws[{level}]", count)
         size, label = tree.smallest(level)
         if size < count:
             raise ValueError(

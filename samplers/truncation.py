@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-import operator
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from accounting import PrivacyProfile, TruncatedProfile
 from accounting.truncation import log_overflow_probability, smallest_max_batch_size
-from samplers.base import BatchSampler
+from samplers.base import BatchSampler, positive_integer
 from samplers.randomness import Key, Stream, uniform_permutation
 
 REFERENCE_EPSILON = 10.0
@@ -90,12 +89,7 @@ class VariableBatchSampler(BatchSampler, abc.ABC):
         if cap is None or isinstance(cap, ChosenCap):
             cap = ChosenCap(self._default_cap())
         else:
-            try:
-                cap = operator.index(cap)
-            except TypeError:
-                raise ValueError(f"max_batch_size must be an integer, got {cap!r}") from None
-            if cap < 1:
-                raise ValueError(f"max_batch_size must be at least 1, got {cap}")
+            cap = positive_integer("max_batch_size", cap)
         object.__setattr__(self, "max_batch_size", cap)
 
     def _default_cap(self) -> int:

@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 
 from accounting import PrivacyProfile, TruncatedProfile, UnitsThenPoissonProfile
+from accounting.profile import check_probability
 from accounting.truncation import log_overflow_probability
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
@@ -46,8 +47,7 @@ class UnitsThenPoisson(EpisodeSampler):
     def __post_init__(self) -> None:
         draws = check_draws(self.tree, self.draws, self.tree.num_levels - 1)
         object.__setattr__(self, "draws", draws)
-        if not 0.0 < self.sampling_prob <= 1.0:
-            raise ValueError(f"sampling_prob must be in (0, 1], got {self.sampling_prob}")
+        check_probability("sampling_prob", self.sampling_prob)
         check_target_delta(self.target_delta)
         object.__setattr__(self, "num_examples", self.tree.num_leaves)
         object.__setattr__(self, "batch_size", max(1, round(self.expected_batch_size)))
