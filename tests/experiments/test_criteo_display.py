@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -467,16 +466,6 @@ def test_memory_does_not_grow_with_the_file(raw, tmp_path):
         tracemalloc.stop()
     assert peaks[1] < 1.1 * peaks[0]
     assert peaks[1] < 20 * (1 << 17)
-
-
-def test_a_quarter_of_a_million_rows_take_at_most_a_cpu_second(raw, tmp_path):
-    """Measured near 0.7 million; the best of three, as other processes share the caches."""
-    rates = []
-    for i in range(3):
-        begin = time.process_time()
-        rows = prepare(raw, tmp_path / str(i)).num_rows
-        rates.append(rows / (time.process_time() - begin))
-    assert max(rates) > 250_000
 
 
 def test_real_rows_are_read_whole(real_criteo_rows, tmp_path):

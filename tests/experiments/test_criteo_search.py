@@ -2,7 +2,6 @@
 
 import gzip
 import re
-import time
 
 import numpy as np
 import pytest
@@ -257,16 +256,6 @@ def prepared(out, lines):
     source = out.parent / f"{out.name}.tsv"
     source.write_text("\n".join(lines))
     return search.FORMAT.prepare(source, out)
-
-
-def test_a_quarter_of_a_million_rows_take_at_most_a_cpu_second(raw, tmp_path):
-    """Measured near 0.4 million; the best of three, as other processes share the caches."""
-    rates = []
-    for i in range(3):
-        begin = time.process_time()
-        rows = search.FORMAT.prepare(raw, tmp_path / str(i)).num_rows
-        rates.append(rows / (time.process_time() - begin))
-    assert max(rates) > 250_000
 
 
 def test_summary_and_names_of_columns_are_those_of_the_publishers():

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.mutants
 
 N, B, EPOCHS = 200, 10, 2
 CLIP = 0.5
-CPU_SECONDS = 10.0  # that an audit may take
 
 
 def loss_fn(params, example):
@@ -206,10 +205,7 @@ def audit(mutant):
     def build(optimizer):
         return mutant(dpsgd(loss_fn, optimizer, mechanism))
 
-    started = time.process_time()
-    report = coupled_audit(build, params, data)
-    assert time.process_time() - started < CPU_SECONDS
-    return report
+    return coupled_audit(build, params, data)
 
 
 def failed(checks):
@@ -228,11 +224,22 @@ def test_a_planted_bug_of_the_step_is_caught(plant, bug, check):
     assert check in failed(audit(plant(bug)).checks)
 
 
-def test_without_a_bug_the_same_audit_passes():
+def without_a_bug(algorithm):
     sum_as_it_is = with_sum(lambda sound, *arguments: sound(*arguments))
-    noise_as_it_is = with_noise(add_gaussian_noise)
-    report = audit(lambda algorithm: noise_as_it_is(sum_as_it_is(algorithm)))
+    return with_noise(add_gaussian_noise)(sum_as_it_is(algorithm))
+
+
+def test_without_a_bug_the_same_audit_passes():
+    report = audit(without_a_bug)
     assert report.passed, report.lines()
+
+
+@pytest.mark.long  # measures time
+def test_an_audit_takes_at_most_ten_seconds_of_one_core():
+    started = time.process_time()
+    audit(without_a_bug)
+    sampler_checks(POISSON, POISSON, seed=0)
+    assert time.process_time() - started < 10
 
 
 # Bugs of the sampler: who draws, and whose price is claimed.
@@ -324,9 +331,7 @@ SAMPLERS = {
 
 @pytest.mark.parametrize(("sampler", "claimed", "check"), SAMPLERS.values(), ids=SAMPLERS)
 def test_a_planted_bug_of_the_sampler_is_caught(sampler, claimed, check):
-    started = time.process_time()
     assert check in failed(sampler_checks(sampler, claimed, seed=2**128 + 1))
-    assert time.process_time() - started < CPU_SECONDS
 
 
 @pytest.mark.parametrize("sampler", [POISSON, BINS, FIXED, SHUFFLE, IN_ORDER], ids=repr)
