@@ -41,15 +41,15 @@ def dense_loss(params, example):
 
 
 def dense_problem(dtype=jnp.float32, size=B):
-    keys = jax.random.split(jax.random.key(0), 4)
+    rng = np.random.default_rng(0)
     params = {
-        "kernel": jax.random.normal(keys[0], (5, 3)).astype(dtype),
-        "bias": jax.random.normal(keys[1], (3,)).astype(dtype),
+        "kernel": jnp.asarray(rng.normal(size=(5, 3)), dtype),
+        "bias": jnp.asarray(rng.normal(size=3), dtype),
         "scale": jnp.asarray(1.5, dtype),
     }
     batch = {
-        "x": jax.random.normal(keys[2], (size, 5)),
-        "y": jax.random.normal(keys[3], (size, 3)),
+        "x": jnp.asarray(rng.normal(size=(size, 5)), jnp.float32),
+        "y": jnp.asarray(rng.normal(size=(size, 3)), jnp.float32),
     }
     return params, batch
 

@@ -20,18 +20,28 @@ from dpsgd.taps import find_taps
 B = 6
 
 
+# NumPy draws: JAX would compile a program for every shape.
+
+
 def normal(seed, *shape):
-    return jax.random.normal(jax.random.key(seed), shape)
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def integers(seed, high, *shape):
-    return jax.random.randint(jax.random.key(seed), shape, 0, high)
+    return np.random.default_rng(seed).integers(high, size=shape, dtype=np.int32)
+
+
+def filled(shapes):
+    """Returns parameters of the given shapes, as large as initializers make them."""
+    leaves, treedef = jax.tree.flatten(shapes)
+    drawn = [normal(k, *x.shape) / max(x.shape[0], 1) ** 0.5 for k, x in enumerate(leaves)]
+    return jax.tree.unflatten(treedef, drawn)
 
 
 def stateless(module):
-    """Returns (params, function of params and inputs) of an nnx module."""
-    graph, params = nnx.split(module, nnx.Param)
-    return params, lambda params, *args: nnx.merge(graph, params)(*args)
+    """Returns (params, function of params and inputs) of the nnx module that `module()` makes."""
+    graph, shapes = nnx.split(nnx.eval_shape(module), nnx.Param)
+    return filled(shapes), lambda params, *args: nnx.merge(graph, params)(*args)
 
 
 # Each case: (params, loss_fn, batch, {part of a leaf's name: expected route}).
@@ -79,7 +89,7 @@ class Block(nnx.Module):
 
 
 def transformer(tied, length, vocabulary):
-    params, apply = stateless(Block(tied, vocabulary, nnx.Rngs(0)))
+    params, apply = stateless(lambda: Block(tied, vocabulary, nnx.Rngs(0)))
 
     def loss_fn(params, tokens):
         logits = jax.nn.log_softmax(apply(params, tokens[:-1]))
@@ -102,7 +112,7 @@ class Convnet(nn.Module):
 
 def convnet():
     module = Convnet()
-    params = module.init(jax.random.key(0), jnp.zeros((8, 8, 2)))
+    params = filled(jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((8, 8, 2))))
 
     def loss_fn(params, example):
         image, label = example
@@ -115,7 +125,8 @@ def convnet():
 def lstm_in_scan():
     module = nn.RNN(nn.OptimizedLSTMCell(5))
     inputs = normal(0, B, 7, 3)
-    params = {"rnn": module.init(jax.random.key(1), inputs[0]), "out": normal(2, 5, 2)}
+    rnn = filled(jax.eval_shape(module.init, jax.random.key(1), inputs[0]))
+    params = {"rnn": rnn, "out": normal(2, 5, 2)}
 
     def loss_fn(params, x):
         return jnp.sum(jnp.tanh(module.apply(params["rnn"], x)[-1] @ params["out"]))
@@ -334,7 +345,8 @@ CASES = {
 
 @functools.cache
 def case(name):
-    return CASES[name]()
+    params, *others = CASES[name]()
+    return jax.tree.map(jnp.asarray, params), *others
 
 
 # Two cores compile these programs for longer than they run them.
@@ -539,7 +551,7 @@ def test_traced_clip_norm_and_outer_transformations_are_supported():
 
 
 def test_tapping_leaves_the_loss_as_it_is():
-    params, loss_fn, batch, _ = ctr_mlp()
+    params, loss_fn, batch, _ = case("ctr_mlp")
     example = jax.tree.map(lambda x: x[0], batch)
     taps = find_taps(loss_fn, params, example)
     loss, _ = taps.loss(jax.tree.leaves(params), example, taps.zeros())
