@@ -37,6 +37,9 @@ T = TypeVar("T")
 CLIP_MARGIN = 17 * 2.0**-24
 """Relative distance, about 1e-6, kept from the clip norm so that rounding never exceeds it."""
 
+SMALLEST_SQUARED = 2.0**-63
+"""The smallest scale by which numbers are divided before they are squared."""
+
 _PAIRWISE = 16
 _BLOCK = 1024
 _UNROLLED = 32
@@ -132,7 +135,11 @@ def norm(x: Array) -> Norm:
     """Returns the norm of each row of `x` [B, ...], any real dtype; all other axes are summed."""
     x = x.astype(jnp.float32).reshape(x.shape[0], math.prod(x.shape[1:]))
     scale = row_scale(x)
-    return Norm(scale, _sum_of_squares(x, 1.0 / scale))
+    # A compiler that knows some entries to be 0 makes (0 * f)^2 into 0 * f^2, which is NaN where
+    # f^2 overflows. Up to 2^63 it does not, and the squares of all normal numbers stay normal.
+    coarse = jnp.maximum(scale, SMALLEST_SQUARED)
+    rest = coarse / scale
+    return Norm(scale, _sum_of_squares(x, 1.0 / coarse) * rest * rest)
 
 
 def combine(norms: Sequence[Norm]) -> Norm:
@@ -215,6 +222,7 @@ def value(norm: Norm) -> Array:
 
 __all__ = [
     "CLIP_MARGIN",
+    "SMALLEST_SQUARED",
     "ClipFactor",
     "Norm",
     "clip_factor",

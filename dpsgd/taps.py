@@ -34,8 +34,9 @@ class View:
     Attributes:
       leaf: Index of the parameter.
       chain: The (primitive, its parameters) that lead from the parameter to the variable.
-      labels: One name for each axis, equal for two views of a parameter only if the axes are the
-        same axis of the same coordinates; None for an axis of length 1 that the view has added.
+      labels: One name for each axis, equal for two views of one part only if the axes are the same
+        axis of its coordinates; None for an axis of length 1 that the view has added.
+      part: Names the coordinates of the parameter that are in view: how they were sliced out.
       isometric: Each coordinate of the parameter occurs at most once.
       whole: Each coordinate of the parameter occurs exactly once, and none has been rearranged but
         by casts: the variable is the parameter itself.
@@ -44,6 +45,7 @@ class View:
     leaf: int
     chain: tuple[tuple[core.Primitive, dict[str, Any]], ...]
     labels: tuple[str | None, ...]
+    part: str = ""
     isometric: bool = True
     whole: bool = True
 
@@ -305,7 +307,7 @@ def _seen_through(view: View, eqn: Any) -> View | None:
     if name == "transpose":
         return replace(longer, labels=tuple(view.labels[axis] for axis in params["permutation"]))
     if name == "slice":
-        return replace(longer, labels=fresh)
+        return replace(longer, labels=fresh, part=history)
     if name == "broadcast_in_dim":
         labels: list[str | None] = [None] * len(after.shape)
         for axis, target in enumerate(params["broadcast_dimensions"]):
@@ -316,7 +318,8 @@ def _seen_through(view: View, eqn: Any) -> View | None:
             isometric=view.isometric and before.size == after.size,
         )
     kept = [label for label, size in zip(view.labels, before.shape, strict=True) if size != 1]
-    if [n for n in before.shape if n != 1] == [n for n in after.shape if n != 1]:
+    in_order = params.get("dimensions") is None  # a reshape may transpose first
+    if in_order and [n for n in before.shape if n != 1] == [n for n in after.shape if n != 1]:
         names = iter(kept)
         return replace(longer, labels=tuple(None if n == 1 else next(names) for n in after.shape))
     return replace(longer, labels=fresh)

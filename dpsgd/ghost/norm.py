@@ -69,7 +69,7 @@ def _gram_norm(left: Array, right: Array, look_ups: tuple[Array, Array, bool] | 
     largest = jnp.max(jnp.abs(right), axis=(1, 2, 3))
     if look_ups is not None:
         largest = jnp.maximum(largest, jnp.max(jnp.abs(look_ups[1]), axis=(1, 2)))
-    unit = norms.power_of_two(largest)
+    unit = jnp.maximum(norms.power_of_two(largest), norms.SMALLEST_SQUARED)
     right = right * (1.0 / unit)[:, None, None, None]
     ll, rr = (
         jnp.einsum("bksc,bktc->bkst", x, x, precision=lax.Precision.HIGHEST) for x in (left, right)

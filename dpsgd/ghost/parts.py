@@ -129,7 +129,8 @@ def _look_ups(use: Use, others: Sequence[Array], cotangent: Array) -> tuple[Arra
     h = cotangent.astype(jnp.float32).transpose([0, *(1 + d for d in (*across, *along))])
     h = h.reshape(size, rows.count, rows.width)
 
-    index = index.astype(jnp.promote_types(index.dtype, jnp.int32))
+    unsigned = jnp.issubdtype(index.dtype, jnp.unsignedinteger)
+    index = index.astype(jnp.promote_types(index.dtype, jnp.uint32 if unsigned else jnp.int32))
     limits = jnp.asarray([shape[k] - 1 for k in axes], index.dtype)
     if not clamps:
         inside = jnp.all((index >= 0) & (index <= limits), axis=-1)

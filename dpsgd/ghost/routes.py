@@ -41,6 +41,8 @@ def choose_route(taps: Taps, leaf: int, shape: tuple[int, ...]) -> Route:
         if len(uses) == 1 and uses[0].op == "dynamic_slice":
             return Route("slice", "dynamic_slice of distinct entries", 0)
         return Route("entries", ops, 2 * size)
+    if len({u.view.part for u in uses}) > 1:
+        return Route("entries", f"{ops} of different parts", 2 * size)
     same_rows = len({(r.rows, r.columns) for r in look_ups}) <= 1
     sides = {(frozenset((c.inner, c.outer)), c.batch) for c in products}
     if not products:

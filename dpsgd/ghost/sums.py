@@ -23,11 +23,15 @@ def add_use(
     factor: norms.ClipFactor,
 ) -> Array:
     """Adds the clipped gradients of one use, summed over the batch, to `total`."""
-    if use.path in parts.look_ups and use.view.whole:
-        return _add_rows(total, use, *parts.look_ups[use.path], factor)
+    if use.path in parts.look_ups:
+        look_up = parts.look_ups[use.path]
+        if use.view.whole:
+            return _add_rows(total, use, *look_up, factor)
+        operand = _add_rows(jnp.zeros(use.operand.shape), use, *look_up, factor)
+        return total + _transpose_view(use, total, operand)
     if use.op == "dot_general":
         return total + _transpose_view(use, total, _sum_products(use, parts, factor))
-    # What is left is a convolution, a slice, or a look-up in a rearranged parameter.
+    # What is left is a convolution or a slice.
     kept = [norms.select(factor, x) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in others]
     scaled = norms.contribution(factor, cotangent)
     # Huge cotangents of tiny activations may overflow here: then the example gives this parameter
@@ -45,7 +49,10 @@ def add_use(
 def _add_rows(
     total: Array, use: Use, index: Array, flat: Array, h: Array, factor: norms.ClipFactor
 ) -> Array:
-    """Scatters rows straight into the running sum: no second buffer of the table's size."""
+    """Scatters rows into `total`, which has the layout of the operand.
+
+    Where that is the parameter itself, `total` is the running sum: no second buffer of its size.
+    """
     axes = row_axes(use)
     assert axes is not None
     shape = use.operand.shape

@@ -91,7 +91,7 @@ def contraction_of(use: Use) -> Contraction | None:
     if 0 in (use.out.size, use.operand.size):
         return None
     # The entries of a patch are ordered as lax orders them, not by name: a name of their own.
-    patch = (f"patch{use.view.labels}",)
+    patch = (f"patch{[use.view.labels[axis] for axis in inner]}",)
     return Contraction(
         inner=named_axes(use, inner)[1] if use.op == "dot_general" else patch,
         outer=named_axes(use, free)[1],

@@ -331,3 +331,35 @@ def test_norms_combine_to_that_of_the_concatenation(count):
     combined = norms.combine([norms.norm(jnp.asarray(part)) for part in parts])
     exact = np.sqrt(np.sum(np.square(parts.astype(np.float64)), axis=(0, 2)))
     np.testing.assert_allclose(norms.value(combined), exact, rtol=9 * 2.0**-24)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 15, 16, 17, 40, 100, 5000])
+def test_the_norm_of_what_a_compiler_knows_to_be_zero_is_zero(size):
+    assert jax.jit(lambda: norms.value(norms.norm(jnp.zeros((1, size)))))() == 0
+    assert jax.jit(lambda x: norms.value(norms.norm(x)))(np.zeros((1, size))) == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("exponent", [-126, -101, -90, -64, -20, 0])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_leaf_without_or_with_a_tiny_gradient_takes_nothing_from_the_others(
+    method, exponent, batch_size
+):
+    def loss_fn(params, x):
+        dead = jnp.sum(jax.nn.relu(x @ params["dead"] - 100.0))
+        tiny = jnp.sum(jnp.sin(params["tiny"]) * jnp.pad(x, (0, 40)) * jnp.float32(2.0**exponent))
+        return jnp.dot(params["w"], x) + dead + tiny
+
+    params = {"dead": jnp.zeros((5, 7)), "tiny": jnp.zeros(45), "w": jnp.zeros(5)}
+    x = 1 + np.arange(5 * batch_size, dtype=np.float32).reshape(batch_size, 5)
+    for clip_norm in (1e3, 0.1):
+        run = jax.jit(clipped_grad(loss_fn, l2_clip_norm=clip_norm, method=method))
+        total, diagnostics = run(params, x, np.ones(batch_size))
+        assert diagnostics.nonfinite_count == 0
+        # In float64: the gradients are x in `w`, and 2^exponent x in `tiny`.
+        norm = np.linalg.norm(x, axis=1) * np.hypot(1, 2.0**exponent)
+        expected = (np.minimum(1, clip_norm / norm)[:, None] * x).sum(0)
+        np.testing.assert_allclose(total["w"], expected, rtol=3e-6)
+        # What is 2^-126 times an example's largest coordinate may flush to zero.
+        expected *= 2.0**exponent
+        np.testing.assert_allclose(total["tiny"][:5], expected, rtol=3e-6, atol=2.0**-120)

@@ -185,6 +185,59 @@ def columns_and_pairs():
     return params, loss_fn, integers(6, 9, B, 12), routes | {"block": "slice"}
 
 
+def look_ups_in_views():
+    """Look-ups of the same rows in a table and in views of it; the second takes half of the first.
+
+    A sampled softmax over a tied table among them.
+    """
+    params = {
+        "transposed": normal(0, 12, 5),
+        "longer": normal(1, 12, 5),
+        "pairs": normal(2, 4, 4, 3),
+        "blocks": normal(3, 12, 4),
+        "tied": normal(4, 30, 6),
+    }
+
+    def loss_fn(params, i):
+        p, last = params, i[-1:]
+        hidden = jnp.tanh(p["tied"][i].mean(0))
+        parts = [
+            p["transposed"][i] - 0.5 * p["transposed"].T[:, i].T,
+            p["longer"][i] - 0.5 * p["longer"][None][0:1, i][0],
+            p["pairs"][i % 4, i // 4] - 0.5 * p["pairs"].swapaxes(0, 1)[i // 4, i % 4],
+            lax.dynamic_slice(p["blocks"], (last[0], 0), (1, 4))
+            - 0.5 * lax.dynamic_slice(p["blocks"].T, (0, last[0]), (4, 1)).T,
+            jax.nn.log_softmax(hidden @ p["tied"].T[:, i]),
+        ]
+        return sum(jnp.sum(jnp.sin(k + part)) for k, part in enumerate(parts))
+
+    return params, loss_fn, integers(7, 12, B, 9), dict.fromkeys(params, "rows")
+
+
+def parts_and_layouts():
+    """What is alike in shape and is not the same entries: they are told apart."""
+    params = {"entry": normal(0, 2), "kernel": normal(1, 3, 3, 3, 60), "square": normal(2, 20, 20)}
+
+    def convolve(image, kernel, layout):
+        layouts = ("NHWC", layout, "NHWC")
+        return lax.conv_general_dilated(
+            image[None], kernel, (1, 1), "VALID", dimension_numbers=layouts
+        )
+
+    def loss_fn(params, example):
+        ids, image, x = example
+        entry, kernel, square = params["entry"], params["kernel"], params["square"]
+        turned = lax.reshape(square, (20, 20), dimensions=(1, 0))
+        return (
+            jnp.sum(entry[0:1][ids] - 0.5 * entry[1:2][ids])
+            + jnp.sum(convolve(image, kernel, "HWIO") - 0.5 * convolve(image, kernel, "IHWO"))
+            + jnp.dot(x[0], x[1] @ square - 0.5 * (x[1] @ turned))
+        )
+
+    batch = np.zeros((B, 3), np.int32), normal(3, B, 3, 3, 3), normal(4, B, 2, 20)
+    return params, loss_fn, batch, dict.fromkeys(params, "entries")
+
+
 def twice(length):
     """The same dense layer applied twice, once transposed, and a bias added twice."""
     params = {"w": normal(0, 12, 12) / 3, "b": normal(1, 12), "v": normal(2, 12, 12) / 3}
@@ -333,6 +386,8 @@ CASES = {
     "bags_large": functools.partial(bags, 90, None),
     "look_up_out_of_bounds": look_up_out_of_bounds,
     "columns_and_pairs": columns_and_pairs,
+    "look_ups_in_views": look_ups_in_views,
+    "parts_and_layouts": parts_and_layouts,
     "twice_without_sequence": functools.partial(twice, 1),
     "twice_with_sequence": functools.partial(twice, 9),
     "contractions": contractions,
@@ -510,6 +565,45 @@ def test_cancelling_huge_cotangents_of_one_row_are_not_nan():
 
     g = np.array([[2e38, -2e38, 1e-9], [3e38, 3e38, 0.0], [1.0, 2.0, 3.0]], np.float32)
     assert largest_contribution(loss_fn, {"table": jnp.zeros((5, 4))}, g, 0.5) <= 0.5
+
+
+def test_repeated_rows_that_cancel_in_a_view_stay_within_the_clip_norm():
+    def loss_fn(params, example):
+        ids, g = example
+        return jnp.sum(params["table"].T[0, ids] * g)
+
+    g = np.random.default_rng(0).uniform(1e10, 2e10, (4, 32)).astype(np.float32)
+    g = np.concatenate([g, -g[:, ::-1]], axis=1)
+    g[:, 0] = np.nextafter(g[:, 0], np.float32(np.inf))
+    params, ids = {"table": jnp.zeros((4, 1))}, np.zeros((4, 64), np.int32)
+    assert largest_contribution(loss_fn, params, (ids, g), 1.0) <= 1.0
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32])
+def test_ids_of_all_sizes_find_the_rows_that_the_loss_finds(mode, dtype):
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
+    turned = lax.GatherDimensionNumbers(
+        offset_dims=(0,), collapsed_slice_dims=(1,), start_index_map=(1,)
+    )
+
+    def loss_fn(params, ids):
+        rows = lax.gather(params["a"], ids[:, None], numbers, (1, 3), mode=mode)
+        columns = lax.gather(params["b"].T, ids[:, None], turned, (3, 1), mode=mode)
+        return jnp.nansum(jnp.sin(rows)) + jnp.nansum(jnp.sin(columns))
+
+    ids = [[0, 5], [5, 5]]
+    if mode != "promise_in_bounds":
+        ids += [[5, 2**31 - 1], [2**31 + 7, 5], [2**32 - 1, 0]]
+    ids = np.array(ids, np.uint32).astype(dtype)
+    params, ones = {"a": normal(0, 6, 3), "b": normal(1, 6, 3)}, np.ones(len(ids))
+    ours, theirs = (
+        clipped_grad(loss_fn, l2_clip_norm=0.1, method=method)(params, ids, ones)[0]
+        for method in ("ghost", "vmap")
+    )
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-7), ours, theirs)
 
 
 def test_half_precision_layers_are_summed_in_float32():
