@@ -6,19 +6,39 @@ import os
 import sys
 from collections.abc import Callable
 
+from experiments.stop import STOPPED, Stopped
+
 
 def in_one_line(program: str, run: Callable[[], int]) -> int:
     """Returns the exit status of `run`; bad input is one clear line on stderr and status 2.
 
-    With DPSGD_TRACEBACK set in the environment the traceback is shown all the same.
+    A run that was asked to stop is a line too, and `STOPPED`. With DPSGD_TRACEBACK set in the
+    environment the traceback of bad input is shown all the same.
     """
     try:
         return run()
-    except (ValueError, OSError, MemoryError) as error:
-        if os.environ.get("DPSGD_TRACEBACK"):
+    except Stopped as stopped:
+        print(f"{program}: {stopped}", file=sys.stderr)
+        return STOPPED
+    except Exception as error:
+        line = mendable(error)
+        if line is None or os.environ.get("DPSGD_TRACEBACK"):
             raise
-        print(f"{program}: {_printable(str(error) or 'out of memory')}", file=sys.stderr)
+        print(f"{program}: {_printable(line)}", file=sys.stderr)
         return 2
+
+
+def mendable(error: Exception) -> str | None:
+    """Returns the line about an error that a user can mend, or None if the fault is ours."""
+    if isinstance(error, (ValueError, OSError, MemoryError)):
+        return str(error) or "out of memory"
+    exhausted, found, where = str(error).partition("RESOURCE_EXHAUSTED: ")
+    if found and not exhausted:  # XLA's own error: a bare RuntimeError to Python
+        return (
+            f"out of memory: {where.splitlines()[0]} Make the model, the batch or "
+            "--microbatch-size smaller"
+        )
+    return None
 
 
 def _printable(text: str) -> str:

@@ -21,7 +21,7 @@ from experiments.criteo.store import Store
 from experiments.environment import environment
 
 _PLACES = ("data", "out")  # where things lie does not change what they are
-_JAX_OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision")
+_JAX_OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_disable_jit")
 
 
 def fingerprint(config: Mapping[str, Any], store: Store, root: RootKey) -> dict[str, Any]:

@@ -70,8 +70,8 @@ class FinishedRun:
         return cls(
             path.name or str(path),
             config_from(run.read_json("config.json"), out=path, data=None),
-            _fields(run, "report.json", _REPORT),
-            _fields(run, "environment.json", _ENVIRONMENT),
+            _fields(run.report(), _REPORT, path / "report.json"),
+            _fields(run.read_json("environment.json"), _ENVIRONMENT, path / "environment.json"),
             generations[0].terms.mechanism if len(generations) == 1 else None,
         )
 
@@ -108,14 +108,13 @@ _ENVIRONMENT = {
 """What is read of a run's files, by type."""
 
 
-def _fields(run: RunDirectory, name: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those fields of a file of a run.
+def _fields(record: dict[str, Any], kinds: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Returns what a file of a run holds.
 
     Raises:
-      ValueError: if one is missing, or of another type.
+      ValueError: if a field is missing, or of another type.
     """
-    record = run.read_json(name)
-    _check_fields(record, kinds, f"{run.path / name} is damaged, or of another version")
+    _check_fields(record, kinds, f"{path} is damaged, or of another version")
     return record
 
 

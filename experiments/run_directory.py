@@ -131,6 +131,16 @@ class RunDirectory:
             history.check_head(head, "the last checkpoint")
         return history
 
+    def report(self) -> dict[str, Any]:
+        """Reads the report of a finished run, with the guarantee that its ledger gives.
+
+        What the report itself says of that is not taken over: the ledger alone proves it.
+
+        Raises:
+          ValueError: if either is damaged.
+        """
+        return {**self.read_json("report.json"), **self.history().guarantee().record()}
+
     def root(self) -> RootKey:
         """Reads the root secret."""
         return RootKey.load(self.root_path)

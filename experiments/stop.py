@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+STOPPED = 75
+"""Exit status of a run that was asked to stop and can go on: EX_TEMPFAIL of sysexits.h."""
+
 
 class Stopped(Exception):
     """A run stopped because it was asked to, and can go on; the text says where and how."""

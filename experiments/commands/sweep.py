@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,41 +26,35 @@ class SweepConfig:
     """Runs at once, each with its share of the cores; by default one a core on a CPU, else one."""
 
 
-def run(config: SweepConfig) -> int:
-    """Runs `dpsgd sweep`; the status is that of `dpsgd train`."""
-    from experiments.commands.train import STOPPED
+def run(config: SweepConfig) -> None:
+    """Runs `dpsgd sweep`."""
     from experiments.console import Console
-    from experiments.stop import Stopped
     from experiments.sweep import tables
     from experiments.sweep.config import Sweep, file_of
     from experiments.sweep.engine import run_sweep, write
 
-    asked = file_of(config.config).read_bytes()
-    try:
-        with Console() as console:
-            summary = run_sweep(
-                Sweep.read(config.config),
-                config.data,
-                config.out,
-                where=str(config.config),
-                workers=config.workers,
-                progress=console.progress,
-            )
-            written = write(summary, config.out, asked)
-            console.line(summary.setting)
-            for panel in summary.panels:
-                if panel.grid.title:
-                    console.line(f"\n{panel.grid.title}")
-                for title, table in tables.tables(panel).items():
-                    console.line(f"\n{title}")
-                    console.table(*table)
-                for verdict in tables.verdicts(panel):
-                    console.line(f"best {verdict}")
-            console.line("")
-            for statement in summary.statements:
-                console.line(f"- {statement}")
-            console.line(f"written: {', '.join(map(str, written))}")
-    except Stopped as stopped:
-        print(f"dpsgd: {stopped}", file=sys.stderr)
-        return STOPPED
-    return 0
+    file = file_of(config.config)
+    asked = file.read_bytes()
+    with Console() as console:
+        summary = run_sweep(
+            Sweep.read(file),
+            config.data,
+            config.out,
+            where=str(config.config),
+            workers=config.workers,
+            progress=console.progress,
+        )
+        written = write(summary, config.out, asked)
+        console.line(summary.setting)
+        for panel in summary.panels:
+            if panel.grid.title:
+                console.line(f"\n{panel.grid.title}")
+            for title, table in tables.tables(panel).items():
+                console.line(f"\n{title}")
+                console.table(*table)
+            for verdict in tables.verdicts(panel):
+                console.line(f"best {verdict}")
+        console.line("")
+        for statement in summary.statements:
+            console.line(f"- {statement}")
+        console.line(f"written: {', '.join(map(str, written))}")

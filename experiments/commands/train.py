@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,27 +20,17 @@ class ResumeConfig:
     """Where the store of examples lies now; by default where it lay."""
 
 
-STOPPED = 75
-"""Exit status of a run that was asked to stop and can go on: EX_TEMPFAIL of sysexits.h."""
-
-
-def run(config: TrainConfig | ResumeConfig) -> int:
-    """Runs `dpsgd train` and `dpsgd resume`; the status is `STOPPED` if the run can go on."""
+def run(config: TrainConfig | ResumeConfig) -> None:
+    """Runs `dpsgd train` and `dpsgd resume`."""
     from experiments.console import Console
-    from experiments.stop import Stopped
     from experiments.train import resume, train
 
-    try:
-        with Console() as console:
-            if isinstance(config, TrainConfig):
-                out, record = config.out, train(config, console.progress)
-            else:
-                out, record = config.run, resume(config.run, config.data, console.progress)
-            console.comparison([record])
-            console.line(record["guarantee"])
-            console.line(f"audit: {record['audit']}")
-            console.line(f"report: {out / 'report.md'}")
-    except Stopped as stopped:
-        print(f"dpsgd: {stopped}", file=sys.stderr)
-        return STOPPED
-    return 0
+    with Console() as console:
+        if isinstance(config, TrainConfig):
+            out, record = config.out, train(config, console.progress)
+        else:
+            out, record = config.run, resume(config.run, config.data, console.progress)
+        console.comparison([record])
+        console.line(record["guarantee"])
+        console.line(f"audit: {record['audit']}")
+        console.line(f"report: {out / 'report.md'}")

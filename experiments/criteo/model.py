@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,7 +91,7 @@ class ClickModel(nnx.Module):
         return self.logit(x)[0]
 
 
-@functools.partial(nnx.jit, static_argnums=(0, 1))  # half the time of drawing layer by layer
+@nnx.jit(static_argnums=(0, 1))  # half the time of drawing layer by layer
 def _initialised(config: ModelConfig, schema: Schema, key: jax.Array) -> ClickModel:
     return ClickModel(config, schema, nnx.Rngs(key))
 

@@ -115,7 +115,8 @@ def _open(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
             f"the code of {name} needs TensorFlow; where the data set lies prepared, give the "
             "directory of its version, which is read without"
         ) from None
-    except (ValueError, OSError) as error:  # DatasetNotFoundError is a ValueError
+    # DatasetNotFoundError is a ValueError; a version that does not exist is an AssertionError.
+    except (ValueError, OSError, AssertionError) as error:
         first = str(error).strip().splitlines()[0]
         raise SourceError(f"{name} cannot be opened as a TensorFlow data set: {first}") from None
     if not builder.info.splits:

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import jax
 
 from experiments.config import TrainConfig
+from experiments.errors import mendable
 from experiments.stop import Stopped, stop_requests
 
 
@@ -220,8 +221,11 @@ def _outcome(config: TrainConfig, say: Callable[[str], None]) -> Message:
             train.train(config, say)
     except Stopped as stopped:
         return Message("stopped", str(stopped))
-    except (ValueError, OSError, MemoryError) as error:
-        return Message("failed", str(error) or "out of memory")
+    except Exception as error:
+        line = mendable(error)
+        if line is None:
+            raise
+        return Message("failed", line)
     return Message("finished")
 
 

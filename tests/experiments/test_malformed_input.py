@@ -29,8 +29,8 @@ from dpsgd.history import NO_HEAD, line_of
 from dpsgd.metrics import BinaryMetrics
 from experiments import cli
 from experiments import train as training
-from experiments.commands.train import STOPPED
 from experiments.criteo.store import Store
+from experiments.stop import STOPPED
 
 SECONDS = 60
 """No question may cost more, of a processor's time."""

@@ -20,6 +20,7 @@ from experiments.html import document
 from experiments.overview import Page, overview
 from experiments.report import plain
 from experiments.run_directory import DIAGNOSTICS
+from experiments.train import resume
 
 CONFIGS = [
     TrainConfig(Path("store"), Deterministic(), Path("run"), non_private=True),
@@ -138,9 +139,20 @@ def test_the_name_of_a_run_is_shown_as_it_is(runs, tmp_path, name):
     assert f"<h3>{name}</h3>" in shown
 
 
+def test_a_guarantee_is_what_the_ledger_gives_and_not_what_the_report_says(runs, tmp_path):
+    whole = overview([runs[0]]).markdown
+    boasting = shutil.copytree(runs[0], tmp_path / runs[0].name)
+    record = json.loads((boasting / "report.json").read_text())
+    record |= {"guarantee": "epsilon in [0, 0.01]", "epsilon_lower": 0.0, "epsilon_upper": 0.01}
+    record |= {"delta": 1e-9, "noise_multiplier": 99.0, "l2_clip_norm": None, "not_covered": []}
+    (boasting / "report.json").write_text(json.dumps(record))
+    assert overview([boasting]).markdown == whole
+    assert resume(boasting)["guarantee"] in whole
+
+
 @pytest.mark.parametrize(
     ("file", "field"),
-    [("report.json", "test_auc"), ("report.json", "not_covered"), ("environment.json", "packages")],
+    [("report.json", "test_auc"), ("report.json", "num_steps"), ("environment.json", "packages")],
 )
 def test_a_damaged_run_is_named_with_its_field(runs, tmp_path, capsys, file, field):
     damaged = tmp_path / "damaged"

@@ -21,10 +21,9 @@ from dpsgd.records import build
 from experiments import config, fingerprint
 from experiments import train as training
 from experiments.cli import main
-from experiments.commands.train import STOPPED
 from experiments.criteo.model import ModelConfig
 from experiments.run_directory import DIAGNOSTICS, RunDirectory
-from experiments.stop import stop_requests
+from experiments.stop import STOPPED, stop_requests
 
 BLOCK = 8
 

@@ -10,7 +10,7 @@ import pytest
 
 from experiments import train as training
 from experiments.cli import main
-from experiments.commands.train import STOPPED
+from experiments.stop import STOPPED
 
 
 def arguments(store, out, *more):

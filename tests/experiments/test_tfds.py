@@ -265,6 +265,8 @@ def test_other_formats_lost_records_and_unknown_names_are_refused(tmp_path):
         tfds_source.prepare(folder, tmp_path / "s", label="bought")
     with pytest.raises(SourceError, match="no_such_data cannot be opened"):
         tfds_source.prepare("no_such_data", tmp_path / "s", data_dir=tmp_path)
+    with pytest.raises(SourceError, match=r"mnist:9\.9\.9 cannot be opened"):
+        tfds_source.prepare("mnist:9.9.9", tmp_path / "s", data_dir=tmp_path)
     with pytest.raises(SourceError, match="the code of titanic needs TensorFlow; where the data"):
         tfds_source.prepare("titanic", tmp_path / "s", data_dir=tmp_path)
     renamed = people(tmp_path / "renamed", {"rows": [person(1)]})

@@ -195,6 +195,7 @@ def test_steps_cover_the_data_with_a_last_batch_that_may_be_smaller(make):
         ((10, 0), "batch_size must be at least 1"),
         ((10, 2, 0), "epochs must be at least 1"),
         ((2**31, 2), "at most 2\\^31 - 1"),
+        ((10, 2, 10**18), "a run has at most 2\\^31 - 1 steps, got 5000000000000000000"),
     ],
 )
 def test_impossible_sizes_are_refused_in_one_line(make, arguments, message):

@@ -23,6 +23,7 @@ from experiments import config as config_of
 from experiments import train as training
 from experiments.config import TrainConfig
 from experiments.criteo import synthetic
+from experiments.errors import in_one_line
 from experiments.overview import overview
 from experiments.stop import Stopped
 from experiments.sweep import engine, workers
@@ -133,17 +134,33 @@ def test_a_run_that_fails_is_named_and_keeps_no_other_from_being_finished(store,
     assert [name[:7] for name in finished(tmp_path / "out")] == ["shuffle"]
 
 
-@pytest.mark.parametrize("error", [MemoryError(), MemoryError("a table of 1 TiB")])
-def test_a_run_out_of_memory_fails_in_one_line_and_its_process_lives_on(
-    monkeypatch, tmp_path, error
-):
-    def exhausted(config, progress):
-        raise error
+def raises(error):
+    raise error
 
-    monkeypatch.setattr(training, "train", exhausted)
+
+OUT_OF_MEMORY = {
+    "Python's": (lambda: raises(MemoryError()), "out of memory"),
+    "NumPy's": (lambda: np.zeros(2**58), "Unable to allocate 2.00 EiB"),
+    "XLA's": (lambda: jnp.zeros(2**46), "out of memory: .* 281474976710656 bytes. Make the model"),
+}
+
+
+@pytest.mark.parametrize(("exhaust", "said"), OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+def test_a_run_out_of_memory_fails_in_one_line_and_its_process_lives_on(
+    monkeypatch, tmp_path, capsys, exhaust, said
+):
+    monkeypatch.setattr(training, "train", lambda config, progress: exhaust())
     config = TrainConfig(tmp_path, config_of.Shuffle(), tmp_path / "run", noise_multiplier=1.0)
-    expected = workers.Message("failed", str(error) or "out of memory")
-    assert workers._outcome(config, print) == expected
+    message = workers._outcome(config, print)
+    assert message.kind == "failed"
+    assert re.match(said, message.text)
+    assert in_one_line("dpsgd", exhaust) == 2
+    assert capsys.readouterr().err == f"dpsgd: {message.text}\n"
+
+
+def test_a_fault_of_ours_keeps_its_traceback():
+    with pytest.raises(RuntimeError, match="ours"):
+        in_one_line("dpsgd", lambda: raises(RuntimeError("ours")))
 
 
 def test_the_report_of_a_sweep_names_the_command_that_does_it_again(store, tmp_path, capsys):
