@@ -50,7 +50,7 @@ class Grid:
 
     x: Axis
     """The axis of the panel."""
-    sampler: str | tuple[str | Mapping[str, Any], ...]
+    sampler: str | Mapping[str, Any] | tuple[str | Mapping[str, Any], ...]
     """Samplers by name, or tables of a name and the sampler's own settings."""
     noise_multiplier: Numbers = ()
     """Noise of the runs; this or target_epsilon."""

@@ -50,6 +50,17 @@ def test_a_run_in_two_grids_is_one_run_under_a_name_that_says_what_it_is(tmp_pat
     assert "poisson-overflow-accumulate-nonprivate-b1024-e2-lr0.003-r0" in {r.name for r in runs}
 
 
+@pytest.mark.parametrize("one", ['"shuffle"', '{ name = "shuffle", order = "fixed" }'])
+def test_one_sampler_needs_no_list(tmp_path, one):
+    several = '["shuffle", { name = "poisson", overflow = "accumulate" }]'
+    begin = 'title = "t"\nrepetitions = 1\n'
+    alone, listed = (
+        planned(read(tmp_path, begin + GRID.replace(several, asked)), tmp_path)
+        for asked in (one, f"[{one}]")
+    )
+    assert alone == listed
+
+
 def test_explicit_seeds_make_every_run_insecure(tmp_path):
     sweep = read(tmp_path, 'title = "t"\ninsecure_seeds = [5, 6]\n' + GRID)
     runs = planned(sweep, tmp_path)
