@@ -37,9 +37,6 @@ T = TypeVar("T")
 CLIP_MARGIN = 17 * 2.0**-24
 """Relative distance, about 1e-6, kept from the clip norm so that rounding never exceeds it."""
 
-SMALLEST_SQUARED = 2.0**-63
-"""The smallest scale by which numbers are divided before they are squared."""
-
 _PAIRWISE = 16
 _BLOCK = 1024
 _UNROLLED = 32
@@ -106,7 +103,7 @@ def _sum_of_squares(x: Array, factor: Array) -> Array:
     # Slices, not a reshape of a padded copy: one pass over x that writes a sixteenth of its size.
     parts = [x[:, k * width : (k + 1) * width] for k in range(_PAIRWISE)]
     parts = [jnp.pad(p, ((0, 0), (0, width - p.shape[1]))) for p in parts]
-    return _sum(_pairwise(jnp.add, [jnp.square(p * factor[:, None]) for p in parts]))
+    return _sum(_pairwise(jnp.add, [jnp.square(scaled(p, factor)) for p in parts]))
 
 
 def _pairwise(add: Callable[[T, T], T], terms: list[T]) -> T:
@@ -126,6 +123,17 @@ def power_of_two(x: Array) -> Array:
     return lax.bitcast_convert_type(jnp.clip(exponent, 27, 253) << 23, jnp.float32)
 
 
+def scaled(x: Array, factor: Array) -> Array:
+    """Returns float32 x [B, ...] times factor[B], to be squared; infinities become large numbers.
+
+    Where a compiler knows x to be a constant c, it makes c^2 f^2 of (c f)^2, and either may leave
+    the float32 range: the norm of a gradient of zeros would be NaN, and that of a tiny one zero.
+    The clamp is in its way, and the square of what it leaves of an infinity is still infinite.
+    """
+    largest = float(jnp.finfo(jnp.float32).max)
+    return lax.clamp(-largest, x * _rows(factor, x), largest)
+
+
 def row_scale(x: Array) -> Array:
     """Returns the power of two next to the largest magnitude of each row of float32[B, n]."""
     return power_of_two(jnp.max(jnp.abs(x), axis=1, initial=0.0))
@@ -135,11 +143,7 @@ def norm(x: Array) -> Norm:
     """Returns the norm of each row of `x` [B, ...], any real dtype; all other axes are summed."""
     x = x.astype(jnp.float32).reshape(x.shape[0], math.prod(x.shape[1:]))
     scale = row_scale(x)
-    # A compiler that knows some entries to be 0 makes (0 * f)^2 into 0 * f^2, which is NaN where
-    # f^2 overflows. Up to 2^63 it does not, and the squares of all normal numbers stay normal.
-    coarse = jnp.maximum(scale, SMALLEST_SQUARED)
-    rest = coarse / scale
-    return Norm(scale, _sum_of_squares(x, 1.0 / coarse) * rest * rest)
+    return Norm(scale, _sum_of_squares(x, 1.0 / scale))
 
 
 def combine(norms: Sequence[Norm]) -> Norm:
@@ -222,7 +226,6 @@ def value(norm: Norm) -> Array:
 
 __all__ = [
     "CLIP_MARGIN",
-    "SMALLEST_SQUARED",
     "ClipFactor",
     "Norm",
     "clip_factor",
@@ -233,6 +236,7 @@ __all__ = [
     "power_of_two",
     "product",
     "row_scale",
+    "scaled",
     "select",
     "shortened",
     "value",

@@ -318,7 +318,7 @@ def _seen_through(view: View, eqn: Any) -> View | None:
             isometric=view.isometric and before.size == after.size,
         )
     kept = [label for label, size in zip(view.labels, before.shape, strict=True) if size != 1]
-    in_order = params.get("dimensions") is None  # a reshape may transpose first
+    in_order = name == "squeeze" or params["dimensions"] is None  # a reshape may transpose first
     if in_order and [n for n in before.shape if n != 1] == [n for n in after.shape if n != 1]:
         names = iter(kept)
         return replace(longer, labels=tuple(None if n == 1 else next(names) for n in after.shape))

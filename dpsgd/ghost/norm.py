@@ -65,12 +65,13 @@ def _gram_norm(left: Array, right: Array, look_ups: tuple[Array, Array, bool] | 
       look_ups: Flat row indices, their cotangents, and whether the rows are the left side's.
     """
     left, right = fold(left, right)
+    left = norms.scaled(left, jnp.ones(len(left)))
     size = left.shape[0]
     largest = jnp.max(jnp.abs(right), axis=(1, 2, 3))
     if look_ups is not None:
         largest = jnp.maximum(largest, jnp.max(jnp.abs(look_ups[1]), axis=(1, 2)))
-    unit = jnp.maximum(norms.power_of_two(largest), norms.SMALLEST_SQUARED)
-    right = right * (1.0 / unit)[:, None, None, None]
+    unit = norms.power_of_two(largest)
+    right = norms.scaled(right, 1.0 / unit)
     ll, rr = (
         jnp.einsum("bksc,bktc->bkst", x, x, precision=lax.Precision.HIGHEST) for x in (left, right)
     )
@@ -78,7 +79,7 @@ def _gram_norm(left: Array, right: Array, look_ups: tuple[Array, Array, bool] | 
     diagonal = jnp.einsum("bkss,bkss->b", ll, rr)
     if look_ups is not None:
         flat, h, rows_left = look_ups
-        h = h * (1.0 / unit)[:, None, None]
+        h = norms.scaled(h, 1.0 / unit)
         by_row, by_column = (left, right) if rows_left else (right, left)
         weight = jnp.take_along_axis(by_row[:, 0], flat[:, None, :], axis=2)
         dots = jnp.einsum("bsd,bkd->bsk", by_column[:, 0], h, precision=lax.Precision.HIGHEST)

@@ -124,7 +124,8 @@ def _look_ups(use: Use, others: Sequence[Array], cotangent: Array) -> tuple[Arra
     else:
         index = jnp.stack([others[k] for k in axes], axis=-1)[:, None]
         clamps, position = True, {k: k for k in range(len(shape))}
-    along = [position[k] for k in named_axes(use, columns)[0]]
+    # An axis of length one may be collapsed: it is not in the output.
+    along = [position[k] for k in named_axes(use, columns)[0] if k in position]
     across = [d for d in range(cotangent.ndim - 1) if d not in along]
     h = cotangent.astype(jnp.float32).transpose([0, *(1 + d for d in (*across, *along))])
     h = h.reshape(size, rows.count, rows.width)

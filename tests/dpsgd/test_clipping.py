@@ -333,10 +333,53 @@ def test_norms_combine_to_that_of_the_concatenation(count):
     np.testing.assert_allclose(norms.value(combined), exact, rtol=9 * 2.0**-24)
 
 
-@pytest.mark.parametrize("size", [1, 3, 8, 15, 16, 17, 40, 100, 5000])
-def test_the_norm_of_what_a_compiler_knows_to_be_zero_is_zero(size):
-    assert jax.jit(lambda: norms.value(norms.norm(jnp.zeros((1, size)))))() == 0
-    assert jax.jit(lambda x: norms.value(norms.norm(x)))(np.zeros((1, size))) == 0
+@pytest.mark.parametrize("size", [1, 3, 16, 17, 40, 5000])
+@pytest.mark.parametrize("constant", [0.0, 1e-37, 1e-25, 1.0, 1e25, 1e35])
+def test_a_norm_is_right_where_a_compiler_knows_the_entries(size, constant):
+    got = jax.jit(lambda: norms.value(norms.norm(jnp.full((1, size), constant, jnp.float32))))()
+    np.testing.assert_allclose(got, constant * size**0.5, rtol=2e-6)
+
+
+def partly_constant(params, x):
+    return jnp.dot(params, jnp.concatenate([x, jnp.ones(35)]))
+
+
+def contracted_to_a_constant(params, x):
+    return jnp.sum(x @ params)
+
+
+def contracted_with_a_constant(params, x):
+    return jnp.dot(jnp.ones(9) @ params, x) + jnp.dot(jnp.ones(5), params.T @ jnp.ones(9))
+
+
+def contracted_and_looked_up(params, x):
+    row = jax.lax.dynamic_slice(params, ((x[0] > 0).astype(int), 0), (1, 9))
+    return jnp.sum(row) + 1e-3 * jnp.dot(jnp.resize(x, 9) @ params, jnp.resize(x, 9))
+
+
+CONSTANTS = {
+    partly_constant: (40,),
+    contracted_to_a_constant: (5, 4),
+    contracted_with_a_constant: (9, 5),
+    contracted_and_looked_up: (9, 9),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("loss_fn", CONSTANTS)
+@pytest.mark.parametrize("constant", [1e-25, 1.0, 1e30])
+def test_gradients_that_a_compiler_knows_are_clipped_at_every_magnitude(method, loss_fn, constant):
+    constant = np.float32(constant)
+    run = jax.jit(
+        clipped_grad(
+            lambda params, x: loss_fn(params, x) * constant,
+            l2_clip_norm=float(constant) / 10,
+            method=method,
+        )
+    )
+    params, x = jnp.zeros(CONSTANTS[loss_fn]), np.full((1, 5), 0.7, np.float32)
+    contribution = np.asarray(run(params, x, np.ones(1))[0], np.float64) / constant
+    assert 0.09999 < np.linalg.norm(contribution) <= 0.1
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -167,7 +167,12 @@ def columns_and_pairs():
         "block": normal(3, 8, 8),
         "transposed": normal(4, 3, 10),
         "indexed": normal(5, 9, 4),
+        "collapsed": normal(6, 9, 1, 4),
     }
+    # Axis 1, of length one, is collapsed and not looked up.
+    collapsing = lax.GatherDimensionNumbers(
+        offset_dims=(1,), collapsed_slice_dims=(0, 1), start_index_map=(0,)
+    )
 
     def loss_fn(params, x):
         i, j = x[:6], x[6:]
@@ -178,10 +183,12 @@ def columns_and_pairs():
             lax.dynamic_slice(params["block"], (i[0], j[0]), (3, 2)),
             params["transposed"].T[i],
             lax.dynamic_index_in_dim(params["indexed"], j[0], keepdims=False),
+            lax.gather(params["collapsed"], j[:, None], collapsing, (1, 1, 4)),
         ]
         return sum(jnp.sum(jnp.sin((k + 1) * p) ** 2) for k, p in enumerate(parts))
 
-    routes = dict.fromkeys(["columns", "pairs", "row", "transposed", "indexed"], "rows")
+    names = ["columns", "pairs", "row", "transposed", "indexed", "collapsed"]
+    routes = dict.fromkeys(names, "rows")
     return params, loss_fn, integers(6, 9, B, 12), routes | {"block": "slice"}
 
 
