@@ -66,13 +66,13 @@ class FinishedRun:
           ValueError: if its files are damaged.
         """
         run = RunDirectory.open(path)
-        generations = run.history().generations
+        history = run.history()
         return cls(
             path.name or str(path),
             config_from(run.read_json("config.json"), out=path, data=None),
-            _fields(run.report(), _REPORT, path / "report.json"),
+            _fields(run.report(history), _REPORT, path / "report.json"),
             _fields(run.read_json("environment.json"), _ENVIRONMENT, path / "environment.json"),
-            generations[0].terms.mechanism if len(generations) == 1 else None,
+            history.generations[0].terms.mechanism if len(history.generations) == 1 else None,
         )
 
 

@@ -131,15 +131,15 @@ class RunDirectory:
             history.check_head(head, "the last checkpoint")
         return history
 
-    def report(self) -> dict[str, Any]:
-        """Reads the report of a finished run, with the guarantee that its ledger gives.
+    def report(self, history: History) -> dict[str, Any]:
+        """Reads the report of a finished run, with the guarantee that its `history` gives.
 
         What the report itself says of that is not taken over: the ledger alone proves it.
 
         Raises:
-          ValueError: if either is damaged.
+          ValueError: if it is damaged.
         """
-        return {**self.read_json("report.json"), **self.history().guarantee().record()}
+        return {**self.read_json("report.json"), **history.guarantee().record()}
 
     def root(self) -> RootKey:
         """Reads the root secret."""

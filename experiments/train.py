@@ -161,7 +161,7 @@ def resume(
     """
     run = RunDirectory.open(path, finished=False)
     if run.finished:
-        record = run.report()
+        record = run.report(run.history())
         where = f"{path / 'report.json'} is damaged"
         checked(record.get("sampler"), str, f"{where}: sampler")
         try:

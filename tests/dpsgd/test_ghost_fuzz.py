@@ -1,7 +1,7 @@
 """Random losses that use one parameter several times, each time through views of its own.
 
 Where the ghost method adds up what several uses do to a parameter, it must know which entries each
-of them sees. a dozen in the short suite, 1,000 in the long one; those that have been wrong are
+of them sees. A dozen in the short suite, 1,000 in the long one; those that have been wrong are
 cases of `test_ghost`.
 """
 
