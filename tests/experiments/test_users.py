@@ -44,7 +44,9 @@ def test_a_bad_line_is_named_by_file_line_and_field(tmp_path, line, message):
         ratings.read(tmp_path / "u.data")
 
 
-@pytest.mark.parametrize("content", [b"", gzip.compress("".join(LINES).encode())[:-12]])
+@pytest.mark.parametrize(
+    "content", [b"", gzip.compress("".join(LINES).encode(), mtime=0)[:-12]], ids=["empty", "cut"]
+)
 def test_an_empty_or_cut_file_is_refused(tmp_path, content):
     path = tmp_path / ("cut.gz" if content else "empty")
     path.write_bytes(content)
