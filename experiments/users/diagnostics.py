@@ -47,10 +47,15 @@ def read(path: Path, user: str, loss: str | None = None) -> Usage:
             table = csv.read_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter))
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
+    if not table.num_rows:
+        raise ValueError(f"{path} has no rows")
     for name in wanted:
-        if name not in table.column_names:
-            raise ValueError(f"{path} has no column {name!r}: {', '.join(table.column_names)}")
+        if (found := table.column_names.count(name)) != 1:
+            count = "no column" if not found else f"{found} columns"
+            raise ValueError(f"{path} has {count} {name!r}: {', '.join(table.column_names)}")
         column = table.column(name)
+        if pa.types.is_nested(column.type):
+            raise ValueError(f"{path}, column {name}: {column.type}, expected single values")
         if column.null_count:
             row = column.is_null().to_pylist().index(True)
             raise ValueError(f"{path}, row {row + 1}, column {name}: empty")

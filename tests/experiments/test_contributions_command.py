@@ -73,6 +73,8 @@ def test_a_private_choice_prints_nothing_else_of_the_data(tmp_path, capsys):
         ("who,loss\na,x\n", "column loss: could not convert"),
         ("who,loss\na,1\nb,inf\n", "row 2, column loss: inf is no finite loss"),
         ("who,loss\na,1\nb,1,1\n", "rows.csv: .*Expected 2 columns, got 3"),
+        ("who,loss\n", "rows.csv has no rows"),
+        ("who,who\n1,2\n", "rows.csv has 2 columns 'who'"),
     ],
 )
 def test_a_bad_table_is_refused_by_file_row_and_column(tmp_path, text, message):
@@ -81,3 +83,9 @@ def test_a_bad_table_is_refused_by_file_row_and_column(tmp_path, text, message):
         diagnostics.read(tmp_path / "rows.csv", "who", "loss")
     assert "\n" not in str(refusal.value)
     assert "rows.csv" in str(refusal.value)
+
+
+def test_a_column_of_lists_names_no_users(tmp_path):
+    parquet.write_table(pa.table({"who": [[1], [2, 3]]}), tmp_path / "rows.parquet")
+    with pytest.raises(ValueError, match=r"column who: list<.*>, expected single values"):
+        diagnostics.read(tmp_path / "rows.parquet", "who")
