@@ -166,7 +166,7 @@ class TrainConfig:
     (seconds); refuse to train where they do not."""
 
     def check(self) -> None:
-        """Raises ValueError, in terms of the command line, for values that cannot be run."""
+        """Raises ValueError, as the command line names them, for values that cannot be run."""
         asked = [self.noise_multiplier is not None, self.target_epsilon is not None]
         if sum(asked) + self.non_private != 1:
             raise ValueError(
@@ -189,8 +189,11 @@ class TrainConfig:
             raise ValueError(f"--init-seed must lie in [0, 2^32), got {self.init_seed}")
         if not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"--learning-rate must be finite and > 0, got {self.learning_rate}")
+        if self.insecure_seed is not None and not 0 <= self.insecure_seed < 2**64:
+            raise ValueError(f"--insecure-seed must lie in [0, 2^64), got {self.insecure_seed}")
         if not self.checkpoint_seconds >= 0:
             raise ValueError(f"--checkpoint-seconds must be >= 0, got {self.checkpoint_seconds}")
+        self.model_config()
 
     def model_config(self) -> ModelConfig:
         """Returns the model's sizes: the preset with the overrides that were given."""

@@ -37,7 +37,7 @@ def run(config: SweepConfig) -> None:
     asked = file.read_bytes()
     with Console() as console:
         summary = run_sweep(
-            Sweep.read(file),
+            Sweep.parse(asked, str(file)),
             config.data,
             config.out,
             where=str(config.config),

@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 
 from dpsgd.modules import split_module
-from experiments.criteo.schema import Schema
+from experiments.criteo.schema import Schema, check_power_of_two
 
 PyTree = Any
 
@@ -30,8 +30,11 @@ class ModelConfig:
     """Units of each hidden layer."""
 
     def __post_init__(self) -> None:
-        if self.embedding_dim < 1 or any(units < 1 for units in self.hidden):
-            raise ValueError(f"model sizes must be positive, got {self}")
+        if self.embedding_dim < 1:
+            raise ValueError(f"embedding_dim must be at least 1, got {self.embedding_dim}")
+        check_power_of_two("max_buckets", self.max_buckets)
+        if any(units < 1 for units in self.hidden):
+            raise ValueError(f"hidden: each layer has at least 1 unit, got {list(self.hidden)}")
 
 
 INTEGER_SCALE = 0.2

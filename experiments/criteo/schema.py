@@ -108,7 +108,7 @@ class Schema:
                 f"{len(self.buckets)} bucket counts"
             )
         for column, count in zip(self.categories, self.buckets, strict=True):
-            _check_power_of_two(f"bucket count of {column}", count)
+            check_power_of_two(f"bucket count of {column}", count)
 
     def hash(self, values: np.ndarray, feature: int, seed: int) -> np.ndarray:
         """Return the ids of `values` (any shape, unsigned integers) of categorical `feature`.
@@ -135,13 +135,13 @@ class Schema:
         >>> DISPLAY_ADS.fold(np.arange(26, dtype=np.int32) * 5_000, 1024)[:4]
         array([  0, 904, 784, 664], dtype=int32)
         """
-        _check_power_of_two("max_buckets", max_buckets)
+        check_power_of_two("max_buckets", max_buckets)
         masks = np.minimum(np.asarray(self.buckets), max_buckets).astype(np.int32) - 1
         return (ids > MISSING) * (1 + ((ids - 1) & masks))
 
     def table_sizes(self, max_buckets: int = 1 << 30) -> tuple[int, ...]:
         """Return the number of rows of each feature's table, the row of *missing* included."""
-        _check_power_of_two("max_buckets", max_buckets)
+        check_power_of_two("max_buckets", max_buckets)
         return tuple(1 + min(count, max_buckets) for count in self.buckets)
 
     def table_offsets(self, max_buckets: int = 1 << 30) -> np.ndarray:
@@ -157,7 +157,8 @@ class Schema:
         return np.concatenate(([0], np.cumsum(sizes[:-1]))).astype(np.int32)[: len(sizes)]
 
 
-def _check_power_of_two(what: str, value: int) -> None:
+def check_power_of_two(what: str, value: int) -> None:
+    """Raise ValueError, which begins with `what`, unless `value` is one that tables can have."""
     if not 1 <= value <= 1 << 30 or value & (value - 1):
         raise ValueError(f"{what} must be a power of two between 1 and 2^30, not {value}")
 

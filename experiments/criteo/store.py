@@ -10,6 +10,7 @@ missing (see :mod:`experiments.criteo.schema`). A shard is a range of rows, one 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -148,11 +149,24 @@ class Store:
         missing = {"train", "validation", "test"} - set(self.splits)
         if missing:
             raise ValueError(f"splits: there is no {' or '.join(sorted(missing))}")
+        filled = sorted((ends, name) for name, ends in self.splits.items() if ends[0] < ends[1])
+        for ((_, end), one), ((begin, _), other) in itertools.pairwise(filled):
+            if begin < end:
+                raise ValueError(f"splits: {one!a} and {other!a} share rows")
         for shard in self.shards:
             for column in columns_of(self.schema):
                 name = checked(shard.files.get(column, {}).get("name"), str, f"file of {column}")
                 if Path(name).name != name or "\0" in name:
                     raise ValueError(f"{name!a} is not the name of a file in the store")
+
+    def rows(self, split: str) -> int:
+        """Return how many rows `split` has.
+
+        Raises:
+            StoreError: there is no such split.
+        """
+        begin, end = self._range(split)
+        return end - begin
 
     def verify(self) -> None:
         """Compare the checksum of every shard with the manifest's; reads the whole store.

@@ -17,7 +17,7 @@ epochs = 5
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -72,8 +72,9 @@ class Grid:
             given = getattr(self, name)
             values = given if isinstance(given, tuple) else (given,)
             for i, value in enumerate(values):
-                if isinstance(value, bool) or not 0 < value < math.inf:
-                    raise ValueError(f"{name}[{i}] must be finite and > 0, got {value}")
+                if isinstance(value, bool) or not 0 < value <= sys.float_info.max:
+                    shown = f"{value!s:.20}"
+                    raise ValueError(f"{name}[{i}] must be finite and > 0, got {shown}")
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} holds a value twice: {list(values)}")
             kind = int if name in ("batch_size", "epochs") else float
@@ -98,7 +99,7 @@ class Grid:
         for i, asked in enumerate(self.sampler):
             fields = {"name": asked} if isinstance(asked, str) else dict(asked)
             name = fields.pop("name", None)
-            if name not in SAMPLERS:
+            if not isinstance(name, str) or name not in SAMPLERS:
                 raise ValueError(
                     f"sampler[{i}]: there is no sampler {name!r}; there are {', '.join(SAMPLERS)}"
                 )
@@ -162,14 +163,26 @@ class Sweep:
             file and the key.
           OSError: if it cannot be read.
         """
-        path = file_of(path)
+        file = file_of(path)
+        return cls.parse(file.read_bytes(), str(file))
+
+    @classmethod
+    def parse(cls, content: bytes, where: str) -> Sweep:
+        """Returns the sweep that is asked for by `content`, a TOML file.
+
+        Raises:
+          ValueError: if it asks for something that is not there or not possible; the line begins
+            with `where` and names the key.
+        """
         try:
-            fields = tomllib.loads(path.read_text())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not TOML: {error}") from None
-        tables = checked(fields.get("grid", []), list, f"{path}, grid")
-        grids = [build(Grid, table, f"{path}, grid {i}") for i, table in enumerate(tables, 1)]
-        return build(cls, {**fields, "grid": grids}, str(path))
+            fields = tomllib.loads(content.decode())
+        except RecursionError:
+            raise ValueError(f"{where} is nested too deeply") from None
+        except ValueError as error:
+            raise ValueError(f"{where} is not TOML: {error}") from None
+        tables = checked(fields.get("grid", []), list, f"{where}, grid")
+        grids = [build(Grid, table, f"{where}, grid {i}") for i, table in enumerate(tables, 1)]
+        return build(cls, {**fields, "grid": grids}, where)
 
 
 def file_of(path: Path) -> Path:

@@ -78,6 +78,18 @@ def test_splits_are_80_10_10_in_order_and_cover_every_row():
         assert np.allclose(sizes, [0.8, 0.1, 0.1], atol=1 / rows)
 
 
+def test_splits_that_share_rows_are_refused(tmp_path):
+    store = write(tmp_path / "s", random_columns(20))
+    assert store.splits == {"train": (0, 16), "validation": (16, 18), "test": (18, 20)}
+    assert store.rows("train") == 16
+    manifest = json.loads((store.path / "manifest.json").read_text())
+    for name, ends in {"test": [17, 20], "train": [0, 17], "validation": [0, 1]}.items():
+        changed = {**manifest, "splits": {**manifest["splits"], name: ends}}
+        (store.path / "manifest.json").write_text(json.dumps(changed))
+        with pytest.raises(StoreError, match=f"damaged manifest.*'{name}'.* share rows"):
+            Store.open(store.path)
+
+
 def test_a_split_in_one_shard_is_memory_mapped_without_a_copy(tmp_path):
     store = write(tmp_path / "s", random_columns(100))
     for column in store.load("test").values():
