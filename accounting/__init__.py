@@ -2,7 +2,7 @@
 
 from accounting.balls_and_bins import BallsAndBinsProfile
 from accounting.gaussian import GaussianProfile
-from accounting.multistage import MultistageProfile, WorstLeafProfile
+from accounting.multistage import MultistageProfile
 from accounting.poisson import PoissonProfile
 from accounting.profile import (
     Bound,
@@ -23,6 +23,7 @@ from accounting.truncation import (
 )
 from accounting.units_then_poisson import UnitsThenPoissonProfile
 from accounting.user_poisson import UserPoissonProfile
+from accounting.worst_leaf import WorstLeafProfile
 
 __all__ = [
     "BallsAndBinsProfile",

@@ -32,17 +32,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, optimize
 
 from accounting.likelihood_ratio import ROUNDING, UNDERFLOW, VALUE_DRIFT, LikelihoodRatio
+from accounting.profile import Direction
 
 Array = NDArray[np.floating]
-
-Direction = Literal["remove", "add"]
 
 WRAP = 1e-18
 """Bound on the tilted mass outside the window of the FFT."""

@@ -7,7 +7,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
+
+Direction = Literal["remove", "add"]
+"""Which law of a pair is P and which Q: the example's row against zeros, or zeros against it."""
 
 EPSILON_TOLERANCE = 1e-3
 """How far apart, in epsilon, the two ends of a certified bound may stay by default."""

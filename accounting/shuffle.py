@@ -14,6 +14,7 @@ from scipy import special
 from accounting.balls_and_bins import BallsAndBinsProfile
 from accounting.gaussian import GaussianProfile
 from accounting.likelihood_ratio import LikelihoodRatio
+from accounting.max_events import log_probability_max_below, max_event_lower_bound
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
@@ -24,7 +25,8 @@ from accounting.profile import (
     epsilon_from_delta,
 )
 
-_SLACK = 1e-9  # far above the rounding error of a probability computed from log_ndtr
+_SHIFTS = 2.0, 1.0
+"""Where the example's coordinate stands under P and under Q."""
 _GRID = 4001
 _BUCKET_STEP = 0.01
 _BUCKET_ERROR = 1e-8
@@ -100,33 +102,24 @@ class ShuffleProfile:
             return _several_epochs(self.noise_multiplier, self.steps_per_epoch, self.epochs).delta(
                 epsilon
             )
-        sigma = self.noise_multiplier / math.sqrt(self.epochs)
-        p, q = _log_cdfs(sigma, self.steps_per_epoch, _thresholds(sigma, self.steps_per_epoch))
-        growth = math.exp(min(epsilon, 700.0)) * (1.0 + _SLACK)
-        # The events {max >= c} from P to Q, and their complements from Q to P.
-        above = -np.expm1(p) * (1.0 - _SLACK) + np.expm1(q) * growth
-        below = np.exp(q) * (1.0 - _SLACK) - np.exp(p) * growth
-        return max(0.0, float(above.max()), float(below.max()))
-
-
-def _thresholds(sigma: float, steps: int) -> NDArray[np.float64]:
-    """Values of c around those that max_t x_t takes under P and under Q."""
-    low = sigma * float(special.ndtri_exp(-100.0 / steps))
-    return np.linspace(low, 2.0 + 14.0 * sigma, _GRID)
-
-
-def _log_cdfs(
-    sigma: float, steps: int, c: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns log P(max_t x_t < c) and log Q(max_t x_t < c)."""
-    others = (steps - 1) * special.log_ndtr(c / sigma)
-    return others + special.log_ndtr((c - 2) / sigma), others + special.log_ndtr((c - 1) / sigma)
+        return max_event_lower_bound(
+            epsilon,
+            noise_multiplier=self.noise_multiplier / math.sqrt(self.epochs),
+            bins=self.steps_per_epoch,
+            shifts=_SHIFTS,
+        )
 
 
 @lru_cache(maxsize=16)
 def _several_epochs(sigma: float, steps: int, epochs: int) -> LikelihoodRatio:
     """Returns a lower likelihood ratio of `epochs` independent values of max_t x_t, in buckets."""
-    log_p, log_q = _log_cdfs(sigma, steps, _thresholds(sigma, steps))
+    # Values of c around those that max_t x_t takes under P and under Q.
+    low = sigma * float(special.ndtri_exp(-100.0 / steps))
+    thresholds = np.linspace(low, max(_SHIFTS) + 14.0 * sigma, _GRID)
+    log_p, log_q = (
+        log_probability_max_below(thresholds, noise_multiplier=sigma, bins=steps, shift=shift)
+        for shift in _SHIFTS
+    )
     ratio = LikelihoodRatio.from_masses(
         _buckets(log_p), _buckets(log_q), _BUCKET_STEP, "lower", drift=_BUCKET_ERROR
     )

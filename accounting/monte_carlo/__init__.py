@@ -15,7 +15,6 @@ from accounting.monte_carlo.losses import (
     log_order_statistics,
     sample_losses,
 )
-from accounting.monte_carlo.max_events import max_event_lower_bound
 from accounting.monte_carlo.profile import MonteCarloProfile
 
 __all__ = [
@@ -25,6 +24,5 @@ __all__ = [
     "hockey_stick_upper_bound",
     "kl_upper_bound",
     "log_order_statistics",
-    "max_event_lower_bound",
     "sample_losses",
 ]

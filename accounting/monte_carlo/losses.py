@@ -39,15 +39,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri_exp
 
-from accounting.profile import check_count, check_noise_multiplier
+from accounting.profile import Direction, check_count, check_noise_multiplier
 
-Direction = Literal["remove", "add"]
 Floats = NDArray[np.float64]
 
 # Entries of the largest temporary array; several of them live at once (about 100 MB in all).

@@ -8,12 +8,13 @@ from typing import Literal
 
 import numpy as np
 
+from accounting.max_events import max_event_lower_bound
 from accounting.monte_carlo.confidence import hockey_stick_upper_bound, kl_upper_bound
-from accounting.monte_carlo.losses import Direction, Floats, event_probability, sample_losses
-from accounting.monte_carlo.max_events import max_event_lower_bound
+from accounting.monte_carlo.losses import Floats, event_probability, sample_losses
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
+    Direction,
     check_count,
     check_delta,
     check_noise_multiplier,

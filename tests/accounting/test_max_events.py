@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr
 
-from accounting.monte_carlo import max_event_lower_bound
+from accounting import GaussianProfile
+from accounting.max_events import max_event_lower_bound
 
 DIRECTIONS = ["remove", "add"]
 
@@ -40,10 +41,11 @@ def test_max_event_bound_is_the_best_event_of_a_fine_search(shifts, sigma, bins,
     assert bound == pytest.approx(best, rel=1e-6)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 10.0, 800.0])
-@pytest.mark.parametrize(("sigma", "bins"), [(0.02, 10**6), (20.0, 1), (0.1, 10**6)])
-def test_max_event_bound_is_a_number_between_zero_and_one_at_extremes(sigma, bins, epsilon):
-    assert 0.0 <= max_event_lower_bound(epsilon, noise_multiplier=sigma, bins=bins) <= 1.0
+@pytest.mark.parametrize("epsilon", [0.0, 10.0, 800.0, 1300.0])
+@pytest.mark.parametrize(("sigma", "bins"), [(0.02, 10**6), (0.02, 1), (20.0, 1), (0.1, 10**6)])
+def test_max_event_bound_stays_below_that_of_no_sampling_at_extremes(sigma, bins, epsilon):
+    bound = max_event_lower_bound(epsilon, noise_multiplier=sigma, bins=bins)
+    assert 0.0 <= bound <= GaussianProfile(sigma).delta(epsilon).upper
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ Sources: L. Chua et al., Balls-and-Bins Sampling for DP-SGD, AISTATS 2025, arXiv
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
@@ -18,6 +16,8 @@ Floats = NDArray[np.float64]
 
 # Relative slack for the rounding of closed forms that are printed as proved.
 _ROUNDING = 1e-9
+# A probability below this may have underflowed; it is to be subtracted, so it is taken for this.
+_SMALLEST = 1e-300
 
 
 def log_probability_max_below(
@@ -68,10 +68,10 @@ def max_event_lower_bound(
             )
             for shift in shifts
         )
-        above, below = -np.expm1(log_p), np.exp(log_q)
-        with np.errstate(over="ignore", invalid="ignore"):
-            remove = (1 - _ROUNDING) * above - math.exp(min(epsilon, 700.0)) * -np.expm1(log_q)
-            add = (1 - _ROUNDING) * below - np.exp(epsilon + log_p)
+        p_above, q_above = -np.expm1(log_p), np.maximum(-np.expm1(log_q), _SMALLEST)
+        with np.errstate(over="ignore"):
+            remove = (1 - _ROUNDING) * p_above - np.exp(epsilon + np.log(q_above))
+            add = (1 - _ROUNDING) * np.exp(log_q) - np.exp(epsilon + log_p)
         gains = np.maximum(remove, add)
         best = int(np.argmax(gains))
         return float(gains[best]), float(ceilings[best])
