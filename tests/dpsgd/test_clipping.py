@@ -40,28 +40,43 @@ def dense_loss(params, example):
     return params["scale"] * jnp.sum((hidden - example["y"]) ** 2)
 
 
-def dense_problem(dtype=jnp.float32, size=B):
+# The arrays of tests are NumPy's: JAX would compile a program for each operation on each shape.
+
+
+def dense_problem():
+    """Parameters and eight examples."""
     rng = np.random.default_rng(0)
-    params = {
-        "kernel": jnp.asarray(rng.normal(size=(5, 3)), dtype),
-        "bias": jnp.asarray(rng.normal(size=3), dtype),
-        "scale": jnp.asarray(1.5, dtype),
-    }
-    batch = {
-        "x": jnp.asarray(rng.normal(size=(size, 5)), jnp.float32),
-        "y": jnp.asarray(rng.normal(size=(size, 3)), jnp.float32),
-    }
-    return params, batch
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    params = {"kernel": normal(5, 3), "bias": normal(3), "scale": np.float32(1.5)}
+    return params, {"x": normal(8, 5), "y": normal(8, 3)}
 
 
-def reference(loss_fn, params, batch, clip_norm):
-    """Returns the clipped gradients [B, d] in float64 and the norms, by definition."""
-    grads = jax.vmap(jax.grad(loss_fn), (None, 0))(params, batch)
-    flat = np.concatenate(
-        [np.asarray(g, np.float64).reshape(len(g), -1) for g in jax.tree.leaves(grads)], axis=1
-    )
-    norm = np.linalg.norm(flat, axis=1)
-    return flat * np.minimum(1, clip_norm / norm)[:, None], norm
+@functools.cache
+def dense_gradients():
+    """The losses and gradients [8, d] of the dense problem in float64, one by one."""
+    each = jax.jit(jax.vmap(jax.value_and_grad(dense_loss), (None, 0)))
+    losses, grads = each(*dense_problem())
+    flat = [np.asarray(g, np.float64).reshape(8, -1) for g in jax.tree.leaves(grads)]
+    return np.asarray(losses), np.concatenate(flat, axis=1)
+
+
+@functools.cache
+def compiled_dense(method):
+    def run(params, batch, weights, clip_norm):
+        return clipped_grad(dense_loss, l2_clip_norm=clip_norm, method=method)(
+            params, batch, weights
+        )
+
+    return jax.jit(run)
+
+
+def run_dense(method, batch, weights, clip_norm):
+    """The clipped sum and the diagnostics of a batch of the dense problem."""
+    weights, clip_norm = np.asarray(weights, np.float32), np.float32(clip_norm)
+    return compiled_dense(method)(dense_problem()[0], batch, weights, clip_norm)
 
 
 def flatten(tree):
@@ -149,103 +164,125 @@ def test_clipped_norm_stays_within_the_margin_below_the_clip_norm(seed, log_scal
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("clip_norm", [1e-3, 0.5, 3.0, np.inf])
 def test_sum_and_counts_equal_the_definition(method, clip_norm):
-    params, batch = dense_problem(size=16)
-    clipped, norm = reference(dense_loss, params, batch, clip_norm)
-    total, diagnostics = jax.jit(clipped_grad(dense_loss, l2_clip_norm=clip_norm, method=method))(
-        params, batch, jnp.ones(16)
-    )
+    params, batch = dense_problem()
+    losses, gradients = dense_gradients()
+    norm = np.linalg.norm(gradients, axis=1)
+    clipped = gradients * np.minimum(1, clip_norm / norm)[:, None]
+    total, diagnostics = run_dense(method, batch, np.ones(8), clip_norm)
     np.testing.assert_allclose(
         flatten(total), clipped.sum(0), rtol=3e-6, atol=3e-6 * np.abs(clipped).max()
     )
-    losses = jax.vmap(dense_loss, (None, 0))(params, batch)
     assert jax.tree.structure(total) == jax.tree.structure(params)
     assert isinstance(diagnostics, Diagnostics)
     np.testing.assert_allclose(diagnostics.loss_sum, losses.sum(), rtol=1e-6)
     assert diagnostics.clipped_count == (norm > clip_norm).sum()
-    assert diagnostics.batch_size == 16
+    assert diagnostics.batch_size == 8
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("clip_norm", [0.01, 1.0, 100.0])
-def test_sum_agrees_with_jax_privacy(method, clip_norm):
-    params, batch = dense_problem(size=16)
+def test_sum_agrees_with_jax_privacy(clip_norm):
+    params, batch = dense_problem()
     oracle = jax.jit(jax_privacy_clipped_grad(dense_loss, l2_clip_norm=clip_norm, batch_argnums=1))
     expected = oracle(params, jax.tree.map(lambda x: x[:, None], batch))
-    total, _ = clipped_grad(dense_loss, l2_clip_norm=clip_norm, method=method)(
-        params, batch, jnp.ones(16)
-    )
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), total, expected
-    )
+    for method in METHODS:
+        # The clip norm is a constant of the program here, an argument in the other tests.
+        run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=clip_norm, method=method))
+        total, _ = run(params, batch, np.ones(8))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), total, expected
+        )
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e38])
 def test_padding_is_inert_to_the_bit(method, poison):
-    params, batch = dense_problem(size=8)
-    weights = jnp.array([1, 0, 1, 1, 0, 0, 1, 0], jnp.float32)
-    run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=0.5, method=method))
-    poisoned = jax.tree.map(
-        lambda x: jnp.where((weights > 0)[:, None], x, poison).astype(x.dtype), batch
-    )
+    _, batch = dense_problem()
+    weights = np.array([1, 0, 1, 1, 0, 0, 1, 0])
+    poisoned = {
+        name: np.where((weights > 0)[:, None], x, np.float32(poison)) for name, x in batch.items()
+    }
     jax.tree.map(
-        np.testing.assert_array_equal, run(params, batch, weights), run(params, poisoned, weights)
+        np.testing.assert_array_equal,
+        run_dense(method, batch, weights, 0.5),
+        run_dense(method, poisoned, weights, 0.5),
     )
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_weight_counts_an_example_if_and_only_if_it_is_positive(method):
-    params, batch = dense_problem(size=4)
-    run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=0.5, method=method))
-    weird = run(params, batch, jnp.array([7.0, np.nan, -1.0, 1e-30]))
-    plain = run(params, batch, jnp.array([1.0, 0.0, 0.0, 1.0]))
+    _, batch = dense_problem()
+    weird = run_dense(method, batch, [7.0, np.nan, -1.0, 1e-30, 0.0, -0.0, -np.inf, np.inf], 0.5)
+    plain = run_dense(method, batch, [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], 0.5)
     jax.tree.map(np.testing.assert_array_equal, weird, plain)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nonfinite_example_contributes_zero_and_leaves_the_others_bit_equal(method):
-    params, batch = dense_problem(size=4)
-    run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=0.5, method=method))
-    expected, _ = run(params, batch, jnp.array([1.0, 0.0, 1.0, 1.0]))
+    _, batch = dense_problem()
+    expected, _ = run_dense(method, batch, [1, 0, 1, 1, 1, 1, 1, 1], 0.5)
     for poison in (np.nan, np.inf):
-        poisoned = batch | {"y": batch["y"].at[1].set(poison)}
-        total, diagnostics = run(params, poisoned, jnp.ones(4))
+        poisoned = batch | {"y": batch["y"].copy()}
+        poisoned["y"][1] = poison
+        total, diagnostics = run_dense(method, poisoned, np.ones(8), 0.5)
         jax.tree.map(np.testing.assert_array_equal, total, expected)
-        assert (diagnostics.nonfinite_count, diagnostics.batch_size) == (1, 4)
+        assert (diagnostics.nonfinite_count, diagnostics.batch_size) == (1, 8)
         assert np.isfinite(diagnostics.loss_sum)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_contribution_of_an_example_does_not_depend_on_the_others(method):
-    params, batch = dense_problem(size=4)
-    run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=0.5, method=method))
-    alone = jnp.array([0.0, 0.0, 1.0, 0.0])
-    expected, _ = run(params, batch, alone)
-    perturbed = jax.tree.map(lambda x: x.at[0].multiply(-50).at[1].set(0).at[3].add(9), batch)
-    jax.tree.map(np.testing.assert_array_equal, run(params, perturbed, alone)[0], expected)
+    _, batch = dense_problem()
+    alone = np.eye(8)[2]
+    expected, _ = run_dense(method, batch, alone, 0.5)
+    perturbed = {name: x.copy() for name, x in batch.items()}
+    for x in perturbed.values():
+        x[0] *= -50
+        x[1] = 0
+        x[3] += 9
+    total, _ = run_dense(method, perturbed, alone, 0.5)
+    jax.tree.map(np.testing.assert_array_equal, total, expected)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_zeroing_out_one_example_moves_the_sum_by_at_most_the_clip_norm(method):
-    params, batch = dense_problem(size=8)
-    run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=0.25, method=method))
-    whole = flatten(run(params, batch, jnp.ones(8))[0])
-    for i in range(8):
-        less = flatten(run(params, batch, jnp.ones(8).at[i].set(0))[0])
+    _, batch = dense_problem()
+    whole = flatten(run_dense(method, batch, np.ones(8), 0.25)[0])
+    for alone in np.eye(8):
+        less = flatten(run_dense(method, batch, 1 - alone, 0.25)[0])
         assert np.linalg.norm(whole - less) <= 0.25 * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("microbatch_size", [1, 2, 3, 8])
+# Every size under "ghost"; "vmap", which is cut into microbatches by the same code, at one that
+# leaves a rest.
+MICROBATCHES = [("ghost", 1), ("ghost", 2), ("ghost", 3), ("ghost", 8), ("vmap", 3)]
+MICROBATCHES += [pytest.param("vmap", size, marks=pytest.mark.long) for size in (1, 2, 8)]
+
+
+@pytest.mark.parametrize(("method", "microbatch_size"), MICROBATCHES)
 def test_microbatches_give_the_same_sum(method, microbatch_size):
-    params, batch = dense_problem(size=8)
-    batch["dropout"] = jax.random.split(jax.random.key(1), 8)  # a key per example travels too
-    weights = jnp.array([1, 1, 0, 1, 1, 1, 1, 1], jnp.float32)
-    build = functools.partial(clipped_grad, dense_loss, l2_clip_norm=0.5, method=method)
-    expected = jax.jit(build())(params, batch, weights)
-    got = jax.jit(build(microbatch_size=microbatch_size))(params, batch, weights)
+    params, batch = dense_problem()
+    keys = jax.random.split(jax.random.key(1), 8)  # a key per example travels too
+    weights = np.array([1, 1, 0, 1, 1, 1, 1, 1], np.float32)
+    expected = run_dense(method, batch, weights, 0.5)
+    in_parts = clipped_grad(
+        dense_loss, l2_clip_norm=0.5, method=method, microbatch_size=microbatch_size
+    )
+    got = jax.jit(in_parts)(params, batch | {"dropout": keys}, weights)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6), got, expected)
     assert got[1].batch_size == 7
+
+
+@functools.cache
+def compiled_half(method, dtype):
+    def loss_fn(params, example):
+        return jnp.dot(params["w"], example.astype(dtype))
+
+    def run(gradients, clip_norm):
+        return clipped_grad(loss_fn, l2_clip_norm=clip_norm, method=method)(
+            {"w": jnp.zeros(5, dtype)}, gradients, jnp.ones(64)
+        )
+
+    return jax.jit(run)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -254,16 +291,10 @@ def test_microbatches_give_the_same_sum(method, microbatch_size):
 def test_half_precision_parameters_are_clipped_and_summed_in_float32(method, dtype, size):
     # The norm of these gradients underflows, or overflows, in float16; the sum would be rounded.
     gradients = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32) * size
-
-    def loss_fn(params, example):
-        return jnp.dot(params["w"], example.astype(dtype))
-
-    params = {"w": jnp.zeros(5, dtype)}
-    exact = np.asarray(jnp.asarray(gradients, dtype), np.float64)
+    exact = gradients.astype(dtype).astype(np.float64)
     clip_norm = 0.5 * size
     clipped = exact * np.minimum(1, clip_norm / np.linalg.norm(exact, axis=1))[:, None]
-    run = jax.jit(clipped_grad(loss_fn, l2_clip_norm=clip_norm, method=method))
-    total, diagnostics = run(params, gradients, jnp.ones(64))
+    total, diagnostics = compiled_half(method, dtype)(gradients, clip_norm)
     assert total["w"].dtype == jnp.float32
     assert diagnostics.clipped_count == (np.linalg.norm(exact, axis=1) > clip_norm).sum() > 30
     np.testing.assert_allclose(total["w"], clipped.sum(0), rtol=1e-5, atol=1e-5 * size)
@@ -271,11 +302,11 @@ def test_half_precision_parameters_are_clipped_and_summed_in_float32(method, dty
 
 @pytest.mark.parametrize("method", METHODS)
 def test_infinite_clip_norm_gives_the_plain_sum_of_gradients(method):
-    params, batch = dense_problem(size=8)
+    params, batch = dense_problem()
     run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=np.inf, method=method))
-    total, diagnostics = run(params, batch, jnp.ones(8))
-    plain = jax.grad(lambda p: jax.vmap(dense_loss, (None, 0))(p, batch).sum())(params)
-    np.testing.assert_allclose(flatten(total), flatten(plain), rtol=1e-5, atol=1e-6)
+    total, diagnostics = run(params, batch, np.ones(8))
+    _, gradients = dense_gradients()
+    np.testing.assert_allclose(flatten(total), gradients.sum(0), rtol=1e-5, atol=1e-6)
     assert diagnostics.clipped_count == 0
 
 
@@ -328,7 +359,8 @@ def test_norms_combine_to_that_of_the_concatenation(count):
     parts = (10.0 ** rng.uniform(-6, 6, (count, 8, 1)) * rng.normal(size=(count, 8, 5))).astype(
         np.float32
     )
-    combined = norms.combine([norms.norm(jnp.asarray(part)) for part in parts])
+    norm = jax.jit(norms.norm)
+    combined = norms.combine([norm(part) for part in parts])
     exact = np.sqrt(np.sum(np.square(parts.astype(np.float64)), axis=(0, 2)))
     np.testing.assert_allclose(norms.value(combined), exact, rtol=9 * 2.0**-24)
 
@@ -365,9 +397,19 @@ CONSTANTS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("loss_fn", CONSTANTS)
-@pytest.mark.parametrize("constant", [1e-25, 1.0, 1e30])
+# Every magnitude of every loss under "ghost"; under "vmap", which has one norm for them all, the
+# magnitudes take turns.
+KNOWN = [
+    pytest.param(
+        method, loss, constant, marks=pytest.mark.long if method == "vmap" and (i + j) % 3 else ()
+    )
+    for method in METHODS
+    for i, loss in enumerate(CONSTANTS)
+    for j, constant in enumerate([1e-25, 1.0, 1e30])
+]
+
+
+@pytest.mark.parametrize(("method", "loss_fn", "constant"), KNOWN)
 def test_gradients_that_a_compiler_knows_are_clipped_at_every_magnitude(method, loss_fn, constant):
     constant = np.float32(constant)
     run = jax.jit(
@@ -377,14 +419,21 @@ def test_gradients_that_a_compiler_knows_are_clipped_at_every_magnitude(method, 
             method=method,
         )
     )
-    params, x = jnp.zeros(CONSTANTS[loss_fn]), np.full((1, 5), 0.7, np.float32)
+    params, x = np.zeros(CONSTANTS[loss_fn], np.float32), np.full((1, 5), 0.7, np.float32)
     contribution = np.asarray(run(params, x, np.ones(1))[0], np.float64) / constant
     assert 0.09999 < np.linalg.norm(contribution) <= 0.1
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("exponent", [-126, -101, -90, -64, -20, 0])
-@pytest.mark.parametrize("batch_size", [1, 3])
+# Every exponent with either method; the sizes take turns. The other half of the product is long.
+TINY = [
+    pytest.param(method, exponent, size, marks=() if (i + j + k) % 2 == 0 else pytest.mark.long)
+    for i, method in enumerate(METHODS)
+    for j, exponent in enumerate([-126, -101, -90, -64, -20, 0])
+    for k, size in enumerate([1, 3])
+]
+
+
+@pytest.mark.parametrize(("method", "exponent", "batch_size"), TINY)
 def test_a_leaf_without_or_with_a_tiny_gradient_takes_nothing_from_the_others(
     method, exponent, batch_size
 ):
@@ -393,11 +442,20 @@ def test_a_leaf_without_or_with_a_tiny_gradient_takes_nothing_from_the_others(
         tiny = jnp.sum(jnp.sin(params["tiny"]) * jnp.pad(x, (0, 40)) * jnp.float32(2.0**exponent))
         return jnp.dot(params["w"], x) + dead + tiny
 
-    params = {"dead": jnp.zeros((5, 7)), "tiny": jnp.zeros(45), "w": jnp.zeros(5)}
+    @jax.jit
+    def run(params, x, clip_norm):
+        return clipped_grad(loss_fn, l2_clip_norm=clip_norm, method=method)(
+            params, x, jnp.ones(batch_size)
+        )
+
+    params = {
+        "dead": np.zeros((5, 7), np.float32),
+        "tiny": np.zeros(45, np.float32),
+        "w": np.zeros(5, np.float32),
+    }
     x = 1 + np.arange(5 * batch_size, dtype=np.float32).reshape(batch_size, 5)
     for clip_norm in (1e3, 0.1):
-        run = jax.jit(clipped_grad(loss_fn, l2_clip_norm=clip_norm, method=method))
-        total, diagnostics = run(params, x, np.ones(batch_size))
+        total, diagnostics = run(params, x, clip_norm)
         assert diagnostics.nonfinite_count == 0
         # In float64: the gradients are x in `w`, and 2^exponent x in `tiny`.
         norm = np.linalg.norm(x, axis=1) * np.hypot(1, 2.0**exponent)
