@@ -122,8 +122,8 @@ def convnet():
     return params, loss_fn, (normal(1, B, 8, 8, 2), integers(2, 3, B)), routes
 
 
-def lstm_in_scan():
-    module = nn.RNN(nn.OptimizedLSTMCell(5))
+def recurrence_in_scan():
+    module = nn.RNN(nn.SimpleCell(5))
     inputs = normal(0, B, 7, 3)
     rnn = filled(jax.eval_shape(module.init, jax.random.key(1), inputs[0]))
     params = {"rnn": rnn, "out": normal(2, 5, 2)}
@@ -387,7 +387,7 @@ CASES = {
     "transformer_tied_long": functools.partial(transformer, True, 12, 10),
     "transformer_untied_long": functools.partial(transformer, False, 12, 10),
     "convnet": convnet,
-    "lstm_in_scan": lstm_in_scan,
+    "recurrence_in_scan": recurrence_in_scan,
     "bags_clip": functools.partial(bags, 9, "clip"),
     "bags_fill": functools.partial(bags, 9, "fill"),
     "bags_large": functools.partial(bags, 90, None),
@@ -416,8 +416,7 @@ FAST_COMPILE = {"xla_backend_optimization_level": 0}
 
 
 @functools.cache
-def ghost_run(name):
-    """Returns the compiled (batch, weights, clip norm) -> losses, norms, clipped sum of a case."""
+def ghost_program(name):
     params, loss_fn, _, _ = case(name)
 
     def run(batch, weights, clip_norm):
@@ -428,7 +427,18 @@ def ghost_run(name):
     return jax.jit(run, compiler_options=FAST_COMPILE)
 
 
-@pytest.mark.parametrize("name", CASES)
+def ghost_run(name, batch, weights, clip_norm):
+    """Losses, norms and clipped sum of a case, by one program whoever calls."""
+    return ghost_program(name)(batch, np.asarray(weights, np.float32), np.float32(clip_norm))
+
+
+# It compiles longest; its layers take the routes of the tied ones, its look-up that of the bags.
+SLOW = ["transformer_untied_long"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in SLOW)) for name in CASES]
+)
 def test_losses_norms_and_clipped_sums_equal_one_gradient_per_example(name):
     params, loss_fn, batch, _ = case(name)
     reference = jax.jit(
@@ -436,7 +446,7 @@ def test_losses_norms_and_clipped_sums_equal_one_gradient_per_example(name):
     )
     losses, grads = reference(params, batch)
     flat = {
-        jax.tree_util.keystr(path): np.asarray(g, np.float64).reshape(B, g[0].size)
+        jax.tree_util.keystr(path): np.asarray(g, np.float64).reshape(B, g.size // B)
         for path, g in jax.tree_util.tree_leaves_with_path(grads)
     }
     norm = np.linalg.norm(np.concatenate(list(flat.values()), axis=1), axis=1)
@@ -446,7 +456,7 @@ def test_losses_norms_and_clipped_sums_equal_one_gradient_per_example(name):
     weights[2] = 0
     clip_norm = np.median(norm)
     scale = weights * np.minimum(1, clip_norm / norm)
-    got_losses, got_norm, total = ghost_run(name)(batch, weights, clip_norm)
+    got_losses, got_norm, total = ghost_run(name, batch, weights, clip_norm)
     np.testing.assert_allclose(got_losses, losses, rtol=1e-6)
     np.testing.assert_allclose(got_norm, norm, rtol=1e-6)
     for path, got in jax.tree_util.tree_leaves_with_path(total):
@@ -495,25 +505,26 @@ def test_no_array_holds_a_gradient_per_example_of_a_tapped_parameter():
 def test_examples_that_do_not_count_change_nothing_to_the_bit(name):
     batch = case(name)[2]
     weights = np.array([1, 1, 0, 1, 0, 1])
-    total = ghost_run(name)(batch, weights, 0.1)[2]
+    total = ghost_run(name, batch, weights, 0.1)[2]
 
     def poison(x):
-        row = (weights == 0).reshape(-1, *(1,) * (x.ndim - 1))
-        return jnp.where(row, np.nan if jnp.issubdtype(x.dtype, jnp.floating) else 2**31 - 1, x)
+        x = x.copy()
+        x[weights == 0] = np.nan if np.issubdtype(x.dtype, np.floating) else 2**31 - 1
+        return x
 
-    poisoned = ghost_run(name)(jax.tree.map(poison, batch), weights, 0.1)[2]
+    poisoned = ghost_run(name, jax.tree.map(poison, batch), weights, 0.1)[2]
     jax.tree.map(np.testing.assert_array_equal, total, poisoned)
 
 
 @pytest.mark.parametrize("name", ["ctr_mlp", "transformer_tied_short", "convnet", "bags_clip"])
 def test_contribution_of_an_example_does_not_depend_on_the_others(name):
     batch = case(name)[2]
-    others = jax.tree.map(lambda x: jnp.concatenate([x[:1], jnp.flip(x[1:], 0)]), batch)
+    others = jax.tree.map(lambda x: np.concatenate([x[:1], x[:0:-1]]), batch)
     alone = np.eye(B)[0]
     jax.tree.map(
         np.testing.assert_array_equal,
-        ghost_run(name)(batch, alone, 0.1)[2],
-        ghost_run(name)(others, alone, 0.1)[2],
+        ghost_run(name, batch, alone, 0.1)[2],
+        ghost_run(name, others, alone, 0.1)[2],
     )
 
 
@@ -607,7 +618,7 @@ def test_ids_of_all_sizes_find_the_rows_that_the_loss_finds(mode, dtype):
     ids = np.array(ids, np.uint32).astype(dtype)
     params, ones = {"a": normal(0, 6, 3), "b": normal(1, 6, 3)}, np.ones(len(ids))
     ours, theirs = (
-        clipped_grad(loss_fn, l2_clip_norm=0.1, method=method)(params, ids, ones)[0]
+        jax.jit(clipped_grad(loss_fn, l2_clip_norm=0.1, method=method))(params, ids, ones)[0]
         for method in ("ghost", "vmap")
     )
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-7), ours, theirs)
@@ -632,7 +643,7 @@ def test_half_precision_layers_are_summed_in_float32():
 
 
 def test_traced_clip_norm_and_outer_transformations_are_supported():
-    params, loss_fn, batch, _ = ctr_mlp()
+    params, loss_fn, batch, _ = case("bags_clip")
 
     @jax.jit
     def run(clip_norm, scale):
