@@ -24,7 +24,7 @@ class _Tree:
     units: tuple[str, ...] = ()
     """What the units of each level are, for the guarantee's words."""
 
-    def _shape(self, num_examples: int, largest_unit: int) -> TreeShape:
+    def _shape(self, num_examples: int, largest_unit: int | None = None) -> TreeShape:
         levels = len(self.sizes) - 1
         if levels < 0 or min(self.sizes) < 1:
             raise ValueError(f"--sizes needs a number >= 1 for each level, got {self.sizes}")
@@ -33,15 +33,16 @@ class _Tree:
                 f"--units needs {levels} names, one for each level above the examples, "
                 f"got {self.units}"
             )
-        if largest_unit < self.sizes[-1]:
+        largest = self.sizes[-1] if largest_unit is None else largest_unit
+        if largest < self.sizes[-1]:
             raise ValueError(
-                f"--largest-unit is less than the smallest unit: {largest_unit} < {self.sizes[-1]}"
+                f"--largest-unit is less than the smallest unit: {largest} < {self.sizes[-1]}"
             )
         return TreeShape(
             digest="",
             names=self.units or ("unit",) * levels,
             num_leaves=num_examples,
-            most_leaves=largest_unit,
+            most_leaves=largest,
             mean_leaves=float(self.sizes[-1]),
             worst_paths=(self.sizes,),
         )
@@ -61,7 +62,7 @@ class Multistage(_Tree):
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns a sampler that can be priced, and not drawn from."""
         return samplers.Multistage(
-            self._shape(num_examples, self.sizes[-1]),
+            self._shape(num_examples),
             self.draws,
             epochs=self.steps,
             clipped_level=self.clipped_level,
@@ -95,9 +96,8 @@ class UnitsThenPoisson(_Tree):
 
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns a sampler that can be priced, and not drawn from."""
-        largest = self.sizes[-1] if self.largest_unit is None else self.largest_unit
         return samplers.UnitsThenPoisson(
-            self._shape(num_examples, largest),
+            self._shape(num_examples, self.largest_unit),
             self.draws,
             self.sampling_prob,
             epochs=self.steps,
