@@ -1,5 +1,7 @@
 """The training loop is DP-SGD: plain training without noise, and with it sum, noise, division."""
 
+import contextlib
+import dataclasses
 import functools
 import gc
 import logging
@@ -18,8 +20,8 @@ N = 60
 SAMPLERS = {
     "deterministic": Deterministic(N, 8, 2),
     "shuffle": Shuffle(N, 8, 2),
-    "poisson": Poisson(N, 8, 2),
-    "balls-and-bins": BallsAndBins(N, 8, 2),
+    "poisson": Poisson(N, 8, 2, max_batch_size=24),  # of one width: they share programs
+    "balls-and-bins": BallsAndBins(N, 8, 2, max_batch_size=24),
     "accumulating poisson": Poisson(N, 8, 2, overflow="accumulate", max_batch_size=3),
     "passes beyond a block": Poisson(N, 20, 2, overflow="accumulate", max_batch_size=2),
 }
@@ -41,14 +43,28 @@ def loss_fn(params, example):
     return optax.sigmoid_binary_cross_entropy(logit, example["y"])
 
 
+OPTIMIZER = optax.adam(0.1)
+
+
+@jax.jit
+def plain_step(params, opt_state, taken):
+    """A step of optax on the mean loss, `taken` being the weight of each row in it."""
+
+    def mean_loss(params):
+        return jnp.dot(taken, jax.vmap(loss_fn, (None, 0))(params, data()))
+
+    updates, opt_state = OPTIMIZER.update(jax.grad(mean_loss)(params), opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+
 @functools.cache
 def shared(noisy):
-    """An algorithm whose compiled programs serve all tests that do not count them."""
-    return dpsgd(loss_fn, optax.adam(0.1), Mechanism(SAMPLERS["shuffle"], float(noisy), 1.0))
+    """An algorithm whose compiled programs serve all tests that need no algorithm of their own."""
+    return dpsgd(loss_fn, OPTIMIZER, Mechanism(SAMPLERS["shuffle"], float(noisy), 1.0))
 
 
-def blocks(sampler, sigma, clip, *, of=None, root=None, block_steps=4, columns=None, data_on=None):
-    algorithm = (of or shared(sigma > 0)).with_mechanism(Mechanism(sampler, sigma, clip))
+def blocks(sampler, sigma, clip, *, root=None, block_steps=4, columns=None, data_on=None):
+    algorithm = shared(sigma > 0).with_mechanism(Mechanism(sampler, sigma, clip))
     state = algorithm.init(jax.tree.map(jnp.array, start()))
     root = root or RootKey.from_insecure_seed(3)
     rows = data() if columns is None else columns
@@ -60,34 +76,27 @@ def test_without_noise_and_clipping_it_is_plain_optax_training_on_the_same_batch
     root = RootKey.from_insecure_seed(3)
     for block in blocks(sampler, 0.0, np.inf, root=root):
         got = jax.tree.map(np.asarray, block.state.params)
-    source, rows, optimizer = BatchSource(sampler, root.sampling_seed(0)), data(), optax.adam(0.1)
-    params, opt_state = start(), optimizer.init(start())
+    source = BatchSource(sampler, root.sampling_seed(0))
+    params, opt_state = start(), OPTIMIZER.init(start())
     for step in range(sampler.num_steps):
-        passes = source.passes(step)
-        taken = np.concatenate([one.indices[one.weights > 0] for one in passes])
-        batch = {name: column[taken] for name, column in rows.items()}
-
-        def mean_loss(params, batch=batch):
-            losses = jax.vmap(loss_fn, (None, 0))(params, batch)
-            return losses.sum() / sampler.expected_batch_size
-
-        updates, opt_state = optimizer.update(jax.grad(mean_loss)(params), opt_state, params)
-        params = optax.apply_updates(params, updates)
+        taken = np.zeros(N, np.float32)
+        for one in source.passes(step):
+            np.add.at(taken, one.indices[one.weights > 0], 1 / sampler.expected_batch_size)
+        params, opt_state = plain_step(params, opt_state, taken)
     for name, value in params.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_padded_rows_and_everything_in_them_change_no_bit():
     # Row 0 stands in every padded place; the last sampler never takes it as an example.
-    sampler = Deterministic(N, 8, 1)
+    algorithm = dpsgd(loss_fn, optax.sgd(0.1), Mechanism(Deterministic(N, 8, 1), 1.0, 1.0))
+    clipped_sum = jax.jit(algorithm.clipped_sum)
+    weights = np.array([1, 1, 1, 1, 0, 0, 0, 0], np.float32)
     results = []
     for poison in (0.0, np.nan, np.inf):
-        rows = data()
-        algorithm = dpsgd(loss_fn, optax.sgd(0.1), Mechanism(sampler, 1.0, 1.0))
-        batch = {name: column[:8].copy() for name, column in rows.items()}
+        batch = {name: column[:8].copy() for name, column in data().items()}
         batch["x"][4:] = poison
-        weights = np.array([1, 1, 1, 1, 0, 0, 0, 0], np.float32)
-        total, _ = algorithm.clipped_sum(start(), batch, weights, algorithm.mechanism.scales())
+        total, _ = clipped_sum(start(), batch, weights, algorithm.mechanism.scales())
         results.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(total)]))
     assert np.isfinite(results[0]).all()
     assert (results[0] == results[1]).all()
@@ -172,26 +181,61 @@ def test_empty_batches_are_noise_only_steps_of_the_same_program():
     assert (sizes > 0).any()
 
 
-@pytest.fixture
-def compiled(caplog):
-    """Says how often the loop's program was compiled so far."""
+@contextlib.contextmanager
+def compilations_of(name):
+    """Yields a list of messages that grows with every compilation of the function `name`."""
 
-    def count():
-        return sum("Compiling jit(_run_block)" in message for message in caplog.messages)
+    class Handler(logging.Handler):
+        def emit(self, record):
+            if f"Compiling jit({name})" in record.getMessage():
+                messages.append(record.getMessage())
 
-    with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
-        yield count
+    messages, handler = [], Handler()
+    logging.getLogger("jax").addHandler(handler)
+    try:
+        with jax.log_compiles():
+            yield messages
+    finally:
+        logging.getLogger("jax").removeHandler(handler)
 
 
-@EVERY_SAMPLER
-def test_a_whole_run_compiles_its_step_once(sampler, compiled):
-    of = dpsgd(loss_fn, optax.adam(0.1), Mechanism(sampler, 1.0, 1.0))
-    ran = list(blocks(sampler, 1.0, 1.0, of=of, block_steps=5))
-    assert len(ran) >= 3
-    assert compiled() == 1
+@dataclasses.dataclass
+class Run:
+    """Steps and bits of each block, and how often the loop was compiled for it."""
+
+    blocks: list
+    compilations: int
 
 
-def test_runs_that_differ_in_numbers_alone_share_one_compiled_program(compiled):
+@pytest.fixture(scope="module", params=SAMPLERS.values(), ids=SAMPLERS)
+def runs(request, tmp_path_factory):
+    """The same run with its data on the device and, as memory-mapped files, on the host."""
+    sampler, folder, mapped = request.param, tmp_path_factory.mktemp("columns"), {}
+    for name, column in data().items():
+        np.save(folder / f"{name}.npy", column)
+        mapped[name] = np.load(folder / f"{name}.npy", mmap_mode="r")
+    found = {}
+    for data_on, columns in (("device", data()), ("host", mapped)):
+        with compilations_of("_run_block") as compiled:
+            ran = [
+                (block.steps, [np.array(leaf).tobytes() for leaf in jax.tree.leaves(block.state)])
+                for block in blocks(sampler, 1.0, 1.0, columns=columns, data_on=data_on)
+            ]
+        found[data_on] = Run(ran, len(compiled))
+    return found
+
+
+def test_a_whole_run_compiles_its_step_once(runs):
+    for run in runs.values():
+        assert len(run.blocks) >= 2
+        assert run.compilations <= 1  # none if a sampler of this width was there before
+
+
+def test_data_on_the_host_train_to_the_same_bits(runs):
+    assert runs["host"].blocks == runs["device"].blocks
+
+
+def test_runs_that_differ_in_numbers_alone_share_one_compiled_program():
     # A learning rate that is injected is state, and so an argument of the program.
     optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
 
@@ -211,17 +255,19 @@ def test_runs_that_differ_in_numbers_alone_share_one_compiled_program(compiled):
     ]
     algorithm = dpsgd(loss_fn, optimizer, mechanisms[0])
     rates = [0.1, 0.2, 0.3, 0.4]
-    shared = [
-        final(algorithm.with_mechanism(mechanism), rate, seed)
-        for seed, (mechanism, rate) in enumerate(zip(mechanisms, rates, strict=True))
-    ]
-    assert compiled() == 1
-    alone = final(dpsgd(loss_fn, optimizer, mechanisms[3]), rates[3], 3)
-    assert compiled() == 2
-    assert (shared[3] == alone).all()
-    # Passes over parts of a batch are another program.
-    final(algorithm.with_mechanism(Mechanism(SAMPLERS["accumulating poisson"], 1.0, 1.0)), 0.1, 1)
-    assert compiled() == 3
+    with compilations_of("_run_block") as compiled:
+        shared = [
+            final(algorithm.with_mechanism(mechanism), rate, seed)
+            for seed, (mechanism, rate) in enumerate(zip(mechanisms, rates, strict=True))
+        ]
+        assert len(compiled) == 1
+        alone = final(dpsgd(loss_fn, optimizer, mechanisms[3]), rates[3], 3)
+        assert len(compiled) == 2
+        assert (shared[3] == alone).all()
+        # Passes over parts of a batch are another program.
+        in_passes = Mechanism(SAMPLERS["accumulating poisson"], 1.0, 1.0)
+        final(algorithm.with_mechanism(in_passes), 0.1, 1)
+        assert len(compiled) == 3
 
 
 @pytest.mark.parametrize("sigma", [0.0, 1.0])
@@ -232,7 +278,7 @@ def test_noise_is_never_switched_on_or_off_under_a_program_made_without_or_with_
 
 
 def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
-    algorithm = dpsgd(loss_fn, optax.adam(0.1), Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+    algorithm = shared(True)
     train(algorithm, start(), data())
     idle = algorithm._replace(update=lambda state, *_: state._replace(step=state.step + 1))
     assert (np.asarray(train(idle, start(), data())["w"]) == np.float32(0.1)).all()
@@ -260,24 +306,6 @@ def test_two_runs_draw_different_noise_and_one_root_repeats_itself():
     assert (first != second).any()
     root = RootKey.from_entropy()
     assert (final(root) == final(root)).all()
-
-
-@EVERY_SAMPLER
-def test_data_on_the_host_train_to_the_same_bits(sampler, tmp_path, compiled):
-    mapped = {}
-    for name, column in data().items():
-        np.save(tmp_path / f"{name}.npy", column)
-        mapped[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
-    final = {}
-    of = dpsgd(loss_fn, optax.adam(0.1), Mechanism(sampler, 1.0, 1.0))
-    for data_on, columns in (("device", data()), ("host", mapped)):
-        ran = blocks(sampler, 1.0, 1.0, of=of, columns=columns, data_on=data_on)
-        final[data_on] = [
-            (block.steps, [np.array(leaf).tobytes() for leaf in jax.tree.leaves(block.state)])
-            for block in ran
-        ]
-    assert final["host"] == final["device"]
-    assert compiled() == 2
 
 
 @pytest.mark.parametrize(("free", "stays"), [(2 * 24 * N + 1, False), (2 * 24 * N - 1, True)])
@@ -314,7 +342,7 @@ def test_no_more_than_two_blocks_are_ever_under_way(monkeypatch):
 
 
 def test_a_root_serves_one_run_and_a_seed_warns_that_nothing_is_guaranteed():
-    algorithm = dpsgd(loss_fn, optax.adam(0.1), Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+    algorithm = shared(True)
     root = RootKey.from_entropy()
     train(algorithm, start(), data(), root=root)
     with pytest.raises(ValueError, match="already begun under this root"):
@@ -332,7 +360,7 @@ def test_data_of_another_size_are_refused():
 
 
 def test_a_run_that_is_refused_leaves_its_root_to_the_next():
-    algorithm = dpsgd(loss_fn, optax.adam(0.1), Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+    algorithm = shared(True)
     root = RootKey.from_entropy()
     rows = {name: column[:-1] for name, column in data().items()}
     with pytest.raises(ValueError, match="num_examples=60"):
@@ -344,7 +372,6 @@ def test_a_run_that_is_refused_leaves_its_root_to_the_next():
 
 def test_training_leaves_the_callers_parameters_alone():
     params = start()
-    mechanism = Mechanism(SAMPLERS["shuffle"], 1.0, 1.0)
-    trained = train(dpsgd(loss_fn, optax.adam(0.1), mechanism), params, data())
+    trained = train(shared(True), params, data())
     assert (np.asarray(params["w"]) == np.float32(0.1)).all()
     assert (np.asarray(trained["w"]) != np.float32(0.1)).any()
