@@ -340,9 +340,9 @@ def test_leaf_and_step_are_not_interchangeable():
 
 def test_steps_over_a_tree_never_repeat_a_value_pattern():
     """256 pairs of (step, leaf) have 256 different beginnings."""
-    tree = [jnp.zeros(4)] * 16
+    tree = [np.zeros(4, np.float32)] * 8
     draw = jax.jit(lambda step: add_gaussian_noise(tree, KEY, step, 1.0))
-    heads = {tuple(leaf.tolist()) for step in range(16) for leaf in draw(step)}
+    heads = {tuple(leaf.tolist()) for step in range(32) for leaf in draw(step)}
     assert len(heads) == 256
 
 
@@ -384,18 +384,18 @@ def test_traced_and_concrete_arguments_give_the_same_bits():
     np.testing.assert_array_equal(traced["w"], again["w"])
 
 
-SHAPES = [(8 * 1001,), (64, 129), (24, 40, 8)]
+SHAPES = [(8 * 1001,), (8, 3, 5)]
 
 
 def digest_on_mesh(devices: int) -> str:
     """SHA-256 of the noised sums, computed with every leaf sharded over `devices` devices."""
     mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices])
     shard = jax.NamedSharding(mesh, jax.P("x"))
-    sums = [jax.device_put(jnp.arange(math.prod(s), dtype=jnp.float32).reshape(s), shard)
+    sums = [jax.device_put(np.arange(math.prod(s), dtype=np.float32).reshape(s), shard)
             for s in SHAPES]  # fmt: skip
     last = jax.NamedSharding(mesh, jax.P(None, "x"))
-    sums.append(jax.device_put(jnp.ones((9, 8 * 7)), last))
-    sums.append(jax.device_put(jnp.ones(1003), jax.NamedSharding(mesh, jax.P())))
+    sums.append(jax.device_put(np.ones((9, 8 * 7), np.float32), last))
+    sums.append(jax.device_put(np.ones(1003, np.float32), jax.NamedSharding(mesh, jax.P())))
     out = noised(sums, KEY, jnp.int32(3), jnp.float32(STDDEV))
     for before, after in zip(sums, out, strict=True):
         assert after.sharding.is_equivalent_to(before.sharding, after.ndim)
@@ -406,7 +406,7 @@ EIGHT_DEVICES = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import test_noise as t
-print(*[t.digest_on_mesh(devices) for devices in (1, 2, 4, 8)])
+print(*[t.digest_on_mesh(devices) for devices in (2, 4, 8)])
 print(t.communicates_on_mesh(8))
 """
 
@@ -414,7 +414,7 @@ print(t.communicates_on_mesh(8))
 def communicates_on_mesh(devices: int) -> bool:
     """Whether the compiled noising of a sharded array moves anything between devices."""
     mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices])
-    sums = jax.device_put(jnp.zeros((64, 129)), jax.NamedSharding(mesh, jax.P("x")))
+    sums = jax.device_put(np.zeros((64, 129), np.float32), jax.NamedSharding(mesh, jax.P("x")))
     text = noised.lower(sums, KEY, jnp.int32(0), jnp.float32(1)).compile().as_text()
     return any(word in text for word in ("all-", "collective", "permute"))
 
@@ -428,8 +428,8 @@ def test_noise_is_bit_equal_on_1_2_4_and_8_devices_and_needs_no_communication():
         text=True,
     )
     assert result.returncode == 0, result.stderr
-    *digests, communicates = result.stdout.split()
-    assert len(digests) == 4
+    *digests, communicates = result.stdout.split()  # on 2, 4 and 8 devices
+    assert len(digests) == 3
     assert set(digests) == {digest_on_mesh(1)}  # and as in this process, which has one device
     assert communicates == "False"
 
