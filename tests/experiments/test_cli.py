@@ -191,9 +191,9 @@ BAD_TRAINING = {
         "l2_clip_norm 1e+38 and noise_multiplier",
     ),
     "buckets not a power of two": (["--noise-multiplier", "1", "--max-buckets", "10"], "power"),
-    "layer without units": (["--noise-multiplier", "1", "--hidden", "0"], "positive"),
+    "layer without units": (["--noise-multiplier", "1", "--hidden", "0"], "at least 1 unit"),
     "microbatch of nothing": (["--noise-multiplier", "1", "--microbatch-size", "0"], "microbatch"),
-    "embedding of nothing": (["--noise-multiplier", "1", "--embedding-dim", "0"], "positive"),
+    "embedding of nothing": (["--noise-multiplier", "1", "--embedding-dim", "0"], "at least 1"),
     "seed beyond 32 bits": (["--noise-multiplier", "1", "--init-seed", str(2**70)], "init-seed"),
     "no learning": (["--noise-multiplier", "1", "--learning-rate", "0"], "learning-rate"),
 }
