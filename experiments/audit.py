@@ -187,7 +187,7 @@ def black_box(config: AuditConfig, progress: Progress = lambda line: None) -> Bl
       ValueError: if there is too little noise for any finite claim, or too few trials.
     """
     mechanism = _mechanism(config)
-    delta = config.delta or 1 / config.num_examples
+    delta = 1 / config.num_examples if config.delta is None else config.delta
     progress("pricing the claim")
     claim = epsilon(_claimed(config, mechanism.sampler).privacy(config.noise_multiplier), delta)
     if math.isinf(claim.upper):

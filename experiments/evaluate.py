@@ -55,6 +55,11 @@ def _scorer(logit_fn: Callable[[PyTree, PyTree], jax.Array]) -> Callable[[PyTree
     return jax.jit(jax.vmap(logit_fn, in_axes=(None, 0)))
 
 
+def is_own(run_path: Path, data: Path) -> bool:
+    """Returns whether `data` is a store that the run in `run_path` was trained on."""
+    return data.is_dir() and Store.open(data).digest in RunDirectory(run_path).data()
+
+
 def evaluate_run(run_path: Path, data: Path) -> BinaryMetrics:
     """Returns the metrics of a finished run's model on every row of `data`.
 

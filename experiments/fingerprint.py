@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ import samplers
 from dpsgd import RootKey
 from experiments.criteo.store import Store
 from experiments.environment import environment
+from experiments.recorded import config_digest
 
-_PLACES = ("data", "out")  # where things lie does not change what they are
 _JAX_OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_disable_jit")
 
 
@@ -34,9 +33,8 @@ def fingerprint(config: Mapping[str, Any], store: Store, root: RootKey) -> dict[
       store: The data.
       root: The run's secret.
     """
-    asked = {name: value for name, value in config.items() if name not in _PLACES}
     return {
-        "config": _digest(json.dumps(asked, sort_keys=True).encode()),
+        "config": config_digest(config),
         "data": root.blind(store.digest),
         "code": code_digest(),
         **environment(),
@@ -45,6 +43,15 @@ def fingerprint(config: Mapping[str, Any], store: Store, root: RootKey) -> dict[
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         **{name: getattr(jax.config, name) for name in _JAX_OPTIONS},
     }
+
+
+def differing(fingerprints: Sequence[Mapping[str, Any]], but: Collection[str] = ()) -> list[str]:
+    """Returns the names of what is not alike in all of these fingerprints, but for some.
+
+    Between runs, whose digests of the data are blinded each by its own secret, "data" says nothing.
+    """
+    names = dict.fromkeys(name for one in fingerprints for name in one if name not in but)
+    return [n for n in names if any(one.get(n) != fingerprints[0].get(n) for one in fingerprints)]
 
 
 def repeats_exactly() -> bool:

@@ -15,25 +15,26 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accounting import epsilon, format_delta
-from dpsgd.algorithm import Mechanism
-from dpsgd.records import checked
+from dpsgd import Mechanism
 from experiments import report
 from experiments.command_line import train_command
 from experiments.compare import COLORS, label_ones_twos_fives
-from experiments.config import TrainConfig
-from experiments.run_directory import RunDirectory
-from experiments.sweep.engine import ASKED
-from experiments.train import config_from
+from experiments.finished import FinishedRun, unlike
+from experiments.sweep import engine, tables
+from experiments.sweep.figure import draw
+from experiments.sweep.summary import Summary
 
-SUMMARY = "summary.json"
-"""What makes a folder that of a sweep."""
+Runs = Mapping[str, FinishedRun]
+"""Runs by the names that they have on the page."""
+
+Sweeps = Mapping[Path, Summary]
+"""What sweeps show, by their folders."""
 
 DELTAS = tuple(10.0**-k for k in range(3, 11))
 """Where the price of a run is shown besides its own delta."""
@@ -44,119 +45,6 @@ MEANING = (
     "training data by one whose gradient is zero changes the law of the trained parameters by no "
     "more than that, at the stated delta."
 )
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """What a finished run left for anybody to read."""
-
-    name: str
-    config: TrainConfig
-    record: dict[str, Any]
-    environment: dict[str, Any]
-    mechanism: Mechanism | None
-    """What its price can be asked of at another delta; None after a change of course."""
-
-    @classmethod
-    def read(cls, path: Path) -> FinishedRun:
-        """Reads the run in a directory.
-
-        Raises:
-          FileNotFoundError: if there is no finished run.
-          ValueError: if its files are damaged.
-        """
-        run = RunDirectory.open(path)
-        history = run.history()
-        return cls(
-            path.name or str(path),
-            config_from(run.read_json("config.json"), out=path, data=None),
-            _fields(run.report(history), _REPORT, path / "report.json"),
-            _fields(run.read_json("environment.json"), _ENVIRONMENT, path / "environment.json"),
-            history.generations[0].terms.mechanism if len(history.generations) == 1 else None,
-        )
-
-
-_REPORT = {
-    "sampler": str,
-    "guarantee": str,
-    "epsilon_lower": float | None,
-    "epsilon_upper": float | None,
-    "delta": float,
-    "adjacency": str,
-    "unit": str,
-    "noise_multiplier": float,
-    "l2_clip_norm": float | None,
-    "audit": str,
-    "notes": list[str],
-    "not_covered": list[str],
-    "test_auc": float,
-    "test_log_loss": float,
-    "test_calibration": float,
-    "num_steps": int,
-    "num_examples": int,
-    "training_seconds": float,
-    "examples_per_second": float,
-}
-_ENVIRONMENT = {
-    "packages": dict[str, str],
-    "python": str,
-    "platform": str,
-    "cpu_count": int | None,
-    "backend": str,
-    "devices": list[str],
-}
-"""What is read of a run's files, by type."""
-
-
-def _fields(record: dict[str, Any], kinds: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Returns what a file of a run holds.
-
-    Raises:
-      ValueError: if a field is missing, or of another type.
-    """
-    _check_fields(record, kinds, f"{path} is damaged, or of another version")
-    return record
-
-
-def _check_fields(record: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
-    for field_name, kind in kinds.items():
-        if field_name not in record:
-            raise ValueError(f"{where}: {field_name} is missing")
-        checked(record[field_name], kind, f"{where}: {field_name}")
-
-
-@dataclass(frozen=True)
-class FinishedSweep:
-    """What a sweep left for anybody to read."""
-
-    name: str
-    summary: str
-    """Markdown: a title, tables, what is not covered."""
-    figure: bytes
-    """PNG."""
-    command: str
-    """What does it again, as a shell takes it; empty where its own file is not kept."""
-    environments: list[dict[str, Any]]
-    """Versions and hardware of its runs."""
-
-    @classmethod
-    def read(cls, path: Path) -> FinishedSweep:
-        """Reads the sweep in a folder that holds `SUMMARY`."""
-        try:
-            record = json.loads((path / SUMMARY).read_text())
-            command = ["dpsgd", "sweep", str(path / ASKED), str(record["data"])]
-            command += ["--out", path.resolve().name]
-            for place in record["environments"]:
-                _check_fields(place, _ENVIRONMENT, SUMMARY)
-            return cls(
-                path.name,
-                (path / "summary.md").read_text(),
-                (path / "figure.png").read_bytes(),
-                shlex.join(command) if (path / ASKED).is_file() else "",
-                record["environments"],
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not the folder of a whole sweep: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -177,48 +65,44 @@ def overview(paths: Sequence[Path], title: str = "") -> Page:
     """
     if not paths:
         raise ValueError("name at least one run or sweep")
-    sweeps = [FinishedSweep.read(path) for path in paths if (path / SUMMARY).is_file()]
-    runs = [FinishedRun.read(path) for path in paths if not (path / SUMMARY).is_file()]
-    runs = _told_apart(runs)
+    folders = [path for path in dict.fromkeys(paths) if (path / engine.ASKED).is_file()]
+    sweeps = {folder: engine.read(folder) for folder in folders}
+    runs = _named([FinishedRun.read(path) for path in dict.fromkeys(paths) if path not in sweeps])
     figures: dict[str, bytes] = {}
     parts = []
     if runs:
         parts.append(_glance(runs, figures))
         parts.append(_guarantees(runs, figures))
-    for number, sweep in enumerate(sweeps, 1):
-        parts.append(_sweep(sweep, f"sweep{number}.png", figures))
+    for number, (folder, summary) in enumerate(sweeps.items(), 1):
+        parts.append(_sweep(folder, summary, f"sweep{number}.svg", figures))
     if runs:
         parts.append(_not_covered(runs))
         parts.append(_reproduce(runs))
     parts.append(_where(runs, sweeps))
-    title = title or _title(runs, sweeps)
+    title = title or _title([*runs, *(folder.name for folder in sweeps)], len(runs), len(sweeps))
     return Page(title, "\n\n".join([f"# {report.plain(title)}", *parts]) + "\n", figures)
 
 
-def _told_apart(runs: list[FinishedRun]) -> list[FinishedRun]:
-    names = [run.name for run in runs]
-    if len(set(names)) == len(names):
-        return runs
-    return [
-        FinishedRun(str(r.config.out), r.config, r.record, r.environment, r.mechanism) for r in runs
-    ]
+def _named(runs: Sequence[FinishedRun]) -> Runs:
+    """Returns runs by the names of their folders; by their paths, where names are not enough."""
+    by_name = {run.path.name or str(run.path): run for run in runs}
+    return by_name if len(by_name) == len(runs) else {str(run.path): run for run in runs}
 
 
-def _title(runs: Sequence[FinishedRun], sweeps: Sequence[FinishedSweep]) -> str:
-    names = [run.name for run in runs] + [sweep.name for sweep in sweeps]
+def _title(names: Sequence[str], num_runs: int, num_sweeps: int) -> str:
     if len(names) == 1:
         return f"Private training: {names[0]}"
-    counts = ((len(runs), "run"), (len(sweeps), "sweep"))
+    counts = ((num_runs, "run"), (num_sweeps, "sweep"))
     said = [f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count]
     return f"Private training: {' and '.join(said)}"
 
 
-def _glance(runs: Sequence[FinishedRun], figures: dict[str, bytes]) -> str:
+def _glance(runs: Runs, figures: dict[str, bytes]) -> str:
     header = ["run", "sampler", "σ", "ε [lower, upper]", "δ", "test AUC", "log loss"]
     header += ["calibration", "training", "examples/s"]
     rows = [
         [
-            run.name,
+            name,
             run.record["sampler"],
             f"{run.record['noise_multiplier']:.4g}",
             report.interval(run.record),
@@ -229,10 +113,14 @@ def _glance(runs: Sequence[FinishedRun], figures: dict[str, bytes]) -> str:
             f"{run.record['training_seconds']:.1f} s",
             f"{run.record['examples_per_second']:,.0f}",
         ]
-        for run in runs
+        for name, run in runs.items()
     ]
     parts = ["## At a glance", report.table(header, rows)]
-    if any(run.record["epsilon_upper"] is not None for run in runs):
+    if len({digest for run in runs.values() for digest in run.stores}) > 1:
+        parts.append(
+            "Not all of them were trained on the same store, so their quality does not compare."
+        )
+    if any(map(_is_guaranteed, runs.values())):
         figures["quality.svg"] = _svg(_quality(runs))
         parts.append(
             "![Test AUC over epsilon. A bar spans the certified interval; its right end, the dot, "
@@ -241,15 +129,16 @@ def _glance(runs: Sequence[FinishedRun], figures: dict[str, bytes]) -> str:
     return "\n\n".join(parts)
 
 
-def _guarantees(runs: Sequence[FinishedRun], figures: dict[str, bytes]) -> str:
-    parts = ["## What is guaranteed", MEANING]
-    for run in runs:
+def _guarantees(runs: Runs, figures: dict[str, bytes]) -> str:
+    parts = ["## What is guaranteed"]
+    parts += [MEANING] if any(map(_is_guaranteed, runs.values())) else []
+    for name, run in runs.items():
         record = run.record
         parts += [
-            f"### {report.plain(run.name)}",
+            f"### {report.plain(name)}",
             f"> **{record['sampler']}**: {record['guarantee']}",
         ]
-        if record["epsilon_upper"] is None:
+        if not _is_guaranteed(run):
             continue
         facts = [
             f"noise multiplier {record['noise_multiplier']:.6g}, clipping norm "
@@ -260,8 +149,8 @@ def _guarantees(runs: Sequence[FinishedRun], figures: dict[str, bytes]) -> str:
             *record["notes"],
         ]
         parts.append(report.bullets(facts))
-    if any(_is_priced(run) for run in runs):
-        figures["curves.svg"] = _svg(_curves([run for run in runs if _is_priced(run)]))
+    if priced := [run for run in runs.values() if _is_guaranteed(run) and run.mechanism]:
+        figures["curves.svg"] = _svg(_curves(priced))
         parts.append(
             "![The certified epsilon of the same runs at other deltas; the dot is the delta of the "
             "guarantee.](curves.svg)"
@@ -269,29 +158,30 @@ def _guarantees(runs: Sequence[FinishedRun], figures: dict[str, bytes]) -> str:
     return "\n\n".join(parts)
 
 
-def _is_priced(run: FinishedRun) -> bool:
-    return run.mechanism is not None and run.record["epsilon_upper"] is not None
+def _is_guaranteed(run: FinishedRun) -> bool:
+    return run.record["epsilon_upper"] is not None
 
 
-def _sweep(sweep: FinishedSweep, figure: str, figures: dict[str, bytes]) -> str:
-    figures[figure] = sweep.figure
-    lines = sweep.summary.strip().splitlines()
-    heading = lines[0].lstrip("# ") if lines and lines[0].startswith("# ") else sweep.name
-    rest = "\n".join(re.sub(r"^(#+ )", r"#\1", line) for line in lines[1:]).strip()
+def _sweep(folder: Path, summary: Summary, name: str, figures: dict[str, bytes]) -> str:
+    figures[name] = _svg(draw(summary))
+    heading, *lines = tables.markdown(summary).strip().splitlines()
+    rest = "\n".join(re.sub(r"^(#+ )", r"#\1", line) for line in lines).strip()
     caption = "Test AUC: mean of independent runs; the band is one standard deviation of a run."
-    page = f"## Sweep: {heading}\n\n![{caption}]({figure})\n\n{rest}"
-    if sweep.command:
-        page += f"\n\nTo do it again:\n\n```sh\n{sweep.command}\n```"
-    return page
+    words = ["dpsgd", "sweep", str(folder / engine.ASKED), str(summary.data)]
+    command = shlex.join([*words, "--out", folder.resolve().name])
+    return (
+        f"## Sweep: {heading.lstrip('# ')}\n\n![{caption}]({name})\n\n{rest}\n\n"
+        f"To do it again:\n\n```sh\n{command}\n```"
+    )
 
 
-def _not_covered(runs: Sequence[FinishedRun]) -> str:
-    items = list(dict.fromkeys(item for run in runs for item in run.record["not_covered"]))
-    return "## What is not covered\n\n" + report.bullets(items)
+def _not_covered(runs: Runs) -> str:
+    items = dict.fromkeys(item for run in runs.values() for item in run.record["not_covered"])
+    return "## What is not covered\n\n" + report.bullets(list(items))
 
 
-def _reproduce(runs: Sequence[FinishedRun]) -> str:
-    again = [dataclasses.replace(run.config, out=Path(Path(run.name).name)) for run in runs]
+def _reproduce(runs: Runs) -> str:
+    again = [dataclasses.replace(run.config, out=Path(name)) for name, run in runs.items()]
     commands = "\n".join(train_command(config) for config in again)
     return (
         "## Do it again\n\nBatches and noise are drawn anew from the operating system's entropy, "
@@ -300,14 +190,16 @@ def _reproduce(runs: Sequence[FinishedRun]) -> str:
     )
 
 
-def _where(runs: Sequence[FinishedRun], sweeps: Sequence[FinishedSweep]) -> str:
+def _where(runs: Runs, sweeps: Sweeps) -> str:
     """Returns versions and hardware, once for all runs and sweeps that share them."""
-    found = [(run.environment, run.name) for run in runs]
-    found += [(place, sweep.name) for sweep in sweeps for place in sweep.environments]
+    found = [(place, name) for name, run in runs.items() for place in run.environments]
+    found += [(place, at.name) for at, summary in sweeps.items() for place in summary.environments]
     places: dict[str, list[str]] = {}
     for place, name in found:
         places.setdefault(json.dumps(place, sort_keys=True), []).append(name)
     parts = ["## Where it ran"]
+    if changed := unlike(runs.values()):
+        parts.append(f"Not alike in all runs above, from beginning to end: {', '.join(changed)}.")
     for text, names in places.items():
         here = json.loads(text)
         packages = ", ".join(f"{name} {version}" for name, version in here["packages"].items())
@@ -324,13 +216,13 @@ def _where(runs: Sequence[FinishedRun], sweeps: Sequence[FinishedSweep]) -> str:
     return "\n\n".join(parts)
 
 
-def _quality(runs: Sequence[FinishedRun]) -> Figure:
+def _quality(runs: Runs) -> Figure:
     figure = Figure(figsize=(7.2, 3.8), layout="constrained")
     axes = figure.subplots()
-    for run in runs:
+    for run in runs.values():
         record = run.record
         color = COLORS.get(record["sampler"], "#666666")
-        if record["epsilon_upper"] is None:
+        if not _is_guaranteed(run):
             if not record["noise_multiplier"]:
                 label = f"{record['sampler']}, without privacy"
                 axes.axhline(record["test_auc"], color=color, ls="--", lw=1, label=label)
@@ -338,7 +230,7 @@ def _quality(runs: Sequence[FinishedRun]) -> Figure:
         ends = [record["epsilon_lower"], record["epsilon_upper"]]
         axes.plot(ends, [record["test_auc"]] * 2, color=color, lw=3, alpha=0.4)
         axes.plot(ends[1], record["test_auc"], "o", color=color, ms=6)
-    guaranteed = [run for run in runs if run.record["epsilon_upper"] is not None]
+    guaranteed = [run for run in runs.values() if _is_guaranteed(run)]
     _one_label_each(axes, guaranteed)
     axes.set(xscale="log", xlabel=f"ε, certified ({_terms(guaranteed)})", ylabel="test AUC")
     label_ones_twos_fives(axes.xaxis)

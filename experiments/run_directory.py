@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import os
@@ -23,11 +24,15 @@ from dpsgd.history import History
 from dpsgd.keys import RootKey
 from dpsgd.ledger import read
 from dpsgd.records import checked
+from experiments.recorded import config_digest
 
 PyTree = Any
 
 DIAGNOSTICS = "diagnostics_not_private.jsonl"
 """Apart from everything else, since the guarantee does not cover it."""
+
+DATA = "data_not_private.json"
+"""Which store a run was trained on: by a digest of private rows, which no noise hides."""
 
 
 class RunDirectory:
@@ -37,8 +42,8 @@ class RunDirectory:
     price; `audit.json` what was checked first; `ledger.jsonl` what was released; `params.npz` is
     the model. `report.json` and `report.md` are written last, so a run that has them is whole.
     Until then `root.key` and `checkpoints` are there to go on from; afterwards nobody needs them,
-    and they are removed: whoever finds the root secret can subtract the noise. Each file appears
-    under its name only when it is complete and on disk.
+    and they are removed: whoever finds the root secret can subtract the noise. What is not private
+    says so in its name. Each file appears under its name only when it is complete and on disk.
     """
 
     def __init__(self, path: Path):
@@ -131,15 +136,38 @@ class RunDirectory:
             history.check_head(head, "the last checkpoint")
         return history
 
-    def report(self, history: History) -> dict[str, Any]:
-        """Reads the report of a finished run, with the guarantee that its `history` gives.
-
-        What the report itself says of that is not taken over: the ledger alone proves it.
+    def config(self, history: History) -> dict[str, Any]:
+        """Reads the configuration of a finished run, which must be the one that `history` names.
 
         Raises:
-          ValueError: if it is damaged.
+          ValueError: if it is damaged, or another one.
         """
-        return {**self.read_json("report.json"), **history.guarantee().record()}
+        record = self.read_json("config.json")
+        if config_digest(record) != history.generations[-1].terms.fingerprint.get("config"):
+            raise ValueError(
+                f"{self.path / 'config.json'} is not what the run was trained by, as its ledger "
+                "knows it: it was edited or replaced; restore it from a copy"
+            )
+        return record
+
+    def data(self) -> list[str | None]:
+        """Returns the digests of the stores that the run was trained on, the last one last.
+
+        None stands for what was not written down.
+
+        Raises:
+          ValueError: if the file is damaged.
+        """
+        if not (self.path / DATA).exists():
+            return [None]
+        stores = self.read_json(DATA).get("stores") or [None]
+        return checked(stores, list[str | None], f"{self.path / DATA} is damaged: stores")
+
+    def note_data(self, digest: str) -> None:
+        """Writes down that the run is trained on the store of that digest from now on."""
+        known = self.data()
+        if known[-1] != digest:
+            self.write_json(DATA, {"stores": [*known, digest]})
 
     def root(self) -> RootKey:
         """Reads the root secret."""
@@ -206,6 +234,10 @@ class RunDirectory:
             return jnp.asarray(saved[name], leaf.dtype)
 
         return jax.tree_util.tree_map_with_path(read, like)
+
+    def params_digest(self) -> str:
+        """Returns the SHA-256 of the file of the parameters, which tell no more than they do."""
+        return hashlib.sha256((self.path / "params.npz").read_bytes()).hexdigest()
 
     def append_diagnostics(self, first_step: int, diagnostics: Diagnostics) -> None:
         """Appends one JSON line a step. NOT covered by the guarantee: a file of its own."""

@@ -7,7 +7,6 @@ import errno
 import functools
 import math
 import time
-import typing
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from accounting import calibrate
 from dpsgd import Algorithm, Guarantee, Mechanism, RootKey, TrainState, train_blocks
@@ -23,17 +23,19 @@ from dpsgd.checkpoint import Checkpoint
 from dpsgd.history import NO_HEAD, Generation, Terms
 from dpsgd.ledger import Ledger
 from dpsgd.loop import Block
-from dpsgd.records import build, checked
+from dpsgd.records import checked
 from experiments import report
 from experiments.audit import audit_run
-from experiments.config import SamplerConfig, TrainConfig
+from experiments.config import TrainConfig
 from experiments.criteo.model import functional
 from experiments.criteo.store import Store
 from experiments.environment import environment
 from experiments.evaluate import evaluate
-from experiments.fingerprint import fingerprint, repeats_exactly
+from experiments.fingerprint import differing, fingerprint, repeats_exactly
+from experiments.finished import FinishedRun, guarantee_of, proved
 from experiments.programs import click_algorithm, step_sizes
-from experiments.run_directory import RunDirectory
+from experiments.recorded import config_from, describe
+from experiments.run_directory import DATA, RunDirectory
 from experiments.stop import Stopped, stop_requests
 from samplers import BatchSampler
 
@@ -69,6 +71,7 @@ class Job:
         """
         columns = store.load("train")
         num_examples = len(columns["label"])
+        _refuse_one_class(store)
         sizes = config.model_config()
         params, _, _ = functional(sizes, store.schema, config.init_seed)
         chosen = mechanism(num_examples)
@@ -135,6 +138,7 @@ def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[s
         run.write_json("environment.json", environment())
         run.write_json("guarantee.json", planned.record())
         run.write_json("audit.json", {"audit": audit})
+        run.write_json(DATA, {"stores": [store.digest]})
         root.save(run.root_path)
         Ledger.create(run.ledger_path, job.terms(record, root)).close()
     with Ledger.open(run.ledger_path) as ledger:
@@ -161,13 +165,7 @@ def resume(
     """
     run = RunDirectory.open(path, finished=False)
     if run.finished:
-        record = run.report(run.history())
-        where = f"{path / 'report.json'} is damaged"
-        checked(record.get("sampler"), str, f"{where}: sampler")
-        try:
-            report.comparison([record])
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{where}: {error!r}") from None
+        record = FinishedRun.read(path).record
         run.forget()  # in case the run died just before it did
         progress("the run is finished")
         return record
@@ -180,6 +178,7 @@ def resume(
         store = Store.open(config.data)
         store.verify()  # the fingerprint holds for the manifest: now it holds for the rows
         last = ledger.history.generations[-1].terms
+        _refuse_other_data(config, store, record, last.mechanism)
         unchanged = fingerprint(record, store, root)["config"] == last.fingerprint["config"]
         job = Job.of(
             config,
@@ -198,6 +197,7 @@ def resume(
         else:
             said = run.read_json("audit.json").get("audit")
             audit = checked(said, str, f"{path / 'audit.json'} is damaged: audit")
+        run.note_data(store.digest)
         generation = ledger.resume(
             terms,
             step=step,
@@ -207,8 +207,38 @@ def resume(
         run.cut_diagnostics(step)
         if generation.terms.fingerprint != last.fingerprint:
             run.withdraw("guarantee.json")  # planned for one generation: it would be too low now
-            progress(f"changed since: {_changes(last.fingerprint, generation.terms.fingerprint)}")
+            run.write_json("environment.json", environment())
+            changed = differing([last.fingerprint, generation.terms.fingerprint])
+            progress(f"changed since: {', '.join(changed)}")
         return _finish(job, run, ledger, root, checkpoint, audit, progress)
+
+
+def _refuse_one_class(store: Store) -> None:
+    """Raises ValueError if there is no AUC of the validation or of the test rows."""
+    for split in ("validation", "test"):
+        found = {int(y) for block in store.blocks(split) for y in np.unique(block["label"])}
+        if found != {0, 1}:
+            raise ValueError(
+                f"{store.path}: the {split} rows are not of both classes, so that they have no "
+                "AUC; prepare more rows"
+            )
+
+
+def _refuse_other_data(
+    config: TrainConfig, store: Store, record: Mapping[str, Any], mechanism: Mechanism
+) -> None:
+    """Raises ValueError if a run that was begun as `record` says cannot go on with these data."""
+    found = describe(config, store)
+    if any(found[name] != record.get(name) for name in ("schema", "hash_seed")):
+        raise ValueError(
+            f"{store.path} was prepared with other columns or another hash seed than the data that "
+            f"{config.out} was begun on: what it has learned does not fit them"
+        )
+    if store.rows("train") != mechanism.sampler.num_examples:
+        raise ValueError(
+            f"{store.path} has {store.rows('train'):,} training examples, and {config.out} was "
+            f"begun on {mechanism.sampler.num_examples:,}: its guarantee is for those"
+        )
 
 
 def _finish(
@@ -223,7 +253,6 @@ def _finish(
     """Trains from `checkpoint` to the end, evaluates, and writes model and report."""
     with _full_disk_explained(run):
         last = _train(job, run, ledger, root, checkpoint, progress)
-        guarantee = ledger.history.guarantee()
         run.write_params(last.state.params)
         progress("evaluating")
         quality = {
@@ -233,21 +262,24 @@ def _finish(
                 evaluate(job.logit_fn, last.state.params, job.store.blocks(split))
             ).items()
         }
+        odd = [name for name, value in quality.items() if not math.isfinite(value)]
+        if odd:
+            raise ValueError(
+                f"{run.path}: the training diverged, {odd[0]} is not finite; what was released is "
+                "counted (`dpsgd ledger`); begin another run with a smaller --learning-rate"
+            )
         sampler = job.mechanism.sampler
         record = {
-            "sampler": job.config.sampler.name,
-            **guarantee.record(),
+            **proved(ledger.history),
+            "ledger_head": ledger.history.head,
+            "params_sha256": run.params_digest(),
             "audit": audit,
             **quality,
-            "num_examples": sampler.num_examples,
             "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),
-            "num_steps": sampler.num_steps,
-            "generations": len(ledger.history.generations),
-            "ledger_head": ledger.history.head,
             "training_seconds": last.seconds,
             "examples_per_second": sampler.num_steps * sampler.expected_batch_size / last.seconds,
         }
-        run.write_json("guarantee.json", guarantee.record())
+        run.write_json("guarantee.json", guarantee_of(ledger.history).record())
         run.write_text("report.md", report.markdown(record, run.read_json("config.json")))
         run.write_json("report.json", record)
         run.forget()
@@ -341,62 +373,3 @@ def mechanism_for(config: TrainConfig, num_examples: int) -> Mechanism:
 def _calibrated(sampler: BatchSampler, epsilon: float, delta: float) -> float:
     """Returns the smallest sufficient noise: once for all repetitions of a run in one process."""
     return calibrate(sampler.privacy, epsilon=epsilon, delta=delta)
-
-
-def describe(config: TrainConfig, store: Store) -> dict[str, Any]:
-    """Returns the whole configuration of a run as JSON values, with what it needs of its data.
-
-    The data's digest is not among them: it depends on every row, and no noise hides it.
-    """
-    return {
-        **_plain(config),
-        "data": str(config.data.resolve()),
-        "sampler": {"name": config.sampler.name, **_plain(config.sampler)},
-        "model_sizes": _plain(config.model_config()),
-        "schema": _plain(store.schema),
-        "hash_seed": store.hash_seed,
-    }
-
-
-def config_from(record: Mapping[str, Any], *, out: Path, data: Path | None) -> TrainConfig:
-    """Returns the configuration that `describe` recorded.
-
-    Args:
-      record: What `config.json` holds.
-      out: The run directory, wherever it lies now.
-      data: The store, if not where it lay.
-
-    Raises:
-      ValueError: if it is not the record of a configuration.
-    """
-    where = f"{out / 'config.json'} is damaged, or of another version"
-    samplers = {kind.__origin__.name: kind.__origin__ for kind in typing.get_args(SamplerConfig)}
-    fields = dict(checked(record.get("sampler"), Mapping[str, Any], f"{where}: sampler"))
-    name = fields.pop("name", None)
-    if name not in samplers:
-        raise ValueError(f"{where}: sampler, name is one of {', '.join(samplers)}")
-    sampler = build(samplers[name], fields, f"{where}: sampler")
-    known = {field.name for field in dataclasses.fields(TrainConfig)}
-    given = {name: value for name, value in record.items() if name in known}
-    data = data or Path(checked(record.get("data"), str, f"{where}: data"))
-    config = build(TrainConfig, {**given, "out": out, "data": data, "sampler": sampler}, where)
-    try:
-        config.check()
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    return config
-
-
-def _plain(value: Any) -> Any:
-    """Returns dataclasses, paths and tuples as JSON's own types."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    return ", ".join(name for name in after if before.get(name) != after[name])

@@ -39,12 +39,18 @@ class TrainedModel:
         """Reads the model of a finished run.
 
         Raises:
-          ValueError: if its configuration or its parameters are damaged; the file is named.
+          ValueError: if its ledger, configuration or parameters are damaged; the file is named.
         """
-        config, where = run.read_json("config.json"), f"{run.path / 'config.json'} is damaged"
+        config, where = run.config(run.history()), f"{run.path / 'config.json'} is damaged"
         record = {name: config.get(name) for name in ("model_sizes", "schema", "hash_seed")}
         sizes = build(ModelConfig, record["model_sizes"], f"{where}: model_sizes")
         schema = build(Schema, record["schema"], f"{where}: schema")
         hash_seed = checked(record["hash_seed"], int, f"{where}: hash_seed")
         like, logit_fn, _ = functional(sizes, schema, seed=0)
-        return cls(record, schema, hash_seed, run.read_params(like), logit_fn)
+        params = run.read_params(like)
+        if run.params_digest() != run.read_json("report.json").get("params_sha256"):
+            raise ValueError(
+                f"{run.path / 'params.npz'} is not the model that the run's report is about: "
+                "restore it from a copy"
+            )
+        return cls(record, schema, hash_seed, params, logit_fn)

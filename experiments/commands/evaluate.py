@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,9 @@ class EvaluateConfig:
 
 def run(config: EvaluateConfig) -> None:
     """Runs `dpsgd evaluate`."""
-    from experiments.evaluate import evaluate_run
+    from experiments.evaluate import evaluate_run, is_own
 
     for name, value in dataclasses.asdict(evaluate_run(config.run, config.data)).items():
         print(f"{name}: {value:.6g}")
+    if is_own(config.run, config.data):
+        print("note: among these rows are those that trained the model", file=sys.stderr)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import tyro
 
+MARKDOWN = "report.md"
+
 
 @dataclass(frozen=True)
 class ReportConfig:
@@ -33,16 +35,22 @@ def run(config: ReportConfig) -> None:
 
     if config.out.suffix != ".html":
         raise ValueError(f"--out must end in .html, got {config.out}")
+    folder = config.out.with_suffix("")
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if file.name != MARKDOWN and file.suffix != ".svg":
+            raise FileExistsError(
+                f"{folder}, where the Markdown and the figures of {config.out} belong, holds "
+                f"{file.name}: name another --out"
+            )
     with Console() as console:
         console.progress("reading and pricing the runs")
         page = overview(config.runs, config.title)
-        folder = config.out.with_suffix("")
         folder.mkdir(parents=True, exist_ok=True)
         files = {
             config.out: document(page).encode(),
-            folder / "report.md": page.markdown.encode(),
+            folder / MARKDOWN: page.markdown.encode(),
             **{folder / name: content for name, content in page.figures.items()},
         }
         for path, content in files.items():
             write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
-        console.line(f"report: {config.out}; Markdown: {folder / 'report.md'}")
+        console.line(f"report: {config.out}; Markdown: {folder / MARKDOWN}")

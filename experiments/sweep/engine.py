@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 from dpsgd.files import write_atomically
+from experiments.config import TrainConfig
 from experiments.criteo.store import Store
+from experiments.finished import FinishedRun, unlike
+from experiments.recorded import config_from
 from experiments.run_directory import RunDirectory
 from experiments.stop import Stopped
 from experiments.sweep import tables
@@ -18,7 +21,7 @@ from experiments.sweep.figure import draw
 from experiments.sweep.plan import PlannedRun, plan
 from experiments.sweep.summary import Summary, summarize
 from experiments.sweep.workers import Task, carry_out, most_useful
-from experiments.train import config_from, describe, resume
+from experiments.train import mechanism_for
 
 RUNS = "runs"
 """Folder of the run directories."""
@@ -38,8 +41,9 @@ def run_sweep(
 ) -> Summary:
     """Carries out every run of a sweep that is not finished, and returns what all of them show.
 
-    A run is known by its folder, `out/runs/NAME`, and its configuration in there. Finished ones
-    stay as they are, so a sweep that was stopped, killed or made larger goes on where it was.
+    A run is known by its folder, `out/runs/NAME`, its configuration in there, and the digest of
+    its store. Finished ones stay as they are, so a sweep that was stopped, killed or made larger
+    goes on where it was; what was changed meanwhile but the data (code, versions, machine) is said.
 
     Args:
       sweep: What is asked for.
@@ -58,8 +62,11 @@ def run_sweep(
         raise ValueError(f"--workers must be at least 1, got {workers}")
     store = Store.open(data)
     runs = plan(sweep, data, out / RUNS, where)
+    programs = [_program(run, store, where) for run in runs]
     tasks = [
-        Task(run.config, _program(run, store, where)) for run in runs if not _finished(run, store)
+        Task(run.config, program)
+        for run, program in zip(runs, programs, strict=True)
+        if not _finished(run, store)
     ]
     (out / RUNS).mkdir(parents=True, exist_ok=True)
     progress(f"{len(runs) - len(tasks)} of {len(runs)} runs are finished")
@@ -77,10 +84,54 @@ def run_sweep(
             f"first: {failed[0]}"
         )
     progress("reading the reports")
-    # `resume` of a finished run returns its report, once that fits the ledger.
-    finished = [(run, resume(run.config.out)) for run in runs]
-    environments = [RunDirectory.open(run.config.out).read_json("environment.json") for run in runs]
-    return summarize(sweep, data, finished, environments)
+    summary = _summary(sweep, runs)
+    for run in runs:  # in case one died just before it did
+        RunDirectory(run.config.out).forget()
+    return summary
+
+
+def read(folder: Path) -> Summary:
+    """Returns what the sweep in `folder` shows: by its file and its runs, as they are now.
+
+    Raises:
+      FileNotFoundError: if a run is missing, or not finished.
+      ValueError: if a file is damaged, or a run is not the one of its name.
+    """
+    file = folder / ASKED
+    sweep = Sweep.parse(file.read_bytes(), str(file))
+    return _summary(sweep, plan(sweep, Path(), folder / RUNS, str(file)))
+
+
+def _summary(sweep: Sweep, runs: Sequence[PlannedRun]) -> Summary:
+    """Returns what the finished runs of a sweep show, once they are what they should be."""
+    finished = [(run, FinishedRun.read(run.config.out)) for run in runs]
+    stores = set()
+    for run, found in finished:
+        _refuse_another(run, found.config, [])
+        stores.update(found.stores)
+    if len(stores) > 1 or None in stores:
+        raise ValueError(
+            f"{runs[0].config.out.parent} holds runs on different stores, or runs that do not say "
+            "on which: they show nothing together"
+        )
+    return summarize(
+        sweep,
+        finished[0][1].config.data,
+        [(run, found.record) for run, found in finished],
+        [place for _, found in finished for place in found.environments],
+        _remarks([found for _, found in finished]),
+    )
+
+
+def _remarks(finished: Sequence[FinishedRun]) -> list[str]:
+    """Returns in what runs differ that should differ in the axes of their grids alone."""
+    changed = unlike(finished)
+    remarks = [f"the runs are not alike in: {', '.join(changed)}"] if changed else []
+    for found in finished:
+        if len(found.history.generations) > 1:
+            notes = "; ".join(found.record["notes"])
+            remarks.append(f"{found.path.name} went on after a change: {notes}")
+    return remarks
 
 
 def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:
@@ -110,42 +161,38 @@ def _program(run: PlannedRun, store: Store, where: str) -> Hashable:
     Raises:
       ValueError: if the sampler does not fit the data.
     """
+    config, num_examples = run.config, store.rows("train")
     try:
-        sampler = run.config.sampler.build(_num_examples(store), run.config.target_delta)
+        if config.target_epsilon is None:
+            mechanism_for(config, num_examples)
+        sampler = config.sampler.build(num_examples, config.target_delta)
     except ValueError as error:
         raise ValueError(f"{where}, {run.cell.name}: {error}") from None
-    return sampler.max_batch_size, sampler.accumulates, run.config.non_private
+    return sampler.max_batch_size, sampler.accumulates, config.non_private
 
 
 def _finished(run: PlannedRun, store: Store) -> bool:
     """Returns whether a run came to its end.
 
     Raises:
-      ValueError: if its folder holds something else.
+      ValueError: if its folder holds something else, or it was trained on another store.
     """
     path = run.config.out
     if not path.exists():
         return False
     directory = RunDirectory.open(path, finished=False)
-    record = directory.read_json("config.json")
-    asked = describe(run.config, store)
-    found = config_from(record, out=path, data=None)
-    wanted = dataclasses.replace(run.config, data=Path(asked["data"]))
-    names = [field.name for field in dataclasses.fields(wanted)]
-    differing = [name for name in names if getattr(found, name) != getattr(wanted, name)]
-    differing += [name for name in ("schema", "hash_seed") if record.get(name) != asked[name]]
-    if directory.finished:
-        num_examples = directory.read_json("report.json").get("num_examples")
-        if num_examples != _num_examples(store):
-            differing.append("number of examples")
-    if differing:
-        raise ValueError(
-            f"{path} holds another run than this sweep's, with another {', '.join(differing)}: "
-            "name another --out, or remove it"
-        )
+    found = config_from(directory.read_json("config.json"), out=path, data=None)
+    _refuse_another(run, found, [] if set(directory.data()) == {store.digest} else ["store"])
     return directory.finished
 
 
-def _num_examples(store: Store) -> int:
-    begin, end = store.splits["train"]
-    return end - begin
+def _refuse_another(run: PlannedRun, found: TrainConfig, differing: list[str]) -> None:
+    """Raises ValueError if the configuration in a run's folder, or what else differs, says so."""
+    wanted = dataclasses.replace(run.config, data=found.data)
+    names = [field.name for field in dataclasses.fields(wanted)]
+    differing += [name for name in names if getattr(found, name) != getattr(wanted, name)]
+    if differing:
+        raise ValueError(
+            f"{run.config.out} holds another run than this sweep's, with another "
+            f"{', '.join(differing)}: name another --out, or remove it"
+        )

@@ -139,7 +139,7 @@ def _set_axis(axes: Axes, panel: Panel, places: Sequence[float]) -> None:
 
 def _quality(panel: Panel) -> str:
     """Returns what the other axis shows."""
-    counts = {len(result.reports) for line in panel.lines.values() for result in line}
+    counts = {len(result.reports) for result in panel.results}
     if counts == {1}:
         return "test AUC (single runs)"
     return f"test AUC (mean ± s.d. of {' or '.join(map(str, sorted(counts)))} runs)"
@@ -150,7 +150,8 @@ def _label(panel: Panel) -> str:
     x, tune = panel.grid.x, panel.grid.tune
     lines = [LABELS[x]]
     if x == "target_epsilon":
-        lines = [LABELS[x] if panel.insecure else "ε, certified for each sampler"]
+        certified = not (panel.insecure or any(r.exceeds for r in panel.results))
+        lines = ["ε, certified for each sampler" if certified else LABELS[x]]
         lines.append(f"({panel.terms})")
     elif panel.grid.target_epsilon:
         lines.append(f"(ε: {panel.terms})")

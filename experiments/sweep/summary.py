@@ -30,6 +30,8 @@ NOT_COVERED = (
     "the choice (`accounting.SelectionProfile`)",
     "validation and test rows are covered by no guarantee",
 )
+"""What no guarantee of a run covers, once runs are compared."""
+
 INSECURE = (
     "the seeds of these runs are written down, so whoever reads them can subtract the noise: no "
     "run has a guarantee, and the data must be public"
@@ -106,6 +108,15 @@ class Result:
             return None
         return Bound(min(lower for lower, _ in ends), max(upper for _, upper in ends))
 
+    @property
+    def exceeds(self) -> bool:
+        """Whether a run costs more than the epsilon by which its noise was chosen.
+
+        One does that went on after a change, with steps that count twice.
+        """
+        target, price = self.cell.target_epsilon, self.epsilon
+        return target is not None and price is not None and price.upper > target
+
     def record(self) -> dict[str, Any]:
         """Returns the result as JSON values."""
         price = self.epsilon
@@ -140,8 +151,7 @@ class Panel:
         found = [
             f"delta {format_delta(report['delta'])}, {report['adjacency']} adjacency, unit: one "
             f"{report['unit']}"
-            for line in self.lines.values()
-            for result in line
+            for result in self.results
             if result.epsilon
             for report in result.reports
         ]
@@ -152,9 +162,14 @@ class Panel:
         return result.cell.value(self.grid.x)
 
     @property
+    def results(self) -> list[Result]:
+        """All that is shown, line by line."""
+        return [result for line in self.lines.values() for result in line]
+
+    @property
     def xs(self) -> list[float | None]:
         """Every place on the x axis, in order."""
-        places = {self.x(result) for line in self.lines.values() for result in line}
+        places = {self.x(result) for result in self.results}
         return sorted(places, key=lambda x: math.inf if x is None else x)
 
     def at(self, label: str, x: float | None) -> Result | None:
@@ -172,6 +187,8 @@ class Summary:
     panels: tuple[Panel, ...]
     environments: tuple[Report, ...]
     """Versions and hardware that runs were at, each once."""
+    remarks: tuple[str, ...]
+    """In what runs differ that should differ in the axes of their grids alone."""
 
     @property
     def setting(self) -> str:
@@ -198,7 +215,22 @@ class Summary:
             if grid.tune
         ]
         insecure = [INSECURE] if self.sweep.insecure_seeds else []
-        return [*insecure, *NOT_COVERED, *dict.fromkeys(tuned)]
+        left_out = [
+            item
+            for result in self.results
+            if result.epsilon
+            for report in result.reports
+            for item in report["not_covered"]
+        ]
+        exceeded = [
+            f"a run of {result.cell.name} costs more than the epsilon by which its noise was chosen"
+            for result in self.results
+            if result.exceeds
+        ]
+        return [
+            *(*insecure, *exceeded, *self.remarks, *NOT_COVERED),
+            *dict.fromkeys([*left_out, *tuned]),
+        ]
 
     def record(self) -> dict[str, Any]:
         """Returns the summary as JSON values; the same runs give the same ones."""
@@ -232,6 +264,7 @@ def summarize(
     data: Path,
     finished: Sequence[tuple[PlannedRun, Report]],
     environments: Sequence[Report] = (),
+    remarks: Sequence[str] = (),
 ) -> Summary:
     """Returns what the finished runs of a sweep show.
 
@@ -240,6 +273,7 @@ def summarize(
       data: Where the examples came from.
       finished: All of its runs with their reports.
       environments: Versions and hardware of the runs.
+      remarks: In what runs differ that should differ in the axes of their grids alone.
     """
     by_cell: dict[str, list[tuple[PlannedRun, Report]]] = {}
     for run, report in finished:
@@ -257,7 +291,9 @@ def summarize(
         for grid in sweep.grid
     )
     places = {json.dumps(place, sort_keys=True): place for place in environments}
-    return Summary(sweep, data, tuple(results.values()), panels, tuple(places.values()))
+    return Summary(
+        sweep, data, tuple(results.values()), panels, tuple(places.values()), tuple(remarks)
+    )
 
 
 def _panel(grid: Grid, results: Sequence[Result], insecure: bool) -> Panel:

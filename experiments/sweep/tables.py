@@ -28,7 +28,7 @@ def tables(panel: Panel, *, intervals: bool = False) -> dict[str, Table]:
         found["noise multiplier σ"] = _pivot(
             panel, lambda r: f"{r.noise_multiplier:.4g}" if r.noise_multiplier else "none"
         )
-    if any(result.epsilon for line in panel.lines.values() for result in line):
+    if any(result.epsilon for result in panel.results):
         title = "epsilon [lower, upper]" if intervals else "proved upper bound on epsilon"
         found[f"{title} of a single run ({panel.terms})"] = _pivot(
             panel, lambda r: _price(r, intervals)
@@ -50,6 +50,8 @@ def verdicts(panel: Panel) -> list[str]:
             where = "without privacy"
         elif panel.insecure:
             where = f"at the noise of epsilon {x:g} ({VOID})"
+        elif any(result.exceeds for result in here.values()):
+            where = f"at the noise of epsilon {x:g} (which a run exceeds: see the table)"
         else:
             where = f"at epsilon {x:g}"
         verdict = f"{where}: {best} ({top})"
@@ -61,18 +63,18 @@ def verdicts(panel: Panel) -> list[str]:
 
 def markdown(summary: Summary) -> str:
     """Returns the summary as a Markdown page."""
-    parts = [f"# {summary.sweep.title}"]
+    parts = [f"# {report.plain(summary.sweep.title)}"]
     if summary.sweep.insecure_seeds:
         parts.append(f"**{VOID}**")
     parts.append(summary.setting)
     for panel in summary.panels:
         if panel.grid.title:
-            parts.append(f"## {panel.grid.title}")
+            parts.append(f"## {report.plain(panel.grid.title)}")
         for title, table in tables(panel, intervals=True).items():
             parts.append(f"{title[0].upper()}{title[1:]}:\n\n{report.table(*table)}")
         if found := verdicts(panel):
             parts.append("The best sampler by test AUC:\n\n" + report.bullets(found))
-    parts.append("Not covered:\n\n" + report.bullets(summary.statements))
+    parts.append("Not covered, and otherwise to be known:\n\n" + report.bullets(summary.statements))
     return "\n\n".join(parts) + "\n"
 
 

@@ -17,9 +17,9 @@ from experiments.command_line import train_command
 from experiments.config import BallsAndBins, Deterministic, Poisson, Shuffle, TrainConfig
 from experiments.criteo import synthetic
 from experiments.html import document
-from experiments.overview import Page, overview
+from experiments.overview import MEANING, Page, overview
 from experiments.report import plain
-from experiments.run_directory import DIAGNOSTICS
+from experiments.run_directory import DATA, DIAGNOSTICS
 from experiments.train import resume
 
 CONFIGS = [
@@ -94,6 +94,8 @@ def test_every_run_has_its_guarantee_interval_and_command_on_the_page(runs):
     text = overview(runs).markdown
     assert text.count("zero-out adjacency, unit: one example") == 2
     assert "NO GUARANTEE: no noise was added" in text
+    assert MEANING in text
+    assert MEANING not in overview(runs[2:]).markdown  # there is none to explain
     for run in runs:
         assert re.search(rf"^dpsgd train .* --out {run.name}\b", text, re.MULTILINE)
     for said in ("What is not covered", "hyper-parameters", "examples/s", "jax 0."):
@@ -144,27 +146,94 @@ def test_a_guarantee_is_what_the_ledger_gives_and_not_what_the_report_says(runs,
     boasting = shutil.copytree(runs[0], tmp_path / runs[0].name)
     record = json.loads((boasting / "report.json").read_text())
     record |= {"guarantee": "epsilon in [0, 0.01]", "epsilon_lower": 0.0, "epsilon_upper": 0.01}
+    record |= {"sampler": "poisson", "num_steps": 1, "num_examples": 1}
     record |= {"delta": 1e-9, "noise_multiplier": 99.0, "l2_clip_norm": None, "not_covered": []}
     (boasting / "report.json").write_text(json.dumps(record))
     assert overview([boasting]).markdown == whole
     assert resume(boasting)["guarantee"] in whole
 
 
+@pytest.mark.parametrize("command", ["report", "resume"])
 @pytest.mark.parametrize(
-    ("file", "field"),
-    [("report.json", "test_auc"), ("report.json", "num_steps"), ("environment.json", "packages")],
+    ("field", "value", "problem"),
+    [
+        ("test_auc", None, "None is neither"),
+        ("test_auc", 1e308, "must lie in [0, 1], got 1e+308"),
+        ("validation_auc", -0.5, "must lie in [0, 1], got -0.5"),
+        ("num_params", 10**400, "must lie in"),
+        ("training_seconds", -1, "must lie in"),
+        ("audit", ..., "is missing"),
+    ],
 )
-def test_a_damaged_run_is_named_with_its_field(runs, tmp_path, capsys, file, field):
+def test_a_figure_that_cannot_be_is_refused_by_its_name(
+    runs, tmp_path, capsys, command, field, value, problem
+):
     damaged = tmp_path / "damaged"
     shutil.copytree(runs[0], damaged)
-    record = json.loads((damaged / file).read_text())
-    del record[field]
-    (damaged / file).write_text(json.dumps(record))
-    assert cli.main(["report", str(damaged), "--out", str(tmp_path / "page.html")]) == 2
+    record = json.loads((damaged / "report.json").read_text())
+    record[field] = value
+    kept = {name: value for name, value in record.items() if value is not ...}
+    (damaged / "report.json").write_text(json.dumps(kept))
+    more = ["--out", str(tmp_path / "page.html")] if command == "report" else []
+    assert cli.main([command, str(damaged), *more]) == 2
     said = capsys.readouterr().err
-    assert file in said
+    assert "report.json is damaged" in said
     assert field in said
+    assert problem in said
     assert said.count("\n") == 1
+    assert len(said) < 400
+
+
+@pytest.mark.parametrize("command", ["report", "resume", "evaluate", "export"])
+def test_a_configuration_that_the_run_was_not_trained_by_is_refused(
+    runs, tmp_path, capsys, command
+):
+    changed = shutil.copytree(runs[0], tmp_path / "run")
+    text = (changed / "config.json").read_text()
+    (changed / "config.json").write_text(text.replace("balls-and-bins", "poisson"))
+    store, out = str(runs[0].parent / "store"), str(tmp_path / "page.html")
+    more = {"report": ["--out", out], "resume": [], "evaluate": [store], "export": [out]}
+    assert cli.main([command, str(changed), *more[command]]) == 2
+    said = capsys.readouterr().err
+    assert "config.json is not what the run was trained by" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["evaluate", "export"])
+def test_the_model_of_another_run_is_not_taken_for_this_one(runs, tmp_path, capsys, command):
+    changed = shutil.copytree(runs[0], tmp_path / "run")
+    shutil.copy(runs[1] / "params.npz", changed)
+    store, out = str(runs[0].parent / "store"), tmp_path / "out"
+    assert cli.main([command, str(changed), str(out) if command == "export" else store]) == 2
+    assert "params.npz is not the model that the run's report is about" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_page_is_not_written_into_the_folder_of_a_run(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(runs[2], tmp_path / "report")
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    assert cli.main(["report", "report"]) == 2
+    assert "name another --out" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_figures_of_runs_on_different_stores_are_said_not_to_compare(runs, tmp_path):
+    plain = runs[2]
+    other = shutil.copytree(plain, tmp_path / "other")
+    assert "same store" not in overview([plain, other]).markdown
+    (other / DATA).write_text('{"stores": ["another"]}')
+    assert "Not all of them were trained on the same store" in overview([plain, other]).markdown
+
+
+def test_what_trained_a_model_is_not_scored_as_new_rows(runs, tmp_path, capsys):
+    store = runs[0].parent / "store"
+    assert cli.main(["evaluate", str(runs[0]), str(store)]) == 0
+    assert "among these rows are those that trained the model" in capsys.readouterr().err
+    synthetic.write_store(tmp_path / "new", 200, 5)
+    assert cli.main(["evaluate", str(runs[0]), str(tmp_path / "new")]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import re
 import resource
@@ -17,12 +18,16 @@ import pytest
 from accounting import epsilon
 from dpsgd import RootKey
 from dpsgd.ledger import Ledger, read
+from dpsgd.metrics import BinaryMetrics
 from dpsgd.records import build
-from experiments import config, fingerprint
+from experiments import config, fingerprint, recorded
 from experiments import train as training
 from experiments.cli import main
+from experiments.criteo import synthetic
 from experiments.criteo.model import ModelConfig
-from experiments.run_directory import DIAGNOSTICS, RunDirectory
+from experiments.criteo.store import Store
+from experiments.overview import overview
+from experiments.run_directory import DATA, DIAGNOSTICS, RunDirectory
 from experiments.stop import STOPPED, stop_requests
 
 BLOCK = 8
@@ -119,7 +124,7 @@ def test_the_signals_mean_again_what_they_meant(handler):
 def test_a_run_that_stopped_keeps_what_it_needs_and_says_what_it_cost(stopped, capsys):
     assert {path.name for path in stopped.iterdir()} == {
         "audit.json", "config.json", "environment.json", "guarantee.json", "ledger.jsonl",
-        "root.key", "checkpoints", DIAGNOSTICS,
+        "root.key", "checkpoints", DATA, DIAGNOSTICS,
     }  # fmt: skip
     assert main(["ledger", str(stopped)]) == 0
     said = capsys.readouterr().out
@@ -179,6 +184,9 @@ def test_changed_code_begins_a_generation_and_is_counted_in_addition(stopped, mo
     assert report["epsilon_upper"] == upper
     assert upper > epsilon(sampler.privacy(1.0), 1 / 160).upper  # the second epoch counts twice
     assert report["generations"] == 2
+    page = overview([stopped]).markdown
+    assert "Not alike in all runs above, from beginning to end: code." in page
+    assert page.count(report["guarantee"]) == 1
 
 
 def test_diagnostics_have_each_step_once(finished, tmp_path):
@@ -301,6 +309,54 @@ def test_data_that_were_changed_under_the_same_manifest_are_refused(store, stopp
     assert "is damaged: its checksum" in capsys.readouterr().err
 
 
+def other_store(folder, rows=200, **options):
+    return synthetic.write_store(folder / "other", rows, seed=1, **options).store
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        ({"rows": 300}, "has 240 training examples, and .* was begun on 160"),
+        ({"hash_seed": 1}, "with other columns or another hash seed"),
+        ({"log": synthetic.LOGS["criteo-search"]}, "with other columns or another hash seed"),
+    ],
+    ids=["rows", "hash seed", "columns"],
+)
+def test_data_that_do_not_fit_are_refused_before_anything_is_declared(
+    stopped, tmp_path, capsys, made, why
+):
+    other = other_store(tmp_path, **made)
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    assert main(["resume", str(stopped), "--data", str(other.path)]) == 2
+    assert re.search(why, capsys.readouterr().err)
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_says_every_store_that_it_was_trained_on(store, stopped, tmp_path):
+    other = other_store(tmp_path)
+    assert main(["resume", str(stopped), "--data", str(other.path)]) == 0
+    assert RunDirectory(stopped).data() == [training.Store.open(store).digest, other.digest]
+    (stopped / DATA).unlink()
+    assert RunDirectory(stopped).data() == [None]
+
+
+def test_rows_of_one_class_are_refused_before_training(store, tmp_path, capsys):
+    log = synthetic.LOGS["criteo-display"]
+    blocks = [{**rows, "label": 0 * rows["label"]} for rows in Store.open(store).blocks("train")]
+    log.format.write(tmp_path / "store", blocks, hash_seed=0, source=dict)
+    assert main(arguments(tmp_path / "store", tmp_path / "run")) == 2
+    assert "the validation rows are not of both classes" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_that_diverged_is_said_to(stopped, monkeypatch, capsys):
+    diverged = BinaryMetrics(math.nan, 1.0, 1.0, 0.0, 1, 1)
+    monkeypatch.setattr(training, "evaluate", lambda *_: diverged)
+    assert "the training diverged, validation_auc is not finite" in refused(
+        capsys, "resume", stopped
+    )
+
+
 @pytest.mark.parametrize("damage", ["{", '{"data": "x"}', "[]"])
 def test_a_damaged_configuration_is_refused(stopped, capsys, damage):
     (stopped / "config.json").write_text(damage)
@@ -363,6 +419,6 @@ def test_a_configuration_comes_back_from_its_record(store, tmp_path, kind):
     asked = config.TrainConfig(
         data=store, sampler=kind(batch_size=7), out=tmp_path, noise_multiplier=2.0, hidden=(3, 4)
     )
-    record = json.loads(json.dumps(training.describe(asked, training.Store.open(store))))
-    assert training.config_from(record, out=tmp_path, data=None) == asked
+    record = json.loads(json.dumps(recorded.describe(asked, Store.open(store))))
+    assert recorded.config_from(record, out=tmp_path, data=None) == asked
     assert jnp.float32(record["noise_multiplier"]) == 2

@@ -1,5 +1,6 @@
 """A sweep that is killed goes on without repeating a run, and equal seeds give equal numbers."""
 
+import dataclasses
 import logging
 import os
 import re
@@ -18,13 +19,16 @@ import numpy as np
 import optax
 import pytest
 
+from dpsgd.history import History
 from experiments import cli, programs
 from experiments import config as config_of
 from experiments import train as training
 from experiments.config import TrainConfig
 from experiments.criteo import synthetic
 from experiments.errors import in_one_line
+from experiments.finished import FinishedRun
 from experiments.overview import overview
+from experiments.run_directory import DATA
 from experiments.stop import Stopped
 from experiments.sweep import engine, workers
 from experiments.sweep.config import Sweep
@@ -180,10 +184,23 @@ def test_the_report_of_a_sweep_names_the_command_that_does_it_again(store, tmp_p
     assert again[:-1] == ["sweep", str(out / "sweep.toml"), str(store), "--out"]
     assert cli.main([*again[:-1], str(out)]) == 0  # of what is finished, nothing is repeated
     assert finished(out) == before
-    (out / "sweep.toml").unlink()
-    assert "dpsgd sweep" not in overview([out]).markdown
-    (out / "summary.json").write_text("{}")
-    with pytest.raises(ValueError, match="a sweep is not the folder of a whole sweep"):
+
+    # The page is of the runs as they are, and not of what was once written of them.
+    for stale in ("summary.json", "summary.md", "figure.png"):
+        (out / stale).unlink()
+    assert overview([out]).markdown == page
+    (run,) = (out / "runs").iterdir()
+    one = FinishedRun.read(run)
+    (first,) = one.history.generations
+    terms = dataclasses.replace(first.terms, fingerprint={**first.terms.fingerprint, "code": ""})
+    other = dataclasses.replace(one, history=History([dataclasses.replace(first, terms=terms)]))
+    assert engine._remarks([one, one]) == []
+    assert engine._remarks([one, other]) == ["the runs are not alike in: code"]
+    (run / DATA).rename(run / "elsewhere")
+    with pytest.raises(ValueError, match="runs that do not say on which"):
+        overview([out])
+    run.rename(out / "elsewhere")
+    with pytest.raises(FileNotFoundError, match=f"{run.name} is not the directory of a run"):
         overview([out])
 
 
@@ -228,15 +245,35 @@ def test_a_folder_that_holds_another_run_is_left_alone(store, tmp_path):
     for setting, other in changed.items():
         with pytest.raises(ValueError, match=f"another {setting}"):
             engine.run_sweep(other, store, out)
-    with pytest.raises(ValueError, match="another data"):
-        engine.run_sweep(sweep, _copy(store, tmp_path), out)
     assert finished(out) == before
 
 
-def test_a_batch_above_the_data_is_refused_before_any_run(store, tmp_path):
-    sweep = sweep_of(tmp_path, SEEDED.replace("= 32", "= 400"))
-    with pytest.raises(ValueError, match="batch_size must be at most num_examples = 320"):
-        engine.run_sweep(sweep, store, tmp_path / "out")
+def test_runs_go_on_with_their_own_store_wherever_it_lies_and_with_no_other(store, tmp_path):
+    sweep, out = sweep_of(tmp_path, SEEDED.replace("[0.5, 1, 2]", "1")), tmp_path / "out"
+    moved, place = Path(shutil.copytree(store, tmp_path / "moved")), tmp_path / "store"
+    shutil.copytree(store, place)
+    run = plan(sweep, place, out / "runs", "sweep")[0]
+    training.train(run.config)
+    assert engine._finished(run, training.Store.open(moved))
+    shutil.rmtree(place)
+    synthetic.write_store(place, 400, seed=1)  # made anew: other rows, and as many
+    with pytest.raises(ValueError, match=rf"{run.name} holds another run .*with another store:"):
+        engine.run_sweep(sweep, place, out)
+    (run.config.out / DATA).unlink()
+    with pytest.raises(ValueError, match="another store"):
+        engine.run_sweep(sweep, moved, out)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SEEDED.replace("= 32", "= 400"), "batch_size must be at most num_examples = 320"),
+        (SEEDED + "l2_clip_norm = 1e300\n", "l2_clip_norm 1e\\+300 .* rescale the loss"),
+    ],
+)
+def test_what_no_run_can_do_is_refused_before_any(store, tmp_path, text, said):
+    with pytest.raises(ValueError, match=f"sweep, shuffle-sigma0.5.*: {said}"):
+        engine.run_sweep(sweep_of(tmp_path, text), store, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -269,7 +306,3 @@ def test_step_sizes_are_those_of_adam_with_a_cosine_and_follow_the_configuration
     # A state that another rate made, as of a run whose configuration was changed.
     state = fast.scheduled(slow.start())
     assert float(state.opt_state.hyperparams["learning_rate"]) == np.float32(1e-2)
-
-
-def _copy(store, folder):
-    return Path(shutil.copytree(store, folder / "copy"))

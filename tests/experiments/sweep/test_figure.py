@@ -75,6 +75,11 @@ def test_epsilons_are_drawn_with_the_delta_adjacency_and_unit_of_the_reports(sum
     assert ("certified" in axes.get_xlabel()) == (grid is PRIVACY)
 
 
+def test_an_epsilon_that_a_run_exceeds_is_not_drawn_as_certified(summary_of):
+    (axes,) = panels(draw(summary_of(auc, PRIVACY, excess=0.5)))
+    assert axes.get_xlabel().startswith("ε by which the noise was chosen")
+
+
 def test_what_is_tuned_is_named_under_the_axis(summary_of):
     tuned = {**SIZES, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
     (axes,) = panels(draw(summary_of(auc, tuned)))

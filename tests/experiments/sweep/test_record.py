@@ -29,7 +29,7 @@ def test_the_record_holds_each_grid_point_on_a_line_and_the_command_that_does_it
     assert len(sweep["results"]) == sum('"test_auc"' in line for line in text.splitlines()) == 4
     point = sweep["results"][0]
     assert point["test_auc"] == [0.70617284, 0.00872971]
-    assert (point["epsilon_lower"], point["epsilon_upper"]) == (1.0, 1.25)
+    assert (point["epsilon_lower"], point["epsilon_upper"]) == (0.8, 1.0)
 
 
 def test_what_is_no_shipped_sweep_or_of_another_version_is_not_recorded(folder):

@@ -1,5 +1,6 @@
 """What a sweep shows is what its runs reported, and it says what it does not cover."""
 
+import dataclasses
 import json
 import statistics
 
@@ -97,6 +98,32 @@ def test_the_verdict_names_the_best_sampler_and_those_that_cannot_be_told_from_i
     assert ("shuffle" in first) is not told_apart
     header, rows = tables.tables(panel)["noise multiplier σ"]
     assert (header, rows[0]) == (["ε", "shuffle", "poisson"], ["1", "2", "2"])
+
+
+def test_a_run_that_costs_more_than_it_was_to_cost_is_said_to_and_nothing_is_told_at_its_epsilon(
+    summary_of,
+):
+    summary = summary_of(auc, PRIVACY, excess=0.5)
+    (panel,) = summary.panels
+    assert all("(which a run exceeds: see the table)" in line for line in tables.verdicts(panel))
+    page = tables.markdown(summary)
+    for result in summary.results:
+        assert f"a run of {result.cell.name} costs more than the epsilon by which" in page
+    assert "costs more" not in tables.markdown(summary_of(auc, PRIVACY))
+
+
+def test_titles_are_shown_as_they_are_on_one_line(summary_of):
+    title = "a <b>\n# c"
+    summary = summary_of(auc, {**NOISE, "title": title})
+    summary = dataclasses.replace(summary, sweep=dataclasses.replace(summary.sweep, title=title))
+    lines = tables.markdown(summary).splitlines()
+    assert lines[0] == "# a \\<b> # c"
+    assert "## a \\<b> # c" in lines
+
+
+def test_where_an_epsilon_stands_it_is_said_what_the_guarantees_of_the_runs_leave_out(summary_of):
+    assert "- the weather\n" in tables.markdown(summary_of(auc, NOISE))
+    assert "the weather" not in tables.markdown(summary_of(auc, NOISE, insecure_seeds=(1, 2)))
 
 
 TERMS = "delta 1.01e-05, zero-out adjacency, unit: one user"

@@ -1,0 +1,77 @@
+"""A configuration as JSON values, for the record of its run, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpsgd.records import build, checked
+from experiments.config import SAMPLERS, TrainConfig
+from experiments.criteo.store import Store
+
+_PLACES = ("data", "out")
+"""Where things lie does not change what they are."""
+
+
+def describe(config: TrainConfig, store: Store) -> dict[str, Any]:
+    """Returns the whole configuration of a run as JSON values, with what it needs of its data.
+
+    The data's digest is not among them: it depends on every row, and no noise hides it.
+    """
+    return {
+        **_plain(config),
+        "data": str(config.data.resolve()),
+        "sampler": {"name": config.sampler.name, **_plain(config.sampler)},
+        "model_sizes": _plain(config.model_config()),
+        "schema": _plain(store.schema),
+        "hash_seed": store.hash_seed,
+    }
+
+
+def config_from(record: Mapping[str, Any], *, out: Path, data: Path | None) -> TrainConfig:
+    """Returns the configuration that `describe` recorded.
+
+    Args:
+      record: What `config.json` holds.
+      out: The run directory, wherever it lies now.
+      data: The store, if not where it lay.
+
+    Raises:
+      ValueError: if it is not the record of a configuration.
+    """
+    where = f"{out / 'config.json'} is damaged, or of another version"
+    fields = dict(checked(record.get("sampler"), Mapping[str, Any], f"{where}: sampler"))
+    name = checked(fields.pop("name", None), str, f"{where}: sampler, name")
+    if name not in SAMPLERS:
+        raise ValueError(f"{where}: sampler, name is one of {', '.join(SAMPLERS)}")
+    sampler: Any = build(SAMPLERS[name], fields, f"{where}: sampler")
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    given = {name: value for name, value in record.items() if name in known}
+    data = data or Path(checked(record.get("data"), str, f"{where}: data"))
+    config = build(TrainConfig, {**given, "out": out, "data": data, "sampler": sampler}, where)
+    try:
+        config.check()
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return config
+
+
+def config_digest(record: Mapping[str, Any]) -> str:
+    """Returns a digest of what `describe` recorded, wherever data and run lie."""
+    asked = {name: value for name, value in record.items() if name not in _PLACES}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Returns dataclasses, paths and tuples as JSON's own types."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
