@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend import core
+from jax.typing import ArrayLike
 
 PyTree = Any
 Path = tuple[int, ...]
@@ -132,8 +133,11 @@ class Taps:
 
     def loss(
         self, leaves: Sequence[Array], example: PyTree, taps: dict[Path, Array]
-    ) -> tuple[Array, dict[Path, list[Array]]]:
-        """Returns the loss of one example and, for each tap, the operands beside the parameter."""
+    ) -> tuple[Array, dict[Path, list[ArrayLike]]]:
+        """Returns the loss of one example and, for each tap, the operands beside the parameter.
+
+        These may be constants of the trace, which `jax.checkpoint` hands on as no arrays yet.
+        """
         args = [*leaves, *jax.tree.leaves(example)]
         outs, others = self._evaluate(self.closed.jaxpr, self.closed.consts, args, taps, ())
         return outs[0], others
@@ -145,9 +149,9 @@ class Taps:
         args: Sequence[Any],
         taps: dict[Path, Array],
         path: Path,
-    ) -> tuple[list[Any], dict[Path, list[Array]]]:
+    ) -> tuple[list[Any], dict[Path, list[ArrayLike]]]:
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-        others: dict[Path, list[Array]] = {}
+        others: dict[Path, list[ArrayLike]] = {}
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, core.Literal) else env[atom]
