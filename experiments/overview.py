@@ -65,8 +65,7 @@ def overview(paths: Sequence[Path], title: str = "") -> Page:
     """
     if not paths:
         raise ValueError("name at least one run or sweep")
-    folders = [path for path in dict.fromkeys(paths) if (path / engine.ASKED).is_file()]
-    sweeps = {folder: engine.read(folder) for folder in folders}
+    sweeps = {path: engine.read(path) for path in dict.fromkeys(paths) if engine.is_sweep(path)}
     runs = _named([FinishedRun.read(path) for path in dict.fromkeys(paths) if path not in sweeps])
     figures: dict[str, bytes] = {}
     parts = []

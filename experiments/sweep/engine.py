@@ -90,14 +90,23 @@ def run_sweep(
     return summary
 
 
+def is_sweep(folder: Path) -> bool:
+    """Returns whether a sweep was begun in `folder`."""
+    return (folder / RUNS).is_dir()
+
+
 def read(folder: Path) -> Summary:
     """Returns what the sweep in `folder` shows: by its file and its runs, as they are now.
 
     Raises:
-      FileNotFoundError: if a run is missing, or not finished.
+      FileNotFoundError: if the sweep, or a run of it, is not finished.
       ValueError: if a file is damaged, or a run is not the one of its name.
     """
     file = folder / ASKED
+    if not file.exists():
+        raise FileNotFoundError(
+            f"{folder} is a sweep that is not finished: the command that began it goes on with it"
+        )
     sweep = Sweep.parse(file.read_bytes(), str(file))
     return _summary(sweep, plan(sweep, Path(), folder / RUNS, str(file)))
 

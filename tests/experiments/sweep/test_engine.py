@@ -202,6 +202,9 @@ def test_the_report_of_a_sweep_names_the_command_that_does_it_again(store, tmp_p
     run.rename(out / "elsewhere")
     with pytest.raises(FileNotFoundError, match=f"{run.name} is not the directory of a run"):
         overview([out])
+    (out / "sweep.toml").unlink()
+    with pytest.raises(FileNotFoundError, match="a sweep that is not finished: the command that"):
+        overview([out])
 
 
 def test_runs_in_one_process_compile_one_program_for_all_their_numbers(store, tmp_path, caplog):
