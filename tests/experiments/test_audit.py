@@ -7,19 +7,20 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from accounting import Bound
 from dpsgd import Mechanism, RootKey, algorithm, dpsgd
 from dpsgd.audit import AuditReport, recorder
-from dpsgd.audit_black_box import black_box_audit
+from dpsgd.audit_black_box import bound_epsilon
 from dpsgd.audit_sampler import Check
 from experiments import audit, config, programs
 from experiments import train as training
 from experiments.cli import main
-from experiments.criteo.model import PRESETS, functional
+from experiments.criteo import model
+from experiments.criteo.model import PRESETS, ClickModel, functional
 from experiments.criteo.schema import DISPLAY_ADS
 from experiments.criteo.store import columns_of
-from samplers import Deterministic
 
 pytestmark = pytest.mark.audit
 
@@ -167,7 +168,12 @@ def test_the_audit_scans_microbatches_exactly_where_the_run_does(
         traced = jax.make_jaxpr(program.clipped_sum)(params, rows, weights, mechanism.scales())
         return sum(eqn.primitive.name == "scan" for eqn in traced.eqns) > 0
 
+    def zeros(sizes, schema, key):  # nothing here is run, and drawing takes a program a size
+        shapes = nnx.eval_shape(lambda: ClickModel(sizes, schema, nnx.Rngs(0)))
+        return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+
     audited = []
+    monkeypatch.setattr(model, "_initialised", zeros)
     monkeypatch.setattr(audit, "coupled_audit", counted)
     sizes = asked.model_config()
     audit._audited(sizes, DISPLAY_ADS, mechanism, asked.microbatch_size)
@@ -199,6 +205,7 @@ def test_the_sentence_names_what_was_small_and_what_was_left_out():
     )
 
 
+@pytest.mark.long  # short: that the check says so, and that the sentence names it
 def test_a_run_on_more_rows_than_are_drawn_says_so(monkeypatch):
     monkeypatch.setattr("dpsgd.audit_sampler._LARGEST_PLAN", 19_999)
     asked, mechanism = asked_for(noise_multiplier=1.0, embedding_dim=2, max_buckets=8, hidden=(4,))
@@ -249,9 +256,12 @@ def test_a_claim_of_infinity_is_refused(capsys):
 
 
 def test_a_violation_can_be_drawn(tmp_path):
-    mechanism = Mechanism(Deterministic(2, 2), 1.0, l2_clip_norm=1.0)
-    root = RootKey.from_insecure_seed(0)
-    report = black_box_audit(mechanism, Bound(0.0, 0.1), delta=0.01, trials=600, root=root)
+    rng = np.random.default_rng(0)
+
+    def play(others, trials):
+        return {"sum": rng.standard_normal(trials) + 1}, {"sum": rng.standard_normal(trials)}
+
+    report = bound_epsilon(play, Bound(0.0, 0.1), delta=0.01, trials=600)
     assert report.violation
     audit.plot(report, tmp_path / "audit.svg")
     assert (tmp_path / "audit.svg").read_text().startswith("<?xml")

@@ -43,6 +43,7 @@ def test_private_training_ranks_real_clicks_at_a_certified_epsilon(
             sampler=config.BallsAndBins(),
             out=tmp_path / "run",
             target_epsilon=epsilon,
+            audit=False,
             **settings,
         )
     )
