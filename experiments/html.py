@@ -16,8 +16,6 @@ from experiments.overview import Page
 VOID = "NO GUARANTEE"
 """How the sentence of a run begins that has none (`dpsgd.Guarantee.sentence`)."""
 
-_MEDIA_TYPES = {"svg": "image/svg+xml", "png": "image/png"}
-
 _STYLE = """
 :root { --ink: #1c2330; --faint: #5b6575; --line: #e3e7ee; --wash: #f6f8fb; --accent: #00684f; }
 * { box-sizing: border-box; }
@@ -62,11 +60,10 @@ class _Renderer(RendererHTML):
         name = str(token.attrs["src"])
         if name not in env["figures"]:
             return html.escape(f"![{token.content}]({name})")
-        kind = _MEDIA_TYPES[name.rsplit(".", 1)[-1]]
         data = base64.b64encode(env["figures"][name]).decode()
         caption = html.escape(token.content)
         return (
-            f'<figure><img alt="{caption}" src="data:{kind};base64,{data}">'
+            f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
             f"<figcaption>{caption}</figcaption></figure>"
         )
 

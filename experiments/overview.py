@@ -49,7 +49,7 @@ MEANING = (
 
 @dataclass(frozen=True)
 class Page:
-    """Markdown whose images are among `figures`, by file name."""
+    """Markdown whose images are among `figures`, each an SVG, by file name."""
 
     title: str
     markdown: str
