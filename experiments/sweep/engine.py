@@ -116,7 +116,7 @@ def _summary(sweep: Sweep, runs: Sequence[PlannedRun]) -> Summary:
     finished = [(run, FinishedRun.read(run.config.out)) for run in runs]
     stores = set()
     for run, found in finished:
-        _refuse_another(run, found.config, [])
+        _refuse_another(run, found.config)
         stores.update(found.stores)
     if len(stores) > 1 or None in stores:
         raise ValueError(
@@ -191,15 +191,16 @@ def _finished(run: PlannedRun, store: Store) -> bool:
         return False
     directory = RunDirectory.open(path, finished=False)
     found = config_from(directory.read_json("config.json"), out=path, data=None)
-    _refuse_another(run, found, [] if set(directory.data()) == {store.digest} else ["store"])
+    _refuse_another(run, found, same_store=set(directory.data()) == {store.digest})
     return directory.finished
 
 
-def _refuse_another(run: PlannedRun, found: TrainConfig, differing: list[str]) -> None:
-    """Raises ValueError if the configuration in a run's folder, or what else differs, says so."""
-    wanted = dataclasses.replace(run.config, data=found.data)
+def _refuse_another(run: PlannedRun, found: TrainConfig, *, same_store: bool = True) -> None:
+    """Raises ValueError if another run than the planned one was `found` in its folder."""
+    wanted = dataclasses.replace(run.config, data=found.data)  # wherever the store lies now
     names = [field.name for field in dataclasses.fields(wanted)]
-    differing += [name for name in names if getattr(found, name) != getattr(wanted, name)]
+    differing = [name for name in names if getattr(found, name) != getattr(wanted, name)]
+    differing += [] if same_store else ["store"]
     if differing:
         raise ValueError(
             f"{run.config.out} holds another run than this sweep's, with another "
