@@ -67,6 +67,7 @@ def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int
         sampler=BallsAndBins(batch_size=1024, epochs=epochs),
         out=runs / "run",
         noise_multiplier=1.0,
+        audit=False,  # made before a run, and no part of what is timed
         **dataclasses.asdict(model),
     )
     job = Job.of(config, Store.open(store), lambda n: mechanism_for(config, n))
