@@ -239,14 +239,21 @@ def calibrate(
     if not 0.0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
 
-    def excess(log_sigma: float, tolerance: float) -> float:
-        """log(upper / epsilon) at this noise: <= 0 exactly where the guarantee is met."""
+    coarsest = max(EPSILON_TOLERANCE, 0.02 * epsilon)
+
+    def excess(log_sigma: float, tolerance: float = coarsest) -> float:
+        """log(upper / epsilon) at this noise: <= 0 only where the guarantee is met.
+
+        Close to the answer, by a finer grid: where it is far, the coarsest tells the side.
+        """
         upper = privacy(math.exp(log_sigma)).epsilon(delta, tolerance).upper
+        gap = abs(upper - epsilon)
+        if tolerance > EPSILON_TOLERANCE and gap < 4.0 * tolerance:
+            return excess(log_sigma, max(EPSILON_TOLERANCE, 0.1 * gap))
         return math.log(max(upper, 1e-9 * epsilon) / epsilon) if upper < math.inf else math.inf
 
-    coarse = max(EPSILON_TOLERANCE, 0.02 * epsilon)
     high = 0.0
-    high_excess = excess(high, coarse)
+    high_excess = excess(high)
     low, low_excess = high, high_excess
     while high_excess > 0.0:
         low, low_excess = high, high_excess
@@ -256,16 +263,15 @@ def calibrate(
                 f"no noise multiplier up to 1e6 gives epsilon <= {epsilon} at delta = {delta}: "
                 "ask for a larger epsilon or delta, or a larger maximum batch size"
             )
-        high_excess = excess(high, coarse)
+        high_excess = excess(high)
     while low_excess <= 0.0:
         high, high_excess = low, low_excess
         low -= math.log(2.0)
         if low < math.log(1e-3):
             return math.exp(high)
-        low_excess = excess(low, coarse)
+        low_excess = excess(low)
 
     width = relative_tolerance
-    tolerance = coarse
     bisect = False
     while True:
         while high - low > width:
@@ -278,10 +284,7 @@ def calibrate(
                 guess += math.copysign(0.3 * width, 0.5 * (low + high) - guess)
                 guess = min(max(guess, low + 0.3 * width), high - 0.3 * width)
             before = high - low
-            gap = abs(excess(guess, tolerance)) * epsilon
-            if tolerance > EPSILON_TOLERANCE and gap < 4.0 * tolerance:
-                tolerance = max(EPSILON_TOLERANCE, 0.1 * gap)
-            value = excess(guess, tolerance)
+            value = excess(guess)
             if value <= 0.0:
                 high, high_excess = guess, value
             else:
@@ -292,7 +295,7 @@ def calibrate(
         if high_excess <= 0.0:
             return math.exp(high)
         low, low_excess, high = high, high_excess, high + 10.0 * width
-        tolerance, high_excess = EPSILON_TOLERANCE, excess(high, EPSILON_TOLERANCE)
+        high_excess = excess(high, EPSILON_TOLERANCE)
 
 
 def largest_count(
