@@ -12,6 +12,7 @@ import json
 import math
 import re
 import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,7 +171,17 @@ def _sweep(folder: Path, summary: Summary, name: str, figures: dict[str, bytes])
     command = shlex.join([*words, "--out", folder.resolve().name])
     return (
         f"## Sweep: {heading.lstrip('# ')}\n\n![{caption}]({name})\n\n{rest}\n\n"
-        f"To do it again:\n\n```sh\n{command}\n```"
+        f"{_speed(summary)} To do it again:\n\n```sh\n{command}\n```"
+    )
+
+
+def _speed(summary: Summary) -> str:
+    records = [record for result in summary.results for record in result.reports]
+    seconds = sum(record["training_seconds"] for record in records)
+    rate = statistics.median(record["examples_per_second"] for record in records)
+    return (
+        f"Training took {seconds:,.1f} s for all runs together, at a median of {rate:,.0f} "
+        "examples a second."
     )
 
 

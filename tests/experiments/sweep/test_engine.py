@@ -179,6 +179,7 @@ def test_the_report_of_a_sweep_names_the_command_that_does_it_again(store, tmp_p
     page = overview([out]).markdown
     assert "Mean ± one standard deviation over independent runs, 1 of each" in page
     assert f"jax {jax.__version__}" in page
+    assert re.search(r"Training took [\d.]+ s .*, at a median of [\d,]+ examples a second", page)
     (command,) = re.findall("^dpsgd sweep .*$", page, re.MULTILINE)
     again = shlex.split(command)[1:]
     assert again[:-1] == ["sweep", str(out / "sweep.toml"), str(store), "--out"]
