@@ -122,8 +122,8 @@ def convnet():
     return params, loss_fn, (normal(1, B, 8, 8, 2), integers(2, 3, B)), routes
 
 
-def recurrence_in_scan():
-    module = nn.RNN(nn.SimpleCell(5))
+def lstm_in_scan():
+    module = nn.RNN(nn.OptimizedLSTMCell(5))
     inputs = normal(0, B, 7, 3)
     rnn = filled(jax.eval_shape(module.init, jax.random.key(1), inputs[0]))
     params = {"rnn": rnn, "out": normal(2, 5, 2)}
@@ -387,7 +387,7 @@ CASES = {
     "transformer_tied_long": functools.partial(transformer, True, 12, 10),
     "transformer_untied_long": functools.partial(transformer, False, 12, 10),
     "convnet": convnet,
-    "recurrence_in_scan": recurrence_in_scan,
+    "lstm_in_scan": lstm_in_scan,
     "bags_clip": functools.partial(bags, 9, "clip"),
     "bags_fill": functools.partial(bags, 9, "fill"),
     "bags_large": functools.partial(bags, 90, None),
@@ -432,13 +432,7 @@ def ghost_run(name, batch, weights, clip_norm):
     return ghost_program(name)(batch, np.asarray(weights, np.float32), np.float32(clip_norm))
 
 
-# It compiles longest; its layers take the routes of the tied ones, its look-up that of the bags.
-SLOW = ["transformer_untied_long"]
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in SLOW)) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_losses_norms_and_clipped_sums_equal_one_gradient_per_example(name):
     params, loss_fn, batch, _ = case(name)
     reference = jax.jit(
