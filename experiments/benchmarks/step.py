@@ -1,7 +1,7 @@
 """Price of a DP step beside an ordinary one, its peers and the machine's floor, in CPU time.
 
     scripts/bench step --json step.json          (some ten minutes and 4 GB)
-    scripts/bench step --quick                   (seconds: the smallest model, one batch)
+    scripts/bench step --quick                   (seconds: the smallest model, one batch, no peers)
 
 The model is the click model of the papers, at three sizes; data are random. Every figure is the
 median over rounds in which all programs of one size and batch take turns. The floor of a step is
@@ -80,6 +80,8 @@ def measure(
     rounds: int,
     floor: Floor,
     peer_python: str | None = None,
+    *,
+    with_peers: bool = True,
 ) -> list[Row]:
     """Returns the rows of one size and batch."""
     params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
@@ -131,7 +133,7 @@ def measure(
     )
     memory = {k: _temporary_bytes(f) for k, f in grads.items()}
 
-    peers = _peers(loss_fn, params, batch, batch_size, name)
+    peers = _peers(loss_fn, params, batch, batch_size, name) if with_peers else {}
     peer_seconds = in_turns({k: f for k, (f, _) in peers.items()}, 1 if peers else 0)
 
     # Each program owns its state, which it gives away and gets back.
@@ -308,7 +310,9 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark and returns 1 if a bar does not hold."""
     parser = argparse.ArgumentParser("bench step", description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
-    parser.add_argument("--quick", action="store_true", help="the smallest model and batch, once")
+    parser.add_argument(
+        "--quick", action="store_true", help="the smallest model and batch, once, no peers"
+    )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--rounds", type=int, default=5, help="rounds for each median")
@@ -324,7 +328,13 @@ def main(argv: list[str] | None = None) -> int:
     for name in options.sizes:
         for batch_size in options.batches:
             rows += measure(
-                name, SIZES[name], batch_size, options.rounds, floor, options.peer_python
+                name,
+                SIZES[name],
+                batch_size,
+                options.rounds,
+                floor,
+                options.peer_python,
+                with_peers=not options.quick,
             )
             print(f"measured {name}, batch {batch_size}", file=sys.stderr)
     if options.peer_python is None:
