@@ -34,7 +34,7 @@ from experiments.evaluate import evaluate
 from experiments.fingerprint import differing, fingerprint, repeats_exactly
 from experiments.finished import FinishedRun, guarantee_of, proved
 from experiments.programs import click_algorithm, step_sizes
-from experiments.recorded import config_from, describe
+from experiments.recorded import config_digest, config_from, describe
 from experiments.run_directory import DATA, RunDirectory
 from experiments.stop import Stopped, stop_requests
 from samplers import BatchSampler
@@ -179,7 +179,7 @@ def resume(
         store.verify()  # the fingerprint holds for the manifest: now it holds for the rows
         last = ledger.history.generations[-1].terms
         _refuse_other_data(config, store, record, last.mechanism)
-        unchanged = fingerprint(record, store, root)["config"] == last.fingerprint["config"]
+        unchanged = config_digest(record) == last.fingerprint["config"]
         job = Job.of(
             config,
             store,

@@ -168,13 +168,14 @@ def _program(run: PlannedRun, store: Store, where: str) -> Hashable:
     """Returns what decides the shapes of a run's compiled program.
 
     Raises:
-      ValueError: if the sampler does not fit the data.
+      ValueError: if the sampler does not fit the data, or the noise cannot be had.
     """
     config, num_examples = run.config, store.rows("train")
     try:
         if config.target_epsilon is None:
-            mechanism_for(config, num_examples)
-        sampler = config.sampler.build(num_examples, config.target_delta)
+            sampler = mechanism_for(config, num_examples).sampler
+        else:  # whose noise the run itself calibrates: that takes seconds
+            sampler = config.sampler.build(num_examples, config.target_delta)
     except ValueError as error:
         raise ValueError(f"{where}, {run.cell.name}: {error}") from None
     return sampler.max_batch_size, sampler.accumulates, config.non_private
