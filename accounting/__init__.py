@@ -6,6 +6,7 @@ from accounting.multistage import MultistageProfile
 from accounting.poisson import PoissonProfile
 from accounting.profile import (
     Bound,
+    ContradictoryBounds,
     PrivacyProfile,
     calibrate,
     epsilon,
@@ -28,6 +29,7 @@ from accounting.worst_leaf import WorstLeafProfile
 __all__ = [
     "BallsAndBinsProfile",
     "Bound",
+    "ContradictoryBounds",
     "GaussianProfile",
     "MultistageProfile",
     "PoissonProfile",

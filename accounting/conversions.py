@@ -198,7 +198,7 @@ class PrivacyCurve:
         # In random order few points raise the maximum, and the others cost one comparison each.
         for k in np.random.default_rng(0).permutation(self.lower.size):
             lower = _raise_mu(lower, k * self.interval, float(self.lower[k] - slack))
-        return Bound(min(lower, upper), upper)
+        return Bound(lower, upper)
 
 
 def _raise_mu(mu: float, epsilon: float, delta: float) -> float:

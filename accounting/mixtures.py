@@ -175,7 +175,7 @@ class RepeatedProfile(abc.ABC):
             if resolution < _FINEST:
                 note = "the finest grid was reached"
                 break
-        return Bound(min(lower, upper), upper, note=note)
+        return Bound(lower, upper, note=note)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`.
@@ -209,7 +209,7 @@ class RepeatedProfile(abc.ABC):
             if resolution < _FINEST:
                 note = "the finest grid was reached"
                 break
-        return Bound(min(lower, upper), upper, note=note)
+        return Bound(lower, upper, note=note)
 
     def _upper(self, parts: list[ComposedLoss], epsilon: float) -> float:
         """Reads the upper bound; errors of the cells' edges move epsilon, outward."""

@@ -22,6 +22,14 @@ _SMALLEST_NOISE = 1e-100
 _SPEC = re.compile(r"\.(\d+)([efg])")
 
 
+class ContradictoryBounds(RuntimeError):
+    """A lower bound above an upper one: at least one is wrong, and neither may be used.
+
+    Each end is rounded outward by its own error, so that roundings alone cannot make two ends
+    cross. It is an error of this program, never of its input.
+    """
+
+
 @dataclass(frozen=True)
 class Bound:
     """A number that knows how it bounds the truth: truth in [lower, upper].
@@ -39,6 +47,10 @@ class Bound:
       upper: No truth lies above it; this end, with confidence 1, is what a guarantee may print.
       confidence: Probability with which the interval holds; 1.0 means proved.
       note: Why the interval is wider than was asked for; empty where it is not.
+
+    Raises:
+      ContradictoryBounds: If `lower` is above `upper`, or one of them is not a number.
+      ValueError: If `confidence` is not in (0, 1].
     """
 
     lower: float
@@ -47,10 +59,23 @@ class Bound:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if math.isnan(self.lower) or math.isnan(self.upper) or self.lower > self.upper:
-            raise ValueError(f"a bound needs lower <= upper, got [{self.lower}, {self.upper}]")
+        if not self.lower <= self.upper:
+            raise ContradictoryBounds(
+                f"a lower bound of {self.lower!r} contradicts an upper bound of {self.upper!r}: "
+                "this is an error of the program, please report it; neither number may be used"
+            )
         if not 0.0 < self.confidence <= 1.0:
             raise ValueError(f"confidence must be in (0, 1], got {self.confidence}")
+
+    @classmethod
+    def resting_on(cls, inner: Bound, lower: float, upper: float, note: str | None = None) -> Bound:
+        """Returns a bound derived from `inner`, with its confidence and, by default, its note.
+
+        Where `inner` is not proved chance may make the two ends cross: the upper one gives way.
+        """
+        if inner.confidence < 1.0:
+            upper = max(lower, upper)
+        return cls(lower, upper, inner.confidence, inner.note if note is None else note)
 
     @property
     def width(self) -> float:
@@ -191,7 +216,7 @@ def epsilon_from_delta(
     """
     _, upper = _bracket(lambda e: delta_upper(e) <= delta, resolution)
     lower, _ = _bracket(lambda e: delta_lower(e) <= delta, resolution)
-    return Bound(min(lower, upper), upper)
+    return Bound(lower, upper)
 
 
 def _bracket(met: Callable[[float], bool], resolution: float) -> tuple[float, float]:

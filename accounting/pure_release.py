@@ -55,9 +55,9 @@ class WithPureReleaseProfile:
         right = 1.0 / (1.0 + math.exp(-self.pure_epsilon))
         upper = right * above + (1.0 - right) * self.profile.delta(more).upper
         upper = min(1.0, upper * (1.0 + 1e-12))
-        return Bound(min(inner.lower, upper), upper, inner.confidence, inner.note)
+        return Bound.resting_on(inner, inner.lower, upper)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`."""
         inner = self.profile.epsilon(check_delta(delta), tolerance)
-        return Bound(inner.lower, inner.upper + self.pure_epsilon, inner.confidence, inner.note)
+        return Bound.resting_on(inner, inner.lower, inner.upper + self.pure_epsilon)

@@ -149,14 +149,14 @@ class SelectionProfile:
         upper = 1.0
         if rest >= 0.0:
             upper = min(1.0, self.count.mean * self._delta(rest).upper * _UP)
-        return Bound(min(one.lower, upper), upper, note=one.note)
+        return Bound(one.lower, upper, note=one.note)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta` in (0, 1)."""
         one = _proved(self.trial.epsilon(check_delta(delta), tolerance))
         shared = _proved(self.trial.epsilon(delta / self.count.mean / _UP, tolerance))
         upper = (shared.upper + self._surcharge) * _UP
-        return Bound(min(one.lower, upper), upper, note="the lower end is that of one trial")
+        return Bound(one.lower, upper, note="the lower end is that of one trial")
 
     def _delta(self, epsilon: float) -> Bound:
         return _proved(self.trial.delta(epsilon))

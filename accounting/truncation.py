@@ -62,7 +62,7 @@ class TruncatedProfile:
             if self._cost(epsilon) - self._cost(smaller) <= 1e-3 * upper:
                 break
             upper = min(upper, self.profile.delta(smaller).upper + self._cost(smaller))
-        return Bound(min(lower, upper), min(1.0, upper), inner.confidence, inner.note)
+        return Bound.resting_on(inner, lower, min(1.0, upper))
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`.
@@ -98,7 +98,7 @@ class TruncatedProfile:
                 f"the probability that some batch overflows leaves nothing of delta = {delta}: "
                 "raise the maximum batch size"
             )
-        return Bound(min(lower, upper), upper, inner.confidence, note)
+        return Bound.resting_on(inner, lower, upper, note)
 
     def _cost(self, epsilon: float) -> float:
         """(1 + e^epsilon) T Psi, rounded up."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accounting
-from accounting import Bound, GaussianProfile, PrivacyProfile, epsilon
+from accounting import Bound, ContradictoryBounds, GaussianProfile, PrivacyProfile, epsilon
 from accounting.profile import epsilon_from_delta
 
 
@@ -34,7 +34,7 @@ def test_an_infinite_end_prints_as_such():
 
 @pytest.mark.parametrize("ends", [(1.0, 0.5), (math.nan, 1.0), (0.0, math.nan)])
 def test_ends_in_the_wrong_order_are_refused(ends):
-    with pytest.raises(ValueError, match="lower <= upper"):
+    with pytest.raises(ContradictoryBounds, match="error of the program"):
         Bound(*ends)
 
 
@@ -54,6 +54,11 @@ def test_both_ends_of_an_inversion_are_proved_by_the_curves():
     assert math.exp(-found.upper) * 1.01 <= 1e-3 < math.exp(-found.lower) * 0.99
     assert found.lower == pytest.approx(math.log(0.99e3), abs=1e-9)
     assert found.upper == pytest.approx(math.log(1.01e3), abs=1e-9)
+
+
+def test_curves_that_contradict_each_other_are_an_error_and_never_an_interval():
+    with pytest.raises(ContradictoryBounds):
+        epsilon_from_delta(lambda e: math.exp(-e) * 0.99, lambda e: math.exp(-e) * 1.01, 1e-3)
 
 
 def test_a_curve_that_never_falls_gives_infinity_and_one_that_is_low_gives_0():
