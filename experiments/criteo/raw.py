@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from experiments.criteo.fields import Kind, Lines, Text
 from experiments.criteo.schema import MISSING, Schema, log_transform
-from experiments.criteo.splits import chronological_split, random_split
+from experiments.criteo.splits import Order, write_split
 from experiments.criteo.store import Columns, Store
 from experiments.criteo.writer import StoreWriter
 
@@ -64,7 +64,7 @@ class RawFormat:
     """The columns in a few words, for errors."""
     file_name: str
     """What the publishers call the file, for errors."""
-    split: Literal["chronological", "random"]
+    split: Order
     """How test rows are told apart; see `experiments.criteo.splits`."""
     hints: Mapping[int, str]
     """What a file may be that has another number of columns."""
@@ -114,16 +114,7 @@ class RawFormat:
         `source` is asked where the rows are from when all are written.
         """
         with StoreWriter(out, self.schema, hash_seed=hash_seed) as writer:
-            for block in blocks:
-                if self.split == "random":
-                    for part, rows in random_split(block, writer.num_rows).items():
-                        writer.append(rows, part)
-                else:
-                    writer.append(block)
-                if progress is not None:
-                    progress(writer.num_rows)
-            in_order = self.split == "chronological"
-            splits = chronological_split(writer.num_rows) if in_order else writer.parts
+            splits = write_split(writer, blocks, self.split, progress=progress)
             return writer.finish(splits=splits, source=source())
 
     def read(

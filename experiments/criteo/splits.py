@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import Literal
+
 import numpy as np
 
 from experiments.criteo.schema import GOLDEN, mix
-from experiments.criteo.store import Columns
+from experiments.criteo.store import Columns, Splits
+from experiments.criteo.writer import StoreWriter
+
+Order = Literal["chronological", "random"]
+"""How test rows are told apart: the last of the file, or by their numbers at random."""
+
+FRACTIONS = (0.8, 0.1, 0.1)
+"""Parts of the rows that train, validate and test, unless others are asked for."""
 
 
-def chronological_split(num_rows: int) -> dict[str, tuple[int, int]]:
+def chronological_split(
+    num_rows: int, fractions: tuple[float, float, float] = FRACTIONS
+) -> dict[str, tuple[int, int]]:
     """Return the first 80 % of rows as "train", then 10 % "validation", then "test".
 
     >>> chronological_split(25)
     {'train': (0, 20), 'validation': (20, 22), 'test': (22, 25)}
     """
-    first, second = num_rows * 8 // 10, num_rows * 9 // 10
+    train, validation, _ = _exact(fractions)
+    first, second = math.floor(num_rows * train), math.floor(num_rows * (train + validation))
     return {"train": (0, first), "validation": (first, second), "test": (second, num_rows)}
 
 
-def random_split(columns: Columns, first_row: int) -> dict[str, Columns]:
+def random_split(
+    columns: Columns, first_row: int, fractions: tuple[float, float, float] = FRACTIONS
+) -> dict[str, Columns]:
     """Return the rows of a block, "train" (80 %), "validation" and "test" (10 % each) apart.
 
     Row i of the data set goes where output i of the generator SplitMix64 (Steele, Lea and Flood,
@@ -30,15 +47,54 @@ def random_split(columns: Columns, first_row: int) -> dict[str, Columns]:
     Args:
         columns: Rows `first_row`, `first_row + 1`, ... of the data set.
         first_row: Number of the block's first row, from 0.
+        fractions: Of the rows that train, validate and test, in place of those.
     """
     drawn = _drawn(columns, first_row)
-    tenth, fifth = (np.uint64(2**64 // n) for n in (10, 5))
+    _, validation, test = _exact(fractions)
+    # Fractions are less than 1, so that these are numbers of 64 bits.
+    low, high = (np.uint64(math.floor(2**64 * part)) for part in (test, test + validation))
     masks = {
-        "train": drawn >= fifth,
-        "validation": (drawn >= tenth) & (drawn < fifth),
-        "test": drawn < tenth,
+        "train": drawn >= high,
+        "validation": (drawn >= low) & (drawn < high),
+        "test": drawn < low,
     }
     return _parts(columns, masks)
+
+
+def write_split(
+    writer: StoreWriter,
+    blocks: Iterable[Columns],
+    order: Order,
+    fractions: tuple[float, float, float] = FRACTIONS,
+    progress: Callable[[int], None] | None = None,
+) -> Splits:
+    """Append `blocks` of consecutive rows to a store, part by part, and return where these lie.
+
+    `progress` is called with the number of rows done, after every block.
+    """
+    for block in blocks:
+        if order == "random":
+            for part, rows in random_split(block, writer.num_rows, fractions).items():
+                writer.append(rows, part)
+        else:
+            writer.append(block)
+        if progress is not None:
+            progress(writer.num_rows)
+    return writer.parts if order == "random" else chronological_split(writer.num_rows, fractions)
+
+
+def check_fractions(fractions: tuple[float, float, float]) -> None:
+    """Raise ValueError unless each part gets rows, and together they get all."""
+    if not (all(0 < part < 1 for part in fractions) and sum(_exact(fractions)) == 1):
+        raise ValueError(
+            "the fractions of the rows that train, validate and test must be greater than 0 and "
+            f"add up to 1, not {' '.join(map(str, fractions))}"
+        )
+
+
+def _exact(fractions: tuple[float, float, float]) -> list[Fraction]:
+    """Return the fractions as they are written: a tenth, not the binary number nearest to it."""
+    return [Fraction(str(part)) for part in fractions]
 
 
 def random_halves(columns: Columns, first_row: int) -> dict[str, Columns]:

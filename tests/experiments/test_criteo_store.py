@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import math
 import re
 import shutil
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 from experiments.criteo import writer as writer_module
 from experiments.criteo.schema import DISPLAY_ADS, Schema
-from experiments.criteo.splits import chronological_split
+from experiments.criteo.splits import check_fractions, chronological_split, random_split
 from experiments.criteo.store import Store, StoreError, columns_of
 from experiments.criteo.writer import StoreWriter
 
@@ -76,6 +77,37 @@ def test_splits_are_80_10_10_in_order_and_cover_every_row():
         assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
         sizes = [(end - begin) / rows for begin, end in ranges]
         assert np.allclose(sizes, [0.8, 0.1, 0.1], atol=1 / rows)
+
+
+def test_splits_have_the_fractions_that_are_asked_for_to_the_row():
+    fractions = (0.7, 0.2, 0.1)
+    asked = {"train": (0, 700), "validation": (700, 900), "test": (900, 1000)}
+    assert chronological_split(1000, fractions) == asked  # 0.7 + 0.2 in binary is less than 0.9
+    rows = np.arange(100_000)
+    parts = random_split({"label": rows}, 0, fractions)
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([p["label"] for p in parts.values()])), rows
+    )
+    for part, fraction in zip(("train", "validation", "test"), fractions, strict=True):
+        assert abs(len(parts[part]["label"]) / 100_000 - fraction) < 0.01
+    same_test = random_split({"label": rows}, 0)["test"]["label"]  # also a tenth
+    np.testing.assert_array_equal(parts["test"]["label"], same_test)
+
+
+@pytest.mark.parametrize(
+    "fractions",
+    [
+        (0.8, 0.1, 0.2),
+        (1.0, 0.0, 0.0),
+        (1.2, -0.1, -0.1),
+        (math.nan, 0.5, 0.5),
+        (math.inf, 0.5, 0.5),
+    ],
+)
+def test_fractions_that_leave_rows_over_or_a_part_empty_are_refused(fractions):
+    with pytest.raises(ValueError, match="greater than 0 and add up to 1, not"):
+        check_fractions(fractions)
+    check_fractions((0.7, 0.2, 0.1))
 
 
 def test_splits_that_share_rows_are_refused(tmp_path):
