@@ -130,7 +130,7 @@ class Algorithm(NamedTuple):
     mechanism: Mechanism
     """What the functions below enforce, and what accounting prices."""
     init: Callable[[PyTree], TrainState]
-    """params -> state before the first step."""
+    """params -> state before the first step: in buffers of its own, which blocks may overwrite."""
     clipped_sum: Callable[[PyTree, PyTree, Any, Scales], tuple[PyTree, Diagnostics]]
     """(params, batch, weights, scales) -> (sum of clipped per-example gradients, diagnostics).
 
@@ -156,6 +156,11 @@ class Algorithm(NamedTuple):
                 "make another algorithm by dpsgd()"
             )
         return self._replace(mechanism=mechanism)
+
+
+def owned(tree: PyTree) -> PyTree:
+    """Returns a copy of the arrays of `tree`, which nobody else holds, and of no weak type."""
+    return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.result_type(leaf)), tree)
 
 
 def privatize(clipped_sum: PyTree, noise_key: Any, step: Any, scales: Scales) -> PyTree:
@@ -206,7 +211,9 @@ def dpsgd(
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
 
     def init(params: PyTree) -> TrainState:
-        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+        # The optimizer's state may hold the very parameters, and arrays that its maker gave it.
+        params = owned(params)
+        return TrainState(jnp.zeros((), jnp.int32), params, owned(optimizer.init(params)))
 
     def clipped_sum(params, batch, weights, scales):
         gradient = clipped_grad(

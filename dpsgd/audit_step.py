@@ -84,9 +84,7 @@ class CompiledStep:
         self._run = compiled_block(algorithm)
         self._key = jnp.asarray(self.mechanism.noise_key(root, 0))
         self.sampling_seed = root.sampling_seed(0)
-        # As in the loop: one program for the first state and for those that follow.
-        state = algorithm.init(jax.tree.map(jnp.array, params))
-        self._state = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
+        self._state = algorithm.init(params)
 
     @property
     def params(self) -> PyTree:

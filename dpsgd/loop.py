@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.algorithm import Algorithm, Scales, TrainState
+from dpsgd.algorithm import Algorithm, Scales, TrainState, owned
 from dpsgd.blocks import BlockPlan, in_background, plan_blocks, with_rows
 from dpsgd.clipping import Diagnostics
 from dpsgd.keys import RootKey
@@ -123,6 +123,7 @@ def train_blocks(
     block_steps: int = 64,
     data_on: Literal["device", "host"] | None = None,
     declare: Callable[[range], None] = lambda steps: None,
+    donate: bool = False,
 ) -> Iterator[Block]:
     """Runs `algorithm` from `state` to its sampler's last step, yielding every block as it begins.
 
@@ -131,7 +132,7 @@ def train_blocks(
 
     Args:
       algorithm: From `dpsgd`; its mechanism names the sampler, sigma and C.
-      state: From `algorithm.init`, or a later one to continue from. Donated.
+      state: From `algorithm.init`, or a later one to continue from.
       data: Pytree of arrays with one leading row per example, [num_examples, ...].
       root: Secret from which the sampling and the noise streams derive.
       generation: Which continuation of the run this is; another one means other randomness. The
@@ -144,6 +145,8 @@ def train_blocks(
         free.
       declare: Called with the steps of each block before any of its noise exists; the block runs
         only when it has returned.
+      donate: Whether the buffers of `state` may be overwritten. By default it is copied, and holds
+        after training what it held before.
 
     Raises:
       ValueError: if the data have not exactly the sampler's number of examples, or the parameters
@@ -155,8 +158,11 @@ def train_blocks(
     run_block = compiled_block(algorithm)
     noise_key = jnp.asarray(mechanism.noise_key(root, generation))
     scales = mechanism.scales()
-    # One program for a state that was just made and for one that was read back: no weak types.
-    state = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
+    if donate:
+        # No weak types: one program for a state that was just made and for one that was read back.
+        state = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
+    else:
+        state = owned(state)
     source = BatchSource(mechanism.sampler, root.sampling_seed(generation), read_ahead=True)
     inputs = _inputs(source, data, data_on, first_step=int(state.step), block_steps=block_steps)
     under_way: deque[Diagnostics] = deque()
@@ -241,10 +247,14 @@ def train(
             "Guarantee.of(..., reproducible_noise=True) says so where it is printed",
             stacklevel=2,
         )
-    # The first block donates its input: hand it a copy, so that the caller's parameters survive.
-    state = algorithm.init(jax.tree.map(jnp.array, params))
     for block in train_blocks(
-        algorithm, state, data, root=root, block_steps=block_steps, data_on=data_on
+        algorithm,
+        algorithm.init(params),
+        data,
+        root=root,
+        block_steps=block_steps,
+        data_on=data_on,
+        donate=True,
     ):
-        state = block.state
-    return state.params
+        params = block.state.params
+    return params

@@ -310,6 +310,7 @@ def _train(
             generation=generation.key,
             data_on=job.config.data_on,
             declare=ledger.declare,
+            donate=True,
         )
         done = first
         under_way: deque[Block] = deque()

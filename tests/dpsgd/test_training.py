@@ -65,7 +65,7 @@ def shared(noisy):
 
 def blocks(sampler, sigma, clip, *, of=None, root=None, block_steps=4, columns=None, data_on=None):
     algorithm = (of or shared(sigma > 0)).with_mechanism(Mechanism(sampler, sigma, clip))
-    state = algorithm.init(jax.tree.map(jnp.array, start()))
+    state = algorithm.init(start())
     root = root or RootKey.from_insecure_seed(3)
     rows = data() if columns is None else columns
     return train_blocks(algorithm, state, rows, root=root, block_steps=block_steps, data_on=data_on)
@@ -375,3 +375,20 @@ def test_training_leaves_the_callers_parameters_alone():
     trained = train(shared(True), params, data())
     assert (np.asarray(params["w"]) == np.float32(0.1)).all()
     assert (np.asarray(trained["w"]) != np.float32(0.1)).any()
+
+
+@pytest.mark.parametrize("kept", ["parameters", "step size"])
+def test_blocks_overwrite_no_array_of_the_caller(kept):
+    params, rate = start(), jnp.float32(0.1)
+    if kept == "step size":  # an optimizer whose state holds an array of the caller
+        optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+    else:  # and one whose state holds the parameters
+        optimizer = optax.GradientTransformation(lambda p: p, lambda g, s, p: (g, s))
+    algorithm = dpsgd(loss_fn, optimizer, Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+    state, root = algorithm.init(params), RootKey.from_insecure_seed(3)
+    before = jax.tree.map(np.array, (params, rate, state))
+    # Handed over, the state is overwritten, and nothing of which it was made.
+    [*_, last] = train_blocks(algorithm, algorithm.init(params), data(), root=root, donate=True)
+    [*_, again] = train_blocks(algorithm, state, data(), root=root)
+    jax.tree.map(np.testing.assert_array_equal, (params, rate, state), before)
+    jax.tree.map(np.testing.assert_array_equal, last.state, again.state)
