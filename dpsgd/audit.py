@@ -29,11 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpsgd.algorithm import Algorithm, Scales
+from dpsgd.algorithm import Algorithm
 from dpsgd.audit_noise import noise_checks
 from dpsgd.audit_sampler import Check, sampler_checks
 from dpsgd.audit_step import CompiledStep, recorder
 from dpsgd.keys import RootKey
+from dpsgd.mechanism import Scales
 from samplers import BatchSampler
 
 PyTree = Any

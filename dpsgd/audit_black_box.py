@@ -33,9 +33,10 @@ import numpy as np
 from scipy import stats
 
 from accounting import Bound, format_delta
-from dpsgd.algorithm import Algorithm, Mechanism, dpsgd
+from dpsgd.algorithm import Algorithm, dpsgd
 from dpsgd.audit_runs import Runs, Scores
 from dpsgd.keys import RootKey
+from dpsgd.mechanism import Mechanism
 
 GAMES = {"others -1": -1, "others 0": 0, "others +1": 1}
 """The gradient, in units of C, of every example but the canary."""

@@ -31,11 +31,12 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-from dpsgd.algorithm import Algorithm, Mechanism
+from dpsgd.algorithm import Algorithm
 from dpsgd.audit_step import recorder
 from dpsgd.blocks import BlockPlan
 from dpsgd.keys import RootKey
 from dpsgd.loop import block_function, compiler_options
+from dpsgd.mechanism import Mechanism
 from samplers import BatchSampler, BatchSource
 
 _MOST_INDICES = 4_000_000  # of one dispatch

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpsgd.algorithm import Algorithm, Scales
+from dpsgd.algorithm import Algorithm
 from dpsgd.blocks import BlockPlan
 from dpsgd.keys import RootKey
 from dpsgd.loop import compiled_block
+from dpsgd.mechanism import Scales
 
 PyTree = Any
 

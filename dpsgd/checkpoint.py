@@ -21,13 +21,14 @@ import tokenize
 import zipfile
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import jax
 import numpy as np
 
-from dpsgd.algorithm import TrainState
 from dpsgd.files import write_atomically
+
+if TYPE_CHECKING:
+    from dpsgd.algorithm import TrainState
 
 KEPT = 2
 """How many checkpoints stay: the newest, and one to fall back to."""
@@ -66,6 +67,8 @@ class Checkpoints:
         Raises:
           OSError: if it cannot be written; the ones before are still there.
         """
+        import jax
+
         self.folder.mkdir(exist_ok=True)
         arrays = {
             _LEAF + jax.tree_util.keystr(at): np.asarray(leaf)
@@ -126,6 +129,8 @@ class Checkpoints:
 
 
 def _restore(members: dict[str, np.ndarray], like: TrainState, path: Path) -> TrainState:
+    import jax
+
     def leaf(at, wanted):
         name = _LEAF + jax.tree_util.keystr(at)
         array = members.get(name)

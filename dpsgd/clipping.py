@@ -16,7 +16,8 @@ from jax.typing import ArrayLike
 
 from dpsgd import ghost, memory, norms
 from dpsgd.ghost import Gradients
-from dpsgd.secure_noise import SecureGrid, quantize
+from dpsgd.secure_grid import SecureGrid
+from dpsgd.secure_noise import quantize
 
 PyTree = Any
 LossFn = Callable[[PyTree, PyTree], Array]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accounting import Bound, epsilon, format_delta
-from dpsgd.algorithm import Mechanism
+from dpsgd.mechanism import Mechanism
 
 ADJACENCY = "zero-out"
 """One unit is replaced by the null example, whose gradient is 0; how many there are is public."""

@@ -37,9 +37,9 @@ import numpy as np
 import samplers
 from accounting import Bound, epsilon
 from accounting.profile import check_delta
-from dpsgd.algorithm import Mechanism
 from dpsgd.files import parse_json
 from dpsgd.guarantee import ADJACENCY, Guarantee, notes_on
+from dpsgd.mechanism import Mechanism
 from dpsgd.records import checked
 from samplers import BatchSampler
 

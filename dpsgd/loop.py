@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.algorithm import Algorithm, Scales, TrainState, owned
+from dpsgd.algorithm import Algorithm, TrainState, owned
 from dpsgd.blocks import BlockPlan, in_background, plan_blocks, with_rows
 from dpsgd.clipping import Diagnostics
 from dpsgd.keys import RootKey
+from dpsgd.mechanism import Scales
 from dpsgd.modules import refuse_batch_statistics
 from samplers import BatchSampler, BatchSource
 

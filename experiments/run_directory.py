@@ -11,13 +11,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dpsgd import Diagnostics
 from dpsgd.checkpoint import DAMAGED, Checkpoints
 from dpsgd.files import fsync_folder, parse_json, write_atomically
 from dpsgd.history import History
@@ -25,6 +22,9 @@ from dpsgd.keys import RootKey
 from dpsgd.ledger import read
 from dpsgd.records import checked
 from experiments.recorded import config_digest
+
+if TYPE_CHECKING:
+    from dpsgd import Diagnostics
 
 PyTree = Any
 
@@ -207,6 +207,8 @@ class RunDirectory:
 
     def write_params(self, params: PyTree) -> None:
         """Writes every leaf of `params` under its path in the tree."""
+        import jax
+
         leaves = {
             jax.tree_util.keystr(at): np.asarray(leaf)
             for at, leaf in jax.tree_util.tree_leaves_with_path(params)
@@ -221,6 +223,9 @@ class RunDirectory:
         Raises:
           ValueError: if the saved parameters are damaged, or not those of such a model.
         """
+        import jax
+        import jax.numpy as jnp
+
         path = self.path / "params.npz"
         try:
             saved = {name: array for name, array in np.load(path).items()}

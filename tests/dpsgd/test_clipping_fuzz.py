@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpsgd.clipping import clipped_grad
-from dpsgd.secure_noise import secure_grid
+from dpsgd.secure_grid import secure_grid
 
 B, D, M = 3, 5, 2
 FLOATS = {"float32": jnp.float32, "float16": jnp.float16, "bfloat16": jnp.bfloat16}

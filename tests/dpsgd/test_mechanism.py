@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, dpsgd, train
-from dpsgd.algorithm import SCALES
+from dpsgd.mechanism import SCALES
 from samplers import BallsAndBins, Deterministic
 
 

@@ -13,12 +13,12 @@ from scipy import stats
 
 from dpsgd import secure_noise
 from dpsgd.keys import RootKey
+from dpsgd.secure_grid import secure_grid
 from dpsgd.secure_noise import (
     CHUNK,
     add_secure_noise,
     quantize,
     rounded_gaussian,
-    secure_grid,
 )
 
 FALSE_ALARM = 1e-6
