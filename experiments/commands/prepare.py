@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -103,8 +103,7 @@ class Prepare:
 def run(config: Prepare) -> None:
     """Runs `dpsgd prepare`."""
     from experiments.console import Console
-    from experiments.criteo import display, schema, synthetic
-    from experiments.criteo.formats import format_of
+    from experiments.criteo import display, schema, search, synthetic
 
     with Console() as console:
 
@@ -116,7 +115,7 @@ def run(config: Prepare) -> None:
                 store = display.prepare(source, out, hash_seed=hash_seed, progress=progress)
                 rows = store.num_rows
             case PrepareCriteoSearch(source, out, hash_seed, include):
-                format = format_of(schema.sponsored_search(include))
+                format = replace(search.FORMAT, schema=schema.sponsored_search(include))
                 store = format.prepare(source, out, hash_seed=hash_seed, progress=progress)
                 rows = store.num_rows
             case PrepareTfds(name, out):

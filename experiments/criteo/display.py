@@ -1,7 +1,8 @@
 """The Kaggle format of Criteo Display Ads: 46M clicks and non-clicks of a week, in their order.
 
 40 columns: label (0 or 1), I1..I13 (integers, I2 may be negative), C1..C26 (eight hexadecimal
-digits); an empty field is a missing value. The split is chronological, 80/10/10.
+digits); an empty field is a missing value. The publishers' test.txt has no column of labels. The
+split is chronological, 80/10/10.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ FORMAT = RawFormat(
     summary="label, I1-I13, C1-C26",
     file_name="train.txt",
     split="chronological",
-    hints={39: "the unlabelled test file has no label column"},
+    hints={39: "the unlabelled test file has no label column; `dpsgd score` reads it"},
+    unlabelled={"I1-I13, C1-C26": ["label"]},
 )
 prepare = FORMAT.prepare
 read = FORMAT.read

@@ -1,8 +1,9 @@
 """Decode the fields of a block of lines with vectorised NumPy: integers, hexadecimals, text.
 
-A kind of field answers two questions. `decode` takes a whole column, and only says *whether* all
+A kind of field answers three questions. `decode` takes a whole column, and only says *whether* all
 is well; `accepts` takes one field, in plain Python, and is asked where `decode` refused, so that
-an error can say which field it was.
+an error can say which field it was. `write` says as which field a value of a table stands in a
+file.
 
 Fields are read as 64-bit words, eight characters at a time, and decoded by arithmetic on all
 eight bytes at once ("SIMD within a register"). In a little-endian word the first character is
@@ -15,7 +16,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class Lines:
         self.words = words_of(padded)
         self.starts = np.empty_like(ends)
         self.starts[1:] = ends[:-1] + 1
-        self.starts[0, 0] = len(_PADDING)
+        self.starts[0, :1] = len(_PADDING)
         self.starts[0, 1:] = ends[-1, :-1] + 1
         self.ends = ends
         self.ends[-1] -= self.buffer[ends[-1] - 1] == ord("\r")
@@ -126,6 +127,9 @@ class Kind(Protocol):
     def accepts(self, field: bytes) -> bool:
         """Whether `decode` takes this field."""
 
+    def write(self, value: Any) -> bytes | None:
+        """Return the field as which `value` stands in a file; None if nothing says which."""
+
 
 @dataclass(frozen=True)
 class Label:
@@ -143,6 +147,11 @@ class Label:
     def accepts(self, field: bytes) -> bool:
         """Whether `field` is 0 or 1."""
         return field in (b"0", b"1")
+
+    def write(self, value: Any) -> bytes | None:
+        """Return a text as it is, and a whole number in decimal digits."""
+        text = _as_text(value)
+        return _as_integer(value) if text is None else text
 
 
 _INTEGER = re.compile(rb"(-?[0-9]{1,%d})?" % MAX_DIGITS)
@@ -176,6 +185,11 @@ class Integer:
         """Whether `field` is an integer or empty."""
         return _INTEGER.fullmatch(field) is not None
 
+    def write(self, value: Any) -> bytes | None:
+        """Return a text as it is, and a whole number (3.0 is one) in decimal digits."""
+        text = _as_text(value)
+        return _as_integer(value) if text is None else text
+
 
 _HEXADECIMAL = re.compile(rb"([0-9a-fA-F]{8})?")
 
@@ -198,6 +212,10 @@ class Hexadecimal:
     def accepts(self, field: bytes) -> bool:
         """Whether `field` is eight hexadecimal digits or empty."""
         return _HEXADECIMAL.fullmatch(field) is not None
+
+    def write(self, value: Any) -> bytes | None:
+        """Return a text as it is; of a number nobody knows in which base it was read."""
+        return _as_text(value)
 
 
 _PRINTABLE = re.compile(rb"[ -~]*")
@@ -226,6 +244,11 @@ class Text:
         """Whether `field` is printable ASCII."""
         return _PRINTABLE.fullmatch(field) is not None
 
+    def write(self, value: Any) -> bytes | None:
+        """Return a text as it is, an integer in decimal digits; 3.0 may have been "3" or "3.0"."""
+        text = _as_text(value)
+        return _as_integer(value) if text is None and not isinstance(value, _FLOATS) else text
+
 
 @dataclass(frozen=True)
 class HourOfWeek(Integer):
@@ -239,6 +262,35 @@ class HourOfWeek(Integer):
         if decoded is None:
             return None
         return Decoded((decoded.values // 3600 % 168).astype(np.uint64), decoded.missing)
+
+
+# --- Values of a table ---------------------------------------------------------------------------
+
+_INTEGERS, _FLOATS = (int, np.integer), (float, np.floating)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a table says by `value` that it has none: None, NaN, or an NA that equals nothing."""
+    if value is None:
+        return True
+    try:
+        return bool(value != value)
+    except (TypeError, ValueError):  # an NA has no truth value, and an array has too many
+        return type(value).__name__ == "NAType"
+
+
+def _as_text(value: Any) -> bytes | None:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    return bytes(value) if isinstance(value, bytes) else None
+
+
+def _as_integer(value: Any) -> bytes | None:
+    if isinstance(value, _FLOATS) and float(value).is_integer():
+        value = int(value)
+    if isinstance(value, _INTEGERS) and not isinstance(value, bool):
+        return b"%d" % int(value)
+    return None
 
 
 # --- Eight characters at once --------------------------------------------------------------------

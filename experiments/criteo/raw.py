@@ -10,19 +10,20 @@ and where. Memory is that of one block, whatever the size of the file.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from experiments.criteo.fields import Kind, Lines, Text
+from experiments.criteo.fields import Kind, Lines, Text, is_missing
 from experiments.criteo.schema import MISSING, Schema, log_transform
 from experiments.criteo.splits import Order, write_split
 from experiments.criteo.store import Columns, Store
@@ -58,8 +59,8 @@ class RawFormat:
     schema: Schema
     columns: Mapping[str, Kind]
     """The kind of every column, in the order of the file."""
-    label: str
-    """The column of the label."""
+    label: str | None
+    """The column of the label; None where it is not read."""
     summary: str
     """The columns in a few words, for errors."""
     file_name: str
@@ -68,9 +69,13 @@ class RawFormat:
     """How test rows are told apart; see `experiments.criteo.splits`."""
     hints: Mapping[int, str]
     """What a file may be that has another number of columns."""
+    unlabelled: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
+    """The columns that a file lacks whose rows have no label yet, by what it holds in a few words;
+    each such file has another number of columns."""
 
     def __post_init__(self) -> None:
-        wanted = {self.label, *self.schema.integers, *self.schema.categories}
+        wanted = {*self.schema.integers, *self.schema.categories}
+        wanted |= set() if self.label is None else {self.label}
         unknown = sorted(wanted - set(self.columns))
         if unknown:
             raise ValueError(f"{self.schema.name} files have no column {', '.join(unknown)}")
@@ -122,33 +127,72 @@ class RawFormat:
         source: str | os.PathLike[str],
         *,
         hash_seed: int = 0,
+        labelled: bool = True,
         block_bytes: int = BLOCK_BYTES,
     ) -> Iterator[Columns]:
         """Yield the rows of a raw file as blocks of columns, those of a store, in file order.
 
-        `block_bytes` of text are held at a time; the rows do not depend on it.
+        Where the rows need not be `labelled`, the file may have the label or lack it: the blocks
+        have none. `block_bytes` of text are held at a time; the rows do not depend on it.
 
         Raises:
             DataError: the file cannot be read or is not in the format.
         """
-        path = Path(source)
+        path, format = Path(source), self
         rows = 0
         for text, first_line in self._blocks_of_lines(path, block_bytes):
-            block = self.parse(text, hash_seed)
+            if not (labelled or rows):
+                format = self._without_label(1 + text[: text.find(b"\n")].count(b"\t"))
+            block = format.parse(text, hash_seed)
             if block is None:
-                self._explain(path, text, first_line)
+                format._explain(path, text, first_line)
             else:
-                rows += len(block["label"])
+                rows += len(block["categories"])
                 yield block
         if rows == 0:
             raise DataError(path, f"is empty; expected lines of {len(self.columns)} columns")
 
+    def encode(self, rows: Mapping[str, Any], *, hash_seed: int = 0) -> Columns:
+        """Return rows of a table as the columns that a raw file with the same rows has, unlabelled.
+
+        Args:
+            rows: Column name to its values, as they stand in the raw file: texts, or numbers where
+                the file has integers. None, NaN and the empty text are missing. Columns that are
+                not among the features, the label for one, are not looked at.
+            hash_seed: Public seed of the hash of categorical values.
+
+        Raises:
+            ValueError: a feature is not there or has fewer rows than another, or a value cannot
+                stand in a raw file; the line names row (from 0) and column.
+        """
+        features = {*self.schema.integers, *self.schema.categories}
+        kinds = {name: kind for name, kind in self.columns.items() if name in features}
+        if absent := [name for name in kinds if name not in rows]:
+            raise ValueError(f"the rows have no column {', '.join(absent)}")
+        lengths = {name: len(rows[name]) for name in kinds}
+        if len(set(lengths.values())) > 1:
+            shown = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
+            raise ValueError(f"the columns are not of one length: {shown}")
+        num_rows = min(lengths.values(), default=0)
+        fields = [_fields(name, kind, rows[name]) for name, kind in kinds.items()]
+        format = replace(self, columns=kinds, label=None)
+        text = b"".join(b"\t".join(row) + b"\n" for row in zip(*fields, strict=True))
+        columns = format.parse(text, hash_seed)
+        # A tab or a line end within a value would make another number of fields, or of rows.
+        if columns is None or len(columns["categories"]) != num_rows:
+            for (name, kind), column in zip(kinds.items(), fields, strict=True):
+                for row, value in enumerate(column):
+                    if not kind.accepts(value):
+                        _refuse(row, name, kind, value.decode("utf-8", "replace"))
+            raise AssertionError("rows were refused without a reason")
+        return columns
+
     def parse(self, text: bytes, hash_seed: int) -> Columns | None:
         """Return the columns of `text`, whole lines; None if anything in it is not in the format.
 
-        The columns are "label" uint8 [n], "integers" float32 [n, I], "integers_missing" bool
-        [n, I] and "categories" int32 [n, C]. Integers x become ``sign(x) * log1p(|x|)``, missing
-        ones 0; categories become their hashed ids, missing ones 0.
+        The columns are "label" uint8 [n] (where there is one), "integers" float32 [n, I],
+        "integers_missing" bool [n, I] and "categories" int32 [n, C]. Integers x become
+        ``sign(x) * log1p(|x|)``, categories their hashed ids; what is missing becomes 0.
         """
         lines = Lines.cut(text, len(self.columns))
         if lines is None:
@@ -158,8 +202,8 @@ class RawFormat:
             self.schema.integers,
             self.schema.categories,
         )
-        columns: Columns = {
-            "label": np.empty(rows, dtype=np.uint8),
+        columns: Columns = {} if self.label is None else {"label": np.empty(rows, dtype=np.uint8)}
+        columns |= {
             "integers": np.empty((rows, len(integers)), dtype=np.float32),
             "integers_missing": np.empty((rows, len(integers)), dtype=bool),
             "categories": np.empty((rows, len(categories)), dtype=np.int32),
@@ -185,10 +229,24 @@ class RawFormat:
     @cached_property
     def _roles(self) -> list[tuple[str, str | None, int]]:
         """Return (name, what it is for, which of these) of every column of the file."""
-        roles = {self.label: ("label", 0)}
+        roles = {} if self.label is None else {self.label: ("label", 0)}
         roles |= {name: ("integers", j) for j, name in enumerate(self.schema.integers)}
         roles |= {name: ("categories", j) for j, name in enumerate(self.schema.categories)}
         return [(name, *roles.get(name, (None, 0))) for name in self.columns]
+
+    def _without_label(self, num_columns: int) -> RawFormat:
+        """Return how a file of so many columns is read for its features alone."""
+        features = {*self.schema.integers, *self.schema.categories}
+        formats = [replace(self, label=None)]
+        for summary, absent in self.unlabelled.items():
+            if not features & set(absent):
+                columns = {name: kind for name, kind in self.columns.items() if name not in absent}
+                formats.append(replace(self, label=None, columns=columns, summary=summary))
+        for format in formats:
+            if len(format.columns) == num_columns:
+                return format
+        others = "".join(f"; or {len(f.columns)}: {f.summary}" for f in formats[1:])
+        return replace(formats[0], summary=f"{self.summary}{others}", hints={})
 
     def _blocks_of_lines(self, path: Path, block_bytes: int) -> Iterator[tuple[bytes, int]]:
         """Yield (whole lines, number of the first line), without blank lines at the file's end.
@@ -256,6 +314,21 @@ class RawFormat:
     @property
     def _blank(self) -> str:
         return f"a blank line between rows, expected {len(self.columns)} columns"
+
+
+def _fields(name: str, kind: Kind, values: Iterable[Any]) -> list[bytes]:
+    """Return the fields as which the values of one column stand in a file."""
+    fields = []
+    for row, value in enumerate(values):
+        text = b"" if is_missing(value) else kind.write(value)
+        if text is None:
+            _refuse(row, name, kind, value)
+        fields.append(text)
+    return fields
+
+
+def _refuse(row: int, name: str, kind: Kind, value: Any) -> NoReturn:
+    raise ValueError(f"row {row}, column {name}: found {value!a:.40}, expected {kind.wanted}")
 
 
 def _open(path: Path, file_name: str) -> io.IOBase:

@@ -38,7 +38,7 @@ _COLUMNS: dict[str, Kind] = {
     "partner_id": _IDENTIFIER,
     "user_id": _IDENTIFIER,
 }
-
+_AFTER_A_SALE = ("Sale", "SalesAmountInEuro", "time_delay_for_conversion", "product_price")
 
 FORMAT = RawFormat(
     schema=SPONSORED_SEARCH,
@@ -48,4 +48,10 @@ FORMAT = RawFormat(
     file_name="CriteoSearchData",
     split="random",
     hints={},
+    # What is known only after a sale is absent together, with the price that goes with it or not.
+    unlabelled={
+        "two outcomes, time, clicks, price, 17 identifiers": _AFTER_A_SALE[:1],
+        "time, clicks, price, 17 identifiers": _AFTER_A_SALE[:3],
+        "time, clicks, 17 identifiers": _AFTER_A_SALE,
+    },
 )
