@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, optimize
+from scipy import fft
 
 from accounting.likelihood_ratio import ROUNDING, UNDERFLOW, VALUE_DRIFT, LikelihoodRatio
 from accounting.profile import Direction
@@ -245,13 +245,19 @@ class ComposedLoss:
 
 
 def _minimise(bound: Callable[[float], float]) -> float:
-    """Returns exp of the minimiser of a quasi-convex function of the logarithm of a tilt."""
+    """Returns exp of the minimiser of a quasi-convex function of the logarithm of a tilt.
+
+    By bisection on the side to which it falls: SciPy's optimizers would double our import time.
+    """
     grid = np.linspace(math.log(1e-3), math.log(1e6), 60)
     values = [bound(x) for x in grid]
     best = int(np.nanargmin(values))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]
-    found = optimize.minimize_scalar(bound, bounds=(low, high), method="bounded")
-    return math.exp(float(found.x))
+    low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, grid.size - 1)])
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        falls = bound(middle - 1e-5) > bound(middle + 1e-5)
+        low, high = (middle, high) if falls else (low, middle)
+    return math.exp((low + high) / 2)
 
 
 def _tilted(mass: Array, exponent: Array) -> tuple[Array, float]:

@@ -39,7 +39,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import brentq
 
 from accounting.profile import (
     EPSILON_TOLERANCE,
@@ -89,6 +88,8 @@ class TrialCount:
     @property
     def gamma(self) -> float:
         """The law's second parameter, in (0, 1): the mean falls in it."""
+        from scipy.optimize import brentq  # half of SciPy's import time, and seldom needed
+
         return math.exp(
             brentq(lambda log_g: math.log(self._mean(log_g) / self.mean), *_LOG_GAMMA, xtol=1e-13)
         )

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import coo_array
 
 from accounting import PrivacyProfile
 
@@ -50,6 +49,8 @@ class EpochPlan(NamedTuple):
 
 def group(entries: Participations, num_groups: int) -> EpochPlan:
     """Sorts entries, which come with ascending examples in each group, by group in linear time."""
+    from scipy.sparse import coo_array  # not needed for a price
+
     # A sparse matrix in coordinate form turned into compressed rows is a counting sort in C.
     ones = np.ones(entries.steps.size, dtype=np.int8)
     width = int(entries.examples.max(initial=0)) + 1

@@ -1,9 +1,13 @@
 """The house keeps its shape: imports go one way, and NumPy stays below JAX."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+import dpsgd
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = ["accounting", "samplers", "dpsgd", "experiments"]
@@ -49,3 +53,22 @@ def test_oracles_are_used_only_by_tests_and_benchmarks():
         for file in sorted((ROOT / package).rglob("*.py")):
             if "benchmarks" not in file.parts:
                 assert "jax_privacy" not in imported_packages(file), file
+
+
+HEAVY = {"jax", "flax", "optax", "matplotlib", "pyarrow", "scipy.optimize", "scipy.stats"}
+
+
+def test_a_ledger_is_priced_without_what_only_training_and_drawing_need():
+    code = f"import dpsgd.ledger, samplers, sys; print({HEAVY!r} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_every_public_name_of_the_library_is_where_it_is_looked_for():
+    for name in dpsgd.__all__:
+        assert getattr(dpsgd, name).__name__ == name
+        assert name in dir(dpsgd)
+    with pytest.raises(AttributeError, match="no attribute 'trane'"):
+        dpsgd.trane  # noqa: B018
