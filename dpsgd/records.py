@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
-
-import typeguard
+from typing import Any, Literal, TypeVar
 
 _T = TypeVar("_T")
 
@@ -15,15 +14,65 @@ _T = TypeVar("_T")
 def checked(value: Any, kind: Any, where: str) -> Any:
     """Returns `value` if it is of the type `kind`, all of its items included.
 
+    Args:
+      value: What is checked.
+      kind: A class, or one of Any, None, unions, literals, lists, tuples and mappings of such. An
+        integer is a float as well, and a boolean neither: JSON tells them apart.
+      where: Begins the line of an error.
+
     Raises:
-      ValueError: if it is not; the line begins with `where`.
+      ValueError: if it is not.
+      TypeError: for any other kind of type.
+
+    >>> checked([1, 2], list[int] | None, "steps")
+    [1, 2]
+    >>> checked([1, "2"], list[int], "steps")
+    Traceback (most recent call last):
+    ValueError: steps: item 1 of list: str is not an instance of int
     """
-    try:
-        return typeguard.check_type(
-            value, kind, collection_check_strategy=typeguard.CollectionCheckStrategy.ALL_ITEMS
-        )
-    except typeguard.TypeCheckError as error:
-        raise ValueError(f"{where}: {' '.join(str(error).split())}") from None
+    if wrong := _misfit(value, kind):
+        raise ValueError(f"{where}: {wrong}")
+    return value
+
+
+def _misfit(value: Any, kind: Any) -> str | None:
+    """Returns why `value` is not of the type `kind`, or None if it is."""
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if kind is Any:
+        return None
+    if origin is Literal:
+        found = any(type(value) is type(one) and value == one for one in arguments)
+        return None if found else f"{value!a:.60} is none of {', '.join(map(ascii, arguments))}"
+    if origin in (typing.Union, types.UnionType):
+        wrong = [_misfit(value, one) for one in arguments]
+        return None if None in wrong else ", and ".join(dict.fromkeys(map(str, wrong)))
+    if kind is None:
+        origin = types.NoneType
+    if not isinstance(origin, type):
+        raise TypeError(f"records hold nothing of the type {kind}")
+    accepted = (int, float) if origin is float else origin
+    if not isinstance(value, accepted) or (isinstance(value, bool) and origin in (int, float)):
+        wanted = "None" if origin is types.NoneType else origin.__name__
+        return f"{type(value).__name__} is not an instance of {wanted}"
+    if not arguments:
+        return None
+    return _misfit_of_items(value, origin, arguments, kind)
+
+
+def _misfit_of_items(value: Any, origin: type, arguments: tuple, kind: Any) -> str | None:
+    """Returns which item of a list, tuple or mapping is not of its type, and why."""
+    if issubclass(origin, Mapping):
+        key, of = arguments
+        items = [(f"key {k!a:.60}", k, key) for k in value]
+        items += [(f"value of key {k!a:.60}", v, of) for k, v in value.items()]
+    elif origin is list or (origin is tuple and arguments[1:] == (...,)):
+        items = [(f"item {i}", item, arguments[0]) for i, item in enumerate(value)]
+    else:
+        raise TypeError(f"records hold nothing of the type {kind}")
+    for place, item, of in items:
+        if wrong := _misfit(item, of):
+            return f"{place} of {type(value).__name__}: {wrong}"
+    return None
 
 
 def build(kind: type[_T], fields: Any, where: str) -> _T:
@@ -37,8 +86,9 @@ def build(kind: type[_T], fields: Any, where: str) -> _T:
     """
     given = dict(checked(fields, Mapping[str, Any], where))
     hints = typing.get_type_hints(kind)
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name, value in given.items():
-        if name not in hints:
+        if name not in names:
             raise ValueError(f"{where}: {name!a} is unknown")
         value = tuple(value) if isinstance(value, list) else value
         given[name] = checked(value, hints[name], f"{where}, {name}")

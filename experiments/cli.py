@@ -25,7 +25,7 @@ from experiments.errors import in_one_line
 
 COMMANDS: dict[type, Callable[[Any], int | None]] = {
     prepare.Prepare: prepare.run,
-    train.TrainConfig: train.run,
+    train.Train: train.run,
     train.ResumeConfig: train.run,
     sweep.SweepConfig: sweep.run,
     ledger.LedgerConfig: ledger.run,
@@ -36,12 +36,12 @@ COMMANDS: dict[type, Callable[[Any], int | None]] = {
     compare.CompareConfig: compare.run,
     calibrate.CalibrateConfig: calibrate.run,
     contributions.ContributionsConfig: contributions.run,
-    audit.AuditConfig: audit.run,
+    audit.Audit: audit.run,
 }
 
 Command = (
     Annotated[prepare.Prepare, tyro.conf.subcommand("prepare")]
-    | Annotated[train.TrainConfig, tyro.conf.subcommand("train")]
+    | Annotated[train.Train, tyro.conf.subcommand("train")]
     | Annotated[train.ResumeConfig, tyro.conf.subcommand("resume")]
     | Annotated[sweep.SweepConfig, tyro.conf.subcommand("sweep")]
     | Annotated[ledger.LedgerConfig, tyro.conf.subcommand("ledger")]
@@ -52,7 +52,7 @@ Command = (
     | Annotated[compare.CompareConfig, tyro.conf.subcommand("compare")]
     | Annotated[calibrate.CalibrateConfig, tyro.conf.subcommand("calibrate")]
     | Annotated[contributions.ContributionsConfig, tyro.conf.subcommand("contributions")]
-    | Annotated[audit.AuditConfig, tyro.conf.subcommand("audit")]
+    | Annotated[audit.Audit, tyro.conf.subcommand("audit")]
 )
 
 

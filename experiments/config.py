@@ -1,12 +1,10 @@
-"""What a user asks for: typed, frozen, and the help of the command line."""
+"""What a user asks for: typed, frozen, and the help of a command line that is not needed here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
-
-import tyro
+from typing import Any, ClassVar, Literal, TypeVar
 
 import samplers
 from experiments.criteo.model import PRESETS, ModelConfig
@@ -95,17 +93,7 @@ class BallsAndBins(_VariableBatches):
         )
 
 
-def subcommand(config: type[Any]):
-    """Returns what makes `config` the subcommand of its sampler's name."""
-    return tyro.conf.subcommand(f"sampler:{config.name}", prefix_name=False)
-
-
-SamplerConfig = (
-    Annotated[Deterministic, subcommand(Deterministic)]
-    | Annotated[Shuffle, subcommand(Shuffle)]
-    | Annotated[Poisson, subcommand(Poisson)]
-    | Annotated[BallsAndBins, subcommand(BallsAndBins)]
-)
+SamplerConfig = Deterministic | Shuffle | Poisson | BallsAndBins
 
 SAMPLERS: dict[str, type] = {
     kind.name: kind for kind in (Deterministic, Shuffle, Poisson, BallsAndBins)
@@ -119,9 +107,9 @@ def _given(value: _T | None, default: _T) -> _T:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train a click model privately and write a run directory with the guarantee it earned."""
+    """The whole of a run: which data, which sampler, what noise, which model."""
 
-    data: tyro.conf.Positional[Path]
+    data: Path
     """Store of prepared examples (see `dpsgd prepare`)."""
     sampler: SamplerConfig
     """How batches are drawn; this decides what the run costs in privacy."""
@@ -224,14 +212,9 @@ class GuaranteeConfig:
 
 @dataclass(frozen=True)
 class AuditConfig(GuaranteeConfig):
-    """Look for evidence that a run costs more privacy than its sampler's price says.
+    """The run that is audited, and how."""
 
-    Without --black-box: seconds, the compiled step on neighbouring batches under equal noise, the
-    noise's law and the sampler's. With it: minutes, a lower bound on epsilon from many whole runs.
-    The exit status is 1 if a violation is found.
-    """
-
-    noise_multiplier: float = tyro.MISSING
+    noise_multiplier: float = field(kw_only=True)
     """Noise standard deviation over the clipping norm."""
     l2_clip_norm: float = 1.0
     """Bound on the L2 norm of one example's gradient."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
@@ -13,13 +14,24 @@ PACKAGES = ["dpsgd", "jax", "jaxlib", "flax", "optax", "numpy", "scipy", "dp-acc
 
 
 def environment() -> dict[str, Any]:
-    """Returns package versions, platform and devices of this process."""
+    """Returns package versions, platform and devices of this process.
+
+    What is not installed, as this project itself in a bare checkout, is left out.
+    """
     devices = jax.devices()
     return {
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": _versions(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "backend": jax.default_backend(),
         "devices": [device.device_kind for device in devices],
     }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

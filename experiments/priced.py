@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 
 import samplers
 from accounting import Bound, episodic
-from experiments.config import GuaranteeConfig, Poisson, SamplerConfig, subcommand
+from experiments.config import GuaranteeConfig, Poisson
+from experiments.sampler_commands import SamplerCommand, subcommand
 from samplers import BatchSampler, TreeShape
 
 
@@ -126,7 +127,7 @@ class UserPoisson(Poisson):
 
 
 PricedSampler = (
-    SamplerConfig
+    SamplerCommand
     | Annotated[Multistage, subcommand(Multistage)]
     | Annotated[UnitsThenPoisson, subcommand(UnitsThenPoisson)]
     | Annotated[UserPoisson, subcommand(UserPoisson)]

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from experiments.config import AuditConfig
+from experiments.sampler_commands import SamplerCommand
 
 
-def run(config: AuditConfig) -> int:
+@dataclass(frozen=True)
+class Audit(AuditConfig):
+    """Look for evidence that a run costs more privacy than its sampler's price says.
+
+    Without --black-box: seconds, the compiled step on neighbouring batches under equal noise, the
+    noise's law and the sampler's. With it: minutes, a lower bound on epsilon from many whole runs.
+    The exit status is 1 if a violation is found.
+    """
+
+    sampler: SamplerCommand
+
+
+def run(config: Audit) -> int:
     """Runs `dpsgd audit`; the status is 1 if a violation was found."""
     from experiments import audit
     from experiments.console import Console

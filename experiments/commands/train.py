@@ -8,6 +8,15 @@ from pathlib import Path
 import tyro
 
 from experiments.config import TrainConfig
+from experiments.sampler_commands import SamplerCommand
+
+
+@dataclass(frozen=True)
+class Train(TrainConfig):
+    """Train a click model privately and write a run directory with the guarantee it earned."""
+
+    data: tyro.conf.Positional[Path]
+    sampler: SamplerCommand
 
 
 @dataclass(frozen=True)
@@ -20,13 +29,13 @@ class ResumeConfig:
     """Where the store of examples lies now; by default where it lay."""
 
 
-def run(config: TrainConfig | ResumeConfig) -> None:
+def run(config: Train | ResumeConfig) -> None:
     """Runs `dpsgd train` and `dpsgd resume`."""
     from experiments.console import Console
     from experiments.train import resume, train
 
     with Console() as console:
-        if isinstance(config, TrainConfig):
+        if isinstance(config, Train):
             out, record = config.out, train(config, console.progress)
         else:
             out, record = config.run, resume(config.run, config.data, console.progress)

@@ -72,7 +72,7 @@ class Grid:
             given = getattr(self, name)
             values = given if isinstance(given, tuple) else (given,)
             for i, value in enumerate(values):
-                if isinstance(value, bool) or not 0 < value <= sys.float_info.max:
+                if not 0 < value <= sys.float_info.max:
                     shown = f"{value!s:.20}"
                     raise ValueError(f"{name}[{i}] must be finite and > 0, got {shown}")
             if len(set(values)) < len(values):
