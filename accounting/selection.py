@@ -51,6 +51,10 @@ from accounting.profile import (
 _LOG_GAMMA = -700.0, -1e-12
 """Where log gamma is looked for: beyond, exp underflows or 1 - gamma has no digits left."""
 
+_LONG_TAIL = 1e-3
+"""Below this gamma K may be so large that nobody waits for it to be counted up to."""
+_LARGEST_RATE = 1e18
+
 _UP = 1.0 + 1e-9
 """Outward rounding: gamma is found to 1e-13, and the rest are a few products and sums."""
 
@@ -101,25 +105,82 @@ class TrialCount:
         return odds / spread
 
     def draw(self) -> int:
-        """Draws K by the operating system's entropy: it is as secret as the noise."""
+        """Draws K by the operating system's entropy: it is as secret as the noise.
+
+        In an expected time that no mean and no shape makes long.
+        """
         generator = np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
         gamma = self.gamma
-        if self.shape == 0.0:
-            return int(generator.logseries(1.0 - gamma))
-        if self.shape < 0.0:
+        if gamma >= _LONG_TAIL:
             return self._draw_by_weights(generator.random(), gamma)
-        while True:
+        if self.shape <= 1.0:
+            return _positive_poisson(self._draw_rate(generator, 1.0 / gamma - 1.0), generator)
+        while True:  # 0 has the probability gamma^eta, which is small
             if count := int(generator.negative_binomial(self.shape, gamma)):
                 return count
 
     def _draw_by_weights(self, u: float, gamma: float) -> int:
         """Inverts the distribution function, whose weights follow from one another."""
         count = 1
-        weight = self.shape * (1.0 - gamma) / math.expm1(-self.shape * math.log(gamma))
+        weight = (1.0 - gamma) / _power_integral(self.shape, 1.0 / gamma)
         while (u := u - weight) > 0.0 and weight > 0.0:
             weight *= (1.0 - gamma) * (count + self.shape) / (count + 1)
             count += 1
         return count
+
+    def _draw_rate(self, generator: np.random.Generator, scale: float) -> float:
+        """Draws l of density l^(eta - 1) e^(-l / scale) (1 - e^-l), eta <= 1, scale > 1.
+
+        K is Poisson of rate l, given that it is not 0: a negative binomial law is a mixture of
+        Poisson laws over a gamma law of l, and the factor 1 - e^-l is the probability of K >= 1,
+        which makes the density integrable for all eta > -1. By rejection, under l^eta up to 1,
+        l^(eta - 1) from there to `scale`, and scale^(eta - 1) e^(-l / scale) beyond it.
+        """
+        eta = self.shape
+        parts = [
+            1.0 / (1.0 + eta),
+            _power_integral(eta, scale),
+            scale**eta * math.exp(-1.0),
+        ]
+        while True:
+            u, v, w = generator.random(3)
+            u *= sum(parts)
+            if u < parts[0]:
+                rate = v ** (1.0 / (1.0 + eta))
+                kept = math.exp(-rate / scale) * (-math.expm1(-rate) / rate if rate else 1.0)
+            elif u < parts[0] + parts[1]:
+                # v is the share of the integral up to the rate.
+                log_rate = v * math.log(scale)
+                if eta:
+                    log_rate = math.log1p(v * math.expm1(eta * math.log(scale))) / eta
+                rate = math.exp(log_rate)
+                kept = math.exp(-rate / scale) * -math.expm1(-rate)
+            else:
+                rate = scale * (1.0 - math.log1p(-v))
+                kept = (rate / scale) ** (eta - 1.0) * -math.expm1(-rate)
+            if w < kept:
+                return rate
+
+
+def _power_integral(eta: float, end: float) -> float:
+    """Returns the integral of x^(eta - 1) from 1 to `end` >= 1."""
+    return math.expm1(eta * math.log(end)) / eta if eta else math.log(end)
+
+
+def _positive_poisson(rate: float, generator: np.random.Generator) -> int:
+    """Draws from the Poisson law of this rate, given that it is not 0."""
+    if rate > _LARGEST_RATE:  # more than anybody can count: the deviation is below 1e-9 of it
+        return int(rate)
+    if rate > 1.0:
+        while True:
+            if count := int(generator.poisson(rate)):
+                return count
+    u, count = generator.random() * -math.expm1(-rate), 1
+    weight = rate * math.exp(-rate)
+    while (u := u - weight) > 0.0 and weight > 0.0:
+        count += 1
+        weight *= rate / count
+    return count
 
 
 @dataclass(frozen=True)

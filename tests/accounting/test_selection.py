@@ -28,16 +28,52 @@ def test_the_law_of_k_has_the_mean_that_was_asked_for(count):
     assert np.arange(1, w.size + 1) @ w == pytest.approx(count.mean, rel=1e-6)
 
 
-@pytest.mark.parametrize("count", [c for c in COUNTS if c.mean == 10.0], ids=str)
+# Each way to draw K: short tails and long ones, on both sides of every shape that is special.
+DRAWN = [
+    *(c for c in COUNTS if c.mean == 10.0),
+    *(TrialCount(m, shape) for m, shape in [(10.0, 1e-9), (1.001, 1.0), (40.0, -0.5)]),
+    *(TrialCount(m, shape) for m, shape in [(150.0, 0.0), (150.0, 1e-9), (150.0, -1e-9)]),
+    *(TrialCount(m, shape) for m, shape in [(500.0, 0.4), (2000.0, 1.0), (5000.0, 3.0)]),
+]
+
+
+@pytest.mark.parametrize("count", DRAWN, ids=str)
 def test_draws_follow_the_law_of_k(count):
-    # Chi-square over 8 cells at 4,000 draws; false alarm 1e-6 each, from the system's entropy.
-    edges = [1, 2, 3, 5, 8, 13, 21, 34]
+    # Chi-square over at most 9 cells at 4,000 draws; false alarm 1e-6 each, from the system's
+    # entropy.
     draws = np.array([count.draw() for _ in range(4000)])
     assert draws.min() >= 1
     w = weights(count)
-    cells = np.add.reduceat(w, np.array(edges) - 1)
+    edges = np.unique(np.searchsorted(np.cumsum(w), np.arange(9) / 9) + 1)
+    cells = np.add.reduceat(w, edges - 1)
     seen = np.histogram(draws, [*edges, np.inf])[0]
-    assert stats.chisquare(seen, cells * draws.size).pvalue > 1e-6
+    assert draws.size == seen.sum()
+    if edges.size == 1:  # nearly always 1: how often not is a Poisson count
+        assert stats.poisson.sf(np.count_nonzero(draws > 1) - 1, 4000 * (1 - w[0])) > 1e-6
+    else:
+        assert stats.chisquare(seen, cells * draws.size).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("mean", [1.0 + 1e-9, 10.0, 1e9])
+@pytest.mark.parametrize("shape", [-0.5, -1e-12, 0.0, 1e-12, 1.0, 50.0])
+def test_no_mean_and_no_shape_makes_a_draw_take_long(mean, shape, monkeypatch):
+    # Time as the count of uniforms and of Poisson draws that are asked for.
+    count = TrialCount(mean, shape)
+    asked = []
+
+    class Counting(np.random.Generator):
+        def random(self, *args, **kwargs):
+            asked.append("uniform")
+            return super().random(*args, **kwargs)
+
+        def negative_binomial(self, *args, **kwargs):
+            asked.append("negative binomial")
+            assert len(asked) < 1000
+            return super().negative_binomial(*args, **kwargs)
+
+    monkeypatch.setattr(np.random, "Generator", Counting)
+    assert all(count.draw() >= 1 for _ in range(20))
+    assert len(asked) < 1000
 
 
 def best_of_k_delta(count, mu, eps, sign):
