@@ -21,6 +21,7 @@ from accounting.profile import (
     check_epsilon,
     check_noise_multiplier,
     epsilon_from_delta,
+    wanted_width,
 )
 
 _COARSEST = 0.2
@@ -117,12 +118,13 @@ class BallsAndBinsProfile:
             gap = max(b.upper for b in found) - max(b.lower for b in found)
             upper = min(upper, max(b.upper for b in found))
             lower = min(upper, max(lower, *(b.lower for b in found)))
-            if upper - lower <= tolerance:
+            wanted = wanted_width(tolerance, upper)
+            if upper - lower <= wanted:
                 return Bound(lower, upper)
             if resolution <= _FINEST:
                 return Bound(lower, upper, note="the finest grid was reached")
             # The gap is of second order in the step.
-            shrink = math.sqrt(0.7 * tolerance / gap)
+            shrink = math.sqrt(0.7 * wanted / gap)
             resolution = max(_FINEST, resolution * min(0.7, max(0.15, shrink)))
 
     def _gaussian(self) -> PrivacyProfile | None:

@@ -20,6 +20,7 @@ from accounting.profile import (
     check_noise_multiplier,
     check_probability,
     epsilon_from_delta,
+    wanted_width,
 )
 
 _COARSEST = 0.4
@@ -118,13 +119,14 @@ class PoissonProfile:
             found_lower, found_upper = max(b.lower for b in found), max(b.upper for b in found)
             upper = min(upper, found_upper)
             lower = min(max(lower, found_lower), upper)
-            if upper - lower <= tolerance:
+            wanted = wanted_width(tolerance, upper)
+            if upper - lower <= wanted:
                 return Bound(lower, upper)
             if max(part.floor(lower) for part in (*low, *high)) > 0.1 * delta:
                 return Bound(lower, upper, note=_FLOOR)
             if resolution <= _FINEST:
                 return Bound(lower, upper, note=_FINEST_GRID)
-            shrink = math.sqrt(0.7 * tolerance / max(found_upper - found_lower, tolerance))
+            shrink = math.sqrt(0.7 * wanted / max(found_upper - found_lower, wanted))
             resolution = max(_FINEST, resolution * min(0.7, max(0.15, shrink)))
 
     def _deterministic(self) -> GaussianProfile:

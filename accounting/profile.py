@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -13,11 +14,23 @@ Direction = Literal["remove", "add"]
 """Which law of a pair is P and which Q: the example's row against zeros, or zeros against it."""
 
 EPSILON_TOLERANCE = 1e-3
-"""How far apart, in epsilon, the two ends of a certified bound may stay by default."""
+"""How far apart, in epsilon, the two ends of a certified bound may stay by default.
+
+It is relative to an epsilon below 1: see `wanted_width`.
+"""
+
+_SMALLEST_EPSILON = 1e-12
+"""No search tells an epsilon below this from 0."""
 
 # Beyond these, squares and logarithms leave the range of floats.
 _SMALLEST_DELTA = 1e-300
 _SMALLEST_NOISE = 1e-100
+
+_COARSE = 0.02
+"""Relative width, in epsilon and in noise, at which `calibrate` begins to look closely."""
+
+_LARGEST_LOG_NOISE = math.log(1e9)
+"""Largest logarithm of a noise multiplier that `calibrate` tries."""
 
 _SPEC = re.compile(r"\.(\d+)([efg])")
 
@@ -128,8 +141,9 @@ class PrivacyProfile(Protocol):
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta` in (0, 1).
 
-        `tolerance` is the width, in epsilon, at which a profile that refines a grid may stop;
-        a search far from its answer asks for less. A closed form ignores it.
+        `tolerance` is the width at which a profile that refines a grid may stop: in epsilon, and
+        relative to an epsilon below 1. A search far from its answer asks for less. A closed form
+        ignores it.
         """
         ...
 
@@ -141,6 +155,15 @@ def epsilon(profile: PrivacyProfile, delta: float) -> Bound:
       ValueError: If `delta` is not in (0, 1).
     """
     return profile.epsilon(check_delta(delta))
+
+
+def wanted_width(tolerance: float, epsilon: float) -> float:
+    """Returns the width at which a bound near `epsilon` is sharp enough.
+
+    >>> wanted_width(1e-3, 5.0), wanted_width(1e-3, 0.01)
+    (0.001, 1e-05)
+    """
+    return tolerance * min(1.0, max(epsilon, _SMALLEST_EPSILON))
 
 
 def format_delta(delta: float) -> str:
@@ -212,7 +235,7 @@ def epsilon_from_delta(
       delta_upper: Upper bound on the curve, as a function of epsilon.
       delta_lower: Lower bound on it.
       delta: The probability that is asked for, in (0, 1).
-      resolution: Width in epsilon at which the bisection stops.
+      resolution: Width at which the bisection stops, as `wanted_width` has it.
     """
     _, upper = _bracket(lambda e: delta_upper(e) <= delta, resolution)
     lower, _ = _bracket(lambda e: delta_lower(e) <= delta, resolution)
@@ -228,7 +251,9 @@ def _bracket(met: Callable[[float], bool], resolution: float) -> tuple[float, fl
         low, high = high, 2.0 * high
         if high > 1e9:
             return low, math.inf
-    while high - low > max(resolution, 1e-14 * high):
+    while high - low > max(wanted_width(resolution, high), 1e-14 * high):
+        if high <= _SMALLEST_EPSILON:
+            break
         middle = 0.5 * (low + high)
         if met(middle):
             high = middle
@@ -247,80 +272,136 @@ def calibrate(
     """Returns the smallest noise multiplier whose upper bound meets (`epsilon`, `delta`).
 
     More noise is a post-processing of less, so that the true epsilon falls in the noise
-    multiplier, and bisection on its logarithm (sped up by secants, over grids that get finer
-    towards the answer) finds the edge. The noise multiplier that is returned was itself seen to
+    multiplier: bisection on its logarithm, sped up by secants, finds the edge, by coarse grids
+    until these cannot tell the side. The noise multiplier that is returned was itself seen to
     meet the guarantee: `privacy(result).epsilon(delta).upper <= epsilon`.
 
     Args:
       privacy: Maps a noise multiplier > 0 to the profile of the mechanism that uses it.
       epsilon: The epsilon that may be spent, > 0.
       delta: The delta that may be spent, in (0, 1).
-      relative_tolerance: How much above the smallest sufficient noise multiplier the result may be.
+      relative_tolerance: How much above the smallest noise multiplier whose upper bound meets the
+        guarantee the result may be. That bound is within EPSILON_TOLERANCE of the truth.
 
     Raises:
-      ValueError: If the arguments are out of range, or no noise multiplier up to 1e6 suffices.
+      ValueError: If the arguments are out of range, or no noise multiplier up to 1e9 suffices.
     """
     check_delta(delta)
     if not 0.0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
 
-    coarsest = max(EPSILON_TOLERANCE, 0.02 * epsilon)
-
-    def excess(log_sigma: float, tolerance: float = coarsest) -> float:
-        """log(upper / epsilon) at this noise: <= 0 only where the guarantee is met.
-
-        Close to the answer, by a finer grid: where it is far, the coarsest tells the side.
-        """
+    def excess(log_sigma: float, tolerance: float = EPSILON_TOLERANCE) -> float:
+        """log(upper / epsilon) at this noise: <= 0 only where the guarantee is met."""
         upper = privacy(math.exp(log_sigma)).epsilon(delta, tolerance).upper
-        gap = abs(upper - epsilon)
-        if tolerance > EPSILON_TOLERANCE and gap < 4.0 * tolerance:
-            return excess(log_sigma, max(EPSILON_TOLERANCE, 0.1 * gap))
         return math.log(max(upper, 1e-9 * epsilon) / epsilon) if upper < math.inf else math.inf
 
+    coarse = functools.partial(excess, tolerance=_COARSE * max(1.0, epsilon))
     high = 0.0
-    high_excess = excess(high)
+    high_excess = coarse(high)
     low, low_excess = high, high_excess
     while high_excess > 0.0:
-        low, low_excess = high, high_excess
-        high += math.log(2.0)
-        if high > math.log(1e6):
+        if high >= _LARGEST_LOG_NOISE:
             raise ValueError(
-                f"no noise multiplier up to 1e6 gives epsilon <= {epsilon} at delta = {delta}: "
+                f"no noise multiplier up to {math.exp(_LARGEST_LOG_NOISE):.0e} gives epsilon <= "
+                f"{epsilon} at delta = {delta}: "
                 "ask for a larger epsilon or delta, or a larger maximum batch size"
             )
-        high_excess = excess(high)
+        low, low_excess = high, high_excess
+        # At large noise epsilon falls as the noise grows, about in proportion.
+        stride = high_excess if high_excess < math.inf else 0.0
+        high = min(high + max(math.log(2.0), stride), _LARGEST_LOG_NOISE)
+        high_excess = coarse(high)
     while low_excess <= 0.0:
         high, high_excess = low, low_excess
         low -= math.log(2.0)
         if low < math.log(1e-3):
             return math.exp(high)
-        low_excess = excess(low)
+        low_excess = coarse(low)
 
-    width = relative_tolerance
-    bisect = False
-    while True:
-        while high - low > width:
-            if bisect or not (math.isfinite(low_excess) and math.isfinite(high_excess)):
-                guess = 0.5 * (low + high)
-            else:
-                slope = (high_excess - low_excess) / (high - low)
-                guess = low - low_excess / slope
-                # Step a little past the root: the next bracket then has both ends near it.
-                guess += math.copysign(0.3 * width, 0.5 * (low + high) - guess)
-                guess = min(max(guess, low + 0.3 * width), high - 0.3 * width)
-            before = high - low
-            value = excess(guess)
-            if value <= 0.0:
-                high, high_excess = guess, value
-            else:
-                low, low_excess = guess, value
-            bisect = high - low > 0.5 * before
-        # The bracket's upper end must hold at the tolerance by which it will be checked.
-        high_excess = excess(high, EPSILON_TOLERANCE)
-        if high_excess <= 0.0:
-            return math.exp(high)
-        low, low_excess, high = high, high_excess, high + 10.0 * width
-        high_excess = excess(high, EPSILON_TOLERANCE)
+    bracket = _Bracket(low, low_excess, high, high_excess)
+    while bracket.width > 2.0 * _COARSE:
+        guess = bracket.guess(_COARSE)
+        bracket.narrow(guess, coarse(guess))
+    return math.exp(_edge(excess, bracket.guess(0.0), bracket.slope, relative_tolerance))
+
+
+@dataclass
+class _Bracket:
+    """Where a function is positive, and above it where it is not: bisection, sped up by secants."""
+
+    low: float
+    low_value: float
+    high: float
+    high_value: float
+    halved: bool = True
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+    @property
+    def slope(self) -> float:
+        """The secant's, or -1 where an end has none."""
+        slope = (self.high_value - self.low_value) / self.width
+        return slope if math.isfinite(slope) else -1.0
+
+    def guess(self, margin: float) -> float:
+        """Returns where the root may be, at least `margin` within the bracket."""
+        middle = 0.5 * (self.low + self.high)
+        if not self.halved or self.low_value == math.inf:
+            return middle
+        root = self.low - self.low_value / self.slope
+        # Step past the root, so that the next bracket has both ends near it.
+        root += math.copysign(margin, middle - root)
+        return min(max(root, self.low + margin), self.high - margin)
+
+    def narrow(self, at: float, value: float) -> None:
+        before = self.width
+        if value <= 0.0:
+            self.high, self.high_value = at, value
+        else:
+            self.low, self.low_value = at, value
+        self.halved = self.width <= 0.5 * before
+
+
+def _edge(excess: Callable[[float], float], guess: float, slope: float, width: float) -> float:
+    """Returns a point with excess <= 0, at most `width` above one with excess > 0.
+
+    The function falls, up to errors that may be larger than `width` allows for.
+
+    Args:
+      excess: The function.
+      guess: A point near its root.
+      slope: About its slope there.
+      width: How near the two points must be.
+    """
+    fails, meets, stride = -math.inf, math.inf, 0.4 * width
+    while meets - fails > width:
+        value = excess(guess)
+        if value <= 0.0:
+            meets = guess
+        else:
+            fails = guess
+        root = guess - (value / slope if value < math.inf else 0.0)
+        if meets == math.inf:
+            guess = max(root + stride, fails + stride)
+        elif fails == -math.inf:
+            guess = min(root - stride, meets - stride)
+        elif fails + stride < root < meets - stride:
+            # Past the root again, towards the end that is farther from it.
+            guess = root + math.copysign(stride, meets - root - (root - fails))
+        else:
+            guess = 0.5 * (fails + meets)
+        stride *= 1.5
+    return meets
+
+
+def _meets(profile: PrivacyProfile, epsilon: float, delta: float) -> bool:
+    """Whether the upper bound meets the guarantee; by a coarse grid where that tells."""
+    bound = profile.epsilon(delta, _COARSE * max(1.0, epsilon))
+    if bound.lower <= epsilon < bound.upper:
+        bound = profile.epsilon(delta)
+    return bound.upper <= epsilon
 
 
 def largest_count(
@@ -344,7 +425,7 @@ def largest_count(
     check_count("limit", limit)
 
     def met(count: int) -> bool:
-        return privacy(count).epsilon(delta).upper <= epsilon
+        return _meets(privacy(count), epsilon, delta)
 
     if not met(1):
         return 0
@@ -383,7 +464,7 @@ def smallest_count(
     check_count("limit", limit)
 
     def met(count: int) -> bool:
-        return privacy(count).epsilon(delta).upper <= epsilon
+        return _meets(privacy(count), epsilon, delta)
 
     high = 1
     while not met(high):
