@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpsgd.algorithm import Algorithm, TrainState, dpsgd
     from dpsgd.clipping import Diagnostics, clipped_grad
+    from dpsgd.exported import ExportedModel, load_exported
     from dpsgd.guarantee import Guarantee
     from dpsgd.keys import RootKey
     from dpsgd.loop import Block, train, train_blocks
@@ -22,6 +23,7 @@ __all__ = [
     "Algorithm",
     "Block",
     "Diagnostics",
+    "ExportedModel",
     "Guarantee",
     "Mechanism",
     "RootKey",
@@ -29,6 +31,7 @@ __all__ = [
     "clipped_grad",
     "dpsgd",
     "explain",
+    "load_exported",
     "split_module",
     "train",
     "train_blocks",
@@ -37,6 +40,7 @@ __all__ = [
 _MODULES = {
     "algorithm": ("Algorithm", "TrainState", "dpsgd"),
     "clipping": ("Diagnostics", "clipped_grad"),
+    "exported": ("ExportedModel", "load_exported"),
     "guarantee": ("Guarantee",),
     "keys": ("RootKey",),
     "loop": ("Block", "train", "train_blocks"),

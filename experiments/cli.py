@@ -18,6 +18,7 @@ from experiments.commands import (
     ledger,
     prepare,
     report,
+    score,
     sweep,
     train,
 )
@@ -31,6 +32,7 @@ COMMANDS: dict[type, Callable[[Any], int | None]] = {
     ledger.LedgerConfig: ledger.run,
     export.ExportConfig: export.run,
     evaluate.EvaluateConfig: evaluate.run,
+    score.ScoreConfig: score.run,
     report.ReportConfig: report.run,
     epsilon.EpsilonConfig: epsilon.run,
     compare.CompareConfig: compare.run,
@@ -47,6 +49,7 @@ Command = (
     | Annotated[ledger.LedgerConfig, tyro.conf.subcommand("ledger")]
     | Annotated[export.ExportConfig, tyro.conf.subcommand("export")]
     | Annotated[evaluate.EvaluateConfig, tyro.conf.subcommand("evaluate")]
+    | Annotated[score.ScoreConfig, tyro.conf.subcommand("score")]
     | Annotated[report.ReportConfig, tyro.conf.subcommand("report")]
     | Annotated[epsilon.EpsilonConfig, tyro.conf.subcommand("epsilon")]
     | Annotated[compare.CompareConfig, tyro.conf.subcommand("compare")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,11 @@ import jax
 import numpy as np
 
 from dpsgd.metrics import BinaryMetrics, binary_metrics
-from experiments.criteo.formats import format_of
+from experiments import predict, trained
 from experiments.criteo.store import Columns, Store
 from experiments.run_directory import RunDirectory
-from experiments.trained import TrainedModel
 
 PyTree = Any
-
-BATCH = 8192
-"""Rows that are scored at once, in one compiled program."""
 
 
 def evaluate(
@@ -35,53 +30,35 @@ def evaluate(
     Raises:
       ValueError: if there are no rows.
     """
-    score, params = _scorer(logit_fn), jax.device_put(params)
+    params = jax.device_put(params)
     logits, labels = [np.zeros(0, np.float32)], [np.zeros(0, np.uint8)]
     for block in blocks:
-        num_rows = len(block["label"])
-        scored = [np.zeros(0, np.float32)]  # all batches of a block are sent before one is awaited
-        for start in range(0, num_rows, BATCH):
-            # The last batch repeats a row up to the fixed shape; its surplus is cut off again.
-            rows = np.minimum(np.arange(start, start + BATCH), num_rows - 1)
-            scored.append(score(params, {name: x[rows] for name, x in block.items()}))
-        logits.append(np.concatenate(scored)[:num_rows])
+        logits.append(predict.logits(logit_fn, params, block))
         labels.append(block["label"])
     return binary_metrics(np.concatenate(logits), np.concatenate(labels))
 
 
-@functools.lru_cache(maxsize=8)
-def _scorer(logit_fn: Callable[[PyTree, PyTree], jax.Array]) -> Callable[[PyTree, PyTree], Any]:
-    """Returns the compiled (params, batch) -> logits, one program for all who ask."""
-    return jax.jit(jax.vmap(logit_fn, in_axes=(None, 0)))
+def is_own(model_path: Path, data: Path, split: str | None = None) -> bool:
+    """Returns whether among these rows are known to be some that trained the model.
+
+    Of an exported model nobody knows: what it was trained on stays in the house.
+    """
+    if not data.is_dir() or split not in (None, "train"):
+        return False
+    return Store.open(data).digest in RunDirectory(model_path).data()
 
 
-def is_own(run_path: Path, data: Path) -> bool:
-    """Returns whether `data` is a store that the run in `run_path` was trained on."""
-    return data.is_dir() and Store.open(data).digest in RunDirectory(run_path).data()
-
-
-def evaluate_run(run_path: Path, data: Path) -> BinaryMetrics:
-    """Returns the metrics of a finished run's model on every row of `data`.
+def evaluate_model(model_path: Path, data: Path, split: str | None = None) -> BinaryMetrics:
+    """Returns the metrics of a model on rows of `data`.
 
     Args:
-      run_path: The run's directory.
-      data: A store, or a raw file in the format that the run's store was prepared from.
+      model_path: The directory of a finished run, or an exported model.
+      data: A store, or a raw file in the format that the model's store was prepared from.
+      split: Which rows of a store; by default all.
 
     Raises:
-      FileNotFoundError: if there is no finished run.
-      ValueError: if the data cannot be read, or were prepared differently from the run's.
+      FileNotFoundError: if there is no such model.
+      ValueError: if the data cannot be read, or are not such as the model reads.
     """
-    run = RunDirectory.open(run_path)
-    model = TrainedModel.load(run)
-    if not data.is_dir():
-        rows = format_of(model.schema).read(data, hash_seed=model.hash_seed)
-        return evaluate(model.logit_fn, model.params, rows)
-    store = Store.open(data)
-    if (store.schema, store.hash_seed) != (model.schema, model.hash_seed):
-        raise ValueError(
-            f"{data} was prepared with other columns or another hash seed than the data of "
-            f"{run_path}: prepare it with --hash-seed {model.hash_seed}"
-        )
-    store.verify()
-    rows = (block for split in store.splits for block in store.blocks(split))
-    return evaluate(model.logit_fn, model.params, rows)
+    model = trained.read(model_path)
+    return evaluate(model.logit_fn, model.params, model.rows(data, split=split))

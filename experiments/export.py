@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpsgd.exported import GUARANTEE, MODEL, Bundle
 from experiments.run_directory import RunDirectory
-from experiments.trained import TrainedModel
+from experiments.trained import KIND, TrainedModel
 
 
 def export(run_path: Path, out: Path) -> None:
-    """Writes `params.npz`, `model.json` and `guarantee.json` into the new folder `out`.
+    """Writes the bundle of a finished run into the new folder `out`; `load_exported` reads it.
 
     Nothing is copied: the parameters are read as those of the model and written again, and the
     guarantee is computed from the ledger, so that no key, seed, batch index, optimizer state or
@@ -26,5 +27,5 @@ def export(run_path: Path, out: Path) -> None:
     model = TrainedModel.load(run)
     with RunDirectory.create(out) as bundle:
         bundle.write_params(model.params)
-        bundle.write_json("model.json", model.record)
-        bundle.write_json("guarantee.json", guarantee.record())
+        bundle.write_json(GUARANTEE, guarantee.record())
+        bundle.write_json(MODEL, Bundle.manifest(bundle.path, KIND, model.record))

@@ -1,6 +1,7 @@
 """What every test stands on: checked types, hypothesis profiles, the real rows if any."""
 
 import os
+import tomllib
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -21,7 +22,26 @@ hypothesis.settings.register_profile("short", max_examples=50, deadline=None, de
 hypothesis.settings.register_profile("long", max_examples=2_000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+ROOT = Path(__file__).resolve().parents[1]
+SHARED_DATA = ROOT.parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def entry_points_of_this_checkout(tmp_path_factory):
+    """The entry points that the project declares are found, in whatever state it was installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    metadata = tmp_path_factory.mktemp("installed") / "dpsgd-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dpsgd\nVersion: 0\n")
+    lines = [
+        line
+        for group, entries in project["entry-points"].items()
+        for line in [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(metadata.parent)
+        yield
 
 
 @pytest.fixture(scope="session")

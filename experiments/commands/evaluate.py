@@ -1,4 +1,4 @@
-"""`dpsgd evaluate`: a finished run's model on labelled rows."""
+"""`dpsgd evaluate`: how good a model is on labelled rows."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Score a labelled file, raw or prepared, with the model of a finished run."""
+    """Score labelled rows, raw or prepared, with a model, and compare with their labels."""
 
-    run: tyro.conf.Positional[Path]
-    """Run directory."""
+    model: tyro.conf.Positional[Path]
+    """Exported model, or the directory of a finished run."""
     data: tyro.conf.Positional[Path]
-    """Raw file in the format the run was prepared from, or a store."""
+    """Raw file in the format the model was trained from, or a store."""
+    split: Literal["train", "validation", "test"] | None = None
+    """Which rows of a store; by default all of them."""
 
 
 def run(config: EvaluateConfig) -> None:
     """Runs `dpsgd evaluate`."""
-    from experiments.evaluate import evaluate_run, is_own
+    from experiments.evaluate import evaluate_model, is_own
 
-    for name, value in dataclasses.asdict(evaluate_run(config.run, config.data)).items():
+    metrics = evaluate_model(config.model, config.data, config.split)
+    for name, value in dataclasses.asdict(metrics).items():
         print(f"{name}: {value:.6g}")
-    if is_own(config.run, config.data):
+    if is_own(config.model, config.data, config.split):
         print("note: among these rows are those that trained the model", file=sys.stderr)

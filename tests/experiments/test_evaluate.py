@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from dpsgd.metrics import binary_metrics
-from experiments import evaluate
+from experiments import evaluate, predict
 
 SIZES = [5, 16, 1, 40]  # with batches of 8: a part, whole ones, one row, and whole ones again
 
 
 @pytest.fixture
 def blocks(monkeypatch):
-    monkeypatch.setattr(evaluate, "BATCH", 8)
+    monkeypatch.setattr(predict, "BATCH", 8)
     rng = np.random.default_rng(0)
     return [
         {"x": rng.normal(size=(size, 3)).astype(np.float32), "label": rng.integers(0, 2, size)}
@@ -40,7 +40,7 @@ def test_metrics_are_those_of_all_rows_scored_at_once(blocks):
 
 
 def test_blocks_of_all_sizes_are_scored_by_one_program(blocks, caplog):
-    evaluate._scorer.cache_clear()
+    predict._scorer.cache_clear()
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
         evaluate.evaluate(logit_fn, PARAMS, blocks)
         evaluate.evaluate(logit_fn, 2 * PARAMS, reversed(blocks))

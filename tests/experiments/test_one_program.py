@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from dpsgd import Mechanism
-from experiments import config, evaluate, programs
+from experiments import config, predict, programs
 from experiments import train as training
 from experiments.criteo.model import ModelConfig
 from experiments.criteo.schema import DISPLAY_ADS
@@ -30,7 +30,7 @@ def compiled(caplog):
 
 def new_process():
     programs._shared.cache_clear()
-    evaluate._scorer.cache_clear()
+    predict._scorer.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -396,8 +396,10 @@ def test_an_export_holds_parameters_model_and_guarantee_and_nothing_else(
         for name in run.files:
             np.testing.assert_array_equal(bundle[name], run[name])
     model = json.loads((out / "model.json").read_text())
-    assert set(model) == {"model_sizes", "schema", "hash_seed"}
-    assert build(ModelConfig, model["model_sizes"], "model.json").embedding_dim == 2
+    assert set(model) == {"format", "version", "kind", "model", "sha256"}
+    assert set(model["sha256"]) == {"model.json", "params.npz", "guarantee.json"}
+    assert set(model["model"]) == {"model_sizes", "schema", "hash_seed"}
+    assert build(ModelConfig, model["model"]["model_sizes"], "model.json").embedding_dim == 2
     guarantee = json.loads((out / "guarantee.json").read_text())
     assert guarantee == json.loads((finished / "guarantee.json").read_text())
     root = RootKey.load(stopped / "root.key")  # the same run's

@@ -1,0 +1,320 @@
+"""An exported model is loaded and asked: for rows of a table, of a file with labels or without."""
+
+import functools
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpsgd import ExportedModel, load_exported
+from dpsgd.exported import Bundle
+from experiments import cli, predict, score, train, trained
+from experiments.criteo import display, synthetic
+from experiments.criteo.raw import RawFormat
+from experiments.criteo.store import Store
+
+ROWS = 300
+TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
+WORDS = ["--batch-size", "50", "--epochs", "1", "--noise-multiplier", "1", *TINY]
+
+
+def run(*argv) -> int:
+    try:
+        return cli.main([str(word) for word in argv])
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with train.txt, its store, a run on it and the model that was exported."""
+    home = tmp_path_factory.mktemp("home")
+    synthetic.write_raw(home / "train.txt", ROWS, seed=1)
+    display.prepare(home / "train.txt", home / "store", hash_seed=5)
+    words = ["train", home / "store", "sampler:deterministic", "--out", home / "run", *WORDS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "audit_run", lambda *of: "made")
+        assert run(*words) == 0
+    assert run("export", home / "run", home / "model") == 0
+    return home
+
+
+@pytest.fixture(scope="module")
+def table(home):
+    lines = [line.split("\t") for line in (home / "train.txt").read_text().splitlines()]
+    return {name: [line[i] for line in lines] for i, name in enumerate(display.FORMAT.columns)}
+
+
+@pytest.fixture(scope="module")
+def expected(home):
+    """The probabilities of all rows, by the store, the run's parameters and no shared code."""
+    model = trained.read(home / "run")
+    store = Store.open(home / "store")
+    score = jax.vmap(model.logit_fn, in_axes=(None, 0))
+    logits = [
+        score(model.params, {name: jnp.asarray(x) for name, x in store.load(split).items()})
+        for split in ("train", "validation", "test")
+    ]
+    return 1 / (1 + np.exp(-np.concatenate(logits).astype(np.float64)))
+
+
+def scores_of(path):
+    content = path.read_bytes()
+    text = gzip.decompress(content) if path.suffix == ".gz" else content
+    header, *lines = text.decode().splitlines()
+    assert header == "probability"
+    return np.array([float(line) for line in lines])
+
+
+def in_one_line(capsys, *argv) -> str:
+    capsys.readouterr()
+    assert run(*argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+# --- As a library --------------------------------------------------------------------------------
+
+
+def test_a_loaded_model_says_of_raw_rows_what_the_trained_one_says(home, table, expected):
+    model = load_exported(home / "model")
+    assert isinstance(model, ExportedModel)
+    predicted = model.predict(table)
+    assert predicted.shape == (ROWS,)
+    assert predicted.dtype == np.float64
+    np.testing.assert_allclose(predicted, expected, rtol=1e-6)
+    assert len(set(predicted)) > ROWS / 2
+    first = {name: values[:1] for name, values in table.items() if name != "label"}
+    np.testing.assert_allclose(model.predict(first), expected[:1], rtol=1e-6)
+    assert model.predict({name: [] for name in table}).shape == (0,)
+
+
+def test_a_loaded_model_brings_its_guarantee_and_its_sizes(home):
+    model = load_exported(str(home / "model"))
+    assert model.guarantee == json.loads((home / "run" / "guarantee.json").read_text())
+    assert model.guarantee["epsilon_upper"] > 0
+    record = json.loads((home / "run" / "report.json").read_text())
+    assert model.sizes["num_params"] == record["num_params"]
+    assert model.sizes["embedding_dim"] == 2
+
+
+def test_a_model_is_loaded_by_dpsgd_alone_which_imports_nothing_above_it(home):
+    program = (
+        "import sys, dpsgd.exported\n"
+        "assert not [m for m in sys.modules if m.split('.')[0] in ('experiments', 'jax')]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_rows_that_are_not_of_the_model_are_refused_in_one_line(home, table):
+    model = load_exported(home / "model")
+    with pytest.raises(ValueError, match=r"^the rows have no column I3$"):
+        model.predict({name: values for name, values in table.items() if name != "I3"})
+    with pytest.raises(ValueError, match=r"^row 2, column C1: found 'no', expected eight hexa"):
+        model.predict({**table, "C1": [*table["C1"][:2], "no", *table["C1"][3:]]})
+
+
+@pytest.fixture
+def bundle(home, tmp_path):
+    return shutil.copytree(home / "model", tmp_path / "bundle")
+
+
+def edit(bundle, **fields):
+    record = json.loads((bundle / "model.json").read_text())
+    (bundle / "model.json").write_text(json.dumps({**record, **fields}))
+
+
+def test_a_file_chooses_among_installed_readers_and_names_no_module(bundle, monkeypatch):
+    monkeypatch.syspath_prepend(bundle)
+    (bundle / "planted.py").write_text("raise SystemExit('imported')")
+    for kind in ("planted", "planted:read", "experiments.trained:ExportedClickModel.of", "..."):
+        edit(bundle, kind=kind)
+        with pytest.raises(ValueError, match=r"which no installed package reads .*read: clicks"):
+            load_exported(bundle)
+        with pytest.raises(ValueError, match="`dpsgd` knows clicks"):
+            trained.read(bundle)
+
+
+def test_a_bundle_of_an_earlier_version_is_refused_with_what_to_do(bundle, home, capsys):
+    old = Bundle.read(bundle).model
+    (bundle / "model.json").write_text(json.dumps(old))
+    with pytest.raises(ValueError, match=r"by an earlier version, .*: export its run again"):
+        load_exported(bundle)
+    assert "earlier version" in in_one_line(capsys, "evaluate", bundle, home / "store")
+    edit(bundle, format="dpsgd-model", version=2)
+    with pytest.raises(ValueError, match="another version: this program reads dpsgd-model 1, and "):
+        load_exported(bundle)
+
+
+def other_guarantee(bundle):
+    record = json.loads((bundle / "guarantee.json").read_text())
+    (bundle / "guarantee.json").write_text(json.dumps({**record, "epsilon_upper": 0.1}))
+
+
+def other_params(bundle):
+    with np.load(bundle / "params.npz") as saved:
+        arrays = {name: array + 1 for name, array in saved.items()}
+    np.savez(bundle / "params.npz", **arrays)
+
+
+DAMAGES = {
+    "guarantee.json is damaged, or of another export": other_guarantee,
+    "params.npz is damaged, or of another export": other_params,
+    "model.json is damaged, or of another": lambda b: edit(
+        b, model={**Bundle.read(b).model, "hash_seed": 6}
+    ),
+    "model.json is damaged: kind": lambda b: edit(b, kind=None),
+    "model.json is damaged: Exp": lambda b: (b / "model.json").write_text("{"),
+    "No such file or directory: .*params.npz": lambda b: (b / "params.npz").unlink(),
+    "is not an exported model: it has no model.json": lambda b: (b / "model.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("says", DAMAGES)
+def test_a_damaged_bundle_is_refused_and_its_file_named(bundle, says):
+    DAMAGES[says](bundle)
+    with pytest.raises((ValueError, FileNotFoundError), match=says):
+        load_exported(bundle)
+
+
+# --- dpsgd score ---------------------------------------------------------------------------------
+
+
+def cut_label(line):
+    return line.split("\t", 1)[1]
+
+
+@pytest.mark.parametrize("model", ["model", "run"])
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_a_file_is_scored_row_by_row_with_labels_or_without(
+    home, tmp_path, expected, model, labelled, packed
+):
+    lines = (home / "train.txt").read_text().splitlines(keepends=True)
+    text = "".join(lines if labelled else map(cut_label, lines)).encode()
+    file, out = tmp_path / f"rows{packed}", tmp_path / f"scores.csv{packed}"
+    file.write_bytes(gzip.compress(text) if packed else text)
+    assert run("score", home / model, file, "--out", out) == 0
+    np.testing.assert_allclose(scores_of(out), expected, rtol=1e-6)
+
+
+def test_the_split_of_a_store_is_scored_in_its_order(home, tmp_path, expected):
+    out = tmp_path / "scores.csv"
+    assert run("score", home / "model", home / "store", "--split", "test", "--out", out) == 0
+    np.testing.assert_allclose(scores_of(out), expected[-ROWS // 10 :], rtol=1e-6)
+
+
+def test_what_is_there_is_never_overwritten(home, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "scores.csv"
+    out.write_text("mine")
+    line = in_one_line(capsys, "score", home / "model", home / "train.txt", "--out", out)
+    assert "exists already and is left as it is" in line
+    out.unlink()
+    monkeypatch.setattr(predict, "BATCH", 64)
+
+    def appear(rows):
+        out.write_text("somebody's")
+
+    with pytest.raises(FileExistsError):
+        score.score(home / "model", home / "train.txt", out, progress=appear)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["somebody's"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("x\ty", r"rows.txt, line 301: found 2 columns, expected 40"),
+        ("1" + "\tq" * 39, r"rows.txt, line 301, column I1: found 'q', expected an integer"),
+    ],
+)
+def test_a_bad_line_is_an_error_with_its_place_and_leaves_nothing(
+    home, tmp_path, capsys, line, says
+):
+    rows = tmp_path / "rows.txt"
+    rows.write_text((home / "train.txt").read_text() + line + "\n")
+    found = in_one_line(capsys, "score", home / "model", rows, "--out", tmp_path / "scores.csv")
+    assert says in found
+    assert list(tmp_path.iterdir()) == [rows]
+
+
+def test_scoring_that_is_interrupted_leaves_nothing(home, tmp_path):
+    def interrupt(rows):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        score.score(home / "model", home / "train.txt", tmp_path / "s.csv", progress=interrupt)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_there_and_a_split_of_a_file_are_refused(home, tmp_path, capsys):
+    words = ["score", home / "model", home / "train.txt"]
+    line = in_one_line(capsys, *words, "--out", tmp_path / "no" / "scores.csv")
+    assert "where scores.csv is to be written, is no folder" in line
+    line = in_one_line(capsys, *words, "--split", "test", "--out", tmp_path / "scores.csv")
+    assert "is no store, which alone has splits: leave out --split" in line
+    line = in_one_line(capsys, "score", tmp_path, home / "train.txt", "--out", tmp_path / "s.csv")
+    assert "neither an exported model nor the directory of a run" in line
+
+
+def test_memory_does_not_grow_with_the_file(home, tmp_path, monkeypatch):
+    lines = (home / "train.txt").read_bytes()
+    monkeypatch.setattr(predict, "BATCH", 512)
+    small_blocks = functools.partialmethod(RawFormat.read, block_bytes=1 << 16)
+    monkeypatch.setattr(RawFormat, "read", small_blocks)
+
+    def peak(copies):
+        file = tmp_path / f"rows{copies}"
+        file.write_bytes(lines * copies)
+        tracemalloc.start()
+        try:
+            score.score(home / "model", file, tmp_path / f"scores{copies}.csv")
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(1)  # what is made once
+    assert peak(16) < 1.3 * peak(4)
+
+
+# --- dpsgd evaluate ------------------------------------------------------------------------------
+
+
+def printed(capsys):
+    told = capsys.readouterr()
+    return dict(line.split(": ") for line in told.out.splitlines()), told.err
+
+
+@pytest.mark.parametrize("model", ["model", "run"])
+def test_a_split_of_a_store_is_evaluated_alone(home, capsys, model):
+    record = json.loads((home / "run" / "report.json").read_text())
+    capsys.readouterr()
+    for split in ("validation", "test"):
+        assert run("evaluate", home / model, home / "store", "--split", split) == 0
+        metrics, note = printed(capsys)
+        assert float(metrics["auc"]) == pytest.approx(record[f"{split}_auc"], rel=1e-5)
+        assert int(metrics["num_examples"]) == record[f"{split}_num_examples"]
+        assert not note
+    assert run("evaluate", home / model, home / "store") == 0
+    metrics, note = printed(capsys)
+    assert int(metrics["num_examples"]) == ROWS
+    assert ("trained the model" in note) == (model == "run")
+
+
+def test_a_store_that_the_model_does_not_fit_is_told_from_it_by_the_difference(
+    home, tmp_path, capsys
+):
+    synthetic.write_store(tmp_path / "search", 200, seed=0, log=synthetic.LOGS["criteo-search"])
+    words = ["evaluate", home / "model"]
+    line = in_one_line(capsys, *words, tmp_path / "search")
+    assert "search holds rows of criteo-search, not of criteo-display: the model in" in line
+    assert "hash seed" not in line
+    display.prepare(home / "train.txt", tmp_path / "seed", hash_seed=6)
+    line = in_one_line(capsys, *words, tmp_path / "seed")
+    assert "seed was prepared with another hash seed than 5 (see --hash-seed)" in line
