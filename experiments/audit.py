@@ -20,8 +20,9 @@ from dpsgd.memory import bytes_per_example
 from dpsgd.memory import microbatch_size as automatic_size
 from experiments import config as configs
 from experiments.config import AuditConfig, TrainConfig
-from experiments.criteo.model import PRESETS, ModelConfig, functional
+from experiments.criteo.model import functional
 from experiments.criteo.schema import DISPLAY_ADS, Schema
+from experiments.criteo.sizes import PRESETS, ModelConfig
 from experiments.criteo.store import Columns, Store
 from experiments.programs import click_algorithm
 from samplers import BatchSampler

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +15,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from accounting import Bound, PrivacyProfile, epsilon
 from accounting.monte_carlo import MonteCarloProfile, geometric_ranks
 from dpsgd.guarantee import ADJACENCY
+from experiments.processes import each
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
 
 COLORS = {
@@ -99,13 +97,11 @@ def curves(
       progress: Called with one line of text after each price.
     """
     jobs = [(price, sigma, delta) for price in prices.values() for sigma in noise_multipliers]
-    # Spawned, since a fork of a process that runs JAX's threads can hang.
-    context = multiprocessing.get_context("spawn")
     found: list[Bound] = []
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        for done, bound in enumerate(pool.map(_epsilon, jobs), 1):
-            found.append(bound)
-            progress(f"{done} of {len(jobs)} prices")
+    progress(f"0 of {len(jobs)} prices")
+    for done, bound in enumerate(each(_epsilon, jobs), 1):
+        found.append(bound)
+        progress(f"{done} of {len(jobs)} prices")
     size = len(noise_multipliers)
     return [
         Curve(name, tuple(noise_multipliers), tuple(found[i * size : (i + 1) * size]))

@@ -1,14 +1,18 @@
-"""What a user asks for: typed, frozen, and the help of a command line that is not needed here."""
+"""What a user asks for: typed, frozen, and the help of a command line that is not needed here.
+
+Samplers are imported where they are built: whoever asks for help waits neither for NumPy nor SciPy.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-import samplers
-from experiments.criteo.model import PRESETS, ModelConfig
-from samplers import BatchSampler
+from experiments.criteo.sizes import PRESETS, ModelConfig
+
+if TYPE_CHECKING:
+    from samplers import BatchSampler
 
 _T = TypeVar("_T")
 
@@ -31,6 +35,8 @@ class Deterministic(_Batches):
 
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns the sampler over `num_examples` examples."""
+        import samplers
+
         return samplers.Deterministic(num_examples, self.batch_size, self.epochs)
 
 
@@ -45,6 +51,8 @@ class Shuffle(_Batches):
 
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns the sampler over `num_examples` examples."""
+        import samplers
+
         return samplers.Shuffle(num_examples, self.batch_size, self.epochs, order=self.order)
 
 
@@ -74,6 +82,8 @@ class Poisson(_VariableBatches):
 
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns the sampler over `num_examples` examples."""
+        import samplers
+
         return samplers.Poisson(num_examples, **self._sizes(target_delta))
 
 
@@ -88,6 +98,8 @@ class BallsAndBins(_VariableBatches):
 
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns the sampler over `num_examples` examples."""
+        import samplers
+
         return samplers.BallsAndBins(
             num_examples, assignment=self.assignment, **self._sizes(target_delta)
         )

@@ -1,21 +1,29 @@
-"""What a run says in a terminal: lines that pass, a progress line, and tables."""
+"""What a run says in a terminal: lines that pass, a progress line, and tables.
+
+Rich is imported where something is shown: most questions are answered before it would be.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import rich.console
-import rich.table
-
-from experiments import report
+PATIENCE = 2.0
+"""Seconds after which whoever waits in front of a terminal is told for how long already."""
 
 
 class Console:
     """A terminal with one live progress line; where output is a file, plain lines."""
 
-    def __init__(self) -> None:
-        self._console = rich.console.Console(highlight=False, markup=False)
-        self._status = self._console.status("")
+    def __init__(self, *, stderr: bool = False) -> None:
+        import rich.console
+
+        self._console = rich.console.Console(highlight=False, markup=False, stderr=stderr)
+        self._now = _Now()
+        self._status = self._console.status(self._now)
 
     def __enter__(self) -> Console:
         self._status.start()
@@ -26,21 +34,78 @@ class Console:
 
     def progress(self, line: str) -> None:
         """Shows `line` as what is going on now."""
-        self._status.update(line)
+        self._now.begin(line)
 
     def line(self, text: str) -> None:
         """Prints `text` to stay."""
         self._console.print(text, soft_wrap=True)
 
-    def comparison(self, records: list[dict[str, Any]]) -> None:
-        """Prints the table that compares finished runs."""
-        self.table(*report.comparison(records))
-
     def table(self, header: list[str], rows: list[list[str]]) -> None:
-        """Prints a table that stays within 80 columns where its cells do."""
-        table = rich.table.Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-        for name in header:
-            table.add_column(name, no_wrap=True)
+        """Prints a table, of which nothing is ever cut off.
+
+        Where the terminal is too narrow, the first column is broken at its blanks, and where that
+        is not enough, each row becomes a block with a line for each cell.
+        """
+        from rich.cells import cell_len
+        from rich.table import Table
+
+        columns = [list(column) for column in zip(header, *rows, strict=True)]
+        words = [word for cell in columns[0] for word in cell.split()]
+        widest = [max(map(cell_len, cells)) for cells in (words, *columns[1:])]
+        if sum(widest) + len(widest) - 1 <= self._console.width:
+            table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+            for name, width in zip(header, widest, strict=True):
+                table.add_column(name, min_width=width, overflow="fold")
+            for row in rows:
+                table.add_row(*row)
+            self._console.print(table)
+            return
         for row in rows:
-            table.add_row(*row)
-        self._console.print(table)
+            block = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
+            block.add_column(no_wrap=True)
+            block.add_column(overflow="fold")
+            for cells in zip(header, row, strict=True):
+                block.add_row(*cells)
+            self._console.print(block)
+            self._console.print()
+
+
+class _Now:
+    """What is going on; with the seconds so far, once they are more than `PATIENCE`."""
+
+    def __init__(self) -> None:
+        self.begin("")
+
+    def begin(self, line: str) -> None:
+        if line != getattr(self, "line", None):
+            self.line, self.since = line, time.monotonic()
+
+    def __rich__(self) -> str:
+        seconds = time.monotonic() - self.since
+        return self.line if seconds < PATIENCE else f"{self.line} ({seconds:.0f} s)".lstrip()
+
+
+@contextmanager
+def going_on(what: str) -> Iterator[None]:
+    """Shows `what`, with its seconds, on a terminal if what is done inside takes long.
+
+    It goes to stderr, and nowhere if that is a file: what is printed stays the answer alone.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    over = threading.Event()
+
+    def show() -> None:
+        if not over.wait(PATIENCE):
+            with Console(stderr=True) as console:
+                console.progress(what)
+                over.wait()
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

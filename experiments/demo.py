@@ -11,9 +11,7 @@ import tyro
 
 from experiments import config
 from experiments.console import Console
-from experiments.criteo import display, synthetic
 from experiments.errors import in_one_line
-from experiments.train import train
 
 SAMPLERS = (config.Deterministic, config.Shuffle, config.Poisson, config.BallsAndBins)
 
@@ -43,6 +41,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(demo: Demo) -> int:
     """Prepares the data, trains with every sampler, and prints the table."""
+    from experiments import report
+    from experiments.criteo import display, synthetic
+    from experiments.train import train
+
     out = demo.out or Path(tempfile.mkdtemp(prefix="dpsgd-demo-"))
     with Console() as console:
         source = demo.source
@@ -71,7 +73,7 @@ def run(demo: Demo) -> int:
                     console.progress,
                 )
             )
-        console.comparison(records)
+        console.table(*report.comparison(records))
         for note in dict.fromkeys(note for record in records for note in record["notes"]):
             console.line(f"- {note}")
         console.line(f"reports: {out}/*/report.md")

@@ -6,29 +6,38 @@ import os
 import sys
 from collections.abc import Callable
 
-from experiments.stop import STOPPED, Stopped
+from experiments.stop import INTERRUPTED, STOPPED, Stopped, interrupts
 
 
 def in_one_line(program: str, run: Callable[[], int]) -> int:
     """Returns the exit status of `run`; bad input is one clear line on stderr and status 2.
 
-    A run that was asked to stop is a line too, and `STOPPED`. With DPSGD_TRACEBACK set in the
-    environment the traceback of bad input is shown all the same.
+    A run that was asked to stop is a line too, and `STOPPED`; Ctrl-C elsewhere is one, and
+    `INTERRUPTED`. With DPSGD_TRACEBACK set in the environment the traceback is shown all the same.
     """
-    try:
-        return run()
-    except Stopped as stopped:
-        print(f"{program}: {stopped}", file=sys.stderr)
-        return STOPPED
-    except Exception as error:
-        line = mendable(error)
-        if line is None or os.environ.get("DPSGD_TRACEBACK"):
+    with interrupts() as interrupted:
+        try:
+            return run()
+        except SystemExit:
             raise
-        print(f"{program}: {_printable(line)}", file=sys.stderr)
-        return 2
+        except BaseException as error:
+            status, line = _told(error, interrupted())
+            if line is None or (os.environ.get("DPSGD_TRACEBACK") and status != STOPPED):
+                raise
+            print(f"{program}: {_printable(line)}", file=sys.stderr)
+            return status
 
 
-def mendable(error: Exception) -> str | None:
+def _told(error: BaseException, interrupted: bool) -> tuple[int, str | None]:
+    """Returns the exit status that an error ends in and its line; None if the fault is ours."""
+    if isinstance(error, Stopped):
+        return STOPPED, str(error)
+    if interrupted or isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted"
+    return 2, mendable(error)
+
+
+def mendable(error: BaseException) -> str | None:
     """Returns the line about an error that a user can mend, or None if the fault is ours."""
     if isinstance(error, (ValueError, OSError, MemoryError)):
         return str(error) or "out of memory"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import samplers
-from accounting import Bound, episodic
 from experiments.config import GuaranteeConfig, Poisson
 from experiments.sampler_commands import SamplerCommand, subcommand
-from samplers import BatchSampler, TreeShape
+
+if TYPE_CHECKING:
+    from samplers import BatchSampler, TreeShape
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class _Tree:
     """What the units of each level are, for the guarantee's words."""
 
     def _shape(self, num_examples: int, largest_unit: int | None = None) -> TreeShape:
+        from samplers import TreeShape
+
         levels = len(self.sizes) - 1
         if levels < 0 or min(self.sizes) < 1:
             raise ValueError(f"--sizes needs a number >= 1 for each level, got {self.sizes}")
@@ -62,6 +64,8 @@ class Multistage(_Tree):
 
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns a sampler that can be priced, and not drawn from."""
+        import samplers
+
         return samplers.Multistage(
             self._shape(num_examples),
             self.draws,
@@ -72,6 +76,8 @@ class Multistage(_Tree):
 
     def alternatives(self, noise_multiplier: float, delta: float) -> list[str]:
         """Returns epsilon of what could be done in its place at equal noise, a line each."""
+        from accounting import Bound, episodic
+
         found = episodic.compare(noise_multiplier, self.steps, self.draws, self.sizes, delta)
         return [
             "at equal noise, protecting one example:",
@@ -97,6 +103,8 @@ class UnitsThenPoisson(_Tree):
 
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns a sampler that can be priced, and not drawn from."""
+        import samplers
+
         return samplers.UnitsThenPoisson(
             self._shape(num_examples, self.largest_unit),
             self.draws,
@@ -121,6 +129,8 @@ class UserPoisson(Poisson):
 
     def build(self, num_examples: int, target_delta: float | None) -> BatchSampler:
         """Returns the sampler over `num_examples` examples, all users' together."""
+        import samplers
+
         return samplers.UserPoisson(
             num_examples, max_contributions=self.max_contributions, **self._sizes(target_delta)
         )
@@ -146,6 +156,8 @@ class PriceConfig(GuaranteeConfig):
 
     def build(self) -> tuple[BatchSampler, float]:
         """Returns the sampler, and the delta at which it is priced."""
+        import samplers
+
         sampler, delta = super().build()
         if self.unit is None:
             return sampler, delta

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from dpsgd import Algorithm, Mechanism, dpsgd
-from experiments.criteo.model import ModelConfig, functional
+from experiments.criteo.model import functional
 from experiments.criteo.schema import Schema
+from experiments.criteo.sizes import ModelConfig
 from samplers import Deterministic
 
 PyTree = Any

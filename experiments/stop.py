@@ -1,4 +1,4 @@
-"""How a run is asked to stop: by SIGTERM or Ctrl-C, between two blocks of steps."""
+"""How a command is asked to stop: by Ctrl-C at once; a run also by SIGTERM, between two blocks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,54 @@ from contextlib import contextmanager
 STOPPED = 75
 """Exit status of a run that was asked to stop and can go on: EX_TEMPFAIL of sysexits.h."""
 
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended, as shells have it."""
+
 
 class Stopped(Exception):
     """A run stopped because it was asked to, and can go on; the text says where and how."""
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Yields a function that tells whether Ctrl-C has come since.
+
+    It raises KeyboardInterrupt, as ever; but libraries make other errors of that, so who sees one
+    asks here what it came from. A second Ctrl-C ends the process, for whoever cannot wait. One that
+    is ignored (a job in the background ignores it) stays so, and so does another handler than
+    Python's.
+    """
+    asked = threading.Event()
+
+    def interrupt(number: int, frame: object) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    usual = signal.getsignal(signal.SIGINT)
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not main_thread or usual is not signal.default_int_handler:
+        yield asked.is_set
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Has processes that are spawned inside never hear Ctrl-C, not even while they import.
+
+    A terminal sends it to all processes at once; what the others do is the parent's to decide. It
+    hears one that comes meanwhile right afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from scipy.special import expit
 from dpsgd.exported import MODEL, Bundle
 from dpsgd.records import build, checked
 from experiments.criteo.formats import format_of
-from experiments.criteo.model import ModelConfig, functional
+from experiments.criteo.model import functional
 from experiments.criteo.schema import Schema
+from experiments.criteo.sizes import ModelConfig
 from experiments.criteo.store import Columns, Store
 from experiments.predict import FEW, logits
 from experiments.run_directory import RunDirectory

@@ -28,8 +28,9 @@ from jax.experimental import topologies
 from dpsgd import Mechanism, dpsgd
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.step import SIZES, random_batch
-from experiments.criteo.model import ModelConfig, functional
+from experiments.criteo.model import functional
 from experiments.criteo.schema import DISPLAY_ADS
+from experiments.criteo.sizes import ModelConfig
 from samplers import Deterministic
 
 H200 = """

@@ -6,8 +6,8 @@ import json
 import subprocess
 from typing import NamedTuple
 
-from experiments.criteo.model import ModelConfig
 from experiments.criteo.schema import DISPLAY_ADS
+from experiments.criteo.sizes import ModelConfig
 
 # The same model on data of the same shapes; a JSON line of CPU seconds for each size.
 _PROGRAM = """

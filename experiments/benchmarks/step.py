@@ -40,8 +40,9 @@ from dpsgd.loop import compiler_options
 from experiments.benchmarks.opacus import opacus
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.timing import Series, in_turns
-from experiments.criteo.model import PRESETS, ModelConfig, functional
+from experiments.criteo.model import functional
 from experiments.criteo.schema import DISPLAY_ADS
+from experiments.criteo.sizes import PRESETS, ModelConfig
 from samplers import Deterministic
 
 PyTree = Any

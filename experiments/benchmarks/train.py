@@ -34,7 +34,7 @@ from experiments.benchmarks.step import SIZES
 from experiments.benchmarks.timing import Series
 from experiments.config import BallsAndBins, TrainConfig
 from experiments.criteo import synthetic
-from experiments.criteo.model import PRESETS, ModelConfig
+from experiments.criteo.sizes import PRESETS, ModelConfig
 from experiments.criteo.store import Store
 from experiments.evaluate import evaluate
 from experiments.train import Job, mechanism_for, train

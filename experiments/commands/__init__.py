@@ -1,4 +1,4 @@
-"""The subcommands of `dpsgd`, one module each: what can be asked, and `run`, which answers.
+"""The commands of `dpsgd`, one module each: what can be asked, and `run`, which answers.
 
-A module imports what it needs to parse its arguments; JAX and the rest wait for `run`.
+A module imports what it needs to parse its arguments; NumPy, JAX and the rest wait for `run`.
 """

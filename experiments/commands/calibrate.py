@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import tyro
 
+from experiments.console import going_on
 from experiments.priced import PriceConfig
 
 
@@ -22,8 +23,9 @@ def run(config: CalibrateConfig) -> None:
     from accounting import Bound, calibrate, format_delta
     from dpsgd.guarantee import ADJACENCY
 
-    sampler, delta = config.build()
-    sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
+    with going_on("calibrating"):
+        sampler, delta = config.build()
+        sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
     # Rounded up: the printed number suffices as it stands.
     printed = Bound(sigma, sigma).format_upper(".6g")
     terms = f"delta {format_delta(delta)} ({ADJACENCY} adjacency, unit: one {sampler.unit})"

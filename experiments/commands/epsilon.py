@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import tyro
 
+from experiments.console import going_on
 from experiments.priced import Multistage, PriceConfig
 
 
@@ -26,20 +27,22 @@ def run(config: EpsilonConfig) -> None:
     """Runs `dpsgd epsilon`."""
     from accounting import SelectionProfile, TrialCount, format_delta
     from accounting import epsilon as price
-    from dpsgd.algorithm import Mechanism
-    from dpsgd.guarantee import Guarantee
+    from dpsgd import Guarantee, Mechanism
 
-    sampler, delta = config.build()
-    guarantee = Guarantee.of(Mechanism(sampler, config.noise_multiplier, 1.0), delta)
+    with going_on("pricing"):
+        sampler, delta = config.build()
+        guarantee = Guarantee.of(Mechanism(sampler, config.noise_multiplier, 1.0), delta)
     print(guarantee.sentence())
     for note in guarantee.notes:
         print(f"note: {note}")
     if isinstance(config.sampler, Multistage):
-        for line in config.sampler.alternatives(config.noise_multiplier, delta):
-            print(line)
+        with going_on("pricing what could be done in its place"):
+            lines = config.sampler.alternatives(config.noise_multiplier, delta)
+        print("\n".join(lines))
     if config.mean_trials is not None:
         count = TrialCount(config.mean_trials, config.trials_shape)
-        best = price(SelectionProfile(sampler.privacy(config.noise_multiplier), count), delta)
+        with going_on("pricing the search"):
+            best = price(SelectionProfile(sampler.privacy(config.noise_multiplier), count), delta)
         print(
             f"the best of {count.mean:g} such runs on average (negative binomial, shape "
             f"{count.shape:g}; nothing else released): epsilon <= {best.format_upper()} at delta "

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import tyro
 
+from experiments.console import going_on
+
 
 @dataclass(frozen=True)
 class LedgerConfig:
@@ -28,7 +30,8 @@ def run(config: LedgerConfig) -> None:
             f"{mechanism.sampler.num_steps:,}; noise multiplier {mechanism.noise_multiplier:.6g}; "
             f"{mechanism.sampler}"
         )
-    guarantee = history.guarantee()
+    with going_on("pricing"):
+        guarantee = history.guarantee()
     for note in filter(None, guarantee.notes):
         print(f"note: {note}")
     print(guarantee.sentence())

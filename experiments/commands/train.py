@@ -1,13 +1,15 @@
-"""`dpsgd train` and `dpsgd resume`: one run."""
+"""`dpsgd train`: one run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 from experiments.config import TrainConfig
+from experiments.console import Console
 from experiments.sampler_commands import SamplerCommand
 
 
@@ -19,27 +21,20 @@ class Train(TrainConfig):
     sampler: SamplerCommand
 
 
-@dataclass(frozen=True)
-class ResumeConfig:
-    """Go on with a run that was stopped, from its last checkpoint."""
-
-    run: tyro.conf.Positional[Path]
-    """Run directory."""
-    data: Path | None = None
-    """Where the store of examples lies now; by default where it lay."""
-
-
-def run(config: Train | ResumeConfig) -> None:
-    """Runs `dpsgd train` and `dpsgd resume`."""
-    from experiments.console import Console
-    from experiments.train import resume, train
-
+def run(config: Train) -> None:
+    """Runs `dpsgd train`."""
     with Console() as console:
-        if isinstance(config, Train):
-            out, record = config.out, train(config, console.progress)
-        else:
-            out, record = config.run, resume(config.run, config.data, console.progress)
-        console.comparison([record])
-        console.line(record["guarantee"])
-        console.line(f"audit: {record['audit']}")
-        console.line(f"report: {out / 'report.md'}")
+        console.progress("starting")
+        from experiments.train import train
+
+        show(console, config.out, train(config, console.progress))
+
+
+def show(console: Console, path: Path, record: dict[str, Any]) -> None:
+    """Says what the finished run in `path` came to."""
+    from experiments import report
+
+    console.table(*report.comparison([record]))
+    console.line(record["guarantee"])
+    console.line(f"audit: {record['audit']}")
+    console.line(f"report: {path / 'report.md'}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,28 +12,10 @@ import optax
 from flax import nnx
 
 from dpsgd.modules import split_module
-from experiments.criteo.schema import Schema, check_power_of_two
+from experiments.criteo.schema import Schema
+from experiments.criteo.sizes import ModelConfig
 
 PyTree = Any
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Sizes of the click model; everything here is public."""
-
-    embedding_dim: int
-    """Length of the vector that stands for one categorical value."""
-    max_buckets: int
-    """Hash buckets of a categorical feature, at most; a power of two."""
-    hidden: tuple[int, ...]
-    """Units of each hidden layer."""
-
-    def __post_init__(self) -> None:
-        if self.embedding_dim < 1:
-            raise ValueError(f"embedding_dim must be at least 1, got {self.embedding_dim}")
-        check_power_of_two("max_buckets", self.max_buckets)
-        if any(units < 1 for units in self.hidden):
-            raise ValueError(f"hidden: each layer has at least 1 unit, got {list(self.hidden)}")
 
 
 INTEGER_SCALE = 0.2
@@ -43,13 +24,6 @@ dominate every gradient's norm, and clipping would spend it on a few rows of the
 
 INITIAL_LOGIT = -1.0
 """Clicks are rarer than their absence: the data set's publishers state about one in four."""
-
-PRESETS = {
-    # Sized for some 100,000 rows and a CPU.
-    "small": ModelConfig(embedding_dim=8, max_buckets=2**10, hidden=(64,)),
-    # About 85 million parameters: three layers of 598 units, as in Chua et al. (2024), section 5.
-    "paper": ModelConfig(embedding_dim=14, max_buckets=2**20, hidden=(598, 598, 598)),
-}
 
 
 class ClickModel(nnx.Module):

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.criteo.sizes import check_power_of_two
+
 MISSING = 0
 """The id of a missing categorical value, in every column; no hashed value has it."""
 
@@ -155,12 +157,6 @@ class Schema:
         """
         sizes = self.table_sizes(max_buckets)
         return np.concatenate(([0], np.cumsum(sizes[:-1]))).astype(np.int32)[: len(sizes)]
-
-
-def check_power_of_two(what: str, value: int) -> None:
-    """Raise ValueError, which begins with `what`, unless `value` is one that tables can have."""
-    if not 1 <= value <= 1 << 30 or value & (value - 1):
-        raise ValueError(f"{what} must be a power of two between 1 and 2^30, not {value}")
 
 
 GOLDEN = 0x9E3779B97F4A7C15

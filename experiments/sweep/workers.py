@@ -18,17 +18,15 @@ import signal
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Literal
 
-import jax
-
 from experiments.config import TrainConfig
 from experiments.errors import mendable
-from experiments.stop import Stopped, stop_requests
+from experiments.processes import SPAWN, each
+from experiments.stop import Stopped, deaf_to_interrupts, stop_requests
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,14 @@ class Message:
 def most_useful() -> int:
     """Returns how many runs at once are fastest: one a core, or one on an accelerator."""
     # Asked in a process of its own: whoever asks JAX for its devices may take all their memory.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        backend = pool.submit(jax.default_backend).result()
+    (backend,) = each(_backend, [None], 1)
     return (len(_cores()) or os.cpu_count() or 1) if backend == "cpu" else 1
+
+
+def _backend(_: None) -> str:
+    import jax
+
+    return jax.default_backend()
 
 
 def carry_out(
@@ -113,11 +116,10 @@ class _Worker:
         self._start()
 
     def _start(self) -> None:
-        # Spawned, since a fork of a process that runs JAX's threads can hang.
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, self.cores))
-        self.process.start()
+        self.connection, theirs = SPAWN.Pipe()
+        self.process: SpawnProcess = SPAWN.Process(target=_serve, args=(theirs, self.cores))
+        with deaf_to_interrupts():  # Ctrl-C reaches the parent, which asks by SIGTERM
+            self.process.start()
         theirs.close()
 
     def begin(self, task: Task) -> None:
@@ -194,7 +196,6 @@ def _shares(workers: int) -> list[set[int]]:
 
 def _serve(connection: Connection, cores: set[int]) -> None:
     """The life of a worker process: a run after another, until the parent closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks by SIGTERM
     if cores:
         os.sched_setaffinity(0, cores)
     threading.Thread(target=_end_with_parent, daemon=True).start()

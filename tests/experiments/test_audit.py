@@ -18,8 +18,9 @@ from experiments import audit, config, programs
 from experiments import train as training
 from experiments.cli import main
 from experiments.criteo import model
-from experiments.criteo.model import PRESETS, ClickModel, functional
+from experiments.criteo.model import ClickModel, functional
 from experiments.criteo.schema import DISPLAY_ADS
+from experiments.criteo.sizes import PRESETS
 from experiments.criteo.store import columns_of
 
 pytestmark = pytest.mark.audit

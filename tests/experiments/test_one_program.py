@@ -11,8 +11,8 @@ import pytest
 from dpsgd import Mechanism
 from experiments import config, predict, programs
 from experiments import train as training
-from experiments.criteo.model import ModelConfig
 from experiments.criteo.schema import DISPLAY_ADS
+from experiments.criteo.sizes import ModelConfig
 from experiments.stop import Stopped
 from samplers import Shuffle
 

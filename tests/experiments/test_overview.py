@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import tyro
 
 from experiments import cli
 from experiments.command_line import train_command
@@ -43,12 +42,8 @@ CONFIGS = [
 def test_the_printed_command_is_the_configuration(config):
     words = shlex.split(train_command(config))
     assert words[0] == "dpsgd"
-    read = tyro.cli(
-        cli.Command,
-        args=words[1:],
-        config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
-    )
-    assert read == config
+    _, read = cli.parse(words[1:])
+    assert vars(read) == vars(config)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +152,7 @@ def test_a_guarantee_is_what_the_ledger_gives_and_not_what_the_report_says(runs,
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("test_auc", None, "None is neither"),
+        ("test_auc", None, "NoneType is not an instance of float"),
         ("test_auc", 1e308, "must lie in [0, 1], got 1e+308"),
         ("validation_auc", -0.5, "must lie in [0, 1], got -0.5"),
         ("num_params", 10**400, "must lie in"),

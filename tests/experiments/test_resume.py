@@ -24,7 +24,7 @@ from experiments import config, fingerprint, recorded
 from experiments import train as training
 from experiments.cli import main
 from experiments.criteo import synthetic
-from experiments.criteo.model import ModelConfig
+from experiments.criteo.sizes import ModelConfig
 from experiments.criteo.store import Store
 from experiments.overview import overview
 from experiments.run_directory import DATA, DIAGNOSTICS, RunDirectory

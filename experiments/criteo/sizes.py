@@ -1,0 +1,38 @@
+"""Sizes of the click model. No array is made of them here: a command line reads no JAX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the click model; everything here is public."""
+
+    embedding_dim: int
+    """Length of the vector that stands for one categorical value."""
+    max_buckets: int
+    """Hash buckets of a categorical feature, at most; a power of two."""
+    hidden: tuple[int, ...]
+    """Units of each hidden layer."""
+
+    def __post_init__(self) -> None:
+        if self.embedding_dim < 1:
+            raise ValueError(f"embedding_dim must be at least 1, got {self.embedding_dim}")
+        check_power_of_two("max_buckets", self.max_buckets)
+        if any(units < 1 for units in self.hidden):
+            raise ValueError(f"hidden: each layer has at least 1 unit, got {list(self.hidden)}")
+
+
+def check_power_of_two(what: str, value: int) -> None:
+    """Raise ValueError, which begins with `what`, unless `value` is one that tables can have."""
+    if not 1 <= value <= 1 << 30 or value & (value - 1):
+        raise ValueError(f"{what} must be a power of two between 1 and 2^30, not {value}")
+
+
+PRESETS = {
+    # Sized for some 100,000 rows and a CPU.
+    "small": ModelConfig(embedding_dim=8, max_buckets=2**10, hidden=(64,)),
+    # About 85 million parameters: three layers of 598 units, as in Chua et al. (2024), section 5.
+    "paper": ModelConfig(embedding_dim=14, max_buckets=2**20, hidden=(598, 598, 598)),
+}

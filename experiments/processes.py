@@ -1,0 +1,37 @@
+"""Work for all processors: processes of our own, which end with what asked for them."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import TypeVar
+
+from experiments.stop import deaf_to_interrupts
+
+_Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
+
+SPAWN = multiprocessing.get_context("spawn")
+"""Spawned, since a fork of a process that runs JAX's threads can hang."""
+
+
+def each(
+    function: Callable[[_Job], _Result], jobs: Sequence[_Job], workers: int | None = None
+) -> Iterator[_Result]:
+    """Yields function(job) for each job, in their order.
+
+    Args:
+      function: What is computed; pickled, as jobs and results are.
+      jobs: Its arguments.
+      workers: Number of processes; None for one a processor.
+    """
+    with ProcessPoolExecutor(workers, mp_context=SPAWN) as pool:
+        try:
+            with deaf_to_interrupts():
+                results = pool.map(function, jobs)
+            yield from results
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()  # nobody waits for what they are at
+            raise
