@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from dpsgd.clipping import Diagnostics, clipped_grad
+from dpsgd.losses import LossFn, takes_key
 from dpsgd.mechanism import Mechanism, Scales
 from dpsgd.noise import add_gaussian_noise
 from dpsgd.secure_noise import add_secure_noise
@@ -32,14 +33,17 @@ class Algorithm(NamedTuple):
     """What the functions below enforce, and what accounting prices."""
     init: Callable[[PyTree], TrainState]
     """params -> state before the first step: in buffers of its own, which blocks may overwrite."""
-    clipped_sum: Callable[[PyTree, PyTree, Any, Scales], tuple[PyTree, Diagnostics]]
+    clipped_sum: Callable[..., tuple[PyTree, Diagnostics]]
     """(params, batch, weights, scales) -> (sum of clipped per-example gradients, diagnostics).
 
-    The sum is in float32, or in the secure mode in integers, int32."""
+    The sum is in float32, or in the secure mode in integers, int32. Where the loss takes a key, a
+    fifth argument is the keys of the batch's examples."""
     update: Callable[[TrainState, PyTree, Any, Scales], TrainState]
     """(state, sum, noise_key, scales) -> state after one noisy update."""
     programs: dict[Any, Any]
     """What was compiled of the functions above, by what it was made of; freed with them."""
+    takes_key: bool = False
+    """Whether the loss takes a key."""
 
     def with_mechanism(self, mechanism: Mechanism) -> Algorithm:
         """Returns this algorithm under another mechanism, with the same compiled programs.
@@ -86,7 +90,7 @@ def privatize(clipped_sum: PyTree, noise_key: Any, step: Any, scales: Scales) ->
 
 
 def dpsgd(
-    loss_fn: Callable[[PyTree, PyTree], Any],
+    loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     mechanism: Mechanism,
     *,
@@ -100,14 +104,20 @@ def dpsgd(
     Args:
       loss_fn: Pure function (params, example) -> scalar loss of what is clipped as one: an example,
         or a unit, of which it sees all rows of the batch, [*sampler.clipped_shape, ...] each leaf.
+        Or (params, example, key), for dropout: the key is fresh for each row of the data and each
+        step, and a function of these two alone. The price is the same, for any such loss: given
+        all keys, which depend on no data, an example's clipped gradient is a function of the
+        parameters and of itself, and neighbours have the same keys (`dpsgd.losses` has the proof).
       optimizer: Any optax transformation; it sees only the private mean gradient.
       mechanism: Sampler, sigma and C. With sigma = 0 the noise is left out of the program.
       microbatch_size: Examples whose gradients are formed together; None for as many as fit, see
         `clipped_grad`.
 
     Raises:
-      ValueError: if `microbatch_size` is below one.
+      ValueError: if `microbatch_size` is below one, or the signature of `loss_fn` does not tell
+        whether it takes a key.
     """
+    keyed = takes_key(loss_fn)
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
 
@@ -116,14 +126,14 @@ def dpsgd(
         params = owned(params)
         return TrainState(jnp.zeros((), jnp.int32), params, owned(optimizer.init(params)))
 
-    def clipped_sum(params, batch, weights, scales):
+    def clipped_sum(params, batch, weights, scales, keys=None):
         gradient = clipped_grad(
             loss_fn,
             l2_clip_norm=scales.l2_clip_norm,
             microbatch_size=microbatch_size,
             grid=scales.grid,
         )
-        return gradient(params, batch, weights)
+        return gradient(params, batch, weights, keys)
 
     def update(state, total, noise_key, scales):
         if mechanism.noise_multiplier:
@@ -134,4 +144,4 @@ def dpsgd(
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
 
-    return Algorithm(mechanism, init, clipped_sum, update, programs={})
+    return Algorithm(mechanism, init, clipped_sum, update, programs={}, takes_key=keyed)

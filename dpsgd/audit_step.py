@@ -84,6 +84,7 @@ class CompiledStep:
         self.scales = self.mechanism.scales()
         self._run = compiled_block(algorithm)
         self._key = jnp.asarray(self.mechanism.noise_key(root, 0))
+        self._loss_key = jnp.asarray(root.loss_key(0)) if algorithm.takes_key else None
         self.sampling_seed = root.sampling_seed(0)
         self._state = algorithm.init(params)
 
@@ -118,7 +119,7 @@ class CompiledStep:
             np.int32(1),
         )
         state = self._state._replace(step=jnp.int32(step))
-        self._state, _ = self._run(state, self._data, plan, self._key, scales)
+        self._state, _ = self._run(state, self._data, plan, self._key, scales, self._loss_key)
         releases = jax.tree.leaves(self._state.opt_state.releases)
         # A copy: the recording is donated to the next call.
         return [np.array(leaf[0]).ravel() * scales.expected_batch_size for leaf in releases]

@@ -26,6 +26,7 @@ class BlockPlan(NamedTuple):
     weights: Any  # float32[passes, max_batch_size]
     starts: Any  # int32[block_steps + 1]
     num_steps: Any  # int32 scalar: steps of the block that are real
+    places: Any = None  # int32[passes, max_batch_size]: where rows that travel lie in their block
 
 
 def plan_blocks(
@@ -58,7 +59,7 @@ def plan_blocks(
 
 
 def with_rows(data: PyTree, plan: BlockPlan) -> tuple[PyTree, BlockPlan]:
-    """Returns the rows of the data that a plan names, and the plan that finds them among these.
+    """Returns the rows of the data that a plan names, and the plan with their places among these.
 
     Args:
       data: Pytree of NumPy arrays, in memory or memory-mapped, with one row per example.
@@ -66,7 +67,7 @@ def with_rows(data: PyTree, plan: BlockPlan) -> tuple[PyTree, BlockPlan]:
     """
     rows = plan.indices.ravel()
     places = np.arange(rows.size, dtype=np.int32).reshape(plan.indices.shape)
-    return jax.tree.map(lambda column: column[rows], data), plan._replace(indices=places)
+    return jax.tree.map(lambda column: column[rows], data), plan._replace(places=places)
 
 
 def in_background(items: Iterator[_T]) -> Generator[_T]:

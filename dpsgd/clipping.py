@@ -16,11 +16,11 @@ from jax.typing import ArrayLike
 
 from dpsgd import ghost, memory, norms
 from dpsgd.ghost import Gradients
+from dpsgd.losses import Keyed, LossFn, of_row, takes_key
 from dpsgd.secure_grid import SecureGrid
 from dpsgd.secure_noise import quantize
 
 PyTree = Any
-LossFn = Callable[[PyTree, PyTree], Array]
 SumTree = PyTree
 """Tree of the structure and shapes of the parameters, in float32 (int32 on a secure grid)."""
 
@@ -73,7 +73,7 @@ def clipped_grad(
     method: str = "ghost",
     microbatch_size: int | None = None,
     grid: SecureGrid | None = None,
-) -> Callable[[PyTree, PyTree, ArrayLike], tuple[SumTree, Diagnostics]]:
+) -> Callable[..., tuple[SumTree, Diagnostics]]:
     r"""Builds the function (params, batch, weights) -> (sum of clipped gradients, diagnostics).
 
     With $g_i$ the gradient of `loss_fn(params, example i)` over all leaves of `params` together,
@@ -93,8 +93,9 @@ def clipped_grad(
       * $C = \infty$ clips nothing (and a sum that overflows float32 is infinite).
 
     Args:
-      loss_fn: Pure function (params, example) -> scalar loss. It sees one example, so examples
-        cannot mix; batch statistics and other operations across examples do not exist in it.
+      loss_fn: Pure function (params, example) -> scalar loss, or (params, example, key). It sees
+        one example, so examples cannot mix; batch statistics and other operations across examples
+        do not exist in it.
       l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
       method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
         structure of the loss allows, see `dpsgd.ghost`; "vmap" forms them all.
@@ -107,12 +108,15 @@ def clipped_grad(
 
     Returns:
       A pure function of `params` (tree of floating-point arrays), `batch` (tree of arrays with a
-      leading axis of B >= 1 examples) and `weights` (float32[B]: 1 for an example, 0 for padding).
+      leading axis of B >= 1 examples) and `weights` (float32[B]: 1 for an example, 0 for padding);
+      for a loss with a key, also of `keys` ([B], as from `jax.random.split`, or from
+      `dpsgd.losses.example_keys`). Drawn without a look at the examples, they cost no privacy.
 
     Raises:
       ValueError: for a clip norm that is not positive, an unknown method or a microbatch size
-        below one; when called, for parameters that are not floating-point, for leading axes that
-        differ, and for a loss that is not a real scalar.
+        below one, or a loss whose signature does not tell whether it takes a key; when called, for
+        keys that are missing or not asked for, for parameters that are not floating-point, for
+        leading axes that differ, and for a loss that is not a real scalar.
 
     Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
 
@@ -134,6 +138,7 @@ def clipped_grad(
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
     gradients, dtype = _METHODS[method], jnp.float32
+    keyed, loss_fn = takes_key(loss_fn), of_row(loss_fn)
     if grid is not None:
         gradients, dtype = functools.partial(_vmap_gradients, grid=grid), jnp.int32
 
@@ -154,9 +159,15 @@ def clipped_grad(
         return add_clipped(total, factor), jax.tree.map(operator.add, so_far, diagnostics)
 
     def clipped_sum(
-        params: PyTree, batch: PyTree, weights: ArrayLike
+        params: PyTree, batch: PyTree, weights: ArrayLike, keys: PyTree = None
     ) -> tuple[SumTree, Diagnostics]:
-        batch = jax.tree.map(jnp.asarray, batch)
+        if keyed == (keys is None):
+            raise ValueError(
+                "loss_fn takes a key: give keys[B], one for each example"
+                if keyed
+                else "keys are given, but the loss is loss_fn(params, example), without a key"
+            )
+        batch = jax.tree.map(jnp.asarray, Keyed(batch, keys) if keyed else batch)
         weights = jnp.asarray(weights)
         _check(loss_fn, params, batch, weights)
         carry = (

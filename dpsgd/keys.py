@@ -6,8 +6,9 @@ All randomness of a run is a pure function of (root, generation, stream, step, l
   read. A root that can be searched removes every guarantee: whoever guesses it subtracts the noise;
 - the *generation* separates runs of changed code, data or configuration over the same root, whose
   noise would cancel in a difference if it were shared;
-- the *stream* is one of ``sampling`` (who takes part), ``noise`` and ``secure`` (noise as well).
-  Initial parameters are public, and come from a public seed of their own;
+- the *stream* is one of ``sampling`` (who takes part), ``noise``, ``secure`` (noise as well) and
+  ``loss`` (dropout: what is random within one example, see ``dpsgd.losses``). Initial parameters
+  are public, and come from a public seed of their own;
 - *step* and *leaf* enter inside the compiled step, as counters (``dpsgd.noise``).
 
 Each derivation is BLAKE2b with the root as its key, the stream as its personalisation string and
@@ -195,6 +196,15 @@ class RootKey:
         An argument of the compiled step, like `noise_key`.
         """
         return np.frombuffer(self._derive("secure", generation, size=32), dtype="<u4").astype(
+            np.uint32
+        )
+
+    def loss_key(self, generation: int) -> np.ndarray:
+        """Return the key of the loss stream, uint32 `[2]` (64 bits), for `dpsgd.losses`.
+
+        An argument of the compiled step, like `noise_key`; but no guarantee depends on its secrecy.
+        """
+        return np.frombuffer(self._derive("loss", generation, size=8), dtype="<u4").astype(
             np.uint32
         )
 

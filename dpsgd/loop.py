@@ -18,8 +18,9 @@ from dpsgd.algorithm import Algorithm, TrainState, owned
 from dpsgd.blocks import BlockPlan, in_background, plan_blocks, with_rows
 from dpsgd.clipping import Diagnostics
 from dpsgd.keys import RootKey
+from dpsgd.losses import example_keys
 from dpsgd.mechanism import Scales
-from dpsgd.modules import refuse_batch_statistics
+from dpsgd.modules import check_parameters
 from samplers import BatchSampler, BatchSource
 
 PyTree = Any
@@ -53,7 +54,11 @@ def compiler_options() -> dict[str, Any] | None:
 
 
 def block_function(algorithm: Algorithm) -> Callable[..., tuple[TrainState, Diagnostics]]:
-    """Returns (state, data, plan, noise_key, scales) -> (state, diagnostics), a block of steps."""
+    """Returns a block of steps as a function.
+
+    It is (state, data, plan, noise_key, scales) -> (state, diagnostics), with a last argument
+    `loss_key` where the loss takes a key.
+    """
     return functools.partial(_run_block, *_parts(algorithm))
 
 
@@ -67,14 +72,16 @@ def compiled_block(algorithm: Algorithm):
     return algorithm.programs[parts]
 
 
-def _parts(algorithm: Algorithm) -> tuple[Callable, Callable, bool, tuple[int, ...]]:
+def _parts(algorithm: Algorithm) -> tuple[Callable, Callable, bool, bool, tuple[int, ...]]:
     sampler = algorithm.mechanism.sampler
-    return algorithm.clipped_sum, algorithm.update, sampler.accumulates, sampler.clipped_shape
+    functions = algorithm.clipped_sum, algorithm.update, algorithm.takes_key
+    return *functions, sampler.accumulates, sampler.clipped_shape
 
 
 def _run_block(
     clipped_sum: Callable,
     update: Callable,
+    takes_key: bool,
     accumulates: bool,
     clipped_shape: tuple[int, ...],
     state: TrainState,
@@ -82,29 +89,35 @@ def _run_block(
     plan: BlockPlan,
     noise_key: Any,
     scales: Scales,
+    loss_key: Any = None,
 ) -> tuple[TrainState, Diagnostics]:
-    def batch_sum(params, row):
-        indices = plan.indices[row].reshape(-1, *clipped_shape)
+    def batch_sum(state, row):
+        places = plan.indices if plan.places is None else plan.places
+        indices = places[row].reshape(-1, *clipped_shape)
         weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)
         batch = jax.tree.map(lambda column: column[indices], data)
-        return clipped_sum(params, batch, weights, scales)
+        if not takes_key:
+            return clipped_sum(state.params, batch, weights, scales)
+        first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is clipped as one
+        keys = example_keys(loss_key, state.step, first)
+        return clipped_sum(state.params, batch, weights, scales, keys)
 
-    def step_sum(params, j):
+    def step_sum(state, j):
         if not accumulates:
-            return batch_sum(params, j)
+            return batch_sum(state, j)
         zeros = jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-            jax.eval_shape(batch_sum, params, jnp.int32(0)),
+            jax.eval_shape(batch_sum, state, jnp.int32(0)),
         )
 
         def add(row, total):
-            return jax.tree.map(jnp.add, total, batch_sum(params, row))
+            return jax.tree.map(jnp.add, total, batch_sum(state, row))
 
         return jax.lax.fori_loop(plan.starts[j], plan.starts[j + 1], add, zeros)
 
     def one_step(j, carry):
         state, log = carry
-        total, diagnostics = step_sum(state.params, j)
+        total, diagnostics = step_sum(state, j)
         state = update(state, total, noise_key, scales)
         return state, jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
 
@@ -135,7 +148,7 @@ def train_blocks(
       algorithm: From `dpsgd`; its mechanism names the sampler, sigma and C.
       state: From `algorithm.init`, or a later one to continue from.
       data: Pytree of arrays with one leading row per example, [num_examples, ...].
-      root: Secret from which the sampling and the noise streams derive.
+      root: Secret from which the streams of sampling, noise and the loss derive.
       generation: Which continuation of the run this is; another one means other randomness. The
         same root and generation may repeat a run, or go on with it, and serve no other: two runs
         under one noise have a noise-free difference.
@@ -155,9 +168,10 @@ def train_blocks(
     """
     mechanism = algorithm.mechanism
     check_num_examples(mechanism.sampler, data)
-    refuse_batch_statistics(state.params)
+    check_parameters(state.params)
     run_block = compiled_block(algorithm)
     noise_key = jnp.asarray(mechanism.noise_key(root, generation))
+    loss_key = jnp.asarray(root.loss_key(generation)) if algorithm.takes_key else None
     scales = mechanism.scales()
     if donate:
         # No weak types: one program for a state that was just made and for one that was read back.
@@ -172,7 +186,7 @@ def train_blocks(
             declare(steps)
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
-            state, log = run_block(state, rows, plan, noise_key, scales)
+            state, log = run_block(state, rows, plan, noise_key, scales, loss_key)
             under_way.append(log)
             yield Block(state, steps, log)
 
@@ -240,7 +254,7 @@ def train(
     root = RootKey.from_entropy() if root is None else root
     # A run that is refused has not begun: it leaves the root to the next one.
     check_num_examples(algorithm.mechanism.sampler, data)
-    refuse_batch_statistics(params)
+    check_parameters(params)
     root.begin_run()
     if root.insecure and algorithm.mechanism.noise_multiplier:
         warnings.warn(

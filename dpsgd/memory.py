@@ -7,18 +7,16 @@ is resumed adds up its gradients in the same order, and no data decide anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from dpsgd import ghost
+from dpsgd.losses import LossFn, of_row, row_of
 from dpsgd.taps import find_taps
 
 PyTree = Any
-LossFn = Callable[[PyTree, PyTree], Array]
 
 MICROBATCH_BYTES = 2**31
 """What the examples of a microbatch may take together, by the estimate of `bytes_per_example`."""
@@ -34,12 +32,13 @@ def bytes_per_example(
     and need some of the latter), and the numbers that clipping needs for each parameter.
 
     Args:
-      loss_fn: (params, example) -> scalar.
+      loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
       params: Tree of floating-point arrays.
       example: One example, arrays or `jax.ShapeDtypeStruct`.
       per_example_gradients: Whether all gradients are formed, or only where the ghost method must.
     """
     params = jax.tree.map(jnp.asarray, params)
+    loss_fn, example = of_row(loss_fn), row_of(loss_fn, example)
     taps = find_taps(loss_fn, params, example)
     leaves = jax.tree.leaves(params)
     if per_example_gradients:
@@ -74,7 +73,7 @@ def explain(loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
     `microbatch_size` says otherwise.
 
     Args:
-      loss_fn: (params, example) -> scalar.
+      loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
       params: Tree of floating-point arrays.
       example: One example, arrays or `jax.ShapeDtypeStruct`.
 
@@ -90,6 +89,7 @@ def explain(loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
     activations 118 B an example; up to 10791376 examples together
     """
     params = jax.tree.map(jnp.asarray, params)
+    loss_fn, example = of_row(loss_fn), row_of(loss_fn, example)
     taps = find_taps(loss_fn, params, example)
     lines = []
     for k, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(params)):

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax import Array
 
 PyTree = Any
 
@@ -23,13 +24,24 @@ def split_module(module: nnx.Module) -> tuple[PyTree, Callable[..., Any]]:
     >>> apply(params, jax.numpy.ones(2)).shape
     (1,)
 
+    **Dropout.** Random streams that a module holds, as `nnx.Dropout(0.1, rngs=rngs)` does, are no
+    state here: apply(params, *inputs, key=key) seeds each of them anew from `key`, and without a
+    key nothing may be drawn from them. So the loss is
+    ``lambda params, example, key: loss(apply(params, example, key=key))``. Other arguments by name
+    are the module's own: where its layers hold no stream, ``rngs=nnx.Rngs(dropout=key)``. For
+    predictions, split ``nnx.view(module, deterministic=True)``, whose parameters have the same
+    tree.
+
     Args:
-      module: Any module whose variables are all `nnx.Param`.
+      module: Any module whose variables are all `nnx.Param`, or the state of random streams.
 
     Raises:
-      ValueError: if there are batch statistics or other variables that are no parameters.
+      ValueError: if there are batch statistics or other variables that are no parameters; from
+        `apply`, if numbers are drawn without a key, or a key is given and there is no stream.
     """
-    graph, params, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
+    graph, params, streams, rest = nnx.split(  # type: ignore[misc]
+        module, nnx.Param, nnx.RngState, ...
+    )
     other = {
         jax.tree_util.keystr(path): type(variable)
         for path, variable in jax.tree_util.tree_leaves_with_path(
@@ -49,14 +61,49 @@ def split_module(module: nnx.Module) -> tuple[PyTree, Callable[..., Any]]:
             "per-example gradients need a pure function of parameters and example"
         )
 
-    def apply(params: PyTree, *inputs: Any) -> Any:
-        return nnx.merge(graph, params)(*inputs)
+    def apply(params: PyTree, *inputs: Any, key: Array | None = None, **options: Any) -> Any:
+        if key is not None and not streams:
+            raise ValueError(
+                "the module holds no random stream that a key could seed; give the key to what "
+                "draws, for example as rngs=nnx.Rngs(dropout=key)"
+            )
+        seeded = _seeded(streams, key)
+        before = {path: variable.get_value() for path, variable in nnx.to_flat_state(seeded)}
+        outputs = nnx.merge(graph, params, seeded)(*inputs, **options)
+        if key is None:  # each draw has moved its stream on
+            after = nnx.to_flat_state(seeded)
+            _refuse_draws([path for path, v in after if v.get_value() is not before[path]])
+        return outputs
 
     return params, apply
 
 
-def refuse_batch_statistics(params: PyTree) -> None:
-    """Raises ValueError if `params` hold batch statistics, of flax.nnx or of flax.linen."""
+def _seeded(streams: Any, key: Array | None) -> Any:
+    """Returns the state of random streams that begin, each in its own way, with `key` if any."""
+    found = []
+    for number, (path, variable) in enumerate(nnx.to_flat_state(streams)):
+        value = variable.get_value()
+        if isinstance(variable, nnx.RngCount):
+            value = jax.numpy.zeros_like(value)
+        elif key is not None:
+            own = jax.random.fold_in(key, number)
+            value = jax.random.split(own, value.shape) if value.shape else own
+        found.append((path, variable.replace(value)))
+    return nnx.from_flat_state(found)
+
+
+def _refuse_draws(moved: list[tuple[Any, ...]]) -> None:
+    if moved:
+        names = ", ".join(".".join(map(str, path[:-1])) for path in moved)
+        raise ValueError(
+            f"the module draws random numbers ({names}) and has no key for them: call it as "
+            "apply(params, *inputs, key=key) in a loss_fn(params, example, key), or split "
+            "nnx.view(module, deterministic=True)"
+        )
+
+
+def check_parameters(params: PyTree) -> None:
+    """Raises ValueError if `params` hold batch statistics or random streams, of flax modules."""
 
     def is_variable(x: Any) -> bool:
         return isinstance(x, nnx.Variable)
@@ -68,4 +115,9 @@ def refuse_batch_statistics(params: PyTree) -> None:
                 f"the parameters hold the batch statistic {name}, which is no parameter: it mixes "
                 "examples without clipping or noise; use LayerNorm or GroupNorm in place of "
                 "BatchNorm"
+            )
+        if isinstance(leaf, nnx.RngState):
+            raise ValueError(
+                f"the parameters hold the random stream {name}, which is no parameter: take them "
+                "from split_module, and a loss_fn(params, example, key)"
             )

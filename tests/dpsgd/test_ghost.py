@@ -14,6 +14,7 @@ from jax import lax
 
 from dpsgd import ghost, norms
 from dpsgd.clipping import clipped_grad
+from dpsgd.losses import Keyed, of_row
 from dpsgd.memory import explain
 from dpsgd.taps import find_taps
 
@@ -347,6 +348,40 @@ def wrappers():
     return params, jax.jit(loss_fn), integers(8, 11, B, 4), routes | {"table": "rows"}
 
 
+def random_numbers():
+    """Dropout of rows, positions and weights, noise of a learned size, in remat and in a loop."""
+    params = {
+        "table": normal(0, 9, 6),
+        "positions": normal(1, 6, 5) / 2,
+        "weights": normal(2, 5, 4) / 2,
+        "size": normal(3, 4),
+        "remat": normal(4, 4, 4) / 2,
+        "loop": normal(5, 4, 4) / 2,
+    }
+
+    def dropped(key, x):
+        return jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x / 0.7, 0.0)
+
+    @jax.checkpoint
+    def block(w, x, key):
+        return x + jnp.tanh(dropped(key, x @ w))
+
+    def loss_fn(params, ids, key):
+        keys = jax.random.split(key, 6)
+        x = dropped(keys[0], jnp.take(params["table"], ids, axis=0))
+        x = dropped(keys[1], jnp.tanh(x @ params["positions"])).sum(0)
+        x = x @ dropped(keys[2], params["weights"])
+        x = block(params["remat"], x + params["size"] * jax.random.normal(keys[3], (4,)), keys[4])
+        steps = jax.random.split(keys[5], 3)
+        x = lax.scan(lambda x, k: (x + jnp.tanh(dropped(k, x) @ params["loop"]), None), x, steps)[0]
+        return jnp.sum(x)
+
+    routes = {"table": "rows", "positions": "entries", "weights": "vmap", "size": "entries"}
+    routes |= {"remat": "outer", "loop": "vmap"}
+    rows = Keyed(integers(6, 9, B, 3), jax.random.split(jax.random.key(7), B))
+    return params, of_row(loss_fn), rows, routes
+
+
 def control_flow():
     """Branches and loops keep their parameters to themselves; the others are still tapped."""
     params = {"branch": normal(0, 4, 4), "loop": normal(1, 4, 4) / 2, "dense": normal(2, 4, 4)}
@@ -400,6 +435,7 @@ CASES = {
     "contractions": contractions,
     "entrywise": entrywise,
     "wrappers": wrappers,
+    "random_numbers": random_numbers,
     "control_flow": control_flow,
     "degenerate": degenerate,
 }

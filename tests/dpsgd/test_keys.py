@@ -26,6 +26,7 @@ def derived(root: RootKey, generation: int) -> dict[str, bytes]:
         "sampling": root.sampling_seed(generation).to_bytes(32, "little"),
         "noise": root.noise_key(generation).tobytes(),
         "secure noise": root.secure_noise_key(generation).tobytes(),
+        "loss": root.loss_key(generation).tobytes(),
     }
 
 
@@ -38,7 +39,9 @@ def test_entropy_roots_differ_and_fill_all_key_bits():
     assert np.all((bits.sum(0) > 0) & (bits.sum(0) < 64))
 
 
-@pytest.mark.parametrize(("stream", "words"), [("noise_key", 4), ("secure_noise_key", 8)])
+@pytest.mark.parametrize(
+    ("stream", "words"), [("noise_key", 4), ("secure_noise_key", 8), ("loss_key", 2)]
+)
 def test_all_bits_of_noise_keys_are_used(stream, words):
     keys = np.stack([getattr(RootKey.from_entropy(), stream)(0) for _ in range(64)])
     assert keys.shape == (64, words)
@@ -66,7 +69,7 @@ def test_streams_generations_and_roots_share_no_output():
         for secret, generation in itertools.product([SECRET, flipped], [0, 1, 2, 2**63])
         for value in derived(RootKey(secret, insecure=False), generation).values()
     ]
-    assert len(set(outputs)) == len(outputs) == 24
+    assert len(set(outputs)) == len(outputs) == 32
 
 
 def test_derivations_are_these_very_functions():

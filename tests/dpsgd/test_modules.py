@@ -21,13 +21,23 @@ class Normalised(nnx.Module):
         return self.norm(self.linear(x))
 
 
-class Dropped(nnx.Module):
-    def __init__(self, rngs):
-        self.linear = nnx.Linear(3, 2, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+class Counting(nnx.Module):
+    def __init__(self):
+        self.calls = nnx.Variable(jnp.zeros(()))
 
     def __call__(self, x):
-        return self.dropout(self.linear(x))
+        self.calls[...] += 1
+        return x
+
+
+class Dropped(nnx.Module):
+    """Two layers of dropout, each with a stream of its own or both with those of the call."""
+
+    def __init__(self, rngs):
+        self.first, self.second = nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x, rngs=None):
+        return self.first(x, rngs=rngs), self.second(x, rngs=rngs)
 
 
 @pytest.mark.parametrize("norm", [nnx.LayerNorm, nnx.RMSNorm])
@@ -46,21 +56,52 @@ def test_batch_statistics_are_refused_by_name():
 
 
 def test_other_state_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"no parameter \(.*dropout"):
-        split_module(Dropped(nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"no parameter \(.*calls.*: Variable"):
+        split_module(Counting())
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["streams of its own", "streams of the call"])
+def test_dropout_is_a_function_of_the_key_and_differs_between_layers(own):
+    _, apply = split_module(Dropped(nnx.Rngs(0) if own else None))
+
+    def dropped(seed):
+        key = jax.random.key(seed)
+        masks = apply({}, np.ones(200), **({"key": key} if own else {"rngs": nnx.Rngs(key)}))
+        return np.array(masks)
+
+    (first, second), again, other = dropped(1), dropped(1), dropped(2)
+    np.testing.assert_array_equal(again, [first, second])
+    for a, b in ((first, second), (first, other[0]), (second, other[1])):
+        assert 60 < np.sum(a != b) < 140  # of 200 fair coins: false alarm 1e-8 a pair
+
+
+def test_numbers_drawn_without_a_key_are_refused_by_the_stream():
+    _, apply = split_module(Dropped(nnx.Rngs(0)))
+    for call in (apply, jax.jit(apply)):
+        with pytest.raises(ValueError, match=r"\(first.rngs, second.rngs\).*key=key"):
+            call({}, jnp.ones(3))
+    _, sure = split_module(nnx.view(Dropped(nnx.Rngs(0)), deterministic=True))
+    np.testing.assert_array_equal(sure({}, jnp.ones(3)), np.ones((2, 3)))
+
+
+def test_a_key_that_nothing_would_use_is_refused():
+    params, apply = split_module(Normalised(nnx.LayerNorm, nnx.Rngs(0)))
+    with pytest.raises(ValueError, match="no random stream that a key could seed"):
+        apply(params, jnp.ones(3), key=jax.random.key(0))
 
 
 @pytest.mark.parametrize(
-    "params",
+    ("params", "message"),
     [
-        {"params": {"w": jnp.ones(3)}, "batch_stats": {"mean": jnp.zeros(3)}},
-        nnx.split(Normalised(nnx.BatchNorm, nnx.Rngs(0)))[1],
+        ({"params": {"w": jnp.ones(3)}, "batch_stats": {"m": jnp.zeros(3)}}, "batch statistic"),
+        (nnx.split(Normalised(nnx.BatchNorm, nnx.Rngs(0)))[1], "batch statistic"),
+        (nnx.split(Dropped(nnx.Rngs(0)))[1], "random stream .*rngs.*split_module"),
     ],
-    ids=["linen", "nnx"],
+    ids=["linen", "nnx", "nnx streams"],
 )
-def test_training_refuses_parameters_with_batch_statistics(params):
+def test_training_refuses_parameters_with_other_state(params, message):
     algorithm = dpsgd(
         lambda params, example: 0.0, optax.sgd(0.1), Mechanism(Deterministic(4, 2), 1.0, 1.0)
     )
-    with pytest.raises(ValueError, match="batch statistic"):
+    with pytest.raises(ValueError, match=message):
         train(algorithm, params, {"x": np.zeros((4, 3), np.float32)}, root=RootKey.from_entropy())
