@@ -3,7 +3,8 @@
 The atoms i >= j of a sum are d = i - j apart and add up to exp(i step) (1 + exp(-d step)): between
 the grid points i + f and i + f + 1 with f = floor(log1p(exp(-d step)) / step), at a split that
 depends on d alone. Pairs of one f share the multiplication. Where f = 0 for all d > D, running sums
-take over.
+take over. Results are laid on the window of indices that sums can reach, however far from the
+summands' own it is.
 """
 
 from __future__ import annotations
@@ -11,10 +12,40 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accounting.cells import Array, up_weight
+
+RUNNING_SUM_ROUNDINGS = 128
+"""Roundings, besides one for each atom, of a running sum whose terms decay geometrically."""
+_BLOCK = 30.0
+"""Length, in log X, of the blocks of such a sum: e^30 is no large number."""
+
+
+class Atoms(NamedTuple):
+    """Atoms of a law of X, as far as sums of them are on one grid, g = k step for atom k.
+
+    Below X = 1 q is exact, and t; above it p and s, where the others may have underflowed to 0.
+    """
+
+    start: int
+    """Index of the first atom."""
+    q: Array
+    """Mass under Q: float64[atoms]."""
+    p: Array
+    """Mass times X: float64[atoms]."""
+    s: Array
+    """q e^g, in terms of p: float64[atoms]."""
+    t: Array
+    """p e^{-g}, in terms of q: float64[atoms]."""
+
+    @property
+    def stop(self) -> int:
+        """Index after the last atom."""
+        return self.start + self.q.size
 
 
 @dataclass(frozen=True)
@@ -29,31 +60,40 @@ class Pairs:
     step: float
     symmetric: bool
 
-    def add_upper(self, out: Array, x: Array, x_start: int, y: Array, y_start: int) -> None:
-        """Adds the masses x_i y_j at the sums, split between grid points, to `out`."""
-        self._add_upper(out, x, x_start, y, y_start, 0)
-        if not self.symmetric:
-            self._add_upper(out, y, y_start, x, x_start, 1)
+    def upper(self, x: Atoms, y: Atoms) -> tuple[int, Array, Array]:
+        """Splits the sums of all pairs between grid points.
 
-    def add_lower(
-        self,
-        out_q: Array,
-        out_p: Array,
-        x: tuple[Array, Array],
-        x_start: int,
-        y: tuple[Array, Array],
-        y_start: int,
-    ) -> None:
-        """Adds masses x_i y_j, and their means, to the grid point nearest the sum."""
-        self._add_lower(out_q, out_p, x, x_start, y, y_start, 0)
+        Returns the window's first index, and the masses times 1 (under Q) and times the value (p).
+        """
+        out = self._window(x, y)
+        self._add_upper(out, x, y, 0)
         if not self.symmetric:
-            self._add_lower(out_q, out_p, y, y_start, x, x_start, 1)
+            self._add_upper(out, y, x, 1)
+        return out.start, out.q, out.p
+
+    def lower(self, x: Atoms, y: Atoms) -> Atoms:
+        """Gathers all pairs at the grid point nearest their sum."""
+        out = self._window(x, y)
+        self._add_lower(out, x, y, 0)
+        if not self.symmetric:
+            self._add_lower(out, y, x, 1)
+        return out
+
+    def _window(self, x: Atoms, y: Atoms) -> Atoms:
+        """Returns the grid points that sums of `x` and `y` may be at, without mass."""
+        start = math.floor(self._sum(x.start, y.start)) - 1
+        size = math.ceil(self._sum(x.stop, y.stop)) + 2 - start
+        return Atoms(start, np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size))
+
+    def _sum(self, i: int, j: int) -> float:
+        """Index of the sum of two atoms, between grid points."""
+        return max(i, j) + math.log1p(math.exp(-abs(i - j) * self.step)) / self.step
 
     def _weight(self, d: int) -> float:
         return 2.0 if self.symmetric and d > 0 else 1.0
 
     def _runs(
-        self, x: slice, y: slice, first: int, least: float, shift: float
+        self, x: Atoms, y: Atoms, first: int, least: float, shift: float
     ) -> tuple[Array, list[tuple[int, int, int]], int]:
         """Runs (d0, d1, level) of one level = floor(height + shift), height = log1p(e^{-d h}) / h.
 
@@ -71,74 +111,99 @@ class Pairs:
         runs = [(begin + i, begin + j, int(level[i])) for i, j in itertools.pairwise(cuts)]
         return height, runs, beyond
 
-    def _add_upper(
-        self, out: Array, x: Array, x_start: int, y: Array, y_start: int, first: int
-    ) -> None:
-        x_all, y_all = slice(x_start, x_start + x.size), slice(y_start, y_start + y.size)
-        height, runs, beyond = self._runs(x_all, y_all, first, 1.0, 0.0)
+    def _add_upper(self, out: Atoms, x: Atoms, y: Atoms, first: int) -> None:
+        height, runs, beyond = self._runs(x, y, first, 1.0, 0.0)
         base = runs[0][0] if runs else 0
+        grown = math.exp(self.step)
         for begin, end, level in runs:
-            low = max(x_all.start, y_all.start + begin)
-            high = min(x_all.stop, y_all.stop + end - 1)
+            low = max(x.start, y.start + begin)
+            high = min(x.stop, y.stop + end - 1)
             down, up = np.zeros(high - low), np.zeros(high - low)
             above = (height[begin - base : end - base] - level) * self.step
             shares = up_weight(above, self.step)
             for d in range(begin, end):
-                here = slice(max(low, y_all.start + d), min(high, y_all.stop + d))
+                here = slice(max(low, y.start + d), min(high, y.stop + d))
                 share = float(shares[d - begin])
                 weight = self._weight(d)
-                mass = y[here.start - d - y_start : here.stop - d - y_start]
+                mass = y.q[here.start - d - y.start : here.stop - d - y.start]
                 down[here.start - low : here.stop - low] += (weight * (1.0 - share)) * mass
                 up[here.start - low : here.stop - low] += (weight * share) * mass
-            left = x[low - x_start : high - x_start]
-            out[low + level : high + level] += left * down
-            out[low + level + 1 : high + level + 1] += left * up
-        low = max(x_all.start, y_all.start + max(beyond, first))
-        if low < x_all.stop:
+            left = slice(low - x.start, high - x.start)
+            at = low + level - out.start
+            here, there = slice(at, at + high - low), slice(at + 1, at + high - low + 1)
+            out.q[here] += x.q[left] * down
+            out.q[there] += x.q[left] * up
+            # A grid point's value is that of x's atom, times e^{level step}.
+            p = x.p[left] * math.exp(level * self.step)
+            out.p[here] += p * down
+            out.p[there] += (grown * p) * up
+        low = max(x.start, y.start + max(beyond, first))
+        if low < x.stop:
             # Here the sum lies below the next grid point, at a split e^{-d step}/(e^step - 1).
-            i = np.arange(low, x_all.stop)
-            j = np.minimum(i - max(beyond, first) - y_start, y.size - 1)
-            centre = 0.5 * y.size
-            grow = np.exp((np.arange(y.size) - centre) * self.step)
-            total = np.cumsum(y)[j]
-            mean = np.cumsum(y * grow)[j] * np.exp((centre + y_start - i) * self.step)
-            up = np.minimum(mean / math.expm1(self.step), total)
-            left = self._weight(1) * x[low - x_start :]
-            out[low : x_all.stop] += left * (total - up)
-            out[low + 1 : x_all.stop + 1] += left * up
+            j, decay = self._far(x, y, low, max(beyond, first))
+            total = np.cumsum(y.q)[j]
+            up = np.minimum(self._decayed(y.q)[j] * decay / math.expm1(self.step), total)
+            here, there = slice(low - out.start, x.stop - out.start), slice(low - x.start, None)
+            above = slice(here.start + 1, here.stop + 1)
+            weight = self._weight(1)
+            out.q[here] += weight * x.q[there] * (total - up)
+            out.q[above] += weight * x.q[there] * up
+            out.p[here] += weight * x.p[there] * (total - up)
+            out.p[above] += (weight * grown) * x.p[there] * up
 
-    def _add_lower(
-        self,
-        out_q: Array,
-        out_p: Array,
-        x: tuple[Array, Array],
-        x_start: int,
-        y: tuple[Array, Array],
-        y_start: int,
-        first: int,
-    ) -> None:
-        (x_q, x_p), (y_q, y_p) = x, y
-        x_all, y_all = slice(x_start, x_start + x_q.size), slice(y_start, y_start + y_q.size)
-        _, runs, beyond = self._runs(x_all, y_all, first, 0.5, 0.5)
+    def _add_lower(self, out: Atoms, x: Atoms, y: Atoms, first: int) -> None:
+        _, runs, beyond = self._runs(x, y, first, 0.5, 0.5)
         for begin, end, level in runs:
-            low = max(x_all.start, y_all.start + begin)
-            high = min(x_all.stop, y_all.stop + end - 1)
-            sum_q, sum_p = np.zeros(high - low), np.zeros(high - low)
+            low = max(x.start, y.start + begin)
+            high = min(x.stop, y.stop + end - 1)
+            sum_q, sum_t = np.zeros(high - low), np.zeros(high - low)
             for d in range(begin, end):
-                here = slice(max(low, y_all.start + d), min(high, y_all.stop + d))
-                there = slice(here.start - d - y_start, here.stop - d - y_start)
+                here = slice(max(low, y.start + d), min(high, y.stop + d))
+                there = slice(here.start - d - y.start, here.stop - d - y.start)
                 weight = self._weight(d)
-                sum_q[here.start - low : here.stop - low] += weight * y_q[there]
-                sum_p[here.start - low : here.stop - low] += weight * y_p[there]
-            left = slice(low - x_start, high - x_start)
-            out_q[low + level : high + level] += x_q[left] * sum_q
-            out_p[low + level : high + level] += x_p[left] * sum_q + x_q[left] * sum_p
-        low = max(x_all.start, y_all.start + max(beyond, first))
-        if low < x_all.stop:
-            j = np.arange(low, x_all.stop) - max(beyond, first) - y_start
-            j = np.minimum(j, y_q.size - 1)
-            sum_q, sum_p = np.cumsum(y_q)[j], np.cumsum(y_p)[j]
-            left_q = self._weight(1) * x_q[low - x_start :]
-            left_p = self._weight(1) * x_p[low - x_start :]
-            out_q[low : x_all.stop] += left_q * sum_q
-            out_p[low : x_all.stop] += left_p * sum_q + left_q * sum_p
+                sum_q[here.start - low : here.stop - low] += weight * y.q[there]
+                smaller = weight * math.exp(-d * self.step)
+                sum_t[here.start - low : here.stop - low] += smaller * y.t[there]
+            at = low + level - out.start
+            here, there = slice(at, at + high - low), slice(low - x.start, high - x.start)
+            self._gather(out, here, x, there, sum_q, sum_t, math.exp(level * self.step))
+        low = max(x.start, y.start + max(beyond, first))
+        if low < x.stop:
+            j, decay = self._far(x, y, low, max(beyond, first))
+            weight = self._weight(1)
+            sum_q = weight * np.cumsum(y.q)[j]
+            sum_t = weight * self._decayed(y.t)[j] * decay
+            here = slice(low - out.start, x.stop - out.start)
+            self._gather(out, here, x, slice(low - x.start, None), sum_q, sum_t, 1.0)
+
+    @staticmethod
+    def _gather(
+        out: Atoms, here: slice, x: Atoms, there: slice, sum_q: Array, sum_t: Array, up: float
+    ) -> None:
+        """Adds pairs with x's atoms i = `there`, g_out = g_i + log `up`, to those of `out` `here`.
+
+        `sum_q` has, for each i, its partners' masses q_j, and `sum_t` e^{g_j - g_i} t_j: their
+        values, in units of e^{g_i}. A pair has the mass q_i q_j = e^{-g_i} s_i q_j, and that times
+        its value is p_i q_j + q_i p_j = p_i q_j + s_i e^{g_j - g_i} t_j = e^{g_i} (t_i q_j + ..).
+        """
+        out.q[here] += x.q[there] * sum_q
+        out.s[here] += up * x.s[there] * sum_q
+        out.p[here] += x.p[there] * sum_q + x.s[there] * sum_t
+        out.t[here] += (x.t[there] * sum_q + x.q[there] * sum_t) / up
+
+    def _far(self, x: Atoms, y: Atoms, low: int, distance: int) -> tuple[NDArray[np.int64], Array]:
+        """For x's atoms i from `low` on: y's last one j <= i - `distance`, and e^{(j - i) step}."""
+        i = np.arange(low, x.stop)
+        j = np.minimum(i - distance, y.stop - 1)
+        return j - y.start, np.exp((j - i) * self.step)
+
+    def _decayed(self, mass: Array) -> Array:
+        """Returns sum_{k <= j} e^{(k - j) step} mass_k for each j, relatively accurate."""
+        length = max(1, int(_BLOCK / self.step))
+        result, carried = np.empty(mass.size), 0.0
+        for begin in range(0, mass.size, length):
+            block = slice(begin, begin + length)
+            grow = np.exp(np.arange(mass[block].size) * self.step)
+            result[block] = (np.cumsum(mass[block] * grow) + carried) / grow
+            carried = float(result[block][-1]) * math.exp(-self.step)
+        return result

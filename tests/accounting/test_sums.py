@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-from accounting.sums import Pairs
+from accounting.sums import Atoms, Pairs
 
 STEP = 0.2
 
@@ -21,32 +19,51 @@ def atoms(seed, size):
 CASES = [(12, 0, 12, 0, True), (12, 0, 7, 3, False), (5, 40, 60, 0, False), (3, 0, 4, 90, False)]
 
 
+def pair_of_laws(x_size, x_start, y_size, y_start, symmetric):
+    x = law(atoms(0, x_size), x_start)
+    return x, x if symmetric else law(atoms(1, y_size), y_start)
+
+
+def law(q, start):
+    """A law whose atoms are at their grid points."""
+    value = np.exp((start + np.arange(q.size)) * STEP)
+    return Atoms(start, q, q * value, q * value, q)
+
+
 @pytest.mark.parametrize(("x_size", "x_start", "y_size", "y_start", "symmetric"), CASES)
 def test_pairs_are_split_so_as_to_keep_mass_and_mean(x_size, x_start, y_size, y_start, symmetric):
-    x = atoms(0, x_size)
-    y = x if symmetric else atoms(1, y_size)
-    size = max(x_start + x_size, y_start + y_size) + math.ceil(math.log(2.0) / STEP) + 2
-    out, expected = np.zeros(size), np.zeros(size)
-    Pairs(STEP, symmetric).add_upper(out, x, x_start, y, y_start)
-    grid = np.exp(np.arange(size) * STEP)
-    for i, x_mass in enumerate(x, x_start):
-        for j, y_mass in enumerate(y, y_start):
-            value = grid[i] + grid[j]
+    x, y = pair_of_laws(x_size, x_start, y_size, y_start, symmetric)
+    start, q, p = Pairs(STEP, symmetric).upper(x, y)
+    expected = np.zeros(q.size)
+    grid = np.exp((start + np.arange(q.size)) * STEP)
+    for x_mass, x_value in zip(x.q, x.p / np.maximum(x.q, 1e-300), strict=True):
+        for y_mass, y_value in zip(y.q, y.p / np.maximum(y.q, 1e-300), strict=True):
+            value = x_value + y_value
+            if x_mass * y_mass == 0.0:
+                continue
             below = int(np.searchsorted(grid, value, side="right")) - 1
             up = (value - grid[below]) / (grid[below + 1] - grid[below])
             expected[below] += x_mass * y_mass * (1 - up)
             expected[below + 1] += x_mass * y_mass * up
-    np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-300)
+    np.testing.assert_allclose(q, expected, rtol=1e-9, atol=1e-300)
+    np.testing.assert_allclose(p, expected * grid, rtol=1e-9, atol=1e-300)
 
 
 @pytest.mark.parametrize(("x_size", "x_start", "y_size", "y_start", "symmetric"), CASES)
 def test_contracted_pairs_keep_all_of_both_masses(x_size, x_start, y_size, y_start, symmetric):
-    x = atoms(0, x_size)
-    y = x if symmetric else atoms(1, y_size)
-    x_p = x * np.exp((x_start + np.arange(x_size)) * STEP)
-    y_p = y * np.exp((y_start + np.arange(y_size)) * STEP)
-    size = max(x_start + x_size, y_start + y_size) + math.ceil(math.log(2.0) / STEP) + 2
-    q, p = np.zeros(size), np.zeros(size)
-    Pairs(STEP, symmetric).add_lower(q, p, (x, x_p), x_start, (y, y_p), y_start)
-    assert q.sum() == pytest.approx(x.sum() * y.sum(), rel=1e-12)
-    assert p.sum() == pytest.approx(x_p.sum() * y.sum() + x.sum() * y_p.sum(), rel=1e-12)
+    x, y = pair_of_laws(x_size, x_start, y_size, y_start, symmetric)
+    out = Pairs(STEP, symmetric).lower(x, y)
+    assert out.q.sum() == pytest.approx(x.q.sum() * y.q.sum(), rel=1e-12)
+    means = x.p.sum() * y.q.sum() + x.q.sum() * y.p.sum()
+    assert out.p.sum() == pytest.approx(means, rel=1e-12)
+    grid = np.exp((out.start + np.arange(out.q.size)) * STEP)
+    np.testing.assert_allclose(out.s, out.q * grid, rtol=1e-12)
+    np.testing.assert_allclose(out.t, out.p / grid, rtol=1e-12)
+
+
+def test_sums_are_laid_on_the_window_that_they_can_reach_however_fine_the_grid():
+    """One that begins at the summands would have log 2/step points: 7e7, of which 40 are used."""
+    x = Atoms(0, *np.full((4, 20), 0.05))
+    for out in (Pairs(1e-8, True).upper(x, x)[1], Pairs(1e-8, True).lower(x, x).q):
+        assert out.size < 40
+        assert out.sum() == pytest.approx(1.0)
