@@ -29,8 +29,9 @@ def each(
     with ProcessPoolExecutor(workers, mp_context=SPAWN) as pool:
         try:
             with deaf_to_interrupts():
-                results = pool.map(function, jobs)
-            yield from results
+                futures = [pool.submit(function, job) for job in jobs]
+            for future in futures:
+                yield future.result()
         except BaseException:
             for process in multiprocessing.active_children():
                 process.terminate()  # nobody waits for what they are at

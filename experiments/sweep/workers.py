@@ -75,10 +75,12 @@ def carry_out(
     if not tasks:
         return
     todo = deque(tasks)
-    pool = [_Worker(cores) for cores in _shares(workers)[: len(tasks)]]
+    pool: list[_Worker] = []
     done = 0
     try:
         with stop_requests() as stop:
+            for cores in _shares(workers)[: len(tasks)]:
+                pool.append(_Worker(cores))
             while True:
                 for worker in pool:
                     if worker.task is None and todo and not stop():
@@ -98,7 +100,8 @@ def carry_out(
                 now = [f"{w.task.config.out.name}: {w.said}" for w in busy if w.task is not None]
                 progress("; ".join([f"{done} of {len(tasks)} runs done", *now]))
             if stop():
-                raise Stopped(f"stopped with {len(tasks) - done} runs left")
+                left = len(tasks) - done
+                raise Stopped(f"stopped with {left} run{'s' if left > 1 else ''} left")
     finally:
         for worker in pool:
             worker.close()
