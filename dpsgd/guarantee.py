@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,7 @@ class Guarantee:
       noise_multiplier: Standard deviation of the noise over `l2_clip_norm`.
       l2_clip_norm: Bound on one unit's contribution to a step; infinite without clipping.
       secure_noise: Whether sums and noise were exact, so that floating point is covered.
+      scope: What part of a run this is about, and on what condition; empty for a whole run.
       void: Why there is no guarantee, or empty.
       notes: What a reader should know about the interval.
     """
@@ -51,6 +54,7 @@ class Guarantee:
     noise_multiplier: float
     l2_clip_norm: float
     secure_noise: bool = False
+    scope: str = ""
     void: str = ""
     notes: tuple[str, ...] = ()
 
@@ -68,12 +72,52 @@ class Guarantee:
         Raises:
           ValueError: if `delta` is not in (0, 1), or the sampler's price is not proved.
         """
-        void = ""
+        return cls._of(mechanism, delta, mechanism.sampler.num_steps, reproducible_noise)
+
+    @classmethod
+    def so_far(
+        cls, mechanism: Mechanism, delta: float, *, steps: int, reproducible_noise: bool = False
+    ) -> Guarantee:
+        """Returns what the first `steps` steps of a run cost: the epsilon that is spent so far.
+
+        Two numbers, of which each covers something else:
+
+        * The *interval* is the price of a run that stops after `steps` steps for reasons that no
+          release has a part in: a plan, a clock, a machine that dies. Such a run releases its first
+          `steps` updates, which `BatchSampler.privacy_of` prices.
+        * For a stop that is decided by looking at the model, at a loss of public rows, or at other
+          functions of the releases, it is no price: that step was chosen among many, perhaps as the
+          one that tells most about somebody. What holds then, whatever the rule, is the price of
+          the *whole run*, which the notes name: wherever it stops, all that is known is a function
+          of the releases that the whole run would have made. So the budget that was planned is a
+          privacy filter (R. Rogers, A. Roth, J. Ullman, S. Vadhan, Privacy Odometers and Filters,
+          2016), and these intervals, read one after another, are not an odometer. Whoever looks at
+          private rows to decide, training rows without noise among them, is covered by neither.
+
+        Args:
+          mechanism: Sampler, sigma and C of the whole run, as planned.
+          delta: In (0, 1).
+          steps: Steps that are done, at most `sampler.num_steps`: for all of them, this is `of`.
+          reproducible_noise: Whether the noise came from a seed that can be guessed.
+
+        Raises:
+          ValueError: if `steps` is out of range, and as for `of`.
+        """
+        steps, whole = operator.index(steps), mechanism.sampler.num_steps
+        if not 0 <= steps <= whole:
+            raise ValueError(f"steps must be in [0, {whole}], the run's number, got {steps}")
+        return cls._of(mechanism, delta, steps, reproducible_noise)
+
+    @classmethod
+    def _of(
+        cls, mechanism: Mechanism, delta: float, steps: int, reproducible_noise: bool
+    ) -> Guarantee:
+        void, scope, whole = "", "", mechanism.sampler.num_steps
         if reproducible_noise:
             void = "reproducible noise: whoever guesses the seed can subtract it"
         if mechanism.noise_multiplier == 0:
             void = "no noise was added"
-        interval = None if void else epsilon(mechanism.privacy(), delta)
+        interval = None if void else _price(mechanism, delta, steps)
         notes: tuple[str, ...] = ()
         if interval is not None:
             if interval.confidence < 1:
@@ -82,6 +126,10 @@ class Guarantee:
                     "estimate is not a guarantee"
                 )
             notes = notes_on(mechanism, delta, interval)
+        if steps < whole:
+            scope = f"the first {steps:,} of {whole:,} steps, if no release decides to stop there"
+            if interval is not None:
+                notes += (note_on_stopping(f"{_price(mechanism, delta, whole):.4f}"),)
         return cls(
             epsilon=interval,
             delta=delta,
@@ -90,6 +138,7 @@ class Guarantee:
             noise_multiplier=mechanism.noise_multiplier,
             l2_clip_norm=mechanism.l2_clip_norm,
             secure_noise=mechanism.secure_noise,
+            scope=scope,
             void=void,
             notes=notes,
         )
@@ -109,6 +158,7 @@ class Guarantee:
             )
         return (
             f"epsilon in {self.epsilon:.4f} at delta {format_delta(self.delta)} "
+            f"{f'for {self.scope} ' if self.scope else ''}"
             f"({self.adjacency} adjacency, unit: one {self.unit})"
         )
 
@@ -135,3 +185,25 @@ def notes_on(mechanism: Mechanism, delta: float, price: Bound) -> tuple[str, ...
     """Returns what a reader should know about `price`: its own note, and its sampler's caveats."""
     caveats = mechanism.sampler.caveats(mechanism.noise_multiplier, delta)
     return (price.note, *caveats) if price.note else caveats
+
+
+def note_on_stopping(whole: str) -> str:
+    """Returns what the price of a part of a run does not cover; `whole`: epsilon of all of it."""
+    return (
+        "this is the price if the run stops here for reasons that do not depend on what it "
+        "released; a stop decided by looking at the model costs what the whole run costs (epsilon "
+        f"in {whole}), and one decided by losses or other diagnostics is not covered"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _price(mechanism: Mechanism, delta: float, steps: int) -> Bound:
+    """Bounds what the first `steps` steps cost: once, however often a training loop asks."""
+    sampler = mechanism.sampler
+    if steps == sampler.num_steps:
+        return epsilon(mechanism.privacy(), delta)
+    if steps == 0:
+        return Bound(0.0, 0.0, note="no step was taken: nothing was released")
+    part = epsilon(sampler.privacy_of(mechanism.noise_multiplier, [range(steps)]), delta)
+    note = "epochs that were entered count whole except under Poisson; no lower end is computed"
+    return Bound(0.0, part.upper, part.confidence, f"{part.note}; {note}" if part.note else note)

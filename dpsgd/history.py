@@ -38,7 +38,7 @@ import samplers
 from accounting import Bound, epsilon
 from accounting.profile import check_delta
 from dpsgd.files import parse_json
-from dpsgd.guarantee import ADJACENCY, Guarantee, notes_on
+from dpsgd.guarantee import ADJACENCY, Guarantee, note_on_stopping, notes_on
 from dpsgd.mechanism import Mechanism
 from dpsgd.records import checked
 from samplers import BatchSampler
@@ -210,12 +210,7 @@ class History:
                 )
             if told and planned != told:
                 whole = "none" if _void(planned) else f"{_price(planned, last.delta):.4f}"
-                notes += (
-                    "this is the price if the run stops here for reasons that do not depend on "
-                    "what it released; a stop decided by looking at the model costs what the whole "
-                    f"run costs (epsilon in {whole}), and one decided by losses or other "
-                    "diagnostics is not covered",
-                )
+                notes += (note_on_stopping(whole),)
         return Guarantee(
             epsilon=interval,
             delta=last.delta,

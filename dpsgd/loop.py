@@ -236,6 +236,7 @@ def train(
     root: RootKey | None = None,
     block_steps: int = 64,
     data_on: Literal["device", "host"] | None = None,
+    on_block: Callable[[int, PyTree], None] | None = None,
 ) -> PyTree:
     """Trains from `params` through every step of the mechanism's sampler; returns the parameters.
 
@@ -247,6 +248,10 @@ def train(
         entropy. One from a seed gives a warning: `Guarantee.of` must then be told of it.
       block_steps: Steps per dispatch.
       data_on: Where the data lie, see `train_blocks`.
+      on_block: Called after each block of `block_steps` steps with the number of steps that are
+        done and a copy of the parameters, to evaluate or to keep them. The guarantee covers these
+        parameters, with whatever is computed of them and of public rows; what is computed of
+        private rows is not covered. What is spent by then: `Guarantee.so_far`.
 
     Raises:
       ValueError: if a run was begun under `root` before, and as for `train_blocks`.
@@ -272,4 +277,6 @@ def train(
         donate=True,
     ):
         params = block.state.params
+        if on_block is not None:
+            on_block(block.steps.stop, owned(params))
     return params

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from accounting import PrivacyProfile
+from accounting import PrivacyProfile, format_delta, largest_count
 from dpsgd.keys import RootKey
 from dpsgd.secure_grid import SecureGrid, secure_grid
 from samplers import BatchSampler
+from samplers.base import MAX_STEPS
 
 SCALES = 2.0**-100, 2.0**96
 """Between these lie C and sigma C, where there is noise: float32 holds all that a step computes.
@@ -68,6 +70,40 @@ class Mechanism:
         if self.noise_multiplier == 0:
             raise ValueError("noise_multiplier is 0: a run without noise has no privacy guarantee")
         return self.sampler.privacy(self.noise_multiplier)
+
+    def until(self, *, epsilon: float, delta: float) -> Mechanism:
+        """Returns this mechanism with as many epochs as `epsilon` at `delta` pays for.
+
+        To train until epsilon is to choose the number of epochs beforehand, by the price alone: the
+        largest whose whole run costs no more. That run may then be stopped early by any rule that
+        looks at what was released, and still costs no more, see `Guarantee.so_far`.
+
+        >>> from samplers import Poisson
+        >>> mechanism = Mechanism(Poisson(10_000, batch_size=100), 1.0, l2_clip_norm=1.0)
+        >>> mechanism.until(epsilon=2.0, delta=1e-5).sampler.epochs
+        16
+
+        Args:
+          epsilon: What may be spent, >= 0.
+          delta: In (0, 1).
+
+        Raises:
+          ValueError: if there is no noise, or not one epoch can be paid for.
+        """
+        self.privacy()  # refuses where there is no noise
+
+        def privacy(epochs: int) -> PrivacyProfile:
+            return self.sampler.with_epochs(epochs).privacy(self.noise_multiplier)
+
+        limit = min(1_000_000, MAX_STEPS // self.sampler.steps_per_epoch)
+        epochs = largest_count(privacy, epsilon=epsilon, delta=delta, limit=limit)
+        if epochs == 0:
+            one = privacy(1).epsilon(delta)
+            raise ValueError(
+                f"one epoch costs epsilon {one:.4f} at delta {format_delta(delta)}, more than "
+                f"{epsilon}: raise noise_multiplier"
+            )
+        return dataclasses.replace(self, sampler=self.sampler.with_epochs(epochs))
 
     def scales(self) -> Scales:
         """Returns the numbers that the compiled step reads; rounding never shortens the noise."""

@@ -21,7 +21,7 @@ CHUNK = 65_536
 """Examples whose rows are drawn together, from one key: part of the definition of every draw."""
 
 _MAX_EXAMPLES = 2**31 - 1  # indices are int32
-_MAX_STEPS = 2**31 - 1  # so is the step of a training state
+MAX_STEPS = 2**31 - 1  # so is the step of a training state
 
 
 class Participations(NamedTuple):
@@ -104,7 +104,7 @@ class BatchSampler(abc.ABC):
                 f"batch_size must be at most num_examples = {self.num_examples}, "
                 f"got {self.batch_size}"
             )
-        if self.num_steps > _MAX_STEPS:
+        if self.num_steps > MAX_STEPS:
             raise ValueError(f"a run has at most 2^31 - 1 steps, got {self.num_steps}")
 
     @property
