@@ -25,6 +25,9 @@ from samplers import BatchSampler, BatchSource
 
 PyTree = Any
 
+_READ_BYTES = 2**24
+"""Most bytes of rows that are looked at together before training."""
+
 STREAMED_BYTES = 2**28
 """Most bytes of rows that one block of streamed data brings along, where one step has fewer."""
 
@@ -228,6 +231,27 @@ def check_num_examples(sampler: BatchSampler, data: PyTree) -> None:
             )
 
 
+def not_finite(tree: PyTree) -> list[str]:
+    """Returns the paths of the arrays with NaN or infinity; those of the host are read in parts.
+
+    >>> not_finite({"x": np.array([1.0, np.nan]), "y": np.array([0, 1])})
+    ["['x']"]
+    """
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            continue
+        if isinstance(leaf, jax.Array):
+            finite = bool(jnp.isfinite(leaf).all())
+        else:
+            rows = max(1, _READ_BYTES * len(leaf) // max(1, leaf.nbytes))
+            parts = (leaf[i : i + rows] for i in range(0, len(leaf), rows))
+            finite = all(bool(np.isfinite(part).all()) for part in parts)
+        if not finite:
+            found.append(jax.tree_util.keystr(path))
+    return found
+
+
 def train(
     algorithm: Algorithm,
     params: PyTree,
@@ -243,7 +267,9 @@ def train(
     Args:
       algorithm: From `dpsgd`.
       params: Initial parameters; they must not depend on the private data.
-      data: Pytree of arrays with one leading row per example.
+      data: Pytree of arrays with one leading row per example. NaN or infinity among them gives a
+        warning, which looks at private rows and which no guarantee covers: it is for whoever holds
+        them, and tells neither how many they are nor which.
       root: Secret of this run and of no other; by default fresh from the operating system's
         entropy. One from a seed gives a warning: `Guarantee.of` must then be told of it.
       block_steps: Steps per dispatch.
@@ -265,6 +291,13 @@ def train(
         warnings.warn(
             "NO GUARANTEE: reproducible noise from a seed, which can be guessed and subtracted; "
             "Guarantee.of(..., reproducible_noise=True) says so where it is printed",
+            stacklevel=2,
+        )
+    if found := not_finite(data):
+        warnings.warn(
+            f"{', '.join(f'data{path}' for path in found)}: there is NaN or infinity among them; a "
+            "gradient that is not finite counts as zero, so that nothing is learned from its "
+            "example (this warning looked at private rows: no guarantee covers it)",
             stacklevel=2,
         )
     for block in train_blocks(

@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 @dataclass(frozen=True)
 class BinaryMetrics:
-    """Quality of predicted probabilities on one labelled data set."""
+    """Quality of predicted probabilities on one labelled data set; NaN where it is undefined."""
 
     auc: float
     """Probability that a random positive outscores a random negative; a tie counts one half."""
@@ -36,7 +36,7 @@ def auc(logits: np.ndarray, labels: np.ndarray) -> float:
       labels: [n], 0 or 1.
 
     Returns:
-      The area, or NaN where one class is absent.
+      The area; NaN, as it is undefined, where one class is absent or a logit is not finite.
 
     >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0, 0, 1, 1]))
     0.875
@@ -44,39 +44,55 @@ def auc(logits: np.ndarray, labels: np.ndarray) -> float:
     positive = np.asarray(labels) == 1
     n1 = int(positive.sum())
     n0 = positive.size - n1
-    if n1 == 0 or n0 == 0:
+    if n1 == 0 or n0 == 0 or not np.isfinite(logits).all():
         return float("nan")
     rank_sum = rankdata(logits, method="average")[positive].sum()
     return float((rank_sum - n1 * (n1 + 1) / 2) / (n1 * n0))
 
 
 def log_loss(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean of log(1 + e^z) - y z over `logits` z and `labels` y, in nats."""
+    """Returns the mean of log(1 + e^z) - y z over `logits` z and `labels` y, in nats.
+
+    It is undefined, NaN, where a logit is not finite: what a model that diverged says of a row is
+    no probability.
+    """
     z = np.asarray(logits, np.float64)
+    if not np.isfinite(z).all():
+        return float("nan")
     return float(np.mean(np.logaddexp(0.0, z) - np.asarray(labels) * z))
 
 
 def expected_calibration_error(
     probabilities: np.ndarray, labels: np.ndarray, bins: int = 15
 ) -> float:
-    """Returns sum_b |sum_{i in b} (p_i - y_i)| / n over `bins` equal-width bins of p.
+    """Returns sum_b |sum_{i in b} (p_i - y_i)| / n over `bins` equal-width bins of p; or NaN.
+
+    It is undefined, NaN, where a probability is.
 
     Source: Guo et al., "On Calibration of Modern Neural Networks" (ICML 2017), equation 3.
     """
+    if np.isnan(probabilities).any():
+        return float("nan")
     bin_of = np.minimum((probabilities * bins).astype(np.int64), bins - 1)
     gaps = np.bincount(bin_of, weights=probabilities - labels, minlength=bins)
     return float(np.abs(gaps).sum() / probabilities.size)
 
 
 def binary_metrics(logits: np.ndarray, labels: np.ndarray) -> BinaryMetrics:
-    """Returns every metric of the model's `logits` (float[n]) against `labels` (0 or 1, [n])."""
+    """Returns every metric of the model's `logits` (float[n]) against `labels` (0 or 1, [n]).
+
+    All are undefined, NaN, where a logit is not finite.
+
+    Raises:
+      ValueError: if there are no rows, or not as many logits as labels.
+    """
     z = np.asarray(logits, np.float64)
     y = np.asarray(labels, np.float64)
     if z.shape != y.shape or z.ndim != 1 or z.size == 0:
         raise ValueError(
             f"metrics need equally many logits and labels, got {z.shape} and {y.shape}"
         )
-    probabilities = expit(z)
+    probabilities = expit(np.where(np.isfinite(z), z, np.nan))
     positives = int(y.sum())
     return BinaryMetrics(
         auc=auc(z, y),

@@ -10,6 +10,7 @@ from typing import Any
 from dpsgd import Guarantee, Mechanism
 from dpsgd.history import History
 from dpsgd.records import checked
+from experiments import report
 from experiments.config import SAMPLERS, TrainConfig
 from experiments.fingerprint import differing
 from experiments.recorded import config_from
@@ -18,18 +19,20 @@ from experiments.run_directory import RunDirectory
 _LARGEST = 1e39
 """Float32, in which a model computes, ends below."""
 
-_FIGURES: dict[str, tuple[type, float, float]] = {
-    **{
-        f"{split}_{name}": limits
-        for split in ("validation", "test")
-        for name, limits in {
-            "auc": (float, 0, 1),
-            "log_loss": (float, 0, _LARGEST),
-            "calibration": (float, 0, _LARGEST),
-            "expected_calibration_error": (float, 0, 1),
-            "num_examples": (int, 1, _LARGEST),
-        }.items()
-    },
+_METRICS: dict[str, dict[str, tuple[Any, float, float]]] = {
+    split: {
+        f"{split}_auc": (float | None, 0, 1),
+        f"{split}_log_loss": (float | None, 0, _LARGEST),
+        f"{split}_calibration": (float | None, 0, _LARGEST),
+        f"{split}_expected_calibration_error": (float | None, 0, 1),
+    }
+    for split in report.SPLITS
+}
+"""What is said of the rows of a split: None, all of it, where the training diverged."""
+
+_FIGURES: dict[str, tuple[Any, float, float]] = {
+    **{name: limits for metrics in _METRICS.values() for name, limits in metrics.items()},
+    **{f"{split}_num_examples": (int, 1, _LARGEST) for split in _METRICS},
     "num_params": (int, 1, _LARGEST),
     "training_seconds": (float, 0, _LARGEST),
     "examples_per_second": (float, 0, _LARGEST),
@@ -81,9 +84,13 @@ class FinishedRun:
         where = f"{path / 'report.json'} is damaged, or of another version"
         checked_fields(record, {"audit": str, **{n: k for n, (k, *_) in _FIGURES.items()}}, where)
         for name, (_, least, most) in _FIGURES.items():
-            if not least <= record[name] <= most:
+            if record[name] is not None and not least <= record[name] <= most:
                 shown = f"{record[name]!s:.20}"
                 raise ValueError(f"{where}: {name} must lie in [{least:g}, {most:g}], got {shown}")
+        for metrics in _METRICS.values():
+            undefined = [name for name in metrics if record[name] is None]
+            if 0 < len(undefined) < len(metrics):
+                raise ValueError(f"{where}: {undefined[0]} is undefined, and others are not")
         return cls(path, config, {**record, **proved(history)}, history)
 
     @property

@@ -107,9 +107,9 @@ def _glance(runs: Runs, figures: dict[str, bytes]) -> str:
             f"{run.record['noise_multiplier']:.4g}",
             report.interval(run.record),
             format_delta(run.record["delta"]),
-            f"{run.record['test_auc']:.4f}",
-            f"{run.record['test_log_loss']:.4f}",
-            f"{run.record['test_calibration']:.3f}",
+            report.metric(run.record["test_auc"], ".4f"),
+            report.metric(run.record["test_log_loss"], ".4f"),
+            report.metric(run.record["test_calibration"], ".3f"),
             f"{run.record['training_seconds']:.1f} s",
             f"{run.record['examples_per_second']:,.0f}",
         ]
@@ -120,7 +120,12 @@ def _glance(runs: Runs, figures: dict[str, bytes]) -> str:
         parts.append(
             "Not all of them were trained on the same store, so their quality does not compare."
         )
-    if any(map(_is_guaranteed, runs.values())):
+    if diverged := [name for name, run in runs.items() if report.divergence(run.record)]:
+        parts.append(
+            f"The training of {report.plain(', '.join(diverged))} diverged: metrics of rows that "
+            "have no finite score are undefined, and not drawn."
+        )
+    if any(_is_guaranteed(run) and not _is_undefined(run) for run in runs.values()):
         figures["quality.svg"] = _svg(_quality(runs))
         parts.append(
             "![Test AUC over epsilon. A bar spans the certified interval; its right end, the dot, "
@@ -160,6 +165,10 @@ def _guarantees(runs: Runs, figures: dict[str, bytes]) -> str:
 
 def _is_guaranteed(run: FinishedRun) -> bool:
     return run.record["epsilon_upper"] is not None
+
+
+def _is_undefined(run: FinishedRun) -> bool:
+    return run.record["test_auc"] is None
 
 
 def _sweep(folder: Path, summary: Summary, name: str, figures: dict[str, bytes]) -> str:
@@ -231,6 +240,8 @@ def _quality(runs: Runs) -> Figure:
     axes = figure.subplots()
     for run in runs.values():
         record = run.record
+        if _is_undefined(run):
+            continue
         color = COLORS.get(record["sampler"], "#666666")
         if not _is_guaranteed(run):
             if not record["noise_multiplier"]:
@@ -240,7 +251,8 @@ def _quality(runs: Runs) -> Figure:
         ends = [record["epsilon_lower"], record["epsilon_upper"]]
         axes.plot(ends, [record["test_auc"]] * 2, color=color, lw=3, alpha=0.4)
         axes.plot(ends[1], record["test_auc"], "o", color=color, ms=6)
-    guaranteed = [run for run in runs.values() if _is_guaranteed(run)]
+    shown = (run for run in runs.values() if not _is_undefined(run))
+    guaranteed = [run for run in shown if _is_guaranteed(run)]
     _one_label_each(axes, guaranteed)
     axes.set(xscale="log", xlabel=f"ε, certified ({_terms(guaranteed)})", ylabel="test AUC")
     label_ones_twos_fives(axes.xaxis)

@@ -9,6 +9,29 @@ from typing import Any
 
 from accounting import Bound, format_delta
 
+SPLITS = ("validation", "test")
+"""Rows on which a run is evaluated."""
+
+UNDEFINED = "undefined"
+"""What stands in place of a metric that is none."""
+
+
+def metric(value: float | None, form: str) -> str:
+    """Returns a metric in the format `form`, or that it is undefined."""
+    return UNDEFINED if value is None else f"{value:{form}}"
+
+
+def divergence(record: dict[str, Any]) -> str | None:
+    """Returns, in one line, that a run diverged and what that means; None if it did not."""
+    undefined = [split for split in SPLITS if record[f"{split}_auc"] is None]
+    if not undefined:
+        return None
+    return (
+        f"the training diverged: not all scores of the {' and '.join(undefined)} rows are finite, "
+        "so their metrics are undefined; what was released counts all the same. Begin another "
+        "run, with a smaller --learning-rate"
+    )
+
 
 def interval(record: dict[str, Any]) -> str:
     """Returns the epsilon interval of a run's `record`, or "none" where nothing is guaranteed."""
@@ -39,13 +62,13 @@ def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
     quality = [
         [
             split,
-            f"{record[f'{split}_auc']:.4f}",
-            f"{record[f'{split}_log_loss']:.4f}",
-            f"{record[f'{split}_calibration']:.3f}",
-            f"{record[f'{split}_expected_calibration_error']:.4f}",
+            metric(record[f"{split}_auc"], ".4f"),
+            metric(record[f"{split}_log_loss"], ".4f"),
+            metric(record[f"{split}_calibration"], ".3f"),
+            metric(record[f"{split}_expected_calibration_error"], ".4f"),
             f"{record[f'{split}_num_examples']:,}",
         ]
-        for split in ("validation", "test")
+        for split in SPLITS
     ]
     quality_header = ["rows", "AUC", "log loss", "calibration", "calibration error", "examples"]
     return f"""# Run with the {record["sampler"]} sampler
@@ -68,7 +91,7 @@ Not covered by the guarantee:
 
 ## Quality
 
-{table(quality_header, quality)}
+{_outcome(record)}{table(quality_header, quality)}
 
 Calibration is the sum of the predictions over the sum of the labels; calibration error is the
 expected gap between the two over 15 bins of equal width.
@@ -100,6 +123,12 @@ def _meaning(record: dict[str, Any]) -> str:
     )
 
 
+def _outcome(record: dict[str, Any]) -> str:
+    """Returns a paragraph on a training that diverged, or nothing."""
+    diverged = divergence(record)
+    return f"**{diverged[0].upper()}{diverged[1:]}.**\n\n" if diverged else ""
+
+
 def comparison(records: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Returns (header, rows) of the table that compares finished runs."""
     header = ["sampler", "sigma", "epsilon [lo, up]", "delta"]
@@ -110,9 +139,9 @@ def comparison(records: list[dict[str, Any]]) -> tuple[list[str], list[list[str]
             f"{record['noise_multiplier']:.4g}",
             interval(record),
             format_delta(record["delta"]),
-            f"{record['test_auc']:.4f}",
-            f"{record['test_log_loss']:.4f}",
-            f"{record['test_calibration']:.3f}",
+            metric(record["test_auc"], ".4f"),
+            metric(record["test_log_loss"], ".4f"),
+            metric(record["test_calibration"], ".3f"),
             f"{record['training_seconds']:.1f}",
         ]
         for record in records
@@ -149,5 +178,5 @@ def plain(text: str) -> str:
 
 
 def _is_numeric(cells: Iterable[str]) -> bool:
-    given = [cell for cell in cells if cell not in ("", "none")]
+    given = [cell for cell in cells if cell not in ("", "none", UNDEFINED)]
     return bool(given) and all(re.match(r"[-+\[<]?\d", cell) for cell in given)

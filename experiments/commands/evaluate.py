@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,6 @@ def run(config: EvaluateConfig) -> None:
 
     metrics = evaluate_model(config.model, config.data, config.split)
     for name, value in dataclasses.asdict(metrics).items():
-        print(f"{name}: {value:.6g}")
+        print(f"{name}: {'undefined' if math.isnan(value) else f'{value:.6g}'}")
     if is_own(config.model, config.data, config.split):
         print("note: among these rows are those that trained the model", file=sys.stderr)

@@ -35,6 +35,8 @@ def show(console: Console, path: Path, record: dict[str, Any]) -> None:
     from experiments import report
 
     console.table(*report.comparison([record]))
+    if diverged := report.divergence(record):
+        console.line(f"note: {diverged}")
     console.line(record["guarantee"])
     console.line(f"audit: {record['audit']}")
     console.line(f"report: {path / 'report.md'}")

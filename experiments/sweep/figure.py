@@ -93,7 +93,7 @@ def composite_scale(joint: float):
 def _draw_band(
     axes: Axes, xs: Sequence, results: Sequence[Result], label: str, style: dict
 ) -> None:
-    means = np.array([result["test_auc"].mean for result in results])
+    means = np.array([result["test_auc"].mean for result in results], float)  # None is a gap
     sds = np.array([result["test_auc"].sd or 0.0 for result in results])
     axes.plot(xs, means, label=label, **style)
     axes.fill_between(xs, means - sds, means + sds, color=style["color"], alpha=0.18, lw=0)
@@ -103,8 +103,8 @@ def _draw_apart(axes: Axes, panel: Panel) -> None:
     """Draws the runs without clipping and noise, side by side."""
     for i, (label, line) in enumerate(panel.lines.items()):
         for result in line:
-            if panel.x(result) is None:
-                auc = result["test_auc"]
+            auc = result["test_auc"]
+            if panel.x(result) is None and auc.mean is not None:
                 axes.errorbar([i], [auc.mean], [auc.sd or 0.0], capsize=3, **_style(i, label))
     middle = (len(panel.lines) - 1) / 2
     axes.set_xticks([middle], ["no clipping,\nno noise"], fontsize="small")

@@ -14,6 +14,7 @@ from typing import Any
 import scipy.stats
 
 from accounting import Bound, format_delta
+from experiments.report import UNDEFINED
 from experiments.sweep.config import Grid, Sweep
 from experiments.sweep.plan import Cell, PlannedRun, cells
 
@@ -46,31 +47,48 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean and standard deviation of a number over independent runs.
+    """Mean and standard deviation of a number over independent runs, of those that have it.
 
     >>> f"{Estimate.of([0.71, 0.72, 0.73])}"
     '0.7200 ± 0.0100'
     >>> f"{Estimate.of([0.71])}"  # one run shows no spread
     '0.7100'
+    >>> f"{Estimate.of([0.71, None, 0.73])}"  # the training of one diverged
+    '0.7200 ± 0.0141 (1 of 3 diverged)'
     """
 
-    mean: float
+    mean: float | None
+    """None if no run has the number."""
     sd: float | None
     """Of one run, not of the mean; None for a single run."""
     count: int
+    """Runs that have the number."""
+    undefined: int = 0
+    """Runs that have not, as their training diverged: mean and deviation leave them out."""
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
-        """Returns the estimate from the values of independent runs."""
-        sd = statistics.stdev(values) if len(values) > 1 else None
-        return cls(statistics.fmean(values), sd, len(values))
+    def of(cls, values: Sequence[float | None]) -> Estimate:
+        """Returns the estimate from the values of independent runs, None where it is undefined."""
+        known = [value for value in values if value is not None]
+        mean = statistics.fmean(known) if known else None
+        sd = statistics.stdev(known) if len(known) > 1 else None
+        return cls(mean, sd, len(known), len(values) - len(known))
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """What orders estimates: the fewer runs diverged the better, then the higher the mean.
+
+        The mean of the runs that did not diverge alone would favour what diverges: those are the
+        lucky ones.
+        """
+        return -self.undefined, -math.inf if self.mean is None else self.mean
 
     def differs(self, other: Estimate) -> bool:
         """Whether Welch's t-test tells the means apart at `LEVEL`; never from a single run.
 
         With three runs, two standard errors apart is not much: equal means are, one time in eight.
         """
-        if self.sd is None or other.sd is None:
+        if self.mean is None or self.sd is None or other.mean is None or other.sd is None:
             return False
         if self.sd == other.sd == 0.0:
             return self.mean != other.mean
@@ -80,7 +98,11 @@ class Estimate:
         return bool(test.pvalue < LEVEL)
 
     def __str__(self) -> str:
-        return f"{self.mean:.4f}" + ("" if self.sd is None else f" ± {self.sd:.4f}")
+        if self.mean is None:
+            return UNDEFINED
+        spread = "" if self.sd is None else f" ± {self.sd:.4f}"
+        lost = f" ({self.undefined} of {self.undefined + self.count} diverged)"
+        return f"{self.mean:.4f}{spread}{lost if self.undefined else ''}"
 
 
 @dataclass(frozen=True)
@@ -227,8 +249,15 @@ class Summary:
             for result in self.results
             if result.exceeds
         ]
+        diverged = [
+            run
+            for result in self.results
+            for run, report in zip(result.runs, result.reports, strict=True)
+            if any(report[metric] is None for metric in METRICS)
+        ]
+        left = [f"the training of {', '.join(diverged)} diverged: means are of the other runs"]
         return [
-            *(*insecure, *exceeded, *self.remarks, *NOT_COVERED),
+            *(*insecure, *exceeded, *(left if diverged else []), *self.remarks, *NOT_COVERED),
             *dict.fromkeys([*left_out, *tuned]),
         ]
 
@@ -316,7 +345,7 @@ def _tuned(grid: Grid, results: Sequence[Result]) -> list[Result]:
         others = tuple(result.cell.value(axis) for axis in Grid.AXES if axis != grid.tune)
         key = (result.cell.sampler_name, *others)
         rival = best.get(key)
-        if rival is None or result["validation_auc"].mean > rival["validation_auc"].mean:
+        if rival is None or result["validation_auc"].rank > rival["validation_auc"].rank:
             best[key] = result
     return list(best.values())
 

@@ -43,9 +43,13 @@ def verdicts(panel: Panel) -> list[str]:
         return found
     for x in panel.xs:
         here = {label: r for label in panel.lines if (r := panel.at(label, x)) is not None}
-        best = max(here, key=lambda label: here[label]["test_auc"].mean)
+        best = max(here, key=lambda label: here[label]["test_auc"].rank)
         top = here[best]["test_auc"]
-        near = [name for name, r in here.items() if name != best and not top.differs(r["test_auc"])]
+        near = [
+            name
+            for name, result in here.items()
+            if name != best and result["test_auc"].count and not top.differs(result["test_auc"])
+        ]
         if x is None:
             where = "without privacy"
         elif panel.insecure:

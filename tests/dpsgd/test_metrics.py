@@ -1,6 +1,8 @@
 """Metrics: exact, also with ties, and equal to their definitions."""
 
+import dataclasses
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -32,6 +34,25 @@ def test_log_loss_is_the_mean_negative_log_likelihood(rows):
     p = 1 / (1 + np.exp(-logits))
     expected = -np.mean(labels * np.log(p) + (1 - labels) * np.log1p(-p))
     assert metrics.log_loss(logits, labels) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_every_metric_of_a_logit_that_is_not_finite_is_undefined_without_a_warning(bad):
+    logits, labels = np.array([0.5, bad, -0.5, 1e300]), np.array([1, 1, 0, 0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = metrics.binary_metrics(logits, labels)
+        alone = metrics.auc(logits, labels), metrics.log_loss(logits, labels)
+    values = (found.auc, found.log_loss, found.calibration, found.expected_calibration_error)
+    assert np.isnan([*values, *alone]).all()
+    assert (found.num_examples, found.num_positives) == (4, 2)
+
+
+@given(st.lists(st.floats(-(2.0**127), 2.0**127), min_size=2, max_size=20))
+def test_every_metric_of_finite_logits_is_finite(logits):
+    labels = np.arange(len(logits)) % 2
+    found = metrics.binary_metrics(np.array(logits), labels)
+    assert np.isfinite(dataclasses.astuple(found)).all()
 
 
 def test_log_loss_of_a_confident_error_stays_finite():

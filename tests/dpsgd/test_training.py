@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import logging
+import warnings
 import weakref
 
 import jax
@@ -351,6 +352,28 @@ def test_a_root_serves_one_run_and_a_seed_warns_that_nothing_is_guaranteed():
     for _ in range(2):  # a run may be repeated where there is no guarantee to lose
         with pytest.warns(UserWarning, match="NO GUARANTEE: reproducible noise"):
             train(algorithm, start(), data(), root=root)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_data_that_are_not_finite_give_a_warning_that_tells_where_and_no_more(
+    bad, on_device, monkeypatch
+):
+    monkeypatch.setattr(loop, "_READ_BYTES", 100)  # a few rows at a time
+    said = []
+    for count in (1, 3):
+        rows = data()
+        rows["x"][-count:, 1] = bad
+        rows = jax.tree.map(jnp.asarray, rows) if on_device else rows
+        with pytest.warns(UserWarning, match=r"^data\['x'\]: there is NaN or infinity") as caught:
+            trained = train(shared(True), start(), rows)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained))
+        said += [str(warning.message) for warning in caught]
+    assert len(said) == 2
+    assert len(set(said)) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(shared(True), start(), data())
 
 
 def test_data_of_another_size_are_refused():

@@ -152,7 +152,8 @@ def test_a_guarantee_is_what_the_ledger_gives_and_not_what_the_report_says(runs,
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("test_auc", None, "NoneType is not an instance of float"),
+        ("test_auc", None, "test_auc is undefined, and others are not"),
+        ("test_auc", "0.5", "str is not an instance of float"),
         ("test_auc", 1e308, "must lie in [0, 1], got 1e+308"),
         ("validation_auc", -0.5, "must lie in [0, 1], got -0.5"),
         ("num_params", 10**400, "must lie in"),

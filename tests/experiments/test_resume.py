@@ -349,12 +349,12 @@ def test_rows_of_one_class_are_refused_before_training(store, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_training_that_diverged_is_said_to(stopped, monkeypatch, capsys):
-    diverged = BinaryMetrics(math.nan, 1.0, 1.0, 0.0, 1, 1)
+def test_a_training_that_diverged_is_resumed_to_its_end_and_said_to(stopped, monkeypatch, capsys):
+    diverged = BinaryMetrics(math.nan, math.nan, math.nan, math.nan, 1, 1)
     monkeypatch.setattr(training, "evaluate", lambda *_: diverged)
-    assert "the training diverged, validation_auc is not finite" in refused(
-        capsys, "resume", stopped
-    )
+    assert main(["resume", str(stopped)]) == 0
+    assert "note: the training diverged: " in capsys.readouterr().out
+    assert RunDirectory(stopped).finished
 
 
 @pytest.mark.parametrize("damage", ["{", '{"data": "x"}', "[]"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.sweep import tables
+from experiments.sweep.figure import draw
 from experiments.sweep.summary import NOT_COVERED, Estimate
 
 NOISE = {
@@ -164,6 +165,59 @@ def test_lines_are_named_by_what_tells_them_apart(summary_of):
     lines = summary_of(auc, grid).panels[0].lines
     assert list(lines) == ["ε 1", "ε 3", "no clipping, no noise"]
     assert all([r.cell.sampler.batch_size for r in line] == [64, 256] for line in lines.values())
+
+
+def diverged_at(*places):
+    """`auc`, but undefined for the runs at these (noise multiplier, repetition)."""
+
+    def made_up(run, metric):
+        place = run.cell.noise_multiplier, run.name[-1]
+        return None if place in places else auc(run, metric)
+
+    return made_up
+
+
+def test_means_leave_out_the_runs_that_diverged_and_say_so(summary_of):
+    summary = summary_of(diverged_at((2.0, "0"), (0.5, "0"), (0.5, "1")), NOISE)
+    (panel,) = summary.panels
+    lost = panel.at("poisson", 2.0)["test_auc"]
+    assert (lost.mean, lost.sd, lost.count, lost.undefined) == (pytest.approx(0.612), None, 1, 1)
+    assert str(lost) == "0.6120 (1 of 2 diverged)"
+    none = panel.at("poisson", 0.5)["test_auc"]
+    assert (none.mean, none.count, str(none)) == (None, 0, "undefined")
+    page = tables.markdown(summary)
+    assert "| 0.5 | undefined | undefined |" in page
+    assert "0.6120 (1 of 2 diverged)" in page
+    (said,) = [line for line in summary.statements if "diverged" in line]
+    assert said.count("-r0") == 4
+    assert said.endswith("diverged: means are of the other runs")
+    cell = json.loads(json.dumps(summary.record(), allow_nan=False))["cells"]
+    assert cell[panel.at("poisson", 0.5).cell.name]["test_auc"]["mean"] is None
+    assert all(np.isfinite(axes.get_ylim()).all() for axes in draw(summary).axes)
+
+
+def test_a_setting_that_diverged_is_chosen_only_where_each_did(summary_of):
+    def lucky(run, metric):
+        return None if run.config.learning_rate == 0.1 and run.name.endswith("r0") else 0.7
+
+    def unlucky(run, metric):
+        return lucky(run, metric) if run.config.learning_rate == 0.1 else None
+
+    grid = {**NOISE, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
+    for scores, chosen in ((lucky, 0.01), (unlucky, 0.1)):
+        panel = summary_of(scores, grid).panels[0]
+        assert {result.cell.learning_rate for result in panel.results} == {chosen}
+
+
+def test_what_diverged_is_not_among_the_best(summary_of):
+    def scored(run, metric):
+        return None if run.cell.sampler.name == "poisson" else auc(run, metric)
+
+    grid = {"x": "target_epsilon", "sampler": ("shuffle", "poisson"), "target_epsilon": (1.0,)}
+    (panel,) = summary_of(scored, grid).panels
+    (verdict,) = tables.verdicts(panel)
+    assert "shuffle (" in verdict
+    assert "poisson" not in verdict
 
 
 def test_one_run_shows_no_spread_and_is_told_from_none():
