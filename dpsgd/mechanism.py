@@ -81,7 +81,7 @@ class Mechanism:
         >>> from samplers import Poisson
         >>> mechanism = Mechanism(Poisson(10_000, batch_size=100), 1.0, l2_clip_norm=1.0)
         >>> mechanism.until(epsilon=2.0, delta=1e-5).sampler.epochs
-        16
+        12
 
         Args:
           epsilon: What may be spent, >= 0.
