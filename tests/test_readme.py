@@ -1,6 +1,7 @@
 """What the README shows is what happens."""
 
 import contextlib
+import dataclasses
 import functools
 import io
 import json
@@ -9,9 +10,34 @@ from pathlib import Path
 
 import pytest
 
+from dpsgd import Guarantee, Mechanism
+from dpsgd.exported import GUARANTEE, MODEL, Bundle
+from experiments.criteo.model import ModelConfig, functional
+from experiments.criteo.schema import DISPLAY_ADS
+from experiments.run_directory import RunDirectory
+from experiments.trained import KIND
+from samplers import Deterministic
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exported_model(tmp_path_factory):
+    """A folder to run in, with what `dpsgd export` writes: here the model before any training."""
+    home = tmp_path_factory.mktemp("home")
+    sizes = ModelConfig(embedding_dim=2, max_buckets=16, hidden=(4,))
+    fields = dataclasses.asdict
+    record = {"model_sizes": fields(sizes), "schema": fields(DISPLAY_ADS), "hash_seed": 0}
+    mechanism = Mechanism(Deterministic(100, 10, 1), noise_multiplier=1.0, l2_clip_norm=1.0)
+    with RunDirectory.create(home / "model") as bundle:
+        bundle.write_params(functional(sizes, DISPLAY_ADS, seed=0)[0])
+        bundle.write_json(GUARANTEE, Guarantee.of(mechanism, delta=1e-3).record())
+        bundle.write_json(MODEL, Bundle.manifest(bundle.path, KIND, record))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        yield
 
 
 @functools.cache
@@ -27,6 +53,15 @@ def run(number):
 def test_every_python_example_runs_and_prints_a_guarantee(number):
     _, printed = run(number)
     assert re.search(r"\[\d+\.\d+, \d+\.\d+\]", printed)
+
+
+def test_the_example_of_an_exported_model_predicts_a_probability_for_each_row():
+    (number,) = (i for i, text in enumerate(EXAMPLES) if "load_exported" in text)
+    namespace, printed = run(number)
+    predicted = namespace["model"].predict(namespace["rows"])
+    assert predicted.shape == (2,)
+    assert all(0 < probability < 1 for probability in predicted)
+    assert str(predicted) in printed
 
 
 def test_the_library_example_reaches_a_certified_two_and_learns():

@@ -15,7 +15,7 @@ WORDS = ["--batch-size", "40", "--epochs", "2", "--noise-multiplier", "1", "--no
 
 SWEEP = """
 title = "t"
-insecure_seeds = [1, 2]
+insecure_seeds = [1]
 
 [run]
 embedding_dim = 2

@@ -244,8 +244,12 @@ def test_a_bad_line_is_an_error_with_its_place_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == [rows]
 
 
-def test_scoring_that_is_interrupted_leaves_nothing(home, tmp_path):
+def test_scores_are_absent_until_they_are_whole_and_an_interrupted_file_leaves_nothing(
+    home, tmp_path
+):
     def interrupt(rows):
+        assert rows == ROWS
+        assert not (tmp_path / "s.csv").exists()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
