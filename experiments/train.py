@@ -23,11 +23,12 @@ from dpsgd.checkpoint import Checkpoint
 from dpsgd.history import NO_HEAD, Generation, Terms
 from dpsgd.ledger import Ledger
 from dpsgd.loop import Block
-from dpsgd.records import checked
+from dpsgd.records import build, checked
 from experiments import report
 from experiments.audit import audit_run
 from experiments.config import TrainConfig
 from experiments.criteo.model import functional
+from experiments.criteo.schema import Schema
 from experiments.criteo.store import Store
 from experiments.environment import environment
 from experiments.evaluate import evaluate
@@ -228,8 +229,9 @@ def _refuse_other_data(
     config: TrainConfig, store: Store, record: Mapping[str, Any], mechanism: Mechanism
 ) -> None:
     """Raises ValueError if a run that was begun as `record` says cannot go on with these data."""
-    found = describe(config, store)
-    if any(found[name] != record.get(name) for name in ("schema", "hash_seed")):
+    where = f"{config.out / 'config.json'} is damaged: schema"
+    begun_on = build(Schema, record.get("schema"), where), record.get("hash_seed")
+    if (store.schema, store.hash_seed) != begun_on:
         raise ValueError(
             f"{store.path} was prepared with other columns or another hash seed than the data that "
             f"{config.out} was begun on: what it has learned does not fit them"

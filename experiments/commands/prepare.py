@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    from experiments.console import Console
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,50 @@ class PrepareCriteoSearch:
         Literal["SalesAmountInEuro", "time_delay_for_conversion", "product_price"], ...
     ] = ()
     """Outcome columns to add to the features all the same."""
+
+
+@dataclass(frozen=True)
+class PrepareCsv:
+    """Prepare your own table: CSV, TSV or Parquet files with a column of zeros and ones.
+
+    Only named columns are read, and the others listed: to guess what they hold would be to learn it
+    from rows that are private. Text files are UTF-8 with a header, plain or gzip. An empty field is
+    a missing value.
+    """
+
+    paths: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="FILE [FILE ...] STORE", help_behavior_hint="(required)"),
+    ]
+    """Files, one after the other, which have all named columns in any order; and the store to
+    create."""
+    label: str
+    """Column to predict: 0 or 1, false or true."""
+    categories: tuple[str, ...] = ()
+    """Columns whose values are hashed: texts, integers, booleans or dates."""
+    numbers: tuple[str, ...] = ()
+    """Columns of numbers."""
+    buckets: tuple[int, ...] = (1 << 16,)
+    """Hash buckets, a power of two: one for all categories, or one for each; chosen by what is
+    publicly known, not by counting rows."""
+    transform: Literal["log1p", "none"] = "log1p"
+    """What becomes of a number x: sign(x) log(1 + |x|), or nothing, if they are scaled by public
+    constants already."""
+    missing: tuple[str, ...] = ()
+    """Texts that stand for a missing value, beside the empty one: NA, for example."""
+    order: Literal["random", "chronological"] = "random"
+    """Which rows validate and test: those that a public generator chooses by their number, or the
+    last ones."""
+    split: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """Fractions of the rows that train, validate and test."""
+    hash_seed: int = 0
+    """Public seed of the hash that maps categorical values to buckets."""
+
+    @property
+    def out(self) -> Path:
+        """The store to create."""
+        return self.paths[-1]
 
 
 @dataclass(frozen=True)
@@ -94,6 +142,7 @@ class Prepare:
     format: (
         Annotated[PrepareCriteoDisplay, tyro.conf.subcommand("criteo-display", prefix_name=False)]
         | Annotated[PrepareCriteoSearch, tyro.conf.subcommand("criteo-search", prefix_name=False)]
+        | Annotated[PrepareCsv, tyro.conf.subcommand("csv", prefix_name=False)]
         | Annotated[PrepareTfds, tyro.conf.subcommand("tfds", prefix_name=False)]
         | Annotated[PrepareSynthetic, tyro.conf.subcommand("synthetic", prefix_name=False)]
     )
@@ -118,6 +167,8 @@ def run(config: Prepare) -> None:
                 format = replace(search.FORMAT, schema=schema.sponsored_search(include))
                 store = format.prepare(source, out, hash_seed=hash_seed, progress=progress)
                 rows = store.num_rows
+            case PrepareCsv() as asked:
+                rows = _prepare_csv(asked, console, progress)
             case PrepareTfds(name, out):
                 from experiments.criteo import tfds_source
 
@@ -131,3 +182,34 @@ def run(config: Prepare) -> None:
                 console.line(f"best reachable AUC: {summary.bayes_auc:.4f}")
                 console.line(f"on the test rows: {summary.test_bayes_auc:.4f}")
         console.line(f"{rows:,} rows in {config.format.out}")
+
+
+def _prepare_csv(asked: PrepareCsv, console: Console, progress: Callable[[int], None]) -> int:
+    """Prepares a table, says which columns are left out, and returns the number of rows."""
+    from experiments.tabular.files import listed
+    from experiments.tabular.format import TableFormat, table_schema
+
+    if len(asked.paths) < 2:
+        raise ValueError("give a FILE or several, and then the STORE to create, before all options")
+    *files, out = asked.paths
+    if out.is_file():
+        raise ValueError(f"{out} is a file; the last path is the STORE to create")
+    schema = table_schema(
+        asked.label,
+        categories=asked.categories,
+        numbers=asked.numbers,
+        buckets=asked.buckets,
+        transform=asked.transform,
+        missing=asked.missing,
+    )
+    prepared = TableFormat(schema).prepare(
+        files,
+        out,
+        order=asked.order,
+        fractions=asked.split,
+        hash_seed=asked.hash_seed,
+        progress=progress,
+    )
+    if prepared.left_out:
+        console.line(f"left out: {listed(prepared.left_out)}")
+    return prepared.store.num_rows

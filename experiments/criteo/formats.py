@@ -49,9 +49,14 @@ def format_of(schema: Schema) -> Format:
     Raises:
         ValueError: the schema is that of no raw format.
     """
+    if schema.label:  # the files name their columns
+        from experiments.tabular.format import TableFormat  # and only these take Arrow
+
+        return TableFormat(schema)
     if schema.name not in FORMATS:
+        known = ", ".join([*FORMATS, "tables"])
         raise ValueError(
-            f"data like {schema.name!a} have no raw format (only {', '.join(FORMATS)} have one): "
+            f"data like {schema.name!a} have no raw format (only {known} have one): "
             "prepare them, and give the store"
         )
     return replace(FORMATS[schema.name], schema=schema)

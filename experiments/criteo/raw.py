@@ -36,14 +36,22 @@ MAX_LINE_BYTES = 1 << 20
 class DataError(ValueError):
     """The input is not what its format says: one line that names file, line, column and finding.
 
-    `line` counts from 1; `line` and `column` are None where the fault is that of the file.
+    `line` counts from 1, as does `row` where a file has no lines; they and `column` are None where
+    the fault is that of the file.
     """
 
     def __init__(
-        self, source: Path, problem: str, *, line: int | None = None, column: str | None = None
+        self,
+        source: Path,
+        problem: str,
+        *,
+        line: int | None = None,
+        row: int | None = None,
+        column: str | None = None,
     ) -> None:
         where = str(source)
         where += "" if line is None else f", line {line}"
+        where += "" if row is None else f", row {row}"
         where += "" if column is None else f", column {column}"
         super().__init__(f"{where}: {problem}")
         self.source, self.line, self.column = source, line, column
@@ -255,9 +263,9 @@ class RawFormat:
         are put aside, and the first of them is the error if a row follows.
         """
         line, blank, carry = 1, None, b""
-        with _open(path, self.file_name) as file:
+        with open_raw(path, self.file_name) as file:
             while True:
-                chunk = _read(file, block_bytes, path, line)
+                chunk = read_raw(file, block_bytes, path, line)
                 text = carry + chunk
                 if not chunk:
                     if not text:
@@ -331,7 +339,7 @@ def _refuse(row: int, name: str, kind: Kind, value: Any) -> NoReturn:
     raise ValueError(f"row {row}, column {name}: found {value!a:.40}, expected {kind.wanted}")
 
 
-def _open(path: Path, file_name: str) -> io.IOBase:
+def open_raw(path: Path, file_name: str) -> io.IOBase:
     """Open a plain or gzip file, told apart by its first bytes; the name does not matter."""
     try:
         with open(path, "rb") as file:
@@ -347,7 +355,8 @@ def _open(path: Path, file_name: str) -> io.IOBase:
         raise DataError(path, f"cannot be read: {error.strerror}") from None
 
 
-def _read(file: io.IOBase, size: int, path: Path, line: int) -> bytes:
+def read_raw(file: io.IOBase, size: int, path: Path, line: int | None = None) -> bytes:
+    """Read at most `size` bytes; a DataError says what is wrong, and where if `line` is known."""
     try:
         return file.read(size)
     except EOFError:
@@ -356,4 +365,4 @@ def _read(file: io.IOBase, size: int, path: Path, line: int) -> bytes:
         problem = f"the gzip stream is damaged ({error})"
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
-    raise DataError(path, f"{problem} (not before line {line})")
+    raise DataError(path, problem if line is None else f"{problem} (not before line {line})")

@@ -15,7 +15,7 @@ have given: :meth:`Schema.fold`. One store serves models of every size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -94,14 +94,21 @@ def log_transform(values: np.ndarray) -> np.ndarray:
 class Schema:
     """Names of the feature columns and the bucket count (a power of two) of each categorical one.
 
-    The label is always one column of zeros and ones. A data set without integer columns has
-    ``integers = ()``.
+    The label is always one column of zeros and ones. A data set without numeric columns has
+    ``integers = ()``. The last three fields are of data whose files name their columns, and which
+    have no format of their own.
     """
 
     name: str
     integers: tuple[str, ...]
     categories: tuple[str, ...]
     buckets: tuple[int, ...]
+    label: str = ""
+    """Column of the label in a file; empty where the format of the data set says which it is."""
+    transform: Literal["log1p", "none"] = "log1p"
+    """What becomes of numbers: ``sign(x) * log1p(|x|)``, or nothing."""
+    missing: tuple[str, ...] = ()
+    """Texts that stand for a missing value, beside the empty one."""
 
     def __post_init__(self) -> None:
         if len(self.buckets) != len(self.categories):
@@ -111,6 +118,12 @@ class Schema:
             )
         for column, count in zip(self.categories, self.buckets, strict=True):
             check_power_of_two(f"bucket count of {column}", count)
+
+    def transformed(self, values: np.ndarray) -> np.ndarray:
+        """Return numbers as a model reads them: float32, by `transform`, which no row decides."""
+        if self.transform == "log1p":
+            return log_transform(values)
+        return values.astype(np.float32)
 
     def hash(self, values: np.ndarray, feature: int, seed: int) -> np.ndarray:
         """Return the ids of `values` (any shape, unsigned integers) of categorical `feature`.

@@ -33,7 +33,11 @@ Splits = Mapping[str, tuple[int, int]]
 FORMAT = "dpsgd-columns"
 VERSION = 1
 MANIFEST = "manifest.json"
-INTEGER_TRANSFORM = "sign(x) * log1p(abs(x)); missing = 0"
+INTEGER_TRANSFORMS = {
+    "log1p": "sign(x) * log1p(abs(x)); missing = 0",
+    "none": "x; missing = 0",
+}
+"""For people: what `Schema.transform` makes of numbers."""
 
 
 class StoreError(ValueError):

@@ -27,7 +27,7 @@ import numpy as np
 from experiments.criteo.schema import Schema
 from experiments.criteo.store import (
     FORMAT,
-    INTEGER_TRANSFORM,
+    INTEGER_TRANSFORMS,
     MANIFEST,
     VERSION,
     Columns,
@@ -145,7 +145,7 @@ class StoreWriter:
                 "version": VERSION,
                 "schema": asdict(self.schema),
                 "hash_seed": self.hash_seed,
-                "integer_transform": INTEGER_TRANSFORM,
+                "integer_transform": INTEGER_TRANSFORMS[self.schema.transform],
                 "num_rows": self.num_rows,
                 "splits": dict(splits),
                 "source": dict(source),

@@ -332,6 +332,14 @@ def test_data_that_do_not_fit_are_refused_before_anything_is_declared(
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
 
 
+def test_a_record_from_before_schemas_said_more_is_that_of_the_same_columns(store, stopped):
+    config = json.loads((stopped / "config.json").read_text())
+    for later in ("label", "transform", "missing"):
+        del config["schema"][later]
+    (stopped / "config.json").write_text(json.dumps(config))
+    assert main(["resume", str(stopped)]) == 0
+
+
 def test_a_run_says_every_store_that_it_was_trained_on(store, stopped, tmp_path):
     other = other_store(tmp_path)
     assert main(["resume", str(stopped), "--data", str(other.path)]) == 0
