@@ -13,9 +13,9 @@ from __future__ import annotations
 import abc
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -32,6 +32,7 @@ from accounting.profile import (
     check_epsilon,
     check_noise_multiplier,
     epsilon_from_delta,
+    wanted_width,
 )
 
 CELL_DRIFT = 1e-12
@@ -40,10 +41,13 @@ EDGE_DRIFT = 1e-12
 """How far, in log X, the two laws' common cells may be from the grid, and the mean of a group."""
 _LARGEST_LOSS = 500.0
 """Largest log X of a grid: e^500 and its inverse are far within the range of floats."""
-MOST_CELLS = 2**19
+MOST_CELLS = 2**21
 _COARSEST = 0.4
 _FINEST = 2e-3
-_NO_FINER = "no finer grid is computed: memory or the range of numbers would not suffice"
+_COARSEST_OF_ALL = 1e6
+_SMALLEST_MASS = 1e-300
+_FLOOR = "delta is so small that the composition's certified error is a part of it"
+_NO_FINER = "no finer grid is computed"
 
 
 class Mixture(NamedTuple):
@@ -81,8 +85,17 @@ class Mixture(NamedTuple):
 
     def reach(self, tail: float) -> tuple[float, float]:
         """Returns two points beyond each of which the mass is at most `tail`."""
-        far = -self.scale * special.ndtri(tail)
-        return float(self.means.min() - far), float(self.means.max() + far)
+        shares = tail / (self.weights * self.weights.size)
+        far = -self.scale * special.ndtri(np.minimum(shares, 0.5))
+        return float((self.means - far).min()), float((self.means + far).max())
+
+    def log_density(self, z: Array) -> Array:
+        """Returns the log of the density at `z`, up to a constant of the scale: float64[points]."""
+        parts = [
+            math.log(weight) - 0.5 * ((z - mean) / self.scale) ** 2
+            for mean, weight in zip(self.means, self.weights, strict=True)
+        ]
+        return np.logaddexp.reduce(parts, axis=0)
 
 
 def ratio_deviation(p: Mixture, q: Mixture) -> float:
@@ -92,6 +105,22 @@ def ratio_deviation(p: Mixture, q: Mixture) -> float:
     p_mass, q_mass = p.masses(edges), q.masses(edges)
     excess = np.abs(p_mass - q_mass)
     return math.sqrt(float(np.sum(excess * np.minimum(excess / (q_mass + 1e-300), 1.0))))
+
+
+def ratio_edges(p: Mixture, q: Mixture, step: float, tail: float) -> Array:
+    """Returns edges of cells, -inf and inf the outer ones, in which log dP/dQ varies by about step.
+
+    By more, where they would be too many.
+    """
+    (p_low, p_high), (q_low, q_high) = p.reach(tail), q.reach(tail)
+    z = np.linspace(min(p_low, q_low), max(p_high, q_high), 20_001)
+    loss = p.log_density(z) - q.log_density(z)
+    varied = np.append(0.0, np.cumsum(np.abs(np.diff(loss)))) / step
+    varied *= min(1.0, MOST_CELLS / float(varied[-1]))
+    varied += np.linspace(0.0, 1000.0, z.size)
+    edges = np.interp(np.arange(math.ceil(varied[-1]) + 1), varied, z)
+    edges[0], edges[-1] = -math.inf, math.inf
+    return edges
 
 
 def check_grid(largest_loss: float, step: float, cells: float) -> None:
@@ -117,6 +146,12 @@ def solve_increasing(
     return 0.5 * (left + right)
 
 
+def _floor(low: list[list[ComposedLoss]], high: list[ComposedLoss], epsilon: float) -> float:
+    """Returns how much of delta at `epsilon` may be the certified error of the composition."""
+    parts = [part for pair in low for part in pair] + high
+    return max(part.floor(epsilon) for part in parts)
+
+
 @dataclass(frozen=True)
 class RepeatedProfile(abc.ABC):
     """The profile of `steps` equal releases, each bounded by likelihood ratios on a grid.
@@ -128,6 +163,9 @@ class RepeatedProfile(abc.ABC):
 
     noise_multiplier: float
     steps: int
+
+    gap_note: ClassVar[str] = "the proof is not tight"
+    """Why the two ends of the finest grids may still be apart."""
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
@@ -153,29 +191,23 @@ class RepeatedProfile(abc.ABC):
 
     def delta(self, epsilon: float) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
-        check_epsilon(epsilon)
-        tail = 1e-12
-        lower, upper, note = 0.0, self.ceiling().delta(epsilon).upper, ""
-        resolution = _COARSEST
-        while True:
-            try:
-                low, high = self._composed(resolution, tail, None, epsilon)
-            except (MemoryError, OverflowError):
-                note = _NO_FINER
-                break
+        return self._delta(check_epsilon(epsilon), 1e-12)
+
+    def _delta(self, epsilon: float, tail: float) -> Bound:
+        """Bounds delta where each law may be cut off at a mass of `tail`, or of less."""
+        lower, upper = 0.0, self.ceiling().delta(epsilon).upper
+        for low, high in self._grids(tail, None, epsilon):
             new_lower, new_upper = self._lower(low, epsilon), self._upper(high, epsilon)
             if min(new_upper, upper) < 1e4 * tail and tail > 1e-100:
-                tail *= 1e-12
-                continue
+                return self._delta(epsilon, 1e-12 * tail)
             settled = new_upper >= upper * (1.0 - 1e-3) and new_lower <= lower * (1.0 + 1e-3)
             lower, upper = max(lower, new_lower), min(upper, new_upper)
-            if settled or upper - lower <= 1e-3 * lower:
-                break
-            resolution /= 2.0
-            if resolution < _FINEST:
-                note = "the finest grid was reached"
-                break
-        return Bound(lower, upper, note=note)
+            if upper - lower <= 1e-3 * lower or upper <= _SMALLEST_MASS:
+                return Bound(lower, upper)
+            if settled:
+                floored = _floor(low, high, epsilon) > 0.1 * upper
+                return Bound(lower, upper, note=_FLOOR if floored else self.gap_note)
+        return Bound(lower, upper, note=_NO_FINER)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`.
@@ -184,14 +216,8 @@ class RepeatedProfile(abc.ABC):
         an epsilon above 10.
         """
         check_delta(delta)
-        lower, upper, note = 0.0, self.ceiling().epsilon(delta).upper, ""
-        resolution = _COARSEST
-        while True:
-            try:
-                low, high = self._composed(resolution, 1e-6 * delta, delta, None)
-            except (MemoryError, OverflowError):
-                note = _NO_FINER
-                break
+        lower, upper = 0.0, self.ceiling().epsilon(delta).upper
+        for low, high in self._grids(1e-6 * delta, delta, None):
             found = epsilon_from_delta(
                 functools.partial(self._upper, high),
                 functools.partial(self._lower, low),
@@ -202,14 +228,34 @@ class RepeatedProfile(abc.ABC):
             # all, from here on.
             moved = max(upper - found.upper, found.lower - lower)
             lower, upper = max(lower, found.lower), min(upper, found.upper)
-            wanted = tolerance * max(1.0, 0.1 * lower)
-            if upper - lower <= wanted or moved <= 3.0 * wanted:
-                break
-            resolution /= 2.0
-            if resolution < _FINEST:
-                note = "the finest grid was reached"
-                break
-        return Bound(lower, upper, note=note)
+            wanted = wanted_width(tolerance, upper) * max(1.0, 0.1 * lower)
+            if upper - lower <= wanted:
+                return Bound(lower, upper)
+            if moved <= 3.0 * wanted:
+                floored = _floor(low, high, lower) > 0.1 * delta
+                return Bound(lower, upper, note=_FLOOR if floored else self.gap_note)
+        return Bound(lower, upper, note=_NO_FINER)
+
+    def _grids(
+        self, tail: float, delta: float | None, epsilon: float | None
+    ) -> Iterator[tuple[list[list[ComposedLoss]], list[ComposedLoss]]]:
+        """Yields what `_composed` returns on finer and finer grids, from one that can be computed.
+
+        Many releases of tiny deviation need a coarse one: the grid of a release is as fine as that
+        of all of them.
+        """
+        resolution, computed = _COARSEST, False
+        while _FINEST <= resolution <= _COARSEST_OF_ALL:
+            try:
+                sides = self._composed(resolution, tail, delta, epsilon)
+            except (MemoryError, OverflowError):
+                if computed:
+                    return
+                resolution *= 4.0
+            else:
+                yield sides
+                computed = True
+                resolution /= 2.0
 
     def _upper(self, parts: list[ComposedLoss], epsilon: float) -> float:
         """Reads the upper bound; errors of the cells' edges move epsilon, outward."""

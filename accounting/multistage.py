@@ -78,8 +78,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -88,11 +88,11 @@ from accounting.gaussian import GaussianProfile
 from accounting.likelihood_ratio import LikelihoodRatio, Side
 from accounting.mixtures import (
     CELL_DRIFT,
-    MOST_CELLS,
     Mixture,
     RepeatedProfile,
     check_grid,
     ratio_deviation,
+    ratio_edges,
     solve_increasing,
 )
 from accounting.poisson import PoissonProfile
@@ -175,6 +175,8 @@ class MultistageProfile(RepeatedProfile):
     sizes: tuple[int, ...]
     clipped_level: int | None = None
 
+    gap_note: ClassVar[str] = "what is proved is more than any concrete pair of data sets shows"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "draws", tuple(self.draws))
@@ -201,10 +203,7 @@ class MultistageProfile(RepeatedProfile):
         """Bounds the smallest epsilon >= 0 that holds with `delta`."""
         if outcomes(self.draws, self.sizes).succeeds == 1.0:
             return self.ceiling().epsilon(delta, tolerance)
-        bound = super().epsilon(delta, tolerance)
-        if bound.note or len(self.draws) == 1 or bound.width <= 0.1 * bound.upper:
-            return bound
-        return replace(bound, note="the proof for several stages is not tight")
+        return super().epsilon(delta, tolerance)
 
     def ceiling(self) -> PrivacyProfile:
         """Returns the price if it were known who is drawn, and x always were."""
@@ -220,11 +219,7 @@ class MultistageProfile(RepeatedProfile):
             return [self.release(step, tail)]
         ratios = []
         for with_x, without_x in self.concrete_pairs():
-            low = min(with_x.reach(tail)[0], without_x.reach(tail)[0])
-            high = max(with_x.reach(tail)[1], without_x.reach(tail)[1])
-            cells = (high - low) / (0.25 * step * self.noise_multiplier**2)
-            edges = np.linspace(low, high, int(min(MOST_CELLS, 1000 + cells)))
-            edges[0], edges[-1] = -math.inf, math.inf
+            edges = ratio_edges(with_x, without_x, 0.25 * step, tail)
             p, q = with_x.masses(edges), without_x.masses(edges)
             ratios.append(LikelihoodRatio.from_masses(p, q, step, "lower", CELL_DRIFT))
         return ratios

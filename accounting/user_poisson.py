@@ -19,6 +19,7 @@ from accounting.mixtures import (
     ratio_deviation,
     solve_increasing,
 )
+from accounting.poisson import PoissonProfile
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
@@ -75,15 +76,23 @@ class UserPoissonProfile(RepeatedProfile):
 
     def delta(self, epsilon: float) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
-        if self.sampling_prob == 1.0:
-            return self.ceiling().delta(epsilon)
-        return super().delta(epsilon)
+        simpler = self._simpler()
+        return super().delta(epsilon) if simpler is None else simpler.delta(epsilon)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        if self.sampling_prob == 1.0:
-            return self.ceiling().epsilon(delta, tolerance)
+        simpler = self._simpler()
+        if simpler is not None:
+            return simpler.epsilon(delta, tolerance)
         return super().epsilon(delta, tolerance)
+
+    def _simpler(self) -> PrivacyProfile | None:
+        """The same law under another name, where there is one."""
+        if self.sampling_prob == 1.0:
+            return self.ceiling()
+        if self.max_contributions == 1:
+            return PoissonProfile(self.noise_multiplier, self.sampling_prob, self.steps)
+        return None
 
     def deviation(self) -> float:
         """Returns about the deviation of one release's X, cut off at 1."""

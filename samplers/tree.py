@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -57,14 +58,15 @@ class TreeShape:
         what = f"some {self.names[level - 1]}" if level else "the root"
         return min(path[level] for path in self.worst_paths), what
 
-    def likeliest(self, draws: Sequence[int]) -> float:
-        """Returns the largest probability with which a unit of level len(draws) is drawn.
+    def likeliest(self, draws: Sequence[int]) -> tuple[float, int]:
+        """Returns the largest probability with which a unit is drawn, and that unit's children.
 
         Args:
-          draws: n_1, n_2, ...: how many are drawn of the children of each drawn unit.
+          draws: n_1, n_2, ...: how many are drawn of the children of each drawn unit; the unit is
+            of level len(draws).
         """
         return max(
-            math.prod(drawn / size for drawn, size in zip(draws, path, strict=False))
+            (math.prod(map(operator.truediv, draws, path)), path[len(draws)])
             for path in self.worst_paths
         )
 

@@ -77,9 +77,12 @@ class UnitsThenPoisson(EpisodeSampler):
         The leaf whose unit is drawn most often costs most. At most `most_examples` decide about a
         batch, so that its size is at most Binomial(most_examples, sampling_prob), in law.
         """
-        likeliest = self.tree.shape.likeliest(self.draws)
+        shape = self.tree.shape
+        likeliest, unit_size = shape.likeliest(self.draws)
+        if len(self.draws) == 1:  # all units are drawn equally often
+            unit_size = shape.most_leaves
         profile = UnitsThenPoissonProfile(
-            noise_multiplier, self.epochs, likeliest, self.sampling_prob
+            noise_multiplier, self.epochs, likeliest, self.sampling_prob, siblings=unit_size - 1
         )
         cap = cast(int, self.max_batch_size)
         if cap >= self.most_examples:

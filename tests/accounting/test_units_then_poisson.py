@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from accounting import (
     MultistageProfile,
@@ -50,3 +52,46 @@ def test_a_release_keeps_all_mass_of_both_laws_however_coarse_its_tail(tail):
     assert ratio.q.sum() + ratio.zero == pytest.approx(1.0, abs=1e-13)
     assert ratio.p.sum() + ratio.infinity == pytest.approx(1.0, abs=1e-13)
     assert min(ratio.q.min(), ratio.p.min()) >= 0
+
+
+def delta_with_siblings(sigma, unit, rate, siblings, eps):
+    """Delta of one step, by quadrature in the plane: the leaf is e_1, its siblings are e_2."""
+    reach = 9.0 * sigma
+    x, dx = np.linspace(-reach, 1.0 + reach, 8000, retstep=True)
+    y, dy = np.linspace(-reach, siblings + reach, 200, retstep=True)
+    took_part = stats.norm.pdf(x, 1.0, sigma)
+    not_there = stats.norm.pdf(x, 0.0, sigma)
+    leaf = rate * took_part + (1.0 - rate) * not_there
+    law = stats.binom.pmf(np.arange(siblings + 1), siblings, rate)
+    drawn = law @ stats.norm.pdf(y[None, :], np.arange(siblings + 1)[:, None], sigma)
+    other = (1.0 - unit) * np.outer(not_there, stats.norm.pdf(y, 0.0, sigma))
+    p = unit * np.outer(leaf, drawn) + other
+    q = unit * np.outer(not_there, drawn) + other
+    excess = [np.maximum(a - math.exp(eps) * b, 0.0).sum() for a, b in ((p, q), (q, p))]
+    return max(excess) * dx * dy
+
+
+@pytest.mark.parametrize("siblings", [0, 1, 30])
+@pytest.mark.parametrize("eps", [0.05, 0.5])
+def test_siblings_that_show_the_draw_bring_the_truth_near_to_the_upper_end(siblings, eps):
+    found = UnitsThenPoissonProfile(1.0, 1, 0.3, 0.5, siblings).delta(eps)
+    truth = delta_with_siblings(1.0, 0.3, 0.5, siblings, eps)
+    assert found.lower <= truth * (1 + 1e-6)
+    assert truth <= found.upper * (1 + 1e-6)
+    if siblings == 30:
+        assert found.lower > 0.97 * found.upper
+    else:
+        assert "drawn" in found.note
+
+
+def test_with_many_siblings_both_ends_meet_over_a_whole_run():
+    bound = UnitsThenPoissonProfile(0.5, 10_000, 0.1, 0.1, siblings=200).epsilon(1e-6)
+    assert bound.width < 0.05
+    alone = UnitsThenPoissonProfile(0.5, 10_000, 0.1, 0.1).epsilon(1e-6)
+    assert alone.upper == bound.upper > 2.0 * alone.lower
+
+
+@pytest.mark.parametrize(("unit", "rate"), [(1.0, 3e-5), (1e-3, 0.1), (0.1, 1e-4)])
+def test_a_small_rate_is_amplified_and_not_given_up(unit, rate):
+    bound = UnitsThenPoissonProfile(1.0, 1000, unit, rate).epsilon(1e-6)
+    assert bound.upper <= PoissonProfile(1.0, rate, 1000).epsilon(1e-6).upper + 1e-4 < 0.1

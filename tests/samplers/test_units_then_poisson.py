@@ -32,7 +32,7 @@ def test_poisson_within_units_has_its_law_and_price():
     assert np.all(np.abs(counts - 1000) <= stats.norm.isf(FALSE_ALARM / 18) * deviation)
     assert stats.binomtest(int(pairs), 3000, 2 / 3 / 4).pvalue > FALSE_ALARM
     assert sampler.expected_batch_size == pytest.approx(3.0)
-    assert sampler.privacy(1.0) == UnitsThenPoissonProfile(1.0, 40, 2 / 3, 0.5)
+    assert sampler.privacy(1.0) == UnitsThenPoissonProfile(1.0, 40, 2 / 3, 0.5, siblings=3)
 
 
 def test_the_cap_of_poisson_within_units_is_priced_and_uniform():
