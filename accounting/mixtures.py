@@ -20,9 +20,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from scipy import special
 
-from accounting.cells import Array, log_normal_cells
+from accounting.cells import Array, log_normal_cells, normal_drift
 from accounting.composition import ComposedLoss, compose_both
-from accounting.likelihood_ratio import LikelihoodRatio, Side
+from accounting.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
@@ -35,8 +35,6 @@ from accounting.profile import (
     wanted_width,
 )
 
-CELL_DRIFT = 1e-12
-"""Bound on the relative error of a cell's mass: log_ndtr to 1e-15, of logarithms down to -700."""
 EDGE_DRIFT = 1e-12
 """How far, in log X, the two laws' common cells may be from the grid, and the mean of a group."""
 _LARGEST_LOSS = 500.0
@@ -78,10 +76,15 @@ class Mixture(NamedTuple):
         """
         with np.errstate(under="ignore"):
             parts = [
-                weight * np.exp(log_normal_cells((edges - mean) / self.scale))
+                weight * np.exp(log_normal_cells(edges, mean, self.scale))
                 for mean, weight in zip(self.means, self.weights, strict=True)
             ]
         return np.sum(parts, axis=0)
+
+    def drift(self, edges: Array) -> float:
+        """Bounds the relative error of each of `masses`, weights taken as they are."""
+        each = [normal_drift(edges, mean, self.scale).max() for mean in self.means]
+        return float(max(each)) + (len(each) + 4.0) * ROUNDING
 
     def reach(self, tail: float) -> tuple[float, float]:
         """Returns two points beyond each of which the mass is at most `tail`."""

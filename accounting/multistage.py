@@ -85,9 +85,9 @@ import numpy as np
 
 from accounting.cells import Array, Spread, log_mean_above, spread
 from accounting.gaussian import GaussianProfile
-from accounting.likelihood_ratio import LikelihoodRatio, Side
+from accounting.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.mixtures import (
-    CELL_DRIFT,
+    EDGE_DRIFT,
     Mixture,
     RepeatedProfile,
     check_grid,
@@ -221,7 +221,8 @@ class MultistageProfile(RepeatedProfile):
         for with_x, without_x in self.concrete_pairs():
             edges = ratio_edges(with_x, without_x, 0.25 * step, tail)
             p, q = with_x.masses(edges), without_x.masses(edges)
-            ratios.append(LikelihoodRatio.from_masses(p, q, step, "lower", CELL_DRIFT))
+            drift = max(with_x.drift(edges), without_x.drift(edges))
+            ratios.append(LikelihoodRatio.from_masses(p, q, step, "lower", drift))
         return ratios
 
     def divergence(self, a: float) -> float:
@@ -240,8 +241,9 @@ class MultistageProfile(RepeatedProfile):
           step: Grid step in log X.
           tail: Mass beyond which the grid may end.
         """
-        right = self._pair("with").spread(step, tail)
-        left = self._pair("without").spread(step, tail)  # of 1/X: P and Q are exchanged
+        right, right_drift = self._pair("with").spread(step, tail)
+        # Of 1/X: P and Q are exchanged.
+        left, left_drift = self._pair("without").spread(step, tail)
         right_a = np.exp(np.arange(right.q.size) * step)
         left_a = np.exp(-np.arange(left.q.size) * step)
         # Masses strictly beyond each atom, and the curve there.
@@ -264,9 +266,19 @@ class MultistageProfile(RepeatedProfile):
         p[size + j] += up * right_a[j]
         q[size - i] += down
         p[size - i] += down * left_a[i]
-        offset = np.zeros(q.size)
+        drift = max(left_drift, right_drift) + 8.0 * ROUNDING
         return LikelihoodRatio(
-            "upper", step, 0.0, -size, q, p, offset, left.infinity, right.infinity, CELL_DRIFT
+            "upper",
+            step,
+            0.0,
+            -size,
+            q,
+            p,
+            np.zeros(q.size),
+            left.infinity,
+            right.infinity,
+            drift,
+            EDGE_DRIFT + 2.0 * drift,
         )
 
     def concrete_pairs(self) -> Iterator[tuple[Mixture, Mixture]]:
@@ -358,8 +370,8 @@ class _WorstPair(NamedTuple):
         edges = np.array([low, math.inf])
         return max(0.0, float(p.masses(edges)[0] - a * q.masses(edges)[0]))
 
-    def spread(self, step: float, tail: float) -> Spread:
-        """Returns the cells of X >= 1 on a grid of `step` in log X, spread to the grid."""
+    def spread(self, step: float, tail: float) -> tuple[Spread, float]:
+        """Returns the cells of X >= 1, spread to a grid of `step` in log X, and their drift."""
         p, q = self.laws()
         low, high = -0.5 * self.own, p.reach(tail)[1]
         top = float(np.logaddexp(0.0, self.log_excess(np.array([high]))[0]))
@@ -370,7 +382,8 @@ class _WorstPair(NamedTuple):
         edges = np.concatenate([[low], inner, [math.inf]])
         with_x, without_x = p.masses(edges), q.masses(edges)
         above = log_mean_above(0, step, with_x, without_x)
-        return spread(step, with_x, without_x, above)
+        drift = max(p.drift(edges), q.drift(edges))
+        return spread(step, with_x, without_x, above), drift
 
 
 def _beyond(masses: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ from scipy import special
 
 from accounting.gaussian import GaussianProfile
 from accounting.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
-from accounting.mixtures import CELL_DRIFT, RepeatedProfile, check_grid
+from accounting.mixtures import RepeatedProfile, check_grid
 from accounting.poisson import PoissonProfile
 from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, check_probability
 
@@ -93,20 +93,9 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         q, p = drawn * ratio.q, drawn * ratio.p
         q[-ratio.start] += 1.0 - drawn
         p[-ratio.start] += 1.0 - drawn
-        return [
-            LikelihoodRatio(
-                side,
-                step,
-                0.0,
-                ratio.start,
-                q,
-                p,
-                ratio.offset,
-                drawn * ratio.zero,
-                drawn * ratio.infinity,
-                ratio.drift + CELL_DRIFT,
-            )
-        ]
+        zero, infinity = drawn * ratio.zero, drawn * ratio.infinity
+        drift = ratio.drift + 4.0 * ROUNDING
+        return [replace(ratio, q=q, p=p, zero=zero, infinity=infinity, drift=drift)]
 
     def _leaf_level(self) -> PoissonProfile:
         """The profile where every unit is drawn."""

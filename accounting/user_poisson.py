@@ -12,7 +12,7 @@ from accounting.cells import Array, log_mean_above, spread
 from accounting.gaussian import GaussianProfile
 from accounting.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.mixtures import (
-    CELL_DRIFT,
+    EDGE_DRIFT,
     Mixture,
     RepeatedProfile,
     check_grid,
@@ -130,7 +130,7 @@ class UserPoissonProfile(RepeatedProfile):
         p, q = mixture.masses(edges), nothing.masses(edges)
         # Weights carry the roundings of logarithms as large as that of tau!.
         logs = special.gammaln(self.max_contributions + 1.0) + np.abs(log_weights).max()
-        drift = CELL_DRIFT + 32.0 * ROUNDING * logs
+        drift = max(mixture.drift(edges), nothing.drift(edges)) + 32.0 * ROUNDING * logs
         if side == "lower":
             p += rest * q
             return [LikelihoodRatio.from_masses(p, q, step, "lower", drift)]
@@ -147,6 +147,7 @@ class UserPoissonProfile(RepeatedProfile):
                 cells.zero,
                 cells.infinity + rest,
                 drift,
+                EDGE_DRIFT + 2.0 * drift,
             )
         ]
 
