@@ -50,6 +50,10 @@ LARGEST = 2**22
 """Largest number of indices of a window."""
 
 
+class CompositionSizeError(MemoryError):
+    """The grid of a composition would have more points than are computed."""
+
+
 @dataclass(frozen=True, eq=False)
 class LossDistribution:
     """The law of the privacy loss of one release, in one direction.
@@ -172,7 +176,9 @@ class LossDistribution:
         low, high = max(low, 0), min(high, count * (self.masses.size - 1))
         size = 1 << max(4, (high - low).bit_length())
         if size > LARGEST:
-            raise MemoryError(f"a composition needs {size} grid points, more than {LARGEST}")
+            raise CompositionSizeError(
+                f"a composition needs {size} grid points, more than {LARGEST}"
+            )
         return low, size
 
 
@@ -182,7 +188,7 @@ def compose_both(
     """Returns the losses, in both directions, of `count` releases, sharp near `delta` or `epsilon`.
 
     Raises:
-      MemoryError: If the grid of the composition would have more than LARGEST points.
+      CompositionSizeError: If the composition's grid would have more than LARGEST points.
     """
     parts = []
     directions: tuple[Direction, Direction] = ("remove", "add")

@@ -49,16 +49,16 @@ class GaussianProfile:
 
     def delta(self, epsilon: float) -> Bound:
         """Bounds delta at `epsilon` >= 0; the two ends differ by floating point alone."""
-        value, error = self._delta(check_epsilon(epsilon))
+        value, error = self.value(check_epsilon(epsilon))
         return Bound(max(0.0, value - error), min(1.0, value + error))
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`; `tolerance` is not needed."""
         return epsilon_from_delta(
-            lambda e: sum(self._delta(e)), lambda e: _difference(self._delta(e)), check_delta(delta)
+            lambda e: sum(self.value(e)), lambda e: _difference(self.value(e)), check_delta(delta)
         )
 
-    def _delta(self, epsilon: float) -> tuple[float, float]:
+    def value(self, epsilon: float) -> tuple[float, float]:
         """Returns delta and a bound on the floating-point error of it."""
         sigma = self.noise_multiplier
         a = 0.5 / sigma - sigma * epsilon

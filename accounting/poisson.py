@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from scipy import special
 
-from accounting.composition import ComposedLoss, compose_both
+from accounting.composition import ComposedLoss, CompositionSizeError, compose_both
 from accounting.gaussian import GaussianProfile
+from accounting.inversion import ACCURACIES, Curves, NotInvertibleError, Releases
 from accounting.likelihood_ratio import LikelihoodRatio, Side
 from accounting.profile import (
     EPSILON_TOLERANCE,
@@ -23,10 +25,12 @@ from accounting.profile import (
     wanted_width,
 )
 
+_SHARP = 1e-6
 _COARSEST = 0.4
 _FINEST = 2e-3
 _MOST_ATOMS = 2**21
 _BOTH: tuple[Side, Side] = ("lower", "upper")
+_PRECISION = "double precision gives no more digits"
 _NO_SHARPER = "no finer grid fits into the memory allowed"
 _FINEST_GRID = "the finest grid was reached"
 _FLOOR = "delta is so small that the FFT's certified error is a part of it"
@@ -78,26 +82,18 @@ class PoissonProfile:
         exact = self._deterministic().delta(epsilon)
         if self.sampling_prob == 1.0:
             return exact
-        lower, upper, tail = 0.0, exact.upper, 1e-12
-        resolution = _COARSEST
-        while resolution >= _FINEST:
+        if self.steps == 1:
+            return Bound(*self._one_step(epsilon))
+        lower, upper = 0.0, exact.upper
+        for curves in self._curves():
             try:
-                sides = _sides(self, resolution, tail, None, epsilon)
-            except MemoryError:
-                return Bound(min(lower, upper), upper, note=_NO_SHARPER)
-            low, high = sides
-            lower = max(lower, *(part.delta(epsilon) for part in low))
-            upper = min(upper, max(part.delta(epsilon) for part in high))
-            if upper < 1e4 * tail and tail > 1e-100:
-                tail = 1e-6 * upper * min(1.0, upper / tail)
-                continue
-            moved = max(part.delta(epsilon + EPSILON_TOLERANCE) for part in high)
-            if moved <= lower or upper - lower <= 1e-3 * lower:
-                return Bound(min(lower, upper), upper)
-            if max(part.floor(epsilon) for part in (*low, *high)) > 0.1 * upper:
-                return Bound(min(lower, upper), upper, note=_FLOOR)
-            resolution /= 2.0
-        return Bound(min(lower, upper), upper, note=_FINEST_GRID)
+                low, high = curves.delta(epsilon)
+            except NotInvertibleError:
+                break
+            lower, upper = max(lower, low), min(upper, high)
+            if upper - lower <= _SHARP * lower:
+                return Bound(lower, upper)
+        return self._delta_on_grids(epsilon, lower, upper)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
@@ -105,20 +101,92 @@ class PoissonProfile:
         exact = self._deterministic().epsilon(delta)
         if self.sampling_prob == 1.0:
             return exact
+        if self.steps == 1:
+            return epsilon_from_delta(
+                lambda e: self._one_step(e)[1], lambda e: self._one_step(e)[0], delta
+            )
         lower, upper = 0.0, exact.upper
+        for curves in self._curves():
+            try:
+                found = curves.epsilon(delta)
+            except NotInvertibleError:
+                break
+            lower, upper = max(lower, found.lower), min(upper, found.upper)
+            # Digits beyond the tolerance cost next to nothing here.
+            if upper - lower <= 1e-4 * wanted_width(tolerance, upper):
+                break
+        if upper - lower <= wanted_width(tolerance, upper):
+            return Bound(lower, upper)
+        if upper - lower <= _SHARP * lower:
+            return Bound(lower, upper, note=_PRECISION)
+        return self._epsilon_on_grids(delta, tolerance, lower, upper)
+
+    def _curves(self) -> Iterator[Curves]:
+        """Yields the profile by inversion, sharper and sharper."""
+        releases = Releases(self.noise_multiplier, self.sampling_prob, self.steps)
+        for accuracy in ACCURACIES:
+            yield Curves(releases, accuracy)
+
+    def _one_step(self, epsilon: float) -> tuple[float, float]:
+        """Bounds delta of one step, in closed form.
+
+        With P = (1-q) Q + q G, E_Q[(X - e^eps)_+] = q E[(e^Y - (1 + (e^eps - 1) / q))_+], and
+        E_Q[(1 - e^eps X)_+] = E[(a - q e^eps e^Y)_+], a = q - (1-q) (e^eps - 1) =
+        q e^eps - (e^eps - 1): Gaussian profiles, at larger epsilons.
+        """
+        gaussian, rate = GaussianProfile(self.noise_multiplier), self.sampling_prob
+        if epsilon > 30.0:
+            inner = epsilon - math.log(rate) + math.log1p(-(1.0 - rate) * math.exp(-epsilon))
+            rest = 0.0
+        else:
+            inner = math.log1p(math.expm1(epsilon) / rate)
+            rest = rate - (1.0 - rate) * math.expm1(epsilon)
+        error = 1e-15 * (rate + math.expm1(min(epsilon, 30.0)))
+        bounds = [rate * end for end in _around(gaussian, inner)]
+        for end, part in enumerate((rest - error, rest + error)):
+            if part > 0.0:
+                other = part * _around(gaussian, math.log1p(math.expm1(epsilon) / part))[end]
+                bounds[end] = max(bounds[end], other)
+        return bounds[0] * (1.0 - 1e-15), min(bounds[1] * (1.0 + 1e-15), 1.0)
+
+    def _delta_on_grids(self, epsilon: float, lower: float, upper: float) -> Bound:
+        """Bounds delta by one step's law on finer and finer grids, and by `lower` and `upper`."""
+        tail = 1e-12
+        resolution = _COARSEST
+        while resolution >= _FINEST:
+            try:
+                low, high = _sides(self, resolution, tail, None, epsilon)
+            except CompositionSizeError:
+                return Bound(lower, upper, note=_NO_SHARPER)
+            lower = max(lower, *(part.delta(epsilon) for part in low))
+            upper = min(upper, max(part.delta(epsilon) for part in high))
+            if upper < 1e4 * tail and tail > 1e-100:
+                tail = 1e-6 * upper * min(1.0, upper / tail)
+                continue
+            moved = max(part.delta(epsilon + EPSILON_TOLERANCE) for part in high)
+            if moved <= lower or upper - lower <= 1e-3 * lower:
+                return Bound(lower, upper)
+            if max(part.floor(epsilon) for part in (*low, *high)) > 0.1 * upper:
+                return Bound(lower, upper, note=_FLOOR)
+            resolution /= 2.0
+        return Bound(lower, upper, note=_FINEST_GRID)
+
+    def _epsilon_on_grids(
+        self, delta: float, tolerance: float, lower: float, upper: float
+    ) -> Bound:
+        """Bounds epsilon by one step's law on finer and finer grids, and by `lower`, `upper`."""
         resolution = _COARSEST
         while True:
             try:
                 low, high = _sides(self, resolution, 1e-6 * delta, delta, None)
-            except MemoryError:
+            except CompositionSizeError:
                 return Bound(lower, upper, note=_NO_SHARPER)
             found = [
                 epsilon_from_delta(above.delta, below.delta, delta, resolution=1e-3 * tolerance)
                 for below, above in zip(low, high, strict=True)
             ]
             found_lower, found_upper = max(b.lower for b in found), max(b.upper for b in found)
-            upper = min(upper, found_upper)
-            lower = min(max(lower, found_lower), upper)
+            lower, upper = max(lower, found_lower), min(upper, found_upper)
             wanted = wanted_width(tolerance, upper)
             if upper - lower <= wanted:
                 return Bound(lower, upper)
@@ -132,6 +200,13 @@ class PoissonProfile:
     def _deterministic(self) -> GaussianProfile:
         """The profile without sampling: it is q = 1, and an upper bound for every q."""
         return GaussianProfile(self.noise_multiplier / math.sqrt(self.steps))
+
+
+def _around(gaussian: GaussianProfile, epsilon: float) -> tuple[float, float]:
+    """Bounds delta at an `epsilon` that carries a few roundings."""
+    low, low_error = gaussian.value(epsilon * (1.0 + 1e-15))
+    high, high_error = gaussian.value(epsilon * (1.0 - 1e-15))
+    return max(0.0, low - low_error), high + high_error
 
 
 @lru_cache(maxsize=8)
@@ -154,7 +229,7 @@ def _sides(
     reach = 0.5 / sigma**2 - special.ndtri(tail) / sigma
     top = max(reach + math.log(rate), math.log1p(rate * math.expm1(min(reach, 700.0))))
     if (top - math.log1p(-rate)) / step > _MOST_ATOMS:
-        raise MemoryError
+        raise CompositionSizeError("one step's law has too many atoms")
     low, high = (
         compose_both(
             LikelihoodRatio.subsampled_gaussian(sigma, rate, step, side, tail),
