@@ -38,6 +38,7 @@ from experiments.programs import click_algorithm, step_sizes
 from experiments.recorded import config_digest, config_from, describe
 from experiments.run_directory import DATA, RunDirectory
 from experiments.stop import Stopped, stop_requests
+from experiments.trained import unlike
 from samplers import BatchSampler
 
 PyTree = Any
@@ -229,12 +230,12 @@ def _refuse_other_data(
     config: TrainConfig, store: Store, record: Mapping[str, Any], mechanism: Mechanism
 ) -> None:
     """Raises ValueError if a run that was begun as `record` says cannot go on with these data."""
-    where = f"{config.out / 'config.json'} is damaged: schema"
-    begun_on = build(Schema, record.get("schema"), where), record.get("hash_seed")
-    if (store.schema, store.hash_seed) != begun_on:
+    where = f"{config.out / 'config.json'} is damaged"
+    schema = build(Schema, record.get("schema"), f"{where}: schema")
+    hash_seed = checked(record.get("hash_seed"), int, f"{where}: hash_seed")
+    if (why := unlike(store, schema, hash_seed)) is not None:
         raise ValueError(
-            f"{store.path} was prepared with other columns or another hash seed than the data that "
-            f"{config.out} was begun on: what it has learned does not fit them"
+            f"{store.path} {why}: what {config.out} has learned from other data does not fit it"
         )
     if store.rows("train") != mechanism.sampler.num_examples:
         raise ValueError(

@@ -26,9 +26,12 @@ class EvaluateConfig:
 
 def run(config: EvaluateConfig) -> None:
     """Runs `dpsgd evaluate`."""
-    from experiments.evaluate import evaluate_model, is_own
+    from experiments.console import going_on
 
-    metrics = evaluate_model(config.model, config.data, config.split)
+    with going_on("evaluating"):
+        from experiments.evaluate import evaluate_model, is_own
+
+        metrics = evaluate_model(config.model, config.data, config.split)
     for name, value in dataclasses.asdict(metrics).items():
         print(f"{name}: {'undefined' if math.isnan(value) else f'{value:.6g}'}")
     if is_own(config.model, config.data, config.split):

@@ -28,9 +28,11 @@ class ScoreConfig:
 def run(config: ScoreConfig) -> None:
     """Runs `dpsgd score`."""
     from experiments.console import Console
-    from experiments.score import score
 
     with Console() as console:
+        console.progress("starting")
+        from experiments.score import score
+
         rows, undefined = score(
             config.model,
             config.data,

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from dpsgd.exported import Bundle
 from experiments import cli, predict, score, train, trained
 from experiments.criteo import display, synthetic
 from experiments.criteo.raw import RawFormat
+from experiments.criteo.schema import Schema
 from experiments.criteo.store import Store
 
 ROWS = 300
@@ -309,6 +311,22 @@ def test_a_split_of_a_store_is_evaluated_alone(home, capsys, model):
     metrics, note = printed(capsys)
     assert int(metrics["num_examples"]) == ROWS
     assert ("trained the model" in note) == (model == "run")
+
+
+def test_what_differs_between_a_store_and_a_model_is_named_most_telling_first(home):
+    store = Store.open(home / "store")
+    schema = store.schema
+    assert trained.unlike(store, schema, 5) is None
+    fewer = replace(schema, integers=schema.integers[:-1])
+    none = Schema(schema.name, (), (), ())
+    buckets = replace(schema, buckets=(4, *schema.buckets[1:]))
+    for other, says in {
+        replace(none, name="other"): "holds rows of criteo-display, not of other",
+        fewer: "was prepared with other columns (I13)",
+        none: "was prepared with other columns (C1, C10, C11, C12, C13, ...)",
+        buckets: "was prepared with other buckets",
+    }.items():
+        assert trained.unlike(store, other, 6) == says
 
 
 def test_a_store_that_the_model_does_not_fit_is_told_from_it_by_the_difference(

@@ -682,7 +682,7 @@ def test_a_command_line_is_answered_rightly_or_refused_in_the_users_words(
     [
         ["ledger", "IT"], ["resume", "IT"], ["export", "IT", "OUT"], ["evaluate", "IT", "STORE"],
         ["train", "IT", "sampler:shuffle", "--out", "OUT", "--non-private"],
-        ["prepare", "criteo-display", "IT", "OUT"],
+        ["prepare", "criteo-display", "IT", "OUT"], ["score", "IT", "STORE", "--out", "OUT"],
     ],
     ids=lambda words: words[0],
 )  # fmt: skip

@@ -317,8 +317,8 @@ def other_store(folder, rows=200, **options):
     ("made", "why"),
     [
         ({"rows": 300}, "has 240 training examples, and .* was begun on 160"),
-        ({"hash_seed": 1}, "with other columns or another hash seed"),
-        ({"log": synthetic.LOGS["criteo-search"]}, "with other columns or another hash seed"),
+        ({"hash_seed": 1}, "was prepared with another hash seed than 0"),
+        ({"log": synthetic.LOGS["criteo-search"]}, "holds rows of criteo-search, not of criteo-d"),
     ],
     ids=["rows", "hash seed", "columns"],
 )
