@@ -77,6 +77,7 @@ def test_derivations_are_these_very_functions():
     root = RootKey(SECRET, insecure=False)
     assert root.noise_key(7).tolist() == [1363612488, 397868843, 2388891801, 1190893576]
     assert root.secure_noise_key(7).tobytes().hex()[:16] == "3cd09cead0ea7b42"
+    assert root.loss_key(7).tolist() == [2397708977, 2830635754]
     assert hex(root.sampling_seed(7))[:18] == "0xfb785ccc950ad4fe"
 
 
