@@ -196,7 +196,7 @@ class History:
         """Returns the guarantee that covers everything declared, by the ledger alone."""
         told = [generation for generation in self.generations if generation.steps]
         last = self.generations[-1].terms
-        void, interval = _void(told), None
+        void, scope, interval = _void(told), "", None
         notes: tuple[str, ...] = ()
         if not void:
             interval = _price(told, last.delta)
@@ -211,6 +211,7 @@ class History:
             if told and planned != told:
                 whole = "none" if _void(planned) else f"{_price(planned, last.delta):.4f}"
                 notes += (note_on_stopping(whole),)
+                scope = "the steps declared so far, if no release decides to stop there"
         return Guarantee(
             epsilon=interval,
             delta=last.delta,
@@ -219,6 +220,7 @@ class History:
             noise_multiplier=last.mechanism.noise_multiplier,
             l2_clip_norm=last.mechanism.l2_clip_norm,
             secure_noise=last.mechanism.secure_noise,
+            scope=scope,
             void=void,
             notes=notes,
         )

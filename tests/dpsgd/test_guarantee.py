@@ -60,6 +60,7 @@ def test_what_is_spent_is_what_a_ledger_of_these_steps_costs(sampler, tmp_path):
         told = ledger.history.guarantee()
     assert spent(sampler, 14).epsilon.upper == told.epsilon.upper
     assert spent(sampler, 14).notes[-1] == told.notes[-1]
+    assert "for the steps declared so far, if no release decides to stop there" in told.sentence()
 
 
 def test_steps_of_poisson_cost_what_so_many_steps_cost():
