@@ -20,7 +20,14 @@ from experiments.criteo.store import Store
 from experiments.environment import environment
 from experiments.recorded import config_digest
 
-_JAX_OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_disable_jit")
+_JAX_OPTIONS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_disable_jit",
+    # What a loss draws from its key, or from one that it makes.
+    "jax_threefry_partitionable",
+    "jax_default_prng_impl",
+)
 
 
 def fingerprint(config: Mapping[str, Any], store: Store, root: RootKey) -> dict[str, Any]:
@@ -41,8 +48,13 @@ def fingerprint(config: Mapping[str, Any], store: Store, root: RootKey) -> dict[
         "processor": _processor(),
         "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        **{name: getattr(jax.config, name) for name in _JAX_OPTIONS},
+        **jax_options(),
     }
+
+
+def jax_options() -> dict[str, Any]:
+    """Returns the options of JAX on which numbers depend, as they are now."""
+    return {name: getattr(jax.config, name) for name in _JAX_OPTIONS}
 
 
 def differing(fingerprints: Sequence[Mapping[str, Any]], but: Collection[str] = ()) -> list[str]:

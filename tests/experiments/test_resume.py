@@ -11,6 +11,7 @@ import signal
 import stat
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -90,6 +91,22 @@ def finished(stopped_once, tmp_path_factory):
 
 
 # --- Stopping and going on -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        jax.enable_x64(True),
+        jax.default_matmul_precision("highest"),
+        jax.threefry_partitionable(False),
+        jax.default_prng_impl("rbg"),
+    ],
+)
+def test_an_option_that_changes_numbers_changes_the_fingerprint(option):
+    before = fingerprint.jax_options()
+    with option:
+        assert fingerprint.jax_options() != before
+    assert fingerprint.jax_options() == before
 
 
 def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(store, tmp_path, capsys):
