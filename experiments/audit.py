@@ -208,6 +208,8 @@ def plot(report: BlackBoxReport, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
+    from experiments.compare import save
+
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(5, 2))
     found, claimed = report.epsilon_lower, report.claim.upper
@@ -246,7 +248,7 @@ def plot(report: BlackBoxReport, path: Path) -> None:
     right.set(ylabel=f"ε at confidence {report.confidence:.0%}", ylim=(0, 1.12 * max(heights)))
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def _bins(report: BlackBoxReport) -> list[float]:

@@ -14,6 +14,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from accounting import Bound, PrivacyProfile, epsilon
 from accounting.monte_carlo import MonteCarloProfile, geometric_ranks
+from dpsgd.files import write_atomically
 from dpsgd.guarantee import ADJACENCY
 from experiments.processes import each
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
@@ -157,8 +158,7 @@ def label_ones_twos_fives(axis: Axis) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes the figure; the ending of `path` names the format."""
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:
-        raise ValueError(f"cannot draw {path}: {error}") from None
+    """Writes the figure, the whole of it or nothing; the ending of `path` names the format."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = path.suffix.removeprefix(".")
+    write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150))

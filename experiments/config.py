@@ -240,7 +240,9 @@ class AuditConfig(GuaranteeConfig):
     trials: int = 200_000
     """Runs of the black-box audit, in each of the two worlds."""
     plot: Path = Path("audit.png")
-    """Figure that the black-box audit writes."""
+    """Figure that the black-box audit writes, .png, .pdf or .svg."""
+    overwrite: bool = False
+    """Replace a figure that is there under that name."""
     data: Path | None = None
     """Store whose columns the coupled audit's model reads; by default those of Criteo Display Ads.
     The examples are generated, so that nothing that is printed depends on private rows."""

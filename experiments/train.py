@@ -119,7 +119,8 @@ def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[s
     store = Store.open(config.data)
     progress("checking the data")
     store.verify()
-    progress("pricing the run")
+    given = config.target_epsilon is None
+    progress("pricing the run" if given else "finding the noise for the epsilon that is wanted")
     job = Job.of(config, store, lambda n: mechanism_for(config, n))
     insecure = config.insecure_seed is not None
     planned = Guarantee.of(job.mechanism, job.delta, reproducible_noise=insecure)

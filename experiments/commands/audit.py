@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from experiments import outputs
 from experiments.config import AuditConfig
+from experiments.console import Console
 from experiments.sampler_commands import SamplerCommand
 
 
@@ -22,10 +24,12 @@ class Audit(AuditConfig):
 
 def run(config: Audit) -> int:
     """Runs `dpsgd audit`; the status is 1 if a violation was found."""
-    from experiments import audit
-    from experiments.console import Console
-
+    if config.black_box:
+        outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
     with Console() as console:
+        console.progress("starting")
+        from experiments import audit
+
         if not config.black_box:
             report = audit.coupled(config, console.progress)
             for line in report.lines():

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments import outputs
+from experiments.console import Console
+
 
 @dataclass(frozen=True)
 class CompareConfig:
@@ -22,18 +25,21 @@ class CompareConfig:
     """Where to evaluate."""
     out: Path | None = None
     """Picture to draw, .png, .pdf or .svg."""
+    overwrite: bool = False
+    """Replace what is there under that name."""
 
 
 def run(config: CompareConfig) -> None:
     """Runs `dpsgd compare`."""
+    if config.out is not None:
+        outputs.check(config.out, outputs.PICTURES, "--out", overwrite=config.overwrite)
+    if not config.noise_multipliers:
+        raise ValueError("--noise-multipliers needs at least one number")
     from matplotlib.figure import Figure
 
     from accounting import format_delta
     from experiments import compare
-    from experiments.console import Console
 
-    if not config.noise_multipliers:
-        raise ValueError("--noise-multipliers needs at least one number")
     samplers = compare.all_samplers(config.num_examples, config.batch_size, config.epochs)
     delta = 1 / config.num_examples if config.delta is None else config.delta
     with Console() as console:

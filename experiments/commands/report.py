@@ -7,6 +7,9 @@ from pathlib import Path
 
 import tyro
 
+from experiments import outputs
+from experiments.console import Console
+
 MARKDOWN = "report.md"
 
 
@@ -22,28 +25,29 @@ class ReportConfig:
     """Run directories, and folders of sweeps."""
     out: Path = Path("report.html")
     """Page to write; its Markdown and figures go into a folder of the same name without .html."""
+    overwrite: bool = False
+    """Replace what is there under that name."""
     title: str = ""
     """Heading of the page; by default it says what is in it."""
 
 
 def run(config: ReportConfig) -> None:
     """Runs `dpsgd report`."""
-    from dpsgd.files import write_atomically
-    from experiments.console import Console
-    from experiments.html import document
-    from experiments.overview import overview
-
-    if config.out.suffix != ".html":
-        raise ValueError(f"--out must end in .html, got {config.out}")
+    outputs.check(config.out, (".html",), "--out", overwrite=config.overwrite)
     folder = config.out.with_suffix("")
     for file in folder.iterdir() if folder.is_dir() else ():
-        if file.name != MARKDOWN and file.suffix != ".svg":
+        ours = file.name == MARKDOWN or file.suffix == ".svg"
+        if not (ours and config.overwrite):
             raise FileExistsError(
                 f"{folder}, where the Markdown and the figures of {config.out} belong, holds "
-                f"{file.name}: name another --out"
+                f"{file.name}: name another --out{', or give --overwrite' if ours else ''}"
             )
     with Console() as console:
         console.progress("reading and pricing the runs")
+        from dpsgd.files import write_atomically
+        from experiments.html import document
+        from experiments.overview import overview
+
         page = overview(config.runs, config.title)
         folder.mkdir(parents=True, exist_ok=True)
         files = {

@@ -7,17 +7,37 @@ from pathlib import Path
 
 import tyro
 
+from experiments.console import Console
+
 
 @dataclass(frozen=True)
 class SweepConfig:
     """Carry out every run that a file asks for; write their table and figure.
 
     Started again, it goes on where it was: no finished run is repeated. The guarantees are those of
-    single runs; a choice among them is not covered.
+    single runs; a choice among them is not covered. The file is TOML:
+
+        title = "AUC over the noise multiplier"
+        repetitions = 3               # each from entropy of its own
+
+        [run]                         # what all runs share, as `dpsgd train` has it
+        model = "small"
+
+        [[grid]]                      # one or more; each is a panel of the figure
+        x = "noise_multiplier"        # the axis of the panel
+        sampler = ["shuffle", { name = "poisson", overflow = "accumulate" }]
+        noise_multiplier = [0.3, 1.0, 3.0]
+        non_private = true            # and once more without clipping and noise
+        epochs = 5
+
+    A grid's axes are noise_multiplier or target_epsilon, batch_size, epochs, learning_rate and
+    l2_clip_norm, each with one value or a list: its runs are all combinations. With
+    `tune = "learning_rate"` each point shows the rate that is best on the validation rows.
     """
 
     config: tyro.conf.Positional[Path]
-    """Sweep to run (TOML; see the README), or the name of a shipped one."""
+    """File of the sweep, or the name of a shipped one: equal-noise-1024, equal-noise-8192,
+    equal-privacy, fixed-guarantee, no-noise."""
     data: tyro.conf.Positional[Path]
     """Store of prepared examples (see `dpsgd prepare`)."""
     out: Path
@@ -28,16 +48,18 @@ class SweepConfig:
 
 def run(config: SweepConfig) -> None:
     """Runs `dpsgd sweep`."""
-    from experiments.console import Console
-    from experiments.sweep import tables
     from experiments.sweep.config import Sweep, file_of
-    from experiments.sweep.engine import run_sweep, write
 
     file = file_of(config.config)
     asked = file.read_bytes()
+    sweep = Sweep.parse(asked, str(file))
     with Console() as console:
+        console.progress("starting")
+        from experiments.sweep import tables
+        from experiments.sweep.engine import run_sweep, write
+
         summary = run_sweep(
-            Sweep.parse(asked, str(file)),
+            sweep,
             config.data,
             config.out,
             where=str(config.config),

@@ -1,17 +1,6 @@
 """A sweep as its file asks for it: every combination of the values in its grids, repeated.
 
-title = "AUC over the noise multiplier"
-repetitions = 3                     # each from entropy of its own
-
-[run]                               # what all runs share: settings of `dpsgd train`
-model = "small"
-
-[[grid]]                            # one or more; each is a panel of the figure
-x = "noise_multiplier"
-sampler = ["shuffle", { name = "poisson", overflow = "accumulate" }]
-noise_multiplier = [0.3, 1.0, 3.0]
-non_private = true                  # and once more without clipping and noise
-epochs = 5
+`dpsgd sweep --help` (`experiments/commands/sweep.py`) shows such a file.
 """
 
 from __future__ import annotations

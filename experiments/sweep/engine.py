@@ -60,6 +60,7 @@ def run_sweep(
     """
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
+    progress("looking at what is finished")
     store = Store.open(data)
     runs = plan(sweep, data, out / RUNS, where)
     programs = [_program(run, store, where) for run in runs]

@@ -1,11 +1,14 @@
 """A sweep's file is read as it is meant, or refused in one line that names file and key."""
 
+import inspect
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from experiments.commands.sweep import SweepConfig
 from experiments.config import TrainConfig
-from experiments.sweep.config import SHIPPED, Sweep
+from experiments.sweep.config import SHIPPED, Grid, Sweep
 from experiments.sweep.plan import cells, plan
 
 GRID = """
@@ -170,3 +173,15 @@ def test_the_equal_noise_figure_is_that_of_the_paper(name):
     assert len(grid.noise_multiplier) + grid.non_private >= 6
     assert grid.non_private
     assert {cell.sampler.batch_size for cell in cells(grid)} == {int(name.rsplit("-", 1)[1])}
+
+
+def test_the_file_that_the_help_shows_is_a_sweep_and_it_names_those_that_are_shipped():
+    help_text = SweepConfig.__doc__
+    lines = [line for line in help_text.splitlines() if line.startswith(" " * 8)]
+    sweep = Sweep.parse(textwrap.dedent("\n".join(lines)).encode(), "the help")
+    assert len(cells(sweep.grid[0])) == 2 * (3 + 1)
+    for axis in Grid.AXES:
+        assert axis in help_text
+    source = inspect.getsource(SweepConfig)
+    for file in SHIPPED.glob("*.toml"):
+        assert file.stem in source

@@ -1,0 +1,40 @@
+"""Files that a command is asked to write: what is wrong with them is said before any work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+PICTURES = (".png", ".pdf", ".svg")
+"""Endings of pictures, which name their formats."""
+
+
+def check(path: Path, endings: Sequence[str], option: str, *, overwrite: bool = False) -> None:
+    """Refuses a file that is not to be written, or could not be.
+
+    Args:
+      path: The file.
+      endings: Which its name may have.
+      option: The option that named it.
+      overwrite: Whether a file that is there may be replaced.
+
+    Raises:
+      ValueError: for another ending.
+      FileExistsError: if there is something that may not be replaced.
+      OSError: if it cannot be made there.
+    """
+    if path.suffix not in endings:
+        *others, last = endings
+        wanted = f"{', '.join(others)} or {last}" if others else last
+        raise ValueError(f"{option} must end in {wanted}, got {path}")
+    if os.path.lexists(path) and (not overwrite or path.is_dir()):
+        mend = "" if path.is_dir() else ", or give --overwrite"
+        raise FileExistsError(
+            f"{path} exists already and is left as it is: name another {option}{mend}"
+        )
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise NotADirectoryError(f"{path} cannot be written: {above} is no folder")
+    if not os.access(above, os.W_OK):
+        raise PermissionError(f"{path} cannot be written: you may not write into {above}")
