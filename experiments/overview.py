@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import math
 import re
 import shlex
 import statistics
@@ -18,27 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import matplotlib as mpl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accounting import epsilon, format_delta
-from dpsgd import Mechanism
-from experiments import report
+from accounting import format_delta
+from experiments import report, run_figures
 from experiments.command_line import train_command
-from experiments.compare import COLORS, label_ones_twos_fives
 from experiments.finished import FinishedRun, unlike
+from experiments.run_figures import Runs
 from experiments.sweep import engine, tables
 from experiments.sweep.figure import draw
 from experiments.sweep.summary import Summary
 
-Runs = Mapping[str, FinishedRun]
-"""Runs by the names that they have on the page."""
-
 Sweeps = Mapping[Path, Summary]
 """What sweeps show, by their folders."""
-
-DELTAS = tuple(10.0**-k for k in range(3, 11))
-"""Where the price of a run is shown besides its own delta."""
 
 MEANING = (
     "An interval contains the true epsilon of the mechanism that ran, with the sampler that drew "
@@ -126,7 +117,7 @@ def _glance(runs: Runs, figures: dict[str, bytes]) -> str:
             "have no finite score are undefined, and not drawn."
         )
     if any(_is_guaranteed(run) and not _is_undefined(run) for run in runs.values()):
-        figures["quality.svg"] = _svg(_quality(runs))
+        figures["quality.svg"] = _svg(run_figures.quality(runs))
         parts.append(
             "![Test AUC over epsilon. A bar spans the certified interval; its right end, the dot, "
             "is the guarantee. Dashed: without privacy.](quality.svg)"
@@ -154,8 +145,9 @@ def _guarantees(runs: Runs, figures: dict[str, bytes]) -> str:
             *record["notes"],
         ]
         parts.append(report.bullets(facts))
-    if priced := [run for run in runs.values() if _is_guaranteed(run) and run.mechanism]:
-        figures["curves.svg"] = _svg(_curves(priced))
+    priced = {n: run for n, run in runs.items() if _is_guaranteed(run) and run.mechanism}
+    if priced:
+        figures["curves.svg"] = _svg(run_figures.curves(priced))
         parts.append(
             "![The certified epsilon of the same runs at other deltas; the dot is the delta of the "
             "guarantee.](curves.svg)"
@@ -233,67 +225,6 @@ def _where(runs: Runs, sweeps: Sweeps) -> str:
             parts.append(f"{report.plain(', '.join(names))}:")
         parts.append(report.table(["", ""], rows))
     return "\n\n".join(parts)
-
-
-def _quality(runs: Runs) -> Figure:
-    figure = Figure(figsize=(7.2, 3.8), layout="constrained")
-    axes = figure.subplots()
-    for run in runs.values():
-        record = run.record
-        if _is_undefined(run):
-            continue
-        color = COLORS.get(record["sampler"], "#666666")
-        if not _is_guaranteed(run):
-            if not record["noise_multiplier"]:
-                label = f"{record['sampler']}, without privacy"
-                axes.axhline(record["test_auc"], color=color, ls="--", lw=1, label=label)
-            continue
-        ends = [record["epsilon_lower"], record["epsilon_upper"]]
-        axes.plot(ends, [record["test_auc"]] * 2, color=color, lw=3, alpha=0.4)
-        axes.plot(ends[1], record["test_auc"], "o", color=color, ms=6)
-    shown = (run for run in runs.values() if not _is_undefined(run))
-    guaranteed = [run for run in shown if _is_guaranteed(run)]
-    _one_label_each(axes, guaranteed)
-    axes.set(xscale="log", xlabel=f"ε, certified ({_terms(guaranteed)})", ylabel="test AUC")
-    label_ones_twos_fives(axes.xaxis)
-    axes.grid(which="both", alpha=0.25, lw=0.5)
-    return figure
-
-
-def _one_label_each(axes: Axes, runs: Sequence[FinishedRun]) -> None:
-    for name in dict.fromkeys(run.record["sampler"] for run in runs):
-        axes.plot([], [], "o", color=COLORS.get(name, "#666666"), label=name)
-    handles, labels = axes.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    axes.legend(once.values(), once.keys(), frameon=False, fontsize="small")
-
-
-def _terms(runs: Sequence[FinishedRun]) -> str:
-    """Returns the adjacency and unit of guarantees; where they differ, all."""
-    terms = (f"{r.record['adjacency']} adjacency, unit: one {r.record['unit']}" for r in runs)
-    return "; ".join(dict.fromkeys(terms))
-
-
-def _curves(runs: Sequence[FinishedRun]) -> Figure:
-    figure = Figure(figsize=(7.2, 3.8), layout="constrained")
-    axes = figure.subplots()
-    priced: dict[Mechanism, tuple[list[float], list[float]]] = {}
-    for run in runs:
-        assert run.mechanism is not None, "only priced runs have a curve"
-        if run.mechanism not in priced:
-            profile = run.mechanism.privacy()
-            bounds = [(delta, epsilon(profile, delta).upper) for delta in DELTAS]
-            finite = [(d, e) for d, e in bounds if math.isfinite(e)]
-            priced[run.mechanism] = ([d for d, _ in finite], [e for _, e in finite])
-        color = COLORS.get(run.record["sampler"], "#666666")
-        axes.plot(*priced[run.mechanism], color=color, lw=1.4)
-        axes.plot(run.record["delta"], run.record["epsilon_upper"], "o", color=color, ms=5)
-    _one_label_each(axes, runs)
-    axes.set(xscale="log", yscale="log", xlabel="δ", ylabel="ε, certified upper end")
-    axes.set_title(_terms(runs), fontsize="medium")
-    label_ones_twos_fives(axes.yaxis)
-    axes.grid(which="both", alpha=0.25, lw=0.5)
-    return figure
 
 
 def _svg(figure: Figure) -> bytes:

@@ -1,6 +1,5 @@
 """Files that a command writes: what is there stays, and a name that cannot be is refused first."""
 
-
 import pytest
 from matplotlib.figure import Figure
 
