@@ -118,11 +118,12 @@ class Bundle:
 
 
 def _checksums(path: Path, model: Mapping[str, Any]) -> dict[str, str]:
-    contents = {
-        MODEL: json.dumps(model, sort_keys=True).encode(),
-        **{name: (path / name).read_bytes() for name in (PARAMS, GUARANTEE)},
-    }
-    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    """Returns the SHA-256 of what the manifest says of the model, and of the other files."""
+    sums = {MODEL: hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()}
+    for name in (PARAMS, GUARANTEE):
+        with open(path / name, "rb") as file:
+            sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
 
 
 Reader = Callable[[Bundle], ExportedModel]

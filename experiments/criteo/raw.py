@@ -30,6 +30,7 @@ from experiments.criteo.store import Columns, Store
 from experiments.criteo.writer import StoreWriter
 
 BLOCK_BYTES = 1 << 22
+BLOCK_ROWS = 1 << 14
 MAX_LINE_BYTES = 1 << 20
 
 
@@ -182,14 +183,24 @@ class RawFormat:
             shown = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
             raise ValueError(f"the columns are not of one length: {shown}")
         num_rows = min(lengths.values(), default=0)
-        fields = [_fields(name, kind, rows[name]) for name, kind in kinds.items()]
         format = replace(self, columns=kinds, label=None)
+        blocks = [
+            format._encode(
+                {name: rows[name][at : at + BLOCK_ROWS] for name in kinds}, at, hash_seed
+            )
+            for at in range(0, max(num_rows, 1), BLOCK_ROWS)
+        ]
+        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+    def _encode(self, rows: Mapping[str, Any], first: int, hash_seed: int) -> Columns:
+        """Return rows of a table that has all columns and no other, the first of number `first`."""
+        fields = [_fields(name, kind, rows[name], first) for name, kind in self.columns.items()]
         text = b"".join(b"\t".join(row) + b"\n" for row in zip(*fields, strict=True))
-        columns = format.parse(text, hash_seed)
+        columns = self.parse(text, hash_seed)
         # A tab or a line end within a value would make another number of fields, or of rows.
-        if columns is None or len(columns["categories"]) != num_rows:
-            for (name, kind), column in zip(kinds.items(), fields, strict=True):
-                for row, value in enumerate(column):
+        if columns is None or len(columns["categories"]) != len(fields[0]):
+            for (name, kind), column in zip(self.columns.items(), fields, strict=True):
+                for row, value in enumerate(column, first):
                     if not kind.accepts(value):
                         _refuse(row, name, kind, value.decode("utf-8", "replace"))
             raise AssertionError("rows were refused without a reason")
@@ -324,10 +335,10 @@ class RawFormat:
         return f"a blank line between rows, expected {len(self.columns)} columns"
 
 
-def _fields(name: str, kind: Kind, values: Iterable[Any]) -> list[bytes]:
-    """Return the fields as which the values of one column stand in a file."""
+def _fields(name: str, kind: Kind, values: Iterable[Any], first: int) -> list[bytes]:
+    """Return the fields as which the values of one column, from row `first` on, stand in a file."""
     fields = []
-    for row, value in enumerate(values):
+    for row, value in enumerate(values, first):
         text = b"" if is_missing(value) else kind.write(value)
         if text is None:
             _refuse(row, name, kind, value)

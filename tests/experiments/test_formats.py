@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.criteo import display, search
+from experiments.criteo import display, raw, search
 from experiments.criteo.formats import format_of
 from experiments.criteo.raw import DataError
 from experiments.criteo.schema import sponsored_search
@@ -117,6 +117,19 @@ def test_numbers_stand_for_their_digits_and_what_is_missing_for_nothing(missing)
             for name in display.FORMAT.schema.categories
         }
         assert_same_features(display.FORMAT.encode(values), {**expected, "label": None})
+
+
+def test_a_table_of_any_length_is_encoded_and_a_fault_in_it_found(monkeypatch):
+    rows = table(DISPLAY_ROWS * 5, display.FORMAT.columns)
+    whole = display.FORMAT.encode(rows)
+    monkeypatch.setattr(raw, "BLOCK_ROWS", 4)
+    assert_same_features(display.FORMAT.encode(rows), whole)
+    rows["C3"][9] = "?"
+    with pytest.raises(ValueError, match=r"^row 9, column C3: found '\?'"):
+        display.FORMAT.encode(rows)
+    rows["C2"][5] = 7
+    with pytest.raises(ValueError, match=r"^row 5, column C2: found 7"):
+        display.FORMAT.encode(rows)
 
 
 def test_no_rows_are_no_rows():
