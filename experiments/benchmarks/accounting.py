@@ -6,6 +6,10 @@ no dependency of this project. Where it is not importable here, name an interpre
     python -m venv peer && peer/bin/pip install PLD_accounting==2.0 numba
     scripts/bench accounting --peer-python peer/bin/python --json accounting.json
 
+    scripts/bench accounting --hard --json hard.json
+
+asks what accountants break at, and compares Poisson's with dp_accounting's (see `accounting_hard`).
+
 Both sides compute both ends of an interval for epsilon. Each ratio is the median over the
 repetitions of the ratios within one; compilation and imports are left out on both sides, caches are
 emptied on ours.
@@ -25,9 +29,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accounting import balls_and_bins
+from accounting import balls_and_bins, poisson, shuffle
 from accounting.balls_and_bins import BallsAndBinsProfile
 from accounting.profile import Bound, calibrate
+from experiments.benchmarks import accounting_hard
 from experiments.benchmarks.rows import Row, report
 
 DELTA = 2.7e-8
@@ -97,9 +102,10 @@ class Peer:
 
 def seconds(work: Callable[[], Any]) -> tuple[Any, float]:
     """Returns the result and the CPU seconds of `work`, with the accountants' caches emptied."""
-    for value in vars(balls_and_bins).values():
-        if hasattr(value, "cache_clear"):
-            value.cache_clear()
+    for module in (balls_and_bins, poisson, shuffle):
+        for value in vars(module).values():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
     begin = time.process_time()
     result = work()
     return result, time.process_time() - begin
@@ -152,7 +158,20 @@ def main(argv: list[str] | None = None) -> int:
         "--peer-python", metavar="PATH", help=f"an interpreter that has {PEER_PACKAGE}"
     )
     parser.add_argument("--repetitions", type=int, default=3, help="runs for each median")
+    parser.add_argument(
+        "--hard", action="store_true", help="the questions at which accountants break instead"
+    )
+    parser.add_argument(
+        "--points", type=int, default=1000, metavar="N", help="random points of --hard; 0 for none"
+    )
     options = parser.parse_args(argv)
+    if options.hard:
+        rows = list(accounting_hard.examples())
+        if options.points:
+            peer_points = max(1, options.points // 5)
+            rows += accounting_hard.against_dp_accounting(peer_points, seconds)
+            rows += accounting_hard.random_points(options.points)
+        return report(rows, options.json)
     if options.repetitions < 1:
         parser.error("--repetitions must be at least 1")
 

@@ -5,7 +5,17 @@ import json
 
 import pytest
 
-from experiments.benchmarks import accounting, gpu_program, ingest, noise, samplers, step, train
+from accounting import PoissonProfile
+from experiments.benchmarks import (
+    accounting,
+    accounting_hard,
+    gpu_program,
+    ingest,
+    noise,
+    samplers,
+    step,
+    train,
+)
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.timing import in_turns
 
@@ -42,6 +52,19 @@ def test_accounting_benchmark_measures_ours_without_the_peer(tmp_path, capsys):
     assert rows["interval's width, sigma 0.1, T 36000"]["holds"]
     assert "--peer-python" in capsys.readouterr().out
     assert sum(row["value"] is None for row in rows.values()) == 6
+
+
+def test_a_hard_question_is_answered_in_its_own_process_and_a_crash_is_a_missed_bar():
+    answer = accounting_hard.ask("P(1., .01, 10).epsilon(1e-5)")
+    assert answer.value == PoissonProfile(1.0, 0.01, 10).epsilon(1e-5)
+    assert 0 < answer.seconds < 10 < answer.megabytes
+    assert accounting_hard.ask("1 / 0").failure == "ZeroDivisionError: division by zero"
+    for rows in accounting_hard.random_points(3), accounting_hard.against_dp_accounting(1, timed):
+        assert all(row.value is not None for row in rows)
+
+
+def timed(work):
+    return work(), 1.0
 
 
 @pytest.mark.parametrize(
