@@ -17,6 +17,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,36 +61,74 @@ class Kernel(NamedTuple):
       written: Shapes of its results, as text.
       read: Shapes of its operands.
       body: The computation that it calls, as text; empty if none.
+      times: How often it runs: rounds of the loops around it, each of unknown length counted once.
     """
 
     name: str
     written: list[str]
     read: list[str]
     body: str
+    times: int = 1
 
 
 def kernels(program: str) -> list[Kernel]:
-    """Returns the kernels of the entry computation of a compiled `program`."""
+    """Returns the kernels of a compiled `program`, those of its loops in the loops' place."""
     bodies = {match[1]: match[0] for match in re.finditer(r"^%(\S+) \(.*?^}", program, re.M | re.S)}
     entry = re.search(r"^ENTRY .*?^}", program, re.M | re.S)
     assert entry is not None
+    return _kernels_of(entry[0], bodies, times=1)
+
+
+def _kernels_of(computation: str, bodies: Mapping[str, str], times: int) -> list[Kernel]:
     shapes: dict[str, list[str]] = {}
     found = []
     line = r"^\s+(?:ROOT )?%(\S+) = (.*?) ([a-z][a-z0-9-]*)\((.*?)\)(?:, |$)(.*)$"
-    for name, result, op, operands, rest in re.findall(line, entry[0], re.M):
+    for name, result, op, operands, rest in re.findall(line, computation, re.M):
         shapes[name] = re.findall(r"\w+\[[\d,]*\]", result)
         read = re.findall(r"%([\w.-]+)", operands)
         if op == "get-tuple-element":
             index = re.search(r"index=(\d+)", rest)
             assert index is not None
             shapes[name] = [shapes[read[0]][int(index[1])]]
-        if op not in NO_KERNEL:
+        inner = (
+            re.search(r"(?:body|to_apply)=%([\w.-]+)", rest) if op in ("while", "call") else None
+        )
+        if inner and inner[1] in bodies:
+            rounds = re.search(r'"known_trip_count":\{"n":"(\d+)"', rest)
+            more = times * int(rounds[1]) if rounds else times
+            found += _kernels_of(bodies[inner[1]], bodies, more)
+        elif op not in NO_KERNEL:
             called = re.search(r"calls=%([\w.-]+)", rest)
             body = bodies.get(called[1], "") if called else ""
-            found.append(
-                Kernel(name, shapes[name], [s for k in read for s in shapes.get(k, [])], body)
-            )
+            operand_shapes = [s for k in read for s in shapes.get(k, [])]
+            found.append(Kernel(name, shapes[name], operand_shapes, body, times))
     return found
+
+
+class Traffic(NamedTuple):
+    """What a program moves, by the shapes of its kernels' arguments.
+
+    Attributes:
+      kernels: How many run.
+      updates: Those among them that read all of the largest table.
+      bytes_per_entry: Of arrays about as large as that table, read or written, over its entries.
+    """
+
+    kernels: int
+    updates: int
+    bytes_per_entry: float
+
+
+def traffic(program: str, largest: int) -> Traffic:
+    """Returns the traffic of a compiled `program` whose largest table has `largest` entries."""
+    found = kernels(program)
+    total, updates = 0, 0
+    for kernel in found:
+        whole = [s for s in (*kernel.written, *kernel.read) if _size(s) >= largest / 16]
+        if not re.search(r" (?:gather|scatter)\(", kernel.body):
+            total += kernel.times * sum(4 * _size(s) for s in whole)
+            updates += kernel.times * (sum(_size(s) == largest for s in kernel.read) > 0)
+    return Traffic(sum(kernel.times for kernel in found), updates, total / largest)
 
 
 def compiled_step(config: ModelConfig, batch_size: int) -> tuple[Any, Any]:
@@ -131,20 +170,16 @@ def measure(name: str, batch_size: int, keep: Path | None) -> list[Row]:
     text = program.as_text()
     if keep is not None:
         keep.write_text(text)
-    largest = max(leaf.size for leaf in jax.tree.leaves(params))
-    found = kernels(text)
-    total, updates = 0, 0
-    for kernel in found:
-        rows_only = re.search(r" (?:gather|scatter)\(", kernel.body) is not None
-        whole = [s for s in (*kernel.written, *kernel.read) if _size(s) >= largest / 16]
-        if not rows_only:
-            total += sum(4 * _size(s) for s in whole)
-            updates += sum(_size(s) == largest for s in kernel.read) > 0
+    moved = traffic(text, max(leaf.size for leaf in jax.tree.leaves(params)))
     at = f"{name}, batch {batch_size}"
     return [
-        Row.at_most(f"kernels of a step, {at}", len(found), "", 60),
-        Row.at_most(f"kernels that read a whole table (noise and update), {at}", updates, "", 1),
-        Row.at_most(f"bytes a parameter of the largest table, {at}", total / largest, "B", 36),
+        Row.at_most(f"kernels of a step, {at}", moved.kernels, "", 60),
+        Row.at_most(
+            f"kernels that read a whole table (noise and update), {at}", moved.updates, "", 1
+        ),
+        Row.at_most(
+            f"bytes a parameter of the largest table, {at}", moved.bytes_per_entry, "B", 36
+        ),
         Row(
             f"temporary memory, {at}",
             program.memory_analysis().temp_size_in_bytes / 1e6,

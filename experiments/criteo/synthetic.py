@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import numpy as np
 from experiments.criteo.planted import CHUNK, PROBABILITIES, Chunk, generate
 from experiments.criteo.schema import MISSING, log_transform
 from experiments.criteo.splits import chronological_split, random_split
-from experiments.criteo.store import Columns, Store
+from experiments.criteo.store import Columns, Store, columns_of
 from experiments.criteo.synthetic_display import DISPLAY
 from experiments.criteo.synthetic_search import SEARCH
 from experiments.criteo.synthetic_text import Log, text
@@ -42,6 +43,14 @@ class SyntheticStore(NamedTuple):
 
     store: Store
     summary: SyntheticSummary
+
+
+class InMemory(NamedTuple):
+    """Generated rows that are in no store, and how well their labels can be predicted at best."""
+
+    columns: Columns
+    bayes_auc: float
+    """AUC of the planted probabilities against the labels; NaN with one class."""
 
 
 LOGS: dict[str, Log] = {log.format.schema.name: log for log in (DISPLAY, SEARCH)}
@@ -111,6 +120,29 @@ def write_store(
         progress=progress,
     )
     return SyntheticStore(store, count.summary())
+
+
+def in_memory(num_rows: int, seed: int, *, log: Log = DISPLAY, first_chunk: int = 0) -> InMemory:
+    """Return the rows from the chunk `first_chunk` on, as the columns of a store, in memory.
+
+    The chunks are drawn by as many threads as there are processors.
+    """
+    _check_rows(num_rows)
+    columns = {
+        name: np.empty((num_rows,) if width is None else (num_rows, width), dtype)
+        for name, (dtype, width) in columns_of(log.format.schema).items()
+    }
+
+    def draw(begin: int) -> np.ndarray:
+        rows = min(CHUNK, num_rows - begin)
+        chunk = generate(log.population, seed, first_chunk + begin // CHUNK, rows)
+        for name, column in _columns(log, chunk, hash_seed=0).items():
+            columns[name][begin : begin + rows] = column
+        return _histogram(chunk.label, chunk.probability)
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        counts = sum(threads.map(draw, range(0, num_rows, CHUNK)))
+    return InMemory(columns, auc_of_counts(np.asarray(counts)))
 
 
 def _check_rows(num_rows: int) -> None:

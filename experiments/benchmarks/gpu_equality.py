@@ -1,0 +1,304 @@
+"""What must be the same on a GPU as in the definition: clipping, noise, draws, integers, bits.
+
+Each function yields rows whose bars are what the guarantee or the arithmetic promises, and what it
+holds the device to is computed by NumPy on the host, in float64 or in integers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import samplers
+from dpsgd import Guarantee, Mechanism, RootKey, clipped_grad, dpsgd, train_blocks
+from dpsgd.blocks import plan_blocks
+from dpsgd.ledger import read
+from dpsgd.noise import _words, add_gaussian_noise, grid, standard_normal
+from dpsgd.secure_noise import add_secure_noise, rounded_gaussian
+from experiments import config as configs
+from experiments.audit import coupled
+from experiments.benchmarks.rows import Row
+from experiments.benchmarks.step import random_batch
+from experiments.config import AuditConfig, TrainConfig
+from experiments.criteo import synthetic
+from experiments.criteo.model import ModelConfig, functional
+from experiments.criteo.schema import DISPLAY_ADS
+from experiments.fingerprint import repeats_exactly
+from experiments.train import resume, train
+
+PyTree = Any
+
+PRECISIONS = {"the device's own": None, "the highest": "highest"}
+"""Of the products of forward and backward passes. A GPU's own rounds to 10 bits (TF32)."""
+
+
+def clipping(
+    config: ModelConfig, batch_size: int, precisions: Collection[str] = tuple(PRECISIONS)
+) -> Iterator[Row]:
+    """Holds the clipped sum to one gradient per example, and each example's share of it to C."""
+    params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
+    batch = jax.device_put(random_batch(batch_size, config))
+    everybody = jnp.ones(batch_size)
+
+    def clipped(method: str) -> Callable[..., PyTree]:
+        def program(params: PyTree, weights: jax.Array, clip: jax.Array) -> PyTree:
+            return clipped_grad(loss_fn, l2_clip_norm=clip, method=method)(params, batch, weights)[
+                0
+            ]
+
+        return jax.jit(program)
+
+    def norms(params: PyTree, batch: PyTree) -> jax.Array:
+        gradients = jax.vmap(jax.grad(loss_fn), (None, 0))(params, batch)
+        squares = [jnp.square(g).reshape(batch_size, -1).sum(1) for g in jax.tree.leaves(gradients)]
+        return jnp.sqrt(sum(squares))
+
+    # Half of the examples are clipped.
+    seen = np.asarray(jax.jit(norms)(params, batch))
+    half = np.float32(np.median(seen))
+    for name in precisions:
+        precision = PRECISIONS[name]
+        with jax.default_matmul_precision(precision) if precision else nullcontext():
+            ghost = clipped("ghost")
+            ours = ghost(params, everybody, half)
+            definition = clipped("vmap")(params, everybody, half)
+            # One example among rows of weight zero: the same contraction as in training.
+            shares = [
+                _norm(ghost(params, everybody * (jnp.arange(batch_size) == i), half)) / half
+                for i in np.argsort(seen)[-16:]
+            ]
+        off = _norm(_minus(ours, definition)) / _norm(definition)
+        # Of TF32's 10 bits both sums are made, of activations that were rounded apart.
+        bar = 1e-5 if precision else 1e-2
+        where = f"in {name} precision"
+        yield Row.at_most(f"clipped sum / one gradient per example, off by, {where}", off, "", bar)
+        yield Row.at_most(f"largest share of one example / C, {where}", max(shares), "", 1.0)
+
+
+def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Returns the Philox4x32-10 blocks of counters, uint32 [4, n], in NumPy's integers.
+
+    Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011.
+    """
+    c = [word.astype(np.uint64) for word in counter]
+    k = [int(word) for word in key]
+    low = np.uint64(2**32 - 1)
+    for _ in range(10):
+        first, second = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        c = [
+            (second >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]),
+            second & low,
+            (first >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]),
+            first & low,
+        ]
+        k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32]
+    return np.stack(c).astype(np.uint32)
+
+
+def noise(shape: tuple[int, int]) -> Iterator[Row]:
+    """Holds the noise's integers to their definition exactly, and its floats within rounding."""
+    key, step, leaf, stddev = RootKey.from_insecure_seed(0).noise_key(0), 7, 3, 1.3
+    size = math.prod(shape)
+    index = np.arange(size, dtype=np.uint64)
+    counter = np.stack(
+        [
+            index & np.uint64(2**32 - 1),
+            index >> np.uint64(32),
+            np.full(size, leaf ^ int(key[2]), np.uint64),
+            np.full(size, step ^ int(key[3]), np.uint64),
+        ]
+    )
+    wanted = philox(counter, key[:2])
+    words = jax.jit(lambda key, step: _words(key, step, leaf, shape))(key, np.uint32(step))
+    found = np.stack([np.asarray(word).ravel() for word in words])
+    differing = int(np.sum(found != wanted))
+    yield Row.at_most("words of the noise that differ from NumPy's", differing, "", 0)
+
+    u = (wanted[0].astype(np.longdouble) * 2.0**32 + wanted[1] + 0.5) * 2.0**-64
+    angle = np.pi * (wanted[2].view(np.int32).astype(np.float64) + 0.5) / 2.0**32
+    z = (np.sqrt(-2 * np.log(u)) * np.sin(angle)).astype(np.float64)
+    normal = jax.jit(lambda key, step: standard_normal(key, step, leaf, shape))
+    ours = np.asarray(normal(key, np.uint32(step)), np.float64).ravel()
+    yield Row.at_most(
+        "normal deviates, off from those in float64, relative", _relative(ours, z), "", 1e-6
+    )
+
+    sums = np.random.default_rng(0).normal(size=(leaf + 1, *shape)).astype(np.float32)
+    program = jax.jit(
+        lambda sums, key, step, stddev: add_gaussian_noise(list(sums), key, step, stddev)[leaf]
+    )
+    inputs = sums, key, np.uint32(step), np.float32(stddev)
+    noised = np.asarray(program(*inputs), np.float64).ravel()
+    spacing = float(np.asarray(grid(stddev)))
+    cells = noised / spacing
+    off_grid = int(np.sum(cells != np.rint(cells)))
+    yield Row.at_most("noised sums that lie off the public grid", off_grid, "", 0)
+    threshold = ((wanted[3] >> 9).astype(np.float64) + 0.5) * 2.0**-23
+    total = sums[leaf].ravel().astype(np.float64) + float(inputs[3]) * z
+    exact = np.ceil(total / spacing - threshold)
+    # 1e-6 of the largest deviate that was drawn, in cells, and one for the rounding.
+    most = 1 + 1e-6 * float(np.abs(z).max()) * stddev / spacing
+    yield Row.at_most(
+        "noised sums, off from the definition", float(np.abs(cells - exact).max()), "cells", most
+    )
+    if (cpu := _cpu()) is not None:
+        with jax.default_device(cpu):
+            theirs = np.asarray(program(*jax.device_put(inputs, cpu)), np.float64).ravel()
+        yield Row("noised sums that differ from the CPU's", float(np.mean(noised != theirs)), "")
+
+
+def draws(rows: int, batch_size: int) -> Iterator[Row]:
+    """Holds the batches that steps see on the device to those drawn on the host."""
+    rng = np.random.default_rng(0)
+    data = {"x": rng.normal(size=(rows, 3)).astype(np.float32), "id": np.arange(rows)}
+    root = RootKey.from_insecure_seed(0)
+    kinds: dict[str, samplers.BatchSampler] = {
+        "deterministic": samplers.Deterministic(rows, batch_size),
+        "shuffle": samplers.Shuffle(rows, batch_size),
+        "Poisson": samplers.Poisson(rows, batch_size),
+        "Poisson, accumulating": samplers.Poisson(
+            rows, batch_size, max_batch_size=batch_size, overflow="accumulate"
+        ),
+        "balls-and-bins": samplers.BallsAndBins(rows, batch_size),
+    }
+    for name, sampler in kinds.items():
+        plans = [plan for _, plan in plan_blocks(
+            samplers.BatchSource(sampler, root.sampling_seed(0)), first_step=0, block_steps=8
+        )]  # fmt: skip
+        on_device = jax.device_put(data)
+        gather = jax.jit(lambda data, indices: jax.tree.map(lambda x: x[indices], data))
+        wrong = sum(
+            int(np.sum(np.asarray(column) != data[key][plan.indices]))
+            for plan in plans
+            for key, column in gather(on_device, plan.indices).items()
+        )
+        yield Row.at_most(f"values of rows gathered wrongly, {name}", wrong, "", 0)
+
+        # Each example gives one to the first parameter, and its row's number to the second.
+        def loss_fn(w: jax.Array, example: PyTree) -> jax.Array:
+            return w[0] + w[1] * example["id"].astype(jnp.float32) / rows
+
+        algorithm = dpsgd(loss_fn, optax.sgd(1.0), Mechanism(sampler, 0.0, math.inf))
+        sums, sizes = [], []
+        state = algorithm.init(jnp.zeros(2))
+        for block in train_blocks(algorithm, state, data, root=root, block_steps=8):
+            sums.append(-np.asarray(block.state.params, np.float64))
+            sizes.append(float(block.diagnostics.batch_size.sum()))
+        real = [plan.weights.sum() for plan in plans]
+        ids = [np.sum(plan.weights * (plan.indices / rows), dtype=np.float64) for plan in plans]
+        wrong = sum(a != b for a, b in zip(sizes, real, strict=True))
+        yield Row.at_most(f"blocks of steps with other examples than drawn, {name}", wrong, "", 0)
+        taken = np.diff(np.array(sums), axis=0, prepend=0) * sampler.expected_batch_size
+        off = np.abs(taken - np.array([real, ids]).T).max() / batch_size
+        yield Row.at_most(f"sums over drawn examples, off by, {name}", float(off), "", 1e-4)
+
+
+def secure(config: ModelConfig, batch_size: int) -> Iterator[Row]:
+    """Holds the sums of the secure mode to exact integers, and its noise to the host's."""
+    params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
+    batch = jax.device_put(random_batch(batch_size, config))
+    mechanism = Mechanism(samplers.Deterministic(batch_size, batch_size), 1.0, 0.5, True)
+    chosen = mechanism.scales().grid
+    gradient = clipped_grad(loss_fn, l2_clip_norm=0.5, grid=chosen)
+    program = jax.jit(lambda params, batch, weights: gradient(params, batch, weights)[0])
+
+    def sums(weights: np.ndarray) -> list[np.ndarray]:
+        total = program(params, batch, weights.astype(np.float32))
+        return [np.asarray(leaf, np.int64) for leaf in jax.tree.leaves(total)]
+
+    whole = sums(np.ones(batch_size))
+    alone = [sums(row) for row in np.eye(batch_size)]
+    wrong = sum(
+        int(np.sum(total != np.sum(parts, axis=0)))
+        for total, *parts in zip(whole, *alone, strict=True)
+    )
+    yield Row.at_most("integer sums that are not those of their examples", wrong, "", 0)
+    most = int(chosen.max_square[0]) + int(chosen.max_square[1]) * 2**32
+    longest = max(sum(int(np.sum(x * x)) for x in one) for one in alone)
+    yield Row.at_most(
+        "norm of one example's integers / the largest allowed", math.sqrt(longest / most), "", 1
+    )
+
+    key = RootKey.from_insecure_seed(0).secure_noise_key(0)
+    noised = jax.jit(lambda sums, key, step: add_secure_noise(sums, key, step, chosen))
+    found = np.asarray(noised([jnp.zeros(1000, jnp.int32)], key, np.uint32(5))[0], np.float64)
+    wanted = rounded_gaussian(key.tobytes(), 5, 0, (1000,), int(chosen.cells))
+    wrong = int(np.sum(found != np.float32(wanted) * np.float64(chosen.spacing)))
+    yield Row.at_most("secure noise that differs from the host's", wrong, "", 0)
+
+
+def audit() -> Iterator[Row]:
+    """Makes the audit that precedes a run: what it refuses cannot be trained on this device."""
+    run = AuditConfig(configs.Poisson(batch_size=64), num_examples=1000, noise_multiplier=1.0)
+    for check in coupled(run).checks:
+        yield Row.at_least(f"audit: {check.name} ({check.detail})", float(check.passed), "", 1)
+
+
+def interrupted(model: ModelConfig, rows: int, batch_size: int) -> Iterator[Row]:
+    """Stops a run half-way, goes on with it, and reads what its ledger then has it cost."""
+
+    class Enough(Exception):
+        """The run is stopped here."""
+
+    def until_a_step_is_done(line: str) -> None:
+        if line.startswith("step "):
+            raise Enough
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        synthetic.write_store(store, rows, seed=0)
+        config = TrainConfig(
+            data=store,
+            sampler=configs.BallsAndBins(batch_size=batch_size, epochs=2),
+            out=Path(folder) / "run",
+            noise_multiplier=1.0,
+            audit=False,
+            checkpoint_seconds=0.0,
+            **dataclasses.asdict(model),
+        )
+        planned = epsilon = None
+        try:
+            train(config, until_a_step_is_done)
+        except Enough:
+            terms = read(config.out / "ledger.jsonl").generations[0].terms
+            planned = Guarantee.of(terms.mechanism, terms.delta).epsilon
+            epsilon = resume(config.out)["epsilon_upper"]
+    if planned is None or epsilon is None:
+        raise RuntimeError("the run was over before it could be stopped: more rows are needed")
+    yield Row("steps are taken to repeat bit for bit on this device", float(repeats_exactly()), "")
+    yield Row.at_least(
+        "epsilon of a run that was stopped and went on / as planned",
+        epsilon / planned.upper,
+        "x",
+        1 - 1e-9,
+    )
+
+
+def _cpu() -> Any:
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS names GPUs alone
+        return None
+
+
+def _minus(a: PyTree, b: PyTree) -> PyTree:
+    return jax.tree.map(lambda x, y: np.asarray(x, np.float64) - np.asarray(y, np.float64), a, b)
+
+
+def _norm(tree: PyTree) -> float:
+    leaves = (np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree))
+    return math.sqrt(sum(float(np.sum(leaf**2)) for leaf in leaves))
+
+
+def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.max(np.abs(found - wanted) / np.abs(wanted)))
