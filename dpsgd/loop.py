@@ -56,6 +56,16 @@ def compiler_options() -> dict[str, Any] | None:
     return {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
 
 
+def repeats_exactly() -> bool:
+    """Whether the same program of the same inputs gives the same bits again on the default backend.
+
+    On a CPU it does, in another process too. On a GPU, sums by atomic operations and kernels picked
+    by timing may differ in the last bits; a step that is repeated for a run that goes on would then
+    release those bits without noise.
+    """
+    return jax.default_backend() == "cpu"
+
+
 def block_function(algorithm: Algorithm) -> Callable[..., tuple[TrainState, Diagnostics]]:
     """Returns a block of steps as a function.
 

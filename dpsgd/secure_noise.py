@@ -123,8 +123,16 @@ def add_secure_noise(
       grid: from `secure_grid`, for the largest batch that `sums` can hold.
 
     Raises:
-      ValueError: if a leaf is not int32 or `noise_key` is not uint32 `[8]`.
+      ValueError: if a leaf is not int32, `noise_key` is not uint32 `[8]`, or JAX was told to leave
+        the CPU out.
     """
+    try:
+        jax.local_devices(backend="cpu")
+    except RuntimeError:
+        raise ValueError(
+            "secure noise is drawn by the CPU, which JAX_PLATFORMS leaves out: name it too, as in "
+            "JAX_PLATFORMS=cuda,cpu"
+        ) from None
     noise_key = jnp.asarray(noise_key)
     if noise_key.shape != (KEY_BYTES // 4,) or noise_key.dtype != jnp.uint32:
         raise ValueError(

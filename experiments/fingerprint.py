@@ -66,15 +66,6 @@ def differing(fingerprints: Sequence[Mapping[str, Any]], but: Collection[str] = 
     return [n for n in names if any(one.get(n) != fingerprints[0].get(n) for one in fingerprints)]
 
 
-def repeats_exactly() -> bool:
-    """Whether another process on this machine computes the same program bit for bit.
-
-    On a CPU it does. On a GPU, sums by atomic operations and kernels picked by timing may differ in
-    the last bits, and a repeated step would then release those bits without noise.
-    """
-    return jax.default_backend() == "cpu"
-
-
 @functools.cache
 def code_digest() -> str:
     """Returns a digest of this project's source files, as they are when first asked."""

@@ -22,7 +22,7 @@ from dpsgd import Algorithm, Guarantee, Mechanism, RootKey, TrainState, train_bl
 from dpsgd.checkpoint import Checkpoint
 from dpsgd.history import NO_HEAD, Generation, Terms
 from dpsgd.ledger import Ledger
-from dpsgd.loop import Block
+from dpsgd.loop import Block, repeats_exactly
 from dpsgd.records import build, checked
 from experiments import report
 from experiments.audit import audit_run
@@ -32,7 +32,7 @@ from experiments.criteo.schema import Schema
 from experiments.criteo.store import Store
 from experiments.environment import environment
 from experiments.evaluate import evaluate
-from experiments.fingerprint import differing, fingerprint, repeats_exactly
+from experiments.fingerprint import differing, fingerprint
 from experiments.finished import FinishedRun, guarantee_of, proved
 from experiments.programs import click_algorithm, step_sizes
 from experiments.recorded import config_digest, config_from, describe

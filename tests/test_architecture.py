@@ -72,3 +72,40 @@ def test_every_public_name_of_the_library_is_where_it_is_looked_for():
         assert name in dir(dpsgd)
     with pytest.raises(AttributeError, match="no attribute 'trane'"):
         dpsgd.trane  # noqa: B018
+
+
+def modules_imported_with(name: str) -> dict[str, set[str]]:
+    """The project's modules that importing `name` imports, each with what else it imports so."""
+    found: dict[str, set[str]] = {}
+    waiting = [name]
+    while waiting:
+        module = waiting.pop()
+        folder = ROOT.joinpath(*module.split("."))
+        file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+        if module in found or not file.exists():
+            continue
+        found[module] = set()
+        parents = module.split(".")
+        waiting += [".".join(parents[:i]) for i in range(1, len(parents))]
+        for node in ast.parse(
+            file.read_text()
+        ).body:  # not what a function imports when it is called
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                origin = node.module or ""
+                names = [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
+            else:
+                continue
+            found[module] |= {one.split(".")[0] for one in names}
+            waiting += [one for one in names if one.split(".")[0] in ORDER]
+    return found
+
+
+@pytest.mark.parametrize("start", ["experiments.train", "experiments.benchmarks.gpu"])
+def test_a_run_and_the_gpu_command_need_jax_flax_optax_numpy_and_scipy_alone(start):
+    imported = modules_imported_with(start)
+    assert {"experiments.config", "dpsgd.records", "experiments.run_directory"} <= set(imported)
+    allowed = {*sys.stdlib_module_names, *ORDER, "numpy", "scipy", "jax", "flax", "optax"}
+    for module, names in imported.items():
+        assert not names - allowed, module

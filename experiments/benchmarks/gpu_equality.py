@@ -23,6 +23,7 @@ import samplers
 from dpsgd import Guarantee, Mechanism, RootKey, clipped_grad, dpsgd, train_blocks
 from dpsgd.blocks import plan_blocks
 from dpsgd.ledger import read
+from dpsgd.loop import repeats_exactly
 from dpsgd.noise import _words, add_gaussian_noise, grid, standard_normal
 from dpsgd.secure_noise import add_secure_noise, rounded_gaussian
 from experiments import config as configs
@@ -31,9 +32,9 @@ from experiments.benchmarks.rows import Row
 from experiments.benchmarks.step import random_batch
 from experiments.config import AuditConfig, TrainConfig
 from experiments.criteo import synthetic
-from experiments.criteo.model import ModelConfig, functional
+from experiments.criteo.model import functional
 from experiments.criteo.schema import DISPLAY_ADS
-from experiments.fingerprint import repeats_exactly
+from experiments.criteo.sizes import ModelConfig
 from experiments.train import resume, train
 
 PyTree = Any

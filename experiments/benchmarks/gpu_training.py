@@ -32,8 +32,9 @@ from experiments.benchmarks.step import BYTES_PER_PARAMETER
 from experiments.benchmarks.timing import in_turns
 from experiments.config import TrainConfig
 from experiments.criteo import synthetic
-from experiments.criteo.model import ModelConfig, functional
+from experiments.criteo.model import functional
 from experiments.criteo.schema import DISPLAY_ADS
+from experiments.criteo.sizes import ModelConfig
 from experiments.evaluate import evaluate
 from experiments.finished import FinishedRun
 from experiments.programs import click_algorithm, step_sizes

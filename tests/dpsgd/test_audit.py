@@ -10,8 +10,9 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, dpsgd
-from dpsgd.audit import AuditReport, coupled_audit
+from dpsgd.audit import AuditReport, _sum_checks, coupled_audit
 from dpsgd.audit_sampler import sampler_checks
+from dpsgd.audit_step import CompiledStep, recorder
 from samplers import BallsAndBins, Poisson
 
 pytestmark = pytest.mark.audit
@@ -99,6 +100,43 @@ def test_a_wrong_claim_is_refused_and_named():
     with pytest.raises(ValueError, match="everybody takes part once an epoch") as refusal:
         report.require_passed()
     assert "\n" not in str(refusal.value)
+
+
+def last_bits_vary(sound, params, batch, weights, scales):
+    """As where atomic additions come in any order, here by what lies under weight 0."""
+    total, diagnostics = sound.clipped_sum(params, batch, weights, scales)
+    hidden = jnp.where(weights > 0, 0.0, jnp.nan_to_num(batch["x"][:, 0])).sum()
+    return jax.tree.map(lambda leaf: leaf * (1 + jnp.sign(hidden) * 2.0**-22), total), diagnostics
+
+
+def padding_counts(sound, params, batch, weights, scales):
+    return sound.clipped_sum(params, batch, jnp.ones_like(weights), scales)
+
+
+def padding_is_multiplied_away(sound, params, batch, weights, scales):
+    total, diagnostics = sound.clipped_sum(params, batch, weights, scales)
+    hidden = jnp.sum(0.0 * batch["x"])
+    return jax.tree.map(lambda leaf: leaf + hidden, total), diagnostics
+
+
+@pytest.mark.parametrize(
+    ("planted", "repeats"),
+    [
+        (last_bits_vary, True),
+        (last_bits_vary, False),
+        (padding_counts, False),
+        (padding_is_multiplied_away, False),
+    ],
+)
+def test_padding_may_change_the_last_bits_only_where_equal_steps_do(planted, repeats, monkeypatch):
+    monkeypatch.setattr("dpsgd.audit.repeats_exactly", lambda: repeats)
+    mechanism = Mechanism(POISSON, noise_multiplier=1.0, l2_clip_norm=0.5)
+
+    sound = dpsgd(loss_fn, recorder(), mechanism)
+    planted_in = sound._replace(clipped_sum=lambda *inputs: planted(sound, *inputs))
+    step = CompiledStep(planted_in, start(), ROWS, RootKey.from_insecure_seed(0), None)
+    (check,) = [check for check in _sum_checks(step) if check.name == "padding is inert"]
+    assert check.passed == (planted is last_bits_vary and not repeats), check.detail
 
 
 def test_a_check_that_is_left_out_says_so(monkeypatch):

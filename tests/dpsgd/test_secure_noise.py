@@ -301,3 +301,13 @@ def test_sums_that_are_not_int32_and_keys_that_are_too_short_are_refused():
 def test_a_sampler_out_of_its_range_is_refused(cells, digit_bits, message):
     with pytest.raises(ValueError, match=message):
         rounded_gaussian(KEY, 0, 0, (3,), cells, digit_bits=digit_bits)
+
+
+def test_without_the_cpu_secure_noise_says_what_to_set(monkeypatch):
+    def no_cpu(backend=None):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "local_devices", no_cpu)
+    chosen = secure_grid(1.0, 1.0, 10)
+    with pytest.raises(ValueError, match="JAX_PLATFORMS=cuda,cpu"):
+        add_secure_noise([jnp.zeros(3, jnp.int32)], np.zeros(8, np.uint32), 0, chosen)
