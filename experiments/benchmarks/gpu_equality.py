@@ -52,7 +52,7 @@ def clipping(
     everybody = jnp.ones(batch_size)
 
     def clipped(method: str) -> Callable[..., PyTree]:
-        def program(params: PyTree, weights: jax.Array, clip: jax.Array) -> PyTree:
+        def program(params: PyTree, weights: jax.Array, clip: float) -> PyTree:
             return clipped_grad(loss_fn, l2_clip_norm=clip, method=method)(params, batch, weights)[
                 0
             ]
@@ -66,7 +66,7 @@ def clipping(
 
     # Half of the examples are clipped.
     seen = np.asarray(jax.jit(norms)(params, batch))
-    half = np.float32(np.median(seen))
+    half = float(np.median(seen))
     for name in precisions:
         precision = PRECISIONS[name]
         with jax.default_matmul_precision(precision) if precision else nullcontext():
@@ -161,7 +161,10 @@ def noise(shape: tuple[int, int]) -> Iterator[Row]:
 def draws(rows: int, batch_size: int) -> Iterator[Row]:
     """Holds the batches that steps see on the device to those drawn on the host."""
     rng = np.random.default_rng(0)
-    data = {"x": rng.normal(size=(rows, 3)).astype(np.float32), "id": np.arange(rows)}
+    data: dict[str, np.ndarray] = {
+        "x": rng.normal(size=(rows, 3)).astype(np.float32),
+        "id": np.arange(rows),
+    }
     root = RootKey.from_insecure_seed(0)
     kinds: dict[str, samplers.BatchSampler] = {
         "deterministic": samplers.Deterministic(rows, batch_size),
@@ -197,8 +200,8 @@ def draws(rows: int, batch_size: int) -> Iterator[Row]:
             sizes.append(float(block.diagnostics.batch_size.sum()))
         real = [plan.weights.sum() for plan in plans]
         ids = [np.sum(plan.weights * (plan.indices / rows), dtype=np.float64) for plan in plans]
-        wrong = sum(a != b for a, b in zip(sizes, real, strict=True))
-        yield Row.at_most(f"blocks of steps with other examples than drawn, {name}", wrong, "", 0)
+        others = sum(int(a != b) for a, b in zip(sizes, real, strict=True))
+        yield Row.at_most(f"blocks of steps with other examples than drawn, {name}", others, "", 0)
         taken = np.diff(np.array(sums), axis=0, prepend=0) * sampler.expected_batch_size
         off = np.abs(taken - np.array([real, ids]).T).max() / batch_size
         yield Row.at_most(f"sums over drawn examples, off by, {name}", float(off), "", 1e-4)
@@ -210,6 +213,7 @@ def secure(config: ModelConfig, batch_size: int) -> Iterator[Row]:
     batch = jax.device_put(random_batch(batch_size, config))
     mechanism = Mechanism(samplers.Deterministic(batch_size, batch_size), 1.0, 0.5, True)
     chosen = mechanism.scales().grid
+    assert chosen is not None
     gradient = clipped_grad(loss_fn, l2_clip_norm=0.5, grid=chosen)
     program = jax.jit(lambda params, batch, weights: gradient(params, batch, weights)[0])
 
