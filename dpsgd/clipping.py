@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from dpsgd import ghost, memory, norms
 from dpsgd.ghost import Gradients
-from dpsgd.losses import Keyed, LossFn, of_row, takes_key
+from dpsgd.losses import LossFn, of_row, rows_of, takes_key
 from dpsgd.secure_grid import SecureGrid
 from dpsgd.secure_noise import quantize
 
@@ -115,8 +115,8 @@ def clipped_grad(
     Raises:
       ValueError: for a clip norm that is not positive, an unknown method or a microbatch size
         below one, or a loss whose signature does not tell whether it takes a key; when called, for
-        keys that are missing or not asked for, for parameters that are not floating-point, for
-        leading axes that differ, and for a loss that is not a real scalar.
+        keys that are missing, not asked for or of the kind "rbg", for parameters that are not
+        floating-point, for leading axes that differ, and for a loss that is not a real scalar.
 
     Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
 
@@ -161,13 +161,7 @@ def clipped_grad(
     def clipped_sum(
         params: PyTree, batch: PyTree, weights: ArrayLike, keys: PyTree = None
     ) -> tuple[SumTree, Diagnostics]:
-        if keyed == (keys is None):
-            raise ValueError(
-                "loss_fn takes a key: give keys[B], one for each example"
-                if keyed
-                else "keys are given, but the loss is loss_fn(params, example), without a key"
-            )
-        batch = jax.tree.map(jnp.asarray, Keyed(batch, keys) if keyed else batch)
+        batch = jax.tree.map(jnp.asarray, rows_of(batch, keys, keyed))
         weights = jnp.asarray(weights)
         _check(loss_fn, params, batch, weights)
         carry = (

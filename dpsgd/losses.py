@@ -23,8 +23,8 @@ So whoever is told all keys learns no more than is priced; that they stay secret
 guarantee needs. (Where a unit is clipped as one, read 'unit' for 'example': its key is that of the
 first of its rows that are drawn, and who is drawn does not depend on what the rows hold.)
 
-The words are those of threefry, which JAX computes anywhere to the same bits, one by one; keys of
-the kind "rbg" are not taken, as a batch of them gives the draws of its first (`jax.vmap`).
+The words are those of threefry, which JAX computes anywhere to the same bits, one by one. Keys of
+the kind "rbg" are refused: under `jax.vmap` they draw by the first key and the place of each.
 """
 
 from __future__ import annotations
@@ -100,6 +100,35 @@ def row_of(loss_fn: LossFn, example: PyTree) -> PyTree:
     if not takes_key(loss_fn):
         return example
     return Keyed(example, jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")))
+
+
+def rows_of(batch: PyTree, keys: PyTree, keyed: bool) -> PyTree:
+    """Returns the rows of a batch as `of_row` of the loss takes them.
+
+    Args:
+      batch: Tree of arrays [B, ...].
+      keys: [B], or None.
+      keyed: Whether the loss takes a key.
+
+    Raises:
+      ValueError: if there are keys and the loss takes none, or the other way round, or one key has
+        a part in what another draws.
+    """
+    if keyed == (keys is None):
+        raise ValueError(
+            "loss_fn takes a key: give keys[B], one for each example"
+            if keyed
+            else "keys are given, but the loss is loss_fn(params, example), without a key"
+        )
+    if not keyed:
+        return batch
+    typed = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    if typed and "rbg" in str(jax.random.key_impl(keys)):
+        raise ValueError(
+            "keys of the kind 'rbg' draw by the first of a batch and their place in it; give keys "
+            'from jax.random.key(..., impl="threefry2x32")'
+        )
+    return Keyed(batch, keys)
 
 
 def example_keys(loss_key: ArrayLike, step: ArrayLike, numbers: ArrayLike) -> Array:

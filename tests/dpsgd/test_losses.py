@@ -281,5 +281,8 @@ def test_keys_are_given_if_and_only_if_the_loss_takes_them():
     keys = jax.random.split(jax.random.key(0), 4)
     with pytest.raises(ValueError, match="keys are given, but the loss"):
         clipped_grad(jnp.dot, l2_clip_norm=1.0)(jnp.ones(D), batch, weights, keys)
+    rbg = jax.random.split(jax.random.key(0, impl="rbg"), 4)
+    with pytest.raises(ValueError, match="draw by the first of a batch"):
+        clipped_grad(net()[1], l2_clip_norm=1.0)(jnp.ones(D), batch, weights, rbg)
     with pytest.raises(ValueError, match="leading axis"):
         clipped_grad(net()[1], l2_clip_norm=1.0)(jnp.ones(D), batch, weights, keys[:3])
