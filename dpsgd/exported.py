@@ -141,10 +141,15 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     found = {entry.value: entry for entry in entry_points(group=READERS, name=bundle.kind)}
     if len(found) != 1:
         kinds = ", ".join(sorted({entry.name for entry in entry_points(group=READERS)})) or "none"
-        why = "several installed packages read" if found else "no installed package reads"
+        why, mend = (
+            "no installed package reads",
+            "install or update the one that wrote it",
+        )
+        if found:
+            why, mend = "several installed packages read", f"keep one of {', '.join(sorted(found))}"
         raise ValueError(
-            f"{path} is a model of the kind {bundle.kind!a}, which {why} (kinds that are read: "
-            f"{kinds})"
+            f"{path} is a model of the kind {bundle.kind!a:.40}, which {why} (kinds that are read: "
+            f"{kinds}): {mend}"
         )
     (entry,) = found.values()
     reader: Reader = entry.load()

@@ -144,6 +144,16 @@ def test_a_file_chooses_among_installed_readers_and_names_no_module(bundle, monk
             trained.read(bundle)
 
 
+def test_a_kind_that_two_packages_read_is_refused_by_naming_both(bundle, tmp_path, monkeypatch):
+    metadata = tmp_path / "other-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[dpsgd.models]\nclicks = other:read\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"several installed .*: keep one of .*, other:read$"):
+        load_exported(bundle)
+
+
 def test_a_bundle_of_an_earlier_version_is_refused_with_what_to_do(bundle, home, capsys):
     old = Bundle.read(bundle).model
     (bundle / "model.json").write_text(json.dumps(old))
