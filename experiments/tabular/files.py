@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from experiments.criteo.raw import DataError, open_raw, read_raw
 from experiments.tabular.encoding import ColumnError
 
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+_MARK = "\x1f"
 BLOCK_BYTES = 1 << 22
 BLOCK_ROWS = 1 << 14
 
@@ -114,7 +114,6 @@ class TextFile:
     path: Path
     names: tuple[str, ...]
     delimiter: str
-    header_only: bool
 
     @classmethod
     def of(cls, path: Path, head: bytes, wanted: Sequence[str]) -> TextFile:
@@ -124,30 +123,29 @@ class TextFile:
         text = head.decode("utf-8-sig", "surrogateescape")
         if not text:
             raise DataError(path, "is empty; expected a header of column names")
-        found = {}
-        for delimiter in DELIMITERS:
-            rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-            with _long_fields():
-                names = next(rows)
-                found[delimiter] = names, len(head) < BLOCK_BYTES and not any(rows)
-        if not names:
-            raise DataError(path, "begins with a blank line; expected a header of column names")
+        with _long_fields():
+            found = {
+                d: next(csv.reader(io.StringIO(text, newline=""), delimiter=d)) for d in DELIMITERS
+            }
         # The first of those that make the most of the wanted columns, and then the most columns.
-        delimiter = max(found, key=lambda d: (len({*wanted} & {*found[d][0]}), len(found[d][0])))
-        names, header_only = found[delimiter]
-        return cls(path, tuple(names), delimiter, header_only)
+        delimiter = max(found, key=lambda d: (len({*wanted} & {*found[d]}), len(found[d])))
+        if not found[delimiter]:
+            raise DataError(path, "begins with a blank line; expected a header of column names")
+        return cls(path, tuple(found[delimiter]), delimiter)
 
     def batches(self, wanted: Sequence[str]) -> Iterator[Batch]:
-        """Yield the `wanted` columns of all rows, as texts."""
-        if self.header_only:
-            return
+        """Yield the `wanted` columns of all rows, as texts.
+
+        A row of marks is added to the file's end. If it does not come back as the last row, a quote
+        was open there, which made one text of all that follows it.
+        """
         names = [str(number) for number in range(len(self.names))]  # no two of them are alike
         places = {name: names[self.names.index(name)] for name in wanted}
-        stream = _Stream(self.path)
-        rows = 0
+        end = self.delimiter.join([_MARK] * len(names))
+        rows, last = 0, None
         try:
             with pyarrow.csv.open_csv(
-                pa.PythonFile(stream, mode="r"),
+                pa.PythonFile(_Stream(self.path, f"\n{end}\n".encode()), mode="r"),
                 read_options=pyarrow.csv.ReadOptions(
                     column_names=names,
                     skip_rows_after_names=1,
@@ -162,22 +160,27 @@ class TextFile:
                     include_columns=[*places.values()],
                 ),
             ) as reader:
-                for batch in reader:
-                    yield {name: batch.column(place) for name, place in places.items()}
-                    rows += batch.num_rows
+                for batch in filter(len, reader):
+                    if last is not None:
+                        yield {name: last.column(place) for name, place in places.items()}
+                        rows += len(last)
+                    last = batch
         except pa.ArrowInvalid as error:
             self._explain(error, rows, wanted)
-        if stream.quotes % 2:
-            self._refuse_open_quote()
+        if last is None or any(column[-1].as_py() != _MARK for column in last.columns):
+            line = self._line(rows + len(last or []) - 1)
+            raise DataError(self.path, "a quote is not closed", line=line)
+        if len(last) > 1:
+            yield {name: last.column(place)[:-1] for name, place in places.items()}
 
     def located(self, error: ColumnError, first_row: int) -> DataError:
         """Return `error` with the line on which its row begins."""
-        if error.row is None:
-            return DataError(self.path, error.problem, column=error.column)
-        for line, _ in self._rows(first_row + error.row):
-            return DataError(self.path, error.problem, line=line, column=error.column)
-        row = first_row + error.row + 1
-        return DataError(self.path, error.problem, row=row, column=error.column)
+        line = None if error.row is None else self._line(first_row + error.row)
+        return DataError(self.path, error.problem, line=line, column=error.column)
+
+    def _line(self, row: int) -> int | None:
+        """Return the line on which `row` (from 0) begins; None if the csv module finds no such."""
+        return next((line for line, _ in self._rows(row)), None)
 
     def _rows(self, first_row: int) -> Iterator[tuple[int, list[str]]]:
         """Yield (line on which it begins, fields) of the rows from `first_row` on."""
@@ -217,46 +220,29 @@ class TextFile:
         why = " ".join(str(error).split())
         raise DataError(self.path, f"cannot be read as text with columns: {why:.200}")
 
-    def _refuse_open_quote(self) -> None:
-        """Raise a DataError if the last field is quoted and its quote is not closed.
-
-        It would be read as a text that holds all lines after it.
-        """
-        with closing(_Stream(self.path)) as stream, _long_fields():
-            lines = io.TextIOWrapper(
-                io.BufferedReader(stream), "utf-8-sig", "surrogateescape", newline=""
-            )
-            # One more line: within quotes it belongs to the last field, and else it is a row.
-            rows = csv.reader(itertools.chain(lines, ["end"]), delimiter=self.delimiter)
-            last, begin, end = [""], 0, 0
-            for fields in rows:
-                last, begin, end = fields, end + 1, rows.line_num
-            if last != ["end"]:
-                raise DataError(self.path, "a quote is not closed", line=begin)
-
 
 class _Stream(io.RawIOBase):
-    """The bytes of a file, plain or gzip, whose quotes are counted as they pass."""
+    """The bytes of a file, plain or gzip, and then those of `end`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, end: bytes = b"") -> None:
         self._path, self._file = path, open_raw(path, "table")
-        self.quotes = 0
+        self._end = io.BytesIO(end)
 
     def readable(self) -> bool:
         """It is."""
         return True
 
-    def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, or raise a DataError."""
-        data = read_raw(self._file, size, self._path)
-        self.quotes += data.count(b'"')
-        return data
-
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` as far as there are bytes."""
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+        """Fill `buffer` as far as there are bytes, or raise a DataError."""
+        done = 0
+        while done < len(buffer):  # Arrow takes fewer bytes for a whole block
+            left = len(buffer) - done
+            data = read_raw(self._file, left, self._path) or self._end.read(left)
+            if not data:
+                break
+            buffer[done : done + len(data)] = data
+            done += len(data)
+        return done
 
     def close(self) -> None:
         """Close the file."""
