@@ -13,12 +13,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
 from experiments.benchmarks.rows import Row, report
 from experiments.criteo import synthetic
+from experiments.tabular.format import TableFormat, table_schema
 
 FULL = 46_000_000
 """Rows of the whole Criteo Display Ads data set, about."""
@@ -42,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     rows = list(_rehearsal(options.rehearsal)) if options.rehearsal else []
     for log in synthetic.LOGS.values():
         rows += _rates(log, options.rows, options.repetitions)
+    rows += _table_rates(options.rows, options.repetitions)
     return report(rows, options.json)
 
 
@@ -50,15 +57,44 @@ def _rates(log: synthetic.Log, num_rows: int, repetitions: int) -> Iterator[Row]
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw.tsv"
         synthetic.write_raw(raw, num_rows, seed=0, log=log)
-        rates = []
-        for repetition in range(repetitions):
-            begin = time.process_time()
-            log.format.prepare(raw, Path(folder) / str(repetition))
-            rates.append(num_rows / (time.process_time() - begin))
-        size = raw.stat().st_size
-    rate, name = statistics.median(rates), log.format.schema.name
+        rate = _rate(partial(log.format.prepare, raw), num_rows, repetitions)
+        size, name = raw.stat().st_size, log.format.schema.name
     yield Row.at_least(f"rows of raw text prepared, {name}", rate / 1e6, "M/s", 0.25)
     yield Row(f"text prepared, {name}", rate * size / num_rows / 1e6, "MB/s")
+
+
+def _table_rates(num_rows: int, repetitions: int) -> Iterator[Row]:
+    """Yields rows like Criteo's, 40 columns, that become a store as a table of named columns."""
+    raw_format = synthetic.LOGS["criteo-display"].format
+    schema = raw_format.schema
+    texts = dict.fromkeys(schema.categories, pa.string())
+    table = TableFormat(
+        table_schema("label", categories=schema.categories, numbers=schema.integers)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        tsv, parquet = Path(folder) / "table.tsv", Path(folder) / "table.parquet"
+        synthetic.write_raw(tsv, num_rows, seed=0)
+        tsv.write_text("\t".join(raw_format.columns) + "\n" + tsv.read_text())
+        with pyarrow.csv.open_csv(
+            tsv,
+            parse_options=pyarrow.csv.ParseOptions(delimiter="\t"),
+            convert_options=pyarrow.csv.ConvertOptions(column_types=texts),
+        ) as batches:
+            pyarrow.parquet.write_table(batches.read_all(), parquet)
+        for name, file in {"TSV": tsv, "Parquet": parquet}.items():
+            rate = _rate(partial(table.prepare, [file]), num_rows, repetitions)
+            yield Row.at_least(f"rows of a table prepared, {name}", rate / 1e6, "M/s", 0.25)
+
+
+def _rate(prepare: Callable[[Path], object], num_rows: int, repetitions: int) -> float:
+    """Returns how many rows `prepare` makes a store of in a second of CPU time."""
+    rates = []
+    for _ in range(repetitions):
+        with tempfile.TemporaryDirectory() as folder:
+            begin = time.process_time()
+            prepare(Path(folder) / "store")
+            rates.append(num_rows / (time.process_time() - begin))
+    return statistics.median(rates)
 
 
 # --- Whole commands ------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 It must lie prepared on the disk, as array_record. What it may hold:
 
 - blocks of rows, as `experiments.criteo.tfds_builders` writes them: taken as they are;
-- or one row a record, of features that are single values. The label is 0 or 1. Numbers (integers,
-  floats; NaN is missing) become numeric columns, through ``sign(x) * log1p(|x|)``; class labels
-  (negative is missing), booleans and texts (empty is missing) become categories, hashed into
-  tables whose sizes are those of the classes, or given. Nothing is learned from the rows.
+- or one row a record, of features that are single values, which are encoded as a table's are
+  (`experiments.tabular.encoding`), so that files and tables with the same columns can be scored.
+  The label is 0 or 1. Numbers (integers, floats; NaN is missing) become numeric columns, through
+  ``sign(x) * log1p(|x|)``; class labels (negative is missing), booleans and texts (empty is
+  missing) become categories, hashed into tables whose sizes are those of the classes, or given.
+  Nothing is learned from the rows.
 
 Anything else (images, sequences, nested features) is refused by name, unless it is left out by
 name. Of the splits, "train" trains, "validation" and "test" are what they are called; where one of
@@ -23,16 +25,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dpsgd.records import build, checked
-from experiments.criteo.fields import hash_text, words_of
-from experiments.criteo.schema import MISSING, Schema, default_buckets, log_transform
+from experiments.criteo.schema import Schema, default_buckets
 from experiments.criteo.splits import random_halves, random_split
 from experiments.criteo.store import Columns, Store, columns_of
 from experiments.criteo.writer import StoreWriter
+from experiments.tabular.encoding import ColumnError, encode
+from experiments.tabular.format import BUCKETS
 
 ROWS_PER_READ = 4096
-TEXT_BUCKETS = 1 << 16
 _SPLITS = ("train", "validation", "test")
 
 
@@ -47,7 +51,7 @@ def prepare(
     data_dir: str | os.PathLike[str] | None = None,
     label: str | None = None,
     leave_out: Collection[str] = (),
-    text_buckets: int = TEXT_BUCKETS,
+    text_buckets: int = BUCKETS,
     hash_seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Store:
@@ -192,7 +196,8 @@ class _Blocks:
 class _Rows:
     builder: Any
     schema: Schema
-    label: str
+    classes: tuple[str, ...]
+    """Features that are numbers of classes, of which a negative one is missing."""
     hash_seed: int
 
     @classmethod
@@ -216,13 +221,14 @@ class _Rows:
         for asked in (label, *leave_out):
             if asked not in features:
                 raise SourceError(f"{name} has no feature {asked!a}; it has {', '.join(features)}")
-        numbers, buckets, others = [], {}, []
+        numbers, buckets, others, classes = [], {}, [], []
         for feature, kind in features.items():
             if feature == label or feature in leave_out:
                 continue
             dtype = None if kind.shape != () else np.dtype(kind.np_dtype)
             if isinstance(kind, tfds.features.ClassLabel):
                 buckets[feature] = default_buckets(kind.num_classes or 1)
+                classes.append(feature)
             elif isinstance(kind, tfds.features.Text) or (dtype and dtype.kind in "OSU"):
                 buckets[feature] = text_buckets
             elif dtype and dtype.kind == "b":
@@ -241,8 +247,9 @@ class _Rows:
             integers=tuple(numbers),
             categories=tuple(buckets),
             buckets=tuple(buckets.values()),
+            label=label,
         )
-        return cls(builder, schema, label, hash_seed)
+        return cls(builder, schema, tuple(classes), hash_seed)
 
     def read(self, split: str) -> Iterator[Columns]:
         """Yield the columns of a store."""
@@ -252,44 +259,13 @@ class _Rows:
             done += len(records)
 
     def _columns(self, records: list[dict[str, Any]], where: str, first: int) -> Columns:
-        rows, schema = len(records), self.schema
-        label = np.array([record[self.label] for record in records])
-        self._refuse(~np.isin(label, (0, 1)), label, where, first, self.label, "0 or 1")
-        columns: Columns = {
-            "label": label.astype(np.uint8),
-            "integers": np.empty((rows, len(schema.integers)), dtype=np.float32),
-            "integers_missing": np.empty((rows, len(schema.integers)), dtype=bool),
-            "categories": np.empty((rows, len(schema.categories)), dtype=np.int32),
-        }
-        for j, name in enumerate(schema.integers):
-            values = np.array([record[name] for record in records])
-            self._refuse(np.isinf(values), values, where, first, name, "a finite number")
-            missing = np.isnan(values)
-            columns["integers"][:, j] = np.where(missing, 0, log_transform(values))
-            columns["integers_missing"][:, j] = missing
-        for j, name in enumerate(schema.categories):
-            values, missing = _tokens([record[name] for record in records])
-            ids = schema.hash(values, j, self.hash_seed)
-            columns["categories"][:, j] = np.where(missing, MISSING, ids)
-        return columns
-
-    @staticmethod
-    def _refuse(
-        wrong: np.ndarray, values: np.ndarray, where: str, first: int, name: str, wanted: str
-    ) -> None:
-        for i in np.flatnonzero(wrong)[:1]:
-            raise SourceError(
-                f"{where}, record {first + i}, feature {name}: found {values[i].item()!a}, "
-                f"expected {wanted}"
-            )
-
-
-def _tokens(values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (what stands for each value, uint64; whether it is missing)."""
-    if not isinstance(values[0], bytes | str):
-        numbers = np.array(values).astype(np.int64)
-        return numbers.astype(np.uint64), numbers < 0
-    texts = [value.encode() if isinstance(value, str) else value for value in values]
-    lengths = np.array([len(text) for text in texts])
-    words = words_of(b"".join(texts) + b"\0" * 8)
-    return hash_text(words, np.cumsum(lengths) - lengths, lengths), lengths == 0
+        wanted = [self.schema.label, *self.schema.integers, *self.schema.categories]
+        batch = {name: pa.array([record[name] for record in records]) for name in wanted}
+        for name in self.classes:
+            negative = pc.less(batch[name], 0)
+            batch[name] = pc.if_else(negative, pa.scalar(None, batch[name].type), batch[name])
+        try:
+            return encode(batch, self.schema, self.hash_seed, labelled=True)
+        except ColumnError as error:
+            row = "" if error.row is None else f", record {first + error.row}"
+            raise SourceError(f"{where}{row}, feature {error.column}: {error.problem}") from None

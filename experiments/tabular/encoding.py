@@ -4,9 +4,9 @@ What a column may hold:
 
 - the label: 0 and 1 as integers, floats, booleans or texts; true and false as texts; never missing;
 - a number: an integer, a float, a decimal, or a text that is one; finite, NaN is missing;
-- a category: a text, an integer (as its decimal digits), a boolean (as true or false), or a date
-  (as 2026-01-31). Floats and times are refused: writers do not agree on how they are spelled, and
-  one value would have several ids.
+- a category: a text or other bytes, an integer (as its decimal digits), a boolean (as true or
+  false), or a date (as 2026-01-31). Floats and times are refused: writers do not agree on how they
+  are spelled, and one value would have several ids.
 
 So a text in a CSV file and the value that it stands for in a Parquet file become the same. The
 empty text and null are missing, and the texts of `Schema.missing`. Nothing is guessed, and nothing
@@ -99,7 +99,7 @@ def _plain(array: pa.Array) -> pa.Array:
         array = array.dictionary_decode()
     kind = array.type
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or _is_bytes(kind):
-        with suppress(pa.ArrowInvalid):  # bytes that are not UTF-8 are refused by their type
+        with suppress(pa.ArrowInvalid):  # bytes that are not UTF-8 stay what they are
             array = array.cast(pa.string())
     return array
 
@@ -177,6 +177,8 @@ def _ids(array: pa.Array, column: str, feature: int, schema: Schema, hash_seed: 
         array = array.cast(pa.date32(), safe=False)
     if any(test(kind) for test in _SPELLED_ONE_WAY):
         array = array.cast(pa.string())
+    elif _is_bytes(kind):
+        array = array.cast(pa.binary()).view(pa.string())  # only hashed
     elif not types.is_string(kind):
         raise _type_error(
             column, kind, "texts, integers, booleans or dates, which are spelled one way"

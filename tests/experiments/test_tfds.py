@@ -13,6 +13,7 @@ import tensorflow_datasets as tfds
 
 from experiments import cli
 from experiments.criteo import synthetic, tfds_builders, tfds_source
+from experiments.criteo.formats import format_of
 from experiments.criteo.raw import DataError
 from experiments.criteo.schema import Schema, log_transform
 from experiments.criteo.splits import random_halves, random_split
@@ -178,7 +179,7 @@ def test_numbers_are_transformed_and_classes_texts_and_booleans_are_hashed(tmp_p
     options = {"label": "bought", "text_buckets": 512, "hash_seed": 4}
     store = tfds_source.prepare(folder, tmp_path / "store", **options)
     assert store.schema == Schema(
-        "tfds:people", ("age", "visits"), ("city", "member", "name"), (1024, 1024, 512)
+        "tfds:people", ("age", "visits"), ("city", "member", "name"), (1024, 1024, 512), "bought"
     )
     assert store.splits == {"train": (0, 40), "validation": (40, 41), "test": (41, 50)}
     columns = store.load("train")
@@ -189,13 +190,22 @@ def test_numbers_are_transformed_and_classes_texts_and_booleans_are_hashed(tmp_p
     np.testing.assert_array_equal(columns["integers"][:, 1], log_transform(i - 5))
     np.testing.assert_array_equal(columns["integers_missing"][:, 0], i % 7 == 0)
     assert not columns["integers_missing"][:, 1].any()
+    table = {name: [row[name] for row in rows["train"]] for name in rows["train"][0]}
+    words = {"city": [str(c) for c in table["city"]], "member": ["true", "false"] * 20}
+    encoded = format_of(store.schema).encode(table | words, hash_seed=4)
+    for name, column in encoded.items():
+        np.testing.assert_array_equal(columns[name], column)
     city, member, name = columns["categories"].T
-    np.testing.assert_array_equal(city, store.schema.hash((i % 3).astype(np.uint64), 0, 4))
-    np.testing.assert_array_equal(member, store.schema.hash((i % 2 == 0).astype(np.uint64), 1, 4))
+    assert [len({*ids}) for ids in (city, member, name)] == [3, 2, 4]
     assert (name[0::4] == 0).all()  # the empty text is missing
-    assert len({*name[1::4]}) == len({*name[2::4]}) == len({*name[3::4]}) == 1
-    assert len({*name}) == 4
     assert "tensorflow" not in sys.modules
+
+
+def test_a_class_that_is_not_known_is_missing(tmp_path):
+    rows = [person(i, city=-1 if i < 20 else 2, bought=i % 2) for i in range(40)]
+    store = tfds_source.prepare(people(tmp_path, {"train": rows}), tmp_path / "s", label="bought")
+    ids = [int(i) for split in store.splits for i in store.load(split)["categories"][:, 0]]
+    assert ids.count(0) == 20
 
 
 def test_missing_validation_or_test_rows_are_split_off_by_row_number(tmp_path):
