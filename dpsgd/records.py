@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import types
 import typing
 from collections.abc import Mapping
@@ -89,7 +90,9 @@ def build(kind: type[_T], fields: Any, where: str) -> _T:
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name, value in given.items():
         if name not in names:
-            raise ValueError(f"{where}: {name!a} is unknown")
+            near = difflib.get_close_matches(str(name), names, 1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{where}: {name!a} is unknown{hint}")
         value = tuple(value) if isinstance(value, list) else value
         given[name] = checked(value, hints[name], f"{where}, {name}")
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]

@@ -17,6 +17,24 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
+def check_default_batch_size(batch_size: int, num_examples: int) -> None:
+    """Raises ValueError if the default is a larger batch than there are examples."""
+    if 1 <= num_examples < batch_size == _Batches.batch_size:
+        raise ValueError(
+            f"--batch-size is {batch_size} by default, which is more than the {num_examples} "
+            "training examples: give a smaller one"
+        )
+
+
+def check_noise(noise_multiplier: float) -> None:
+    """Raises ValueError, as the command line names it, for noise that has no price."""
+    if not 0 < noise_multiplier < float("inf"):
+        raise ValueError(
+            f"--noise-multiplier must be finite and > 0, got {noise_multiplier}; without noise "
+            "there is no guarantee"
+        )
+
+
 @dataclass(frozen=True)
 class _Batches:
     name: ClassVar[str]
@@ -25,6 +43,11 @@ class _Batches:
     """Expected number of examples in a batch."""
     epochs: int = 10
     """Passes over the training examples (for Poisson: in expectation)."""
+
+    def _fitting(self, num_examples: int) -> int:
+        """Returns the number of examples, unless a batch that nobody asked for is larger."""
+        check_default_batch_size(self.batch_size, num_examples)
+        return num_examples
 
 
 @dataclass(frozen=True)
@@ -37,7 +60,7 @@ class Deterministic(_Batches):
         """Returns the sampler over `num_examples` examples."""
         import samplers
 
-        return samplers.Deterministic(num_examples, self.batch_size, self.epochs)
+        return samplers.Deterministic(self._fitting(num_examples), self.batch_size, self.epochs)
 
 
 @dataclass(frozen=True)
@@ -53,7 +76,8 @@ class Shuffle(_Batches):
         """Returns the sampler over `num_examples` examples."""
         import samplers
 
-        return samplers.Shuffle(num_examples, self.batch_size, self.epochs, order=self.order)
+        sizes = (self._fitting(num_examples), self.batch_size, self.epochs)
+        return samplers.Shuffle(*sizes, order=self.order)
 
 
 @dataclass(frozen=True)
@@ -84,7 +108,7 @@ class Poisson(_VariableBatches):
         """Returns the sampler over `num_examples` examples."""
         import samplers
 
-        return samplers.Poisson(num_examples, **self._sizes(target_delta))
+        return samplers.Poisson(self._fitting(num_examples), **self._sizes(target_delta))
 
 
 @dataclass(frozen=True)
@@ -101,7 +125,7 @@ class BallsAndBins(_VariableBatches):
         import samplers
 
         return samplers.BallsAndBins(
-            num_examples, assignment=self.assignment, **self._sizes(target_delta)
+            self._fitting(num_examples), assignment=self.assignment, **self._sizes(target_delta)
         )
 
 
@@ -216,8 +240,16 @@ class GuaranteeConfig:
     delta: float | None = None
     """Delta of the guarantee; by default 1 / num_examples."""
 
+    def check(self) -> None:
+        """Raises ValueError, as the command line names them, for values that have no price."""
+        if self.num_examples < 1:
+            raise ValueError(f"--num-examples must be at least 1, got {self.num_examples}")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"--delta must lie in (0, 1), got {self.delta}")
+
     def build(self) -> tuple[BatchSampler, float]:
         """Returns the sampler, and the delta at which it is priced."""
+        self.check()
         sampler = self.sampler.build(self.num_examples, self.delta)
         return sampler, 1 / self.num_examples if self.delta is None else self.delta
 

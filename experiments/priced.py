@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Tree:
+    draws_examples: ClassVar[bool]
+    """Whether the examples, too, are drawn without replacement."""
+
     draws: tuple[int, ...]
     """How many are drawn of the children of each drawn unit, the outermost level first."""
     sizes: tuple[int, ...]
@@ -29,8 +32,17 @@ class _Tree:
         from samplers import TreeShape
 
         levels = len(self.sizes) - 1
+        if self.steps < 1:
+            raise ValueError(f"--steps must be at least 1, got {self.steps}")
         if levels < 0 or min(self.sizes) < 1:
             raise ValueError(f"--sizes needs a number >= 1 for each level, got {self.sizes}")
+        drawn = levels + self.draws_examples
+        if len(self.draws) != drawn or min(self.draws) < 1:
+            what = "level" if self.draws_examples else "level above the examples"
+            raise ValueError(
+                f"--draws needs {drawn} number{'s' if drawn > 1 else ''} >= 1, one for each {what} "
+                f"of --sizes, got {self.draws}"
+            )
         if self.units and len(self.units) != levels:
             raise ValueError(
                 f"--units needs {levels} names, one for each level above the examples, "
@@ -56,6 +68,7 @@ class Multistage(_Tree):
     """Episodes: units, units of these, ..., then examples, without replacement at each level."""
 
     name: ClassVar[str] = "multistage"
+    draws_examples: ClassVar[bool] = True
 
     clipped_level: int | None = None
     """Level of the units whose gradient is clipped as one; by default each example's is."""
@@ -93,6 +106,7 @@ class UnitsThenPoisson(_Tree):
     """Units drawn without replacement, then each of their examples independently."""
 
     name: ClassVar[str] = "units-then-poisson"
+    draws_examples: ClassVar[bool] = False
 
     sampling_prob: float = 0.1
     """Probability with which an example of a drawn unit takes part."""
@@ -132,7 +146,9 @@ class UserPoisson(Poisson):
         import samplers
 
         return samplers.UserPoisson(
-            num_examples, max_contributions=self.max_contributions, **self._sizes(target_delta)
+            self._fitting(num_examples),
+            max_contributions=self.max_contributions,
+            **self._sizes(target_delta),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from experiments import outputs
-from experiments.config import AuditConfig
+from experiments.config import AuditConfig, check_noise
 from experiments.console import Console
 from experiments.sampler_commands import SamplerCommand
 
@@ -24,6 +24,8 @@ class Audit(AuditConfig):
 
 def run(config: Audit) -> int:
     """Runs `dpsgd audit`; the status is 1 if a violation was found."""
+    config.check()
+    check_noise(config.noise_multiplier)
     if config.black_box:
         outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
     with Console() as console:

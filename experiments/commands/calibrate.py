@@ -17,6 +17,12 @@ class CalibrateConfig(PriceConfig):
     epsilon: float = tyro.MISSING
     """The epsilon to guarantee."""
 
+    def check(self) -> None:
+        """Raises ValueError, as the command line names them, for values that have no price."""
+        super().check()
+        if not 0 < self.epsilon < float("inf"):
+            raise ValueError(f"--epsilon must be finite and > 0, got {self.epsilon}")
+
 
 def run(config: CalibrateConfig) -> None:
     """Runs `dpsgd calibrate`."""

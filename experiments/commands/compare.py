@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments import outputs
+from experiments.config import check_default_batch_size
 from experiments.console import Console
 
 
@@ -35,6 +36,14 @@ def run(config: CompareConfig) -> None:
         outputs.check(config.out, outputs.PICTURES, "--out", overwrite=config.overwrite)
     if not config.noise_multipliers:
         raise ValueError("--noise-multipliers needs at least one number")
+    for i, noise_multiplier in enumerate(config.noise_multipliers):
+        if not 0 < noise_multiplier < float("inf"):
+            raise ValueError(
+                f"--noise-multipliers must be finite and > 0, number {i + 1} is {noise_multiplier}"
+            )
+    if config.delta is not None and not 0 < config.delta < 1:
+        raise ValueError(f"--delta must lie in (0, 1), got {config.delta}")
+    check_default_batch_size(config.batch_size, config.num_examples)
     from matplotlib.figure import Figure
 
     from accounting import format_delta

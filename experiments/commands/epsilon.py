@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import tyro
 
+from experiments.config import check_noise
 from experiments.console import going_on
 from experiments.priced import Multistage, PriceConfig
 
@@ -22,6 +23,13 @@ class EpsilonConfig(PriceConfig):
     trials_shape: float = 0.0
     """Shape of the law of that number: 0 is logarithmic (cheapest), 1 geometric."""
 
+    def check(self) -> None:
+        """Raises ValueError, as the command line names them, for values that have no price."""
+        super().check()
+        check_noise(self.noise_multiplier)
+        if self.mean_trials is None and self.trials_shape:
+            raise ValueError("--trials-shape is of the search that --mean-trials prices: give both")
+
 
 def run(config: EpsilonConfig) -> None:
     """Runs `dpsgd epsilon`."""
@@ -31,6 +39,8 @@ def run(config: EpsilonConfig) -> None:
 
     with going_on("pricing"):
         sampler, delta = config.build()
+        trials = config.mean_trials
+        count = None if trials is None else TrialCount(trials, config.trials_shape)
         guarantee = Guarantee.of(Mechanism(sampler, config.noise_multiplier, 1.0), delta)
     print(guarantee.sentence())
     for note in guarantee.notes:
@@ -39,8 +49,7 @@ def run(config: EpsilonConfig) -> None:
         with going_on("pricing what could be done in its place"):
             lines = config.sampler.alternatives(config.noise_multiplier, delta)
         print("\n".join(lines))
-    if config.mean_trials is not None:
-        count = TrialCount(config.mean_trials, config.trials_shape)
+    if count is not None:
         with going_on("pricing the search"):
             best = price(SelectionProfile(sampler.privacy(config.noise_multiplier), count), delta)
         print(

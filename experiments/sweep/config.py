@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from dpsgd.records import build, checked
+from dpsgd.records import build
 from experiments.config import SAMPLERS, SamplerConfig, TrainConfig
 
 Axis = Literal[
@@ -169,7 +169,9 @@ class Sweep:
             raise ValueError(f"{where} is nested too deeply") from None
         except ValueError as error:
             raise ValueError(f"{where} is not TOML: {error}") from None
-        tables = checked(fields.get("grid", []), list, f"{where}, grid")
+        tables = fields.get("grid", [])
+        if not isinstance(tables, list):
+            raise ValueError(f"{where}, grid: each begins with [[grid]], in two pairs of brackets")
         grids = [build(Grid, table, f"{where}, grid {i}") for i, table in enumerate(tables, 1)]
         return build(cls, {**fields, "grid": grids}, where)
 

@@ -37,6 +37,8 @@ def read(path: Path, user: str, loss: str | None = None) -> Usage:
       ValueError: If the file is no such table, lacks a column, or a user or a loss is missing.
       OSError: If the file can not be read.
     """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file")
     wanted = [user] if loss is None else [user, loss]
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     try:
