@@ -15,6 +15,15 @@ PATIENCE = 2.0
 """Seconds after which whoever waits in front of a terminal is told for how long already."""
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun, in the singular for 1.
+
+    >>> counted(1, "run"), counted(2000, "row")
+    ('1 run', '2,000 rows')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 class Console:
     """A terminal with one live progress line; where output is a file, plain lines."""
 

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from accounting import format_delta
 from experiments import report, run_figures
 from experiments.command_line import train_command
+from experiments.console import counted
 from experiments.finished import FinishedRun, unlike
 from experiments.run_figures import Runs
 from experiments.sweep import engine, tables
@@ -84,7 +85,7 @@ def _title(names: Sequence[str], num_runs: int, num_sweeps: int) -> str:
     if len(names) == 1:
         return f"Private training: {names[0]}"
     counts = ((num_runs, "run"), (num_sweeps, "sweep"))
-    said = [f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count]
+    said = [counted(count, noun) for count, noun in counts if count]
     return f"Private training: {' and '.join(said)}"
 
 

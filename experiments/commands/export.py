@@ -7,6 +7,8 @@ from pathlib import Path
 
 import tyro
 
+from experiments.console import going_on
+
 
 @dataclass(frozen=True)
 class ExportConfig:
@@ -20,7 +22,8 @@ class ExportConfig:
 
 def run(config: ExportConfig) -> None:
     """Runs `dpsgd export`."""
-    from experiments.export import export
+    with going_on("reading the run"):
+        from experiments.export import export
 
-    export(config.run, config.out)
+        export(config.run, config.out)
     print(f"model and guarantee: {config.out}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from experiments.console import going_on
+from experiments.console import counted, going_on
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ def run(config: LedgerConfig) -> None:
     for generation in history.generations:
         mechanism, steps = generation.terms.mechanism, generation.steps
         print(
-            f"generation {generation.index}: {len(steps):,} steps from {steps.start:,} declared of "
-            f"{mechanism.sampler.num_steps:,}; noise multiplier {mechanism.noise_multiplier:.6g}; "
-            f"{mechanism.sampler}"
+            f"generation {generation.index}: {counted(len(steps), 'step')} from {steps.start:,} "
+            f"declared of {mechanism.sampler.num_steps:,}; noise multiplier "
+            f"{mechanism.noise_multiplier:.6g}; {mechanism.sampler}"
         )
     with going_on("pricing"):
         guarantee = history.guarantee()

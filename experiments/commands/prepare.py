@@ -151,7 +151,7 @@ class Prepare:
 
 def run(config: Prepare) -> None:
     """Runs `dpsgd prepare`."""
-    from experiments.console import Console
+    from experiments.console import Console, counted
     from experiments.criteo import display, schema, search, synthetic
 
     with Console() as console:
@@ -181,7 +181,7 @@ def run(config: Prepare) -> None:
                 rows = summary.rows
                 console.line(f"best reachable AUC: {summary.bayes_auc:.4f}")
                 console.line(f"on the test rows: {summary.test_bayes_auc:.4f}")
-        console.line(f"{rows:,} rows in {config.format.out}")
+        console.line(f"{counted(rows, 'row')} in {config.format.out}")
 
 
 def _prepare_csv(asked: PrepareCsv, console: Console, progress: Callable[[int], None]) -> int:

@@ -27,7 +27,7 @@ class ScoreConfig:
 
 def run(config: ScoreConfig) -> None:
     """Runs `dpsgd score`."""
-    from experiments.console import Console
+    from experiments.console import Console, counted
 
     with Console() as console:
         console.progress("starting")
@@ -40,10 +40,10 @@ def run(config: ScoreConfig) -> None:
             split=config.split,
             progress=lambda rows: console.progress(f"{rows:,} rows"),
         )
-        console.line(f"{rows:,} rows scored: {config.out}")
+        console.line(f"{counted(rows, 'row')} scored: {config.out}")
     if undefined:
         print(
-            f"note: {undefined:,} rows have no probability (nan): the model's training diverged, "
-            "or their values are too large for it",
+            f"note: {counted(undefined, 'row')} without a probability (nan): the model's training "
+            "diverged, or their values are too large for it",
             file=sys.stderr,
         )

@@ -24,6 +24,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Literal
 
 from experiments.config import TrainConfig
+from experiments.console import counted
 from experiments.errors import mendable
 from experiments.processes import SPAWN, each
 from experiments.stop import Stopped, deaf_to_interrupts, stop_requests
@@ -100,8 +101,7 @@ def carry_out(
                 now = [f"{w.task.config.out.name}: {w.said}" for w in busy if w.task is not None]
                 progress("; ".join([f"{done} of {len(tasks)} runs done", *now]))
             if stop():
-                left = len(tasks) - done
-                raise Stopped(f"stopped with {left} run{'s' if left > 1 else ''} left")
+                raise Stopped(f"stopped with {counted(len(tasks) - done, 'run')} left")
     finally:
         for worker in pool:
             worker.close()

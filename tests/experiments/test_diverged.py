@@ -95,7 +95,7 @@ def test_scores_of_its_model_are_none_and_counted(diverged, store, tmp_path, cap
     lines = out.read_text().splitlines()[1:]
     undefined = np.isnan([float(line) for line in lines]).sum()
     assert undefined > 0
-    assert f"note: {undefined} rows have no probability (nan)" in capsys.readouterr().err
+    assert f"note: {undefined} rows without a probability (nan)" in capsys.readouterr().err
 
 
 def test_a_sweep_with_such_runs_shows_the_others(store, tmp_path, capsys):
