@@ -17,21 +17,34 @@ large loss is likelier than many small ones (as under sampling with a tiny proba
 delta) is not the bulk at any tilt. The result is then still a bound; `floor` says how much of it
 is the error's.
 
-**Errors.** Let w be the tilted masses (sum 1), N a power of two, u = 2^-53. A computed FFT of w
-is off by at most a sqrt(N) |w|_2 in 2-norm, a = 8 u log2 N (Higham, "Accuracy and Stability of
-Numerical Algorithms", 2002, Theorem 24.2, with twiddle factors good to u). With M the computed
-modulus plus that, Cauchy-Schwarz bounds the error of each entry of the T-th power's inverse by
-T a |w|_2 sqrt(sum M^{2(T-1)} / N), the rounding of the power (repeated squaring) by
-8 T u (sum M^T) / N, and the inverse FFT's own by a times the 2-norm of the result. Mass outside
-the window of N indices wraps around: it is at most WRAP by Chernoff's bound. Each entry is moved
-by the sum of these, outward; the mass above the window goes to infinity (upper) or is left out.
+**Errors.** Let w be the tilted masses (sum 1), N = 2^L the window's size, u = 2^-53, W the exact
+transform of w, |W| <= 1, M the computed modulus plus its error.
+
+- *A transform* of x by SciPy's pocketfft is a chain of real passes of radix 4 (and at most one of
+  radix 2). In exact arithmetic each input reaches each output by one path of factors of modulus 1;
+  in floating point each factor of the path errs, relative to it, by at most: sqrt(5) u a complex
+  product (Brent, Percival, Zimmermann, "Error bounds on complex floating-point multiplication",
+  2007), 8 u its twiddle (a product of two table entries, each the cosine and sine, good to u, of an
+  angle <= pi / 4 with two roundings), u each of two additions (one for radix 2); where a pass
+  multiplies by sqrt(1/2) after a sum instead, 3 u. So an output errs by at most (6.2 L + 6.2) u
+  sum |x| <= a sum |x| with a = 8 u L, for L >= 4, the scaling of the inverse included.
+- *The power*: a product of transforms W' = W + e, |e| <= a, is off by T a M^{T-1}; T - 1 complex
+  products (by repeated squaring, errors add up as in a chain) by sqrt(5) (T - 1) u M^T.
+- *The inverse* averages: each entry is off by the mean over frequencies of these two, and by a
+  times the mean of M^T. Mass outside the window of N indices wraps around: it is at most WRAP by
+  Chernoff's bound. Each entry is moved by the sum, outward; the mass above the window goes to
+  infinity (upper) or is left out.
+- *The tilt*: w_k = exp(log m_k + t k h - A) / B carries the roundings of these exponents, at most
+  u (2 |log m_k| + 3 t k h + 2 |A| + 8), T times; Z^T e^{-t K h} those of its own: these are
+  relative, and part of `drift`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +55,7 @@ from accounting.profile import Direction
 
 Array = NDArray[np.floating]
 
-WRAP = 1e-18
+WRAP = 1e-22
 """Bound on the tilted mass outside the window of the FFT."""
 RELEASE_DRIFT = 1e-13
 """Bound on the floating-point error of one release's loss: of logarithms of its masses."""
@@ -111,35 +124,56 @@ class LossDistribution:
 
     def compose(self, count: int, tilt: float) -> ComposedLoss:
         """Returns the loss of `count` independent releases, computed at one `tilt`."""
-        index = np.arange(self.masses.size)
+        if not self.upper:
+            return self._centred(tilt)._compose(count, tilt)
+        return self._compose(count, tilt)
+
+    def _centred(self, tilt: float) -> LossDistribution:
+        """Returns the same law with offsets that have mean 0 under the tilted masses.
+
+        s_k is the second law's mass times e^{base + k h} for any base: with this one the sum of
+        many indices is where the sum of the losses is.
+        """
+        weight = _tilted(self.masses, np.arange(self.masses.size) * self.step * tilt)[0]
+        both = (self.masses > 0.0) & (self.partners > 0.0)
+        offset = np.log(self.masses[both]) - np.log(self.partners[both])
+        mean = float(np.dot(weight[both], offset))
+        return replace(self, base=self.base + mean, partners=self.partners * math.exp(mean))
+
+    def _compose(self, count: int, tilt: float) -> ComposedLoss:
+        exponent = np.arange(self.masses.size) * self.step * tilt
         low, size = self._window(count, tilt)
-        masses, scale, error = _power(self.masses, index * self.step * tilt, count, low, size)
-        if self.upper:
-            partners, partner_error = masses, error
-            masses = masses + error
-        else:
-            partners, partner_scale, partner_error = _power(
-                self.partners, index * self.step * tilt, count, low, size
-            )
-            # Both powers are read in the units of the first.
-            ratio = math.exp(partner_scale - scale)
-            masses = np.maximum(masses - error, 0.0)
-            partners = (np.maximum(partners, 0.0) + partner_error) * ratio
         offsets = np.arange(size) + float(low)
-        log_unit = scale - offsets * self.step * tilt
+        undone = offsets * self.step * tilt
+        first = _power(self.masses, exponent, count, low, size)
+        # In logarithms: at high tilts the units of the two powers are hundreds of e-folds apart.
+        unit = np.exp(np.minimum(first.log_unit - undone, 700.0))
+        errors, tilting = first.error * unit, first.rounding
+        if self.upper:
+            partners = first.entries * unit
+            masses = partners + errors
+        else:
+            second = _power(self.partners, exponent, count, low, size)
+            log_partner_unit = second.log_unit - undone
+            # Where a partner is beyond the range of floats its mass is left out.
+            within = log_partner_unit < 700.0
+            masses = np.where(within, np.maximum(first.entries * unit - errors, 0.0), 0.0)
+            partners = np.maximum(second.entries, 0.0) + second.error
+            partners = np.where(within, partners * np.exp(np.minimum(log_partner_unit, 700.0)), 0.0)
+            tilting = max(tilting, second.rounding)
         infinity = -math.expm1(count * math.log1p(-min(self.infinity, 1.0 - 1e-16)))
         if self.upper:
             # Above the window the tilted mass is <= WRAP, and e^{-t K h} below its last value.
-            infinity += WRAP * math.exp(min(float(log_unit[-1]), 700.0))
-        drift = count * (self.drift + 64.0 * ROUNDING) + 1e-12
-        loss = count * self.base + offsets * self.step
-        unit = np.exp(np.minimum(log_unit, 700.0))
+            infinity += WRAP * math.exp(min(first.log_unit - float(undone[-1]), 700.0))
+        largest = abs(first.log_unit) + max(abs(float(undone[0])), abs(float(undone[-1])))
+        tilting += ROUNDING * (4.0 * largest + 8.0)
+        drift = count * (self.drift + 64.0 * ROUNDING) + tilting
         return ComposedLoss(
             self.upper,
-            loss,
-            masses * unit,
-            partners * unit,
-            error * unit,
+            count * self.base + offsets * self.step,
+            masses,
+            partners,
+            errors,
             infinity,
             drift,
             VALUE_DRIFT + count * RELEASE_DRIFT,
@@ -154,32 +188,40 @@ class LossDistribution:
     def _window(self, count: int, tilt: float) -> tuple[int, int]:
         """Returns the first index and the size, a power of two, of the FFT's window.
 
-        The tilted sum of `count` indices is outside with probability <= WRAP, by Chernoff's bound
-        at a few tilts a > 0, b < 0 on top of `tilt`.
+        The tilted sum of `count` indices is outside with probability <= WRAP: that of the masses
+        and, where they differ, that of the partners, whose bulk is elsewhere after many releases.
         """
-        loss = np.arange(self.masses.size) * self.step
-        weight = _tilted(self.masses, loss * tilt)[0]
-        mean = float(np.dot(weight, loss))
-        deviation = math.sqrt(max(float(np.dot(weight, (loss - mean) ** 2)), self.step**2))
-        reach = []
-        for sign in (-1.0, 1.0):
-            centred = sign * (loss - mean)
-            farthest = count * max(centred[0], centred[-1])
-            best = farthest
-            for multiple in 2.0 ** np.arange(-8.0, 4.5, 0.5):
-                extra = multiple * 9.0 / (math.sqrt(count) * deviation)
-                log_mean = _log_mean(centred, weight, extra)
-                best = min(best, (count * log_mean - math.log(WRAP / 4.0)) / extra)
-            reach.append(best)
-        low = math.floor((count * mean - reach[0]) / self.step) - 1
-        high = math.ceil((count * mean + reach[1]) / self.step) + 1
-        low, high = max(low, 0), min(high, count * (self.masses.size - 1))
+        low, high = _reach(self.masses, self.step, count, tilt)
+        if not self.upper:
+            other_low, other_high = _reach(self.partners, self.step, count, tilt)
+            low, high = min(low, other_low), max(high, other_high)
         size = 1 << max(4, (high - low).bit_length())
         if size > LARGEST:
-            raise CompositionSizeError(
-                f"a composition needs {size} grid points, more than {LARGEST}"
-            )
+            raise CompositionSizeError(f"a composition needs {size} points, more than {LARGEST}")
         return low, size
+
+
+def _reach(mass: Array, step: float, count: int, tilt: float) -> tuple[int, int]:
+    """Returns indices beyond which the tilted sum of `count` has probability <= WRAP in all.
+
+    By Chernoff's bound at a few tilts a > 0, b < 0 on top of `tilt`.
+    """
+    loss = np.arange(mass.size) * step
+    weight = _tilted(mass, loss * tilt)[0]
+    mean = float(np.dot(weight, loss))
+    deviation = math.sqrt(max(float(np.dot(weight, (loss - mean) ** 2)), step**2))
+    reach = []
+    for sign in (-1.0, 1.0):
+        centred = sign * (loss - mean)
+        best = count * max(centred[0], centred[-1])
+        for multiple in 2.0 ** np.arange(-8.0, 4.5, 0.5):
+            extra = multiple * 9.0 / (math.sqrt(count) * deviation)
+            log_mean = _log_mean(centred, weight, extra)
+            best = min(best, (count * log_mean - math.log(WRAP / 4.0)) / extra)
+        reach.append(best)
+    low = math.floor((count * mean - reach[0]) / step) - 1
+    high = math.ceil((count * mean + reach[1]) / step) + 1
+    return max(low, 0), min(high, count * (mass.size - 1))
 
 
 def compose_both(
@@ -284,31 +326,52 @@ def _log_mean(loss: Array, mass: Array, tilt: float) -> float:
     return top + math.log(max(total, 1e-300)) + 1e-14
 
 
-def _power(
-    mass: Array, exponent: Array, count: int, low: int, size: int
-) -> tuple[Array, float, float]:
-    """Returns the tilted convolution power in the window, the log of its unit, and its error.
+class _Power(NamedTuple):
+    """A tilted convolution power in its window."""
 
-    Entry i is the power's entry low + i, tilted and scaled; each is off by at most the error.
-    """
+    entries: Array
+    """Entry i is the power's entry low + i, tilted and divided by its unit."""
+    log_unit: float
+    """Log of the unit."""
+    error: float
+    """Bound on the error of each entry by the transforms."""
+    rounding: float
+    """Bound on the relative error of each entry by the tilt's exponents."""
+
+
+def _power(mass: Array, exponent: Array, count: int, low: int, size: int) -> _Power:
+    """Returns the convolution power of e^exponent times `mass`, by FFT (see the module)."""
     weight, log_sum = _tilted(mass, exponent)
+    with np.errstate(divide="ignore"):
+        log_mass = np.abs(np.log(mass[mass > 0.0]))
+    rounding = (
+        count
+        * ROUNDING
+        * float(
+            2.0 * log_mass.max(initial=0.0)
+            + 3.0 * np.abs(exponent).max()
+            + 2.0 * abs(log_sum)
+            + 80.0
+        )
+    )
     if weight.size > size:
         weight = np.concatenate([weight, np.zeros(-weight.size % size)]).reshape(-1, size).sum(0)
-    norm = float(np.linalg.norm(weight))
     relative = 8.0 * ROUNDING * math.log2(size)
     spectrum = fft.rfft(weight, size)
-    modulus = np.abs(spectrum) + relative * math.sqrt(size) * norm
+    modulus = np.abs(spectrum) * (1.0 + 4.0 * ROUNDING) + relative
     with np.errstate(under="ignore", divide="ignore"):
         log_modulus = np.log(modulus)
         # Each frequency of rfft but the ends stands for two.
-        previous = 2.0 * float(np.exp(2.0 * (count - 1) * log_modulus).sum()) / size
+        previous = 2.0 * float(np.exp((count - 1) * log_modulus).sum()) / size
         this = 2.0 * float(np.exp(count * log_modulus).sum()) / size
     power, square, remaining = np.ones_like(spectrum), spectrum, count
     while remaining:
         if remaining & 1:
             power = power * square
-        square, remaining = square * square, remaining >> 1
+        remaining >>= 1
+        if remaining:
+            square = square * square
     result = fft.irfft(power, size)
-    error = count * relative * norm * math.sqrt(previous) + 8.0 * count * ROUNDING * this
-    error += relative * float(np.linalg.norm(result)) + WRAP
-    return np.roll(result, -(low % size)), count * log_sum, error
+    error = count * relative * previous + 2.3 * (count - 1) * ROUNDING * this
+    error += relative * this + WRAP
+    return _Power(np.roll(result, -(low % size)), count * log_sum, error * 1.0001, rounding)

@@ -29,6 +29,7 @@ _SHARP = 1e-6
 _COARSEST = 0.4
 _FINEST = 2e-3
 _MOST_ATOMS = 2**21
+_Losses = tuple[ComposedLoss, ComposedLoss]
 _BOTH: tuple[Side, Side] = ("lower", "upper")
 _PRECISION = "double precision gives no more digits"
 _NO_SHARPER = "no finer grid fits into the memory allowed"
@@ -166,7 +167,7 @@ class PoissonProfile:
             moved = max(part.delta(epsilon + EPSILON_TOLERANCE) for part in high)
             if moved <= lower or upper - lower <= 1e-3 * lower:
                 return Bound(lower, upper)
-            if max(part.floor(epsilon) for part in (*low, *high)) > 0.1 * upper:
+            if _floor(low, high, epsilon) > 0.1 * upper:
                 return Bound(lower, upper, note=_FLOOR)
             resolution /= 2.0
         return Bound(lower, upper, note=_FINEST_GRID)
@@ -190,7 +191,7 @@ class PoissonProfile:
             wanted = wanted_width(tolerance, upper)
             if upper - lower <= wanted:
                 return Bound(lower, upper)
-            if max(part.floor(lower) for part in (*low, *high)) > 0.1 * delta:
+            if _floor(low, high, lower) > 0.1 * delta:
                 return Bound(lower, upper, note=_FLOOR)
             if resolution <= _FINEST:
                 return Bound(lower, upper, note=_FINEST_GRID)
@@ -200,6 +201,14 @@ class PoissonProfile:
     def _deterministic(self) -> GaussianProfile:
         """The profile without sampling: it is q = 1, and an upper bound for every q."""
         return GaussianProfile(self.noise_multiplier / math.sqrt(self.steps))
+
+
+def _floor(low: _Losses, high: _Losses, epsilon: float) -> float:
+    """Returns what the FFT's error may be of delta, in the direction that decides it."""
+    below, above = max(
+        zip(low, high, strict=True), key=lambda direction: direction[0].delta(epsilon)
+    )
+    return max(below.floor(epsilon), above.floor(epsilon))
 
 
 def _around(gaussian: GaussianProfile, epsilon: float) -> tuple[float, float]:
@@ -216,7 +225,7 @@ def _sides(
     tail: float,
     delta: float | None,
     epsilon: float | None,
-) -> tuple[tuple[ComposedLoss, ComposedLoss], tuple[ComposedLoss, ComposedLoss]]:
+) -> tuple[_Losses, _Losses]:
     """Returns the (remove, add) composed losses as lower and as upper bounds, tilted for one point.
 
     The step is `resolution` times the deviation of one release's likelihood ratio (at most 1).
