@@ -135,10 +135,13 @@ class LossDistribution:
         many indices is where the sum of the losses is.
         """
         weight = _tilted(self.masses, np.arange(self.masses.size) * self.step * tilt)[0]
-        both = (self.masses > 0.0) & (self.partners > 0.0)
-        offset = np.log(self.masses[both]) - np.log(self.partners[both])
-        mean = float(np.dot(weight[both], offset))
+        mean = float(np.dot(weight, self._offsets()))
         return replace(self, base=self.base + mean, partners=self.partners * math.exp(mean))
+
+    def _offsets(self) -> Array:
+        """Returns how far each loss is from its index's, base + k step."""
+        both = (self.masses > 0.0) & (self.partners > 0.0)
+        return np.log(np.where(both, self.masses, 1.0)) - np.log(np.where(both, self.partners, 1.0))
 
     def _compose(self, count: int, tilt: float) -> ComposedLoss:
         exponent = np.arange(self.masses.size) * self.step * tilt
@@ -183,7 +186,8 @@ class LossDistribution:
         """Returns some thousands of atoms with about the same law: to choose a tilt by."""
         block = max(1, self.masses.size // 4096)
         starts = np.arange(0, self.masses.size, block)
-        return self.base + starts * self.step, np.add.reduceat(self.masses, starts)
+        loss = self.base + starts * self.step + self._offsets()[starts]
+        return loss, np.add.reduceat(self.masses, starts)
 
     def _window(self, count: int, tilt: float) -> tuple[int, int]:
         """Returns the first index and the size, a power of two, of the FFT's window.
