@@ -59,7 +59,7 @@ def parts() -> list[Part]:
 
 
 def tiny_parts() -> list[Part]:
-    """Returns the same parts, so small that a CPU rehearses them in some forty seconds."""
+    """Returns the same parts, so small that a CPU rehearses them in a minute at most."""
     one_layer = ModelConfig(2, 2**4, (4,))
     return [
         Part("clipping", 1, partial(equality.clipping, one_layer, 16, ("the highest",))),
