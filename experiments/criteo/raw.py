@@ -353,6 +353,8 @@ def _refuse(row: int, name: str, kind: Kind, value: Any) -> NoReturn:
 def open_raw(path: Path, file_name: str) -> io.IOBase:
     """Open a plain or gzip file, told apart by its first bytes; the name does not matter."""
     try:
+        if not (path.is_file() or path.is_dir()) and path.exists():
+            raise DataError(path, "is a pipe or a device, and is read twice; give a file")
         with open(path, "rb") as file:
             head = file.read(512)
         if head[:2] == b"\x1f\x8b":

@@ -97,10 +97,10 @@ def _check_columns(table: TableFile, wanted: Sequence[str], separated: str = "")
 def listed(names: Sequence[str], most: int = 50) -> str:
     """Return names for people, with a count where they are too many.
 
-    >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], most=2)
-    ('a, b, c', 'a, b, ... (3 in all)')
+    >>> listed(["a", " b", ""]), listed(["a", "b", "c"], most=2)
+    ("a, ' b', ''", 'a, b, ... (3 in all)')
     """
-    shown = [name or "''" for name in names[:most]]
+    shown = [name if name and name == name.strip() else repr(name) for name in names[:most]]
     return ", ".join(shown if len(names) <= most else [*shown, f"... ({len(names):,} in all)"])
 
 

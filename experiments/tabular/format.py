@@ -116,9 +116,10 @@ class TableFormat:
         Raises:
             DataError: a file cannot be read, or is not of the columns of the schema.
             StoreError: `out` exists, or cannot be written.
-            ValueError: the fractions do not add up to 1.
+            ValueError: the fractions do not add up to 1, or a file is there twice.
         """
         check_fractions(fractions)
+        _refuse_twice([Path(source) for source in sources])
         files = [open_table(Path(source), self._wanted(labelled=True)) for source in sources]
         left_out = dict.fromkeys(name for file in files for name in file.names)
         for name in self._wanted(labelled=True):
@@ -190,6 +191,18 @@ class TableFormat:
                 yield block
         if not found:
             raise DataError(files[0].path, "has a header and no rows")
+
+
+def _refuse_twice(paths: Sequence[Path]) -> None:
+    """Raise ValueError if two paths lead to one file.
+
+    Whoever has a row in it would have two, and the guarantee of a run is for one.
+    """
+    found = set()
+    for path in paths:
+        if (real := path.resolve()) in found:
+            raise ValueError(f"{path} is given twice, and each of its rows would be two examples")
+        found.add(real)
 
 
 def _array(values: Any, column: str) -> pa.Array:

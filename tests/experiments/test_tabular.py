@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import math
+import os
 import shlex
 from pathlib import Path
 
@@ -346,6 +347,7 @@ GOOD = b'1,2,"a\nb"\n'  # two lines
         (HEAD + b"\n\n", ": has a header and no rows"),
         (b"y,z,z\n", ": has no column x, c; it has y, z, z, separated by commas"),
         (b"y\tz\n", ": has no column x, c; it has y, z, separated by tabs"),
+        (b"y, x,c\n", ": has no column x; it has y, ' x', c, separated by commas"),
         (b"y,x,c,x\n1,2,3,4\n", ": has the column x 2 times"),
         (HEAD + GOOD + b"2,2,a\n", ", line 4, column y: found '2', expected 0 or 1"),
         (HEAD + GOOD + b"\n\r\n,2,a\n", ", line 6, column y: found nothing, expected 0 or 1"),
@@ -368,7 +370,7 @@ GOOD = b'1,2,"a\nb"\n'  # two lines
         (b"PAR1" * 9, ": cannot be read as Parquet: "),
         (b"PK\x03\x04", ": is a zip or tar archive"),
     ],
-    ids=map(str, range(28)),
+    ids=map(str, range(29)),
 )  # fmt: skip
 @pytest.mark.parametrize("block_bytes", [files.BLOCK_BYTES, 64])
 def test_what_is_wrong_with_a_text_file_is_said_in_one_line_with_its_place(
@@ -397,6 +399,19 @@ def test_a_file_that_lacks_a_column_is_named_before_rows_are_read(tmp_path):
     second = write(tmp_path / "2.csv", people(3), names=["y", "city", "n", "visits"])
     with pytest.raises(DataError, match=r"2\.csv: has no column age; it has y, city, n, visits"):
         FORMAT.prepare([first, second], tmp_path / "store", progress=pytest.fail)
+
+
+def test_a_file_that_is_given_twice_is_refused(tmp_path):
+    one = write(tmp_path / "1.csv", people(20))
+    (tmp_path / "link").symlink_to(one)
+    with pytest.raises(ValueError, match="link is given twice, and each of its rows would be two"):
+        FORMAT.prepare([one, tmp_path / "link"], tmp_path / "store")
+
+
+def test_a_pipe_is_refused_since_it_can_be_read_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe: is a pipe or a device"):
+        FORMAT.prepare([tmp_path / "pipe"], tmp_path / "store")
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
