@@ -296,6 +296,14 @@ def test_categories_of_every_type_are_the_text_that_a_csv_file_has(tmp_path, val
     assert_same(TableFormat(schema).encode({"c": sliced}), encoded)
 
 
+def test_what_lies_under_a_null_is_not_looked_at():
+    whole = pa.array(["Uri", "Zug"])
+    _, offsets, text = whole.buffers()
+    masked = pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x01"), offsets, text])
+    format = TableFormat(table_schema("y", categories=("c",)))
+    assert_same(format.encode({"c": masked}), format.encode({"c": ["Uri", None]}))
+
+
 def test_bytes_of_any_kind_may_be_categories():
     format = TableFormat(table_schema("y", categories=("c",)))
     texts = format.encode({"c": ["Uri", "Zug", ""]})["categories"]
