@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from dpsgd import ghost, memory, norms
 from dpsgd.ghost import Gradients
 from dpsgd.losses import LossFn, of_row, rows_of, takes_key
+from dpsgd.packing import join, packs, split
 from dpsgd.secure_grid import SecureGrid
 from dpsgd.secure_noise import quantize
 
@@ -48,16 +49,22 @@ def _vmap_gradients(
 ) -> Gradients:
     """One gradient per example, all of them in memory: B times the size of the parameters."""
     losses, grads = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))(params, batch)
+    leaves = [g.astype(jnp.float32) for g in jax.tree.leaves(grads)]
+    together = packs({k: math.prod(g.shape[1:]) for k, g in enumerate(leaves)})
+    joined = [join([leaves[k] for k in pack], lead=1) for pack in together]
 
     def add_clipped(total: SumTree, factor: norms.ClipFactor) -> SumTree:
-        clipped = jax.tree.map(functools.partial(norms.contribution, factor), grads)
+        clipped = [norms.contribution(factor, g) for g in joined]
         if grid is not None:
             clipped = jax.vmap(functools.partial(quantize, grid=grid))(clipped)
-        return jax.tree.map(lambda s, c: s + jnp.sum(c, axis=0, dtype=s.dtype), total, clipped)
+        sums, structure = jax.tree.flatten(total)
+        for pack, c in zip(together, clipped, strict=True):
+            summed = split(jnp.sum(c, axis=0, dtype=sums[0].dtype), [sums[k].shape for k in pack])
+            for k, x in zip(pack, summed, strict=True):
+                sums[k] += x
+        return jax.tree.unflatten(structure, sums)
 
-    return Gradients(
-        losses, norms.combine([norms.norm(g) for g in jax.tree.leaves(grads)]), add_clipped
-    )
+    return Gradients(losses, norms.combine([norms.norm(g) for g in joined]), add_clipped)
 
 
 _METHODS: dict[str, Callable[[LossFn, PyTree, PyTree], Gradients]] = {
@@ -150,12 +157,10 @@ def clipped_grad(
         real = weights > 0
         factor = norms.clip_factor(norm, l2_clip_norm, real)
         losses = losses.astype(jnp.float32)
-        diagnostics = Diagnostics(
-            loss_sum=jnp.sum(jnp.where(real & jnp.isfinite(losses), losses, 0.0)),
-            clipped_count=jnp.sum(factor.clipped, dtype=jnp.float32),
-            nonfinite_count=jnp.sum(real & ~factor.keep, dtype=jnp.float32),
-            batch_size=jnp.sum(real, dtype=jnp.float32),
-        )
+        finite = jnp.where(real & jnp.isfinite(losses), losses, 0.0)
+        counted = finite, factor.clipped, real & ~factor.keep, real
+        # As one array, which is one sum to compile.
+        diagnostics = Diagnostics(*jnp.sum(jnp.stack([c.astype(jnp.float32) for c in counted]), 1))
         return add_clipped(total, factor), jax.tree.map(operator.add, so_far, diagnostics)
 
     def clipped_sum(

@@ -64,6 +64,7 @@ and roundings go in all directions. Where a proof is needed down to the last bit
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -71,6 +72,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from dpsgd.packing import join, packs, split
 
 GRID_BITS = 18
 """The standard deviation of the noise is between 2^GRID_BITS and 2^(GRID_BITS + 1) grid cells."""
@@ -185,6 +188,7 @@ def add_gaussian_noise(
             )
         if max(jnp.shape(total), default=0) >= _COUNTED:
             raise ValueError(f"leaf {leaf} has shape {jnp.shape(total)}: an axis exceeds 32 bits")
+    step = _word(step, "step")
     stddev = jnp.asarray(stddev, jnp.float32)
     # A traced stddev that is wrong must spoil the result, and never lead to too little noise.
     stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
@@ -193,25 +197,46 @@ def add_gaussian_noise(
     # Unknown to the compiler, which would multiply by the inverse of a constant: other bits.
     divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
 
-    def noised(row: jax.typing.ArrayLike, totals: list) -> list:
+    @functools.partial(jax.jit, static_argnames="one_axis")  # traced once for leaves of one shape
+    def rounded_noise(*arguments: Any, one_axis: bool) -> jax.Array:
+        return _rounded_noise(*arguments, one_axis=one_axis)
+
+    def noised(row: jax.typing.ArrayLike, totals: list, names: list) -> list:
         outputs = []
-        for leaf, total in enumerate(totals):
+        for total, (leaf, position) in zip(totals, names, strict=True):
             # Times the inverse: exact like the division, as both are powers of two.
             total_cells = total * (1 / spacing)
             whole = jnp.round(total_cells)
             fraction = total_cells - whole
-            noise = _rounded_noise(noise_key, step, leaf, total, row, cells, fraction)
+            one_axis = position is not None or _fits_a_line(total)
+            noise = rounded_noise(
+                noise_key, step, leaf, row, cells, fraction, position, one_axis=one_axis
+            )
             outputs.append((whole + noise) * spacing / divisor)
         return outputs
 
     def fused(totals: list) -> list:
-        return noised(0, totals)
+        return noised(0, totals, [(np.uint32(leaf), None) for leaf in range(len(totals))])
 
     def in_place(totals: list) -> list:
         rows = lax.optimization_barrier(jnp.uint32(1))
-        lines = [total.reshape(-1) if _fits_a_line(total) else total for total in totals]
-        lines = lax.fori_loop(jnp.uint32(0), rows, noised, lines)
-        return [line.reshape(total.shape) for line, total in zip(lines, totals, strict=True)]
+        shapes = [total.shape for total in totals]
+        lined = {leaf: total.size for leaf, total in enumerate(totals) if _fits_a_line(total)}
+        parts = [*packs(lined), *([leaf] for leaf in range(len(totals)) if leaf not in lined)]
+        names = [_names(part, lined) for part in parts]
+        arrays = [
+            join([totals[leaf] for leaf in part]) if part[0] in lined else totals[part[0]]
+            for part in parts
+        ]
+        arrays = lax.fori_loop(
+            jnp.uint32(0), rows, lambda row, arrays: noised(row, arrays, names), arrays
+        )
+        outputs = list(totals)
+        for part, array in zip(parts, arrays, strict=True):
+            found = split(array, [shapes[leaf] for leaf in part]) if part[0] in lined else [array]
+            for leaf, output in zip(part, found, strict=True):
+                outputs[leaf] = output
+        return outputs
 
     # Accelerators fuse noise and optimizer into one pass. XLA's compiler for CPUs has no fusion
     # with several outputs: it would compute the noise anew for each moment that the optimizer
@@ -224,6 +249,14 @@ def add_gaussian_noise(
     return jax.tree.unflatten(structure, outputs)
 
 
+def _names(pack: list[int], sizes: dict[int, int]) -> tuple[Any, jax.Array | None]:
+    """Return leaf and position of the coordinates of leaves that `join` has put side by side."""
+    if len(pack) == 1:
+        return np.uint32(pack[0]), None
+    leaf = [jnp.full(sizes[k], k, jnp.uint32) for k in pack]
+    return jnp.concatenate(leaf), jnp.concatenate([lax.iota(jnp.uint32, sizes[k]) for k in pack])
+
+
 def _fits_a_line(total: jax.Array) -> bool:
     """Whether one axis may stand for all of an array's: it is the same noise.
 
@@ -234,9 +267,9 @@ def _fits_a_line(total: jax.Array) -> bool:
     return total.size < _COUNTED and all(axis is None for axis in jax.typeof(total).sharding.spec)
 
 
-def _rounded_noise(noise_key, step, leaf, total, row, cells, fraction) -> jax.Array:
+def _rounded_noise(noise_key, step, leaf, row, cells, fraction, position, one_axis) -> jax.Array:
     """Return float32 integers, the stochastic rounding of `fraction` + `cells` standard normals."""
-    words = _words(noise_key, step, leaf, total.shape, row, one_axis=_fits_a_line(total))
+    words = _words(noise_key, step, leaf, fraction.shape, row, one_axis=one_axis, position=position)
     scaled = (_radius(words[0], words[1]) * cells) * _half_circle_sine(words[2])
     below = jnp.floor(scaled)
     threshold = ((words[3] >> 9).astype(jnp.float32) + 0.5) * np.float32(2.0**-23)
@@ -244,12 +277,13 @@ def _rounded_noise(noise_key, step, leaf, total, row, cells, fraction) -> jax.Ar
 
 
 def _words(
-    noise_key, step, leaf, shape: tuple[int, ...], row=0, *, one_axis=False
+    noise_key, step, leaf, shape: tuple[int, ...], row=0, *, one_axis=False, position=None
 ) -> tuple[jax.Array, ...]:
     """Return the Philox block of each coordinate: 4 arrays of `shape`, uint32.
 
     They are those of row `row`, a traced 0 or a constant 0, of an array [1, *shape]. With
-    `one_axis`, one position counts all axes.
+    `one_axis`, one position counts all axes: `position`, or else those of `shape` in order. With a
+    `position`, `leaf` may differ from coordinate to coordinate as well.
     """
     noise_key = jnp.asarray(noise_key)
     if noise_key.shape != (KEY_WORDS,) or noise_key.dtype != jnp.uint32:
@@ -261,7 +295,7 @@ def _words(
     first = zero + jnp.asarray(row, jnp.uint32)
     size = math.prod(shape)
     if one_axis:
-        flat = lax.iota(jnp.uint32, size).reshape(shape)
+        flat = lax.iota(jnp.uint32, size).reshape(shape) if position is None else position
         low, high = _flat_index([first, flat], (1, size))
     else:
         along = [lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(len(shape))]

@@ -28,6 +28,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
@@ -81,8 +82,12 @@ def _two_sum(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Arr
 def _fold(x: Array, block: int) -> Array:
     """Pads the last axis with zeros and splits it into `block` parts: (B, n) -> (B, block, m)."""
     width = -(-x.shape[1] // block)
-    padded = jnp.pad(x, ((0, 0), (0, width * block - x.shape[1])))
-    return padded.reshape(x.shape[0], block, width)
+    return _pad(x, width * block).reshape(x.shape[0], block, width)
+
+
+def _pad(x: Array, width: int) -> Array:
+    """Appends zeros to the last axis: (B, n) -> (B, width)."""
+    return x if x.shape[1] == width else jnp.pad(x, ((0, 0), (0, width - x.shape[1])))
 
 
 def _sum(x: Array) -> Array:
@@ -99,11 +104,16 @@ def _sum(x: Array) -> Array:
 
 def _sum_of_squares(x: Array, factor: Array) -> Array:
     """Sums (x factor[:, None])^2 of float32[B, n] over n with a relative error of at most 7 u."""
-    width = -(-x.shape[1] // _PAIRWISE)
+    size = x.shape[1]
+    width = max(1, -(-size // _PAIRWISE))
     # Slices, not a reshape of a padded copy: one pass over x that writes a sixteenth of its size.
-    parts = [x[:, k * width : (k + 1) * width] for k in range(_PAIRWISE)]
-    parts = [jnp.pad(p, ((0, 0), (0, width - p.shape[1]))) for p in parts]
-    return _sum(_pairwise(jnp.add, [jnp.square(scaled(p, factor)) for p in parts]))
+    parts = [
+        lax.slice_in_dim(x, start, min(start + width, size), axis=1)
+        for start in range(0, max(1, size), width)
+    ]
+    column = _rows(factor, x)
+    squares = [lax.square(_clamped(part * column)) for part in parts]
+    return _sum(_pairwise(jnp.add, [_pad(square, width) for square in squares]))
 
 
 def _pairwise(add: Callable[[T, T], T], terms: list[T]) -> T:
@@ -130,8 +140,12 @@ def scaled(x: Array, factor: Array) -> Array:
     the float32 range: the norm of a gradient of zeros would be NaN, and that of a tiny one zero.
     The clamp is in its way, and the square of what it leaves of an infinity is still infinite.
     """
+    return _clamped(x * _rows(factor, x))
+
+
+def _clamped(x: Array) -> Array:
     largest = float(jnp.finfo(jnp.float32).max)
-    return lax.clamp(-largest, x * _rows(factor, x), largest)
+    return lax.clamp(-largest, x, largest)
 
 
 def row_scale(x: Array) -> Array:
@@ -139,6 +153,7 @@ def row_scale(x: Array) -> Array:
     return power_of_two(jnp.max(jnp.abs(x), axis=1, initial=0.0))
 
 
+@jax.jit  # traced once for all arrays of one shape
 def norm(x: Array) -> Norm:
     """Returns the norm of each row of `x` [B, ...], any real dtype; all other axes are summed."""
     x = x.astype(jnp.float32).reshape(x.shape[0], math.prod(x.shape[1:]))
@@ -148,15 +163,29 @@ def norm(x: Array) -> Norm:
 
 def combine(norms: Sequence[Norm]) -> Norm:
     """Returns the norm of the concatenation of gradients whose `norms` are given."""
-    scale = functools.reduce(jnp.maximum, (n.scale for n in norms))
-    ratios = [n.scale / scale for n in norms]
-    squares = [n.square * ratio * ratio for n, ratio in zip(norms, ratios, strict=True)]
-    if len(squares) > _UNROLLED:
-        return Norm(scale, _sum(jnp.stack(squares, axis=1)))
-    # Few are added elementwise over the examples, which compilers make one kernel of; with many,
-    # the time to compile that grows as the square of their number.
-    high, low = _pairwise(_two_sum, [(square, jnp.zeros_like(square)) for square in squares])
-    return Norm(scale, high + low)
+    if len(norms) == 1:
+        return norms[0]
+
+    def together(norms: Sequence[Norm]) -> Norm:
+        scales, squares = (jnp.stack(column, axis=1) for column in zip(*norms, strict=True))
+        scale = jnp.max(scales, axis=1)
+        ratios = scales / scale[:, None]
+        return Norm(scale, _sum(squares * ratios * ratios))
+
+    def elementwise(norms: Sequence[Norm]) -> Norm:
+        scale = functools.reduce(jnp.maximum, (n.scale for n in norms))
+        ratios = [n.scale / scale for n in norms]
+        squares = [n.square * ratio * ratio for n, ratio in zip(norms, ratios, strict=True)]
+        high, low = _pairwise(_two_sum, [(square, jnp.zeros_like(square)) for square in squares])
+        return Norm(scale, high + low)
+
+    # Few are added elementwise over the examples, which accelerators make one kernel of. But what
+    # is elementwise, XLA's compiler for CPUs computes anew in every kernel that reads of it, and
+    # every leaf's sum does: a program that grows as the square of their number. Only a reduction is
+    # made once; so it is with many of them anywhere.
+    if len(norms) > _UNROLLED:
+        return together(norms)
+    return lax.platform_dependent(list(norms), cpu=together, default=elementwise)
 
 
 def product(a: Norm, b: Norm) -> Norm:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,8 @@ from dpsgd.ghost.norm import norm_of
 from dpsgd.ghost.parts import parts_of
 from dpsgd.ghost.routes import choose_route
 from dpsgd.ghost.sums import add_use, sum_entries
-from dpsgd.taps import Use, find_taps
+from dpsgd.packing import join, packs, split
+from dpsgd.taps import Taps, Use, find_taps
 
 PyTree = Any
 
@@ -63,24 +64,42 @@ def gradients(
             formed[k] = _entries(taps.uses[k], leaves[k].shape, others, cotangents)
         elif route.kind not in ("unused", "vmap"):
             parts[k] = parts_of(route, taps.uses[k], others, cotangents)
-    squares = [norms.norm(g) for g in formed.values()] + [
+    packs = _packs(taps, {k: leaves[k].size for k in formed})
+    joined = [join([formed[k].astype(jnp.float32) for k in pack], lead=1) for pack in packs]
+    squares = [norms.norm(g) for g in joined] + [
         norm_of(routes[k], taps.uses[k], part, cotangents) for k, part in parts.items()
     ]
     norm = norms.combine(squares) if squares else norms.norm(jnp.zeros((losses.shape[0], 1)))
 
     def add_clipped(total: PyTree, factor: norms.ClipFactor) -> PyTree:
         sums, structure = jax.tree.flatten(total)
-        for k in range(len(leaves)):
-            if k in formed:
-                sums[k] += sum_entries(formed[k].astype(jnp.float32), factor)
-            elif k in parts:
-                for u in taps.uses[k]:
-                    sums[k] = add_use(
-                        sums[k], u, parts[k], others[u.path], cotangents[u.path], factor
-                    )
+        for pack, g in zip(packs, joined, strict=True):
+            summed = split(sum_entries(g, factor), [leaves[k].shape for k in pack])
+            for k, x in zip(pack, summed, strict=True):
+                sums[k] += x
+        for k, part in parts.items():
+            for u in taps.uses[k]:
+                sums[k] = add_use(sums[k], u, part, others[u.path], cotangents[u.path], factor)
         return jax.tree.unflatten(structure, sums)
 
     return Gradients(losses, norm, add_clipped)
+
+
+def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:
+    """Returns the parameters whose gradients are formed, in packs that are treated as one.
+
+    A bias whose gradient is the cotangent of one output stays alone: that of the kernel beside it
+    is made of the same cotangents, and compilers see that they are scaled and squared alike.
+    """
+
+    def shares(k: int) -> bool:
+        return [u.op for u in taps.uses[k]] in (["add"], ["add_any"]) and (
+            taps.uses[k][0].out.size == sizes[k]
+        )
+
+    return [[k] for k in sizes if shares(k)] + packs(
+        {k: n for k, n in sizes.items() if not shares(k)}
+    )
 
 
 def _first_example(batch: PyTree) -> PyTree:

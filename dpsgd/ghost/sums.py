@@ -103,10 +103,8 @@ def _contract(subscripts: str, left: Array, right: Array, factor: norms.ClipFact
 
 
 def sum_entries(g: Array, factor: norms.ClipFactor) -> Array:
-    """Sums the clipped gradients g[B, ...] of one parameter: a layer whose input is one."""
-    size = g.shape[0]
-    total = _contract("bi,bo->io", jnp.ones((size, 1)), g.reshape(size, g[0].size), factor)
-    return total.reshape(g.shape[1:])
+    """Sums clipped gradients g[B, n]: those of a layer whose input is one."""
+    return _contract("bi,bo->io", jnp.ones((len(g), 1)), g, factor)[0]
 
 
 def _transpose_view(use: Use, like: Array, x: Array) -> Array:

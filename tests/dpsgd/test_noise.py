@@ -104,9 +104,9 @@ def test_one_position_counts_all_axes_only_where_32_bits_do(monkeypatch):
     sums = [jnp.zeros(20), jnp.zeros((5, 4)), jnp.zeros((3, 2))]
     flat, drawn = [], noise._words
 
-    def words(key, step, leaf, shape, row=0, *, one_axis=False):
+    def words(*arguments, one_axis=False, **named):
         flat.append(one_axis)
-        return drawn(key, step, leaf, shape, row, one_axis=one_axis)
+        return drawn(*arguments, one_axis=one_axis, **named)
 
     monkeypatch.setattr(noise, "_words", words)
     as_usual = add_gaussian_noise(sums, KEY, 3, 1.0)
