@@ -199,7 +199,7 @@ def add_gaussian_noise(
 
     @functools.partial(jax.jit, static_argnames="one_axis")  # traced once for leaves of one shape
     def rounded_noise(*arguments: Any, one_axis: bool) -> jax.Array:
-        return _rounded_noise(*arguments, one_axis=one_axis)
+        return _rounded_noise(*arguments, one_axis)
 
     def noised(row: jax.typing.ArrayLike, totals: list, names: list) -> list:
         outputs = []

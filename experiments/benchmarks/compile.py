@@ -1,0 +1,217 @@
+"""CPU time to compile a step, beside that of jax_privacy: trace, lowering and XLA's compiler.
+
+    scripts/bench compile --json compile.json    (some ten minutes)
+    scripts/bench compile --quick                (one round of two gradients)
+
+The models are a transformer of one tied block, all of whose leaves are small, and the click model
+of the papers with a million parameters. A gradient is the clipped sum of a batch, by jax_privacy
+2.0.0 with one gradient per example, all at once; a step adds Gaussian noise (jax_privacy's own) and
+Adam; the first step of training is what `train_blocks` takes to yield it. Each figure is the median
+over processes that compile one program and nothing before it, without a cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from dpsgd import Mechanism, RootKey, clipped_grad, dpsgd, train_blocks
+from dpsgd.modules import split_module
+from experiments.benchmarks.rows import Row, report
+from experiments.benchmarks.step import SIZES, random_batch
+from experiments.benchmarks.timing import Series
+from experiments.criteo.model import functional
+from experiments.criteo.schema import DISPLAY_ADS
+from samplers import Deterministic
+
+PyTree = Any
+Problem = tuple[PyTree, Callable[[PyTree, PyTree], jax.Array], PyTree]
+BATCH = 64
+BAR = 2.0
+
+
+class Transformer(nnx.Module):
+    """One block of 2 heads and width 8 over 40 tokens, its output tied to its input."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.embed = nnx.Embed(40, 8, rngs=rngs)
+        self.norm1, self.norm2 = nnx.LayerNorm(8, rngs=rngs), nnx.LayerNorm(8, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+        self.up, self.down = nnx.Linear(8, 32, rngs=rngs), nnx.Linear(32, 8, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Returns logits [length, 40] of the token after each of `tokens`."""
+        x = self.embed(tokens)
+        x = x + self.attention(self.norm1(x))
+        return self.embed.attend(x + self.down(nnx.gelu(self.up(self.norm2(x)))))
+
+
+def transformer() -> Problem:
+    """Returns (params, loss_fn, batch) of sequences of 12 tokens."""
+    params, apply = split_module(Transformer(nnx.Rngs(0)))
+
+    def loss_fn(params: PyTree, tokens: jax.Array) -> jax.Array:
+        logits = jax.nn.log_softmax(apply(params, tokens[:-1]))
+        return -jnp.mean(jnp.take_along_axis(logits, tokens[1:, None], axis=1))
+
+    return params, loss_fn, np.random.default_rng(0).integers(40, size=(BATCH, 13), dtype=np.int32)
+
+
+def click() -> Problem:
+    """Returns (params, loss_fn, batch) of the click model."""
+    params, _, loss_fn = functional(SIZES["1M"], DISPLAY_ADS, 0)
+    return params, loss_fn, random_batch(BATCH, SIZES["1M"])
+
+
+MODELS = {"transformer": transformer, "click": click}
+
+
+def plain_gradient(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
+    """Compiles the gradient of a batch."""
+
+    def total(params: PyTree, batch: PyTree) -> jax.Array:
+        return jnp.sum(jax.vmap(loss_fn, (None, 0))(params, batch))
+
+    jax.jit(jax.grad(total)).lower(params, batch).compile()
+
+
+def gradient(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
+    """Compiles the clipped sum."""
+    run = clipped_grad(loss_fn, l2_clip_norm=1.0)
+    jax.jit(run).lower(params, batch, jnp.ones(BATCH)).compile()
+
+
+def _theirs(loss_fn: Callable) -> Callable[[PyTree, PyTree], PyTree]:
+    from jax_privacy import clipping
+
+    return clipping.clipped_grad(loss_fn, l2_clip_norm=1.0, keep_batch_dim=False)
+
+
+def their_gradient(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
+    """Compiles the clipped sum of jax_privacy."""
+    jax.jit(_theirs(loss_fn)).lower(params, batch).compile()
+
+
+def their_step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
+    """Compiles the clipped sum and the noise of jax_privacy, and Adam."""
+    from jax_privacy import noise_addition
+
+    run, adam = _theirs(loss_fn), optax.adam(1e-3)
+    noise = noise_addition.gaussian_privatizer(stddev=1.0, prng_key=jax.random.key(0))
+
+    def step(params: PyTree, moments: PyTree, state: PyTree, batch: PyTree) -> Any:
+        noised, state = noise.update(run(params, batch), state)
+        mean = jax.tree.map(lambda x: x / BATCH, noised)
+        updates, moments = adam.update(mean, moments, params)
+        return optax.apply_updates(params, updates), moments, state
+
+    jax.jit(step).lower(params, adam.init(params), noise.init(params), batch).compile()
+
+
+def step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
+    """Compiles the clipped sum, the noise and Adam."""
+    mechanism = Mechanism(Deterministic(BATCH, BATCH), 1.0, 1.0)
+    algorithm, key = dpsgd(loss_fn, optax.adam(1e-3), mechanism), jnp.zeros(4, jnp.uint32)
+
+    def step(state: Any, batch: PyTree, weights: Any, key: Any, scales: Any) -> Any:
+        total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
+        return algorithm.update(state, total, key, scales)
+
+    inputs = algorithm.init(params), batch, jnp.ones(BATCH), key, mechanism.scales()
+    jax.jit(step).lower(*inputs).compile()
+
+
+def first_step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
+    """Trains for one step."""
+    algorithm = dpsgd(loss_fn, optax.adam(1e-3), Mechanism(Deterministic(BATCH, BATCH), 1.0, 1.0))
+    state = algorithm.init(jax.tree.map(jnp.array, params))
+    root = RootKey.from_insecure_seed(0)
+    for block in train_blocks(algorithm, state, batch, root=root):
+        jax.block_until_ready(block.state)
+
+
+PROGRAMS = {
+    "ordinary gradient": plain_gradient,
+    "clipped gradient": gradient,
+    "jax_privacy's clipped gradient": their_gradient,
+    "step": step,
+    "jax_privacy's step": their_step,
+    "first step of training": first_step,
+}
+
+
+def one(model: str, program: str) -> float:
+    """Returns the CPU seconds of a program that this process, which is fresh, compiles."""
+    params, loss_fn, batch = MODELS[model]()
+    jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.ones(1)))  # the compiler itself starts
+    begin = time.process_time()
+    PROGRAMS[program](params, loss_fn, batch)
+    return time.process_time() - begin
+
+
+def in_fresh_processes(models: list[str], programs: list[str], rounds: int) -> Series:
+    """Returns the CPU seconds of every "model: program", all in turns."""
+    series = Series({f"{model}: {program}": [] for model in models for program in programs})
+    environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    for _ in range(rounds):
+        for name, found in series.items():
+            command = [sys.executable, "-m", __spec__.name, "--one", *name.split(": ")]
+            output = subprocess.run(
+                command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+            )
+            found.append(float(output.stdout))
+    return series
+
+
+def measure(models: list[str], programs: list[str], rounds: int) -> list[Row]:
+    """Returns the rows of some models."""
+    series = in_fresh_processes(models, programs, rounds)
+    rows = [Row(f"to compile, {name}", series.median(name), "s") for name in series]
+    pairs = {
+        "clipped gradient": "jax_privacy's clipped gradient",
+        "step": "jax_privacy's step",
+        "first step of training": "jax_privacy's step",
+    }
+    for model in models:
+        for ours, theirs in pairs.items():
+            if ours in programs and theirs in programs:
+                ratio = series.ratio(f"{model}: {ours}", f"{model}: {theirs}")
+                rows.append(Row.at_most(f"to compile, {model}: {ours} / {theirs}", ratio, "x", BAR))
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmark and returns 1 if a bar does not hold."""
+    parser = argparse.ArgumentParser("bench compile", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
+    parser.add_argument("--quick", action="store_true", help="two gradients, once")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--rounds", type=int, default=5, help="processes for each median")
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "PROGRAM"), help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.one is not None:
+        print(one(*options.one))
+        return 0
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    programs = list(PROGRAMS)
+    if options.quick:
+        options.models, options.rounds = ["click"], 1
+        programs = ["ordinary gradient", "clipped gradient"]
+    return report(measure(options.models, programs, options.rounds), options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
