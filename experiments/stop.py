@@ -47,20 +47,6 @@ def interrupts() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
-    """Has processes that are spawned inside never hear Ctrl-C, not even while they import.
-
-    A terminal sends it to all processes at once; what the others do is the parent's to decide. It
-    hears one that comes meanwhile right afterwards.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Yields a function that tells whether SIGTERM or SIGINT has come since.
 

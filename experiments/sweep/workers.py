@@ -26,8 +26,8 @@ from typing import Any, Literal
 from experiments.config import TrainConfig
 from experiments.console import counted
 from experiments.errors import mendable
-from experiments.processes import SPAWN, each
-from experiments.stop import Stopped, deaf_to_interrupts, stop_requests
+from experiments.processes import SPAWN, deaf_to_interrupts, each
+from experiments.stop import Stopped, stop_requests
 
 
 @dataclass(frozen=True)
