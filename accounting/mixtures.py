@@ -139,20 +139,37 @@ def solve_increasing(
 ) -> Array:
     """Returns x in [low, high] with function(x) = `values`, for an increasing vectorised function.
 
-    Bisection down to neighbouring doubles; a value out of reach gives the nearer end.
+    By regula falsi with bisections in between, until the function is met to a few roundings or the
+    bracket ends at neighbouring doubles; a value out of reach gives the nearer end.
     """
     left, right = np.full(values.shape, low), np.full(values.shape, high)
-    for _ in range(60):
+    below, above = function(left) - values, function(right) - values
+    x = np.where(below >= 0.0, left, right)
+    close = np.maximum(1e-13, 4.0 * ROUNDING * np.abs(values))
+    for k in range(200):
         middle = 0.5 * (left + right)
-        below = function(middle) < values
-        left, right = np.where(below, middle, left), np.where(below, right, middle)
-    return 0.5 * (left + right)
+        unsolved = (below < -close) & (above > close) & (left < middle) & (middle < right)
+        if not unsolved.any():
+            break
+        if k % 3 < 2:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                secant = left - below * ((right - left) / (above - below))
+            middle = np.where((left < secant) & (secant < right), secant, middle)
+        x = np.where(unsolved, middle, x)
+        excess = function(x) - values
+        falls = unsolved & (excess < 0.0)
+        rises = unsolved & (excess >= 0.0)
+        left, below = np.where(falls, x, left), np.where(falls, excess, below)
+        right, above = np.where(rises, x, right), np.where(rises, excess, above)
+    return np.where(-below <= above, left, right)
 
 
-def _floor(low: list[list[ComposedLoss]], high: list[ComposedLoss], epsilon: float) -> float:
-    """Returns how much of delta at `epsilon` may be the certified error of the composition."""
-    parts = [part for pair in low for part in pair] + high
-    return max(part.floor(epsilon) for part in parts)
+def _floor(
+    low: list[list[ComposedLoss]], high: list[ComposedLoss], lower: float, upper: float
+) -> float:
+    """Returns how much of delta may be the composition's certified error: each side at its end."""
+    below = max(part.floor(lower) for pair in low for part in pair)
+    return max(below, *(part.floor(upper) for part in high))
 
 
 @dataclass(frozen=True)
@@ -208,7 +225,7 @@ class RepeatedProfile(abc.ABC):
             if upper - lower <= 1e-3 * lower or upper <= _SMALLEST_MASS:
                 return Bound(lower, upper)
             if settled:
-                floored = _floor(low, high, epsilon) > 0.1 * upper
+                floored = _floor(low, high, epsilon, epsilon) > 0.1 * upper
                 return Bound(lower, upper, note=_FLOOR if floored else self.gap_note)
         return Bound(lower, upper, note=_NO_FINER)
 
@@ -235,7 +252,7 @@ class RepeatedProfile(abc.ABC):
             if upper - lower <= wanted:
                 return Bound(lower, upper)
             if moved <= 3.0 * wanted:
-                floored = _floor(low, high, lower) > 0.1 * delta
+                floored = _floor(low, high, lower, upper) > 0.1 * delta
                 return Bound(lower, upper, note=_FLOOR if floored else self.gap_note)
         return Bound(lower, upper, note=_NO_FINER)
 
