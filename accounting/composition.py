@@ -50,15 +50,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from accounting.likelihood_ratio import ROUNDING, UNDERFLOW, VALUE_DRIFT, LikelihoodRatio
+from accounting.likelihood_ratio import ROUNDING, UNDERFLOW, LikelihoodRatio
 from accounting.profile import Direction
 
 Array = NDArray[np.floating]
 
 WRAP = 1e-22
 """Bound on the tilted mass outside the window of the FFT."""
-RELEASE_DRIFT = 1e-13
-"""Bound on the floating-point error of one release's loss: of logarithms of its masses."""
 LARGEST = 2**22
 """Largest number of indices of a window."""
 
@@ -79,6 +77,7 @@ class LossDistribution:
       partners: Mass under the second law times e^(base + k step), float64 [atoms].
       infinity: Mass of the first law on which the second has none.
       drift: Bound on the relative error of each mass.
+      shift: Bound on the error of each loss, besides the rounding of its formula.
     """
 
     upper: bool
@@ -88,6 +87,7 @@ class LossDistribution:
     partners: Array
     infinity: float
     drift: float
+    shift: float = 0.0
 
     @classmethod
     def of(cls, ratio: LikelihoodRatio, direction: Direction) -> LossDistribution:
@@ -100,7 +100,8 @@ class LossDistribution:
             masses, partners = ratio.q[::-1], (ratio.q * np.exp(ratio.offset))[::-1]
             last = ratio.start + ratio.q.size - 1
             base, infinity = -(ratio.log_scale + last * ratio.step), ratio.zero
-        return cls(upper, ratio.step, base, masses, partners, infinity, ratio.drift)
+        drift, shift = ratio.drift, ratio.shift
+        return cls(upper, ratio.step, base, masses, partners, infinity, drift, shift)
 
     def tilt_for_delta(self, count: int, delta: float) -> float:
         """Returns the tilt t > 0 at which Chernoff's bound on epsilon at `delta` is least."""
@@ -170,7 +171,11 @@ class LossDistribution:
             infinity += WRAP * math.exp(min(first.log_unit - float(undone[-1]), 700.0))
         largest = abs(first.log_unit) + max(abs(float(undone[0])), abs(float(undone[-1])))
         tilting += ROUNDING * (4.0 * largest + 8.0)
-        drift = count * (self.drift + 64.0 * ROUNDING) + tilting
+        # What the values are off by adds up, and is an error of the masses times values as well;
+        # beside it, the step, the base and what they are multiplied by are rounded.
+        farthest = abs(self.base) + self.masses.size * self.step
+        shift = count * (self.shift + 8.0 * ROUNDING * (1.0 + farthest))
+        drift = count * (self.drift + 64.0 * ROUNDING) + shift + tilting
         return ComposedLoss(
             self.upper,
             count * self.base + offsets * self.step,
@@ -179,7 +184,7 @@ class LossDistribution:
             errors,
             infinity,
             drift,
-            VALUE_DRIFT + count * RELEASE_DRIFT,
+            shift,
         )
 
     def _coarse(self) -> tuple[Array, Array]:

@@ -278,8 +278,8 @@ class RepeatedProfile(abc.ABC):
                 resolution /= 2.0
 
     def _upper(self, parts: list[ComposedLoss], epsilon: float) -> float:
-        """Reads the upper bound; errors of the cells' edges move epsilon, outward."""
-        deltas = [part.delta(epsilon - self.steps * EDGE_DRIFT) for part in parts]
+        """Reads the upper bound."""
+        deltas = [part.delta(epsilon) for part in parts]
         return max(1.0 if math.isnan(delta) else delta for delta in deltas)
 
     def _lower(self, pairs: list[list[ComposedLoss]], epsilon: float) -> float:

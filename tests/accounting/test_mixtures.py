@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from accounting import (
@@ -10,6 +12,7 @@ from accounting import (
     UnitsThenPoissonProfile,
     UserPoissonProfile,
 )
+from accounting.composition import compose_both
 from accounting.mixtures import EDGE_DRIFT
 from accounting.profile import EPSILON_TOLERANCE, wanted_width
 
@@ -65,8 +68,20 @@ def test_a_user_of_one_example_is_priced_as_that_example(rate, delta):
     assert user.delta(1.0) == example.delta(1.0)
 
 
-def test_errors_of_all_releases_edges_move_epsilon_outward():
-    profile = UserPoissonProfile(1.0, 10**5, 1e-4, 2)
-    _, parts = profile._composed(0.4, 1e-12, 1e-6, None)
-    moved = max(part.delta(0.1 - 0.999 * 10**5 * EDGE_DRIFT) for part in parts)
-    assert profile._upper(parts, 0.1) >= moved > max(part.delta(0.1) for part in parts)
+@pytest.mark.parametrize(
+    "profile",
+    [
+        UserPoissonProfile(1.0, 10**5, 1e-3, 2),
+        MultistageProfile(1.0, 10**5, (1,), (1000,)),
+        UnitsThenPoissonProfile(1.0, 10**5, 0.1, 0.01),
+    ],
+    ids=["users", "one stage", "units"],
+)
+def test_errors_of_all_releases_edges_move_epsilon_outward(profile):
+    (ratio,) = profile.ratios("upper", 0.5 * profile.deviation(), 1e-16)
+    assert ratio.shift >= (1e-14 if "Units" in type(profile).__name__ else EDGE_DRIFT)
+    parts = compose_both(ratio, 10**5, epsilon=0.1)
+    exact = compose_both(replace(ratio, shift=0.0), 10**5, epsilon=0.1)
+    for part, other in zip(parts, exact, strict=True):
+        moved = other.delta(0.1 - 0.999 * 10**5 * ratio.shift)
+        assert part.delta(0.1) >= moved > other.delta(0.1)
