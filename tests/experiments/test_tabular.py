@@ -372,13 +372,14 @@ GOOD = b'1,2,"a\nb"\n'  # two lines
         (HEAD + GOOD + b'0,1,"2\n0,1,2\n0,1,2', ", line 4: a quote is not closed"),
         (HEAD + GOOD + b'0,1,a"b\n0,1,"2\n', ", line 5: a quote is not closed"),
         (HEAD + b'0,1,"', ", line 2: a quote is not closed"),
+        (HEAD + GOOD * 30 + b'0,1,"2\n', ", line 62: a quote is not closed"),
         ("y,x,c\n1,2,a\n".encode("utf-16"), ": is UTF-16 text; save it as UTF-8"),
         (gzip.compress(HEAD + GOOD)[:-9], ": the gzip stream is truncated"),
         (gzip.compress(b"PAR1"), ": is a Parquet file within gzip; unpack it"),
         (b"PAR1" * 9, ": cannot be read as Parquet: "),
         (b"PK\x03\x04", ": is a zip or tar archive"),
     ],
-    ids=map(str, range(29)),
+    ids=map(str, range(30)),
 )  # fmt: skip
 @pytest.mark.parametrize("block_bytes", [files.BLOCK_BYTES, 64])
 def test_what_is_wrong_with_a_text_file_is_said_in_one_line_with_its_place(
