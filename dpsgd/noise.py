@@ -197,9 +197,9 @@ def add_gaussian_noise(
     # Unknown to the compiler, which would multiply by the inverse of a constant: other bits.
     divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
 
-    @functools.partial(jax.jit, static_argnames="one_axis")  # traced once for leaves of one shape
-    def rounded_noise(*arguments: Any, one_axis: bool) -> jax.Array:
-        return _rounded_noise(*arguments, one_axis)
+    @functools.partial(jax.jit, static_argnums=7)  # traced once for leaves of one shape
+    def rounded_noise(*arguments: Any) -> jax.Array:
+        return _rounded_noise(*arguments)
 
     def noised(row: jax.typing.ArrayLike, totals: list, names: list) -> list:
         outputs = []
@@ -209,9 +209,7 @@ def add_gaussian_noise(
             whole = jnp.round(total_cells)
             fraction = total_cells - whole
             one_axis = position is not None or _fits_a_line(total)
-            noise = rounded_noise(
-                noise_key, step, leaf, row, cells, fraction, position, one_axis=one_axis
-            )
+            noise = rounded_noise(noise_key, step, leaf, row, cells, fraction, position, one_axis)
             outputs.append((whole + noise) * spacing / divisor)
         return outputs
 
