@@ -672,7 +672,8 @@ class Curves:
         tilt, start = tilts.for_delta(math.log(delta))
         found = Bound(0.0, math.inf)
         for _ in range(4):
-            remove = Inversion(self.releases, start, tilt, tilts, self.accuracy)
+            remove, start = self._remove(start, tilt, tilts)
+            tilt = remove.tilt
             again = _crossing(remove.value, delta, start, 1.0 / (tilt - 1.0))
             found = Bound(max(found.lower, again.lower), min(found.upper, again.upper))
             # Once more with the line laid for the answer, where that is far from the first guess.
@@ -688,6 +689,19 @@ class Curves:
             return found
         other = _crossing(add.value, delta, at, 1.0 / abs(add.inversion.tilt - 1.0))
         return Bound(max(found.lower, other.lower), max(found.upper, other.upper))
+
+    def _remove(self, start: float, tilt: float, tilts: Tilts) -> tuple[Inversion, float]:
+        """Returns the sum for `start`, or for the first point below whose sum is short enough.
+
+        Chernoff's epsilon may be twice the true one, and its tilt one at which large losses count.
+        """
+        for _ in range(5):
+            try:
+                return Inversion(self.releases, start, tilt, tilts, self.accuracy), start
+            except NotInvertibleError:
+                start *= 0.6
+                tilt = tilts.at(start, positive=True)
+        return Inversion(self.releases, start, tilt, tilts, self.accuracy), start
 
     def _add_ceiling(self, epsilon: float, enough: float, tilts: Tilts) -> float:
         """Bounds H_epsilon(Q || P) by Chernoff's bound at a tilt where that is <= `enough`, if any.

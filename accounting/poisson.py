@@ -46,14 +46,12 @@ class PoissonProfile:
     .. math:: P = \left((1-q) N(0, s^2) + q N(1, s^2)\right)^{\otimes T}, \qquad
         Q = N(0, s^2)^{\otimes T}
 
-    under zeroing-out adjacency (as under adding or removing one example). One step's likelihood
-    ratio is discretised as a spread and as a contraction, which bound the profile from both sides
+    under zeroing-out adjacency (as under adding or removing one example). Both directions' curves
+    are computed without a grid, by inverting moments with proved errors (see `inversion`); T = 1 is
+    a closed form. Where the moments decay too slowly (few steps at little noise; one large loss far
+    beyond the bulk) one step's likelihood ratio is discretised as a spread and as a contraction
     (see `likelihood_ratio`), and its T-th power is taken by tilted FFT with certified errors (see
-    `composition`), both directions, on finer and finer grids until the two ends agree.
-
-    A grid of losses at which every step's rounding error adds up (as in an optimistic estimate
-    that rounds each loss down) would need a spacing of tolerance / T; here errors are of second
-    order in the spacing.
+    `composition`), on finer and finer grids until the two ends agree or a note says why not.
 
     >>> f"{PoissonProfile(1.0, 0.01, 1000).epsilon(1e-5):.2f}"
     '[1.82, 1.83]'
