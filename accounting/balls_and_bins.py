@@ -7,10 +7,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from scipy import special
 
 from accounting.composition import compose_both
 from accounting.gaussian import GaussianProfile
+from accounting.largest_release import LargestRelease
 from accounting.likelihood_ratio import LikelihoodRatio, Side
 from accounting.profile import (
     EPSILON_TOLERANCE,
@@ -25,10 +28,17 @@ from accounting.profile import (
 )
 
 _COARSEST = 0.2
-_FINEST = 1e-3
 _MANY_EPOCHS = 8
-_SMALLEST_DELTA = 1e-40
-_SMALLEST_SIGMA = 0.05  # below it likelihood ratios leave the range of doubles
+_SMALLEST_LOG_TAIL = -296.0
+_SMALLEST_DELTA = 1e-286
+_MOST_WORK = 1.8e9
+"""Most pairs of atoms that are visited for one grid: a few seconds."""
+_STALLS = 3
+"""How many finer grids in a row may be of no use."""
+_RARE = 1e-40
+"""A delta that no one asks to be sharp at much cost."""
+_WORK_PER_DISTANCE = 1e4
+"""What a distance of atoms costs besides its pairs, in units of a pair."""
 
 
 @dataclass(frozen=True)
@@ -80,22 +90,25 @@ class BallsAndBinsProfile:
         if exact is not None:
             return exact.delta(epsilon)
         sigma, epochs = self._one_epoch()
-        lower, upper = 0.0, _deterministic(sigma, epochs).delta(epsilon).upper
-        if sigma < _SMALLEST_SIGMA:
-            return Bound(lower, upper, note=_TOO_LITTLE_NOISE)
-        resolution = _COARSEST
-        while resolution >= _FINEST:
-            curves = _curves(sigma, self.bins, epochs, resolution, epsilon=epsilon)
+        closed = LargestRelease(sigma, self.bins, epochs)
+        lower = closed.lower_delta(epsilon)
+        upper = min(_deterministic(sigma, epochs).delta(epsilon).upper, closed.upper_delta(epsilon))
+        moved, resolution = upper, _COARSEST
+        tail = _tail(upper, epochs)
+        # A step of the tolerance in epsilon changes delta by upper - moved.
+        while moved > lower and upper - lower > 1e-3 * lower:
+            if upper <= _SMALLEST_DELTA:
+                return Bound(lower, upper, note=_TOO_SMALL)
+            grid = _Grid(sigma, self.bins, resolution, tail)
+            if grid.work() > (_MOST_WORK if upper > _RARE else 0.1 * _MOST_WORK):
+                return Bound(lower, upper, note=_NO_FINER)
+            curves = _curves(grid, epochs, epsilon=epsilon)
             lower = max(lower, *(low(epsilon) for low, _ in curves))
             upper = min(upper, max(high(epsilon) for _, high in curves))
-            # A step of the tolerance in epsilon changes delta by this much.
             moved = max(high(epsilon + EPSILON_TOLERANCE) for _, high in curves)
-            if moved <= lower or upper - lower <= 1e-3 * lower:
-                return Bound(min(lower, upper), upper)
-            if upper <= _SMALLEST_DELTA:
-                return Bound(min(lower, upper), upper, note=_TOO_SMALL)
+            tail = min(tail, _tail(upper, epochs))
             resolution /= 2.0
-        return Bound(min(lower, upper), upper, note="the finest grid was reached")
+        return Bound(lower, upper)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
@@ -104,28 +117,31 @@ class BallsAndBinsProfile:
         if exact is not None:
             return exact.epsilon(delta)
         sigma, epochs = self._one_epoch()
-        lower, upper = 0.0, _deterministic(sigma, epochs).epsilon(delta).upper
-        if sigma < _SMALLEST_SIGMA:
-            return Bound(lower, upper, note=_TOO_LITTLE_NOISE)
-        if delta < _SMALLEST_DELTA:
-            return Bound(lower, upper, note=_TOO_SMALL)
-        resolution = _COARSEST
-        while True:
+        closed = LargestRelease(sigma, self.bins, epochs)
+        lower = closed.lower_epsilon(delta)
+        upper = min(_deterministic(sigma, epochs).epsilon(delta).upper, closed.upper_epsilon(delta))
+        resolution, gap, stalled = _COARSEST, math.inf, 0
+        while upper - lower > (wanted := wanted_width(tolerance, upper)):
+            if delta < _SMALLEST_DELTA:
+                return Bound(lower, upper, note=_TOO_SMALL)
+            grid = _Grid(sigma, self.bins, resolution, _tail(delta, epochs))
+            if grid.work() > _MOST_WORK:
+                return Bound(lower, upper, note=_NO_FINER)
             found = [
                 epsilon_from_delta(high, low, delta, resolution=1e-3 * tolerance)
-                for low, high in _curves(sigma, self.bins, epochs, resolution, delta=delta)
+                for low, high in _curves(grid, epochs, delta=delta)
             ]
-            gap = max(b.upper for b in found) - max(b.lower for b in found)
             upper = min(upper, max(b.upper for b in found))
-            lower = min(upper, max(lower, *(b.lower for b in found)))
-            wanted = wanted_width(tolerance, upper)
-            if upper - lower <= wanted:
-                return Bound(lower, upper)
-            if resolution <= _FINEST:
-                return Bound(lower, upper, note="the finest grid was reached")
-            # The gap is of second order in the step.
-            shrink = math.sqrt(0.7 * wanted / gap)
-            resolution = max(_FINEST, resolution * min(0.7, max(0.15, shrink)))
+            lower = max(lower, *(b.lower for b in found))
+            before, gap = gap, max(b.upper for b in found) - max(b.lower for b in found)
+            stalled = stalled + 1 if gap > 0.9 * before else 0
+            if stalled == _STALLS:
+                return Bound(lower, upper, note=_ROUNDED)
+            # The gap is of second order in the step, of which the last ones differ by factors of 2.
+            most = 0.5 if stalled else 0.7
+            shrink = min(most, max(0.15, math.sqrt(0.7 * wanted / max(gap, wanted))))
+            resolution = max(shrink * resolution, min(most * resolution, grid.finest()))
+        return Bound(lower, upper)
 
     def _gaussian(self) -> PrivacyProfile | None:
         """The closed form, where the profile has one."""
@@ -140,66 +156,98 @@ class BallsAndBinsProfile:
         return self.noise_multiplier, self.epochs
 
 
-_TOO_SMALL = "delta is under the mass at which tails are cut"
-_TOO_LITTLE_NOISE = "so little noise that only the deterministic order's bound is computed"
+_TOO_SMALL = "delta is so small that masses leave the range of doubles"
+_NO_FINER = "no finer grid is computed: it would take too long"
+_ROUNDED = "a finer grid is of no use: roundings, or the composition's error, outweigh it"
 
 
 def _deterministic(sigma: float, epochs: int) -> GaussianProfile:
     return GaussianProfile(sigma / math.sqrt(epochs))
 
 
-@lru_cache(maxsize=64)
-def _epoch(sigma: float, bins: int, resolution: float) -> tuple[LikelihoodRatio, LikelihoodRatio]:
-    """Returns the lower and the upper likelihood ratio of one epoch at one `resolution`."""
-    steps = _steps(sigma, bins, resolution)
+def _tail(delta: float, epochs: int) -> float:
+    """Returns the mass of tails that may be cut: all that are do not matter to `delta`.
+
+    In steps, so that questions about different deltas share grids.
+    """
+    exponent = math.log10(max(delta, _SMALLEST_DELTA)) - math.log10(epochs) - 8.0
+    return 10.0 ** max(10.0 * math.floor(0.1 * exponent), _SMALLEST_LOG_TAIL)
+
+
+class _Grid(NamedTuple):
+    """How one epoch's likelihood ratio is computed."""
+
+    sigma: float
+    bins: int
+    resolution: float
+    tail: float
+
+    def work(self) -> float:
+        """Returns about how long it takes, in units of a pair of atoms that is added up."""
+        steps = self.steps()
+        span = 1.0 / self.sigma**2 - 2.0 * float(special.ndtri(self.tail)) / self.sigma
+        atoms = span / steps[0]
+        distances = (min(atoms, (2.0 - math.log(min(step, 1.0))) / step) for step in steps)
+        additions = 1.0 + self.bins.bit_count() / self.bins.bit_length()
+        return additions * sum(d * (atoms + _WORK_PER_DISTANCE) for d in distances)
+
+    def finest(self) -> float:
+        """Returns about the finest resolution that does not take too long."""
+        ratio = _MOST_WORK / self.work()
+        return self.resolution / math.sqrt(0.7 * ratio) if ratio > 2.0 else self.resolution
+
+    def steps(self) -> tuple[float, ...]:
+        """Returns the grid step after each doubling (see `_steps`)."""
+        return _steps(self.sigma, self.bins, self.resolution)
+
+
+@lru_cache(maxsize=16)
+def _epoch(grid: _Grid) -> tuple[LikelihoodRatio, LikelihoodRatio]:
+    """Returns the lower and the upper likelihood ratio of one epoch."""
+    steps = grid.steps()
 
     def one(side: Side) -> LikelihoodRatio:
-        return LikelihoodRatio.gaussian(sigma, steps[0], side).average(bins, steps)
+        first = LikelihoodRatio.gaussian(grid.sigma, steps[0], side, grid.tail)
+        return first.average(grid.bins, steps)
 
     return one("lower"), one("upper")
 
 
-@lru_cache(maxsize=64)
-def _ratios(
-    sigma: float, bins: int, epochs: int, resolution: float
-) -> tuple[LikelihoodRatio, LikelihoodRatio]:
-    """Returns the lower and the upper likelihood ratio of all epochs at one `resolution`."""
-    low, high = _epoch(sigma, bins, resolution)
+@lru_cache(maxsize=16)
+def _ratios(grid: _Grid, epochs: int) -> tuple[LikelihoodRatio, LikelihoodRatio]:
+    """Returns the lower and the upper likelihood ratio of all epochs."""
+    low, high = _epoch(grid)
     return low.power(epochs), high.power(epochs)
 
 
 def _curves(
-    sigma: float,
-    bins: int,
-    epochs: int,
-    resolution: float,
-    *,
-    delta: float | None = None,
-    epsilon: float | None = None,
+    grid: _Grid, epochs: int, *, delta: float | None = None, epsilon: float | None = None
 ) -> list[tuple[Callable[[float], float], Callable[[float], float]]]:
     """Returns pairs of lower and upper bounds on delta(epsilon): the profile is the pairs' maximum.
 
-    Many epochs are composed by tilted FFT where its error is negligible at the `delta` or
-    `epsilon` that is asked about. Direct convolutions keep relative accuracy at any delta, but
-    take far longer for large grids.
+    Epochs are composed by tilted FFT where its error is negligible at the `delta` or `epsilon` that
+    is asked about, or where direct convolutions, which keep relative accuracy at any delta, would
+    take too long.
     """
-    if epochs >= _MANY_EPOCHS:
+    low, high = _epoch(grid)
+    direct = epochs.bit_length() * max(low.q.size, high.q.size) ** 2
+    if epochs >= _MANY_EPOCHS or direct > 1e7:
         with contextlib.suppress(MemoryError):
-            low, high = (
-                compose_both(side, epochs, delta=delta, epsilon=epsilon)
-                for side in _epoch(sigma, bins, resolution)
+            lows, highs = (
+                compose_both(side, epochs, delta=delta, epsilon=epsilon) for side in (low, high)
             )
             if delta is not None:
                 at = max(
                     epsilon_from_delta(part.delta, part.delta, delta, resolution=1e-3).lower
-                    for part in high
+                    for part in highs
                 )
             else:
                 at = epsilon or 0.0
-            error = max(part.floor(at) for part in (*low, *high))
-            if error <= 1e-3 * max(part.delta(at) for part in low):
-                return [(low[0].delta, high[0].delta), (low[1].delta, high[1].delta)]
-    below, above = _ratios(sigma, bins, epochs, resolution)
+            error = max(part.floor(at) for part in (*lows, *highs))
+            negligible = error <= 1e-4 * max(part.delta(at) for part in lows)
+            if negligible or direct > _MOST_WORK:
+                return [(lows[0].delta, highs[0].delta), (lows[1].delta, highs[1].delta)]
+    below, above = _ratios(grid, epochs)
     return [(below.delta, above.delta)]
 
 

@@ -356,6 +356,9 @@ class LikelihoodRatio:
             grid = log_scale + (start + np.arange(q.size)) * self.step
             q, p, offset = _contracted(grid, (q, q_partner), (p, p_partner))
             shift += 4.0 * terms * ROUNDING
+            # Offsets add up: their mean is left to the grid, which may lie anywhere.
+            centre = float(np.dot(q, offset) / max(q.sum(), FLUSH))
+            offset, log_scale = offset - centre, log_scale + centre
         return LikelihoodRatio(
             self.side,
             self.step,
@@ -419,13 +422,13 @@ class LikelihoodRatio:
                 part = ratio.q[under]
                 mean = q[0] * math.exp(offset[0]) + np.dot(part, np.exp(values[under] - grid[0]))
                 q[0] += part.sum()
-                offset[0] = math.log(mean / q[0])
+                offset[0] = math.log(mean) - math.log(q[0])
                 p[0] = q[0] * math.exp(grid[0] + offset[0])
             if p[-1] > FLUSH and grid[-1] >= 0.0:
                 part = ratio.p[over]
                 mass = p[-1] * math.exp(-offset[-1]) + np.dot(part, np.exp(grid[-1] - values[over]))
                 p[-1] += part.sum()
-                offset[-1] = math.log(p[-1] / mass)
+                offset[-1] = math.log(p[-1]) - math.log(mass)
                 q[-1] = p[-1] * math.exp(-grid[-1] - offset[-1])
             return replace(ratio, start=start, q=q, p=p, offset=offset, drift=drift, shift=shift)
         steps_below = np.arange(below, 0, -1) * ratio.step
@@ -614,17 +617,19 @@ def _mean_of_two(
         p /= count
         offset = np.zeros(q.size)
         zero = a.zero * b.zero + x.partners + y.partners
+        most = int(np.argmax(q))
         for mass, other in ((a.zero, second), (b.zero, first)):
-            # Of pairs with an atom at 0, those below the window are spread to 0 and its first.
+            # Of pairs with an atom at 0, those below the window are spread to 0 and to the atom of
+            # most mass: at the window's first one they would hold off its being trimmed.
             q_pairs = mass / _UNIT * other.q
             under = min(max(0, start - other.start), other.q.size)
             here = slice(other.start + under - start, max(other.stop - start, 0))
             q[here] += q_pairs[under:]
             p[here] += mass / _UNIT / count * other.p[under:]
-            down = np.exp((other.start - start + np.arange(under)) * step)
-            q[0] += np.dot(q_pairs[:under], down)
-            p[0] += mass / _UNIT / count * other.p[:under].sum()
-            zero += np.dot(q_pairs[:under], 1.0 - down)
+            up = np.exp((other.start - start - most + np.arange(under)) * step)
+            q[most] += np.dot(q_pairs[:under], up)
+            p[most] += mass / _UNIT / count * other.p[:under].sum()
+            zero += np.dot(q_pairs[:under], 1.0 - up)
     infinity = (a_count * a.infinity + b_count * b.infinity) / count + x.partners + y.partners
     return LikelihoodRatio(
         a.side,

@@ -249,7 +249,7 @@ def _bracket(met: Callable[[float], bool], resolution: float) -> tuple[float, fl
     low, high = 0.0, 1.0
     while not met(high):
         low, high = high, 2.0 * high
-        if high > 1e9:
+        if high > 1e12:
             return low, math.inf
     while high - low > max(wanted_width(resolution, high), 1e-14 * high):
         if high <= _SMALLEST_EPSILON:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from accounting.balls_and_bins import BallsAndBinsProfile
+from accounting.composition import compose_both
 from accounting.gaussian import GaussianProfile
 from accounting.likelihood_ratio import LikelihoodRatio
-from accounting.max_events import log_probability_max_below, max_event_lower_bound
+from accounting.max_events import (
+    max_event_lower_bound,
+    maximum_buckets,
+    sum_of_maxima_lower_bound,
+)
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
@@ -23,13 +29,16 @@ from accounting.profile import (
     check_epsilon,
     check_noise_multiplier,
     epsilon_from_delta,
+    wanted_width,
 )
 
 _SHIFTS = 2.0, 1.0
 """Where the example's coordinate stands under P and under Q."""
 _GRID = 4001
-_BUCKET_STEP = 0.01
-_BUCKET_ERROR = 1e-8
+_BUCKET_STEP = 0.02
+_MANY_EPOCHS = 8
+_MANY_ATOMS = 4000
+_UNKNOWN = "no tight accounting of shuffled batches is known"
 
 
 @dataclass(frozen=True)
@@ -73,20 +82,31 @@ class ShuffleProfile:
     def delta(self, epsilon: float) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
         check_epsilon(epsilon)
+        if self.steps_per_epoch == 1:
+            return self._deterministic().delta(epsilon)
         upper = self._deterministic().delta(epsilon).upper
-        lower = max(self._balls_and_bins().delta(epsilon).lower, self._event_delta(epsilon))
-        return Bound(min(lower, upper), upper)
+        lower = self._little_noise_delta(epsilon)
+        if upper - lower > 1e-3 * lower:
+            lower = max(lower, self._balls_and_bins().delta(epsilon).lower)
+            lower = max(lower, self._event_delta(at_epsilon=epsilon)(epsilon))
+        return Bound(lower, upper, note=_UNKNOWN if upper - lower > 1e-3 * lower else "")
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`; the gap is not the grid's."""
         check_delta(delta)
+        if self.steps_per_epoch == 1:
+            return self._deterministic().epsilon(delta)
         upper = self._deterministic().epsilon(delta).upper
-        lower = self._balls_and_bins().epsilon(delta, tolerance).lower
-        lower = max(
-            lower,
-            epsilon_from_delta(self._event_delta, self._event_delta, delta, resolution=1e-6).lower,
-        )
-        return Bound(min(lower, upper), upper)
+        wanted = wanted_width(tolerance, upper)
+
+        def proved(curve: Callable[[float], float]) -> float:
+            return epsilon_from_delta(curve, curve, delta, resolution=1e-6).lower
+
+        lower = proved(self._little_noise_delta)
+        if upper - lower > wanted:
+            lower = max(lower, self._balls_and_bins().epsilon(delta, tolerance).lower)
+            lower = max(lower, proved(self._event_delta(at_delta=delta)))
+        return Bound(lower, upper, note=_UNKNOWN if upper - lower > wanted else "")
 
     def _deterministic(self) -> GaussianProfile:
         return GaussianProfile(self.noise_multiplier / math.sqrt(self.epochs))
@@ -96,42 +116,60 @@ class ShuffleProfile:
             self.noise_multiplier, self.steps_per_epoch, self.epochs, self.order
         )
 
-    def _event_delta(self, epsilon: float) -> float:
-        """Lower bound on delta by tests of max_t x_t, or of its values in several epochs."""
-        if self.order == "redrawn" and self.epochs > 1:
-            return _several_epochs(self.noise_multiplier, self.steps_per_epoch, self.epochs).delta(
-                epsilon
-            )
-        return max_event_lower_bound(
-            epsilon,
-            noise_multiplier=self.noise_multiplier / math.sqrt(self.epochs),
-            bins=self.steps_per_epoch,
-            shifts=_SHIFTS,
+    def _as_redrawn(self) -> tuple[float, int]:
+        """The noise multiplier and number of epochs of the equivalent redrawn order."""
+        if self.order == "fixed":
+            return self.noise_multiplier / math.sqrt(self.epochs), 1
+        return self.noise_multiplier, self.epochs
+
+    def _little_noise_delta(self, epsilon: float) -> float:
+        """Lower bound on delta in closed form, sharp where there is little noise."""
+        sigma, epochs = self._as_redrawn()
+        return sum_of_maxima_lower_bound(
+            epsilon, noise_multiplier=sigma, bins=self.steps_per_epoch, epochs=epochs
         )
+
+    def _event_delta(
+        self, *, at_epsilon: float | None = None, at_delta: float | None = None
+    ) -> Callable[[float], float]:
+        """Lower bounds on delta by tests of max_t x_t, or of its values in several epochs.
+
+        Of several epochs sharp near the epsilon or the delta that is given.
+        """
+        sigma, epochs = self._as_redrawn()
+        if epochs == 1:
+            return functools.partial(
+                max_event_lower_bound,
+                noise_multiplier=sigma,
+                bins=self.steps_per_epoch,
+                shifts=_SHIFTS,
+            )
+        ratio = _one_epoch(sigma, self.steps_per_epoch)
+        if epochs < _MANY_EPOCHS and ratio.q.size <= _MANY_ATOMS:
+            return _several_epochs(sigma, self.steps_per_epoch, epochs).delta
+        try:
+            parts = compose_both(ratio, epochs, epsilon=at_epsilon, delta=at_delta)
+        except MemoryError:
+            return lambda epsilon: 0.0
+        return lambda epsilon: max(part.delta(epsilon) for part in parts)
+
+
+@lru_cache(maxsize=16)
+def _one_epoch(sigma: float, steps: int) -> LikelihoodRatio:
+    """Returns a lower likelihood ratio of max_t x_t of one epoch, in buckets."""
+    # Values of c around those that max_t x_t takes under P and under Q.
+    low = sigma * float(special.ndtri_exp(-100.0 / steps))
+    thresholds = np.linspace(low, max(_SHIFTS) + 14.0 * sigma, _GRID)
+    (p, p_drift), (q, q_drift) = (
+        maximum_buckets(thresholds, noise_multiplier=sigma, bins=steps, shift=shift)
+        for shift in _SHIFTS
+    )
+    # Log X of a bucket is contracted within this part of its deviation, 1/sigma.
+    step = _BUCKET_STEP / sigma
+    return LikelihoodRatio.from_masses(p, q, step, "lower", drift=max(p_drift, q_drift))
 
 
 @lru_cache(maxsize=16)
 def _several_epochs(sigma: float, steps: int, epochs: int) -> LikelihoodRatio:
-    """Returns a lower likelihood ratio of `epochs` independent values of max_t x_t, in buckets."""
-    # Values of c around those that max_t x_t takes under P and under Q.
-    low = sigma * float(special.ndtri_exp(-100.0 / steps))
-    thresholds = np.linspace(low, max(_SHIFTS) + 14.0 * sigma, _GRID)
-    log_p, log_q = (
-        log_probability_max_below(thresholds, noise_multiplier=sigma, bins=steps, shift=shift)
-        for shift in _SHIFTS
-    )
-    ratio = LikelihoodRatio.from_masses(
-        _buckets(log_p), _buckets(log_q), _BUCKET_STEP, "lower", drift=_BUCKET_ERROR
-    )
-    return ratio.power(epochs)
-
-
-def _buckets(log_cdf: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Masses between thresholds, each good to _BUCKET_ERROR; the others are left out, as 0."""
-    cdf, tail = np.exp(log_cdf), -np.expm1(log_cdf)
-    # On the right of the median upper tails are subtracted: they are known to relative accuracy.
-    left = cdf[1:] < 0.5
-    inner = np.where(left, np.diff(cdf), -np.diff(tail))
-    scale = np.where(left, cdf[1:], tail[:-1])
-    inner = np.where(inner > 1e-6 * scale, inner, 0.0)
-    return np.concatenate([[cdf[0]], inner, [tail[-1]]])
+    """Returns a lower likelihood ratio of `epochs` independent values of max_t x_t."""
+    return _one_epoch(sigma, steps).power(epochs)

@@ -8,7 +8,13 @@ import mpmath
 import numpy as np
 import pytest
 
-from accounting.cells import log_mean_above, log_normal_cells, spread
+from accounting.cells import (
+    log_mean_above,
+    log_normal_cells,
+    log_tilted_means,
+    normal_drift,
+    spread,
+)
 
 STEP = 0.3
 
@@ -22,6 +28,52 @@ def test_normal_masses_keep_relative_accuracy_in_both_tails():
             low, high = sorted(-abs(e) if edges[k] >= 0 else e for e in edges[k : k + 2])
             exact = mpmath.log(mpmath.ncdf(high) - mpmath.ncdf(low))
             assert mass == pytest.approx(float(exact), rel=1e-13)
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+def test_masses_are_as_good_as_promised_in_narrow_cells_and_far_tails(narrow):
+    rng = np.random.default_rng(1 + narrow)
+    loosest = 0.0
+    for _ in range(400):
+        scale = 10 ** rng.uniform(-2, 3)
+        mean = rng.choice([-1, 0, 1]) * scale * 10 ** rng.uniform(-2, 2)
+        width = 10 ** (rng.uniform(-8, -1) if narrow else rng.uniform(-1, 1.3))
+        left = mean + rng.uniform(-36, 36) * scale
+        edges = np.array([left, left + width * scale])
+        with mpmath.workdps(60):
+            ends = [(mpmath.mpf(e) - mpmath.mpf(mean)) / mpmath.mpf(scale) for e in edges]
+            low, high = ends if ends[0] < 0 else [-e for e in ends[::-1]]
+            exact = mpmath.log(mpmath.ncdf(high) - mpmath.ncdf(low))
+            error = abs(exact - mpmath.mpf(float(log_normal_cells(edges, mean, scale)[0])))
+        if exact > -690:
+            loosest = max(loosest, float(error / normal_drift(edges, mean, scale)[0]))
+    assert 1e-3 < loosest < 0.5
+
+
+@pytest.mark.parametrize("deviation", [0.01, 1.0, 20.0])
+def test_conditional_means_are_as_good_as_promised(deviation):
+    rng = np.random.default_rng(2)
+    half = 0.5 * deviation**2
+    for _ in range(60):
+        left = -half + rng.uniform(-12, 12) * deviation
+        edges = np.array([left, left + deviation * 10 ** rng.uniform(-6, 0.5)])
+        masses = [log_normal_cells(edges, mean, deviation) for mean in (-half, half)]
+        mean, error = log_tilted_means(edges, *masses, deviation)
+        with mpmath.workdps(60):
+            exact = []
+            for at in (half, -half):
+                ends = [(mpmath.mpf(e) - mpmath.mpf(at)) / mpmath.mpf(deviation) for e in edges]
+                low, high = ends if ends[0] < 0 else [-e for e in ends[::-1]]
+                exact.append(mpmath.log(mpmath.ncdf(high) - mpmath.ncdf(low)))
+            assert abs(exact[0] - exact[1] - mpmath.mpf(float(mean[0]))) <= error[0]
+
+
+def test_cells_whose_mean_is_unknown_go_to_0_and_infinity():
+    p, q = np.array([0.3, 0.2, 0.5, 1e-310]), np.array([0.4, 0.0, 0.0, 0.6])
+    got = spread(STEP, p, q, log_mean_above(0, STEP, p, q))
+    assert got.infinity >= 0.7
+    assert got.zero >= 0.6
+    assert got.q.sum() == pytest.approx(0.4)
 
 
 def cells(rng, count):

@@ -44,7 +44,8 @@ def exact_sum(payoff, count: int, log_strike: np.ndarray, sigma: float) -> np.nd
     """
     if count == 1:
         return payoff(log_strike, sigma)
-    u = np.linspace(-45.0, 0.5 / sigma**2 + 13.0 / sigma + 20.0, 1201)
+    highest = max(0.0, float(np.max(log_strike)))
+    u = np.linspace(-45.0, 0.5 / sigma**2 + 13.0 / sigma + 20.0 + highest, 1201)
     y = log_strike[..., None] - np.logaddexp(0.0, u)
     density = np.exp(-0.5 * (sigma * y + 0.5 / sigma) ** 2) * sigma / math.sqrt(2 * math.pi)
     weight = density * special.expit(u) * (u[1] - u[0])
@@ -193,6 +194,73 @@ def test_laws_of_discrete_outcomes_are_bracketed():
         exact = np.maximum(p - math.exp(epsilon) * q, 0).sum()
         low, high = bracket(lambda s: LikelihoodRatio.from_masses(p, q, 0.01, s), epsilon)[0]
         assert low <= exact <= high <= low + 0.01
+
+
+@pytest.mark.parametrize(
+    ("sigma", "epsilon"), [(0.055, 323.00365), (0.06, 299.7718), (0.05, 330.0), (0.04, 500.0)]
+)
+def test_bounds_hold_where_ratios_are_larger_than_1e130_and_q_underflows(sigma, epsilon):
+    truth = exact_average(sigma, 2, epsilon)[0]
+    (low, high), _ = bracket(
+        lambda side: LikelihoodRatio.gaussian(sigma, 0.01, side).average(2), epsilon
+    )
+    assert 0.99 * truth <= low <= truth * (1 + 1e-9)
+    assert truth * (1 - 1e-9) <= high <= 1.01 * truth
+
+
+def test_quadrature_agrees_with_high_precision_arithmetic_at_little_noise():
+    import mpmath
+
+    with mpmath.workdps(40):
+        sigma, strike = mpmath.mpf("0.05"), 2 * mpmath.exp(330)
+        log_strike = mpmath.log(strike)
+
+        def inner(u):
+            y = log_strike - mpmath.log1p(mpmath.exp(u))
+            k = y + u
+            value = mpmath.ncdf(10 - sigma * k) - mpmath.exp(k) * mpmath.ncdf(-10 - sigma * k)
+            return value * sigma * mpmath.npdf(sigma * y + 10) / (1 + mpmath.exp(-u))
+
+        above = mpmath.ncdf(-10 - sigma * log_strike)
+        single = mpmath.ncdf(10 - sigma * log_strike) - strike * above
+        exact = (mpmath.quad(inner, list(range(-90, 900, 45))) + single + above) / 2
+    assert float(exact) == pytest.approx(2.386245e-11, rel=1e-6)
+    assert exact_average(0.05, 2, 330.0)[0] == pytest.approx(float(exact), rel=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_laws_with_masses_down_to_the_smallest_are_bracketed_after_composition(seed):
+    rng = np.random.default_rng(seed)
+    p, q = 10.0 ** -rng.uniform(0, 290, (2, 12))
+    p, q = p / p.sum(), q / q.sum()
+    pairs = np.add.outer(np.log(p) - np.log(q), np.log(p) - np.log(q))
+    for epsilon in (0.0, 5.0, 350.0, 500.0, 900.0):
+        parts = np.outer(p, p) * -np.expm1(np.minimum(epsilon - pairs, 0.0))
+        (low, high), _ = bracket(
+            lambda side: LikelihoodRatio.from_masses(p, q, 0.5, side).power(2), epsilon
+        )
+        assert low <= parts.sum() * (1 + 1e-9)
+        assert parts.sum() * (1 - 1e-9) <= high <= parts.sum() * 2.0 + 1e-280
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_one_law_of_masses_under_1e140_is_not_void(side):
+    p, q = np.array([1.0, 1e-200]), np.array([1e-200, 1.0])
+    ratio = LikelihoodRatio.from_masses(p, q, 0.01, side)
+    assert ratio.remove(440.0) == pytest.approx(1.0, abs=1e-6)
+    assert ratio.add(440.0) == pytest.approx(1.0, abs=1e-6)
+    assert ratio.remove(470.0) <= 1e-280
+
+
+def test_averages_of_nearly_no_ratio_take_little_memory():
+    import tracemalloc
+
+    tracemalloc.start()
+    for side in SIDES:
+        LikelihoodRatio.gaussian(1e8, 1e-8, side).average(30)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
 
 
 def test_products_of_different_steps_or_sides_are_refused():

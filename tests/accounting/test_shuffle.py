@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting import BallsAndBinsProfile, GaussianProfile, PoissonProfile, ShuffleProfile
+from accounting.profile import epsilon_from_delta
 
 DELTA = 2.7e-8
 
@@ -45,7 +46,7 @@ def test_buckets_of_one_epoch_prove_what_the_events_prove():
     for sigma, steps in ((0.5, 1000), (1.0, 50)):
         ratio = shuffle._several_epochs(sigma, steps, 1)
         for epsilon in (0.5, 2.0, 5.0):
-            event = ShuffleProfile(sigma, steps)._event_delta(epsilon)
+            event = ShuffleProfile(sigma, steps)._event_delta()(epsilon)
             assert ratio.delta(epsilon) == pytest.approx(event, rel=0.02)
 
 
@@ -57,6 +58,36 @@ def test_the_pair_of_one_step_in_several_epochs_is_the_gaussian():
         exact = GaussianProfile(1.0 / math.sqrt(4)).delta(epsilon).lower
         low = shuffle._several_epochs(1.0, 1, 4).delta(epsilon)
         assert 0.98 * exact <= low <= exact
+
+
+def test_the_lower_end_is_that_of_a_pair_or_of_balls_and_bins_redrawn_alike():
+    """Of fixed bins it would be twice as high: more than is proved of redrawn orders."""
+    shuffle = ShuffleProfile(1.5, 10, 6)
+    redrawn, fixed = (
+        BallsAndBinsProfile(1.5, 10, 6, assignment).epsilon(1e-3).lower
+        for assignment in ("redrawn", "fixed")
+    )
+    event = epsilon_from_delta(
+        shuffle._event_delta(at_delta=1e-3), lambda e: 0.0, 1e-3, resolution=1e-6
+    )
+    bound = shuffle.epsilon(1e-3)
+    assert bound.lower <= max(redrawn, event.upper) + 1e-3 < fixed
+
+
+@pytest.mark.parametrize(
+    ("sigma", "steps", "epochs", "delta"),
+    [(1e-3, 1000, 2, 1e-6), (0.1, 1000, 10, 1e-6), (0.02, 10**6, 10**4, 1e-30)],
+)
+def test_at_little_noise_shuffling_costs_as_much_as_a_known_order(sigma, steps, epochs, delta):
+    bound = ShuffleProfile(sigma, steps, epochs).epsilon(delta)
+    assert bound.width <= 1e-3 + 1e-10 * bound.upper
+    assert not bound.note
+
+
+def test_a_wide_interval_says_that_no_more_is_known():
+    bound = ShuffleProfile(1.0, 100, 3).epsilon(1e-6)
+    assert bound.width > 1.0
+    assert "no tight accounting" in bound.note
 
 
 def test_epochs_only_add_to_the_price():
