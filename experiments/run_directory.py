@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import os
 import secrets
 import shutil
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +35,9 @@ DIAGNOSTICS = "diagnostics_not_private.jsonl"
 
 DATA = "data_not_private.json"
 """Which store a run was trained on: by a digest of private rows, which no noise hides."""
+
+_HEADER_BYTES = 1 << 16
+"""More than what stands before the numbers of an array in a file."""
 
 
 class RunDirectory:
@@ -218,7 +223,12 @@ class RunDirectory:
         )
 
     def read_params(self, like: PyTree) -> PyTree:
-        """Reads the parameters back, in the structure and dtypes of `like`.
+        """Reads the parameters back, in the structure of `like`.
+
+        The file may be anybody's: it takes no more memory than `like`, nor than its own size.
+
+        Args:
+          like: Arrays, or `jax.ShapeDtypeStruct`, of the shapes and dtypes that are wanted.
 
         Raises:
           ValueError: if the saved parameters are damaged, or not those of such a model.
@@ -227,16 +237,30 @@ class RunDirectory:
         import jax.numpy as jnp
 
         path = self.path / "params.npz"
+        wanted = {
+            jax.tree_util.keystr(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(like)
+        }
+        saved = {}
         try:
-            saved = {name: array for name, array in np.load(path).items()}
+            left = path.stat().st_size  # nothing is packed, so the arrays take no more than this
+            with zipfile.ZipFile(path) as file:
+                found = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+                for name, leaf in wanted.items():
+                    size = math.prod(leaf.shape) * leaf.dtype.itemsize
+                    left -= size
+                    fits = name in found and 0 < found[name].file_size - size <= _HEADER_BYTES
+                    if fits and left > 0:
+                        with file.open(found[name]) as member:
+                            saved[name] = np.lib.format.read_array(member, allow_pickle=False)
         except DAMAGED as error:
             raise ValueError(f"{path} is damaged: {error!r}") from None
 
         def read(at, leaf):
             name = jax.tree_util.keystr(at)
-            if name not in saved or saved[name].shape != leaf.shape:
+            array = saved.get(name)
+            if array is None or (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
                 raise ValueError(f"{path} does not hold the parameter {name} {leaf.shape}")
-            return jnp.asarray(saved[name], leaf.dtype)
+            return jnp.asarray(array)
 
         return jax.tree_util.tree_map_with_path(read, like)
 

@@ -15,7 +15,7 @@ from scipy.special import expit
 from dpsgd.exported import MODEL, Bundle
 from dpsgd.records import build, checked
 from experiments.criteo.formats import format_of
-from experiments.criteo.model import functional
+from experiments.criteo.model import shaped
 from experiments.criteo.schema import Schema
 from experiments.criteo.sizes import ModelConfig
 from experiments.criteo.store import Columns, Store
@@ -177,5 +177,5 @@ def _parts(
     sizes = build(ModelConfig, record.get("model_sizes"), f"{where}: model_sizes")
     schema = build(Schema, record.get("schema"), f"{where}: schema")
     hash_seed = checked(record.get("hash_seed"), int, f"{where}: hash_seed")
-    like, logit_fn, _ = functional(sizes, schema, seed=0)
+    like, logit_fn = shaped(sizes, schema)
     return record, schema, hash_seed, folder.read_params(like), logit_fn

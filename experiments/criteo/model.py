@@ -73,6 +73,13 @@ def _initialised(config: ModelConfig, schema: Schema, key: jax.Array) -> ClickMo
     return ClickModel(config, schema, nnx.Rngs(key))
 
 
+def shaped(
+    config: ModelConfig, schema: Schema
+) -> tuple[PyTree, Callable[[PyTree, PyTree], jax.Array]]:
+    """Returns (params, logit_fn) with the shapes of the parameters alone: they are to be read."""
+    return split_module(nnx.eval_shape(lambda: ClickModel(config, schema, nnx.Rngs(0))))
+
+
 def functional(
     config: ModelConfig, schema: Schema, seed: int
 ) -> tuple[PyTree, Callable[[PyTree, PyTree], jax.Array], Callable[[PyTree, PyTree], jax.Array]]:

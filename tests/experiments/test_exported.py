@@ -2,11 +2,14 @@
 
 import functools
 import gzip
+import io
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tracemalloc
+import zipfile
 from dataclasses import replace
 
 import jax
@@ -193,6 +196,63 @@ DAMAGES = {
 def test_a_damaged_bundle_is_refused_and_its_file_named(bundle, says):
     DAMAGES[says](bundle)
     with pytest.raises((ValueError, FileNotFoundError), match=says):
+        load_exported(bundle)
+
+
+def forge(bundle, params=None, **sizes):
+    """Gives a bundle other parameters or sizes, and checksums that agree: anybody can."""
+    model = dict(Bundle.read(bundle).model)
+    model["model_sizes"] = {**model["model_sizes"], **sizes}
+    if params is not None:
+        (bundle / "params.npz").write_bytes(params)
+    manifest = Bundle.manifest(bundle, trained.KIND, model)
+    (bundle / "model.json").write_text(json.dumps(manifest))
+
+
+def written(save, *arrays, **named):
+    save(file := io.BytesIO(), *arrays, **named)
+    return file.getvalue()
+
+
+def zeros_that_take_no_room(name, numbers):
+    file, header = io.BytesIO(), {"descr": "<f4", "fortran_order": False, "shape": (numbers,)}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        with packed.open(f"{name}.npy", "w") as member:
+            np.lib.format.write_array_header_1_0(member, header)
+            for _ in range(0, numbers, 1 << 20):
+                member.write(bytes(1 << 22))
+        packed.writestr("padding", os.urandom(1 << 16))
+    return file.getvalue()
+
+
+NAMES = [f"['hidden'][0]['{name}'].value" for name in ("bias", "kernel")]
+FORGERIES = {
+    "another type": lambda: written(np.savez, **dict.fromkeys(NAMES, np.array(["a"] * 4))),
+    "other numbers": lambda: written(np.savez, **dict.fromkeys(NAMES, np.zeros(4, complex))),
+    "one array": lambda: written(np.save, np.zeros(4, np.float32)),
+    "objects": lambda: written(np.savez, **dict.fromkeys(NAMES, np.array([{}] * 4))),
+    "a bomb": lambda: zeros_that_take_no_room(NAMES[0], 1 << 24),
+    "a bomb beside": lambda: zeros_that_take_no_room("beside", 1 << 24),
+}
+
+
+@pytest.mark.parametrize("params", FORGERIES.values(), ids=FORGERIES)
+def test_parameters_from_anybody_are_refused_in_one_line_and_take_no_memory(bundle, params):
+    forge(bundle, params())
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"params\.npz (is damaged|does not hold)") as error:
+            load_exported(bundle)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_says_it_is_huge_is_refused_before_room_is_made_for_it(bundle, monkeypatch):
+    monkeypatch.setattr("experiments.criteo.model._initialised", None)
+    forge(bundle, embedding_dim=10**9)
+    with pytest.raises(ValueError, match=r"params\.npz does not hold the parameter .*embedding"):
         load_exported(bundle)
 
 
