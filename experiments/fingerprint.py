@@ -27,6 +27,11 @@ _JAX_OPTIONS = (
     # What a loss draws from its key, or from one that it makes.
     "jax_threefry_partitionable",
     "jax_default_prng_impl",
+    "jax_random_seed_offset",
+    # How programs are compiled, beside XLA_FLAGS.
+    "jax_disable_most_optimizations",
+    "jax_optimization_level",
+    "jax_exec_time_optimization_effort",
 )
 
 
@@ -54,7 +59,7 @@ def fingerprint(config: Mapping[str, Any], store: Store, root: RootKey) -> dict[
 
 def jax_options() -> dict[str, Any]:
     """Returns the options of JAX on which numbers depend, as they are now."""
-    return {name: getattr(jax.config, name) for name in _JAX_OPTIONS}
+    return {name: jax.config.values.get(name) for name in _JAX_OPTIONS}
 
 
 def differing(fingerprints: Sequence[Mapping[str, Any]], but: Collection[str] = ()) -> list[str]:

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import stat
+from contextlib import contextmanager
 from dataclasses import replace
 
 import jax
@@ -93,6 +94,16 @@ def finished(stopped_once, tmp_path_factory):
 # --- Stopping and going on -----------------------------------------------------------------------
 
 
+@contextmanager
+def option(name, value):
+    usual = jax.config.values[name]
+    jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        jax.config.update(name, usual)
+
+
 @pytest.mark.parametrize(
     "option",
     [
@@ -100,6 +111,10 @@ def finished(stopped_once, tmp_path_factory):
         jax.default_matmul_precision("highest"),
         jax.threefry_partitionable(False),
         jax.default_prng_impl("rbg"),
+        option("jax_random_seed_offset", 1),
+        option("jax_disable_most_optimizations", True),
+        option("jax_optimization_level", "O1"),
+        option("jax_exec_time_optimization_effort", -1.0),
     ],
 )
 def test_an_option_that_changes_numbers_changes_the_fingerprint(option):
