@@ -139,6 +139,19 @@ def test_padding_may_change_the_last_bits_only_where_equal_steps_do(planted, rep
     assert check.passed == (planted is last_bits_vary and not repeats), check.detail
 
 
+@pytest.mark.parametrize("planted", [padding_counts, last_bits_vary])
+def test_where_rounding_could_hide_a_row_that_counts_padding_is_not_said_to_be_inert(
+    planted, monkeypatch
+):
+    monkeypatch.setattr("dpsgd.audit.repeats_exactly", lambda: False)
+    sound = dpsgd(loss_fn, recorder(), Mechanism(POISSON, noise_multiplier=1.0, l2_clip_norm=0.5))
+    planted_in = sound._replace(clipped_sum=lambda *inputs: planted(sound, *inputs))
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), start())
+    step = CompiledStep(planted_in, half, ROWS, RootKey.from_insecure_seed(0), None)
+    (check,) = [check for check in _sum_checks(step) if check.name == "padding is inert"]
+    assert not (check.made and check.passed), check.detail
+
+
 def test_a_check_that_is_left_out_says_so(monkeypatch):
     monkeypatch.setattr("dpsgd.audit_sampler._LARGEST_PLAN", N - 1)
     (check,) = [check for check in sampler_checks(POISSON, POISSON, seed=1) if not check.made]
