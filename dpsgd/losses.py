@@ -122,8 +122,7 @@ def rows_of(batch: PyTree, keys: PyTree, keyed: bool) -> PyTree:
         )
     if not keyed:
         return batch
-    typed = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
-    if typed and "rbg" in str(jax.random.key_impl(keys)):
+    if "rbg" in str(jax.random.key_impl(keys)):  # also of arrays of words, by the default kind
         raise ValueError(
             "keys of the kind 'rbg' draw by the first of a batch and their place in it; give keys "
             'from jax.random.key(..., impl="threefry2x32")'

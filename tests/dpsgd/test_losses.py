@@ -281,8 +281,20 @@ def test_keys_are_given_if_and_only_if_the_loss_takes_them():
     keys = jax.random.split(jax.random.key(0), 4)
     with pytest.raises(ValueError, match="keys are given, but the loss"):
         clipped_grad(jnp.dot, l2_clip_norm=1.0)(jnp.ones(D), batch, weights, keys)
-    rbg = jax.random.split(jax.random.key(0, impl="rbg"), 4)
-    with pytest.raises(ValueError, match="draw by the first of a batch"):
-        clipped_grad(net()[1], l2_clip_norm=1.0)(jnp.ones(D), batch, weights, rbg)
+    with jax.default_prng_impl("rbg"):
+        for key in (jax.random.key(0), jax.random.PRNGKey(0)):
+            rbg = jax.random.split(key, 4)
+            with pytest.raises(ValueError, match="draw by the first of a batch"):
+                clipped_grad(net()[1], l2_clip_norm=1.0)(jnp.ones(D), batch, weights, rbg)
     with pytest.raises(ValueError, match="leading axis"):
         clipped_grad(net()[1], l2_clip_norm=1.0)(jnp.ones(D), batch, weights, keys[:3])
+
+
+def test_keys_as_words_draw_as_typed_ones_do():
+    params, loss = net()
+    keys = jax.random.split(jax.random.key(3), N)
+    run = jax.jit(clipped_grad(loss, l2_clip_norm=0.5), compiler_options=FAST_COMPILE)
+    found = [
+        run(params, rows(), np.ones(N, np.float32), k)[0] for k in (keys, jax.random.key_data(keys))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *found)
