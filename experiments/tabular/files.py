@@ -97,10 +97,13 @@ def _check_columns(table: TableFile, wanted: Sequence[str], separated: str = "")
 def listed(names: Sequence[str], most: int = 50) -> str:
     """Return names for people, with a count where they are too many.
 
-    >>> listed(["a", " b", ""]), listed(["a", "b", "c"], most=2)
-    ("a, ' b', ''", 'a, b, ... (3 in all)')
+    >>> listed(["a", " b", "", "\\x1b"]), listed(["a", "b", "c"], most=2)
+    ("a, ' b', '', '\\\\x1b'", 'a, b, ... (3 in all)')
     """
-    shown = [name if name and name == name.strip() else repr(name) for name in names[:most]]
+    shown = [
+        name if name and name == name.strip() and name.isprintable() else repr(name)
+        for name in names[:most]
+    ]
     return ", ".join(shown if len(names) <= most else [*shown, f"... ({len(names):,} in all)"])
 
 
