@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -55,6 +56,8 @@ def _misfit(value: Any, kind: Any) -> str | None:
     if not isinstance(value, accepted) or (isinstance(value, bool) and origin in (int, float)):
         wanted = "None" if origin is types.NoneType else origin.__name__
         return f"{type(value).__name__} is not an instance of {wanted}"
+    if origin is float and isinstance(value, int) and abs(value) > sys.float_info.max:
+        return "it is too large for a float"
     if not arguments:
         return None
     return _misfit_of_items(value, origin, arguments, kind)

@@ -30,6 +30,7 @@ OF_ANOTHER = [
     (3.0, int, "float is not an instance of int"),
     (True, int, "bool is not an instance of int"),
     (False, float, "bool is not an instance of float"),
+    (-(10**400), float, "it is too large for a float"),
     (1, bool, "int is not an instance of bool"),
     ("c", Literal["a", "b"], "'c' is none of 'a', 'b'"),
     (True, Literal[1], "True is none of 1"),
