@@ -70,6 +70,8 @@ Complex = NDArray[np.complexfloating]
 
 ROUNDING = 2.0**-53
 _SMALLEST = 1e-305
+_LEAST_LOG = -700.0
+"""Least log of a result's size, so that neither it nor its errors underflow beyond _SMALLEST."""
 MOST_TERMS = 3.0e7
 """Largest number of (node of z) x (node of u) that is computed."""
 _BLOCK = 2**17
@@ -192,6 +194,7 @@ class _Line:
         x_error = share * y_error + 8.0 * ROUNDING * np.where(
             log_x.real > 0.5, abs(math.log(rate)) + modulus, modulus
         )
+        self._modulus, self._log_x_error = modulus, x_error + 40.0 * ROUNDING * modulus
         largest = np.exp(log_largest - self.scale)
         relative, near = (200.0 + 8.0 * x * x) * ROUNDING, modulus < 1.0
         by_second_order = relative * 0.5 * modulus**2 + modulus * x_error
@@ -258,8 +261,10 @@ class _Line:
     def log_decay(self, y: float) -> float:
         """Returns a bound on log |M(tilt + i y')| for all y' >= `y`."""
         log_terms = self._log_weight + self.tilt * self._log_x.real - y * self._log_x.imag
+        exponents = np.abs(self._log_weight) + (abs(self.tilt) + y) * self._modulus + self.scale
+        log_terms += (abs(self.tilt) + y) * self._log_x_error + 8.0 * ROUNDING * exponents
         total = float(np.exp(log_terms - self.scale).sum()) * (1.0 + 1e-11)
-        return self.scale + math.log(total + self.truncation)
+        return self.scale * (1.0 + 4.0 * ROUNDING) + math.log(total + self.truncation)
 
 
 def _log1p(x: Complex) -> Complex:
@@ -467,6 +472,8 @@ class Inversion:
         self.unit = float(tilts.log_ceiling(np.array([tilt]))[0]) - (tilt - 1.0) * loss
         if not math.isfinite(self.unit):
             raise NotInvertibleError("no tilt has a moment within range")
+        if self.unit - min(loss, 0.0) < _LEAST_LOG:
+            raise NotInvertibleError("the result is beyond the range of floats")
         log_power = count * float(tilts.log_moments(np.array([tilt]))[0])
         # An error e of M is one of count e (M^T / M) / (z (z - 1)).
         node_accuracy = (
@@ -526,12 +533,7 @@ class Inversion:
 
     def _alias(self, b: float) -> tuple[float, float]:
         """Returns b and a bound on log k(b) M(b)^T."""
-        if b in (0.0, 1.0):
-            return b, 0.0
-        line = _Line(self.releases, b, self.releases.height(b), 40.0)
-        log_moment, error = line.log_moment(np.array([complex(b)]))
-        log_power = self.releases.count * (float(log_moment.real[0]) + float(error[0]))
-        return b, _log_peak(b) + log_power
+        return b, 0.0 if b in (0.0, 1.0) else _log_size(self.releases, b)
 
     def _sum_terms(self) -> tuple[Complex, Real]:
         """Returns the sum's terms at `loss`, divided by e^unit, and a bound on each one's error."""
@@ -570,42 +572,46 @@ class Inversion:
         kernel = z * (z - 1.0)
         return weights * terms / kernel, weights * errors / np.abs(kernel)
 
-    def value(self, loss: float) -> tuple[float, float]:
-        """Returns a lower and an upper bound on o(`loss`)."""
+    def value(self, loss: float, log_factor: float = 0.0) -> tuple[float, float]:
+        """Returns a lower and an upper bound on e^`log_factor` o(`loss`)."""
         c, window = self.tilt, self._window
         moved = loss - self.loss
+        ceiling = min(1.0, math.exp(min(loss, 0.0) + log_factor) * (1.0 + 1e-12) + _SMALLEST)
         if abs((c - 1.0) * moved) > 600.0:
-            return 0.0, min(1.0, math.exp(min(loss, 0.0)))
+            return 0.0, ceiling
         turn = np.exp(-(self._z - 1.0) * moved)
         terms = self._terms * turn
         rounding = 4.0 * ROUNDING * np.abs(self._z - 1.0) * (abs(loss) + abs(self.loss))
         error = float(np.dot(np.abs(turn), self._errors))
         error += float(np.dot(np.abs(terms), rounding + 100.0 * ROUNDING))
         total = float(terms.real.sum())
-        unit = math.exp(self.unit)
+        unit = math.exp(self.unit + log_factor)
         total, error = total * unit, error * unit * (1.0 + 1e-9)
-        error += abs(total) * 4.0 * ROUNDING * abs(self.unit)
-        error += math.exp(min(self._log_end - (c - 1.0) * loss, 700.0))
+        error += abs(total) * 4.0 * ROUNDING * (abs(self.unit) + abs(log_factor))
+        log_end = self._log_end - (c - 1.0) * loss + log_factor
+        error += math.exp(min(log_end, 700.0)) * (1.0 + 1e-9)
 
         aliases = 0.0
         for b, log_bound in self._aliases:
             fall = abs(b - c) * window
-            log_alias = log_bound - (b - 1.0) * loss - fall
+            log_alias = log_bound - (b - 1.0) * loss - fall + log_factor
+            log_alias += 8.0 * ROUNDING * (abs(log_bound) + abs((b - 1.0) * loss) + fall)
             aliases += math.exp(min(log_alias, 700.0)) / -math.expm1(-fall)
         normal = normal_aliases = 0.0
         if self._deviation > 0.0:
-            normal, normal_error = _log_normal_value(loss, self._deviation)
+            normal, normal_error = _log_normal_value(loss, self._deviation, log_factor)
             error += normal_error
-            normal_aliases = sum(self._log_normal_alias(loss, sign) for sign in (-1.0, 1.0))
+            normal_aliases = sum(
+                self._log_normal_alias(loss, sign, log_factor) for sign in (-1.0, 1.0)
+            )
         elif (loss > 0.0) != (c > 1.0) and loss != 0.0:
             raise ValueError(f"a line at {c} gives no value at {loss}")
-        low = total + normal - error - aliases * (1.0 + 1e-9)
+        low = total + normal - error - aliases * (1.0 + 1e-9) - _SMALLEST
         high = total + normal + error + normal_aliases * (1.0 + 1e-9) + _SMALLEST
-        ceiling = min(1.0, math.exp(min(loss, 0.0)))
         return min(max(0.0, low), ceiling), min(max(0.0, high), ceiling)
 
-    def _log_normal_alias(self, loss: float, sign: float) -> float:
-        """Bounds the sum over j > 0 of o_G(v + sign j W) e^{(c-1) sign j W}.
+    def _log_normal_alias(self, loss: float, sign: float, log_factor: float) -> float:
+        """Bounds e^`log_factor` times the sum over j > 0 of o_G(v + sign j W) e^{(c-1) sign j W}.
 
         o_G(v) <= min(1, e^v) e^{-(|v| / w - w / 2)^2 / 2} for |v| >= w^2 / 2: P-, resp. Q-mass of
         the losses beyond v. Terms' ratios fall.
@@ -614,7 +620,7 @@ class Inversion:
         for j in (1.0, 2.0):
             there = loss + sign * j * self._window
             away = max(abs(there) / self._deviation - 0.5 * self._deviation, 0.0)
-            power = (self.tilt - 1.0) * sign * j * self._window
+            power = (self.tilt - 1.0) * sign * j * self._window + log_factor
             logs.append(power + min(there, 0.0) - 0.5 * away**2)
         if logs[1] >= logs[0] or logs[0] > 700.0:
             return math.inf
@@ -624,23 +630,30 @@ class Inversion:
 def _log_peak(b: float) -> float:
     """Returns log k(b): of the greatest (x - 1)_+ x^{-b}, b > 1, or (1 - x)_+ x^{-b}, b < 0."""
     if b > 1.0:
-        return (b - 1.0) * math.log(b - 1.0) - b * math.log(b)
-    return -b * math.log(-b) - (1.0 - b) * math.log1p(-b)
+        return (b - 1.0) * math.log1p(-1.0 / b) - math.log(b)
+    return b * math.log1p(-1.0 / b) - math.log1p(-b)
 
 
-def _log_normal_value(loss: float, deviation: float) -> tuple[float, float]:
-    """Returns o_G(`loss`) for the log-variance `deviation`^2, and the error of it."""
-    value, error = GaussianProfile(1.0 / deviation).value(abs(loss))
-    factor = math.exp(min(loss, 0.0))
-    return factor * value, factor * (error + 4.0 * ROUNDING * abs(loss) * value) + _SMALLEST
-
-
-def ceiling(releases: Releases, loss: float, tilt: float) -> float:
-    """Returns Chernoff's bound k(c) M(c)^T e^{-(c - 1) loss} on o(`loss`)."""
-    line = _Line(releases, tilt, releases.height(tilt), 40.0)
-    log_moment, error = line.log_moment(np.array([complex(tilt)]))
+def _log_size(releases: Releases, b: float) -> float:
+    """Returns a bound on log k(b) M(b)^T."""
+    line = _Line(releases, b, releases.height(b), 40.0)
+    log_moment, error = line.log_moment(np.array([complex(b)]))
     log_power = releases.count * (float(log_moment.real[0]) + float(error[0]))
-    return math.exp(min(_log_peak(tilt) + log_power - (tilt - 1.0) * loss + 1e-9, 0.0))
+    return _log_peak(b) + log_power + 1e-9 + 4.0 * ROUNDING * abs(log_power)
+
+
+def _log_normal_value(loss: float, deviation: float, log_factor: float) -> tuple[float, float]:
+    """Returns e^`log_factor` o_G(`loss`), of log-variance `deviation`^2, and the error of it."""
+    value, error = GaussianProfile(1.0 / deviation).value(abs(loss))
+    factor = math.exp(min(loss, 0.0) + log_factor)
+    rounding = 8.0 * ROUNDING * (1.0 + abs(loss)) * value
+    return factor * value, factor * (error + rounding) + _SMALLEST
+
+
+def log_ceiling(releases: Releases, loss: float, tilt: float) -> float:
+    """Returns the log of Chernoff's bound k(c) M(c)^T e^{-(c - 1) loss} on o(`loss`)."""
+    size, power = _log_size(releases, tilt), (tilt - 1.0) * loss
+    return size - power + 4.0 * ROUNDING * (abs(size) + abs(power))
 
 
 @dataclass(frozen=True)
@@ -658,6 +671,10 @@ class Curves:
         """Bounds the larger of both directions' delta at `epsilon` >= 0."""
         tilts = Tilts(self.releases)
         tilt = tilts.at(epsilon, positive=True)
+        log_bound = log_ceiling(self.releases, epsilon, tilt)
+        if log_bound < _LEAST_LOG:
+            upper = math.exp(log_bound + 1e-9) + _SMALLEST
+            return 0.0, max(upper, self._add_ceiling(epsilon, _SMALLEST, tilts))
         remove = Inversion(self.releases, epsilon, tilt, tilts, self.accuracy)
         low, high = remove.value(epsilon)
         if self._add_ceiling(epsilon, low, tilts) <= low:
@@ -721,9 +738,10 @@ class Curves:
             return 1.0
         tilt = float(candidates[met[0]])
         try:
-            return math.exp(min(epsilon, 700.0)) * ceiling(self.releases, -epsilon, tilt)
+            log_bound = epsilon + log_ceiling(self.releases, -epsilon, tilt)
         except NotInvertibleError:
             return 1.0
+        return math.exp(min(log_bound + 1e-9, 0.0)) + _SMALLEST
 
 
 class _Add:
@@ -735,9 +753,7 @@ class _Add:
 
     def value(self, epsilon: float) -> tuple[float, float]:
         """Bounds delta at `epsilon`."""
-        low, high = self.inversion.value(-epsilon)
-        factor = math.exp(min(epsilon, 700.0))
-        return low * factor * (1.0 - 1e-14), min(1.0, high * factor * (1.0 + 1e-14))
+        return self.inversion.value(-epsilon, epsilon)
 
 
 def _crossing(

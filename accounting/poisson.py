@@ -129,24 +129,18 @@ class PoissonProfile:
     def _one_step(self, epsilon: float) -> tuple[float, float]:
         """Bounds delta of one step, in closed form.
 
-        With P = (1-q) Q + q G, E_Q[(X - e^eps)_+] = q E[(e^Y - (1 + (e^eps - 1) / q))_+], and
-        E_Q[(1 - e^eps X)_+] = E[(a - q e^eps e^Y)_+], a = q - (1-q) (e^eps - 1) =
-        q e^eps - (e^eps - 1): Gaussian profiles, at larger epsilons.
+        With P = (1-q) Q + q G and r = e^eps - 1, E_Q[(X - e^eps)_+] = q E[(e^Y - (1 + r / q))_+]
+        is q times a Gaussian profile, at log(1 + r / q). E_Q[(1 - e^eps X)_+] =
+        E[(a - (a + r) e^Y)_+], a = q - (1-q) r <= q, is never more: it grows with a (e^Y < 1 where
+        it is not 0), and at a = q it is the former, by the Gaussian's symmetry.
         """
         gaussian, rate = GaussianProfile(self.noise_multiplier), self.sampling_prob
         if epsilon > 30.0:
             inner = epsilon - math.log(rate) + math.log1p(-(1.0 - rate) * math.exp(-epsilon))
-            rest = 0.0
         else:
             inner = math.log1p(math.expm1(epsilon) / rate)
-            rest = rate - (1.0 - rate) * math.expm1(epsilon)
-        error = 1e-15 * (rate + math.expm1(min(epsilon, 30.0)))
-        bounds = [rate * end for end in _around(gaussian, inner)]
-        for end, part in enumerate((rest - error, rest + error)):
-            if part > 0.0:
-                other = part * _around(gaussian, math.log1p(math.expm1(epsilon) / part))[end]
-                bounds[end] = max(bounds[end], other)
-        return bounds[0] * (1.0 - 1e-15), min(bounds[1] * (1.0 + 1e-15), 1.0)
+        low, high = _around(gaussian, inner)
+        return rate * low * (1.0 - 1e-15), min(rate * high * (1.0 + 1e-15), 1.0)
 
     def _delta_on_grids(self, epsilon: float, lower: float, upper: float) -> Bound:
         """Bounds delta by one step's law on finer and finer grids, and by `lower` and `upper`."""

@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 from scipy import special
 
-from accounting import PoissonProfile
-from accounting.inversion import Curves, Inversion, Releases, Tilts, _Line
+from accounting import GaussianProfile, PoissonProfile
+from accounting.inversion import (
+    Curves,
+    Inversion,
+    NotInvertibleError,
+    Releases,
+    Tilts,
+    _Add,
+    _Line,
+)
 
 
 def exact_moment(sigma, rate, z):
@@ -116,3 +124,27 @@ def test_a_single_large_loss_is_priced_in_seconds():
     bound = PoissonProfile(1.0, 1e-4, 1000).delta(8.0)
     assert bound.upper - bound.lower <= 1e-6 * bound.lower
     assert 3.1166e-65 <= bound.lower <= bound.upper <= 3.1170e-65
+
+
+def test_adding_at_an_epsilon_whose_exponential_is_no_float_is_not_bounded_by_zero():
+    """o(-epsilon) <= e^-epsilon underflows there, and e^epsilon is no float."""
+    releases, epsilon = Releases(3.22, 0.9999991, 50_342), 3635.0
+    tilts = Tilts(releases)
+    low, high = _Add(releases, epsilon, tilts, 37.0).value(epsilon)
+    # Where the rate is almost 1, both directions are almost the Gaussian's.
+    exact = GaussianProfile(3.22 / math.sqrt(50_342)).delta(epsilon).upper
+    assert 0.0 < low <= high <= low * (1.0 + 1e-5)
+    assert 0.3 * exact <= high <= exact
+
+
+@pytest.mark.parametrize("epsilon", [100.0, 130.0, 300.0])
+def test_what_underflows_is_no_lower_bound_and_no_zero(epsilon):
+    low, high = Curves(Releases(1.0, 0.01, 1000), 37.0).delta(epsilon)
+    assert low == 0.0 < high <= 1e-290
+
+
+def test_a_line_whose_results_underflow_is_refused():
+    releases = Releases(1.0, 0.01, 1000)
+    tilts = Tilts(releases)
+    with pytest.raises(NotInvertibleError, match="range of floats"):
+        Inversion(releases, 130.0, tilts.at(130.0, positive=True), tilts, 37.0)

@@ -68,6 +68,17 @@ def test_one_step_is_the_amplified_gaussian_in_closed_form():
     assert bound.upper - bound.lower <= 0.01 * exact
 
 
+@pytest.mark.parametrize("epsilon", [29.0, 31.0, 40.0])
+def test_one_step_is_as_sharp_at_large_epsilons(epsilon):
+    bound = PoissonProfile(0.1, 1e-9, 1).delta(epsilon)
+    assert 0.0 < bound.lower <= bound.upper <= bound.lower * (1 + 1e-9)
+
+
+def test_one_step_has_a_profile_where_no_float_holds_the_exponential_of_epsilon():
+    assert 0.0 <= PoissonProfile(0.02, 0.5, 1).delta(800.0).lower <= 0.5
+    assert PoissonProfile(0.02, 0.5, 1).delta(800.0).lower > 0.49
+
+
 def test_without_sampling_it_is_the_closed_form():
     assert PoissonProfile(2.0, 1.0, 9).delta(1.0) == GaussianProfile(2.0 / 3.0).delta(1.0)
     assert PoissonProfile(2.0, 1.0, 9).epsilon(1e-6) == GaussianProfile(2.0 / 3.0).epsilon(1e-6)
