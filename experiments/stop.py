@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 STOPPED = 75
 """Exit status of a run that was asked to stop and can go on: EX_TEMPFAIL of sysexits.h."""
@@ -23,9 +26,10 @@ def interrupts() -> Iterator[Callable[[], bool]]:
     """Yields a function that tells whether Ctrl-C has come since.
 
     It raises KeyboardInterrupt, as ever; but libraries make other errors of that, so who sees one
-    asks here what it came from. A second Ctrl-C ends the process, for whoever cannot wait. One that
-    is ignored (a job in the background ignores it) stays so, and so does another handler than
-    Python's.
+    asks here what it came from. Where it strikes in a callback, which loses it, it is raised once
+    more; and extensions whose import it ends print nothing. A second Ctrl-C ends the process, for
+    whoever cannot wait. One that is ignored (a job in the background ignores it) stays so, and so
+    does another handler than Python's.
     """
     asked = threading.Event()
 
@@ -39,10 +43,32 @@ def interrupts() -> Iterator[Callable[[], bool]]:
     if not main_thread or usual is not signal.default_int_handler:
         yield asked.is_set
         return
+    hook, unraisable_hook = sys.excepthook, sys.unraisablehook
+
+    def printed(*error: Any) -> None:
+        if not asked.is_set():
+            hook(*error)
+
+    again: list[threading.Timer] = []
+
+    def unraisable(lost: sys.UnraisableHookArgs) -> None:
+        if not (asked.is_set() and issubclass(lost.exc_type, KeyboardInterrupt)):
+            unraisable_hook(lost)
+            return
+        signal.signal(signal.SIGINT, interrupt)
+        # Not from here, where the next one would be lost as well.
+        again.append(threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)))
+        again[-1].daemon = True
+        again[-1].start()
+
     signal.signal(signal.SIGINT, interrupt)
+    sys.excepthook, sys.unraisablehook = printed, unraisable
     try:
         yield asked.is_set
     finally:
+        for timer in again:
+            timer.cancel()
+        sys.excepthook, sys.unraisablehook = hook, unraisable_hook
         signal.signal(signal.SIGINT, usual)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ class TrainedModel:
     record: Mapping[str, Any]
     schema: Schema
     hash_seed: int
-    params: PyTree
-    logit_fn: Callable[[PyTree, PyTree], jax.Array]
+    params: PyTree = field(repr=False)
+    logit_fn: Callable[[PyTree, PyTree], jax.Array] = field(repr=False)
 
     @classmethod
     def load(cls, run: RunDirectory) -> TrainedModel:
@@ -80,9 +80,11 @@ class TrainedModel:
             are no features are not looked at.
 
         Raises:
+          TypeError: if `rows` is no mapping of columns, or a column is a single value.
           ValueError: for a feature that is not there, or a value that no raw file holds; the line
             names row (from 0) and column.
         """
+        _check_columns(rows, (*self.schema.integers, *self.schema.categories))
         columns = format_of(self.schema).encode(rows, hash_seed=self.hash_seed)
         few = len(columns["categories"]) <= FEW
         return self.probabilities(columns, batch=FEW if few else None)
@@ -150,6 +152,19 @@ def read(path: Path) -> TrainedModel:
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} is neither an exported model nor the directory of a run")
     return TrainedModel.load(RunDirectory.open(path))
+
+
+def _check_columns(rows: Mapping[str, Any], features: Sequence[str]) -> None:
+    """Raises TypeError unless `rows` maps names to columns, as a dictionary or a data frame does."""
+    if not hasattr(rows, "keys"):
+        raise TypeError(
+            "rows must map the name of each column to its values, one a row; it is a "
+            f"{type(rows).__name__}"
+        )
+    for name in features:
+        values = rows[name] if name in rows else []
+        if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
+            raise TypeError(f"column {name}: values, one a row, are expected, not {values!a:.40}")
 
 
 def unlike(store: Store, schema: Schema, hash_seed: int) -> str | None:

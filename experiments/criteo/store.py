@@ -111,6 +111,10 @@ class Store:
         except FileNotFoundError:
             what = "has no manifest.json" if path.is_dir() else "does not exist"
             raise StoreError(f"{path} is not a store: it {what}; make one with prepare") from None
+        except NotADirectoryError:
+            raise StoreError(
+                f"{path} is a file and no store: make one of it with `dpsgd prepare`"
+            ) from None
         except OSError as error:
             raise StoreError(f"{path} is not a readable store: {error.strerror}") from None
         try:

@@ -314,7 +314,9 @@ def test_no_directory_no_manifest_and_a_file_are_no_store(tmp_path):
     assert "does not exist" in refusal(tmp_path / "nothing")
     assert "has no manifest.json" in refusal(tmp_path)
     (tmp_path / "file").write_text("")
-    assert "not a readable store" in refusal(tmp_path / "file")
+    assert refusal(tmp_path / "file").endswith(
+        "is a file and no store: make one of it with `dpsgd prepare`"
+    )
 
 
 def test_another_version_is_named(stored):

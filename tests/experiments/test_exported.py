@@ -126,6 +126,20 @@ def test_rows_that_are_not_of_the_model_are_refused_in_one_line(home, table):
         model.predict({**table, "C1": [*table["C1"][:2], "no", *table["C1"][3:]]})
 
 
+def test_rows_that_are_not_columns_are_refused_by_what_they_are(home, table):
+    model = load_exported(home / "model")
+    one = {name: values[0] for name, values in table.items()}
+    with pytest.raises(TypeError, match=r"^rows must map the name of each column .* a list$"):
+        model.predict([one])
+    with pytest.raises(TypeError, match=r"^column \w+: values, one a row, are expected, not "):
+        model.predict(one)
+
+
+def test_a_model_is_shown_without_its_parameters(home):
+    shown = repr(load_exported(home / "model"))
+    assert "epsilon in [" in shown and "Param" not in shown and "\n" not in shown
+
+
 @pytest.fixture
 def bundle(home, tmp_path):
     return shutil.copytree(home / "model", tmp_path / "bundle")

@@ -100,6 +100,38 @@ def test_ctrl_c_is_one_line_and_leaves_nothing_half_written(code, words, tmp_pat
     assert not list(place.iterdir())
 
 
+ANSWERED_BY = """
+import threading
+from experiments import cli
+cli.parse = lambda words: (answer, None)
+"""
+
+LOST = """
+class Lost:
+    def __del__(self):
+        ctrl_c()
+def answer(config):
+    Lost()
+    threading.Event().wait(20)
+    print("went on")
+"""
+
+PRINTED = """
+def answer(config):
+    try:
+        ctrl_c()
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())  # as PyErr_Print of C does, in many an import
+        raise ImportError("core failed to import")
+"""
+
+
+@pytest.mark.parametrize("code", [LOST, PRINTED])
+def test_ctrl_c_in_a_callback_or_in_an_extension_is_neither_lost_nor_printed(code, tmp_path):
+    done = run(tmp_path / "interrupted.py", code + ANSWERED_BY, PRICE, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "dpsgd: interrupted\n")
+
+
 def test_what_a_library_makes_of_ctrl_c_is_ctrl_c_all_the_same(tmp_path):
     code = (
         WHILE_COMPUTING.format(function="accounting:epsilon")
