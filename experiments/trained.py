@@ -84,7 +84,7 @@ class TrainedModel:
           ValueError: for a feature that is not there, or a value that no raw file holds; the line
             names row (from 0) and column.
         """
-        _check_columns(rows, (*self.schema.integers, *self.schema.categories))
+        check_columns(rows, (*self.schema.integers, *self.schema.categories))
         columns = format_of(self.schema).encode(rows, hash_seed=self.hash_seed)
         few = len(columns["categories"]) <= FEW
         return self.probabilities(columns, batch=FEW if few else None)
@@ -154,15 +154,15 @@ def read(path: Path) -> TrainedModel:
     return TrainedModel.load(RunDirectory.open(path))
 
 
-def _check_columns(rows: Mapping[str, Any], features: Sequence[str]) -> None:
-    """Raises TypeError unless `rows` maps names to columns, as a dictionary or a data frame does."""
+def check_columns(rows: Any, features: Sequence[str]) -> None:
+    """Raises TypeError unless `rows` maps names to columns, as dictionaries and data frames do."""
     if not hasattr(rows, "keys"):
         raise TypeError(
             "rows must map the name of each column to its values, one a row; it is a "
             f"{type(rows).__name__}"
         )
-    for name in features:
-        values = rows[name] if name in rows else []
+    for name in [name for name in features if name in rows]:
+        values = rows[name]
         if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
             raise TypeError(f"column {name}: values, one a row, are expected, not {values!a:.40}")
 

@@ -24,6 +24,7 @@ from experiments.criteo import display, synthetic
 from experiments.criteo.raw import RawFormat
 from experiments.criteo.schema import Schema
 from experiments.criteo.store import Store
+from experiments.trained import check_columns
 
 ROWS = 300
 TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
@@ -130,14 +131,16 @@ def test_rows_that_are_not_columns_are_refused_by_what_they_are(home, table):
     model = load_exported(home / "model")
     one = {name: values[0] for name, values in table.items()}
     with pytest.raises(TypeError, match=r"^rows must map the name of each column .* a list$"):
-        model.predict([one])
+        check_columns([one], model.schema.categories)
     with pytest.raises(TypeError, match=r"^column \w+: values, one a row, are expected, not "):
         model.predict(one)
 
 
 def test_a_model_is_shown_without_its_parameters(home):
     shown = repr(load_exported(home / "model"))
-    assert "epsilon in [" in shown and "Param" not in shown and "\n" not in shown
+    assert "epsilon in [" in shown
+    assert "Param" not in shown
+    assert "\n" not in shown
 
 
 @pytest.fixture
