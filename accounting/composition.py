@@ -235,10 +235,17 @@ def _reach(mass: Array, step: float, count: int, tilt: float) -> tuple[int, int]
     for sign in (-1.0, 1.0):
         centred = sign * (loss - mean)
         best = count * max(centred[0], centred[-1])
-        for multiple in 2.0 ** np.arange(-8.0, 4.5, 0.5):
-            extra = multiple * 9.0 / (math.sqrt(count) * deviation)
-            log_mean = _log_mean(centred, weight, extra)
-            best = min(best, (count * log_mean - math.log(WRAP / 4.0)) / extra)
+        # The bound falls, then rises, in the tilt: upwards from the normal law's, then downwards.
+        for multiples in (2.0 ** np.arange(0.0, 4.5, 0.5), 2.0 ** np.arange(-0.5, -8.5, -0.5)):
+            last = math.inf
+            for multiple in multiples:
+                extra = float(multiple) * 9.0 / (math.sqrt(count) * deviation)
+                log_mean = _log_mean(centred, weight, extra)
+                bound = (count * log_mean - math.log(WRAP / 4.0)) / extra
+                best = min(best, bound)
+                if bound > last:
+                    break
+                last = bound
         reach.append(best)
     low = math.floor((count * mean - reach[0]) / step) - 1
     high = math.ceil((count * mean + reach[1]) / step) + 1

@@ -128,7 +128,7 @@ class LikelihoodRatio:
     @property
     def grid(self) -> Array:
         """Log X of each atom's grid point, ascending."""
-        return self.log_scale + (self.start + np.arange(self.q.size)) * self.step
+        return self.log_scale + (self.start + np.arange(self.q.size, dtype=np.float64)) * self.step
 
     @property
     def log_values(self) -> Array:
@@ -353,7 +353,7 @@ class LikelihoodRatio:
             offset = np.zeros(q.size)
         else:
             p_partner, q_partner = _convolve(x.s, y.s), _convolve(x.t, y.t)
-            grid = log_scale + (start + np.arange(q.size)) * self.step
+            grid = log_scale + (start + np.arange(q.size, dtype=np.float64)) * self.step
             q, p, offset = _contracted(grid, (q, q_partner), (p, p_partner))
             shift += 4.0 * terms * ROUNDING
             # Offsets add up: their mean is left to the grid, which may lie anywhere.
@@ -522,7 +522,7 @@ class LikelihoodRatio:
         q, p = q_even + q_odd, p_even + p_odd
         s = p_even * np.exp(-offset_even) + p_odd * np.exp(-offset_odd)
         t = q_even * np.exp(offset_even) + q_odd * np.exp(offset_odd)
-        grid = self.log_scale + (start + np.arange(size)) * 2.0 * self.step
+        grid = self.log_scale + (start + np.arange(size, dtype=np.float64)) * (2.0 * self.step)
         q, p, offset = _contracted(grid, (q, t), (p, s))
         shift = self.shift + 16.0 * ROUNDING
         return replace(
@@ -608,7 +608,7 @@ def _mean_of_two(
         shift += 4.0 * terms * ROUNDING
         start, *masses = pairs.lower(first, second)
         q, p, s, t = (mass / _UNIT / _UNIT for mass in masses)
-        grid = log_scale + (start + np.arange(q.size)) * step
+        grid = log_scale + (start + np.arange(q.size, dtype=np.float64)) * step
         q, p, offset = _contracted(grid, (q, t), (p / count, s / count))
         zero = 0.0
     else:

@@ -365,7 +365,7 @@ class _Bracket:
 
 
 def _edge(excess: Callable[[float], float], guess: float, slope: float, width: float) -> float:
-    """Returns a point with excess <= 0, at most `width` above one with excess > 0.
+    """Returns a point with excess <= 0, about at most `width` above one with excess > 0.
 
     The function falls, up to errors that may be larger than `width` allows for.
 
@@ -375,24 +375,29 @@ def _edge(excess: Callable[[float], float], guess: float, slope: float, width: f
       slope: About its slope there.
       width: How near the two points must be.
     """
-    fails, meets, stride = -math.inf, math.inf, 0.4 * width
+    fails, meets, stride = -math.inf, math.inf, 0.3 * width
+    at, before = guess, math.inf
     while meets - fails > width:
         value = excess(guess)
+        if abs(before) < math.inf and abs(value) < math.inf and abs(guess - at) > 3.0 * width:
+            slope = min((value - before) / (guess - at), 0.25 * slope)
+        at, before = guess, value
         if value <= 0.0:
             meets = guess
+            if value >= 0.7 * width * slope:
+                break
         else:
             fails = guess
         root = guess - (value / slope if value < math.inf else 0.0)
         if meets == math.inf:
             guess = max(root + stride, fails + stride)
         elif fails == -math.inf:
-            guess = min(root - stride, meets - stride)
-        elif fails + stride < root < meets - stride:
-            # Past the root again, towards the end that is farther from it.
-            guess = root + math.copysign(stride, meets - root - (root - fails))
+            guess = min(root + stride, meets - stride)
+        elif fails + stride < root + stride < meets - stride:
+            guess = root + stride
         else:
             guess = 0.5 * (fails + meets)
-        stride *= 1.5
+        stride *= 1.3
     return meets
 
 

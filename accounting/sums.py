@@ -144,12 +144,12 @@ class Pairs:
             total = np.cumsum(y.q)[j]
             up = np.minimum(self._decayed(y.q)[j] * decay / math.expm1(self.step), total)
             here, there = slice(low - out.start, x.stop - out.start), slice(low - x.start, None)
-            above = slice(here.start + 1, here.stop + 1)
+            next_up = slice(here.start + 1, here.stop + 1)
             weight = self._weight(1)
             out.q[here] += weight * x.q[there] * (total - up)
-            out.q[above] += weight * x.q[there] * up
+            out.q[next_up] += weight * x.q[there] * up
             out.p[here] += weight * x.p[there] * (total - up)
-            out.p[above] += (weight * grown) * x.p[there] * up
+            out.p[next_up] += (weight * grown) * x.p[there] * up
 
     def _add_lower(self, out: Atoms, x: Atoms, y: Atoms, first: int) -> None:
         _, runs, beyond = self._runs(x, y, first, 0.5, 0.5)
