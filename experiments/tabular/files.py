@@ -31,6 +31,7 @@ DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _MARK = "\x1f"
 BLOCK_BYTES = 1 << 22
 BLOCK_ROWS = 1 << 14
+_LONG = "a row longer than 2 MB (is a quote not closed?)"
 
 Batch = Mapping[str, pa.Array]
 """Column name to values, all of one length."""
@@ -191,13 +192,23 @@ class TextFile:
             lines = io.TextIOWrapper(
                 io.BufferedReader(stream), "utf-8-sig", "surrogateescape", newline=""
             )
-            rows = csv.reader(lines, delimiter=self.delimiter)
-            row, line = -1, 1  # the header
+            row, line, taken = -1, 1, 0  # the header
+
+            def bounded() -> Iterator[str]:
+                nonlocal taken
+                while text := lines.readline(most + 1 - taken):
+                    taken += len(text)
+                    if taken > most:
+                        raise DataError(self.path, _LONG, line=line)
+                    yield text
+
+            most = 2 * BLOCK_BYTES  # Arrow reads no row as long
+            rows = csv.reader(bounded(), delimiter=self.delimiter)
             for fields in rows:
                 if fields and row >= first_row:
                     yield line, fields
                 row += bool(fields)
-                line = rows.line_num + 1
+                line, taken = rows.line_num + 1, 0
 
     def _explain(self, error: pa.ArrowInvalid, first_row: int, wanted: Sequence[str]) -> NoReturn:
         """Raise the DataError of the first row from `first_row` on that cannot be read."""
@@ -218,8 +229,7 @@ class TextFile:
                         problem = f"{found} is not UTF-8 text"
                         raise DataError(self.path, problem, line=line, column=name)
             if sum(map(len, fields)) > BLOCK_BYTES // 2:
-                problem = "a row longer than 2 MB (is a quote not closed?)"
-                raise DataError(self.path, problem, line=line)
+                raise DataError(self.path, _LONG, line=line)
         why = " ".join(str(error).split())
         raise DataError(self.path, f"cannot be read as text with columns: {why:.200}")
 

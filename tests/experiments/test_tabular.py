@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shlex
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -392,6 +393,22 @@ def test_what_is_wrong_with_a_text_file_is_said_in_one_line_with_its_place(
         format.prepare([tmp_path / "t.csv"], tmp_path / "store")
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+@pytest.mark.parametrize("begin", [b'0,1,"', b"0,1,"], ids=["open quote", "no line end"])
+def test_a_row_without_an_end_is_refused_without_reading_all_of_it(tmp_path, monkeypatch, begin):
+    monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 16)
+    rest = (b"0,1,a\n" if b'"' in begin else b"z" * 6) * (1 << 20)
+    (tmp_path / "t.csv").write_bytes(HEAD + GOOD + begin + rest)
+    del rest
+    format = TableFormat(table_schema("y", categories=("c",), numbers=("x",)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="line 4: a row longer than 2 MB"):
+            format.prepare([tmp_path / "t.csv"], tmp_path / "store")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_line_is_right_far_into_a_file_and_after_long_fields(tmp_path, monkeypatch):
