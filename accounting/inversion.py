@@ -540,7 +540,8 @@ class Inversion:
         z, line, count, c = self._z, self._line, self.releases.count, self.tilt
         rows = max(1, _BLOCK // line.size)
         parts = [line.log_moment(z[first : first + rows]) for first in range(0, z.size, rows)]
-        log_power = count * np.concatenate([part[0] for part in parts])
+        with np.errstate(invalid="ignore"):  # -inf where all terms of M(z) underflow: lost, below
+            log_power = count * np.concatenate([part[0] for part in parts])
         error = count * np.concatenate([part[1] for part in parts])
         other = 0.5 * self._deviation**2 * (z * (z - 1.0))
         subtracted = self._deviation > 0.0
