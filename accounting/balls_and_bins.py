@@ -230,8 +230,9 @@ def _curves(
     take too long.
     """
     low, high = _epoch(grid)
-    direct = epochs.bit_length() * max(low.q.size, high.q.size) ** 2
-    if epochs >= _MANY_EPOCHS or direct > 1e7:
+    # Each doubling is four convolutions of a lower ratio, and two of an upper one.
+    direct = 6.0 * epochs.bit_length() * max(low.q.size, high.q.size) ** 2
+    if epochs >= _MANY_EPOCHS or direct > 6e7:
         with contextlib.suppress(MemoryError):
             lows, highs = (
                 compose_both(side, epochs, delta=delta, epsilon=epsilon) for side in (low, high)

@@ -41,6 +41,7 @@ transform of w, |W| <= 1, M the computed modulus plus its error.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -57,6 +58,8 @@ Array = NDArray[np.floating]
 
 WRAP = 1e-22
 """Bound on the tilted mass outside the window of the FFT."""
+_FAR = 40.0
+"""e^-_FAR is less than the rounding of 1."""
 LARGEST = 2**22
 """Largest number of indices of a window."""
 
@@ -304,20 +307,45 @@ class ComposedLoss:
         return float(np.dot(self.errors[above], -np.expm1(epsilon - self.loss[above])))
 
     def delta(self, epsilon: float) -> float:
-        """Bounds the hockey-stick divergence at `epsilon`."""
+        """Bounds the hockey-stick divergence at `epsilon`.
+
+        Far above epsilon the second law's part, less than e^-_FAR of the first's or of the
+        partners', is left out of an upper bound, and taken for all of that in a lower one.
+        """
+        drift = self.drift + (self.loss.size + 8.0) * ROUNDING  # of sums of positive terms
         if self.upper:
             moved = epsilon - self.shift * max(1.0, epsilon)
             if moved < self.loss[0]:
                 return 1.0  # the window was laid for a larger epsilon
             first = int(np.searchsorted(self.loss, moved, side="right"))
-            parts = -np.expm1(moved - self.loss[first:])
-            value = self.infinity + float(np.dot(self.masses[first:], parts))
-            return min(1.0, value * math.exp(2.0 * self.drift) + UNDERFLOW)
+            last = int(np.searchsorted(self.loss, moved + _FAR))
+            parts = -np.expm1(moved - self.loss[first:last])
+            value = self.infinity + float(np.dot(self.masses[first:last], parts))
+            value += float(self._masses_from[last])
+            return min(1.0, value * math.exp(2.0 * drift) + UNDERFLOW)
         moved = epsilon + self.shift * max(1.0, epsilon)
         first = int(np.searchsorted(self.loss, moved - 1.0))
-        factor = np.exp(np.minimum(moved - self.loss[first:], 2.0)) * (1.0 + 2.0 * self.drift)
-        value = np.maximum(self.masses[first:] - factor * self.partners[first:], 0.0).sum()
-        return max(0.0, float(value) * (1.0 - 2.0 * self.drift) - UNDERFLOW)
+        last = int(np.searchsorted(self.loss, moved + _FAR))
+        factor = np.exp(np.minimum(moved - self.loss[first:last], 2.0)) * (1.0 + 2.0 * drift)
+        value = np.maximum(self.masses[first:last] - factor * self.partners[first:last], 0.0).sum()
+        value += max(
+            0.0, self._masses_from[last] - math.exp(1.0 - _FAR) * self._partners_from[last]
+        )
+        return max(0.0, float(value) * (1.0 - 2.0 * drift) - UNDERFLOW)
+
+    @functools.cached_property
+    def _masses_from(self) -> Array:
+        """The sum of the masses from each atom on, and 0 behind the last."""
+        return _sums_from(self.masses)
+
+    @functools.cached_property
+    def _partners_from(self) -> Array:
+        """The sum of the partners from each atom on, and 0 behind the last."""
+        return _sums_from(self.partners)
+
+
+def _sums_from(x: Array) -> Array:
+    return np.append(np.cumsum(x[::-1])[::-1], 0.0)
 
 
 def _minimise(bound: Callable[[float], float]) -> float:

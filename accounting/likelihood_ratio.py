@@ -91,6 +91,8 @@ TAIL = 1e-45
 """Mass (of Q below, of P above) that a tail may have when it is cut; the cut keeps the bound."""
 _UNIT = 2.0**500
 """Masses are multiplied by it before their products are formed."""
+_FARTHEST = 300.0
+"""Largest offset of an atom: e^_FARTHEST times _UNIT is a float."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -569,10 +571,12 @@ def _contracted(
     """
     high = grid >= 0.0
     mass, partner = np.where(high, above[0], below[0]), np.where(high, above[1], below[1])
-    kept = (mass > FLUSH) & (partner > FLUSH)
-    mass, partner = np.where(kept, mass, 0.0), np.where(kept, partner, 1.0)
-    offset = np.log(np.where(kept, mass, 1.0) / partner)
-    offset = np.where(high, offset, -offset)
+    kept = (mass > FLUSH) & (partner > FLUSH) & (partner < math.inf)
+    offset = np.log(np.where(kept, mass, 1.0)) - np.log(np.where(kept, partner, 1.0))
+    # Cells whose mean is too far from their grid point for the next partners are left out.
+    kept &= np.abs(offset) < _FARTHEST
+    mass = np.where(kept, mass, 0.0)
+    offset = np.where(kept, np.where(high, offset, -offset), 0.0)
     with np.errstate(under="ignore"):
         other = mass * np.exp(np.where(high, -1.0, 1.0) * (grid + offset))
     return np.where(high, other, mass), np.where(high, mass, other), offset
@@ -580,7 +584,8 @@ def _contracted(
 
 def _convolve(x: Array, y: Array) -> Array:
     """Returns the convolution of two arrays of masses in units of 1/_UNIT, in units of 1."""
-    return np.convolve(x, y) / _UNIT / _UNIT
+    with np.errstate(over="ignore", invalid="ignore"):  # see `_contracted`
+        return np.convolve(x, y) / _UNIT / _UNIT
 
 
 def _mean_of_two(
