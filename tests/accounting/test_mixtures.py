@@ -79,7 +79,9 @@ def test_a_user_of_one_example_is_priced_as_that_example(rate, delta):
 )
 def test_errors_of_all_releases_edges_move_epsilon_outward(profile):
     (ratio,) = profile.ratios("upper", 0.5 * profile.deviation(), 1e-16)
-    assert ratio.shift >= (1e-14 if "Units" in type(profile).__name__ else EDGE_DRIFT)
+    # Edges that are solved for are off the grid, and so are the means of cells by their masses.
+    solved = not isinstance(profile, UnitsThenPoissonProfile)
+    assert ratio.shift >= solved * (EDGE_DRIFT + 1.9 * ratio.drift) + 1e-14
     parts = compose_both(ratio, 10**5, epsilon=0.1)
     exact = compose_both(replace(ratio, shift=0.0), 10**5, epsilon=0.1)
     for part, other in zip(parts, exact, strict=True):
