@@ -120,11 +120,6 @@ class Guarantee:
         interval = None if void else _price(mechanism, delta, steps)
         notes: tuple[str, ...] = ()
         if interval is not None:
-            if interval.confidence < 1:
-                raise ValueError(
-                    f"epsilon {interval:.4f} holds only with confidence {interval.confidence}: an "
-                    "estimate is not a guarantee"
-                )
             notes = notes_on(mechanism, delta, interval)
         if steps < whole:
             scope = f"the first {steps:,} of {whole:,} steps, if no release decides to stop there"
@@ -196,9 +191,27 @@ def note_on_stopping(whole: str) -> str:
     )
 
 
-@functools.lru_cache(maxsize=256)
 def _price(mechanism: Mechanism, delta: float, steps: int) -> Bound:
-    """Bounds what the first `steps` steps cost: once, however often a training loop asks."""
+    """Bounds what the first `steps` steps cost: once, however often a training loop asks.
+
+    Raises:
+      ValueError: If the bound is not proved.
+    """
+    try:
+        hash(mechanism)
+    except TypeError:  # a sampler from elsewhere may hold arrays
+        interval = _computed(mechanism, delta, steps)
+    else:
+        interval = _remembered(mechanism, delta, steps)
+    if interval.confidence < 1:
+        raise ValueError(
+            f"epsilon {interval:.4f} holds only with confidence {interval.confidence}: an "
+            "estimate is not a guarantee"
+        )
+    return interval
+
+
+def _computed(mechanism: Mechanism, delta: float, steps: int) -> Bound:
     sampler = mechanism.sampler
     if steps == sampler.num_steps:
         return epsilon(mechanism.privacy(), delta)
@@ -207,3 +220,6 @@ def _price(mechanism: Mechanism, delta: float, steps: int) -> Bound:
     part = epsilon(sampler.privacy_of(mechanism.noise_multiplier, [range(steps)]), delta)
     note = "epochs that were entered count whole except under Poisson; no lower end is computed"
     return Bound(0.0, part.upper, part.confidence, f"{part.note}; {note}" if part.note else note)
+
+
+_remembered = functools.lru_cache(maxsize=256)(_computed)

@@ -284,8 +284,9 @@ def train(
         entropy. One from a seed gives a warning: `Guarantee.of` must then be told of it.
       block_steps: Steps per dispatch.
       data_on: Where the data lie, see `train_blocks`.
-      on_block: Called after each block of `block_steps` steps with the number of steps that are
-        done and a copy of the parameters, to evaluate or to keep them. The guarantee covers these
+      on_block: Called after each block of at most `block_steps` steps (fewer where rows stream from
+        the host, or batches take several passes) with the number of steps that are done and a copy
+        of the parameters, to evaluate or to keep them. The guarantee covers these
         parameters, with whatever is computed of them and of public rows; what is computed of
         private rows is not covered. What is spent by then: `Guarantee.so_far`.
 

@@ -137,3 +137,13 @@ def test_a_callback_sees_the_parameters_after_every_block_in_copies_of_its_own()
     assert list(expected) == [8, 16, 24, 30]
     assert {steps: float(w) for steps, w in kept.items()} == expected
     assert float(last) == expected[30]
+
+
+def test_a_sampler_from_elsewhere_that_holds_arrays_has_its_guarantee():
+    @dataclasses.dataclass(frozen=True)
+    class Listed(Poisson):
+        rows: np.ndarray | None = None
+
+    mechanism = Mechanism(Listed(1000, 100, 1, rows=np.arange(3)), 2.0, 1.0)
+    plain = Mechanism(Poisson(1000, 100, 1), 2.0, 1.0)
+    assert Guarantee.of(mechanism, delta=1e-5).epsilon == Guarantee.of(plain, delta=1e-5).epsilon
