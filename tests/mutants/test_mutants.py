@@ -196,10 +196,10 @@ STEPS = {
 def audit(mutant):
     rng = np.random.default_rng(0)
     data = {
-        "x": rng.normal(size=(N, 50)).astype(np.float32),
+        "x": rng.normal(size=(N, 100)).astype(np.float32),
         "y": rng.integers(0, 2, N).astype(np.float32),
     }
-    params = {"w": jnp.full(50, 0.1), "b": jnp.zeros(())}
+    params = {"w": jnp.full(100, 0.1), "b": jnp.zeros(())}
     mechanism = Mechanism(Poisson(N, B, EPOCHS), noise_multiplier=1.0, l2_clip_norm=CLIP)
 
     def build(optimizer):

@@ -125,7 +125,7 @@ REFUSED = {
     "axis for all": (HEAD + "[run]\nepochs = 3\n" + GRID, "epochs belongs into a [[grid]]"),
     "private place": (HEAD + '[run]\nout = "x"\n' + GRID, "run: 'out' is unknown"),
     "wrong type": (HEAD + '[run]\nhidden = "64"\n' + GRID, "run, hidden"),
-    "no number at all": (HEAD + GRID + f"learning_rate = {10**400}\n", "learning_rate[0] must be"),
+    "no number at all": (HEAD + GRID + f"learning_rate = {10**400}\n", "too large for a float"),
     "too deep": ("x = " + "[" * 100_000, "nested too deeply"),
     "no name": (HEAD + GRID.replace('"poisson"', '["poisson"]'), "sampler[1]: there is no sampler"),
     "no width": (HEAD + "[run]\nembedding_dim = 0\n" + GRID, "embedding_dim must be at least 1"),
