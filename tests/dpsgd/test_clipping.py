@@ -464,3 +464,19 @@ def test_a_leaf_without_or_with_a_tiny_gradient_takes_nothing_from_the_others(
         # What is 2^-126 times an example's largest coordinate may flush to zero.
         expected *= 2.0**exponent
         np.testing.assert_allclose(total["tiny"][:5], expected, rtol=3e-6, atol=2.0**-120)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_norm_counts_small_leaves_and_large_ones_together(method):
+    # Leaves above 2^12 coordinates lie by themselves, the others side by side.
+    params = {"a": jnp.zeros(3), "b": jnp.zeros(5000), "c": jnp.zeros(2), "d": jnp.zeros(4500)}
+
+    def loss_fn(p, x):
+        return sum(x * w * jnp.sum(jnp.sin(p[k])) for k, w in zip("abcd", W, strict=True))
+
+    W = 30.0, 0.1, 40.0, 0.2
+    gradient = clipped_grad(loss_fn, l2_clip_norm=0.5, method=method)
+    total, _ = gradient(params, jnp.array([3.0]), jnp.ones(1))
+    norm = np.sqrt(sum(w * w * params[name].size for name, w in zip("abcd", W, strict=True)))
+    for name, weight in zip("abcd", W, strict=True):
+        np.testing.assert_allclose(total[name], 0.5 * weight / norm, rtol=1e-5)
