@@ -1,9 +1,5 @@
 """What does it cost? Privacy profiles of batch samplers, bounded from below and above."""
 
-from accounting.balls_and_bins import BallsAndBinsProfile
-from accounting.gaussian import GaussianProfile
-from accounting.multistage import MultistageProfile
-from accounting.poisson import PoissonProfile
 from accounting.profile import (
     Bound,
     ContradictoryBounds,
@@ -14,17 +10,21 @@ from accounting.profile import (
     largest_count,
     smallest_count,
 )
-from accounting.pure_release import WithPureReleaseProfile
-from accounting.selection import SelectionProfile, TrialCount
-from accounting.shuffle import ShuffleProfile
-from accounting.truncation import (
+from accounting.profiles.balls_and_bins import BallsAndBinsProfile
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.multistage import MultistageProfile
+from accounting.profiles.poisson import PoissonProfile
+from accounting.profiles.pure_release import WithPureReleaseProfile
+from accounting.profiles.selection import SelectionProfile, TrialCount
+from accounting.profiles.shuffle import ShuffleProfile
+from accounting.profiles.truncation import (
     TruncatedProfile,
     log_overflow_probability,
     smallest_max_batch_size,
 )
-from accounting.units_then_poisson import UnitsThenPoissonProfile
-from accounting.user_poisson import UserPoissonProfile
-from accounting.worst_leaf import WorstLeafProfile
+from accounting.profiles.units_then_poisson import UnitsThenPoissonProfile
+from accounting.profiles.user_poisson import UserPoissonProfile
+from accounting.profiles.worst_leaf import WorstLeafProfile
 
 __all__ = [
     "BallsAndBinsProfile",

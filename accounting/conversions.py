@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from accounting.gaussian import GaussianProfile
-from accounting.likelihood_ratio import VALUE_DRIFT, LikelihoodRatio
-from accounting.poisson import PoissonProfile
+from accounting.algebra.likelihood_ratio import VALUE_DRIFT, LikelihoodRatio
 from accounting.profile import Bound, PrivacyProfile
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.poisson import PoissonProfile
 
 Floats = NDArray[np.float64]
 

@@ -9,15 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpsgd.algorithm import Algorithm, TrainState, dpsgd
-    from dpsgd.clipping import Diagnostics, clipped_grad
-    from dpsgd.exported import ExportedModel, load_exported
-    from dpsgd.guarantee import Guarantee
-    from dpsgd.keys import RootKey
-    from dpsgd.loop import Block, train, train_blocks
-    from dpsgd.mechanism import Mechanism
-    from dpsgd.memory import explain
-    from dpsgd.modules import split_module
+    from dpsgd.gradients.clipping import Diagnostics, clipped_grad
+    from dpsgd.gradients.memory import explain
+    from dpsgd.noise.keys import RootKey
+    from dpsgd.runs.exports import ExportedModel, load_exported
+    from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
+    from dpsgd.training.guarantee import Guarantee
+    from dpsgd.training.loop import Block, train, train_blocks
+    from dpsgd.training.mechanism import Mechanism
+    from dpsgd.training.modules import split_module
 
 __all__ = [
     "Algorithm",
@@ -38,15 +38,15 @@ __all__ = [
 ]
 
 _MODULES = {
-    "algorithm": ("Algorithm", "TrainState", "dpsgd"),
-    "clipping": ("Diagnostics", "clipped_grad"),
-    "exported": ("ExportedModel", "load_exported"),
-    "guarantee": ("Guarantee",),
-    "keys": ("RootKey",),
-    "loop": ("Block", "train", "train_blocks"),
-    "mechanism": ("Mechanism",),
-    "memory": ("explain",),
-    "modules": ("split_module",),
+    "training.algorithm": ("Algorithm", "TrainState", "dpsgd"),
+    "gradients.clipping": ("Diagnostics", "clipped_grad"),
+    "runs.exports": ("ExportedModel", "load_exported"),
+    "training.guarantee": ("Guarantee",),
+    "noise.keys": ("RootKey",),
+    "training.loop": ("Block", "train", "train_blocks"),
+    "training.mechanism": ("Mechanism",),
+    "gradients.memory": ("explain",),
+    "training.modules": ("split_module",),
 }
 """What is imported on demand: the names above, by their modules."""
 

@@ -14,17 +14,17 @@ import optax
 
 from accounting import epsilon, format_delta
 from dpsgd import Mechanism
-from dpsgd.audit import AuditReport, coupled_audit
-from dpsgd.audit_black_box import BlackBoxReport, black_box_audit
-from dpsgd.memory import bytes_per_example
-from dpsgd.memory import microbatch_size as automatic_size
-from experiments import config as configs
-from experiments.config import AuditConfig, TrainConfig
-from experiments.criteo.model import functional
-from experiments.criteo.schema import DISPLAY_ADS, Schema
-from experiments.criteo.sizes import PRESETS, ModelConfig
-from experiments.criteo.store import Columns, Store
+from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
+from dpsgd.audit.coupled import AuditReport, coupled_audit
+from dpsgd.gradients.memory import bytes_per_example
+from dpsgd.gradients.memory import microbatch_size as automatic_size
+from experiments.cli import config as configs
+from experiments.cli.config import AuditConfig, TrainConfig
 from experiments.programs import click_algorithm
+from experiments.tasks.clicks.model import functional
+from experiments.tasks.clicks.schema import DISPLAY_ADS, Schema
+from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
+from experiments.tasks.clicks.store import Columns, Store
 from samplers import BatchSampler
 
 Progress = Callable[[str], None]
@@ -208,7 +208,7 @@ def plot(report: BlackBoxReport, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    from experiments.compare import save
+    from experiments.figures.samplers import save
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(5, 2))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import tyro
 
-from experiments import config
-from experiments.console import Console
-from experiments.errors import in_one_line
+from experiments.cli import config
+from experiments.cli.console import Console
+from experiments.cli.errors import in_one_line
 
 SAMPLERS = (config.Deterministic, config.Shuffle, config.Poisson, config.BallsAndBins)
 
@@ -41,8 +41,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(demo: Demo) -> int:
     """Prepares the data, trains with every sampler, and prints the table."""
-    from experiments import report
-    from experiments.criteo import display, synthetic
+    from experiments.reports import run as report
+    from experiments.tasks.clicks.criteo import display
+    from experiments.tasks.clicks.synthetic import rows as synthetic
     from experiments.train import train
 
     out = demo.out or Path(tempfile.mkdtemp(prefix="dpsgd-demo-"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpsgd.exported import GUARANTEE, MODEL, Bundle
+from dpsgd.runs.exports import GUARANTEE, MODEL, Bundle
 from experiments.run_directory import RunDirectory
 from experiments.trained import KIND, TrainedModel
 

@@ -16,9 +16,9 @@ import dpsgd
 import experiments
 import samplers
 from dpsgd import RootKey
-from experiments.criteo.store import Store
 from experiments.environment import environment
 from experiments.recorded import config_digest
+from experiments.tasks.clicks.store import Store
 
 _JAX_OPTIONS = (
     "jax_enable_x64",

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd import Guarantee, Mechanism
-from dpsgd.history import History
-from dpsgd.records import checked
-from experiments import report
-from experiments.config import SAMPLERS, TrainConfig
+from dpsgd.runs.history import History
+from dpsgd.runs.records import checked
+from experiments.cli.config import SAMPLERS, TrainConfig
 from experiments.fingerprint import differing
 from experiments.recorded import config_from
+from experiments.reports import run as report
 from experiments.run_directory import RunDirectory
 
 _LARGEST = 1e39

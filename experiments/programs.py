@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from dpsgd import Algorithm, Mechanism, dpsgd
-from experiments.criteo.model import functional
-from experiments.criteo.schema import Schema
-from experiments.criteo.sizes import ModelConfig
+from experiments.tasks.clicks.model import functional
+from experiments.tasks.clicks.schema import Schema
+from experiments.tasks.clicks.sizes import ModelConfig
 from samplers import Deterministic
 
 PyTree = Any

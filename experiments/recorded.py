@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpsgd.records import build, checked
-from experiments.config import SAMPLERS, TrainConfig
-from experiments.criteo.store import Store
+from dpsgd.runs.records import build, checked
+from experiments.cli.config import SAMPLERS, TrainConfig
+from experiments.tasks.clicks.store import Store
 
 _PLACES = ("data", "out")
 """Where things lie does not change what they are."""

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpsgd.checkpoint import DAMAGED, Checkpoints
-from dpsgd.files import fsync_folder, parse_json, write_atomically
-from dpsgd.history import History
-from dpsgd.keys import RootKey
-from dpsgd.ledger import read
-from dpsgd.records import checked
+from dpsgd.noise.keys import RootKey
+from dpsgd.runs.checkpoint import DAMAGED, Checkpoints
+from dpsgd.runs.files import fsync_folder, parse_json, write_atomically
+from dpsgd.runs.history import History
+from dpsgd.runs.ledger import read
+from dpsgd.runs.records import checked
 from experiments.recorded import config_digest
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class RunDirectory:
 
     @property
     def ledger_path(self) -> Path:
-        """What was released: see `dpsgd.ledger`."""
+        """What was released: see `dpsgd.runs.ledger`."""
         return self.path / "ledger.jsonl"
 
     @property

@@ -12,15 +12,15 @@ import jax
 import numpy as np
 from scipy.special import expit
 
-from dpsgd.exported import MODEL, Bundle
-from dpsgd.records import build, checked
-from experiments.criteo.formats import format_of
-from experiments.criteo.model import shaped
-from experiments.criteo.schema import Schema
-from experiments.criteo.sizes import ModelConfig
-from experiments.criteo.store import Columns, Store
-from experiments.predict import FEW, logits
+from dpsgd.runs.exports import MODEL, Bundle
+from dpsgd.runs.records import build, checked
 from experiments.run_directory import RunDirectory
+from experiments.tasks.clicks.formats import format_of
+from experiments.tasks.clicks.model import shaped
+from experiments.tasks.clicks.predict import FEW, logits
+from experiments.tasks.clicks.schema import Schema
+from experiments.tasks.clicks.sizes import ModelConfig
+from experiments.tasks.clicks.store import Columns, Store
 
 PyTree = Any
 

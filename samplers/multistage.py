@@ -109,7 +109,7 @@ class Multistage(EpisodeSampler):
         protect a whole unit of the clipped level is to have it as the leaf: the later levels only
         decide what its one gradient is.
 
-        Source: the proof is in `accounting.multistage`.
+        Source: the proof is in `accounting.profiles.multistage`.
         """
         level = self._protected
         paths = tuple(dict.fromkeys(path[:level] for path in self.tree.shape.worst_paths))

@@ -41,7 +41,8 @@ class Poisson(VariableBatchSampler):
         is attained.
 
         Source: Y. Zhu, J. Dong, Y.-X. Wang, Optimal Accounting of Differential Privacy via
-        Characteristic Function (2022), for the pair; accounting.poisson for its composition.
+        Characteristic Function (2022), for the pair; accounting.profiles.poisson for its
+        composition.
         """
         return self.privacy_of(noise_multiplier, [range(self.num_steps)])
 

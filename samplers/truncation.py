@@ -11,7 +11,7 @@ from typing import Literal, cast
 import numpy as np
 
 from accounting import PrivacyProfile, TruncatedProfile
-from accounting.truncation import log_overflow_probability, smallest_max_batch_size
+from accounting.profiles.truncation import log_overflow_probability, smallest_max_batch_size
 from samplers.base import BatchSampler, positive_integer
 from samplers.randomness import Key, Stream, uniform_permutation
 

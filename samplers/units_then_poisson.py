@@ -11,7 +11,7 @@ import numpy as np
 
 from accounting import PrivacyProfile, TruncatedProfile, UnitsThenPoissonProfile
 from accounting.profile import check_probability
-from accounting.truncation import log_overflow_probability
+from accounting.profiles.truncation import log_overflow_probability
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.truncation import check_target_delta, cut, default_max_batch_size

@@ -29,7 +29,7 @@ class UserPoisson(Poisson):
     def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
         """Returns the profile for users: of Binomial(tau, q) of a user's examples in every step.
 
-        Source: see `accounting.user_poisson`; truncation as for `Poisson`.
+        Source: see `accounting.profiles.user_poisson`; truncation as for `Poisson`.
         """
         steps = sum(map(len, stretches))
         profile = UserPoissonProfile(

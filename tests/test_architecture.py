@@ -59,7 +59,7 @@ HEAVY = {"jax", "flax", "optax", "matplotlib", "pyarrow", "scipy.optimize", "sci
 
 
 def test_a_ledger_is_priced_without_what_only_training_and_drawing_need():
-    code = f"import dpsgd.ledger, samplers, sys; print({HEAVY!r} & set(sys.modules))"
+    code = f"import dpsgd.runs.ledger, samplers, sys; print({HEAVY!r} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -105,7 +105,9 @@ def modules_imported_with(name: str) -> dict[str, set[str]]:
 @pytest.mark.parametrize("start", ["experiments.train", "experiments.benchmarks.gpu"])
 def test_a_run_and_the_gpu_command_need_jax_flax_optax_numpy_and_scipy_alone(start):
     imported = modules_imported_with(start)
-    assert {"experiments.config", "dpsgd.records", "experiments.run_directory"} <= set(imported)
+    assert {"experiments.cli.config", "dpsgd.runs.records", "experiments.run_directory"} <= set(
+        imported
+    )
     allowed = {*sys.stdlib_module_names, *ORDER, "numpy", "scipy", "jax", "flax", "optax"}
     for module, names in imported.items():
         assert not names - allowed, module

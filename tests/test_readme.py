@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from dpsgd import Guarantee, Mechanism
-from dpsgd.exported import GUARANTEE, MODEL, Bundle
-from experiments.criteo.model import ModelConfig, functional
-from experiments.criteo.schema import DISPLAY_ADS
+from dpsgd.runs.exports import GUARANTEE, MODEL, Bundle
 from experiments.run_directory import RunDirectory
+from experiments.tasks.clicks.model import ModelConfig, functional
+from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.trained import KIND
 from samplers import Deterministic
 

@@ -29,9 +29,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accounting import balls_and_bins, poisson, shuffle
-from accounting.balls_and_bins import BallsAndBinsProfile
 from accounting.profile import Bound, calibrate
+from accounting.profiles import balls_and_bins, poisson, shuffle
+from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from experiments.benchmarks import accounting_hard
 from experiments.benchmarks.rows import Row, report
 

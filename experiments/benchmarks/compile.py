@@ -28,12 +28,12 @@ import optax
 from flax import nnx
 
 from dpsgd import Mechanism, RootKey, clipped_grad, dpsgd, train_blocks
-from dpsgd.modules import split_module
+from dpsgd.training.modules import split_module
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.step import SIZES, random_batch
 from experiments.benchmarks.timing import Series
-from experiments.criteo.model import functional
-from experiments.criteo.schema import DISPLAY_ADS
+from experiments.tasks.clicks.model import functional
+from experiments.tasks.clicks.schema import DISPLAY_ADS
 from samplers import Deterministic
 
 PyTree = Any

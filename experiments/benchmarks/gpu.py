@@ -30,7 +30,7 @@ from experiments.benchmarks import gpu_training as training
 from experiments.benchmarks.gpu_record import Part, Record
 from experiments.benchmarks.gpu_training import Size
 from experiments.benchmarks.rows import report
-from experiments.criteo.sizes import PRESETS, ModelConfig
+from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 
 RECORD = Path(__file__).parents[1] / "records" / "gpu.json"
 

@@ -21,20 +21,20 @@ import optax
 
 import samplers
 from dpsgd import Guarantee, Mechanism, RootKey, clipped_grad, dpsgd, train_blocks
-from dpsgd.blocks import plan_blocks
-from dpsgd.ledger import read
-from dpsgd.loop import repeats_exactly
-from dpsgd.noise import _words, add_gaussian_noise, grid, standard_normal
-from dpsgd.secure_noise import add_secure_noise, rounded_gaussian
-from experiments import config as configs
+from dpsgd.noise.gaussian import _words, add_gaussian_noise, grid, standard_normal
+from dpsgd.noise.secure import add_secure_noise, rounded_gaussian
+from dpsgd.runs.ledger import read
+from dpsgd.training.blocks import plan_blocks
+from dpsgd.training.loop import repeats_exactly
 from experiments.audit import coupled
 from experiments.benchmarks.rows import Row
 from experiments.benchmarks.step import random_batch
-from experiments.config import AuditConfig, TrainConfig
-from experiments.criteo import synthetic
-from experiments.criteo.model import functional
-from experiments.criteo.schema import DISPLAY_ADS
-from experiments.criteo.sizes import ModelConfig
+from experiments.cli import config as configs
+from experiments.cli.config import AuditConfig, TrainConfig
+from experiments.tasks.clicks.model import functional
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import ModelConfig
+from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.train import resume, train
 
 PyTree = Any

@@ -29,9 +29,9 @@ from jax.experimental import topologies
 from dpsgd import Mechanism, dpsgd
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.step import SIZES, random_batch
-from experiments.criteo.model import functional
-from experiments.criteo.schema import DISPLAY_ADS
-from experiments.criteo.sizes import ModelConfig
+from experiments.tasks.clicks.model import functional
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import ModelConfig
 from samplers import Deterministic
 
 H200 = """

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from dpsgd.files import write_atomically
+from dpsgd.runs.files import write_atomically
 from experiments.benchmarks.rows import Row
 from experiments.environment import environment
 

@@ -22,22 +22,22 @@ import optax
 from jax import lax
 
 from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, dpsgd, train_blocks
-from dpsgd.blocks import BlockPlan
-from dpsgd.loop import block_function, compiled_block, compiler_options
-from experiments import config as configs
+from dpsgd.training.blocks import BlockPlan
+from dpsgd.training.loop import block_function, compiled_block, compiler_options
 from experiments.benchmarks.gpu_program import traffic
 from experiments.benchmarks.gpu_record import peak_memory
 from experiments.benchmarks.rows import Row
 from experiments.benchmarks.step import BYTES_PER_PARAMETER
 from experiments.benchmarks.timing import in_turns
-from experiments.config import TrainConfig
-from experiments.criteo import synthetic
-from experiments.criteo.model import functional
-from experiments.criteo.schema import DISPLAY_ADS
-from experiments.criteo.sizes import ModelConfig
-from experiments.evaluate import evaluate
+from experiments.cli import config as configs
+from experiments.cli.config import TrainConfig
 from experiments.finished import FinishedRun
 from experiments.programs import click_algorithm, step_sizes
+from experiments.tasks.clicks.evaluate import evaluate
+from experiments.tasks.clicks.model import functional
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import ModelConfig
+from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.train import train
 from samplers import BallsAndBins, Deterministic
 

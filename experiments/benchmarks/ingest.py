@@ -23,8 +23,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from experiments.benchmarks.rows import Row, report
-from experiments.criteo import synthetic
-from experiments.tabular.format import TableFormat, table_schema
+from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 
 FULL = 46_000_000
 """Rows of the whole Criteo Display Ads data set, about."""

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpsgd import RootKey
-from dpsgd.noise import add_gaussian_noise
-from dpsgd.secure_noise import rounded_gaussian
+from dpsgd.noise.gaussian import add_gaussian_noise
+from dpsgd.noise.secure import rounded_gaussian
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.timing import in_turns
 

@@ -6,8 +6,8 @@ import json
 import subprocess
 from typing import NamedTuple
 
-from experiments.criteo.schema import DISPLAY_ADS
-from experiments.criteo.sizes import ModelConfig
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import ModelConfig
 
 # The same model on data of the same shapes; a JSON line of CPU seconds for each size.
 _PROGRAM = """

@@ -19,7 +19,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from dpsgd.blocks import in_background, plan_blocks
+from dpsgd.training.blocks import in_background, plan_blocks
 from experiments.benchmarks.rows import Row, report
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 

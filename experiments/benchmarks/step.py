@@ -35,14 +35,14 @@ import numpy as np
 import optax
 
 from dpsgd import Mechanism, RootKey, TrainState, clipped_grad, dpsgd
-from dpsgd.algorithm import privatize
-from dpsgd.loop import compiler_options
+from dpsgd.training.algorithm import privatize
+from dpsgd.training.loop import compiler_options
 from experiments.benchmarks.opacus import opacus
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.timing import Series, in_turns
-from experiments.criteo.model import functional
-from experiments.criteo.schema import DISPLAY_ADS
-from experiments.criteo.sizes import PRESETS, ModelConfig
+from experiments.tasks.clicks.model import functional
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from samplers import Deterministic
 
 PyTree = Any

@@ -27,16 +27,16 @@ import jax
 import jax.numpy as jnp
 
 from dpsgd import RootKey, TrainState
-from dpsgd.blocks import plan_blocks
-from dpsgd.loop import compiled_block
+from dpsgd.training.blocks import plan_blocks
+from dpsgd.training.loop import compiled_block
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.step import SIZES
 from experiments.benchmarks.timing import Series
-from experiments.config import BallsAndBins, TrainConfig
-from experiments.criteo import synthetic
-from experiments.criteo.sizes import PRESETS, ModelConfig
-from experiments.criteo.store import Store
-from experiments.evaluate import evaluate
+from experiments.cli.config import BallsAndBins, TrainConfig
+from experiments.tasks.clicks.evaluate import evaluate
+from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
+from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.train import Job, mechanism_for, train
 from samplers import BatchSource
 

@@ -19,15 +19,15 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accounting.amplification import (
+from accounting.estimates.amplification import (
     full_batch_noise,
     gaussian_noise_penalty,
     gaussian_noise_penalty_many_steps,
     laplace_noise_penalty,
     laplace_noise_ratio,
 )
-from experiments import compare
-from experiments.console import Console
+from experiments.cli.console import Console
+from experiments.figures import samplers as compare
 
 SAMPLING_PROBS = (0.3, 0.1, 0.01, 0.001)
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#000000")

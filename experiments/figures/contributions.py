@@ -12,13 +12,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accounting.contribution import sum_error, sum_error_bound, sum_sweet_spot
-from dpsgd.guarantee import ADJACENCY
-from experiments.compare import save
-from experiments.console import Console
-from experiments.errors import in_one_line
-from experiments.users import ratings
-from experiments.users.figure import RatingsFigure
+from accounting.profiles.contribution import sum_error, sum_error_bound, sum_sweet_spot
+from dpsgd.training.guarantee import ADJACENCY
+from experiments.cli.console import Console
+from experiments.cli.errors import in_one_line
+from experiments.figures.samplers import save
+from experiments.tasks.ratings import ratings
+from experiments.tasks.ratings.figure import RatingsFigure
 
 EPSILONS = (0.02, 0.1, 0.5)
 SEEDS = 5

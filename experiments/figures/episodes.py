@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 
 from accounting import format_delta
 from dpsgd import Mechanism, RootKey, dpsgd, train
-from experiments.compare import label_ones_twos_fives, save
-from experiments.console import Console
-from experiments.episodic.schemes import RATINGS, Scheme, all_schemes
-from experiments.errors import in_one_line
-from experiments.users import factorization, ratings
-from experiments.users.figure import RatingsFigure
-from experiments.users.ratings import Ratings
+from experiments.cli.console import Console
+from experiments.cli.errors import in_one_line
+from experiments.figures.samplers import label_ones_twos_fives, save
+from experiments.tasks.episodes.schemes import RATINGS, Scheme, all_schemes
+from experiments.tasks.ratings import factorization, ratings
+from experiments.tasks.ratings.figure import RatingsFigure
+from experiments.tasks.ratings.ratings import Ratings
 from samplers import cap_contributions
 
 NOISE_MULTIPLIER = 2.0

@@ -15,8 +15,8 @@ import tyro
 from matplotlib.figure import Figure
 
 from accounting import format_delta
-from experiments import compare
-from experiments.console import Console
+from experiments.cli.console import Console
+from experiments.figures import samplers as compare
 
 STEPS = {
     "Criteo Display Ads": {1024: 35_938, 8192: 4_492},

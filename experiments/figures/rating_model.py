@@ -14,12 +14,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from accounting import format_delta
-from experiments.compare import save
-from experiments.console import Console
-from experiments.errors import in_one_line
-from experiments.users import ratings
-from experiments.users.figure import RatingsFigure
-from experiments.users.study import QUANTILE, QUANTILE_EPSILON, Study
+from experiments.cli.console import Console
+from experiments.cli.errors import in_one_line
+from experiments.figures.samplers import save
+from experiments.tasks.ratings import ratings
+from experiments.tasks.ratings.figure import RatingsFigure
+from experiments.tasks.ratings.study import QUANTILE, QUANTILE_EPSILON, Study
 
 CAPS = (5, 10, 20, 50, 100, 200, 400, 700)
 """Those up to the size of the catalogue are tried: a public list."""

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
 
-from accounting.balls_and_bins import BallsAndBinsProfile
+from accounting.algebra.likelihood_ratio import LikelihoodRatio
 from accounting.conversions import (
     PrivacyCurve,
     ratio_to_privacy_loss_distribution,
     to_dp_event,
 )
-from accounting.gaussian import GaussianProfile
-from accounting.likelihood_ratio import LikelihoodRatio
-from accounting.monte_carlo import MonteCarloProfile
-from accounting.poisson import PoissonProfile
+from accounting.estimates.monte_carlo import MonteCarloProfile
+from accounting.profiles.balls_and_bins import BallsAndBinsProfile
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.poisson import PoissonProfile
 
 PROFILES = [
     GaussianProfile(0.5),

@@ -8,7 +8,7 @@ tail_truncation at its default 1e-12, loss_discretization as listed, and both bo
 
 import pytest
 
-from accounting.balls_and_bins import BallsAndBinsProfile
+from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 
 # sigma, T, E, delta, loss_discretization, lower (IS_DOMINATED), upper (DOMINATES)
 PEER_INTERVALS = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.criteo import synthetic
+from experiments.tasks.clicks.synthetic import rows as synthetic
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 
 import experiments.train
-from experiments import config
+from experiments.cli import config
 from experiments.fingerprint import code_digest
 from experiments.run_directory import DIAGNOSTICS
 

@@ -10,18 +10,19 @@ import pytest
 from flax import nnx
 
 from accounting import Bound
-from dpsgd import Mechanism, RootKey, algorithm, dpsgd
-from dpsgd.audit import AuditReport, recorder
-from dpsgd.audit_black_box import bound_epsilon
-from dpsgd.audit_sampler import Check
-from experiments import audit, config, programs
+from dpsgd import Mechanism, RootKey, dpsgd
+from dpsgd.audit.black_box import bound_epsilon
+from dpsgd.audit.coupled import AuditReport, recorder
+from dpsgd.audit.sampler import Check
+from dpsgd.training import algorithm
+from experiments import audit, programs
 from experiments import train as training
-from experiments.cli import main
-from experiments.criteo import model
-from experiments.criteo.model import ClickModel, functional
-from experiments.criteo.schema import DISPLAY_ADS
-from experiments.criteo.sizes import PRESETS
-from experiments.criteo.store import columns_of
+from experiments.cli import config, main
+from experiments.tasks.clicks import model
+from experiments.tasks.clicks.model import ClickModel, functional
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import PRESETS
+from experiments.tasks.clicks.store import columns_of
 
 pytestmark = pytest.mark.audit
 
@@ -208,7 +209,7 @@ def test_the_sentence_names_what_was_small_and_what_was_left_out():
 
 @pytest.mark.long  # short: that the check says so, and that the sentence names it
 def test_a_run_on_more_rows_than_are_drawn_says_so(monkeypatch):
-    monkeypatch.setattr("dpsgd.audit_sampler._LARGEST_PLAN", 19_999)
+    monkeypatch.setattr("dpsgd.audit.sampler._LARGEST_PLAN", 19_999)
     asked, mechanism = asked_for(noise_multiplier=1.0, embedding_dim=2, max_buckets=8, hidden=(4,))
     said = audit.audit_run(asked, DISPLAY_ADS, mechanism)
     assert said.startswith("passed: ")

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import cli
 from experiments.finished import FinishedRun
-from experiments.sweep import engine
+from experiments.sweeps import engine
 
 TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
 WORDS = ["--batch-size", "40", "--epochs", "2", "--noise-multiplier", "1", "--no-audit", *TINY]

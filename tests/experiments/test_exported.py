@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 
 from dpsgd import ExportedModel, load_exported
-from dpsgd.exported import Bundle
-from experiments import cli, predict, score, train, trained
-from experiments.criteo import display, synthetic
-from experiments.criteo.raw import RawFormat
-from experiments.criteo.schema import Schema
-from experiments.criteo.store import Store
+from dpsgd.runs.exports import Bundle
+from experiments import cli, train, trained
+from experiments.tasks.clicks import predict, score
+from experiments.tasks.clicks.criteo import display
+from experiments.tasks.clicks.criteo.raw import RawFormat
+from experiments.tasks.clicks.schema import Schema
+from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.trained import check_columns
 
 ROWS = 300
@@ -113,7 +115,7 @@ def test_a_loaded_model_brings_its_guarantee_and_its_sizes(home):
 
 def test_a_model_is_loaded_by_dpsgd_alone_which_imports_nothing_above_it(home):
     program = (
-        "import sys, dpsgd.exported\n"
+        "import sys, dpsgd.runs.exports\n"
         "assert not [m for m in sys.modules if m.split('.')[0] in ('experiments', 'jax')]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -267,7 +269,7 @@ def test_parameters_from_anybody_are_refused_in_one_line_and_take_no_memory(bund
 
 
 def test_a_model_that_says_it_is_huge_is_refused_before_room_is_made_for_it(bundle, monkeypatch):
-    monkeypatch.setattr("experiments.criteo.model._initialised", None)
+    monkeypatch.setattr("experiments.tasks.clicks.model._initialised", None)
     forge(bundle, embedding_dim=10**9)
     with pytest.raises(ValueError, match=r"params\.npz does not hold the parameter .*embedding"):
         load_exported(bundle)

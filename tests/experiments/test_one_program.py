@@ -9,11 +9,13 @@ import jax
 import pytest
 
 from dpsgd import Mechanism
-from experiments import config, predict, programs
+from experiments import programs
 from experiments import train as training
-from experiments.criteo.schema import DISPLAY_ADS
-from experiments.criteo.sizes import ModelConfig
+from experiments.cli import config
 from experiments.stop import Stopped
+from experiments.tasks.clicks import predict
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import ModelConfig
 from samplers import Shuffle
 
 

@@ -19,18 +19,18 @@ import pytest
 
 from accounting import epsilon
 from dpsgd import RootKey
-from dpsgd.ledger import Ledger, read
-from dpsgd.metrics import BinaryMetrics
-from dpsgd.records import build
-from experiments import config, fingerprint, recorded
+from dpsgd.runs.ledger import Ledger, read
+from dpsgd.runs.records import build
+from experiments import fingerprint, recorded
 from experiments import train as training
-from experiments.cli import main
-from experiments.criteo import synthetic
-from experiments.criteo.sizes import ModelConfig
-from experiments.criteo.store import Store
-from experiments.overview import overview
+from experiments.cli import config, main
+from experiments.reports.overview import overview
 from experiments.run_directory import DATA, DIAGNOSTICS, RunDirectory
 from experiments.stop import STOPPED, stop_requests
+from experiments.tasks.clicks.metrics import BinaryMetrics
+from experiments.tasks.clicks.sizes import ModelConfig
+from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.synthetic import rows as synthetic
 
 BLOCK = 8
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from dpsgd import RootKey
-from dpsgd.blocks import plan_blocks
-from dpsgd.loop import compiled_block
-from experiments import config
+from dpsgd.training.blocks import plan_blocks
+from dpsgd.training.loop import compiled_block
 from experiments import train as training
-from experiments.cli import main
-from experiments.criteo import display, synthetic
+from experiments.cli import config, main
 from experiments.run_directory import DIAGNOSTICS
+from experiments.tasks.clicks.criteo import display
+from experiments.tasks.clicks.synthetic import rows as synthetic
 from samplers import BatchSource
 
 CHANGED = 17  # a training row

@@ -16,9 +16,9 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, dpsgd
-from dpsgd.audit import coupled_audit
-from dpsgd.audit_sampler import sampler_checks
-from dpsgd.noise import add_gaussian_noise
+from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.sampler import sampler_checks
+from dpsgd.noise.gaussian import add_gaussian_noise
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 from samplers.base import Participations
 

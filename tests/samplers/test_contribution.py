@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from accounting import epsilon
-from dpsgd.clipping import clipped_grad
+from dpsgd.gradients.clipping import clipped_grad
 from samplers import BatchSource, Poisson
 from samplers.contribution import cap_contributions
 

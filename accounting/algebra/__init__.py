@@ -1,0 +1,1 @@
+"""What certified prices are computed with: likelihood ratios, their sums and compositions."""

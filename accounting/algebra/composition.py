@@ -1,0 +1,438 @@
+r"""Composition of many equal releases: a certified convolution power by tilted FFT.
+
+**What is computed.** A likelihood ratio on a grid gives, for each direction, a loss distribution:
+masses m_k under the first law at losses base + k h (+ an offset), and partners s_k, the masses
+under the second law times e^{base + k h}; s = m where offsets are 0. After T independent releases
+
+    delta(eps) = inf_T + sum_K ( m*_K - e^{eps - (T base + K h)} s*_K )_+
+
+with m*, s* the T-fold convolution powers: exact for an upper ratio (all offsets 0), and a lower
+bound for a lower one, as the sum of the T indices is a post-processing of the releases.
+
+**Tilting.** FFTs have absolute, not relative, errors. The masses are first multiplied by
+e^{t k h}/Z, which makes the part that matters for (eps, delta) the bulk of the power; afterwards
+that is undone by Z^T e^{-t K h}. Errors of the bulk are then relative errors of delta, however
+small delta is, as long as the loss has exponential moments there: the tail of a sum in which one
+large loss is likelier than many small ones (as under sampling with a tiny probability, at a tiny
+delta) is not the bulk at any tilt. The result is then still a bound; `floor` says how much of it
+is the error's.
+
+**Errors.** Let w be the tilted masses (sum 1), N = 2^L the window's size, u = 2^-53, W the exact
+transform of w, |W| <= 1, M the computed modulus plus its error.
+
+- *A transform* of x by SciPy's pocketfft is a chain of real passes of radix 4 (and at most one of
+  radix 2). In exact arithmetic each input reaches each output by one path of factors of modulus 1;
+  in floating point each factor of the path errs, relative to it, by at most: sqrt(5) u a complex
+  product (Brent, Percival, Zimmermann, "Error bounds on complex floating-point multiplication",
+  2007), 8 u its twiddle (a product of two table entries, each the cosine and sine, good to u, of an
+  angle <= pi / 4 with two roundings), u each of two additions (one for radix 2); where a pass
+  multiplies by sqrt(1/2) after a sum instead, 3 u. So an output errs by at most (6.2 L + 6.2) u
+  sum |x| <= a sum |x| with a = 8 u L, for L >= 4, the scaling of the inverse included.
+- *The power*: a product of transforms W' = W + e, |e| <= a, is off by T a M^{T-1}; T - 1 complex
+  products (by repeated squaring, errors add up as in a chain) by sqrt(5) (T - 1) u M^T.
+- *The inverse* averages: each entry is off by the mean over frequencies of these two, and by a
+  times the mean of M^T. Mass outside the window of N indices wraps around: it is at most WRAP by
+  Chernoff's bound. Each entry is moved by the sum, outward; the mass above the window goes to
+  infinity (upper) or is left out.
+- *The tilt*: w_k = exp(log m_k + t k h - A) / B carries the roundings of these exponents, at most
+  u (2 |log m_k| + 3 t k h + 2 |A| + 8), T times; Z^T e^{-t K h} those of its own: these are
+  relative, and part of `drift`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+
+from accounting.algebra.likelihood_ratio import ROUNDING, UNDERFLOW, LikelihoodRatio
+from accounting.profile import Direction
+
+Array = NDArray[np.floating]
+
+WRAP = 1e-22
+"""Bound on the tilted mass outside the window of the FFT."""
+_FAR = 40.0
+"""e^-_FAR is less than the rounding of 1."""
+LARGEST = 2**22
+"""Largest number of indices of a window."""
+
+
+class CompositionSizeError(MemoryError):
+    """The grid of a composition would have more points than are computed."""
+
+
+@dataclass(frozen=True, eq=False)
+class LossDistribution:
+    """The law of the privacy loss of one release, in one direction.
+
+    Attributes:
+      upper: Whether it bounds the true one from above (partners = masses) or from below.
+      step: Distance of losses.
+      base: Loss of index 0.
+      masses: Mass under the first law, float64 [atoms].
+      partners: Mass under the second law times e^(base + k step), float64 [atoms].
+      infinity: Mass of the first law on which the second has none.
+      drift: Bound on the relative error of each mass.
+      shift: Bound on the error of each loss, besides the rounding of its formula.
+    """
+
+    upper: bool
+    step: float
+    base: float
+    masses: Array
+    partners: Array
+    infinity: float
+    drift: float
+    shift: float = 0.0
+
+    @classmethod
+    def of(cls, ratio: LikelihoodRatio, direction: Direction) -> LossDistribution:
+        """Reads H(P || Q) ('remove') or H(Q || P) ('add') off a likelihood ratio."""
+        upper = ratio.side == "upper"
+        if direction == "remove":
+            masses, partners = ratio.p, ratio.p * np.exp(-ratio.offset)
+            base, infinity = ratio.log_scale + ratio.start * ratio.step, ratio.infinity
+        else:
+            masses, partners = ratio.q[::-1], (ratio.q * np.exp(ratio.offset))[::-1]
+            last = ratio.start + ratio.q.size - 1
+            base, infinity = -(ratio.log_scale + last * ratio.step), ratio.zero
+        drift, shift = ratio.drift, ratio.shift
+        return cls(upper, ratio.step, base, masses, partners, infinity, drift, shift)
+
+    def tilt_for_delta(self, count: int, delta: float) -> float:
+        """Returns the tilt t > 0 at which Chernoff's bound on epsilon at `delta` is least."""
+        log_moment = self._log_moment()
+
+        def bound(log_tilt: float) -> float:
+            tilt = math.exp(log_tilt)
+            return (count * log_moment(tilt) + _log_peak(tilt) - math.log(delta)) / tilt
+
+        return _minimise(bound)
+
+    def tilt_for_epsilon(self, count: int, epsilon: float) -> float:
+        """Returns the tilt t > 0 at which Chernoff's bound on delta at `epsilon` is least."""
+        log_moment = self._log_moment()
+
+        def bound(log_tilt: float) -> float:
+            tilt = math.exp(log_tilt)
+            return count * log_moment(tilt) + _log_peak(tilt) - tilt * epsilon
+
+        return _minimise(bound)
+
+    def compose(self, count: int, tilt: float) -> ComposedLoss:
+        """Returns the loss of `count` independent releases, computed at one `tilt`."""
+        if not self.upper:
+            return self._centred(tilt)._compose(count, tilt)
+        return self._compose(count, tilt)
+
+    def _centred(self, tilt: float) -> LossDistribution:
+        """Returns the same law with offsets that have mean 0 under the tilted masses.
+
+        s_k is the second law's mass times e^{base + k h} for any base: with this one the sum of
+        many indices is where the sum of the losses is.
+        """
+        weight = _tilted(self.masses, np.arange(self.masses.size) * self.step * tilt)[0]
+        mean = float(np.dot(weight, self._offsets()))
+        return replace(self, base=self.base + mean, partners=self.partners * math.exp(mean))
+
+    def _offsets(self) -> Array:
+        """Returns how far each loss is from its index's, base + k step."""
+        both = (self.masses > 0.0) & (self.partners > 0.0)
+        return np.log(np.where(both, self.masses, 1.0)) - np.log(np.where(both, self.partners, 1.0))
+
+    def _compose(self, count: int, tilt: float) -> ComposedLoss:
+        exponent = np.arange(self.masses.size) * self.step * tilt
+        low, size = self._window(count, tilt)
+        offsets = np.arange(size) + float(low)
+        undone = offsets * self.step * tilt
+        first = _power(self.masses, exponent, count, low, size)
+        # In logarithms: at high tilts the units of the two powers are hundreds of e-folds apart.
+        unit = np.exp(np.minimum(first.log_unit - undone, 700.0))
+        errors, tilting = first.error * unit, first.rounding
+        if self.upper:
+            partners = first.entries * unit
+            masses = partners + errors
+        else:
+            second = _power(self.partners, exponent, count, low, size)
+            log_partner_unit = second.log_unit - undone
+            # Where a partner is beyond the range of floats its mass is left out.
+            within = log_partner_unit < 700.0
+            masses = np.where(within, np.maximum(first.entries * unit - errors, 0.0), 0.0)
+            partners = np.maximum(second.entries, 0.0) + second.error
+            partners = np.where(within, partners * np.exp(np.minimum(log_partner_unit, 700.0)), 0.0)
+            tilting = max(tilting, second.rounding)
+        infinity = -math.expm1(count * math.log1p(-min(self.infinity, 1.0 - 1e-16)))
+        if self.upper:
+            # Above the window the tilted mass is <= WRAP, and e^{-t K h} below its last value.
+            infinity += WRAP * math.exp(min(first.log_unit - float(undone[-1]), 700.0))
+        largest = abs(first.log_unit) + max(abs(float(undone[0])), abs(float(undone[-1])))
+        tilting += ROUNDING * (4.0 * largest + 8.0)
+        # What the values are off by adds up, and is an error of the masses times values as well;
+        # beside it, the step, the base and what they are multiplied by are rounded.
+        farthest = abs(self.base) + self.masses.size * self.step
+        shift = count * (self.shift + 8.0 * ROUNDING * (1.0 + farthest))
+        drift = count * (self.drift + 64.0 * ROUNDING) + shift + tilting
+        return ComposedLoss(
+            self.upper,
+            count * self.base + offsets * self.step,
+            masses,
+            partners,
+            errors,
+            infinity,
+            drift,
+            shift,
+        )
+
+    def _log_moment(self) -> Callable[[float], float]:
+        """Returns about log E[e^{tilt loss}], from some thousands of atoms: to choose a tilt by.
+
+        It is that of the indices, centred as `compose` centres them: which sums of losses a tilt of
+        the indices makes the bulk.
+        """
+        block = max(1, self.masses.size // 4096)
+        starts = np.arange(0, self.masses.size, block)
+        loss, mass = self.base + starts * self.step, np.add.reduceat(self.masses, starts)
+        if self.upper:
+            return lambda tilt: _log_mean(loss, mass, tilt)
+        offset = np.add.reduceat(self.masses * self._offsets(), starts) / np.maximum(mass, 1e-300)
+
+        def centred(tilt: float) -> float:
+            mean = float(np.dot(_tilted(mass, loss * tilt)[0], offset))
+            return _log_mean(loss, mass, tilt) + tilt * mean
+
+        return centred
+
+    def _window(self, count: int, tilt: float) -> tuple[int, int]:
+        """Returns the first index and the size, a power of two, of the FFT's window.
+
+        The tilted sum of `count` indices is outside with probability <= WRAP: that of the masses
+        and, where they differ, that of the partners, whose bulk is elsewhere after many releases.
+        """
+        low, high = _reach(self.masses, self.step, count, tilt)
+        if not self.upper:
+            other_low, other_high = _reach(self.partners, self.step, count, tilt)
+            low, high = min(low, other_low), max(high, other_high)
+        size = 1 << max(4, (high - low).bit_length())
+        if size > LARGEST:
+            raise CompositionSizeError(f"a composition needs {size} points, more than {LARGEST}")
+        return low, size
+
+
+def _reach(mass: Array, step: float, count: int, tilt: float) -> tuple[int, int]:
+    """Returns indices beyond which the tilted sum of `count` has probability <= WRAP in all.
+
+    By Chernoff's bound at a few tilts a > 0, b < 0 on top of `tilt`.
+    """
+    loss = np.arange(mass.size) * step
+    weight = _tilted(mass, loss * tilt)[0]
+    mean = float(np.dot(weight, loss))
+    deviation = math.sqrt(max(float(np.dot(weight, (loss - mean) ** 2)), step**2))
+    reach = []
+    for sign in (-1.0, 1.0):
+        centred = sign * (loss - mean)
+        best = count * max(centred[0], centred[-1])
+        # The bound falls, then rises, in the tilt: upwards from the normal law's, then downwards.
+        for multiples in (2.0 ** np.arange(0.0, 4.5, 0.5), 2.0 ** np.arange(-0.5, -8.5, -0.5)):
+            last = math.inf
+            for multiple in multiples:
+                extra = float(multiple) * 9.0 / (math.sqrt(count) * deviation)
+                log_mean = _log_mean(centred, weight, extra)
+                bound = (count * log_mean - math.log(WRAP / 4.0)) / extra
+                best = min(best, bound)
+                if bound > last:
+                    break
+                last = bound
+        reach.append(best)
+    low = math.floor((count * mean - reach[0]) / step) - 1
+    high = math.ceil((count * mean + reach[1]) / step) + 1
+    return max(low, 0), min(high, count * (mass.size - 1))
+
+
+def compose_both(
+    ratio: LikelihoodRatio, count: int, *, delta: float | None = None, epsilon: float | None = None
+) -> tuple[ComposedLoss, ComposedLoss]:
+    """Returns the losses, in both directions, of `count` releases, sharp near `delta` or `epsilon`.
+
+    Raises:
+      CompositionSizeError: If the composition's grid would have more than LARGEST points.
+    """
+    parts = []
+    directions: tuple[Direction, Direction] = ("remove", "add")
+    for direction in directions:
+        loss = LossDistribution.of(ratio, direction)
+        if delta is not None:
+            tilt = loss.tilt_for_delta(count, delta)
+        elif epsilon is not None:
+            tilt = loss.tilt_for_epsilon(count, epsilon)
+        else:
+            raise ValueError("give delta or epsilon: the point at which the result is to be sharp")
+        parts.append(loss.compose(count, tilt))
+    return parts[0], parts[1]
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedLoss:
+    """The loss of a whole composition, in one direction, with its errors already outward.
+
+    Attributes:
+      upper: Whether it bounds the true one from above or from below.
+      loss: Losses, ascending, float64 [atoms].
+      masses: Mass under the first law (a bound, on this side), float64 [atoms].
+      partners: Mass under the second law times e^loss (a bound, on the other side).
+      errors: What the FFT may have put wrong in each mass, float64 [atoms].
+      infinity: Mass at infinity.
+      drift: Bound on the relative error of each mass.
+      shift: Bound on the floating-point error of each loss (besides its own rounding).
+    """
+
+    upper: bool
+    loss: Array
+    masses: Array
+    partners: Array
+    errors: Array
+    infinity: float
+    drift: float
+    shift: float
+
+    def floor(self, epsilon: float) -> float:
+        """Returns how much the FFT's certified error may contribute to delta at `epsilon`."""
+        above = self.loss > epsilon
+        return float(np.dot(self.errors[above], -np.expm1(epsilon - self.loss[above])))
+
+    def delta(self, epsilon: float) -> float:
+        """Bounds the hockey-stick divergence at `epsilon`.
+
+        Far above epsilon the second law's part, less than e^-_FAR of the first's or of the
+        partners', is left out of an upper bound, and taken for all of that in a lower one.
+        """
+        drift = self.drift + (self.loss.size + 8.0) * ROUNDING  # of sums of positive terms
+        if self.upper:
+            moved = epsilon - self.shift * max(1.0, epsilon)
+            if moved < self.loss[0]:
+                return 1.0  # the window was laid for a larger epsilon
+            first = int(np.searchsorted(self.loss, moved, side="right"))
+            last = int(np.searchsorted(self.loss, moved + _FAR))
+            parts = -np.expm1(moved - self.loss[first:last])
+            value = self.infinity + float(np.dot(self.masses[first:last], parts))
+            value += float(self._masses_from[last])
+            return min(1.0, value * math.exp(2.0 * drift) + UNDERFLOW)
+        moved = epsilon + self.shift * max(1.0, epsilon)
+        first = int(np.searchsorted(self.loss, moved - 1.0))
+        last = int(np.searchsorted(self.loss, moved + _FAR))
+        factor = np.exp(np.minimum(moved - self.loss[first:last], 2.0)) * (1.0 + 2.0 * drift)
+        value = np.maximum(self.masses[first:last] - factor * self.partners[first:last], 0.0).sum()
+        value += max(
+            0.0, self._masses_from[last] - math.exp(1.0 - _FAR) * self._partners_from[last]
+        )
+        return max(0.0, float(value) * (1.0 - 2.0 * drift) - UNDERFLOW)
+
+    @functools.cached_property
+    def _masses_from(self) -> Array:
+        """The sum of the masses from each atom on, and 0 behind the last."""
+        return _sums_from(self.masses)
+
+    @functools.cached_property
+    def _partners_from(self) -> Array:
+        """The sum of the partners from each atom on, and 0 behind the last."""
+        return _sums_from(self.partners)
+
+
+def _sums_from(x: Array) -> Array:
+    return np.append(np.cumsum(x[::-1])[::-1], 0.0)
+
+
+def _minimise(bound: Callable[[float], float]) -> float:
+    """Returns exp of the minimiser of a quasi-convex function of the logarithm of a tilt.
+
+    By bisection on the side to which it falls: SciPy's optimizers would double our import time.
+    """
+    grid = np.linspace(math.log(1e-3), math.log(1e6), 60)
+    values = [bound(x) for x in grid]
+    best = int(np.nanargmin(values))
+    low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, grid.size - 1)])
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        falls = bound(middle - 1e-5) > bound(middle + 1e-5)
+        low, high = (middle, high) if falls else (low, middle)
+    return math.exp((low + high) / 2)
+
+
+def _tilted(mass: Array, exponent: Array) -> tuple[Array, float]:
+    """Returns mass e^exponent scaled to sum 1, and the log of the sum."""
+    with np.errstate(divide="ignore"):
+        log_weight = np.log(mass) + exponent
+    top = float(log_weight.max())
+    weight = np.exp(log_weight - top)
+    total = float(weight.sum())
+    return weight / total, top + math.log(total)
+
+
+def _log_peak(tilt: float) -> float:
+    """Returns the log of the greatest value of (1 - e^{-x}) e^{-tilt x}: Chernoff's for delta."""
+    return tilt * math.log(tilt) - (1.0 + tilt) * math.log1p(tilt)
+
+
+def _log_mean(loss: Array, mass: Array, tilt: float) -> float:
+    """Returns log E[e^{tilt loss}], rounded up by more than floating point may lose."""
+    exponent = loss * tilt
+    top = float(exponent.max())
+    total = float(np.dot(mass, np.exp(exponent - top)))
+    return top + math.log(max(total, 1e-300)) + 1e-14
+
+
+class _Power(NamedTuple):
+    """A tilted convolution power in its window."""
+
+    entries: Array
+    """Entry i is the power's entry low + i, tilted and divided by its unit."""
+    log_unit: float
+    """Log of the unit."""
+    error: float
+    """Bound on the error of each entry by the transforms."""
+    rounding: float
+    """Bound on the relative error of each entry by the tilt's exponents."""
+
+
+def _power(mass: Array, exponent: Array, count: int, low: int, size: int) -> _Power:
+    """Returns the convolution power of e^exponent times `mass`, by FFT (see the module)."""
+    weight, log_sum = _tilted(mass, exponent)
+    with np.errstate(divide="ignore"):
+        log_mass = np.abs(np.log(mass[mass > 0.0]))
+    rounding = (
+        count
+        * ROUNDING
+        * float(
+            2.0 * log_mass.max(initial=0.0)
+            + 3.0 * np.abs(exponent).max()
+            + 2.0 * abs(log_sum)
+            + 80.0
+        )
+    )
+    if weight.size > size:
+        weight = np.concatenate([weight, np.zeros(-weight.size % size)]).reshape(-1, size).sum(0)
+    relative = 8.0 * ROUNDING * math.log2(size)
+    spectrum = fft.rfft(weight, size)
+    modulus = np.abs(spectrum) * (1.0 + 4.0 * ROUNDING) + relative
+    with np.errstate(under="ignore", divide="ignore"):
+        log_modulus = np.log(modulus)
+        # Each frequency of rfft but the ends stands for two.
+        previous = 2.0 * float(np.exp((count - 1) * log_modulus).sum()) / size
+        this = 2.0 * float(np.exp(count * log_modulus).sum()) / size
+    power, square, remaining = np.ones_like(spectrum), spectrum, count
+    while remaining:
+        if remaining & 1:
+            power = power * square
+        remaining >>= 1
+        if remaining:
+            square = square * square
+    result = fft.irfft(power, size)
+    error = count * relative * previous + 2.3 * (count - 1) * ROUNDING * this
+    error += relative * this + WRAP
+    return _Power(np.roll(result, -(low % size)), count * log_sum, error * 1.0001, rounding)

@@ -1,0 +1,652 @@
+r"""The algebra of likelihood ratios in convex order: certified two-sided privacy profiles.
+
+**The object.** Let X = dP/dQ as a random variable under Q: X >= 0 and E[X] <= 1, where 1 - E[X] is
+the mass of P on which Q has none. Both directions of the profile are expectations of convex
+functions of X:
+
+    H_eps(P || Q) = E[(X - e^eps)_+] + (1 - E[X]),        H_eps(Q || P) = E[(1 - e^eps X)_+].
+
+Write X <= X' for the convex order: E f(X) <= E f(X') for every convex f. So a mean-preserving
+*spread* of X (X' with E[X' | X] = X) bounds both directions from above, and a mean-preserving
+*contraction* (X' = E[X | G]) bounds both from below, by Jensen's inequality. Mass moved to
+infinity is the limit of a spread (to 0 and to a, a to infinity), so it is one, too.
+
+**Operations.** A batch generator is made from four: `gaussian` (one release that holds the
+example, X = exp(Y) with Y ~ N(-1/(2 s^2), 1/s^2) under Q), `mixture` ((1-q) + q X: the example is
+in with probability q), `average` ((X_1 + ... + X_T)/T, independent: it is in exactly one of T, by
+lot) and `product` (independent releases, composed). Each preserves the order X <= X':
+
+- *mixture*: f((1-q) + q x) is convex in x if f is.
+- *average*: replace one summand at a time. Given the others' sum s, f((s + x)/T) is convex in x,
+  so E f((s + X)/T) <= E f((s + X')/T); take the expectation over s, which is independent.
+- *product*: the same with f(s x), which is convex in x for each s (for s = 0 it is constant);
+  nonnegativity keeps the result a likelihood ratio.
+
+Hence bounds may be inserted after every operation, and the result still bounds the true curve.
+
+**The grid.** An `upper` ratio has its finite atoms at exp(log_scale + k step), k integer, besides
+an atom at 0 and the P-mass at infinity. A value between two grid points is split between them so
+that mass and mean are kept. A `lower` ratio has one atom for each k, exp(log_scale + k step +
+offset_k): atoms of the algebra that fall to one k are contracted to their conditional mean; *which*
+atoms fall to which k affects tightness alone, never validity.
+
+**Floating point.** An atom's two masses differ by X, which may be out of the range of doubles.
+Above X = 1 an atom is known by its P-mass p and by s = q e^g, with g its grid point's log X; below
+it by its Q-mass q and by t = p e^{-g}. So the two numbers are of one size, sums of products of
+nonnegative numbers that are of that size themselves (no cancellation: relative accuracy in every
+tail), and X = e^g p/s or e^g t/q. The other mass follows from X; where it underflows, it is 0.
+
+- *Masses.* The roundings of a mass are counted in `drift` (a sum's or product's is the sum of its
+  factors', plus its own): the law is (1 + theta) times one that bounds the true one, pair of atoms
+  by pair of atoms, |theta| <= drift; upper bounds are inflated, lower ones deflated by it.
+- *Values.* p and s of one atom are sums of the same pairs' weights, those of p times the pairs'
+  values: common errors of the weights are errors of mass, and what differs, the roundings of
+  the sums themselves, is an error of the value. A split's share, too, is off by a few roundings, so
+  that the mean that it keeps is. All values are within a factor e^{+-shift} of exact ones, where
+  `shift` grows by that with each operation (a mean's value is off by no more than the worse of its
+  summands'; in a product they add up); then E[(X (1+e) - a)_+] is within that factor, and with a
+  moved by it. Both are moved outward before a bound is read.
+- *Underflow.* No mass under FLUSH is kept. In an upper law such an atom is spread to 0 and
+  infinity, in a lower one it is left out, which is less of both directions' sums. As the masses
+  of a sum are scaled by 2^500 first, no product of two that are kept underflows. Partners, q of an
+  atom above 1 and p of one below, are 0 where they are under FLUSH: of an upper law, all pairs
+  with them have at most twice that mass, which goes to 0 and infinity. What is left, the last
+  digits of masses near FLUSH, is less than UNDERFLOW in all, and added to (taken from) each bound.
+
+Sources: Blackwell, "Equivalent comparisons of experiments", 1953 (the order); Chua, Ghazi,
+Harrison, Kamath, Kumar, Leeman, Manurangsi, Sinha, Zhang, "Balls-and-Bins Sampling for DP-SGD",
+AISTATS 2025 (arXiv 2412.16802), Theorem 3.1 (the pair); Doroshenko, Ghazi, Kamath, Kumar,
+Manurangsi, "Connect the Dots", PoPETs 2022 (the spread of a single loss distribution).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from accounting.algebra.cells import (
+    Array,
+    log_normal_cells,
+    log_tilted_means,
+    normal_drift,
+    spread,
+    up_weight,
+)
+from accounting.algebra.sums import RUNNING_SUM_ROUNDINGS, Atoms, Pairs
+
+Side = Literal["upper", "lower"]
+
+ROUNDING = 2.0**-53
+VALUE_DRIFT = 1e-10
+"""Bound on `shift` of a ratio with grids of up to 1e4 atoms and a few dozen operations."""
+FLUSH = 1e-300
+"""No smaller mass is kept."""
+UNDERFLOW = 1e-303
+"""Bound on what subnormal masses may lose of their digits, in all: 1e7 copies of 1e6 atoms."""
+TAIL = 1e-45
+"""Mass (of Q below, of P above) that a tail may have when it is cut; the cut keeps the bound."""
+_UNIT = 2.0**500
+"""Masses are multiplied by it before their products are formed."""
+_FARTHEST = 300.0
+"""Largest offset of an atom: e^_FARTHEST times _UNIT is a float."""
+
+
+@dataclass(frozen=True, eq=False)
+class LikelihoodRatio:
+    """A discrete law of X = dP/dQ that bounds a true one in convex order.
+
+    Attributes:
+      side: 'upper' if this law is a spread of the true one, 'lower' if it is a contraction.
+      step: Distance of neighbouring atoms in log X; > 0.
+      log_scale: log X of index 0.
+      start: Index of the first atom; atom k has log X = log_scale + k step + offset.
+      q: Q-mass of each atom, float64 [atoms].
+      p: P-mass of each atom, = q X, float64 [atoms]; kept apart, as either may underflow.
+      offset: Distance of each atom from its grid point in log X, float64 [atoms]; 0 for 'upper'.
+      zero: Q-mass at X = 0.
+      infinity: P-mass at X = infinity (on which Q has none).
+      drift: Bound on the relative floating-point error of each mass.
+      shift: Bound on the floating-point error of each log X, besides that of `log_values`.
+      tail: Mass that a tail may have when it is cut.
+    """
+
+    side: Side
+    step: float
+    log_scale: float
+    start: int
+    q: Array
+    p: Array
+    offset: Array
+    zero: float = 0.0
+    infinity: float = 0.0
+    drift: float = 0.0
+    shift: float = 0.0
+    tail: float = TAIL
+
+    @property
+    def grid(self) -> Array:
+        """Log X of each atom's grid point, ascending."""
+        return self.log_scale + (self.start + np.arange(self.q.size, dtype=np.float64)) * self.step
+
+    @property
+    def log_values(self) -> Array:
+        """Log X of each atom, ascending up to the offsets."""
+        return self.grid + self.offset
+
+    @classmethod
+    def gaussian(
+        cls, noise_multiplier: float, step: float, side: Side, tail: float = TAIL
+    ) -> LikelihoodRatio:
+        """Discretises the ratio of one Gaussian release with sensitivity 1.
+
+        X = exp(Y) with Y ~ N(-1/(2 s^2), 1/s^2) under Q and N(+1/(2 s^2), 1/s^2) under P, where
+        s = `noise_multiplier`.
+        """
+        return cls.subsampled_gaussian(noise_multiplier, 1.0, step, side, tail)
+
+    @classmethod
+    def subsampled_gaussian(
+        cls,
+        noise_multiplier: float,
+        sampling_prob: float,
+        step: float,
+        side: Side,
+        tail: float = TAIL,
+    ) -> LikelihoodRatio:
+        """Discretises X = (1 - q) + q exp(Y): one step of Poisson sampling at q = `sampling_prob`.
+
+        Equal to `gaussian` followed by `mixture`, but discretised once, so that a small q costs
+        no accuracy. Beyond the values of Y that have mass <= `tail` the grid ends.
+        """
+        sigma, rate = noise_multiplier, sampling_prob
+        reach = -special.ndtri(tail) / sigma
+        low, high = -0.5 / sigma**2 - reach, 0.5 / sigma**2 + reach
+
+        def log_ratio(y: float) -> float:
+            return float(np.logaddexp(math.log1p(-rate), math.log(rate) + y)) if rate < 1.0 else y
+
+        shift = 0.0 if side == "upper" else 0.5
+        first = math.floor(log_ratio(low) / step) - 1
+        last = math.ceil(log_ratio(high) / step) + 1
+        # Cell k is [edge_k, edge_{k+1}) in log X; the first begins at X = 0, the last never ends.
+        edges = (np.arange(first + 1, last + 1) - shift) * step
+        if rate < 1.0:
+            y = np.full(edges.shape, -math.inf)
+            # Where e^edge is large, (e^edge - (1-q))/q is e^edge/q to all digits.
+            with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+                inside = np.expm1(edges) / rate + 1.0
+                np.copyto(y, np.log(inside), where=inside > 0.0)
+                np.copyto(y, edges - math.log(rate), where=edges > 40.0)
+        else:
+            y = edges
+        y = np.concatenate([[-math.inf], y, [math.inf]])
+        log_q = log_normal_cells(y, -0.5 / sigma**2, 1.0 / sigma)
+        log_g = log_normal_cells(y, 0.5 / sigma**2, 1.0 / sigma)
+        log_y, errors = log_tilted_means(y, log_q, log_g, 1.0 / sigma)
+        drifts = normal_drift(y, -0.5 / sigma**2, 1.0 / sigma)
+        drifts = np.maximum(drifts, normal_drift(y, 0.5 / sigma**2, 1.0 / sigma))
+        log_p, log_mean = log_g, log_y
+        if rate < 1.0:
+            log_mean = np.logaddexp(math.log1p(-rate), math.log(rate) + log_y)
+            log_p = np.logaddexp(math.log1p(-rate) + log_q, math.log(rate) + log_g)
+            errors *= np.exp(math.log(rate) + log_y - log_mean)
+        grid = (first + np.arange(log_q.size)) * step
+        # Both masses come from the better known one: q below X = 1, p above.
+        q = np.exp(np.where(grid < 0.0, log_q, log_p - log_mean))
+        p = np.exp(np.where(grid < 0.0, log_q + log_mean, log_p))
+        # Cells without an end are left to 0 and infinity where they have no more mass than a tail.
+        ends = np.zeros(q.size, bool)
+        ends[0], ends[-1] = q[0] <= 2.0 * tail, p[-1] <= 2.0 * tail
+        zero, infinity = float(q[ends].sum()), float(p[ends].sum())
+        q, p, log_mean, errors = (x[~ends] for x in (q, p, log_mean, errors))
+        grid, drifts, first = grid[~ends], drifts[~ends], first + int(ends[0])
+        # Edges and grid points are rounded.
+        reach = float(np.abs(y[np.isfinite(y)]).max())
+        errors[np.isneginf(log_q[~ends])] = 0.0
+        shift = float(errors.max()) + 16.0 * ROUNDING * (reach + 8.0)
+        offset = log_mean - grid
+        if side == "lower":
+            q, p = (1.0 - drifts) * q, (1.0 - drifts) * p
+            ratio = cls(side, step, 0.0, first, q, p, offset, shift=shift, tail=tail)
+            return ratio.flush()
+        # All of the first cell is above its grid point if X >= 1 - rate is; else it begins at 0.
+        bounded = bool(ends[0]) or (rate < 1.0 and math.log1p(-rate) >= first * step)
+        cells = spread(step, (1.0 + drifts) * p, (1.0 + drifts) * q, offset, bounded=bounded)
+        zero, infinity = zero + cells.zero, infinity + cells.infinity
+        return cls(
+            side,
+            step,
+            0.0,
+            first,
+            cells.q,
+            cells.p,
+            np.zeros(cells.q.size),
+            zero,
+            infinity,
+            8.0 * ROUNDING,
+            shift,
+            tail,
+        ).flush()
+
+    @classmethod
+    def from_masses(
+        cls, p: Array, q: Array, step: float, side: Side, drift: float = 8.0 * ROUNDING
+    ) -> LikelihoodRatio:
+        """Returns the law of dP/dQ of two discrete laws on one set of outcomes.
+
+        Args:
+          p: Mass of each outcome under P, >= 0, float64 [outcomes].
+          q: Mass of each outcome under Q, >= 0, float64 [outcomes].
+          step: Grid step in log X.
+          side: Which bound to return. As 'lower', masses may be left out: less of p is less delta.
+          drift: Bound on the relative error of the masses.
+        """
+        upper = side == "upper"
+        both = (p > FLUSH) & (q > FLUSH)
+        zero, infinity = float(q[~both].sum()), float(p[~both].sum())
+        if not both.any():  # an atom at X = 1 adds to no delta
+            both, p, q, zero, infinity = np.ones(1, bool), *np.full((2, 1), FLUSH), zero, infinity
+        p, q = p[both], q[both]
+        position = (np.log(p) - np.log(q)) / step
+        index = (np.floor(position) if upper else np.rint(position)).astype(np.int64)
+        start = int(index.min())
+        bins, size = index - start, int(index.max()) - start + 2
+        grid = (start + np.arange(size)) * step
+        shift = 2.0 * drift + 8.0 * ROUNDING * (700.0 + float(np.abs(grid).max()))
+        if not upper:
+            masses = np.bincount(bins, q, size).astype(np.float64)
+            means = np.bincount(bins, p, size).astype(np.float64)
+            seen = masses > 0.0
+            ratio = np.where(seen, means, 1.0), np.where(seen, masses, 1.0)
+            offset = np.where(seen, np.log(ratio[0]) - np.log(ratio[1]) - grid, 0.0)
+            drift += p.size * ROUNDING
+            shift += 2.0 * p.size * ROUNDING
+            return cls(side, step, 0.0, start, masses, means, offset, drift=drift, shift=shift)
+        share = up_weight((position - index) * step, step)
+        stretch = 1.0 + share * math.expm1(step)
+        masses = np.bincount(bins, q * (1.0 - share), size).astype(np.float64)
+        masses += np.bincount(bins + 1, q * share, size)
+        means = np.bincount(bins, p * (1.0 - share) / stretch, size).astype(np.float64)
+        means += np.bincount(bins + 1, p * share * math.exp(step) / stretch, size)
+        offset = np.zeros(size)
+        drift += (p.size + 8) * ROUNDING
+        return cls(
+            side, step, 0.0, start, masses, means, offset, zero, infinity, drift, shift
+        ).flush()
+
+    def mixture(self, sampling_prob: float) -> LikelihoodRatio:
+        """Returns (1 - q) + q X, on the same grid: the example is in with probability q.
+
+        Near X = 1 the grid is coarse against a small q; the result is then valid, but loose (see
+        `subsampled_gaussian`).
+        """
+        q = np.concatenate([self.q, [self.zero]])
+        p = (1.0 - sampling_prob) * q + sampling_prob * np.concatenate([self.p, [0.0]])
+        mixed = LikelihoodRatio.from_masses(p, q, self.step, self.side)
+        return replace(
+            mixed,
+            infinity=mixed.infinity + sampling_prob * self.infinity,
+            drift=self.drift + mixed.drift,
+            shift=self.shift + mixed.shift,
+            tail=self.tail,
+        )
+
+    def average(self, count: int, steps: tuple[float, ...] | None = None) -> LikelihoodRatio:
+        """Returns (X_1 + ... + X_count)/count of independent copies: one of `count` by lot.
+
+        Sums are built by doubling; about 2 log2(count) of them.
+
+        Args:
+          count: The number of copies, >= 1.
+          steps: Grid step after 0, 1, 2, ... doublings, each the one before divided by a power of
+            2; by default the step stays as it is. As sums concentrate, they may be given finer
+            grids at equal cost.
+        """
+        total: LikelihoodRatio | None = None
+        total_count = 0
+        doubled, doubled_count = self, 1
+        level = 0
+        while True:
+            if steps is not None:
+                doubled = doubled._refine(round(doubled.step / steps[level]))
+            if count & doubled_count:
+                if total is None:
+                    total, total_count = doubled, doubled_count
+                else:
+                    total = total._refine(round(total.step / doubled.step))
+                    total = _mean_of_two(total, total_count, doubled, doubled_count)
+                    total_count += doubled_count
+            if 2 * doubled_count > count:
+                break
+            doubled = _mean_of_two(doubled, doubled_count, doubled, doubled_count)
+            doubled_count *= 2
+            level += 1
+        assert total is not None
+        return total
+
+    def product(self, other: LikelihoodRatio) -> LikelihoodRatio:
+        """Returns X Y of independent X, Y on grids of one step: the composition of two releases.
+
+        On the grid this is a convolution over the indices, done directly, not by FFT, so that
+        tails keep their relative accuracy. A lower ratio's atoms whose indices have the same sum
+        are contracted: the sum of the indices is a post-processing of the pair of them.
+        """
+        if self.side != other.side or not math.isclose(self.step, other.step, rel_tol=1e-12):
+            raise ValueError(
+                "a product needs two ratios of one side and one step, got "
+                f"({self.side}, {self.step}) and ({other.side}, {other.step})"
+            )
+        x, y = self._scaled(), other._scaled()
+        log_scale = self.log_scale + other.log_scale
+        start = self.start + other.start
+        q, p = _convolve(x.q, y.q), _convolve(x.p, y.p)
+        terms = min(self.q.size, other.q.size) + 8
+        # P-mass is infinite where either factor is; Q-mass is at 0 where either factor is.
+        infinity = self.infinity + other.infinity - self.infinity * other.infinity
+        zero = self.zero + other.zero - self.zero * other.zero
+        # Each pair's value carries both errors, and that of a grid point of the result.
+        shift = self.shift + other.shift + 8.0 * ROUNDING * (1.0 + abs(log_scale))
+        if self.side == "upper":
+            infinity, zero = infinity + x.partners + y.partners, zero + x.partners + y.partners
+            offset = np.zeros(q.size)
+        else:
+            p_partner, q_partner = _convolve(x.s, y.s), _convolve(x.t, y.t)
+            grid = log_scale + (start + np.arange(q.size, dtype=np.float64)) * self.step
+            q, p, offset = _contracted(grid, (q, q_partner), (p, p_partner))
+            shift += 4.0 * terms * ROUNDING
+            # Offsets add up: their mean is left to the grid, which may lie anywhere.
+            centre = float(np.dot(q, offset) / max(q.sum(), FLUSH))
+            offset, log_scale = offset - centre, log_scale + centre
+        return LikelihoodRatio(
+            self.side,
+            self.step,
+            log_scale,
+            start,
+            q,
+            p,
+            offset,
+            zero,
+            infinity,
+            self.drift + other.drift + terms * ROUNDING,
+            shift,
+            max(self.tail, other.tail),
+        ).trim()
+
+    def power(self, count: int) -> LikelihoodRatio:
+        """Returns the product of `count` independent copies: `count` releases, composed.
+
+        The deviation of log X grows as the square root of the number of factors; the grid is made
+        coarser in proportion (by 2 with every second doubling).
+        """
+        total: LikelihoodRatio | None = None
+        square, remaining, level = self, count, 0
+        while True:
+            if remaining & 1:
+                total = square if total is None else total.product(square)
+            remaining >>= 1
+            if not remaining:
+                assert total is not None
+                return total
+            square = square.product(square)
+            level += 1
+            if level % 2 == 0:
+                square = square._coarsen()
+                total = total._coarsen() if total is not None else None
+
+    def trim(self, tail: float | None = None) -> LikelihoodRatio:
+        """Cuts off tails of mass <= `tail` (of Q below, of P above), keeping the bound.
+
+        Upper: the lower tail is split between 0 and the first atom kept; the upper one keeps its
+        Q-mass at the last atom kept, and the rest of its P-mass goes to infinity. Lower: a tail is
+        contracted into the atom at the cut, where both are on its side of X = 1; else left out.
+        """
+        tail = self.tail if tail is None else tail
+        ratio = self.flush()
+        below = int(np.searchsorted(np.cumsum(ratio.q), tail))
+        above = ratio.p.size - 1 - int(np.searchsorted(np.cumsum(ratio.p[::-1]), tail))
+        below = min(below, ratio.q.size - 1)
+        above = max(above, below)
+        if below == 0 and above == ratio.q.size - 1:
+            return ratio
+        inside, under, over = slice(below, above + 1), slice(below), slice(above + 1, None)
+        q, p, offset = ratio.q[inside].copy(), ratio.p[inside].copy(), ratio.offset[inside].copy()
+        start = ratio.start + below
+        values = ratio.log_values
+        grid = ratio.log_scale + (start + np.arange(q.size)) * ratio.step
+        drift = ratio.drift + (ratio.q.size + 8) * ROUNDING
+        if self.side == "lower":
+            shift = ratio.shift + 2.0 * (ratio.q.size + 8) * ROUNDING
+            if q[0] > FLUSH and grid[0] < 0.0:
+                part = ratio.q[under]
+                mean = q[0] * math.exp(offset[0]) + np.dot(part, np.exp(values[under] - grid[0]))
+                q[0] += part.sum()
+                offset[0] = math.log(mean) - math.log(q[0])
+                p[0] = q[0] * math.exp(grid[0] + offset[0])
+            if p[-1] > FLUSH and grid[-1] >= 0.0:
+                part = ratio.p[over]
+                mass = p[-1] * math.exp(-offset[-1]) + np.dot(part, np.exp(grid[-1] - values[over]))
+                p[-1] += part.sum()
+                offset[-1] = math.log(p[-1]) - math.log(mass)
+                q[-1] = p[-1] * math.exp(-grid[-1] - offset[-1])
+            return replace(ratio, start=start, q=q, p=p, offset=offset, drift=drift, shift=shift)
+        steps_below = np.arange(below, 0, -1) * ratio.step
+        steps_above = np.arange(1, ratio.q.size - above) * ratio.step
+        q[0] += np.dot(ratio.q[under], np.exp(-steps_below))
+        p[0] += ratio.p[under].sum()
+        zero = ratio.zero + np.dot(ratio.q[under], -np.expm1(-steps_below))
+        q[-1] += ratio.q[over].sum()
+        p[-1] += np.dot(ratio.p[over], np.exp(-steps_above))
+        infinity = ratio.infinity + np.dot(ratio.p[over], -np.expm1(-steps_above))
+        return replace(
+            ratio,
+            start=start,
+            q=q,
+            p=p,
+            offset=offset,
+            zero=float(zero),
+            infinity=float(infinity),
+            drift=drift,
+        )
+
+    def flush(self) -> LikelihoodRatio:
+        """Returns the ratio without masses under FLUSH; what they bound is kept (see above)."""
+        few = np.where(self.grid < 0.0, self.q, self.p) < FLUSH
+        few &= (self.q > 0.0) | (self.p > 0.0)
+        if not few.any():
+            return self
+        q, p, offset = (np.where(few, 0.0, x) for x in (self.q, self.p, self.offset))
+        if self.side == "lower":
+            return replace(self, q=q, p=p, offset=offset)
+        zero, infinity = self.zero + self.q[few].sum(), self.infinity + self.p[few].sum()
+        return replace(self, q=q, p=p, zero=float(zero), infinity=float(infinity))
+
+    def remove(self, epsilon: float) -> float:
+        """Bounds H_epsilon(P || Q) = E[(X - e^epsilon)_+] + (1 - E[X]) on this ratio's side."""
+        return self._hockey_stick(epsilon, self.infinity, self.p, self.log_values)
+
+    def add(self, epsilon: float) -> float:
+        """Bounds H_epsilon(Q || P) = E[(1 - e^epsilon X)_+] on this ratio's side."""
+        return self._hockey_stick(epsilon, self.zero, self.q, -self.log_values)
+
+    def delta(self, epsilon: float) -> float:
+        """Bounds max(H_epsilon(P || Q), H_epsilon(Q || P)) on this ratio's side."""
+        return max(self.remove(epsilon), self.add(epsilon))
+
+    def _hockey_stick(self, epsilon: float, surely: float, mass: Array, loss: Array) -> float:
+        """Bounds `surely` + sum of mass (1 - e^{epsilon - loss})_+, with all errors outward."""
+        shift = self.shift + 8.0 * ROUNDING * (1.0 + float(np.abs(loss).max()))
+        moved = epsilon - shift if self.side == "upper" else epsilon + shift
+        above = loss > moved
+        value = surely + float(np.dot(mass[above], -np.expm1(moved - loss[above])))
+        # The values' errors also are factors of what is paid, and the sum's terms are rounded.
+        drift = self.drift + shift + (mass.size + 8) * ROUNDING
+        if self.side == "upper":
+            return min(1.0, value * math.exp(2.0 * drift) + UNDERFLOW)
+        return max(0.0, value * (1.0 - drift) - UNDERFLOW)
+
+    def _scaled(self) -> _Factor:
+        """Returns the masses as factors of products that do not underflow."""
+        q, p = (np.where(x < FLUSH, 0.0, x) for x in (self.q, self.p))
+        lost = float(self.q[q == 0.0].sum() + self.p[p == 0.0].sum())
+        stretch = np.exp(self.offset)
+        q, p = q * _UNIT, p * _UNIT
+        return _Factor(q, p, p / stretch, q * stretch, 2.0 * lost)
+
+    def _coarsen(self) -> LikelihoodRatio:
+        """Returns the ratio on a grid twice as coarse: odd atoms are split, or pairs contracted."""
+        odd = self.start % 2
+        size = (self.q.size + odd + 1) // 2 + 1
+        start = (self.start - odd) // 2
+
+        def halves(x: Array) -> tuple[Array, Array]:
+            padded = np.zeros(2 * size)
+            padded[odd : odd + x.size] = x
+            return padded[::2], padded[1::2]
+
+        (q_even, q_odd), (p_even, p_odd) = halves(self.q), halves(self.p)
+        drift = self.drift + 4.0 * ROUNDING
+        if self.side == "upper":
+            share = 1.0 / (math.exp(self.step) + 1.0)
+            q, p = q_even.copy(), p_even.copy()
+            q += (1.0 - share) * q_odd
+            p += (1.0 - share) * math.exp(-self.step) * p_odd
+            q[1:] += share * q_odd[:-1]
+            p[1:] += share * math.exp(self.step) * p_odd[:-1]
+            return replace(
+                self, step=2 * self.step, start=start, q=q, p=p, offset=np.zeros(size), drift=drift
+            )
+        offset_even, offset_odd = halves(self.offset)
+        offset_odd = offset_odd + self.step
+        q, p = q_even + q_odd, p_even + p_odd
+        s = p_even * np.exp(-offset_even) + p_odd * np.exp(-offset_odd)
+        t = q_even * np.exp(offset_even) + q_odd * np.exp(offset_odd)
+        grid = self.log_scale + (start + np.arange(size, dtype=np.float64)) * (2.0 * self.step)
+        q, p, offset = _contracted(grid, (q, t), (p, s))
+        shift = self.shift + 16.0 * ROUNDING
+        return replace(
+            self, step=2 * self.step, start=start, q=q, p=p, offset=offset, drift=drift, shift=shift
+        )
+
+    def _refine(self, factor: int) -> LikelihoodRatio:
+        """Returns the same atoms on a grid `factor` times finer: exact."""
+        if factor == 1:
+            return self
+        size = (self.q.size - 1) * factor + 1
+        q, p, offset = np.zeros(size), np.zeros(size), np.zeros(size)
+        q[::factor], p[::factor], offset[::factor] = self.q, self.p, self.offset
+        return replace(
+            self, step=self.step / factor, start=self.start * factor, q=q, p=p, offset=offset
+        )
+
+
+class _Factor(NamedTuple):
+    """The atoms of one factor of a product or a sum, in units of 1/_UNIT: float64[atoms] each.
+
+    With g an atom's grid point in log X. Masses under FLUSH are 0.
+    """
+
+    q: Array
+    p: Array
+    s: Array
+    """q e^g, as far as p is known."""
+    t: Array
+    """p e^{-g}, as far as q is known."""
+    partners: float
+    """Bounds what pairs with the masses that are taken for 0 have, under either law."""
+
+
+def _contracted(
+    grid: Array, below: tuple[Array, Array], above: tuple[Array, Array]
+) -> tuple[Array, Array, Array]:
+    """Returns q, p and offsets of cells that are contracted to their conditional means.
+
+    Args:
+      grid: g, log X of the cells' grid points: float64[cells].
+      below: q and t = p e^{-g}, each right where g < 0: float64[cells].
+      above: p and s = q e^g, each right where g >= 0: float64[cells].
+    """
+    high = grid >= 0.0
+    mass, partner = np.where(high, above[0], below[0]), np.where(high, above[1], below[1])
+    kept = (mass > FLUSH) & (partner > FLUSH) & (partner < math.inf)
+    offset = np.log(np.where(kept, mass, 1.0)) - np.log(np.where(kept, partner, 1.0))
+    # Cells whose mean is too far from their grid point for the next partners are left out.
+    kept &= np.abs(offset) < _FARTHEST
+    mass = np.where(kept, mass, 0.0)
+    offset = np.where(kept, np.where(high, offset, -offset), 0.0)
+    with np.errstate(under="ignore"):
+        other = mass * np.exp(np.where(high, -1.0, 1.0) * (grid + offset))
+    return np.where(high, other, mass), np.where(high, mass, other), offset
+
+
+def _convolve(x: Array, y: Array) -> Array:
+    """Returns the convolution of two arrays of masses in units of 1/_UNIT, in units of 1."""
+    with np.errstate(over="ignore", invalid="ignore"):  # see `_contracted`
+        return np.convolve(x, y) / _UNIT / _UNIT
+
+
+def _mean_of_two(
+    a: LikelihoodRatio, a_count: int, b: LikelihoodRatio, b_count: int
+) -> LikelihoodRatio:
+    """Returns the mean of a_count + b_count copies, from the means of a_count and of b_count.
+
+    Works on sums (value times count), so that both have one grid (see `sums`).
+    """
+    count = a_count + b_count
+    step = a.step
+    # On the scale of sums both have the grid log_scale + log(count) + k step.
+    scale = a.log_scale + math.log(a_count)
+    b_start = b.start + round((b.log_scale + math.log(b_count) - scale) / step)
+    log_scale = scale - math.log(count)
+    x, y = a._scaled(), b._scaled()
+    first = Atoms(a.start, x.q, x.p * a_count, x.s * a_count, x.t)
+    second = Atoms(b_start, y.q, y.p * b_count, y.s * b_count, y.t)
+    pairs = Pairs(step, symmetric=a is b)
+    # An atom is summed over at most all d, twice (splits), by a running sum or one by one.
+    terms = a.q.size + b.q.size + RUNNING_SUM_ROUNDINGS + 16
+    drift = a.drift + b.drift + 2.0 * terms * ROUNDING
+    shift = max(a.shift, b.shift) + 32.0 * ROUNDING * (1.0 + abs(scale) + math.log(count))
+    if a.side == "lower":
+        shift += 4.0 * terms * ROUNDING
+        start, *masses = pairs.lower(first, second)
+        q, p, s, t = (mass / _UNIT / _UNIT for mass in masses)
+        grid = log_scale + (start + np.arange(q.size, dtype=np.float64)) * step
+        q, p, offset = _contracted(grid, (q, t), (p / count, s / count))
+        zero = 0.0
+    else:
+        start, *masses = pairs.upper(first, second)
+        q, p = (mass / _UNIT / _UNIT for mass in masses)
+        p /= count
+        offset = np.zeros(q.size)
+        zero = a.zero * b.zero + x.partners + y.partners
+        most = int(np.argmax(q))
+        for mass, other in ((a.zero, second), (b.zero, first)):
+            # Of pairs with an atom at 0, those below the window are spread to 0 and to the atom of
+            # most mass: at the window's first one they would hold off its being trimmed.
+            q_pairs = mass / _UNIT * other.q
+            under = min(max(0, start - other.start), other.q.size)
+            here = slice(other.start + under - start, max(other.stop - start, 0))
+            q[here] += q_pairs[under:]
+            p[here] += mass / _UNIT / count * other.p[under:]
+            up = np.exp((other.start - start - most + np.arange(under)) * step)
+            q[most] += np.dot(q_pairs[:under], up)
+            p[most] += mass / _UNIT / count * other.p[:under].sum()
+            zero += np.dot(q_pairs[:under], 1.0 - up)
+    infinity = (a_count * a.infinity + b_count * b.infinity) / count + x.partners + y.partners
+    return LikelihoodRatio(
+        a.side,
+        step,
+        log_scale,
+        start,
+        q,
+        p,
+        offset,
+        float(zero),
+        infinity if a.side == "upper" else 0.0,
+        drift,
+        shift,
+        max(a.tail, b.tail),
+    ).trim()

@@ -1,0 +1,209 @@
+"""Sums of two independent atoms on one geometric grid: what averaging likelihood ratios is made of.
+
+The atoms i >= j of a sum are d = i - j apart and add up to exp(i step) (1 + exp(-d step)): between
+the grid points i + f and i + f + 1 with f = floor(log1p(exp(-d step)) / step), at a split that
+depends on d alone. Pairs of one f share the multiplication. Where f = 0 for all d > D, running sums
+take over. Results are laid on the window of indices that sums can reach, however far from the
+summands' own it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.algebra.cells import Array, up_weight
+
+RUNNING_SUM_ROUNDINGS = 128
+"""Roundings, besides one for each atom, of a running sum whose terms decay geometrically."""
+_BLOCK = 30.0
+"""Length, in log X, of the blocks of such a sum: e^30 is no large number."""
+
+
+class Atoms(NamedTuple):
+    """Atoms of a law of X, as far as sums of them are on one grid, g = k step for atom k.
+
+    Below X = 1 q is exact, and t; above it p and s, where the others may have underflowed to 0.
+    """
+
+    start: int
+    """Index of the first atom."""
+    q: Array
+    """Mass under Q: float64[atoms]."""
+    p: Array
+    """Mass times X: float64[atoms]."""
+    s: Array
+    """q e^g, in terms of p: float64[atoms]."""
+    t: Array
+    """p e^{-g}, in terms of q: float64[atoms]."""
+
+    @property
+    def stop(self) -> int:
+        """Index after the last atom."""
+        return self.start + self.q.size
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The sums of two atoms on one grid of log X, by their distance d = i - j >= 0.
+
+    Attributes:
+      step: Distance of grid points in log X.
+      symmetric: Both laws are one: pairs d >= 1 count twice, and once suffices to visit them.
+    """
+
+    step: float
+    symmetric: bool
+
+    def upper(self, x: Atoms, y: Atoms) -> tuple[int, Array, Array]:
+        """Splits the sums of all pairs between grid points.
+
+        Returns the window's first index, and the masses times 1 (under Q) and times the value (p).
+        """
+        out = self._window(x, y)
+        self._add_upper(out, x, y, 0)
+        if not self.symmetric:
+            self._add_upper(out, y, x, 1)
+        return out.start, out.q, out.p
+
+    def lower(self, x: Atoms, y: Atoms) -> Atoms:
+        """Gathers all pairs at the grid point nearest their sum."""
+        out = self._window(x, y)
+        self._add_lower(out, x, y, 0)
+        if not self.symmetric:
+            self._add_lower(out, y, x, 1)
+        return out
+
+    def _window(self, x: Atoms, y: Atoms) -> Atoms:
+        """Returns the grid points that sums of `x` and `y` may be at, without mass."""
+        start = math.floor(self._sum(x.start, y.start)) - 1
+        size = math.ceil(self._sum(x.stop, y.stop)) + 2 - start
+        return Atoms(start, np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size))
+
+    def _sum(self, i: int, j: int) -> float:
+        """Index of the sum of two atoms, between grid points."""
+        return max(i, j) + math.log1p(math.exp(-abs(i - j) * self.step)) / self.step
+
+    def _weight(self, d: int) -> float:
+        return 2.0 if self.symmetric and d > 0 else 1.0
+
+    def _runs(
+        self, x: Atoms, y: Atoms, first: int, least: float, shift: float
+    ) -> tuple[Array, list[tuple[int, int, int]], int]:
+        """Runs (d0, d1, level) of one level = floor(height + shift), height = log1p(e^{-d h}) / h.
+
+        Only distances >= `first` that occur between the supports `x` and `y` are listed, and none
+        beyond the last, D, at which the height is above `least`. Returns heights, runs, D + 1.
+        """
+        beyond = math.ceil(-math.log(math.expm1(least * self.step)) / self.step) + 1
+        begin = max(first, x.start - y.stop + 1)
+        end = min(x.stop - y.start, beyond)
+        if begin >= end:
+            return np.zeros(0), [], beyond
+        height = np.log1p(np.exp(-np.arange(begin, end) * self.step)) / self.step
+        level = np.floor(height + shift).astype(np.int64)
+        cuts = [0, *(np.flatnonzero(np.diff(level)) + 1).tolist(), level.size]
+        runs = [(begin + i, begin + j, int(level[i])) for i, j in itertools.pairwise(cuts)]
+        return height, runs, beyond
+
+    def _add_upper(self, out: Atoms, x: Atoms, y: Atoms, first: int) -> None:
+        height, runs, beyond = self._runs(x, y, first, 1.0, 0.0)
+        base = runs[0][0] if runs else 0
+        grown = math.exp(self.step)
+        for begin, end, level in runs:
+            low = max(x.start, y.start + begin)
+            high = min(x.stop, y.stop + end - 1)
+            down, up = np.zeros(high - low), np.zeros(high - low)
+            above = (height[begin - base : end - base] - level) * self.step
+            shares = up_weight(above, self.step)
+            for d in range(begin, end):
+                here = slice(max(low, y.start + d), min(high, y.stop + d))
+                share = float(shares[d - begin])
+                weight = self._weight(d)
+                mass = y.q[here.start - d - y.start : here.stop - d - y.start]
+                down[here.start - low : here.stop - low] += (weight * (1.0 - share)) * mass
+                up[here.start - low : here.stop - low] += (weight * share) * mass
+            left = slice(low - x.start, high - x.start)
+            at = low + level - out.start
+            here, there = slice(at, at + high - low), slice(at + 1, at + high - low + 1)
+            out.q[here] += x.q[left] * down
+            out.q[there] += x.q[left] * up
+            # A grid point's value is that of x's atom, times e^{level step}.
+            p = x.p[left] * math.exp(level * self.step)
+            out.p[here] += p * down
+            out.p[there] += (grown * p) * up
+        low = max(x.start, y.start + max(beyond, first))
+        if low < x.stop:
+            # Here the sum lies below the next grid point, at a split e^{-d step}/(e^step - 1).
+            j, decay = self._far(x, y, low, max(beyond, first))
+            total = np.cumsum(y.q)[j]
+            up = np.minimum(self._decayed(y.q)[j] * decay / math.expm1(self.step), total)
+            here, there = slice(low - out.start, x.stop - out.start), slice(low - x.start, None)
+            next_up = slice(here.start + 1, here.stop + 1)
+            weight = self._weight(1)
+            out.q[here] += weight * x.q[there] * (total - up)
+            out.q[next_up] += weight * x.q[there] * up
+            out.p[here] += weight * x.p[there] * (total - up)
+            out.p[next_up] += (weight * grown) * x.p[there] * up
+
+    def _add_lower(self, out: Atoms, x: Atoms, y: Atoms, first: int) -> None:
+        _, runs, beyond = self._runs(x, y, first, 0.5, 0.5)
+        for begin, end, level in runs:
+            low = max(x.start, y.start + begin)
+            high = min(x.stop, y.stop + end - 1)
+            sum_q, sum_t = np.zeros(high - low), np.zeros(high - low)
+            for d in range(begin, end):
+                here = slice(max(low, y.start + d), min(high, y.stop + d))
+                there = slice(here.start - d - y.start, here.stop - d - y.start)
+                weight = self._weight(d)
+                sum_q[here.start - low : here.stop - low] += weight * y.q[there]
+                smaller = weight * math.exp(-d * self.step)
+                sum_t[here.start - low : here.stop - low] += smaller * y.t[there]
+            at = low + level - out.start
+            here, there = slice(at, at + high - low), slice(low - x.start, high - x.start)
+            self._gather(out, here, x, there, sum_q, sum_t, math.exp(level * self.step))
+        low = max(x.start, y.start + max(beyond, first))
+        if low < x.stop:
+            j, decay = self._far(x, y, low, max(beyond, first))
+            weight = self._weight(1)
+            sum_q = weight * np.cumsum(y.q)[j]
+            sum_t = weight * self._decayed(y.t)[j] * decay
+            here = slice(low - out.start, x.stop - out.start)
+            self._gather(out, here, x, slice(low - x.start, None), sum_q, sum_t, 1.0)
+
+    @staticmethod
+    def _gather(
+        out: Atoms, here: slice, x: Atoms, there: slice, sum_q: Array, sum_t: Array, up: float
+    ) -> None:
+        """Adds pairs with x's atoms i = `there`, g_out = g_i + log `up`, to those of `out` `here`.
+
+        `sum_q` has, for each i, its partners' masses q_j, and `sum_t` e^{g_j - g_i} t_j: their
+        values, in units of e^{g_i}. A pair has the mass q_i q_j = e^{-g_i} s_i q_j, and that times
+        its value is p_i q_j + q_i p_j = p_i q_j + s_i e^{g_j - g_i} t_j = e^{g_i} (t_i q_j + ..).
+        """
+        out.q[here] += x.q[there] * sum_q
+        out.s[here] += up * x.s[there] * sum_q
+        out.p[here] += x.p[there] * sum_q + x.s[there] * sum_t
+        out.t[here] += (x.t[there] * sum_q + x.q[there] * sum_t) / up
+
+    def _far(self, x: Atoms, y: Atoms, low: int, distance: int) -> tuple[NDArray[np.int64], Array]:
+        """For x's atoms i from `low` on: y's last one j <= i - `distance`, and e^{(j - i) step}."""
+        i = np.arange(low, x.stop)
+        j = np.minimum(i - distance, y.stop - 1)
+        return j - y.start, np.exp((j - i) * self.step)
+
+    def _decayed(self, mass: Array) -> Array:
+        """Returns sum_{k <= j} e^{(k - j) step} mass_k for each j, relatively accurate."""
+        length = max(1, int(_BLOCK / self.step))
+        result, carried = np.empty(mass.size), 0.0
+        for begin in range(0, mass.size, length):
+            block = slice(begin, begin + length)
+            grow = np.exp(np.arange(mass[block].size) * self.step)
+            result[block] = (np.cumsum(mass[block] * grow) + carried) / grow
+            carried = float(result[block][-1]) * math.exp(-self.step)
+        return result

@@ -1,0 +1,282 @@
+"""How far privacy amplification by subsampling carries, and which batch sizes it makes nearly free.
+
+A mechanism that sees each example independently with probability p is more private, so that it
+needs less noise. But the mean of a sample of pn examples is 1/p times as sensitive as the mean of
+all n. The first gain pays for the second loss, up to a penalty: the noise of the sampled mean is
+never less than that of the full mean at the same guarantee, and it is about the same as long as
+the ε of one release stays below p.
+
+With ε what one release may cost *after* amplification and c = ε/p, the penalty is
+
+- for Laplace noise ε/(p ε_p), which lies between 1 and c/log(1 + c): `laplace_noise_ratio` is its
+  inverse and `laplace_noise_penalty` the bound;
+- for Gaussian noise and many releases about c/√log(1 + c²), with ε = 1/σ and σ the noise multiplier
+  that the same guarantee needs without sampling. `gaussian_noise_penalty` computes it exactly for
+  any number of releases; for few of them it is much larger.
+
+Source: T. Steinke, Limits of Privacy Amplification by Subsampling, DifferentialPrivacy.org, 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scipy.optimize import brentq
+
+from accounting.profile import calibrate, check_count, check_epsilon, check_probability
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.poisson import PoissonProfile
+
+# Beyond this e^ε exceeds 1/ulp: the other form of each logarithm is exact, and e^ε may overflow.
+_LARGE = 40.0
+
+
+def amplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float, float]:
+    """Returns the guarantee of an (ε, δ)-DP mechanism that is run on a Poisson sample.
+
+    (log(1 + p(e^ε - 1)), pδ), for adjacency by adding, removing or zeroing out one example.
+
+    Proof. Write N for the mechanism without the example and M for the mechanism that surely has it;
+    the sampled one is R = (1-p) N + p M with it, N without, and e^{ε'} = 1 + p(e^ε - 1). First,
+    R - e^{ε'} N = p (M - e^ε N), whose positive part has mass at most pδ. Second,
+    N - e^{ε'} R = p (κ N - e^{ε'} M) with κ = (1 - (1-p) e^{ε'})/p <= 1. If κ <= 0 it has no
+    positive part. Else e^{ε'} >= κ e^ε, as (1-p)(e^ε - 1)² >= 0, and the positive part has mass at
+    most pκδ <= pδ.
+
+    Args:
+      epsilon: ε >= 0 of the mechanism.
+      delta: δ in [0, 1] of the mechanism.
+      sampling_prob: p in (0, 1].
+
+    Returns:
+      The pair (ε', δ') of the sampled mechanism.
+
+    Source: Steinke, Limits of Privacy Amplification by Subsampling, Theorem 1.
+
+    >>> round(math.exp(amplify(math.log(3.0), 1e-5, 0.5)[0]), 12)
+    2.0
+    """
+    check_epsilon(epsilon)
+    check_probability("sampling_prob", sampling_prob)
+    if not 0.0 <= delta <= 1.0:
+        raise ValueError(f"delta must be in [0, 1], got {delta}")
+    if epsilon <= _LARGE:
+        amplified = math.log1p(sampling_prob * math.expm1(epsilon))
+    else:
+        rest = (1.0 - sampling_prob) / sampling_prob * math.exp(-epsilon)
+        amplified = epsilon + math.log(sampling_prob) + math.log1p(rest)
+    return amplified, sampling_prob * delta
+
+
+def deamplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float, float]:
+    """Returns the guarantee that a mechanism needs, to be (ε, δ)-DP when run on a Poisson sample.
+
+    (ε_p, δ/p) with ε_p = log(1 + (e^ε - 1)/p): the inverse of `amplify`.
+
+    Raises:
+      ValueError: If δ exceeds p, as no mechanism then amplifies to exactly δ.
+
+    Source: Steinke, Limits of Privacy Amplification by Subsampling, Theorem 1.
+
+    >>> round(math.exp(deamplify(math.log(2.0), 0.0, 0.5)[0]), 12)
+    3.0
+    """
+    check_epsilon(epsilon)
+    check_probability("sampling_prob", sampling_prob)
+    if not 0.0 <= delta <= sampling_prob:
+        raise ValueError(f"delta must be in [0, sampling_prob = {sampling_prob}], got {delta}")
+    if epsilon <= _LARGE:
+        needed = math.log1p(math.expm1(epsilon) / sampling_prob)
+    else:
+        needed = epsilon - math.log(sampling_prob)
+    return needed, delta / sampling_prob
+
+
+def laplace_noise_scale(epsilon: float, num_examples: int, sampling_prob: float = 1.0) -> float:
+    """Returns the scale of Laplace noise at which the mean of a Poisson sample is ε-DP.
+
+    1/(ε_p p n): the sum over the sample, each value within [0, 1] (or [-1, 1], zeroed out), divided
+    by pn.
+
+    Args:
+      epsilon: ε > 0, the guarantee of one release.
+      num_examples: n.
+      sampling_prob: p in (0, 1]; 1 is the full mean.
+
+    >>> round(laplace_noise_scale(0.1, 1000) / laplace_noise_scale(0.1, 1000, 0.1), 3)
+    0.719
+    """
+    check_count("num_examples", num_examples)
+    _check_positive("epsilon", epsilon)
+    return 1.0 / (deamplify(epsilon, 0.0, sampling_prob)[0] * sampling_prob * num_examples)
+
+
+def laplace_noise_ratio(epsilon: float, sampling_prob: float) -> float:
+    """Returns p ε_p / ε: the Laplace noise of the full mean over that of the sampled mean.
+
+    At most 1 (log(1 + p(e^x - 1)) >= px, by concavity of the logarithm): sampling never lowers the
+    noise. At least log(1 + c)/c, c = ε/p, as ε_p >= log(1 + ε/p); and that at least p/(p + ε).
+
+    Args:
+      epsilon: ε > 0, what the sampled release costs.
+      sampling_prob: p in (0, 1].
+
+    Source: Steinke, Limits of Privacy Amplification by Subsampling.
+    """
+    _check_positive("epsilon", epsilon)
+    return min(1.0, sampling_prob * deamplify(epsilon, 0.0, sampling_prob)[0] / epsilon)
+
+
+def laplace_noise_penalty(epsilon_over_prob: float) -> float:
+    """Returns c/log(1 + c): by how much sampling may raise Laplace noise where ε <= c p.
+
+    Args:
+      epsilon_over_prob: c = ε/p >= 0. The penalty is 1 + c/2 for small c.
+
+    Source: Steinke, Limits of Privacy Amplification by Subsampling.
+    """
+    c = epsilon_over_prob
+    if not 0.0 <= c < math.inf:
+        raise ValueError(f"epsilon_over_prob must be finite and at least 0, got {c}")
+    return c / math.log1p(c) if c > 0.0 else 1.0
+
+
+def gaussian_noise_penalty_many_steps(epsilon_over_prob: float) -> float:
+    """Estimates the Gaussian penalty in the limit of many steps: c/√log(1 + c²); not a bound.
+
+    The central limit theorem for Poisson sampling gives k steps the trade-off curve of one Gaussian
+    with μ = p√(k(e^{1/s²} - 1)) at noise multiplier s; without sampling it is μ = √k/σ. They are
+    equal at 1/s² = log(1 + c²), c = 1/(pσ), and the noise of the two means has the ratio s/(pσ) = c
+    s.
+
+    Args:
+      epsilon_over_prob: c = 1/(pσ) >= 0. The penalty is 1 + c²/4 for small c.
+
+    Source: Z. Bu, J. Dong, Q. Long, W. Su, Deep Learning with Gaussian Differential Privacy,
+    Harvard Data Science Review 2020, arXiv:1911.11607, Theorem 5.
+    """
+    c = epsilon_over_prob
+    if not 0.0 <= c < 1e150:
+        raise ValueError(f"epsilon_over_prob must be in [0, 1e150), got {c}")
+    return c / math.sqrt(math.log1p(c * c)) if c * c > 0.0 else 1.0
+
+
+def gaussian_noise_penalty(
+    sampling_prob: float, steps: int, *, epsilon: float, delta: float
+) -> float:
+    """Returns the Gaussian noise of the sampled mean over the full mean's, at equal guarantee.
+
+    s/(pσ): with noise multiplier σ on every step the sum over all n examples, and with s the sum
+    over a Poisson sample, composed over all steps, is (ε, δ)-DP. Both are the smallest that
+    `calibrate` certifies.
+
+    Args:
+      sampling_prob: p in (0, 1].
+      steps: k, the number of releases.
+      epsilon: ε > 0 of the whole run.
+      delta: δ in (0, 1) of the whole run.
+    """
+    check_probability("sampling_prob", sampling_prob)
+    sampled = calibrate(
+        lambda noise: PoissonProfile(noise, sampling_prob, steps), epsilon=epsilon, delta=delta
+    )
+    return sampled / (sampling_prob * full_batch_noise(steps, epsilon=epsilon, delta=delta))
+
+
+def full_batch_noise(steps: int, *, epsilon: float, delta: float) -> float:
+    """Returns the smallest noise multiplier for `steps` releases that each see all examples."""
+    check_count("steps", steps)
+    return calibrate(
+        lambda noise: GaussianProfile(noise / math.sqrt(steps)), epsilon=epsilon, delta=delta
+    )
+
+
+@dataclass(frozen=True)
+class SubsamplingAdvice:
+    """Which batch sizes cost (nearly) nothing in noise, at a fixed budget and number of steps.
+
+    A batch of b of n examples is sampled at p = b/n; the noise in the mean gradient is then at most
+    `penalty` times the noise that full batches would need.
+
+    Attributes:
+      num_examples: n.
+      steps: k.
+      rho: The budget, in zero-concentrated DP.
+      step_epsilon: √(2ρ/k): ε of one release; the inverse of full batches' noise multiplier.
+      penalty: The factor on the noise that is still called free.
+      gaussian_batch_size: Smallest expected batch size with that penalty for Gaussian noise, by the
+        central limit theorem (an estimate; `gaussian_noise_penalty` computes it).
+      laplace_batch_size: Smallest expected batch size at which pure ε-DP releases are proved to
+        have it. Above n where not even full batches are covered by the rule.
+    """
+
+    num_examples: int
+    steps: int
+    rho: float
+    step_epsilon: float
+    penalty: float
+    gaussian_batch_size: int
+    laplace_batch_size: int
+
+
+def advise_batch_size(
+    num_examples: int,
+    steps: int,
+    *,
+    rho: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    penalty: float = 1.1,
+) -> SubsamplingAdvice:
+    """Says from which batch size on subsampling is (nearly) free.
+
+    A budget of ρ over k releases is √(2ρ/k) for each (ε-DP costs at most ε²/2 in zCDP; a Gaussian
+    release with noise multiplier σ costs 1/(2σ²)). Noise rises by less than `penalty` while that is
+    at most c p. A budget (ε, δ) is turned into the ρ of full Gaussian batches that just meet it.
+
+    Args:
+      num_examples: n.
+      steps: k, the number of releases.
+      rho: ρ > 0, the budget in zCDP; or else
+      epsilon: ε > 0, and
+      delta: δ in (0, 1), the budget in approximate DP.
+      penalty: The factor > 1 on the noise that is still called free.
+
+    Source: Steinke, Limits of Privacy Amplification by Subsampling (the rule √(2ρ/k) <= c p).
+
+    >>> advice = advise_batch_size(1_000_000, 10_000, rho=0.5)
+    >>> advice.gaussian_batch_size, advice.laplace_batch_size
+    (14949, 48437)
+    """
+    check_count("num_examples", num_examples)
+    check_count("steps", steps)
+    if not 1.0 < penalty < math.inf:
+        raise ValueError(f"penalty must exceed 1, got {penalty}")
+    if rho is not None and epsilon is None and delta is None:
+        _check_positive("rho", rho)
+    elif rho is None and epsilon is not None and delta is not None:
+        rho = steps / (2.0 * full_batch_noise(steps, epsilon=epsilon, delta=delta) ** 2)
+    else:
+        raise ValueError("give the budget as rho, or as epsilon and delta, and not both")
+    step_epsilon = math.sqrt(2.0 * rho / steps)
+
+    def smallest(penalty_at: Callable[[float], float]) -> int:
+        c = brentq(lambda log_c: penalty_at(math.exp(log_c)) - penalty, -40.0, 300.0, xtol=1e-12)
+        return math.ceil(num_examples * step_epsilon / math.exp(c))
+
+    return SubsamplingAdvice(
+        num_examples,
+        steps,
+        rho,
+        step_epsilon,
+        penalty,
+        smallest(gaussian_noise_penalty_many_steps),
+        smallest(laplace_noise_penalty),
+    )
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not 0.0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value}")

@@ -1,0 +1,137 @@
+"""Episodic training as published, for comparison only, and what could be done in its place.
+
+The sampler is that of `accounting.profiles.multistage`, which has its sound price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accounting.profile import (
+    Bound,
+    check_count,
+    check_delta,
+    check_noise_multiplier,
+    epsilon_from_delta,
+)
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.multistage import MultistageProfile, check_stages, outcomes
+from accounting.profiles.poisson import PoissonProfile
+from accounting.profiles.units_then_poisson import UnitsThenPoissonProfile
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number that guarantees nothing, and says so wherever it is printed.
+
+    >>> print(Estimate(1.83, "not sound for sums"))
+    ~1.83 (NO GUARANTEE: not sound for sums)
+    """
+
+    value: float
+    reason: str
+
+    def __str__(self) -> str:
+        return f"~{self.value:.3g} (NO GUARANTEE: {self.reason})"
+
+
+@dataclass(frozen=True)
+class PublishedTheorem3:
+    r"""Theorem 3 of episodic training as published: NOT SOUND for sums, for comparisons only.
+
+    If the base mechanism is (e, d)-DP, the theorem says that sampling at rate gamma makes it
+
+    .. math:: \left(\log(1 + \gamma (e^{e} - 1)),\; \gamma\, d\right)\text{-DP.}
+
+    Read with the Gaussian mechanism of sensitivity 1 as base, as if nobody took the place of an
+    example that is not drawn. In sampling without replacement somebody does: one of 100, with s = 1
+    and e' = 1.85, really has d' = 8.5e-3, where this says 4.7e-6. So the base must be taken under
+    substitution (sensitivity 2), and with two or more stages that is not enough, as a whole unit is
+    substituted. Several steps: composed as Poisson sampling at gamma, which has this very curve.
+
+    This is no `PrivacyProfile`: nothing that prints guarantees takes it.
+
+    Source: Tombs, Kotevska, Young, "Privacy Amplification for Episodic Training Methods", CEUR
+    Vol-3318, 2022, Theorem 3.
+
+    Raises:
+      ValueError: As for `MultistageProfile`.
+    """
+
+    noise_multiplier: float
+    steps: int
+    draws: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    REASON = "published Theorem 3, which is not sound for sums"
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+        check_count("steps", self.steps)
+        check_stages(self.draws, self.sizes, None)
+
+    def estimate_delta(self, epsilon: float) -> Estimate:
+        """Returns what the theorem says delta is at `epsilon` >= 0."""
+        rate = outcomes(self.draws, self.sizes).succeeds
+        if self.steps == 1:
+            base = GaussianProfile(self.noise_multiplier)
+            value = rate * base.delta(math.log1p(math.expm1(epsilon) / rate)).upper
+        else:
+            value = self._poisson().delta(epsilon).upper
+        return Estimate(value, self.REASON)
+
+    def estimate_epsilon(self, delta: float) -> Estimate:
+        """Returns what the theorem says epsilon is at `delta` in (0, 1)."""
+        check_delta(delta)
+        if self.steps > 1:
+            return Estimate(self._poisson().epsilon(delta).upper, self.REASON)
+        found = epsilon_from_delta(
+            lambda e: self.estimate_delta(e).value, lambda e: self.estimate_delta(e).value, delta
+        )
+        return Estimate(found.upper, self.REASON)
+
+    def _poisson(self) -> PoissonProfile:
+        rate = outcomes(self.draws, self.sizes).succeeds
+        return PoissonProfile(self.noise_multiplier, rate, self.steps)
+
+
+def compare(
+    noise_multiplier: float,
+    steps: int,
+    draws: Sequence[int],
+    sizes: Sequence[int],
+    delta: float,
+) -> dict[str, Bound | Estimate]:
+    """Returns epsilon of one configuration, and of what could be done in its place.
+
+    The first stages amplify little unless the noise is large against what two units contribute (2
+    K_j, see `multistage`), as the sum shows which units were drawn. Clipping each unit's gradient
+    as one, or Poisson sampling within units, keeps more of it at equal noise and batch size. (A sum
+    of units' gradients has fewer terms of norm 1, so the same noise weighs more against it.)
+
+    Args:
+      noise_multiplier: s, in units of the clipping norm.
+      steps: T, number of releases.
+      draws: n_j, children drawn of each drawn unit.
+      sizes: N_j, children of the leaf's own unit.
+      delta: In (0, 1).
+
+    Returns:
+      Bounds, the configuration's own first; the last entry is the published theorem's estimate.
+    """
+    draws, sizes = tuple(draws), tuple(sizes)
+    found: dict[str, Bound | Estimate] = {}
+    for level in range(len(draws), 0, -1):
+        name = "examples clipped" if level == len(draws) else f"units of level {level} clipped"
+        profile = MultistageProfile(noise_multiplier, steps, draws, sizes, level)
+        found[name] = profile.epsilon(delta)
+    units = outcomes(draws[:-1], sizes[:-1]).succeeds
+    rate = draws[-1] / sizes[-1]
+    found["Poisson within units"] = UnitsThenPoissonProfile(
+        noise_multiplier, steps, units, rate
+    ).epsilon(delta)
+    published = PublishedTheorem3(noise_multiplier, steps, draws, sizes)
+    found["published theorem"] = published.estimate_epsilon(delta)
+    return found

@@ -1,0 +1,154 @@
+"""The estimators' answers as a profile: its upper ends hold with a confidence below one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from accounting.estimates.monte_carlo.confidence import hockey_stick_upper_bound, kl_upper_bound
+from accounting.estimates.monte_carlo.losses import Floats, event_probability, sample_losses
+from accounting.profile import (
+    EPSILON_TOLERANCE,
+    Bound,
+    Direction,
+    check_count,
+    check_delta,
+    check_noise_multiplier,
+    epsilon_from_delta,
+)
+from accounting.profiles.max_events import max_event_lower_bound
+
+_TOO_FEW = "too few samples for so small a delta"
+
+
+@dataclass(frozen=True)
+class MonteCarloProfile:
+    """The profile of balls-and-bins as its authors estimate it: upper ends of confidence 1 - β.
+
+    The upper end combines importance sampling (one epoch) and order statistics; the lower end is
+    the closed form of `max_event_lower_bound` and is proved. The confidence is that of one query.
+
+    No union bound over the two directions is due: which of them attains the true maximum at ε is
+    not random, and max(U_remove, U_add) fails only where the bound of that one fails. Nor over the
+    search for epsilon: one set of samples serves every ε, so the bound U(ε) is monotone, and the
+    reported epsilon lies below the true one, ε*, only where U fails just below ε*. (With importance
+    sampling, the samples are drawn given the event of a proved lower bound ε_0 <= ε*; it contains
+    the event of every ε >= ε_0.)
+
+    Attributes:
+      noise_multiplier: σ.
+      bins: T, the number of batches of one epoch.
+      epochs: Number of epochs.
+      assignment: "redrawn": bins are drawn anew in each epoch; "fixed": once. The E observations of
+        a fixed bin have their mean as a sufficient statistic: one epoch at σ/√E.
+      num_samples: m, samples for each direction.
+      beta: β, the probability with which an upper end may fail.
+      ranks: Ranks of the order statistics, or None to sample every coordinate.
+      seed: Seed of the samples; a query is a pure function of the attributes.
+    """
+
+    noise_multiplier: float
+    bins: int
+    epochs: int = 1
+    assignment: Literal["redrawn", "fixed"] = "redrawn"
+    num_samples: int = 100_000
+    beta: float = 1e-3
+    ranks: tuple[int, ...] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+        check_count("bins", self.bins)
+        check_count("epochs", self.epochs)
+        check_count("num_samples", self.num_samples)
+        if self.assignment not in ("redrawn", "fixed"):
+            raise ValueError(f'assignment must be "redrawn" or "fixed", got {self.assignment!r}')
+        # A smaller β would round the confidence to 1, which means proved.
+        if not 1e-12 <= self.beta < 1.0:
+            raise ValueError(f"beta must be in [1e-12, 1), got {self.beta}")
+
+    @property
+    def _one_epoch(self) -> tuple[float, int]:
+        """The noise multiplier and number of epochs after the sufficient statistic is taken."""
+        if self.assignment == "fixed":
+            return self.noise_multiplier / math.sqrt(self.epochs), 1
+        return self.noise_multiplier, self.epochs
+
+    def _lower(self, epsilon: float) -> float:
+        # One of several redrawn epochs already costs this much.
+        return max_event_lower_bound(epsilon, noise_multiplier=self._one_epoch[0], bins=self.bins)
+
+    def _samples(self, event_epsilon: float) -> list[tuple[Floats, float]]:
+        """Losses and the probability of the event that they are drawn under, for each direction."""
+        noise_multiplier, epochs = self._one_epoch
+        rng = np.random.default_rng(self.seed)
+        samples = []
+        directions: tuple[Direction, Direction] = ("remove", "add")
+        for direction in directions:
+            losses = sample_losses(
+                rng,
+                self.num_samples,
+                noise_multiplier=noise_multiplier,
+                bins=self.bins,
+                direction=direction,
+                epochs=epochs,
+                ranks=self.ranks,
+                event_epsilon=event_epsilon if epochs == 1 else None,
+            )
+            probability = (
+                event_probability(
+                    event_epsilon,
+                    noise_multiplier=noise_multiplier,
+                    bins=self.bins,
+                    direction=direction,
+                )
+                if epochs == 1
+                else 1.0
+            )
+            samples.append((losses, probability))
+        return samples
+
+    def _least_upper(self, event_epsilon: float) -> float:
+        """Returns what delta's upper end cannot go below, even if no loss exceeded epsilon."""
+        noise_multiplier, epochs = self._one_epoch
+        directions: tuple[Direction, Direction] = ("remove", "add")
+        probability = 1.0
+        if epochs == 1:
+            probability = max(
+                event_probability(
+                    event_epsilon,
+                    noise_multiplier=noise_multiplier,
+                    bins=self.bins,
+                    direction=direction,
+                )
+                for direction in directions
+            )
+        return probability * kl_upper_bound(0.0, self.num_samples, self.beta)
+
+    def _upper(self, samples: list[tuple[Floats, float]], epsilon: float) -> float:
+        return max(
+            hockey_stick_upper_bound(losses, epsilon, beta=self.beta, event_probability=probability)
+            for losses, probability in samples
+        )
+
+    def delta(self, epsilon: float) -> Bound:
+        """Bounds δ at `epsilon` >= 0."""
+        lower = self._lower(epsilon)
+        upper = self._upper(self._samples(epsilon), epsilon)
+        return Bound(lower, min(1.0, max(lower, upper)), 1.0 - self.beta)
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds the smallest ε >= 0 at `delta` in (0, 1); `tolerance` is not used."""
+        check_delta(delta)
+        lower = epsilon_from_delta(lambda e: 1.0, self._lower, delta, resolution=1e-9).lower
+        if self._least_upper(lower) > delta:
+            return Bound(lower, math.inf, 1.0 - self.beta, _TOO_FEW)
+        samples = self._samples(lower)
+        found = epsilon_from_delta(
+            lambda e: self._upper(samples, max(e, lower)), lambda e: 0.0, delta, resolution=1e-9
+        )
+        note = "" if found.upper < math.inf else _TOO_FEW
+        return Bound(lower, max(lower, found.upper), 1.0 - self.beta, note)

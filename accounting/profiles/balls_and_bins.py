@@ -1,0 +1,271 @@
+"""Balls-and-bins: each epoch every example falls into one of T batches, independently, by lot."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from scipy import special
+
+from accounting.algebra.composition import compose_both
+from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
+from accounting.profile import (
+    EPSILON_TOLERANCE,
+    Bound,
+    PrivacyProfile,
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_noise_multiplier,
+    epsilon_from_delta,
+    wanted_width,
+)
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.largest_release import LargestRelease
+
+_COARSEST = 0.2
+_MANY_EPOCHS = 8
+_SMALLEST_LOG_TAIL = -296.0
+_SMALLEST_DELTA = 1e-286
+_MOST_WORK = 1.8e9
+"""Most pairs of atoms that are visited for one grid: a few seconds."""
+_STALLS = 3
+"""How many finer grids in a row may be of no use."""
+_RARE = 1e-40
+"""A delta that no one asks to be sharp at much cost."""
+_WORK_PER_DISTANCE = 1e4
+"""What a distance of atoms costs besides its pairs, in units of a pair."""
+
+
+@dataclass(frozen=True)
+class BallsAndBinsProfile:
+    r"""The certified profile of balls-and-bins sampling, from below and above.
+
+    One epoch of T = `bins` batches at s = `noise_multiplier` is dominated, tightly, by
+
+    .. math:: P = \frac{1}{T} \sum_t N(e_t, s^2 I), \qquad Q = N(0, s^2 I)
+
+    with e_t the t-th unit vector of R^T, under zeroing-out adjacency. Its likelihood ratio is the
+    average over T of independent log-normals, and E = `epochs` epochs with bins redrawn are the
+    product of E of them. Both are evaluated in the algebra of `likelihood_ratio`, which refines
+    its grid until the two ends agree.
+
+    `assignment` says what happens between epochs; the two have very different prices:
+
+    - 'redrawn': every epoch draws new bins; the epochs compose.
+    - 'fixed': one assignment is kept; the E releases of a bin have a sufficient statistic, their
+      sum, so that it is one epoch at s / sqrt(E).
+
+    >>> f"{BallsAndBinsProfile(1.0, bins=565).epsilon(2.7e-8):.2f}"
+    '[0.40, 0.41]'
+
+    Source: Chua et al., "Balls-and-Bins Sampling for DP-SGD", AISTATS 2025 (arXiv 2412.16802),
+    Theorem 3.1 (the pair), Proposition 3.3 (never above the deterministic order's profile).
+
+    Raises:
+      ValueError: If `noise_multiplier` is not positive and finite, `bins` or `epochs` is not an
+        integer >= 1, or `assignment` is neither 'redrawn' nor 'fixed'.
+    """
+
+    noise_multiplier: float
+    bins: int
+    epochs: int = 1
+    assignment: Literal["redrawn", "fixed"] = "redrawn"
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+        check_count("bins", self.bins)
+        check_count("epochs", self.epochs)
+        if self.assignment not in ("redrawn", "fixed"):
+            raise ValueError(f"assignment must be 'redrawn' or 'fixed', got {self.assignment!r}")
+
+    def delta(self, epsilon: float) -> Bound:
+        """Bounds delta at `epsilon` >= 0, as sharply as 1e-3 in epsilon allows."""
+        check_epsilon(epsilon)
+        exact = self._gaussian()
+        if exact is not None:
+            return exact.delta(epsilon)
+        sigma, epochs = self._one_epoch()
+        closed = LargestRelease(sigma, self.bins, epochs)
+        lower = closed.lower_delta(epsilon)
+        upper = min(_deterministic(sigma, epochs).delta(epsilon).upper, closed.upper_delta(epsilon))
+        moved, resolution = upper, _COARSEST
+        tail = _tail(upper, epochs)
+        # A step of the tolerance in epsilon changes delta by upper - moved.
+        while moved > lower and upper - lower > 1e-3 * lower:
+            if upper <= _SMALLEST_DELTA:
+                return Bound(lower, upper, note=_TOO_SMALL)
+            grid = _Grid(sigma, self.bins, resolution, tail)
+            if grid.work() > (_MOST_WORK if upper > _RARE else 0.1 * _MOST_WORK):
+                return Bound(lower, upper, note=_NO_FINER)
+            curves = _curves(grid, epochs, epsilon=epsilon)
+            lower = max(lower, *(low(epsilon) for low, _ in curves))
+            upper = min(upper, max(high(epsilon) for _, high in curves))
+            moved = max(high(epsilon + EPSILON_TOLERANCE) for _, high in curves)
+            tail = min(tail, _tail(upper, epochs))
+            resolution /= 2.0
+        return Bound(lower, upper)
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
+        check_delta(delta)
+        exact = self._gaussian()
+        if exact is not None:
+            return exact.epsilon(delta)
+        sigma, epochs = self._one_epoch()
+        closed = LargestRelease(sigma, self.bins, epochs)
+        lower = closed.lower_epsilon(delta)
+        upper = min(_deterministic(sigma, epochs).epsilon(delta).upper, closed.upper_epsilon(delta))
+        resolution, gap, stalled = _COARSEST, math.inf, 0
+        while upper - lower > (wanted := wanted_width(tolerance, upper)):
+            if delta < _SMALLEST_DELTA:
+                return Bound(lower, upper, note=_TOO_SMALL)
+            grid = _Grid(sigma, self.bins, resolution, _tail(delta, epochs))
+            if grid.work() > _MOST_WORK:
+                return Bound(lower, upper, note=_NO_FINER)
+            found = [
+                epsilon_from_delta(high, low, delta, resolution=1e-3 * tolerance)
+                for low, high in _curves(grid, epochs, delta=delta)
+            ]
+            upper = min(upper, max(b.upper for b in found))
+            lower = max(lower, *(b.lower for b in found))
+            before, gap = gap, max(b.upper for b in found) - max(b.lower for b in found)
+            stalled = stalled + 1 if gap > 0.9 * before else 0
+            if stalled == _STALLS:
+                return Bound(lower, upper, note=_ROUNDED)
+            # The gap is of second order in the step, of which the last ones differ by factors of 2.
+            most = 0.5 if stalled else 0.7
+            shrink = min(most, max(0.15, math.sqrt(0.7 * wanted / max(gap, wanted))))
+            resolution = max(shrink * resolution, min(most * resolution, grid.finest()))
+        return Bound(lower, upper)
+
+    def _gaussian(self) -> PrivacyProfile | None:
+        """The closed form, where the profile has one."""
+        if self.bins > 1:
+            return None
+        return GaussianProfile(self.noise_multiplier / math.sqrt(self.epochs))
+
+    def _one_epoch(self) -> tuple[float, int]:
+        """The noise multiplier and number of epochs of the equivalent redrawn assignment."""
+        if self.assignment == "fixed":
+            return self.noise_multiplier / math.sqrt(self.epochs), 1
+        return self.noise_multiplier, self.epochs
+
+
+_TOO_SMALL = "delta is so small that masses leave the range of doubles"
+_NO_FINER = "no finer grid is computed: it would take too long"
+_ROUNDED = "a finer grid is of no use: roundings, or the composition's error, outweigh it"
+
+
+def _deterministic(sigma: float, epochs: int) -> GaussianProfile:
+    return GaussianProfile(sigma / math.sqrt(epochs))
+
+
+def _tail(delta: float, epochs: int) -> float:
+    """Returns the mass of tails that may be cut: all that are do not matter to `delta`.
+
+    In steps, so that questions about different deltas share grids.
+    """
+    exponent = math.log10(max(delta, _SMALLEST_DELTA)) - math.log10(epochs) - 8.0
+    return 10.0 ** max(10.0 * math.floor(0.1 * exponent), _SMALLEST_LOG_TAIL)
+
+
+class _Grid(NamedTuple):
+    """How one epoch's likelihood ratio is computed."""
+
+    sigma: float
+    bins: int
+    resolution: float
+    tail: float
+
+    def work(self) -> float:
+        """Returns about how long it takes, in units of a pair of atoms that is added up."""
+        steps = self.steps()
+        span = 1.0 / self.sigma**2 - 2.0 * float(special.ndtri(self.tail)) / self.sigma
+        atoms = span / steps[0]
+        distances = (min(atoms, (2.0 - math.log(min(step, 1.0))) / step) for step in steps)
+        additions = 1.0 + self.bins.bit_count() / self.bins.bit_length()
+        return additions * sum(d * (atoms + _WORK_PER_DISTANCE) for d in distances)
+
+    def finest(self) -> float:
+        """Returns about the finest resolution that does not take too long."""
+        ratio = _MOST_WORK / self.work()
+        return self.resolution / math.sqrt(0.7 * ratio) if ratio > 2.0 else self.resolution
+
+    def steps(self) -> tuple[float, ...]:
+        """Returns the grid step after each doubling (see `_steps`)."""
+        return _steps(self.sigma, self.bins, self.resolution)
+
+
+@lru_cache(maxsize=16)
+def _epoch(grid: _Grid) -> tuple[LikelihoodRatio, LikelihoodRatio]:
+    """Returns the lower and the upper likelihood ratio of one epoch."""
+    steps = grid.steps()
+
+    def one(side: Side) -> LikelihoodRatio:
+        first = LikelihoodRatio.gaussian(grid.sigma, steps[0], side, grid.tail)
+        return first.average(grid.bins, steps)
+
+    return one("lower"), one("upper")
+
+
+@lru_cache(maxsize=16)
+def _ratios(grid: _Grid, epochs: int) -> tuple[LikelihoodRatio, LikelihoodRatio]:
+    """Returns the lower and the upper likelihood ratio of all epochs."""
+    low, high = _epoch(grid)
+    return low.power(epochs), high.power(epochs)
+
+
+def _curves(
+    grid: _Grid, epochs: int, *, delta: float | None = None, epsilon: float | None = None
+) -> list[tuple[Callable[[float], float], Callable[[float], float]]]:
+    """Returns pairs of lower and upper bounds on delta(epsilon): the profile is the pairs' maximum.
+
+    Epochs are composed by tilted FFT where its error is negligible at the `delta` or `epsilon` that
+    is asked about, or where direct convolutions, which keep relative accuracy at any delta, would
+    take too long.
+    """
+    low, high = _epoch(grid)
+    # Each doubling is four convolutions of a lower ratio, and two of an upper one.
+    direct = 6.0 * epochs.bit_length() * max(low.q.size, high.q.size) ** 2
+    if epochs >= _MANY_EPOCHS or direct > 6e7:
+        with contextlib.suppress(MemoryError):
+            lows, highs = (
+                compose_both(side, epochs, delta=delta, epsilon=epsilon) for side in (low, high)
+            )
+            if delta is not None:
+                at = max(
+                    epsilon_from_delta(part.delta, part.delta, delta, resolution=1e-3).lower
+                    for part in highs
+                )
+            else:
+                at = epsilon or 0.0
+            error = max(part.floor(at) for part in (*lows, *highs))
+            negligible = error <= 1e-4 * max(part.delta(at) for part in lows)
+            if negligible or direct > _MOST_WORK:
+                return [(lows[0].delta, highs[0].delta), (lows[1].delta, highs[1].delta)]
+    below, above = _ratios(grid, epochs)
+    return [(below.delta, above.delta)]
+
+
+def _steps(sigma: float, bins: int, resolution: float) -> tuple[float, ...]:
+    """Returns the grid step after each doubling, in proportion to the sum's relative deviation.
+
+    The mean of n copies has relative variance (e^{1/s^2} - 1)/n; a split on a step h adds at most
+    h^2/4, divided by what later averaging divides it by. Steps in proportion to the deviation keep
+    both in proportion, at a constant number of atoms. Where the deviation is above 1/4, single
+    summands matter, and nothing is averaged away: there the step stays at `resolution`.
+    """
+    variance = math.expm1(min(1.0 / sigma**2, 700.0))
+    step = resolution * min(1.0, 4.0 * math.sqrt(variance))
+    steps = []
+    for level in range(bins.bit_length()):
+        wanted = resolution * min(1.0, 4.0 * math.sqrt(variance / 2.0**level))
+        while step > 1.5 * wanted:
+            step /= 2.0
+        steps.append(step)
+    return tuple(steps)

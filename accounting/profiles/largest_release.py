@@ -1,0 +1,155 @@
+r"""Balls-and-bins at little noise, in closed form: the release that holds the example decides.
+
+One epoch of T = `bins` batches at s = `noise_multiplier` has X = (X_1 + ... + X_T)/T with
+X_t = e^{Y_t}, Y_t ~ N(-1/(2 s^2), 1/s^2) independent under Q; under P one of them, by symmetry the
+first, has Y_1 ~ N(1/(2 s^2), 1/s^2) instead. E = `epochs` have the product of E such. Write G for
+the profile of one Gaussian release at s / sqrt(E), a = e^eps, and R for the others' part,
+(X_2 + ... + X_T)/T, of an epoch. H_eps(P || Q) = E_P[(1 - a/X)_+], and (1 - a/x)_+ rises in x.
+
+**From below.** X >= X_1/T in each epoch, so that H_eps(P || Q) >= G(eps + E log T).
+
+**From above, P || Q.** Q(R > r) is at most
+
+    t(r) = min(1/r, (T-1) Phi(-s log(r T/(T-1)) - 1/(2s))),
+
+by Markov's inequality, as E R <= 1, and as one of T - 1 releases then exceeds r T/(T-1). Elsewhere
+X <= x + r, x = X_1/T. In one epoch 1 - a/(x + r) = (x - (a - r))/(x + r) <= 1 - (a - r)/x where it
+is positive, so that, for every r < a,
+
+    H_eps(P || Q) <= G(log(a - r) + log T) + t(r).
+
+In several, X <= x (1 + r T e^{-c}) where also Y_1 >= c, so that, for every r and c,
+
+    H_eps(P || Q) <= G(eps + E log T - E log(1 + r T e^{-c})) + E t(r) + E Phi(s c - 1/(2s)).
+
+**From above, Q || P.** H_eps(Q || P) <= Q(X < 1/a), and X >= max_t X_t/T in each epoch. In one,
+that is at most Phi(s (log T - eps) + 1/(2s))^T. In several it is, for every l > 0, at most
+e^{-l eps} E_Q[(max_t X_t/T)^{-l}]^E, by Markov's inequality; see `_log_moments`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from accounting.algebra.cells import Array
+from accounting.profile import epsilon_from_delta
+from accounting.profiles.gaussian import GaussianProfile
+
+_ROUNDING = 1e-14
+"""Relative slack for the roundings of the few sums here; G brings its own."""
+_SHARE = 1e-8
+"""Share of delta that is left to events on which other releases matter."""
+
+
+class LargestRelease(NamedTuple):
+    """Bounds on balls-and-bins' profile, sharp where one release outweighs all others."""
+
+    noise_multiplier: float
+    bins: int
+    epochs: int
+
+    def lower_delta(self, epsilon: float) -> float:
+        """Returns a lower bound on delta at `epsilon` >= 0."""
+        shifted = epsilon + self.epochs * math.log(self.bins)
+        return self._gaussian().delta(shifted * (1.0 + _ROUNDING)).lower
+
+    def lower_epsilon(self, delta: float) -> float:
+        """Returns a lower bound on the epsilon that holds with `delta`."""
+        shifted = self._gaussian().epsilon(delta).lower
+        return max(0.0, _down(shifted, self.epochs * math.log(self.bins)))
+
+    def upper_delta(self, epsilon: float) -> float:
+        """Returns an upper bound on delta at `epsilon` >= 0."""
+        guess = self._gaussian().delta(epsilon + self.epochs * math.log(self.bins)).lower
+        if guess <= 0.0:
+            return 1.0
+        log_share = math.log(guess) + math.log(1e-5)
+        moved = self._moved(log_share)
+        if self.epochs > 1:
+            shifted = epsilon + self.epochs * math.log(self.bins) - moved
+        elif moved < epsilon:
+            shifted = math.log(self.bins) + epsilon + math.log1p(-math.exp(moved - epsilon))
+        else:
+            return 1.0
+        if shifted < 0.0:
+            return 1.0
+        remove = self._gaussian().delta(shifted * (1.0 - _ROUNDING)).upper
+        remove += 1.0001e-5 * guess
+        return min(1.0, max(remove, math.exp(min(0.0, self._log_add(epsilon)))))
+
+    def upper_epsilon(self, delta: float) -> float:
+        """Returns an upper bound on the epsilon that holds with `delta`, or infinity."""
+        moved = self._moved(math.log(delta) + math.log(_SHARE))
+        rest = delta * (1.0 - 1.0001 * _SHARE)
+        curve = self._gaussian().delta
+        shifted = epsilon_from_delta(lambda e: curve(e).upper, lambda e: 0.0, rest).upper
+        epsilon = -_down(-shifted, -self.epochs * math.log(self.bins))
+        epsilon = epsilon + moved if self.epochs > 1 else float(np.logaddexp(epsilon, moved))
+        epsilon += _ROUNDING * abs(epsilon)
+        if not (0.0 <= epsilon < math.inf) or self._log_add(epsilon) > math.log(delta):
+            return math.inf
+        return epsilon
+
+    def _gaussian(self) -> GaussianProfile:
+        return GaussianProfile(self.noise_multiplier / math.sqrt(self.epochs))
+
+    def _moved(self, log_share: float) -> float:
+        """Returns log r of one epoch, or E log(1 + r T e^{-c}) of several.
+
+        The events that are left out then have at most the mass e^`log_share`.
+        """
+        sigma, bins, epochs = self
+        part = log_share - math.log(epochs) - (math.log(2.0) if epochs > 1 else 0.0)
+        log_r = min(-part, (_quantile(part - math.log(bins)) - 0.5 / sigma) / sigma)
+        if epochs == 1:
+            return log_r
+        c = (0.5 / sigma - _quantile(part)) / sigma
+        exponent = log_r + math.log(bins) - c
+        exponent += _ROUNDING * (abs(log_r) + abs(c)) + 1e-9
+        return epochs * float(np.logaddexp(0.0, exponent))
+
+    def _log_add(self, epsilon: float) -> float:
+        """Bounds the logarithm of H_epsilon(Q || P)."""
+        sigma, bins, epochs = self
+        if epochs == 1:
+            at = sigma * (math.log(bins) - epsilon) + 0.5 / sigma
+            return bins * float(special.log_ndtr(at + 1e-12 * abs(at) + 1e-9))
+        slopes, log_moments = _log_moments(bins)
+        each = log_moments + slopes * (sigma * math.log(bins) + 0.5 / sigma)
+        bounds = epochs * each - slopes * sigma * epsilon
+        return float(bounds.min()) + 1e-12 * epochs * float(np.abs(each).max())
+
+
+def _quantile(log_tail: float) -> float:
+    """Returns a point beyond which a standard normal has at most the mass e^`log_tail`."""
+    quantile = -float(special.ndtri_exp(log_tail))
+    return quantile + 1e-9 * (1.0 + abs(quantile))
+
+
+def _down(x: float, y: float) -> float:
+    """Returns x - y, lowered by what the roundings of both may have raised it."""
+    return x - y - _ROUNDING * (abs(x) + abs(y))
+
+
+@lru_cache(maxsize=64)
+def _log_moments(bins: int) -> tuple[Array, Array]:
+    """Returns slopes v > 0 and bounds on log E e^{-v m}, m the largest of `bins` standard normals.
+
+    With F = Phi^T the mean is the integral of v e^{-v m} F(m), by parts: at most the sum over
+    cells, F at their upper ends, and what is below and above them. There F <= Phi and F <= 1.
+    """
+    m = np.linspace(-60.0, 40.0, 4001)
+    slopes = np.geomspace(0.02, 40.0, 60)
+    v = slopes[:, None]
+    with np.errstate(divide="ignore"):
+        log_cdf = bins * special.log_ndtr(m[1:])
+        cells = log_cdf - v * m[:-1] + np.log(-np.expm1(-v * np.diff(m)))
+    below = 0.5 * slopes**2 + special.log_ndtr(m[0] + slopes)
+    above = -slopes * m[-1]
+    total = special.logsumexp(np.column_stack([cells, below, above]), axis=1)
+    return slopes, total + 1e-9

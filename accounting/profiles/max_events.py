@@ -1,0 +1,164 @@
+"""Proved lower bounds on delta, in closed form, from the events of the largest coordinate.
+
+Sources: L. Chua et al., Balls-and-Bins Sampling for DP-SGD, AISTATS 2025, arXiv:2412.16802
+(Appendix B); L. Chua et al., How Private are DP-SGD Implementations?, ICML 2024, arXiv:2403.17673.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr
+
+from accounting.algebra.cells import log_normal_cells, normal_drift
+from accounting.profile import check_count, check_epsilon, check_noise_multiplier
+
+Floats = NDArray[np.float64]
+
+# Relative slack for the rounding of closed forms that are printed as proved.
+_ROUNDING = 1e-9
+# And for that of exponents, relative to the numbers that they are made of.
+_EXPONENT_ROUNDING = 1e-14
+# A probability below this may have underflowed; it is to be subtracted, so it is taken for this.
+_SMALLEST = 1e-300
+
+
+def log_probability_max_below(
+    ceilings: Floats, *, noise_multiplier: float, bins: int, shift: float
+) -> Floats:
+    """Returns log Pr(max_t x_t < c) for x ~ N(shift · e_1, σ² I) in `bins` dimensions.
+
+    Φ((c - shift)/σ) Φ(c/σ)^{T-1}, at each c of `ceilings`, float64 of the same shape.
+    """
+    z = np.asarray(ceilings, dtype=np.float64) / noise_multiplier
+    rest = (bins - 1) * log_ndtr(z) if bins > 1 else 0.0
+    return log_ndtr(z - shift / noise_multiplier) + rest
+
+
+def maximum_buckets(
+    ceilings: Floats, *, noise_multiplier: float, bins: int, shift: float
+) -> tuple[Floats, float]:
+    """Returns the masses of max_t x_t below, between and above `ceilings`, and their error.
+
+    Between c < c' the mass of the largest of x_1 and of n = T - 1 others, with G and H their
+    distribution functions, is (G' - G) H'^n + G (H'^n - H^n), of terms without cancellation:
+    H'^n - H^n = H'^n (1 - (1 - (H' - H)/H')^n), whose relative error is at most that of H' - H.
+
+    Args:
+      ceilings: Ascending; float64[thresholds].
+      noise_multiplier: σ.
+      bins: T.
+      shift: Position of the example's coordinate, x_1.
+
+    Returns:
+      float64[thresholds + 1], and a bound on their relative error.
+    """
+    log_below = log_probability_max_below(
+        ceilings, noise_multiplier=noise_multiplier, bins=bins, shift=shift
+    )
+    ends = ceilings[:-1], ceilings[1:]
+    log_g = log_ndtr((ends[0] - shift) / noise_multiplier)
+    log_h = log_ndtr(ends[1] / noise_multiplier)
+    first = np.exp(log_normal_cells(ceilings, shift, noise_multiplier) + (bins - 1) * log_h)
+    share = np.exp(np.minimum(log_normal_cells(ceilings, 0.0, noise_multiplier) - log_h, 0.0))
+    with np.errstate(divide="ignore"):
+        others = -np.expm1((bins - 1) * np.log1p(-share)) if bins > 1 else np.zeros(share.shape)
+    inner = first + np.exp(log_g + (bins - 1) * log_h) * others
+    drift = max(
+        float(normal_drift(ceilings, mean, noise_multiplier).max()) for mean in (0.0, shift)
+    )
+    masses = np.concatenate([[np.exp(log_below[0])], inner, [-np.expm1(log_below[-1])]])
+    # Logarithms down to -1000 are good to 8 roundings of their size.
+    return masses, drift + 1e-12
+
+
+def max_event_lower_bound(
+    epsilon: float,
+    *,
+    noise_multiplier: float,
+    bins: int,
+    shifts: tuple[float, float] = (1.0, 0.0),
+) -> float:
+    """Returns a proved lower bound on δ from the events {max_t x_t >= c}, in closed form.
+
+    δ(ε) >= P(A) - e^ε Q(A) for every event A, and likewise with P and Q exchanged. Here A = {max_t
+    x_t >= c} in the first order and its complement in the second, with the best c found on a grid
+    and then refined (any c gives a valid bound). The result is lowered by one part in 10^9 of P(A)
+    for rounding.
+
+    Args:
+      epsilon: ε >= 0.
+      noise_multiplier: σ.
+      bins: T, the number of batches of one epoch.
+      shifts: Position of the example's coordinate under P and under Q: (1, 0) is balls-and-bins,
+        (2, 1) is shuffling (the pair that shuffled batches with gradients -1, and +1 or -1 for the
+        example, give).
+
+    Source: Chua et al., arXiv:2412.16802, Appendix B (balls-and-bins); arXiv:2403.17673
+    (shuffling).
+    """
+    check_noise_multiplier(noise_multiplier)
+    check_count("bins", bins)
+    check_epsilon(epsilon)
+
+    def best_at(ceilings: Floats) -> tuple[float, float]:
+        log_p, log_q = (
+            log_probability_max_below(
+                ceilings, noise_multiplier=noise_multiplier, bins=bins, shift=shift
+            )
+            for shift in shifts
+        )
+        p_above, q_above = -np.expm1(log_p), np.maximum(-np.expm1(log_q), _SMALLEST)
+        with np.errstate(over="ignore"):
+            remove = (1 - _ROUNDING) * p_above - np.exp(epsilon + np.log(q_above))
+            add = (1 - _ROUNDING) * np.exp(log_q) - np.exp(epsilon + log_p)
+        gains = np.maximum(remove, add)
+        best = int(np.argmax(gains))
+        return float(gains[best]), float(ceilings[best])
+
+    reach = max(shifts) + 40.0 * noise_multiplier
+    step = 0.02 * noise_multiplier
+    ceilings = np.arange(-40.0 * noise_multiplier, reach + step, step)
+    bound, at = best_at(ceilings)
+    for _ in range(3):
+        ceilings = np.linspace(at - step, at + step, 101)
+        step /= 50
+        bound, at = max((bound, at), best_at(ceilings))
+    return max(bound, 0.0)
+
+
+def sum_of_maxima_lower_bound(
+    epsilon: float, *, noise_multiplier: float, bins: int, epochs: int
+) -> float:
+    r"""Returns a proved lower bound on δ of epochs of shuffling, sharp at little noise.
+
+    The events are A = {Σ_e max_t x_{e,t} >= E + y}, y >= 0, with x_e ~ N(2 e_1, σ² I) under P and
+    N(e_1, σ² I) under Q. The sum is at least that of the first coordinates, so that
+    P(A) >= Φ(-(y - E)/(σ√E)). Under Q some choice of one coordinate an epoch adds up to E + y or
+    more; where s of them are not the first, their sum is N(E - s, E σ²), and there are
+    C(E, s) (T-1)^s such choices. As Φ(-a - b) <= e^{-ab} Φ(-a) for a, b >= 0, the union bound gives
+
+        Q(A) <= Σ_s C(E, s) (T-1)^s Φ(-(y + s)/(σ√E)) <= (1 + (T-1) e^{-y/(E σ²)})^E Φ(-y/(σ√E)).
+
+    Args:
+      epsilon: ε >= 0.
+      noise_multiplier: σ.
+      bins: T, the number of batches of one epoch.
+      epochs: E.
+    """
+    check_noise_multiplier(noise_multiplier)
+    check_count("bins", bins)
+    check_count("epochs", epochs)
+    check_epsilon(epsilon)
+    variance = noise_multiplier**2 / epochs
+    # y/E that is best for the pair N(2, variance), N(1, variance) at a larger epsilon.
+    extra = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 60) * epochs * np.log(bins)])
+    threshold = 0.5 + variance * (epsilon + extra)
+    log_q = log_ndtr(-threshold / np.sqrt(variance))
+    others = epochs * np.log1p((bins - 1) * np.exp(-threshold / noise_multiplier**2))
+    exponent = epsilon + others + log_q
+    exponent += _EXPONENT_ROUNDING * (epsilon + others - log_q)
+    with np.errstate(over="ignore"):
+        p_above = np.exp(log_ndtr((1.0 - threshold) / np.sqrt(variance)))
+        gains = (1 - _ROUNDING) * p_above - np.exp(exponent)
+    return max(float(gains.max()), 0.0)

@@ -1,0 +1,175 @@
+"""Shuffling: each epoch a uniformly random order, cut into batches; bounds from both sides."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from scipy import special
+
+from accounting.algebra.composition import compose_both
+from accounting.algebra.likelihood_ratio import LikelihoodRatio
+from accounting.profile import (
+    EPSILON_TOLERANCE,
+    Bound,
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_noise_multiplier,
+    epsilon_from_delta,
+    wanted_width,
+)
+from accounting.profiles.balls_and_bins import BallsAndBinsProfile
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.max_events import (
+    max_event_lower_bound,
+    maximum_buckets,
+    sum_of_maxima_lower_bound,
+)
+
+_SHIFTS = 2.0, 1.0
+"""Where the example's coordinate stands under P and under Q."""
+_GRID = 4001
+_BUCKET_STEP = 0.02
+_MANY_EPOCHS = 8
+_MANY_ATOMS = 4000
+_UNKNOWN = "no tight accounting of shuffled batches is known"
+
+
+@dataclass(frozen=True)
+class ShuffleProfile:
+    """The profile of shuffled batches, between the best known lower and upper bounds.
+
+    No tight accounting of shuffling is known. With T = `steps_per_epoch`, s = `noise_multiplier`:
+
+    - upper: a shuffled order is a mixture of deterministic ones, so that the deterministic
+      order's profile holds, E = `epochs` epochs being one at s / sqrt(E). It is never Poisson's.
+    - lower: concrete neighbouring data sets whose outputs contain the pair
+      P = (1/T) sum_t N(2 e_t, s^2 I), Q = (1/T) sum_t N(e_t, s^2 I), tested by max_t x_t; raised
+      to balls-and-bins' certified lower bound, as its profile is never above shuffling's.
+
+    `order` says what happens between epochs:
+
+    - 'redrawn' ('dynamic' in the papers): every epoch draws a new order; the epochs compose.
+    - 'fixed' ('persistent'): one random order is kept: one epoch at s / sqrt(E).
+
+    Sources: Chua et al., "How Private are DP-SGD Implementations?", ICML 2024 (the pair and its
+    events); "Scalable DP-SGD", NeurIPS 2024 (several epochs); "Balls-and-Bins Sampling for
+    DP-SGD", AISTATS 2025, Proposition 3.3 (the order of the samplers).
+
+    Raises:
+      ValueError: If `noise_multiplier` is not positive and finite, `steps_per_epoch` or `epochs`
+        is not an integer >= 1, or `order` is neither 'redrawn' nor 'fixed'.
+    """
+
+    noise_multiplier: float
+    steps_per_epoch: int
+    epochs: int = 1
+    order: Literal["redrawn", "fixed"] = "redrawn"
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+        check_count("steps_per_epoch", self.steps_per_epoch)
+        check_count("epochs", self.epochs)
+        if self.order not in ("redrawn", "fixed"):
+            raise ValueError(f"order must be 'redrawn' or 'fixed', got {self.order!r}")
+
+    def delta(self, epsilon: float) -> Bound:
+        """Bounds delta at `epsilon` >= 0."""
+        check_epsilon(epsilon)
+        if self.steps_per_epoch == 1:
+            return self._deterministic().delta(epsilon)
+        upper = self._deterministic().delta(epsilon).upper
+        lower = self._little_noise_delta(epsilon)
+        if upper - lower > 1e-3 * lower:
+            lower = max(lower, self._balls_and_bins().delta(epsilon).lower)
+            lower = max(lower, self._event_delta(at_epsilon=epsilon)(epsilon))
+        return Bound(lower, upper, note=_UNKNOWN if upper - lower > 1e-3 * lower else "")
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds the smallest epsilon >= 0 that holds with `delta`; the gap is not the grid's."""
+        check_delta(delta)
+        if self.steps_per_epoch == 1:
+            return self._deterministic().epsilon(delta)
+        upper = self._deterministic().epsilon(delta).upper
+        wanted = wanted_width(tolerance, upper)
+
+        def proved(curve: Callable[[float], float]) -> float:
+            return epsilon_from_delta(curve, curve, delta, resolution=1e-6).lower
+
+        lower = proved(self._little_noise_delta)
+        if upper - lower > wanted:
+            lower = max(lower, self._balls_and_bins().epsilon(delta, tolerance).lower)
+            lower = max(lower, proved(self._event_delta(at_delta=delta)))
+        return Bound(lower, upper, note=_UNKNOWN if upper - lower > wanted else "")
+
+    def _deterministic(self) -> GaussianProfile:
+        return GaussianProfile(self.noise_multiplier / math.sqrt(self.epochs))
+
+    def _balls_and_bins(self) -> BallsAndBinsProfile:
+        return BallsAndBinsProfile(
+            self.noise_multiplier, self.steps_per_epoch, self.epochs, self.order
+        )
+
+    def _as_redrawn(self) -> tuple[float, int]:
+        """The noise multiplier and number of epochs of the equivalent redrawn order."""
+        if self.order == "fixed":
+            return self.noise_multiplier / math.sqrt(self.epochs), 1
+        return self.noise_multiplier, self.epochs
+
+    def _little_noise_delta(self, epsilon: float) -> float:
+        """Lower bound on delta in closed form, sharp where there is little noise."""
+        sigma, epochs = self._as_redrawn()
+        return sum_of_maxima_lower_bound(
+            epsilon, noise_multiplier=sigma, bins=self.steps_per_epoch, epochs=epochs
+        )
+
+    def _event_delta(
+        self, *, at_epsilon: float | None = None, at_delta: float | None = None
+    ) -> Callable[[float], float]:
+        """Lower bounds on delta by tests of max_t x_t, or of its values in several epochs.
+
+        Of several epochs sharp near the epsilon or the delta that is given.
+        """
+        sigma, epochs = self._as_redrawn()
+        if epochs == 1:
+            return functools.partial(
+                max_event_lower_bound,
+                noise_multiplier=sigma,
+                bins=self.steps_per_epoch,
+                shifts=_SHIFTS,
+            )
+        ratio = _one_epoch(sigma, self.steps_per_epoch)
+        if epochs < _MANY_EPOCHS and ratio.q.size <= _MANY_ATOMS:
+            return _several_epochs(sigma, self.steps_per_epoch, epochs).delta
+        try:
+            parts = compose_both(ratio, epochs, epsilon=at_epsilon, delta=at_delta)
+        except MemoryError:
+            return lambda epsilon: 0.0
+        return lambda epsilon: max(part.delta(epsilon) for part in parts)
+
+
+@lru_cache(maxsize=16)
+def _one_epoch(sigma: float, steps: int) -> LikelihoodRatio:
+    """Returns a lower likelihood ratio of max_t x_t of one epoch, in buckets."""
+    # Values of c around those that max_t x_t takes under P and under Q.
+    low = sigma * float(special.ndtri_exp(-100.0 / steps))
+    thresholds = np.linspace(low, max(_SHIFTS) + 14.0 * sigma, _GRID)
+    (p, p_drift), (q, q_drift) = (
+        maximum_buckets(thresholds, noise_multiplier=sigma, bins=steps, shift=shift)
+        for shift in _SHIFTS
+    )
+    # Log X of a bucket is contracted within this part of its deviation, 1/sigma.
+    step = _BUCKET_STEP / sigma
+    return LikelihoodRatio.from_masses(p, q, step, "lower", drift=max(p_drift, q_drift))
+
+
+@lru_cache(maxsize=16)
+def _several_epochs(sigma: float, steps: int, epochs: int) -> LikelihoodRatio:
+    """Returns a lower likelihood ratio of `epochs` independent values of max_t x_t."""
+    return _one_epoch(sigma, steps).power(epochs)

@@ -1,0 +1,158 @@
+"""Units drawn at random, then each of their examples by itself: amplification that is kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from scipy import special
+
+from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
+from accounting.algebra.mixtures import RepeatedProfile, check_grid
+from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, check_probability
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.poisson import PoissonProfile
+
+
+@dataclass(frozen=True)
+class UnitsThenPoissonProfile(RepeatedProfile):
+    r"""The profile of random units whose leaves then decide, each by itself, whether to take part.
+
+    In each step the leaf's unit is drawn with probability G = `unit_prob`, from a public tree, and
+    each leaf of a drawn unit takes part with probability q = `sampling_prob`. Upper: tell the
+    adversary which units were drawn. This draw does not depend on the data, so that
+
+    .. math:: X = 1 \text{ with probability } 1 - G, \text{ else } (1-q) + q\, e^Y, \quad
+        Y \sim N(-1/(2 s^2), 1/s^2)
+
+    is the likelihood ratio of a pair that dominates one step, whatever the other leaves are, and in
+    any dimension: no swap is needed, and amplification is not lost to other units' contributions.
+
+    Lower: concrete pairs of data sets. If all other leaves are 0, it is Poisson sampling at rate
+    G q. If the `siblings` of the leaf, in its unit, all point in one direction, orthogonal to its
+    own, and all other leaves are 0, then the sum in that direction is above a threshold (the event
+    A) with one probability where the unit was drawn, and with a smaller one where it was not. The
+    event and the sum in the leaf's own direction are a post-processing of the release, in which the
+    leaf takes part with probability q P(drawn | A) or q P(drawn | not A): the more siblings, the
+    less remains between the two ends.
+
+    Args:
+      noise_multiplier: s, in units of the clipping norm.
+      steps: T, number of releases.
+      unit_prob: G, in (0, 1].
+      sampling_prob: q, in (0, 1].
+      siblings: Number of the other leaves of its unit; it raises the lower end alone.
+
+    Raises:
+      ValueError: If a number is out of range.
+    """
+
+    unit_prob: float
+    sampling_prob: float
+    siblings: int = 0
+
+    gap_note: ClassVar[str] = "the adversary is taken to know which units were drawn"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("unit_prob", "sampling_prob"):
+            check_probability(name, getattr(self, name))
+        if self.siblings != int(self.siblings) or self.siblings < 0:
+            raise ValueError(f"siblings must be an integer >= 0, got {self.siblings}")
+
+    def delta(self, epsilon: float) -> Bound:
+        """Bounds delta at `epsilon` >= 0."""
+        if self.unit_prob == 1.0:
+            return self._leaf_level().delta(epsilon)
+        return super().delta(epsilon)
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
+        if self.unit_prob == 1.0:
+            return self._leaf_level().epsilon(delta, tolerance)
+        return super().epsilon(delta, tolerance)
+
+    def ceiling(self) -> PrivacyProfile:
+        """Returns the price without sampling."""
+        return GaussianProfile(self.noise_multiplier / math.sqrt(self.steps))
+
+    def deviation(self) -> float:
+        """Returns the deviation of one release's X."""
+        variance = math.expm1(min(1.0 / self.noise_multiplier**2, 700.0))
+        return self.sampling_prob * math.sqrt(self.unit_prob * variance)
+
+    def ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
+        """Returns the pair with known units ('upper'), or the concrete ones ('lower')."""
+        drawn, rate = self.unit_prob, self.sampling_prob
+        if side == "lower":
+            alone = self._sampled(drawn * rate, step, tail, side)
+            return [alone, self._with_siblings(step, tail)] if self.siblings else [alone]
+        ratio = self._sampled(rate, step, tail / drawn, side)
+        q, p = drawn * ratio.q, drawn * ratio.p
+        q[-ratio.start] += 1.0 - drawn
+        p[-ratio.start] += 1.0 - drawn
+        zero, infinity = drawn * ratio.zero, drawn * ratio.infinity
+        drift = ratio.drift + 4.0 * ROUNDING
+        return [replace(ratio, q=q, p=p, zero=zero, infinity=infinity, drift=drift)]
+
+    def _leaf_level(self) -> PoissonProfile:
+        """The profile where every unit is drawn."""
+        return PoissonProfile(self.noise_multiplier, self.sampling_prob, self.steps)
+
+    def _sampled(self, rate: float, step: float, tail: float, side: Side) -> LikelihoodRatio:
+        """Returns the law of X where the leaf takes part with probability `rate`."""
+        # Losses are large only where it takes part: what is cut off has the mass rate * tail.
+        tail = min(tail / rate, 0.1)
+        sigma = self.noise_multiplier
+        top = reach = 0.5 / sigma**2 - special.ndtri(tail) / sigma
+        bottom = -reach
+        if rate < 1.0:
+            bottom = math.log1p(-rate)
+            top = float(np.logaddexp(bottom, math.log(rate) + reach))
+        check_grid(max(top, -bottom), step, (top - bottom) / step)
+        return LikelihoodRatio.subsampled_gaussian(sigma, rate, step, side, tail)
+
+    def _with_siblings(self, step: float, tail: float) -> LikelihoodRatio:
+        """Returns a lower law: the siblings' sum shows, by an event, whether the unit was drawn."""
+        seen, unseen = self._event()
+        p, q = [], []
+        for if_drawn, if_not in ((seen, unseen), (1.0 - seen, 1.0 - unseen)):
+            probability = self.unit_prob * if_drawn + (1.0 - self.unit_prob) * if_not
+            rate = self.sampling_prob * self.unit_prob * if_drawn / probability
+            ratio = self._sampled(rate, step, tail, "lower")
+            p.append(probability * ratio.p)
+            q.append(probability * ratio.q)
+        drift = ratio.drift + 16.0 * ROUNDING
+        return LikelihoodRatio.from_masses(
+            np.concatenate(p), np.concatenate(q), step, "lower", drift
+        )
+
+    def _event(self) -> tuple[float, float]:
+        """Returns the probabilities that the siblings' sum is above a threshold.
+
+        Where the unit was drawn (rounded down), and where it was not (rounded up); at the threshold
+        at which they differ most. An event that is less sure on the one side, or surer on the
+        other, is the event and a coin: to see it is a post-processing.
+        """
+        rate, sigma = self.sampling_prob, self.noise_multiplier
+        mean = self.siblings * rate
+        around = 10.0 * math.sqrt(mean) + 10.0
+        count = np.arange(max(0, math.floor(mean - around)), min(self.siblings, mean + around) + 1)
+        logs = special.gammaln(self.siblings + 1.0)
+        law = np.exp(
+            logs
+            - special.gammaln(count + 1.0)
+            - special.gammaln(self.siblings - count + 1.0)
+            + special.xlogy(count, rate)
+            + special.xlog1py(self.siblings - count, -rate)
+        )
+        kept = 1.0 - 64.0 * ROUNDING * (logs + 16.0)
+        best = 0.5, 0.5
+        for threshold in np.linspace(0.0, mean + sigma, 50):
+            seen = kept * float(law @ special.ndtr((count - threshold) / sigma))
+            unseen = float(special.ndtr(-threshold / sigma)) * (1.0 + 64.0 * ROUNDING)
+            if seen - unseen > best[0] - best[1]:
+                best = seen, unseen
+        return best

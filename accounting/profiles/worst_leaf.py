@@ -1,0 +1,113 @@
+"""Multistage sampling from an uneven tree: the price of its worst leaf.
+
+Why a leaf costs more whose path has smaller units is shown in `accounting.profiles.multistage`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile
+from accounting.profiles.multistage import MultistageProfile
+
+_MOST_PATHS = 4
+
+
+def lowest_paths(paths: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Returns the paths that no other path is below in every level, ascending: the worst leaves'.
+
+    >>> lowest_paths([(10, 40), (10, 25), (9, 30)])
+    ((9, 30), (10, 25))
+
+    Args:
+      paths: (N_1, ..., N_L), the sizes along the path of each kind of leaf; at least one.
+    """
+    ascending = sorted(set(paths))
+    lowest = np.empty((0, len(ascending[0])), np.int64)
+    for path in ascending:  # what is below a path comes before it
+        if not np.all(lowest <= path, axis=1).any():
+            lowest = np.vstack([lowest, path])
+    return tuple(tuple(int(size) for size in path) for path in lowest)
+
+
+@dataclass(frozen=True)
+class WorstLeafProfile:
+    """The profile of multistage sampling from an uneven tree: that of its worst leaf.
+
+    The price grows as the N_j on a leaf's path get smaller. So only the paths count that no other
+    path is below in every level. If these are more than a few, the smallest N_j of each level stand
+    for all: an upper bound; the lower end is that of one path.
+
+    Args:
+      noise_multiplier: s, in units of the clipping norm.
+      steps: T, number of releases.
+      draws: n_j, children drawn of each drawn unit.
+      paths: For each kind of leaf, the N_j on its path.
+      clipped_level: As for `MultistageProfile`.
+
+    Raises:
+      ValueError: If a number is out of range, or more are drawn than there are.
+    """
+
+    noise_multiplier: float
+    steps: int
+    draws: tuple[int, ...]
+    paths: tuple[tuple[int, ...], ...]
+    clipped_level: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.paths:
+            raise ValueError("paths must name the sizes along the path of at least one leaf")
+        for path in self.paths:
+            self._profile(path)
+
+    def delta(self, epsilon: float) -> Bound:
+        """Bounds delta at `epsilon` >= 0."""
+        return _worst(profile.delta(epsilon) for profile in self._profiles())
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
+        return _worst(profile.epsilon(delta, tolerance) for profile in self._profiles())
+
+    def _profile(self, path: tuple[int, ...]) -> MultistageProfile:
+        return MultistageProfile(
+            self.noise_multiplier, self.steps, self.draws, path, self.clipped_level
+        )
+
+    def _profiles(self) -> list[PrivacyProfile]:
+        worst = lowest_paths(self.paths)
+        if len(worst) <= _MOST_PATHS:
+            return [self._profile(path) for path in worst]
+        smallest = tuple(min(sizes) for sizes in zip(*worst, strict=True))
+        likeliest = min(worst, key=math.prod)
+        return [_UpperOnly(self._profile(smallest)), self._profile(likeliest)]
+
+
+@dataclass(frozen=True)
+class _UpperOnly:
+    """The upper ends alone of a profile, which no leaf need attain."""
+
+    profile: PrivacyProfile
+
+    def delta(self, epsilon: float) -> Bound:
+        """Bounds delta from above."""
+        return Bound(0.0, self.profile.delta(epsilon).upper)
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds epsilon from above."""
+        return Bound(0.0, self.profile.epsilon(delta, tolerance).upper)
+
+
+def _worst(bounds: Iterator[Bound]) -> Bound:
+    """Returns bounds on the largest of several numbers."""
+    found = list(bounds)
+    notes = dict.fromkeys(bound.note for bound in found if bound.note)
+    return Bound(
+        max(bound.lower for bound in found),
+        max(bound.upper for bound in found),
+        note="; ".join(notes),
+    )

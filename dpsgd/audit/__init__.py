@@ -1,0 +1,1 @@
+"""Evidence that what runs keeps what its price assumes."""

@@ -1,0 +1,266 @@
+r"""The black-box audit: a lower bound on epsilon from nothing but the outputs of many whole runs.
+
+**Game.** Example 0, the canary, has gradient +C or, in the neighbouring world, the null example's
+gradient 0. All others have one gradient: -C, 0 or +C (three games; which is the worst depends on
+the sampler). One trial is one run: the sampler draws its batches, the compiled step makes its
+noised sums x_1, ..., x_T, and the auditor sees those alone, as x_t = (sum - o b) / C, o in
+{-1, 0, 1} the others' gradient and b the expected batch size, a public number.
+
+**Bound.** For every event A, (epsilon, delta)-DP demands P(A) <= e^epsilon Q(A) + delta and the
+same with P and Q exchanged. So with Clopper-Pearson bounds p <= P(A) and q >= Q(A), each of them
+wrong with probability (1 - confidence)/2 at most,
+
+    epsilon >= log((p - delta) / q)      with the stated confidence,
+
+whatever the score and threshold that define A, if they were chosen without a look at the trials
+that are counted: game, score, direction and threshold are chosen on one half of the trials, and
+the other half, of the chosen game, is counted. (P's and Q's trials may share randomness: the two
+counts enter by a union bound.) Not seeing Q(A) happen once in N trials leaves q = 5.3 / N at 99 %,
+so that N trials cannot show more than log(P(A) N / 5.3): the detection limit.
+
+Source: the audit by threshold and Clopper-Pearson is Jagielski, Ullman, Oprea, "Auditing
+Differentially Private Machine Learning", NeurIPS 2020; the canary of a known gradient, Nasr et al.,
+"Adversary Instantiation", S&P 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from accounting import Bound, format_delta
+from dpsgd.audit.runs import Runs, Scores
+from dpsgd.noise.keys import RootKey
+from dpsgd.training.algorithm import Algorithm, dpsgd
+from dpsgd.training.mechanism import Mechanism
+
+GAMES = {"others -1": -1, "others 0": 0, "others +1": 1}
+"""The gradient, in units of C, of every example but the canary."""
+
+CONFIDENCE = 0.99
+_THRESHOLDS = 400
+
+Play = Callable[[int, int], tuple[Scores, Scores]]
+"""(others' gradient in units of C, trials) -> scores of that many fresh runs with the canary, and
+of as many without."""
+
+
+class Event(NamedTuple):
+    """An event {score >= threshold} (canary present) or {score <= threshold} (absent)."""
+
+    score: str
+    present: bool
+    threshold: float
+
+    def rates(self, present: Scores, absent: Scores) -> tuple[int, int]:
+        """Returns how often it happened (where it should, where it should not)."""
+        if self.present:
+            return (
+                int(np.sum(present[self.score] >= self.threshold)),
+                int(np.sum(absent[self.score] >= self.threshold)),
+            )
+        return (
+            int(np.sum(absent[self.score] <= self.threshold)),
+            int(np.sum(present[self.score] <= self.threshold)),
+        )
+
+
+class BlackBoxReport(NamedTuple):
+    """What the outputs of many runs prove about epsilon.
+
+    Attributes:
+      epsilon_lower: No smaller epsilon holds at `delta`, with `confidence`.
+      claim: The claimed interval, whose upper end is what was promised.
+      delta: The delta of both.
+      confidence: Probability with which `epsilon_lower` is right.
+      trials: Runs in each world that were counted.
+      event: What was counted, and in which game.
+      game: The sign pattern, a key of `GAMES`.
+      true_positives: How often the event happened in the world that favours it.
+      false_positives: How often in the other.
+      present: The chosen score in the counted trials, canary present.
+      absent: The same, canary absent.
+    """
+
+    epsilon_lower: float
+    claim: Bound
+    delta: float
+    confidence: float
+    trials: int
+    event: Event
+    game: str
+    true_positives: int
+    false_positives: int
+    present: np.ndarray
+    absent: np.ndarray
+
+    @property
+    def violation(self) -> bool:
+        """Whether the bound exceeds the claim."""
+        return self.epsilon_lower > self.claim.upper
+
+    @property
+    def detection_limit(self) -> float:
+        """Largest epsilon that this many trials of this event could have shown."""
+        rate = self.true_positives / self.trials
+        unseen = -math.log((1 - self.confidence) / 2) / self.trials
+        return math.log(rate / unseen) if rate > 0 else -math.inf
+
+    def lines(self) -> list[str]:
+        """Returns the report as lines of text, the verdict last."""
+        relation = ">=" if self.event.present else "<="
+        world = "present" if self.event.present else "absent"
+        lines = [
+            f"game: canary +1, {self.game}; {self.trials:,} runs counted in each world",
+            f"event: {self.event.score} {relation} {self.event.threshold:.4g}, which favours "
+            f"'canary {world}': {self.true_positives:,} times there, "
+            f"{self.false_positives:,} times in the other world",
+            f"epsilon >= {self.epsilon_lower:.3f} at delta {format_delta(self.delta)}, "
+            f"with confidence {self.confidence:.0%}",
+            f"claimed: epsilon <= {self.claim.format_upper('.3f')}",
+            f"detection limit: {self.detection_limit:.3f}",
+        ]
+        if self.violation:
+            return [*lines, "black-box audit: VIOLATION: the claim is wrong"]
+        if self.detection_limit <= self.claim.upper:
+            lines.append("too few trials to refute this claim, whatever the truth: raise --trials")
+        return [*lines, "black-box audit: consistent"]
+
+
+def black_box_audit(
+    mechanism: Mechanism,
+    claim: Bound,
+    *,
+    delta: float,
+    trials: int,
+    confidence: float = CONFIDENCE,
+    root: RootKey | None = None,
+    build: Callable[..., Algorithm] = dpsgd,
+    progress: Callable[[str], None] = lambda line: None,
+) -> BlackBoxReport:
+    """Bounds epsilon of `mechanism` from below, by its own sampler and compiled step.
+
+    Args:
+      mechanism: Sampler, sigma and C of the runs.
+      claim: Interval that is claimed to contain epsilon.
+      delta: At which it is claimed, in (0, 1).
+      trials: Runs in each world, in all; half of them are counted.
+      confidence: Of the bound: 1 - confidence is the probability of a false VIOLATION, at most.
+      root: Source of all randomness, by default fresh entropy.
+      build: Makes the algorithm: (loss_fn, optimizer, mechanism) -> Algorithm.
+      progress: Called with one line of text now and then.
+
+    Raises:
+      ValueError: for fewer than 100 trials, a mechanism without noise, or one that clips units.
+    """
+    if trials < 100:
+        raise ValueError(f"trials must be at least 100, got {trials}")
+    if mechanism.noise_multiplier == 0:
+        raise ValueError("there is nothing to audit: noise_multiplier is 0")
+    if mechanism.sampler.clipped_shape:
+        raise ValueError(
+            "the black-box audit plays with examples clipped each by itself, not units"
+        )
+    runs = Runs(mechanism, root or RootKey.from_entropy(), build, progress)
+    return bound_epsilon(
+        runs.scores, claim, delta=delta, trials=trials, confidence=confidence, progress=progress
+    )
+
+
+def bound_epsilon(
+    play: Play,
+    claim: Bound,
+    *,
+    delta: float,
+    trials: int,
+    confidence: float = CONFIDENCE,
+    progress: Callable[[str], None] = lambda line: None,
+) -> BlackBoxReport:
+    """Bounds epsilon of whatever `play` runs: chooses an event on one half, counts on the other.
+
+    Args:
+      play: The mechanism, as the auditor sees it.
+      claim: Interval that is claimed to contain epsilon.
+      delta: At which it is claimed, in (0, 1).
+      trials: Runs in each world, in all; half of them are counted.
+      confidence: Of the bound: 1 - confidence is the probability of a false VIOLATION, at most.
+      progress: Called with one line of text now and then.
+    """
+    counted = trials // 2
+    shares = -(-(trials - counted) // len(GAMES))
+    choice = {}
+    for game, others in GAMES.items():
+        progress(f"choosing: {game}")
+        choice[game] = choose_event(*play(others, shares), delta, confidence)
+    game = max(choice, key=lambda name: choice[name][0])
+    event = choice[game][1]
+    progress(f"counting: {game}")
+    present, absent = play(GAMES[game], counted)
+    lower, hits, misses = epsilon_lower_bound(event, present, absent, delta, confidence)
+    return BlackBoxReport(
+        epsilon_lower=lower,
+        claim=claim,
+        delta=delta,
+        confidence=confidence,
+        trials=counted,
+        event=event,
+        game=game,
+        true_positives=hits,
+        false_positives=misses,
+        present=present[event.score],
+        absent=absent[event.score],
+    )
+
+
+def choose_event(
+    present: Scores, absent: Scores, delta: float, confidence: float
+) -> tuple[float, Event]:
+    """Returns the event of the largest bound on these trials, and that bound (which is biased)."""
+    best = -math.inf, Event(next(iter(present)), True, math.inf)
+    for name in present:
+        for is_present in (True, False):
+            favoured = np.sort((present if is_present else absent)[name])
+            other = np.sort((absent if is_present else present)[name])
+            ranks = np.unique(np.geomspace(1, favoured.size, _THRESHOLDS).astype(int))
+            if is_present:
+                thresholds = favoured[-ranks]
+                hits = favoured.size - np.searchsorted(favoured, thresholds, side="left")
+                misses = other.size - np.searchsorted(other, thresholds, side="left")
+            else:
+                thresholds = favoured[ranks - 1]
+                hits = np.searchsorted(favoured, thresholds, side="right")
+                misses = np.searchsorted(other, thresholds, side="right")
+            bounds = _log_ratio(hits, misses, favoured.size, other.size, delta, confidence)
+            k = int(np.argmax(bounds))
+            if bounds[k] > best[0]:
+                best = float(bounds[k]), Event(name, is_present, float(thresholds[k]))
+    return best
+
+
+def epsilon_lower_bound(
+    event: Event, present: Scores, absent: Scores, delta: float, confidence: float
+) -> tuple[float, int, int]:
+    """Returns (lower bound on epsilon, true positives, false positives) of an event chosen before.
+
+    The bound is wrong with probability at most 1 - `confidence`. It is never below 0, which holds
+    without any trial.
+    """
+    hits, misses = event.rates(present, absent)
+    sizes = present[event.score].size, absent[event.score].size
+    if not event.present:
+        sizes = sizes[::-1]
+    bound = _log_ratio(np.array([hits]), np.array([misses]), *sizes, delta, confidence)[0]
+    return max(0.0, float(bound)), hits, misses
+
+
+def _log_ratio(hits, misses, favoured: int, other: int, delta: float, confidence: float):
+    """Returns log((p - delta) / q) with Clopper-Pearson bounds p below and q above; or -inf."""
+    error = (1 - confidence) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = np.where(hits > 0, stats.beta.ppf(error, hits, favoured - hits + 1), 0.0)
+        q = np.where(misses < other, stats.beta.ppf(1 - error, misses + 1, other - misses), 1.0)
+        return np.where(p > delta, np.log(np.maximum(p - delta, 1e-300) / q), -np.inf)

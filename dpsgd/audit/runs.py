@@ -1,0 +1,182 @@
+"""Whole runs for the black-box audit, many at a time, and scores of what each has released.
+
+**Scores** are likelihood ratios of what the canary does to x (see `audit_black_box`: o is the
+others' gradient), for each way in which it may take part. In a step with the canary, x_t has mean
+1 - o in the one world and -o in the other, so with L_m(x) = exp((m x - m^2 / 2) / sigma^2), the
+density of N(m, sigma^2) over that of N(0, sigma^2),
+
+* one step of T, all alike:  log mean_t L_{1-o}(x_t) - log mean_t L_{-o}(x_t), summed over epochs.
+  For o = 0 and o = -1 this is the ratio of the pairs that are worst for balls-and-bins and for
+  shuffling (Chua et al., "Balls-and-Bins Sampling for DP-SGD", AISTATS 2025; "How Private are
+  DP-SGD Implementations?", ICML 2024);
+* one step of T, the same in all epochs: that of the sums over epochs, whose noise is sigma sqrt(E);
+* each step by its own lot, with probability q = 1/T: sum_t of log((1 - q + q L_{1-o}) /
+  (1 - q + q L_{-o})) (Poisson; Zhu, Dong, Wang, "Optimal Accounting of Differential Privacy via
+  Characteristic Function", AISTATS 2022);
+* the first step of every epoch: sum of those x (an order that is known);
+* the largest x_t.
+
+The auditor tries them all; a score that does not fit costs power and never validity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from dpsgd.audit.step import recorder
+from dpsgd.noise.keys import RootKey
+from dpsgd.training.algorithm import Algorithm
+from dpsgd.training.blocks import BlockPlan
+from dpsgd.training.loop import block_function, compiler_options
+from dpsgd.training.mechanism import Mechanism
+from samplers import BatchSampler, BatchSource
+
+_MOST_INDICES = 4_000_000  # of one dispatch
+
+Scores = Mapping[str, np.ndarray]
+"""Name of a score -> its value in each trial: float64[trials]."""
+
+
+class Runs:
+    """Whole runs of a mechanism on the canary's data sets, many at a time."""
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        root: RootKey,
+        build: Callable[..., Algorithm],
+        progress: Callable[[str], None],
+    ):
+        sampler = mechanism.sampler
+        self.sampler, self.mechanism = sampler, mechanism
+        self._root, self._progress = root, progress
+        self._drawn = self._noised = 0  # trials so far: each has randomness of its own
+        algorithm = build(lambda w, x: w * x, recorder(sampler.num_steps), mechanism)
+        # One compiled step over many independent runs; the worlds differ in the data alone.
+        over_runs = (None, None, BlockPlan(0, 0, 0, None), 0, None)
+        run_block = jax.vmap(block_function(algorithm), in_axes=over_runs)
+        self._run = jax.jit(run_block, compiler_options=compiler_options())
+        self._state = algorithm.init(jnp.zeros((), jnp.float32))
+        self._scales = mechanism.scales()
+        cells = sampler.num_steps * sampler.max_batch_size
+        self._chunk = int(np.clip(_MOST_INDICES // cells, 1, 10_000))
+
+    def scores(self, others: int, trials: int) -> tuple[Scores, Scores]:
+        """Returns the scores of `trials` fresh runs with, and as many without, the canary."""
+        chunk = min(self._chunk, trials)
+        clip = float(self._scales.l2_clip_norm)
+        worlds = []
+        for canary in (1.0, 0.0):
+            data = jnp.full(self.sampler.num_examples, others * clip, jnp.float32)
+            worlds.append(data.at[0].set(canary * clip))
+        kept: tuple[list[Scores], list[Scores]] = ([], [])
+        starts = range(0, trials, chunk)
+        with ThreadPoolExecutor(1, thread_name_prefix="draws") as background:
+            drawn = background.submit(self._plans, chunk)
+            for start in starts:
+                plan = drawn.result()
+                if start + chunk < trials:
+                    drawn = background.submit(self._plans, chunk)
+                for data, of_world in zip(worlds, kept, strict=True):
+                    of_world.append(self._of_world(data, plan, others, chunk))
+                self._progress(f"{min(trials, start + chunk):,} of {trials:,} runs")
+        present, absent = (
+            {name: np.concatenate([part[name] for part in parts])[:trials] for name in parts[0]}
+            for parts in kept
+        )
+        return present, absent
+
+    def _of_world(self, data: Any, plan: BlockPlan, others: int, chunk: int) -> Scores:
+        keys = jnp.asarray(
+            [self.mechanism.noise_key(self._root, self._noised + k) for k in range(chunk)]
+        )
+        self._noised += chunk
+        state, _ = self._run(self._state, data, plan, keys, self._scales)
+        released = np.asarray(state.opt_state.releases, np.float64)  # [chunk, steps]
+        b = float(self._scales.expected_batch_size)
+        x = released * b / float(self._scales.l2_clip_norm) - others * b
+        return scores_of(
+            x.reshape(chunk, self.sampler.epochs, self.sampler.steps_per_epoch),
+            others,
+            self.mechanism.noise_multiplier,
+            min(1.0, b / self.sampler.num_examples),
+        )
+
+    def _plans(self, chunk: int) -> BlockPlan:
+        """Draws the batches of `chunk` runs, each from a seed of its own."""
+        seeds = [self._root.sampling_seed(self._drawn + k) for k in range(chunk)]
+        self._drawn += chunk
+        blocks = [_index_block(self.sampler, seed) for seed in seeds]
+        rows = max(len(block.indices) for block in blocks)
+        shape = chunk, rows, self.sampler.max_batch_size
+        indices, weights = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        starts = np.empty((chunk, self.sampler.num_steps + 1), np.int32)
+        for k, block in enumerate(blocks):
+            indices[k, : len(block.indices)] = block.indices
+            weights[k, : len(block.weights)] = block.weights
+            starts[k] = block.starts
+        return BlockPlan(indices, weights, starts, np.int32(self.sampler.num_steps))
+
+
+def _index_block(sampler: BatchSampler, seed: int) -> BlockPlan:
+    """Returns the batches of a whole run, as `BatchSource` gives them to training."""
+    steps = np.arange(sampler.num_steps + 1)
+    plans = [sampler.plan(seed, sampler.drawn_epoch(epoch)) for epoch in range(sampler.epochs)]
+    sizes = np.concatenate([np.diff(plan.starts) for plan in plans])
+    if sizes.max() > sampler.max_batch_size:  # cut, or taken in several passes
+        block = BatchSource(sampler, seed).fill(0, sampler.num_steps)
+        starts = np.searchsorted(block.steps, steps)
+        return BlockPlan(block.indices, block.weights, starts, np.int32(sampler.num_steps))
+    # The same as `fill` in a few array operations: thousands of runs are drawn.
+    members = np.concatenate([plan.examples for plan in plans])
+    row = np.repeat(steps[:-1], sizes)
+    column = np.arange(members.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    indices = np.zeros((sampler.num_steps, sampler.max_batch_size), np.int32)
+    weights = np.zeros(indices.shape, np.float32)
+    indices[row, column], weights[row, column] = members, 1.0
+    return BlockPlan(indices, weights, steps, np.int32(sampler.num_steps))
+
+
+def scores_of(x: np.ndarray, others: int, sigma: float, rate: float | None = None) -> Scores:
+    """Returns the scores of runs.
+
+    Args:
+      x: Noised sums, less what the others give in expectation, in units of C: float64[trials, E,
+        T].
+      others: Their gradient in units of C, -1, 0 or 1.
+      sigma: Noise multiplier.
+      rate: About the probability with which an example takes part in a step; 1 / T by default.
+    """
+    epochs, steps = x.shape[1:]
+    rate = 1 / steps if rate is None else rate
+
+    def log_ratio(x: np.ndarray, mean: float, variance: float) -> np.ndarray:
+        return (mean * x - 0.5 * mean**2) / variance
+
+    def one_of(x: np.ndarray, scale: float, variance: float) -> np.ndarray:
+        here = special.logsumexp(log_ratio(x, (1 - others) * scale, variance), axis=-1)
+        return here - special.logsumexp(log_ratio(x, -others * scale, variance), axis=-1)
+
+    def by_lot(x: np.ndarray, mean: float) -> np.ndarray:
+        ratio = log_ratio(x, mean, sigma**2)
+        if rate == 1:
+            return ratio
+        return np.logaddexp(math.log1p(-rate), ratio + math.log(rate))
+
+    scores = {
+        "one step of each epoch": np.sum(one_of(x, 1.0, sigma**2), axis=1),
+        "each step by lot": np.sum(by_lot(x, 1 - others) - by_lot(x, -others), axis=(1, 2)),
+        "the first step of each epoch": np.sum(x[:, :, 0], axis=1),
+        "the largest sum": np.max(x, axis=(1, 2)),
+    }
+    if epochs > 1:
+        scores["one step, kept over epochs"] = one_of(np.sum(x, axis=1), epochs, sigma**2 * epochs)
+    return scores

@@ -1,0 +1,236 @@
+"""Per-example clipping: the sum, over a batch, of gradients whose L2 norm is at most C each."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from dpsgd.gradients import ghost, memory, norms
+from dpsgd.gradients.ghost import Gradients
+from dpsgd.gradients.losses import LossFn, of_row, rows_of, takes_key
+from dpsgd.noise.grid import SecureGrid
+from dpsgd.noise.secure import quantize
+from dpsgd.packing import join, packs, split
+
+PyTree = Any
+SumTree = PyTree
+"""Tree of the structure and shapes of the parameters, in float32 (int32 on a secure grid)."""
+
+
+class Diagnostics(NamedTuple):
+    """Sums over the real (weight > 0) examples of one batch. NOT private: never release them.
+
+    Those of several batches add up: `jax.tree.map(operator.add, a, b)`.
+
+    Attributes:
+      loss_sum: float32, sum of the losses that are finite.
+      clipped_count: float32, examples whose gradient norm exceeded the clip norm.
+      nonfinite_count: float32, examples that contributed zero for a gradient with NaN or infinity.
+      batch_size: float32, number of real examples.
+    """
+
+    loss_sum: Array
+    clipped_count: Array
+    nonfinite_count: Array
+    batch_size: Array
+
+
+def _vmap_gradients(
+    loss_fn: LossFn, params: PyTree, batch: PyTree, grid: SecureGrid | None = None
+) -> Gradients:
+    """One gradient per example, all of them in memory: B times the size of the parameters."""
+    losses, grads = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))(params, batch)
+    leaves = [g.astype(jnp.float32) for g in jax.tree.leaves(grads)]
+    together = packs({k: math.prod(g.shape[1:]) for k, g in enumerate(leaves)})
+    joined = [join([leaves[k] for k in pack], lead=1) for pack in together]
+
+    def add_clipped(total: SumTree, factor: norms.ClipFactor) -> SumTree:
+        clipped = [norms.contribution(factor, g) for g in joined]
+        if grid is not None:
+            clipped = jax.vmap(functools.partial(quantize, grid=grid))(clipped)
+        sums, structure = jax.tree.flatten(total)
+        for pack, c in zip(together, clipped, strict=True):
+            summed = split(jnp.sum(c, axis=0, dtype=sums[0].dtype), [sums[k].shape for k in pack])
+            for k, x in zip(pack, summed, strict=True):
+                sums[k] += x
+        return jax.tree.unflatten(structure, sums)
+
+    return Gradients(losses, norms.combine([norms.norm(g) for g in joined]), add_clipped)
+
+
+_METHODS: dict[str, Callable[[LossFn, PyTree, PyTree], Gradients]] = {
+    "ghost": ghost.gradients,
+    "vmap": _vmap_gradients,
+}
+
+
+def clipped_grad(
+    loss_fn: LossFn,
+    *,
+    l2_clip_norm: ArrayLike,
+    method: str = "ghost",
+    microbatch_size: int | None = None,
+    grid: SecureGrid | None = None,
+) -> Callable[..., tuple[SumTree, Diagnostics]]:
+    r"""Builds the function (params, batch, weights) -> (sum of clipped gradients, diagnostics).
+
+    With $g_i$ the gradient of `loss_fn(params, example i)` over all leaves of `params` together,
+    cast to float32, and $C$ = `l2_clip_norm`, it returns
+
+    $$ \sum_{i : w_i > 0,\ g_i \text{ finite}} g_i \min\{1, (1 - 17u) C / \|g_i\|_2\} $$
+
+    in float32 with unit roundoff $u = 2^{-24}$: the SUM, not the mean. Zeroing out one example
+    moves it by at most $C$ in L2 norm: the margin of 1e-6 covers rounding, see
+    `dpsgd.gradients.norms`.
+
+    What happens at the edges, whatever the method:
+
+      * A gradient with a NaN or an infinity contributes exactly zero and is counted.
+      * A huge finite gradient (1e30, whose square overflows) is clipped like any other.
+      * A row of weight <= 0 or NaN contributes exactly zero, whatever it holds. All other weights
+        mean the same: the example counts once.
+      * $C = \infty$ clips nothing (and a sum that overflows float32 is infinite).
+
+    Args:
+      loss_fn: Pure function (params, example) -> scalar loss, or (params, example, key). It sees
+        one example, so examples cannot mix; batch statistics and other operations across examples
+        do not exist in it.
+      l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
+      method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
+        structure of the loss allows, see `dpsgd.gradients.ghost`; "vmap" forms them all.
+      microbatch_size: Examples processed at a time, in a scan. It changes memory and speed, not
+        the result (but for the order of float32 additions). By default as many as fit in
+        `dpsgd.gradients.memory.MICROBATCH_BYTES`, by an estimate from the shapes alone.
+      grid: Of the secure mode, from `secure_grid`: each clipped gradient is truncated to integers
+        of norm $C / g$ at most, and the sum is theirs, int32 and exact. For it all gradients of a
+        microbatch are formed, as by "vmap".
+
+    Returns:
+      A pure function of `params` (tree of floating-point arrays), `batch` (tree of arrays with a
+      leading axis of B >= 1 examples) and `weights` (float32[B]: 1 for an example, 0 for padding);
+      for a loss with a key, also of `keys` ([B], as from `jax.random.split`, or from
+      `dpsgd.gradients.losses.example_keys`). Drawn without a look at the examples, they cost no
+      privacy.
+
+    Raises:
+      ValueError: for a clip norm that is not positive, an unknown method or a microbatch size
+        below one, or a loss whose signature does not tell whether it takes a key; when called, for
+        keys that are missing, not asked for or of the kind "rbg", for parameters that are not
+        floating-point, for leading axes that differ, and for a loss that is not a real scalar.
+
+    Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
+
+    >>> import jax.numpy as jnp
+    >>> def loss_fn(w, example):
+    ...     return jnp.dot(w, example)
+    >>> grad_fn = clipped_grad(loss_fn, l2_clip_norm=1.0)
+    >>> batch = jnp.array([[6.0, 8.0], [0.25, 0.5], [jnp.nan, 1.0], [9.0, 9.0]])
+    >>> total, diagnostics = grad_fn(jnp.zeros(2), batch, jnp.array([1.0, 1.0, 1.0, 0.0]))
+    >>> print([f"{x:.3f}" for x in total], diagnostics.clipped_count)
+    ['0.850', '1.300'] 1.0
+    """
+    if not isinstance(l2_clip_norm, jax.core.Tracer):
+        c = float(np.asarray(l2_clip_norm))
+        if math.isnan(c) or c <= 0:
+            raise ValueError(f"l2_clip_norm must be positive, got {c}")
+    if method not in _METHODS:
+        raise ValueError(f"method must be one of {sorted(_METHODS)}, got {method!r}")
+    if microbatch_size is not None and microbatch_size < 1:
+        raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
+    gradients, dtype = _METHODS[method], jnp.float32
+    keyed, loss_fn = takes_key(loss_fn), of_row(loss_fn)
+    if grid is not None:
+        gradients, dtype = functools.partial(_vmap_gradients, grid=grid), jnp.int32
+
+    def add_microbatch(
+        params: PyTree, carry: tuple[SumTree, Diagnostics], batch: PyTree, weights: Array
+    ) -> tuple[SumTree, Diagnostics]:
+        total, so_far = carry
+        losses, norm, add_clipped = gradients(loss_fn, params, batch)
+        real = weights > 0
+        factor = norms.clip_factor(norm, l2_clip_norm, real)
+        losses = losses.astype(jnp.float32)
+        finite = jnp.where(real & jnp.isfinite(losses), losses, 0.0)
+        counted = finite, factor.clipped, real & ~factor.keep, real
+        # As one array, which is one sum to compile.
+        diagnostics = Diagnostics(*jnp.sum(jnp.stack([c.astype(jnp.float32) for c in counted]), 1))
+        return add_clipped(total, factor), jax.tree.map(operator.add, so_far, diagnostics)
+
+    def clipped_sum(
+        params: PyTree, batch: PyTree, weights: ArrayLike, keys: PyTree = None
+    ) -> tuple[SumTree, Diagnostics]:
+        batch = jax.tree.map(jnp.asarray, rows_of(batch, keys, keyed))
+        weights = jnp.asarray(weights)
+        _check(loss_fn, params, batch, weights)
+        carry = (
+            jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), dtype), params),
+            Diagnostics(*(jnp.float32(0),) * 4),
+        )
+        size = weights.shape[0]
+        together = microbatch_size
+        if together is None:
+            formed = method == "vmap" or grid is not None
+            together = memory.microbatch_size(
+                size,
+                memory.bytes_per_example(
+                    loss_fn, params, _first_example(batch), per_example_gradients=formed
+                ),
+            )
+        if together >= size:
+            return add_microbatch(params, carry, batch, weights)
+        count = -(-size // together)
+
+        # The last microbatch is filled up with copies of the last row, at weight zero.
+        rows = jnp.minimum(jnp.arange(count * together), size - 1)
+        weights = jnp.where(jnp.arange(rows.size) < size, weights[rows], 0)
+
+        def split(x: Array) -> Array:
+            return x.reshape((count, together, *x.shape[1:]))
+
+        def body(carry, xs):
+            return add_microbatch(params, carry, *xs), None
+
+        xs = (jax.tree.map(lambda x: split(x[rows]), batch), split(weights))
+        return lax.scan(body, carry, xs)[0]
+
+    return clipped_sum
+
+
+def _first_example(batch: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+
+
+def _check(loss_fn: LossFn, params: PyTree, batch: PyTree, weights: Array) -> None:
+    if not jax.tree.leaves(params):
+        raise ValueError("params holds no arrays, so there is nothing to take a gradient of")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} is {dtype}, but only floating-point leaves "
+                "have gradients: pass it as part of the batch or close over it in loss_fn"
+            )
+    if weights.ndim != 1 or weights.shape[0] == 0:
+        raise ValueError(f"weights must have shape [B] with B >= 1, got {list(weights.shape)}")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        if leaf.ndim == 0 or leaf.shape[0] != weights.shape[0]:
+            raise ValueError(
+                f"batch{jax.tree_util.keystr(path)} has shape {list(leaf.shape)}, but the leading "
+                f"axis must have one row for each of the {weights.shape[0]} weights"
+            )
+    loss = jax.eval_shape(loss_fn, params, _first_example(batch))
+    if not (
+        isinstance(loss, jax.ShapeDtypeStruct)
+        and loss.shape == ()
+        and jnp.issubdtype(loss.dtype, jnp.floating)
+    ):
+        raise ValueError(f"loss_fn must return one real floating-point scalar, got {loss}")

@@ -1,0 +1,127 @@
+"""One backward pass to the outputs of all uses, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from dpsgd.gradients import norms
+from dpsgd.gradients.ghost.norm import norm_of
+from dpsgd.gradients.ghost.parts import parts_of
+from dpsgd.gradients.ghost.routes import choose_route
+from dpsgd.gradients.ghost.sums import add_use, sum_entries
+from dpsgd.gradients.taps import Taps, Use, find_taps
+from dpsgd.packing import join, packs, split
+
+PyTree = Any
+
+
+class Gradients(NamedTuple):
+    """What a method knows about the gradients of one (micro)batch of B examples.
+
+    Attributes:
+      losses: [B].
+      norm: The B gradient norms over all parameters together.
+      add_clipped: (sum so far, factor) -> sum so far + sum of the contributions under that factor.
+    """
+
+    losses: Array
+    norm: norms.Norm
+    add_clipped: Callable[[PyTree, norms.ClipFactor], PyTree]
+
+
+def gradients(
+    loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, batch: PyTree
+) -> Gradients:
+    """Differentiates the losses of `batch` once; norms and clipped sums are then algebra.
+
+    Args:
+      loss_fn: (params, example) -> scalar.
+      params: Tree of floating-point arrays.
+      batch: Tree of arrays with a leading axis of B examples.
+    """
+    params = jax.tree.map(jnp.asarray, params)
+    taps = find_taps(loss_fn, params, _first_example(batch))
+    leaves = jax.tree.leaves(params)
+    routes = [choose_route(taps, k, leaf.shape) for k, leaf in enumerate(leaves)]
+    direct = {k: leaves[k] for k, route in enumerate(routes) if route.kind == "vmap"}
+
+    def loss(variables: tuple[dict, dict], example: PyTree) -> tuple[Array, Any]:
+        own, zeros = variables
+        return taps.loss([own.get(k, leaf) for k, leaf in enumerate(leaves)], example, zeros)
+
+    (losses, others), (own, cotangents) = jax.vmap(
+        jax.value_and_grad(loss, has_aux=True), in_axes=(None, 0)
+    )((direct, taps.zeros()), batch)
+
+    formed, parts = dict(own), {}
+    for k, route in enumerate(routes):
+        if route.kind == "entries":
+            formed[k] = _entries(taps.uses[k], leaves[k].shape, others, cotangents)
+        elif route.kind not in ("unused", "vmap"):
+            parts[k] = parts_of(route, taps.uses[k], others, cotangents)
+    packs = _packs(taps, {k: leaves[k].size for k in formed})
+    joined = [join([formed[k].astype(jnp.float32) for k in pack], lead=1) for pack in packs]
+    squares = [norms.norm(g) for g in joined] + [
+        norm_of(routes[k], taps.uses[k], part, cotangents) for k, part in parts.items()
+    ]
+    norm = norms.combine(squares) if squares else norms.norm(jnp.zeros((losses.shape[0], 1)))
+
+    def add_clipped(total: PyTree, factor: norms.ClipFactor) -> PyTree:
+        sums, structure = jax.tree.flatten(total)
+        for pack, g in zip(packs, joined, strict=True):
+            summed = split(sum_entries(g, factor), [leaves[k].shape for k in pack])
+            for k, x in zip(pack, summed, strict=True):
+                sums[k] += x
+        for k, part in parts.items():
+            for u in taps.uses[k]:
+                sums[k] = add_use(sums[k], u, part, others[u.path], cotangents[u.path], factor)
+        return jax.tree.unflatten(structure, sums)
+
+    return Gradients(losses, norm, add_clipped)
+
+
+def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:
+    """Returns the parameters whose gradients are formed, in packs that are treated as one.
+
+    A bias whose gradient is the cotangent of one output stays alone: that of the kernel beside it
+    is made of the same cotangents, and compilers see that they are scaled and squared alike.
+    """
+
+    def shares(k: int) -> bool:
+        return [u.op for u in taps.uses[k]] in (["add"], ["add_any"]) and (
+            taps.uses[k][0].out.size == sizes[k]
+        )
+
+    return [[k] for k in sizes if shares(k)] + packs(
+        {k: n for k, n in sizes.items() if not shares(k)}
+    )
+
+
+def _first_example(batch: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+
+
+def _entries(uses: Sequence[Use], shape: tuple[int, ...], others: Any, cotangents: Any) -> Array:
+    """Returns the gradient of each example, float32[B, *shape]."""
+
+    def one(use: Use, operands: list[Array], g: Array) -> Array:
+        parameter = jax.ShapeDtypeStruct(shape, jnp.float32)
+        operands = [_as_float32(x) for x in operands]
+        return jax.linear_transpose(lambda w: use.linear(w, operands), parameter)(g)[0]
+
+    parts = [
+        jax.vmap(lambda x, g, use=use: one(use, x, g))(
+            others[use.path], cotangents[use.path].astype(jnp.float32)
+        )
+        for use in uses
+    ]
+    return sum(parts[1:], start=parts[0])
+
+
+def _as_float32(x: Array) -> Array:
+    return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x

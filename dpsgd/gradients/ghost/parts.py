@@ -1,0 +1,186 @@
+"""What norms and clipped sums are made of: the sides of contractions, the rows of look-ups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from dpsgd.gradients import norms
+from dpsgd.gradients.ghost.routes import Route
+from dpsgd.gradients.ghost.uses import contraction_of, dot_axes, named_axes, row_axes, rows_of
+from dpsgd.gradients.taps import Path, Use
+
+_PAIRWISE_ROWS = 64
+"""Up to so many look-ups an example, repeated rows are found by comparing all pairs."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What norm and sum of one parameter are made of, by the path of the use.
+
+    Attributes:
+      products: Both sides of the contractions, see `_factors`.
+      look_ups: Index and cotangents, see `_look_ups`.
+    """
+
+    products: dict[Path, tuple[Array, Array]]
+    look_ups: dict[Path, tuple[Array, Array, Array]]
+
+
+def parts_of(route: Route, uses: Sequence[Use], others: Any, cotangents: Any) -> Parts:
+    """Returns what norm and sum of one parameter are made of, on a route that forms no entries."""
+    products = {
+        u.path: _factors(u, others[u.path][0], cotangents[u.path])
+        for u in uses
+        if contraction_of(u)
+    }
+    look_ups = {
+        u.path: _look_ups(u, others[u.path], cotangents[u.path]) for u in uses if rows_of(u)
+    }
+    if route.kind == "rows":
+        # Equal rows are summed once, over all uses, so that the vector whose norm is taken is the
+        # one that is scattered.
+        paths = list(look_ups)
+        flat = jnp.concatenate([look_ups[p][1] for p in paths], axis=1)
+        h = sum_repeated(flat, jnp.concatenate([look_ups[p][2] for p in paths], axis=1))
+        start = 0
+        for p in paths:
+            index, row, _ = look_ups[p]
+            look_ups[p] = (index, row, h[:, start : start + row.shape[1]])
+            start += row.shape[1]
+    return Parts(products, look_ups)
+
+
+def _factors(use: Use, activation: Array, cotangent: Array) -> tuple[Array, Array]:
+    """Returns the inner [B, batch, length, inner] and the outer side [B, batch, length, outer]."""
+    c = contraction_of(use)
+    assert c is not None
+    size = activation.shape[0]
+    a, g = activation.astype(jnp.float32), cotangent.astype(jnp.float32)
+    if use.op == "dot_general":
+        inner, batch, free, partners = dot_axes(use)
+        contracted, batched = partners[: len(inner)], partners[len(inner) :]
+        rest = [k for k in range(a.ndim - 1) if k not in partners]
+        a = a.transpose([0, *(1 + k for k in (*batched, *rest, *contracted))])
+        # The output has the batch axes, then the left operand's free axes, then the right one's.
+        mine = [len(batch) + (len(rest) if use.position else 0) + k for k in range(len(free))]
+        outer = [mine[free.index(k)] for k in named_axes(use, free)[0]]
+        others = [k for k in range(g.ndim - 1) if k not in mine]
+        g = g.transpose([0, *(1 + k for k in (*others, *outer))])
+    else:
+        a, g = _patches(use, a, g)
+    return (
+        a.reshape(size, c.batch_size, c.length, c.inner_size),
+        g.reshape(size, c.batch_size, c.length, c.outer_size),
+    )
+
+
+def _patches(use: Use, a: Array, g: Array) -> tuple[Array, Array]:
+    """Turns a convolution into a matrix product: each output position with the inputs it sees."""
+    spec = use.params["dimension_numbers"]
+    size, images = a.shape[0], use.out.shape[spec.out_spec[0]]
+    a = a.transpose([0, *(1 + k for k in spec.lhs_spec)])
+    g = g.transpose([0, *(1 + k for k in spec.out_spec)])
+    a = lax.conv_general_dilated_patches(
+        a.reshape(size * images, *a.shape[2:]),
+        filter_shape=[use.operand.shape[k] for k in spec.rhs_spec[2:]],
+        window_strides=use.params["window_strides"],
+        padding=use.params["padding"],
+        lhs_dilation=use.params["lhs_dilation"],
+        rhs_dilation=use.params["rhs_dilation"],
+        precision=lax.Precision.HIGHEST,
+    )
+    positions = math.prod(a.shape[2:])
+    a = a.reshape(size, images, a.shape[1], positions).swapaxes(2, 3)
+    return a, g.reshape(size, images, g.shape[2], positions).swapaxes(2, 3)
+
+
+def _look_ups(use: Use, others: Sequence[Array], cotangent: Array) -> tuple[Array, Array, Array]:
+    """Returns what a use looks up, and the cotangents.
+
+    Returns:
+      The index of each look-up, int32[B, count, axes]; the same as one number, int32[B, count]; the
+      cotangents of the rows, float32[B, count, width], zero for look-ups out of bounds, from which
+      no gradient flows.
+    """
+    axes, rows, shape = row_axes(use), rows_of(use), use.operand.shape
+    assert axes is not None
+    assert rows is not None
+    size = cotangent.shape[0]
+    columns = [k for k in range(len(shape)) if k not in axes]
+    if use.op == "gather":
+        numbers = use.params["dimension_numbers"]
+        index = others[0].reshape(size, rows.count, len(axes))
+        clamps = use.params["mode"] == lax.GatherScatterMode.CLIP
+        # The axes of the output that run along the operand's, in the same order.
+        present = [k for k in range(len(shape)) if k not in numbers.collapsed_slice_dims]
+        position = dict(zip(present, numbers.offset_dims, strict=True))
+    else:
+        index = jnp.stack([others[k] for k in axes], axis=-1)[:, None]
+        clamps, position = True, {k: k for k in range(len(shape))}
+    # An axis of length one may be collapsed: it is not in the output.
+    along = [position[k] for k in named_axes(use, columns)[0] if k in position]
+    across = [d for d in range(cotangent.ndim - 1) if d not in along]
+    h = cotangent.astype(jnp.float32).transpose([0, *(1 + d for d in (*across, *along))])
+    h = h.reshape(size, rows.count, rows.width)
+
+    unsigned = jnp.issubdtype(index.dtype, jnp.unsignedinteger)
+    index = index.astype(jnp.promote_types(index.dtype, jnp.uint32 if unsigned else jnp.int32))
+    limits = jnp.asarray([shape[k] - 1 for k in axes], index.dtype)
+    if not clamps:
+        inside = jnp.all((index >= 0) & (index <= limits), axis=-1)
+        h = jnp.where(inside[..., None], h, 0.0)
+    index = jnp.clip(index, 0, limits).astype(jnp.int32)
+    flat = jnp.zeros((size, rows.count), jnp.int32)
+    for k in named_axes(use, axes)[0]:
+        flat = flat * shape[k] + index[..., axes.index(k)]
+    return index, flat, h
+
+
+def sum_repeated(flat: Array, h: Array) -> Array:
+    """Sums, for each example, the vectors h[B, K, :] of equal rows flat[B, K].
+
+    Each sum takes the place of one of its terms; zeros take the others'.
+    """
+    count = flat.shape[1]
+    if count == 1:
+        return h
+    if count <= _PAIRWISE_ROWS:
+        same = flat[:, :, None] == flat[:, None, :]
+        first = ~jnp.any(same & jnp.tri(count, k=-1, dtype=bool), axis=2)
+        sums = jnp.einsum("bkl,bld->bkd", same.astype(h.dtype), h, precision=lax.Precision.HIGHEST)
+        return jnp.where(first[..., None], sums, 0.0)
+
+    def one(ids: Array, x: Array) -> Array:
+        order = jnp.argsort(ids)
+        ordered = ids[order]
+        starts = jnp.pad(ordered[1:] != ordered[:-1], (1, 0))
+        start = lax.cummax(jnp.where(starts, jnp.arange(count), 0))
+        place = jnp.zeros_like(order).at[order].set(order[start])
+        return jnp.zeros_like(x).at[place].add(x)
+
+    return jax.vmap(one)(flat, h)
+
+
+def fold(x: Array, y: Array) -> tuple[Array, Array]:
+    """Moves the magnitude of each vector of x, a power of two, to its partner in y.
+
+    Then y alone tells how large the products are. Scaling the one side of an example as a whole
+    would not do: where the other side is tiny or zero, it may be scaled to infinity, and 0 * inf is
+    NaN.
+    """
+    # In two dimensions: compilers see that these are the activations and cotangents themselves, and
+    # the maxima those of the norms, and keep no second copy.
+    count = math.prod(x.shape[:-1])
+    flat = x.reshape(count, x.shape[-1])
+    scale = norms.row_scale(flat)[:, None]
+    return (
+        (flat * (1.0 / scale)).reshape(x.shape),
+        (y.reshape(count, y.shape[-1]) * scale).reshape(y.shape),
+    )

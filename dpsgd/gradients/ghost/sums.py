@@ -1,0 +1,113 @@
+"""Clipped sums of one parameter's gradients: its uses transposed, over the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from dpsgd.gradients import norms
+from dpsgd.gradients.ghost.parts import Parts, fold
+from dpsgd.gradients.ghost.uses import contraction_of, dot_axes, named_axes, row_axes
+from dpsgd.gradients.taps import Use
+
+
+def add_use(
+    total: Array,
+    use: Use,
+    parts: Parts,
+    others: Sequence[Array],
+    cotangent: Array,
+    factor: norms.ClipFactor,
+) -> Array:
+    """Adds the clipped gradients of one use, summed over the batch, to `total`."""
+    if use.path in parts.look_ups:
+        look_up = parts.look_ups[use.path]
+        if use.view.whole:
+            return _add_rows(total, use, *look_up, factor)
+        operand = _add_rows(jnp.zeros(use.operand.shape), use, *look_up, factor)
+        return total + _transpose_view(use, total, operand)
+    if use.op == "dot_general":
+        return total + _transpose_view(use, total, _sum_products(use, parts, factor))
+    # What is left is a convolution or a slice.
+    kept = [norms.select(factor, x) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in others]
+    scaled = norms.contribution(factor, cotangent)
+    # Huge cotangents of tiny activations may overflow here: then the example gives this parameter
+    # nothing, which makes its contribution smaller.
+    finite = jnp.all(jnp.isfinite(scaled), axis=tuple(range(1, scaled.ndim)), keepdims=True)
+    scaled = jnp.where(finite, scaled, 0.0)
+
+    def whole_batch(parameter: Array) -> Array:
+        return jax.vmap(lambda x: use.linear(parameter, x), axis_size=len(scaled))(kept)
+
+    parameter = jax.ShapeDtypeStruct(total.shape, jnp.float32)
+    return total + jax.linear_transpose(whole_batch, parameter)(scaled)[0]
+
+
+def _add_rows(
+    total: Array, use: Use, index: Array, flat: Array, h: Array, factor: norms.ClipFactor
+) -> Array:
+    """Scatters rows into `total`, which has the layout of the operand.
+
+    Where that is the parameter itself, `total` is the running sum: no second buffer of its size.
+    """
+    axes = row_axes(use)
+    assert axes is not None
+    shape = use.operand.shape
+    columns = [k for k in range(len(shape)) if k not in axes]
+    rows = norms.contribution(factor, h)
+    names = named_axes(use, columns)[0]
+    rows = rows.reshape(-1, *(shape[k] for k in names))
+    rows = rows.transpose([0, *(1 + names.index(k) for k in columns)])
+    numbers = lax.ScatterDimensionNumbers(
+        tuple(range(1, 1 + len(columns))), tuple(sorted(axes)), axes
+    )
+    # The indices are inside: `_look_ups` saw to it.
+    return lax.scatter_add(
+        total,
+        index.reshape(-1, len(axes)),
+        rows,
+        numbers,
+        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
+
+
+def _sum_products(use: Use, parts: Parts, factor: norms.ClipFactor) -> Array:
+    """Contracts the scaled sides over batch and sequence; the result has the operand's layout."""
+    c = contraction_of(use)
+    assert c is not None
+    left, right = parts.products[use.path]
+    subscripts = "bksi,bkso->kio"
+    if c.batch_size == 1:
+        left, right, subscripts = left[:, 0], right[:, 0], "bsi,bso->io"
+        if c.length == 1:
+            left, right, subscripts = left[:, 0], right[:, 0], "bi,bo->io"
+    total = _contract(subscripts, left, right, factor)
+    inner, batch, free, _ = dot_axes(use)
+    order = [*batch, *inner, *named_axes(use, free)[0]]
+    total = total.reshape([use.operand.shape[k] for k in order])
+    return total.transpose([order.index(k) for k in range(len(order))])
+
+
+def _contract(subscripts: str, left: Array, right: Array, factor: norms.ClipFactor) -> Array:
+    """Contracts two sides whose products, for each example, are a gradient, and clips it.
+
+    The right side, cotangents, is scaled without looking at the left one: a dense layer and its
+    bias have the same cotangents, and share the scaled ones.
+    """
+    right, left = fold(right, left)
+    left, right = norms.normalized(factor, left), norms.shortened(factor, right)
+    return jnp.einsum(subscripts, left, right, precision=lax.Precision.HIGHEST)
+
+
+def sum_entries(g: Array, factor: norms.ClipFactor) -> Array:
+    """Sums clipped gradients g[B, n]: those of a layer whose input is one."""
+    return _contract("bi,bo->io", jnp.ones((len(g), 1)), g, factor)[0]
+
+
+def _transpose_view(use: Use, like: Array, x: Array) -> Array:
+    """Brings a cotangent of the operand of a use back to the parameter's own layout."""
+    parameter = jax.ShapeDtypeStruct(like.shape, jnp.float32)
+    return jax.linear_transpose(use.view, parameter)(x)[0]

@@ -1,0 +1,145 @@
+"""What a loss may be: of parameters and an example, or of these and a random key.
+
+A loss with a key is for dropout, and whatever else is random within one example. Each example gets
+a key of its own in each step,
+
+    key(i, t) = fold_in(fold_in(K, t), i),      K from the run's root, stream "loss",
+
+for row number i of the data and step t: neither its place in the batch, nor how batches are cut
+into passes, microbatches and blocks, nor any other example has a part in it.
+
+**The price is that of the loss without a key.** Let k be all keys of the run. They depend on no
+data, and are independent of batches and noise, as streams of one root are (`dpsgd.noise.keys`). Fix
+k. Then the clipped gradient of example i at step t is a function of (params, example i), of norm at
+most C, and of nobody else: what accounting assumes of a gradient. So for every k the releases M_k
+have the sampler's price; that price holds for gradients that differ from step to step, also where
+an adversary picks them. Zeroing-out replaces a gradient by 0 and leaves k alone, hence for
+neighbours D and D', every epsilon and every set S of (k, releases), with S_k its part at k,
+
+    P[(k, M_k(D)) in S] - e^epsilon P[(k, M_k(D')) in S]
+        = E_k[ P[M_k(D) in S_k] - e^epsilon P[M_k(D') in S_k] ] <= delta(epsilon).
+
+So whoever is told all keys learns no more than is priced; that they stay secret is more than the
+guarantee needs. (Where a unit is clipped as one, read 'unit' for 'example': its key is that of the
+first of its rows that are drawn, and who is drawn does not depend on what the rows hold.)
+
+The words are those of threefry, which JAX computes anywhere to the same bits, one by one. Keys of
+the kind "rbg" are refused: under `jax.vmap` they draw by the first key and the place of each.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+PyTree = Any
+LossFn = Callable[..., Array]
+"""(params, example) -> scalar, or (params, example, key) -> scalar."""
+
+
+class Keyed(NamedTuple):
+    """An example and its key as one example, for a loss of two arguments; or [B, ...] of them."""
+
+    example: PyTree
+    key: Any
+
+
+def takes_key(loss_fn: LossFn) -> bool:
+    """Returns whether `loss_fn` takes a key beside parameters and example, by its signature.
+
+    It does if it requires three positional arguments, and does not if it requires two.
+
+    >>> takes_key(lambda params, example: 0.0), takes_key(lambda params, example, key: 0.0)
+    (False, True)
+
+    Raises:
+      ValueError: if it requires other arguments, takes any number, or has a default for the key.
+    """
+    try:
+        parameters = list(inspect.signature(loss_fn).parameters.values())
+    except (TypeError, ValueError):  # some functions that are written in C have none
+        parameters = []
+    at_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in at_place if p.default is p.empty]
+    others = [p for p in parameters if p not in at_place and p.kind != p.VAR_KEYWORD]
+    fits = (
+        len(required) in (2, 3)
+        and all(p.default is not p.empty and p.kind == p.KEYWORD_ONLY for p in others)
+        and not (len(required) == 2 and {p.name for p in at_place[2:]} & {"key", "rng", "rngs"})
+    )
+    if not fits:
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        found = f" ({', '.join(map(str, parameters))})" if parameters else ""
+        raise ValueError(
+            f"{name}{found}: it cannot be told whether this loss takes a key; define it as "
+            "loss_fn(params, example) or loss_fn(params, example, key), without a default for the "
+            "key and without *args"
+        )
+    return len(required) == 3
+
+
+def of_row(loss_fn: LossFn) -> Callable[[PyTree, PyTree], Array]:
+    """Returns the loss as one of two arguments: its example is `Keyed` where it takes a key."""
+    if not takes_key(loss_fn):
+        return loss_fn
+
+    def loss(params: PyTree, row: Keyed) -> Array:
+        return loss_fn(params, row.example, row.key)
+
+    return loss
+
+
+def row_of(loss_fn: LossFn, example: PyTree) -> PyTree:
+    """Returns what `of_row(loss_fn)` takes for `example`, with the shape of a key if it has one."""
+    if not takes_key(loss_fn):
+        return example
+    return Keyed(example, jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")))
+
+
+def rows_of(batch: PyTree, keys: PyTree, keyed: bool) -> PyTree:
+    """Returns the rows of a batch as `of_row` of the loss takes them.
+
+    Args:
+      batch: Tree of arrays [B, ...].
+      keys: [B], or None.
+      keyed: Whether the loss takes a key.
+
+    Raises:
+      ValueError: if there are keys and the loss takes none, or the other way round, or one key has
+        a part in what another draws.
+    """
+    if keyed == (keys is None):
+        raise ValueError(
+            "loss_fn takes a key: give keys[B], one for each example"
+            if keyed
+            else "keys are given, but the loss is loss_fn(params, example), without a key"
+        )
+    if not keyed:
+        return batch
+    if "rbg" in str(jax.random.key_impl(keys)):  # also of arrays of words, by the default kind
+        raise ValueError(
+            "keys of the kind 'rbg' draw by the first of a batch and their place in it; give keys "
+            'from jax.random.key(..., impl="threefry2x32")'
+        )
+    return Keyed(batch, keys)
+
+
+def example_keys(loss_key: ArrayLike, step: ArrayLike, numbers: ArrayLike) -> Array:
+    """Returns the key of each example in one step: typed keys of the shape of `numbers`.
+
+    Args:
+      loss_key: uint32 `[2]`, from `RootKey.loss_key`; may be traced.
+      step: Number of the step; may be traced.
+      numbers: Row number of each example in the data, integers in [0, 2^32).
+    """
+    root = jax.random.wrap_key_data(jnp.asarray(loss_key), impl="threefry2x32")
+    of_step = jax.random.fold_in(root, step)
+    numbers = jnp.asarray(numbers)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(of_step, numbers.ravel())
+    return keys.reshape(numbers.shape)

@@ -1,0 +1,112 @@
+"""How much memory one example takes, and so how many are differentiated together.
+
+The estimate depends on the shapes in the loss alone, not on what the machine has free: a run that
+is resumed adds up its gradients in the same order, and no data decide anything.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpsgd.gradients import ghost
+from dpsgd.gradients.losses import LossFn, of_row, row_of
+from dpsgd.gradients.taps import find_taps
+
+PyTree = Any
+
+MICROBATCH_BYTES = 2**31
+"""What the examples of a microbatch may take together, by the estimate of `bytes_per_example`."""
+
+
+def bytes_per_example(
+    loss_fn: LossFn, params: PyTree, example: PyTree, *, per_example_gradients: bool = False
+) -> int:
+    """Estimates the bytes that one example adds to the memory of a clipped sum.
+
+    They are those of all values that the loss computes from the example, which stand for the
+    activations that the backward pass keeps and its cotangents (compilers keep fewer of the former
+    and need some of the latter), and the numbers that clipping needs for each parameter.
+
+    Args:
+      loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
+      params: Tree of floating-point arrays.
+      example: One example, arrays or `jax.ShapeDtypeStruct`.
+      per_example_gradients: Whether all gradients are formed, or only where the ghost method must.
+    """
+    params = jax.tree.map(jnp.asarray, params)
+    loss_fn, example = of_row(loss_fn), row_of(loss_fn, example)
+    taps = find_taps(loss_fn, params, example)
+    leaves = jax.tree.leaves(params)
+    if per_example_gradients:
+        floats = sum(2 * leaf.size for leaf in leaves)
+    else:
+        routes = (ghost.choose_route(taps, k, leaf.shape) for k, leaf in enumerate(leaves))
+        floats = sum(route.floats for route in routes)
+    return 4 * floats + taps.activation_bytes(len(leaves))
+
+
+def microbatch_size(batch_size: int, example_bytes: int) -> int:
+    """Returns how many of `batch_size` examples are differentiated together, at least one.
+
+    The microbatches are as few as `MICROBATCH_BYTES` allow, and as equal as they can be.
+
+    >>> microbatch_size(8192, 20_000)  # all of them
+    8192
+    >>> microbatch_size(1000, 3 * 2**20)  # 682 would fit: two halves
+    500
+    >>> microbatch_size(8, 2**40)
+    1
+    """
+    most = max(1, MICROBATCH_BYTES // max(1, example_bytes))
+    return math.ceil(batch_size / math.ceil(batch_size / most))
+
+
+def explain(loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
+    """Says, for each parameter, how the ghost method obtains its gradients, why, and at what cost.
+
+    The memory named is what one example adds to that of an ordinary backward pass; the last line
+    names the activations of that pass, and how many examples are differentiated together unless
+    `microbatch_size` says otherwise.
+
+    Args:
+      loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
+      params: Tree of floating-point arrays.
+      example: One example, arrays or `jax.ShapeDtypeStruct`.
+
+    >>> import jax.numpy as jnp
+    >>> def loss_fn(params, example):
+    ...     x = params["table"][example["ids"]].ravel()
+    ...     return jnp.sum(jnp.tanh(x @ params["kernel"]) * jnp.cumsum(params["scale"]))
+    >>> params = {"table": jnp.ones((1000, 4)), "kernel": jnp.ones((8, 2)), "scale": jnp.ones(2)}
+    >>> print(explain(loss_fn, params, {"ids": jnp.array([1, 2])}))
+    ['kernel']  [8, 2]     outer  0 B   dot_general without a sequence axis
+    ['scale']   [2]        vmap   16 B  used by cumsum, which has no rule
+    ['table']   [1000, 4]  rows   64 B  look-up of 2 rows of 4
+    activations 118 B an example; up to 10791376 examples together
+    """
+    params = jax.tree.map(jnp.asarray, params)
+    loss_fn, example = of_row(loss_fn), row_of(loss_fn, example)
+    taps = find_taps(loss_fn, params, example)
+    lines = []
+    for k, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
+        route = ghost.choose_route(taps, k, leaf.shape)
+        name = jax.tree_util.keystr(path) or "params"
+        lines.append((name, str(list(leaf.shape)), route.kind, _bytes(4 * route.floats), route.why))
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    table = [
+        "  ".join([*(cell.ljust(w) for cell, w in zip(line, widths, strict=False)), line[4]])
+        for line in lines
+    ]
+    activations = taps.activation_bytes(len(lines))
+    most = microbatch_size(2**31, bytes_per_example(loss_fn, params, example))
+    table.append(f"activations {_bytes(activations)} an example; up to {most} examples together")
+    return "\n".join(table)
+
+
+def _bytes(count: int) -> str:
+    power = min(3, max(0, count.bit_length() - 1) // 10)
+    return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"

@@ -1,0 +1,1 @@
+"""Noise and the keys that name it."""

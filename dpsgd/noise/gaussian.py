@@ -1,0 +1,407 @@
+"""Gaussian noise for DP-SGD, in float32, with tails and a support that can be relied on.
+
+`jax.random.normal` in float32 inverts the normal law at one of 2^23 points: nothing beyond 5.42
+standard deviations ever happens, and a sum plus such noise takes values under one data set that
+cannot occur under its neighbour (Mironov, "On significance of the least significant bits for
+differential privacy", 2012, shows what that gives away). Here:
+
+**Generator.** Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2,
+3", 2011) encrypts one 128-bit counter per coordinate,
+
+    (index, low 32 bits; index, high 32 bits; leaf xor key[2]; step xor key[3])   under key[0:2],
+
+so that the noise of a coordinate is a pure function of (key, step, leaf, index): it does not depend
+on how the array is laid over devices, nothing is stored or advanced, and XLA computes it where it
+is used. Distinct (index, leaf, step) are distinct counters, also after the xor with the secret
+words, and a block cipher maps distinct counters to distinct blocks. The key has 128 bits. Philox is
+statistically strong, but it is not a cryptographic cipher: `dpsgd.noise.secure` is for whoever
+needs one.
+
+**Transform.** The 4 words of a block make one normal by the polar form of Box and Muller (1958),
+
+    z = sqrt(-2 ln u) sin(psi),     u in (0, 1) from 64 bits,  psi in (-pi/2, pi/2) from 32 bits.
+
+(The sine of a uniform angle on the half circle has the law of the cosine on the whole circle.) u
+is at least 2^-65, hence |z| reaches 9.49, beyond which the normal law has mass 2.4e-21. Both ends
+of u are resolved: near 0 by the 64 bits, near 1 by forming 1 - u in integers and ln(1 - (1 - u))
+from it, so that small radii are right as well. The second normal of each block (the cosine) is
+left unused on purpose: to share a block, two coordinates must be computed in one place, which XLA
+does by storing the words or by computing them twice, and either costs more than ten rounds.
+
+**One public grid.** With the grid g = 2^(floor(log2 stddev) - GRID_BITS), a function of the public
+`stddev` alone, the output for a sum S is the stochastic rounding of sum plus noise,
+
+    g * ceil((S + stddev z) / g - U),     U uniform in (0, 1) from 23 bits, independent of z.
+
+*Claim.* The rounding costs no privacy: the output is a randomised function of S + stddev z alone,
+post-processing of the Gaussian mechanism with the sensitivity of S. (To round S and the noise each
+by itself, and then add, is not: neighbouring sums are moved apart by up to g in every coordinate in
+which they differ, by g sqrt(d) in all, 3.5 % of `stddev` for d = 85 million coordinates.)
+
+*In floats.* S / g = A + f with A = round(S / g), and stddev z / g = X + h with X = floor(stddev z /
+g): both splits are exact, as scaling by a power of two is (where S / g leaves the normal range it
+may flush to 0: a change of S below 2^-126), and A and X are integers that float32 holds. So
+
+    ceil((S + stddev z) / g - U) = A + (X + ceil(h + f - U)),
+
+where h + f - U is the one inexact operation: it errs by 2^-23, which changes the probability of a
+cell by a relative 1e-7 or so. |X + ...| < 9.5 * 2^(GRID_BITS + 1) + 3 < 2^24 is exact, and IEEE
+addition of A returns the float32 nearest to the exact integer, a function of it alone; so is its
+product with g over the public divisor, however the compiler rounds that. (Where the
+sum exceeds 2^24 g, the output has the coarser spacing of float32 itself: still a multiple of g.) So
+no low-order bit of the output betrays S, and every cell within the reach of z can occur, whatever
+S is. The bits of U keep the cells of the grid equally likely where float32 has only a few values of
+z per cell: at 4 values a cell, rounding to nearest would make even cells 5/3 as likely as odd ones.
+
+*What this does not prove.* (1) z follows the normal law, and U the uniform one, up to float32
+arithmetic (a relative 5e-7 in z), and Philox is no cipher: the law is tested, not proved. (2) The
+float32 *sum* S carries rounding errors of its own, which depend on the data: each addition of a
+gradient errs by up to 2^-24 of the partial sum, so neighbouring sums can lie further apart than
+C, for a batch of B examples by about B^2 2^-24 C at worst, and by about B 2^-24 C where gradients
+and roundings go in all directions. Where a proof is needed down to the last bit, use
+`dpsgd.noise.secure`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpsgd.packing import join, packs, split
+
+GRID_BITS = 18
+"""The standard deviation of the noise is between 2^GRID_BITS and 2^(GRID_BITS + 1) grid cells."""
+
+_COUNTED = 2**32  # positions that one word counts
+
+KEY_WORDS = 4
+"""Length of a noise key, in 32-bit words."""
+
+# Philox4x32: multipliers, and the Weyl increments of the key (Salmon et al. 2011, section 3.3).
+_MULTIPLIERS = (np.uint32(0xD2511F53), np.uint32(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_LOW_WORD, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+_SQRT_HALF = np.float32(math.sqrt(0.5))
+_SQRT_HALF_BITS = np.int32(_SQRT_HALF.view(np.int32))
+_SQRT_HALF_WORD = np.uint32(round(2**32 * math.sqrt(0.5)))
+_LN2 = np.float32(math.log(2.0))
+# Below this the grid would leave the normal range of float32. Rounding the noise up is safe.
+_SMALLEST_STDDEV = np.float32(2.0**-100)
+
+# ln(1 + f) = f - f^2/2 + f^3 P(f) on [sqrt(1/2) - 1, sqrt(2) - 1], relative error 3.2e-8, and
+# sin(pi x / 2) = x Q(x^2) on [-1, 1], relative error 5.4e-9. Minimax fits by Lawson's iteration.
+_LOG1P = (0.3333390951, -0.2500133812, 0.1996306330, -0.1657758504, 0.1491476893, -0.1426748633,
+          0.0870043039)  # fmt: skip
+_SIN = (1.5707963705, -0.6459637284, 0.0796896815, -0.0046737664, 0.0001514851)
+
+
+def grid(stddev: jax.typing.ArrayLike) -> jax.Array:
+    """Return the spacing g = 2^(floor(log2 stddev) - GRID_BITS) of the public output grid.
+
+    Args:
+      stddev: standard deviation of the noise, float32 scalar; may be traced. Below 2^-100 it
+        counts as 2^-100.
+
+    >>> float(grid(1.5)) == 2.0**-18
+    True
+    """
+    stddev = jnp.maximum(jnp.asarray(stddev, jnp.float32), _SMALLEST_STDDEV)
+    bits = lax.bitcast_convert_type(stddev, jnp.int32)
+    exponent = (bits >> 23) - GRID_BITS  # stddev is positive and normal: no sign, no subnormals
+    return lax.bitcast_convert_type(exponent << 23, jnp.float32)
+
+
+def standard_normal(
+    noise_key: jax.typing.ArrayLike,
+    step: jax.typing.ArrayLike,
+    leaf: jax.typing.ArrayLike,
+    shape: tuple[int, ...],
+) -> jax.Array:
+    """Return standard normal float32 noise of `shape`, a pure function of its arguments.
+
+    Each coordinate is a function of (noise_key, step, leaf, its row-major index) alone. For DP use
+    `add_gaussian_noise`, which puts the result on the public grid.
+
+    Args:
+      noise_key: uint32 `[4]`, from `RootKey.noise_key`; may be traced.
+      step: the training step, an integer in [0, 2^32); may be traced.
+      leaf: the number of the array within its tree, an integer in [0, 2^32); may be traced.
+      shape: of the result; fewer than 2^32 along each axis and 2^64 in all.
+
+    Raises:
+      ValueError: if `noise_key` is not uint32 `[4]`.
+    """
+    words = _words(noise_key, step, leaf, shape)
+    return _radius(words[0], words[1]) * _half_circle_sine(words[2])
+
+
+def add_gaussian_noise(
+    tree: Any,
+    noise_key: jax.typing.ArrayLike,
+    step: jax.typing.ArrayLike,
+    stddev: jax.typing.ArrayLike,
+    *,
+    divisor: jax.typing.ArrayLike = 1.0,
+) -> Any:
+    """Return `tree` plus independent Gaussian noise on one public grid, over `divisor`.
+
+    For each leaf S this is (S + stddev z) / divisor, z standard normal, where the sum is rounded
+    stochastically to multiples of g = `grid(stddev)`: see the module's text for the claim and its
+    proof. Noise is drawn once on the global array, whatever its sharding. A leaf's number, and with
+    it its noise, is its place in `jax.tree.leaves(tree)`.
+
+    Args:
+      tree: the *sum* of clipped gradients, a tree of float32 arrays (not yet divided by anything).
+      noise_key: uint32 `[4]`, from `RootKey.noise_key`; may be traced.
+      step: the training step, an integer in [0, 2^32); may be traced. Never used twice in a run.
+      stddev: the noise's standard deviation, noise multiplier times l2 clip norm, in the units of
+        `tree`; may be traced. Below 2^-100 it counts as 2^-100, also where it is a traced 0: no
+        comparison decides whether there is noise, as XLA takes numbers below 2^-126 for 0. A traced
+        stddev that is negative, infinite or NaN gives NaN.
+      divisor: what the noised sum is divided by, a public float32 scalar; may be traced. Divided
+        here, the mean costs CPUs no second pass over the sum, and no second array of its size.
+
+    Raises:
+      ValueError: if a leaf is not float32 or has an axis of 2^32 or more, `noise_key` is not uint32
+        `[4]`, or a concrete `stddev` or `divisor` is not positive or not finite.
+
+    Source: the Gaussian mechanism of DP-SGD (Abadi et al., "Deep learning with differential
+    privacy", 2016, algorithm 1), rounded after Mironov 2012.
+    """
+    for name, scalar in (("stddev", stddev), ("divisor", divisor)):
+        if not isinstance(scalar, jax.core.Tracer) and not 0 < np.asarray(scalar) < math.inf:
+            raise ValueError(f"{name} must be finite and positive, got {scalar}")
+    leaves, structure = jax.tree.flatten(tree)
+    for leaf, total in enumerate(leaves):
+        if jnp.result_type(total) != jnp.float32:
+            raise ValueError(
+                f"noise is added to float32 sums only, but leaf {leaf} is "
+                f"{jnp.result_type(total)}; cast before clipping and summing"
+            )
+        if max(jnp.shape(total), default=0) >= _COUNTED:
+            raise ValueError(f"leaf {leaf} has shape {jnp.shape(total)}: an axis exceeds 32 bits")
+    step = _word(step, "step")
+    stddev = jnp.asarray(stddev, jnp.float32)
+    # A traced stddev that is wrong must spoil the result, and never lead to too little noise.
+    stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
+    spacing = grid(stddev)
+    cells = jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing  # in [2^GRID_BITS, 2^(GRID_BITS + 1))
+    # Unknown to the compiler, which would multiply by the inverse of a constant: other bits.
+    divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
+
+    @functools.partial(jax.jit, static_argnums=7)  # traced once for leaves of one shape
+    def rounded_noise(*arguments: Any) -> jax.Array:
+        return _rounded_noise(*arguments)
+
+    def noised(row: jax.typing.ArrayLike, totals: list, names: list) -> list:
+        outputs = []
+        for total, (leaf, position) in zip(totals, names, strict=True):
+            # Times the inverse: exact like the division, as both are powers of two.
+            total_cells = total * (1 / spacing)
+            whole = jnp.round(total_cells)
+            fraction = total_cells - whole
+            one_axis = position is not None or _fits_a_line(total)
+            noise = rounded_noise(noise_key, step, leaf, row, cells, fraction, position, one_axis)
+            outputs.append((whole + noise) * spacing / divisor)
+        return outputs
+
+    def fused(totals: list) -> list:
+        return noised(0, totals, [(np.uint32(leaf), None) for leaf in range(len(totals))])
+
+    def in_place(totals: list) -> list:
+        rows = lax.optimization_barrier(jnp.uint32(1))
+        shapes = [total.shape for total in totals]
+        lined = {leaf: total.size for leaf, total in enumerate(totals) if _fits_a_line(total)}
+        parts = [*packs(lined), *([leaf] for leaf in range(len(totals)) if leaf not in lined)]
+        names = [_names(part, lined) for part in parts]
+        arrays = [
+            join([totals[leaf] for leaf in part]) if part[0] in lined else totals[part[0]]
+            for part in parts
+        ]
+        arrays = lax.fori_loop(
+            jnp.uint32(0), rows, lambda row, arrays: noised(row, arrays, names), arrays
+        )
+        outputs = list(totals)
+        for part, array in zip(parts, arrays, strict=True):
+            found = split(array, [shapes[leaf] for leaf in part]) if part[0] in lined else [array]
+            for leaf, output in zip(part, found, strict=True):
+                outputs[leaf] = output
+        return outputs
+
+    # Accelerators fuse noise and optimizer into one pass. XLA's compiler for CPUs has no fusion
+    # with several outputs: it would compute the noise anew for each moment that the optimizer
+    # keeps. It fuses nothing across the border of a loop, so there the noise is made once and added
+    # in the place of the sum: a loop over the one row of an array [1, *shape]. As every counter
+    # depends on the row, nothing is computed and stored beforehand. The barrier keeps XLA from
+    # knowing the number of rows, and from taking the loop away.
+    totals = [jnp.asarray(total) for total in leaves]
+    outputs = lax.platform_dependent(totals, cpu=in_place, default=fused)
+    return jax.tree.unflatten(structure, outputs)
+
+
+def _names(pack: list[int], sizes: dict[int, int]) -> tuple[Any, jax.Array | None]:
+    """Return leaf and position of the coordinates of leaves that `join` has put side by side."""
+    if len(pack) == 1:
+        return np.uint32(pack[0]), None
+    leaf = [jnp.full(sizes[k], k, jnp.uint32) for k in pack]
+    return jnp.concatenate(leaf), jnp.concatenate([lax.iota(jnp.uint32, sizes[k]) for k in pack])
+
+
+def _fits_a_line(total: jax.Array) -> bool:
+    """Whether one axis may stand for all of an array's: it is the same noise.
+
+    CPUs make it better so, as short rows (a table of 14 columns) do not fill vectors, and GPUs
+    without a kernel for the numbers of the rows. But 32 bits must count the axis, and reshaping an
+    explicitly sharded array is its owner's decision.
+    """
+    return total.size < _COUNTED and all(axis is None for axis in jax.typeof(total).sharding.spec)
+
+
+def _rounded_noise(noise_key, step, leaf, row, cells, fraction, position, one_axis) -> jax.Array:
+    """Return float32 integers, the stochastic rounding of `fraction` + `cells` standard normals."""
+    words = _words(noise_key, step, leaf, fraction.shape, row, one_axis=one_axis, position=position)
+    scaled = (_radius(words[0], words[1]) * cells) * _half_circle_sine(words[2])
+    below = jnp.floor(scaled)
+    threshold = ((words[3] >> 9).astype(jnp.float32) + 0.5) * np.float32(2.0**-23)
+    return below + jnp.ceil((scaled - below) + (fraction - threshold))
+
+
+def _words(
+    noise_key, step, leaf, shape: tuple[int, ...], row=0, *, one_axis=False, position=None
+) -> tuple[jax.Array, ...]:
+    """Return the Philox block of each coordinate: 4 arrays of `shape`, uint32.
+
+    They are those of row `row`, a traced 0 or a constant 0, of an array [1, *shape]. With
+    `one_axis`, one position counts all axes: `position`, or else those of `shape` in order. With a
+    `position`, `leaf` may differ from coordinate to coordinate as well.
+    """
+    noise_key = jnp.asarray(noise_key)
+    if noise_key.shape != (KEY_WORDS,) or noise_key.dtype != jnp.uint32:
+        raise ValueError(
+            f"a noise key is uint32 [{KEY_WORDS}], got {noise_key.dtype} {list(noise_key.shape)}; "
+            "take it from RootKey.noise_key"
+        )
+    zero = jnp.zeros(shape, jnp.uint32)
+    first = zero + jnp.asarray(row, jnp.uint32)
+    size = math.prod(shape)
+    if one_axis:
+        flat = lax.iota(jnp.uint32, size).reshape(shape) if position is None else position
+        low, high = _flat_index([first, flat], (1, size))
+    else:
+        along = [lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(len(shape))]
+        low, high = _flat_index([first, *along], (1, *shape))
+    counter = (
+        low,
+        high,
+        zero + (_word(leaf, "leaf") ^ noise_key[2]),
+        zero + (_word(step, "step") ^ noise_key[3]),
+    )
+    return philox4x32(counter, (noise_key[0], noise_key[1]))
+
+
+def _word(value: jax.typing.ArrayLike, name: str) -> jax.Array:
+    if isinstance(value, int) and not 0 <= value < 2**32:
+        raise ValueError(f"{name} must be in [0, 2^32), got {value}")
+    return jnp.asarray(np.uint32(value) if isinstance(value, int) else value).astype(jnp.uint32)
+
+
+def _flat_index(positions: list[jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Return the low and the high word of the row-major index of each of the `positions`.
+
+    Built from one position per axis, so that a sharded array needs no communication.
+    """
+    low = high = jnp.zeros(jnp.broadcast_shapes(*(p.shape for p in positions)), jnp.uint32)
+    wide = math.prod(shape) > _COUNTED
+    for along, size in zip(positions, shape, strict=True):
+        if wide:
+            high = high * np.uint32(size) + _mulhi(low, np.uint32(size))
+        low = low * np.uint32(size) + along
+        if wide:
+            high = high + (low < along).astype(jnp.uint32)  # the carry
+    return low, high
+
+
+def philox4x32(
+    counter: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+    key: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return the Philox4x32-10 block of a counter: 4 uint32 words, elementwise.
+
+    One round maps (c0, c1, c2, c3) to (hi(M1 c2) ^ c1 ^ k0, lo(M1 c2), hi(M0 c0) ^ c3 ^ k1,
+    lo(M0 c0)), where hi and lo are the words of the 64-bit product; the key words advance by a Weyl
+    sequence between rounds.
+
+    Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011, section
+    3.3.
+    """
+    keys = [
+        (key[0] + np.uint32(i * _WEYL[0] % 2**32), key[1] + np.uint32(i * _WEYL[1] % 2**32))
+        for i in range(_ROUNDS)
+    ]
+    # Each word stays in a 64-bit lane from round to round, and only its low half counts: the
+    # multiplier ignores the high half, and hi is a shift. Splitting every product into 32-bit lanes
+    # and widening them again takes CPUs half as long again. (On the context, see `_mulhi`.)
+    with jax.enable_x64(True):
+        c0, c1, c2, c3 = (lax.convert_element_type(word, jnp.uint64) for word in counter)
+        for k0, k1 in keys:
+            k0, k1 = (lax.convert_element_type(word, jnp.uint64) for word in (k0, k1))
+            product0 = (c0 & _LOW_WORD) * np.uint64(_MULTIPLIERS[0])
+            product1 = (c2 & _LOW_WORD) * np.uint64(_MULTIPLIERS[1])
+            c0, c1 = (product1 >> _WORD_BITS) ^ c1 ^ k0, product1
+            c2, c3 = (product0 >> _WORD_BITS) ^ c3 ^ k1, product0
+        c0, c1, c2, c3 = (lax.convert_element_type(word, jnp.uint32) for word in (c0, c1, c2, c3))
+    return c0, c1, c2, c3
+
+
+def _mulhi(a: jax.Array, b: np.uint32) -> jax.Array:
+    """Return the high word of the 64-bit product of uint32 `a` and the constant `b`.
+
+    Hardware has one instruction for this, which compilers find in the 64-bit form. The context lets
+    uint64 through where jax would make it uint32, as it does by default. (`lax.mulhi`, new in jax
+    0.10.1, does not compile for sharded arrays in 0.10.2; products of 16-bit halves take ten
+    instructions.)
+    """
+    with jax.enable_x64(True):
+        product = lax.convert_element_type(a, jnp.uint64) * np.uint64(b)
+        return lax.convert_element_type(product >> np.uint64(32), jnp.uint32)
+
+
+def _radius(high: jax.Array, low: jax.Array) -> jax.Array:
+    """Return sqrt(-2 ln u) for u = (2^32 high + low + 1/2) / 2^64, relative error below 3e-7."""
+    # Above sqrt(1/2), take 1 - u, whose integer form is the complement of both words: exact.
+    near_one = high >= _SQRT_HALF_WORD
+    flip = jnp.where(near_one, np.uint32(0xFFFFFFFF), np.uint32(0))
+    high, low = high ^ flip, low ^ flip
+    tail = (low.astype(jnp.float32) + 0.5) * np.float32(2.0**-64)
+    part = high.astype(jnp.float32) * np.float32(2.0**-32) + tail  # u, or 1 - u: relative 2^-23
+
+    # u = 2^exponent (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); near one simply f = -(1 - u).
+    bits = lax.bitcast_convert_type(part, jnp.int32) - _SQRT_HALF_BITS
+    mantissa = lax.bitcast_convert_type((bits & 0x7FFFFF) + _SQRT_HALF_BITS, jnp.float32)
+    f = jnp.where(near_one, -part, mantissa - 1.0)
+    exponent = jnp.where(near_one, 0, bits >> 23).astype(jnp.float32)
+
+    log1p = f - (f * f) * (0.5 - f * _polynomial(_LOG1P, f))
+    return jnp.sqrt(-2.0 * (exponent * _LN2 + log1p))
+
+
+def _half_circle_sine(word: jax.Array) -> jax.Array:
+    """Return sin(psi) for psi = pi (w + 1/2) / 2^32, w in [-2^31, 2^31) the signed `word`."""
+    signed = lax.bitcast_convert_type(word, jnp.int32).astype(jnp.float32) + 0.5
+    x = signed * np.float32(2.0**-31)
+    return x * _polynomial(_SIN, x * x)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
+    result = jnp.full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        result = result * x + np.float32(coefficient)
+    return result

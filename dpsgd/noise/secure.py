@@ -1,0 +1,394 @@
+"""Secure mode: exactly rounded Gaussian noise, from a cryptographic generator, added to integers.
+
+`dpsgd.noise.gaussian` is fast, and its law is tested. Here nothing about the mechanism is left to
+testing: no float rounds anything before the noise is in, and the noise is an exact sample.
+
+**Mechanism.** Let g be the grid and s = `cells` a positive integer with s g >= sigma C. Each
+example contributes an integer vector q_i with ||q_i||_2 <= C / g, checked in integers (`quantize`),
+and a step releases
+
+    g (sum_i q_i + N),     N = round(s Z) in every coordinate,  Z standard normal, independent,
+
+computed in int32, which `secure_grid` makes wide enough.
+
+*Theorem.* Under every sampler, and over all adaptively chosen steps, the release is a function of
+the release of DP-SGD in real arithmetic with sensitivity C and noise of standard deviation
+s g >= sigma C. So every bound on the privacy of the latter (PLD, RDP, dominating pairs, Monte
+Carlo) holds for the former as it stands, with nothing added. *Proof.* For an integer a and any real
+t, a + round(t) = round(a + t). Hence g (sum q_i + round(s Z)) = h(sum g q_i + s g Z) with
+h(y) = g round(y / g): the argument of h is the continuous Gaussian mechanism applied to vectors
+g q_i with ||g q_i|| <= C, and h knows no data. What follows (conversion to float32, division, the
+optimizer, the choice of the next step) sees h's value alone. QED And it sees no more than that if a
+sum were ever too long for int32: integers wrap around, so what is computed is sum q_i + N modulo
+2^32, whatever overflows on the way. That would cost accuracy, not privacy.
+
+This is why the noise is the *rounded* Gaussian and not the discrete Gaussian of Canonne, Kamath,
+Steinke ("The discrete Gaussian for differential privacy", 2020). The latter satisfies the
+Gaussian's zCDP bound, but it is no function of a Gaussian and, in several dimensions, not invariant
+under rotation, so that the one-dimensional dominating pairs, on which the accountants of subsampled
+mechanisms stand, would each need a new proof.
+
+**Sampler.** Karney ("Sampling exactly from the normal distribution", 2016, arXiv:1303.6257,
+algorithms N, H and B) samples Z with nothing but comparisons of uniform real numbers, of which as
+many digits are drawn as a comparison takes. *Proof in short.* (von Neumann 1951) For uniforms U1,
+U2, ... and 0 <= y <= 1, P(y > U1 > ... > Un) = y^n / n!, so the longest such run has even length
+with probability sum (-y)^n / n! = exp(-y); if each link must also pass an independent coin of bias
+c, exp(-c y). Algorithm H is y = 1/2. (N1) The number k of H's successes before a failure has P(k)
+proportional to exp(-k / 2); (N2) it is kept if k (k - 1) more H's succeed, so with
+exp(-k (k - 1) / 2): P(k) is now proportional to exp(-k^2 / 2). (N3, N4) x uniform in (0, 1) is kept
+if k + 1 runs of algorithm B succeed, each with probability exp(-x c), c = (2k + x) / (2k + 2): in
+all exp(-x (2k + x) / 2). So k + x has density proportional to exp(-(k + x)^2 / 2) on (0, inf), and
+a fair sign makes it Z. Then round(s Z) is read off once enough digits of x are known. QED
+
+**Generator.** SHAKE-256 (FIPS 202, 2015) of a 256-bit key and the coordinates (step, leaf, chunk,
+draw): a sponge keyed by a secret prefix is a pseudorandom function (Bertoni, Daemen, Peeters, Van
+Assche, "On the security of the keyed sponge construction", 2011). A computationally bounded
+adversary cannot tell the noise from the truly random noise of the theorem, which is what any
+generator but a physical one can give.
+
+The time of a rejection sampler depends on its noise; a step over many coordinates averages that
+out, and the guarantee covers what is released, not when (Jin, McMurtry, Rubinstein, Ohrimenko, "Are
+we there yet? Timing and floating-point attacks on differential privacy systems", 2022).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpsgd.noise.grid import MAX_CELLS, MAX_SUM, SecureGrid
+
+KEY_BYTES = 32
+"""Length of a secure noise key."""
+
+CHUNK = 2**16
+"""Coordinates per stream; chunks are independent, so threads can work on them side by side."""
+
+_SHRINK = np.float32(1 - 2.0**-12)  # more than float32 errs in a norm that was clipped to C
+
+
+def quantize(clipped_grad: Any, grid: SecureGrid) -> Any:
+    """Return one example's clipped gradient as integers whose L2 norm is at most C / g, exactly.
+
+    Each coordinate is shrunk by 1 - 2^-12 and truncated towards zero to a multiple of g, which
+    never lengthens the vector. Then the squared norm is added up in integers: an example above
+    floor((C / g)^2), which the shrinking leaves no room for unless the clipping is wrong, or with a
+    coordinate that is not finite, contributes 0. So the sensitivity rests on no float operation.
+
+    Args:
+      clipped_grad: one example's gradient, clipped to C: a tree of float32 arrays. Use `jax.vmap`
+        for a batch, then sum the integers: sums of int32 are exact in any order.
+      grid: from `secure_grid`.
+
+    Returns:
+      A tree of int32 arrays of the same shapes.
+    """
+    leaves, structure = jax.tree.flatten(clipped_grad)
+    # A power of two scales exactly. The comparison is False for NaN. C / g <= 2^30 (`secure_grid`).
+    scaled = [jnp.trunc(jnp.asarray(leaf) * _SHRINK / grid.spacing) for leaf in leaves]
+    fits = jnp.array(True)
+    integers = []
+    for leaf in scaled:
+        inside = jnp.abs(leaf) <= MAX_SUM
+        integers.append(jnp.where(inside, leaf, 0).astype(jnp.int32))
+        fits = fits & jnp.all(inside)
+    fits = fits & _norm_is_at_most(integers, grid.max_square)
+    return jax.tree.unflatten(structure, [jnp.where(fits, leaf, 0) for leaf in integers])
+
+
+def add_secure_noise(
+    sums: Any, noise_key: jax.typing.ArrayLike, step: jax.typing.ArrayLike, grid: SecureGrid
+) -> Any:
+    """Return g (sums + N) in float32, N the exactly rounded Gaussian noise of this step.
+
+    The integers are added first, exactly; the conversion to float32 rounds their sum, which is
+    post-processing. The noise is drawn on the host, through `jax.pure_callback`: a pure function
+    of (noise_key, step, leaf), which may run again or not at all as the compiler sees fit.
+
+    Args:
+      sums: the sums of `quantize`d gradients, a tree of int32 arrays.
+      noise_key: uint32 `[8]`, from `RootKey.secure_noise_key`; may be traced, and should be: a
+        constant is part of the compiled program's text.
+      step: the training step; may be traced. Never used twice in a run.
+      grid: from `secure_grid`, for the largest batch that `sums` can hold.
+
+    Raises:
+      ValueError: if a leaf is not int32, `noise_key` is not uint32 `[8]`, or JAX was told to leave
+        the CPU out.
+    """
+    try:
+        jax.local_devices(backend="cpu")
+    except RuntimeError:
+        raise ValueError(
+            "secure noise is drawn by the CPU, which JAX_PLATFORMS leaves out: name it too, as in "
+            "JAX_PLATFORMS=cuda,cpu"
+        ) from None
+    noise_key = jnp.asarray(noise_key)
+    if noise_key.shape != (KEY_BYTES // 4,) or noise_key.dtype != jnp.uint32:
+        raise ValueError(
+            f"a secure noise key is uint32 [{KEY_BYTES // 4}], got {noise_key.dtype} "
+            f"{list(noise_key.shape)}; take it from RootKey.secure_noise_key"
+        )
+    leaves, structure = jax.tree.flatten(sums)
+    noised = []
+    for number, leaf in enumerate(leaves):
+        if jnp.result_type(leaf) != jnp.int32:
+            raise ValueError(
+                f"secure noise is added to int32 sums only, but leaf {number} is "
+                f"{jnp.result_type(leaf)}; quantize each example before summing"
+            )
+        shape = jax.ShapeDtypeStruct(np.shape(leaf), jnp.int32)
+        draw = partial(_draw, leaf=number, shape=shape.shape)
+        noise = jax.pure_callback(
+            draw, shape, noise_key, step, grid.cells, vmap_method="sequential"
+        )
+        noised.append((leaf + noise).astype(jnp.float32) * grid.spacing)
+    return jax.tree.unflatten(structure, noised)
+
+
+def _draw(
+    noise_key: Any, step: Any, cells: Any, *, leaf: int, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Draw on the host; beyond 2^31, an event of probability exp(-2^21), int32 wraps around."""
+    key = np.asarray(noise_key).astype("<u4").tobytes()
+    return rounded_gaussian(key, int(step), leaf, shape, int(cells)).astype(np.int32)
+
+
+def rounded_gaussian(
+    key: bytes, step: int, leaf: int, shape: tuple[int, ...], cells: int, *, digit_bits: int = 32
+) -> np.ndarray:
+    """Return exact samples of round(s Z), Z standard normal, as int64 of `shape`.
+
+    Args:
+      key: 32 secret bytes, such as those of `RootKey.secure_noise_key`.
+      step: the training step, in [0, 2^64).
+      leaf: the number of the array within its tree, in [0, 2^64).
+      shape: of the result.
+      cells: s, the standard deviation in grid cells; an integer in [1, 2^20].
+      digit_bits: how many binary digits of a uniform number are drawn at a time, 1 to 32. The law
+        is the same for all of them, which tests make use of: few digits make ties common.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Source: Karney, "Sampling exactly from the normal distribution", 2016, algorithm N.
+
+    >>> rounded_gaussian(bytes(32), 0, 0, (4,), 1000).shape
+    (4,)
+    """
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a secure noise key has {KEY_BYTES} bytes, got {len(key)}")
+    if not 1 <= cells <= MAX_CELLS:
+        raise ValueError(f"cells must be in [1, 2^20], got {cells}")
+    if not 1 <= digit_bits <= 32:
+        raise ValueError(f"digit_bits must be in [1, 32], got {digit_bits}")
+    flat = np.empty(math.prod(shape), np.int64)
+
+    def fill(chunk: int) -> None:
+        part = flat[chunk * CHUNK : (chunk + 1) * CHUNK]
+        part[:] = _sample(_Source(key, step, leaf, chunk, digit_bits), part.size, cells)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy and SHAKE release the lock
+        list(pool.map(fill, range(-(-flat.size // CHUNK))))
+    return flat.reshape(shape)
+
+
+class _Source:
+    """The random words of one chunk of coordinates, in the order in which they are asked for."""
+
+    def __init__(self, key: bytes, step: int, leaf: int, chunk: int, digit_bits: int) -> None:
+        numbers = b"".join(number.to_bytes(8, "little") for number in (step, leaf, chunk))
+        self._prefix = b"dpsgd secure noise 1" + key + numbers  # of one length: no two collide
+        self._draws = 0
+        self.digit_bits = digit_bits
+
+    def words(self, count: int) -> np.ndarray:
+        """Return `count` fresh uniform uint32."""
+        message = self._prefix + self._draws.to_bytes(8, "little")
+        self._draws += 1
+        return np.frombuffer(hashlib.shake_256(message).digest(4 * count), "<u4")
+
+    def digits(self, count: int) -> np.ndarray:
+        """Return `count` fresh uniform digits, uint32 in [0, 2^digit_bits)."""
+        return self.words(count) >> np.uint32(32 - self.digit_bits)
+
+    def below(self, bounds: np.ndarray) -> np.ndarray:
+        """Return uniform integers in [0, bound), exactly, for each of the `bounds` (int64)."""
+        result = np.empty(bounds.size, np.int64)
+        open_ = np.arange(bounds.size)
+        while open_.size:
+            bound = bounds[open_]
+            word = self.words(open_.size).astype(np.int64)
+            good = word < (2**32 // bound) * bound
+            result[open_[good]] = (word % bound)[good]
+            open_ = open_[~good]
+        return result
+
+
+class _Uniforms:
+    """Independent uniform reals in (0, 1), whose digits are drawn when somebody asks for them."""
+
+    def __init__(self, source: _Source, count: int) -> None:
+        self._source = source
+        self.digit_bits = source.digit_bits
+        self._digits = [source.digits(count)]
+        self._known = [np.ones(count, bool)]
+
+    def digit(self, place: int, rows: np.ndarray) -> np.ndarray:
+        """Return the digit at `place` (0 is the first) of the numbers at the indices `rows`."""
+        if place == len(self._digits):
+            self._digits.append(np.zeros(self._digits[0].size, np.uint32))
+            self._known.append(np.zeros(self._digits[0].size, bool))
+        unknown = rows[~self._known[place][rows]]
+        if unknown.size:
+            self._digits[place][unknown] = self._source.digits(unknown.size)
+            self._known[place][unknown] = True
+        return self._digits[place][rows]
+
+    def take(self, rows: np.ndarray) -> _Uniforms:
+        """Return the numbers at the indices `rows`, with what is known of them."""
+        taken = object.__new__(_Uniforms)
+        taken._source, taken.digit_bits = self._source, self.digit_bits
+        taken._digits = [digits[rows] for digits in self._digits]
+        taken._known = [known[rows] for known in self._known]
+        return taken
+
+    def below_half(self) -> np.ndarray:
+        """Return self < 1/2, number by number."""
+        return self._digits[0] < np.uint32(2 ** (self.digit_bits - 1))
+
+
+def _less(a: _Uniforms, a_rows: np.ndarray, b: _Uniforms, b_rows: np.ndarray) -> np.ndarray:
+    """Return a[a_rows] < b[b_rows]; the digits that this draws stay known in `a` and `b`."""
+    less = np.zeros(a_rows.size, bool)
+    tied, place = np.arange(a_rows.size), 0
+    while tied.size:
+        first, second = a.digit(place, a_rows[tied]), b.digit(place, b_rows[tied])
+        less[tied] = first < second
+        tied = tied[first == second]
+        place += 1
+    return less
+
+
+def _exp_minus_half(source: _Source, count: int) -> np.ndarray:
+    """Return `count` coins of bias exp(-1/2): Karney's algorithm H."""
+    coins = np.ones(count, bool)  # a run of length 0 is even
+    last = _Uniforms(source, count)
+    rows = np.flatnonzero(last.below_half())
+    last = last.take(rows)
+    while rows.size:
+        coins[rows] ^= True
+        link = _Uniforms(source, rows.size)
+        every = np.arange(rows.size)
+        longer = np.flatnonzero(_less(link, every, last, every))
+        rows, last = rows[longer], link.take(longer)
+    return coins
+
+
+def _keep_fraction(source: _Source, k: np.ndarray, x: _Uniforms, rows: np.ndarray) -> np.ndarray:
+    """Return coins of bias exp(-x (2k + x) / (2k + 2)), at `rows`: Karney's algorithm B."""
+    coins = np.ones(rows.size, bool)
+    runs = np.arange(rows.size)  # the coins whose runs go on
+    last, last_rows = x, rows
+    while runs.size:
+        link = _Uniforms(source, runs.size)
+        longer = np.flatnonzero(_less(link, np.arange(runs.size), last, last_rows))
+        runs, link = runs[longer], link.take(longer)
+        # The coin of bias (2k + x) / (2k + 2): f + U < 2k + x, with f uniform in {0, ..., 2k + 1}.
+        twice = 2 * k[rows[runs]]
+        f = source.below(twice + 2)
+        heads = f < twice
+        close = np.flatnonzero(f == twice)
+        chance = _Uniforms(source, close.size)
+        heads[close] = _less(chance, np.arange(close.size), x, rows[runs[close]])
+        longer = np.flatnonzero(heads)
+        runs, last = runs[longer], link.take(longer)
+        last_rows = np.arange(runs.size)
+        coins[runs] ^= True
+    return coins
+
+
+def _sample(source: _Source, count: int, cells: int) -> np.ndarray:
+    """Return `count` samples of round(cells Z), int64: Karney's algorithm N."""
+    result = np.empty(count, np.int64)
+    pending = np.arange(count)
+    while pending.size:
+        # N1: k has P(k) proportional to exp(-k / 2).
+        k = np.zeros(pending.size, np.int64)
+        rows = np.arange(pending.size)
+        while rows.size:
+            rows = rows[_exp_minus_half(source, rows.size)]
+            k[rows] += 1
+        # N2: keep k with probability exp(-k (k - 1) / 2).
+        kept = _all_succeed(k * (k - 1), lambda rows: _exp_minus_half(source, rows.size))
+        k = k[kept]
+        # N3, N4: keep x with probability exp(-x (2k + x) / 2).
+        x = _Uniforms(source, k.size)
+        good = _all_succeed(k + 1, partial(_keep_fraction, source, k, x))
+        magnitude = _round_half_up(cells, k[good], x.take(good))
+        done = kept[good]
+        negative = (source.words(done.size) & 1).astype(bool)
+        result[pending[done]] = np.where(negative, -magnitude, magnitude)
+        pending = np.delete(pending, done)
+    return result
+
+
+def _all_succeed(trials: np.ndarray, toss: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the indices i for which each of `trials[i]` coins from `toss(indices)` came up."""
+    left = trials.copy()
+    succeeded = np.ones(trials.size, bool)
+    rows = np.flatnonzero(left > 0)
+    while rows.size:
+        coins = toss(rows)
+        succeeded[rows[~coins]] = False
+        rows = rows[coins]
+        left[rows] -= 1
+        rows = rows[left[rows] > 0]
+    return np.flatnonzero(succeeded)
+
+
+def _round_half_up(cells: int, k: np.ndarray, x: _Uniforms) -> np.ndarray:
+    """Return floor(cells (k + x) + 1/2), drawing as many digits of x as it takes to know it."""
+    bits = x.digit_bits
+    known = (k << bits) + x.digit(0, np.arange(k.size))  # k + x is in known 2^-bits + (0, 2^-bits)
+    scaled = cells * known + (1 << (bits - 1))
+    result = scaled >> bits
+    for row in np.flatnonzero((scaled & ((1 << bits) - 1)) + cells > 1 << bits):
+        longer, places = int(known[row]), 1
+        while True:  # in Python's integers, which do not overflow
+            longer = (longer << bits) + int(x.digit(places, np.array([row]))[0])
+            places += 1
+            one = 1 << (places * bits)
+            low = cells * longer + one // 2
+            if low // one == (low + cells - 1) // one:
+                result[row] = low // one
+                break
+    return result
+
+
+def _norm_is_at_most(integers: list[jax.Array], max_square: Any) -> jax.Array:
+    """Return whether the sum of squares of int32 `integers` is at most `max_square`, exactly.
+
+    The halves of the 64-bit squares are added up apart: 2^32 coordinates would be needed for such a
+    sum to overflow. (The context lets 64 bits through, which jax would cut to 32 by default.)
+    """
+    word, mask = np.uint64(32), np.uint64(2**32 - 1)
+    with jax.enable_x64(True):
+        low = high = jnp.zeros((), jnp.uint64)
+        for leaf in integers:
+            wide = lax.convert_element_type(leaf, jnp.int64)
+            square = lax.convert_element_type(wide * wide, jnp.uint64)
+            low, high = low + jnp.sum(square & mask), high + jnp.sum(square >> word)
+        low, high = low & mask, high + (low >> word)
+        bound_low, bound_high = (lax.convert_element_type(x, jnp.uint64) for x in max_square)
+        return (high < bound_high) | ((high == bound_high) & (low <= bound_low))

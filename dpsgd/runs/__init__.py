@@ -1,0 +1,1 @@
+"""Runs that survive their machine: ledger, checkpoints, exports."""

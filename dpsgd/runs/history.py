@@ -1,0 +1,329 @@
+r"""What a run declared before it was released, and what that costs.
+
+**Price.** Let generation g declare the steps S_g. Given all that was released before, it is part of
+a run of its own mechanism with a fresh seed and fresh noise, so the sampler's dominating pair
+bounds it, and the product of the pairs bounds the whole (Y. Zhu, J. Dong, Y.-X. Wang, Optimal
+Accounting of Differential Privacy via Characteristic Function, 2022, on the adaptive composition
+of dominating pairs). Where all generations have one sampler and one noise multiplier, the sampler
+itself prices that product (`BatchSampler.privacy_of`: Poisson counts steps, the others count an
+epoch that was entered as whole). Where they are of k kinds, basic composition adds them up: the
+product of (eps_i, delta / k)-DP pairs is (sum of eps_i, delta)-DP (C. Dwork, K. Kenthapadi, F.
+McSherry, I. Mironov, M. Naor, Our Data, Ourselves, 2006, Theorem 1).
+
+**Stopping.** An unfinished run has the price of its declared steps. It is the price of a prefix
+whose length nothing released had a part in: the time ran out, the machine died. For a length that
+was chosen by looking at what was released it is *not* a price: the prefix may have been chosen as
+the one that tells most of some example, and the epsilon that is then printed depends on the output.
+What holds then is the price of the whole run as planned, since whatever is stopped at is a function
+of all that this run would have released. The guarantee of an unfinished run names both. Likewise,
+all prices here are of generations that begin for other reasons than what was released; where their
+mechanisms differ, the guarantee says so. And whoever stops, or changes anything, because of losses
+or other diagnostics, which no noise hides, is covered by neither.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import samplers
+from accounting import Bound, epsilon
+from accounting.profile import check_delta
+from dpsgd.runs.files import parse_json
+from dpsgd.runs.records import checked
+from dpsgd.training.guarantee import ADJACENCY, Guarantee, note_on_stopping, notes_on
+from dpsgd.training.mechanism import Mechanism
+from samplers import BatchSampler
+
+NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v1").hexdigest()
+"""The head of a ledger without lines."""
+
+
+class LedgerError(ValueError):
+    """A ledger that cannot be believed, or is in use: one line that says why."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Everything but the steps that the price of a generation depends on, and what it ran on.
+
+    Attributes:
+      mechanism: Sampler, sigma and C.
+      delta: The delta at which the guarantee is given.
+      reproducible_noise: Whether the noise came from a seed that can be guessed.
+      fingerprint: Whatever the numbers of a step depend on, as JSON values: releases are repeated
+        only where all of it is unchanged. It must not tell anything about private data.
+    """
+
+    mechanism: Mechanism
+    delta: float
+    reproducible_noise: bool
+    fingerprint: Mapping[str, Any]
+
+    def record(self) -> dict[str, Any]:
+        """Returns the terms as JSON values."""
+        mechanism = self.mechanism
+        sampler = mechanism.sampler
+        finite = math.isfinite(mechanism.l2_clip_norm)
+        record = {
+            "sampler": {"name": type(sampler).__name__, **sampler.terms()},
+            "noise_multiplier": mechanism.noise_multiplier,
+            "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
+            "secure_noise": mechanism.secure_noise,
+            "unit": sampler.unit,
+            "adjacency": ADJACENCY,
+            "delta": self.delta,
+            "reproducible_noise": self.reproducible_noise,
+            "fingerprint": dict(self.fingerprint),
+        }
+        return json.loads(json.dumps(record, allow_nan=False, default=_plain))  # as it is read back
+
+    @classmethod
+    def from_record(cls, body: Mapping[str, Any]) -> Terms:
+        """Returns the terms in a line of the ledger, as `record` gave them.
+
+        The sampler has the price of the one that was recorded; a tree it knows by its shape alone.
+        """
+        fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
+        name = fields.pop("name")
+        kind = getattr(samplers, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, BatchSampler)):
+            raise ValueError(f"this version knows no sampler {name!r}, and cannot price it")
+        sampler = kind.from_terms(fields)
+        if (sampler.unit, ADJACENCY) != (body["unit"], body["adjacency"]):
+            raise ValueError("this version would price it for another unit or adjacency")
+        clip = body["l2_clip_norm"]
+        return cls(
+            Mechanism(
+                sampler,
+                checked(body["noise_multiplier"], float, "noise_multiplier"),
+                math.inf if clip is None else checked(clip, float, "l2_clip_norm"),
+                # Lines from before there was a choice lack it.
+                checked(body.get("secure_noise", False), bool, "secure_noise"),
+            ),
+            check_delta(checked(body["delta"], float, "delta")),
+            checked(body["reproducible_noise"], bool, "reproducible_noise"),
+            checked(body["fingerprint"], dict[str, Any], "fingerprint"),
+        )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Consecutive steps under one set of keys.
+
+    Attributes:
+      index: 0 for the first generation of a run, then 1, 2, ...
+      key: The number by which `RootKey` derives this generation's keys.
+      terms: What it ran on.
+      origin: Head of the ledger in the checkpoint that it began from; `NO_HEAD` for none.
+      steps: What it declared.
+    """
+
+    index: int
+    key: int
+    terms: Terms
+    origin: str
+    steps: range
+
+
+@dataclass(frozen=True)
+class History:
+    """What a ledger says, in the order in which it was written.
+
+    Attributes:
+      generations: With what each declared; at least one.
+      heads: The hash of each line.
+      beginnings: The line that begins each generation.
+    """
+
+    generations: list[Generation] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+    beginnings: list[int] = field(default_factory=list)
+
+    @classmethod
+    def parse(cls, content: bytes, path: Path) -> History:
+        """Reads the lines of a ledger, of which each must fit the ones before.
+
+        Args:
+          content: What the file holds.
+          path: Where it lies, for the message.
+
+        Raises:
+          LedgerError: if it is damaged, or there is no line.
+        """
+        history = cls()
+        lines = content.split(b"\n")[:-1]  # what has no end is not a line
+        for number, line in enumerate(lines, 1):
+            try:
+                body = checked(parse_json(line), dict[str, Any], "it")
+                stated = body.pop("hash")
+                expected, head = line_of(body, history.head)
+                if stated != head or expected != line + b"\n":
+                    raise ValueError("its hash does not fit it and the lines before")
+                history.extend(body, head)
+            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+                reason = str(error).partition("\n")[0]
+                raise LedgerError(
+                    f"{path}, line {number}: {reason or 'damaged'}; the ledger was edited or "
+                    "damaged, so what was released cannot be counted; restore it from a copy"
+                ) from None
+        if not history.generations:
+            raise LedgerError(f"{path} is empty: what was released cannot be counted")
+        return history
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line."""
+        return self.heads[-1] if self.heads else NO_HEAD
+
+    def check_head(self, head: str, holder: str) -> None:
+        """Raises LedgerError unless the line with hash `head`, which `holder` recorded, is here."""
+        if head != NO_HEAD and head not in self.heads:
+            raise LedgerError(
+                f"the ledger is not the one that {holder} was written with: it was rolled back or "
+                "replaced, so what was released cannot be counted; restore the newer ledger"
+            )
+
+    def guarantee(self) -> Guarantee:
+        """Returns the guarantee that covers everything declared, by the ledger alone."""
+        told = [generation for generation in self.generations if generation.steps]
+        last = self.generations[-1].terms
+        void, scope, interval = _void(told), "", None
+        notes: tuple[str, ...] = ()
+        if not void:
+            interval = _price(told, last.delta)
+            notes = notes_on(last.mechanism, last.delta, interval)
+            planned = self._as_planned()
+            if any(g.terms.mechanism != planned[0].terms.mechanism for g in planned):
+                notes += (
+                    "the mechanism was changed during the run, and this is a price only if no "
+                    "change was decided by looking at what was released or written before "
+                    "(parameters, metrics, losses or other diagnostics)",
+                )
+            if told and planned != told:
+                whole = "none" if _void(planned) else f"{_price(planned, last.delta):.4f}"
+                notes += (note_on_stopping(whole),)
+                scope = "the steps declared so far, if no release decides to stop there"
+        return Guarantee(
+            epsilon=interval,
+            delta=last.delta,
+            unit=last.mechanism.sampler.unit,
+            adjacency=ADJACENCY,
+            noise_multiplier=last.mechanism.noise_multiplier,
+            l2_clip_norm=last.mechanism.l2_clip_norm,
+            secure_noise=last.mechanism.secure_noise,
+            scope=scope,
+            void=void,
+            notes=notes,
+        )
+
+    def _as_planned(self) -> list[Generation]:
+        """Returns what is declared if the run comes to its end in its last generation."""
+        *before, last = self.generations
+        steps = range(last.steps.start, last.terms.mechanism.sampler.num_steps)
+        return [g for g in (*before, dataclasses.replace(last, steps=steps)) if g.steps]
+
+    def extend(self, body: dict[str, Any], head: str) -> None:
+        """Takes in one more line, or raises ValueError if it does not follow the ones before."""
+        if "steps" in body:
+            last = self.generations[-1]
+            first, stop = checked(body["steps"], list[int], "steps")
+            if first != last.steps.stop or stop <= first:
+                raise ValueError(f"steps {first} to {stop} do not follow the ones before")
+            steps = range(last.steps.start, stop)
+            self.generations[-1] = dataclasses.replace(last, steps=steps)
+        else:
+            index = checked(body["generation"], int, "generation")
+            first = checked(body["first_step"], int, "first_step")
+            origin = checked(body["origin"], str, "origin")
+            if index != len(self.generations):
+                raise ValueError(f"generation {index} does not follow the ones before")
+            # The root is new to the first generation; later ones must differ in all copies of it.
+            key = int(head[:16], 16) if index else 0
+            steps = range(first, first)
+            generation = Generation(index, key, Terms.from_record(body), origin, steps)
+            if index:
+                check_same_noise(self.generations[-1].terms, generation.terms)
+            self.generations.append(generation)
+            self.beginnings.append(len(self.heads))
+        self.heads.append(head)
+
+
+def check_same_noise(before: Terms, after: Terms) -> None:
+    """Raises LedgerError unless noise is secure in both or in neither."""
+    secure = before.mechanism.secure_noise
+    if after.mechanism.secure_noise != secure:
+        raise LedgerError(
+            f"this run was begun with{'' if secure else 'out'} secure noise and goes on only so: "
+            "what its guarantee covers holds for all of its steps; start a new run"
+        )
+
+
+def _void(told: list[Generation]) -> str:
+    """Returns why nothing is guaranteed, or an empty text."""
+    if len({generation.terms.mechanism.sampler.unit for generation in told}) > 1:
+        return "the generations of this run protect different units"
+    if any(generation.terms.mechanism.noise_multiplier == 0 for generation in told):
+        return "no noise was added"
+    if any(generation.terms.reproducible_noise for generation in told):
+        return "reproducible noise: whoever guesses the seed can subtract it"
+    return ""
+
+
+def _price(told: list[Generation], delta: float) -> Bound:
+    """Bounds what the declared steps of all generations cost together."""
+    if not told:
+        return Bound(0.0, 0.0, note="no step was declared: nothing was released")
+    kinds: list[tuple[BatchSampler, float, list[range]]] = []
+    for generation in told:
+        mechanism = generation.terms.mechanism
+        kind = mechanism.sampler, mechanism.noise_multiplier
+        for sampler, noise, stretches in kinds:
+            if (sampler, noise) == kind:
+                stretches.append(generation.steps)
+                break
+        else:
+            kinds.append((*kind, [generation.steps]))
+    bounds = [
+        epsilon(sampler.privacy_of(noise, stretches), delta / len(kinds))
+        for sampler, noise, stretches in kinds
+    ]
+    if any(bound.confidence < 1 for bound in bounds):
+        raise LedgerError("a sampler's price is an estimate, and an estimate is no guarantee")
+    only = told[0]
+    if len(told) == 1 and only.steps == range(only.terms.mechanism.sampler.num_steps):
+        return bounds[0]
+    covered = "; ".join(
+        f"generation {g.index}: steps {g.steps.start:,} to {g.steps.stop - 1:,} of "
+        f"{g.terms.mechanism.sampler.num_steps:,}"
+        for g in told
+    )
+    note = (
+        f"counted as declared ({covered}); epochs that were entered count whole except under "
+        "Poisson, and no lower end is computed"
+    )
+    total = math.fsum(bound.upper for bound in bounds)  # of one number: that number
+    upper = total if len(bounds) == 1 else math.nextafter(total, math.inf)
+    return Bound(0.0, upper, note=note)
+
+
+def line_of(body: dict[str, Any], previous: str) -> tuple[bytes, str]:
+    """Returns a line of the file and its hash, which covers the lines before by `previous`."""
+    text = json.dumps(body, allow_nan=False)
+    head = hashlib.sha256(f"{previous} {text}".encode()).hexdigest()
+    return f'{text[:-1]}, "hash": "{head}"}}\n'.encode(), head
+
+
+def _plain(value: Any) -> Any:
+    """Returns a number of NumPy's as Python's, which JSON knows."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise ValueError(f"a ledger holds JSON values, and {value!r} is none")

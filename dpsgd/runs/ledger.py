@@ -1,0 +1,211 @@
+r"""The ledger of a run: what was declared before its noise was drawn, and what that costs.
+
+A run that dies may have released anything whose noise it had drawn. So a block of steps is
+*declared* first, in a line that is on the disk before the noise exists; and what was declared is
+what is counted, whether or not it came to be used. The file is enough to price the run, as
+`dpsgd.runs.history` says.
+
+**Generations.** The noise of a step is a pure function of (root secret, generation, step). A run
+that is resumed with everything unchanged repeats the same releases bit for bit: the same numbers,
+seen twice, which cost nothing more. If anything changed (code, data, configuration, hardware), the
+same noise would hide two different sums, and their difference would be free of noise. Then a new
+*generation* begins: new keys for sampling and noise, and every step that it declares is counted in
+addition. `Ledger.resume` decides, and a step may be repeated only on the very path on which it was
+first taken: from a state that this generation made, or began from.
+
+A later generation's keys are named by 64 bits of the hash of the line that begins it. So two copies
+of one run directory that go different ways do not share noise either; their prices add up.
+
+**Integrity.** Each line ends with a SHA-256 hash of itself and of all lines before it. A checkpoint
+holds the hash of the last line at its time (the *head*), so a ledger that was edited, deleted or
+rolled back behind the checkpoint is recognised, and refused. The hashes are not signatures: they
+protect from accidents (an old copy restored, a file merged by hand), not from an owner who forges
+the whole directory. A last line without its end is what a crash leaves of a line whose write did
+not return: nothing was drawn under it, and it is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+from dpsgd.runs.files import fsync_folder
+from dpsgd.runs.history import (
+    NO_HEAD,
+    Generation,
+    History,
+    LedgerError,
+    Terms,
+    check_same_noise,
+    line_of,
+)
+
+
+class Ledger:
+    """A run's ledger, open for writing; whoever has it open owns the run.
+
+    The file is locked as long as it is open, and the system drops the lock when the process ends,
+    however it ends.
+
+    Attributes:
+      path: The file.
+      history: What it says.
+    """
+
+    path: Path
+    history: History
+
+    def __init__(self, path: Path, descriptor: int, history: History) -> None:
+        """Holds an open, locked file; use `create` and `open`."""
+        self.path = path
+        self.history = history
+        self._descriptor = descriptor
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file and drops the lock."""
+        os.close(self._descriptor)
+
+    @classmethod
+    def create(cls, path: Path, terms: Terms) -> Ledger:
+        """Makes the ledger of a new run, whose first generation has `terms`.
+
+        Raises:
+          FileExistsError: if there is one.
+          OSError: if it cannot be written.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        try:
+            _lock(descriptor, path)
+            fsync_folder(path.parent)
+            ledger = cls(path, descriptor, History())
+            ledger._begin(terms, step=0, origin=NO_HEAD)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return ledger
+
+    @classmethod
+    def open(cls, path: Path) -> Ledger:
+        """Opens the ledger of a run that goes on.
+
+        Raises:
+          LedgerError: if it is missing, damaged, or open in another process.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        except FileNotFoundError:
+            raise _missing(path) from None
+        try:
+            _lock(descriptor, path)
+            content = path.read_bytes()
+            history = History.parse(content, path)
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                os.ftruncate(descriptor, whole)
+                os.fsync(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(path, descriptor, history)
+
+    def resume(self, terms: Terms, *, step: int, origin: str, repeatable: bool) -> Generation:
+        """Returns the generation in which a run goes on from a checkpoint: the last, or a new one.
+
+        The last generation goes on if its terms are unchanged and the checkpoint lies on its path
+        (it was written in it, or is what it began from), and if the steps that were declared after
+        the checkpoint, which will be taken again, are repeated bit for bit.
+
+        Args:
+          terms: What the run would go on with.
+          step: Steps done in the checkpoint; 0 for none.
+          origin: Head of the ledger in the checkpoint; `NO_HEAD` for none.
+          repeatable: Whether this machine repeats a computation bit for bit in another process.
+
+        Raises:
+          LedgerError: if noise is secure in `terms` and was not before, or the other way about.
+          OSError: if a new generation cannot be written.
+        """
+        last = self.history.generations[-1]
+        check_same_noise(last.terms, terms)
+        own = (origin, step) == (last.origin, last.steps.start) or (
+            origin in self.history.heads[self.history.beginnings[-1] :]
+        )
+        again = step < last.steps.stop
+        if terms.record() == last.terms.record() and own and (repeatable or not again):
+            return last
+        return self._begin(terms, step=step, origin=origin)
+
+    def declare(self, steps: range) -> None:
+        """Declares `steps` in the last generation; when this returns, that is on the disk.
+
+        Steps that this generation declared before are not declared again: they are repeated.
+
+        Raises:
+          ValueError: if they do not join what was declared before, or lie outside the run.
+          OSError: if it cannot be written; the ledger is then as it was.
+        """
+        last = self.history.generations[-1]
+        missing = range(max(steps.start, last.steps.stop), steps.stop)
+        if steps.start < last.steps.start or missing.start > last.steps.stop:
+            raise ValueError(f"{steps} does not join the declared {last.steps}")
+        if steps.stop > last.terms.mechanism.sampler.num_steps:
+            raise ValueError(f"{steps} goes beyond the run's last step")
+        if missing:
+            self._append({"steps": [missing.start, missing.stop]})
+
+    def _begin(self, terms: Terms, *, step: int, origin: str) -> Generation:
+        record = terms.record()
+        Terms.from_record(record)  # what could not be read back is refused before it is written
+        index = len(self.history.generations)
+        self._append({"generation": index, "first_step": step, "origin": origin, **record})
+        return self.history.generations[-1]
+
+    def _append(self, body: dict[str, Any]) -> None:
+        line, head = line_of(body, self.history.head)
+        length = os.fstat(self._descriptor).st_size
+        try:
+            # One call: the system writes a line of this length whole, or (disk full) in part.
+            if os.write(self._descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._descriptor)
+        except OSError as error:
+            os.ftruncate(self._descriptor, length)
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        self.history.extend(body, head)
+
+
+def read(path: Path) -> History:
+    """Reads a ledger, also while a run is writing it.
+
+    Raises:
+      LedgerError: if it is missing or damaged.
+    """
+    try:
+        return History.parse(path.read_bytes(), path)
+    except FileNotFoundError:
+        raise _missing(path) from None
+
+
+def _missing(path: Path) -> LedgerError:
+    return LedgerError(
+        f"{path} is missing: without it what was released cannot be counted; restore it, or start "
+        "a new run"
+    )
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise LedgerError(
+            f"another process is training in {path.parent}; wait for it to end"
+        ) from None

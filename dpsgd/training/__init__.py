@@ -1,0 +1,1 @@
+"""The algorithm, its loop, and the guarantee of what it did."""

@@ -1,0 +1,225 @@
+"""The guarantee of a run, as it may be printed: an interval, its terms, and what it leaves out."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from accounting import Bound, epsilon, format_delta
+from dpsgd.training.mechanism import Mechanism
+
+ADJACENCY = "zero-out"
+"""One unit is replaced by the null example, whose gradient is 0; how many there are is public."""
+
+NOT_COVERED = (
+    "the choice of hyper-parameters, where it looked at private data",
+    "the diagnostics of training (losses, clipped fractions, batch sizes, metrics on its rows)",
+    "evaluation on rows that were not training examples",
+    "side channels, such as how long a step takes",
+)
+
+FLOATING_POINT = (
+    "floating point: the price is that of exact sums and exact Gaussian noise; sums of clipped "
+    "gradients in 32 bits are rounded, to some 1e-7 of themselves at each addition, and noise from "
+    "a fast generator in 32 bits is Gaussian to about 1e-6 (secure noise leaves none of this open)"
+)
+"""What the price does not cover either, unless noise is secure: `dpsgd.noise.gaussian` says why."""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What (epsilon, delta)-differential privacy a mechanism gives the units in its training data.
+
+    Attributes:
+      epsilon: Interval that contains the mechanism's epsilon; its upper end is what is guaranteed.
+        None where nothing is guaranteed; `void` then says why.
+      delta: The delta at which epsilon is given.
+      unit: What one neighbour differs in ('example' or 'user').
+      adjacency: How it differs.
+      noise_multiplier: Standard deviation of the noise over `l2_clip_norm`.
+      l2_clip_norm: Bound on one unit's contribution to a step; infinite without clipping.
+      secure_noise: Whether sums and noise were exact, so that floating point is covered.
+      scope: What part of a run this is about, and on what condition; empty for a whole run.
+      void: Why there is no guarantee, or empty.
+      notes: What a reader should know about the interval.
+    """
+
+    epsilon: Bound | None
+    delta: float
+    unit: str
+    adjacency: str
+    noise_multiplier: float
+    l2_clip_norm: float
+    secure_noise: bool = False
+    scope: str = ""
+    void: str = ""
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, mechanism: Mechanism, delta: float, *, reproducible_noise: bool = False
+    ) -> Guarantee:
+        """Returns the guarantee of a whole run of `mechanism` at `delta`.
+
+        Args:
+          mechanism: Sampler, sigma and C.
+          delta: In (0, 1).
+          reproducible_noise: Whether the noise came from a seed that can be guessed.
+
+        Raises:
+          ValueError: if `delta` is not in (0, 1), or the sampler's price is not proved.
+        """
+        return cls._of(mechanism, delta, mechanism.sampler.num_steps, reproducible_noise)
+
+    @classmethod
+    def so_far(
+        cls, mechanism: Mechanism, delta: float, *, steps: int, reproducible_noise: bool = False
+    ) -> Guarantee:
+        """Returns what the first `steps` steps of a run cost: the epsilon that is spent so far.
+
+        Two numbers, of which each covers something else:
+
+        * The *interval* is the price of a run that stops after `steps` steps for reasons that no
+          release has a part in: a plan, a clock, a machine that dies. Such a run releases its first
+          `steps` updates, which `BatchSampler.privacy_of` prices.
+        * For a stop that is decided by looking at the model, at a loss of public rows, or at other
+          functions of the releases, it is no price: that step was chosen among many, perhaps as the
+          one that tells most about somebody. What holds then, whatever the rule, is the price of
+          the *whole run*, which the notes name: wherever it stops, all that is known is a function
+          of the releases that the whole run would have made. So the budget that was planned is a
+          privacy filter (R. Rogers, A. Roth, J. Ullman, S. Vadhan, Privacy Odometers and Filters,
+          2016), and these intervals, read one after another, are not an odometer. Whoever looks at
+          private rows to decide, training rows without noise among them, is covered by neither.
+
+        Args:
+          mechanism: Sampler, sigma and C of the whole run, as planned.
+          delta: In (0, 1).
+          steps: Steps that are done, at most `sampler.num_steps`: for all of them, this is `of`.
+          reproducible_noise: Whether the noise came from a seed that can be guessed.
+
+        Raises:
+          ValueError: if `steps` is out of range, and as for `of`.
+        """
+        steps, whole = operator.index(steps), mechanism.sampler.num_steps
+        if not 0 <= steps <= whole:
+            raise ValueError(f"steps must be in [0, {whole}], the run's number, got {steps}")
+        return cls._of(mechanism, delta, steps, reproducible_noise)
+
+    @classmethod
+    def _of(
+        cls, mechanism: Mechanism, delta: float, steps: int, reproducible_noise: bool
+    ) -> Guarantee:
+        void, scope, whole = "", "", mechanism.sampler.num_steps
+        if reproducible_noise:
+            void = "reproducible noise: whoever guesses the seed can subtract it"
+        if mechanism.noise_multiplier == 0:
+            void = "no noise was added"
+        interval = None if void else _price(mechanism, delta, steps)
+        notes: tuple[str, ...] = ()
+        if interval is not None:
+            notes = notes_on(mechanism, delta, interval)
+        if steps < whole:
+            scope = f"the first {steps:,} of {whole:,} steps, if no release decides to stop there"
+            if interval is not None:
+                notes += (note_on_stopping(f"{_price(mechanism, delta, whole):.4f}"),)
+        return cls(
+            epsilon=interval,
+            delta=delta,
+            unit=mechanism.sampler.unit,
+            adjacency=ADJACENCY,
+            noise_multiplier=mechanism.noise_multiplier,
+            l2_clip_norm=mechanism.l2_clip_norm,
+            secure_noise=mechanism.secure_noise,
+            scope=scope,
+            void=void,
+            notes=notes,
+        )
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What the guarantee leaves out, in sentences."""
+        return NOT_COVERED if self.secure_noise else (*NOT_COVERED, FLOATING_POINT)
+
+    def sentence(self) -> str:
+        """Returns the guarantee in one line."""
+        if self.epsilon is None:
+            return f"NO GUARANTEE: {self.void}"
+        if math.isinf(self.epsilon.upper):
+            return (
+                f"NO GUARANTEE: no finite epsilon is certified at delta {format_delta(self.delta)}"
+            )
+        return (
+            f"epsilon in {self.epsilon:.4f} at delta {format_delta(self.delta)} "
+            f"{f'for {self.scope} ' if self.scope else ''}"
+            f"({self.adjacency} adjacency, unit: one {self.unit})"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Returns the guarantee as JSON values; an end that is not finite is null."""
+        ends = (self.epsilon.lower, self.epsilon.upper) if self.epsilon else (math.inf, math.inf)
+        lower, upper = (end if math.isfinite(end) else None for end in ends)
+        return {
+            "guarantee": self.sentence(),
+            "epsilon_lower": lower,
+            "epsilon_upper": upper,
+            "delta": self.delta,
+            "adjacency": self.adjacency,
+            "unit": self.unit,
+            "noise_multiplier": self.noise_multiplier,
+            "l2_clip_norm": self.l2_clip_norm if math.isfinite(self.l2_clip_norm) else None,
+            "secure_noise": self.secure_noise,
+            "notes": list(self.notes),
+            "not_covered": list(self.not_covered),
+        }
+
+
+def notes_on(mechanism: Mechanism, delta: float, price: Bound) -> tuple[str, ...]:
+    """Returns what a reader should know about `price`: its own note, and its sampler's caveats."""
+    caveats = mechanism.sampler.caveats(mechanism.noise_multiplier, delta)
+    return (price.note, *caveats) if price.note else caveats
+
+
+def note_on_stopping(whole: str) -> str:
+    """Returns what the price of a part of a run does not cover; `whole`: epsilon of all of it."""
+    return (
+        "this is the price if the run stops here for reasons that do not depend on what it "
+        "released; a stop decided by looking at the model costs what the whole run costs (epsilon "
+        f"in {whole}), and one decided by losses or other diagnostics is not covered"
+    )
+
+
+def _price(mechanism: Mechanism, delta: float, steps: int) -> Bound:
+    """Bounds what the first `steps` steps cost: once, however often a training loop asks.
+
+    Raises:
+      ValueError: If the bound is not proved.
+    """
+    try:
+        hash(mechanism)
+    except TypeError:  # a sampler from elsewhere may hold arrays
+        interval = _computed(mechanism, delta, steps)
+    else:
+        interval = _remembered(mechanism, delta, steps)
+    if interval.confidence < 1:
+        raise ValueError(
+            f"epsilon {interval:.4f} holds only with confidence {interval.confidence}: an "
+            "estimate is not a guarantee"
+        )
+    return interval
+
+
+def _computed(mechanism: Mechanism, delta: float, steps: int) -> Bound:
+    sampler = mechanism.sampler
+    if steps == sampler.num_steps:
+        return epsilon(mechanism.privacy(), delta)
+    if steps == 0:
+        return Bound(0.0, 0.0, note="no step was taken: nothing was released")
+    part = epsilon(sampler.privacy_of(mechanism.noise_multiplier, [range(steps)]), delta)
+    note = "epochs that were entered count whole except under Poisson; no lower end is computed"
+    return Bound(0.0, part.upper, part.confidence, f"{part.note}; {note}" if part.note else note)
+
+
+_remembered = functools.lru_cache(maxsize=256)(_computed)

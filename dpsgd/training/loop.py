@@ -1,0 +1,326 @@
+"""The training loop: blocks of steps as one compiled program, fed by background threads."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpsgd.gradients.clipping import Diagnostics
+from dpsgd.gradients.losses import example_keys
+from dpsgd.noise.keys import RootKey
+from dpsgd.training.algorithm import Algorithm, TrainState, owned
+from dpsgd.training.blocks import BlockPlan, in_background, plan_blocks, with_rows
+from dpsgd.training.mechanism import Scales
+from dpsgd.training.modules import check_parameters
+from samplers import BatchSampler, BatchSource
+
+PyTree = Any
+
+_READ_BYTES = 2**24
+"""Most bytes of rows that are looked at together before training."""
+
+STREAMED_BYTES = 2**28
+"""Most bytes of rows that one block of streamed data brings along, where one step has fewer."""
+
+
+class Block(NamedTuple):
+    """What one block of steps leaves behind. It may still be computing: whoever reads it waits.
+
+    `state` is donated to the next block: copy what must outlive the iteration before advancing it.
+    """
+
+    state: TrainState
+    steps: range
+    log: Diagnostics
+    """float32[block_steps] each, on the device; what follows the block's last step is void."""
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """Per step, NumPy float32[steps]. NOT covered by the guarantee."""
+        return jax.tree.map(lambda column: np.asarray(column)[: len(self.steps)], self.log)
+
+
+def compiler_options() -> dict[str, Any] | None:
+    """Returns the options of XLA under which a training step is fastest on the default backend."""
+    # LLVM takes half the width of AVX-512 by itself. The noise is all arithmetic: at the full width
+    # it takes a fifth less.
+    return {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
+
+
+def repeats_exactly() -> bool:
+    """Whether the same program of the same inputs gives the same bits again on the default backend.
+
+    On a CPU it does, in another process too. On a GPU, sums by atomic operations and kernels picked
+    by timing may differ in the last bits; a step that is repeated for a run that goes on would then
+    release those bits without noise.
+    """
+    return jax.default_backend() == "cpu"
+
+
+def block_function(algorithm: Algorithm) -> Callable[..., tuple[TrainState, Diagnostics]]:
+    """Returns a block of steps as a function.
+
+    It is (state, data, plan, noise_key, scales) -> (state, diagnostics), with a last argument
+    `loss_key` where the loss takes a key.
+    """
+    return functools.partial(_run_block, *_parts(algorithm))
+
+
+def compiled_block(algorithm: Algorithm):
+    """Returns the jitted `block_function`, kept with the algorithm by all that it is made of."""
+    parts = _parts(algorithm)
+    if parts not in algorithm.programs:
+        algorithm.programs[parts] = jax.jit(
+            block_function(algorithm), donate_argnums=0, compiler_options=compiler_options()
+        )
+    return algorithm.programs[parts]
+
+
+def _parts(algorithm: Algorithm) -> tuple[Callable, Callable, bool, bool, tuple[int, ...]]:
+    sampler = algorithm.mechanism.sampler
+    functions = algorithm.clipped_sum, algorithm.update, algorithm.takes_key
+    return *functions, sampler.accumulates, sampler.clipped_shape
+
+
+def _run_block(
+    clipped_sum: Callable,
+    update: Callable,
+    takes_key: bool,
+    accumulates: bool,
+    clipped_shape: tuple[int, ...],
+    state: TrainState,
+    data: PyTree,
+    plan: BlockPlan,
+    noise_key: Any,
+    scales: Scales,
+    loss_key: Any = None,
+) -> tuple[TrainState, Diagnostics]:
+    def batch_sum(state, row):
+        places = plan.indices if plan.places is None else plan.places
+        indices = places[row].reshape(-1, *clipped_shape)
+        weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)
+        batch = jax.tree.map(lambda column: column[indices], data)
+        if not takes_key:
+            return clipped_sum(state.params, batch, weights, scales)
+        first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is clipped as one
+        keys = example_keys(loss_key, state.step, first)
+        return clipped_sum(state.params, batch, weights, scales, keys)
+
+    def step_sum(state, j):
+        if not accumulates:
+            return batch_sum(state, j)
+        zeros = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+            jax.eval_shape(batch_sum, state, jnp.int32(0)),
+        )
+
+        def add(row, total):
+            return jax.tree.map(jnp.add, total, batch_sum(state, row))
+
+        return jax.lax.fori_loop(plan.starts[j], plan.starts[j + 1], add, zeros)
+
+    def one_step(j, carry):
+        state, log = carry
+        total, diagnostics = step_sum(state, j)
+        state = update(state, total, noise_key, scales)
+        return state, jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
+
+    block_steps = plan.starts.shape[0] - 1
+    log = Diagnostics(*(jnp.zeros(block_steps, jnp.float32) for _ in Diagnostics._fields))
+    # A dynamic trip count: a last, shorter block runs in the same program, without idle steps.
+    return jax.lax.fori_loop(0, plan.num_steps, one_step, (state, log))
+
+
+def train_blocks(
+    algorithm: Algorithm,
+    state: TrainState,
+    data: PyTree,
+    *,
+    root: RootKey,
+    generation: int = 0,
+    block_steps: int = 64,
+    data_on: Literal["device", "host"] | None = None,
+    declare: Callable[[range], None] = lambda steps: None,
+    donate: bool = False,
+) -> Iterator[Block]:
+    """Runs `algorithm` from `state` to its sampler's last step, yielding every block as it begins.
+
+    While one block computes, background threads draw the batches of the next, and of the next
+    epoch; and the caller may look at the block before. No more than two are ever under way.
+
+    Args:
+      algorithm: From `dpsgd`; its mechanism names the sampler, sigma and C.
+      state: From `algorithm.init`, or a later one to continue from.
+      data: Pytree of arrays with one leading row per example, [num_examples, ...].
+      root: Secret from which the streams of sampling, noise and the loss derive.
+      generation: Which continuation of the run this is; another one means other randomness. The
+        same root and generation may repeat a run, or go on with it, and serve no other: two runs
+        under one noise have a noise-free difference.
+      block_steps: Steps per dispatch.
+      data_on: Where the data lie. "device": only indices and weights travel. "host": in memory or
+        memory-mapped, and each block's rows travel with it; to the same bits. By default "host" if
+        the device says how much memory it has and the data would take more than half of what is
+        free.
+      declare: Called with the steps of each block before any of its noise exists; the block runs
+        only when it has returned.
+      donate: Whether the buffers of `state` may be overwritten. By default it is copied, and holds
+        after training what it held before.
+
+    Raises:
+      ValueError: if the data have not exactly the sampler's number of examples, or the parameters
+        hold batch statistics.
+    """
+    mechanism = algorithm.mechanism
+    check_num_examples(mechanism.sampler, data)
+    check_parameters(state.params)
+    run_block = compiled_block(algorithm)
+    noise_key = jnp.asarray(mechanism.noise_key(root, generation))
+    loss_key = jnp.asarray(root.loss_key(generation)) if algorithm.takes_key else None
+    scales = mechanism.scales()
+    if donate:
+        # No weak types: one program for a state that was just made and for one that was read back.
+        state = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
+    else:
+        state = owned(state)
+    source = BatchSource(mechanism.sampler, root.sampling_seed(generation), read_ahead=True)
+    inputs = _inputs(source, data, data_on, first_step=int(state.step), block_steps=block_steps)
+    under_way: deque[Diagnostics] = deque()
+    with closing(in_background(inputs)) as blocks:
+        for steps, rows, plan in blocks:
+            declare(steps)
+            if len(under_way) == 2:
+                jax.block_until_ready(under_way.popleft())
+            state, log = run_block(state, rows, plan, noise_key, scales, loss_key)
+            under_way.append(log)
+            yield Block(state, steps, log)
+
+
+def _inputs(
+    source: BatchSource,
+    data: PyTree,
+    data_on: Literal["device", "host"] | None,
+    *,
+    first_step: int,
+    block_steps: int,
+) -> Iterator[tuple[range, PyTree, BlockPlan]]:
+    """Yields steps, data and plan of every block, on the device."""
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(data))
+    if data_on is None:
+        # None for CPUs, which share the host's memory.
+        memory = jax.local_devices()[0].memory_stats() or {}
+        free = memory.get("bytes_limit", math.inf) - memory.get("bytes_in_use", 0)
+        data_on = "host" if size > free / 2 else "device"
+    if data_on == "device":
+        data = jax.device_put(data)
+        for steps, plan in plan_blocks(source, first_step=first_step, block_steps=block_steps):
+            yield steps, data, jax.device_put(plan)
+    else:
+        data = jax.tree.map(np.asarray, data)
+        a_step = source.sampler.max_batch_size * size / source.sampler.num_examples
+        block_steps = max(1, min(block_steps, int(STREAMED_BYTES / a_step)))
+        for steps, plan in plan_blocks(source, first_step=first_step, block_steps=block_steps):
+            yield steps, *jax.device_put(with_rows(data, plan))
+
+
+def check_num_examples(sampler: BatchSampler, data: PyTree) -> None:
+    """Raises ValueError unless each array of `data` has one row per example of the sampler."""
+    for path, column in jax.tree_util.tree_leaves_with_path(data):
+        if column.shape[0] != sampler.num_examples:
+            raise ValueError(
+                f"data{jax.tree_util.keystr(path)} has {column.shape[0]} rows, but the sampler "
+                f"was built for num_examples={sampler.num_examples}: its guarantee is for those"
+            )
+
+
+def not_finite(tree: PyTree) -> list[str]:
+    """Returns the paths of the arrays with NaN or infinity; those of the host are read in parts.
+
+    >>> not_finite({"x": np.array([1.0, np.nan]), "y": np.array([0, 1])})
+    ["['x']"]
+    """
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            continue
+        if isinstance(leaf, jax.Array):
+            finite = bool(jnp.isfinite(leaf).all())
+        else:
+            rows = max(1, _READ_BYTES * len(leaf) // max(1, leaf.nbytes))
+            parts = (leaf[i : i + rows] for i in range(0, len(leaf), rows))
+            finite = all(bool(np.isfinite(part).all()) for part in parts)
+        if not finite:
+            found.append(jax.tree_util.keystr(path))
+    return found
+
+
+def train(
+    algorithm: Algorithm,
+    params: PyTree,
+    data: PyTree,
+    *,
+    root: RootKey | None = None,
+    block_steps: int = 64,
+    data_on: Literal["device", "host"] | None = None,
+    on_block: Callable[[int, PyTree], None] | None = None,
+) -> PyTree:
+    """Trains from `params` through every step of the mechanism's sampler; returns the parameters.
+
+    Args:
+      algorithm: From `dpsgd`.
+      params: Initial parameters; they must not depend on the private data.
+      data: Pytree of arrays with one leading row per example. NaN or infinity among them gives a
+        warning, which looks at private rows and which no guarantee covers: it is for whoever holds
+        them, and tells neither how many they are nor which.
+      root: Secret of this run and of no other; by default fresh from the operating system's
+        entropy. One from a seed gives a warning: `Guarantee.of` must then be told of it.
+      block_steps: Steps per dispatch.
+      data_on: Where the data lie, see `train_blocks`.
+      on_block: Called after each block of at most `block_steps` steps (fewer where rows stream from
+        the host, or batches take several passes) with the number of steps that are done and a copy
+        of the parameters, to evaluate or to keep them. The guarantee covers these
+        parameters, with whatever is computed of them and of public rows; what is computed of
+        private rows is not covered. What is spent by then: `Guarantee.so_far`.
+
+    Raises:
+      ValueError: if a run was begun under `root` before, and as for `train_blocks`.
+    """
+    root = RootKey.from_entropy() if root is None else root
+    # A run that is refused has not begun: it leaves the root to the next one.
+    check_num_examples(algorithm.mechanism.sampler, data)
+    check_parameters(params)
+    root.begin_run()
+    if root.insecure and algorithm.mechanism.noise_multiplier:
+        warnings.warn(
+            "NO GUARANTEE: reproducible noise from a seed, which can be guessed and subtracted; "
+            "Guarantee.of(..., reproducible_noise=True) says so where it is printed",
+            stacklevel=2,
+        )
+    if found := not_finite(data):
+        warnings.warn(
+            f"{', '.join(f'data{path}' for path in found)}: there is NaN or infinity among them; a "
+            "gradient that is not finite counts as zero, so that nothing is learned from its "
+            "example (this warning looked at private rows: no guarantee covers it)",
+            stacklevel=2,
+        )
+    for block in train_blocks(
+        algorithm,
+        algorithm.init(params),
+        data,
+        root=root,
+        block_steps=block_steps,
+        data_on=data_on,
+        donate=True,
+    ):
+        params = block.state.params
+        if on_block is not None:
+            on_block(block.steps.stop, owned(params))
+    return params

@@ -1,0 +1,145 @@
+"""The one description of a private mechanism: sampler, sigma and C. It computes without JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from accounting import PrivacyProfile, format_delta, largest_count
+from dpsgd.noise.grid import SecureGrid, secure_grid
+from dpsgd.noise.keys import RootKey
+from samplers import BatchSampler
+from samplers.base import MAX_STEPS
+
+SCALES = 2.0**-100, 2.0**96
+"""Between these lie C and sigma C, where there is noise: float32 holds all that a step computes.
+
+At least 2^-100: nothing that decides on clipping or noise is subnormal, which XLA takes for 0
+(`dpsgd.gradients.norms`, `dpsgd.noise.gaussian`). At most 2^96: a sum of 2^31 clipped gradients,
+the most there can be, is at most 2^127 and noise below 2^100, so there is no infinity, which no
+noise would hide.
+"""
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """The one description of the privacy mechanism that training and accounting both read.
+
+    Attributes:
+      sampler: Who takes part in which step, and what that costs.
+      noise_multiplier: Standard deviation of the noise on the sum of clipped gradients, in units of
+        `l2_clip_norm`. 0 gives a mechanism without any guarantee.
+      l2_clip_norm: Bound C on the L2 norm of the gradient of each example, or of each unit that the
+        sampler has clipped as one; infinite only without noise. With it, C and sigma C are within
+        `SCALES`.
+      secure_noise: Sum integers, exactly, and add noise that is exact and cryptographic, so that
+        the price holds down to the last bit (`dpsgd.noise.secure`), but for the draws of samplers
+        of Poisson's kind: each gap between successes has its law within 2^-50
+        (`samplers.randomness.bernoulli_successes`). Slower: the gradient of every example is
+        formed, and noise is drawn by the CPU, in a minute for 85 million parameters.
+    """
+
+    sampler: BatchSampler
+    noise_multiplier: float
+    l2_clip_norm: float
+    secure_noise: bool = False
+
+    def __post_init__(self) -> None:
+        sigma, clip = self.noise_multiplier, self.l2_clip_norm
+        if not (sigma >= 0 and math.isfinite(sigma)):
+            raise ValueError(f"noise_multiplier must be finite and >= 0, got {sigma}")
+        if not clip > 0:
+            raise ValueError(f"l2_clip_norm must be > 0, got {clip}")
+        if sigma > 0 and not math.isfinite(clip):
+            raise ValueError("noise needs a finite l2_clip_norm: its scale is their product")
+        low, high = SCALES
+        if sigma > 0 and not (low <= clip <= high and low <= sigma * clip <= high):
+            raise ValueError(
+                f"l2_clip_norm {clip} and noise_multiplier * l2_clip_norm = {sigma * clip} must be "
+                f"in [{low:.1e}, {high:.1e}], where float32 neither loses noise nor overflows; "
+                "rescale the loss"
+            )
+        if self.secure_noise:
+            self._secure_grid()  # refuses what it cannot do
+
+    def privacy(self) -> PrivacyProfile:
+        """Returns what a whole run costs, or raises ValueError where there is no noise."""
+        if self.noise_multiplier == 0:
+            raise ValueError("noise_multiplier is 0: a run without noise has no privacy guarantee")
+        return self.sampler.privacy(self.noise_multiplier)
+
+    def until(self, *, epsilon: float, delta: float) -> Mechanism:
+        """Returns this mechanism with as many epochs as `epsilon` at `delta` pays for.
+
+        To train until epsilon is to choose the number of epochs beforehand, by the price alone: the
+        largest whose whole run costs no more. That run may then be stopped early by any rule that
+        looks at what was released, and still costs no more, see `Guarantee.so_far`.
+
+        >>> from samplers import Poisson
+        >>> mechanism = Mechanism(Poisson(10_000, batch_size=100), 1.0, l2_clip_norm=1.0)
+        >>> mechanism.until(epsilon=2.0, delta=1e-5).sampler.epochs
+        12
+
+        Args:
+          epsilon: What may be spent, >= 0.
+          delta: In (0, 1).
+
+        Raises:
+          ValueError: if there is no noise, or not one epoch can be paid for.
+        """
+        self.privacy()  # refuses where there is no noise
+
+        def privacy(epochs: int) -> PrivacyProfile:
+            return self.sampler.with_epochs(epochs).privacy(self.noise_multiplier)
+
+        limit = min(1_000_000, MAX_STEPS // self.sampler.steps_per_epoch)
+        epochs = largest_count(privacy, epsilon=epsilon, delta=delta, limit=limit)
+        if epochs == 0:
+            one = privacy(1).epsilon(delta)
+            raise ValueError(
+                f"one epoch costs epsilon {one:.4f} at delta {format_delta(delta)}, more than "
+                f"{epsilon}: raise noise_multiplier"
+            )
+        return dataclasses.replace(self, sampler=self.sampler.with_epochs(epochs))
+
+    def scales(self) -> Scales:
+        """Returns the numbers that the compiled step reads; rounding never shortens the noise."""
+        clip = np.float32(self.l2_clip_norm)
+        noise = self.noise_multiplier * float(clip) if self.noise_multiplier else 0.0
+        stddev = np.float32(noise)
+        if float(stddev) < noise:
+            stddev = np.nextafter(stddev, np.float32(np.inf))
+        batch = np.float32(self.sampler.expected_batch_size)
+        return Scales(clip, stddev, batch, self._secure_grid() if self.secure_noise else None)
+
+    def _secure_grid(self) -> SecureGrid:
+        most = self.sampler.max_batch_size
+        if self.sampler.accumulates:
+            # A binomial batch exceeds this with probability 1e-36, by Bernstein's inequality. It
+            # may: the guarantee does not depend on it.
+            mean = self.sampler.expected_batch_size
+            most = min(self.sampler.num_examples, math.ceil(mean + 13 * math.sqrt(mean) + 60))
+        return secure_grid(self.noise_multiplier, self.l2_clip_norm, most)
+
+    def noise_key(self, root: RootKey, generation: int) -> np.ndarray:
+        """Returns the key of the run's noise, uint32[4], or uint32[8] in the secure mode."""
+        if self.secure_noise:
+            return root.secure_noise_key(generation)
+        return root.noise_key(generation)
+
+
+class Scales(NamedTuple):
+    """A mechanism's numbers as float32 scalars; traced, so that one program serves every value.
+
+    Only the secure mode, which is with a grid, is another program.
+    """
+
+    l2_clip_norm: Any
+    noise_stddev: Any
+    expected_batch_size: Any
+    grid: SecureGrid | None = None
+    """Of the integers in the secure mode, which then has the noise's standard deviation too."""

@@ -1,0 +1,94 @@
+"""The command `dpsgd`: prepare data, train, evaluate, and ask what a sampler costs.
+
+The first word chooses the module of `experiments.cli.commands` that is imported, and each imports
+what it computes with only when it runs: an answer waits for nothing that it does not need.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
+
+from experiments.cli.errors import in_one_line
+
+COMMANDS = {
+    "prepare": "Turn raw data into a store that `dpsgd train` reads.",
+    "train": "Train a click model privately and write a run directory with its guarantee.",
+    "resume": "Go on with a run that was stopped, from its last checkpoint.",
+    "sweep": "Carry out every run that a file asks for; write their table and figure.",
+    "ledger": "Print what a run has released so far and what that costs.",
+    "evaluate": "Score labelled rows, raw or prepared, with a model; compare with their labels.",
+    "score": "Write the probabilities that a model gives to the rows of a file.",
+    "export": "Write the model and the guarantee of a finished run to a new folder.",
+    "report": "Write one self-contained HTML page about finished runs and sweeps.",
+    "epsilon": "Print the certified epsilon of a run, as [lower, upper].",
+    "calibrate": "Print the smallest noise multiplier that certifies the wanted epsilon.",
+    "compare": "Print and draw the certified epsilon of every sampler over the noise.",
+    "contributions": "Look at how much users contribute, or choose a cap on it privately.",
+    "audit": "Look for evidence that a run costs more privacy than its price says.",
+}
+"""What `dpsgd --help` says of each module of `experiments.cli.commands`.
+
+Such a module has a function `run`: the type of its argument is what can be asked.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; what a user can mend ends in one clear line and exit status 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+
+    def run() -> int:
+        if words[:1] in (["--help"], ["-h"]):
+            print(usage())
+            return 0
+        if words[:1] == ["--version"]:
+            from importlib.metadata import version
+
+            print(f"dpsgd {version('dpsgd')}")
+            return 0
+        answer, config = parse(words)
+        return answer(config) or 0
+
+    return in_one_line("dpsgd", run)
+
+
+def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:
+    """Returns the function that answers `dpsgd WORDS`, and what it is asked.
+
+    Raises:
+      ValueError: if the first word is no command.
+      SystemExit: where the others ask for help, or are wrong, once that is said.
+    """
+    name, *rest = words or [""]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f": did you mean {near[0]}?" if near else f"; there are {', '.join(COMMANDS)}"
+        raise ValueError(f"there is no command {name!r}{hint}" if name else f"name a command{hint}")
+    import tyro
+
+    run = importlib.import_module(f"experiments.cli.commands.{name}").run
+    config = tyro.cli(
+        get_type_hints(run)["config"],
+        prog=f"dpsgd {name}",
+        args=rest,
+        config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
+    )
+    return run, config
+
+
+def usage() -> str:
+    """Returns what can be asked."""
+    return "\n".join(
+        [
+            "usage: dpsgd COMMAND ...",
+            "",
+            "Private training with a guarantee that the batch sampler has earned.",
+            "",
+            *(f"  {name:13}  {what}" for name, what in COMMANDS.items()),
+            "",
+            "`dpsgd COMMAND --help` lists the settings of a command.",
+        ]
+    )

@@ -1,0 +1,59 @@
+"""`dpsgd epsilon`: what a run costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+
+from experiments.cli.config import check_noise
+from experiments.cli.console import going_on
+from experiments.cli.priced import Multistage, PriceConfig
+
+
+@dataclass(frozen=True)
+class EpsilonConfig(PriceConfig):
+    """Print the certified epsilon of a run, as [lower, upper]."""
+
+    noise_multiplier: float = tyro.MISSING
+    """Noise standard deviation over the clipping norm."""
+    mean_trials: float | None = None
+    """Also price private random search: the best of a random number of such runs, with this mean,
+    of which nothing else is released."""
+    trials_shape: float = 0.0
+    """Shape of the law of that number: 0 is logarithmic (cheapest), 1 geometric."""
+
+    def check(self) -> None:
+        """Raises ValueError, as the command line names them, for values that have no price."""
+        super().check()
+        check_noise(self.noise_multiplier)
+        if self.mean_trials is None and self.trials_shape:
+            raise ValueError("--trials-shape is of the search that --mean-trials prices: give both")
+
+
+def run(config: EpsilonConfig) -> None:
+    """Runs `dpsgd epsilon`."""
+    from accounting import SelectionProfile, TrialCount, format_delta
+    from accounting import epsilon as price
+    from dpsgd import Guarantee, Mechanism
+
+    with going_on("pricing"):
+        sampler, delta = config.build()
+        trials = config.mean_trials
+        count = None if trials is None else TrialCount(trials, config.trials_shape)
+        guarantee = Guarantee.of(Mechanism(sampler, config.noise_multiplier, 1.0), delta)
+    print(guarantee.sentence())
+    for note in guarantee.notes:
+        print(f"note: {note}")
+    if isinstance(config.sampler, Multistage):
+        with going_on("pricing what could be done in its place"):
+            lines = config.sampler.alternatives(config.noise_multiplier, delta)
+        print("\n".join(lines))
+    if count is not None:
+        with going_on("pricing the search"):
+            best = price(SelectionProfile(sampler.privacy(config.noise_multiplier), count), delta)
+        print(
+            f"the best of {count.mean:g} such runs on average (negative binomial, shape "
+            f"{count.shape:g}; nothing else released): epsilon <= {best.format_upper()} at delta "
+            f"{format_delta(delta)} ({guarantee.adjacency} adjacency, unit: one {guarantee.unit})"
+        )

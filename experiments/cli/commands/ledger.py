@@ -1,0 +1,37 @@
+"""`dpsgd ledger`: what a run has released so far, and what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from experiments.cli.console import counted, going_on
+
+
+@dataclass(frozen=True)
+class LedgerConfig:
+    """Print what a run has released so far and what that costs, by its ledger alone."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory, of a run that is finished, going on or dead."""
+
+
+def run(config: LedgerConfig) -> None:
+    """Runs `dpsgd ledger`."""
+    from experiments.run_directory import RunDirectory
+
+    history = RunDirectory.open(config.run, finished=False).history()
+    for generation in history.generations:
+        mechanism, steps = generation.terms.mechanism, generation.steps
+        print(
+            f"generation {generation.index}: {counted(len(steps), 'step')} from {steps.start:,} "
+            f"declared of {mechanism.sampler.num_steps:,}; noise multiplier "
+            f"{mechanism.noise_multiplier:.6g}; {mechanism.sampler}"
+        )
+    with going_on("pricing"):
+        guarantee = history.guarantee()
+    for note in filter(None, guarantee.notes):
+        print(f"note: {note}")
+    print(guarantee.sentence())

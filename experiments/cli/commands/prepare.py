@@ -1,0 +1,217 @@
+"""`dpsgd prepare`: raw data to a store of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from experiments.cli.console import Console
+
+
+@dataclass(frozen=True)
+class PrepareCriteoDisplay:
+    """Prepare the Criteo Display Ads data (`train.txt` or `train.txt.gz`) for training.
+
+    The rows keep their order: the first 80 % train, the next 10 % validate, the last 10 % test.
+    """
+
+    source: tyro.conf.Positional[Path]
+    """Raw file: label, 13 counts, 26 hexadecimal categoricals, tab separated."""
+    out: tyro.conf.Positional[Path]
+    """Store to create."""
+    hash_seed: int = 0
+    """Public seed of the hash that maps categorical values to buckets."""
+
+
+@dataclass(frozen=True)
+class PrepareCriteoSearch:
+    """Prepare the Criteo Sponsored Search Conversion Log, to predict Sale from categories alone.
+
+    A public random split: 80 % of the rows train, 10 % validate, 10 % test. SalesAmountInEuro,
+    time_delay_for_conversion and product_price are left out: they are known only after a sale, or
+    go with one, and a model that sees them reads the answer.
+    """
+
+    source: tyro.conf.Positional[Path]
+    """Raw file: 23 columns, tab separated, -1 where missing; plain or .gz."""
+    out: tyro.conf.Positional[Path]
+    """Store to create."""
+    hash_seed: int = 0
+    """Public seed of the hash that maps categorical values to buckets."""
+    include: tuple[
+        Literal["SalesAmountInEuro", "time_delay_for_conversion", "product_price"], ...
+    ] = ()
+    """Outcome columns to add to the features all the same."""
+
+
+@dataclass(frozen=True)
+class PrepareCsv:
+    """Prepare your own table: CSV, TSV or Parquet files with a column of zeros and ones.
+
+    Only named columns are read, and the others listed: to guess what they hold would be to learn it
+    from rows that are private. Text files are UTF-8 with a header, plain or gzip. An empty field is
+    a missing value.
+    """
+
+    paths: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="FILE [FILE ...] STORE", help_behavior_hint="(required)"),
+    ]
+    """Files, one after the other, which have all named columns in any order; and the store to
+    create."""
+    label: str
+    """Column to predict: 0 or 1, false or true."""
+    categories: tuple[str, ...] = ()
+    """Columns whose values are hashed: texts, integers, booleans or dates."""
+    numbers: tuple[str, ...] = ()
+    """Columns of numbers."""
+    buckets: tuple[int, ...] = (1 << 16,)
+    """Hash buckets, a power of two: one for all categories, or one for each; chosen by what is
+    publicly known, not by counting rows."""
+    transform: Literal["log1p", "none"] = "log1p"
+    """What becomes of a number x: sign(x) log(1 + |x|), or nothing, if they are scaled by public
+    constants already."""
+    missing: tuple[str, ...] = ()
+    """Texts that stand for a missing value, beside the empty one: NA, for example."""
+    order: Literal["random", "chronological"] = "random"
+    """Which rows validate and test: those that a public generator chooses by their number, or the
+    last ones."""
+    split: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """Fractions of the rows that train, validate and test."""
+    hash_seed: int = 0
+    """Public seed of the hash that maps categorical values to buckets."""
+
+    @property
+    def out(self) -> Path:
+        """The store to create."""
+        return self.paths[-1]
+
+
+@dataclass(frozen=True)
+class PrepareSynthetic:
+    """Generate rows like those of a Criteo data set, whose best reachable AUC is known."""
+
+    out: tyro.conf.Positional[Path]
+    """Store (or raw file) to create."""
+    like: Literal["criteo-display", "criteo-search"] = "criteo-display"
+    """The data set whose columns, cardinalities and missing rates the rows have."""
+    num_rows: int = 1_000_000
+    """Rows to generate."""
+    seed: int = 0
+    """Seed of the generator."""
+    raw: bool = False
+    """Write the raw file, as the publishers would, in place of a store."""
+
+
+@dataclass(frozen=True)
+class PrepareTfds:
+    """Read a data set of TensorFlow Datasets, which lies on the disk as array_record, into a store.
+
+    One row a record: the label is 0 or 1; numbers become numeric columns, class labels, booleans
+    and texts categories; other features must be left out by name. Or blocks of rows, as
+    CriteoDisplayBlocks and CriteoSearchBlocks of experiments.tasks.clicks.tfds.builders write them.
+    Where there are no validation or test rows, the other or the training rows are split at random.
+    """
+
+    name: tyro.conf.Positional[str]
+    """Name of the data set, or the directory of one version of it."""
+    out: tyro.conf.Positional[Path]
+    """Store to create."""
+    data_dir: Path | None = None
+    """Where data sets lie; by default where TensorFlow Datasets puts them."""
+    label: str | None = None
+    """Feature to predict; by default what the data set says, or "label"."""
+    leave_out: tuple[str, ...] = ()
+    """Features not to read."""
+    text_buckets: int = 1 << 16
+    """Hash buckets of a text feature; a power of two."""
+    hash_seed: int = 0
+    """Public seed of the hash that maps categorical values to buckets."""
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Turn raw data into a store that `dpsgd train` reads."""
+
+    format: (
+        Annotated[PrepareCriteoDisplay, tyro.conf.subcommand("criteo-display", prefix_name=False)]
+        | Annotated[PrepareCriteoSearch, tyro.conf.subcommand("criteo-search", prefix_name=False)]
+        | Annotated[PrepareCsv, tyro.conf.subcommand("csv", prefix_name=False)]
+        | Annotated[PrepareTfds, tyro.conf.subcommand("tfds", prefix_name=False)]
+        | Annotated[PrepareSynthetic, tyro.conf.subcommand("synthetic", prefix_name=False)]
+    )
+    """What the data come from."""
+
+
+def run(config: Prepare) -> None:
+    """Runs `dpsgd prepare`."""
+    from experiments.cli.console import Console, counted
+    from experiments.tasks.clicks import schema
+    from experiments.tasks.clicks.criteo import display, search
+    from experiments.tasks.clicks.synthetic import rows as synthetic
+
+    with Console() as console:
+
+        def progress(rows: int) -> None:
+            console.progress(f"{rows:,} rows")
+
+        match config.format:
+            case PrepareCriteoDisplay(source, out, hash_seed):
+                store = display.prepare(source, out, hash_seed=hash_seed, progress=progress)
+                rows = store.num_rows
+            case PrepareCriteoSearch(source, out, hash_seed, include):
+                format = replace(search.FORMAT, schema=schema.sponsored_search(include))
+                store = format.prepare(source, out, hash_seed=hash_seed, progress=progress)
+                rows = store.num_rows
+            case PrepareCsv() as asked:
+                rows = _prepare_csv(asked, console, progress)
+            case PrepareTfds(name, out):
+                from experiments.tasks.clicks.tfds import source as tfds_source
+
+                options = {k: v for k, v in vars(config.format).items() if k not in ("name", "out")}
+                rows = tfds_source.prepare(name, out, progress=progress, **options).num_rows
+            case PrepareSynthetic(out, like, num_rows, seed, raw):
+                write = synthetic.write_raw if raw else synthetic.write_store
+                made = write(out, num_rows, seed, log=synthetic.LOGS[like], progress=progress)
+                summary = made.summary if isinstance(made, synthetic.SyntheticStore) else made
+                rows = summary.rows
+                console.line(f"best reachable AUC: {summary.bayes_auc:.4f}")
+                console.line(f"on the test rows: {summary.test_bayes_auc:.4f}")
+        console.line(f"{counted(rows, 'row')} in {config.format.out}")
+
+
+def _prepare_csv(asked: PrepareCsv, console: Console, progress: Callable[[int], None]) -> int:
+    """Prepares a table, says which columns are left out, and returns the number of rows."""
+    from experiments.tasks.clicks.tabular.files import listed
+    from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
+
+    if len(asked.paths) < 2:
+        raise ValueError("give a FILE or several, and then the STORE to create, before all options")
+    *files, out = asked.paths
+    if out.is_file():
+        raise ValueError(f"{out} is a file; the last path is the STORE to create")
+    schema = table_schema(
+        asked.label,
+        categories=asked.categories,
+        numbers=asked.numbers,
+        buckets=asked.buckets,
+        transform=asked.transform,
+        missing=asked.missing,
+    )
+    prepared = TableFormat(schema).prepare(
+        files,
+        out,
+        order=asked.order,
+        fractions=asked.split,
+        hash_seed=asked.hash_seed,
+        progress=progress,
+    )
+    if prepared.left_out:
+        console.line(f"left out: {listed(prepared.left_out)}")
+    return prepared.store.num_rows

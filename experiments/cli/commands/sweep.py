@@ -1,0 +1,82 @@
+"""`dpsgd sweep`: many runs from one file, and what they show together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from experiments.cli.console import Console
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """Carry out every run that a file asks for; write their table and figure.
+
+    Started again, it goes on where it was: no finished run is repeated. The guarantees are those of
+    single runs; a choice among them is not covered. The file is TOML:
+
+        title = "AUC over the noise multiplier"
+        repetitions = 3               # each from entropy of its own
+
+        [run]                         # what all runs share, as `dpsgd train` has it
+        model = "small"
+
+        [[grid]]                      # one or more; each is a panel of the figure
+        x = "noise_multiplier"        # the axis of the panel
+        sampler = ["shuffle", { name = "poisson", overflow = "accumulate" }]
+        noise_multiplier = [0.3, 1.0, 3.0]
+        non_private = true            # and once more without clipping and noise
+        epochs = 5
+
+    A grid's axes are noise_multiplier or target_epsilon, batch_size, epochs, learning_rate and
+    l2_clip_norm, each with one value or a list: its runs are all combinations. With
+    `tune = "learning_rate"` each point shows the rate that is best on the validation rows.
+    """
+
+    config: tyro.conf.Positional[Path]
+    """File of the sweep, or the name of a shipped one: equal-noise-1024, equal-noise-8192,
+    equal-privacy, fixed-guarantee, no-noise."""
+    data: tyro.conf.Positional[Path]
+    """Store of prepared examples (see `dpsgd prepare`)."""
+    out: Path
+    """Folder of the sweep; one that exists is gone on with."""
+    workers: int | None = None
+    """Runs at once, each with its share of the cores; by default one a core on a CPU, else one."""
+
+
+def run(config: SweepConfig) -> None:
+    """Runs `dpsgd sweep`."""
+    from experiments.sweeps.config import Sweep, file_of
+
+    file = file_of(config.config)
+    asked = file.read_bytes()
+    sweep = Sweep.parse(asked, str(file))
+    with Console() as console:
+        console.progress("starting")
+        from experiments.sweeps import tables
+        from experiments.sweeps.engine import run_sweep, write
+
+        summary = run_sweep(
+            sweep,
+            config.data,
+            config.out,
+            where=str(config.config),
+            workers=config.workers,
+            progress=console.progress,
+        )
+        written = write(summary, config.out, asked)
+        console.line(summary.setting)
+        for panel in summary.panels:
+            if panel.grid.title:
+                console.line(f"\n{panel.grid.title}")
+            for title, table in tables.tables(panel).items():
+                console.line(f"\n{title}")
+                console.table(*table)
+            for verdict in tables.verdicts(panel):
+                console.line(f"best {verdict}")
+        console.line("")
+        for statement in summary.statements:
+            console.line(f"- {statement}")
+        console.line(f"written: {', '.join(map(str, written))}")

@@ -1,0 +1,164 @@
+"""What does each sampler cost? Epsilon of every sampler over the noise multiplier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+from accounting import Bound, PrivacyProfile, epsilon
+from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
+from dpsgd.runs.files import write_atomically
+from dpsgd.training.guarantee import ADJACENCY
+from experiments.processes import each
+from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
+
+COLORS = {
+    # Okabe and Ito's palette: told apart by readers with any colour vision.
+    "deterministic": "#000000",
+    "shuffle": "#D55E00",
+    "poisson": "#0072B2",
+    "balls-and-bins": "#009E73",
+}
+
+MONTE_CARLO = "Monte Carlo"
+
+TERMS = f"{ADJACENCY} adjacency, unit: one example"
+"""What every price here protects, and against what."""
+
+Prices = Callable[[float], PrivacyProfile]
+"""The profile of a run as a function of its noise multiplier; pickled, as a sampler's method is."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Epsilon of one sampler over the noise multiplier, at one delta."""
+
+    name: str
+    noise_multipliers: tuple[float, ...]
+    epsilons: tuple[Bound, ...]
+
+
+def all_samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, BatchSampler]:
+    """Returns every sampler, by its name, for runs of equal sizes.
+
+    Oversize batches take several passes, so that what is compared is the price of sampling alone.
+    """
+    sizes = (num_examples, batch_size, epochs)
+    return {
+        "deterministic": Deterministic(*sizes),
+        "shuffle": Shuffle(*sizes),
+        "poisson": Poisson(*sizes, overflow="accumulate"),
+        "balls-and-bins": BallsAndBins(*sizes, overflow="accumulate"),
+    }
+
+
+def prices(samplers: dict[str, BatchSampler]) -> dict[str, Prices]:
+    """Returns what each sampler states as its price, by its name."""
+    return {name: sampler.privacy for name, sampler in samplers.items()}
+
+
+def monte_carlo_price(bins: int, num_samples: int) -> Prices:
+    """Returns the papers' estimator for one epoch of balls-and-bins: confidence, not proof.
+
+    Importance sampling and order statistics together (Chua et al., arXiv:2412.16802, appendix B.3).
+
+    Args:
+      bins: T, steps of the epoch.
+      num_samples: Samples of the privacy loss in each direction.
+    """
+    return partial(
+        MonteCarloProfile, bins=bins, num_samples=num_samples, ranks=geometric_ranks(bins)
+    )
+
+
+def _epsilon(job: tuple[Prices, float, float]) -> Bound:
+    price, noise_multiplier, delta = job
+    return epsilon(price(noise_multiplier), delta)
+
+
+def curves(
+    prices: dict[str, Prices],
+    noise_multipliers: Sequence[float],
+    delta: float,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Curve]:
+    """Returns the curve of each sampler, computed on all processors.
+
+    Args:
+      prices: What is priced, by name.
+      noise_multipliers: Where to evaluate; each > 0.
+      delta: In (0, 1).
+      progress: Called with one line of text after each price.
+    """
+    jobs = [(price, sigma, delta) for price in prices.values() for sigma in noise_multipliers]
+    found: list[Bound] = []
+    progress(f"0 of {len(jobs)} prices")
+    for done, bound in enumerate(each(_epsilon, jobs), 1):
+        found.append(bound)
+        progress(f"{done} of {len(jobs)} prices")
+    size = len(noise_multipliers)
+    return [
+        Curve(name, tuple(noise_multipliers), tuple(found[i * size : (i + 1) * size]))
+        for i, name in enumerate(prices)
+    ]
+
+
+def table(found: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
+    """Returns (header, rows): a row for each noise multiplier, a column for each sampler."""
+    header = ["sigma", *(curve.name for curve in found)]
+    rows = [
+        [f"{sigma:.4g}", *(f"{curve.epsilons[i]:.3g}" for curve in found)]
+        for i, sigma in enumerate(found[0].noise_multipliers)
+    ]
+    return header, rows
+
+
+def draw(axes: Axes, found: Sequence[Curve], title: str) -> None:
+    """Draws each sampler's interval as a band; a tight one is a line. Monte Carlo gets crosses."""
+    for curve in found:
+        if curve.name == MONTE_CARLO:
+            # Where the samples are too few for delta there is no bound, and no cross.
+            upper = [bound.upper for bound in curve.epsilons]
+            confidence = 100 * curve.epsilons[0].confidence
+            axes.plot(
+                curve.noise_multipliers,
+                upper,
+                "x",
+                color=COLORS["balls-and-bins"],
+                label=f"balls-and-bins, {curve.name} ({confidence:g} %)",
+            )
+            continue
+        color = COLORS[curve.name]
+        lower = [max(bound.lower, 1e-6) for bound in curve.epsilons]
+        upper = [bound.upper for bound in curve.epsilons]
+        # Shuffle's upper bound is deterministic's curve: a broad line beneath keeps both visible.
+        width, alpha = (5, 0.35) if curve.name == "deterministic" else (1.5, 1)
+        (line,) = axes.plot(curve.noise_multipliers, upper, color=color, lw=width, alpha=alpha)
+        line.set_label(curve.name)
+        axes.plot(curve.noise_multipliers, lower, color=color, lw=0.8, ls="--")
+        axes.fill_between(curve.noise_multipliers, lower, upper, color=color, alpha=0.12, lw=0)
+    axes.set(yscale="log", xlabel="noise multiplier σ", ylabel=f"ε ({TERMS})")
+    axes.set_title(title, fontsize="medium")
+    axes.grid(which="both", alpha=0.25, lw=0.5)
+    axes.legend(title="solid: upper bound\ndashed: lower bound", frameon=False)
+
+
+def label_ones_twos_fives(axis: Axis) -> None:
+    """Labels a logarithmic axis at 1, 2, 5, 10, ...: readable where it spans a decade or two."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FormatStrFormatter("%g"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes the figure, the whole of it or nothing; the ending of `path` names the format."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = path.suffix.removeprefix(".")
+    write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150))

@@ -1,0 +1,193 @@
+"""A sweep as its file asks for it: every combination of the values in its grids, repeated.
+
+`dpsgd sweep --help` (`experiments/cli/commands/sweep.py`) shows such a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from dpsgd.runs.records import build
+from experiments.cli.config import SAMPLERS, SamplerConfig, TrainConfig
+
+Axis = Literal[
+    "noise_multiplier", "target_epsilon", "batch_size", "epochs", "learning_rate", "l2_clip_norm"
+]
+Integers = int | tuple[int, ...]
+Numbers = float | tuple[float, ...]
+
+SHIPPED = Path(__file__).parent
+"""The papers' experiments as files; a sweep can be asked for by the name of one."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Runs that one panel of the figure shows: every combination of the values of its axes.
+
+    An axis takes one value or a list. Where `tune` names an axis, the panel and the tables show for
+    each point the value of it that is best on the validation rows.
+    """
+
+    AXES: ClassVar[tuple[str, ...]] = typing.get_args(Axis)
+
+    x: Axis
+    """The axis of the panel."""
+    sampler: str | Mapping[str, Any] | tuple[str | Mapping[str, Any], ...]
+    """Samplers by name, or tables of a name and the sampler's own settings."""
+    noise_multiplier: Numbers = ()
+    """Noise of the runs; this or target_epsilon."""
+    target_epsilon: Numbers = ()
+    """Each run has the smallest noise that certifies this for its sampler."""
+    non_private: bool = False
+    """Also (or, without the two above, only) train without clipping and noise."""
+    batch_size: Integers = 1024
+    epochs: Integers = 10
+    learning_rate: Numbers = TrainConfig.learning_rate
+    l2_clip_norm: Numbers = TrainConfig.l2_clip_norm
+    tune: Axis | None = None
+    """Axis whose best value on the validation rows is shown."""
+    title: str = ""
+    """Title of the panel."""
+
+    def __post_init__(self) -> None:
+        for name in self.AXES:
+            given = getattr(self, name)
+            values = given if isinstance(given, tuple) else (given,)
+            for i, value in enumerate(values):
+                if not 0 < value <= sys.float_info.max:
+                    shown = f"{value!s:.20}"
+                    raise ValueError(f"{name}[{i}] must be finite and > 0, got {shown}")
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} holds a value twice: {list(values)}")
+            kind = int if name in ("batch_size", "epochs") else float
+            object.__setattr__(self, name, tuple(map(kind, values)))
+        given = self.sampler if isinstance(self.sampler, tuple) else (self.sampler,)
+        object.__setattr__(self, "sampler", given)
+        if not self.samplers():
+            raise ValueError("sampler names none")
+        if self.noise_multiplier and self.target_epsilon:
+            raise ValueError("give noise_multiplier or target_epsilon, not both")
+        if not (self.noise_multiplier or self.target_epsilon or self.non_private):
+            raise ValueError("give noise_multiplier, target_epsilon or non_private = true")
+        for name in {"batch_size", "epochs", "learning_rate", "l2_clip_norm", self.x}:
+            if not getattr(self, name):
+                raise ValueError(f"{name} needs a value at least")
+        if self.tune == self.x:
+            raise ValueError(f"x and tune are both {self.x}: what is tuned is not seen")
+
+    def samplers(self) -> list[SamplerConfig]:
+        """Returns the samplers that are asked for, with sizes yet to be set."""
+        found: list[Any] = []
+        for i, asked in enumerate(self.sampler):
+            fields = {"name": asked} if isinstance(asked, str) else dict(asked)
+            name = fields.pop("name", None)
+            if not isinstance(name, str) or name not in SAMPLERS:
+                raise ValueError(
+                    f"sampler[{i}]: there is no sampler {name!r}; there are {', '.join(SAMPLERS)}"
+                )
+            for axis in ("batch_size", "epochs"):
+                if axis in fields:
+                    raise ValueError(f"sampler[{i}]: {axis} is an axis of the grid")
+            found.append(build(SAMPLERS[name], fields, f"sampler[{i}]"))
+        return found
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a file asks for.
+
+    The runs of a sweep with `repetitions` draw their randomness from the operating system, as any
+    run does. With `insecure_seeds` the same file gives the same numbers again, and no run has a
+    guarantee: that is for public data only.
+    """
+
+    title: str
+    """Title of figure and tables."""
+    grid: tuple[Grid, ...]
+    repetitions: int | None = None
+    """How many runs of each combination, independent of one another."""
+    insecure_seeds: tuple[int, ...] = ()
+    """Reproducible runs, one a seed, in place of repetitions: they void every guarantee."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that all runs share, named as in `TrainConfig`."""
+
+    OWN: ClassVar[tuple[str, ...]] = (
+        *("data", "out", "sampler", "noise_multiplier", "target_epsilon", "non_private"),
+        *("learning_rate", "l2_clip_norm", "insecure_seed"),
+    )
+    """Settings of `TrainConfig` that a grid, or the command line, decides."""
+
+    def __post_init__(self) -> None:
+        if (self.repetitions is None) == (not self.insecure_seeds):
+            raise ValueError("give repetitions or insecure_seeds")
+        if self.repetitions is not None and not 1 <= self.repetitions <= 10_000:
+            raise ValueError(f"repetitions must lie in [1, 10000], got {self.repetitions}")
+        for i, seed in enumerate(self.insecure_seeds):
+            if not 0 <= seed < 2**32:
+                raise ValueError(f"insecure_seeds[{i}] must lie in [0, 2^32), got {seed}")
+        if len(set(self.insecure_seeds)) < len(self.insecure_seeds):
+            raise ValueError(f"insecure_seeds holds a seed twice: {list(self.insecure_seeds)}")
+        if not self.grid:
+            raise ValueError("grid is missing: give at least one [[grid]]")
+        known = {f.name for f in dataclasses.fields(TrainConfig)} - set(self.OWN)
+        for name in self.run:
+            if name in (*Grid.AXES, "sampler", "non_private"):
+                raise ValueError(f"run: {name} belongs into a [[grid]]")
+            if name not in known:
+                raise ValueError(f"run: {name!a} is unknown; there are {', '.join(sorted(known))}")
+
+    @classmethod
+    def read(cls, path: Path) -> Sweep:
+        """Reads a sweep from a TOML file, or from the shipped one of that name.
+
+        Raises:
+          ValueError: if it asks for something that is not there or not possible; the line names the
+            file and the key.
+          OSError: if it cannot be read.
+        """
+        file = file_of(path)
+        return cls.parse(file.read_bytes(), str(file))
+
+    @classmethod
+    def parse(cls, content: bytes, where: str) -> Sweep:
+        """Returns the sweep that is asked for by `content`, a TOML file.
+
+        Raises:
+          ValueError: if it asks for something that is not there or not possible; the line begins
+            with `where` and names the key.
+        """
+        try:
+            fields = tomllib.loads(content.decode())
+        except RecursionError:
+            raise ValueError(f"{where} is nested too deeply") from None
+        except ValueError as error:
+            raise ValueError(f"{where} is not TOML: {error}") from None
+        tables = fields.get("grid", [])
+        if not isinstance(tables, list):
+            raise ValueError(f"{where}, grid: each begins with [[grid]], in two pairs of brackets")
+        grids = [build(Grid, table, f"{where}, grid {i}") for i, table in enumerate(tables, 1)]
+        return build(cls, {**fields, "grid": grids}, where)
+
+
+def file_of(path: Path) -> Path:
+    """Returns `path` if there is such a file, or the shipped sweep of that name.
+
+    A folder is no such file: `dpsgd sweep no-noise store --out no-noise` can be said again.
+
+    Raises:
+      FileNotFoundError: if there is neither.
+    """
+    if path.exists() and not path.is_dir():
+        return path
+    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.toml"))}
+    if str(path) not in shipped:
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{path} {problem}; shipped are {', '.join(shipped)}")
+    return shipped[str(path)]

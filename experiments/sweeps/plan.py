@@ -1,0 +1,168 @@
+"""The runs of a sweep, each with a name that says what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpsgd.runs.records import build
+from experiments.cli.config import SamplerConfig, TrainConfig
+from experiments.sweeps.config import Grid, Sweep
+
+IN_SAMPLER = ("batch_size", "epochs")
+"""Axes that are settings of the sampler."""
+
+_SHORT = {"batch_size": "b", "epochs": "e", "learning_rate": "lr", "l2_clip_norm": "c"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of the values of a grid's axes: what is alike in all repetitions."""
+
+    sampler: SamplerConfig
+    learning_rate: float
+    l2_clip_norm: float
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+
+    @property
+    def non_private(self) -> bool:
+        """Whether its runs neither clip nor add noise."""
+        return self.noise_multiplier is None and self.target_epsilon is None
+
+    def value(self, axis: str) -> Any:
+        """Returns where the cell lies on an axis of its grid; None where it has no place there."""
+        if self.non_private and axis == "l2_clip_norm":
+            return None
+        return getattr(self.sampler if axis in IN_SAMPLER else self, axis)
+
+    @property
+    def sampler_name(self) -> str:
+        """The sampler, with those of its settings that are not the defaults.
+
+        >>> from experiments.cli.config import Shuffle
+        >>> Cell(Shuffle(order="fixed"), 1e-3, 1.0).sampler_name
+        'shuffle order-fixed'
+        """
+        settings = [
+            f"{field.name}-{getattr(self.sampler, field.name)}"
+            for field in dataclasses.fields(self.sampler)
+            if field.name not in IN_SAMPLER and getattr(self.sampler, field.name) != field.default
+        ]
+        return " ".join([self.sampler.name, *settings])
+
+    @property
+    def name(self) -> str:
+        """Every value by which it differs from other cells, fit for a folder.
+
+        >>> from experiments.cli.config import Poisson
+        >>> Cell(Poisson(), 3e-3, 4.0, noise_multiplier=0.5).name
+        'poisson-sigma0.5-b1024-e10-lr0.003-c4'
+        >>> Cell(Poisson(), 3e-3, 4.0).name  # nothing is clipped without noise
+        'poisson-nonprivate-b1024-e10-lr0.003'
+        """
+        if self.noise_multiplier is not None:
+            privacy = f"sigma{_digits(self.noise_multiplier)}"
+        elif self.target_epsilon is not None:
+            privacy = f"eps{_digits(self.target_epsilon)}"
+        else:
+            privacy = "nonprivate"
+        sizes = [
+            f"{short}{_digits(value)}"
+            for axis, short in _SHORT.items()
+            if (value := self.value(axis)) is not None
+        ]
+        return "-".join([self.sampler_name.replace(" ", "-"), privacy, *sizes])
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A cell's run in one repetition, with its configuration."""
+
+    cell: Cell
+    config: TrainConfig
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder."""
+        return self.config.out.name
+
+
+def cells(grid: Grid) -> list[Cell]:
+    """Returns every combination of the values of a grid's axes, each once."""
+    privacy: list[dict[str, Any]] = [
+        {axis: value}
+        for axis in ("noise_multiplier", "target_epsilon")
+        for value in getattr(grid, axis)
+    ]
+    privacy += [{}] if grid.non_private else []
+    found = [
+        Cell(
+            dataclasses.replace(sampler, batch_size=batch_size, epochs=epochs),
+            learning_rate,
+            # Without privacy nothing is clipped: one cell, whatever norms its grid has.
+            l2_clip_norm if wanted else TrainConfig.l2_clip_norm,
+            **wanted,
+        )
+        for sampler, batch_size, epochs, learning_rate, l2_clip_norm, wanted in itertools.product(
+            grid.samplers(), *(getattr(grid, axis) for axis in _SHORT), privacy
+        )
+    ]
+    return list({cell.name: cell for cell in found}.values())
+
+
+def plan(sweep: Sweep, data: Path, folder: Path, where: str) -> list[PlannedRun]:
+    """Returns the runs of a sweep, each once, in the order of its file.
+
+    The initial parameters of a repetition are its own, and alike for all cells: so that cells are
+    compared from the same beginnings, and error bars hold all that is random.
+
+    Args:
+      sweep: What is asked for.
+      data: Store of the examples.
+      folder: Where the run directories lie.
+      where: What the sweep is called in errors.
+
+    Raises:
+      ValueError: for a setting of the wrong type, or a configuration that cannot be run.
+    """
+    seeds = sweep.insecure_seeds or (None,) * (sweep.repetitions or 0)
+    unique = {cell.name: cell for grid in sweep.grid for cell in cells(grid)}
+    runs = []
+    for cell, (number, seed) in itertools.product(unique.values(), enumerate(seeds)):
+        repetition = f"r{number}" if seed is None else f"seed{seed}"
+        asked = {
+            **sweep.run,
+            **{axis: getattr(cell, axis) for axis in Grid.AXES if axis not in IN_SAMPLER},
+            "data": data,
+            "out": folder / f"{cell.name}-{repetition}",
+            "sampler": cell.sampler,
+            "non_private": cell.non_private,
+            "insecure_seed": seed,
+        }
+        config = build(TrainConfig, asked, f"{where}, run")
+        begun = config.init_seed + (number if seed is None else seed)
+        config = dataclasses.replace(
+            config,
+            init_seed=begun % 2**32,
+            # Asked of all runs, and there is no noise in this one that could be secure.
+            secure_noise=config.secure_noise and not cell.non_private,
+        )
+        try:
+            config.check()
+        except ValueError as error:
+            raise ValueError(f"{where}, run: {error}") from None
+        runs.append(PlannedRun(cell, config))
+    return runs
+
+
+def _digits(value: float) -> str:
+    """Returns the shortest digits that name `value` and no other number.
+
+    >>> _digits(4.0), _digits(0.30000000000000004)
+    ('4', '0.30000000000000004')
+    """
+    return repr(value).removesuffix(".0")

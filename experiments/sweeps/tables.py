@@ -1,0 +1,98 @@
+"""The summary of a sweep as tables: in a terminal and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from experiments.reports import run as report
+from experiments.sweeps.summary import LEVEL, SYMBOLS, VOID, Panel, Result, Summary
+
+Table = tuple[list[str], list[list[str]]]
+"""Header and rows."""
+
+
+def tables(panel: Panel, *, intervals: bool = False) -> dict[str, Table]:
+    """Returns the tables of a panel by title: a row for each x, a column for each line.
+
+    Args:
+      panel: What to show.
+      intervals: Whether epsilon is an interval, or, for a narrow page, its upper end alone.
+    """
+    found = {"test AUC": _pivot(panel, lambda r: str(r["test_auc"]))}
+    if panel.grid.tune:
+        tune = panel.grid.tune
+        found[f"{SYMBOLS[tune]}, best on the validation rows"] = _pivot(
+            panel, lambda r: "none" if (best := r.cell.value(tune)) is None else f"{best:g}"
+        )
+    if panel.grid.target_epsilon:
+        found["noise multiplier σ"] = _pivot(
+            panel, lambda r: f"{r.noise_multiplier:.4g}" if r.noise_multiplier else "none"
+        )
+    if any(result.epsilon for result in panel.results):
+        title = "epsilon [lower, upper]" if intervals else "proved upper bound on epsilon"
+        found[f"{title} of a single run ({panel.terms})"] = _pivot(
+            panel, lambda r: _price(r, intervals)
+        )
+    return found
+
+
+def verdicts(panel: Panel) -> list[str]:
+    """Returns, for each epsilon, which line is best, and which cannot be told from it."""
+    found: list[str] = []
+    if panel.grid.x != "target_epsilon" or len(panel.lines) < 2:
+        return found
+    for x in panel.xs:
+        here = {label: r for label in panel.lines if (r := panel.at(label, x)) is not None}
+        best = max(here, key=lambda label: here[label]["test_auc"].rank)
+        top = here[best]["test_auc"]
+        near = [
+            name
+            for name, result in here.items()
+            if name != best and result["test_auc"].count and not top.differs(result["test_auc"])
+        ]
+        if x is None:
+            where = "without privacy"
+        elif panel.insecure:
+            where = f"at the noise of epsilon {x:g} ({VOID})"
+        elif any(result.exceeds for result in here.values()):
+            where = f"at the noise of epsilon {x:g} (which a run exceeds: see the table)"
+        else:
+            where = f"at epsilon {x:g}"
+        verdict = f"{where}: {best} ({top})"
+        if near:
+            verdict += f"; not told from it (Welch's t-test, {LEVEL:.0%}): {', '.join(near)}"
+        found.append(verdict)
+    return found
+
+
+def markdown(summary: Summary) -> str:
+    """Returns the summary as a Markdown page."""
+    parts = [f"# {report.plain(summary.sweep.title)}"]
+    if summary.sweep.insecure_seeds:
+        parts.append(f"**{VOID}**")
+    parts.append(summary.setting)
+    for panel in summary.panels:
+        if panel.grid.title:
+            parts.append(f"## {report.plain(panel.grid.title)}")
+        for title, table in tables(panel, intervals=True).items():
+            parts.append(f"{title[0].upper()}{title[1:]}:\n\n{report.table(*table)}")
+        if found := verdicts(panel):
+            parts.append("The best sampler by test AUC:\n\n" + report.bullets(found))
+    parts.append("Not covered, and otherwise to be known:\n\n" + report.bullets(summary.statements))
+    return "\n\n".join(parts) + "\n"
+
+
+def _price(result: Result, interval: bool) -> str:
+    if result.epsilon is None:
+        return "none"
+    return f"{result.epsilon:.3g}" if interval else result.epsilon.format_upper(".3g")
+
+
+def _pivot(panel: Panel, show: Callable[[Result], str]) -> Table:
+    header = [SYMBOLS[panel.grid.x], *panel.lines]
+    rows = []
+    for x in panel.xs:
+        results = [panel.at(label, x) for label in panel.lines]
+        name = "no privacy" if x is None else f"{x:g}"
+        rows.append([name, *("" if result is None else show(result) for result in results)])
+    return header, rows

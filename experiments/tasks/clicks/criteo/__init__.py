@@ -1,0 +1,1 @@
+"""Criteo's two public data sets: their raw files, line by line."""

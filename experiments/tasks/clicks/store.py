@@ -1,0 +1,255 @@
+"""A columnar store of labelled rows: memory-mapped ``.npy`` shards and a ``manifest.json``.
+
+Columns, all with rows first: "label" uint8 [n]; "integers" float32 [n, I], already transformed,
+0 where missing; "integers_missing" bool [n, I]; "categories" int32 [n, C], hashed ids, 0 where
+missing (see :mod:`experiments.tasks.clicks.schema`). A shard is a range of rows, one file per
+column.
+
+:mod:`experiments.tasks.clicks.writer` writes one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpsgd.runs.checkpoint import DAMAGED
+from dpsgd.runs.files import parse_json
+from dpsgd.runs.records import build, checked
+from experiments.tasks.clicks.schema import Schema
+
+Columns = dict[str, np.ndarray]
+"""Column name to array, all with the same number of rows."""
+
+Splits = Mapping[str, tuple[int, int]]
+"""Split name to its range of rows, first (included) and last (excluded)."""
+
+FORMAT = "dpsgd-columns"
+VERSION = 1
+MANIFEST = "manifest.json"
+INTEGER_TRANSFORMS = {
+    "log1p": "sign(x) * log1p(abs(x)); missing = 0",
+    "none": "x; missing = 0",
+}
+"""For people: what `Schema.transform` makes of numbers."""
+
+
+class StoreError(ValueError):
+    """A store cannot be written or read: one line that says which, why and what to do."""
+
+
+def columns_of(schema: Schema) -> dict[str, tuple[np.dtype, int | None]]:
+    """Return the dtype and the width (None for a vector) of each column of a store of `schema`."""
+    return {
+        "label": (np.dtype(np.uint8), None),
+        "integers": (np.dtype("<f4"), len(schema.integers)),
+        "integers_missing": (np.dtype(bool), len(schema.integers)),
+        "categories": (np.dtype("<i4"), len(schema.categories)),
+    }
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Consecutive rows, and for each column its file's "name" and the "sha256" of its bytes."""
+
+    rows: int
+    files: Mapping[str, Mapping[str, str]]
+
+    def __post_init__(self) -> None:
+        if self.rows < 0:
+            raise ValueError(f"rows must be at least 0, got {self.rows}")
+
+
+_KINDS = {
+    "num_rows": int,
+    "hash_seed": int,
+    "splits": Mapping[str, list[int]],
+    "source": Mapping[str, Any],
+    "shards": list[Mapping[str, Any]],
+}
+
+
+def _range_of_rows(ends: list[int], num_rows: int, where: str) -> tuple[int, int]:
+    if len(ends) != 2 or not 0 <= ends[0] <= ends[1] <= num_rows:
+        raise ValueError(f"{where}: no range of {num_rows:,} rows")
+    return ends[0], ends[1]
+
+
+@dataclass(frozen=True)
+class Store:
+    """A whole store, opened for reading; `Store.open(path)` makes one.
+
+    `digest` (SHA-256 of the manifest, which holds the checksums of all shards) names the data:
+    two stores with the same digest and intact shards hold the same rows.
+    """
+
+    path: Path
+    schema: Schema
+    num_rows: int
+    splits: Splits
+    hash_seed: int
+    source: Mapping[str, Any]
+    digest: str
+    shards: tuple[Shard, ...]
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Store:
+        """Open the store in directory `path`; every file must be there, with its right size.
+
+        Raises:
+            StoreError: no store, a store of another version, or a shard missing or cut.
+        """
+        path = Path(path)
+        try:
+            text = (path / MANIFEST).read_bytes()
+        except FileNotFoundError:
+            what = "has no manifest.json" if path.is_dir() else "does not exist"
+            raise StoreError(f"{path} is not a store: it {what}; make one with prepare") from None
+        except NotADirectoryError:
+            raise StoreError(
+                f"{path} is a file and no store: make one of it with `dpsgd prepare`"
+            ) from None
+        except OSError as error:
+            raise StoreError(f"{path} is not a readable store: {error.strerror}") from None
+        try:
+            manifest = checked(parse_json(text), dict[str, Any], "it")
+            if manifest.get("format") != FORMAT:
+                raise StoreError(f"{path} is not a store: its manifest has another format")
+            if manifest.get("version") != VERSION:
+                raise StoreError(
+                    f"{path} is a store of version {manifest.get('version')!a:.20}, and this "
+                    f"program reads version {VERSION}; prepare the data again"
+                )
+            given = {name: checked(manifest.get(name), kind, name) for name, kind in _KINDS.items()}
+            store = cls(
+                path=path,
+                schema=build(Schema, manifest.get("schema"), "schema"),
+                num_rows=given["num_rows"],
+                splits={
+                    name: _range_of_rows(ends, given["num_rows"], f"splits, {name!a}")
+                    for name, ends in given["splits"].items()
+                },
+                hash_seed=given["hash_seed"],
+                source=given["source"],
+                digest=hashlib.sha256(text).hexdigest(),
+                shards=tuple(build(Shard, shard, "shards") for shard in given["shards"]),
+            )
+            store._check()
+        except StoreError:
+            raise
+        except ValueError as error:
+            raise StoreError(f"{path} has a damaged {MANIFEST}: {error}") from None
+        for shard in store.shards:
+            for column in columns_of(store.schema):
+                store._map(shard, column)
+        return store
+
+    def _check(self) -> None:
+        """Raises ValueError if the parts of the manifest do not fit together."""
+        if sum(shard.rows for shard in self.shards) != self.num_rows:
+            raise ValueError("rows of the shards do not add up")
+        missing = {"train", "validation", "test"} - set(self.splits)
+        if missing:
+            raise ValueError(f"splits: there is no {' or '.join(sorted(missing))}")
+        filled = sorted((ends, name) for name, ends in self.splits.items() if ends[0] < ends[1])
+        for ((_, end), one), ((begin, _), other) in itertools.pairwise(filled):
+            if begin < end:
+                raise ValueError(f"splits: {one!a} and {other!a} share rows")
+        for shard in self.shards:
+            for column in columns_of(self.schema):
+                name = checked(shard.files.get(column, {}).get("name"), str, f"file of {column}")
+                if Path(name).name != name or "\0" in name:
+                    raise ValueError(f"{name!a} is not the name of a file in the store")
+
+    def rows(self, split: str) -> int:
+        """Return how many rows `split` has.
+
+        Raises:
+            StoreError: there is no such split.
+        """
+        begin, end = self._range(split)
+        return end - begin
+
+    def verify(self) -> None:
+        """Compare the checksum of every shard with the manifest's; reads the whole store.
+
+        Raises:
+            StoreError: names the first file that was changed since it was written.
+        """
+        for shard in self.shards:
+            for column in columns_of(self.schema):
+                data = self._map(shard, column)
+                digest = hashlib.sha256()
+                for begin in range(0, len(data), 1 << 16):
+                    digest.update(np.ascontiguousarray(data[begin : begin + (1 << 16)]).data)
+                if digest.hexdigest() != shard.files[column].get("sha256"):
+                    file = self.path / shard.files[column]["name"]
+                    raise StoreError(f"{file} is damaged: its checksum is not the manifest's")
+
+    def load(self, split: str) -> Columns:
+        """Return the columns of `split`, read-only.
+
+        Memory-mapped, with no copy, if the split lies in one shard; else joined in memory.
+
+        Raises:
+            StoreError: there is no such split.
+        """
+        begin, end = self._range(split)
+        parts = self._parts(begin, end) or [(self.shards[0], 0, 0)]
+        columns = {}
+        for column in columns_of(self.schema):
+            arrays = [self._map(shard, column)[a:b] for shard, a, b in parts]
+            columns[column] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            columns[column].flags.writeable = False
+        return columns
+
+    def blocks(self, split: str, rows: int = 1 << 16) -> Iterator[Columns]:
+        """Yield the columns of `split` in order, at most `rows` rows at a time, memory-mapped."""
+        begin, end = self._range(split)
+        for shard, first, last in self._parts(begin, end):
+            arrays = {column: self._map(shard, column) for column in columns_of(self.schema)}
+            for a in range(first, last, rows):
+                yield {column: x[a : min(a + rows, last)] for column, x in arrays.items()}
+
+    def _range(self, split: str) -> tuple[int, int]:
+        if split not in self.splits:
+            raise StoreError(f"{self.path} has no split {split!r}; it has {', '.join(self.splits)}")
+        return self.splits[split]
+
+    def _parts(self, begin: int, end: int) -> list[tuple[Shard, int, int]]:
+        """Return (shard, first row, last row), rows counted in the shard, of a range of rows."""
+        parts = []
+        offset = 0
+        for shard in self.shards:
+            a, b = max(begin - offset, 0), min(end - offset, shard.rows)
+            if a < b:
+                parts.append((shard, a, b))
+            offset += shard.rows
+        return parts
+
+    def _map(self, shard: Shard, column: str) -> np.ndarray:
+        file = self.path / shard.files[column]["name"]
+        dtype, width = columns_of(self.schema)[column]
+        shape = (shard.rows,) if width is None else (shard.rows, width)
+        try:
+            array = np.lib.format.open_memmap(file, mode="r")
+            surplus = file.stat().st_size - array.offset - array.nbytes
+        except FileNotFoundError:
+            raise StoreError(f"{self.path} is incomplete: {file.name} is missing") from None
+        except DAMAGED as error:
+            raise StoreError(f"{file} cannot be read or has the wrong size: {error}") from None
+        if surplus:
+            raise StoreError(f"{file} has the wrong size: {surplus:,} bytes too many")
+        if array.shape != shape or array.dtype != dtype:
+            raise StoreError(
+                f"{file} has shape {array.shape} and dtype {array.dtype}, "
+                f"and its manifest says {shape} and {dtype}"
+            )
+        return np.asarray(array)

@@ -1,0 +1,1 @@
+"""Generated rows with a planted model, whose best AUC is known."""

@@ -1,0 +1,235 @@
+"""Logs like Criteo's, of any size, with a planted model whose AUC nobody can beat.
+
+Nothing is downloaded and no real row is embedded: the constants are rounded public summaries of
+the data sets. As the planted probabilities are integers k over 2^16, counting (k, label) gives the
+AUC of k on the generated rows exactly, ties included, in constant memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.tasks.clicks.schema import MISSING, log_transform
+from experiments.tasks.clicks.splits import chronological_split, random_split
+from experiments.tasks.clicks.store import Columns, Store, columns_of
+from experiments.tasks.clicks.synthetic.display import DISPLAY
+from experiments.tasks.clicks.synthetic.planted import CHUNK, PROBABILITIES, Chunk, generate
+from experiments.tasks.clicks.synthetic.search import SEARCH
+from experiments.tasks.clicks.synthetic.text import Log, text
+from experiments.tasks.clicks.writer import one_line_errors, refuse_existing
+
+
+@dataclass(frozen=True)
+class SyntheticSummary:
+    """What was generated, and how well its labels can be predicted at best."""
+
+    rows: int
+    label_rate: float
+    bayes_auc: float
+    """AUC of the planted probabilities against the labels, on all rows; NaN with one class."""
+    test_bayes_auc: float
+    """The same on the rows of the test split."""
+
+
+class SyntheticStore(NamedTuple):
+    """A store of generated rows and their summary."""
+
+    store: Store
+    summary: SyntheticSummary
+
+
+class InMemory(NamedTuple):
+    """Generated rows that are in no store, and how well their labels can be predicted at best."""
+
+    columns: Columns
+    bayes_auc: float
+    """AUC of the planted probabilities against the labels; NaN with one class."""
+
+
+LOGS: dict[str, Log] = {log.format.schema.name: log for log in (DISPLAY, SEARCH)}
+"""What can be generated, by the name of the data set that it is like."""
+
+
+def write_raw(
+    path: str | os.PathLike[str],
+    num_rows: int,
+    seed: int,
+    *,
+    log: Log = DISPLAY,
+    progress: Callable[[int], None] | None = None,
+) -> SyntheticSummary:
+    """Write `num_rows` rows (>= 1) in the raw format of `log` to the new file `path`.
+
+    The file appears under its name only when it is whole.
+
+    Raises:
+        StoreError: `path` exists or cannot be written.
+    """
+    path = Path(path)
+    _check_rows(num_rows)
+    refuse_existing(path)
+    partial = path.parent / f".{path.name}.partial"
+    count = _Count(log, num_rows)
+    with one_line_errors(path, lambda: count.rows):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(partial, "wb") as file:
+                for chunk in count.through(_chunks(log, num_rows, seed)):
+                    file.write(text(log, chunk))
+                    if progress is not None:
+                        progress(count.rows)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    return count.summary()
+
+
+def write_store(
+    out: str | os.PathLike[str],
+    num_rows: int,
+    seed: int,
+    *,
+    log: Log = DISPLAY,
+    hash_seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> SyntheticStore:
+    """Write the rows of `write_raw`, prepared, to the new store `out`, without the text between.
+
+    Columns and splits equal those of preparing the raw file with the same `hash_seed`.
+
+    Raises:
+        StoreError: `out` exists or cannot be written.
+    """
+    _check_rows(num_rows)
+    count = _Count(log, num_rows)
+    chunks = count.through(_chunks(log, num_rows, seed))
+    store = log.format.write(
+        out,
+        (_columns(log, chunk, hash_seed) for chunk in chunks),
+        hash_seed=hash_seed,
+        source=lambda: {"format": "synthetic", "seed": seed, **_finite(asdict(count.summary()))},
+        progress=progress,
+    )
+    return SyntheticStore(store, count.summary())
+
+
+def in_memory(num_rows: int, seed: int, *, log: Log = DISPLAY, first_chunk: int = 0) -> InMemory:
+    """Return the rows from the chunk `first_chunk` on, as the columns of a store, in memory.
+
+    The chunks are drawn by as many threads as there are processors.
+    """
+    _check_rows(num_rows)
+    columns = {
+        name: np.empty((num_rows,) if width is None else (num_rows, width), dtype)
+        for name, (dtype, width) in columns_of(log.format.schema).items()
+    }
+
+    def draw(begin: int) -> np.ndarray:
+        rows = min(CHUNK, num_rows - begin)
+        chunk = generate(log.population, seed, first_chunk + begin // CHUNK, rows)
+        for name, column in _columns(log, chunk, hash_seed=0).items():
+            columns[name][begin : begin + rows] = column
+        return _histogram(chunk.label, chunk.probability)
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        counts = sum(threads.map(draw, range(0, num_rows, CHUNK)))
+    return InMemory(columns, auc_of_counts(np.asarray(counts)))
+
+
+def _check_rows(num_rows: int) -> None:
+    if num_rows < 1:
+        raise ValueError(f"the number of rows must be at least 1, not {num_rows}")
+
+
+def _chunks(log: Log, num_rows: int, seed: int) -> Iterator[Chunk]:
+    for chunk in range(-(-num_rows // CHUNK)):
+        yield generate(log.population, seed, chunk, min(CHUNK, num_rows - chunk * CHUNK))
+
+
+def _columns(log: Log, chunk: Chunk, hash_seed: int) -> Columns:
+    """Return the columns of a store."""
+    n, schema = len(chunk.label), log.format.schema
+    integers = np.empty((n, len(chunk.integers)), dtype=np.float32)
+    for j, column in enumerate(chunk.integers):
+        integers[:, j] = np.where(chunk.integers_missing[j], 0, log_transform(column))
+    categories = np.empty((n, len(chunk.ranks)), dtype=np.int32)
+    for j, rank in enumerate(chunk.ranks):
+        ids = schema.hash(log.value(rank, j), j, hash_seed)
+        categories[:, j] = np.where(rank == MISSING, MISSING, ids)
+    return {
+        "label": chunk.label.astype(np.uint8),
+        "integers": integers,
+        "integers_missing": np.ascontiguousarray(chunk.integers_missing.T),
+        "categories": categories,
+    }
+
+
+# --- Counting ------------------------------------------------------------------------------------
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    """Return `record` with None for what is no number, which JSON has no word for."""
+    return {name: None if value != value else value for name, value in record.items()}
+
+
+class _Count:
+    """Counts (label, probability) as rows go by, the test rows apart."""
+
+    def __init__(self, log: Log, num_rows: int) -> None:
+        self.rows = 0
+        self._split = log.format.split
+        self._test_begins = chronological_split(num_rows)["test"][0]
+        self._all = np.zeros((2, PROBABILITIES), dtype=np.int64)
+        self._test = np.zeros((2, PROBABILITIES), dtype=np.int64)
+
+    def through(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """Yield `chunks`, counted."""
+        for chunk in chunks:
+            rows = {"label": chunk.label, "probability": chunk.probability}
+            if self._split == "random":
+                test = random_split(rows, self.rows)["test"]
+            else:
+                first = max(self._test_begins - self.rows, 0)
+                test = {name: column[first:] for name, column in rows.items()}
+            self._all += _histogram(**rows)
+            self._test += _histogram(**test)
+            self.rows += len(chunk.label)
+            yield chunk
+
+    def summary(self) -> SyntheticSummary:
+        return SyntheticSummary(
+            rows=self.rows,
+            label_rate=float(self._all[1].sum() / self.rows),
+            bayes_auc=auc_of_counts(self._all),
+            test_bayes_auc=auc_of_counts(self._test),
+        )
+
+
+def _histogram(label: np.ndarray, probability: np.ndarray) -> np.ndarray:
+    cells = label * PROBABILITIES + probability
+    return np.bincount(cells, minlength=2 * PROBABILITIES).reshape(2, PROBABILITIES)
+
+
+def auc_of_counts(counts: np.ndarray) -> float:
+    """Return the exact AUC of an integer score, ties counted half, from `counts` [label, score].
+
+    ``(#{positive above negative} + #{equal} / 2) / (positives * negatives)``; NaN with one class.
+
+    >>> auc_of_counts(np.array([[2, 1, 0], [0, 1, 1]]))
+    0.9166666666666666
+    """
+    negative, positive = counts.astype(np.float64)
+    pairs = positive.sum() * negative.sum()
+    if pairs == 0:
+        return float("nan")
+    below = np.cumsum(negative) - negative / 2
+    return float((positive * below).sum() / pairs)

@@ -1,0 +1,310 @@
+"""Files of tables: their columns by name, and their rows as batches of Arrow arrays.
+
+Text files (CSV, TSV, with semicolons or bars) are UTF-8, plain or gzip, with a header of column
+names. Fields may be quoted, as RFC 4180 says, and quoted ones may hold line ends; lines end in LF,
+CRLF or CR, and blank ones are not looked at. Which character separates the fields is told from the
+header alone, which is public. Parquet files say themselves what they hold.
+
+Two readers in one: Arrow reads batches of rows, and says only *that* a row cannot be read; the csv
+module of Python then reads the file again up to that row, to say which line it is and why. Memory
+is that of a few blocks, whatever the size of the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, runtime_checkable
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from experiments.tasks.clicks.criteo.raw import DataError, open_raw, read_raw
+from experiments.tasks.clicks.tabular.encoding import ColumnError
+
+DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+_MARK = "\x1f"
+BLOCK_BYTES = 1 << 22
+BLOCK_ROWS = 1 << 14
+_LONG = "a row longer than 2 MB (is a quote not closed?)"
+
+Batch = Mapping[str, pa.Array]
+"""Column name to values, all of one length."""
+
+
+@runtime_checkable
+class TableFile(Protocol):
+    """One file of a table."""
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Its columns, in their order."""
+
+    def batches(self, wanted: Sequence[str]) -> Iterator[Batch]:
+        """Yield the `wanted` columns of all rows in order, some rows at a time.
+
+        Raises:
+            DataError: the file cannot be read; it names the line if there is one.
+        """
+
+    def located(self, error: ColumnError, first_row: int) -> DataError:
+        """Return `error` about a batch that begins with row `first_row` (from 0) with its place."""
+
+
+def open_table(path: Path, wanted: Sequence[str]) -> TableFile:
+    """Open a file of any of the formats, told apart by its first bytes; its name does not matter.
+
+    Args:
+        path: The file.
+        wanted: Columns that it must have, once each.
+
+    Raises:
+        DataError: it is no such file, or a wanted column is not there, or there twice.
+    """
+    with closing(open_raw(path, "table")) as file:
+        head = b""
+        while len(head) < BLOCK_BYTES and (more := read_raw(file, BLOCK_BYTES - len(head), path)):
+            head += more
+        zipped = not isinstance(file, io.FileIO)
+    if not head.startswith(b"PAR1"):
+        text = TextFile.of(path, head, wanted)
+        _check_columns(text, wanted, f", separated by {DELIMITERS[text.delimiter]}")
+        return text
+    if zipped:
+        raise DataError(path, "is a Parquet file within gzip; unpack it")
+    parquet = ParquetFile.open(path)
+    _check_columns(parquet, wanted)
+    return parquet
+
+
+def _check_columns(table: TableFile, wanted: Sequence[str], separated: str = "") -> None:
+    if absent := [name for name in wanted if name not in table.names]:
+        problem = f"has no column {', '.join(absent)}; it has {listed(table.names)}{separated}"
+        raise DataError(table.path, problem)
+    for name in wanted:
+        if (times := [*table.names].count(name)) > 1:
+            raise DataError(table.path, f"has the column {name} {times} times")
+
+
+def listed(names: Sequence[str], most: int = 50) -> str:
+    """Return names for people, with a count where they are too many.
+
+    >>> listed(["a", " b", "", "\\x1b"]), listed(["a", "b", "c"], most=2)
+    ("a, ' b', '', '\\\\x1b'", 'a, b, ... (3 in all)')
+    """
+    shown = [
+        name if name and name == name.strip() and name.isprintable() else repr(name)
+        for name in names[:most]
+    ]
+    return ", ".join(shown if len(names) <= most else [*shown, f"... ({len(names):,} in all)"])
+
+
+# --- Text ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file of lines of fields, the first of which are the names of the columns."""
+
+    path: Path
+    names: tuple[str, ...]
+    delimiter: str
+
+    @classmethod
+    def of(cls, path: Path, head: bytes, wanted: Sequence[str]) -> TextFile:
+        """Return the text file that begins with `head`; see `open_table`."""
+        if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise DataError(path, "is UTF-16 text; save it as UTF-8")
+        text = head.decode("utf-8-sig", "surrogateescape")
+        if not text:
+            raise DataError(path, "is empty; expected a header of column names")
+        with _long_fields():
+            found = {
+                d: next(csv.reader(io.StringIO(text, newline=""), delimiter=d)) for d in DELIMITERS
+            }
+        # The first of those that make the most of the wanted columns, and then the most columns.
+        delimiter = max(found, key=lambda d: (len({*wanted} & {*found[d]}), len(found[d])))
+        if not found[delimiter]:
+            raise DataError(path, "begins with a blank line; expected a header of column names")
+        return cls(path, tuple(found[delimiter]), delimiter)
+
+    def batches(self, wanted: Sequence[str]) -> Iterator[Batch]:
+        """Yield the `wanted` columns of all rows, as texts.
+
+        A row of marks is added to the file's end. If it does not come back as the last row, a quote
+        was open there, which made one text of all that follows it.
+        """
+        names = [str(number) for number in range(len(self.names))]  # no two of them are alike
+        places = {name: names[self.names.index(name)] for name in wanted}
+        end = self.delimiter.join([_MARK] * len(names))
+        rows, last = 0, None
+        try:
+            with pyarrow.csv.open_csv(
+                pa.PythonFile(_Stream(self.path, f"\n{end}\n".encode()), mode="r"),
+                read_options=pyarrow.csv.ReadOptions(
+                    column_names=names,
+                    skip_rows_after_names=1,
+                    block_size=BLOCK_BYTES,
+                    use_threads=False,
+                ),
+                parse_options=pyarrow.csv.ParseOptions(
+                    delimiter=self.delimiter, newlines_in_values=True
+                ),
+                convert_options=pyarrow.csv.ConvertOptions(
+                    column_types=dict.fromkeys(places.values(), pa.string()),
+                    include_columns=[*places.values()],
+                ),
+            ) as reader:
+                for batch in filter(len, reader):
+                    if last is not None:
+                        yield {name: last.column(place) for name, place in places.items()}
+                        rows += len(last)
+                    last = batch
+        except pa.ArrowInvalid as error:
+            self._explain(error, rows, wanted)
+        if last is None or any(column[-1].as_py() != _MARK for column in last.columns):
+            line = self._line(rows + len(last or []) - 1)
+            raise DataError(self.path, "a quote is not closed", line=line)
+        if len(last) > 1:
+            yield {name: last.column(place)[:-1] for name, place in places.items()}
+
+    def located(self, error: ColumnError, first_row: int) -> DataError:
+        """Return `error` with the line on which its row begins."""
+        line = None if error.row is None else self._line(first_row + error.row)
+        return DataError(self.path, error.problem, line=line, column=error.column)
+
+    def _line(self, row: int) -> int | None:
+        """Return the line on which `row` (from 0) begins; None if the csv module finds no such."""
+        return next((line for line, _ in self._rows(row)), None)
+
+    def _rows(self, first_row: int) -> Iterator[tuple[int, list[str]]]:
+        """Yield (line on which it begins, fields) of the rows from `first_row` on."""
+        with closing(_Stream(self.path)) as stream, _long_fields():
+            lines = io.TextIOWrapper(
+                io.BufferedReader(stream), "utf-8-sig", "surrogateescape", newline=""
+            )
+            row, line, taken = -1, 1, 0  # the header
+
+            def bounded() -> Iterator[str]:
+                nonlocal taken
+                while text := lines.readline(most + 1 - taken):
+                    taken += len(text)
+                    if taken > most:
+                        raise DataError(self.path, _LONG, line=line)
+                    yield text
+
+            most = 2 * BLOCK_BYTES  # Arrow reads no row as long
+            rows = csv.reader(bounded(), delimiter=self.delimiter)
+            for fields in rows:
+                if fields and row >= first_row:
+                    yield line, fields
+                row += bool(fields)
+                line, taken = rows.line_num + 1, 0
+
+    def _explain(self, error: pa.ArrowInvalid, first_row: int, wanted: Sequence[str]) -> NoReturn:
+        """Raise the DataError of the first row from `first_row` on that cannot be read."""
+        for line, fields in self._rows(first_row):
+            if len(fields) != len(self.names):
+                quote = " (is a quote not closed?)" if any("\n" in f for f in fields) else ""
+                raise DataError(
+                    self.path,
+                    f"found {len(fields)} column{'s' * (len(fields) != 1)}, expected the "
+                    f"{len(self.names)} of the header, separated by "
+                    f"{DELIMITERS[self.delimiter]}{quote}",
+                    line=line,
+                )
+            for name in wanted:
+                for character in fields[self.names.index(name)]:
+                    if "\udc80" <= character <= "\udcff":
+                        found = f"byte 0x{ord(character) - 0xDC00:02x}"
+                        problem = f"{found} is not UTF-8 text"
+                        raise DataError(self.path, problem, line=line, column=name)
+            if sum(map(len, fields)) > BLOCK_BYTES // 2:
+                raise DataError(self.path, _LONG, line=line)
+        why = " ".join(str(error).split())
+        raise DataError(self.path, f"cannot be read as text with columns: {why:.200}")
+
+
+class _Stream(io.RawIOBase):
+    """The bytes of a file, plain or gzip, and then those of `end`."""
+
+    def __init__(self, path: Path, end: bytes = b"") -> None:
+        self._path, self._file = path, open_raw(path, "table")
+        self._end = io.BytesIO(end)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` as far as there are bytes, or raise a DataError."""
+        done = 0
+        while done < len(buffer):  # Arrow takes fewer bytes for a whole block
+            left = len(buffer) - done
+            data = read_raw(self._file, left, self._path) or self._end.read(left)
+            if not data:
+                break
+            buffer[done : done + len(data)] = data
+            done += len(data)
+        return done
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let the csv module read any field; it refuses those of more than 128 KiB otherwise."""
+    before = csv.field_size_limit(1 << 62)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+# --- Parquet -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ParquetFile:
+    """A Parquet file."""
+
+    path: Path
+    names: tuple[str, ...]
+
+    @classmethod
+    def open(cls, path: Path) -> ParquetFile:
+        """Return the file at `path`; a DataError if it is damaged."""
+        with _parquet_errors(path), pyarrow.parquet.ParquetFile(path) as file:
+            return cls(path, tuple(file.schema_arrow.names))
+
+    def batches(self, wanted: Sequence[str]) -> Iterator[Batch]:
+        """Yield the `wanted` columns of all rows, of the types that the file says."""
+        with _parquet_errors(self.path), pyarrow.parquet.ParquetFile(self.path) as file:
+            for batch in file.iter_batches(BLOCK_ROWS, columns=[*wanted], use_threads=False):
+                yield {name: batch.column(name) for name in wanted}
+
+    def located(self, error: ColumnError, first_row: int) -> DataError:
+        """Return `error` with the number of its row, from 1."""
+        row = None if error.row is None else first_row + error.row + 1
+        return DataError(self.path, error.problem, row=row, column=error.column)
+
+
+@contextmanager
+def _parquet_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        why = " ".join(str(error).split())
+        raise DataError(path, f"cannot be read as Parquet: {why:.200}") from None

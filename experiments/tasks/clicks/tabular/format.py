@@ -1,0 +1,215 @@
+"""One's own table: which columns are what, how its files become a store, and how rows are scored.
+
+Nothing is guessed from rows, which are private: a column is a number, a category or the label
+because its name was given, and the others are left out. How many buckets a category has, where a
+row goes and what becomes of numbers are constants, or given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from experiments.tasks.clicks.criteo.raw import DataError
+from experiments.tasks.clicks.schema import Schema
+from experiments.tasks.clicks.splits import FRACTIONS, Order, check_fractions, write_split
+from experiments.tasks.clicks.store import Columns, Store
+from experiments.tasks.clicks.tabular.encoding import ColumnError, encode
+from experiments.tasks.clicks.tabular.files import TableFile, open_table
+from experiments.tasks.clicks.writer import StoreWriter
+
+BUCKETS = 1 << 16
+"""Hash buckets of a category, unless others are asked for."""
+
+
+def table_schema(
+    label: str,
+    *,
+    categories: Sequence[str] = (),
+    numbers: Sequence[str] = (),
+    buckets: Sequence[int] = (BUCKETS,),
+    transform: Literal["log1p", "none"] = "log1p",
+    missing: Sequence[str] = (),
+) -> Schema:
+    """Return the schema of a table with these columns.
+
+    Args:
+        label: Column to predict, of zeros and ones.
+        categories: Columns whose values are hashed.
+        numbers: Columns of numbers.
+        buckets: Hash buckets, a power of two: one for all categories, or one for each.
+        transform: What becomes of numbers: ``sign(x) * log1p(|x|)``, or nothing.
+        missing: Texts that stand for a missing value, beside the empty one.
+
+    Raises:
+        ValueError: a column is named twice, or none is a feature; or the buckets do not fit.
+    """
+    names = [label, *categories, *numbers]
+    if not label:
+        raise ValueError("--label must name a column")
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(
+            f"{', '.join(twice)}: a column is the label, a category or a number, and named once"
+        )
+    if not categories and not numbers:
+        raise ValueError("name the columns to learn from: --categories, --numbers or both")
+    if len(buckets) == 1:
+        buckets = [*buckets] * len(categories)
+    if len(buckets) != len(categories):
+        raise ValueError(
+            f"--buckets takes one number, or one for each of the {len(categories)} categories, "
+            f"not {len(buckets)}"
+        )
+    return Schema(
+        name="table",
+        integers=tuple(numbers),
+        categories=tuple(categories),
+        buckets=tuple(buckets),
+        label=label,
+        transform=transform,
+        missing=tuple(missing),
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A store, and the columns of its files that are not in it."""
+
+    store: Store
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """Reads the rows of files and of tables in memory into the columns of `schema`."""
+
+    schema: Schema
+
+    def prepare(
+        self,
+        sources: Sequence[str | os.PathLike[str]],
+        out: str | os.PathLike[str],
+        *,
+        order: Order = "random",
+        fractions: tuple[float, float, float] = FRACTIONS,
+        hash_seed: int = 0,
+        progress: Callable[[int], None] | None = None,
+    ) -> Prepared:
+        """Turn the rows of files, one file after the other, into a store in the directory `out`.
+
+        `progress` is called with the number of rows done, after every block. Memory is constant.
+        Either `out` is a whole store in the end or it does not exist.
+
+        Args:
+            sources: CSV, TSV and Parquet files, each with all columns of the schema, in any order.
+            out: Store to create.
+            order: How rows are split; see `experiments.tasks.clicks.splits`.
+            fractions: Of the rows that train, validate and test.
+            hash_seed: Public seed of the hash of categories.
+            progress: See above.
+
+        Raises:
+            DataError: a file cannot be read, or is not of the columns of the schema.
+            StoreError: `out` exists, or cannot be written.
+            ValueError: the fractions do not add up to 1, or a file is there twice.
+        """
+        check_fractions(fractions)
+        _refuse_twice([Path(source) for source in sources])
+        files = [open_table(Path(source), self._wanted(labelled=True)) for source in sources]
+        left_out = dict.fromkeys(name for file in files for name in file.names)
+        for name in self._wanted(labelled=True):
+            del left_out[name]
+        with StoreWriter(out, self.schema, hash_seed=hash_seed) as writer:
+            blocks = self._blocks(files, hash_seed, labelled=True)
+            splits = write_split(writer, blocks, order, fractions, progress)
+            source = {"format": self.schema.name, "files": [file.path.name for file in files]}
+            return Prepared(writer.finish(splits=splits, source=source), tuple(left_out))
+
+    def read(
+        self, source: str | os.PathLike[str], *, hash_seed: int = 0, labelled: bool = True
+    ) -> Iterator[Columns]:
+        """Yield the rows of a file as blocks of columns, those of a store, in file order.
+
+        Where the rows need not be `labelled`, the file may have the label or lack it: the blocks
+        have none.
+
+        Raises:
+            DataError: the file cannot be read, or is not of the columns of the schema.
+        """
+        file = open_table(Path(source), self._wanted(labelled))
+        return self._blocks([file], hash_seed, labelled)
+
+    def encode(self, rows: Mapping[str, Any], *, hash_seed: int = 0) -> Columns:
+        """Return rows of a table as the columns that a file with the same rows has, unlabelled.
+
+        Args:
+            rows: Column name to its values: a list, or an array of NumPy, pandas or Arrow. None,
+                NaN and the empty text are missing; columns that are no features are not looked at.
+            hash_seed: Public seed of the hash of categories.
+
+        Raises:
+            ValueError: a feature is not there or has fewer rows than another, or a value is not
+                what the column holds; the line names row (from 0) and column.
+        """
+        wanted = self._wanted(labelled=False)
+        if absent := [name for name in wanted if name not in rows]:
+            raise ValueError(f"the rows have no column {', '.join(absent)}")
+        batch = {name: _array(rows[name], name) for name in wanted}
+        if len({len(array) for array in batch.values()}) > 1:
+            shown = ", ".join(f"{name} has {len(array):,}" for name, array in batch.items())
+            raise ValueError(f"the columns are not of one length: {shown}")
+        try:
+            return encode(batch, self.schema, hash_seed, labelled=False)
+        except ColumnError as error:
+            where = "" if error.row is None else f"row {error.row}, "
+            raise ValueError(f"{where}column {error.column}: {error.problem}") from None
+
+    def _wanted(self, labelled: bool) -> list[str]:
+        """Return the columns that are read."""
+        features = [*self.schema.integers, *self.schema.categories]
+        return [self.schema.label, *features] if labelled else features
+
+    def _blocks(
+        self, files: Sequence[TableFile], hash_seed: int, labelled: bool
+    ) -> Iterator[Columns]:
+        """Yield the rows of files, one after the other; some have to have rows."""
+        found = False
+        for file in files:
+            rows = 0
+            for batch in file.batches(self._wanted(labelled)):
+                try:
+                    block = encode(batch, self.schema, hash_seed, labelled=labelled)
+                except ColumnError as error:
+                    raise file.located(error, rows) from None
+                rows += len(block["categories"])
+                found = True
+                yield block
+        if not found:
+            raise DataError(files[0].path, "has a header and no rows")
+
+
+def _refuse_twice(paths: Sequence[Path]) -> None:
+    """Raise ValueError if two paths lead to one file.
+
+    Whoever has a row in it would have two, and the guarantee of a run is for one.
+    """
+    found = set()
+    for path in paths:
+        if (real := path.resolve()) in found:
+            raise ValueError(f"{path} is given twice, and each of its rows would be two examples")
+        found.add(real)
+
+
+def _array(values: Any, column: str) -> pa.Array:
+    """Return the values of one column as an Arrow array; NaN is null among texts."""
+    try:
+        array = pa.array(values, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        why = " ".join(str(error).split())
+        raise ValueError(f"column {column}: values of one kind are expected: {why:.200}") from None
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array

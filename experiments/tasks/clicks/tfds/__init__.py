@@ -1,0 +1,1 @@
+"""Stores from, and as, data sets of TensorFlow Datasets."""

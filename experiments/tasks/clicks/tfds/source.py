@@ -1,0 +1,271 @@
+"""Any data set of TensorFlow Datasets, read once into a store; needs no TensorFlow.
+
+It must lie prepared on the disk, as array_record. What it may hold:
+
+- blocks of rows, as `experiments.tasks.clicks.tfds.builders` writes them: taken as they are;
+- or one row a record, of features that are single values, which are encoded as a table's are
+  (`experiments.tasks.clicks.tabular.encoding`), so that files and tables with the same columns can
+  be scored. The label is 0 or 1. Numbers (integers, floats; NaN is missing) become numeric columns,
+  through ``sign(x) * log1p(|x|)``; class labels (negative is missing), booleans and texts (empty is
+  missing) become categories, hashed into tables whose sizes are those of the classes, or given.
+  Nothing is learned from the rows.
+
+Anything else (images, sequences, nested features) is refused by name, unless it is left out by
+name. Of the splits, "train" trains, "validation" and "test" are what they are called; where one of
+the two is wanting, the rows of the other are halved at random, and where both are, "train" is split
+80/10/10 at random. Rows of other splits are not read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpsgd.runs.records import build, checked
+from experiments.tasks.clicks.schema import Schema, default_buckets
+from experiments.tasks.clicks.splits import random_halves, random_split
+from experiments.tasks.clicks.store import Columns, Store, columns_of
+from experiments.tasks.clicks.tabular.encoding import ColumnError, encode
+from experiments.tasks.clicks.tabular.format import BUCKETS
+from experiments.tasks.clicks.writer import StoreWriter
+
+ROWS_PER_READ = 4096
+_SPLITS = ("train", "validation", "test")
+
+
+class SourceError(ValueError):
+    """A data set that cannot be read: one line that says which, why and what to do."""
+
+
+def prepare(
+    name: str,
+    out: str | os.PathLike[str],
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    label: str | None = None,
+    leave_out: Collection[str] = (),
+    text_buckets: int = BUCKETS,
+    hash_seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Store:
+    """Read the data set `name` into a store in the new directory `out`, and return the store.
+
+    Args:
+        name: As TensorFlow Datasets knows it, or the directory of one version of it.
+        out: Store to create; whole in the end, or absent.
+        data_dir: Where data sets lie; by default where TensorFlow Datasets puts them.
+        label: Feature to predict; by default what the data set says, or "label".
+        leave_out: Features not to read.
+        text_buckets: Hash buckets of a text, a power of two; see the note on *Nothing is learned*.
+        hash_seed: Public seed of the hash of categories.
+        progress: Called with the number of rows done, now and then.
+
+    Raises:
+        SourceError: there is no such data set, or it is not one that can be read.
+        StoreError: `out` exists, or cannot be written.
+    """
+    builder = _open(name, data_dir)
+    metadata = dict(builder.info.metadata or {})
+    reader: _Blocks | _Rows
+    if "schema" in metadata:
+        reader = _Blocks.of(builder, metadata, hash_seed, bool(label or leave_out))
+    else:
+        reader = _Rows.of(builder, label, leave_out, text_buckets, hash_seed)
+    with StoreWriter(out, reader.schema, hash_seed=hash_seed) as writer:
+        for split in filter(builder.info.splits.__contains__, _SPLITS):
+            done = 0
+            for columns in reader.read(split):
+                for part, rows in _divide(columns, done, split, builder.info.splits).items():
+                    writer.append(rows, part)
+                done += len(columns["label"])
+                if progress is not None:
+                    progress(writer.num_rows)
+        for part in _SPLITS:  # a part without rows is a part
+            writer.append({name: column[:0] for name, column in columns.items()}, part)
+        source = {"format": "tfds", "name": builder.info.full_name}
+        return writer.finish(splits=writer.parts, source=source)
+
+
+def _divide(
+    columns: Columns, first_row: int, split: str, splits: Collection[str]
+) -> dict[str, Columns]:
+    """Return the parts to which rows of `split` go: see the note on splits."""
+    if split == "train":
+        alone = not {"validation", "test"} & set(splits)
+        return random_split(columns, first_row) if alone else {"train": columns}
+    if {"validation", "test"} <= set(splits):
+        return {split: columns}
+    return random_halves(columns, first_row)
+
+
+def _open(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
+    """Return the builder of a data set that lies prepared on the disk as array_record."""
+    import tensorflow_datasets as tfds
+
+    try:
+        if Path(name).is_dir():
+            builder = tfds.builder_from_directory(name)
+        else:
+            builder = tfds.builder(name, data_dir=data_dir)
+    except ImportError:
+        raise SourceError(
+            f"the code of {name} needs TensorFlow; where the data set lies prepared, give the "
+            "directory of its version, which is read without"
+        ) from None
+    # DatasetNotFoundError is a ValueError; a version that does not exist is an AssertionError.
+    except (ValueError, OSError, AssertionError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise SourceError(f"{name} cannot be opened as a TensorFlow data set: {first}") from None
+    if not builder.info.splits:
+        raise SourceError(f"{name} is not prepared in {builder.data_dir}: build it there first")
+    if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
+        raise SourceError(
+            f"{name} lies as {builder.info.file_format.value} in {builder.data_dir}, and only "
+            "array_record is read without TensorFlow and without loss: build it with "
+            "file_format='array_record'"
+        )
+    if "train" not in builder.info.splits:
+        raise SourceError(f"{name} has no split train; it has {', '.join(builder.info.splits)}")
+    return builder
+
+
+def _records(builder: Any, split: str, at_once: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield the records of `split` in order, some at a time; all of them, or a SourceError."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    shards = builder.info.splits[split]
+    for path, promised in zip(shards.filepaths, shards.shard_lengths, strict=True):
+        try:
+            found = ArrayRecordReader(os.fspath(path)).num_records()
+        except (RuntimeError, ValueError) as error:
+            raise SourceError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+        if found != promised:
+            raise SourceError(
+                f"{path} has {found:,} records, and {promised:,} by the account of "
+                f"{builder.info.full_name}: build it again"
+            )
+    source = builder.as_data_source(split=split)
+    for begin in range(0, len(source), at_once):
+        yield source.__getitems__(range(begin, min(begin + at_once, len(source))))
+
+
+# --- Blocks of rows ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    builder: Any
+    schema: Schema
+
+    @classmethod
+    def of(
+        cls, builder: Any, metadata: dict[str, Any], hash_seed: int, other_options: bool
+    ) -> _Blocks:
+        where = f"metadata of {builder.info.full_name}"
+        schema = build(Schema, metadata["schema"], f"{where}: schema")
+        seed = checked(metadata.get("hash_seed"), int, f"{where}: hash_seed")
+        if seed != hash_seed or other_options:
+            raise SourceError(
+                f"{builder.info.full_name} holds columns that are ready, hashed with seed {seed}: "
+                "leave label, features and buckets as they are, and the seed too"
+            )
+        return cls(builder, schema)
+
+    def read(self, split: str) -> Iterator[Columns]:
+        """Yield the columns of a store."""
+        for (record,) in _records(self.builder, split, 1):
+            rows = len(record["label"])
+            yield {
+                # Columns without a width are not among the features.
+                name: record[name] if name in record else np.empty((rows, 0), dtype)
+                for name, (dtype, _) in columns_of(self.schema).items()
+            }
+
+
+# --- One row a record ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Rows:
+    builder: Any
+    schema: Schema
+    classes: tuple[str, ...]
+    """Features that are numbers of classes, of which a negative one is missing."""
+    hash_seed: int
+
+    @classmethod
+    def of(
+        cls,
+        builder: Any,
+        label: str | None,
+        leave_out: Collection[str],
+        text_buckets: int,
+        hash_seed: int,
+    ) -> _Rows:
+        import tensorflow_datasets as tfds
+
+        info, name = builder.info, builder.info.full_name
+        if not isinstance(info.features, tfds.features.FeaturesDict):
+            raise SourceError(f"{name} has no named features")
+        features = dict(sorted(info.features.items()))  # the file holds them in any order
+        if label is None:
+            supervised: Any = info.supervised_keys
+            label = str(supervised[1]) if supervised else "label"
+        for asked in (label, *leave_out):
+            if asked not in features:
+                raise SourceError(f"{name} has no feature {asked!a}; it has {', '.join(features)}")
+        numbers, buckets, others, classes = [], {}, [], []
+        for feature, kind in features.items():
+            if feature == label or feature in leave_out:
+                continue
+            dtype = None if kind.shape != () else np.dtype(kind.np_dtype)
+            if isinstance(kind, tfds.features.ClassLabel):
+                buckets[feature] = default_buckets(kind.num_classes or 1)
+                classes.append(feature)
+            elif isinstance(kind, tfds.features.Text) or (dtype and dtype.kind in "OSU"):
+                buckets[feature] = text_buckets
+            elif dtype and dtype.kind == "b":
+                buckets[feature] = default_buckets(2)
+            elif dtype and dtype.kind in "iuf":
+                numbers.append(feature)
+            else:
+                others.append(f"{feature} ({type(kind).__name__})")
+        if others:
+            raise SourceError(
+                f"{name} has features that are not single numbers, classes or texts: "
+                f"{', '.join(others)}; leave them out by name"
+            )
+        schema = Schema(
+            name=f"tfds:{info.name}",
+            integers=tuple(numbers),
+            categories=tuple(buckets),
+            buckets=tuple(buckets.values()),
+            label=label,
+        )
+        return cls(builder, schema, tuple(classes), hash_seed)
+
+    def read(self, split: str) -> Iterator[Columns]:
+        """Yield the columns of a store."""
+        done = 0
+        for records in _records(self.builder, split, ROWS_PER_READ):
+            yield self._columns(records, f"{self.builder.info.full_name}, split {split}", done)
+            done += len(records)
+
+    def _columns(self, records: list[dict[str, Any]], where: str, first: int) -> Columns:
+        wanted = [self.schema.label, *self.schema.integers, *self.schema.categories]
+        batch = {name: pa.array([record[name] for record in records]) for name in wanted}
+        for name in self.classes:
+            negative = pc.less(batch[name], 0)
+            batch[name] = pc.if_else(negative, pa.scalar(None, batch[name].type), batch[name])
+        try:
+            return encode(batch, self.schema, self.hash_seed, labelled=True)
+        except ColumnError as error:
+            row = "" if error.row is None else f", record {first + error.row}"
+            raise SourceError(f"{where}{row}, feature {error.column}: {error.problem}") from None

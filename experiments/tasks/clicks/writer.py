@@ -1,0 +1,318 @@
+"""Write a columnar store block by block.
+
+Whole or absent. A store is written into the sibling directory ``.NAME.partial``, each file is
+flushed to the disk, the manifest comes last, and one rename gives it its name. A run that dies
+leaves that directory, unlocked; the next run on the same name recognises and replaces it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import io
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from experiments.tasks.clicks.schema import Schema
+from experiments.tasks.clicks.store import (
+    FORMAT,
+    INTEGER_TRANSFORMS,
+    MANIFEST,
+    VERSION,
+    Columns,
+    Splits,
+    Store,
+    StoreError,
+    columns_of,
+)
+
+ROWS_PER_SHARD = 1 << 26
+"""So large that data sets of up to 67M rows are one shard, which every split reads with no copy."""
+
+
+class StoreWriter:
+    """Writes one store, block by block; a context that leaves a whole store or nothing.
+
+    >>> # with StoreWriter(out, schema, hash_seed=0) as writer:
+    >>> #     writer.append(columns)                # any number of times
+    >>> #     store = writer.finish(splits=chronological_split(writer.num_rows), source={})
+
+    Raises:
+        StoreError: `out` exists; another process is writing it; or the disk is full.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        schema: Schema,
+        *,
+        hash_seed: int,
+        rows_per_shard: int = ROWS_PER_SHARD,
+    ) -> None:
+        self.out = Path(out)
+        self.schema = schema
+        self.hash_seed = hash_seed
+        self._rows_per_shard = rows_per_shard
+        self._partial = self.out.parent / f".{self.out.name}.partial"
+        self._parts: dict[str, _Part] = {}
+        self._numbers = itertools.count()
+        self._lock: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows appended so far."""
+        return sum(part.rows for part in self._parts.values())
+
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """The range of rows of each part: parts follow one another as they were first named."""
+        ends = list(itertools.accumulate(part.rows for part in self._parts.values()))
+        return dict(zip(self._parts, zip([0, *ends[:-1]], ends, strict=True), strict=True))
+
+    def __enter__(self) -> StoreWriter:
+        refuse_existing(self.out)
+        with self._errors():
+            self._partial.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock_directory(self._partial)
+            try:
+                for file in self._partial.iterdir():  # left by a run that died
+                    if file.name != MANIFEST and file.suffix != ".npy":
+                        raise StoreError(f"{file} is in the way; remove it")
+                    file.unlink()
+            except BaseException:
+                self._unlock()
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for part in self._parts.values():
+            part.abandon()
+        if self._lock is not None:  # not finished
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        assert self._lock is not None
+        os.close(self._lock)
+        self._lock = None
+
+    def append(self, columns: Columns, part: str = "") -> None:
+        """Add rows: the columns of a store, with any number of rows.
+
+        The rows of one `part` lie together, in the order in which they came, whatever came between
+        them; so rows that come mixed can be kept apart, in constant memory.
+
+        Raises:
+            ValueError: a column is absent or has another dtype or shape.
+            StoreError: they cannot be written.
+        """
+        rows = len(columns["label"])
+        for name, (dtype, width) in columns_of(self.schema).items():
+            shape = (rows,) if width is None else (rows, width)
+            if columns[name].shape != shape or columns[name].dtype != dtype:
+                raise ValueError(
+                    f"column {name} must be {dtype} {shape}, "
+                    f"not {columns[name].dtype} {columns[name].shape}"
+                )
+        with self._errors():
+            self._part(part).append(columns)
+
+    def finish(self, *, splits: Splits, source: Mapping[str, Any]) -> Store:
+        """Give the store its name and return it; `source` (JSON) says where the rows are from."""
+        with self._errors():
+            if self.num_rows == 0:
+                self._part("").begin_shard()
+            for part in self._parts.values():
+                part.end_shard()
+            manifest = {
+                "format": FORMAT,
+                "version": VERSION,
+                "schema": asdict(self.schema),
+                "hash_seed": self.hash_seed,
+                "integer_transform": INTEGER_TRANSFORMS[self.schema.transform],
+                "num_rows": self.num_rows,
+                "splits": dict(splits),
+                "source": dict(source),
+                "shards": [shard for part in self._parts.values() for shard in part.shards],
+            }
+            with open(self._partial / MANIFEST, "wb") as file:
+                file.write(json.dumps(manifest, indent=1).encode() + b"\n")
+                _flush_to_disk(file)
+            _flush_directory(self._partial)
+            os.rename(self._partial, self.out)
+            self._unlock()
+            _flush_directory(self.out.parent)
+        return Store.open(self.out)
+
+    def _part(self, name: str) -> _Part:
+        if name not in self._parts:
+            self._parts[name] = _Part(
+                self._partial, self.schema, self._rows_per_shard, self._numbers
+            )
+        return self._parts[name]
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return one_line_errors(self.out, lambda: self.num_rows)
+
+
+class _Part:
+    """Rows that lie together: a series of shards, of which the last may be open."""
+
+    def __init__(
+        self, directory: Path, schema: Schema, rows_per_shard: int, numbers: Iterator[int]
+    ) -> None:
+        self.rows = 0
+        self.shards: list[dict[str, Any]] = []
+        self._directory, self._schema = directory, schema
+        self._rows_per_shard, self._numbers = rows_per_shard, numbers
+        self._files: dict[str, _ColumnFile] = {}
+        self._shard_rows = 0
+
+    def append(self, columns: Columns) -> None:
+        rows, done = len(columns["label"]), 0
+        while done < rows:
+            if not self._files:
+                self.begin_shard()
+            step = min(rows - done, self._rows_per_shard - self._shard_rows)
+            for name, file in self._files.items():
+                file.append(columns[name][done : done + step])
+            done += step
+            self._shard_rows += step
+            self.rows += step
+            if self._shard_rows == self._rows_per_shard:
+                self.end_shard()
+
+    def begin_shard(self) -> None:
+        number = next(self._numbers)
+        for name, (dtype, width) in columns_of(self._schema).items():
+            file = self._directory / f"{number:05d}.{name}.npy"
+            self._files[name] = _ColumnFile(file, dtype, width)
+        self._shard_rows = 0
+
+    def end_shard(self) -> None:
+        """End the open shard, if there is one."""
+        if self._files:
+            files = {
+                name: {"name": file.path.name, "sha256": file.finish(self._shard_rows)}
+                for name, file in self._files.items()
+            }
+            self._files = {}
+            self.shards.append({"rows": self._shard_rows, "files": files})
+
+    def abandon(self) -> None:
+        for file in self._files.values():
+            file.abandon()
+
+
+class _ColumnFile:
+    """One ``.npy`` file written row by row; its header, of fixed length, comes last."""
+
+    def __init__(self, path: Path, dtype: np.dtype, width: int | None) -> None:
+        self.path = path
+        self._dtype, self._width = dtype, width
+        self._digest = hashlib.sha256()
+        self._file: IO[bytes] = open(path, "wb", buffering=0)  # noqa: SIM115 - closed in finish
+        _write(self._file, b"\0" * len(self._header(0)))  # no reader takes this for an array
+
+    def append(self, rows: np.ndarray) -> None:
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+        _write(self._file, data)
+        self._digest.update(data)
+
+    def finish(self, rows: int) -> str:
+        """Write the header, flush, and return the SHA-256 of the array's bytes."""
+        self._file.seek(0)
+        _write(self._file, self._header(rows))
+        _flush_to_disk(self._file)
+        self._file.close()
+        return self._digest.hexdigest()
+
+    def abandon(self) -> None:
+        self._file.close()
+
+    def _header(self, rows: int) -> bytes:
+        """Return the ``.npy`` header; NumPy pads it so that its length is the same for all rows."""
+        buffer = io.BytesIO()
+        shape = (rows,) if self._width is None else (rows, self._width)
+        np.lib.format.write_array_header_1_0(
+            buffer,
+            {
+                "descr": np.lib.format.dtype_to_descr(self._dtype),
+                "fortran_order": False,
+                "shape": shape,
+            },
+        )
+        return buffer.getvalue()
+
+
+@contextmanager
+def one_line_errors(out: Path, rows: Callable[[], int]) -> Iterator[None]:
+    """Turn an OSError while `out` is written into a StoreError of one line."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        why = "the disk is full" if full else error.strerror
+        raise StoreError(
+            f"{out} cannot be written: {why} (after {rows():,} rows); nothing was left behind"
+        ) from None
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise a StoreError if there is anything at `out`."""
+    if os.path.lexists(out):
+        raise StoreError(f"{out} exists already; remove it or choose another name")
+
+
+def _write(file: IO[bytes], data: bytes | memoryview) -> None:
+    """Write all of `data`: an unbuffered write may take less than it was given."""
+    view = memoryview(data)
+    while len(view):
+        view = view[file.write(view) :]
+
+
+def _flush_to_disk(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _flush_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock_directory(path: Path) -> int:
+    """Lock `path` for this process and return the descriptor that holds the lock.
+
+    The kernel drops the lock when the process ends, however it ends: a directory that can be
+    locked is one that nobody is writing.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # It may have been finished, and renamed, between the opening and the locking.
+        if not (path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path))):
+            raise BlockingIOError
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StoreError(f"another process is writing {path}; wait for it to end") from None
+    return descriptor

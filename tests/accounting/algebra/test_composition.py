@@ -1,0 +1,184 @@
+"""Claims about composition by tilted FFT: its certified errors hold the truth."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import fft
+
+from accounting import GaussianProfile, PoissonProfile
+from accounting.algebra.composition import LossDistribution, compose_both
+from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 5.0, 15.0, 25.0])
+def test_gaussians_compose_to_the_gaussian_far_below_the_fft_s_own_error(epsilon):
+    exact = GaussianProfile(3.0 / math.sqrt(30)).delta(epsilon)
+    low, high = (
+        compose_both(LikelihoodRatio.gaussian(3.0, 0.005, side), 30, epsilon=epsilon)
+        for side in ("lower", "upper")
+    )
+    for below, above in zip(low, high, strict=True):
+        assert below.delta(epsilon) <= exact.upper
+        assert exact.lower <= above.delta(epsilon)
+        assert above.delta(epsilon) - below.delta(epsilon) <= 0.03 * exact.upper
+        assert above.floor(epsilon) <= 1e-6 * exact.upper
+
+
+@pytest.mark.parametrize("side", ["lower", "upper"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_it_agrees_with_direct_convolutions(side, count):
+    one = LikelihoodRatio.subsampled_gaussian(0.8, 0.2, 0.01, side)
+    direct = one
+    for _ in range(count - 1):
+        direct = direct.product(one)
+    remove, _ = compose_both(one, count, epsilon=1.0)
+    _, add = compose_both(one, count, epsilon=0.2)  # its largest loss is count log(1 / 0.8)
+    assert remove.delta(1.0) == pytest.approx(direct.remove(1.0), rel=1e-6)
+    assert add.delta(0.2) == pytest.approx(direct.add(0.2), rel=1e-5)
+
+
+@pytest.mark.parametrize("tilted_for", [0.5, 8.0])
+def test_a_tilt_for_another_epsilon_loosens_but_never_breaks_the_bound(tilted_for):
+    for epsilon in (1.0, 4.0, 10.0):
+        exact = GaussianProfile(1.0 / math.sqrt(3)).delta(epsilon)
+        low, high = (
+            compose_both(LikelihoodRatio.gaussian(1.0, 0.01, side), 3, epsilon=tilted_for)
+            for side in ("lower", "upper")
+        )
+        assert low[0].delta(epsilon) <= exact.upper
+        assert exact.lower <= high[0].delta(epsilon)
+
+
+def test_a_point_must_be_named():
+    with pytest.raises(ValueError, match="delta or epsilon"):
+        compose_both(LikelihoodRatio.gaussian(1.0, 0.1, "upper"), 2)
+
+
+def distribution(masses, *, upper, drift=0.0, step=0.25, base=-1.0):
+    return LossDistribution(upper, step, base, masses, masses.copy(), 0.0, drift)
+
+
+def exact_power(masses, count):
+    power = [Fraction(1)]
+    for _ in range(count):
+        new = [Fraction(0)] * (len(power) + len(masses) - 1)
+        for i, a in enumerate(power):
+            for j, b in enumerate(masses):
+                new[i + j] += a * Fraction(b)
+        power = new
+    return power
+
+
+def window(composed, count, exact):
+    """The exact power's entries in the window of a composed loss."""
+    first = round((composed.loss[0] - count * -1.0) / 0.25)
+    entries = exact[first : first + composed.loss.size]
+    return entries + [Fraction(0)] * (composed.loss.size - len(entries))
+
+
+@pytest.mark.parametrize("size", [2**4, 2**9, 2**16])
+def test_a_transform_of_unit_impulses_is_well_within_its_bound(size):
+    """By linearity, errors of impulses bound those of every input, but for the last additions."""
+    bound = 8 * ROUNDING * math.log2(size)
+    frequency = np.arange(size // 2 + 1)
+    circle = np.longdouble("6.28318530717958647692528676655900577")
+    worst = 0.0
+    for place in (1, 3, size // 2 - 1, size - 1, size // 3):
+        turn = (frequency * place % size) * circle / size
+        exact = np.cos(turn) - 1j * np.sin(turn)
+        impulse = np.zeros(size)
+        impulse[place] = 1.0
+        worst = max(worst, float(np.abs(fft.rfft(impulse) - exact).max()))
+        back = fft.irfft(exact.astype(np.complex128), size)
+        worst = max(worst, float(np.abs(back - impulse).max()))
+    assert 0.0 < worst <= 0.25 * bound
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_masses_far_below_the_transform_s_own_error_are_bounded(count, seed):
+    masses = 10.0 ** np.random.default_rng(seed).uniform(-25.0, 0.0, 12)
+    masses /= masses.sum()
+    exact = exact_power(masses, count)
+    for tilt in (1e-3, 5.0):
+        above = distribution(masses, upper=True).compose(count, tilt)
+        below = distribution(masses, upper=False).compose(count, tilt)
+        for high, value in zip(above.masses, window(above, count, exact), strict=True):
+            assert value <= Fraction(float(high)) * (1 + Fraction(2 * above.drift))
+        pairs = zip(below.masses, below.partners, window(below, count, exact), strict=True)
+        for low, partner, value in pairs:
+            assert Fraction(float(low)) * (1 - Fraction(2 * below.drift)) <= value
+            # The offsets' mean is 0 here: partners are masses.
+            assert value <= Fraction(float(partner)) * (1 + Fraction(2 * below.drift))
+
+
+def test_roundings_of_the_tilt_s_exponents_are_part_of_the_drift():
+    """Here they are some 60,000, and undone again."""
+    count, start, tilt = 4, 20_000, 12.0
+    few = np.random.default_rng(5).uniform(0.5, 1.0, 12)
+    masses = np.concatenate([np.zeros(start), few])
+    exact = exact_power(few, count)
+    above = distribution(masses, upper=True).compose(count, tilt)
+    below = distribution(masses, upper=False).compose(count, tilt)
+    # Where the tilted masses are: there the transform's error is the smallest.
+    for k in range(len(exact) - 5, len(exact)):
+        at = np.flatnonzero(np.abs(above.loss - (0.25 * (count * start + k) - count)) < 0.1)
+        high, low = float(above.masses[at[0]]), float(below.masses[at[0]])
+        assert exact[k] <= Fraction(high) * (1 + Fraction(2 * above.drift))
+        assert Fraction(low) * (1 - Fraction(2 * below.drift)) <= exact[k]
+        assert high <= low * (1 + 1e-7)
+
+
+def test_errors_of_one_release_s_masses_are_carried_through():
+    true = np.full(16, 1.0 / 16.0)
+    count, epsilon, error = 3, 0.2, 1e-3
+    exact = exact_power(true, count)
+    delta = sum(
+        float(value) * -math.expm1(epsilon - (-count + 0.25 * k))
+        for k, value in enumerate(exact)
+        if -count + 0.25 * k > epsilon
+    )
+    less = distribution(true * (1.0 - error), upper=True, drift=1.1 * error)
+    more = distribution(true * (1.0 + error), upper=False, drift=1.1 * error)
+    assert more.compose(count, 2.0).delta(epsilon) <= delta
+    assert delta <= less.compose(count, 2.0).delta(epsilon)
+
+
+def test_mass_above_the_window_is_counted():
+    masses, count = np.zeros(256), 2000
+    masses[[0, 255]] = 0.5
+    composed = distribution(masses, upper=True, base=-32.0).compose(count, 1e-9)
+    last = composed.loss[-1] + 1.0
+    steps = [-32.0 * count + 0.25 * 255 * k for k in range(count + 1)]
+    truth = sum(
+        Fraction(math.comb(count, k), 2**count) * Fraction(-math.expm1(last - loss))
+        for k, loss in enumerate(steps)
+        if loss > last
+    )
+    assert truth > Fraction(1e-100)
+    assert truth <= Fraction(composed.delta(float(last)))
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "count", "epsilon"),
+    [(0.3, 0.1, 10**4, 3660.0), (0.5, 0.01, 10**6, 1650.0), (0.502, 0.0064, 8583, 30.0)],
+)
+def test_many_releases_at_little_noise_are_bounded_from_both_sides(sigma, rate, count, epsilon):
+    """Offsets of a contraction add up to thousands of e-folds in the sum of their indices."""
+    truth = PoissonProfile(sigma, rate, count).delta(epsilon)
+    assert truth.width <= 1e-5 * truth.upper
+    step = 0.2 * min(1.0, rate * math.sqrt(math.expm1(1.0 / sigma**2)))
+    low, high = (
+        compose_both(
+            LikelihoodRatio.subsampled_gaussian(sigma, rate, step, side, 1e-20),
+            count,
+            epsilon=epsilon,
+        )[0]
+        for side in ("lower", "upper")
+    )
+    assert low.delta(epsilon) <= truth.upper
+    assert truth.lower <= high.delta(epsilon)
+    assert high.delta(epsilon) <= 30.0 * low.delta(epsilon)
+    assert high.floor(epsilon) <= 1e-4 * truth.upper

@@ -1,0 +1,150 @@
+"""Claims about inverting moments: every error bound holds the truth, and is small."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import special
+
+from accounting import GaussianProfile, PoissonProfile
+from accounting.algebra.inversion import (
+    Curves,
+    Inversion,
+    NotInvertibleError,
+    Releases,
+    Tilts,
+    _Add,
+    _Line,
+)
+
+
+def exact_moment(sigma, rate, z):
+    """E[((1 - q) + q e^Y)^z] to 25 digits."""
+    with mpmath.workdps(25):
+        sigma, rate = mpmath.mpf(sigma), mpmath.mpf(rate)
+
+        def term(u):
+            return mpmath.npdf(u) * (1 - rate + rate * mpmath.exp((u - 0.5 / sigma) / sigma)) ** z
+
+        return mpmath.quad(term, [-30, -8, -3, 0, 3, 6, 10, 20, 40])
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "z"),
+    [(1.0, 0.01, 7.6 + 29j), (0.502, 0.0064, 1.9 + 7j), (5.0, 0.1, -16 + 20j), (1.0, 0.9, -3 + 1j)],
+)
+def test_a_moment_is_within_its_error(sigma, rate, z):
+    line = _Line(Releases(sigma, rate, 1), z.real, Releases(sigma, rate, 1).height(z.real), 45.0)
+    found, error = line.log_moment(np.array([z]))
+    exact = complex(mpmath.log(exact_moment(sigma, rate, mpmath.mpc(z))))
+    assert abs(np.exp(found[0] - exact) - 1.0) <= error[0] <= 1e-11
+    assert line.log_decay(z.imag) >= exact.real
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "count", "loss"),
+    [
+        (1.0, 0.01, 1000, 1.8),
+        (1.0, 0.01, 1000, -0.5),
+        (5.0, 0.1, 10_000, 10.0),
+        (2.0, 0.5, 20, -2.0),
+    ],
+)
+def test_a_coarse_sum_s_interval_holds_the_sharp_value(sigma, rate, count, loss):
+    """Aliases, the sum's end and the rule's error are large at these accuracies."""
+    releases = Releases(sigma, rate, count)
+    tilts = Tilts(releases)
+    tilt = tilts.at(loss, positive=loss > 0.0)
+    low, high = Inversion(releases, loss, tilt, tilts, 37.0).value(loss)
+    assert high - low <= 1e-9 * high
+    for accuracy in (2.0, 4.0, 7.0, 12.0):
+        coarse = Inversion(releases, loss, tilt, tilts, accuracy)
+        for moved in (loss, 0.97 * loss):
+            wide_low, wide_high = coarse.value(moved)
+            sharp_low, sharp_high = Inversion(releases, moved, tilt, tilts, 37.0).value(moved)
+            assert wide_low <= sharp_high
+            assert sharp_low <= wide_high
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "epsilon"), [(1.0, 0.3, 0.5), (2.0, 0.2, 0.05), (1.0, 0.6, 2.0)]
+)
+def test_two_releases_are_one_release_averaged_over_the_other(sigma, rate, epsilon):
+    """H_eps(P || Q) = E_Q[X_1 H_{eps - log X_1}], the inner one in closed form."""
+    nodes = np.linspace(-12.0, 12.0 + 1.0 / sigma, 4001)
+    weight = np.exp(-0.5 * nodes**2) / math.sqrt(2.0 * math.pi) * (nodes[1] - nodes[0])
+    log_x = Releases(sigma, rate, 1).log_ratio(nodes, 0.0).real
+
+    def one(at):
+        # Where e^X crosses: P's and Q's masses of the half line above.
+        inside = np.expm1(at) / rate + 1.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            y = np.where(inside > 0.0, np.log(np.maximum(inside, 1e-300)), -np.inf)
+        u = y * sigma + 0.5 / sigma
+        above = special.ndtr(-u)
+        above_p = (1.0 - rate) * above + rate * special.ndtr(1.0 / sigma - u)
+        return above_p - np.exp(at) * above
+
+    truth = float(np.sum(weight * np.exp(log_x) * one(epsilon - log_x)))
+    low, high = Curves(Releases(sigma, rate, 2), 20.0).delta(epsilon)
+    assert low * (1.0 - 1e-6) <= truth <= high * (1.0 + 1e-6)
+    assert high - low <= 1e-3 * high
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "delta"),
+    [
+        (0.3, 0.1, 10**4, 1e-6),
+        (0.3, 0.01, 10**5, 1e-6),
+        (0.3, 1e-3, 10**6, 1e-6),
+        (0.5, 0.1, 10**5, 1e-6),
+        (0.5, 0.01, 10**6, 1e-6),
+        (0.7, 0.1, 10**6, 1e-6),
+        (1.0, 0.1, 10**6, 1e-6),
+        (0.502, 0.0064, 8583, 7.7e-8),
+        (8e5, 0.01, 1000, 1e-9),
+        (41.0, 0.1, 1000, 1e-8),
+        (2.1, 5e-4, 5391, 2e-9),
+    ],
+)
+def test_hard_prices_have_many_digits(sigma, rate, steps, delta):
+    bound = PoissonProfile(sigma, rate, steps).epsilon(delta)
+    assert not bound.note
+    assert bound.width <= 1e-6 * bound.upper
+
+
+def test_the_price_that_a_floor_blurred():
+    """A certified grid, composed by FFT, gives [30.08374, 30.08445]."""
+    bound = PoissonProfile(0.502, 0.0064, 8583).epsilon(7.7e-8)
+    assert 30.0837 <= bound.lower <= bound.upper <= 30.0845
+
+
+def test_a_single_large_loss_is_priced_in_seconds():
+    bound = PoissonProfile(1.0, 1e-4, 1000).delta(8.0)
+    assert bound.upper - bound.lower <= 1e-6 * bound.lower
+    assert 3.1166e-65 <= bound.lower <= bound.upper <= 3.1170e-65
+
+
+def test_adding_at_an_epsilon_whose_exponential_is_no_float_is_not_bounded_by_zero():
+    """o(-epsilon) <= e^-epsilon underflows there, and e^epsilon is no float."""
+    releases, epsilon = Releases(3.22, 0.9999991, 50_342), 3635.0
+    tilts = Tilts(releases)
+    low, high = _Add(releases, epsilon, tilts, 37.0).value(epsilon)
+    # Where the rate is almost 1, both directions are almost the Gaussian's.
+    exact = GaussianProfile(3.22 / math.sqrt(50_342)).delta(epsilon).upper
+    assert 0.0 < low <= high <= low * (1.0 + 1e-5)
+    assert 0.3 * exact <= high <= exact
+
+
+@pytest.mark.parametrize("epsilon", [100.0, 130.0, 300.0])
+def test_what_underflows_is_no_lower_bound_and_no_zero(epsilon):
+    low, high = Curves(Releases(1.0, 0.01, 1000), 37.0).delta(epsilon)
+    assert low == 0.0 < high <= 1e-290
+
+
+def test_a_line_whose_results_underflow_is_refused():
+    releases = Releases(1.0, 0.01, 1000)
+    tilts = Tilts(releases)
+    with pytest.raises(NotInvertibleError, match="range of floats"):
+        Inversion(releases, 130.0, tilts.at(130.0, positive=True), tilts, 37.0)

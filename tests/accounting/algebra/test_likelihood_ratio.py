@@ -1,0 +1,274 @@
+"""Claims about the algebra: it keeps mass and mean, brackets the truth, and keeps its tails."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import special
+
+from accounting import GaussianProfile
+from accounting.algebra.likelihood_ratio import LikelihoodRatio
+
+SIDES = ["lower", "upper"]
+
+
+def total_masses(ratio: LikelihoodRatio) -> tuple[float, float]:
+    return ratio.q.sum() + ratio.zero, ratio.p.sum() + ratio.infinity
+
+
+def bracket(make, epsilon):
+    low, high = make("lower"), make("upper")
+    return [(getattr(low, d)(epsilon), getattr(high, d)(epsilon)) for d in ("remove", "add")]
+
+
+def call(log_strike: np.ndarray, sigma: float) -> np.ndarray:
+    """E[(e^Y - K)_+], Y ~ N(-1/(2 s^2), 1/s^2), K > 0, by logarithms of the normal tails."""
+    d1, d2 = 0.5 / sigma - sigma * log_strike, -0.5 / sigma - sigma * log_strike
+    log_first = special.log_ndtr(d1)
+    return np.exp(log_first) * -np.expm1(log_strike + special.log_ndtr(d2) - log_first)
+
+
+def put(log_strike: np.ndarray, sigma: float) -> np.ndarray:
+    """E[(K - e^Y)_+]."""
+    d1, d2 = 0.5 / sigma - sigma * log_strike, -0.5 / sigma - sigma * log_strike
+    log_first = log_strike + special.log_ndtr(-d2)
+    return np.exp(log_first) * -np.expm1(special.log_ndtr(-d1) - log_first)
+
+
+def exact_sum(payoff, count: int, log_strike: np.ndarray, sigma: float) -> np.ndarray:
+    """E[(X_1 + .. + X_n - S)_+] (payoff = call) or E[(S - X_1 - .. - X_n)_+] (put), S > 0.
+
+    Conditions on X_n = e^y. Where e^y < S the rest has the strike K = S - e^y > 0; with
+    y = log S - log(1 + e^u) the integrand is smooth in u, and the trapezoid rule converges
+    exponentially. Where e^y > S the call pays X_n - S plus the others' mean, n - 1, surely.
+    """
+    if count == 1:
+        return payoff(log_strike, sigma)
+    highest = max(0.0, float(np.max(log_strike)))
+    u = np.linspace(-45.0, 0.5 / sigma**2 + 13.0 / sigma + 20.0 + highest, 1201)
+    y = log_strike[..., None] - np.logaddexp(0.0, u)
+    density = np.exp(-0.5 * (sigma * y + 0.5 / sigma) ** 2) * sigma / math.sqrt(2 * math.pi)
+    weight = density * special.expit(u) * (u[1] - u[0])
+    rest = exact_sum(payoff, count - 1, log_strike[..., None] + special.log_expit(u), sigma)
+    value = (weight * rest).sum(-1)
+    if payoff is call:
+        above = special.ndtr(-0.5 / sigma - sigma * log_strike)
+        value = value + call(log_strike, sigma) + (count - 1) * above
+    return value
+
+
+def exact_average(sigma: float, count: int, epsilon: float) -> tuple[float, float]:
+    """Both directions for the average of `count` log-normals."""
+    remove = exact_sum(call, count, np.asarray(math.log(count) + epsilon), sigma)
+    add = exact_sum(put, count, np.asarray(math.log(count) - epsilon), sigma)
+    return float(remove) / count, float(add) / count * math.exp(epsilon)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda side: LikelihoodRatio.gaussian(0.5, 0.05, side),
+        lambda side: LikelihoodRatio.gaussian(1.0, 0.05, side).average(37),
+        lambda side: LikelihoodRatio.gaussian(2.0, 0.05, side).average(
+            24, (0.05, 0.05, 0.025, 0.025, 0.0125)
+        ),
+        lambda side: LikelihoodRatio.gaussian(1.0, 0.05, side).power(13),
+        lambda side: LikelihoodRatio.gaussian(1.0, 0.05, side).mixture(0.1).power(5),
+        lambda side: LikelihoodRatio.subsampled_gaussian(0.7, 1e-3, 1e-3, side),
+        lambda side: LikelihoodRatio.gaussian(1.0, 0.05, side).trim(1e-6),
+    ],
+    ids=["gaussian", "average", "refined", "power", "mixture", "subsampled", "trim"],
+)
+def test_no_operation_loses_mass_under_either_law(make, side):
+    q, p = total_masses(make(side))
+    assert q == pytest.approx(1.0, abs=1e-11)
+    assert p == pytest.approx(1.0, abs=1e-11)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_p_mass_is_q_mass_times_the_value(side):
+    ratio = LikelihoodRatio.gaussian(0.8, 0.05, side).average(21).power(3)
+    seen = (ratio.q > 1e-100) & (ratio.p > 1e-100)
+    assert seen.sum() > 100
+    np.testing.assert_allclose(
+        np.log(ratio.p[seen] / ratio.q[seen]), ratio.log_values[seen], atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0, 5.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0, 10.0])
+def test_one_release_brackets_the_closed_form_in_both_directions(sigma, epsilon):
+    exact = GaussianProfile(sigma).delta(epsilon)
+    if exact.upper < 1e-38:
+        pytest.skip("under the mass at which tails are cut")
+    for low, high in bracket(
+        lambda side: LikelihoodRatio.gaussian(sigma, 0.02 / sigma, side), epsilon
+    ):
+        assert low <= exact.upper
+        assert exact.lower <= high
+        assert high - low <= 0.05 * high
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    ("sigma", "epsilon"), [(0.5, 1.0), (0.5, 12.0), (1.0, 0.5), (1.0, 4.0), (2.0, 1.0), (2.0, 3.5)]
+)
+def test_averages_bracket_quadrature_and_converge_to_it(count, sigma, epsilon):
+    exact = exact_average(sigma, count, epsilon)
+    step = 4e-3 / max(1.0, sigma)
+    brackets = bracket(lambda s: LikelihoodRatio.gaussian(sigma, step, s).average(count), epsilon)
+    for truth, (low, high) in zip(exact, brackets, strict=True):
+        if truth < 1e-35:
+            continue
+        assert low <= truth * (1 + 1e-9)
+        assert truth <= high * (1 + 1e-9)
+        assert high - low <= 2e-3 * truth
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("sigma", "epsilon"), [(1.0, 4.0), (1.0, 8.0)])
+def test_an_average_of_two_agrees_with_quadrature_to_one_part_in_a_million(sigma, epsilon):
+    exact = exact_average(sigma, 2, epsilon)[0]
+    for side, sign in (("lower", 1.0), ("upper", -1.0)):
+        ratio = LikelihoodRatio.gaussian(sigma, 2e-4, side).average(2)
+        error = sign * (exact - ratio.remove(epsilon)) / exact
+        assert -1e-9 <= error <= 1e-6
+
+
+def test_quadrature_agrees_with_high_precision_arithmetic_deep_in_the_tail():
+    import mpmath
+
+    mpmath.mp.dps = 25
+    strike = 2 * mpmath.exp(8)
+
+    def inner(u):
+        y = mpmath.log(strike) - mpmath.log1p(mpmath.exp(u))
+        d = -(mpmath.log(strike) + u - mpmath.log1p(mpmath.exp(u)))
+        value = mpmath.ncdf(d + 0.5) - mpmath.exp(-d) * mpmath.ncdf(d - 0.5)
+        return value * mpmath.npdf(y, -0.5, 1) / (1 + mpmath.exp(-u))
+
+    log_strike = mpmath.log(strike)
+    above = mpmath.ncdf(-log_strike - 0.5)
+    single = mpmath.ncdf(-log_strike + 0.5) - strike * above
+    exact = (mpmath.quad(inner, list(range(-60, 40, 2))) + single + above) / 2
+    assert 1e-21 < exact < 1e-13
+    assert exact_average(1.0, 2, 8.0)[0] == pytest.approx(float(exact), rel=1e-10)
+
+
+def test_a_power_of_gaussians_is_the_gaussian_with_less_noise_in_every_tail():
+    for epsilon in (0.5, 5.0, 15.0, 25.0):
+        exact = GaussianProfile(1.0 / math.sqrt(4)).delta(epsilon)
+        for low, high in bracket(
+            lambda s: LikelihoodRatio.gaussian(1.0, 0.01, s).power(4), epsilon
+        ):
+            assert low <= exact.upper
+            assert exact.lower <= high
+            assert high - low <= 0.02 * high
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+def test_a_mixture_and_a_single_discretisation_bracket_each_other(epsilon):
+    two = bracket(lambda s: LikelihoodRatio.gaussian(1.0, 0.005, s).mixture(0.3).power(4), epsilon)
+    one = bracket(
+        lambda s: LikelihoodRatio.subsampled_gaussian(1.0, 0.3, 0.005, s).power(4), epsilon
+    )
+    for (low, high), (low_one, high_one) in zip(two, one, strict=True):
+        assert low <= high_one
+        assert low_one <= high
+        assert high - low <= 0.02 * high or high < 1e-30
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_directions_differ_where_the_true_ones_do(side):
+    ratio = LikelihoodRatio.subsampled_gaussian(0.5, 0.01, 0.002, side)
+    assert ratio.remove(1.0) > 1e-4
+    # Without the example P's density is at least (1 - q) Q's: log(1/(1-q)) is the largest loss.
+    assert ratio.add(0.02) <= 1e-12
+
+
+def test_laws_of_discrete_outcomes_are_bracketed():
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.ones(50)), rng.dirichlet(np.ones(50))
+    for epsilon in (0.0, 0.5, 2.0):
+        exact = np.maximum(p - math.exp(epsilon) * q, 0).sum()
+        low, high = bracket(lambda s: LikelihoodRatio.from_masses(p, q, 0.01, s), epsilon)[0]
+        assert low <= exact <= high <= low + 0.01
+
+
+@pytest.mark.parametrize(
+    ("sigma", "epsilon"), [(0.055, 323.00365), (0.06, 299.7718), (0.05, 330.0), (0.04, 500.0)]
+)
+def test_bounds_hold_where_ratios_are_larger_than_1e130_and_q_underflows(sigma, epsilon):
+    truth = exact_average(sigma, 2, epsilon)[0]
+    (low, high), _ = bracket(
+        lambda side: LikelihoodRatio.gaussian(sigma, 0.01, side).average(2), epsilon
+    )
+    assert 0.99 * truth <= low <= truth * (1 + 1e-9)
+    assert truth * (1 - 1e-9) <= high <= 1.01 * truth
+
+
+def test_quadrature_agrees_with_high_precision_arithmetic_at_little_noise():
+    import mpmath
+
+    with mpmath.workdps(40):
+        sigma, strike = mpmath.mpf("0.05"), 2 * mpmath.exp(330)
+        log_strike = mpmath.log(strike)
+
+        def inner(u):
+            y = log_strike - mpmath.log1p(mpmath.exp(u))
+            k = y + u
+            value = mpmath.ncdf(10 - sigma * k) - mpmath.exp(k) * mpmath.ncdf(-10 - sigma * k)
+            return value * sigma * mpmath.npdf(sigma * y + 10) / (1 + mpmath.exp(-u))
+
+        above = mpmath.ncdf(-10 - sigma * log_strike)
+        single = mpmath.ncdf(10 - sigma * log_strike) - strike * above
+        exact = (mpmath.quad(inner, list(range(-90, 900, 45))) + single + above) / 2
+    assert float(exact) == pytest.approx(2.386245e-11, rel=1e-6)
+    assert exact_average(0.05, 2, 330.0)[0] == pytest.approx(float(exact), rel=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_laws_with_masses_down_to_the_smallest_are_bracketed_after_composition(seed):
+    rng = np.random.default_rng(seed)
+    p, q = 10.0 ** -rng.uniform(0, 290, (2, 12))
+    p, q = p / p.sum(), q / q.sum()
+    pairs = np.add.outer(np.log(p) - np.log(q), np.log(p) - np.log(q))
+    for epsilon in (0.0, 5.0, 350.0, 500.0, 900.0):
+        parts = np.outer(p, p) * -np.expm1(np.minimum(epsilon - pairs, 0.0))
+
+        def squared(side):
+            return replace(LikelihoodRatio.from_masses(p, q, 0.5, side), tail=1e-290).power(2)
+
+        (low, high), _ = bracket(squared, epsilon)
+        assert low <= parts.sum() * (1 + 1e-9)
+        assert parts.sum() * (1 - 1e-9) <= high <= parts.sum() * 2.0 + 1e-280
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_one_law_of_masses_under_1e140_is_not_void(side):
+    p, q = np.array([1.0, 1e-200]), np.array([1e-200, 1.0])
+    ratio = LikelihoodRatio.from_masses(p, q, 0.01, side)
+    assert ratio.remove(440.0) == pytest.approx(1.0, abs=1e-6)
+    assert ratio.add(440.0) == pytest.approx(1.0, abs=1e-6)
+    assert ratio.remove(470.0) <= 1e-280
+
+
+def test_averages_of_nearly_no_ratio_take_little_memory():
+    import tracemalloc
+
+    tracemalloc.start()
+    for side in SIDES:
+        LikelihoodRatio.gaussian(1e8, 1e-8, side).average(30)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+
+
+def test_products_of_different_steps_or_sides_are_refused():
+    a = LikelihoodRatio.gaussian(1.0, 0.1, "upper")
+    with pytest.raises(ValueError, match="one side and one step"):
+        a.product(LikelihoodRatio.gaussian(1.0, 0.05, "upper"))
+    with pytest.raises(ValueError, match="one side and one step"):
+        a.product(LikelihoodRatio.gaussian(1.0, 0.1, "lower"))

@@ -1,0 +1,279 @@
+"""Sampled losses have their stated laws: by quadrature, and by the certified interval.
+
+Statistical tests compare z-scores with 5.5 (false alarm 4e-8 for each) or p-values with 1e-8, at
+fixed seeds.
+"""
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from accounting import BallsAndBinsProfile
+from accounting.estimates.monte_carlo import (
+    event_probability,
+    geometric_ranks,
+    log_order_statistics,
+    sample_losses,
+)
+
+DIRECTIONS = ["remove", "add"]
+
+
+def z_score(values, truth):
+    return (np.mean(values) - truth) / (np.std(values) / math.sqrt(values.size))
+
+
+@pytest.mark.parametrize("bins", [1, 2, 3])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 1.0), (1.0, 0.5), (0.4, 4.0)])
+@pytest.mark.parametrize("importance", [False, True])
+@pytest.mark.parametrize("order_statistics", [False, True])
+def test_estimates_agree_with_quadrature(
+    quadrature, bins, direction, sigma, epsilon, importance, order_statistics
+):
+    truth = quadrature(epsilon, sigma, bins, direction)
+    if truth < 1e-3 and not importance:
+        pytest.skip("too rare for samples drawn without condition")
+    losses = sample_losses(
+        np.random.default_rng(bins),
+        60_000,
+        noise_multiplier=sigma,
+        bins=bins,
+        direction=direction,
+        ranks=range(1, bins + 1) if order_statistics else None,  # all ranks: exact
+        event_epsilon=epsilon if importance else None,
+    )
+    values = -np.expm1(np.minimum(epsilon - losses, 0.0))
+    if importance:
+        values *= event_probability(epsilon, noise_multiplier=sigma, bins=bins, direction=direction)
+    assert abs(z_score(values, truth)) < 5.5
+
+
+@pytest.mark.parametrize(
+    ("direction", "sigma", "epsilon", "bins"),
+    [
+        ("remove", 0.5, 22.0, 2),
+        ("remove", 1.0, 7.0, 3),
+        ("add", 0.3, 25.0, 2),
+        ("add", 0.5, 12.0, 3),
+    ],
+)
+def test_importance_sampling_reaches_deep_tails(quadrature, direction, sigma, epsilon, bins):
+    truth = quadrature(epsilon, sigma, bins, direction)
+    assert 1e-30 < truth < 1e-13
+    losses = sample_losses(
+        np.random.default_rng(0),
+        200_000,
+        noise_multiplier=sigma,
+        bins=bins,
+        direction=direction,
+        event_epsilon=epsilon,
+    )
+    probability = event_probability(epsilon, noise_multiplier=sigma, bins=bins, direction=direction)
+    assert abs(z_score(-np.expm1(np.minimum(epsilon - losses, 0.0)) * probability, truth)) < 5.5
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_epochs_of_one_bin_are_one_gaussian_of_smaller_noise(quadrature, direction):
+    losses = sample_losses(
+        np.random.default_rng(3),
+        200_000,
+        noise_multiplier=2.0,
+        bins=1,
+        direction=direction,
+        epochs=4,
+    )
+    values = -np.expm1(np.minimum(0.5 - losses, 0.0))
+    assert abs(z_score(values, quadrature(0.5, 1.0, 1, direction))) < 5.5
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_losses_of_order_statistics_at_all_ranks_have_the_exact_law(direction, epochs):
+    samples = [
+        sample_losses(
+            np.random.default_rng(seed),
+            50_000,
+            noise_multiplier=0.7,
+            bins=6,
+            direction=direction,
+            epochs=epochs,
+            ranks=ranks,
+        )
+        for seed, ranks in enumerate([None, range(1, 7)])
+    ]
+    assert stats.ks_2samp(*samples).pvalue > 1e-8
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("event_epsilon", [None, 1.0])
+def test_losses_of_fewer_ranks_are_stochastically_larger(direction, event_epsilon):
+    coarse, fine = (
+        sample_losses(
+            np.random.default_rng(seed),
+            50_000,
+            noise_multiplier=0.6,
+            bins=200,
+            direction=direction,
+            ranks=geometric_ranks(200, growth),
+            event_epsilon=event_epsilon,
+        )
+        for seed, growth in enumerate([2.0, 1.02])
+    )
+    # One-sided: the distribution function of the coarse losses never exceeds the other's ...
+    assert stats.ks_2samp(coarse, fine, alternative="greater").pvalue > 1e-8
+    # ... and the test has the power to see the reverse.
+    assert stats.ks_2samp(coarse, fine, alternative="less").pvalue < 1e-8
+
+
+def test_order_statistics_at_dense_ranks_estimate_the_certified_value():
+    certified = BallsAndBinsProfile(0.3, 36_000).delta(3.0)
+    losses = sample_losses(
+        np.random.default_rng(0),
+        20_000,
+        noise_multiplier=0.3,
+        bins=36_000,
+        direction="remove",
+        ranks=geometric_ranks(36_000, 1.03),
+        event_epsilon=3.0,
+    )
+    values = -np.expm1(np.minimum(3.0 - losses, 0.0)) * event_probability(
+        3.0, noise_multiplier=0.3, bins=36_000, direction="remove"
+    )
+    # The estimate is of an upper bound, 5 % above the value at most.
+    assert z_score(values, certified.lower) > -5.5
+    assert z_score(values, 1.05 * certified.upper) < 5.5
+
+
+# --- the events
+
+
+@pytest.mark.parametrize("bins", [1, 2, 7])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 1.0), (1.0, 0.3), (0.8, 2.0)])
+def test_loss_is_at_most_epsilon_outside_the_event_whose_probability_is_as_stated(
+    bins, direction, sigma, epsilon
+):
+    y = sigma * np.random.default_rng(7).standard_normal((100_000, bins))
+    x = y + (np.arange(bins) == 0) if direction == "remove" else y
+    loss = np.log(np.mean(np.exp(x / sigma**2 - 0.5 / sigma**2), axis=1))
+    if direction == "remove":
+        c = 0.5 + sigma**2 * (epsilon - math.log(1 + math.expm1(1 / sigma**2) / bins))
+        event = y.max(axis=1) >= c
+    else:
+        loss = -loss
+        c = 0.5 + sigma**2 * (math.log(bins) - epsilon)
+        event = y.max(axis=1) <= c
+    assert np.all(loss[~event] <= epsilon + 1e-12)
+    probability = event_probability(epsilon, noise_multiplier=sigma, bins=bins, direction=direction)
+    assert stats.binomtest(int(event.sum()), event.size, probability).pvalue > 1e-8
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("bins", [1, 1000, 10**6])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_event_probability_is_accurate_in_every_tail(sigma, bins, direction):
+    for epsilon in [0.1, 5.0, 50.0, 400.0]:
+        with mpmath.workdps(60):
+            s, t, e = mpmath.mpf(sigma), bins, mpmath.mpf(epsilon)
+            if direction == "remove":
+                c = 0.5 + s**2 * (e - mpmath.log(1 + mpmath.expm1(1 / s**2) / t))
+                # Φ^T by way of the small upper tail, so that 60 digits suffice.
+                log_below = t * mpmath.log1p(-mpmath.erfc(c / s / mpmath.sqrt(2)) / 2)
+                truth = -mpmath.expm1(log_below)
+            else:
+                c = 0.5 + s**2 * (mpmath.log(t) - e)
+                truth = mpmath.ncdf(c / s) ** t
+        got = event_probability(epsilon, noise_multiplier=sigma, bins=bins, direction=direction)
+        if truth > 1e-300:
+            assert got == pytest.approx(float(truth), rel=1e-9)
+        else:
+            assert got <= 1e-299
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_million_bins_and_rare_events_give_finite_losses(direction):
+    epsilon = 150.0 if direction == "remove" else 24.0
+    probability = event_probability(epsilon, noise_multiplier=0.1, bins=10**6, direction=direction)
+    assert 1e-30 < probability < 1e-10
+    losses = sample_losses(
+        np.random.default_rng(0),
+        2_000,
+        noise_multiplier=0.1,
+        bins=10**6,
+        direction=direction,
+        ranks=geometric_ranks(10**6, 1.1),
+        event_epsilon=epsilon,
+    )
+    assert np.all(np.isfinite(losses))
+
+
+# --- order statistics
+
+
+@pytest.mark.parametrize("num_draws", [1, 5, 1000, 10**6])
+def test_order_statistics_have_beta_marginals_and_beta_spacings(num_draws):
+    ranks = [r for r in (1, 2, 5, 40, 900, 10**6) if r <= num_draws]
+    u = np.exp(log_order_statistics(np.random.default_rng(1), 20_000, num_draws, ranks))
+    for i, r in enumerate(ranks):
+        assert stats.kstest(u[:, i], stats.beta(num_draws - r + 1, r).cdf).pvalue > 1e-8
+        for j, s in enumerate(ranks[:i]):
+            gap = stats.beta(r - s, num_draws - r + s + 1)
+            assert stats.kstest(u[:, j] - u[:, i], gap.cdf).pvalue > 1e-8
+
+
+@given(st.integers(1, 10**6), st.floats(1.001, 3.0))
+def test_geometric_ranks_increase_from_one_within_the_draws(num_draws, growth):
+    ranks = geometric_ranks(num_draws, growth)
+    assert ranks[0] == 1
+    assert ranks[-1] <= num_draws
+    assert all(a < b <= max(a + 1, a * growth) for a, b in itertools.pairwise(ranks))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: geometric_ranks(10, 1.0), "growth"),
+        (lambda: log_order_statistics(np.random.default_rng(), 1, 3, [1, 4]), "ranks"),
+        (lambda: log_order_statistics(np.random.default_rng(), 1, 3, [2, 2]), "ranks"),
+        (
+            lambda: sample_losses(
+                np.random.default_rng(), 1, noise_multiplier=1.0, bins=2, direction="both"
+            ),
+            "direction",
+        ),
+        (
+            lambda: sample_losses(
+                np.random.default_rng(),
+                1,
+                noise_multiplier=1.0,
+                bins=2,
+                direction="add",
+                ranks=[2],
+            ),
+            "ranks",
+        ),
+        (
+            lambda: sample_losses(
+                np.random.default_rng(),
+                1,
+                noise_multiplier=1.0,
+                bins=2,
+                direction="add",
+                epochs=2,
+                event_epsilon=1.0,
+            ),
+            "one epoch",
+        ),
+    ],
+)
+def test_bad_input_is_refused_with_its_name(call, message):
+    # Annotations are checked under the tests: a Literal's violation is a TypeError there.
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()

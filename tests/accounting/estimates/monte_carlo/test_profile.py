@@ -1,0 +1,114 @@
+"""The estimators' profile brackets quadrature, and the certified interval lies within it."""
+
+import math
+
+import pytest
+
+from accounting import BallsAndBinsProfile
+from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
+
+DIRECTIONS = ["remove", "add"]
+
+
+@pytest.mark.parametrize(("sigma", "bins"), [(0.5, 2), (0.8, 3)])
+def test_profile_brackets_quadrature_in_delta_and_in_epsilon(quadrature, sigma, bins):
+    profile = MonteCarloProfile(sigma, bins, num_samples=50_000, beta=1e-9)
+    assert profile.delta(1.0).confidence == 1 - 1e-9
+    for epsilon in (0.3, 1.0, 2.0):
+        truth = max(quadrature(epsilon, sigma, bins, direction) for direction in DIRECTIONS)
+        bound = profile.delta(epsilon)
+        assert bound.lower <= truth <= bound.upper < 1.3 * truth
+        inverse = profile.epsilon(truth)
+        assert inverse.lower <= epsilon + 1e-6
+        assert epsilon <= inverse.upper < epsilon + 0.2
+
+
+def test_profile_of_fixed_bins_is_one_epoch_at_the_averaged_noise():
+    fixed = MonteCarloProfile(1.0, 10, epochs=4, assignment="fixed", num_samples=10_000)
+    single = MonteCarloProfile(0.5, 10, num_samples=10_000)
+    assert fixed.delta(1.0) == single.delta(1.0)
+    assert fixed.epsilon(1e-2) == single.epsilon(1e-2)
+
+
+def test_profile_of_redrawn_bins_costs_more_than_one_epoch_and_less_than_fixed_ones():
+    one, redrawn, fixed = (
+        MonteCarloProfile(0.8, 50, epochs=e, assignment=a, num_samples=50_000).delta(1.0)
+        for e, a in [(1, "redrawn"), (4, "redrawn"), (4, "fixed")]
+    )
+    assert one.upper < redrawn.lower or one.upper < redrawn.upper
+    assert redrawn.upper < fixed.lower
+
+
+def test_profile_reports_infinity_where_samples_are_too_few():
+    profile = MonteCarloProfile(1.0, 565, num_samples=100, ranks=geometric_ranks(565))
+    bound = profile.epsilon(1e-8)
+    assert bound.upper == math.inf
+    assert 0.0 < bound.lower < 1.0
+
+
+def test_chunks_do_not_change_what_is_estimated(monkeypatch):
+    def upper():
+        return MonteCarloProfile(0.5, 3, num_samples=20_000).delta(1.0).upper
+
+    whole = upper()
+    monkeypatch.setattr("accounting.estimates.monte_carlo.losses._CHUNK_ENTRIES", 7_000)
+    assert upper() == pytest.approx(whole, rel=0.1)
+
+
+# --- the certified interval
+
+
+@pytest.mark.parametrize(
+    ("sigma", "epsilon"),
+    [(0.3, 0.1), (0.3, 2.0), (0.3, 8.0), (0.5, 0.1), (0.5, 2.0), (1.0, 0.1), (2.0, 0.02)],
+)
+@pytest.mark.parametrize("bins", [2, 30, 36_000])
+def test_certified_interval_lies_between_the_event_bound_and_the_confidence_bound(
+    sigma, bins, epsilon
+):
+    certified = BallsAndBinsProfile(sigma, bins).delta(epsilon)
+    ranks = geometric_ranks(bins, 1.05) if bins > 100 else None
+    sampled = MonteCarloProfile(sigma, bins, num_samples=5_000, beta=1e-9, ranks=ranks)
+    bound = sampled.delta(epsilon)
+    assert bound.lower <= certified.upper
+    # The confidence bound fails with probability 1e-9; then it would lie below the certified one.
+    assert certified.lower <= bound.upper
+    assert certified.upper <= bound.upper * (1 + 2e-3) + 1e-3 * certified.lower
+
+
+@pytest.mark.parametrize("assignment", ["redrawn", "fixed"])
+@pytest.mark.parametrize(("sigma", "bins", "epsilon"), [(0.5, 20, 3.0), (1.0, 100, 0.5)])
+def test_certified_interval_of_several_epochs_lies_under_the_confidence_bound(
+    sigma, bins, epsilon, assignment
+):
+    certified = BallsAndBinsProfile(sigma, bins, 3, assignment).delta(epsilon)
+    sampled = MonteCarloProfile(sigma, bins, 3, assignment, num_samples=50_000, beta=1e-9)
+    bound = sampled.delta(epsilon)
+    assert bound.lower <= certified.upper <= bound.upper < 1.5 * certified.upper + 1e-3
+
+
+def test_too_few_samples_are_known_without_drawing_them(monkeypatch):
+    monkeypatch.setattr("accounting.estimates.monte_carlo.profile.sample_losses", None)
+    profile = MonteCarloProfile(0.5, 4_492, num_samples=100_000)
+    bound = profile.epsilon(2.7e-8)
+    assert bound.upper == math.inf
+    assert bound.note
+    assert bound.lower == pytest.approx(4.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: MonteCarloProfile(1.0, 0), "bins"),
+        (lambda: MonteCarloProfile(1.0, 2, epochs=0), "epochs"),
+        (lambda: MonteCarloProfile(1.0, 2, assignment="shuffled"), "assignment"),
+        (lambda: MonteCarloProfile(1.0, 2, beta=1.0), "beta"),
+        (lambda: MonteCarloProfile(1.0, 2, beta=1e-17), "beta"),
+        (lambda: MonteCarloProfile(1.0, 2, num_samples=0), "num_samples"),
+        (lambda: MonteCarloProfile(1.0, 2).epsilon(0.0), "delta"),
+    ],
+)
+def test_bad_input_is_refused_with_its_name(call, message):
+    # Annotations are checked under the tests: a Literal's violation is a TypeError there.
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()

@@ -1,0 +1,150 @@
+"""Amplification by subsampling: closed forms at high precision, bounds as laws, and the limits."""
+
+import math
+
+import mpmath
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting.estimates.amplification import (
+    advise_batch_size,
+    amplify,
+    deamplify,
+    full_batch_noise,
+    gaussian_noise_penalty,
+    gaussian_noise_penalty_many_steps,
+    laplace_noise_penalty,
+    laplace_noise_ratio,
+    laplace_noise_scale,
+)
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.poisson import PoissonProfile
+
+EPSILONS = st.floats(1e-12, 2e3)
+PROBABILITIES = st.floats(1e-9, 1.0)
+
+
+@given(EPSILONS, PROBABILITIES)
+def test_amplify_and_deamplify_are_accurate_and_inverse(epsilon, prob):
+    amplified, delta = amplify(epsilon, 1e-3, prob)
+    needed, needed_delta = deamplify(epsilon, 1e-3 * prob, prob)
+    with mpmath.workdps(60 + int(0.44 * epsilon)):
+        e, p = mpmath.mpf(epsilon), mpmath.mpf(prob)
+        assert amplified == pytest.approx(float(mpmath.log1p(p * mpmath.expm1(e))), rel=1e-13)
+        assert needed == pytest.approx(float(mpmath.log1p(mpmath.expm1(e) / p)), rel=1e-13)
+    assert delta == 1e-3 * prob
+    assert needed_delta == pytest.approx(1e-3, rel=1e-13)
+    assert amplified <= epsilon * (1 + 1e-15) <= needed * (1 + 1e-14)
+    assert amplify(needed, needed_delta, prob)[0] == pytest.approx(epsilon, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("prob", "sigma", "epsilon"), [(0.01, 0.5, 3.0), (0.3, 1.0, 0.5), (0.9, 1.0, 1.0)]
+)
+def test_theorem_is_exact_for_one_sampled_gaussian(prob, sigma, epsilon):
+    # Removing an example: the divergence is p times that of the mechanism; adding: not more.
+    base = GaussianProfile(sigma).delta(epsilon)
+    amplified, delta = amplify(epsilon, base.upper, prob)
+    sampled = PoissonProfile(sigma, prob, 1).delta(amplified)
+    assert sampled.lower <= delta * (1 + 1e-9)
+    assert sampled.upper == pytest.approx(delta, rel=1e-2)
+
+
+@given(EPSILONS, PROBABILITIES)
+def test_laplace_ratio_lies_within_its_bounds(epsilon, prob):
+    ratio = laplace_noise_ratio(epsilon, prob)
+    c = epsilon / prob
+    assert ratio <= 1.0
+    assert ratio >= (1 - 1e-12) * math.log1p(c) / c
+    assert ratio >= (1 - 1e-12) * prob / (prob + epsilon)
+    assert 1.0 / ratio <= laplace_noise_penalty(c) * (1 + 1e-12)
+
+
+@given(EPSILONS, PROBABILITIES, st.integers(1, 10**9))
+def test_laplace_scales_have_that_ratio(epsilon, prob, n):
+    full, sampled = laplace_noise_scale(epsilon, n), laplace_noise_scale(epsilon, n, prob)
+    assert full == pytest.approx(1.0 / (epsilon * n), rel=1e-12)
+    assert full / sampled == pytest.approx(laplace_noise_ratio(epsilon, prob), rel=1e-12)
+
+
+@given(st.floats(0.0, 1e12))
+def test_penalties_begin_at_one_and_gaussian_noise_suffers_less(c):
+    assert gaussian_noise_penalty_many_steps(c) >= 1 - 1e-15
+    assert laplace_noise_penalty(c) >= 1 - 1e-15
+    if c <= 1.0:
+        assert gaussian_noise_penalty_many_steps(c) <= laplace_noise_penalty(c) + 1e-15
+    assert laplace_noise_penalty(c) <= laplace_noise_penalty(2 * c) * (1 + 1e-15)
+    assert gaussian_noise_penalty_many_steps(c) <= gaussian_noise_penalty_many_steps(2 * c) * (
+        1 + 1e-15
+    )
+
+
+def test_penalties_for_small_c_follow_their_series():
+    assert laplace_noise_penalty(1e-3) == pytest.approx(1 + 5e-4, abs=1e-6)
+    assert gaussian_noise_penalty_many_steps(1e-2) == pytest.approx(1 + 2.5e-5, abs=1e-8)
+
+
+def test_gaussian_penalty_is_one_for_full_batches_and_grows_as_the_rate_falls():
+    penalties = [gaussian_noise_penalty(p, 20, epsilon=1.0, delta=1e-5) for p in (1.0, 0.5)]
+    assert penalties[0] == pytest.approx(1.0, abs=2e-3)
+    assert penalties[0] < penalties[1]
+
+
+def test_gaussian_penalty_falls_to_its_limit_with_many_steps():
+    epsilon, delta, c = 1.0, 1e-5, 0.5
+
+    def excess(steps):
+        prob = 1.0 / (c * full_batch_noise(steps, epsilon=epsilon, delta=delta))
+        exact = gaussian_noise_penalty(prob, steps, epsilon=epsilon, delta=delta)
+        return exact - gaussian_noise_penalty_many_steps(c)
+
+    # The error of the central limit theorem is of order 1/√k: ten times smaller over this range.
+    few, many = excess(100), excess(10_000)
+    assert 0.0 < many < 0.2 * few
+
+
+def test_advised_batch_sizes_are_the_smallest_of_their_penalty():
+    advice = advise_batch_size(10**6, 10**4, rho=0.5, penalty=1.1)
+    assert advice.step_epsilon == pytest.approx(0.01)
+    for penalty, size in [
+        (gaussian_noise_penalty_many_steps, advice.gaussian_batch_size),
+        (laplace_noise_penalty, advice.laplace_batch_size),
+    ]:
+        c = advice.step_epsilon * 10**6  # times 1/b: c = epsilon/p
+        assert penalty(c / size) <= 1.1 < penalty(c / (size - 1))
+
+
+def test_budget_in_approximate_dp_is_the_rho_of_the_full_batches_that_meet_it():
+    advice = advise_batch_size(10**6, 400, epsilon=2.0, delta=1e-6)
+    noise = full_batch_noise(400, epsilon=2.0, delta=1e-6)
+    assert advice.step_epsilon == pytest.approx(1.0 / noise)
+    again = advise_batch_size(10**6, 400, rho=advice.rho)
+    assert again == advice
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: amplify(-1.0, 0.0, 0.5), "epsilon"),
+        (lambda: amplify(1.0, 1.5, 0.5), "delta"),
+        (lambda: amplify(1.0, 0.0, 0.0), "sampling_prob"),
+        (lambda: deamplify(1.0, 0.6, 0.5), "delta"),
+        (lambda: deamplify(1.0, 0.0, 1.5), "sampling_prob"),
+        (lambda: laplace_noise_scale(0.0, 10), "epsilon"),
+        (lambda: laplace_noise_scale(1.0, 0), "num_examples"),
+        (lambda: laplace_noise_ratio(math.inf, 0.5), "epsilon"),
+        (lambda: laplace_noise_penalty(-1.0), "epsilon_over_prob"),
+        (lambda: gaussian_noise_penalty_many_steps(math.nan), "epsilon_over_prob"),
+        (lambda: gaussian_noise_penalty(0.0, 1, epsilon=1.0, delta=0.1), "sampling_prob"),
+        (lambda: full_batch_noise(0, epsilon=1.0, delta=0.1), "steps"),
+        (lambda: advise_batch_size(100, 10), "budget"),
+        (lambda: advise_batch_size(100, 10, rho=1.0, epsilon=1.0, delta=0.1), "budget"),
+        (lambda: advise_batch_size(100, 10, epsilon=1.0), "budget"),
+        (lambda: advise_batch_size(100, 10, rho=0.0), "rho"),
+        (lambda: advise_batch_size(100, 10, rho=1.0, penalty=1.0), "penalty"),
+    ],
+)
+def test_bad_input_is_refused_with_its_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,115 @@
+"""The published theorem of episodic training is refuted, and is never printed as a guarantee."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from accounting import (
+    Bound,
+    GaussianProfile,
+    MultistageProfile,
+    PrivacyProfile,
+    UnitsThenPoissonProfile,
+    WorstLeafProfile,
+)
+from accounting.estimates.episodic import Estimate, PublishedTheorem3, compare
+from accounting.profiles.multistage import add_remove_profile
+
+DELTA = 1e-5
+
+
+def test_the_published_theorem_is_exceeded_by_a_pair_of_data_sets():
+    # 10 of 100 at sigma 1, x = 1 and all others -1: the theorem says 4.7e-6 at 1.85.
+    published = PublishedTheorem3(1.0, 1, (10,), (100,)).estimate_delta(1.85)
+    assert published.value == pytest.approx(4.7e-6, rel=0.02)
+    edges = np.concatenate([[-np.inf], np.linspace(-20, 0, 400_000), [np.inf]])
+    laws = [
+        0.9 * np.diff(special.ndtr(edges + 10)) + 0.1 * np.diff(special.ndtr(edges - mean))
+        for mean in (-8.0, -9.0)
+    ]
+    true = np.maximum(laws[0] - math.exp(1.85) * laws[1], 0).sum()
+    assert true == pytest.approx(1.76e-3, rel=0.01)
+    bound = MultistageProfile(1.0, 1, (10,), (100,)).delta(1.85)
+    assert bound.lower <= true * (1 + 1e-6)
+    assert true <= bound.upper
+    assert add_remove_profile(1.0, 1, (10,), (100,)).delta(1.85).upper == pytest.approx(
+        8.5e-3, rel=0.01
+    )
+
+
+def test_a_black_box_audit_refutes_the_published_theorem_and_passes_the_bound():
+    # 1 of 20 at sigma 1, 50 steps: x = 1 against 0, all others -1; the theorem says 2.67.
+    draws, sizes, sigma, steps, trials = (1,), (20,), 1.0, 50, 100_000
+    rng = np.random.default_rng(0)
+
+    def score(x):
+        drawn = rng.random((trials, steps)) < 0.05
+        sums = np.where(drawn, x, -1.0) + sigma * rng.standard_normal((trials, steps))
+        laws = [
+            0.95 * np.exp(-0.5 * (sums + 1) ** 2) + 0.05 * np.exp(-0.5 * (sums - own) ** 2)
+            for own in (1.0, 0.0)
+        ]
+        return np.log(laws[0] / laws[1]).sum(axis=1)
+
+    with_x, zeroed = score(1.0), score(0.0)
+    half = trials // 2
+    threshold = np.quantile(zeroed[:half], 1 - 1e-4)  # chosen on one half, tested on the other
+    hits, alarms = ((s[half:] > threshold).sum() for s in (with_x, zeroed))
+    confidence = 1e-6
+    power = stats.beta.ppf(confidence / 2, hits, half - hits + 1)
+    size = stats.beta.ppf(1 - confidence / 2, alarms + 1, half - alarms)
+    shown = math.log((power - DELTA) / size)
+    published = PublishedTheorem3(sigma, steps, draws, sizes).estimate_epsilon(DELTA)
+    assert published.value == pytest.approx(2.67, abs=0.01)
+    assert published.value < shown
+    assert shown < MultistageProfile(sigma, steps, draws, sizes).epsilon(DELTA).upper
+
+
+def test_a_configuration_is_compared_with_what_keeps_more_amplification():
+    found = compare(2.0, 1000, (1, 5, 5), (10, 25, 25), DELTA)
+    own = found.pop("examples clipped")
+    assert own == MultistageProfile(2.0, 1000, (1, 5, 5), (10, 25, 25)).epsilon(DELTA)
+    assert "any concrete pair" in own.note
+    published = found.pop("published theorem")
+    assert isinstance(published, Estimate)
+    assert published.value < own.lower
+    assert set(found) == {
+        "units of level 2 clipped",
+        "units of level 1 clipped",
+        "Poisson within units",
+    }
+    assert found["units of level 1 clipped"].upper < 0.5 * own.upper
+    assert found["units of level 1 clipped"].upper < found["units of level 2 clipped"].upper
+
+
+def test_the_published_theorem_can_not_be_printed_as_a_guarantee():
+    published = PublishedTheorem3(2.0, 100, (1, 5), (10, 10))
+    assert not isinstance(published, PrivacyProfile)
+    assert not hasattr(published, "epsilon")
+    assert not hasattr(published, "delta")
+    estimate = published.estimate_epsilon(DELTA)
+    assert isinstance(estimate, Estimate)
+    assert not isinstance(estimate, (float, Bound))
+    assert "NO GUARANTEE" in str(estimate)
+    for profile in (
+        MultistageProfile(1.0, 1, (1,), (2,)),
+        WorstLeafProfile(1.0, 1, (1,), ((2,),)),
+        UnitsThenPoissonProfile(1.0, 1, 0.5, 0.5),
+    ):
+        assert isinstance(profile, PrivacyProfile)
+
+
+def test_the_published_theorem_is_its_formula():
+    published = PublishedTheorem3(1.0, 1, (1,), (20,))
+    base = GaussianProfile(1.0)
+    for eps in (0.5, 2.0):
+        amplified = math.log1p(0.05 * math.expm1(eps))
+        assert published.estimate_delta(amplified).value == pytest.approx(
+            0.05 * base.delta(eps).upper, rel=1e-9
+        )
+    value = published.estimate_epsilon(1e-4).value
+    assert published.estimate_delta(value).value == pytest.approx(1e-4, rel=1e-6)

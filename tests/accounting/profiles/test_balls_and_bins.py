@@ -1,0 +1,192 @@
+"""Claims about balls-and-bins' profile: certified, tight, and equal to what it must equal."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special
+
+from accounting import BallsAndBinsProfile, GaussianProfile
+
+DELTA = 2.7e-8
+
+
+@pytest.mark.parametrize(
+    ("sigma", "bins", "lower", "upper"),
+    [
+        (1.0, 565, 0.40370, 0.40376),
+        (0.5, 565, 6.05934, 6.05936),
+        (0.5, 4492, 4.00222, 4.00225),
+        (0.5, 36_000, 2.04166, 2.04169),
+        (0.3, 36_000, 12.598468, 12.598469),
+    ],
+)
+def test_reference_intervals_lie_within(sigma, bins, lower, upper):
+    bound = BallsAndBinsProfile(sigma, bins).epsilon(DELTA)
+    assert bound.width <= 1e-3
+    assert not bound.note
+    assert bound.lower <= lower
+    assert upper <= bound.upper
+
+
+def test_a_finer_tolerance_lies_within_a_coarser_one():
+    profile = BallsAndBinsProfile(1.0, 565)
+    fine, coarse = profile.epsilon(DELTA, 1e-4), profile.epsilon(DELTA, 1e-2)
+    assert fine.width <= 1e-4
+    assert coarse.lower <= fine.lower <= fine.upper <= coarse.upper
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_one_bin_is_the_gaussian_closed_form(epochs):
+    exact = GaussianProfile(1.3 / math.sqrt(epochs))
+    for assignment in ("redrawn", "fixed"):
+        profile = BallsAndBinsProfile(1.3, 1, epochs, assignment)
+        assert profile.epsilon(1e-6) == exact.epsilon(1e-6)
+        assert profile.delta(2.0) == exact.delta(2.0)
+
+
+def test_fixed_bins_are_one_epoch_with_less_noise():
+    fixed = BallsAndBinsProfile(1.0, 565, 5, "fixed").epsilon(DELTA)
+    assert fixed == BallsAndBinsProfile(1.0 / math.sqrt(5), 565).epsilon(DELTA)
+    assert fixed.lower == pytest.approx(7.82, abs=0.01)
+
+
+def test_five_redrawn_epochs_cost_a_twelfth_of_fixed_ones():
+    bound = BallsAndBinsProfile(1.0, 565, 5).epsilon(DELTA)
+    assert bound.width <= 1e-3
+    assert bound.lower == pytest.approx(0.6459, abs=1e-3)
+
+
+def test_composition_by_fft_and_by_direct_convolution_agree():
+    from accounting.profiles.balls_and_bins import _Grid, _ratios
+
+    by_fft = BallsAndBinsProfile(1.0, 50, 12).epsilon(1e-6)
+    low, high = _ratios(_Grid(1.0, 50, 0.02, 1e-45), 12)
+    assert low.delta(by_fft.upper) <= 1e-6 <= high.delta(by_fft.lower)
+    assert high.delta(by_fft.upper + 1e-2) <= 1e-6
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("bins", [2, 10, 1000])
+def test_the_interval_is_above_every_event_and_below_the_deterministic_order(sigma, bins):
+    profile = BallsAndBinsProfile(sigma, bins)
+    c = np.linspace(-3 * sigma, 1 + 9 * sigma, 2000)
+    others = (bins - 1) * special.log_ndtr(c / sigma)
+    p = -np.expm1(others + special.log_ndtr((c - 1) / sigma))
+    q = -np.expm1(others + special.log_ndtr(c / sigma))
+    for epsilon in (0.1, 1.0, 4.0):
+        bound = profile.delta(epsilon)
+        assert (p - math.exp(epsilon) * q).max() <= bound.upper + 1e-14
+        assert ((1 - q) - math.exp(epsilon) * (1 - p)).max() <= bound.upper + 1e-14
+        assert bound.lower <= GaussianProfile(sigma).delta(epsilon).upper
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    sigma=st.floats(0.1, 20.0),
+    bins=st.integers(1, 20_000),
+    epochs=st.integers(1, 6),
+    epsilon=st.floats(0.0, 10.0),
+)
+def test_bounds_are_ordered_and_monotone(sigma, bins, epochs, epsilon):
+    profile = BallsAndBinsProfile(sigma, bins, epochs)
+    bound = profile.delta(epsilon)
+    assert 0.0 <= bound.lower <= bound.upper <= 1.0
+    assert profile.delta(epsilon + 0.5).lower <= bound.upper
+    assert BallsAndBinsProfile(1.5 * sigma, bins, epochs).delta(epsilon).lower <= bound.upper
+    assert bound.lower <= BallsAndBinsProfile(sigma, bins, epochs + 1).delta(epsilon).upper
+    fixed = BallsAndBinsProfile(sigma, bins, epochs, "fixed").delta(epsilon)
+    deterministic = GaussianProfile(sigma / math.sqrt(epochs)).delta(epsilon)
+    assert fixed.lower <= deterministic.upper
+    assert bound.lower <= deterministic.upper
+
+
+@pytest.mark.parametrize(
+    ("sigma", "bins", "epochs"),
+    [
+        (0.1, 36_000, 1),
+        (20.0, 1_000_000, 100),
+        (0.1, 1000, 100),
+        (0.5, 36_000, 10),
+        (1.0, 10**6, 1),
+    ],
+)
+def test_the_whole_range_is_bracketed_to_a_thousandth(sigma, bins, epochs):
+    bound = BallsAndBinsProfile(sigma, bins, epochs).epsilon(DELTA)
+    assert bound.width <= min(1e-3, 0.05 * bound.upper)
+    # A small epsilon is asked for relative to itself, and not at any price.
+    assert not bound.note or bound.upper < 0.01
+
+
+@pytest.mark.parametrize("delta", [1e-15, 1e-30])
+def test_tails_stay_certified_at_tiny_delta(delta):
+    bound = BallsAndBinsProfile(0.7, 100).epsilon(delta)
+    assert bound.width <= 1e-3
+    # The largest of the bins' releases alone, found by a union bound, cannot cost much less.
+    assert bound.upper <= GaussianProfile(0.7).epsilon(delta).upper
+
+
+@pytest.mark.parametrize(
+    ("sigma", "delta", "truth"), [(0.055, 1e-18, 323.00364896), (0.06, 1e-22, 299.77179605)]
+)
+def test_at_little_noise_the_interval_is_about_the_truth(sigma, delta, truth):
+    """By the larger release alone, to 50 digits: what the other one adds is e^-300 of it.
+
+    Atoms whose Q-mass underflowed once made both ends 1e-3 too large.
+    """
+    bound = BallsAndBinsProfile(sigma, 2).epsilon(delta)
+    assert truth - 1e-4 <= bound.lower <= truth + 1e-6
+    assert truth - 1e-6 <= bound.upper <= truth + 1e-3
+
+
+def test_delta_at_little_noise_is_about_the_truth():
+    bound = BallsAndBinsProfile(0.05, 2).delta(330.0)
+    assert bound.lower <= 2.3862446e-11 <= bound.upper <= 1.001 * bound.lower
+
+
+@pytest.mark.parametrize(
+    ("sigma", "bins", "epochs", "delta"),
+    [
+        (1e8, 2, 1, 1e-5),
+        (1e8, 1000, 1, 1e-9),
+        (1e-3, 10**7, 10**4, 1e-300),
+        (0.05, 10**7, 1, 1e-5),
+        (0.02, 1000, 1, 1e-280),
+        (0.7, 100, 1, 1e-250),
+    ],
+)
+def test_far_ends_of_the_range_are_narrow_and_quick(sigma, bins, epochs, delta):
+    begin = time.process_time()
+    bound = BallsAndBinsProfile(sigma, bins, epochs).epsilon(delta)
+    assert time.process_time() - begin <= 5.0
+    assert bound.width <= 1e-3 + 1e-10 * bound.upper
+
+
+def test_a_small_epsilon_is_bounded_relative_to_itself():
+    bound = BallsAndBinsProfile(41.26, 1000, 10).epsilon(1e-8)
+    assert bound.width <= 1e-3 * bound.upper
+    assert bound.lower == pytest.approx(0.01, rel=2e-3)
+
+
+def test_without_a_known_reason_no_interval_is_wide(monkeypatch):
+    from accounting.profiles import balls_and_bins
+
+    monkeypatch.setattr(balls_and_bins, "_MOST_WORK", 1e6)
+    bound = BallsAndBinsProfile(0.5, 36_000).epsilon(DELTA)
+    assert bound.width > 1e-3
+    assert "too long" in bound.note
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(0.0, 2), (math.nan, 2), (1.0, 0), (1.0, 2.5), (1.0, 2, 0), (1.0, 2, 1, "kept"), (1.0, True)],
+)
+def test_bad_arguments_are_refused(arguments):
+    from beartype.roar import BeartypeCallHintViolation
+    from jaxtyping import TypeCheckError
+
+    with pytest.raises((ValueError, TypeCheckError, BeartypeCallHintViolation)):
+        BallsAndBinsProfile(*arguments)

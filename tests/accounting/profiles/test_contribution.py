@@ -1,0 +1,154 @@
+"""Users of many examples: where the cap on what each contributes should be."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from accounting.profiles.contribution import (
+    bias_bounds,
+    private_quantile,
+    sum_error,
+    sum_error_bound,
+    sum_sweet_spot,
+)
+
+FALSE_ALARM = 1e-6
+
+
+# --------------------------------------------------------------------------- the sum example
+
+populations = st.lists(st.integers(0, 50), min_size=1, max_size=40)
+
+
+@given(populations, st.floats(0.02, 3.0))
+@settings(max_examples=100, deadline=None)
+def test_no_cap_beats_the_sweet_spot(contributions, eps):
+    best = sum_error_bound(contributions, sum_sweet_spot(contributions, eps), eps)
+    for cap in np.arange(0, 51, 0.5):
+        assert best <= sum_error_bound(contributions, float(cap), eps) + 1e-9
+
+
+@given(populations, st.integers(0, 50), st.floats(0.02, 3.0))
+@settings(max_examples=100, deadline=None)
+def test_the_exact_error_is_between_the_bias_and_the_bound(contributions, cap, eps):
+    bias = sum(max(0, x - cap) for x in contributions)
+    error = sum_error(contributions, float(cap), eps)
+    assert bias - 1e-9 <= error <= sum_error_bound(contributions, float(cap), eps) + 1e-9
+
+
+def test_the_exact_error_is_that_of_simulated_sums():
+    contributions, cap, eps = [1, 2, 9, 14], 6.0, 0.8
+    noise = np.random.default_rng(0).laplace(scale=cap / eps, size=400_000)
+    errors = np.abs(np.minimum(contributions, cap).sum() + noise - np.sum(contributions))
+    slack = stats.norm.isf(FALSE_ALARM / 2) * errors.std() / math.sqrt(errors.size)
+    assert errors.mean() == pytest.approx(sum_error(contributions, cap, eps), abs=slack)
+
+
+def test_the_sweet_spot_is_an_order_statistic():
+    contributions = [float(x) for x in range(100)]
+    assert sum_sweet_spot(contributions, 0.1) == 90.0
+    assert sum_sweet_spot(contributions, 0.07) == 100 - math.ceil(1 / 0.07)
+    assert sum_sweet_spot(contributions, 0.001) == 0.0
+
+
+# ----------------------------------------------------------------------------------- bias
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1)), min_size=1, max_size=20),
+    st.integers(1, 60),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_bias_of_a_cap_is_within_every_bound(users, cap):
+    counts, losses = np.array([user[0] for user in users]), np.array([user[1] for user in users])
+    kept = np.minimum(counts, cap)
+    bias = abs(np.average(losses, weights=kept) - np.average(losses, weights=counts))
+    bounds = bias_bounds(counts, cap, losses)
+    assert bias <= min(bounds) + 1e-9
+    assert bounds.by_distance <= bounds.by_entropy + 1e-12 <= bounds.by_heaviest + 2e-12
+
+
+def test_the_published_bias_bounds_are_their_formulas():
+    bounds = bias_bounds([80, 10, 10], 20, [1.0, 0.0, 0.5])
+    mean = 0.8 + 0.05
+    variance = 0.8 * (1 - mean) ** 2 + 0.1 * mean**2 + 0.1 * (0.5 - mean) ** 2
+    assert bounds.by_heaviest == pytest.approx(math.sqrt(math.log(5) / 2))
+    assert bounds.by_variance == pytest.approx(math.sqrt(2 * variance / 0.2))
+    assert bounds.by_distance == pytest.approx(0.3)
+    assert math.isnan(bias_bounds([80, 10, 10], 20).by_variance)
+
+
+def test_a_cap_that_cuts_nothing_has_no_bias():
+    assert bias_bounds([3, 2], 3, [0.0, 1.0]) == (0.0, 0.0, 0.0, 0.0)
+
+
+# ------------------------------------------------------------------------------- the quantile
+
+
+def test_the_quantile_has_the_law_of_the_exponential_mechanism():
+    contributions, eps, caps = [1, 1, 2, 3, 5, 8, 9, 9], 1.3, [1, 2, 3, 5, 8, 13]
+    utility = np.array([-abs(sum(x <= cap for x in contributions) - 0.75 * 8) for cap in caps])
+    law = np.exp(eps * utility / 2)
+    law /= law.sum()
+    generator = random.Random(1)
+    drawn = [
+        private_quantile(
+            contributions, 0.75, epsilon=eps, candidates=caps, randbelow=generator.randrange
+        )
+        for _ in range(4000)
+    ]
+    counts = np.array([drawn.count(cap) for cap in caps])
+    assert stats.chisquare(counts, law * len(drawn)).pvalue > FALSE_ALARM
+
+
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=12),
+    st.integers(0, 12),
+    st.floats(0, 1),
+    st.floats(0.1, 4),
+)
+@settings(max_examples=100, deadline=None)
+def test_the_quantiles_law_moves_by_at_most_its_epsilon(contributions, user, quantile, eps):
+    def law(values):
+        utility = np.array([-abs(sum(x <= c for x in values) - quantile * len(values))
+                            for c in range(1, 13)])  # fmt: skip
+        weights = np.exp(eps * utility / 2)
+        return weights / weights.sum()
+
+    neighbour = list(contributions)
+    neighbour[user % len(contributions)] = 0
+    ratio = np.log(law(contributions) / law(neighbour))
+    assert np.abs(ratio).max() <= eps + 1e-9
+
+
+def test_the_quantile_finds_a_quantile_and_draws_from_the_system_by_default():
+    contributions = np.random.default_rng(0).zipf(1.6, 3000).clip(1, 1000)
+    cap = private_quantile(contributions, 0.9, epsilon=1.0, candidates=range(1, 1001))
+    share = np.mean(contributions <= cap)
+    assert abs(share - 0.9) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(quantile=1.2, epsilon=1.0, candidates=[1]), "quantile must be in"),
+        (dict(quantile=0.5, epsilon=0.0, candidates=[1]), "epsilon must be > 0"),
+        (dict(quantile=0.5, epsilon=1.0, candidates=[]), "at least one cap"),
+    ],
+)
+def test_impossible_quantiles_are_refused_in_one_line(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        private_quantile([1, 2], **arguments)
+
+
+@pytest.mark.parametrize("contributions", [[], [-1.0], [math.inf], [[1.0]]])
+def test_contributions_that_are_no_numbers_of_users_are_refused(contributions):
+    with pytest.raises(ValueError, match="contributions must be a list of finite numbers"):
+        sum_sweet_spot(contributions, 1.0)

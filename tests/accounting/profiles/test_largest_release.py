@@ -1,0 +1,66 @@
+"""Closed forms where one release outweighs all others hold everywhere, and are sharp there."""
+
+import math
+
+import numpy as np
+import pytest
+
+from accounting import BallsAndBinsProfile, GaussianProfile
+from accounting.algebra.likelihood_ratio import LikelihoodRatio
+from accounting.profiles.largest_release import LargestRelease, _log_moments
+
+# sigma, bins, epochs, delta
+SHARP = [
+    (0.055, 2, 1, 1e-18),
+    (0.05, 10**7, 1, 1e-5),
+    (0.05, 2, 1, 0.49),
+    (1e-3, 10**7, 1, 1e-300),
+    (0.02, 1000, 10**4, 1e-6),
+    (1e-3, 2, 3, 1e-300),
+]
+LOOSE = [(0.3, 10, 1, 1e-8), (0.5, 3, 1, 1e-30), (0.2, 100, 4, 1e-10), (1.0, 50, 3, 1e-3)]
+
+
+@pytest.mark.parametrize(("sigma", "bins", "epochs", "delta"), SHARP)
+def test_at_little_noise_both_ends_agree(sigma, bins, epochs, delta):
+    closed = LargestRelease(sigma, bins, epochs)
+    lower, upper = closed.lower_epsilon(delta), closed.upper_epsilon(delta)
+    assert lower <= upper <= lower + 1e-5 + 1e-10 * lower
+    assert closed.lower_delta(lower) <= closed.upper_delta(lower)
+    assert closed.lower_delta(lower) == pytest.approx(delta, rel=1e-3)
+    assert closed.upper_delta(upper) == pytest.approx(delta, rel=1e-3)
+
+
+@pytest.mark.parametrize(("sigma", "bins", "epochs", "delta"), LOOSE)
+def test_where_they_are_not_sharp_the_algebra_lies_between_them(sigma, bins, epochs, delta):
+    closed = LargestRelease(sigma, bins, epochs)
+    low, high = (
+        LikelihoodRatio.gaussian(sigma, 0.1, side).average(bins).power(epochs)
+        for side in ("lower", "upper")
+    )
+    lower, upper = closed.lower_epsilon(delta), closed.upper_epsilon(delta)
+    assert high.delta(lower) >= delta * (1 - 1e-9)
+    assert math.isinf(upper) or low.delta(upper) <= delta
+    for epsilon in (0.0, 0.5 * lower, lower, lower + 1.0):
+        assert closed.lower_delta(epsilon) <= high.delta(epsilon)
+        assert low.delta(epsilon) <= closed.upper_delta(epsilon)
+
+
+def test_the_number_of_bins_takes_its_logarithm_off_the_price_of_a_known_order():
+    known = GaussianProfile(0.05).epsilon(1e-6)
+    bound = BallsAndBinsProfile(0.05, 1000).epsilon(1e-6)
+    assert bound.upper == pytest.approx(known.upper - math.log(1000), abs=1e-5)
+
+
+@pytest.mark.parametrize("bins", [1, 2, 1000])
+def test_moments_of_the_largest_are_bounded_closely(bins):
+    slopes, bounds = _log_moments(bins)
+    if bins == 1:
+        exact = 0.5 * slopes**2
+    else:
+        draws = np.random.default_rng(0).normal(size=(4000, bins)).max(axis=1)
+        seen = slopes < 1.0
+        slopes, bounds = slopes[seen], bounds[seen]
+        exact = np.log(np.exp(-slopes[:, None] * draws).mean(axis=1)) - 0.2
+    assert (bounds >= exact).all()
+    assert (bounds <= exact + 0.5 * np.maximum(slopes, 1.0)).all()

@@ -1,0 +1,126 @@
+"""Claims about Poisson sampling's profile: it is certified, tight, and agrees with others' code."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting import GaussianProfile, PoissonProfile
+from accounting.algebra.likelihood_ratio import LikelihoodRatio
+
+
+def their_epsilon(sigma, rate, steps, delta, interval):
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    one = pld.from_gaussian_mechanism(
+        sigma, sampling_prob=rate, value_discretization_interval=interval
+    )
+    return one.self_compose(steps).get_epsilon_for_delta(delta)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "delta"),
+    [(1.0, 0.01, 1000, 1e-5), (0.7, 0.2, 30, 1e-6), (2.0, 0.5, 100, 1e-7), (5.0, 1e-3, 5000, 1e-5)],
+)
+def test_agrees_with_dp_accounting(sigma, rate, steps, delta):
+    bound = PoissonProfile(sigma, rate, steps).epsilon(delta)
+    assert bound.width <= 1e-3
+    theirs = their_epsilon(sigma, rate, steps, delta, min(1e-3, 0.1 * rate))
+    assert bound.lower <= theirs
+    assert theirs == pytest.approx(bound.upper, abs=3e-3)
+
+
+def test_stays_tight_where_a_fixed_grid_of_losses_is_too_coarse():
+    """At this rate a grid of 1e-3 gives 0.123 and one of 1e-4 gives 0.041."""
+    bound = PoissonProfile(1.0, 1024 / 37e6, 36_000).epsilon(2.7e-8)
+    assert bound.width <= 1e-3
+    assert bound.upper <= 0.0300
+    assert bound.lower <= their_epsilon(1.0, 1024 / 37e6, 36_000, 2.7e-8, 1e-3)
+
+
+def test_the_reference_value_at_little_noise():
+    bound = PoissonProfile(0.5, 1024 / 37e6, 36_000).epsilon(2.7e-8)
+    assert bound.width <= 1e-3
+    assert bound.lower - 1e-4 <= 2.0406 <= bound.upper + 1e-4
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.5, 2.0, 5.0])
+@pytest.mark.parametrize(("sigma", "rate", "steps"), [(1.0, 0.3, 6), (0.6, 0.05, 11)])
+def test_the_algebra_by_direct_convolutions_agrees(sigma, rate, steps, epsilon):
+    bound = PoissonProfile(sigma, rate, steps).delta(epsilon)
+    low, high = (
+        LikelihoodRatio.gaussian(sigma, 0.01, side).mixture(rate).power(steps).delta(epsilon)
+        for side in ("lower", "upper")
+    )
+    assert low <= bound.upper
+    assert bound.lower <= high
+    assert bound.upper - bound.lower <= 0.02 * bound.upper
+
+
+def test_one_step_is_the_amplified_gaussian_in_closed_form():
+    sigma, rate, epsilon = 0.8, 0.1, 1.5
+    inner = math.log1p(math.expm1(epsilon) / rate)
+    exact = rate * GaussianProfile(sigma).delta(inner).upper
+    bound = PoissonProfile(sigma, rate, 1).delta(epsilon)
+    assert bound.lower <= exact * (1 + 1e-9)
+    assert exact <= bound.upper * (1 + 1e-9)
+    assert bound.upper - bound.lower <= 0.01 * exact
+
+
+@pytest.mark.parametrize("epsilon", [29.0, 31.0, 40.0])
+def test_one_step_is_as_sharp_at_large_epsilons(epsilon):
+    bound = PoissonProfile(0.1, 1e-9, 1).delta(epsilon)
+    assert 0.0 < bound.lower <= bound.upper <= bound.lower * (1 + 1e-9)
+
+
+def test_one_step_has_a_profile_where_no_float_holds_the_exponential_of_epsilon():
+    assert 0.0 <= PoissonProfile(0.02, 0.5, 1).delta(800.0).lower <= 0.5
+    assert PoissonProfile(0.02, 0.5, 1).delta(800.0).lower > 0.49
+
+
+def test_without_sampling_it_is_the_closed_form():
+    assert PoissonProfile(2.0, 1.0, 9).delta(1.0) == GaussianProfile(2.0 / 3.0).delta(1.0)
+    assert PoissonProfile(2.0, 1.0, 9).epsilon(1e-6) == GaussianProfile(2.0 / 3.0).epsilon(1e-6)
+
+
+def test_a_rate_of_almost_one_is_almost_no_sampling():
+    bound = PoissonProfile(2.0, 1.0 - 1e-9, 9).epsilon(1e-6)
+    exact = GaussianProfile(2.0 / 3.0).epsilon(1e-6)
+    assert bound.lower <= exact.upper
+    assert bound.upper >= exact.lower - 1e-3
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-20, 1e-40])
+def test_a_small_delta_gives_no_silent_infinity(delta):
+    bound = PoissonProfile(1.0, 0.01, 100).epsilon(delta)
+    assert bound.upper < GaussianProfile(0.1).epsilon(delta).upper
+    assert bound.width <= 1e-3 or bound.note
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    sigma=st.floats(0.4, 10.0),
+    rate=st.floats(1e-4, 0.9),
+    steps=st.integers(1, 3000),
+    log_delta=st.floats(-20.0, -3.0),
+)
+def test_bounds_are_ordered_and_invert_each_other(sigma, rate, steps, log_delta):
+    profile, delta = PoissonProfile(sigma, rate, steps), math.exp(log_delta)
+    bound = profile.epsilon(delta)
+    assert 0.0 <= bound.lower <= bound.upper
+    assert bound.width <= 1e-3 or bound.note
+    assert profile.delta(bound.upper).lower <= delta
+    if bound.lower > 0.0:
+        assert profile.delta(bound.lower).upper >= delta
+    more = PoissonProfile(sigma, rate, steps + 1 + steps // 2).epsilon(delta)
+    assert bound.lower <= more.upper
+    assert PoissonProfile(2 * sigma, rate, steps).epsilon(delta).lower <= bound.upper
+
+
+@pytest.mark.parametrize(
+    "arguments", [(0.0, 0.1, 1), (1.0, 0.0, 1), (1.0, 1.5, 1), (1.0, math.nan, 1), (1.0, 0.1, 0)]
+)
+def test_bad_arguments_are_refused(arguments):
+    with pytest.raises(ValueError, match="must be"):
+        PoissonProfile(*arguments)

@@ -1,0 +1,180 @@
+"""The best of a random number of private trials costs what the theorem says, and no less."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from accounting import Bound, GaussianProfile, SelectionProfile, TrialCount, epsilon
+from accounting.estimates.monte_carlo import MonteCarloProfile
+
+COUNTS = [TrialCount(m, shape) for m in (1.5, 10.0, 50.0) for shape in (-0.5, 0.0, 1.0, 3.0)]
+
+
+def weights(count, size=200_000):
+    """The law of K by its recurrence, normalised by hand: an independent reading of the sources."""
+    gamma = count.gamma
+    k = np.arange(1, size)
+    steps = np.log((1 - gamma) * (k + count.shape) / (k + 1))
+    log_w = np.concatenate([[0.0], np.cumsum(steps)])
+    w = np.exp(log_w - log_w.max())
+    return w / w.sum()
+
+
+@pytest.mark.parametrize("count", COUNTS, ids=str)
+def test_the_law_of_k_has_the_mean_that_was_asked_for(count):
+    w = weights(count)
+    assert np.arange(1, w.size + 1) @ w == pytest.approx(count.mean, rel=1e-6)
+
+
+# Each way to draw K: short tails and long ones, on both sides of every shape that is special.
+DRAWN = [
+    *(c for c in COUNTS if c.mean == 10.0),
+    *(TrialCount(m, shape) for m, shape in [(10.0, 1e-9), (1.001, 1.0), (40.0, -0.5)]),
+    *(TrialCount(m, shape) for m, shape in [(150.0, 0.0), (150.0, 1e-9), (150.0, -1e-9)]),
+    *(TrialCount(m, shape) for m, shape in [(500.0, 0.4), (2000.0, 1.0), (5000.0, 3.0)]),
+]
+
+
+@pytest.mark.parametrize("count", DRAWN, ids=str)
+def test_draws_follow_the_law_of_k(count):
+    # Chi-square over at most 9 cells at 4,000 draws; false alarm 1e-6 each, from the system's
+    # entropy.
+    draws = np.array([count.draw() for _ in range(4000)])
+    assert draws.min() >= 1
+    w = weights(count)
+    edges = np.unique(np.searchsorted(np.cumsum(w), np.arange(9) / 9) + 1)
+    cells = np.add.reduceat(w, edges - 1)
+    seen = np.histogram(draws, [*edges, np.inf])[0]
+    assert draws.size == seen.sum()
+    if edges.size == 1:  # nearly always 1: how often not is a Poisson count
+        assert stats.poisson.sf(np.count_nonzero(draws > 1) - 1, 4000 * (1 - w[0])) > 1e-6
+    else:
+        assert stats.chisquare(seen, cells * draws.size).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("mean", [1.0 + 1e-9, 10.0, 1e9])
+@pytest.mark.parametrize("shape", [-0.5, -1e-12, 0.0, 1e-12, 1.0, 50.0])
+def test_no_mean_and_no_shape_makes_a_draw_take_long(mean, shape, monkeypatch):
+    # Time as the count of uniforms and of Poisson draws that are asked for.
+    count = TrialCount(mean, shape)
+    asked = []
+
+    class Counting(np.random.Generator):
+        def random(self, *args, **kwargs):
+            asked.append("uniform")
+            return super().random(*args, **kwargs)
+
+        def negative_binomial(self, *args, **kwargs):
+            asked.append("negative binomial")
+            assert len(asked) < 1000
+            return super().negative_binomial(*args, **kwargs)
+
+    monkeypatch.setattr(np.random, "Generator", Counting)
+    assert all(count.draw() >= 1 for _ in range(20))
+    assert len(asked) < 1000
+
+
+def best_of_k_delta(count, mu, eps, sign):
+    """Exact delta of the best of K for N(mu, 1) against N(0, 1), the score rising or falling."""
+    gamma, power = count.gamma, count.shape + 1
+
+    def slope(tail):  # f'(1 - tail)
+        return count.mean * (gamma / (gamma + (1 - gamma) * tail)) ** power
+
+    def excess(y):
+        p = slope(stats.norm.sf(sign * (y - mu))) * stats.norm.pdf(y - mu)
+        q = slope(stats.norm.sf(sign * y)) * stats.norm.pdf(y)
+        return max(0.0, p - math.exp(eps) * q)
+
+    return integrate.quad(excess, -10, 10, limit=100, points=[-4, -2, 0, 2, 4])[0]
+
+
+# Every law of K; the two sizes of noise take turns, and the other half is long.
+TRIALS = [
+    pytest.param(mu, count, marks=() if (i + j) % 2 == 0 else pytest.mark.long, id=f"{mu}-{count}")
+    for i, mu in enumerate((0.2, 2.0))
+    for j, count in enumerate(COUNTS)
+]
+
+
+@pytest.mark.parametrize(("mu", "count"), TRIALS)
+def test_no_score_costs_more_than_the_bound(mu, count):
+    profile = SelectionProfile(GaussianProfile(1 / mu), count)
+    for eps in (0.5, 3.0):
+        bound = profile.delta(eps)
+        for sign in (-1, 1):
+            for direction in (-mu, mu):
+                exact = best_of_k_delta(count, direction, eps, sign)
+                assert exact <= bound.upper + 1e-9
+
+
+def test_the_oracle_sees_that_selection_costs_something():
+    """Without the surcharge the bound would be wrong: the test above can fail."""
+    count = TrialCount(10.0, 0.0)
+    assert best_of_k_delta(count, 0.5, 1.0, 1) > 1.5 * GaussianProfile(2.0).delta(1.0).upper
+
+
+class RandomisedResponse:
+    """The profile of the truth with odds e : 1, which is 1-DP."""
+
+    def delta(self, epsilon: float) -> Bound:
+        value = max(0.0, (math.e - math.exp(epsilon)) / (1 + math.e))
+        return Bound(value, value)
+
+    def epsilon(self, delta: float, tolerance: float = 1e-3) -> Bound:
+        value = math.log(math.e - delta * (1 + math.e))
+        return Bound(value, value)
+
+
+@pytest.mark.parametrize("count", COUNTS, ids=str)
+def test_a_pure_trial_costs_shape_plus_two_times(count):
+    """Papernot and Steinke, corollary 3."""
+    profile = SelectionProfile(RandomisedResponse(), count)
+    assert profile.delta((2 + count.shape) * (1 + 1e-3)).upper == 0.0
+
+
+@pytest.mark.parametrize("shape", [0.0, 1.0])
+def test_it_is_no_looser_than_renyi_accounting(shape):
+    from dp_accounting import NeighboringRelation, dp_event
+    from dp_accounting.rdp import RdpAccountant
+
+    count = TrialCount(10.0, shape)
+    for sigma in (1.0, 4.0):
+        event = dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(sigma), count.mean, shape)
+        adjacency = NeighboringRelation.ADD_OR_REMOVE_ONE
+        renyi = RdpAccountant(neighboring_relation=adjacency).compose(event).get_epsilon(1e-6)
+        ours = epsilon(SelectionProfile(GaussianProfile(sigma), count), 1e-6)
+        assert ours.lower <= renyi
+        assert ours.upper <= 1.02 * renyi
+
+
+def test_delta_and_epsilon_agree():
+    profile = SelectionProfile(GaussianProfile(1.0), TrialCount(20.0, 0.0))
+    bound = epsilon(profile, 1e-5)
+    assert profile.delta(bound.upper).upper <= 1e-5 * (1 + 1e-6)
+    assert profile.delta(0.999 * bound.upper).upper > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((1.0, 1.0), "mean"),
+        ((math.nan, 1.0), "mean"),
+        ((10.0, -1.0), "shape"),
+        ((10_000.0, -0.99), "no law of shape"),
+        ((1 + 1e-13, 1.0), "no law of shape"),
+    ],
+)
+def test_impossible_laws_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        TrialCount(*arguments)
+
+
+def test_an_estimate_of_one_trial_gives_no_price_of_many():
+    profile = SelectionProfile(MonteCarloProfile(1.0, 10), TrialCount(10.0))
+    with pytest.raises(ValueError, match="must be proved"):
+        profile.epsilon(1e-3)
+    with pytest.raises(ValueError, match="must be proved"):
+        profile.delta(5.0)

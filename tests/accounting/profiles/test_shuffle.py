@@ -1,0 +1,116 @@
+"""Claims about shuffling: between its lower bounds and the deterministic order, never Poisson."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting import BallsAndBinsProfile, GaussianProfile, PoissonProfile, ShuffleProfile
+from accounting.profile import epsilon_from_delta
+
+DELTA = 2.7e-8
+
+
+@pytest.mark.parametrize("order", ["redrawn", "fixed"])
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize(("sigma", "steps"), [(0.5, 1000), (1.0, 50), (2.0, 4)])
+def test_it_lies_between_balls_and_bins_and_the_deterministic_order(sigma, steps, epochs, order):
+    bound = ShuffleProfile(sigma, steps, epochs, order).epsilon(DELTA)
+    below = BallsAndBinsProfile(sigma, steps, epochs, order).epsilon(DELTA)
+    above = GaussianProfile(sigma / math.sqrt(epochs)).epsilon(DELTA)
+    assert below.lower <= bound.lower <= bound.upper
+    assert bound.upper == above.upper
+
+
+def test_it_costs_far_more_than_as_if_it_were_poisson():
+    shuffle = ShuffleProfile(0.5, 36_000).epsilon(DELTA)
+    poisson = PoissonProfile(0.5, 1 / 36_000, 36_000).epsilon(DELTA)
+    assert shuffle.lower > 12.0 > 2.1 > poisson.upper
+
+
+def test_one_step_is_the_gaussian():
+    assert ShuffleProfile(1.0, 1).epsilon(1e-6).width <= 1e-9
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5])
+def test_fixed_orders_are_one_epoch_with_less_noise(epochs):
+    fixed = ShuffleProfile(1.0, 100, epochs, "fixed")
+    one = ShuffleProfile(1.0 / math.sqrt(epochs), 100)
+    assert fixed.epsilon(1e-6) == one.epsilon(1e-6)
+
+
+def test_buckets_of_one_epoch_prove_what_the_events_prove():
+    from accounting.profiles import shuffle
+
+    for sigma, steps in ((0.5, 1000), (1.0, 50)):
+        ratio = shuffle._several_epochs(sigma, steps, 1)
+        for epsilon in (0.5, 2.0, 5.0):
+            event = ShuffleProfile(sigma, steps)._event_delta()(epsilon)
+            assert ratio.delta(epsilon) == pytest.approx(event, rel=0.02)
+
+
+def test_the_pair_of_one_step_in_several_epochs_is_the_gaussian():
+    """With one step an epoch the buckets' composition must come out just under the truth."""
+    from accounting.profiles import shuffle
+
+    for epsilon in (1.0, 5.0):
+        exact = GaussianProfile(1.0 / math.sqrt(4)).delta(epsilon).lower
+        low = shuffle._several_epochs(1.0, 1, 4).delta(epsilon)
+        assert 0.98 * exact <= low <= exact
+
+
+def test_the_lower_end_is_that_of_a_pair_or_of_balls_and_bins_redrawn_alike():
+    """Of fixed bins it would be twice as high: more than is proved of redrawn orders."""
+    shuffle = ShuffleProfile(1.5, 10, 6)
+    redrawn, fixed = (
+        BallsAndBinsProfile(1.5, 10, 6, assignment).epsilon(1e-3).lower
+        for assignment in ("redrawn", "fixed")
+    )
+    event = epsilon_from_delta(
+        shuffle._event_delta(at_delta=1e-3), lambda e: 0.0, 1e-3, resolution=1e-6
+    )
+    bound = shuffle.epsilon(1e-3)
+    assert bound.lower <= max(redrawn, event.upper) + 1e-3 < fixed
+
+
+@pytest.mark.parametrize(
+    ("sigma", "steps", "epochs", "delta"),
+    [(1e-3, 1000, 2, 1e-6), (0.1, 1000, 10, 1e-6), (0.02, 10**6, 10**4, 1e-30)],
+)
+def test_at_little_noise_shuffling_costs_as_much_as_a_known_order(sigma, steps, epochs, delta):
+    bound = ShuffleProfile(sigma, steps, epochs).epsilon(delta)
+    assert bound.width <= 1e-3 + 1e-10 * bound.upper
+    assert not bound.note
+
+
+def test_a_wide_interval_says_that_no_more_is_known():
+    bound = ShuffleProfile(1.0, 100, 3).epsilon(1e-6)
+    assert bound.width > 1.0
+    assert "no tight accounting" in bound.note
+
+
+def test_epochs_only_add_to_the_price():
+    lowers = [ShuffleProfile(0.8, 200, epochs).epsilon(1e-6).lower for epochs in (1, 2, 4, 8)]
+    assert lowers == sorted(lowers)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    sigma=st.floats(0.3, 5.0),
+    steps=st.integers(1, 3000),
+    epochs=st.integers(1, 4),
+    epsilon=st.floats(0.0, 8.0),
+)
+def test_bounds_are_ordered(sigma, steps, epochs, epsilon):
+    for order in ("redrawn", "fixed"):
+        bound = ShuffleProfile(sigma, steps, epochs, order).delta(epsilon)
+        assert 0.0 <= bound.lower <= bound.upper <= 1.0
+        below = BallsAndBinsProfile(sigma, steps, epochs, order).delta(epsilon)
+        assert bound.upper >= below.lower
+
+
+@pytest.mark.parametrize(("sigma", "steps", "epochs"), [(0.0, 2, 1), (1.0, 0, 1), (1.0, 2, 0)])
+def test_bad_arguments_are_refused(sigma, steps, epochs):
+    with pytest.raises(ValueError, match="must be"):
+        ShuffleProfile(sigma, steps, epochs)

@@ -1,0 +1,169 @@
+"""The coupled audit passes sound training of every kind, and says what it found.
+
+What it catches is in tests/mutants.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import Mechanism, RootKey, dpsgd
+from dpsgd.audit.coupled import AuditReport, _sum_checks, coupled_audit
+from dpsgd.audit.sampler import sampler_checks
+from dpsgd.audit.step import CompiledStep, recorder
+from samplers import BallsAndBins, Poisson
+
+pytestmark = pytest.mark.audit
+
+N = 200
+RNG = np.random.default_rng(0)
+ROWS = {
+    "x": RNG.normal(size=(N, 20)).astype(np.float32),
+    "y": RNG.integers(0, 2, N).astype(np.float32),
+}
+TOKENS = {
+    "x": RNG.integers(0, 30, (N, 4)).astype(np.int32),
+    "y": RNG.integers(0, 2, N).astype(np.int32),
+}
+POISSON = Poisson(N, 10, 2)
+
+
+def loss_fn(params, example):
+    logit = jnp.dot(params["w"], example["x"].astype(params["w"].dtype)) + params["b"]
+    return optax.sigmoid_binary_cross_entropy(logit, example["y"].astype(logit.dtype))
+
+
+def tokens_loss_fn(params, example):
+    logit = jnp.tanh(params["table"][example["x"]]).sum()
+    return optax.sigmoid_binary_cross_entropy(logit, example["y"].astype(jnp.float32))
+
+
+def start(dtype=jnp.float32):
+    return {"w": jnp.full(20, 0.1, dtype), "b": jnp.zeros((), dtype)}
+
+
+def audit(
+    loss_fn=loss_fn, params=None, data=ROWS, sampler=POISSON, claimed=None, sigma=1.0, **options
+):
+    mechanism = Mechanism(sampler, noise_multiplier=sigma, l2_clip_norm=0.5)
+    return coupled_audit(
+        lambda optimizer: dpsgd(loss_fn, optimizer, mechanism, **options),
+        start() if params is None else params,
+        data,
+        claimed=claimed,
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"microbatch_size": 3},
+        {"sampler": Poisson(N, 10, 2, overflow="accumulate", max_batch_size=4)},
+        {"params": start(jnp.bfloat16)},
+        {"loss_fn": tokens_loss_fn, "params": {"table": jnp.full((30, 8), 0.1)}, "data": TOKENS},
+        {"sigma": 1e-3},
+    ],
+    ids=["microbatches", "several passes a step", "bfloat16", "integers alone", "little noise"],
+)
+def test_sound_training_passes(kind):
+    report = audit(**kind)
+    assert report.passed, report.lines()
+    assert report.lines()[-1] == "coupled audit: consistent"
+    report.require_passed()
+
+
+def test_much_secure_noise_raises_no_false_alarm_and_hides_no_sum():
+    # A batch of 49: dividing by it rounds.
+    mechanism = Mechanism(Poisson(N, 49, 2), 1000.0, l2_clip_norm=0.5, secure_noise=True)
+
+    def build(optimizer, factor=1):
+        sound = dpsgd(loss_fn, optimizer, mechanism)
+
+        def clipped_sum(params, batch, weights, scales):
+            total, diagnostics = sound.clipped_sum(params, batch, weights, scales)
+            return jax.tree.map(lambda leaf: factor * leaf, total), diagnostics
+
+        return sound._replace(clipped_sum=clipped_sum)
+
+    root = RootKey.from_insecure_seed(1)
+    report = coupled_audit(build, start(), ROWS, root=root)
+    assert report.passed, report.lines()
+    assert not coupled_audit(lambda o: build(o, factor=2), start(), ROWS, root=root).passed
+
+
+def test_a_wrong_claim_is_refused_and_named():
+    report = audit(sampler=POISSON, claimed=BallsAndBins(N, 10, 2))
+    assert not report.passed
+    assert "VIOLATION" in report.lines()[-1]
+    with pytest.raises(ValueError, match="everybody takes part once an epoch") as refusal:
+        report.require_passed()
+    assert "\n" not in str(refusal.value)
+
+
+def last_bits_vary(sound, params, batch, weights, scales):
+    """As where atomic additions come in any order, here by what lies under weight 0."""
+    total, diagnostics = sound.clipped_sum(params, batch, weights, scales)
+    hidden = jnp.where(weights > 0, 0.0, jnp.nan_to_num(batch["x"][:, 0])).sum()
+    return jax.tree.map(lambda leaf: leaf * (1 + jnp.sign(hidden) * 2.0**-22), total), diagnostics
+
+
+def padding_counts(sound, params, batch, weights, scales):
+    return sound.clipped_sum(params, batch, jnp.ones_like(weights), scales)
+
+
+def padding_is_multiplied_away(sound, params, batch, weights, scales):
+    total, diagnostics = sound.clipped_sum(params, batch, weights, scales)
+    hidden = jnp.sum(0.0 * batch["x"])
+    return jax.tree.map(lambda leaf: leaf + hidden, total), diagnostics
+
+
+@pytest.mark.parametrize(
+    ("planted", "repeats"),
+    [
+        (last_bits_vary, True),
+        (last_bits_vary, False),
+        (padding_counts, False),
+        (padding_is_multiplied_away, False),
+    ],
+)
+def test_padding_may_change_the_last_bits_only_where_equal_steps_do(planted, repeats, monkeypatch):
+    monkeypatch.setattr("dpsgd.audit.coupled.repeats_exactly", lambda: repeats)
+    mechanism = Mechanism(POISSON, noise_multiplier=1.0, l2_clip_norm=0.5)
+
+    sound = dpsgd(loss_fn, recorder(), mechanism)
+    planted_in = sound._replace(clipped_sum=lambda *inputs: planted(sound, *inputs))
+    step = CompiledStep(planted_in, start(), ROWS, RootKey.from_insecure_seed(0), None)
+    (check,) = [check for check in _sum_checks(step) if check.name == "padding is inert"]
+    assert check.passed == (planted is last_bits_vary and not repeats), check.detail
+
+
+@pytest.mark.parametrize("planted", [padding_counts, last_bits_vary])
+def test_where_rounding_could_hide_a_row_that_counts_padding_is_not_said_to_be_inert(
+    planted, monkeypatch
+):
+    monkeypatch.setattr("dpsgd.audit.coupled.repeats_exactly", lambda: False)
+    sound = dpsgd(loss_fn, recorder(), Mechanism(POISSON, noise_multiplier=1.0, l2_clip_norm=0.5))
+    planted_in = sound._replace(clipped_sum=lambda *inputs: planted(sound, *inputs))
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), start())
+    step = CompiledStep(planted_in, half, ROWS, RootKey.from_insecure_seed(0), None)
+    (check,) = [check for check in _sum_checks(step) if check.name == "padding is inert"]
+    assert not (check.made and check.passed), check.detail
+
+
+def test_a_check_that_is_left_out_says_so(monkeypatch):
+    monkeypatch.setattr("dpsgd.audit.sampler._LARGEST_PLAN", N - 1)
+    (check,) = [check for check in sampler_checks(POISSON, POISSON, seed=1) if not check.made]
+    assert check.passed
+    (line,) = AuditReport((check,)).lines()[:-1]
+    assert line.startswith("skip  the batches are the rows that were priced  not drawn for more")
+
+
+def test_what_cannot_be_audited_is_refused():
+    with pytest.raises(ValueError, match="noise_multiplier is 0"):
+        audit(sigma=0.0)
+    with pytest.raises(ValueError, match="equally many rows"):
+        audit(data=ROWS | {"y": ROWS["y"][:-1]})
+    with pytest.raises(ValueError, match="equally many rows"):
+        audit(data=jax.tree.map(lambda column: column[:0], ROWS))

@@ -1,0 +1,482 @@
+"""Clipping: no example contributes more than the clip norm, whatever its gradient holds."""
+
+from __future__ import annotations
+
+import functools
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax_privacy.clipping import clipped_grad as jax_privacy_clipped_grad
+
+from dpsgd.gradients import norms
+from dpsgd.gradients.clipping import Diagnostics, clipped_grad
+
+METHODS = ["ghost", "vmap"]
+
+B, D = 4, 7
+FLOAT32 = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
+EDGES = st.sampled_from([0.0, 1e-45, 1e-38, 1e-30, 1e30, 3e38, -3e38, np.inf, -np.inf, np.nan])
+GRADIENTS = hnp.arrays(np.float32, (B, D), elements=FLOAT32 | EDGES)
+CLIP_NORMS = st.floats(min_value=2.0**-100, max_value=2.0**120, width=32) | st.sampled_from(
+    [1e-30, 1e-3, 1.0, 1e30]
+)
+
+
+def linear_loss(params, example):
+    """A loss whose gradient is the example itself, exactly, in both of its leaves."""
+    return jnp.dot(params["w"], example[: D - 2]) + jnp.dot(params["v"], example[D - 2 :])
+
+
+LINEAR_PARAMS = {"w": jnp.zeros(D - 2), "v": jnp.zeros(2)}
+
+
+def dense_loss(params, example):
+    hidden = jnp.tanh(example["x"] @ params["kernel"] + params["bias"])
+    return params["scale"] * jnp.sum((hidden - example["y"]) ** 2)
+
+
+# The arrays of tests are NumPy's: JAX would compile a program for each operation on each shape.
+
+
+def dense_problem():
+    """Parameters and eight examples."""
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    params = {"kernel": normal(5, 3), "bias": normal(3), "scale": np.float32(1.5)}
+    return params, {"x": normal(8, 5), "y": normal(8, 3)}
+
+
+@functools.cache
+def dense_gradients():
+    """The losses and gradients [8, d] of the dense problem in float64, one by one."""
+    each = jax.jit(jax.vmap(jax.value_and_grad(dense_loss), (None, 0)))
+    losses, grads = each(*dense_problem())
+    flat = [np.asarray(g, np.float64).reshape(8, -1) for g in jax.tree.leaves(grads)]
+    return np.asarray(losses), np.concatenate(flat, axis=1)
+
+
+@functools.cache
+def compiled_dense(method):
+    def run(params, batch, weights, clip_norm):
+        return clipped_grad(dense_loss, l2_clip_norm=clip_norm, method=method)(
+            params, batch, weights
+        )
+
+    return jax.jit(run)
+
+
+def run_dense(method, batch, weights, clip_norm):
+    """The clipped sum and the diagnostics of a batch of the dense problem."""
+    weights, clip_norm = np.asarray(weights, np.float32), np.float32(clip_norm)
+    return compiled_dense(method)(dense_problem()[0], batch, weights, clip_norm)
+
+
+def flatten(tree):
+    return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])
+
+
+@functools.cache
+def compiled_linear(method):
+    def run(batch, weights, clip_norm):
+        return clipped_grad(linear_loss, l2_clip_norm=clip_norm, method=method)(
+            LINEAR_PARAMS, batch, weights
+        )
+
+    return jax.jit(run)
+
+
+def contribution(method, batch, i, clip_norm):
+    """The contribution of example i alone, in a batch of the same shape."""
+    total, diagnostics = compiled_linear(method)(batch, np.eye(len(batch))[i], clip_norm)
+    return np.concatenate([total["w"], total["v"]]), diagnostics
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=80)
+@given(gradients=GRADIENTS, clip_norm=CLIP_NORMS)
+@example(gradients=np.full((B, D), 1e30, np.float32), clip_norm=1.0)
+@example(gradients=np.full((B, D), 3.4e38, np.float32), clip_norm=1.0)
+@example(gradients=np.full((B, D), 1e-45, np.float32), clip_norm=1e-30)
+@example(gradients=np.zeros((B, D), np.float32), clip_norm=1.0)
+@example(gradients=np.full((B, D), np.nan, np.float32), clip_norm=1.0)
+def test_contribution_never_exceeds_clip_norm_for_any_gradient(method, gradients, clip_norm):
+    clip_norm = np.float32(clip_norm)
+    for i in range(B):
+        got, diagnostics = contribution(method, gradients, i, clip_norm)
+        exact = gradients[i].astype(np.float64)
+        if not np.isfinite(exact).all():
+            np.testing.assert_array_equal(got, 0)
+            assert diagnostics.nonfinite_count == 1
+            continue
+        assert diagnostics.nonfinite_count == 0
+        norm = np.linalg.norm(got.astype(np.float64))
+        assert norm <= clip_norm
+        exact_norm = np.linalg.norm(exact)
+        expected = exact * min(1.0, float(clip_norm) / max(exact_norm, 1e-300))
+        # Numbers below 2^-126 times the largest one, and subnormal ones, may flush to zero.
+        tolerance = 2e-6 * np.abs(expected).max() + 2.0**-125
+        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_huge_finite_gradient_is_clipped_rather_than_dropped(method):
+    batch = np.full((B, D), 1e30, np.float32)
+    got, diagnostics = contribution(method, batch, 0, 1.0)
+    np.testing.assert_allclose(got, np.full(D, 1 / np.sqrt(D)), rtol=2e-6)
+    assert (diagnostics.clipped_count, diagnostics.nonfinite_count) == (1, 0)
+
+
+@pytest.mark.parametrize("count", [1, 17, 4096, 3_000_001, 20_000_003])
+def test_norm_of_millions_of_coordinates_is_accurate_to_a_few_roundings(count):
+    # Equal terms, on which a plain float32 sum stagnates at 2^24, and random ones.
+    for x in (np.full(count, 0.75, np.float32), np.random.default_rng(0).random(count, np.float32)):
+        got = jax.jit(norms.norm)(x[None])
+        square = float(got.scale[0]) ** 2 * float(got.square[0])
+        exact = np.dot(x.astype(np.float64), x.astype(np.float64))
+        assert abs(square / exact - 1) <= 8 * 2.0**-24
+
+
+@jax.jit
+def clip_rows(x, clip_norm):
+    factor = norms.clip_factor(norms.norm(x), clip_norm, jnp.ones(len(x), bool))
+    return norms.contribution(factor, x)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.floats(-30, 30))
+def test_clipped_norm_stays_within_the_margin_below_the_clip_norm(seed, log_scale):
+    x = np.random.default_rng(seed).standard_cauchy((8, 300)).astype(np.float32)
+    x *= np.float32(10.0**log_scale)
+    got = np.linalg.norm(np.asarray(clip_rows(jnp.asarray(x), 1.0), np.float64), axis=1)
+    assert (got <= 1.0 - 3 * 2.0**-24).all()
+    clipped = np.linalg.norm(x.astype(np.float64), axis=1) > 1
+    assert (got[clipped] >= 1.0 - 31 * 2.0**-24).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("clip_norm", [1e-3, 0.5, 3.0, np.inf])
+def test_sum_and_counts_equal_the_definition(method, clip_norm):
+    params, batch = dense_problem()
+    losses, gradients = dense_gradients()
+    norm = np.linalg.norm(gradients, axis=1)
+    clipped = gradients * np.minimum(1, clip_norm / norm)[:, None]
+    total, diagnostics = run_dense(method, batch, np.ones(8), clip_norm)
+    np.testing.assert_allclose(
+        flatten(total), clipped.sum(0), rtol=3e-6, atol=3e-6 * np.abs(clipped).max()
+    )
+    assert jax.tree.structure(total) == jax.tree.structure(params)
+    assert isinstance(diagnostics, Diagnostics)
+    np.testing.assert_allclose(diagnostics.loss_sum, losses.sum(), rtol=1e-6)
+    assert diagnostics.clipped_count == (norm > clip_norm).sum()
+    assert diagnostics.batch_size == 8
+
+
+@pytest.mark.parametrize("clip_norm", [0.01, 1.0, 100.0])
+def test_sum_agrees_with_jax_privacy(clip_norm):
+    params, batch = dense_problem()
+    oracle = jax.jit(jax_privacy_clipped_grad(dense_loss, l2_clip_norm=clip_norm, batch_argnums=1))
+    expected = oracle(params, jax.tree.map(lambda x: x[:, None], batch))
+    for method in METHODS:
+        # The clip norm is a constant of the program here, an argument in the other tests.
+        run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=clip_norm, method=method))
+        total, _ = run(params, batch, np.ones(8))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), total, expected
+        )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e38])
+def test_padding_is_inert_to_the_bit(method, poison):
+    _, batch = dense_problem()
+    weights = np.array([1, 0, 1, 1, 0, 0, 1, 0])
+    poisoned = {
+        name: np.where((weights > 0)[:, None], x, np.float32(poison)) for name, x in batch.items()
+    }
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        run_dense(method, batch, weights, 0.5),
+        run_dense(method, poisoned, weights, 0.5),
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weight_counts_an_example_if_and_only_if_it_is_positive(method):
+    _, batch = dense_problem()
+    weird = run_dense(method, batch, [7.0, np.nan, -1.0, 1e-30, 0.0, -0.0, -np.inf, np.inf], 0.5)
+    plain = run_dense(method, batch, [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], 0.5)
+    jax.tree.map(np.testing.assert_array_equal, weird, plain)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nonfinite_example_contributes_zero_and_leaves_the_others_bit_equal(method):
+    _, batch = dense_problem()
+    expected, _ = run_dense(method, batch, [1, 0, 1, 1, 1, 1, 1, 1], 0.5)
+    for poison in (np.nan, np.inf):
+        poisoned = batch | {"y": batch["y"].copy()}
+        poisoned["y"][1] = poison
+        total, diagnostics = run_dense(method, poisoned, np.ones(8), 0.5)
+        jax.tree.map(np.testing.assert_array_equal, total, expected)
+        assert (diagnostics.nonfinite_count, diagnostics.batch_size) == (1, 8)
+        assert np.isfinite(diagnostics.loss_sum)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_contribution_of_an_example_does_not_depend_on_the_others(method):
+    _, batch = dense_problem()
+    alone = np.eye(8)[2]
+    expected, _ = run_dense(method, batch, alone, 0.5)
+    perturbed = {name: x.copy() for name, x in batch.items()}
+    for x in perturbed.values():
+        x[0] *= -50
+        x[1] = 0
+        x[3] += 9
+    total, _ = run_dense(method, perturbed, alone, 0.5)
+    jax.tree.map(np.testing.assert_array_equal, total, expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zeroing_out_one_example_moves_the_sum_by_at_most_the_clip_norm(method):
+    _, batch = dense_problem()
+    whole = flatten(run_dense(method, batch, np.ones(8), 0.25)[0])
+    for alone in np.eye(8):
+        less = flatten(run_dense(method, batch, 1 - alone, 0.25)[0])
+        assert np.linalg.norm(whole - less) <= 0.25 * (1 + 1e-6)
+
+
+# Every size under "ghost"; "vmap", which is cut into microbatches by the same code, at one that
+# leaves a rest.
+MICROBATCHES = [("ghost", 1), ("ghost", 2), ("ghost", 3), ("ghost", 8), ("vmap", 3)]
+MICROBATCHES += [pytest.param("vmap", size, marks=pytest.mark.long) for size in (1, 2, 8)]
+
+
+@pytest.mark.parametrize(("method", "microbatch_size"), MICROBATCHES)
+def test_microbatches_give_the_same_sum(method, microbatch_size):
+    params, batch = dense_problem()
+    keys = jax.random.split(jax.random.key(1), 8)  # a key per example travels too
+    weights = np.array([1, 1, 0, 1, 1, 1, 1, 1], np.float32)
+    expected = run_dense(method, batch, weights, 0.5)
+    in_parts = clipped_grad(
+        dense_loss, l2_clip_norm=0.5, method=method, microbatch_size=microbatch_size
+    )
+    got = jax.jit(in_parts)(params, batch | {"dropout": keys}, weights)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6), got, expected)
+    assert got[1].batch_size == 7
+
+
+@functools.cache
+def compiled_half(method, dtype):
+    def loss_fn(params, example):
+        return jnp.dot(params["w"], example.astype(dtype))
+
+    def run(gradients, clip_norm):
+        return clipped_grad(loss_fn, l2_clip_norm=clip_norm, method=method)(
+            {"w": jnp.zeros(5, dtype)}, gradients, jnp.ones(64)
+        )
+
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("size", [1e-7, 1.0, 1e4])
+def test_half_precision_parameters_are_clipped_and_summed_in_float32(method, dtype, size):
+    # The norm of these gradients underflows, or overflows, in float16; the sum would be rounded.
+    gradients = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32) * size
+    exact = gradients.astype(dtype).astype(np.float64)
+    clip_norm = 0.5 * size
+    clipped = exact * np.minimum(1, clip_norm / np.linalg.norm(exact, axis=1))[:, None]
+    total, diagnostics = compiled_half(method, dtype)(gradients, clip_norm)
+    assert total["w"].dtype == jnp.float32
+    assert diagnostics.clipped_count == (np.linalg.norm(exact, axis=1) > clip_norm).sum() > 30
+    np.testing.assert_allclose(total["w"], clipped.sum(0), rtol=1e-5, atol=1e-5 * size)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_infinite_clip_norm_gives_the_plain_sum_of_gradients(method):
+    params, batch = dense_problem()
+    run = jax.jit(clipped_grad(dense_loss, l2_clip_norm=np.inf, method=method))
+    total, diagnostics = run(params, batch, np.ones(8))
+    _, gradients = dense_gradients()
+    np.testing.assert_allclose(flatten(total), gradients.sum(0), rtol=1e-5, atol=1e-6)
+    assert diagnostics.clipped_count == 0
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, np.nan])
+def test_clip_norm_that_is_not_positive_is_refused(clip_norm):
+    with pytest.raises(ValueError, match="l2_clip_norm must be positive"):
+        clipped_grad(linear_loss, l2_clip_norm=clip_norm)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "opacus"}, "method must be one of"),
+        ({"microbatch_size": 0}, "microbatch_size must be at least 1"),
+    ],
+)
+def test_unknown_options_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        clipped_grad(linear_loss, l2_clip_norm=1.0, **change)
+
+
+@pytest.mark.parametrize(
+    ("params", "batch", "weights", "message"),
+    [
+        ({"w": jnp.zeros(3, int)}, np.ones((2, 3)), np.ones(2), r"params\['w'\] is int32"),
+        ({}, np.ones((2, 3)), np.ones(2), "no arrays"),
+        (
+            {"w": jnp.zeros(3)},
+            np.ones((3, 3)),
+            np.ones(2),
+            "shape \\[3, 3\\], but the leading axis",
+        ),
+        ({"w": jnp.zeros(3)}, np.ones((2, 3)), np.ones((2, 1)), "weights must have shape"),
+        ({"w": jnp.zeros(3)}, np.ones((0, 3)), np.ones(0), "B >= 1"),
+        ({"w": jnp.zeros((3, 2))}, np.ones((2, 3)), np.ones(2), "real floating-point scalar"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_one_clear_line(params, batch, weights, message):
+    def loss_fn(params, example):
+        return example @ params["w"]
+
+    with pytest.raises(ValueError, match=message) as error:
+        clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch, weights)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 31, 32, 33, 100])
+def test_norms_combine_to_that_of_the_concatenation(count):
+    rng = np.random.default_rng(count)
+    parts = (10.0 ** rng.uniform(-6, 6, (count, 8, 1)) * rng.normal(size=(count, 8, 5))).astype(
+        np.float32
+    )
+    norm = jax.jit(norms.norm)
+    combined = norms.combine([norm(part) for part in parts])
+    exact = np.sqrt(np.sum(np.square(parts.astype(np.float64)), axis=(0, 2)))
+    np.testing.assert_allclose(norms.value(combined), exact, rtol=9 * 2.0**-24)
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 17, 40, 5000])
+@pytest.mark.parametrize("constant", [0.0, 1e-37, 1e-25, 1.0, 1e25, 1e35])
+def test_a_norm_is_right_where_a_compiler_knows_the_entries(size, constant):
+    got = jax.jit(lambda: norms.value(norms.norm(jnp.full((1, size), constant, jnp.float32))))()
+    np.testing.assert_allclose(got, constant * size**0.5, rtol=2e-6)
+
+
+def partly_constant(params, x):
+    return jnp.dot(params, jnp.concatenate([x, jnp.ones(35)]))
+
+
+def contracted_to_a_constant(params, x):
+    return jnp.sum(x @ params)
+
+
+def contracted_with_a_constant(params, x):
+    return jnp.dot(jnp.ones(9) @ params, x) + jnp.dot(jnp.ones(5), params.T @ jnp.ones(9))
+
+
+def contracted_and_looked_up(params, x):
+    row = jax.lax.dynamic_slice(params, ((x[0] > 0).astype(int), 0), (1, 9))
+    return jnp.sum(row) + 1e-3 * jnp.dot(jnp.resize(x, 9) @ params, jnp.resize(x, 9))
+
+
+CONSTANTS = {
+    partly_constant: (40,),
+    contracted_to_a_constant: (5, 4),
+    contracted_with_a_constant: (9, 5),
+    contracted_and_looked_up: (9, 9),
+}
+
+
+# Every magnitude of every loss under "ghost"; under "vmap", which has one norm for them all, the
+# magnitudes take turns.
+KNOWN = [
+    pytest.param(
+        method, loss, constant, marks=pytest.mark.long if method == "vmap" and (i + j) % 3 else ()
+    )
+    for method in METHODS
+    for i, loss in enumerate(CONSTANTS)
+    for j, constant in enumerate([1e-25, 1.0, 1e30])
+]
+
+
+@pytest.mark.parametrize(("method", "loss_fn", "constant"), KNOWN)
+def test_gradients_that_a_compiler_knows_are_clipped_at_every_magnitude(method, loss_fn, constant):
+    constant = np.float32(constant)
+    run = jax.jit(
+        clipped_grad(
+            lambda params, x: loss_fn(params, x) * constant,
+            l2_clip_norm=float(constant) / 10,
+            method=method,
+        )
+    )
+    params, x = np.zeros(CONSTANTS[loss_fn], np.float32), np.full((1, 5), 0.7, np.float32)
+    contribution = np.asarray(run(params, x, np.ones(1))[0], np.float64) / constant
+    assert 0.09999 < np.linalg.norm(contribution) <= 0.1
+
+
+# Every exponent with either method; the sizes take turns. The other half of the product is long.
+TINY = [
+    pytest.param(method, exponent, size, marks=() if (i + j + k) % 2 == 0 else pytest.mark.long)
+    for i, method in enumerate(METHODS)
+    for j, exponent in enumerate([-126, -101, -90, -64, -20, 0])
+    for k, size in enumerate([1, 3])
+]
+
+
+@pytest.mark.parametrize(("method", "exponent", "batch_size"), TINY)
+def test_a_leaf_without_or_with_a_tiny_gradient_takes_nothing_from_the_others(
+    method, exponent, batch_size
+):
+    def loss_fn(params, x):
+        dead = jnp.sum(jax.nn.relu(x @ params["dead"] - 100.0))
+        tiny = jnp.sum(jnp.sin(params["tiny"]) * jnp.pad(x, (0, 40)) * jnp.float32(2.0**exponent))
+        return jnp.dot(params["w"], x) + dead + tiny
+
+    @jax.jit
+    def run(params, x, clip_norm):
+        return clipped_grad(loss_fn, l2_clip_norm=clip_norm, method=method)(
+            params, x, jnp.ones(batch_size)
+        )
+
+    params = {
+        "dead": np.zeros((5, 7), np.float32),
+        "tiny": np.zeros(45, np.float32),
+        "w": np.zeros(5, np.float32),
+    }
+    x = 1 + np.arange(5 * batch_size, dtype=np.float32).reshape(batch_size, 5)
+    for clip_norm in (1e3, 0.1):
+        total, diagnostics = run(params, x, clip_norm)
+        assert diagnostics.nonfinite_count == 0
+        # In float64: the gradients are x in `w`, and 2^exponent x in `tiny`.
+        norm = np.linalg.norm(x, axis=1) * np.hypot(1, 2.0**exponent)
+        expected = (np.minimum(1, clip_norm / norm)[:, None] * x).sum(0)
+        np.testing.assert_allclose(total["w"], expected, rtol=3e-6)
+        # What is 2^-126 times an example's largest coordinate may flush to zero.
+        expected *= 2.0**exponent
+        np.testing.assert_allclose(total["tiny"][:5], expected, rtol=3e-6, atol=2.0**-120)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_norm_counts_small_leaves_and_large_ones_together(method):
+    # Leaves above 2^12 coordinates lie by themselves, the others side by side.
+    params = {"a": jnp.zeros(3), "b": jnp.zeros(5000), "c": jnp.zeros(2), "d": jnp.zeros(4500)}
+
+    def loss_fn(p, x):
+        return sum(x * w * jnp.sum(jnp.sin(p[k])) for k, w in zip("abcd", W, strict=True))
+
+    W = 30.0, 0.1, 40.0, 0.2
+    gradient = clipped_grad(loss_fn, l2_clip_norm=0.5, method=method)
+    total, _ = gradient(params, jnp.array([3.0]), jnp.ones(1))
+    norm = np.sqrt(sum(w * w * params[name].size for name, w in zip("abcd", W, strict=True)))
+    for name, weight in zip("abcd", W, strict=True):
+        np.testing.assert_allclose(total[name], 0.5 * weight / norm, rtol=1e-5)

@@ -1,0 +1,149 @@
+"""Clipping under arbitrary floats: 300 cases in the short suite, 10,000 in the long one.
+
+python -m pytest -m long tests/dpsgd/gradients/test_clipping_fuzz.py
+"""
+
+from __future__ import annotations
+
+import functools
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpsgd.gradients.clipping import clipped_grad
+from dpsgd.noise.grid import secure_grid
+
+B, D, M = 3, 5, 2
+FLOATS = {"float32": jnp.float32, "float16": jnp.float16, "bfloat16": jnp.bfloat16}
+
+
+def linear(params, example):
+    """The gradient is the example itself, in the parameters' type, in leaves of every rank."""
+    example = example.astype(params["vector"].dtype)
+    return (
+        jnp.dot(params["vector"], example[:D])
+        + jnp.sum(params["matrix"] * example[D : D + 2 * M].reshape(2, M))
+        + params["scalar"] * example[-1]
+    )
+
+
+def dense(params, example):
+    """The gradients of kernel and bias are x y^T and y."""
+    x, y = example[:D], example[D : D + M]
+    return jnp.dot(x @ params["kernel"] + params["bias"], y)
+
+
+LOSSES = {
+    "linear": (linear, {"vector": (D,), "matrix": (2, M), "scalar": ()}, D + 2 * M + 1),
+    "dense": (dense, {"kernel": (D, M), "bias": (M,)}, D + M),
+}
+
+
+def exact_gradient(loss, dtype, example):
+    """The gradient in float64, as {leaf: array}; rounded to half precision where that is taken."""
+    if loss == "linear":
+        with np.errstate(over="ignore"):
+            wide = np.asarray(jnp.asarray(example).astype(FLOATS[dtype]), np.float64)
+        matrix = wide[D : D + 2 * M].reshape(2, M)
+        return {"vector": wide[:D], "matrix": matrix, "scalar": wide[-1]}
+    x, y = example[:D].astype(np.float64), example[D:].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return {"kernel": np.outer(x, y), "bias": y}
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(tree[name]).astype(np.float64) for name in sorted(tree)])
+
+
+@functools.cache
+def compiled(loss, dtype, method):
+    loss_fn, shapes, _ = LOSSES[loss]
+    params = {name: jnp.zeros(shape, FLOATS[dtype]) for name, shape in shapes.items()}
+    how = {} if method == "secure" else {"method": method}
+
+    def run(batch, weights, clip_norm, grid):
+        gradient = clipped_grad(loss_fn, l2_clip_norm=clip_norm, grid=grid, **how)
+        return gradient(params, batch, weights)
+
+    return jax.jit(run)
+
+
+EDGES = st.sampled_from(
+    [0.0, -0.0, 1e-45, -1e-41, 1e-38, 6e-8, 1.0, -1.0, 65504.0, 65520.0, 1e19, 1e30, 3e38, -3e38,
+     np.inf, -np.inf, np.nan]
+)  # fmt: skip
+ANY = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
+FINITE = st.floats(-100, 100, width=32)
+
+
+@st.composite
+def cases(draw):
+    loss, dtype = draw(
+        st.sampled_from([("linear", d) for d in FLOATS] + [("linear", "float32")])
+        | st.just(("dense", "float32"))
+    )
+    elements = draw(st.sampled_from([FINITE, EDGES | FINITE, EDGES | ANY, ANY]))
+    batch = draw(hnp.arrays(np.float32, (B, LOSSES[loss][2]), elements=elements, fill=st.nothing()))
+    weights = draw(hnp.arrays(np.float32, B, elements=st.sampled_from([0.0, 1.0, 1.0])))
+    method = draw(st.sampled_from(["ghost", "vmap", "secure"]))
+    low, high = (-60, 60) if method == "secure" else (-100, 120)
+    clip = np.float32(draw(st.floats(1, 2, width=32)) * 2.0 ** draw(st.integers(low, high)))
+    return loss, dtype, method, batch, weights, clip
+
+
+def check(case):
+    loss, dtype, method, batch, weights, clip = case
+    grid = secure_grid(1.0, float(clip), B) if method == "secure" else None
+    run, unit = compiled(loss, dtype, method), float(grid.spacing) if grid else 1.0
+    together = np.zeros(1)
+    for i in range(B):
+        alone, diagnostics = run(batch, weights * (np.arange(B) == i), clip, grid)
+        got = flat(alone) * unit
+        together = together + got
+        exact = flat(exact_gradient(loss, dtype, batch[i]))
+        largest = np.abs(exact).max()
+        if not weights[i] or not np.isfinite(largest):
+            assert not got.any()
+            assert diagnostics.nonfinite_count == (1 if weights[i] else 0)
+            continue
+        if grid is None:
+            assert np.linalg.norm(got) <= clip
+        else:
+            limit = int(grid.max_square[0]) + (int(grid.max_square[1]) << 32)
+            integers = [int(v) for leaf in jax.tree.leaves(alone) for v in np.ravel(leaf)]
+            assert sum(v * v for v in integers) <= limit
+        # Beyond 2^125 an outer product may overflow, and the example is left out; "ghost", which
+        # forms no gradient, may clip one that float32 could not hold.
+        if loss == "dense" and largest >= 2.0**125 and not got.any():
+            continue
+        scaled = exact / largest if largest > 0 else exact
+        norm = np.linalg.norm(scaled)
+        expected = scaled * min(largest, float(clip) / norm if norm > 0 else np.inf)
+        # Numbers below 2^-126 times the largest one, and subnormal ones, may flush to zero, also
+        # one factor of a product; the secure mode shortens by 2^-12 and truncates to its grid.
+        relative, absolute = (2.0**-11, unit) if grid else (2e-6, 0.0)
+        factor = max(1.0, np.abs(batch[i]).max()) if loss == "dense" else 1.0
+        tolerance = relative * np.abs(expected).max() + absolute + 2.0**-125 * factor
+        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+    total, _ = run(batch, weights, clip, grid)
+    np.testing.assert_allclose(flat(total) * unit, together, rtol=0, atol=B * 2.0**-22 * clip)
+
+
+@settings(max_examples=300)
+@given(cases())
+def test_every_contribution_is_its_clipped_gradient_or_nothing(case):
+    """Norm at most C, nothing of what is not finite or does not count, else as in float64."""
+    check(case)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@settings(max_examples=10_000, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_every_contribution_is_its_clipped_gradient_or_nothing_in_10000_cases(case):
+    check(case)

@@ -1,0 +1,700 @@
+"""The ghost method gives what one gradient per example gives, for any loss."""
+
+from __future__ import annotations
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+from dpsgd.gradients import ghost, norms
+from dpsgd.gradients.clipping import clipped_grad
+from dpsgd.gradients.losses import Keyed, of_row
+from dpsgd.gradients.memory import explain
+from dpsgd.gradients.taps import find_taps
+
+B = 6
+
+
+# NumPy draws: JAX would compile a program for every shape.
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def integers(seed, high, *shape):
+    return np.random.default_rng(seed).integers(high, size=shape, dtype=np.int32)
+
+
+def filled(shapes):
+    """Returns parameters of the given shapes, as large as initializers make them."""
+    leaves, treedef = jax.tree.flatten(shapes)
+    drawn = [normal(k, *x.shape) / max(x.shape[0], 1) ** 0.5 for k, x in enumerate(leaves)]
+    return jax.tree.unflatten(treedef, drawn)
+
+
+def stateless(module):
+    """Returns (params, function of params and inputs) of the nnx module that `module()` makes."""
+    graph, shapes = nnx.split(nnx.eval_shape(module), nnx.Param)
+    return filled(shapes), lambda params, *args: nnx.merge(graph, params)(*args)
+
+
+# Each case: (params, loss_fn, batch, {part of a leaf's name: expected route}).
+
+
+def ctr_mlp():
+    """The papers' click model in small: a look-up of 26 rows of one table, some of them equal."""
+    params = {
+        "table": normal(0, 50, 4),
+        "layers": [
+            {"w": normal(k, m, n) / m**0.5, "b": normal(k + 9, n)}
+            for k, (m, n) in enumerate([(109, 16), (16, 16), (16, 1)])
+        ],
+    }
+
+    def loss_fn(params, example):
+        x = jnp.concatenate([params["table"][example["ids"]].ravel(), example["dense"]])
+        for layer in params["layers"][:-1]:
+            x = jax.nn.relu(x @ layer["w"] + layer["b"])
+        last = params["layers"][-1]
+        logit = (x @ last["w"] + last["b"])[0]
+        return jax.nn.softplus(logit) - example["y"] * logit
+
+    batch = {
+        "ids": integers(1, 50, B, 26),
+        "dense": normal(2, B, 5),
+        "y": integers(3, 2, B),
+    }
+    return params, loss_fn, batch, {"table": "rows", "'w'": "outer", "'b'": "entries"}
+
+
+class Block(nnx.Module):
+    def __init__(self, tied, vocabulary, rngs):
+        self.embed = nnx.Embed(vocabulary, 8, rngs=rngs)
+        self.norm1, self.norm2 = nnx.LayerNorm(8, rngs=rngs), nnx.LayerNorm(8, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+        self.up, self.down = nnx.Linear(8, 32, rngs=rngs), nnx.Linear(32, 8, rngs=rngs)
+        self.head = None if tied else nnx.Linear(8, vocabulary, use_bias=False, rngs=rngs)
+
+    def __call__(self, tokens):
+        x = self.embed(tokens)
+        x = x + self.attention(self.norm1(x))
+        x = x + self.down(nnx.gelu(self.up(self.norm2(x))))
+        return self.embed.attend(x) if self.head is None else self.head(x)
+
+
+def transformer(tied, length, vocabulary):
+    params, apply = stateless(lambda: Block(tied, vocabulary, nnx.Rngs(0)))
+
+    def loss_fn(params, tokens):
+        logits = jax.nn.log_softmax(apply(params, tokens[:-1]))
+        return -jnp.mean(jnp.take_along_axis(logits, tokens[1:, None], axis=1))
+
+    long = length * (8 + vocabulary) >= 8 * vocabulary
+    routes = {"embedding": ("entries" if long else "gram") if tied else "rows", "scale": "entries"}
+    routes |= {"query']['kernel": "gram" if length == 3 else "entries"}
+    return params, loss_fn, integers(4, vocabulary, B, length + 1), routes
+
+
+class Convnet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(4, (3, 3), strides=2)(x))
+        x = nn.relu(nn.Conv(16, (3, 2), padding="VALID", kernel_dilation=(1, 2))(x))
+        x = nn.relu(nn.Conv(16, (1, 1), feature_group_count=4)(x))
+        return nn.Dense(3)(x.ravel())
+
+
+def convnet():
+    module = Convnet()
+    params = filled(jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((8, 8, 2))))
+
+    def loss_fn(params, example):
+        image, label = example
+        return -jax.nn.log_softmax(module.apply(params, image))[label]
+
+    routes = {"Conv_0']['kernel": "entries", "Conv_1']['kernel": "gram", "Dense_0']['k": "outer"}
+    return params, loss_fn, (normal(1, B, 8, 8, 2), integers(2, 3, B)), routes
+
+
+def lstm_in_scan():
+    module = nn.RNN(nn.OptimizedLSTMCell(5))
+    inputs = normal(0, B, 7, 3)
+    rnn = filled(jax.eval_shape(module.init, jax.random.key(1), inputs[0]))
+    params = {"rnn": rnn, "out": normal(2, 5, 2)}
+
+    def loss_fn(params, x):
+        return jnp.sum(jnp.tanh(module.apply(params["rnn"], x)[-1] @ params["out"]))
+
+    return params, loss_fn, inputs, {"rnn": "vmap", "out": "outer"}
+
+
+def bags(count, mode):
+    """Bags of words in a table shared by two look-ups; with `mode`, ids beyond the table occur."""
+    params = {"table": normal(0, 20, 3), "w": normal(1, 3, 3)}
+
+    def loss_fn(params, example):
+        first = jnp.take(params["table"], example["a"], axis=0, mode=mode).sum(0)
+        second = jnp.take(params["table"], example["b"], axis=0, mode=mode).mean(0)
+        return jnp.nan_to_num(jnp.sum(jnp.tanh(first @ params["w"]) * second))
+
+    high = 30 if mode == "clip" else 20
+    batch = {"a": integers(2, high, B, count), "b": integers(3, high, B, 5)}
+    return params, loss_fn, batch, {"table": "rows"}
+
+
+def look_up_out_of_bounds():
+    params = {"table": normal(0, 20, 3)}
+
+    def loss_fn(params, ids):
+        rows = params["table"].at[ids].get(mode="fill", fill_value=0.5)
+        return jnp.sum(jnp.sin(rows) * jnp.arange(1.0, 7.0)[:, None])
+
+    return params, loss_fn, integers(1, 40, B, 6) - 10, {"table": "rows"}
+
+
+def columns_and_pairs():
+    """Look-ups along the second axis, along two axes, of one row, and of a block."""
+    params = {
+        "columns": normal(0, 3, 10),
+        "pairs": normal(1, 4, 5, 3),
+        "row": normal(2, 9, 4),
+        "block": normal(3, 8, 8),
+        "transposed": normal(4, 3, 10),
+        "indexed": normal(5, 9, 4),
+        "collapsed": normal(6, 9, 1, 4),
+    }
+    # Axis 1, of length one, is collapsed and not looked up.
+    collapsing = lax.GatherDimensionNumbers(
+        offset_dims=(1,), collapsed_slice_dims=(0, 1), start_index_map=(0,)
+    )
+
+    def loss_fn(params, x):
+        i, j = x[:6], x[6:]
+        parts = [
+            params["columns"][:, i],
+            params["pairs"][i % 4, j % 5],
+            params["row"][i[0]],
+            lax.dynamic_slice(params["block"], (i[0], j[0]), (3, 2)),
+            params["transposed"].T[i],
+            lax.dynamic_index_in_dim(params["indexed"], j[0], keepdims=False),
+            lax.gather(params["collapsed"], j[:, None], collapsing, (1, 1, 4)),
+        ]
+        return sum(jnp.sum(jnp.sin((k + 1) * p) ** 2) for k, p in enumerate(parts))
+
+    names = ["columns", "pairs", "row", "transposed", "indexed", "collapsed"]
+    routes = dict.fromkeys(names, "rows")
+    return params, loss_fn, integers(6, 9, B, 12), routes | {"block": "slice"}
+
+
+def look_ups_in_views():
+    """Look-ups of the same rows in a table and in views of it; the second takes half of the first.
+
+    A sampled softmax over a tied table among them.
+    """
+    params = {
+        "transposed": normal(0, 12, 5),
+        "longer": normal(1, 12, 5),
+        "pairs": normal(2, 4, 4, 3),
+        "blocks": normal(3, 12, 4),
+        "tied": normal(4, 30, 6),
+    }
+
+    def loss_fn(params, i):
+        p, last = params, i[-1:]
+        hidden = jnp.tanh(p["tied"][i].mean(0))
+        parts = [
+            p["transposed"][i] - 0.5 * p["transposed"].T[:, i].T,
+            p["longer"][i] - 0.5 * p["longer"][None][0:1, i][0],
+            p["pairs"][i % 4, i // 4] - 0.5 * p["pairs"].swapaxes(0, 1)[i // 4, i % 4],
+            lax.dynamic_slice(p["blocks"], (last[0], 0), (1, 4))
+            - 0.5 * lax.dynamic_slice(p["blocks"].T, (0, last[0]), (4, 1)).T,
+            jax.nn.log_softmax(hidden @ p["tied"].T[:, i]),
+        ]
+        return sum(jnp.sum(jnp.sin(k + part)) for k, part in enumerate(parts))
+
+    return params, loss_fn, integers(7, 12, B, 9), dict.fromkeys(params, "rows")
+
+
+def parts_and_layouts():
+    """What is alike in shape and is not the same entries: they are told apart."""
+    params = {"entry": normal(0, 2), "kernel": normal(1, 3, 3, 3, 60), "square": normal(2, 20, 20)}
+
+    def convolve(image, kernel, layout):
+        layouts = ("NHWC", layout, "NHWC")
+        return lax.conv_general_dilated(
+            image[None], kernel, (1, 1), "VALID", dimension_numbers=layouts
+        )
+
+    def loss_fn(params, example):
+        ids, image, x = example
+        entry, kernel, square = params["entry"], params["kernel"], params["square"]
+        turned = lax.reshape(square, (20, 20), dimensions=(1, 0))
+        return (
+            jnp.sum(entry[0:1][ids] - 0.5 * entry[1:2][ids])
+            + jnp.sum(convolve(image, kernel, "HWIO") - 0.5 * convolve(image, kernel, "IHWO"))
+            + jnp.dot(x[0], x[1] @ square - 0.5 * (x[1] @ turned))
+        )
+
+    batch = np.zeros((B, 3), np.int32), normal(3, B, 3, 3, 3), normal(4, B, 2, 20)
+    return params, loss_fn, batch, dict.fromkeys(params, "entries")
+
+
+def twice(length):
+    """The same dense layer applied twice, once transposed, and a bias added twice."""
+    params = {"w": normal(0, 12, 12) / 3, "b": normal(1, 12), "v": normal(2, 12, 12) / 3}
+
+    def loss_fn(params, x):
+        x = jnp.tanh(x @ params["w"] + params["b"])
+        x = jnp.tanh(x @ params["w"] + params["b"])
+        x = jnp.tanh(x @ params["v"])
+        return jnp.sum(jnp.cos(x @ params["v"].T))
+
+    route = "gram" if length < 3 else "entries"
+    return params, loss_fn, normal(3, B, length, 12), {"w": route, "v": route, "b": "entries"}
+
+
+def contractions():
+    """Dense layers of several shapes: batch axes, several free axes, a swapped operand, views."""
+    params = {
+        "heads": normal(0, 3, 7, 5),
+        "left": normal(1, 4, 9),
+        "tensor": normal(2, 2, 7, 3, 2),
+        "joined": normal(3, 7, 6),
+        "sliced": normal(4, 12, 5),
+        "overlapping": normal(5, 9, 5),
+        "vector": normal(6, 7),
+        "outer": normal(7, 4),
+        "broadcast": normal(8, 7),
+        "one": normal(9, 7, 1),
+        "spread": normal(10, 7),
+    }
+
+    def loss_fn(params, x):  # [3, 7]
+        p = params
+        parts = [
+            jnp.einsum("hd,hdk->hk", x, p["heads"]),
+            p["left"] @ jnp.tile(x, (3, 1)),
+            jnp.einsum("hd,edfg->gehf", x, p["tensor"]),
+            x @ p["joined"].reshape(7, 3, 2).transpose(1, 0, 2).reshape(3, 7, 2)[1],
+            x[:, :5] @ p["sliced"][2:7] + x[:, 2:] @ p["sliced"][7:],
+            x[:, :5] @ p["overlapping"][0:5] * (x[:, :5] @ p["overlapping"][4:9]),
+            x @ p["vector"],
+            jnp.outer(p["outer"], x[0]),
+            x @ jnp.broadcast_to(p["broadcast"][:, None], (7, 4)),
+            x @ p["one"],
+            x[0] @ jnp.broadcast_to(p["spread"][:, None], (7, 4)),
+        ]
+        return sum(jnp.sum(jnp.sin((k + 1) * q) ** 2) for k, q in enumerate(parts))
+
+    return params, loss_fn, normal(9, B, 3, 7), {"heads": "outer", "spread": "entries"}
+
+
+def entrywise():
+    """Sums, differences and products of entries, on either side, scalars among them."""
+    params = {"a": normal(0, 3), "b": normal(1, 3), "c": normal(2, 4, 1), "s": jnp.float32(0.7)}
+
+    def loss_fn(params, x):  # [4, 3]
+        y = (params["a"] - x) * params["b"] + params["c"]
+        y = (params["s"] * y - params["a"]) / params["s"]
+        return jnp.sum(jnp.sin(y) - params["s"])
+
+    return params, loss_fn, normal(3, B, 4, 3), {"a": "entries", "b": "entries", "s": "vmap"}
+
+
+@jax.custom_jvp
+def tripled_slope(x):
+    return jnp.sin(x)
+
+
+tripled_slope.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), 3 * tangents[0]))
+
+
+@jax.custom_vjp
+def own_dense(x, w):
+    return x @ w
+
+
+own_dense.defvjp(
+    lambda x, w: (x @ w, (x, w)), lambda saved, g: (g @ saved[1].T, 5 * jnp.outer(saved[0], g))
+)
+
+
+def wrappers():
+    """Layers in jit, in remat, in both, and functions with derivative rules of their own."""
+    params = {k: normal(i, 6, 6) / 3 for i, k in enumerate(["jit", "remat", "both", "own", "jvp"])}
+    params["table"] = normal(7, 11, 6)
+
+    @jax.jit
+    def dense(x, w):
+        return tripled_slope(x @ w)
+
+    remat = jax.checkpoint(dense, policy=jax.checkpoint_policies.nothing_saveable)
+
+    def loss_fn(params, ids):
+        x = jnp.take(params["table"], ids, axis=0).sum(0)
+        x = dense(dense(x, params["jit"]), params["both"])
+        x = remat(remat(x, params["remat"]), params["both"])
+        x = own_dense(x, params["own"])
+        return jnp.sum(jnp.tanh(x) @ tripled_slope(params["jvp"]))
+
+    routes = {"jit": "outer", "remat": "outer", "both": "gram", "own": "vmap", "jvp": "vmap"}
+    return params, jax.jit(loss_fn), integers(8, 11, B, 4), routes | {"table": "rows"}
+
+
+def random_numbers():
+    """Dropout of rows, positions and weights, noise of a learned size, in remat and in a loop."""
+    params = {
+        "table": normal(0, 9, 6),
+        "positions": normal(1, 6, 5) / 2,
+        "weights": normal(2, 5, 4) / 2,
+        "size": normal(3, 4),
+        "remat": normal(4, 4, 4) / 2,
+        "loop": normal(5, 4, 4) / 2,
+    }
+
+    def dropped(key, x):
+        return jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x / 0.7, 0.0)
+
+    @jax.checkpoint
+    def block(w, x, key):
+        return x + jnp.tanh(dropped(key, x @ w))
+
+    def loss_fn(params, ids, key):
+        keys = jax.random.split(key, 6)
+        x = dropped(keys[0], jnp.take(params["table"], ids, axis=0))
+        x = dropped(keys[1], jnp.tanh(x @ params["positions"])).sum(0)
+        x = x @ dropped(keys[2], params["weights"])
+        x = block(params["remat"], x + params["size"] * jax.random.normal(keys[3], (4,)), keys[4])
+        steps = jax.random.split(keys[5], 3)
+        x = lax.scan(lambda x, k: (x + jnp.tanh(dropped(k, x) @ params["loop"]), None), x, steps)[0]
+        return jnp.sum(x)
+
+    routes = {"table": "rows", "positions": "entries", "weights": "vmap", "size": "entries"}
+    routes |= {"remat": "outer", "loop": "vmap"}
+    rows = Keyed(integers(6, 9, B, 3), jax.random.split(jax.random.key(7), B))
+    return params, of_row(loss_fn), rows, routes
+
+
+def control_flow():
+    """Branches and loops keep their parameters to themselves; the others are still tapped."""
+    params = {"branch": normal(0, 4, 4), "loop": normal(1, 4, 4) / 2, "dense": normal(2, 4, 4)}
+
+    def loss_fn(params, x):
+        x = jnp.tanh(x @ params["dense"])
+        x = lax.cond(x[0] > 0, lambda x: x @ params["branch"], lambda x: 2 * x, x)
+        x = lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ params["loop"]), x)
+        return jnp.sum(x)
+
+    return params, loss_fn, normal(3, B, 4), {"branch": "vmap", "loop": "vmap", "dense": "outer"}
+
+
+def degenerate():
+    """Unused, empty, directly returned and nonlinearly used parameters."""
+    params = {
+        "unused": normal(0, 3),
+        "empty": jnp.zeros((0, 3)),
+        "loss": jnp.float32(2.0),
+        "square": normal(1, 3),
+        "stopped": normal(2, 3, 3),
+        "product": normal(3, 3, 2),
+        "other": normal(4, 2, 3),
+    }
+
+    def loss_fn(params, x):
+        y = x @ lax.stop_gradient(params["stopped"])
+        z = jnp.sum(params["square"] ** 2 * y) + jnp.sum(params["empty"])
+        return params["loss"] + z + jnp.sum(x @ (params["product"] @ params["other"]))
+
+    routes = {"unused": "unused", "empty": "vmap", "loss": "entries", "product": "vmap"}
+    return params, loss_fn, normal(5, B, 3), routes
+
+
+CASES = {
+    "ctr_mlp": ctr_mlp,
+    "transformer_tied_short": functools.partial(transformer, True, 4, 40),
+    "transformer_tied_long": functools.partial(transformer, True, 12, 10),
+    "transformer_untied_long": functools.partial(transformer, False, 12, 10),
+    "convnet": convnet,
+    "lstm_in_scan": lstm_in_scan,
+    "bags_clip": functools.partial(bags, 9, "clip"),
+    "bags_fill": functools.partial(bags, 9, "fill"),
+    "bags_large": functools.partial(bags, 90, None),
+    "look_up_out_of_bounds": look_up_out_of_bounds,
+    "columns_and_pairs": columns_and_pairs,
+    "look_ups_in_views": look_ups_in_views,
+    "parts_and_layouts": parts_and_layouts,
+    "twice_without_sequence": functools.partial(twice, 1),
+    "twice_with_sequence": functools.partial(twice, 9),
+    "contractions": contractions,
+    "entrywise": entrywise,
+    "wrappers": wrappers,
+    "random_numbers": random_numbers,
+    "control_flow": control_flow,
+    "degenerate": degenerate,
+}
+
+
+@functools.cache
+def case(name):
+    params, *others = CASES[name]()
+    return jax.tree.map(jnp.asarray, params), *others
+
+
+# Two cores compile these programs for longer than they run them.
+FAST_COMPILE = {"xla_backend_optimization_level": 0}
+
+
+@functools.cache
+def ghost_program(name):
+    params, loss_fn, _, _ = case(name)
+
+    def run(batch, weights, clip_norm):
+        losses, norm, add_clipped = ghost.gradients(loss_fn, params, batch)
+        factor = norms.clip_factor(norm, clip_norm, weights > 0)
+        return losses, norms.value(norm), add_clipped(jax.tree.map(jnp.zeros_like, params), factor)
+
+    return jax.jit(run, compiler_options=FAST_COMPILE)
+
+
+def ghost_run(name, batch, weights, clip_norm):
+    """Losses, norms and clipped sum of a case, by one program whoever calls."""
+    return ghost_program(name)(batch, np.asarray(weights, np.float32), np.float32(clip_norm))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_norms_and_clipped_sums_equal_one_gradient_per_example(name):
+    params, loss_fn, batch, _ = case(name)
+    reference = jax.jit(
+        jax.vmap(jax.value_and_grad(loss_fn), (None, 0)), compiler_options=FAST_COMPILE
+    )
+    losses, grads = reference(params, batch)
+    flat = {
+        jax.tree_util.keystr(path): np.asarray(g, np.float64).reshape(B, g.size // B)
+        for path, g in jax.tree_util.tree_leaves_with_path(grads)
+    }
+    norm = np.linalg.norm(np.concatenate(list(flat.values()), axis=1), axis=1)
+    assert (norm > 0).all()
+
+    weights = np.ones(B)
+    weights[2] = 0
+    clip_norm = np.median(norm)
+    scale = weights * np.minimum(1, clip_norm / norm)
+    got_losses, got_norm, total = ghost_run(name, batch, weights, clip_norm)
+    np.testing.assert_allclose(got_losses, losses, rtol=1e-6)
+    np.testing.assert_allclose(got_norm, norm, rtol=1e-6)
+    for path, got in jax.tree_util.tree_leaves_with_path(total):
+        each = scale[:, None] * flat[jax.tree_util.keystr(path)]
+        # Some gradients vanish by cancellation (that of a key's bias under softmax): what is left
+        # of them is the rounding of terms as large as the whole gradient, different in each order.
+        rounding = 2.0**-24 * (scale * norm).sum()
+        tolerance = 4e-6 * np.abs(each).sum(0).max(initial=0) + rounding
+        np.testing.assert_allclose(np.ravel(got), each.sum(0), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_take_the_expected_route(name):
+    params, loss_fn, batch, expected = case(name)
+    example = jax.tree.map(lambda x: x[0], batch)
+    *lines, _ = explain(loss_fn, params, example).splitlines()
+    assert len(lines) == len(jax.tree.leaves(params))
+    for part, route in expected.items():
+        chosen = {line.split("]  ")[-1].split()[0] for line in lines if part in line.split("  ")[0]}
+        assert chosen == {route}, lines
+
+
+def all_arrays(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield from (v.aval for v in eqn.outvars)
+        for inner in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
+            if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
+                yield from all_arrays(getattr(inner, "jaxpr", inner))
+
+
+def test_no_array_holds_a_gradient_per_example_of_a_tapped_parameter():
+    params, loss_fn, batch, _ = ctr_mlp()
+    params = params | {"table": normal(0, 5000, 4)}
+    run = clipped_grad(loss_fn, l2_clip_norm=1.0)
+    shapes = [a.shape for a in all_arrays(jax.make_jaxpr(run)(params, batch, np.ones(B)).jaxpr)]
+    assert len(shapes) > 100
+    for leaf in [params["table"], params["layers"][0]["w"]]:
+        assert not any(s[:1] == (B,) and np.prod(s) >= B * leaf.size for s in shapes)
+
+
+@pytest.mark.parametrize(
+    "name", ["ctr_mlp", "transformer_tied_short", "convnet", "bags_large", "wrappers"]
+)
+def test_examples_that_do_not_count_change_nothing_to_the_bit(name):
+    batch = case(name)[2]
+    weights = np.array([1, 1, 0, 1, 0, 1])
+    total = ghost_run(name, batch, weights, 0.1)[2]
+
+    def poison(x):
+        x = x.copy()
+        x[weights == 0] = np.nan if np.issubdtype(x.dtype, np.floating) else 2**31 - 1
+        return x
+
+    poisoned = ghost_run(name, jax.tree.map(poison, batch), weights, 0.1)[2]
+    jax.tree.map(np.testing.assert_array_equal, total, poisoned)
+
+
+@pytest.mark.parametrize("name", ["ctr_mlp", "transformer_tied_short", "convnet", "bags_clip"])
+def test_contribution_of_an_example_does_not_depend_on_the_others(name):
+    batch = case(name)[2]
+    others = jax.tree.map(lambda x: np.concatenate([x[:1], x[:0:-1]]), batch)
+    alone = np.eye(B)[0]
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        ghost_run(name, batch, alone, 0.1)[2],
+        ghost_run(name, others, alone, 0.1)[2],
+    )
+
+
+@functools.cache
+def compiled(loss_fn, clip_norm):
+    run = clipped_grad(loss_fn, l2_clip_norm=clip_norm)
+    return jax.jit(run, compiler_options=FAST_COMPILE)
+
+
+def largest_contribution(loss_fn, params, batch, clip_norm):
+    run = compiled(loss_fn, clip_norm)
+    size = len(jax.tree.leaves(batch)[0])
+    totals = [run(params, batch, np.eye(size)[k])[0] for k in range(size)]
+    flat = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)]) for t in totals]
+    assert np.isfinite(flat).all()
+    return max(np.linalg.norm(x.astype(np.float64)) for x in flat)
+
+
+def difference_loss(params, x):
+    """Two positions with opposite cotangents: what they contribute cancels if they are equal."""
+    y = x @ params["w"]
+    return 1e3 * jnp.dot(y[0] - y[1], jnp.sin(jnp.arange(64.0)))
+
+
+@pytest.mark.parametrize("gap", [1e-1, 1e-3, 1e-5, 1e-7, 0.0])
+def test_cancellation_over_the_sequence_does_not_hide_a_large_gradient(gap):
+    params = {"w": normal(0, 64, 64)}
+    x = np.array(normal(1, 8, 1, 64)).repeat(2, axis=1)
+    x[:, 1] *= 1 + gap
+    assert " gram " in explain(difference_loss, params, x[0])
+    assert largest_contribution(difference_loss, params, x, 1.0) <= 1.0
+
+
+def bilinear_loss(params, example):
+    x, g = example
+    return jnp.sum((x @ params["w"]) * g) + 1e-10 * jnp.sum(params["b"])
+
+
+@pytest.mark.parametrize("length", [1, 2])
+@pytest.mark.parametrize("cotangent", [1e-30, 1.0, 1e25, 1e38])
+@pytest.mark.parametrize("activation", [0.0, 1e-38, 1e-20, 1.0, 1e25, 1e38])
+def test_extreme_activations_and_cotangents_are_clipped_or_dropped_never_nan(
+    length, activation, cotangent
+):
+    params = {"w": jnp.zeros((9, 9)), "b": jnp.zeros(9)}
+    x, g = np.array(normal(0, 2, length, 9)), np.array(normal(1, 2, length, 9))
+    x[0] *= activation
+    g[0] *= cotangent
+    assert largest_contribution(bilinear_loss, params, (x, g), 0.5) <= 0.5
+
+
+def test_cancelling_huge_cotangents_of_one_row_are_not_nan():
+    def loss_fn(params, g):
+        rows = params["table"][jnp.array([1, 1, 2])]
+        return jnp.sum(rows * g[:, None])
+
+    g = np.array([[2e38, -2e38, 1e-9], [3e38, 3e38, 0.0], [1.0, 2.0, 3.0]], np.float32)
+    assert largest_contribution(loss_fn, {"table": jnp.zeros((5, 4))}, g, 0.5) <= 0.5
+
+
+def test_repeated_rows_that_cancel_in_a_view_stay_within_the_clip_norm():
+    def loss_fn(params, example):
+        ids, g = example
+        return jnp.sum(params["table"].T[0, ids] * g)
+
+    g = np.random.default_rng(0).uniform(1e10, 2e10, (4, 32)).astype(np.float32)
+    g = np.concatenate([g, -g[:, ::-1]], axis=1)
+    g[:, 0] = np.nextafter(g[:, 0], np.float32(np.inf))
+    params, ids = {"table": jnp.zeros((4, 1))}, np.zeros((4, 64), np.int32)
+    assert largest_contribution(loss_fn, params, (ids, g), 1.0) <= 1.0
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32])
+def test_ids_of_all_sizes_find_the_rows_that_the_loss_finds(mode, dtype):
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
+    turned = lax.GatherDimensionNumbers(
+        offset_dims=(0,), collapsed_slice_dims=(1,), start_index_map=(1,)
+    )
+
+    def loss_fn(params, ids):
+        rows = lax.gather(params["a"], ids[:, None], numbers, (1, 3), mode=mode)
+        columns = lax.gather(params["b"].T, ids[:, None], turned, (3, 1), mode=mode)
+        return jnp.nansum(jnp.sin(rows)) + jnp.nansum(jnp.sin(columns))
+
+    ids = [[0, 5], [5, 5]]
+    if mode != "promise_in_bounds":
+        ids += [[5, 2**31 - 1], [2**31 + 7, 5], [2**32 - 1, 0]]
+    ids = np.array(ids, np.uint32).astype(dtype)
+    params, ones = {"a": normal(0, 6, 3), "b": normal(1, 6, 3)}, np.ones(len(ids))
+    ours, theirs = (
+        jax.jit(clipped_grad(loss_fn, l2_clip_norm=0.1, method=method))(params, ids, ones)[0]
+        for method in ("ghost", "vmap")
+    )
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-7), ours, theirs)
+
+
+def test_half_precision_layers_are_summed_in_float32():
+    params = {"w": normal(0, 40, 30).astype(jnp.bfloat16), "t": jnp.ones((9, 40), jnp.bfloat16)}
+
+    def loss_fn(params, ids):
+        return jnp.sum(jnp.sin(params["t"][ids] @ params["w"]).astype(jnp.float32))
+
+    ids = integers(1, 9, 64)
+    grads = jax.jit(jax.vmap(jax.grad(loss_fn), (None, 0)))(params, ids)
+    flat = np.concatenate([np.asarray(g, np.float64).reshape(64, -1) for g in grads.values()], 1)
+    clip_norm = np.median(np.linalg.norm(flat, axis=1))
+    total, _ = compiled(loss_fn, clip_norm)(params, ids, np.ones(64))
+    scale = np.minimum(1, clip_norm / np.linalg.norm(flat, axis=1))
+    got = np.concatenate([np.ravel(total[k]) for k in grads])
+    assert total["w"].dtype == jnp.float32
+    # One gradient per example is rounded to bfloat16, 8 bits; the ghost's is not.
+    np.testing.assert_allclose(got, scale @ flat, atol=2**-8 * np.abs(scale @ flat).max())
+
+
+def test_traced_clip_norm_and_outer_transformations_are_supported():
+    params, loss_fn, batch, _ = case("bags_clip")
+
+    @jax.jit
+    def run(clip_norm, scale):
+        def closed(params, example):  # closes over a tracer
+            return scale * loss_fn(params, example)
+
+        return clipped_grad(closed, l2_clip_norm=clip_norm)(params, batch, np.ones(B))
+
+    expected = jax.jit(
+        clipped_grad(lambda p, e: 2.0 * loss_fn(p, e), l2_clip_norm=0.3, method="vmap")
+    )(params, batch, np.ones(B))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        run(0.3, 2.0),
+        expected,
+    )
+
+
+def test_tapping_leaves_the_loss_as_it_is():
+    params, loss_fn, batch, _ = case("ctr_mlp")
+    example = jax.tree.map(lambda x: x[0], batch)
+    taps = find_taps(loss_fn, params, example)
+    loss, _ = taps.loss(jax.tree.leaves(params), example, taps.zeros())
+    assert loss == loss_fn(params, example)

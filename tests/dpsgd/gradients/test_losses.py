@@ -1,0 +1,300 @@
+"""A loss with a key: every example draws by its row number and the step, and by nothing else."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from dpsgd import Mechanism, RootKey, clipped_grad, dpsgd, explain, split_module, train_blocks
+from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.step import recorder
+from dpsgd.gradients.losses import example_keys, takes_key
+from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
+from samplers import BallsAndBins, BatchSource, Multistage, Poisson, Shuffle, UnitTree
+
+N, D = 40, 2
+FAST_COMPILE = {"xla_backend_optimization_level": 0}
+ROOT = RootKey.from_insecure_seed(7)
+
+
+def drawn(key):
+    """D numbers in [0, 1) that are the key itself, to 24 bits each."""
+    return (jax.random.key_data(key) >> 8).astype(jnp.float32) / 2**24
+
+
+def draws_loss(params, example, key):
+    """Its gradient is `scale` times what is drawn, in the row of the example."""
+    return jnp.dot(params[example["me"]], example["scale"] * drawn(key))
+
+
+def columns(zeroed=()):
+    scale = np.ones(N, np.float32)
+    scale[list(zeroed)] = 0.0
+    return {"me": np.arange(N, dtype=np.int32), "scale": scale}
+
+
+def expected(generation, steps):
+    """The draws of every example in each step, for the keys as they are defined: [steps, N, D]."""
+    key = ROOT.loss_key(generation)
+
+    keys = jax.jit(jax.vmap(example_keys, (None, 0, None)))(key, jnp.arange(steps), jnp.arange(N))
+    return np.asarray(drawn(keys))
+
+
+@functools.cache
+def recording(microbatch_size):
+    mechanism = Mechanism(Shuffle(N, 8, 2), 0.0, np.inf)
+    return dpsgd(draws_loss, recorder(10), mechanism, microbatch_size=microbatch_size)
+
+
+def releases(sampler, *, zeroed=(), microbatch_size=None, generation=0, block_steps=10, **how):
+    """The sum of every step, without noise and clipping: float32[steps, N, D]."""
+    algorithm = recording(microbatch_size).with_mechanism(Mechanism(sampler, 0.0, np.inf))
+    for block in train_blocks(
+        algorithm,
+        algorithm.init(jnp.zeros((N, D))),
+        columns(zeroed),
+        root=ROOT,
+        generation=generation,
+        block_steps=block_steps,
+        **how,
+    ):
+        found = block.state.opt_state.releases
+    return np.asarray(found) * np.float32(sampler.expected_batch_size)
+
+
+# Batches of a power of two, so that the mean over them is exact.
+LAYOUTS = {
+    "at once": (Shuffle(N, 8, 2), {}),
+    "another generation": (Shuffle(N, 8, 2), {"generation": 5}),
+    "microbatches, few steps at once": (
+        BallsAndBins(N, 8, 2, max_batch_size=24),
+        {"microbatch_size": 5, "block_steps": 3},
+    ),
+    "passes, of rows that travel": (
+        Poisson(N, 8, 2, overflow="accumulate", max_batch_size=3),
+        {"data_on": "host", "block_steps": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize(("sampler", "how"), LAYOUTS.values(), ids=LAYOUTS)
+def test_draws_are_a_function_of_row_number_and_step_in_every_layout(sampler, how):
+    generation = how.get("generation", 0)
+    found = releases(sampler, **how)
+    source = BatchSource(sampler, ROOT.sampling_seed(generation))
+    taken = np.zeros((sampler.num_steps, N, 1), np.float32)
+    for step in range(sampler.num_steps):
+        for one in source.passes(step):
+            taken[step, one.indices[one.weights > 0]] = 1.0
+    assert taken.sum() > N
+    np.testing.assert_array_equal(found, taken * expected(generation, sampler.num_steps))
+
+
+def test_draws_differ_between_examples_steps_and_generations():
+    draws = np.concatenate([expected(generation, 10) for generation in (0, 1)])
+    assert np.unique(draws).size > 0.999 * draws.size  # of 2^24 values
+
+
+def test_an_example_that_is_zeroed_changes_no_other_ones_draws():
+    sampler, others = Shuffle(N, 8, 2), np.arange(N) != 17
+    before, after = releases(sampler), releases(sampler, zeroed=[17])
+    np.testing.assert_array_equal(after[:, others], before[:, others])
+    assert not after[:, 17].any()
+    assert before[:, 17].any()
+
+
+def test_a_unit_that_is_clipped_as_one_has_one_key_that_of_its_first_row():
+    tree = UnitTree.from_columns({"unit": np.repeat(np.arange(8), 5)})
+    sampler = Multistage(tree, (4, 2), epochs=6, clipped_level=1)
+
+    def loss(params, unit, key):
+        assert unit["me"].shape == (2,)
+        return jnp.dot(params[unit["me"][0]], drawn(key))
+
+    algorithm = dpsgd(loss, recorder(6), Mechanism(sampler, 0.0, np.inf))
+    state = algorithm.init(jnp.zeros((N, D)))
+    for block in train_blocks(algorithm, state, columns(), root=ROOT):
+        found = np.asarray(block.state.opt_state.releases) * 4
+    for step, draws in enumerate(expected(0, 6)):
+        first = sampler.episode(ROOT.sampling_seed(0), step).examples[:, 0]
+        np.testing.assert_array_equal(found[step, first], draws[first])
+        assert np.count_nonzero(found[step].any(axis=1)) == 4
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.first, self.last = nnx.Linear(4, 8, rngs=rngs), nnx.Linear(8, 1, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(self.dropout(jnp.tanh(self.first(x))))[0]
+
+
+@functools.cache
+def net():
+    params, model = split_module(Net(nnx.Rngs(0)))
+
+    def loss(params, example, key):
+        return optax.sigmoid_binary_cross_entropy(
+            model(params, example["x"], key=key), example["y"]
+        )
+
+    return params, loss
+
+
+def rows():
+    x = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
+    return {"x": x, "y": (x[:, 0] > 0).astype(np.float32)}
+
+
+@pytest.mark.parametrize("method", ["ghost", "vmap"])
+def test_sums_equal_one_gradient_per_example_with_the_same_keys(method):
+    params, loss = net()
+    keys = jax.random.split(jax.random.key(3), N)
+    each = jax.vmap(jax.grad(loss), (None, 0, 0))
+    each = jax.jit(each, compiler_options=FAST_COMPILE)(params, rows(), keys)
+    flat = [np.asarray(g, np.float64).reshape(N, -1) for g in jax.tree.leaves(each)]
+    norm = np.linalg.norm(np.concatenate(flat, axis=1), axis=1)
+    clip = float(np.median(norm))
+    run = clipped_grad(loss, l2_clip_norm=clip, method=method, microbatch_size=7)
+    run = jax.jit(run, compiler_options=FAST_COMPILE)
+    total, _ = run(params, rows(), np.ones(N, np.float32), keys)
+    factor = np.minimum(1, clip / norm)
+    for got, g in zip(jax.tree.leaves(total), flat, strict=True):
+        np.testing.assert_allclose(np.ravel(got), factor @ g, rtol=1e-5, atol=1e-5)
+
+
+def test_integer_sums_of_the_secure_mode_are_of_the_same_gradients():
+    params, loss = net()
+    keys = jax.random.split(jax.random.key(3), N)
+    mechanism = Mechanism(Shuffle(N, N), 1.0, 0.5, secure_noise=True)
+    sums = {}
+    for size in (None, 7):
+        algorithm = dpsgd(loss, optax.sgd(0.1), mechanism, microbatch_size=size)
+        arguments = params, rows(), np.ones(N, np.float32), mechanism.scales(), keys
+        run = jax.jit(algorithm.clipped_sum, compiler_options=FAST_COMPILE)
+        sums[size] = run(*arguments)[0]
+    jax.tree.map(np.testing.assert_array_equal, sums[None], sums[7])
+    run = jax.jit(clipped_grad(loss, l2_clip_norm=0.5), compiler_options=FAST_COMPILE)
+    plain, _ = run(params, rows(), np.ones(N, np.float32), keys)
+    cell = float(mechanism.scales().grid.spacing)
+    for whole, real in zip(jax.tree.leaves(sums[7]), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(np.float64(whole) * cell, real, rtol=1e-3, atol=N * cell)
+
+
+def test_a_run_with_dropout_learns_and_ends_in_the_same_bits_when_resumed(tmp_path):
+    params, loss = net()
+    algorithm = dpsgd(loss, optax.adam(0.1), Mechanism(Shuffle(N, 8, 10), 0.5, 1.0))
+    checkpoints = Checkpoints(tmp_path)
+    for block in train_blocks(algorithm, algorithm.init(params), rows(), root=ROOT, block_steps=8):
+        if block.steps.start == 16:
+            checkpoints.save(Checkpoint(block.state, "", 0.0))
+    begun = checkpoints.latest(algorithm.init(params)).state
+    assert begun.step == 24
+    [*_, last] = train_blocks(algorithm, begun, rows(), root=ROOT, block_steps=8)
+    jax.tree.map(np.testing.assert_array_equal, last.state, block.state)
+    _, predict = split_module(nnx.view(Net(nnx.Rngs(0)), deterministic=True))
+    found = jax.vmap(predict, (None, 0))(last.state.params, rows()["x"]) > 0
+    assert np.mean(found == rows()["y"]) > 0.8
+
+
+def by_place(algorithm):
+    """Keys by the place in the batch."""
+
+    def clipped_sum(params, batch, weights, scales, keys):
+        keys = jax.random.split(keys[0], len(keys))
+        return algorithm.clipped_sum(params, batch, weights, scales, keys)
+
+    return algorithm._replace(clipped_sum=clipped_sum)
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["sound", "keys by place"])
+def test_the_audit_passes_a_loss_with_a_key_and_catches_keys_that_depend_on_the_batch(planted):
+    mechanism = Mechanism(Shuffle(N, 8, 2), 1.0, 0.5)
+
+    def build(optimizer):
+        algorithm = dpsgd(draws_loss, optimizer, mechanism)
+        return by_place(algorithm) if planted else algorithm
+
+    report = coupled_audit(build, jnp.zeros((N, D)), columns(), root=RootKey.from_insecure_seed(1))
+    failed = [check.name for check in report.checks if not check.passed]
+    assert ("examples are clipped one by one: sums add up" in failed) == planted
+    assert planted or not failed
+
+
+def two(params, example):
+    return 0.0
+
+
+def with_default(params, example, scale=1.0):
+    return 0.0
+
+
+def optional_key(params, example, key=None):
+    return 0.0
+
+
+def by_name(params, example, *, key):
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (two, False),
+        (with_default, False),
+        (jax.jit(two), False),
+        (jax.checkpoint(draws_loss), True),
+        (functools.partial(draws_loss, jnp.zeros((N, D))), False),
+        (functools.partial(optional_key, key=None), False),
+        (draws_loss, True),
+    ],
+)
+def test_a_loss_takes_a_key_if_it_requires_a_third_argument(loss, expected):
+    assert takes_key(loss) is expected
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda params: 0.0, lambda *args: 0.0, optional_key, by_name, lambda a, b, c, d: 0.0]
+)
+def test_a_loss_whose_arguments_do_not_tell_is_refused_in_one_line(loss):
+    mechanism = Mechanism(Shuffle(N, 8), 1.0, 1.0)
+    for make in (
+        lambda: dpsgd(loss, optax.sgd(0.1), mechanism),
+        lambda: clipped_grad(loss, l2_clip_norm=1.0),
+        lambda: explain(loss, jnp.ones(3), jnp.ones(3)),
+    ):
+        with pytest.raises(ValueError, match=r"whether this loss takes a key; define it") as error:
+            make()
+        assert "\n" not in str(error.value)
+
+
+def test_keys_are_given_if_and_only_if_the_loss_takes_them():
+    batch, weights = jnp.ones((4, D)), jnp.ones(4)
+    with pytest.raises(ValueError, match=r"takes a key: give keys\[B\]"):
+        clipped_grad(net()[1], l2_clip_norm=1.0)(jnp.ones(D), batch, weights)
+    keys = jax.random.split(jax.random.key(0), 4)
+    with pytest.raises(ValueError, match="keys are given, but the loss"):
+        clipped_grad(jnp.dot, l2_clip_norm=1.0)(jnp.ones(D), batch, weights, keys)
+    with jax.default_prng_impl("rbg"):
+        for key in (jax.random.key(0), jax.random.PRNGKey(0)):
+            rbg = jax.random.split(key, 4)
+            with pytest.raises(ValueError, match="draw by the first of a batch"):
+                clipped_grad(net()[1], l2_clip_norm=1.0)(jnp.ones(D), batch, weights, rbg)
+    with pytest.raises(ValueError, match="leading axis"):
+        clipped_grad(net()[1], l2_clip_norm=1.0)(jnp.ones(D), batch, weights, keys[:3])
+
+
+def test_keys_as_words_draw_as_typed_ones_do():
+    params, loss = net()
+    keys = jax.random.split(jax.random.key(3), N)
+    run = jax.jit(clipped_grad(loss, l2_clip_norm=0.5), compiler_options=FAST_COMPILE)
+    found = [
+        run(params, rows(), np.ones(N, np.float32), k)[0] for k in (keys, jax.random.key_data(keys))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *found)

@@ -1,0 +1,173 @@
+"""A microbatch takes no more memory than it may, and how large it is depends on shapes alone."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from dpsgd import clipped_grad, explain
+from dpsgd.gradients import memory
+from dpsgd.gradients.taps import find_taps
+
+FAST_COMPILE = {"xla_backend_optimization_level": 0}
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def initial(module, example):
+    """Parameters for a flax module, as large as initializers make them."""
+    leaves, tree = jax.tree.flatten(jax.eval_shape(module.init, jax.random.key(0), example))
+    drawn = [normal(k, *x.shape) / x.shape[0] ** 0.5 for k, x in enumerate(leaves)]
+    return jax.tree.unflatten(tree, drawn)
+
+
+@functools.cache
+def look_ups_and_layers():
+    params = {"table": normal(0, 500, 8), "w": normal(1, 80, 200) / 9, "b": jnp.zeros(200)}
+
+    def loss_fn(params, ids):
+        x = jnp.tanh(params["table"][ids].ravel() @ params["w"] + params["b"])
+        return jnp.sum(jnp.sin(x))
+
+    return params, loss_fn, np.random.default_rng(2).integers(500, size=(40, 10), dtype=np.int32)
+
+
+@functools.cache
+def without_a_rule():
+    """A parameter whose gradients must all be formed."""
+    params = {"scale": normal(0, 10_000)}
+
+    def loss_fn(params, x):
+        return jnp.sum(jnp.sin(jnp.cumsum(params["scale"])[:100] * x))
+
+    return params, loss_fn, normal(1, 40, 100)
+
+
+@functools.cache
+def recurrent():
+    module = nn.RNN(nn.SimpleCell(16))
+    inputs = normal(0, 40, 30, 8)
+    return (
+        initial(module, inputs[0]),
+        lambda params, x: jnp.sum(jnp.sin(module.apply(params, x)[-1])),
+        inputs,
+    )
+
+
+@functools.cache
+def convolutions():
+    module = nn.Sequential([nn.Conv(8, (3, 3)), nn.relu, nn.Conv(16, (3, 3), strides=2), nn.relu])
+    images = normal(0, 40, 16, 16, 3)
+    return (
+        initial(module, images[0]),
+        lambda params, x: jnp.mean(jnp.sin(module.apply(params, x))),
+        images,
+    )
+
+
+CASES = [look_ups_and_layers, without_a_rule, recurrent, convolutions]
+METHODS = ["ghost", "vmap"]
+
+
+def estimate(case, method):
+    params, loss_fn, batch = case()
+    return memory.bytes_per_example(
+        loss_fn, params, batch[0], per_example_gradients=method == "vmap"
+    )
+
+
+def temporary_bytes(case, method, batch_size, microbatch_size=None):
+    """Temporary memory of the compiled program, which is not run."""
+    params, loss_fn, batch = case()
+    batch = jax.ShapeDtypeStruct((batch_size, *batch.shape[1:]), batch.dtype)
+    weights = jax.ShapeDtypeStruct((batch_size,), jnp.float32)
+    run = clipped_grad(loss_fn, l2_clip_norm=1.0, method=method, microbatch_size=microbatch_size)
+    program = jax.jit(run, compiler_options=FAST_COMPILE).lower(params, batch, weights).compile()
+    return program.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", CASES)
+def test_the_estimate_is_near_what_an_example_takes(case, method):
+    few, many = (temporary_bytes(case, method, size, size) for size in (128, 256))
+    measured = (many - few) / 128
+    assert measured / 1.5 < estimate(case, method) < 8 * measured
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_large_batch_keeps_within_the_bound_without_being_told(case, method, monkeypatch):
+    bound = 2**24
+    monkeypatch.setattr(memory, "MICROBATCH_BYTES", bound)
+    size = 4 * bound // estimate(case, method)
+    batch_bytes = size * 4 * case()[2][0].size  # the batch itself, cut into microbatches
+    cut = temporary_bytes(case, method, size)
+    assert cut < 1.5 * bound + 2 * batch_bytes
+    assert temporary_bytes(case, method, size, size) > 1.5 * cut
+
+
+# Under "vmap" all losses are cut into microbatches alike.
+CUT = [(case, "ghost") for case in CASES] + [(look_ups_and_layers, "vmap")]
+CUT += [pytest.param(case, "vmap", marks=pytest.mark.long) for case in CASES[1:]]
+
+
+@pytest.mark.parametrize(("case", "method"), CUT)
+def test_microbatches_sized_from_memory_give_the_sum_of_one_pass(case, method, monkeypatch):
+    params, loss_fn, batch = case()
+    weights = np.ones(40)
+    weights[[3, 39]] = 0
+
+    def run(microbatch_size):
+        program = clipped_grad(
+            loss_fn, l2_clip_norm=0.1, method=method, microbatch_size=microbatch_size
+        )
+        compiled = jax.jit(program, compiler_options=FAST_COMPILE)
+        return compiled(params, batch, weights)
+
+    whole, diagnostics = run(40)
+    monkeypatch.setattr(memory, "MICROBATCH_BYTES", 9 * estimate(case, method))
+    assert memory.microbatch_size(40, estimate(case, method)) == 8  # five, of 9 at most
+    parts, added = run(None)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), added, diagnostics)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), parts, whole)
+
+
+def test_an_example_beyond_the_bound_is_taken_alone():
+    assert memory.microbatch_size(64, memory.MICROBATCH_BYTES + 1) == 1
+
+
+def test_what_depends_on_the_parameters_alone_is_not_counted():
+    def loss_fn(params, x):
+        w = jax.jit(lambda w: jnp.tanh(w.T).astype(jnp.bfloat16))(params["w"])
+        return jnp.sum(x @ w.astype(jnp.float32).T)
+
+    params = {"w": jnp.ones((100, 3))}
+    taps = find_taps(loss_fn, params, jax.ShapeDtypeStruct((100,), jnp.float32))
+    assert taps.activation_bytes(1) == 4 * (3 + 1)
+
+
+def test_all_rounds_of_a_loop_are_counted_and_one_branch():
+    def loss_fn(params, x):
+        x = lax.cond(x[0] > 0, lambda x: jnp.sin(jnp.cos(x)), lambda x: x, x)
+        x, _ = lax.scan(lambda x, _: (jnp.sin(x) * params["w"], None), x, None, length=7)
+        return jnp.sum(x)
+
+    taps = find_taps(loss_fn, {"w": jnp.ones(50)}, jax.ShapeDtypeStruct((50,), jnp.float32))
+    entries = 2 * 50 + 7 * 2 * 50  # of the longer branch, and of the rounds
+    assert 4 * entries <= taps.activation_bytes(1) <= 4 * entries + 50
+
+
+def test_explain_names_the_memory_of_each_leaf_and_the_microbatch():
+    params, loss_fn, batch = without_a_rule()
+    leaf, last = explain(loss_fn, params, batch[0]).splitlines()
+    assert leaf == "['scale']  [10000]  vmap  78.12 KiB  used by cumsum, which has no rule"
+    example_bytes = estimate(without_a_rule, "ghost")
+    most = memory.microbatch_size(2**31, example_bytes)
+    assert 0.99 < most * example_bytes / memory.MICROBATCH_BYTES <= 1
+    assert last.endswith(f"up to {most} examples together")

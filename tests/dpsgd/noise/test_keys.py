@@ -1,0 +1,244 @@
+"""Root keys: secret, whole, never overwritten, and different keys for different purposes."""
+
+import copy
+import io
+import itertools
+import json
+import logging
+import os
+import pickle
+import stat
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from dpsgd.noise.keys import ROOT_BYTES, RootKey
+
+SECRET = bytes(range(100, 100 + ROOT_BYTES))
+
+
+def derived(root: RootKey, generation: int) -> dict[str, bytes]:
+    """Everything that can be derived from a root, as bytes."""
+    return {
+        "sampling": root.sampling_seed(generation).to_bytes(32, "little"),
+        "noise": root.noise_key(generation).tobytes(),
+        "secure noise": root.secure_noise_key(generation).tobytes(),
+        "loss": root.loss_key(generation).tobytes(),
+    }
+
+
+def test_entropy_roots_differ_and_fill_all_key_bits():
+    """Over 64 roots each of the 256 bits is seen as 0 and as 1: false alarm 512 * 2^-64."""
+    roots = [RootKey.from_entropy()._secret for _ in range(64)]
+    assert len(set(roots)) == 64
+    bits = np.unpackbits(np.array([list(root) for root in roots], np.uint8), axis=1)
+    assert bits.shape[1] == 256
+    assert np.all((bits.sum(0) > 0) & (bits.sum(0) < 64))
+
+
+@pytest.mark.parametrize(
+    ("stream", "words"), [("noise_key", 4), ("secure_noise_key", 8), ("loss_key", 2)]
+)
+def test_all_bits_of_noise_keys_are_used(stream, words):
+    keys = np.stack([getattr(RootKey.from_entropy(), stream)(0) for _ in range(64)])
+    assert keys.shape == (64, words)
+    assert keys.dtype == np.uint32
+    bits = np.unpackbits(keys.view(np.uint8), axis=1)
+    assert np.all((bits.sum(0) > 0) & (bits.sum(0) < 64))
+
+
+def test_entropy_comes_from_the_operating_system(monkeypatch):
+    asked = []
+    monkeypatch.setattr(os, "urandom", lambda n: asked.append(n) or SECRET[:n])
+    assert RootKey.from_entropy() == RootKey(SECRET, insecure=False)
+    assert asked == [ROOT_BYTES]
+
+
+def test_derivations_are_pure_functions_of_root_and_generation():
+    again = RootKey(SECRET, insecure=False)
+    assert derived(RootKey(SECRET, insecure=False), 3) == derived(again, 3)
+
+
+def test_streams_generations_and_roots_share_no_output():
+    flipped = bytes([*SECRET[:-1], SECRET[-1] ^ 0x80])  # one bit of the last byte
+    outputs = [
+        value[:4]
+        for secret, generation in itertools.product([SECRET, flipped], [0, 1, 2, 2**63])
+        for value in derived(RootKey(secret, insecure=False), generation).values()
+    ]
+    assert len(set(outputs)) == len(outputs) == 32
+
+
+def test_derivations_are_these_very_functions():
+    """A change of the derivation would make every earlier run impossible to resume."""
+    root = RootKey(SECRET, insecure=False)
+    assert root.noise_key(7).tolist() == [1363612488, 397868843, 2388891801, 1190893576]
+    assert root.secure_noise_key(7).tobytes().hex()[:16] == "3cd09cead0ea7b42"
+    assert root.loss_key(7).tolist() == [2397708977, 2830635754]
+    assert hex(root.sampling_seed(7))[:18] == "0xfb785ccc950ad4fe"
+
+
+def test_seeds_are_taken_by_the_generators_they_are_for():
+    root = RootKey.from_insecure_seed(0)
+    sequence = np.random.SeedSequence(root.sampling_seed(0))
+    assert np.random.default_rng(sequence).random() != 0
+
+
+def test_an_integer_seed_is_stamped_insecure_and_reproducible():
+    first, second = RootKey.from_insecure_seed(5), RootKey.from_insecure_seed(5)
+    assert first == second
+    assert first.insecure
+    assert not RootKey.from_entropy().insecure
+    assert first != RootKey.from_insecure_seed(6)
+    assert first != RootKey(first._secret, insecure=False)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, True])
+def test_a_bad_integer_seed_is_refused(seed):
+    with pytest.raises(ValueError, match="insecure seed must be"):
+        RootKey.from_insecure_seed(seed)
+
+
+@pytest.mark.parametrize("generation", [-1, 2**64, False])
+def test_a_bad_generation_is_refused(generation):
+    with pytest.raises(ValueError, match="generation must be"):
+        RootKey(SECRET, insecure=False).noise_key(generation)
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_a_saved_root_loads_as_the_same_root(tmp_path, insecure):
+    root = RootKey(SECRET, insecure=insecure)
+    root.save(tmp_path / "root.key")
+    loaded = RootKey.load(tmp_path / "root.key")
+    assert loaded == root
+    assert loaded.insecure is insecure
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_the_file_is_its_owners_alone_whatever_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        RootKey(SECRET, insecure=False).save(tmp_path / "root.key")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "root.key").stat().st_mode) == 0o600
+
+
+def test_file_and_folder_are_fsynced(tmp_path, monkeypatch):
+    kinds = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: kinds.append(stat.S_IFMT(os.fstat(fd).st_mode)) or fsync(fd)
+    )
+    RootKey(SECRET, insecure=False).save(tmp_path / "root.key")
+    assert kinds == [stat.S_IFREG, stat.S_IFDIR]
+
+
+def test_a_root_is_never_overwritten_not_even_through_a_link(tmp_path):
+    path, link = tmp_path / "root.key", tmp_path / "link.key"
+    RootKey(SECRET, insecure=False).save(path)
+    link.symlink_to(tmp_path / "elsewhere.key")
+    for target in (path, link):
+        with pytest.raises(FileExistsError, match="never overwritten"):
+            RootKey.from_entropy().save(target)
+    assert RootKey.load(path) == RootKey(SECRET, insecure=False)
+    assert not (tmp_path / "elsewhere.key").exists()
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        RootKey(SECRET, insecure=False).save(tmp_path / "root.key")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o644, 0o666])
+def test_a_file_that_others_can_use_is_refused(tmp_path, mode):
+    path = tmp_path / "root.key"
+    RootKey(SECRET, insecure=False).save(path)
+    path.chmod(mode)
+    with pytest.raises(PermissionError, match=f"mode {mode:04o}.*chmod 600"):
+        RootKey.load(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"dpsgd-root-key-v1",
+        f"dpsgd-root-key-v1 entropy {SECRET.hex()[:-2]}\n".encode(),
+        f"dpsgd-root-key-v1 entropy {SECRET.hex()[:-1]}x\n".encode(),
+        f"dpsgd-root-key-v1 unknown {SECRET.hex()}\n".encode(),
+        f"dpsgd-root-key-v2 entropy {SECRET.hex()}\n".encode(),
+        f"dpsgd-root-key-v1 entropy {SECRET.hex()} more\n".encode(),
+        b"\xff\x00" * 5000,
+    ],
+)
+def test_a_damaged_file_is_refused_without_quoting_it(tmp_path, content):
+    path = tmp_path / "root.key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(ValueError, match="damaged") as error:
+        RootKey.load(path)
+    assert SECRET.hex()[:8] not in str(error.value)
+
+
+def test_a_missing_file_a_folder_and_a_pipe_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no root key here"):
+        RootKey.load(tmp_path / "root.key")
+    tmp_path.chmod(0o700)
+    with pytest.raises((ValueError, OSError)):
+        RootKey.load(tmp_path)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(ValueError, match="regular file"):
+        RootKey.load(tmp_path / "pipe")
+
+
+def test_the_secret_reaches_no_text_log_pickle_or_copy():
+    root = RootKey(SECRET, insecure=False)
+    stream = io.StringIO()
+    logger = logging.Logger("test", logging.DEBUG)
+    logger.addHandler(logging.StreamHandler(stream))
+    logger.info("%s %r %s", root, root, [root])
+    texts = [repr(root), str(root), f"{root}", stream.getvalue()]
+    for text in texts:
+        assert "<secret>" in text
+        for form in (SECRET.hex(), repr(SECRET)[2:-1], str(list(SECRET))[1:20]):
+            assert form not in text
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match="never pickled"):
+            pickle.dumps(root, protocol)
+    for attempt in (copy.copy, copy.deepcopy, json.dumps):
+        with pytest.raises(TypeError):
+            attempt(root)
+    assert not hasattr(root, "__dict__")  # nothing for vars() or a configuration dump to show
+    assert jax.tree.leaves(root) == [root]  # no pytree: a checkpoint of arrays cannot hold it
+
+
+def test_the_secret_is_not_among_the_derived_keys():
+    root = RootKey(SECRET, insecure=False)
+    for value in derived(root, 0).values():
+        assert value not in SECRET
+        assert SECRET not in value
+
+
+def test_a_root_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="32 bytes, got 16"):
+        RootKey(bytes(16), insecure=False)
+
+
+def test_two_processes_with_entropy_draw_different_noise_keys():
+    program = (
+        "from dpsgd.noise.keys import RootKey; print(RootKey.from_entropy().noise_key(0).tolist())"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert len(json.loads(other.stdout)) == 4
+    assert json.loads(other.stdout) != RootKey.from_entropy().noise_key(0).tolist()

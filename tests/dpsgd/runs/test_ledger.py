@@ -1,0 +1,500 @@
+"""What was declared is what is counted; a ledger that cannot be believed is refused."""
+
+import errno
+import json
+import math
+import os
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting import Bound, epsilon
+from dpsgd import Mechanism
+from dpsgd.runs.history import NO_HEAD, LedgerError, Terms, line_of
+from dpsgd.runs.ledger import Ledger, read
+from samplers import (
+    BallsAndBins,
+    BatchSource,
+    Deterministic,
+    Multistage,
+    Poisson,
+    Shuffle,
+    UnitsThenPoisson,
+    UnitTree,
+    UserPoisson,
+)
+
+SIZES = {"num_examples": 640, "batch_size": 64, "epochs": 4}  # 10 steps an epoch
+SAMPLERS = [
+    Deterministic(**SIZES),
+    Shuffle(**SIZES),
+    Poisson(**SIZES),
+    BallsAndBins(**SIZES),
+    BallsAndBins(**SIZES, assignment="fixed", overflow="accumulate", max_batch_size=80),
+]
+DELTA = 1e-4
+SIGMA = 2.0  # of less noise the price takes seconds to compute
+
+# Shops of 12 to 18 products of 2 to 7 examples, in three levels, the rows in no order.
+_RNG = np.random.default_rng(0)
+_PRODUCTS = np.repeat(np.arange(120), _RNG.integers(2, 8, 120))
+_ROWS = _RNG.permutation(_PRODUCTS.size)
+TREE = UnitTree.from_columns({"shop": _PRODUCTS[_ROWS] // 15, "product": _PRODUCTS[_ROWS]})
+OF_UNITS = [
+    Multistage(TREE, (3, 2, 2), epochs=40),
+    Multistage(TREE, (3, 2, 2), epochs=40, clipped_level=2),
+    Multistage(TREE, (3, 2, 2), epochs=40, clipped_level=1, protected_level=1),
+    UnitsThenPoisson(TREE, (3, 2), 0.25, epochs=40),
+    UserPoisson(**SIZES, max_contributions=3),
+]
+"""Samplers whose units are not the rows, 40 steps each."""
+
+
+def terms(sampler, *, noise_multiplier=SIGMA, code="a", reproducible=False):
+    mechanism = Mechanism(sampler, noise_multiplier, 2.0 if noise_multiplier else math.inf)
+    return Terms(mechanism, DELTA, reproducible, {"code": code, "devices": ["cpu"]})
+
+
+def declared(path, sampler=SAMPLERS[3], blocks=((0, 8), (8, 16))):
+    """A closed ledger of one generation with these blocks."""
+    with Ledger.create(path, terms(sampler)) as ledger:
+        for block in blocks:
+            ledger.declare(range(*block))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+# --- What is counted -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_a_whole_run_costs_what_its_sampler_states(path, sampler):
+    declared(path, sampler, [(t, t + 8) for t in range(0, 40, 8)])
+    assert read(path).guarantee().epsilon == epsilon(sampler.privacy(SIGMA), DELTA)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_the_file_alone_gives_back_the_terms(path, sampler):
+    with Ledger.create(path, terms(sampler)) as ledger:
+        assert read(path) == ledger.history
+    told = read(path).generations[0].terms
+    assert told.mechanism == terms(sampler).mechanism
+    assert told.mechanism.sampler.max_batch_size == sampler.max_batch_size
+    assert told.delta == DELTA
+
+
+@pytest.mark.parametrize("sampler", OF_UNITS, ids=lambda s: f"{type(s).__name__} {s.unit}")
+def test_samplers_of_units_are_priced_by_the_file_alone(path, sampler):
+    with Ledger.create(path, terms(sampler)) as ledger:
+        ledger.declare(range(40))
+        assert ledger.resume(terms(sampler), step=40, origin=ledger.history.head, repeatable=True)
+    history = read(path)
+    assert len(history.generations) == 1  # these are the terms that it was created with
+    guarantee = history.guarantee()
+    assert guarantee.epsilon == epsilon(sampler.privacy(SIGMA), DELTA)
+    assert guarantee.unit == sampler.unit
+    assert f"unit: one {sampler.unit}" in guarantee.sentence()
+    assert len(path.read_text()) < 4_000  # the shape of the tree, and not the tree
+
+
+def test_a_tree_of_the_same_shape_with_other_examples_is_another_tree(path):
+    with Ledger.create(path, terms(OF_UNITS[0])) as ledger:
+        ledger.declare(range(8))
+        moved = UnitTree(TREE.starts, TREE.leaves[::-1].copy(), TREE.labels)
+        other = terms(Multistage(moved, (3, 2, 2), epochs=40))
+        how = {"step": 8, "origin": ledger.history.head, "repeatable": True}
+        assert ledger.resume(other, **how).index == 1
+
+
+def test_a_sampler_read_from_the_file_does_not_draw(path):
+    Ledger.create(path, terms(OF_UNITS[0])).close()
+    sampler = read(path).generations[0].terms.mechanism.sampler
+    with pytest.raises(ValueError, match="only the shape of this sampler's tree is known"):
+        BatchSource(sampler, seed=1).batch(0)
+
+
+class Unexported(Deterministic):
+    """A sampler that nobody can read back by its name."""
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (terms(Unexported(**SIZES)), "knows no sampler 'Unexported'"),
+        (replace(terms(SAMPLERS[0]), fingerprint={"at": object()}), "holds JSON values"),
+    ],
+    ids=["sampler", "fingerprint"],
+)
+def test_what_could_not_be_read_back_is_not_written(path, bad, why):
+    with pytest.raises(ValueError, match=why):
+        Ledger.create(path, bad)
+    assert path.read_bytes() == b""
+
+
+def test_numbers_of_numpy_are_numbers(path):
+    plain, numpy = (replace(terms(SAMPLERS[3]), fingerprint={"n": n}) for n in (2, np.int64(2)))
+    with Ledger.create(path, numpy) as ledger:
+        again = ledger.resume(plain, step=0, origin=NO_HEAD, repeatable=True)
+    assert again.index == 0
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_an_unfinished_run_names_the_price_of_stopping_by_looking(path, sampler):
+    declared(path, sampler, [(0, 8)])
+    (caveat,) = [note for note in read(path).guarantee().notes if "stop" in note]
+    assert f"{epsilon(sampler.privacy(SIGMA), DELTA):.4f}" in caveat
+    with Ledger.open(path) as ledger:
+        ledger.declare(range(8, 40))
+    assert not [note for note in read(path).guarantee().notes if "stop" in note]
+
+
+def test_the_price_of_stopping_by_looking_counts_all_generations(path):
+    declared(path, SAMPLERS[2], [(0, 16)])
+    with Ledger.open(path) as ledger:
+        head = ledger.history.heads[1]
+        ledger.resume(terms(SAMPLERS[2], code="b"), step=8, origin=head, repeatable=True)
+        ledger.declare(range(8, 16))
+    whole = epsilon(SAMPLERS[2].privacy_of(SIGMA, [range(16), range(8, 40)]), DELTA).upper
+    assert f"{Bound(0.0, whole):.4f}" in read(path).guarantee().notes[-1]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_declared_steps_cost_as_much_as_the_epochs_they_enter(path, sampler):
+    declared(path, sampler, [(0, 8), (8, 12)])
+    counted = read(path).guarantee().epsilon
+    assert counted.lower == 0.0
+    assert counted.upper == epsilon(sampler.privacy_of(SIGMA, [range(12)]), DELTA).upper
+    assert "steps 0 to 11 of 40" in counted.note
+
+
+def test_what_was_not_declared_costs_nothing(path):
+    declared(path, blocks=[])
+    guarantee = read(path).guarantee()
+    assert guarantee.epsilon.upper == 0.0
+    assert "nothing was released" in guarantee.notes[0]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_steps_run_again_in_a_new_generation_are_counted_again(path, sampler):
+    declared(path, sampler, [(0, 8), (8, 16)])
+    once = read(path).guarantee().epsilon.upper
+    with Ledger.open(path) as ledger:
+        head = ledger.history.heads[1]
+        ledger.resume(terms(sampler, code="b"), step=8, origin=head, repeatable=True)
+        ledger.declare(range(8, 16))
+    twice = read(path).guarantee().epsilon.upper
+    stretches = [range(0, 16), range(8, 16)]
+    assert twice == epsilon(sampler.privacy_of(SIGMA, stretches), DELTA).upper
+    assert twice > once
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_steps_run_again_in_the_same_generation_are_counted_once(path, sampler):
+    declared(path, sampler, [(0, 8), (8, 16)])
+    before = path.read_bytes()
+    with Ledger.open(path) as ledger:
+        head = ledger.history.heads[1]
+        generation = ledger.resume(terms(sampler), step=8, origin=head, repeatable=True)
+        assert generation.index == 0
+        ledger.declare(range(8, 16))
+        assert path.read_bytes() == before
+        ledger.declare(range(12, 20))
+    assert read(path).generations[0].steps == range(0, 20)
+
+
+def test_different_mechanisms_add_up_by_basic_composition(path):
+    first, second = SAMPLERS[2], SAMPLERS[3]
+    declared(path, first, [(0, 10)])
+    with Ledger.open(path) as ledger:
+        ledger.resume(
+            terms(second, noise_multiplier=3.0), step=10, origin=ledger.history.head,
+            repeatable=True,
+        )  # fmt: skip
+        ledger.declare(range(10, 40))
+    parts = [
+        first.privacy_of(SIGMA, [range(10)]).epsilon(DELTA / 2).upper,
+        second.privacy_of(3.0, [range(10, 40)]).epsilon(DELTA / 2).upper,
+    ]
+    assert read(path).guarantee().epsilon.upper == pytest.approx(sum(parts), rel=1e-12)
+    assert read(path).guarantee().epsilon.upper >= sum(parts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "changed"),
+    [
+        ({}, False),
+        ({"code": "b"}, False),
+        ({"noise_multiplier": 0.9}, True),
+        ({"sampler": SAMPLERS[2]}, True),
+    ],
+    ids=str,
+)
+def test_a_price_of_changed_mechanisms_names_its_condition(path, changes, changed):
+    """Who chooses the next mechanism by what the last one released has another price."""
+    declared(path, SAMPLERS[3], [(0, 8)])
+    changes = {"sampler": SAMPLERS[3]} | changes
+    with Ledger.open(path) as ledger:
+        sampler = changes.pop("sampler")
+        ledger.resume(
+            terms(sampler, **changes), step=8, origin=ledger.history.head, repeatable=True
+        )
+        for steps in (None, range(8, 16), range(16, 40)):  # from the first moment to the end
+            if steps:
+                ledger.declare(steps)
+            guarantee = read(path).guarantee()
+            conditions = [note for note in guarantee.notes if "mechanism was changed" in note]
+            assert len(conditions) == changed
+            assert guarantee.record()["notes"] == list(guarantee.notes)
+            for condition in conditions:
+                assert "only if no change was decided by looking at what was released" in condition
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "reproducible", "why"),
+    [(0.0, False, "no noise"), (1.0, True, "guesses the seed")],
+)
+def test_one_unprotected_generation_voids_the_guarantee(path, noise_multiplier, reproducible, why):
+    declared(path)
+    with Ledger.open(path) as ledger:
+        bad = terms(SAMPLERS[3], noise_multiplier=noise_multiplier, reproducible=reproducible)
+        ledger.resume(bad, step=16, origin=ledger.history.head, repeatable=True)
+        assert ledger.history.guarantee().epsilon is not None  # it has released nothing yet
+        ledger.declare(range(16, 17))
+        ledger.resume(terms(SAMPLERS[3]), step=17, origin=ledger.history.head, repeatable=True)
+    guarantee = read(path).guarantee()
+    assert guarantee.epsilon is None
+    assert why in guarantee.sentence()
+
+
+# --- Which keys ----------------------------------------------------------------------------------
+
+
+def resumed(path, **changes):
+    """The generation in which a run goes on at step 8, from a checkpoint of its own path."""
+    how = {"terms": terms(SAMPLERS[3]), "step": 8, "repeatable": True} | changes
+    with Ledger.open(path) as ledger:
+        how.setdefault("origin", ledger.history.heads[1])
+        return ledger.resume(how.pop("terms"), **how)
+
+
+def test_everything_unchanged_keeps_the_keys(path):
+    assert resumed(declared(path)).key == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"terms": terms(SAMPLERS[3], code="b")},
+        {"terms": terms(SAMPLERS[3], noise_multiplier=3.0)},
+        {"terms": terms(SAMPLERS[1])},
+        {"repeatable": False},
+    ],
+    ids=["code", "noise", "sampler", "machine"],
+)
+def test_anything_changed_brings_new_keys(path, changes):
+    generation = resumed(declared(path), **changes)
+    assert generation.index == 1
+    assert 0 < generation.key < 2**64
+
+
+def test_nothing_to_repeat_keeps_the_keys_on_any_machine(path):
+    assert resumed(declared(path), step=16, repeatable=False).key == 0
+
+
+def test_a_checkpoint_from_before_the_generation_brings_new_keys(path):
+    # The last generation's steps were taken from another state: its noise must not be used again.
+    declared(path)
+    old = read(path).heads[1]
+    resumed(path, terms=terms(SAMPLERS[3], code="b"), step=16, origin=read(path).head)
+    with Ledger.open(path) as ledger:
+        ledger.declare(range(16, 24))
+    generation = resumed(path, terms=terms(SAMPLERS[3], code="b"), step=8, origin=old)
+    assert generation.index == 2
+
+
+def test_dying_at_once_in_a_new_generation_does_not_begin_another(path):
+    first = resumed(declared(path), terms=terms(SAMPLERS[3], code="b"))
+    again = resumed(path, terms=terms(SAMPLERS[3], code="b"))
+    assert first == again
+
+
+def test_copies_of_a_run_that_go_different_ways_get_different_keys(path):
+    declared(path)
+    copy = path.with_name("copy.jsonl")
+    copy.write_bytes(path.read_bytes())
+    keys = {
+        resumed(at, terms=terms(SAMPLERS[3], code=code)).key
+        for at, code in [(path, "b"), (copy, "c")]
+    }
+    assert len(keys) == 2
+
+
+def test_a_run_that_dies_before_its_first_checkpoint_keeps_its_keys(path):
+    assert resumed(declared(path), step=0, origin=NO_HEAD).index == 0
+
+
+# --- What is refused -----------------------------------------------------------------------------
+
+
+@given(data=st.data())
+def test_any_changed_byte_is_refused_or_torn_off(tmp_path_factory, data):
+    path = declared(tmp_path_factory.mktemp("run") / "ledger.jsonl")
+    content = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1))
+    content[at] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    head = read(declared(path.with_name("whole"))).head
+    with pytest.raises(LedgerError):
+        read(path).check_head(head, "the checkpoint")
+
+
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_a_removed_line_is_refused(path, line):
+    lines = declared(path).read_bytes().splitlines(keepends=True)
+    head = read(path).head
+    path.write_bytes(b"".join(lines[:line] + lines[line + 1 :]))
+    with pytest.raises(LedgerError):
+        read(path).check_head(head, "the checkpoint")
+
+
+def test_a_ledger_forged_as_a_whole_is_refused_by_the_checkpoint(path):
+    # Whoever recomputes the hashes of the rest of the file still has the checkpoint's against him.
+    head = read(declared(path)).head
+    other = read(declared(path.with_name("other"), blocks=[(0, 8)]))
+    with pytest.raises(LedgerError, match="rolled back or replaced"):
+        other.check_head(head, "the checkpoint")
+
+
+def test_a_forged_line_with_a_right_hash_of_its_own_breaks_with_those_that_follow(path):
+    lines = declared(path).read_bytes().splitlines(keepends=True)
+    body = json.loads(lines[0])
+    del body["hash"]
+    forged, _ = line_of(body | {"noise_multiplier": 9.0}, NO_HEAD)
+    path.write_bytes(forged + b"".join(lines[1:]))
+    with pytest.raises(LedgerError, match="line 2: its hash does not fit"):
+        read(path)
+
+
+def test_a_deleted_ledger_is_refused(path):
+    for opened in (read, Ledger.open):
+        with pytest.raises(LedgerError, match=r"is missing: .* cannot be counted"):
+            opened(path)
+
+
+@pytest.mark.parametrize("cut", [1, 40, 90])
+def test_a_line_that_a_crash_tore_counts_nothing_and_is_removed(path, cut):
+    content = declared(path).read_bytes()
+    path.write_bytes(content[:-cut])
+    assert read(path).generations[0].steps == range(0, 8)
+    with Ledger.open(path) as ledger:
+        ledger.declare(range(8, 16))
+    assert path.read_bytes() == content
+
+
+def test_a_second_writer_is_refused_and_the_lock_ends_with_the_first(path):
+    with Ledger.create(path, terms(SAMPLERS[0])):
+        with pytest.raises(LedgerError, match="another process"):
+            Ledger.open(path)
+        read(path)  # to look is allowed
+    Ledger.open(path).close()
+
+
+@pytest.mark.parametrize("steps", [(16, 24), (6, 12)], ids=["gap", "before the generation"])
+def test_steps_that_do_not_join_are_refused(path, steps):
+    declared(path, blocks=[(0, 8)])
+    with Ledger.open(path) as ledger:
+        ledger.resume(
+            terms(SAMPLERS[3], code="b"), step=8, origin=ledger.history.head, repeatable=True
+        )
+        with pytest.raises(ValueError, match="does not join"):
+            ledger.declare(range(*steps))
+
+
+def test_steps_beyond_the_run_are_refused(path):
+    declared(path, blocks=[(0, 8)])
+    with Ledger.open(path) as ledger, pytest.raises(ValueError, match="beyond the run's last"):
+        ledger.declare(range(8, 41))
+
+
+def test_a_sampler_that_this_version_cannot_price_is_refused(path):
+    content = declared(path).read_text()
+    body = json.loads(content.splitlines()[0].replace("BallsAndBins", "Roulette"))
+    del body["hash"]
+    path.write_bytes(line_of(body, NO_HEAD)[0])
+    with pytest.raises(LedgerError, match=r"line 1: this version knows no sampler 'Roulette'"):
+        read(path)
+
+
+def test_a_forged_generation_is_refused_without_repeating_it(path):
+    content = declared(path).read_text().splitlines()
+    body = json.loads(content[0]) | {"generation": "9" * 5_000}
+    del body["hash"]
+    path.write_bytes(line_of(body, NO_HEAD)[0])
+    with pytest.raises(LedgerError, match="line 1: generation: str is not an instance of int") as e:
+        read(path)
+    assert len(str(e.value)) < 500
+
+
+# --- The disk ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", ["write", "fsync"])
+def test_a_full_disk_leaves_the_ledger_as_it_was(path, monkeypatch, fails):
+    declared(path)
+    before = path.read_bytes()
+
+    def half(descriptor, line, write=os.write):
+        return write(descriptor, line[: len(line) // 2])
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Ledger.open(path) as ledger:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, fails, half if fails == "write" else full)
+            with pytest.raises(OSError, match=f"No space left.*{path}"):
+                ledger.declare(range(16, 24))
+        assert path.read_bytes() == before
+        assert ledger.history.generations[0].steps == range(0, 16)
+        ledger.declare(range(16, 24))
+    assert read(path).generations[0].steps == range(0, 24)
+
+
+def test_a_declaration_is_on_the_disk_when_it_returns(path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+
+    def watched(descriptor):
+        synced.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    declared(path)
+    with Ledger.open(path) as ledger:
+        monkeypatch.setattr(os, "fsync", watched)
+        ledger.declare(range(16, 24))
+    assert synced == [path.stat().st_size]
+
+
+def test_reading_a_million_declared_steps_takes_no_time_that_anybody_notices(path):
+    sampler = Deterministic(num_examples=64 * 1_000_000, batch_size=64)
+    with Ledger.create(path, terms(sampler)) as ledger:
+        lines = []
+        for first in range(0, 1_000_000, 64):
+            steps = {"steps": [first, min(first + 64, 1_000_000)]}
+            line, head = line_of(steps, ledger.history.head)
+            ledger.history.extend(steps, head)
+            lines.append(line)
+    with open(path, "ab") as file:
+        file.write(b"".join(lines))
+    before = time.process_time()
+    assert len(read(path).generations[0].steps) == 1_000_000
+    assert time.process_time() - before < 5.0
+    assert json.loads(lines[-1])["steps"][1] == 1_000_000

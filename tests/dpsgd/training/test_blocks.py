@@ -1,0 +1,82 @@
+"""Blocks are plans of one shape that hold every batch, made one ahead of their use."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from dpsgd.training.blocks import in_background, plan_blocks, with_rows
+from samplers import BallsAndBins, BatchSource, Poisson
+
+SAMPLERS = {
+    "one pass": BallsAndBins(60, 8, 2),
+    "some passes": Poisson(60, 8, 2, overflow="accumulate", max_batch_size=3),
+    "more passes than a block has steps": Poisson(
+        60, 30, 3, overflow="accumulate", max_batch_size=2
+    ),
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.parametrize("first_step", [0, 3])
+def test_blocks_hold_every_batch_in_plans_of_one_shape(sampler, first_step):
+    source = BatchSource(sampler, seed=5)
+    planned = list(plan_blocks(source, first_step=first_step, block_steps=4))
+    assert len({tuple(np.shape(part) for part in plan) for _, plan in planned}) == 1
+    step = first_step
+    for steps, plan in planned:
+        assert steps == range(step, step + int(plan.num_steps))
+        for j, t in enumerate(steps):
+            rows = slice(plan.starts[j], plan.starts[j + 1])
+            for got, expected in zip(plan, zip(*source.passes(t), strict=True), strict=False):
+                np.testing.assert_array_equal(got[rows], expected)
+        step = steps.stop
+    assert step == sampler.num_steps
+
+
+def test_a_batch_beyond_what_was_thought_possible_is_taken_whole(monkeypatch):
+    monkeypatch.setattr(Poisson, "max_passes", 1)
+    sampler = SAMPLERS["more passes than a block has steps"]
+    source = BatchSource(sampler, seed=5)
+    for (t,), plan in plan_blocks(source, first_step=0, block_steps=1):
+        taken = plan.indices[plan.weights > 0]
+        assert sorted(taken) == sorted(np.concatenate([
+            batch.indices[batch.weights > 0] for batch in source.passes(t)
+        ]))  # fmt: skip
+
+
+def test_rows_that_travel_are_those_that_the_plan_names(tmp_path):
+    column = np.arange(120, dtype=np.float16).reshape(60, 2)
+    np.save(tmp_path / "column.npy", column)
+    data = {"mapped": np.load(tmp_path / "column.npy", mmap_mode="r"), "held": column[:, 0]}
+    _, plan = next(plan_blocks(BatchSource(SAMPLERS["one pass"], 0), first_step=0, block_steps=4))
+    rows, there = with_rows(data, plan)
+    for name, whole in data.items():
+        np.testing.assert_array_equal(rows[name][there.places], whole[plan.indices])
+    assert there._replace(places=None) == plan
+
+
+def test_an_item_is_made_while_the_one_before_it_is_in_use():
+    made = [threading.Event() for _ in range(3)]
+
+    def items():
+        for number, event in enumerate(made):
+            event.set()
+            yield number
+
+    taken = in_background(items())
+    assert next(taken) == 0
+    assert made[1].wait(30)
+    assert not made[2].is_set()
+    assert list(taken) == [1, 2]
+
+
+def test_an_error_in_the_background_comes_where_its_item_would():
+    def items():
+        yield 0
+        raise OSError("the disk is gone")
+
+    taken = in_background(items())
+    assert next(taken) == 0
+    with pytest.raises(OSError, match="disk is gone"):
+        next(taken)

@@ -1,0 +1,149 @@
+"""What is spent so far, and what may be spent: each number says which stops it covers."""
+
+import dataclasses
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from accounting import PoissonProfile, epsilon
+from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train, train_blocks
+from dpsgd.runs.history import Terms
+from dpsgd.runs.ledger import Ledger
+from samplers import BallsAndBins, Deterministic, Multistage, Poisson, Shuffle, UnitTree
+
+SIZES = {"num_examples": 1000, "batch_size": 100}
+DELTA = 1e-5
+SAMPLERS = {
+    "deterministic": Deterministic(**SIZES, epochs=3),
+    "shuffle": Shuffle(**SIZES, epochs=3),
+    "one order": Shuffle(**SIZES, epochs=3, order="fixed"),
+    "poisson": Poisson(**SIZES, epochs=3),
+    "balls-and-bins": BallsAndBins(**SIZES, epochs=3),
+    "one assignment": BallsAndBins(**SIZES, epochs=3, assignment="fixed"),
+    "units": Multistage(
+        UnitTree.from_columns({"unit": np.repeat(np.arange(50), 20)}),
+        (5, 2),
+        epochs=30,
+        clipped_level=1,
+    ),
+}
+EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+
+
+def mechanism(sampler, sigma=2.0):
+    return Mechanism(sampler, sigma, 1.0)
+
+
+def spent(sampler, steps):
+    return Guarantee.so_far(mechanism(sampler), DELTA, steps=steps)
+
+
+@EVERY_SAMPLER
+def test_what_is_spent_grows_from_nothing_to_the_price_of_the_whole_run(sampler):
+    whole = Guarantee.of(mechanism(sampler), DELTA)
+    found = [spent(sampler, steps).epsilon.upper for steps in (0, 1, 14, 15, 30)]
+    assert found[0] == 0.0
+    assert found[1] > 0.0
+    # Each price is certified to 1e-3 only.
+    assert all(a <= b + 1e-3 for a, b in itertools.pairwise(found))
+    assert spent(sampler, 30) == whole
+
+
+@EVERY_SAMPLER
+def test_what_is_spent_is_what_a_ledger_of_these_steps_costs(sampler, tmp_path):
+    terms = Terms(mechanism(sampler), DELTA, False, {})
+    with Ledger.create(tmp_path / "ledger.jsonl", terms) as ledger:
+        ledger.declare(range(14))
+        told = ledger.history.guarantee()
+    assert spent(sampler, 14).epsilon.upper == told.epsilon.upper
+    assert spent(sampler, 14).notes[-1] == told.notes[-1]
+    assert "for the steps declared so far, if no release decides to stop there" in told.sentence()
+
+
+def test_steps_of_poisson_cost_what_so_many_steps_cost():
+    sampler = SAMPLERS["poisson"]
+    alone = epsilon(PoissonProfile(2.0, 0.1, 14), DELTA)
+    assert alone.lower <= spent(sampler, 14).epsilon.upper <= alone.upper + 1e-3
+
+
+def test_a_part_names_its_steps_its_condition_and_the_price_of_every_other_stop():
+    sampler = SAMPLERS["balls-and-bins"]
+    part, whole = spent(sampler, 14), spent(sampler, 30)
+    said = "for the first 14 of 30 steps, if no release decides to stop there (zero-out adjacency"
+    assert said in part.sentence()
+    assert part.record()["guarantee"] == part.sentence()
+    assert f"costs what the whole run costs (epsilon in {whole.epsilon:.4f})" in part.notes[-1]
+    assert whole.scope == ""
+    assert "steps" not in whole.sentence()
+
+
+@pytest.mark.parametrize("steps", [-1, 31])
+def test_steps_that_the_run_has_not_are_refused(steps):
+    with pytest.raises(ValueError, match=r"steps must be in \[0, 30\]"):
+        spent(SAMPLERS["poisson"], steps)
+
+
+def test_without_noise_or_with_a_seed_nothing_is_guaranteed_so_far():
+    without = Guarantee.so_far(mechanism(SAMPLERS["poisson"], 0.0), DELTA, steps=3)
+    assert without.sentence() == "NO GUARANTEE: no noise was added"
+    seeded = Guarantee.so_far(
+        mechanism(SAMPLERS["poisson"]), DELTA, steps=3, reproducible_noise=True
+    )
+    assert seeded.sentence().startswith("NO GUARANTEE: reproducible noise")
+
+
+@pytest.mark.parametrize("name", ["deterministic", "poisson", "balls-and-bins", "one assignment"])
+def test_until_takes_the_most_epochs_whose_whole_run_meets_the_target(name):
+    sampler = SAMPLERS[name]
+    short = mechanism(sampler.with_epochs(1), 6.0)
+    target = 1.5 * Guarantee.of(mechanism(sampler, 6.0), DELTA).epsilon.upper
+    chosen = short.until(epsilon=target, delta=DELTA)
+    epochs = chosen.sampler.epochs
+    assert chosen == dataclasses.replace(short, sampler=sampler.with_epochs(epochs))
+    assert epochs > 3
+    more = mechanism(sampler.with_epochs(epochs + 1), 6.0)
+    assert Guarantee.of(chosen, DELTA).epsilon.upper <= target
+    assert Guarantee.of(more, DELTA).epsilon.upper > target
+
+
+def test_an_epsilon_that_pays_for_no_epoch_is_refused_with_what_one_costs():
+    with pytest.raises(ValueError, match=r"one epoch costs epsilon \[.*raise noise_multiplier"):
+        mechanism(SAMPLERS["poisson"]).until(epsilon=0.01, delta=DELTA)
+    with pytest.raises(ValueError, match="noise_multiplier is 0"):
+        mechanism(SAMPLERS["poisson"], 0.0).until(epsilon=1.0, delta=DELTA)
+
+
+def test_a_callback_sees_the_parameters_after_every_block_in_copies_of_its_own():
+    def loss_fn(w, x):
+        return jnp.square(w - x)
+
+    algorithm = dpsgd(loss_fn, optax.sgd(0.1), mechanism(SAMPLERS["shuffle"]))
+    data, root = np.linspace(0, 1, 1000, dtype=np.float32), RootKey.from_insecure_seed(1)
+    kept = {}
+    with pytest.warns(UserWarning, match="NO GUARANTEE"):
+        last = train(
+            algorithm,
+            jnp.zeros(()),
+            data,
+            root=root,
+            block_steps=8,
+            on_block=lambda steps, w: kept.update({steps: w}),
+        )
+    blocks = train_blocks(algorithm, algorithm.init(jnp.zeros(())), data, root=root, block_steps=8)
+    expected = {block.steps.stop: float(block.state.params) for block in blocks}
+    assert list(expected) == [8, 16, 24, 30]
+    assert {steps: float(w) for steps, w in kept.items()} == expected
+    assert float(last) == expected[30]
+
+
+def test_a_sampler_from_elsewhere_that_holds_arrays_has_its_guarantee():
+    @dataclasses.dataclass(frozen=True)
+    class Listed(Poisson):
+        rows: np.ndarray | None = None
+
+    mechanism = Mechanism(Listed(1000, 100, 1, rows=np.arange(3)), 2.0, 1.0)
+    plain = Mechanism(Poisson(1000, 100, 1), 2.0, 1.0)
+    assert Guarantee.of(mechanism, delta=1e-5).epsilon == Guarantee.of(plain, delta=1e-5).epsilon

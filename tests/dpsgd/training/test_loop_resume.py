@@ -1,0 +1,147 @@
+"""To resume is to know one integer: however a run is cut, its parameters are the same bits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
+from dpsgd.training import loop
+from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
+
+SIZES = {"num_examples": 90, "batch_size": 8, "epochs": 2}  # 12 steps an epoch
+SAMPLERS = [
+    Deterministic(**SIZES),
+    Shuffle(**SIZES),
+    Poisson(**SIZES, max_batch_size=32),  # of one width: they share programs
+    BallsAndBins(**SIZES, max_batch_size=32),
+    BallsAndBins(**SIZES, assignment="fixed", max_batch_size=32),
+    Poisson(**SIZES, overflow="accumulate", max_batch_size=3),
+]
+ROOT = RootKey(bytes(range(32)), insecure=False)
+
+
+def loss(params, example):
+    return (example["x"] @ params["w"] - example["y"]) ** 2
+
+
+@functools.cache
+def shared(noisy):
+    """An algorithm whose compiled programs serve all tests."""
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.1, SAMPLERS[0].num_steps))
+    return dpsgd(loss, optimizer, Mechanism(SAMPLERS[0], float(noisy), 1.0))
+
+
+def algorithm(sampler, noise_multiplier=1.0):
+    return shared(noise_multiplier > 0).with_mechanism(Mechanism(sampler, noise_multiplier, 1.0))
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(SIZES["num_examples"], 3)).astype(np.float32)
+    return {"x": x, "y": x.sum(axis=1)}
+
+
+def initial(algorithm):
+    return algorithm.init({"w": jnp.zeros(3)})
+
+
+def run(algorithm, state, **how):
+    """The steps at which blocks end, and the last state."""
+    ends = []
+    for block in train_blocks(algorithm, state, data(), root=ROOT, **{"block_steps": 4, **how}):
+        ends.append(block.steps.stop)
+        state = block.state
+    return ends, state
+
+
+def assert_same_bits(a, b):
+    def bits(leaf):
+        return np.asarray(leaf).tobytes()
+
+    assert jax.tree.map(bits, a) == jax.tree.map(bits, b)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
+    private, checkpoints = algorithm(sampler), Checkpoints(tmp_path / "checkpoints")
+    ends = []
+    for block in train_blocks(private, initial(private), data(), root=ROOT, block_steps=4):
+        ends.append(block.steps.stop)
+        if len(ends) == 2:
+            checkpoints.save(Checkpoint(block.state, "", 0.0))
+    assert ends[-1] == sampler.num_steps
+    rest, resumed = run(private, checkpoints.latest(initial(private)).state)
+    assert rest == ends[2:]
+    assert_same_bits(resumed, block.state)
+
+
+def test_block_boundaries_do_not_change_a_bit():
+    private = algorithm(SAMPLERS[3])
+    _, one = run(private, initial(private), block_steps=1)
+    for block_steps in (5, 64):
+        assert_same_bits(run(private, initial(private), block_steps=block_steps)[1], one)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "noise_multiplier"),
+    [(SAMPLERS[0], 1.0), (SAMPLERS[3], 0.0)],
+    ids=["noise alone", "batches alone"],
+)
+def test_another_generation_draws_other_noise_and_other_batches(sampler, noise_multiplier):
+    private = algorithm(sampler, noise_multiplier)
+    first, second = (run(private, initial(private), generation=g)[1] for g in (0, 1))
+    assert not np.array_equal(first.params["w"], second.params["w"])
+
+
+def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatch):
+    private = algorithm(SAMPLERS[2])
+    happened = []
+
+    def declare(steps):
+        if steps.start == 8:
+            raise OSError("disk full")
+        happened.append(("declared", steps))
+
+    def compile_block(algorithm, compiled=loop.compiled_block):
+        run_block = compiled(algorithm)
+
+        def running(state, *inputs):
+            happened.append(("runs", int(state.step)))
+            return run_block(state, *inputs)
+
+        return running
+
+    monkeypatch.setattr(loop, "compiled_block", compile_block)
+    blocks = train_blocks(
+        private, initial(private), data(), root=ROOT, block_steps=4, declare=declare
+    )
+    for first in (0, 4):  # nothing is declared, and no noise is drawn, ahead of its block
+        assert next(blocks).steps.start == first
+        assert happened[-2:] == [("declared", range(first, first + 4)), ("runs", first)]
+    with pytest.raises(OSError, match="disk full"):
+        next(blocks)
+    assert len(happened) == 4
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_resuming_draws_one_epoch_however_many_were_done(sampler, monkeypatch):
+    sampler = sampler.with_epochs(200_000)
+    private = algorithm(sampler)
+    first = sampler.num_steps - 4
+    drawn, planned, usual = [], [], type(sampler).plan
+
+    def plan(self, seed, epoch):
+        drawn.append(epoch)
+        return usual(self, seed, epoch)
+
+    monkeypatch.setattr(type(sampler), "plan", plan)
+    start = initial(private)._replace(step=jnp.int32(first))
+    ends, _ = run(private, start, declare=planned.append)
+    assert ends == [sampler.num_steps]
+    assert planned == [range(first, sampler.num_steps)]
+    assert set(drawn) == {sampler.drawn_epoch(199_999)}

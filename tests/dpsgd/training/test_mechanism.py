@@ -1,0 +1,64 @@
+"""A mechanism is what accounting prices, or it is refused."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import Mechanism, dpsgd, train
+from dpsgd.training.mechanism import SCALES
+from samplers import BallsAndBins, Deterministic
+
+
+@pytest.mark.parametrize("sigma", [1.0, 0.1, 1 / 3, 5.5])
+@pytest.mark.parametrize("clip", [1.0, 0.1, 3.7])
+def test_rounding_to_float32_never_shortens_the_noise(sigma, clip):
+    scales = Mechanism(BallsAndBins(100, 10), sigma, clip).scales()
+    assert float(scales.noise_stddev) >= sigma * float(scales.l2_clip_norm)
+    assert scales.expected_batch_size == 10
+
+
+@pytest.mark.parametrize(
+    ("sigma", "clip"),
+    [(-1, 1), (np.nan, 1), (np.inf, 1), (1, 0), (1, -1), (1, np.nan), (1, np.inf)],
+)
+def test_impossible_noise_and_clipping_are_refused(sigma, clip):
+    with pytest.raises(ValueError, match=r"noise|l2_clip_norm"):
+        Mechanism(BallsAndBins(100, 10), sigma, clip).privacy()
+
+
+def test_without_noise_there_is_no_price():
+    with pytest.raises(ValueError, match="no privacy guarantee"):
+        Mechanism(BallsAndBins(100, 10), 0.0, np.inf).privacy()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize(
+    ("sigma", "clip"),
+    [
+        (0.5, 2e-38),  # the noise is subnormal, which XLA takes for 0
+        (0.1, 1e-37),
+        (1e-30, 1e-4),
+        (1e45, 1e-50),  # C is 0 in float32, whatever sigma C is
+        (1e-320, 1e-10),  # sigma C is 0 in float64
+        (1e4, 3e37),  # the noise overflows
+        (1e-30, 1e39),  # C does
+        (1.0, np.nextafter(SCALES[0], 0)),
+        (1.0, np.nextafter(SCALES[1], np.inf)),
+        (1e300, 1e300),
+    ],
+)
+def test_a_scale_that_float32_cannot_hold_is_refused_and_not_priced(sigma, clip, secure):
+    with pytest.raises(ValueError, match=r"l2_clip_norm .* noise_multiplier \* l2_clip_norm = "):
+        Mechanism(Deterministic(1, 1, 1), sigma, clip, secure)
+
+
+@pytest.mark.parametrize("clip", SCALES)
+def test_at_both_ends_of_the_allowed_scales_there_is_finite_noise_in_every_step(clip):
+    mechanism = Mechanism(Deterministic(1, 1, 1), 1.0, clip)
+    algorithm = dpsgd(lambda params, example: params @ example, optax.sgd(1.0), mechanism)
+    ends = [
+        np.asarray(train(algorithm, jnp.zeros(1000), jnp.ones((1, 1000))), np.float64) / clip
+        for _ in range(2)
+    ]
+    assert (ends[0] - ends[1]).std() == pytest.approx(np.sqrt(2), rel=0.15)

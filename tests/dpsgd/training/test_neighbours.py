@@ -1,0 +1,75 @@
+"""Training on neighbouring data under one root: what an example can change, and what a user can.
+
+The noise is the same for both, so the difference of the releases is that of the sums.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd.audit.step import recorder
+from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
+
+N, B, EPOCHS, CLIP = 60, 8, 2, 0.5
+SAMPLERS = {
+    "deterministic": Deterministic(N, B, EPOCHS),
+    "shuffle": Shuffle(N, B, EPOCHS),
+    "poisson": Poisson(N, B, EPOCHS),
+    "balls-and-bins": BallsAndBins(N, B, EPOCHS),
+    "accumulating poisson": Poisson(N, B, EPOCHS, overflow="accumulate", max_batch_size=3),
+}
+EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+ROOT = RootKey.from_insecure_seed(7)
+STEPS = SAMPLERS["poisson"].num_steps
+
+
+def loss_fn(params, x):
+    return jnp.tanh(x @ params).sum() + jnp.square(x @ params).sum()  # x = 0 has gradient 0
+
+
+ALGORITHM = dpsgd(loss_fn, recorder(STEPS), Mechanism(SAMPLERS["poisson"], 1.0, CLIP))
+
+
+def releases(sampler, rows):
+    """The noised sum of every step, all at the same parameters: float64[steps, 6]."""
+    algorithm = ALGORITHM.with_mechanism(Mechanism(sampler, 1.0, CLIP))
+    for block in train_blocks(algorithm, algorithm.init(jnp.ones((2, 3))), rows, root=ROOT):
+        found = jax.device_get(block.state.opt_state.releases)
+    return np.float64(found).reshape(STEPS, -1) * sampler.expected_batch_size
+
+
+def data():
+    return np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)
+
+
+@EVERY_SAMPLER
+def test_an_example_moves_the_sums_it_takes_part_in_by_at_most_c_and_no_others(sampler):
+    rows = data()
+    before = releases(sampler, rows)
+    source = BatchSource(sampler, ROOT.sampling_seed(0))
+    for example in (0, 17, N - 1):
+        neighbour = rows.copy()
+        neighbour[example] = 0.0
+        moved = np.linalg.norm(releases(sampler, neighbour) - before, axis=1)
+        takes_part = np.array([
+            any(example in one.indices[one.weights > 0] for one in source.passes(step))
+            for step in range(STEPS)
+        ])  # fmt: skip
+        assert (moved[~takes_part] == 0).all()  # to the bit
+        assert (moved[takes_part] <= CLIP * (1 + 1e-4)).all()
+        assert (moved[takes_part] > CLIP / 2).all()
+
+
+def test_a_users_copies_move_a_sum_by_as_many_c_so_the_guarantee_names_its_unit():
+    # Ten copies of each row, one after another: a user is ten examples.
+    rows = np.repeat(10 * data()[: N // 10], 10, axis=0)  # all of them clipped
+    sampler = SAMPLERS["deterministic"]
+    neighbour = rows.copy()
+    neighbour[:10] = 0.0
+    moved = np.linalg.norm(releases(sampler, neighbour) - releases(sampler, rows), axis=1)
+    assert moved.max() == pytest.approx(B * CLIP, rel=1e-3)  # a whole batch of copies
+    guarantee = Guarantee.of(Mechanism(sampler, 1.0, CLIP), 1e-3)
+    assert guarantee.unit == guarantee.record()["unit"] == "example"
+    assert "unit: one example" in guarantee.sentence()

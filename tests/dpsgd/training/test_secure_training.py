@@ -1,0 +1,262 @@
+"""With secure noise, training releases exact integer sums plus exact noise, and says so."""
+
+import json
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.step import recorder
+from dpsgd.noise.secure import rounded_gaussian
+from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
+from dpsgd.runs.history import NO_HEAD, LedgerError, Terms
+from dpsgd.runs.ledger import Ledger, read
+from dpsgd.training.guarantee import FLOATING_POINT
+from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
+
+N, D, CLIP = 64, 5, 2.0
+SAMPLERS = [
+    Deterministic(N, 8, 2),
+    Shuffle(N, 8, 2),
+    Poisson(N, 8, 2),
+    BallsAndBins(N, 8, 2),
+    Poisson(N, 8, 2, overflow="accumulate", max_batch_size=3),
+]
+EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+ROOT = RootKey(bytes(range(32)), insecure=False)
+
+
+def secure(sampler, clip=CLIP, sigma=1.5):
+    return Mechanism(sampler, sigma, clip, secure_noise=True)
+
+
+def linear_loss(params, example):
+    """A loss whose gradient is the example itself, exactly, in both of its leaves."""
+    return jnp.dot(params["w"], example[: D - 1]) + params["b"] * example[D - 1]
+
+
+def start():
+    return {"w": jnp.zeros(D - 1), "b": jnp.zeros(())}
+
+
+def rows(size=N):
+    """Gradients shorter than C, so that clipping multiplies them by exactly one."""
+    return np.random.default_rng(0).uniform(-0.5, 0.5, (size, D)).astype(np.float32)
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in (tree["w"], tree["b"])])
+
+
+@EVERY_SAMPLER
+def test_each_release_is_the_exact_integer_sum_plus_the_exact_noise_of_its_step(sampler):
+    mechanism, data = secure(sampler), rows()
+    grid, key = mechanism.scales().grid, ROOT.secure_noise_key(0).tobytes()
+    assert int(grid.cells) * float(grid.spacing) >= 1.5 * CLIP
+    source = BatchSource(sampler, ROOT.sampling_seed(0))
+    algorithm = dpsgd(linear_loss, recorder(), mechanism)
+    steps = []
+    for block in train_blocks(algorithm, algorithm.init(start()), data, root=ROOT, block_steps=1):
+        step = block.steps.start
+        taken = np.concatenate([p.indices[p.weights > 0] for p in source.passes(step)])
+        exact = np.trunc(data[taken] * np.float32(1 - 2.0**-12) / grid.spacing).astype(np.int64)
+        # Leaves in the order of jax.tree: b, then w.
+        noise = [
+            rounded_gaussian(key, step, leaf, (n,), int(grid.cells)) for leaf, n in ((1, 4), (0, 1))
+        ]
+        expected = (exact.sum(axis=0) + np.concatenate(noise)).astype(np.float32) * grid.spacing
+        released = flat(jax.tree.map(lambda leaf: leaf[0], block.state.opt_state.releases))
+        np.testing.assert_array_equal(released, expected.astype(np.float32) / 8)
+        steps.append(tuple(released))
+    assert len(set(steps)) == sampler.num_steps == 16
+
+
+# --- Sensitivity ---------------------------------------------------------------------------------
+
+B = 4
+FLOAT32 = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
+EDGES = st.sampled_from([0.0, 1e-45, -1e-38, 1e-30, 1.0, 1e30, -3.4e38, np.inf, -np.inf, np.nan])
+CLIPS = (2.0**-60, 1e-3, 1.0, 3.7, 1e6)
+SUMS = {}
+
+
+def integer_sum(clip, batch, weights):
+    """The sum of one step, by the very function that training compiles."""
+    if clip not in SUMS:
+        mechanism = secure(Deterministic(B, B), clip)
+        algorithm = dpsgd(linear_loss, optax.sgd(1.0), mechanism, microbatch_size=3)
+        SUMS[clip] = mechanism, jax.jit(algorithm.clipped_sum)
+    mechanism, compiled = SUMS[clip]
+    total, _ = compiled(start(), batch, weights, mechanism.scales())
+    assert {leaf.dtype for leaf in jax.tree.leaves(total)} == {jnp.dtype("int32")}
+    return flat(total).astype(object)  # Python's integers: the test's own sums are exact
+
+
+def max_square(mechanism):
+    low, high = mechanism.scales().grid.max_square.tolist()
+    return low + (high << 32)
+
+
+@settings(max_examples=100)
+@given(
+    batch=hnp.arrays(np.float32, (B, D), elements=FLOAT32 | EDGES),
+    clip=st.sampled_from(CLIPS),
+    out=st.integers(0, B - 1),
+    weights=hnp.arrays(np.float32, B, elements=st.sampled_from([0.0, 1.0])),
+)
+@example(np.full((B, D), 3.4e38, np.float32), 1.0, 0, np.ones(B, np.float32))
+@example(np.full((B, D), 1e-45, np.float32), 2.0**-60, 0, np.ones(B, np.float32))
+@example(np.full((B, D), np.nan, np.float32), 1.0, 3, np.ones(B, np.float32))
+def test_neighbouring_sums_differ_by_at_most_the_clip_norm_exactly(batch, clip, out, weights):
+    """And what the rest contributes does not change by as much as one integer."""
+    whole = integer_sum(clip, batch, weights)
+    neighbour = batch.copy()
+    neighbour[out] = 0  # the null example, whose gradient is 0
+    difference = whole - integer_sum(clip, neighbour, weights)
+    limit = max_square(SUMS[clip][0])
+    assert sum(x * x for x in difference) <= limit
+    alone = integer_sum(clip, batch, weights * (np.arange(B) == out))
+    assert list(difference) == list(alone)
+    if not (weights[out] and np.isfinite(batch[out]).all()):
+        assert not any(alone)
+
+
+def test_a_clipped_gradient_comes_close_to_the_clip_norm():
+    """So the bound above is that of the clip norm, and not of a sum that lost its examples."""
+    batch = np.full((B, D), 1e3, np.float32)
+    total = integer_sum(1.0, batch, np.ones(B, np.float32))
+    assert sum(x * x for x in total) >= 0.999 * B**2 * max_square(SUMS[1.0][0])
+
+
+def test_microbatches_change_no_bit():
+    """Sums of integers are exact in any order."""
+    mechanism, data = secure(Deterministic(N, N)), rows()
+    totals = []
+    for size in (None, 1, 7, 64):
+        algorithm = dpsgd(linear_loss, optax.sgd(1.0), mechanism, microbatch_size=size)
+        compiled = jax.jit(algorithm.clipped_sum)
+        total, _ = compiled(start(), data, np.ones(N, np.float32), mechanism.scales())
+        totals.append(total)
+    for total in totals[1:]:
+        np.testing.assert_array_equal(flat(total), flat(totals[0]))
+
+
+# --- Resuming ------------------------------------------------------------------------------------
+
+
+def nonlinear(params, example):
+    return (jnp.tanh(example @ jnp.append(params["w"], params["b"])) - example[0]) ** 2
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS[3:], ids=repr)
+def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
+    private, checkpoints = dpsgd(nonlinear, optax.adam(0.1), secure(sampler)), Checkpoints(tmp_path)
+
+    def run(state, **how):
+        for count, block in enumerate(train_blocks(private, state, rows(), root=ROOT, **how)):
+            if count == 1 and how["block_steps"] == 4:
+                checkpoints.save(Checkpoint(block.state, "", 0.0))
+            last = jax.tree.map(np.array, block.state)
+        return last
+
+    whole = run(private.init(start()), block_steps=4)
+    begun = checkpoints.latest(private.init(start())).state
+    assert 0 < begun.step < 16
+    resumed = run(begun, block_steps=3)
+    assert resumed.step == whole.step == 16
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+    other = run(private.init(start()), block_steps=4, generation=1)
+    assert np.all(flat(other.params) != flat(whole.params))
+
+
+# --- What is said of it --------------------------------------------------------------------------
+
+
+def test_only_secure_noise_covers_floating_point():
+    fast = Guarantee.of(Mechanism(SAMPLERS[3], 1.5, CLIP), 1e-5)
+    exact = Guarantee.of(secure(SAMPLERS[3]), 1e-5)
+    assert FLOATING_POINT in fast.not_covered
+    assert not any("floating point" in item for item in exact.not_covered)
+    assert exact.sentence() == fast.sentence()
+    assert exact.record()["secure_noise"]
+    assert not fast.record()["secure_noise"]
+    assert exact.record()["not_covered"] == list(exact.not_covered)
+
+
+def terms(mechanism):
+    return Terms(mechanism, 1e-5, False, {"code": "x"})
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_the_ledger_says_how_noise_was_drawn_and_refuses_to_mix(tmp_path, first):
+    path = tmp_path / "ledger.jsonl"
+    kinds = {s: Mechanism(SAMPLERS[3], 1.5, CLIP, secure_noise=s) for s in (False, True)}
+    with Ledger.create(path, terms(kinds[first])) as ledger:
+        ledger.declare(range(4))
+        before = path.read_bytes()
+        with pytest.raises(LedgerError, match=f"begun with{'' if first else 'out'} secure noise"):
+            ledger.resume(terms(kinds[not first]), step=0, origin=NO_HEAD, repeatable=True)
+        assert path.read_bytes() == before
+    assert json.loads(before.splitlines()[0])["secure_noise"] is first
+    history = read(path)
+    assert history.generations[0].terms.mechanism == kinds[first]
+    assert history.guarantee().secure_noise is first
+
+
+def test_a_ledger_that_mixes_them_is_not_believed(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.jsonl"
+    with monkeypatch.context() as patch:
+        for module in ("history", "ledger"):
+            patch.setattr(f"dpsgd.{module}.check_same_noise", lambda before, after: None)
+        with Ledger.create(path, terms(secure(SAMPLERS[3]))) as ledger:
+            ledger.declare(range(4))
+            other = terms(Mechanism(SAMPLERS[3], 1.5, CLIP))
+            ledger.resume(other, step=0, origin=NO_HEAD, repeatable=True)
+    with pytest.raises(LedgerError, match="line 3: this run was begun with secure noise"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "clip", "message"),
+    [(0.0, 1.0, "noise_multiplier > 0"), (1.0, 1e-40, "rescale the loss")],
+)
+def test_a_mechanism_that_cannot_be_secure_is_refused(sigma, clip, message):
+    with pytest.raises(ValueError, match=message):
+        Mechanism(Deterministic(N, 8), sigma, clip, secure_noise=True)
+
+
+def test_one_program_serves_every_grid_and_another_the_fast_noise():
+    """A grid that stayed behind in a shared program would be the noise of another mechanism."""
+    fast = dpsgd(linear_loss, recorder(), Mechanism(SAMPLERS[0], 3.0, 7.0))
+
+    def first_release(algorithm):
+        blocks = train_blocks(algorithm, algorithm.init(start()), rows(), root=ROOT, block_steps=1)
+        return flat(jax.tree.map(lambda leaf: leaf[0], next(blocks).state.opt_state.releases))
+
+    releases = []
+    for sigma, clip in ((1.5, 2.0), (40.0, 2.0), (1.5, 90.0)):
+        mechanism = secure(SAMPLERS[0], clip, sigma)
+        shared = first_release(fast.with_mechanism(mechanism))
+        np.testing.assert_array_equal(
+            shared, first_release(dpsgd(linear_loss, recorder(), mechanism))
+        )
+        releases.append(tuple(shared))
+    releases.append(tuple(first_release(fast)))
+    assert len(set(releases)) == 4
+    (compiled,) = fast.programs.values()
+    assert compiled._cache_size() == 2
+
+
+def test_the_audit_passes_secure_training():
+    mechanism = secure(SAMPLERS[3], clip=0.5)
+    report = coupled_audit(
+        lambda optimizer: dpsgd(nonlinear, optimizer, mechanism), start(), rows(), root=ROOT
+    )
+    assert report.passed, report.lines()

@@ -1,0 +1,418 @@
+"""The training loop is DP-SGD: plain training without noise, and with it sum, noise, division."""
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import logging
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks
+from dpsgd.training import loop
+from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
+
+N = 60
+SAMPLERS = {
+    "deterministic": Deterministic(N, 8, 2),
+    "shuffle": Shuffle(N, 8, 2),
+    "poisson": Poisson(N, 8, 2, max_batch_size=24),  # of one width: they share programs
+    "balls-and-bins": BallsAndBins(N, 8, 2, max_batch_size=24),
+    "accumulating poisson": Poisson(N, 8, 2, overflow="accumulate", max_batch_size=3),
+    "passes beyond a block": Poisson(N, 20, 2, overflow="accumulate", max_batch_size=2),
+}
+EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, 5)).astype(np.float32)
+    return {"x": x, "y": (x[:, 0] > x[:, 1]).astype(np.float32)}
+
+
+def start():
+    return {"w": jnp.full(5, 0.1), "b": jnp.zeros(())}
+
+
+def loss_fn(params, example):
+    logit = jnp.dot(params["w"], example["x"]) + params["b"]
+    return optax.sigmoid_binary_cross_entropy(logit, example["y"])
+
+
+OPTIMIZER = optax.adam(0.1)
+
+
+@jax.jit
+def plain_step(params, opt_state, taken):
+    """A step of optax on the mean loss, `taken` being the weight of each row in it."""
+
+    def mean_loss(params):
+        return jnp.dot(taken, jax.vmap(loss_fn, (None, 0))(params, data()))
+
+    updates, opt_state = OPTIMIZER.update(jax.grad(mean_loss)(params), opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+
+@functools.cache
+def shared(noisy):
+    """An algorithm whose compiled programs serve all tests that need no algorithm of their own."""
+    return dpsgd(loss_fn, OPTIMIZER, Mechanism(SAMPLERS["shuffle"], float(noisy), 1.0))
+
+
+def blocks(sampler, sigma, clip, *, of=None, root=None, block_steps=4, columns=None, data_on=None):
+    algorithm = (of or shared(sigma > 0)).with_mechanism(Mechanism(sampler, sigma, clip))
+    state = algorithm.init(start())
+    root = root or RootKey.from_insecure_seed(3)
+    rows = data() if columns is None else columns
+    return train_blocks(algorithm, state, rows, root=root, block_steps=block_steps, data_on=data_on)
+
+
+@EVERY_SAMPLER
+def test_without_noise_and_clipping_it_is_plain_optax_training_on_the_same_batches(sampler):
+    root = RootKey.from_insecure_seed(3)
+    for block in blocks(sampler, 0.0, np.inf, root=root):
+        got = jax.tree.map(np.asarray, block.state.params)
+    source = BatchSource(sampler, root.sampling_seed(0))
+    params, opt_state = start(), OPTIMIZER.init(start())
+    for step in range(sampler.num_steps):
+        taken = np.zeros(N, np.float32)
+        for one in source.passes(step):
+            np.add.at(taken, one.indices[one.weights > 0], 1 / sampler.expected_batch_size)
+        params, opt_state = plain_step(params, opt_state, taken)
+    for name, value in params.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_padded_rows_and_everything_in_them_change_no_bit():
+    # Row 0 stands in every padded place; the last sampler never takes it as an example.
+    algorithm = dpsgd(loss_fn, optax.sgd(0.1), Mechanism(Deterministic(N, 8, 1), 1.0, 1.0))
+    clipped_sum = jax.jit(algorithm.clipped_sum)
+    weights = np.array([1, 1, 1, 1, 0, 0, 0, 0], np.float32)
+    results = []
+    for poison in (0.0, np.nan, np.inf):
+        batch = {name: column[:8].copy() for name, column in data().items()}
+        batch["x"][4:] = poison
+        total, _ = clipped_sum(start(), batch, weights, algorithm.mechanism.scales())
+        results.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(total)]))
+    assert np.isfinite(results[0]).all()
+    assert (results[0] == results[1]).all()
+    assert (results[0] == results[2]).all()
+
+
+def _no_gradient(params, example):
+    return 0.0 * example["x"][0] + 0.0 * jnp.sum(params["w"]) * 0.0
+
+
+NOISE_ONLY = dpsgd(_no_gradient, optax.sgd(1.0), Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+
+
+def _releases(sampler, sigma, clip, size=4_000):
+    """The noise of every step: one leaf of `size` parameters on which no example has a gradient."""
+    algorithm = NOISE_ONLY.with_mechanism(Mechanism(sampler, sigma, clip))
+    state = algorithm.init({"w": jnp.zeros(size)})
+    before, taken = np.zeros(size), []
+    for block in train_blocks(
+        algorithm, state, data(), root=RootKey.from_insecure_seed(5), block_steps=1
+    ):
+        after = np.asarray(block.state.params["w"], np.float64)
+        taken.append(before - after)
+        before = after
+    return np.array(taken)
+
+
+@EVERY_SAMPLER
+def test_each_coordinate_gets_noise_of_sigma_c_over_the_expected_batch_size(sampler):
+    sigma, clip = 0.7, 3.0
+    noise = _releases(sampler, sigma, clip) * sampler.expected_batch_size / (sigma * clip)
+    count = noise.size
+    # Chi-square with `count` degrees of freedom, normal approximation: |z| > 5.5 has 4e-8.
+    assert abs(_chi_square_z(noise)) < 5.5
+    assert abs(noise.mean()) * np.sqrt(count) < 5.5
+    assert min(abs(_chi_square_z(factor * noise)) for factor in (0.9, 1.1)) > 5.5  # it would show
+
+
+def _chi_square_z(noise):
+    return (np.square(noise).sum() - noise.size) / np.sqrt(2 * noise.size)
+
+
+def test_noise_is_independent_across_steps_and_coordinates():
+    noise = _releases(SAMPLERS["poisson"], 1.0, 1.0)
+    noise /= noise.std()
+    steps, size = noise.shape
+    across_steps = noise @ noise.T / np.sqrt(size)
+    np.fill_diagonal(across_steps, 0)
+    # steps^2 / 2 standard normals under independence: |z| > 6.5 has 1e-8 together.
+    assert np.abs(across_steps).max() < 6.5
+    for lag in (1, 2, 1024):
+        assert abs((noise[:, lag:] * noise[:, :-lag]).sum()) / np.sqrt(steps * (size - lag)) < 5.5
+
+
+def test_a_realised_batch_size_is_not_the_divisor():
+    # A constant gradient of norm 1: without noise a step moves by (examples in it) / b exactly.
+    def constant(params, example):
+        return params["w"][0] + 0.0 * example["x"][0]
+
+    sampler = SAMPLERS["poisson"]
+    algorithm = dpsgd(constant, optax.sgd(1.0), Mechanism(sampler, 0.0, np.inf))
+    state = algorithm.init({"w": jnp.zeros(1)})
+    before = 0.0
+    sizes = []
+    for block in train_blocks(
+        algorithm, state, data(), root=RootKey.from_insecure_seed(1), block_steps=1
+    ):
+        after = float(block.state.params["w"][0])
+        size = float(block.diagnostics.batch_size[0])
+        assert before - after == pytest.approx(size / sampler.expected_batch_size, abs=1e-5)
+        before = after
+        sizes.append(size)
+    assert len(set(sizes)) > 2
+
+
+def test_empty_batches_are_noise_only_steps_of_the_same_program():
+    sampler = Poisson(N, 1, 1, max_batch_size=4)
+    sizes = [block.diagnostics.batch_size for block in blocks(sampler, 1.0, 1.0, block_steps=60)]
+    sizes = np.concatenate(sizes)
+    assert len(sizes) == sampler.num_steps
+    assert (sizes == 0).any()
+    assert (sizes > 0).any()
+
+
+@contextlib.contextmanager
+def compilations_of(name):
+    """Yields a list of messages that grows with every compilation of the function `name`."""
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            if f"Compiling jit({name})" in record.getMessage():
+                messages.append(record.getMessage())
+
+    messages, handler = [], Handler()
+    logging.getLogger("jax").addHandler(handler)
+    try:
+        with jax.log_compiles():
+            yield messages
+    finally:
+        logging.getLogger("jax").removeHandler(handler)
+
+
+@dataclasses.dataclass
+class Run:
+    """Steps and bits of each block, and how often the loop was compiled for it."""
+
+    blocks: list
+    compilations: int
+
+
+@pytest.fixture(scope="module", params=SAMPLERS.values(), ids=SAMPLERS)
+def runs(request, tmp_path_factory):
+    """The same run with its data on the device and, as memory-mapped files, on the host."""
+    sampler, folder, mapped = request.param, tmp_path_factory.mktemp("columns"), {}
+    for name, column in data().items():
+        np.save(folder / f"{name}.npy", column)
+        mapped[name] = np.load(folder / f"{name}.npy", mmap_mode="r")
+    found, of = {}, dpsgd(loss_fn, OPTIMIZER, Mechanism(sampler, 1.0, 1.0))
+    for data_on, columns in (("device", data()), ("host", mapped)):
+        with compilations_of("_run_block") as compiled:
+            ran = [
+                (block.steps, [np.array(leaf).tobytes() for leaf in jax.tree.leaves(block.state)])
+                for block in blocks(sampler, 1.0, 1.0, of=of, columns=columns, data_on=data_on)
+            ]
+        found[data_on] = Run(ran, len(compiled))
+    return found
+
+
+def test_a_whole_run_compiles_its_step_once(runs):
+    for run in runs.values():
+        assert len(run.blocks) >= 3
+        assert run.compilations == 1
+
+
+def test_data_on_the_host_train_to_the_same_bits(runs):
+    assert runs["host"].blocks == runs["device"].blocks
+
+
+def test_runs_that_differ_in_numbers_alone_share_one_compiled_program():
+    # A learning rate that is injected is state, and so an argument of the program.
+    optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
+
+    def final(algorithm, learning_rate, seed):
+        state = algorithm.init(start())
+        state.opt_state.hyperparams["learning_rate"] = jnp.float32(learning_rate)
+        root = RootKey.from_insecure_seed(seed)
+        for block in train_blocks(algorithm, state, data(), root=root, block_steps=4):
+            params = np.asarray(block.state.params["w"])
+        return params
+
+    mechanisms = [
+        Mechanism(BallsAndBins(N, 8, 2, max_batch_size=16), 0.5, 1.0),
+        Mechanism(BallsAndBins(N, 8, 2, max_batch_size=16), 1.0, 3.0),
+        Mechanism(Poisson(N, 6, 3, max_batch_size=16), 1.0, 1.0),
+        Mechanism(Shuffle(N, 16, 1), 2.0, 0.5),
+    ]
+    algorithm = dpsgd(loss_fn, optimizer, mechanisms[0])
+    rates = [0.1, 0.2, 0.3, 0.4]
+    with compilations_of("_run_block") as compiled:
+        shared = [
+            final(algorithm.with_mechanism(mechanism), rate, seed)
+            for seed, (mechanism, rate) in enumerate(zip(mechanisms, rates, strict=True))
+        ]
+        assert len(compiled) == 1
+        alone = final(dpsgd(loss_fn, optimizer, mechanisms[3]), rates[3], 3)
+        assert len(compiled) == 2
+        assert (shared[3] == alone).all()
+        # Passes over parts of a batch are another program.
+        in_passes = Mechanism(SAMPLERS["accumulating poisson"], 1.0, 1.0)
+        final(algorithm.with_mechanism(in_passes), 0.1, 1)
+        assert len(compiled) == 3
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1.0])
+def test_noise_is_never_switched_on_or_off_under_a_program_made_without_or_with_it(sigma):
+    algorithm = dpsgd(loss_fn, optax.adam(0.1), Mechanism(SAMPLERS["poisson"], sigma, 1.0))
+    with pytest.raises(ValueError, match="different programs"):
+        algorithm.with_mechanism(Mechanism(SAMPLERS["poisson"], 1.0 - sigma, 1.0))
+
+
+def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
+    algorithm = shared(True)
+    train(algorithm, start(), data())
+    idle = algorithm._replace(update=lambda state, *_: state._replace(step=state.step + 1))
+    assert (np.asarray(train(idle, start(), data())["w"]) == np.float32(0.1)).all()
+
+
+def test_an_algorithm_that_is_let_go_leaves_no_program_behind():
+    def own_loss(params, example):
+        return loss_fn(params, example)
+
+    algorithm = dpsgd(own_loss, optax.adam(0.1), Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+    train(algorithm, start(), data())
+    alive = weakref.ref(own_loss)
+    del algorithm, own_loss
+    gc.collect()
+    assert alive() is None
+
+
+def test_two_runs_draw_different_noise_and_one_root_repeats_itself():
+    def final(root):
+        for block in blocks(SAMPLERS["poisson"], 1.0, 1.0, root=root):
+            params = np.asarray(block.state.params["w"])
+        return params
+
+    first, second = final(RootKey.from_entropy()), final(RootKey.from_entropy())
+    assert (first != second).any()
+    root = RootKey.from_entropy()
+    assert (final(root) == final(root)).all()
+
+
+@pytest.mark.parametrize(("free", "stays"), [(2 * 24 * N + 1, False), (2 * 24 * N - 1, True)])
+def test_data_that_take_more_than_half_of_a_devices_free_memory_stay_on_the_host(
+    free, stays, monkeypatch
+):
+    class Device:
+        def memory_stats(self):
+            return {"bytes_limit": 10_000 + free, "bytes_in_use": 10_000}
+
+    gathered = []
+    with_rows = loop.with_rows
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    monkeypatch.setattr(loop, "with_rows", lambda *of: gathered.append(of) or with_rows(*of))
+    next(blocks(SAMPLERS["shuffle"], 1.0, 1.0))  # 24 bytes an example
+    assert bool(gathered) == stays
+
+
+def test_streamed_blocks_are_cut_to_a_bounded_size(monkeypatch):
+    monkeypatch.setattr(loop, "STREAMED_BYTES", 3 * 8 * 24)
+    ran = blocks(SAMPLERS["shuffle"], 1.0, 1.0, block_steps=5, data_on="host")
+    assert [len(block.steps) for block in ran][:2] == [3, 3]
+
+
+def test_no_more_than_two_blocks_are_ever_under_way(monkeypatch):
+    # The caller looks at nothing, and yet no block begins before the last but one has ended.
+    waited = []
+    monkeypatch.setattr(jax, "block_until_ready", lambda log: waited.append(len(ran)))
+    ran = []
+    for block in blocks(SAMPLERS["shuffle"], 1.0, 1.0, block_steps=4):
+        ran.append(block)
+    assert len(ran) == 4
+    assert waited == [2, 3]
+
+
+def test_a_root_serves_one_run_and_a_seed_warns_that_nothing_is_guaranteed():
+    algorithm = shared(True)
+    root = RootKey.from_entropy()
+    train(algorithm, start(), data(), root=root)
+    with pytest.raises(ValueError, match="already begun under this root"):
+        train(algorithm, start(), {**data(), "x": data()["x"] + 1}, root=root)
+    root = RootKey.from_insecure_seed(1)
+    for _ in range(2):  # a run may be repeated where there is no guarantee to lose
+        with pytest.warns(UserWarning, match="NO GUARANTEE: reproducible noise"):
+            train(algorithm, start(), data(), root=root)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_data_that_are_not_finite_give_a_warning_that_tells_where_and_no_more(
+    bad, on_device, monkeypatch
+):
+    monkeypatch.setattr(loop, "_READ_BYTES", 100)  # a few rows at a time
+    said = []
+    for count in (1, 3):
+        rows = data()
+        rows["x"][-count:, 1] = bad
+        rows = jax.tree.map(jnp.asarray, rows) if on_device else rows
+        with pytest.warns(UserWarning, match=r"^data\['x'\]: there is NaN or infinity") as caught:
+            trained = train(shared(True), start(), rows)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained))
+        said += [str(warning.message) for warning in caught]
+    assert len(said) == 2
+    assert len(set(said)) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(shared(True), start(), data())
+
+
+def test_data_of_another_size_are_refused():
+    rows = {name: column[:-1] for name, column in data().items()}
+    with pytest.raises(ValueError, match="num_examples=60"):
+        next(blocks(SAMPLERS["poisson"], 1.0, 1.0, columns=rows))
+
+
+def test_a_run_that_is_refused_leaves_its_root_to_the_next():
+    algorithm = shared(True)
+    root = RootKey.from_entropy()
+    rows = {name: column[:-1] for name, column in data().items()}
+    with pytest.raises(ValueError, match="num_examples=60"):
+        train(algorithm, start(), rows, root=root)
+    with pytest.raises(ValueError, match="batch statistic"):
+        train(algorithm, start() | {"batch_stats": jnp.zeros(3)}, data(), root=root)
+    train(algorithm, start(), data(), root=root)
+
+
+def test_training_leaves_the_callers_parameters_alone():
+    params = start()
+    trained = train(shared(True), params, data())
+    assert (np.asarray(params["w"]) == np.float32(0.1)).all()
+    assert (np.asarray(trained["w"]) != np.float32(0.1)).any()
+
+
+@pytest.mark.parametrize("kept", ["parameters", "step size"])
+def test_blocks_overwrite_no_array_of_the_caller(kept):
+    params, rate = start(), jnp.float32(0.1)
+    if kept == "step size":  # an optimizer whose state holds an array of the caller
+        optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+    else:  # and one whose state holds the parameters
+        optimizer = optax.GradientTransformation(lambda p: p, lambda g, s, p: (g, s))
+    algorithm = dpsgd(loss_fn, optimizer, Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+    state, root = algorithm.init(params), RootKey.from_insecure_seed(3)
+    before = jax.tree.map(np.array, (params, rate, state))
+    # Handed over, the state is overwritten, and nothing of which it was made.
+    [*_, last] = train_blocks(algorithm, algorithm.init(params), data(), root=root, donate=True)
+    [*_, again] = train_blocks(algorithm, state, data(), root=root)
+    jax.tree.map(np.testing.assert_array_equal, (params, rate, state), before)
+    jax.tree.map(np.testing.assert_array_equal, last.state, again.state)

@@ -1,0 +1,225 @@
+"""What is clipped as one moves a step's sum by at most C: units of an episode, and whole users."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from accounting import Bound, MultistageProfile
+from accounting.estimates.episodic import PublishedTheorem3
+from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd.audit.black_box import black_box_audit, bound_epsilon
+from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.runs import scores_of
+from samplers import (
+    BallsAndBins,
+    Deterministic,
+    Multistage,
+    Poisson,
+    Shuffle,
+    UnitsThenPoisson,
+    UnitTree,
+    cap_contributions,
+)
+
+CLIP = 0.5
+TASKS, CLASSES, EACH = 8, 3, 5
+COLUMNS = {
+    "task": np.repeat(np.arange(TASKS), CLASSES * EACH),
+    "class": np.tile(np.repeat(np.arange(CLASSES), EACH), TASKS),
+}
+ROWS = TASKS * CLASSES * EACH
+SHUFFLED = np.random.default_rng(1).permutation(ROWS)
+TREE = UnitTree.from_columns({name: column[SHUFFLED] for name, column in COLUMNS.items()})
+TASK = COLUMNS["task"][SHUFFLED]
+ROOT = RootKey.from_insecure_seed(3)
+
+
+def rows(seed=0):
+    x = np.random.default_rng(seed).normal(size=(ROWS, 4)).astype(np.float32)
+    return {"x": x, "task": TASK, "class": COLUMNS["class"][SHUFFLED]}
+
+
+def unit_loss(params, unit):
+    """Couples all rows of a unit: a square of sums."""
+    return jnp.square(jnp.tanh(unit["x"] @ params)).sum() + jnp.square(unit["x"].sum() * params[0])
+
+
+@functools.cache
+def still(loss, noisy):
+    """DP-SGD of which every step starts where the first did: what differs is the step's data."""
+    at = jnp.ones(4)
+    dp = dpsgd(loss, optax.sgd(1.0), Mechanism(Deterministic(1, 1), float(noisy), CLIP))
+    return dp._replace(
+        clipped_sum=lambda _, *rest: dp.clipped_sum(at, *rest),
+        update=lambda state, *rest: dp.update(state._replace(params=at), *rest),
+    )
+
+
+def releases(sampler, data, loss=unit_loss, *, sigma=1.0):
+    """Every step's noised sum: float64[steps, 4]."""
+    algorithm = still(loss, sigma > 0).with_mechanism(Mechanism(sampler, sigma, CLIP))
+    state = algorithm.init(jnp.ones(4))
+    found = []
+    for block in train_blocks(algorithm, state, data, root=ROOT, block_steps=1):
+        found.append(1.0 - np.asarray(block.state.params, np.float64))
+    return np.array(found) * sampler.expected_batch_size
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_loop_clips_each_drawn_unit_as_one(level):
+    sampler = Multistage(TREE, (3, 2, 4), epochs=5, clipped_level=level)
+    data = rows()
+    got = releases(sampler, data, sigma=0.0)
+    gradient = jax.jit(jax.grad(unit_loss))
+    for step in range(sampler.num_steps):
+        expected = np.zeros(4)
+        episode = sampler.episode(ROOT.sampling_seed(0), step)
+        for unit in episode.examples.reshape(-1, *sampler.draws[level:]):
+            assert np.unique(TASK[unit]).size == 1
+            g = np.asarray(gradient(jnp.ones(4), {"x": data["x"][unit]}), np.float64)
+            expected += g * min(1.0, CLIP / np.linalg.norm(g))
+        np.testing.assert_allclose(got[step], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_sees_the_levels_below_its_unit_as_axes():
+    shapes = []
+
+    def loss(params, unit):
+        shapes.append((unit["x"].shape, unit["class"].shape))
+        return jnp.sum(params) * unit["x"].mean()
+
+    for level, axes in ((1, (2, 4)), (2, (4,)), (3, ())):
+        sampler = Multistage(TREE, (3, 2, 4), clipped_level=level)
+        releases(sampler, rows(), loss)
+        assert set(shapes) == {((*axes, 4), axes)}
+        assert sampler.expected_batch_size == 24 / np.prod(axes)
+        shapes.clear()
+
+
+def test_without_a_level_each_example_is_clipped_by_itself():
+    assert Multistage(TREE, (3, 2, 4)).clipped_shape == ()
+    assert UnitsThenPoisson(TREE, (3, 2), 0.5).clipped_shape == ()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_unit_moves_the_noised_sum_by_at_most_c_and_an_example_by_twice_that(level):
+    # The coupled test: neighbours share noise and draws.
+    sampler = Multistage(TREE, (3, 2, 4), epochs=12, clipped_level=level)
+    before, data = releases(sampler, rows()), rows()
+    data["x"][TASK == 2] = 0.0  # a null unit has gradient 0
+    moved = np.linalg.norm(before - releases(sampler, data), axis=1)
+    drawn_units = 1 if level == 1 else 2
+    assert moved.max() <= drawn_units * CLIP * (1 + 1e-4)
+    assert moved.max() >= 0.5 * CLIP
+    data = rows()
+    data["x"][7] = 1e3
+    moved = np.linalg.norm(before - releases(sampler, data), axis=1)
+    assert moved.max() <= 2 * CLIP * (1 + 1e-4)
+
+
+def test_the_audit_passes_units_clipped_as_one_and_catches_rows_clipped_each():
+    sampler = Multistage(TREE, (3, 2, 4), epochs=12, clipped_level=1)
+    mechanism = Mechanism(sampler, 1.0, CLIP)
+
+    def row_by_row(algorithm):
+        def clipped_sum(params, batch, weights, scales):
+            flat = jax.tree.map(lambda leaf: leaf.reshape(-1, 1, 1, *leaf.shape[3:]), batch)
+            return algorithm.clipped_sum(params, flat, jnp.repeat(weights, 8), scales)
+
+        return algorithm._replace(clipped_sum=clipped_sum)
+
+    def audit(mutate):
+        return coupled_audit(
+            lambda optimizer: mutate(dpsgd(unit_loss, optimizer, mechanism)),
+            jnp.ones(4),
+            {"x": rows()["x"] * 100},
+        )
+
+    report = audit(lambda algorithm: algorithm)
+    assert report.passed, report.lines()
+    assert not audit(row_by_row).passed
+    with pytest.raises(ValueError, match="not units"):
+        black_box_audit(mechanism, Bound(0.0, 1.0), delta=1e-3, trials=100)
+
+
+# ------------------------------------------------------------------------------------- users
+
+USER_SAMPLERS = {
+    "deterministic": Deterministic,
+    "shuffle": Shuffle,
+    "shuffle, fixed": functools.partial(Shuffle, order="fixed"),
+    "poisson": Poisson,
+    "poisson, accumulating": functools.partial(Poisson, overflow="accumulate", max_batch_size=2),
+    "balls-and-bins": BallsAndBins,
+    "balls-and-bins, fixed": functools.partial(BallsAndBins, assignment="fixed"),
+}
+
+
+def user_loss(params, user):
+    each = jnp.where(user["weight"] > 0, jnp.square(user["x"] @ params) + user["x"] @ params, 0)
+    return each.sum()
+
+
+# Every sampler under one cap, every cap under one sampler; the rest of the product is long.
+CAPPED = [
+    pytest.param(
+        make,
+        tau,
+        keep,
+        marks=() if tau == 4 or name == "poisson, accumulating" else pytest.mark.long,
+        id=f"{name}-{tau}-{keep}",
+    )
+    for name, make in USER_SAMPLERS.items()
+    for tau, keep in [(1, "first"), (4, "random"), (40, "first")]
+]
+
+
+@pytest.mark.parametrize(("make", "tau", "keep"), CAPPED)
+def test_a_users_whole_data_moves_the_noised_sum_by_at_most_c(make, tau, keep):
+    users = np.random.default_rng(2).zipf(1.7, 90) % 12
+    x = (100 * np.random.default_rng(3).normal(size=(90, 4))).astype(np.float32)
+    seed = 5 if keep == "random" else None
+
+    def noised_sums(x):
+        capped = cap_contributions(users, tau, keep=keep, seed=seed)
+        sampler = make(capped.num_users, 4, 3, unit="user")
+        return releases(sampler, capped.data({"x": x}), user_loss)
+
+    before = noised_sums(x)
+    heaviest = np.bincount(users).argmax()
+    after = noised_sums(np.where((users == heaviest)[:, None], np.float32(0), x))
+    moved = np.linalg.norm(before - after, axis=1)
+    assert moved.max() <= CLIP * (1 + 1e-4)
+    assert moved.max() >= 0.99 * CLIP  # the user takes part, and its clipped gradient is long
+
+
+def test_one_users_padding_holds_nothing_of_another_user():
+    users, x = np.array([0, 1, 1, 1]), np.array([9.0, 1.0, 2.0, np.nan], np.float32)
+    data = cap_contributions(users, 3).data({"x": x})
+    np.testing.assert_array_equal(data["x"], [[9, 0, 0], [1, 2, np.nan]])
+
+
+@pytest.mark.audit
+def test_the_black_box_audit_refutes_the_published_theorem_and_stands_by_the_bound():
+    # One of 20 in each of 50 steps: the canary takes the place of one that gives `others`.
+    rng, steps, rate, delta = np.random.default_rng(0), 50, 1 / 20, 1e-5
+
+    def play(others, trials):
+        worlds = []
+        for canary in (1.0, 0.0):
+            drawn = rng.random((trials, steps, 1)) < rate
+            x = np.where(drawn, canary - others, 0.0) + rng.standard_normal(drawn.shape)
+            worlds.append(scores_of(x, others, 1.0, rate))
+        return tuple(worlds)
+
+    published = PublishedTheorem3(1.0, steps, (1,), (20,)).estimate_epsilon(delta).value
+    proved = MultistageProfile(1.0, steps, (1,), (20,)).epsilon(delta)
+    report = bound_epsilon(play, Bound(0.0, published), delta=delta, trials=200_000)
+    assert report.violation, report.lines()
+    assert published == pytest.approx(2.67, abs=0.01)
+    assert 3.5 < report.epsilon_lower < proved.upper
+    assert (report.game, report.event.score) == ("others -1", "each step by lot")

@@ -1,0 +1,197 @@
+"""Ctrl-C: one line and exit status 130, wherever it comes; nothing half-written is left.
+
+A terminal sends it to all processes of a command at once; so do these tests, at set moments.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from experiments.processes import each
+from experiments.tasks.clicks.synthetic import rows as synthetic
+
+CTRL_C = """
+import os, signal, sys, threading, time
+def ctrl_c(*args, **kwargs):
+    os.killpg(0, signal.SIGINT)
+    time.sleep(10)
+"""
+
+WHILE_IMPORTING = """
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            ctrl_c()
+sys.meta_path.insert(0, Finder())
+"""
+
+WHILE_COMPUTING = """
+import importlib
+*owner, name = {function!r}.split(":")[1].split(".")
+module = importlib.import_module({function!r}.split(":")[0])
+for part in owner:
+    module = getattr(module, part)
+setattr(module, name, ctrl_c)
+"""
+
+MAIN = """
+from experiments import cli
+sys.exit(cli.main({words!r}))
+"""
+
+
+def run(script: Path, code: str, words: list, place: Path) -> subprocess.CompletedProcess:
+    """Runs `dpsgd WORDS` in the folder `place` after `code`, in a session of its own."""
+    code = CTRL_C + code + MAIN.format(words=[str(word) for word in words])
+    # The processes that it spawns import the script as well.
+    script.write_text('if __name__ == "__main__":\n' + textwrap.indent(code, "    "))
+    path = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, script],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        start_new_session=True,
+    )
+
+
+PRICE = ["epsilon", "sampler:poisson", "--num-examples", "10000", "--noise-multiplier", "1"]
+ALL = ["compare", "--num-examples", "10000", "--noise-multipliers", "0.3", "0.4"]
+
+MOMENTS = {
+    "importing the parser": (WHILE_IMPORTING.format(module="tyro"), PRICE),
+    "importing SciPy": (WHILE_IMPORTING.format(module="scipy.special"), PRICE),
+    "importing JAX": (WHILE_IMPORTING.format(module="jax"), ["report", "RUN"]),
+    "pricing": (WHILE_COMPUTING.format(function="accounting:epsilon"), PRICE),
+    "calibrating": (
+        WHILE_COMPUTING.format(function="accounting:calibrate"),
+        ["calibrate", *PRICE[1:4], "--epsilon", "1"],
+    ),
+    "reading a ledger": (
+        WHILE_COMPUTING.format(function="experiments.run_directory:RunDirectory.open"),
+        ["ledger", "RUN"],
+    ),
+    "preparing": (
+        WHILE_COMPUTING.format(function="experiments.tasks.clicks.writer:StoreWriter.finish"),
+        ["prepare", "synthetic", "STORE", "--num-rows", "200"],
+    ),
+    "writing a raw file": (
+        WHILE_COMPUTING.format(function="experiments.tasks.clicks.synthetic.rows:_histogram"),
+        ["prepare", "synthetic", "FILE.txt", "--num-rows", "200", "--raw"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "words"), MOMENTS.values(), ids=MOMENTS)
+def test_ctrl_c_is_one_line_and_leaves_nothing_half_written(code, words, tmp_path):
+    script, place = tmp_path / "command.py", tmp_path / "place"
+    place.mkdir()
+    done = run(script, code, words, place)
+    assert done.stderr == "dpsgd: interrupted\n"
+    assert done.returncode == 130
+    assert not list(place.iterdir())
+
+
+ANSWERED_BY = """
+import threading
+from experiments import cli
+cli.parse = lambda words: (answer, None)
+"""
+
+LOST = """
+class Lost:
+    def __del__(self):
+        ctrl_c()
+def answer(config):
+    Lost()
+    threading.Event().wait(20)
+    print("went on")
+"""
+
+PRINTED = """
+def answer(config):
+    try:
+        ctrl_c()
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())  # as PyErr_Print of C does, in many an import
+        raise ImportError("core failed to import")
+"""
+
+
+@pytest.mark.parametrize("code", [LOST, PRINTED])
+def test_ctrl_c_in_a_callback_or_in_an_extension_is_neither_lost_nor_printed(code, tmp_path):
+    done = run(tmp_path / "interrupted.py", code + ANSWERED_BY, PRICE, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "dpsgd: interrupted\n")
+
+
+def test_what_a_library_makes_of_ctrl_c_is_ctrl_c_all_the_same(tmp_path):
+    code = (
+        WHILE_COMPUTING.format(function="accounting:epsilon")
+        + """
+def converted(*args):
+    try:
+        ctrl_c()
+    except KeyboardInterrupt:
+        raise RuntimeError("INTERNAL: a callback failed") from None
+module.epsilon = converted
+"""
+    )
+    done = run(tmp_path / "command.py", code, PRICE, tmp_path)
+    assert (done.stderr, done.returncode) == ("dpsgd: interrupted\n", 130)
+
+
+def test_a_process_of_ours_hears_no_ctrl_c_from_its_first_moment_on():
+    (blocked,) = each(partial(signal.pthread_sigmask, signal.SIG_BLOCK), [()], 1)
+    assert blocked == {signal.SIGINT}
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+SOON_AFTER = """
+import {module} as module
+original = module.{function}
+def then(*args, **kwargs):
+    if module.{function} is then:  # the first time
+        module.{function} = original
+        threading.Timer(0.3, os.killpg, (0, signal.SIGINT)).start()
+    return original(*args, **kwargs)
+module.{function} = then
+"""
+
+
+def test_processes_that_are_still_importing_say_nothing_to_ctrl_c(tmp_path):
+    code = SOON_AFTER.format(module="concurrent.futures", function="ProcessPoolExecutor.submit")
+    done = run(tmp_path / "command.py", code, [*ALL, "--out", "page.png"], tmp_path)
+    assert (done.stderr, done.returncode) == ("dpsgd: interrupted\n", 130)
+    assert not (tmp_path / "page.png").exists()
+
+
+SWEEP = """
+title = "One run"
+repetitions = 2
+[[grid]]
+x = "noise_multiplier"
+sampler = "poisson"
+noise_multiplier = 1
+batch_size = 20
+epochs = 1
+"""
+
+
+@pytest.mark.long
+def test_a_sweep_whose_processes_are_still_importing_says_that_it_can_go_on(tmp_path):
+    synthetic.write_store(tmp_path / "store", 200, seed=0)
+    (tmp_path / "one.toml").write_text(SWEEP)
+    code = SOON_AFTER.format(module="experiments.sweeps.workers", function="_Worker._start")
+    words = ["sweep", "one.toml", "store", "--out", "found", "--workers", 1]
+    done = run(tmp_path / "command.py", code, words, tmp_path)
+    said = "dpsgd: stopped with 2 runs left: the same command goes on\n"
+    assert done.stderr == said
+    assert done.returncode == 75

@@ -1,0 +1,100 @@
+"""A command waits for nothing that its answer does not need: what each imports, by name."""
+
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from dpsgd import Mechanism
+from dpsgd.runs.history import Terms
+from dpsgd.runs.ledger import Ledger
+from experiments import cli
+from experiments.cli import commands
+from samplers import Deterministic
+
+TRAINING = {"jax", "flax", "optax", "matplotlib", "pyarrow", "rich"}
+PRICING = {"numpy", "scipy", "accounting", "samplers"}
+SLOW_SCIPY = {"scipy.optimize", "scipy.stats", "scipy.sparse"}
+
+ASK = """
+import sys
+from experiments import cli
+for words in {questions!r}:
+    try:
+        assert cli.main(words) == 0, words
+    except SystemExit as end:
+        assert not end.code, words
+    loaded = {unwanted!r} & set(sys.modules)
+    assert not loaded, (words, loaded)
+"""
+
+
+def ask(questions: list[list[str]], unwanted: set[str]) -> None:
+    """Asks in a process of its own, and checks what it has imported after each answer."""
+    code = ASK.format(questions=questions, unwanted=unwanted)
+    root = Path(__file__).parents[3]
+    # The tests' type checks, which a user does not have, stay out.
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_help_imports_nothing_that_computes():
+    ask([["--help"]], {*TRAINING, *PRICING, "tyro"})
+    ask([[name, "--help"] for name in cli.COMMANDS], {*TRAINING, *PRICING})
+
+
+def test_a_price_is_answered_without_what_only_training_needs(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({}))
+    terms = Terms(Mechanism(Deterministic(100, 10, 1), 1.0, 1.0), 1e-2, False, {})
+    Ledger.create(run / "ledger.jsonl", terms).close()
+    sizes = ["sampler:poisson", "--num-examples", "100", "--batch-size", "10", "--epochs", "1"]
+    questions = [
+        ["ledger", str(run)],
+        ["epsilon", *sizes, "--noise-multiplier", "5"],
+        ["calibrate", *sizes, "--epsilon", "5", "--delta", "0.01"],
+    ]
+    ask(questions, TRAINING | SLOW_SCIPY)
+
+
+def test_every_module_of_the_commands_is_a_command_and_says_what_it_does(capsys):
+    assert {module.name for module in pkgutil.iter_modules(commands.__path__)} == set(cli.COMMANDS)
+    assert cli.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    for name, what in cli.COMMANDS.items():
+        assert f"  {name} " in said
+        assert what in said
+    assert max(map(len, said.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name a command; there are prepare, train"),
+        (["trian"], "there is no command 'trian': did you mean train?"),
+        (["frobnicate"], "there is no command 'frobnicate'; there are prepare, train"),
+        (["--out", "run"], "there is no command '--out'; there are"),
+    ],
+)
+def test_what_is_no_command_is_refused_in_one_line(words, said, capsys):
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_the_version_is_told(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"dpsgd {version('dpsgd')}\n"

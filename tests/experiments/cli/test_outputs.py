@@ -1,0 +1,101 @@
+"""Files that a command writes: what is there stays, and a name that cannot be is refused first."""
+
+import pytest
+from matplotlib.figure import Figure
+
+from experiments import cli
+from experiments.cli import outputs
+from experiments.figures import samplers as compare
+from experiments.reports import overview
+
+COMPARE = ["compare", "--num-examples", "1000", "--batch-size", "100", "--noise-multipliers", "1"]
+AUDIT = ["audit", "sampler:poisson", "--num-examples", "100", "--batch-size", "10"]
+AUDIT += ["--noise-multiplier", "1", "--black-box"]
+
+COMMANDS = {
+    "compare": (COMPARE, "--out", ".png"),
+    "audit": (AUDIT, "--plot", ".png"),
+    "report": (["report", "run"], "--out", ".html"),
+}
+
+
+@pytest.fixture
+def nothing_is_done(monkeypatch):
+    """Fails where a command begins with its work."""
+
+    def work(*args, **kwargs):
+        pytest.fail("it began to work")
+
+    monkeypatch.setattr(compare, "curves", work)
+    monkeypatch.setattr(overview, "overview", work)
+    monkeypatch.setattr("experiments.audit.black_box", work)
+
+
+@pytest.mark.parametrize(("words", "option", "ending"), COMMANDS.values(), ids=COMMANDS)
+def test_a_file_that_is_there_is_named_and_left_as_it_is(
+    words, option, ending, tmp_path, capsys, nothing_is_done
+):
+    there = tmp_path / f"page{ending}"
+    there.write_text("precious")
+    assert cli.main([*words, option, str(there)]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        f"dpsgd: {there} exists already and is left as it is: name another {option}, or give "
+        "--overwrite\n"
+    )
+    assert there.read_text() == "precious"
+
+
+@pytest.mark.parametrize(("words", "option", "ending"), COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("name", ["page", "page.doc", "page.html.gz"])
+def test_another_ending_is_refused_before_any_work(
+    words, option, ending, name, tmp_path, capsys, nothing_is_done
+):
+    assert cli.main([*words, option, str(tmp_path / name)]) == 2
+    said = capsys.readouterr().err
+    assert f"{option} must end in {ending}" in said
+    assert name in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_that_would_lie_inside_of_a_file_is_refused(tmp_path, capsys, nothing_is_done):
+    (tmp_path / "file").write_text("")
+    assert cli.main([*COMPARE, "--out", str(tmp_path / "file" / "a.png")]) == 2
+    assert "is no folder" in capsys.readouterr().err
+
+
+def test_a_picture_is_replaced_where_that_is_asked_for_and_never_in_half(tmp_path, monkeypatch):
+    there, folder = tmp_path / "page.svg", tmp_path / "folder.svg"
+    there.write_text("old")
+    folder.mkdir()
+    outputs.check(there, outputs.PICTURES, "--out", overwrite=True)
+    with pytest.raises(FileExistsError, match=r"name another --out$"):
+        outputs.check(folder, outputs.PICTURES, "--out", overwrite=True)
+
+    class Torn(Figure):
+        def savefig(self, file, **options):
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare.save(Torn(), there)
+    assert there.read_text() == "old"
+    assert {path.name for path in tmp_path.iterdir()} == {"page.svg", "folder.svg"}
+
+
+def test_a_page_is_replaced_with_its_figures_or_not_at_all(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        overview, "overview", lambda runs, title: overview.Page("t", "# t\n", {"a.svg": b"<svg/>"})
+    )
+    out = tmp_path / "page.html"
+    assert cli.main(["report", "run", "--out", str(out)]) == 0
+    out.unlink()
+    assert cli.main(["report", "run", "--out", str(out)]) == 2
+    assert "or give --overwrite" in capsys.readouterr().err
+    assert cli.main(["report", "run", "--out", str(out), "--overwrite"]) == 0
+    (tmp_path / "page" / "notes.txt").write_text("mine")
+    assert cli.main(["report", "run", "--out", str(out), "--overwrite"]) == 2
+    said = capsys.readouterr().err
+    assert "holds notes.txt: name another --out\n" in said
+    assert (tmp_path / "page" / "notes.txt").read_text() == "mine"

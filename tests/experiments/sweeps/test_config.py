@@ -1,0 +1,187 @@
+"""A sweep's file is read as it is meant, or refused in one line that names file and key."""
+
+import inspect
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from experiments.cli.commands.sweep import SweepConfig
+from experiments.cli.config import TrainConfig
+from experiments.sweeps.config import SHIPPED, Grid, Sweep
+from experiments.sweeps.plan import cells, plan
+
+GRID = """
+[[grid]]
+x = "noise_multiplier"
+sampler = ["shuffle", { name = "poisson", overflow = "accumulate" }]
+noise_multiplier = [0.5, 1]
+non_private = true
+epochs = [1, 2]
+"""
+
+
+def read(tmp_path, text):
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    return Sweep.read(path)
+
+
+def planned(sweep, tmp_path):
+    return plan(sweep, tmp_path / "store", tmp_path / "runs", "sweep.toml")
+
+
+def test_every_combination_is_a_run_once_a_repetition(tmp_path):
+    sweep = read(tmp_path, 'title = "t"\nrepetitions = 3\n' + GRID)
+    runs = planned(sweep, tmp_path)
+    assert len(runs) == 2 * 3 * 2 * 3  # samplers, privacy, epochs, repetitions
+    assert len({run.name for run in runs}) == len(runs)
+    assert {
+        run.config.sampler.overflow for run in runs if run.config.sampler.name == "poisson"
+    } == {"accumulate"}
+    assert sum(run.config.non_private for run in runs) == 2 * 2 * 3
+    # Independent randomness from the system, and beginnings that all cells share.
+    assert {run.config.insecure_seed for run in runs} == {None}
+    assert {run.config.init_seed for run in runs} == {0, 1, 2}
+
+
+def test_a_run_in_two_grids_is_one_run_under_a_name_that_says_what_it_is(tmp_path):
+    sweep = read(tmp_path, 'title = "t"\nrepetitions = 1\n' + GRID + GRID.replace("[1, 2]", "1"))
+    runs = planned(sweep, tmp_path)
+    assert len(runs) == 2 * 3 * 2
+    assert runs[0].name == "shuffle-sigma0.5-b1024-e1-lr0.003-c4-r0"
+    assert "poisson-overflow-accumulate-nonprivate-b1024-e2-lr0.003-r0" in {r.name for r in runs}
+
+
+@pytest.mark.parametrize("one", ['"shuffle"', '{ name = "shuffle", order = "fixed" }'])
+def test_one_sampler_needs_no_list(tmp_path, one):
+    several = '["shuffle", { name = "poisson", overflow = "accumulate" }]'
+    begin = 'title = "t"\nrepetitions = 1\n'
+    alone, listed = (
+        planned(read(tmp_path, begin + GRID.replace(several, asked)), tmp_path)
+        for asked in (one, f"[{one}]")
+    )
+    assert alone == listed
+
+
+def test_explicit_seeds_make_every_run_insecure(tmp_path):
+    sweep = read(tmp_path, 'title = "t"\ninsecure_seeds = [5, 6]\n' + GRID)
+    runs = planned(sweep, tmp_path)
+    assert {run.config.insecure_seed for run in runs} == {5, 6}
+    assert all(run.name.endswith(f"-seed{run.config.insecure_seed}") for run in runs)
+
+
+def test_the_settings_of_all_runs_reach_each_of_them(tmp_path):
+    shared = "[run]\nhidden = [8, 4]\ntarget_delta = 1e-6\ninit_seed = 7\n"
+    sweep = read(tmp_path, f'title = "t"\nrepetitions = 1\n{shared}' + GRID)
+    for run in planned(sweep, tmp_path):
+        assert run.config.hidden == (8, 4)
+        assert run.config.target_delta == 1e-6
+        assert run.config.init_seed == 7
+
+
+@pytest.mark.parametrize("norms", ["[1, 4]", "[1, 4, 8]", "2"])
+def test_a_run_without_clipping_is_the_same_whatever_norms_its_grid_has(tmp_path, norms):
+    sweep = read(tmp_path, f'title = "t"\nrepetitions = 1\n{GRID}l2_clip_norm = {norms}\n')
+    plain = [run.config for run in planned(sweep, tmp_path) if run.config.non_private]
+    assert len(plain) == 2 * 2
+    assert {config.l2_clip_norm for config in plain} == {TrainConfig.l2_clip_norm}
+
+
+def test_secure_noise_is_asked_of_the_runs_that_have_noise(tmp_path):
+    shared = "[run]\nsecure_noise = true\n"
+    runs = planned(read(tmp_path, f'title = "t"\nrepetitions = 1\n{shared}{GRID}'), tmp_path)
+    assert {run.config.non_private for run in runs} == {True, False}
+    assert all(run.config.secure_noise != run.config.non_private for run in runs)
+
+
+HEAD = 'title = "t"\nrepetitions = 2\n'
+REFUSED = {
+    "no TOML": ("title = ", "is not TOML"),
+    "no grid": (HEAD, "grid is missing"),
+    "no title": ("repetitions = 1\n" + GRID, "title is missing"),
+    "unknown key": (HEAD + "seeds = 3\n" + GRID, "'seeds' is unknown"),
+    "unknown axis": (HEAD + GRID + "momentum = 0.9\n", "grid 1: 'momentum' is unknown"),
+    "second grid": (HEAD + GRID + GRID + "momentum = 0.9\n", "grid 2: 'momentum' is unknown"),
+    "no number": (HEAD + GRID + 'learning_rate = ["fast"]\n', "grid 1, learning_rate"),
+    "a truth": (HEAD + GRID + "learning_rate = true\n", "grid 1, learning_rate: bool"),
+    "not positive": (HEAD + GRID + "learning_rate = [0.1, -1]\n", "learning_rate[1] must be"),
+    "no integer": (HEAD + GRID + "batch_size = 10.5\n", "grid 1, batch_size"),
+    "twice": (HEAD + GRID + "batch_size = [8, 8]\n", "batch_size holds a value twice"),
+    "empty axis": (HEAD + GRID + "batch_size = []\n", "batch_size needs"),
+    "x without values": (
+        HEAD + GRID.replace('x = "noise', 'x = "target_epsilon" #'),
+        "target_epsi",
+    ),
+    "unknown x": (HEAD + GRID.replace('x = "noise_multiplier"', 'x = "sigma"'), "grid 1, x"),
+    "tuned and seen": (HEAD + GRID + 'tune = "noise_multiplier"\n', "x and tune"),
+    "both noises": (HEAD + GRID + "target_epsilon = 1\n", "not both"),
+    "unknown sampler": (HEAD + GRID.replace('"shuffle"', '"random"'), "sampler[0]"),
+    "unknown setting": (HEAD + GRID.replace("overflow", "flow"), "sampler[1]: 'flow' is unknown"),
+    "axis in a sampler": (HEAD + GRID.replace("overflow", "epochs"), "epochs is an axis"),
+    "no seeds": ('title = "t"\n' + GRID, "repetitions or insecure_seeds"),
+    "both seeds": (HEAD + "insecure_seeds = [1]\n" + GRID, "repetitions or insecure_seeds"),
+    "seed twice": ('title = "t"\ninsecure_seeds = [1, 1]\n' + GRID, "insecure_seeds"),
+    "axis for all": (HEAD + "[run]\nepochs = 3\n" + GRID, "epochs belongs into a [[grid]]"),
+    "private place": (HEAD + '[run]\nout = "x"\n' + GRID, "run: 'out' is unknown"),
+    "wrong type": (HEAD + '[run]\nhidden = "64"\n' + GRID, "run, hidden"),
+    "no number at all": (HEAD + GRID + f"learning_rate = {10**400}\n", "too large for a float"),
+    "too deep": ("x = " + "[" * 100_000, "nested too deeply"),
+    "no name": (HEAD + GRID.replace('"poisson"', '["poisson"]'), "sampler[1]: there is no sampler"),
+    "no width": (HEAD + "[run]\nembedding_dim = 0\n" + GRID, "embedding_dim must be at least 1"),
+    "no units": (HEAD + "[run]\nhidden = [4, -1]\n" + GRID, "hidden: each layer has at least 1"),
+    "no power of two": (HEAD + "[run]\nmax_buckets = 12\n" + GRID, "max_buckets must be a power"),
+    "out of range": (HEAD + "[run]\ntarget_delta = 2.0\n" + GRID, "target-delta"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_run_is_refused_by_file_and_key(tmp_path, text, words):
+    with pytest.raises(ValueError, match=r"sweep\.toml") as refused:
+        planned(read(tmp_path, text), tmp_path)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_answered_with_those_that_are_shipped(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"does not exist; shipped are .*equal-privacy"):
+        Sweep.read(tmp_path / "missing.toml")
+    with pytest.raises(FileNotFoundError, match=r"is a folder; shipped are .*equal-privacy"):
+        Sweep.read(tmp_path)
+
+
+def test_a_shipped_sweep_whose_folder_has_its_name_goes_on_by_the_same_command(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("no-noise").mkdir()
+    assert Sweep.read(Path("no-noise")) == Sweep.read(SHIPPED / "no-noise.toml")
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_sweep_can_be_asked_for_by_name(path, tmp_path):
+    sweep = Sweep.read(type(path)(path.stem))
+    assert (sweep.repetitions or 0) >= 3  # an error bar, from entropy
+    assert planned(sweep, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["equal-noise-1024", "equal-noise-8192"])
+def test_the_equal_noise_figure_is_that_of_the_paper(name):
+    (grid,) = Sweep.read(SHIPPED / f"{name}.toml").grid
+    names = [sampler.name for sampler in grid.samplers()]
+    assert names == ["deterministic", "shuffle", "poisson", "balls-and-bins"]
+    assert len(grid.noise_multiplier) + grid.non_private >= 6
+    assert grid.non_private
+    assert {cell.sampler.batch_size for cell in cells(grid)} == {int(name.rsplit("-", 1)[1])}
+
+
+def test_the_file_that_the_help_shows_is_a_sweep_and_it_names_those_that_are_shipped():
+    help_text = SweepConfig.__doc__
+    lines = [line for line in help_text.splitlines() if line.startswith(" " * 8)]
+    sweep = Sweep.parse(textwrap.dedent("\n".join(lines)).encode(), "the help")
+    assert len(cells(sweep.grid[0])) == 2 * (3 + 1)
+    for axis in Grid.AXES:
+        assert axis in help_text
+    source = inspect.getsource(SweepConfig)
+    for file in SHIPPED.glob("*.toml"):
+        assert file.stem in source

@@ -1,0 +1,118 @@
+"""The figure of a sweep shows its means, its standard deviations, and where the axis changes."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.sweeps.figure import composite_scale, draw
+
+SIGMAS = (0.01, 0.1, 0.5, 1.0, 5.0)
+NOISE = {"x": "noise_multiplier", "sampler": ("shuffle", "poisson"), "noise_multiplier": SIGMAS}
+
+
+def auc(run, metric):
+    del metric
+    poisson = run.cell.sampler.name == "poisson"
+    return 0.8 - 0.05 * (run.cell.noise_multiplier or 0.0) + 0.01 * poisson * run.config.init_seed
+
+
+def panels(figure: Figure):
+    return [axes for axes in figure.get_axes() if axes.get_xlabel()]
+
+
+def test_a_line_is_the_means_and_its_band_one_standard_deviation_to_each_side(summary_of):
+    summary = summary_of(auc, NOISE)
+    (axes,) = panels(draw(summary))
+    assert axes.get_ylabel() == "test AUC (mean ± s.d. of 2 runs)"
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    for (label, results), band in zip(
+        summary.panels[0].lines.items(), axes.collections, strict=True
+    ):
+        means = [result["test_auc"].mean for result in results]
+        np.testing.assert_array_equal(lines[label].get_xdata(), SIGMAS)
+        np.testing.assert_allclose(lines[label].get_ydata(), means)
+        edges = band.get_paths()[0].vertices
+        sd = results[0]["test_auc"].sd
+        first = edges[np.isclose(edges[:, 0], SIGMAS[0]), 1]
+        assert (first.min(), first.max()) == pytest.approx((means[0] - sd, means[0] + sd))
+
+
+def test_runs_without_noise_stand_apart_on_the_same_scale(summary_of):
+    figure = draw(summary_of(auc, {**NOISE, "non_private": True}))
+    apart, main = figure.get_axes()
+    assert main.get_shared_y_axes().joined(apart, main)
+    drawn = [float(container[0].get_ydata()[0]) for container in apart.containers]
+    assert drawn == pytest.approx([0.8, 0.805])
+    assert "no noise" in apart.get_xticklabels()[0].get_text()
+
+
+def test_the_axis_of_noise_is_linear_above_and_logarithmic_below_the_dotted_line(summary_of):
+    (axes,) = panels(draw(summary_of(auc, NOISE)))
+    (dotted,) = [line for line in axes.get_lines() if line.get_linestyle() == ":"]
+    assert set(dotted.get_xdata()) == {0.5}
+    place = axes.transScale.transform
+    at = {x: place((x, 0.7))[0] for x in (0.005, 0.05, 0.5, 1.0, 1.5)}
+    assert at[1.5] - at[1.0] == pytest.approx(at[1.0] - at[0.5])  # equal steps
+    assert at[0.5] - at[0.05] == pytest.approx(at[0.05] - at[0.005])  # equal factors
+
+
+def test_the_composite_scale_is_smooth_and_comes_back():
+    forward, inverse = composite_scale(0.5)
+    x = np.geomspace(1e-3, 10, 50)
+    np.testing.assert_allclose(inverse(forward(x)), x, rtol=1e-12)
+    below, joint, above = forward(np.array([0.5 - 1e-6, 0.5, 0.5 + 1e-6]))
+    assert (joint - below) == pytest.approx(above - joint, rel=1e-4)
+
+
+PRIVACY = {"x": "target_epsilon", "sampler": "poisson", "target_epsilon": (1.0, 2.0)}
+SIZES = {**PRIVACY, "x": "batch_size", "batch_size": (64, 1024)}
+
+
+@pytest.mark.parametrize("grid", [PRIVACY, SIZES], ids=lambda grid: grid["x"])
+def test_epsilons_are_drawn_with_the_delta_adjacency_and_unit_of_the_reports(summary_of, grid):
+    (axes,) = panels(draw(summary_of(auc, grid)))
+    assert "delta 1.01e-05, zero-out adjacency, unit: one user" in axes.get_xlabel()
+    assert ("certified" in axes.get_xlabel()) == (grid is PRIVACY)
+
+
+def test_an_epsilon_that_a_run_exceeds_is_not_drawn_as_certified(summary_of):
+    (axes,) = panels(draw(summary_of(auc, PRIVACY, excess=0.5)))
+    assert axes.get_xlabel().startswith("ε by which the noise was chosen")
+
+
+def test_what_is_tuned_is_named_under_the_axis(summary_of):
+    tuned = {**SIZES, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
+    (axes,) = panels(draw(summary_of(auc, tuned)))
+    assert axes.get_xlabel().endswith("the best learning rate on the validation rows)")
+
+
+@pytest.mark.parametrize("grid", [PRIVACY, SIZES, NOISE], ids=lambda grid: grid["x"])
+def test_with_written_seeds_the_title_says_that_nothing_is_guaranteed(summary_of, grid):
+    figure = draw(summary_of(auc, grid, insecure_seeds=(1, 2)))
+    assert figure.get_suptitle() == "A title\nreproducible noise: no guarantee"
+    (axes,) = panels(figure)
+    assert "certified" not in axes.get_xlabel()
+    assert "delta" not in axes.get_xlabel()
+
+
+def test_the_norms_of_runs_with_noise_leave_one_point_without(summary_of):
+    grid = {**NOISE, "non_private": True, "l2_clip_norm": (1.0, 2.0)}
+    apart, main = draw(summary_of(auc, grid)).get_axes()
+    assert len(apart.containers) == 2  # one a sampler
+    assert len(main.get_legend().get_texts()) == 6
+
+
+def test_each_grid_has_its_panel(summary_of):
+    sizes = {"sampler": "poisson", "noise_multiplier": 1.0}
+    figure = draw(
+        summary_of(
+            auc,
+            {**sizes, "x": "batch_size", "batch_size": (64, 1024)},
+            {**sizes, "x": "epochs", "epochs": (1, 2)},
+            {**sizes, "x": "batch_size", "batch_size": (8, 16), "noise_multiplier": (),
+             "non_private": True},
+        )
+    )  # fmt: skip
+    assert figure.get_figwidth() < 12
+    labels = [axes.get_xlabel() for axes in panels(figure)]
+    assert labels == ["batch size", "epochs", "batch size"]

@@ -1,0 +1,241 @@
+"""What a sweep shows is what its runs reported, and it says what it does not cover."""
+
+import dataclasses
+import json
+import statistics
+
+import numpy as np
+import pytest
+
+from experiments.sweeps import tables
+from experiments.sweeps.figure import draw
+from experiments.sweeps.summary import NOT_COVERED, Estimate
+
+NOISE = {
+    "x": "noise_multiplier",
+    "sampler": ("shuffle", "poisson"),
+    "noise_multiplier": (2.0, 0.5),
+    "non_private": True,
+}
+
+
+def auc(run, metric):
+    """Falls with the noise, is a little higher for Poisson, and spreads over repetitions."""
+    del metric
+    noise = run.cell.noise_multiplier or 0.0
+    poisson = run.cell.sampler.name == "poisson"
+    return 0.8 - 0.1 * noise + 0.01 * poisson + 0.002 * run.config.init_seed
+
+
+def test_means_and_standard_deviations_are_those_of_the_repetitions(summary_of):
+    summary = summary_of(auc, NOISE, repetitions=3)
+    (panel,) = summary.panels
+    assert panel.xs == [0.5, 2.0, None]
+    assert list(panel.lines) == ["shuffle", "poisson"]
+    result = panel.at("poisson", 2.0)
+    values = [0.61, 0.612, 0.614]
+    assert result["test_auc"].mean == pytest.approx(statistics.fmean(values))
+    assert result["test_auc"].sd == pytest.approx(statistics.stdev(values))
+    assert len(result.runs) == 3
+
+
+def test_the_record_names_every_cell_its_runs_and_what_is_not_covered(summary_of):
+    record = json.loads(json.dumps(summary_of(auc, NOISE).record(), allow_nan=False))
+    assert len(record["cells"]) == 2 * 3
+    assert set(NOT_COVERED) <= set(record["not_covered"])
+    for line in record["panels"][0]["lines"].values():
+        assert all(name in record["cells"] for name in line)
+    cell = record["cells"]["poisson-nonprivate-b1024-e10-lr0.003"]
+    assert cell["epsilon_upper"] is None
+    assert cell["runs"] == [f"poisson-nonprivate-b1024-e10-lr0.003-r{i}" for i in range(2)]
+
+
+def test_every_number_of_the_figure_stands_in_the_table(summary_of):
+    summary = summary_of(auc, NOISE)
+    page = tables.markdown(summary)
+    for result in summary.results:
+        assert str(result["test_auc"]) in page
+    assert all(statement in page for statement in NOT_COVERED)
+    assert "[1.00, 1.25]" in page
+
+
+def test_a_tuned_axis_is_chosen_by_validation_rows_and_said_to_be(summary_of):
+    def better_on_the_test_rows(run, metric):
+        fast = run.config.learning_rate == 0.1
+        return 0.7 + 0.1 * (fast == (metric == "test_auc"))
+
+    grid = {**NOISE, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
+    summary = summary_of(better_on_the_test_rows, grid)
+    shown = [result for line in summary.panels[0].lines.values() for result in line]
+    assert len(shown) == 2 * 3
+    assert {result.cell.learning_rate for result in shown} == {0.01}
+    assert len(summary.results) == 2 * 3 * 2  # what was not chosen is not hidden
+    assert any("the learning rate shown" in statement for statement in summary.statements)
+
+
+def test_runs_without_clipping_have_no_place_among_the_clipping_norms(summary_of):
+    norms = {**NOISE, "noise_multiplier": 1.0, "l2_clip_norm": (1.0, 2.0)}
+    (panel,) = summary_of(auc, {**norms, "x": "l2_clip_norm"}).panels
+    assert panel.xs == [1.0, 2.0, None]
+    (panel,) = summary_of(auc, {**norms, "tune": "l2_clip_norm"}).panels
+    _, rows = tables.tables(panel)["C, best on the validation rows"]
+    assert rows[-1] == ["no privacy", "none", "none"]
+
+
+PRIVACY = {"x": "target_epsilon", "sampler": ("shuffle", "poisson"), "target_epsilon": (1.0, 8.0)}
+
+
+@pytest.mark.parametrize(("gap", "told_apart"), [(0.1, True), (1e-4, False)])
+def test_the_verdict_names_the_best_sampler_and_those_that_cannot_be_told_from_it(
+    summary_of, gap, told_apart
+):
+    def scored(run, metric):
+        return 0.7 + gap * (run.cell.sampler.name == "poisson") + 0.002 * run.config.init_seed
+
+    panel = summary_of(scored, PRIVACY).panels[0]
+    first, second = tables.verdicts(panel)
+    assert first.startswith("at epsilon 1: poisson")
+    assert second.startswith("at epsilon 8: poisson")
+    assert ("shuffle" in first) is not told_apart
+    header, rows = tables.tables(panel)["noise multiplier σ"]
+    assert (header, rows[0]) == (["ε", "shuffle", "poisson"], ["1", "2", "2"])
+
+
+def test_a_run_that_costs_more_than_it_was_to_cost_is_said_to_and_nothing_is_told_at_its_epsilon(
+    summary_of,
+):
+    summary = summary_of(auc, PRIVACY, excess=0.5)
+    (panel,) = summary.panels
+    assert all("(which a run exceeds: see the table)" in line for line in tables.verdicts(panel))
+    page = tables.markdown(summary)
+    for result in summary.results:
+        assert f"a run of {result.cell.name} costs more than the epsilon by which" in page
+    assert "costs more" not in tables.markdown(summary_of(auc, PRIVACY))
+
+
+def test_titles_are_shown_as_they_are_on_one_line(summary_of):
+    title = "a <b>\n# c"
+    summary = summary_of(auc, {**NOISE, "title": title})
+    summary = dataclasses.replace(summary, sweep=dataclasses.replace(summary.sweep, title=title))
+    lines = tables.markdown(summary).splitlines()
+    assert lines[0] == "# a \\<b> # c"
+    assert "## a \\<b> # c" in lines
+
+
+def test_where_an_epsilon_stands_it_is_said_what_the_guarantees_of_the_runs_leave_out(summary_of):
+    assert "- the weather\n" in tables.markdown(summary_of(auc, NOISE))
+    assert "the weather" not in tables.markdown(summary_of(auc, NOISE, insecure_seeds=(1, 2)))
+
+
+TERMS = "delta 1.01e-05, zero-out adjacency, unit: one user"
+
+
+@pytest.mark.parametrize("grid", [NOISE, PRIVACY], ids=lambda grid: grid["x"])
+@pytest.mark.parametrize("intervals", [True, False])
+def test_epsilons_are_shown_with_the_delta_adjacency_and_unit_of_the_reports(
+    summary_of, grid, intervals
+):
+    summary = summary_of(auc, grid)
+    shown = tables.tables(summary.panels[0], intervals=intervals)
+    (title,) = [title for title in shown if "epsilon" in title]
+    assert title.endswith(f"of a single run ({TERMS})")
+    assert TERMS in tables.markdown(summary)
+
+
+def test_with_written_seeds_no_epsilon_is_shown_as_one_that_holds(summary_of):
+    summary = summary_of(auc, PRIVACY, insecure_seeds=(1, 2))
+    (panel,) = summary.panels
+    assert not any("epsilon" in title for title in tables.tables(panel))
+    verdicts = tables.verdicts(panel)
+    assert verdicts
+    assert all("(reproducible noise: no guarantee): poisson" in verdict for verdict in verdicts)
+    page = tables.markdown(summary)
+    assert "delta" not in page
+    assert page.splitlines()[2] == "**reproducible noise: no guarantee**"
+
+
+def test_lines_are_named_by_what_tells_them_apart(summary_of):
+    grid = {
+        "x": "batch_size",
+        "sampler": "poisson",
+        "batch_size": (64, 256),
+        "target_epsilon": (1.0, 3.0),
+        "non_private": True,
+    }
+    lines = summary_of(auc, grid).panels[0].lines
+    assert list(lines) == ["ε 1", "ε 3", "no clipping, no noise"]
+    assert all([r.cell.sampler.batch_size for r in line] == [64, 256] for line in lines.values())
+
+
+def diverged_at(*places):
+    """`auc`, but undefined for the runs at these (noise multiplier, repetition)."""
+
+    def made_up(run, metric):
+        place = run.cell.noise_multiplier, run.name[-1]
+        return None if place in places else auc(run, metric)
+
+    return made_up
+
+
+def test_means_leave_out_the_runs_that_diverged_and_say_so(summary_of):
+    summary = summary_of(diverged_at((2.0, "0"), (0.5, "0"), (0.5, "1")), NOISE)
+    (panel,) = summary.panels
+    lost = panel.at("poisson", 2.0)["test_auc"]
+    assert (lost.mean, lost.sd, lost.count, lost.undefined) == (pytest.approx(0.612), None, 1, 1)
+    assert str(lost) == "0.6120 (1 of 2 diverged)"
+    none = panel.at("poisson", 0.5)["test_auc"]
+    assert (none.mean, none.count, str(none)) == (None, 0, "undefined")
+    page = tables.markdown(summary)
+    assert "| 0.5 | undefined | undefined |" in page
+    assert "0.6120 (1 of 2 diverged)" in page
+    (said,) = [line for line in summary.statements if "diverged" in line]
+    assert said.count("-r0") == 4
+    assert said.endswith("diverged: means are of the other runs")
+    cell = json.loads(json.dumps(summary.record(), allow_nan=False))["cells"]
+    assert cell[panel.at("poisson", 0.5).cell.name]["test_auc"]["mean"] is None
+    assert all(np.isfinite(axes.get_ylim()).all() for axes in draw(summary).axes)
+
+
+def test_a_setting_that_diverged_is_chosen_only_where_each_did(summary_of):
+    def lucky(run, metric):
+        if run.config.learning_rate == 0.1:
+            return None if run.name.endswith("r0") else 0.9
+        return 0.7
+
+    def unlucky(run, metric):
+        return lucky(run, metric) if run.config.learning_rate == 0.1 else None
+
+    grid = {**NOISE, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
+    for scores, chosen in ((lucky, 0.01), (unlucky, 0.1)):
+        panel = summary_of(scores, grid).panels[0]
+        assert {result.cell.learning_rate for result in panel.results} == {chosen}
+
+
+def test_what_diverged_is_not_among_the_best(summary_of):
+    def scored(run, metric):
+        return None if run.cell.sampler.name == "poisson" else auc(run, metric)
+
+    grid = {"x": "target_epsilon", "sampler": ("shuffle", "poisson"), "target_epsilon": (1.0,)}
+    (panel,) = summary_of(scored, grid).panels
+    (verdict,) = tables.verdicts(panel)
+    assert "shuffle (" in verdict
+    assert "poisson" not in verdict
+
+
+def test_one_run_shows_no_spread_and_is_told_from_none():
+    assert str(Estimate.of([0.5])) == "0.5000"
+    assert not Estimate.of([0.5]).differs(Estimate.of([0.6]))
+    assert not Estimate.of([0.5]).differs(Estimate.of([0.6, 0.6]))
+
+
+def test_runs_that_are_all_alike_are_told_apart_by_any_difference():
+    assert Estimate.of([0.5, 0.5]).differs(Estimate.of([0.6, 0.6]))
+    assert not Estimate.of([0.5, 0.5]).differs(Estimate.of([0.5, 0.5]))
+
+
+def test_equal_means_of_three_runs_are_told_apart_one_time_in_twenty_at_most():
+    rng = np.random.default_rng(0)
+    pairs = 0.7 + 0.002 * rng.normal(size=(2000, 2, 3))
+    wrong = sum(Estimate.of(list(a)).differs(Estimate.of(list(b))) for a, b in pairs)
+    # Welch's test errs a little less often than it may; 150 are 5 standard deviations too many.
+    assert 40 < wrong < 150

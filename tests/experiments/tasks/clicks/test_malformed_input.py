@@ -1,0 +1,703 @@
+"""Whatever a user gives, he gets a right result or one clear line, and keeps all that he had.
+
+Every example damages one thing: a raw file, a store, a run directory or a command line. Then a
+command is asked, as a user asks it. It may answer rightly, by a statement of what is right that is
+made here from the undamaged thing; or refuse, with status 2 and one line that names the place. Any
+exception that leaves the command fails the test, and so does a changed byte in what was there.
+"""
+
+import contextlib
+import functools
+import gzip
+import io
+import json
+import math
+import os
+import re
+import shutil
+import signal
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpsgd.runs.checkpoint import Checkpoints
+from dpsgd.runs.history import NO_HEAD, line_of
+from experiments import cli
+from experiments import train as training
+from experiments.stop import STOPPED
+from experiments.tasks.clicks.metrics import BinaryMetrics
+from experiments.tasks.clicks.store import Store
+
+SECONDS = 60
+"""No question may cost more, of a processor's time."""
+
+
+def few_or(many):
+    """Runs a test with a few examples, and with many where time does not matter."""
+    patient = [pytest.mark.long, pytest.mark.timeout(7_200)]
+    return pytest.mark.parametrize("examples", [25, pytest.param(many, marks=patient)])
+
+
+def for_all(examples, strategy, check):
+    """Checks `examples` draws of the strategy: the short suite the same few, the long one many."""
+    how = settings(
+        max_examples=examples,
+        derandomize=examples < 100,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    how(given(strategy)(lambda drawn: check(drawn)))()
+
+
+def ask(*words):
+    """Runs one command; what it raises is the test's failure."""
+    said, failed = io.StringIO(), io.StringIO()
+
+    def late(*_):
+        raise AssertionError(f"no answer after {SECONDS} s: {words}")
+
+    before = signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(failed):
+            try:
+                status = cli.main([str(word) for word in words])
+            except SystemExit as stopped:  # the parser of the command line
+                status = stopped.code
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+    return SimpleNamespace(status=status, out=said.getvalue(), err=failed.getvalue())
+
+
+def assert_clear(answer, *places):
+    """A refusal: one line of plain text that names one of `places`."""
+    assert answer.status == 2, answer
+    line = answer.err.removesuffix("\n")
+    assert line.startswith("dpsgd: "), answer
+    assert line.isprintable(), answer
+    assert len(line) < 600, answer
+    assert any(str(place) in line for place in places), answer
+
+
+def contents(folder):
+    """Every file under `folder`, with its bytes, and every other thing, with its kind."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else "no file"
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder that is empty whenever it is asked for."""
+
+    def empty():
+        shutil.rmtree(tmp_path / "work", ignore_errors=True)
+        (tmp_path / "work").mkdir()
+        return tmp_path / "work"
+
+    return empty
+
+
+# --- How things get damaged ----------------------------------------------------------------------
+
+places = st.floats(0, 1, exclude_max=True)
+odd_bytes = st.one_of(
+    st.integers(0, 255), st.sampled_from(b'\t\n\r-09afAFgG :/@`\xff\x00{}[]",.eE')
+)
+byte_changes = st.one_of(
+    st.tuples(st.sampled_from(["put", "insert", "delete", "cut", "double"]), places, odd_bytes),
+    st.tuples(st.just("begin"), st.sampled_from([b"\xef\xbb\xbf", b"\xff\xfe", b"\0", b"\n"])),
+    st.tuples(st.just("end"), st.sampled_from([b"\0" * 100, b"\n\n", b"{}", b"x", b"\r"])),
+    st.tuples(st.just("all"), st.sampled_from([b"", b"\0" * 512, b"\x93NUMPY", b"PK\3\4", b"{"])),
+)
+
+
+def change_bytes(data, change):
+    kind, *where = change
+    match kind, where:
+        case "begin", [extra]:
+            return extra + data
+        case "end", [extra]:
+            return data + extra
+        case "all", [other]:
+            return other
+    at, byte = int(where[0] * len(data)), bytes([where[1]])
+    return {
+        "put": data[:at] + byte + data[at + 1 :],
+        "insert": data[:at] + byte + data[at:],
+        "delete": data[:at] + data[at + 1 :],
+        "cut": data[:at],
+        "double": data[:at] + data[at // 2 :],
+    }[kind]
+
+
+odd_values = st.one_of(
+    st.sampled_from([
+        None, True, False, 0, 1, -1, 2, 3, 2**31, 2**63, 2**64, -(2**70), 10**400, 0.5, 1.0, -0.0,
+        1e-320, 1e308, math.nan, math.inf, -math.inf, "", "x", "0", "1", "..", "/", "\0", "\ud800",
+        "Ω", "x" * 5_000, [], [0], [[]], [1, 0], {}, {"a": 1}, [None] * 3,
+    ]),
+    st.integers(-3, 300),
+    st.floats(),
+    st.text(max_size=4),
+)  # fmt: skip
+json_changes = st.tuples(st.sampled_from(["set", "remove", "add"]), places, odd_values)
+TOO_DEEP = b"[" * 200_000
+
+
+def nodes(value, at=()):
+    """The path of every value within a JSON value."""
+    yield at
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in items:
+            yield from nodes(item, (*at, name))
+
+
+def change_json(value, change):
+    """Returns `value` with one of its nodes replaced, removed, or beside one more."""
+    kind, where, new = change
+    value = json.loads(json.dumps(value))
+    paths = list(nodes(value))[1:]
+    *way, name = paths[int(where * len(paths))]
+    holder = functools.reduce(lambda inner, step: inner[step], way, value)
+    if kind == "set":
+        holder[name] = new
+    elif kind == "remove":
+        del holder[name]
+    elif isinstance(holder, dict):
+        holder["added"] = new
+    else:
+        holder.insert(name, new)
+    return value
+
+
+def change_json_file(path, change):
+    value = change_json(json.loads(path.read_text()), change)
+    path.write_text(json.dumps(value))
+
+
+def replace_file(path, kind):
+    """Puts something else in the place of a file."""
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "dangling":
+        path.symlink_to("nowhere")
+
+
+file_replacements = st.sampled_from(["nothing", "folder", "dangling"])
+
+# --- Raw files -----------------------------------------------------------------------------------
+
+ROWS = [
+    "0\t1\t-1\t\t4\t55555\t666\t7\t8\t9\t\t11\t\t13\t" + "\t".join(f"{i:08x}" for i in range(26)),
+    "1" + "\t" * 39,
+    "0" + "\t0" * 13 + "\tdeadBEEF" * 26,
+    "1" + "\t123456789012345678" * 13 + "\t" * 26,
+]
+odd_fields = st.sampled_from([
+    "", "-", "--1", "+1", "1e5", " 1", "1 ", "0x1", "١", "NaN", "9" * 18, "9" * 19, "-" + "9" * 18,
+    "9" * 5_000, "\0", "é", "deadbee", "deadbeef0", "DEADBEEF", "gggggggg", "2", "1.0", '"1"',
+])  # fmt: skip
+odd_lines = st.sampled_from([
+    "", " ", "\t", "label\tI1\tI2", ",".join("0" * 40), "0" + "\t" * 38, "0" + "\t" * 40, "\0" * 40,
+    "0\t" * 20 + "x" * (1 << 20),
+])  # fmt: skip
+
+
+@st.composite
+def raw_files(draw):
+    """The bytes of a file that may be in the format, or nearly so."""
+    rows = draw(st.lists(st.sampled_from(ROWS), min_size=1, max_size=6))
+    damage = draw(st.sampled_from(["field", "line", "bytes", "text", "none"]))
+    if damage == "field":
+        i, j = draw(st.integers(0, len(rows) - 1)), draw(st.integers(0, 39))
+        fields = rows[i].split("\t")
+        fields[j] = draw(odd_fields)
+        rows[i] = "\t".join(fields)
+    elif damage == "line":
+        rows.insert(draw(st.integers(0, len(rows))), draw(odd_lines))
+    end = draw(st.sampled_from(["\n", "\r\n", "\r"]))
+    data = (end.join(rows) + draw(st.sampled_from(["", end, end * 3]))).encode()
+    if damage == "text":
+        data = data.decode().encode(draw(st.sampled_from(["utf-16", "utf-32", "utf-8-sig"])))
+    if damage == "bytes":
+        data = change_bytes(data, draw(byte_changes))
+    if draw(st.booleans()):
+        data = gzip.compress(data, mtime=0)
+        if draw(st.booleans()):
+            data = change_bytes(data, draw(byte_changes))
+    return data
+
+
+RIGHT_ROW = re.compile(rb"[01](\t(-?[0-9]{1,18})?){13}(\t([0-9a-fA-F]{8})?){26}")
+
+
+def right_rows(data):
+    """The rows of a file, by the format's definition; None where it is not in the format."""
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, gzip.zlib.error):
+            return None
+    lines = [line.removesuffix(b"\r") for line in data.removesuffix(b"\n").split(b"\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    if not lines or not all(RIGHT_ROW.fullmatch(line) for line in lines):
+        return None
+    return [line.split(b"\t") for line in lines]
+
+
+@few_or(2_000)
+def test_a_raw_file_is_prepared_rightly_or_refused_by_name(folder, examples):
+    def check(data):
+        at = folder()
+        source, out = at / "train.txt", at / "store"
+        source.write_bytes(data)
+        rows = right_rows(data)
+        answer = ask("prepare", "criteo-display", source, out)
+        assert source.read_bytes() == data
+        if rows is None:
+            assert_clear(answer, source)
+            assert os.listdir(at) == ["train.txt"]  # no store, and no part of one
+            return
+        assert answer.status == 0, answer
+        store = Store.open(out)
+        store.verify()
+        blocks = [block for split in store.splits for block in store.blocks(split)]
+        got = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+        numbers = [[int(x) if x else 0 for x in row[1:14]] for row in rows]
+        wanted = [[math.copysign(math.log1p(abs(x)), x) for x in row] for row in numbers]
+        np.testing.assert_array_equal(got["label"], [int(row[0]) for row in rows])
+        np.testing.assert_allclose(got["integers"], wanted, rtol=1e-6)
+        empty = np.array([[not field for field in row] for row in rows])
+        np.testing.assert_array_equal(got["integers_missing"], empty[:, 1:14])
+        np.testing.assert_array_equal(got["categories"] == 0, empty[:, 14:])
+
+    for_all(examples, raw_files(), check)
+
+
+# --- Stores --------------------------------------------------------------------------------------
+
+TRAIN = [
+    "--noise-multiplier", "1", "--embedding-dim", "2", "--max-buckets", "8", "--hidden", "4",
+    "--batch-size", "16", "--epochs", "3", "--no-audit",
+]  # fmt: skip
+
+
+@pytest.fixture
+def before_training(monkeypatch):
+    """Makes `train` and `resume` stop at the first step; returns the list of what they came to."""
+    reached = []
+
+    def finish(job, run, ledger, root, checkpoint, *_):
+        reached.append(SimpleNamespace(job=job, checkpoint=checkpoint, history=ledger.history))
+        raise training.Stopped("at the first step")
+
+    monkeypatch.setattr(training, "_finish", finish)
+    return reached
+
+
+other_arrays = st.sampled_from([
+    np.zeros(160), np.zeros((200, 13), np.int64), np.zeros(0), np.zeros((200, 26), "<i4"),
+    np.zeros(200, np.uint8), np.zeros((200, 13), np.float32, order="F"), np.array(["text"] * 200),
+    np.array([{}], dtype=object), np.zeros((200, 13), ">f4"),
+])  # fmt: skip
+store_damages = st.one_of(
+    st.tuples(st.just("manifest values"), json_changes),
+    st.tuples(st.just("manifest bytes"), byte_changes),
+    st.tuples(st.just("manifest too deep"), st.none()),
+    st.tuples(st.just("column bytes"), places, byte_changes),
+    st.tuples(st.just("column replaced"), places, file_replacements),
+    st.tuples(st.just("column array"), places, other_arrays),
+    st.tuples(st.just("manifest replaced"), file_replacements),
+)
+
+
+def damage_store(path, damage):
+    kind, *how = damage
+    manifest, columns = path / "manifest.json", sorted(path.glob("*.npy"))
+    match kind, how:
+        case "manifest values", [change]:
+            change_json_file(manifest, change)
+        case "manifest bytes", [change]:
+            manifest.write_bytes(change_bytes(manifest.read_bytes(), change))
+        case "manifest too deep", _:
+            manifest.write_bytes(TOO_DEEP)
+        case "manifest replaced", [kind]:
+            replace_file(manifest, kind)
+        case "column bytes", [where, change]:
+            column = columns[int(where * len(columns))]
+            column.write_bytes(change_bytes(column.read_bytes(), change))
+        case "column replaced", [where, kind]:
+            replace_file(columns[int(where * len(columns))], kind)
+        case "column array", [where, array]:
+            np.save(columns[int(where * len(columns))], array)
+
+
+@few_or(1_000)
+def test_a_damaged_store_is_refused_by_name_or_trains_on_the_right_rows(
+    store, folder, before_training, examples
+):
+    whole = Store.open(store)
+    blocks = [block for split in whole.splits for block in whole.blocks(split)]
+    rows = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+    def check(damage):
+        at = folder()
+        path, out = shutil.copytree(store, at / "store"), at / "run"
+        damage_store(path, damage)
+        before = contents(path)
+        before_training.clear()
+        answer = ask("train", path, "sampler:balls-and-bins", "--out", out, *TRAIN)
+        assert contents(path) == before
+        if answer.status == 2:
+            assert_clear(answer, path, "batch_size")  # more than the rows that are left
+            assert os.listdir(at) == ["store"]
+            return
+        (reached,) = before_training
+        begin, end = json.loads((path / "manifest.json").read_text())["splits"]["train"]
+        for name, column in reached.job.columns.items():
+            np.testing.assert_array_equal(column, rows[name][begin:end])
+            assert column.dtype == rows[name].dtype
+
+    for_all(examples, store_damages, check)
+
+
+# --- Run directories -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(store, tmp_path_factory):
+    """A run that was stopped at step 16 of 30, with two checkpoints, and the same run finished."""
+    folder = tmp_path_factory.mktemp("runs")
+    stopped, finished = folder / "stopped", folder / "finished"
+    blocks = functools.partial(training.train_blocks, block_steps=8)
+
+    def stopping(*arguments, **options):
+        for count, block in enumerate(blocks(*arguments, **options), 1):
+            if count == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield block
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "train_blocks", stopping)
+        words = ["sampler:balls-and-bins", "--out", stopped, *TRAIN, "--checkpoint-seconds", "0"]
+        assert ask("train", store, *words).status == STOPPED
+        assert len(list((stopped / "checkpoints").iterdir())) == 2
+        patch.setattr(training, "train_blocks", blocks)
+        shutil.copytree(stopped, finished)
+        assert ask("resume", finished).status == 0
+    return SimpleNamespace(stopped=stopped, finished=finished)
+
+
+def change_line(path, change):
+    """Changes a line of a ledger, and the hashes of it and of the lines that follow."""
+    where, of_line = change
+    bodies = [json.loads(line) for line in path.read_text().splitlines()]
+    number = int(where * len(bodies))
+    bodies[number] = change_json(bodies[number], of_line)
+    lines, head = [], NO_HEAD
+    for body in bodies:
+        body.pop("hash", None)
+        with contextlib.suppress(ValueError):  # of NaN: left out
+            line, head = line_of(body, head)
+            lines.append(line)
+    path.write_bytes(b"".join(lines))
+
+
+def change_lines(path, change):
+    kind, a, b = change
+    lines = path.read_bytes().splitlines(keepends=True)
+    i, j = int(a * len(lines)), int(b * len(lines))
+    match kind:
+        case "swapped":
+            lines[i], lines[j] = lines[j], lines[i]
+        case "repeated":
+            lines.insert(j, lines[i])
+        case "removed":
+            del lines[i]
+        case "rolled back":
+            del lines[i:]
+        case "torn":
+            lines.append(b'{"steps": [16, 2')
+    path.write_bytes(b"".join(lines))
+
+
+def change_archive(path, change):
+    """Changes one array of an .npz file."""
+    kind, where, array = change
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    name = list(arrays)[int(where * len(arrays))]
+    if kind == "set":
+        arrays[name] = array
+    elif kind == "add":
+        arrays["added"] = array
+    else:
+        del arrays[name]
+    np.savez(path, **arrays)
+
+
+archive_changes = st.tuples(st.sampled_from(["set", "add", "remove"]), places, other_arrays)
+line_kinds = st.sampled_from(["swapped", "repeated", "removed", "rolled back", "torn"])
+run_damages = st.one_of(
+    st.tuples(st.just("bytes"), places, byte_changes),
+    st.tuples(st.just("replaced"), places, file_replacements),
+    st.tuples(st.just("too deep"), places),
+    st.tuples(st.just("values"), places, json_changes),
+    st.tuples(st.just("lines"), st.tuples(line_kinds, places, places)),
+    st.tuples(st.just("forged line"), st.tuples(places, json_changes)),
+    st.tuples(st.just("arrays"), places, archive_changes),
+)
+
+
+def damage_run(run, damage):
+    """Damages one file of a run directory; returns which."""
+    kind, *how = damage
+    files = sorted(path for path in run.rglob("*") if path.is_file())
+    ledger = run / "ledger.jsonl"
+    match kind, how:
+        case "bytes", [where, change]:
+            path = files[int(where * len(files))]
+            path.write_bytes(change_bytes(path.read_bytes(), change))
+        case "replaced", [where, other]:
+            path = files[int(where * len(files))]
+            replace_file(path, other)
+        case "too deep", [where]:
+            path = files[int(where * len(files))]
+            path.write_bytes(TOO_DEEP)
+        case "values", [where, change]:
+            files = [path for path in files if path.suffix == ".json"]
+            path = files[int(where * len(files))]
+            change_json_file(path, change)
+        case "lines", [change]:
+            path = ledger
+            change_lines(ledger, change)
+        case "forged line", [change]:
+            path = ledger
+            change_line(ledger, change)
+        case "arrays", [where, change]:
+            files = [path for path in files if path.suffix == ".npz"]
+            path = files[int(where * len(files))]
+            change_archive(path, change)
+    return path.relative_to(run).as_posix()
+
+
+def bits(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def whole_lines(files):
+    """The files, without the end that a crash tore off a ledger's line: opening removes it."""
+    ledger = files.get("ledger.jsonl")
+    if isinstance(ledger, bytes):
+        files["ledger.jsonl"] = ledger[: ledger.rfind(b"\n") + 1]
+    return files
+
+
+@few_or(500)
+def test_a_damaged_unfinished_run_is_refused_by_name_or_goes_on_rightly(
+    runs, folder, before_training, examples
+):
+    before_training.clear()
+    assert ask("resume", runs.stopped).status == STOPPED
+    (whole,) = before_training
+    price = ask("ledger", runs.stopped).out
+    older = shutil.copytree(runs.stopped / "checkpoints", folder() / "checkpoints")
+    (older / "000000000016.npz").unlink()
+    like = whole.job.algorithm.init(whole.job.params)
+    saved = {8: bits(Checkpoints(older).latest(like)), 16: bits(whole.checkpoint)}
+
+    def check(damage):
+        run = shutil.copytree(runs.stopped, folder() / "run")
+        damaged = damage_run(run, damage)
+        before = whole_lines(contents(run))
+        answer = ask("ledger", run)
+        if answer.status == 2:
+            assert_clear(answer, run, "ledger")
+        else:
+            assert answer.out == price
+        before_training.clear()
+        answer = ask("resume", run)
+        if answer.status == 2:
+            assert_clear(answer, run, "ledger")
+            assert whole_lines(contents(run)) == before
+            return
+        (reached,) = before_training
+        generations = reached.history.generations
+        if damaged != "config.json":
+            assert generations == whole.history.generations
+        # What was declared before stays counted, whatever begins now.
+        assert generations[0].steps == whole.history.generations[0].steps
+        if damaged != "config.json":  # which may ask for another model
+            step = 8 if damaged == "checkpoints/000000000016.npz" else 16
+            assert bits(reached.checkpoint) in (saved[step], saved[16])
+
+    for_all(examples, run_damages, check)
+
+
+@few_or(500)
+def test_a_damaged_finished_run_is_refused_by_name_or_gives_its_model_and_price(
+    runs, store, folder, monkeypatch, examples
+):
+    scored = []
+
+    def evaluate(logit_fn, params, blocks):
+        scored.append(bits(params))
+        return BinaryMetrics(0.5, 1.0, 1.0, 0.0, 1, 1)
+
+    monkeypatch.setattr("experiments.tasks.clicks.evaluate.evaluate", evaluate)
+    price = ask("ledger", runs.finished).out
+    told = ask("resume", runs.finished).out
+    assert ask("evaluate", runs.finished, store).status == 0
+    exported = folder() / "exported"
+    assert ask("export", runs.finished, exported).status == 0
+    bundle, (params,) = contents(exported), scored
+
+    def check(damage):
+        at = folder()
+        run = shutil.copytree(runs.finished, at / "run")
+        damaged = damage_run(run, damage)
+        before = contents(run)
+        questions = {
+            "ledger": ask("ledger", run),
+            "export": ask("export", run, at / "out"),
+            "evaluate": ask("evaluate", run, store),
+            "resume": ask("resume", run),
+        }
+        for answer in questions.values():
+            if answer.status == 2:
+                assert_clear(answer, run, "ledger", "another hash seed")
+            else:
+                assert answer.status == 0, answer
+        assert contents(run) == before
+        if questions["ledger"].status == 0:
+            assert questions["ledger"].out == price
+        if questions["resume"].status == 0 and damaged != "report.json":
+            assert questions["resume"].out == told.replace(str(runs.finished), str(run))
+        if questions["export"].status == 2:
+            assert sorted(os.listdir(at)) == ["run"]
+        elif damaged != "config.json":
+            assert contents(at / "out") == bundle
+        if questions["evaluate"].status == 0 and damaged != "config.json":
+            assert scored[-1] == params
+
+    for_all(examples, run_damages, check)
+
+
+# --- Command lines -------------------------------------------------------------------------------
+
+odd_words = st.one_of(
+    st.sampled_from([
+        "0", "-1", "1", "2", "3", "7", "8", "0.5", "1e-320", "1e-9", "1e308", "nan", "inf", "-inf",
+        "x", "", "None", "True", "1e3", "2147483648", "9223372036854775808", "1" * 400, "1_0", " 1",
+        "٣", "0x10", "--", "-x", "1,2", "(1,)", "'", "\n", "\ud800",
+    ]),
+    st.integers(-2, 200).map(str),
+    st.floats(width=32).map(str),
+    st.text(st.characters(exclude_characters="\0"), max_size=3),
+)  # fmt: skip
+SAMPLER_FLAGS = {
+    "deterministic": [],
+    "shuffle": ["--order"],
+    "poisson": ["--max-batch-size", "--overflow"],
+    "balls-and-bins": ["--max-batch-size", "--overflow", "--assignment"],
+}
+BATCHES = {"--batch-size": "20", "--epochs": "2"}
+QUESTIONS = {
+    "epsilon": {"--num-examples": "200", "--noise-multiplier": "1", **BATCHES},
+    "calibrate": {"--num-examples": "200", "--epsilon": "2", **BATCHES},
+    "train": {
+        "--noise-multiplier": "1", "--embedding-dim": "2", "--max-buckets": "8", "--hidden": "4",
+        **BATCHES,
+    },
+}  # fmt: skip
+MORE_FLAGS = {
+    "epsilon": ["--delta"],
+    "calibrate": ["--delta"],
+    "train": [
+        "--target-epsilon", "--target-delta", "--l2-clip-norm", "--learning-rate", "--model",
+        "--microbatch-size", "--checkpoint-seconds", "--init-seed", "--insecure-seed",
+    ],
+}  # fmt: skip
+
+
+@st.composite
+def questions(draw):
+    """A command, its sampler and its flags, of which a few have odd values."""
+    command, sampler = draw(st.sampled_from(list(QUESTIONS))), draw(st.sampled_from(SAMPLERS))
+    flags = dict(QUESTIONS[command])
+    known = [*flags, *MORE_FLAGS[command], *SAMPLER_FLAGS[sampler], "--unheard-of"]
+    for flag in draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True)):
+        flags[flag] = draw(odd_words)
+    return command, sampler, flags
+
+
+SAMPLERS = list(SAMPLER_FLAGS)
+INTERVAL = re.compile(r"epsilon in \[([0-9.]+), ([0-9.]+)\] at delta \S+ \(zero-out adjacency")
+
+
+@few_or(2_000)
+def test_a_command_line_is_answered_rightly_or_refused_in_the_users_words(
+    store, folder, before_training, examples
+):
+    def check(question):
+        command, sampler, flags = question
+        at = folder()
+        words = [command, f"sampler:{sampler}", *(word for pair in flags.items() for word in pair)]
+        if command == "train":
+            words += [str(store), "--out", str(at / "run"), "--no-audit"]
+        before_training.clear()
+        answer = ask(*words)
+        if answer.status == 2:
+            assert "Traceback" not in answer.err
+            if not answer.err.startswith("dpsgd: "):  # the parser's own answer, in a frame
+                assert any(sign in answer.err for sign in (*flags, "Unrecognized", "Missing"))
+            else:
+                assert_clear(answer, "")
+            assert not os.listdir(at)
+        elif command == "train":
+            (reached,) = before_training
+            assert reached.job.mechanism.noise_multiplier > 0
+        elif command == "epsilon" and "NO GUARANTEE" not in answer.out:
+            lower, upper = map(float, INTERVAL.search(answer.out).groups())
+            assert 0 <= lower <= upper
+        else:
+            assert answer.status == 0, answer
+
+    for_all(examples, questions(), check)
+
+
+@pytest.mark.parametrize("kind", ["nothing", "a file", "an empty folder", "a store", "a name\n"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ledger", "IT"], ["resume", "IT"], ["export", "IT", "OUT"], ["evaluate", "IT", "STORE"],
+        ["train", "IT", "sampler:shuffle", "--out", "OUT", "--non-private"],
+        ["prepare", "criteo-display", "IT", "OUT"], ["score", "IT", "STORE", "--out", "OUT"],
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_a_path_to_something_else_is_refused_by_name(store, tmp_path, words, kind):
+    path = tmp_path / kind
+    match kind:
+        case "a file":
+            path.write_text("text")
+        case "an empty folder":
+            path.mkdir()
+        case "a store":
+            shutil.copytree(store, path)
+    if (words[0], kind) == ("train", "a store"):
+        pytest.skip("that is what it is for")
+    before = contents(tmp_path)
+    named = {"IT": path, "OUT": tmp_path / "out", "STORE": store}
+    assert_clear(ask(*(named.get(word, word) for word in words)), kind.removesuffix("\n"))
+    assert contents(tmp_path) == before

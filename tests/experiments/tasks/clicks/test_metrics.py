@@ -1,0 +1,78 @@
+"""Metrics: exact, also with ties, and equal to their definitions."""
+
+import dataclasses
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.tasks.clicks import metrics
+
+SCORED_LABELS = st.lists(
+    st.tuples(st.integers(-3, 3), st.integers(0, 1)), min_size=2, max_size=40
+).filter(lambda rows: 0 < sum(label for _, label in rows) < len(rows))
+
+
+@given(SCORED_LABELS)
+def test_auc_is_the_share_of_ordered_pairs_with_ties_counting_half(rows):
+    logits, labels = (np.array(column) for column in zip(*rows, strict=True))
+    pairs = itertools.product(logits[labels == 1], logits[labels == 0])
+    wins = [1.0 if p > n else 0.5 if p == n else 0.0 for p, n in pairs]
+    assert metrics.auc(logits, labels) == pytest.approx(np.mean(wins), abs=1e-12)
+
+
+def test_auc_of_one_class_is_not_a_number():
+    assert np.isnan(metrics.auc(np.arange(3.0), np.ones(3)))
+
+
+@given(SCORED_LABELS)
+def test_log_loss_is_the_mean_negative_log_likelihood(rows):
+    logits, labels = (np.array(column, float) for column in zip(*rows, strict=True))
+    p = 1 / (1 + np.exp(-logits))
+    expected = -np.mean(labels * np.log(p) + (1 - labels) * np.log1p(-p))
+    assert metrics.log_loss(logits, labels) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_every_metric_of_a_logit_that_is_not_finite_is_undefined_without_a_warning(bad):
+    logits, labels = np.array([0.5, bad, -0.5, 1e300]), np.array([1, 1, 0, 0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = metrics.binary_metrics(logits, labels)
+        alone = metrics.auc(logits, labels), metrics.log_loss(logits, labels)
+    values = (found.auc, found.log_loss, found.calibration, found.expected_calibration_error)
+    assert np.isnan([*values, *alone]).all()
+    assert (found.num_examples, found.num_positives) == (4, 2)
+
+
+@given(st.lists(st.floats(-(2.0**127), 2.0**127), min_size=2, max_size=20))
+def test_every_metric_of_finite_logits_is_finite(logits):
+    labels = np.arange(len(logits)) % 2
+    found = metrics.binary_metrics(np.array(logits), labels)
+    assert np.isfinite(dataclasses.astuple(found)).all()
+
+
+def test_log_loss_of_a_confident_error_stays_finite():
+    assert metrics.log_loss(np.array([800.0]), np.array([0])) == 800.0
+
+
+def test_calibration_errors_vanish_for_calibrated_predictions_and_not_for_others():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=200_000)
+    labels = (rng.random(logits.size) < 1 / (1 + np.exp(-logits))).astype(int)
+    good = metrics.binary_metrics(logits, labels)
+    shifted = metrics.binary_metrics(logits + 0.5, labels)
+    assert good.calibration == pytest.approx(1, abs=0.02)
+    assert good.expected_calibration_error < 0.01
+    assert shifted.calibration > 1.15
+    assert shifted.expected_calibration_error > 0.05
+
+
+def test_metrics_refuse_empty_and_unequal_input():
+    with pytest.raises(ValueError, match="equally many"):
+        metrics.binary_metrics(np.zeros(3), np.zeros(2))
+    with pytest.raises(ValueError, match="equally many"):
+        metrics.binary_metrics(np.zeros(0), np.zeros(0))

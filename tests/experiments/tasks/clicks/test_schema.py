@@ -1,0 +1,121 @@
+"""Bucket counts come from published constants, ids fold exactly, and missing stays apart."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.tasks.clicks.schema import DISPLAY_ADS, DISPLAY_CARDINALITIES, MISSING, Schema
+
+WORD = (1 << 64) - 1
+
+
+def split_mix(x: int) -> int:
+    """Finalise as SplitMix64 does, in Python integers."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WORD
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WORD
+    return x ^ (x >> 31)
+
+
+def oracle_id(value: int, feature: int, seed: int, buckets: int) -> int:
+    golden = 0x9E3779B97F4A7C15
+    key = split_mix((split_mix((seed + golden) & WORD) + (feature + 2) * golden) & WORD)
+    return 1 + split_mix(value ^ key) % buckets
+
+
+def test_paper_model_has_about_85_million_embedding_parameters():
+    assert 84e6 < 14 * sum(DISPLAY_ADS.table_sizes()) < 86e6
+
+
+def test_bucket_counts_are_powers_of_two_of_at_most_a_million_and_few_values_share_one():
+    assert len(DISPLAY_CARDINALITIES) == len(DISPLAY_ADS.buckets) == 26
+    for cardinality, buckets in zip(DISPLAY_CARDINALITIES, DISPLAY_ADS.buckets, strict=True):
+        assert buckets & (buckets - 1) == 0
+        assert buckets <= 1 << 20
+        if cardinality <= 1 << 16:
+            assert buckets >= 4 * cardinality
+        elif buckets < 1 << 20:
+            assert 2**-0.5 <= buckets / cardinality <= 2**0.5
+
+
+@given(
+    st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20),
+    st.integers(0, 25),
+    st.integers(0, 2**70),
+)
+def test_hash_is_the_keyed_finaliser_of_split_mix(values, feature, seed):
+    ids = DISPLAY_ADS.hash(np.array(values, dtype=np.uint64), feature, seed)
+    assert ids.dtype == np.int32
+    buckets = DISPLAY_ADS.buckets[feature]
+    assert ids.tolist() == [oracle_id(v, feature, seed, buckets) for v in values]
+
+
+@given(st.integers(0, 20), st.integers(0, 2**63), st.integers(0, 25))
+def test_folding_equals_hashing_to_the_smaller_tables(exponent, seed, feature):
+    most = 1 << exponent
+    smaller = dataclasses.replace(
+        DISPLAY_ADS, buckets=tuple(min(count, most) for count in DISPLAY_ADS.buckets)
+    )
+    values = np.random.default_rng(seed).integers(0, 2**32, size=500, dtype=np.uint64)
+    ids = np.zeros((500, 26), dtype=np.int32)
+    ids[:, feature] = DISPLAY_ADS.hash(values, feature, seed)
+    folded = DISPLAY_ADS.fold(ids, most)
+    assert folded.dtype == np.int32
+    np.testing.assert_array_equal(folded[:, feature], smaller.hash(values, feature, seed))
+    others = np.delete(folded, feature, axis=1)
+    assert (others == MISSING).all()
+
+
+def test_missing_is_an_id_of_its_own_at_every_size():
+    values = np.arange(1 << 16, dtype=np.uint32)
+    for most in (1, 2, 1024, 1 << 20):
+        for feature in range(26):
+            ids = np.zeros((len(values), 26), dtype=np.int32)
+            ids[:, feature] = DISPLAY_ADS.hash(values, feature, 0)
+            assert (DISPLAY_ADS.fold(ids, most)[:, feature] != MISSING).all()
+
+
+def test_folding_is_the_same_inside_a_compiled_program():
+    ids = np.random.default_rng(0).integers(0, 1 + np.array(DISPLAY_ADS.buckets), (300, 26))
+    ids = ids.astype(np.int32)
+    compiled = jax.jit(lambda x: DISPLAY_ADS.fold(x, 4096))(ids)
+    assert compiled.dtype == np.int32
+    np.testing.assert_array_equal(compiled, DISPLAY_ADS.fold(ids, 4096))
+
+
+@pytest.mark.parametrize("most", [1, 1024, 1 << 20])
+def test_stacked_tables_do_not_overlap_and_leave_no_gap(most):
+    sizes, offsets = DISPLAY_ADS.table_sizes(most), DISPLAY_ADS.table_offsets(most)
+    rows = np.concatenate([o + np.arange(n) for o, n in zip(offsets, sizes, strict=True)])
+    np.testing.assert_array_equal(rows, np.arange(sum(sizes)))
+    largest = DISPLAY_ADS.fold(np.array(DISPLAY_ADS.buckets, dtype=np.int32), most)
+    assert (largest < np.array(sizes)).all()
+
+
+def test_hashes_of_columns_and_of_seeds_are_unrelated_and_uniform():
+    """Chi-square on 64 cells at 10 standard deviations: false alarms far below 1e-6."""
+    values = np.arange(1 << 16, dtype=np.uint32)  # as unlike random as values can be
+    ids = [DISPLAY_ADS.hash(values, f, s) - 1 for f, s in ((8, 0), (5, 0), (8, 1))]
+    joint = [ids[0] & 63, (ids[0] & 7) * 8 + (ids[1] & 7), (ids[0] & 7) * 8 + (ids[2] & 7)]
+    for cells in joint:
+        expected = len(values) / 64
+        chi_square = ((np.bincount(cells, minlength=64) - expected) ** 2 / expected).sum()
+        assert abs(chi_square - 63) < 10 * np.sqrt(2 * 63)
+
+
+@pytest.mark.parametrize("count", [0, -4, 3, 1000, 1 << 31])
+def test_a_bucket_count_that_is_no_power_of_two_is_refused(count):
+    with pytest.raises(ValueError, match="must be a power of two"):
+        Schema("x", (), ("C1",), (count,))
+    with pytest.raises(ValueError, match="must be a power of two"):
+        DISPLAY_ADS.fold(np.zeros(26, dtype=np.int32), count)
+
+
+def test_a_schema_without_integers_and_with_other_columns_works():
+    schema = Schema("search", (), ("a", "b"), (2048, 1024))
+    assert schema.table_offsets(1024).tolist() == [0, 1025]
+    with pytest.raises(ValueError, match="2 categorical columns but 1 bucket counts"):
+        Schema("search", (), ("a", "b"), (2048,))

@@ -1,0 +1,397 @@
+"""A store is whole or absent, reads back what was written, and says what is wrong with it."""
+
+import errno
+import itertools
+import json
+import math
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.tasks.clicks import writer as writer_module
+from experiments.tasks.clicks.schema import DISPLAY_ADS, Schema
+from experiments.tasks.clicks.splits import check_fractions, chronological_split, random_split
+from experiments.tasks.clicks.store import Store, StoreError, columns_of
+from experiments.tasks.clicks.writer import StoreWriter
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def random_columns(rows, seed=0, schema=DISPLAY_ADS):
+    rng = np.random.default_rng(seed)
+    features = len(schema.categories)
+    return {
+        "label": rng.integers(0, 2, rows, dtype=np.uint8),
+        "integers": rng.normal(size=(rows, len(schema.integers))).astype(np.float32),
+        "integers_missing": rng.random((rows, len(schema.integers))) < 0.3,
+        "categories": rng.integers(0, 1000, (rows, features), dtype=np.int32),
+    }
+
+
+def write(out, columns, *, block=50, schema=DISPLAY_ADS, **options):
+    with StoreWriter(out, schema, hash_seed=3, **options) as writer:
+        for begin in range(0, len(columns["label"]), block):
+            writer.append({k: v[begin : begin + block] for k, v in columns.items()})
+        return writer.finish(splits=chronological_split(writer.num_rows), source={"by": "test"})
+
+
+def contents(directory):
+    return sorted(p.name for p in directory.iterdir())
+
+
+@pytest.mark.parametrize("rows", [1, 9, 10, 11, 200])
+@pytest.mark.parametrize("rows_per_shard", [1 << 26, 64, 7])
+@pytest.mark.parametrize("block", [1000, 13])
+def test_what_is_written_is_read_back_wherever_shards_and_blocks_end(
+    tmp_path, rows, rows_per_shard, block
+):
+    columns = random_columns(rows)
+    store = write(tmp_path / "s", columns, block=block, rows_per_shard=rows_per_shard)
+    store.verify()
+    assert store.num_rows == rows
+    assert list(store.splits) == ["train", "validation", "test"]
+    assert contents(tmp_path) == ["s"]
+    for split, (begin, end) in store.splits.items():
+        loaded = store.load(split)
+        blocks = list(store.blocks(split, rows=5))
+        assert all(len(b["label"]) <= 5 for b in blocks)
+        for name, column in columns.items():
+            np.testing.assert_array_equal(loaded[name], column[begin:end])
+            assert loaded[name].dtype == column.dtype
+            assert not loaded[name].flags.writeable
+            joined = [b[name] for b in blocks] or [column[:0]]
+            np.testing.assert_array_equal(np.concatenate(joined), column[begin:end])
+
+
+def test_splits_are_80_10_10_in_order_and_cover_every_row():
+    for rows in (*range(1, 50), 45_840_617):
+        ranges = list(chronological_split(rows).values())
+        assert ranges[0][0] == 0
+        assert ranges[-1][1] == rows
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
+        sizes = [(end - begin) / rows for begin, end in ranges]
+        assert np.allclose(sizes, [0.8, 0.1, 0.1], atol=1 / rows)
+
+
+def test_splits_have_the_fractions_that_are_asked_for_to_the_row():
+    fractions = (0.7, 0.2, 0.1)
+    asked = {"train": (0, 700), "validation": (700, 900), "test": (900, 1000)}
+    assert chronological_split(1000, fractions) == asked  # 0.7 + 0.2 in binary is less than 0.9
+    rows = np.arange(100_000)
+    parts = random_split({"label": rows}, 0, fractions)
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([p["label"] for p in parts.values()])), rows
+    )
+    for part, fraction in zip(("train", "validation", "test"), fractions, strict=True):
+        assert abs(len(parts[part]["label"]) / 100_000 - fraction) < 0.01
+    same_test = random_split({"label": rows}, 0)["test"]["label"]  # also a tenth
+    np.testing.assert_array_equal(parts["test"]["label"], same_test)
+
+
+@pytest.mark.parametrize(
+    "fractions",
+    [
+        (0.8, 0.1, 0.2),
+        (1.0, 0.0, 0.0),
+        (1.2, -0.1, -0.1),
+        (math.nan, 0.5, 0.5),
+        (math.inf, 0.5, 0.5),
+    ],
+)
+def test_fractions_that_leave_rows_over_or_a_part_empty_are_refused(fractions):
+    with pytest.raises(ValueError, match="greater than 0 and add up to 1, not"):
+        check_fractions(fractions)
+    check_fractions((0.7, 0.2, 0.1))
+
+
+def test_splits_that_share_rows_are_refused(tmp_path):
+    store = write(tmp_path / "s", random_columns(20))
+    assert store.splits == {"train": (0, 16), "validation": (16, 18), "test": (18, 20)}
+    assert store.rows("train") == 16
+    manifest = json.loads((store.path / "manifest.json").read_text())
+    for name, ends in {"test": [17, 20], "train": [0, 17], "validation": [0, 1]}.items():
+        changed = {**manifest, "splits": {**manifest["splits"], name: ends}}
+        (store.path / "manifest.json").write_text(json.dumps(changed))
+        with pytest.raises(StoreError, match=f"damaged manifest.*'{name}'.* share rows"):
+            Store.open(store.path)
+
+
+def test_a_split_in_one_shard_is_memory_mapped_without_a_copy(tmp_path):
+    store = write(tmp_path / "s", random_columns(100))
+    for column in store.load("test").values():
+        assert not column.flags.owndata
+        base = column
+        while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+            base = base.base
+        assert isinstance(base, np.memmap)
+
+
+def test_other_schemas_fit(tmp_path):
+    schema = Schema("search", (), ("a", "b"), (1024, 2048))
+    columns = random_columns(30, schema=schema)
+    store = write(tmp_path / "s", columns, schema=schema)
+    assert store.schema == schema
+    assert store.load("train")["integers"].shape == (24, 0)
+    np.testing.assert_array_equal(store.load("train")["categories"], columns["categories"][:24])
+
+
+def test_the_digest_names_the_rows(tmp_path):
+    columns = random_columns(40)
+    one, two = write(tmp_path / "1", columns), write(tmp_path / "2", columns, block=7)
+    assert one.digest == two.digest
+    columns["label"][39] ^= 1
+    assert write(tmp_path / "3", columns).digest != one.digest
+
+
+def test_files_are_plain_npy(tmp_path):
+    columns = random_columns(40)
+    write(tmp_path / "s", columns)
+    for name, column in columns.items():
+        np.testing.assert_array_equal(np.load(tmp_path / "s" / f"00000.{name}.npy"), column)
+
+
+@pytest.mark.parametrize("occupant", ["store", "file", "empty directory", "dangling link"])
+def test_an_existing_path_is_refused_and_untouched(tmp_path, occupant):
+    out = tmp_path / "s"
+    match occupant:
+        case "store":
+            before = write(out, random_columns(20)).digest
+        case "file":
+            out.write_text("mine")
+        case "empty directory":
+            out.mkdir()
+        case "dangling link":
+            out.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StoreError, match="exists already"):
+        write(out, random_columns(30))
+    assert contents(tmp_path) == ["s"]
+    if occupant == "store":
+        assert Store.open(out).digest == before
+
+
+def test_an_error_while_writing_leaves_nothing(tmp_path):
+    def interrupted():
+        with StoreWriter(tmp_path / "s", DISPLAY_ADS, hash_seed=0) as writer:
+            writer.append(random_columns(10))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert contents(tmp_path) == []
+
+
+@pytest.mark.parametrize("wrong", ["dtype", "width", "length"])
+def test_columns_that_do_not_fit_the_schema_are_refused(tmp_path, wrong):
+    columns = random_columns(10)
+    match wrong:
+        case "dtype":
+            columns["integers"] = columns["integers"].astype(np.float64)
+        case "width":
+            columns["categories"] = columns["categories"][:, 1:]
+        case "length":
+            columns["integers_missing"] = columns["integers_missing"][1:]
+    with pytest.raises(ValueError, match="must be"):
+        write(tmp_path / "s", columns)
+    assert contents(tmp_path) == []
+
+
+def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path, monkeypatch):
+    written = 0
+    real_write = writer_module._write
+
+    def write_until_full(file, data):
+        nonlocal written
+        written += len(data)
+        if written > 20_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real_write(file, data)
+
+    monkeypatch.setattr(writer_module, "_write", write_until_full)
+    with pytest.raises(StoreError) as caught:
+        write(tmp_path / "s", random_columns(1000))
+    assert "the disk is full" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert contents(tmp_path) == []
+
+
+def test_two_writers_of_one_name_exclude_each_other(tmp_path):
+    with StoreWriter(tmp_path / "s", DISPLAY_ADS, hash_seed=0) as first:
+        first.append(random_columns(10))
+        with pytest.raises(StoreError, match="another process is writing"):
+            write(tmp_path / "s", random_columns(5))
+        store = first.finish(splits=chronological_split(10), source={})
+    assert store.num_rows == 10
+    store.verify()
+
+
+def test_a_writer_that_finished_leaves_the_next_one_alone(tmp_path):
+    second = StoreWriter(tmp_path / "s", DISPLAY_ADS, hash_seed=0)
+    with StoreWriter(tmp_path / "s", DISPLAY_ADS, hash_seed=0) as first:
+        first.append(random_columns(10))
+        first.finish(splits=chronological_split(10), source={})
+        shutil.rmtree(tmp_path / "s")
+        second.__enter__()
+        second.append(random_columns(20))
+    assert second.finish(splits=chronological_split(20), source={}).num_rows == 20
+    second.__exit__(None, None, None)
+    assert contents(tmp_path) == ["s"]
+
+
+def test_foreign_files_where_leftovers_would_be_are_not_removed(tmp_path):
+    (tmp_path / ".s.partial").mkdir()
+    (tmp_path / ".s.partial" / "thesis.tex").write_text("years of work")
+    with pytest.raises(StoreError, match=r"thesis\.tex is in the way"):
+        write(tmp_path / "s", random_columns(5))
+    assert (tmp_path / ".s.partial" / "thesis.tex").read_text() == "years of work"
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = [{root!r}, {tests!r}]
+from test_store import random_columns
+from experiments.criteo import schema, splits, writer as module
+def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
+with module.StoreWriter({out!r}, schema.DISPLAY_ADS, hash_seed=0) as writer:
+    for i in range(3):
+        writer.append(random_columns(1000, i))
+        if {moment!r} == "while writing rows" and i == 1: die()
+    if {moment!r} == "before the manifest": module.json.dumps = die
+    if {moment!r} == "before the rename": module.os.rename = die
+    writer.finish(splits=splits.chronological_split(3000), source={{}})
+"""
+
+
+@pytest.mark.parametrize(
+    "moment", ["while writing rows", "before the manifest", "before the rename"]
+)
+def test_a_killed_writer_leaves_no_store_and_the_next_one_replaces_its_leftovers(tmp_path, moment):
+    out = tmp_path / "s"
+    script = KILLED.format(
+        root=str(ROOT), tests=str(Path(__file__).parent), out=str(out), moment=moment
+    )
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert contents(tmp_path) == [".s.partial"]
+    with pytest.raises(StoreError, match="does not exist"):
+        Store.open(out)
+    columns = random_columns(20, 9)
+    store = write(out, columns)
+    store.verify()
+    assert contents(tmp_path) == ["s"]
+    assert contents(out) == sorted(["manifest.json", *(f"00000.{c}.npy" for c in columns)])
+    np.testing.assert_array_equal(store.load("train")["label"], columns["label"][:16])
+
+
+# --- Opening -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path):
+    write(tmp_path / "s", random_columns(100), rows_per_shard=60)
+    return tmp_path / "s"
+
+
+def edit_manifest(path, **changes):
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | changes))
+
+
+def refusal(path):
+    with pytest.raises(StoreError) as caught:
+        Store.open(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_no_directory_no_manifest_and_a_file_are_no_store(tmp_path):
+    assert "does not exist" in refusal(tmp_path / "nothing")
+    assert "has no manifest.json" in refusal(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert refusal(tmp_path / "file").endswith(
+        "is a file and no store: make one of it with `dpsgd prepare`"
+    )
+
+
+def test_another_version_is_named(stored):
+    edit_manifest(stored, version=2)
+    assert "version 2, and this program reads version 1" in refusal(stored)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"format": "dpsgd-columns", "version": 1}']
+)
+def test_a_damaged_manifest_is_one_line(stored, text):
+    (stored / "manifest.json").write_text(text)
+    assert "damaged manifest.json" in refusal(stored)
+
+
+def test_a_manifest_of_something_else_is_no_store(stored):
+    edit_manifest(stored, format="parquet")
+    assert "another format" in refusal(stored)
+
+
+def test_row_counts_that_do_not_add_up_are_refused(stored):
+    edit_manifest(stored, num_rows=101)
+    assert "do not add up" in refusal(stored)
+
+
+@pytest.mark.parametrize("column", columns_of(DISPLAY_ADS))
+def test_a_missing_shard_is_named(stored, column):
+    (stored / f"00001.{column}.npy").unlink()
+    assert f"00001.{column}.npy is missing" in refusal(stored)
+
+
+@pytest.mark.parametrize("column", columns_of(DISPLAY_ADS))
+@pytest.mark.parametrize("kept", [0, 60, 128, -1])
+def test_a_shard_cut_short_is_named(stored, column, kept):
+    file = stored / f"00001.{column}.npy"
+    file.write_bytes(file.read_bytes()[:kept])
+    assert f"00001.{column}.npy" in refusal(stored)
+
+
+def test_a_shard_with_bytes_too_many_is_refused(stored):
+    with open(stored / "00000.integers.npy", "ab") as file:
+        file.write(b"more")
+    assert "4 bytes too many" in refusal(stored)
+
+
+def test_a_shard_whose_header_does_not_end_is_named(stored):
+    file = stored / "00001.integers.npy"
+    file.write_bytes(file.read_bytes().replace(b"}", b"(", 1))
+    assert "00001.integers.npy cannot be read" in refusal(stored)
+
+
+def test_a_shard_of_another_shape_is_refused(stored):
+    np.save(stored / "00000.label.npy", np.zeros(59, dtype=np.uint8))
+    assert re.search(r"shape \(59,\).*manifest says \(60,\)", refusal(stored))
+
+
+@pytest.mark.parametrize("column", columns_of(DISPLAY_ADS))
+def test_one_flipped_bit_fails_verification(stored, column):
+    file = stored / f"00001.{column}.npy"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    store = Store.open(stored)
+    with pytest.raises(StoreError, match=f"00001.{column}.npy is damaged"):
+        store.verify()
+
+
+def test_an_unknown_split_lists_the_known_ones(stored):
+    with pytest.raises(StoreError, match="no split 'dev'; it has train, validation, test"):
+        Store.open(stored).load("dev")
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot be written: (Not a directory|File exists)"):
+        write(tmp_path / "file" / "s", random_columns(5))
+    with pytest.raises(StoreError, match="cannot be written: File name too long"):
+        write(tmp_path / ("s" * 300), random_columns(5))

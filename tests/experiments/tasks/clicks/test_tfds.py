@@ -1,0 +1,295 @@
+"""Data sets of TensorFlow Datasets, without TensorFlow: ours, and any of single-valued features."""
+
+import gzip
+import json
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("array_record", reason="array_record has no wheel for this Python or system")
+
+import tensorflow_datasets as tfds
+
+from experiments import cli
+from experiments.tasks.clicks.criteo.raw import DataError
+from experiments.tasks.clicks.formats import format_of
+from experiments.tasks.clicks.schema import Schema, log_transform
+from experiments.tasks.clicks.splits import random_halves, random_split
+from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.tfds import builders as tfds_builders
+from experiments.tasks.clicks.tfds import source as tfds_source
+from experiments.tasks.clicks.tfds.source import SourceError
+
+ROWS = 50_000  # several records in every split, the last of them short
+BUILDERS = {
+    "criteo-display": tfds_builders.CriteoDisplayBlocks,
+    "criteo-search": tfds_builders.CriteoSearchBlocks,
+}
+
+
+def build(builder, manual_dir=None):
+    config = tfds.download.DownloadConfig(manual_dir=manual_dir)
+    builder.download_and_prepare(download_config=config)
+    return builder
+
+
+# --- Criteo's, in blocks -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=BUILDERS)
+def built(request, tmp_path_factory):
+    """Return (log, raw file, where the built data set lies, its name)."""
+    log = synthetic.LOGS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    raw = folder / "manual" / log.format.file_name
+    synthetic.write_raw(raw, ROWS, 3, log=log)
+    builder = build(BUILDERS[request.param](data_dir=folder / "data"), raw.parent)
+    return log, raw, folder / "data", builder.name
+
+
+def test_ours_give_back_bit_for_bit_what_preparing_the_raw_file_gives(built, tmp_path):
+    log, raw, data_dir, name = built
+    seen = []
+    read = tfds_source.prepare(name, tmp_path / "read", data_dir=data_dir, progress=seen.append)
+    direct = log.format.prepare(raw, tmp_path / "direct")
+    read.verify()
+    for field in ("schema", "hash_seed", "splits", "num_rows"):
+        assert getattr(read, field) == getattr(direct, field)
+    for split in direct.splits:
+        ours, theirs = read.load(split), direct.load(split)
+        for column, values in theirs.items():
+            assert (ours[column].dtype, ours[column].shape) == (values.dtype, values.shape)
+            assert ours[column].tobytes() == values.tobytes()
+    assert seen[-1] == ROWS
+    assert read.source == {"format": "tfds", "name": f"{name}/1.0.0"}
+    assert "tensorflow" not in sys.modules
+
+
+def test_ours_hold_blocks_of_rows_and_leave_nothing_else_behind(built):
+    _, _, data_dir, name = built
+    assert {path.name for path in data_dir.iterdir()} - {"downloads"} == {name}
+    builder = tfds.builder(name, data_dir=data_dir)
+    rows = 0
+    for split in builder.info.splits:
+        *full, last = (len(record["label"]) for record in builder.as_data_source(split=split))
+        assert full == [4096] * len(full)
+        assert 0 < last <= 4096
+        rows += sum(full) + last
+    assert rows == ROWS
+
+
+def test_a_gzip_file_will_do_and_a_folder_without_or_with_two_files_is_named(tmp_path):
+    manual = tmp_path / "manual"
+    manual.mkdir()
+    (manual / "README").write_text("nothing here")
+
+    def display():
+        build(tfds_builders.CriteoDisplayBlocks(data_dir=tmp_path / "data"), manual)
+
+    with pytest.raises(DataError, match=r"manual: expected train.txt or .*, and found neither"):
+        display()
+    synthetic.write_raw(manual / "train.txt", 500, 1)
+    (manual / "train.txt.gz").write_bytes(gzip.compress((manual / "train.txt").read_bytes()))
+    with pytest.raises(DataError, match="and found both"):
+        display()
+    (manual / "train.txt").unlink()
+    display()
+    store = tfds_source.prepare(
+        str(tmp_path / "data" / "criteo_display_blocks" / "1.0.0"), tmp_path / "store"
+    )
+    assert store.num_rows == 500
+
+
+def test_faulty_rows_are_named_as_they_are_by_prepare(tmp_path):
+    (tmp_path / "manual").mkdir()
+    (tmp_path / "manual" / "CriteoSearchData").write_text("2" + "\t" * 22 + "\n")
+    with pytest.raises(DataError, match="CriteoSearchData, line 1, column Sale: found '2'"):
+        build(tfds_builders.CriteoSearchBlocks(data_dir=tmp_path / "data"), tmp_path / "manual")
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "tfrecord"])
+def test_ours_are_built_as_array_record_alone(tmp_path, file_format):
+    with pytest.raises(ValueError, match="file_format must be array_record"):
+        tfds_builders.CriteoDisplayBlocks(data_dir=tmp_path, file_format=file_format)
+
+
+def test_columns_that_are_ready_cannot_be_hashed_anew(built, tmp_path):
+    _, _, data_dir, name = built
+    for options in ({"hash_seed": 1}, {"label": "label"}, {"leave_out": ("label",)}):
+        with pytest.raises(SourceError, match="hashed with seed 0"):
+            tfds_source.prepare(name, tmp_path / "s", data_dir=data_dir, **options)
+
+
+# --- Others, one row a record --------------------------------------------------------------------
+
+
+class PeopleRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """One row a record; splits and rows are chosen by the test."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    rows: dict = {}  # noqa: RUF012 - set by the test
+    more: dict = {}  # noqa: RUF012
+
+    def _info(self):
+        features = {
+            "age": np.float32,
+            "visits": np.int64,
+            "name": tfds.features.Text(),
+            "city": tfds.features.ClassLabel(names=["Basel", "Uri", "Zug"]),
+            "member": np.bool_,
+            "bought": tfds.features.ClassLabel(num_classes=2),
+        }
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(features | self.more),
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager):
+        return {split: enumerate(rows) for split, rows in self.rows.items()}
+
+    def _generate_examples(self):
+        raise NotImplementedError
+
+
+def person(i, **fields):
+    return {
+        "age": np.float32(np.nan if i % 7 == 0 else i / 3),
+        "visits": i - 5,
+        "name": ["", "Ada", "Grace Hopper", "Zoë"][i % 4],
+        "city": i % 3,
+        "member": i % 2 == 0,
+        "bought": i % 5 == 0,
+    } | fields
+
+
+def people(tmp_path, splits, more=None):
+    class People(PeopleRows, skip_registration=True):
+        name = "people"
+        rows = splits
+
+    People.more = more or {}
+    build(People(data_dir=tmp_path / "data", file_format="array_record"))
+    return str(tmp_path / "data" / "people" / "1.0.0")
+
+
+def test_numbers_are_transformed_and_classes_texts_and_booleans_are_hashed(tmp_path):
+    rows = {"train": [person(i) for i in range(40)], "validation": [person(7)]}
+    rows["test"] = [person(i) for i in range(9)]
+    folder = people(tmp_path, rows)
+    options = {"label": "bought", "text_buckets": 512, "hash_seed": 4}
+    store = tfds_source.prepare(folder, tmp_path / "store", **options)
+    assert store.schema == Schema(
+        "tfds:people", ("age", "visits"), ("city", "member", "name"), (1024, 1024, 512), "bought"
+    )
+    assert store.splits == {"train": (0, 40), "validation": (40, 41), "test": (41, 50)}
+    columns = store.load("train")
+    i = np.arange(40)
+    np.testing.assert_array_equal(columns["label"], i % 5 == 0)
+    age = np.where(i % 7 == 0, 0, (i / 3).astype(np.float32))
+    np.testing.assert_array_equal(columns["integers"][:, 0], log_transform(age))
+    np.testing.assert_array_equal(columns["integers"][:, 1], log_transform(i - 5))
+    np.testing.assert_array_equal(columns["integers_missing"][:, 0], i % 7 == 0)
+    assert not columns["integers_missing"][:, 1].any()
+    table = {name: [row[name] for row in rows["train"]] for name in rows["train"][0]}
+    words = {"city": [str(c) for c in table["city"]], "member": ["true", "false"] * 20}
+    encoded = format_of(store.schema).encode(table | words, hash_seed=4)
+    for name, column in encoded.items():
+        np.testing.assert_array_equal(columns[name], column)
+    city, member, name = columns["categories"].T
+    assert [len({*ids}) for ids in (city, member, name)] == [3, 2, 4]
+    assert (name[0::4] == 0).all()  # the empty text is missing
+    assert "tensorflow" not in sys.modules
+
+
+def test_a_class_that_is_not_known_is_missing(tmp_path):
+    rows = [person(i, city=-1 if i < 20 else 2, bought=i % 2) for i in range(40)]
+    store = tfds_source.prepare(people(tmp_path, {"train": rows}), tmp_path / "s", label="bought")
+    ids = [int(i) for split in store.splits for i in store.load(split)["categories"][:, 0]]
+    assert ids.count(0) == 20
+
+
+def test_missing_validation_or_test_rows_are_split_off_by_row_number(tmp_path):
+    rows = [person(i) for i in range(60)]
+    visits = {"visits": log_transform(np.arange(60) - 5)}
+
+    def numbers(store, split):
+        return store.load(split)["integers"][:, 1].tolist()
+
+    alone = people(tmp_path / "a", {"train": rows})
+    store = tfds_source.prepare(alone, tmp_path / "1", label="bought")
+    expected = random_split({"label": visits["visits"], **visits}, 0)
+    for split in ("train", "validation", "test"):
+        assert numbers(store, split) == expected[split]["visits"].tolist()
+    for other in ("validation", "test"):
+        folder = people(tmp_path / other, {"train": rows, other: rows, "unsupervised": rows[:1]})
+        store = tfds_source.prepare(folder, tmp_path / f"{other} store", label="bought")
+        assert numbers(store, "train") == visits["visits"].tolist()
+        halves = random_halves({"label": visits["visits"], **visits}, 0)
+        for split in ("validation", "test"):
+            assert numbers(store, split) == halves[split]["visits"].tolist()
+
+
+def test_features_that_do_not_fit_are_named_and_can_be_left_out(tmp_path):
+    more = {"face": tfds.features.Tensor(shape=(2,), dtype=np.float32), "tags": {"a": np.int64}}
+    row = person(1, face=np.zeros(2, np.float32), tags={"a": 3})
+    folder = people(tmp_path, {"train": [row] * 30}, more)
+    with pytest.raises(SourceError, match=r"face \(Tensor\), tags \(FeaturesDict\); leave"):
+        tfds_source.prepare(folder, tmp_path / "s", label="bought")
+    with pytest.raises(SourceError, match="has no feature 'fase'; it has age, bought, city"):
+        tfds_source.prepare(folder, tmp_path / "s", label="bought", leave_out=("fase",))
+    with pytest.raises(SourceError, match="has no feature 'label'"):
+        tfds_source.prepare(folder, tmp_path / "s")
+    store = tfds_source.prepare(
+        folder, tmp_path / "s", label="bought", leave_out=("face", "tags", "name")
+    )
+    assert store.schema.categories == ("city", "member")
+
+
+@pytest.mark.parametrize(
+    ("fields", "label", "says"),
+    [
+        ({}, "visits", "split train, record 2, feature visits: found 2, expected 0 or 1"),
+        ({"age": np.float32(np.inf)}, "bought", "record 7, feature age: found inf, expected a fin"),
+        ({"bought": -1}, "bought", "record 7, feature bought: found -1, expected 0 or 1"),
+    ],
+)
+def test_bad_values_are_named_by_split_record_and_feature(tmp_path, fields, label, says):
+    rows = [person(i, visits=i) for i in range(20)]
+    rows[7] |= fields
+    with pytest.raises(SourceError, match=says):
+        tfds_source.prepare(people(tmp_path, {"train": rows}), tmp_path / "s", label=label)
+    assert not (tmp_path / "s").exists()
+
+
+def test_other_formats_lost_records_and_unknown_names_are_refused(tmp_path):
+    folder = people(tmp_path, {"train": [person(i) for i in range(30)]})
+    info = tmp_path / "data" / "people" / "1.0.0" / "dataset_info.json"
+    whole = json.loads(info.read_text())
+    for account in ("29", "31"):
+        whole["splits"][0]["shardLengths"] = [account]
+        info.write_text(json.dumps(whole))
+        with pytest.raises(SourceError, match=f"has 30 records, and {account} by the account of"):
+            tfds_source.prepare(folder, tmp_path / "s", label="bought")
+    info.write_text(json.dumps(whole | {"fileFormat": "parquet"}))
+    with pytest.raises(SourceError, match=r"lies as parquet in .*: build it with file_format="):
+        tfds_source.prepare(folder, tmp_path / "s", label="bought")
+    with pytest.raises(SourceError, match="no_such_data cannot be opened"):
+        tfds_source.prepare("no_such_data", tmp_path / "s", data_dir=tmp_path)
+    with pytest.raises(SourceError, match=r"mnist:9\.9\.9 cannot be opened"):
+        tfds_source.prepare("mnist:9.9.9", tmp_path / "s", data_dir=tmp_path)
+    with pytest.raises(SourceError, match="the code of titanic needs TensorFlow; where the data"):
+        tfds_source.prepare("titanic", tmp_path / "s", data_dir=tmp_path)
+    renamed = people(tmp_path / "renamed", {"rows": [person(1)]})
+    with pytest.raises(SourceError, match="has no split train; it has rows"):
+        tfds_source.prepare(renamed, tmp_path / "s", label="bought")
+
+
+def test_the_command_prepares_a_store(tmp_path, capsys):
+    folder = people(tmp_path, {"train": [person(i) for i in range(300)]})
+    words = ["prepare", "tfds", folder, str(tmp_path / "store"), "--label", "bought"]
+    assert cli.main([*words, "--leave-out", "name", "city"]) == 0
+    assert "300 rows in" in capsys.readouterr().out
+    assert cli.main(words) == 2
+    assert "exists already" in capsys.readouterr().err

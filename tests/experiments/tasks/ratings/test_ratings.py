@@ -1,0 +1,162 @@
+"""Ratings of users: what is read, what is trained, and what the schemes of episodes may claim."""
+
+import gzip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from accounting import epsilon
+from experiments.figures import contributions
+from experiments.tasks.episodes import schemes
+from experiments.tasks.ratings import factorization, ratings
+from experiments.tasks.ratings.study import Study
+
+LINES = ["196\t242\t3\t881250949\n", "186\t302\t5\t891717742\n", "196\t1\t1\t878887116\n"]
+
+
+@pytest.mark.parametrize("name", ["u.data", "u.data.gz"])
+def test_ratings_are_read_from_the_published_file(tmp_path, name):
+    path = tmp_path / name
+    text = "".join(LINES).encode()
+    path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    table = ratings.load(path)
+    assert table.user.tolist() == [196, 186, 196]
+    assert table.item.tolist() == [241, 301, 0]
+    assert table.rating.tolist() == [3, 5, 1]
+    assert table.time.tolist() == [881250949, 891717742, 878887116]
+    assert table.num_items == 1682
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1\t2\t3\n", r"u.data, line 2: 3 fields, expected user id, item id, rating, timestamp"),
+        ("1\tx\t3\t4\n", r"line 2, item id: 'x' is no integer"),
+        ("1\t2\t6\t4\n", r"line 2, rating: 6 is not in \[1, 5\]"),
+        ("1\t1683\t5\t4\n", r"line 2, item id: 1683 is not in \[1, 1682\]"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_line_and_field(tmp_path, line, message):
+    (tmp_path / "u.data").write_text(LINES[0] + line)
+    with pytest.raises(ValueError, match=message):
+        ratings.read(tmp_path / "u.data")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", gzip.compress("".join(LINES).encode(), mtime=0)[:-12]], ids=["empty", "cut"]
+)
+def test_an_empty_or_cut_file_is_refused(tmp_path, content):
+    path = tmp_path / ("cut.gz" if content else "empty")
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"is empty|after line"):
+        ratings.read(path)
+
+
+def test_a_synthetic_population_has_few_heavy_users_and_no_rating_twice():
+    table = ratings.synthetic(1, 500, 100)
+    counts = np.sort(np.unique(table.user, return_counts=True)[1])
+    assert counts.size == 500
+    assert counts[0] == 20
+    assert counts[-1] == 90
+    assert np.median(counts) <= 30
+    assert len(set(zip(table.user.tolist(), table.item.tolist(), strict=True))) == table.user.size
+    assert set(np.unique(table.rating)) == {1, 2, 3, 4, 5}
+
+
+def a_user(tau=6, padding=3):
+    rng = np.random.default_rng(0)
+    return {
+        "item": np.concatenate([rng.permutation(12)[:tau], np.zeros(padding, int)]),
+        "rating": np.concatenate([rng.integers(1, 6, tau), np.zeros(padding)]).astype(np.float32),
+        "weight": np.repeat([1.0, 0.0], [tau, padding]).astype(np.float32),
+    }
+
+
+def test_leaving_out_the_users_own_part_leaves_the_gradient_what_it_was():
+    # The envelope theorem: w_u minimises loss + ridge, so only the direct dependence remains.
+    params, user = factorization.init(12, 2, seed=3), a_user()
+
+    def profiled(params):
+        own = factorization.own_part(params, user)
+        errors = factorization.errors(params, own, user)
+        return 0.5 * jnp.sum(errors**2) + 0.5 * factorization.RIDGE * jnp.sum(own**2)
+
+    whole, used = jax.grad(profiled)(params), jax.grad(factorization.loss_fn)(params, user)
+    for name, leaf in used.items():
+        np.testing.assert_allclose(leaf, whole[name], atol=1e-5)
+        assert np.abs(leaf).max() > 0.01
+
+
+def test_padding_changes_no_gradient_and_a_null_user_has_none():
+    params = factorization.init(12, 2)
+    gradient = jax.grad(factorization.loss_fn)
+    short, padded = gradient(params, a_user(padding=0)), gradient(params, a_user(padding=5))
+    null = gradient(params, {name: np.zeros_like(column) for name, column in a_user().items()})
+    for name in params:
+        np.testing.assert_allclose(short[name], padded[name], atol=1e-6)
+        assert not np.any(null[name])
+
+
+def test_a_private_choice_of_the_cap_is_part_of_the_price():
+    study = Study(ratings.synthetic(0, 300, 60), (5, 10, 20), 1e-4)
+    assert study.sampler.unit == "user"
+    assert study.sampler.num_examples == 300
+    alone, after = study.noise_multiplier(2.0), study.noise_multiplier(2.0, spent=0.5)
+    assert alone < after
+    assert study.price(after, spent=0.5).upper <= 2.0
+    assert epsilon(study.sampler.privacy(after), 1e-4).upper <= 1.5 + 1e-3
+    assert study.choose_cap() in (5, 10, 20)
+
+
+def test_training_on_whole_users_learns_and_runs_share_one_program():
+    study = Study(ratings.synthetic(0, 300, 60), (5, 20), 1e-4)
+    plain = study.test_error(0.0, 20, seed=0)
+    little = study.test_error(0.01, 20, seed=0)
+    assert plain == pytest.approx(little, abs=0.01)
+    assert plain < study.untrained_error() - 0.05
+    (program,) = study._private.programs.values()
+    study.test_error(0.5, 5, seed=1)
+    assert program._cache_size() == 1
+
+
+def test_the_schemes_draw_equally_much_and_claim_what_is_proved():
+    table = ratings.synthetic(0, 400, 60)
+    found = {scheme.name: scheme for scheme in schemes.all_schemes(table, steps=40)}
+    for scheme in found.values():
+        assert 30 <= scheme.sampler.num_steps <= 50
+    users = found["multistage, clip users"]
+    assert users.sampler.clipped_shape == (schemes.RATINGS,)
+    assert users.sampler.unit == found["Poisson users, clip users"].sampler.unit == "user"
+    price, published = users.price(2.0, 1e-5), users.published(2.0, 1e-5)
+    assert published.value < price.lower <= price.upper  # refuted by a pair of data sets
+    assert "NO GUARANTEE" in str(published)
+    assert found["Poisson ratings"].published(2.0, 1e-5) is None
+    for name in ("multistage, clip ratings", "users, Poisson ratings", "Poisson ratings"):
+        assert found[name].sampler.expected_batch_size == pytest.approx(40 * 16, rel=0.02)
+
+
+def test_an_episode_adapts_to_its_support_and_learns_from_its_query():
+    params = factorization.init(12, 2, seed=1)
+    user = a_user(tau=12, padding=4)
+    user = {name: np.resize(column, schemes.RATINGS) for name, column in user.items()}
+    user["weight"] = np.ones(schemes.RATINGS, np.float32)
+    half = schemes.RATINGS // 2
+    gradient = jax.grad(schemes.episode_loss)(params, user)["bias"]
+    asked = set(user["item"][half:].tolist())
+    assert set(np.flatnonzero(gradient)) <= asked
+    other = {**user, "rating": np.where(np.arange(16) < half, 6 - user["rating"], user["rating"])}
+    assert not np.allclose(jax.grad(schemes.episode_loss)(params, other)["bias"], gradient)
+
+
+def test_the_figure_of_contributions_is_drawn_and_says_that_it_is_not_private(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(contributions, "DRAWS", 20)
+    monkeypatch.setattr("sys.argv", ["figures", str(tmp_path / "a.png")])
+    assert contributions.run() == 0
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    printed = capsys.readouterr().out
+    assert "NOT PRIVATE" in printed
+    assert "epsilon of one such sum, delta 0 (zero-out adjacency, unit: one user)" in printed
