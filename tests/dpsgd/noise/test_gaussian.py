@@ -405,7 +405,7 @@ def digest_on_mesh(devices: int) -> str:
 EIGHT_DEVICES = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import test_noise as t
+import test_gaussian as t
 print(*[t.digest_on_mesh(devices) for devices in (2, 4, 8)])
 print(t.communicates_on_mesh(8))
 """
