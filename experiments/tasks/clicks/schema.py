@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.tasks.clicks.sizes import check_power_of_two
+from experiments.tasks.splitmix import GOLDEN, mix
 
 MISSING = 0
 """The id of a missing categorical value, in every column; no hashed value has it."""
@@ -172,24 +173,9 @@ class Schema:
         return np.concatenate(([0], np.cumsum(sizes[:-1]))).astype(np.int32)[: len(sizes)]
 
 
-GOLDEN = 0x9E3779B97F4A7C15
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-_WORD = (1 << 64) - 1
-
-
-def mix(x: np.ndarray) -> np.ndarray:
-    """Mix uint64 `x` in place: the finaliser of SplitMix64, a bijection. Returns `x`."""
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(_MULTIPLIERS[0])
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(_MULTIPLIERS[1])
-    x ^= x >> np.uint64(31)
-    return x
-
-
 def _mix_int(x: int) -> int:
     """Mix one Python integer, taken modulo 2^64, as `mix` does after adding the golden ratio."""
-    return int(mix(np.array([(x + GOLDEN) & _WORD], dtype=np.uint64))[0])
+    return int(mix(np.array([(x + GOLDEN) % 2**64], dtype=np.uint64))[0])
 
 
 DISPLAY_ADS = Schema(

@@ -1,64 +1,16 @@
-"""Which rows train a model, and which are kept from it to see how good it is."""
+"""Rows into a store, those that train a model apart from those kept from it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
-from fractions import Fraction
 from typing import Literal
 
-import numpy as np
-
-from experiments.tasks.clicks.schema import GOLDEN, mix
 from experiments.tasks.clicks.store import Columns, Splits
 from experiments.tasks.clicks.writer import StoreWriter
+from experiments.tasks.splits import FRACTIONS, chronological_split, random_split
 
 Order = Literal["chronological", "random"]
 """How test rows are told apart: the last of the file, or by their numbers at random."""
-
-FRACTIONS = (0.8, 0.1, 0.1)
-"""Parts of the rows that train, validate and test, unless others are asked for."""
-
-
-def chronological_split(
-    num_rows: int, fractions: tuple[float, float, float] = FRACTIONS
-) -> dict[str, tuple[int, int]]:
-    """Return the first 80 % of rows as "train", then 10 % "validation", then "test".
-
-    >>> chronological_split(25)
-    {'train': (0, 20), 'validation': (20, 22), 'test': (22, 25)}
-    """
-    train, validation, _ = _exact(fractions)
-    first, second = math.floor(num_rows * train), math.floor(num_rows * (train + validation))
-    return {"train": (0, first), "validation": (first, second), "test": (second, num_rows)}
-
-
-def random_split(
-    columns: Columns, first_row: int, fractions: tuple[float, float, float] = FRACTIONS
-) -> dict[str, Columns]:
-    """Return the rows of a block, "train" (80 %), "validation" and "test" (10 % each) apart.
-
-    Row i of the data set goes where output i of the generator SplitMix64 (Steele, Lea and Flood,
-    2014), seeded with 0, lies in the interval of its values: the last four fifths train, the tenth
-    before them validates, and the first tenth tests. So every row falls on its own, the split is
-    the same for everybody, and what a row holds does not decide where it goes: to change a row, or
-    to append one, moves no other. The parts keep the order of the rows.
-
-    Args:
-        columns: Rows `first_row`, `first_row + 1`, ... of the data set.
-        first_row: Number of the block's first row, from 0.
-        fractions: Of the rows that train, validate and test, in place of those.
-    """
-    drawn = _drawn(columns, first_row)
-    _, validation, test = _exact(fractions)
-    # Fractions are less than 1, so that these are numbers of 64 bits.
-    low, high = (np.uint64(math.floor(2**64 * part)) for part in (test, test + validation))
-    masks = {
-        "train": drawn >= high,
-        "validation": (drawn >= low) & (drawn < high),
-        "test": drawn < low,
-    }
-    return _parts(columns, masks)
 
 
 def write_split(
@@ -81,39 +33,3 @@ def write_split(
         if progress is not None:
             progress(writer.num_rows)
     return writer.parts if order == "random" else chronological_split(writer.num_rows, fractions)
-
-
-def check_fractions(fractions: tuple[float, float, float]) -> None:
-    """Raise ValueError unless each part gets rows, and together they get all."""
-    if not (all(0 < part < 1 for part in fractions) and sum(_exact(fractions)) == 1):
-        raise ValueError(
-            "the fractions of the rows that train, validate and test must be greater than 0 and "
-            f"add up to 1, not {' '.join(map(str, fractions))}"
-        )
-
-
-def _exact(fractions: tuple[float, float, float]) -> list[Fraction]:
-    """Return the fractions as they are written: a tenth, not the binary number nearest to it."""
-    return [Fraction(str(part)) for part in fractions]
-
-
-def random_halves(columns: Columns, first_row: int) -> dict[str, Columns]:
-    """Return the rows of a block, "validation" and "test" apart, each with a probability of 1/2.
-
-    As in `random_split`, by the row's number alone.
-    """
-    low = _drawn(columns, first_row) < np.uint64(1 << 63)
-    return _parts(columns, {"validation": low, "test": ~low})
-
-
-def _drawn(columns: Columns, first_row: int) -> np.ndarray:
-    """Return the outputs of SplitMix64, seeded with 0, that belong to the rows; uint64."""
-    rows = np.arange(first_row + 1, first_row + 1 + len(columns["label"]), dtype=np.uint64)
-    return mix(rows * np.uint64(GOLDEN))
-
-
-def _parts(columns: Columns, masks: dict[str, np.ndarray]) -> dict[str, Columns]:
-    return {
-        part: {name: column[mask] for name, column in columns.items()}
-        for part, mask in masks.items()
-    }

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from experiments.tasks.clicks.schema import GOLDEN, mix
+from experiments.tasks.splitmix import GOLDEN, mix
 
 MAX_DIGITS = 18  # an integer of 18 digits fits in 64 bits
 

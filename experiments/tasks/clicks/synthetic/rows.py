@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.tasks.clicks.schema import MISSING, log_transform
-from experiments.tasks.clicks.splits import chronological_split, random_split
 from experiments.tasks.clicks.store import Columns, Store, columns_of
 from experiments.tasks.clicks.synthetic.display import DISPLAY
 from experiments.tasks.clicks.synthetic.planted import CHUNK, PROBABILITIES, Chunk, generate
 from experiments.tasks.clicks.synthetic.search import SEARCH
 from experiments.tasks.clicks.synthetic.text import Log, text
 from experiments.tasks.clicks.writer import one_line_errors, refuse_existing
+from experiments.tasks.splits import chronological_split, random_split
 
 
 @dataclass(frozen=True)

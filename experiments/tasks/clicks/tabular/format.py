@@ -17,11 +17,12 @@ import pyarrow as pa
 
 from experiments.tasks.clicks.criteo.raw import DataError
 from experiments.tasks.clicks.schema import Schema
-from experiments.tasks.clicks.splits import FRACTIONS, Order, check_fractions, write_split
+from experiments.tasks.clicks.splits import Order, write_split
 from experiments.tasks.clicks.store import Columns, Store
 from experiments.tasks.clicks.tabular.encoding import ColumnError, encode
 from experiments.tasks.clicks.tabular.files import TableFile, open_table
 from experiments.tasks.clicks.writer import StoreWriter
+from experiments.tasks.splits import FRACTIONS, check_fractions
 
 BUCKETS = 1 << 16
 """Hash buckets of a category, unless others are asked for."""

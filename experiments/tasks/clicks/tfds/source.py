@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,18 +29,22 @@ import pyarrow.compute as pc
 
 from dpsgd.runs.records import build, checked
 from experiments.tasks.clicks.schema import Schema, default_buckets
-from experiments.tasks.clicks.splits import random_halves, random_split
 from experiments.tasks.clicks.store import Columns, Store, columns_of
 from experiments.tasks.clicks.tabular.encoding import ColumnError, encode
 from experiments.tasks.clicks.tabular.format import BUCKETS
 from experiments.tasks.clicks.writer import StoreWriter
+from experiments.tasks.tfds import (
+    SPLITS,
+    SourceError,
+    check_features,
+    divide,
+    features_of,
+    label_of,
+    open_prepared,
+    records_of,
+)
 
 ROWS_PER_READ = 4096
-_SPLITS = ("train", "validation", "test")
-
-
-class SourceError(ValueError):
-    """A data set that cannot be read: one line that says which, why and what to do."""
 
 
 def prepare(
@@ -71,7 +74,7 @@ def prepare(
         SourceError: there is no such data set, or it is not one that can be read.
         StoreError: `out` exists, or cannot be written.
     """
-    builder = _open(name, data_dir)
+    builder = open_prepared(name, data_dir)
     metadata = dict(builder.info.metadata or {})
     reader: _Blocks | _Rows
     if "schema" in metadata:
@@ -79,81 +82,18 @@ def prepare(
     else:
         reader = _Rows.of(builder, label, leave_out, text_buckets, hash_seed)
     with StoreWriter(out, reader.schema, hash_seed=hash_seed) as writer:
-        for split in filter(builder.info.splits.__contains__, _SPLITS):
+        for split in filter(builder.info.splits.__contains__, SPLITS):
             done = 0
             for columns in reader.read(split):
-                for part, rows in _divide(columns, done, split, builder.info.splits).items():
+                for part, rows in divide(columns, done, split, builder.info.splits).items():
                     writer.append(rows, part)
                 done += len(columns["label"])
                 if progress is not None:
                     progress(writer.num_rows)
-        for part in _SPLITS:  # a part without rows is a part
+        for part in SPLITS:  # a part without rows is a part
             writer.append({name: column[:0] for name, column in columns.items()}, part)
         source = {"format": "tfds", "name": builder.info.full_name}
         return writer.finish(splits=writer.parts, source=source)
-
-
-def _divide(
-    columns: Columns, first_row: int, split: str, splits: Collection[str]
-) -> dict[str, Columns]:
-    """Return the parts to which rows of `split` go: see the note on splits."""
-    if split == "train":
-        alone = not {"validation", "test"} & set(splits)
-        return random_split(columns, first_row) if alone else {"train": columns}
-    if {"validation", "test"} <= set(splits):
-        return {split: columns}
-    return random_halves(columns, first_row)
-
-
-def _open(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
-    """Return the builder of a data set that lies prepared on the disk as array_record."""
-    import tensorflow_datasets as tfds
-
-    try:
-        if Path(name).is_dir():
-            builder = tfds.builder_from_directory(name)
-        else:
-            builder = tfds.builder(name, data_dir=data_dir)
-    except ImportError:
-        raise SourceError(
-            f"the code of {name} needs TensorFlow; where the data set lies prepared, give the "
-            "directory of its version, which is read without"
-        ) from None
-    # DatasetNotFoundError is a ValueError; a version that does not exist is an AssertionError.
-    except (ValueError, OSError, AssertionError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise SourceError(f"{name} cannot be opened as a TensorFlow data set: {first}") from None
-    if not builder.info.splits:
-        raise SourceError(f"{name} is not prepared in {builder.data_dir}: build it there first")
-    if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
-        raise SourceError(
-            f"{name} lies as {builder.info.file_format.value} in {builder.data_dir}, and only "
-            "array_record is read without TensorFlow and without loss: build it with "
-            "file_format='array_record'"
-        )
-    if "train" not in builder.info.splits:
-        raise SourceError(f"{name} has no split train; it has {', '.join(builder.info.splits)}")
-    return builder
-
-
-def _records(builder: Any, split: str, at_once: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield the records of `split` in order, some at a time; all of them, or a SourceError."""
-    from array_record.python.array_record_module import ArrayRecordReader
-
-    shards = builder.info.splits[split]
-    for path, promised in zip(shards.filepaths, shards.shard_lengths, strict=True):
-        try:
-            found = ArrayRecordReader(os.fspath(path)).num_records()
-        except (RuntimeError, ValueError) as error:
-            raise SourceError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-        if found != promised:
-            raise SourceError(
-                f"{path} has {found:,} records, and {promised:,} by the account of "
-                f"{builder.info.full_name}: build it again"
-            )
-    source = builder.as_data_source(split=split)
-    for begin in range(0, len(source), at_once):
-        yield source.__getitems__(range(begin, min(begin + at_once, len(source))))
 
 
 # --- Blocks of rows ------------------------------------------------------------------------------
@@ -180,7 +120,7 @@ class _Blocks:
 
     def read(self, split: str) -> Iterator[Columns]:
         """Yield the columns of a store."""
-        for (record,) in _records(self.builder, split, 1):
+        for (record,) in records_of(self.builder, split, 1):
             rows = len(record["label"])
             yield {
                 # Columns without a width are not among the features.
@@ -212,15 +152,9 @@ class _Rows:
         import tensorflow_datasets as tfds
 
         info, name = builder.info, builder.info.full_name
-        if not isinstance(info.features, tfds.features.FeaturesDict):
-            raise SourceError(f"{name} has no named features")
-        features = dict(sorted(info.features.items()))  # the file holds them in any order
-        if label is None:
-            supervised: Any = info.supervised_keys
-            label = str(supervised[1]) if supervised else "label"
-        for asked in (label, *leave_out):
-            if asked not in features:
-                raise SourceError(f"{name} has no feature {asked!a}; it has {', '.join(features)}")
+        features = features_of(builder)
+        label = label_of(builder, label)
+        check_features(builder, (label, *leave_out))
         numbers, buckets, others, classes = [], {}, [], []
         for feature, kind in features.items():
             if feature == label or feature in leave_out:
@@ -254,7 +188,7 @@ class _Rows:
     def read(self, split: str) -> Iterator[Columns]:
         """Yield the columns of a store."""
         done = 0
-        for records in _records(self.builder, split, ROWS_PER_READ):
+        for records in records_of(self.builder, split, ROWS_PER_READ):
             yield self._columns(records, f"{self.builder.info.full_name}, split {split}", done)
             done += len(records)
 

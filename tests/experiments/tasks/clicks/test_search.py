@@ -18,8 +18,8 @@ from experiments.tasks.clicks.schema import (
     Schema,
     sponsored_search,
 )
-from experiments.tasks.clicks.splits import random_split
 from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.splits import random_split
 
 COLUMNS = list(search.FORMAT.columns)
 WORD = (1 << 64) - 1

@@ -16,9 +16,9 @@ import pytest
 
 from experiments.tasks.clicks import writer as writer_module
 from experiments.tasks.clicks.schema import DISPLAY_ADS, Schema
-from experiments.tasks.clicks.splits import check_fractions, chronological_split, random_split
 from experiments.tasks.clicks.store import Store, StoreError, columns_of
 from experiments.tasks.clicks.writer import StoreWriter
+from experiments.tasks.splits import check_fractions, chronological_split, random_split
 
 ROOT = Path(__file__).resolve().parents[4]
 

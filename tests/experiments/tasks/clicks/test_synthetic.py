@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.tasks.clicks.splits import chronological_split, random_split
 from experiments.tasks.clicks.store import StoreError
 from experiments.tasks.clicks.synthetic.planted import CHUNK, generate
 from experiments.tasks.clicks.synthetic.rows import LOGS, auc_of_counts, write_raw, write_store
 from experiments.tasks.clicks.synthetic.text import token
+from experiments.tasks.splits import chronological_split, random_split
 
 DISPLAY, SEARCH = LOGS.values()
 

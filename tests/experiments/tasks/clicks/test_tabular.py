@@ -25,10 +25,10 @@ from experiments import cli
 from experiments.tasks.clicks.criteo.raw import DataError
 from experiments.tasks.clicks.formats import Format, format_of
 from experiments.tasks.clicks.schema import log_transform
-from experiments.tasks.clicks.splits import random_split
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.tabular import files
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
+from experiments.tasks.splits import random_split
 
 SCHEMA = table_schema("y", categories=("city", "n"), numbers=("age", "visits"), buckets=(64, 256))
 FORMAT = TableFormat(SCHEMA)

@@ -15,11 +15,11 @@ from experiments import cli
 from experiments.tasks.clicks.criteo.raw import DataError
 from experiments.tasks.clicks.formats import format_of
 from experiments.tasks.clicks.schema import Schema, log_transform
-from experiments.tasks.clicks.splits import random_halves, random_split
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.tfds import builders as tfds_builders
 from experiments.tasks.clicks.tfds import source as tfds_source
 from experiments.tasks.clicks.tfds.source import SourceError
+from experiments.tasks.splits import random_halves, random_split
 
 ROWS = 50_000  # several records in every split, the last of them short
 BUILDERS = {

@@ -1,0 +1,112 @@
+"""Prepared data sets of TensorFlow Datasets, read as array_record without TensorFlow.
+
+Of the splits, "train" trains, "validation" and "test" are what they are called; where one of the
+two is wanting, the rows of the other are halved at random, and where both are, "train" is split
+80/10/10 at random. Rows of other splits are not read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.tasks.splits import Columns, random_halves, random_split
+
+SPLITS = ("train", "validation", "test")
+
+
+class SourceError(ValueError):
+    """A data set that cannot be read: one line that says which, why and what to do."""
+
+
+def divide(
+    columns: Columns, first_row: int, split: str, splits: Collection[str]
+) -> dict[str, Columns]:
+    """Return the parts to which rows of `split` go: see the note on splits."""
+    if split == "train":
+        alone = not {"validation", "test"} & set(splits)
+        return random_split(columns, first_row) if alone else {"train": columns}
+    if {"validation", "test"} <= set(splits):
+        return {split: columns}
+    return random_halves(columns, first_row)
+
+
+def open_prepared(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
+    """Return the builder of a data set that lies prepared on the disk as array_record."""
+    import tensorflow_datasets as tfds
+
+    try:
+        if Path(name).is_dir():
+            builder = tfds.builder_from_directory(name)
+        else:
+            builder = tfds.builder(name, data_dir=data_dir)
+    except ImportError:
+        raise SourceError(
+            f"the code of {name} needs TensorFlow; where the data set lies prepared, give the "
+            "directory of its version, which is read without"
+        ) from None
+    # DatasetNotFoundError is a ValueError; a version that does not exist is an AssertionError.
+    except (ValueError, OSError, AssertionError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise SourceError(f"{name} cannot be opened as a TensorFlow data set: {first}") from None
+    if not builder.info.splits:
+        raise SourceError(f"{name} is not prepared in {builder.data_dir}: build it there first")
+    if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
+        raise SourceError(
+            f"{name} lies as {builder.info.file_format.value} in {builder.data_dir}, and only "
+            "array_record is read without TensorFlow and without loss: build it with "
+            "file_format='array_record'"
+        )
+    if "train" not in builder.info.splits:
+        raise SourceError(f"{name} has no split train; it has {', '.join(builder.info.splits)}")
+    return builder
+
+
+def records_of(builder: Any, split: str, at_once: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield the records of `split` in order, some at a time; all of them, or a SourceError."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    shards = builder.info.splits[split]
+    for path, promised in zip(shards.filepaths, shards.shard_lengths, strict=True):
+        try:
+            found = ArrayRecordReader(os.fspath(path)).num_records()
+        except (RuntimeError, ValueError) as error:
+            raise SourceError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+        if found != promised:
+            raise SourceError(
+                f"{path} has {found:,} records, and {promised:,} by the account of "
+                f"{builder.info.full_name}: build it again"
+            )
+    source = builder.as_data_source(split=split)
+    for begin in range(0, len(source), at_once):
+        yield source.__getitems__(range(begin, min(begin + at_once, len(source))))
+
+
+def features_of(builder: Any) -> dict[str, Any]:
+    """Return the features of a data set by name, sorted: its file holds them in any order."""
+    import tensorflow_datasets as tfds
+
+    features = builder.info.features
+    if not isinstance(features, tfds.features.FeaturesDict):
+        raise SourceError(f"{builder.info.full_name} has no named features")
+    return dict(sorted(features.items()))
+
+
+def label_of(builder: Any, label: str | None = None) -> str:
+    """Return the feature to predict: `label`, or what the data set says, or "label"."""
+    if label is not None:
+        return label
+    supervised: Any = builder.info.supervised_keys
+    return str(supervised[1]) if supervised else "label"
+
+
+def check_features(builder: Any, names: Collection[str]) -> None:
+    """Raise SourceError unless the data set has features of all these names."""
+    features = features_of(builder)
+    for name in names:
+        if name not in features:
+            raise SourceError(
+                f"{builder.info.full_name} has no feature {name!a}; it has {', '.join(features)}"
+            )
