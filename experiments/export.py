@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.exports import GUARANTEE, MODEL, Bundle
-from experiments.run_directory import RunDirectory
 from experiments.trained import KIND, TrainedModel
 
 

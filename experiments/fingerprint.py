@@ -16,8 +16,8 @@ import dpsgd
 import experiments
 import samplers
 from dpsgd import RootKey
-from experiments.environment import environment
-from experiments.recorded import config_digest
+from dpsgd.runs.config import config_digest
+from dpsgd.runs.environment import environment
 from experiments.tasks.clicks.store import Store
 
 _JAX_OPTIONS = (

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd import Guarantee, Mechanism
+from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.history import History
 from dpsgd.runs.records import checked
 from experiments.cli.config import SAMPLERS, TrainConfig
 from experiments.fingerprint import differing
 from experiments.recorded import config_from
 from experiments.reports import run as report
-from experiments.run_directory import RunDirectory
 
 _LARGEST = 1e39
 """Float32, in which a model computes, ends below."""

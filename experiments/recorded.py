@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,6 @@ from typing import Any
 from dpsgd.runs.records import build, checked
 from experiments.cli.config import SAMPLERS, TrainConfig
 from experiments.tasks.clicks.store import Store
-
-_PLACES = ("data", "out")
-"""Where things lie does not change what they are."""
 
 
 def describe(config: TrainConfig, store: Store) -> dict[str, Any]:
@@ -58,12 +53,6 @@ def config_from(record: Mapping[str, Any], *, out: Path, data: Path | None) -> T
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     return config
-
-
-def config_digest(record: Mapping[str, Any]) -> str:
-    """Returns a digest of what `describe` recorded, wherever data and run lie."""
-    asked = {name: value for name, value in record.items() if name not in _PLACES}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -20,20 +20,21 @@ import numpy as np
 from accounting import calibrate
 from dpsgd import Algorithm, Guarantee, Mechanism, RootKey, TrainState, train_blocks
 from dpsgd.runs.checkpoint import Checkpoint
+from dpsgd.runs.config import config_digest
+from dpsgd.runs.directory import DATA, RunDirectory
+from dpsgd.runs.environment import environment
 from dpsgd.runs.history import NO_HEAD, Generation, Terms
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.records import build, checked
+from dpsgd.runs.stop import Stopped, stop_requests
 from dpsgd.training.loop import Block, repeats_exactly
 from experiments.audit import audit_run
 from experiments.cli.config import TrainConfig
-from experiments.environment import environment
 from experiments.fingerprint import differing, fingerprint
 from experiments.finished import FinishedRun, guarantee_of, proved
 from experiments.programs import click_algorithm, step_sizes
-from experiments.recorded import config_digest, config_from, describe
+from experiments.recorded import config_from, describe
 from experiments.reports import run as report
-from experiments.run_directory import DATA, RunDirectory
-from experiments.stop import Stopped, stop_requests
 from experiments.tasks.clicks.evaluate import evaluate
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import Schema

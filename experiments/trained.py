@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from scipy.special import expit
 
+from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.exports import MODEL, Bundle
 from dpsgd.runs.records import build, checked
-from experiments.run_directory import RunDirectory
 from experiments.tasks.clicks.formats import format_of
 from experiments.tasks.clicks.model import shaped
 from experiments.tasks.clicks.predict import FEW, logits

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dpsgd import Guarantee, Mechanism
+from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.exports import GUARANTEE, MODEL, Bundle
-from experiments.run_directory import RunDirectory
 from experiments.tasks.clicks.model import ModelConfig, functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.trained import KIND

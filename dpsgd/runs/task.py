@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 PyTree = Any
 
 
-@runtime_checkable
 class Task(Protocol):
     """Rows, a model of them and what to measure: all that a run needs to be told.
 
     A task is best a frozen dataclass, whose fields are its settings: the command offers them, and
-    the run's configuration records them. `loss` and `predict` are pure and compiled.
+    the run's configuration records them. One named `data`, a path, says where the rows lie, which
+    is no part of what they are. `loss` is pure, and compiled.
+
+    The methods below are what a run calls. A task may also have
+
+    * `check(begun)`, which raises ValueError before any step if the rows are damaged or `metrics`
+      could not be had of them; `begun` is None, or, where a run goes on, what `describe` returned
+      when it was begun, which these rows must fit;
+    * `digest()`, a text that names the rows: other rows, another text. It is kept a secret. By
+      default the arrays of `columns` are hashed;
+    * `small(secure)`, the same task with small tables and layers, for the audit, which takes the
+      program's step many times; with `secure`, of the exact noise that takes seconds a million
+      parameters. By default the task itself;
+    * `predict(params, rows)`, what the model says of rows, which need no labels: an array with a
+      row each; and `read(path)`, which yields the rows of another file of the task's format, block
+      by block.
     """
 
     def columns(self) -> PyTree:
@@ -29,17 +42,33 @@ class Task(Protocol):
     def loss(self, params: PyTree, example: PyTree) -> Any:
         """Returns the loss of one row, a scalar; with a third argument, a key, for dropout."""
 
-    def predict(self, params: PyTree, rows: PyTree) -> Any:
-        """Returns what the model says of rows, which need no labels: an array with a row each."""
-
-    def read(self, path: Path) -> Iterator[PyTree]:
-        """Yields the rows of another file of the task's format, block by block."""
-
     def metrics(self, params: PyTree) -> Mapping[str, float]:
-        """Returns figures of merit on rows outside the training split, such as "test_auc"."""
+        """Returns figures of merit on rows outside the training split, such as "test_auc".
+
+        Each is named "<split>_<name>", and is NaN where it is undefined: the training diverged.
+        """
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` rows of the shapes and dtypes of `columns` that are nobody's."""
 
     def describe(self) -> Mapping[str, Any]:
-        """Returns what is public of the task, as JSON values: it goes into the configuration."""
+        """Returns what is public of the task, as JSON values: it goes into the configuration.
+
+        "headline" may name the metric that tables put first, and "better" whether its "higher" or
+        its "lower" values are.
+        """
+
+
+METHODS = ("columns", "init", "loss", "metrics", "generated", "describe")
+"""What makes a task of an object."""
+
+
+def check_task(task: Any, name: str) -> None:
+    """Raises ValueError if `task`, which was called `name`, lacks a method of a `Task`."""
+    if isinstance(task, type):
+        raise ValueError(f"{name} is a class, and no task: make one of it")
+    if missing := [method for method in METHODS if not callable(getattr(task, method, None))]:
+        raise ValueError(
+            f"{name} is no task: it is a {type(task).__name__} without {', '.join(missing)} (see "
+            "dpsgd.runs.task.Task)"
+        )

@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 
+from dpsgd.runs.environment import environment
 from dpsgd.runs.files import write_atomically
 from experiments.benchmarks.rows import Row
-from experiments.environment import environment
 
 _LONGEST = 300
 """Characters of an error that are kept."""

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from experiments.stop import INTERRUPTED, STOPPED, Stopped, interrupts
+from dpsgd.runs.stop import INTERRUPTED, STOPPED, Stopped, interrupts
 
 
 def in_one_line(program: str, run: Callable[[], int]) -> int:

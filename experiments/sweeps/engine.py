@@ -8,12 +8,12 @@ import json
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
+from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.files import write_atomically
+from dpsgd.runs.stop import Stopped
 from experiments.cli.config import TrainConfig
 from experiments.finished import FinishedRun, unlike
 from experiments.recorded import config_from
-from experiments.run_directory import RunDirectory
-from experiments.stop import Stopped
 from experiments.sweeps import tables
 from experiments.sweeps.config import Sweep
 from experiments.sweeps.figure import draw

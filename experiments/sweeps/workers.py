@@ -23,11 +23,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Literal
 
+from dpsgd.runs.stop import Stopped, stop_requests
 from experiments.cli.config import TrainConfig
 from experiments.cli.console import counted
 from experiments.cli.errors import mendable
 from experiments.processes import SPAWN, deaf_to_interrupts, each
-from experiments.stop import Stopped, stop_requests
 
 
 @dataclass(frozen=True)

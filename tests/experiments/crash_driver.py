@@ -27,9 +27,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 
 import experiments.train
+from dpsgd.runs.directory import DIAGNOSTICS
 from experiments.cli import config
 from experiments.fingerprint import code_digest
-from experiments.run_directory import DIAGNOSTICS
 
 KINDS = (config.Deterministic, config.Shuffle, config.Poisson, config.BallsAndBins)
 PLAIN = {kind.name: kind(batch_size=32, epochs=2) for kind in KINDS}

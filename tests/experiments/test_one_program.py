@@ -9,10 +9,10 @@ import jax
 import pytest
 
 from dpsgd import Mechanism
+from dpsgd.runs.stop import Stopped
 from experiments import programs
 from experiments import train as training
 from experiments.cli import config
-from experiments.stop import Stopped
 from experiments.tasks.clicks import predict
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import ModelConfig

@@ -19,14 +19,14 @@ import pytest
 
 from accounting import epsilon
 from dpsgd import RootKey
+from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.records import build
+from dpsgd.runs.stop import STOPPED, stop_requests
 from experiments import fingerprint, recorded
 from experiments import train as training
 from experiments.cli import config, main
 from experiments.reports.overview import overview
-from experiments.run_directory import DATA, DIAGNOSTICS, RunDirectory
-from experiments.stop import STOPPED, stop_requests
 from experiments.tasks.clicks.metrics import BinaryMetrics
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.store import Store

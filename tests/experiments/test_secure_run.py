@@ -8,9 +8,9 @@ import signal
 
 import pytest
 
+from dpsgd.runs.stop import STOPPED
 from experiments import train as training
 from experiments.cli import main
-from experiments.stop import STOPPED
 
 
 def arguments(store, out, *more):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from dpsgd import RootKey
+from dpsgd.runs.directory import DIAGNOSTICS
 from dpsgd.training.blocks import plan_blocks
 from dpsgd.training.loop import compiled_block
 from experiments import train as training
 from experiments.cli import config, main
-from experiments.run_directory import DIAGNOSTICS
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from samplers import BatchSource

@@ -20,7 +20,7 @@ class LedgerConfig:
 
 def run(config: LedgerConfig) -> None:
     """Runs `dpsgd ledger`."""
-    from experiments.run_directory import RunDirectory
+    from dpsgd.runs.directory import RunDirectory
 
     history = RunDirectory.open(config.run, finished=False).history()
     for generation in history.generations:

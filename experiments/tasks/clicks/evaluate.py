@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpsgd.runs.directory import RunDirectory
 from experiments import trained
-from experiments.run_directory import RunDirectory
 from experiments.tasks.clicks import predict
 from experiments.tasks.clicks.metrics import BinaryMetrics, binary_metrics
 from experiments.tasks.clicks.store import Columns, Store

@@ -9,9 +9,9 @@ from typing import IO
 
 import numpy as np
 
+from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.files import write_atomically
 from experiments import trained
-from experiments.run_directory import RunDirectory
 
 HEADER = "probability"
 """The one column of the file."""

@@ -76,7 +76,7 @@ MOMENTS = {
         ["calibrate", *PRICE[1:4], "--epsilon", "1"],
     ),
     "reading a ledger": (
-        WHILE_COMPUTING.format(function="experiments.run_directory:RunDirectory.open"),
+        WHILE_COMPUTING.format(function="dpsgd.runs.directory:RunDirectory.open"),
         ["ledger", "RUN"],
     ),
     "preparing": (

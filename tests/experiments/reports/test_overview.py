@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from dpsgd.runs.directory import DATA, DIAGNOSTICS
 from experiments import cli
 from experiments.cli.command_line import train_command
 from experiments.cli.config import BallsAndBins, Deterministic, Poisson, Shuffle, TrainConfig
 from experiments.reports.html import document
 from experiments.reports.overview import MEANING, Page, overview
 from experiments.reports.run import plain
-from experiments.run_directory import DATA, DIAGNOSTICS
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.train import resume
 

@@ -19,7 +19,9 @@ import numpy as np
 import optax
 import pytest
 
+from dpsgd.runs.directory import DATA
 from dpsgd.runs.history import History
+from dpsgd.runs.stop import Stopped
 from experiments import cli, programs
 from experiments import train as training
 from experiments.cli import config as config_of
@@ -27,8 +29,6 @@ from experiments.cli.config import TrainConfig
 from experiments.cli.errors import in_one_line
 from experiments.finished import FinishedRun
 from experiments.reports.overview import overview
-from experiments.run_directory import DATA
-from experiments.stop import Stopped
 from experiments.sweeps import engine, workers
 from experiments.sweeps.config import Sweep
 from experiments.sweeps.plan import plan

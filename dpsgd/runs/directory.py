@@ -19,11 +19,11 @@ import numpy as np
 
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.checkpoint import DAMAGED, Checkpoints
+from dpsgd.runs.config import config_digest
 from dpsgd.runs.files import fsync_folder, parse_json, write_atomically
 from dpsgd.runs.history import History
 from dpsgd.runs.ledger import read
 from dpsgd.runs.records import checked
-from experiments.recorded import config_digest
 
 if TYPE_CHECKING:
     from dpsgd import Diagnostics
