@@ -255,7 +255,8 @@ KILLED = """
 import os, signal, sys
 sys.path[:0] = [{root!r}, {tests!r}]
 from test_store import random_columns
-from experiments.criteo import schema, splits, writer as module
+from experiments.tasks import splits
+from experiments.tasks.clicks import schema, writer as module
 def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 with module.StoreWriter({out!r}, schema.DISPLAY_ADS, hash_seed=0) as writer:
     for i in range(3):
