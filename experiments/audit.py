@@ -208,7 +208,7 @@ def plot(report: BlackBoxReport, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    from experiments.figures.samplers import save
+    from experiments.figures.drawing import save
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(5, 2))

@@ -1,1 +1,14 @@
 """The papers' figures, each from one command: `scripts/figures NAME OUT`."""
+
+FIGURES = {
+    "epsilon": "Epsilon over the noise of every sampler, at the sizes of two click data sets.",
+    "amplification": "How far privacy amplification by subsampling carries.",
+    "contributions": "The error of a private sum over the cap on users' contributions.",
+    "rating_model": "The test error of a model private for whole users, over the cap.",
+    "episodes": "Ways to draw episodes at equal noise: honest epsilons, and test error.",
+}
+"""What `scripts/figures --help` says of each module of this package that draws a figure.
+
+Such a module has a function `draw(config, console)`, which computes, prints a table, and returns
+the figure: the type of its first argument, a `Picture`, is what can be asked.
+"""

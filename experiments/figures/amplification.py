@@ -11,11 +11,7 @@ T. Steinke, "Limits of Privacy Amplification by Subsampling", DifferentialPrivac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import numpy as np
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -27,7 +23,8 @@ from accounting.estimates.amplification import (
     laplace_noise_ratio,
 )
 from experiments.cli.console import Console
-from experiments.figures import samplers as compare
+from experiments.figures.comparison import TERMS
+from experiments.figures.drawing import Picture
 
 SAMPLING_PROBS = (0.3, 0.1, 0.01, 0.001)
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#000000")
@@ -37,14 +34,6 @@ RATIOS = np.geomspace(1e-2, 1e3, 200)
 STEPS = 1_000
 EPSILON, DELTA = 1.0, 1e-6
 """Final guarantee of the Gaussian releases."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """Draw the limits of privacy amplification by subsampling."""
-
-    out: tyro.conf.Positional[Path]
-    """Picture to write, .png, .pdf or .svg."""
 
 
 def draw_ratio(axes: Axes) -> None:
@@ -92,34 +81,26 @@ def draw_penalty(axes: Axes, gaussian: list[tuple[float, float]]) -> None:
     axes.legend(frameon=False)
 
 
-def main() -> None:
-    """Computes, prints and draws the figure."""
-    out = tyro.cli(Config, prog="scripts/figures amplification").out
+def draw(config: Picture, console: Console) -> Figure:
+    """Returns the figure; prints the points that are certified."""
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    with Console() as console:
-        console.progress("calibrating Gaussian noise")
-        gaussian = gaussian_points(np.geomspace(3e-4, 1.0, 9))
-        console.line(
-            f"Gaussian noise, {STEPS:,} releases, together epsilon {EPSILON:g} at delta {DELTA:g} "
-            f"({compare.TERMS})"
-        )
-        console.table(
-            ["c", "certified", "many releases"],
-            [[f"{c:.3g}", f"{r:.3f}", f"{gaussian_noise_penalty_many_steps(c):.3f}"]
-             for c, r in gaussian],
-        )  # fmt: skip
-        draw_ratio(left)
-        draw_penalty(right, gaussian)
-        for axes in (left, right):
-            axes.grid(which="both", alpha=0.25, lw=0.5)
-        figure.suptitle(
-            f"{compare.TERMS}; Laplace noise: δ = 0, Gaussian noise: δ = {DELTA:g}",
-            fontsize="medium",
-        )
-        compare.save(figure, out)
-        console.line(f"drawn: {out}")
-
-
-if __name__ == "__main__":
-    main()
+    console.progress("calibrating Gaussian noise")
+    gaussian = gaussian_points(np.geomspace(3e-4, 1.0, 9))
+    console.line(
+        f"Gaussian noise, {STEPS:,} releases, together epsilon {EPSILON:g} at delta {DELTA:g} "
+        f"({TERMS})"
+    )
+    console.table(
+        ["c", "certified", "many releases"],
+        [[f"{c:.3g}", f"{r:.3f}", f"{gaussian_noise_penalty_many_steps(c):.3f}"]
+         for c, r in gaussian],
+    )  # fmt: skip
+    draw_ratio(left)
+    draw_penalty(right, gaussian)
+    for axes in (left, right):
+        axes.grid(which="both", alpha=0.25, lw=0.5)
+    figure.suptitle(
+        f"{TERMS}; Laplace noise: δ = 0, Gaussian noise: δ = {DELTA:g}", fontsize="medium"
+    )
+    return figure

@@ -15,10 +15,8 @@ from matplotlib.figure import Figure
 from accounting.profiles.contribution import sum_error, sum_error_bound, sum_sweet_spot
 from dpsgd.training.guarantee import ADJACENCY
 from experiments.cli.console import Console
-from experiments.cli.errors import in_one_line
-from experiments.figures.samplers import save
+from experiments.figures.drawing import RatingsPicture
 from experiments.tasks.ratings import ratings
-from experiments.tasks.ratings.figure import RatingsFigure
 
 EPSILONS = (0.02, 0.1, 0.5)
 SEEDS = 5
@@ -38,7 +36,7 @@ def measured(counts: np.ndarray, cap: float, epsilon: float) -> np.ndarray:
     return np.mean(errors, axis=1)
 
 
-def draw(axes: Axes, counts: np.ndarray, epsilon: float) -> list[str]:
+def draw_epsilon(axes: Axes, counts: np.ndarray, epsilon: float) -> list[str]:
     """Draws one epsilon; returns its row of the table."""
     caps = np.geomspace(10.0, 1.3 * counts.max(), 25)
     fine = np.geomspace(10.0, 1.3 * counts.max(), 400)
@@ -66,28 +64,19 @@ def draw(axes: Axes, counts: np.ndarray, epsilon: float) -> list[str]:
             *(f"{e:,.0f}" for e in error)]  # fmt: skip
 
 
-def run() -> int:
-    """Computes, prints and draws the figure."""
-    config = RatingsFigure.asked(
-        "contributions",
-        "Draw the error of a private count over the cap on users, at three epsilons.",
-    )
+def draw(config: RatingsPicture, console: Console) -> Figure:
+    """Returns the figure; prints where the best caps lie."""
     counts = np.unique(ratings.load(config.ratings).user, return_counts=True)[1]
     figure = Figure(figsize=(13, 4.8), layout="constrained")
     panels = figure.subplots(1, len(EPSILONS), sharey=True)
-    with Console() as console:
-        rows = [draw(axes, counts, epsilon) for axes, epsilon in zip(panels, EPSILONS, strict=True)]
-        console.line(f"NOT PRIVATE: {counts.size:,} users with {counts.sum():,} ratings, exactly")
-        console.line(f"epsilon of one such sum, delta 0 ({TERMS})")
-        header = ["epsilon", "sweet spot", "rank", "best cap"]
-        console.table([*header, "error at 10", "at the sweet spot", "without a cap"], rows)
-        figure.suptitle(f"Laplace noise, δ = 0 ({TERMS})", fontsize="medium")
-        panels[0].set_ylabel("mean |error| of the number of ratings")
-        panels[0].legend(fontsize="small", frameon=False, loc="lower left")
-        save(figure, config.out)
-        console.line(f"drawn: {config.out}")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(in_one_line("scripts/figures", run))
+    rows = [
+        draw_epsilon(axes, counts, epsilon) for axes, epsilon in zip(panels, EPSILONS, strict=True)
+    ]
+    console.line(f"NOT PRIVATE: {counts.size:,} users with {counts.sum():,} ratings, exactly")
+    console.line(f"epsilon of one such sum, delta 0 ({TERMS})")
+    header = ["epsilon", "sweet spot", "rank", "best cap"]
+    console.table([*header, "error at 10", "at the sweet spot", "without a cap"], rows)
+    figure.suptitle(f"Laplace noise, δ = 0 ({TERMS})", fontsize="medium")
+    panels[0].set_ylabel("mean |error| of the number of ratings")
+    panels[0].legend(fontsize="small", frameon=False, loc="lower left")
+    return figure

@@ -17,11 +17,9 @@ from matplotlib.figure import Figure
 from accounting import format_delta
 from dpsgd import Mechanism, RootKey, dpsgd, train
 from experiments.cli.console import Console
-from experiments.cli.errors import in_one_line
-from experiments.figures.samplers import label_ones_twos_fives, save
-from experiments.tasks.episodes.schemes import RATINGS, Scheme, all_schemes
+from experiments.figures.drawing import RatingsPicture, label_ones_twos_fives
 from experiments.tasks.ratings import factorization, ratings
-from experiments.tasks.ratings.figure import RatingsFigure
+from experiments.tasks.ratings.episodes import RATINGS, Scheme, all_schemes
 from experiments.tasks.ratings.ratings import Ratings
 from samplers import cap_contributions
 
@@ -36,7 +34,7 @@ SUPPORT = 10
 """Ratings of a test user that its own part is fitted to."""
 
 
-class Task:
+class Population:
     """Users to train on, and others to test on."""
 
     def __init__(self, table: Ratings) -> None:
@@ -74,85 +72,63 @@ class Task:
         )
 
 
-def run() -> int:
-    """Computes, prints and draws the figure."""
-    config = RatingsFigure.asked(
-        "episodes",
-        "Compare ways to draw episodes at equal noise: honest epsilons, and test error.",
-    )
-    task = Task(ratings.load(config.ratings))
-    schemes = all_schemes(task.train, STEPS)
+def draw(config: RatingsPicture, console: Console) -> Figure:
+    """Returns the figure; prints its numbers."""
+    population = Population(ratings.load(config.ratings))
+    schemes = all_schemes(population.train, STEPS)
     figure = Figure(figsize=(12, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
+    proved = {"color": "#0072B2", "ls": ""}
+    attained = {**proved, "marker": "|", "ms": 18, "mew": 2}
+    unsound = {"color": "#D55E00", "ls": "", "marker": "x", "ms": 10, "mew": 2.5}
     labels, rows = [], []
-    with Console() as console:
-        for place, scheme in enumerate(schemes):
-            console.progress(f"{scheme.name}: price")
-            price = scheme.price(NOISE_MULTIPLIER, DELTA)
-            published = scheme.published(NOISE_MULTIPLIER, DELTA)
-            console.progress(f"{scheme.name}: training")
-            errors = task.errors(scheme)
-            left.plot([price.lower, price.upper], [place, place], color="#0072B2", lw=3, alpha=0.4)
-            left.plot(price.upper, place, "o", color="#0072B2", ms=9)
-            left.plot(price.lower, place, "|", color="#0072B2", ms=18, mew=2)
-            if published is not None:
-                left.plot(published.value, place, "x", color="#D55E00", ms=10, mew=2.5)
-            right.errorbar(
-                errors.mean(), place, xerr=errors.std(ddof=1), fmt="o", color="black", capsize=4
-            )
-            right.plot(errors, np.full(SEEDS, place + 0.15), ".", color="gray", ms=4)
-            labels.append(f"{scheme.name}\n(protects one {scheme.sampler.unit})")
-            rows.append(
-                [
-                    scheme.name,
-                    scheme.sampler.unit,
-                    str(scheme.sampler.num_steps),
-                    "-" if published is None else f"~{published.value:.3g}",
-                    f"{price:.3g}",
-                    f"{errors.mean():.4f} ± {errors.std(ddof=1):.4f}",
-                ]
-            )
-        left.plot([], [], "o", color="#0072B2", ms=9, ls="", label="proved upper bound")
-        left.plot(
-            [], [], "|", color="#0072B2", ms=12, mew=2, ls="", label="lower bound: concrete data"
+    for place, scheme in enumerate(schemes):
+        console.progress(f"{scheme.name}: epsilon")
+        bound = scheme.price(NOISE_MULTIPLIER, DELTA)
+        published = scheme.published(NOISE_MULTIPLIER, DELTA)
+        console.progress(f"{scheme.name}: training")
+        errors = population.errors(scheme)
+        left.plot([bound.lower, bound.upper], [place, place], color="#0072B2", lw=3, alpha=0.4)
+        left.plot(bound.upper, place, **proved, marker="o", ms=9)
+        left.plot(bound.lower, place, **attained)
+        if published is not None:
+            left.plot(published.value, place, **unsound)
+        right.errorbar(
+            errors.mean(), place, xerr=errors.std(ddof=1), fmt="o", color="black", capsize=4
         )
-        left.plot(
-            [],
-            [],
-            "x",
-            color="#D55E00",
-            ms=10,
-            mew=2.5,
-            ls="",
-            label="published Theorem 3: NOT sound",
+        right.plot(errors, np.full(SEEDS, place + 0.15), ".", color="gray", ms=4)
+        labels.append(f"{scheme.name}\n(protects one {scheme.sampler.unit})")
+        rows.append(
+            [
+                scheme.name,
+                scheme.sampler.unit,
+                str(scheme.sampler.num_steps),
+                "-" if published is None else f"~{published.value:.3g}",
+                f"{bound:.3g}",
+                f"{errors.mean():.4f} ± {errors.std(ddof=1):.4f}",
+            ]
         )
-        left.set(xscale="log", xlabel=f"ε at δ = {format_delta(DELTA)} (zero-out adjacency)")
-        left.set_yticks(range(len(schemes)), labels)
-        left.invert_yaxis()
-        left.legend(frameon=False, fontsize="small", loc="lower right", labelspacing=1.0)
-        label_ones_twos_fives(left.xaxis)
-        left.set_title(f"price at noise multiplier {NOISE_MULTIPLIER:g}", fontsize="medium")
-        untrained = task.error()
-        right.axvline(untrained, color="gray", ls=":", lw=1)
-        right.text(untrained, 3.5, "untrained ", color="gray", fontsize="small", ha="right")
-        right.set_xlabel(f"test RMSE (stars of 5) after {SUPPORT} ratings of a new user")
-        right.set_title(f"quality: mean ± s.d. of {SEEDS} seeds", fontsize="medium")
-        for axes in (left, right):
-            axes.grid(alpha=0.25, lw=0.5)
-        console.line(
-            f"noise multiplier {NOISE_MULTIPLIER:g}, delta {format_delta(DELTA)}, zero-out; "
-            f"untrained: {untrained:.4f}"
-        )
-        header = ["scheme", "unit", "steps", "Thm 3", "epsilon", "test RMSE"]
-        console.table(header, rows)
-        console.line("Theorem 3 as published is not sound for sums: an estimate, NO GUARANTEE")
-        console.line(
-            "the runs' noise is seeded, to be repeated: the prices are those of fresh noise"
-        )
-        save(figure, config.out)
-        console.line(f"drawn: {config.out}")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(in_one_line("scripts/figures", run))
+    left.plot([], [], **proved, marker="o", ms=9, label="proved upper bound")
+    left.plot([], [], **{**attained, "ms": 12}, label="lower bound: concrete data")
+    left.plot([], [], **unsound, label="published Theorem 3: NOT sound")
+    left.set(xscale="log", xlabel=f"ε at δ = {format_delta(DELTA)} (zero-out adjacency)")
+    left.set_yticks(range(len(schemes)), labels)
+    left.invert_yaxis()
+    left.legend(frameon=False, fontsize="small", loc="lower right", labelspacing=1.0)
+    label_ones_twos_fives(left.xaxis)
+    left.set_title(f"privacy cost at noise multiplier {NOISE_MULTIPLIER:g}", fontsize="medium")
+    untrained = population.error()
+    right.axvline(untrained, color="gray", ls=":", lw=1)
+    right.text(untrained, 3.5, "untrained ", color="gray", fontsize="small", ha="right")
+    right.set_xlabel(f"test RMSE (stars of 5) after {SUPPORT} ratings of a new user")
+    right.set_title(f"quality: mean ± s.d. of {SEEDS} seeds", fontsize="medium")
+    for axes in (left, right):
+        axes.grid(alpha=0.25, lw=0.5)
+    console.line(
+        f"noise multiplier {NOISE_MULTIPLIER:g}, delta {format_delta(DELTA)}, zero-out; "
+        f"untrained: {untrained:.4f}"
+    )
+    console.table(["scheme", "unit", "steps", "Thm 3", "epsilon", "test RMSE"], rows)
+    console.line("Theorem 3 as published is not sound for sums: an estimate, NO GUARANTEE")
+    console.line("the runs' noise is seeded, to be repeated: the epsilons are those of fresh noise")
+    return figure

@@ -9,14 +9,13 @@ the samples suffice for a bound at all.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import tyro
 from matplotlib.figure import Figure
 
 from accounting import format_delta
 from experiments.cli.console import Console
-from experiments.figures import samplers as compare
+from experiments.figures import comparison
+from experiments.figures.drawing import Picture
 
 STEPS = {
     "Criteo Display Ads": {1024: 35_938, 8192: 4_492},
@@ -28,43 +27,27 @@ NOISE_MULTIPLIERS = tuple(round(0.1 + 0.05 * i, 2) for i in range(9))
 
 
 @dataclass(frozen=True)
-class Config:
-    """Draw epsilon over sigma for every sampler (Balls-and-Bins paper, figure 2)."""
+class Config(Picture):
+    """Epsilon over sigma for every sampler (Balls-and-Bins paper, figure 2)."""
 
-    out: tyro.conf.Positional[Path]
-    """Picture to write, .png, .pdf or .svg."""
     num_samples: int = 100_000
     """Samples of the Monte Carlo bounds; their upper ends hold with probability 0.999 each."""
 
 
-def main() -> None:
-    """Computes, prints and draws the figure."""
-    config = tyro.cli(Config, prog="scripts/figures epsilon")
+def draw(config: Config, console: Console) -> Figure:
+    """Returns the figure; prints a table for each panel."""
     figure = Figure(figsize=(11, 9), layout="constrained")
     axes = iter(figure.subplots(2, 2, sharey=True).ravel())
-    with Console() as console:
-        for data_set, steps_by_batch in STEPS.items():
-            for batch_size, steps in steps_by_batch.items():
-                num_examples = steps * batch_size
-                delta = 1 / num_examples
-                title = (
-                    f"{data_set}: batch {batch_size:,}, T = {steps:,}, δ = {format_delta(delta)}"
-                )
-                console.line(f"{title} ({compare.TERMS})")
-                samplers = compare.all_samplers(num_examples, batch_size, epochs=1)
-                prices = compare.prices(samplers)
-                prices[compare.MONTE_CARLO] = compare.monte_carlo_price(steps, config.num_samples)
-                found = compare.curves(
-                    prices,
-                    NOISE_MULTIPLIERS,
-                    delta,
-                    console.progress,
-                )
-                console.table(*compare.table(found))
-                compare.draw(next(axes), found, title)
-        compare.save(figure, config.out)
-        console.line(f"drawn: {config.out}")
-
-
-if __name__ == "__main__":
-    main()
+    for data_set, steps_by_batch in STEPS.items():
+        for batch_size, steps in steps_by_batch.items():
+            num_examples = steps * batch_size
+            delta = 1 / num_examples
+            title = f"{data_set}: batch {batch_size:,}, T = {steps:,}, δ = {format_delta(delta)}"
+            console.line(f"{title} ({comparison.TERMS})")
+            samplers = comparison.all_samplers(num_examples, batch_size, epochs=1)
+            prices = comparison.prices(samplers)
+            prices[comparison.MONTE_CARLO] = comparison.monte_carlo_price(steps, config.num_samples)
+            found = comparison.curves(prices, NOISE_MULTIPLIERS, delta, console.progress)
+            console.table(*comparison.table(found))
+            comparison.draw(next(axes), found, title)
+    return figure

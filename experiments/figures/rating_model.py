@@ -15,10 +15,8 @@ from matplotlib.figure import Figure
 
 from accounting import format_delta
 from experiments.cli.console import Console
-from experiments.cli.errors import in_one_line
-from experiments.figures.samplers import save
+from experiments.figures.drawing import RatingsPicture
 from experiments.tasks.ratings import ratings
-from experiments.tasks.ratings.figure import RatingsFigure
 from experiments.tasks.ratings.study import QUANTILE, QUANTILE_EPSILON, Study
 
 CAPS = (5, 10, 20, 50, 100, 200, 400, 700)
@@ -28,90 +26,75 @@ DELTA = 1e-5
 SEEDS = 5
 
 
-def run() -> int:
-    """Computes, prints and draws the figure."""
-    config = RatingsFigure.asked(
-        "rating_model",
-        "Draw the test error of a rating model over the cap on users, at three epsilons.",
-    )
+def draw(config: RatingsPicture, console: Console) -> Figure:
+    """Returns the figure; prints its numbers, and what each run cost."""
     table = ratings.load(config.ratings)
     caps = [cap for cap in CAPS if cap <= table.num_items]
     study = Study(table, caps, DELTA)
     figure = Figure(figsize=(8, 5.6), layout="constrained")
     axes = figure.subplots()
-    with Console() as console:
 
-        def errors(name: str, sigma: float, tried: Sequence[int]) -> np.ndarray:
-            found = []
-            for seed, cap in enumerate(tried):
-                console.progress(f"{name}: cap {cap}, seed {seed}")
-                found.append(study.test_error(sigma, cap, seed))
-            return np.array(found)
+    def errors(name: str, sigma: float, tried: Sequence[int]) -> np.ndarray:
+        found = []
+        for seed, cap in enumerate(tried):
+            console.progress(f"{name}: cap {cap}, seed {seed}")
+            found.append(study.test_error(sigma, cap, seed))
+        return np.array(found)
 
-        def curve(name: str, sigma: float, color: str, style: str = "-") -> list[str]:
-            """Draws one curve; returns its column of the table."""
-            found = np.array([errors(name, sigma, [cap] * SEEDS) for cap in caps])
-            mean, spread = found.mean(axis=1), found.std(axis=1, ddof=1)
-            axes.errorbar(caps, mean, spread, color=color, ls=style, capsize=3, label=name)
-            if sigma:
-                best = int(mean.argmin())
-                axes.plot(caps[best], mean[best], "o", ms=12, mfc="none", mec=color, mew=1.8)
-            return [f"{m:.4f} ± {s:.4f}" for m, s in zip(mean, spread, strict=True)]
+    def curve(name: str, sigma: float, color: str, style: str = "-") -> list[str]:
+        """Draws one curve; returns its column of the table."""
+        found = np.array([errors(name, sigma, [cap] * SEEDS) for cap in caps])
+        mean, spread = found.mean(axis=1), found.std(axis=1, ddof=1)
+        axes.errorbar(caps, mean, spread, color=color, ls=style, capsize=3, label=name)
+        if sigma:
+            best = int(mean.argmin())
+            axes.plot(caps[best], mean[best], "o", ms=12, mfc="none", mec=color, mew=1.8)
+        return [f"{m:.4f} ± {s:.4f}" for m, s in zip(mean, spread, strict=True)]
 
-        columns = [curve("no noise (bias alone)", 0.0, "black", "--")]
-        lines = []
-        for target, color in EPSILONS.items():
-            sigma = study.noise_multiplier(target)
-            columns.append(curve(f"ε = {target:g}", sigma, color))
-            lines.append(f"sigma {sigma:.4g}: epsilon in {study.price(sigma):.4f}")
-            # The choice of tau is part of the price: more noise for the rest.
-            sigma = study.noise_multiplier(target, QUANTILE_EPSILON)
-            chosen = [study.choose_cap() for _ in range(SEEDS)]
-            found = errors(f"ε = {target:g}, cap chosen privately", sigma, chosen)
-            axes.errorbar(
-                np.median(chosen), found.mean(), found.std(ddof=1), color=color, fmt="*", ms=15,
-                mec="black", capsize=3, zorder=5,
-            )  # fmt: skip
-            lines.append(
-                f"sigma {sigma:.4g} after a private choice of the cap ({sorted(chosen)}): epsilon "
-                f"in {study.price(sigma, QUANTILE_EPSILON):.4f}, RMSE {found.mean():.4f} ± "
-                f"{found.std(ddof=1):.4f}"
-            )
-        untrained = study.untrained_error()
-        axes.axhline(untrained, color="gray", lw=0.8, ls=":", label="users' own ratings alone")
-        axes.plot([], [], "o", ms=12, mfc="none", mec="gray", mew=1.8, label="best cap")
-        axes.plot(
-            [], [], "*", ms=15, color="gray", mec="black",
-            label=f"cap near the {QUANTILE:.0%} quantile,\nchosen with {QUANTILE_EPSILON:g} of ε",
+    columns = [curve("no noise (bias alone)", 0.0, "black", "--")]
+    lines = []
+    for target, color in EPSILONS.items():
+        sigma = study.noise_multiplier(target)
+        columns.append(curve(f"ε = {target:g}", sigma, color))
+        lines.append(f"sigma {sigma:.4g}: epsilon in {study.price(sigma):.4f}")
+        # The choice of tau costs privacy too: more noise for the rest.
+        sigma = study.noise_multiplier(target, QUANTILE_EPSILON)
+        chosen = [study.choose_cap() for _ in range(SEEDS)]
+        found = errors(f"ε = {target:g}, cap chosen privately", sigma, chosen)
+        axes.errorbar(
+            np.median(chosen), found.mean(), found.std(ddof=1), color=color, fmt="*", ms=15,
+            mec="black", capsize=3, zorder=5,
         )  # fmt: skip
-        axes.set(xscale="log", xlabel="cap τ on a user's ratings (ratings)")
-        axes.set_ylabel("test RMSE (stars of 5)")
-        axes.set_xticks(caps, [str(cap) for cap in caps])
-        axes.minorticks_off()
-        axes.set_title(
-            f"{study.sampler.num_examples:,} users; each whole user is protected, "
-            f"δ = {format_delta(DELTA)}; mean ± s.d. of {SEEDS} seeds", fontsize="medium",
-        )  # fmt: skip
-        axes.grid(alpha=0.25, lw=0.5)
-        axes.legend(frameon=False, fontsize="small")
-        console.line(
-            f"delta {format_delta(DELTA)}, zero-out adjacency, unit: one {study.sampler.unit}"
+        lines.append(
+            f"sigma {sigma:.4g} after a private choice of the cap ({sorted(chosen)}): epsilon "
+            f"in {study.price(sigma, QUANTILE_EPSILON):.4f}, RMSE {found.mean():.4f} ± "
+            f"{found.std(ddof=1):.4f}"
         )
-        for line in lines:
-            console.line(line)
-        console.table(
-            ["cap", "no noise", *(f"epsilon {target:g}" for target in EPSILONS)],
-            [[str(cap), *row] for cap, row in zip(caps, zip(*columns, strict=True), strict=True)],
-        )
-        console.line(f"untrained: {untrained:.4f}")
-        console.line("NOT PRIVATE: the errors, and settings and caps chosen by looking at them")
-        console.line(
-            "the runs' noise is seeded, to be repeated: the prices are those of fresh noise"
-        )
-        save(figure, config.out)
-        console.line(f"drawn: {config.out}")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(in_one_line("scripts/figures", run))
+    untrained = study.untrained_error()
+    axes.axhline(untrained, color="gray", lw=0.8, ls=":", label="users' own ratings alone")
+    axes.plot([], [], "o", ms=12, mfc="none", mec="gray", mew=1.8, label="best cap")
+    axes.plot(
+        [], [], "*", ms=15, color="gray", mec="black",
+        label=f"cap near the {QUANTILE:.0%} quantile,\nchosen with {QUANTILE_EPSILON:g} of ε",
+    )  # fmt: skip
+    axes.set(xscale="log", xlabel="cap τ on a user's ratings (ratings)")
+    axes.set_ylabel("test RMSE (stars of 5)")
+    axes.set_xticks(caps, [str(cap) for cap in caps])
+    axes.minorticks_off()
+    axes.set_title(
+        f"{study.sampler.num_examples:,} users; each whole user is protected, "
+        f"δ = {format_delta(DELTA)}; mean ± s.d. of {SEEDS} seeds", fontsize="medium",
+    )  # fmt: skip
+    axes.grid(alpha=0.25, lw=0.5)
+    axes.legend(frameon=False, fontsize="small")
+    console.line(f"delta {format_delta(DELTA)}, zero-out adjacency, unit: one {study.sampler.unit}")
+    for line in lines:
+        console.line(line)
+    console.table(
+        ["cap", "no noise", *(f"epsilon {target:g}" for target in EPSILONS)],
+        [[str(cap), *row] for cap, row in zip(caps, zip(*columns, strict=True), strict=True)],
+    )
+    console.line(f"untrained: {untrained:.4f}")
+    console.line("NOT PRIVATE: the errors, and settings and caps chosen by looking at them")
+    console.line("the runs' noise is seeded, to be repeated: the epsilons are those of fresh noise")
+    return figure

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from accounting import epsilon
 from dpsgd import Mechanism
-from experiments.figures.samplers import COLORS, label_ones_twos_fives
+from experiments.figures.drawing import COLORS, MARKERS, label_ones_twos_fives
 from experiments.finished import FinishedRun
 
 Runs = Mapping[str, FinishedRun]
@@ -23,7 +23,6 @@ Runs = Mapping[str, FinishedRun]
 DELTAS = tuple(10.0**-k for k in range(3, 11))
 """Where the price of a run is shown besides its own delta."""
 
-_MARKERS = "osD^vP*X"
 _LINES = ("-", "--", "-.", ":")
 
 
@@ -62,9 +61,9 @@ def looks(runs: Runs) -> dict[str, Look]:
         found[name] = Look(
             label=sampler if alone or name == sampler else f"{name} ({sampler})",
             color=COLORS.get(sampler, "#666666"),
-            marker=_MARKERS[number % len(_MARKERS)],
-            fillstyle=("full", "none")[number // len(_MARKERS) % 2],
-            line=_LINES[(number + number // len(_MARKERS)) % len(_LINES)],
+            marker=MARKERS[number % len(MARKERS)],
+            fillstyle=("full", "none")[number // len(MARKERS) % 2],
+            line=_LINES[(number + number // len(MARKERS)) % len(_LINES)],
         )
     return found
 

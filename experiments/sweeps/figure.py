@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import NullLocator
 
-from experiments.figures.samplers import COLORS
+from experiments.figures.drawing import COLORS, MARKERS, PALETTE
 from experiments.sweeps.summary import VOID, Panel, Result, Summary
 
 LABELS = {
@@ -26,9 +26,6 @@ LABELS = {
     "learning_rate": "learning rate",
     "l2_clip_norm": "clipping norm C",
 }
-MARKERS = "osD^vP*X"
-OTHER_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""For lines that are not samplers: Okabe and Ito's palette, as the samplers'."""
 
 
 def draw(summary: Summary) -> Figure:
@@ -114,7 +111,7 @@ def _draw_apart(axes: Axes, panel: Panel) -> None:
 
 
 def _style(i: int, label: str) -> dict:
-    color = COLORS.get(label) or OTHER_COLORS[i % len(OTHER_COLORS)]
+    color = COLORS.get(label) or PALETTE[i % len(PALETTE)]
     return {"color": color, "marker": MARKERS[i % len(MARKERS)], "ms": 4.5, "lw": 1.4}
 
 

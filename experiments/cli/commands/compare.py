@@ -47,19 +47,20 @@ def run(config: CompareConfig) -> None:
     from matplotlib.figure import Figure
 
     from accounting import format_delta
-    from experiments.figures import samplers as compare
+    from experiments.figures import comparison
+    from experiments.figures.drawing import save
 
-    samplers = compare.all_samplers(config.num_examples, config.batch_size, config.epochs)
+    samplers = comparison.all_samplers(config.num_examples, config.batch_size, config.epochs)
     delta = 1 / config.num_examples if config.delta is None else config.delta
     with Console() as console:
-        found = compare.curves(
-            compare.prices(samplers), config.noise_multipliers, delta, console.progress
+        found = comparison.curves(
+            comparison.prices(samplers), config.noise_multipliers, delta, console.progress
         )
-        console.line(f"epsilon [lower, upper] at delta {format_delta(delta)} ({compare.TERMS})")
-        console.table(*compare.table(found))
+        console.line(f"epsilon [lower, upper] at delta {format_delta(delta)} ({comparison.TERMS})")
+        console.table(*comparison.table(found))
         if config.out is not None:
             figure = Figure(figsize=(7, 5), layout="constrained")
             title = f"n = {config.num_examples:,}, b = {config.batch_size:,}, E = {config.epochs}"
-            compare.draw(figure.subplots(), found, f"{title}, δ = {format_delta(delta)}")
-            compare.save(figure, config.out)
+            comparison.draw(figure.subplots(), found, f"{title}, δ = {format_delta(delta)}")
+            save(figure, config.out)
             console.line(f"drawn: {config.out}")

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from experiments import cli
 from experiments.cli import outputs
-from experiments.figures import samplers as compare
+from experiments.figures import comparison, drawing
 from experiments.reports import overview
 
 COMPARE = ["compare", "--num-examples", "1000", "--batch-size", "100", "--noise-multipliers", "1"]
@@ -26,7 +26,7 @@ def nothing_is_done(monkeypatch):
     def work(*args, **kwargs):
         pytest.fail("it began to work")
 
-    monkeypatch.setattr(compare, "curves", work)
+    monkeypatch.setattr(comparison, "curves", work)
     monkeypatch.setattr(overview, "overview", work)
     monkeypatch.setattr("experiments.audit.black_box", work)
 
@@ -79,7 +79,7 @@ def test_a_picture_is_replaced_where_that_is_asked_for_and_never_in_half(tmp_pat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compare.save(Torn(), there)
+        drawing.save(Torn(), there)
     assert there.read_text() == "old"
     assert {path.name for path in tmp_path.iterdir()} == {"page.svg", "folder.svg"}
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from accounting import epsilon
-from experiments.figures import contributions
-from experiments.tasks.episodes import schemes
-from experiments.tasks.ratings import factorization, ratings
+from experiments.tasks.ratings import episodes, factorization, ratings
 from experiments.tasks.ratings.study import Study
 
 LINES = ["196\t242\t3\t881250949\n", "186\t302\t5\t891717742\n", "196\t1\t1\t878887116\n"]
@@ -123,11 +121,11 @@ def test_training_on_whole_users_learns_and_runs_share_one_program():
 
 def test_the_schemes_draw_equally_much_and_claim_what_is_proved():
     table = ratings.synthetic(0, 400, 60)
-    found = {scheme.name: scheme for scheme in schemes.all_schemes(table, steps=40)}
+    found = {scheme.name: scheme for scheme in episodes.all_schemes(table, steps=40)}
     for scheme in found.values():
         assert 30 <= scheme.sampler.num_steps <= 50
     users = found["multistage, clip users"]
-    assert users.sampler.clipped_shape == (schemes.RATINGS,)
+    assert users.sampler.clipped_shape == (episodes.RATINGS,)
     assert users.sampler.unit == found["Poisson users, clip users"].sampler.unit == "user"
     price, published = users.price(2.0, 1e-5), users.published(2.0, 1e-5)
     assert published.value < price.lower <= price.upper  # refuted by a pair of data sets
@@ -140,23 +138,11 @@ def test_the_schemes_draw_equally_much_and_claim_what_is_proved():
 def test_an_episode_adapts_to_its_support_and_learns_from_its_query():
     params = factorization.init(12, 2, seed=1)
     user = a_user(tau=12, padding=4)
-    user = {name: np.resize(column, schemes.RATINGS) for name, column in user.items()}
-    user["weight"] = np.ones(schemes.RATINGS, np.float32)
-    half = schemes.RATINGS // 2
-    gradient = jax.grad(schemes.episode_loss)(params, user)["bias"]
+    user = {name: np.resize(column, episodes.RATINGS) for name, column in user.items()}
+    user["weight"] = np.ones(episodes.RATINGS, np.float32)
+    half = episodes.RATINGS // 2
+    gradient = jax.grad(episodes.episode_loss)(params, user)["bias"]
     asked = set(user["item"][half:].tolist())
     assert set(np.flatnonzero(gradient)) <= asked
     other = {**user, "rating": np.where(np.arange(16) < half, 6 - user["rating"], user["rating"])}
-    assert not np.allclose(jax.grad(schemes.episode_loss)(params, other)["bias"], gradient)
-
-
-def test_the_figure_of_contributions_is_drawn_and_says_that_it_is_not_private(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(contributions, "DRAWS", 20)
-    monkeypatch.setattr("sys.argv", ["figures", str(tmp_path / "a.png")])
-    assert contributions.run() == 0
-    assert (tmp_path / "a.png").stat().st_size > 10_000
-    printed = capsys.readouterr().out
-    assert "NOT PRIVATE" in printed
-    assert "epsilon of one such sum, delta 0 (zero-out adjacency, unit: one user)" in printed
+    assert not np.allclose(jax.grad(episodes.episode_loss)(params, other)["bias"], gradient)

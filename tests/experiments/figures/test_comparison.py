@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.cli import main
-from experiments.figures import samplers as compare
+from experiments.figures import comparison
 
 NOISE = (0.5, 1.0)
 
@@ -13,12 +13,12 @@ NOISE = (0.5, 1.0)
 @pytest.fixture(scope="module")
 def found():
     """Curves that were computed in this process; the command's test spawns others."""
-    samplers = compare.all_samplers(num_examples=1000, batch_size=100, epochs=1)
+    samplers = comparison.all_samplers(num_examples=1000, batch_size=100, epochs=1)
     prices = {"balls-and-bins": samplers["balls-and-bins"].privacy}
-    prices[compare.MONTE_CARLO] = compare.monte_carlo_price(bins=10, num_samples=20_000)
+    prices[comparison.MONTE_CARLO] = comparison.monte_carlo_price(bins=10, num_samples=20_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "each", map)
-        return compare.curves(prices, NOISE, 1e-3)
+        patch.setattr(comparison, "each", map)
+        return comparison.curves(prices, NOISE, 1e-3)
 
 
 def test_monte_carlo_stands_beside_the_certified_interval_and_above_its_lower_end(found):
@@ -32,7 +32,7 @@ def test_monte_carlo_stands_beside_the_certified_interval_and_above_its_lower_en
 
 def test_only_monte_carlo_is_drawn_as_crosses_and_names_its_confidence(found):
     axes = Figure().subplots()
-    compare.draw(axes, found, "title")
+    comparison.draw(axes, found, "title")
     crosses = [line for line in axes.lines if line.get_marker() == "x"]
     assert [line.get_label() for line in crosses] == ["balls-and-bins, Monte Carlo (99.9 %)"]
     np.testing.assert_array_equal(
@@ -42,12 +42,13 @@ def test_only_monte_carlo_is_drawn_as_crosses_and_names_its_confidence(found):
 
 def test_the_figure_names_adjacency_and_the_unit_of_every_sampler_in_it(found):
     axes = Figure().subplots()
-    compare.draw(axes, found, "title")
-    (unit,) = {s.unit for s in compare.all_samplers(100, 10, 1).values()}
+    comparison.draw(axes, found, "title")
+    (unit,) = {s.unit for s in comparison.all_samplers(100, 10, 1).values()}
     assert axes.get_ylabel() == f"ε (zero-out adjacency, unit: one {unit})"
 
 
-def test_the_command_names_delta_adjacency_and_unit(tmp_path, capsys):
+def test_the_command_names_delta_adjacency_and_unit(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(comparison, "each", map)
     words = ["--num-examples", "1000", "--batch-size", "100", "--noise-multipliers", "1"]
     assert main(["compare", *words, "--out", str(tmp_path / "a.png")]) == 0
     heading = capsys.readouterr().out.splitlines()[0]
@@ -56,6 +57,6 @@ def test_the_command_names_delta_adjacency_and_unit(tmp_path, capsys):
 
 
 def test_the_table_has_a_row_for_each_noise_multiplier_and_fits_a_page(found):
-    header, rows = compare.table(found)
-    assert header == ["sigma", "balls-and-bins", compare.MONTE_CARLO]
+    header, rows = comparison.table(found)
+    assert header == ["sigma", "balls-and-bins", comparison.MONTE_CARLO]
     assert [row[0] for row in rows] == ["0.5", "1"]

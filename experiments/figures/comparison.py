@@ -5,27 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from accounting import Bound, PrivacyProfile, epsilon
 from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
-from dpsgd.runs.files import write_atomically
 from dpsgd.training.guarantee import ADJACENCY
+from experiments.figures.drawing import COLORS
 from experiments.processes import each
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
-
-COLORS = {
-    # Okabe and Ito's palette: told apart by readers with any colour vision.
-    "deterministic": "#000000",
-    "shuffle": "#D55E00",
-    "poisson": "#0072B2",
-    "balls-and-bins": "#009E73",
-}
 
 MONTE_CARLO = "Monte Carlo"
 
@@ -148,17 +136,3 @@ def draw(axes: Axes, found: Sequence[Curve], title: str) -> None:
     axes.set_title(title, fontsize="medium")
     axes.grid(which="both", alpha=0.25, lw=0.5)
     axes.legend(title="solid: upper bound\ndashed: lower bound", frameon=False)
-
-
-def label_ones_twos_fives(axis: Axis) -> None:
-    """Labels a logarithmic axis at 1, 2, 5, 10, ...: readable where it spans a decade or two."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(FormatStrFormatter("%g"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Writes the figure, the whole of it or nothing; the ending of `path` names the format."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kind = path.suffix.removeprefix(".")
-    write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150))
