@@ -76,6 +76,7 @@ def test_parts_that_take_longer_than_foreseen_leave_less_room_for_the_next(tmp_p
     assert [part["status"] for part in record.parts] == ["done", "left out"]
 
 
+@pytest.mark.long
 def test_the_noise_of_this_device_is_held_to_numpys(tmp_path):
     file = tmp_path / "gpu.json"
     assert gpu.main(["--tiny", "--json", str(file), "--parts", "noise", "copies"]) == 0

@@ -1,11 +1,14 @@
 """Benchmarks keep one contract, and their exit status says whether every bar holds."""
 
+import importlib
 import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 
 from accounting import PoissonProfile
+from experiments import benchmarks
 from experiments.benchmarks import (
     accounting,
     accounting_hard,
@@ -44,6 +47,22 @@ def test_a_missed_bar_fails_and_an_unmeasured_one_does_not(row, holds, capsys):
     assert ("NO" in capsys.readouterr().out) == (holds is False)
 
 
+NAMES = sorted(
+    file.stem
+    for file in Path(benchmarks.__path__[0]).glob("*.py")
+    if "\ndef main(" in file.read_text()
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_says_what_it_can_be_asked_for(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        importlib.import_module(f"experiments.benchmarks.{name}").main(["--help"])
+    assert stop.value.code == 0
+    assert f"usage: bench {name} " in capsys.readouterr().out
+
+
+@pytest.mark.long
 def test_accounting_benchmark_measures_ours_without_the_peer(tmp_path, capsys):
     file = tmp_path / "rows.json"
     accounting.main(["--repetitions", "1", "--json", str(file)])
@@ -59,22 +78,39 @@ def test_a_hard_question_is_answered_in_its_own_process_and_a_crash_is_a_missed_
     assert answer.value == PoissonProfile(1.0, 0.01, 10).epsilon(1e-5)
     assert 0 < answer.seconds < 10 < answer.megabytes
     assert accounting_hard.ask("1 / 0").failure == "ZeroDivisionError: division by zero"
-    for rows in accounting_hard.random_points(3), accounting_hard.against_dp_accounting(1, timed):
+
+
+@pytest.mark.long
+def test_hard_questions_are_drawn_and_compared():
+    for rows in (
+        accounting_hard.random_points(3),
+        accounting_hard.against_dp_accounting(1, lambda work: (work(), 1.0)),
+    ):
         assert all(row.value is not None for row in rows)
-
-
-def timed(work):
-    return work(), 1.0
 
 
 @pytest.mark.parametrize(
     ("benchmark", "measured"),
     [
-        (train, ["dpsgd train / bare loop, small, 0.228M parameters, batch 1024"]),
-        (step, ["DP / non-private step, 1M, batch 256", "noise alone, 1M, batch 256"]),
         (noise, ["noise, 1.04858M coordinates", "secure noise, 1.04858M coordinates (scaled)"]),
-        (samplers, ["draw of an epoch, Poisson, n 1M, batch 1024"]),
-        (ingest, [f"rows of raw text prepared, criteo-{name}" for name in ("display", "search")]),
+        pytest.param(
+            train,
+            ["dpsgd train / bare loop, small, 0.228M parameters, batch 1024"],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            step,
+            ["DP / non-private step, 1M, batch 256", "noise alone, 1M, batch 256"],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            samplers, ["draw of an epoch, Poisson, n 1M, batch 1024"], marks=pytest.mark.long
+        ),
+        pytest.param(
+            ingest,
+            [f"rows of raw text prepared, criteo-{name}" for name in ("display", "search")],
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_quick_benchmarks_measure_positive_figures(benchmark, measured, tmp_path):
