@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from dpsgd.training.mechanism import Mechanism
     from dpsgd.training.modules import split_module
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Algorithm",
     "Block",

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
+import dpsgd
 from experiments.cli.errors import in_one_line
 
 COMMANDS = {
@@ -45,9 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(usage())
             return 0
         if words[:1] == ["--version"]:
-            from importlib.metadata import version
-
-            print(f"dpsgd {version('dpsgd')}")
+            print(f"dpsgd {dpsgd.__version__}")
             return 0
         answer, config = parse(words)
         return answer(config) or 0

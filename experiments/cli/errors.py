@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from dpsgd.runs.stop import INTERRUPTED, STOPPED, Stopped, interrupts
+from experiments.cli.extras import how_to_get
 
 
 def in_one_line(program: str, run: Callable[[], int]) -> int:
@@ -41,6 +42,8 @@ def mendable(error: BaseException) -> str | None:
     """Returns the line about an error that a user can mend, or None if the fault is ours."""
     if isinstance(error, (ValueError, OSError, MemoryError)):
         return str(error) or "out of memory"
+    if isinstance(error, ModuleNotFoundError):
+        return how_to_get(error.name or "")
     exhausted, found, where = str(error).partition("RESOURCE_EXHAUSTED: ")
     if found and not exhausted:  # XLA's own error: a bare RuntimeError to Python
         return (

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.cli.extras import require
+
 PICTURES = (".png", ".pdf", ".svg")
 """Endings of pictures, which name their formats."""
 
@@ -23,7 +25,10 @@ def check(path: Path, endings: Sequence[str], option: str, *, overwrite: bool = 
       ValueError: for another ending.
       FileExistsError: if there is something that may not be replaced.
       OSError: if it cannot be made there.
+      ModuleNotFoundError: for a picture, if there is nothing to draw with.
     """
+    if endings is PICTURES:
+        require("matplotlib")
     if path.suffix not in endings:
         *others, last = endings
         wanted = f"{', '.join(others)} or {last}" if others else last

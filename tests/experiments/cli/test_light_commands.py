@@ -5,11 +5,11 @@ import os
 import pkgutil
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+import dpsgd
 from dpsgd import Mechanism
 from dpsgd.runs.history import Terms
 from dpsgd.runs.ledger import Ledger
@@ -49,8 +49,8 @@ def ask(questions: list[list[str]], unwanted: set[str]) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_help_imports_nothing_that_computes():
-    ask([["--help"]], {*TRAINING, *PRICING, "tyro"})
+def test_help_and_version_import_nothing_that_computes():
+    ask([["--help"], ["--version"]], {*TRAINING, *PRICING, "tyro"})
     ask([[name, "--help"] for name in cli.COMMANDS], {*TRAINING, *PRICING})
 
 
@@ -97,4 +97,4 @@ def test_what_is_no_command_is_refused_in_one_line(words, said, capsys):
 
 def test_the_version_is_told(capsys):
     assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"dpsgd {version('dpsgd')}\n"
+    assert capsys.readouterr().out == f"dpsgd {dpsgd.__version__}\n"

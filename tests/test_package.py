@@ -1,0 +1,168 @@
+"""What ships: its public names, its types, and what each floor may ask to be installed."""
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+import dpsgd
+from experiments.cli.extras import EXTRAS
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FLOORS = ["accounting", "samplers", "dpsgd", "experiments"]
+
+PUBLIC = {
+    "accounting": """
+        BallsAndBinsProfile Bound ContradictoryBounds GaussianProfile MultistageProfile
+        PoissonProfile PrivacyProfile SelectionProfile ShuffleProfile TrialCount TruncatedProfile
+        UnitsThenPoissonProfile UserPoissonProfile WithPureReleaseProfile WorstLeafProfile
+        calibrate epsilon format_delta largest_count log_overflow_probability smallest_count
+        smallest_max_batch_size
+    """,
+    "samplers": """
+        BallsAndBins BatchSampler BatchSource CHUNK Contributions Deterministic Episode EpochPlan
+        IndexBatch IndexBlock Multistage Participations Poisson Shuffle TreeShape UnitTree
+        UnitsThenPoisson UserPoisson batch cap_contributions
+    """,
+    "dpsgd": """
+        Algorithm Block Diagnostics ExportedModel Guarantee Mechanism RootKey TrainState
+        clipped_grad dpsgd explain load_exported split_module train train_blocks
+    """,
+}
+"""What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""
+
+
+def distribution(requirement: str) -> str:
+    """Name of what a requirement asks for: 'scikit-learn>=1.5' -> 'scikit-learn'."""
+    return re.match(r"[\w-]+", requirement)[0]
+
+
+DECLARED = {distribution(line) for line in PROJECT["project"]["dependencies"]}
+EXTRA = {
+    extra: {distribution(line) for line in lines}
+    for extra, lines in PROJECT["project"]["optional-dependencies"].items()
+}
+
+
+def imports(floor: str, *, lazy: bool) -> set[str]:
+    """Top-level names of others' modules that a floor imports: with it, or inside functions."""
+    found: set[str] = set()
+    for file in sorted((ROOT / floor).rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        inside = {
+            node
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for node in ast.walk(function)
+        }
+        for node in ast.walk(tree):
+            if (node in inside) is not lazy:
+                continue
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add((node.module or "").split(".")[0])
+    return found - {*sys.stdlib_module_names, *FLOORS}
+
+
+INSTALLED = packages_distributions()
+
+
+def distributions(modules: set[str]) -> set[str]:
+    """What brings these modules, by the names under which it is asked for."""
+    return {INSTALLED[module][0].lower().replace("_", "-") for module in modules}
+
+
+def test_the_library_imports_what_it_declares_and_declares_nothing_else():
+    needed = {name for floor in FLOORS[:3] for name in imports(floor, lazy=False)}
+    assert distributions(needed) == DECLARED
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_what_need_not_be_installed_is_an_extra_and_in_the_library_imported_late(floor):
+    late, early = imports(floor, lazy=True), imports(floor, lazy=False)
+    others = late if floor != "experiments" else late | early
+    oracles = {"jax_privacy"}  # benchmarks compare with it; see the test of architecture
+    optional = {name for name in others - oracles if not distributions({name}) <= DECLARED}
+    assert optional <= set(EXTRAS)
+    if floor != "experiments":
+        assert {EXTRAS[name] for name in optional} <= {"peers"}
+
+
+def test_each_extra_brings_the_modules_that_are_said_to_come_with_it():
+    for module, extra in EXTRAS.items():
+        assert distributions({module}) <= EXTRA[extra], module
+    everything = re.search(r"\[(.*)\]", PROJECT["project"]["optional-dependencies"]["all"][0])[1]
+    assert set(everything.split(",")) == set(EXTRAS.values()) == set(EXTRA) - {"all", "cuda"}
+
+
+LACKING = """
+import sys
+for module, *words in {questions!r}:
+    for name in [name for name in sys.modules if name.startswith((module, "experiments"))]:
+        del sys.modules[name]
+    sys.modules[module] = None  # as if it were not installed
+    from experiments.cli import main
+    assert main(words) == 2
+    del sys.modules[module]
+"""
+
+
+def test_a_command_names_the_extra_that_it_lacks_in_one_line_before_it_does_anything(tmp_path):
+    questions = [
+        "tyro epsilon --help",
+        "rich compare --num-examples 1000 --batch-size 10",
+        "markdown_it report run --out page.html",
+        "matplotlib compare --num-examples 9999 --out compare.png",
+        "pyarrow contributions rows.csv --user u",
+        "pyarrow prepare csv rows.csv store --label y",
+        "tensorflow_datasets prepare tfds mnist store --label label",
+    ]
+    code = LACKING.format(questions=[question.split() for question in questions])
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    missing = [question.split()[0] for question in questions]
+    assert done.stderr.splitlines() == [
+        f"dpsgd: {name} is not installed: pip install 'dpsgd[{EXTRAS[name]}]'" for name in missing
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("floor", PUBLIC)
+def test_public_names_are_those_that_are_meant_to_be(floor):
+    package = importlib.import_module(floor)
+    assert sorted(package.__all__) == sorted(PUBLIC[floor].split())
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+        assert name in dir(package)
+
+
+def test_a_name_that_is_not_public_is_not_there():
+    with pytest.raises(AttributeError, match="no attribute 'trane'"):
+        dpsgd.trane  # noqa: B018
+
+
+def test_every_package_that_ships_is_typed():
+    assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == FLOORS
+    for floor in FLOORS:
+        assert (ROOT / floor / "py.typed").exists(), floor
+
+
+def test_the_version_stands_in_one_place():
+    assert PROJECT["tool"]["hatch"]["version"]["path"] == "dpsgd/__init__.py"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", dpsgd.__version__)
