@@ -24,7 +24,8 @@ from experiments.programs import click_algorithm
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS, Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
-from experiments.tasks.clicks.store import Columns, Store
+from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.synthetic.uniform import uniform_rows
 from samplers import BatchSampler
 
 Progress = Callable[[str], None]
@@ -130,13 +131,13 @@ def _coupled(
             small, schema, mechanism, microbatch_size=together, optimizer=optimizer
         )[1]
 
-    rows = generated_rows(schema, _ROWS)
+    rows = uniform_rows(schema, _ROWS)
     return coupled_audit(build, params, rows, claimed=claimed, max_batch_size=_ROWS)
 
 
 def _automatic_microbatch(sizes: ModelConfig, schema: Schema, mechanism: Mechanism) -> int:
     """Returns how many examples a run differentiates together if nobody says how many."""
-    rows = generated_rows(schema, 1)
+    rows = uniform_rows(schema, 1)
     example = {
         name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in rows.items()
     }
@@ -160,21 +161,6 @@ def _small(sizes: ModelConfig, mechanism: Mechanism) -> ModelConfig:
     if mechanism.secure_noise:
         hidden = tuple(min(units, most) for units in hidden)
     return dataclasses.replace(sizes, max_buckets=min(sizes.max_buckets, most), hidden=hidden)
-
-
-def generated_rows(schema: Schema, count: int) -> Columns:
-    """Returns `count` rows of the columns of `schema`, which are nobody's."""
-    rng = np.random.default_rng(0)
-    shape = count, len(schema.integers)
-    missing = rng.random(shape) < 0.2
-    return {
-        "label": rng.integers(0, 2, count).astype(np.uint8),
-        "integers": np.where(missing, 0, rng.uniform(0, 12, shape)).astype(np.float32),
-        "integers_missing": missing,
-        "categories": rng.integers(
-            0, schema.buckets, (count, len(schema.buckets)), endpoint=True
-        ).astype(np.int32),
-    }
 
 
 def black_box(config: AuditConfig, progress: Progress = lambda line: None) -> BlackBoxReport:

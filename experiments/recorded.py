@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpsgd.runs.records import build, checked
+from dpsgd.runs.records import build, checked, plain
 from experiments.cli.config import SAMPLERS, TrainConfig
 from experiments.tasks.clicks.store import Store
 
@@ -18,11 +18,11 @@ def describe(config: TrainConfig, store: Store) -> dict[str, Any]:
     The data's digest is not among them: it depends on every row, and no noise hides it.
     """
     return {
-        **_plain(config),
+        **plain(config),
         "data": str(config.data.resolve()),
-        "sampler": {"name": config.sampler.name, **_plain(config.sampler)},
-        "model_sizes": _plain(config.model_config()),
-        "schema": _plain(store.schema),
+        "sampler": {"name": config.sampler.name, **plain(config.sampler)},
+        "model_sizes": plain(config.model_config()),
+        "schema": plain(store.schema),
         "hash_seed": store.hash_seed,
     }
 
@@ -53,14 +53,3 @@ def config_from(record: Mapping[str, Any], *, out: Path, data: Path | None) -> T
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     return config
-
-
-def _plain(value: Any) -> Any:
-    """Returns dataclasses, paths and tuples as JSON's own types."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return value

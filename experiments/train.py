@@ -39,7 +39,6 @@ from experiments.tasks.clicks.evaluate import evaluate
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Store
-from experiments.trained import unlike
 from samplers import BatchSampler
 
 PyTree = Any
@@ -235,7 +234,7 @@ def _refuse_other_data(
     where = f"{config.out / 'config.json'} is damaged"
     schema = build(Schema, record.get("schema"), f"{where}: schema")
     hash_seed = checked(record.get("hash_seed"), int, f"{where}: hash_seed")
-    if (why := unlike(store, schema, hash_seed)) is not None:
+    if (why := store.unlike(schema, hash_seed)) is not None:
         raise ValueError(
             f"{store.path} {why}: what {config.out} has learned from other data does not fit it"
         )

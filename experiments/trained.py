@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from scipy.special import expit
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.exports import MODEL, Bundle
 from dpsgd.runs.records import build, checked
-from experiments.tasks.clicks.formats import format_of
+from experiments.tasks.clicks.formats import check_columns, format_of
 from experiments.tasks.clicks.model import shaped
 from experiments.tasks.clicks.predict import FEW, logits
 from experiments.tasks.clicks.schema import Schema
@@ -111,7 +110,7 @@ class TrainedModel:
                 raise ValueError(f"{data} is no store, which alone has splits: leave out --split")
             return format_of(self.schema).read(data, hash_seed=self.hash_seed, labelled=labelled)
         store = Store.open(data)
-        if (why := unlike(store, self.schema, self.hash_seed)) is not None:
+        if (why := store.unlike(self.schema, self.hash_seed)) is not None:
             raise ValueError(f"{store.path} {why}: the model in {self.path} does not fit it")
         splits = list(store.splits) if split is None else [split]
         for name in splits:
@@ -152,37 +151,6 @@ def read(path: Path) -> TrainedModel:
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} is neither an exported model nor the directory of a run")
     return TrainedModel.load(RunDirectory.open(path))
-
-
-def check_columns(rows: Any, features: Sequence[str]) -> None:
-    """Raises TypeError unless `rows` maps names to columns, as dictionaries and data frames do."""
-    if not hasattr(rows, "keys"):
-        raise TypeError(
-            "rows must map the name of each column to its values, one a row; it is a "
-            f"{type(rows).__name__}"
-        )
-    for name in [name for name in features if name in rows]:
-        values = rows[name]
-        if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
-            raise TypeError(f"column {name}: values, one a row, are expected, not {values!a:.40}")
-
-
-def unlike(store: Store, schema: Schema, hash_seed: int) -> str | None:
-    """Returns how `store` differs from one that a model of `schema` reads; None if it does not."""
-    if store.schema.name != schema.name:
-        return f"holds rows of {store.schema.name}, not of {schema.name}"
-    found, wanted = ({*s.integers, *s.categories} for s in (store.schema, schema))
-    if found != wanted:
-        others = sorted(found ^ wanted)
-        shown = f"{', '.join(others[:5])}{', ...' * (len(others) > 5)}"
-        return f"was prepared with other columns ({shown})"
-    if store.schema != schema:
-        names = [field.name for field in dataclasses.fields(Schema)]
-        others = [name for name in names if getattr(store.schema, name) != getattr(schema, name)]
-        return f"was prepared with other {', '.join(others)}"
-    if store.hash_seed != hash_seed:
-        return f"was prepared with another hash seed than {hash_seed} (see --hash-seed)"
-    return None
 
 
 def _parts(

@@ -1,4 +1,4 @@
-"""What was written as JSON, read back with every value checked against the type it had."""
+"""Dataclasses as JSON values, and read back with every value checked against the type it had."""
 
 from __future__ import annotations
 
@@ -8,9 +8,27 @@ import sys
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 _T = TypeVar("_T")
+
+
+def plain(value: Any) -> Any:
+    """Returns dataclasses, mappings, paths and tuples as JSON's own types; `build` reads them back.
+
+    >>> plain((Path("a/b"), [1.0, None]))
+    ['a/b', [1.0, None]]
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
 
 
 def checked(value: Any, kind: Any, where: str) -> Any:

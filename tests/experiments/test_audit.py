@@ -23,6 +23,7 @@ from experiments.tasks.clicks.model import ClickModel, functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS
 from experiments.tasks.clicks.store import columns_of
+from experiments.tasks.clicks.synthetic.uniform import uniform_rows
 
 pytestmark = pytest.mark.audit
 
@@ -123,13 +124,13 @@ def test_a_resumed_run_is_audited_again_only_if_something_changed(store, tmp_pat
 
 
 def test_generated_rows_are_rows_of_a_store():
-    rows = audit.generated_rows(DISPLAY_ADS, 50)
+    rows = uniform_rows(DISPLAY_ADS, 50)
     for name, (dtype, width) in columns_of(DISPLAY_ADS).items():
         assert rows[name].dtype == dtype
         assert rows[name].shape == ((50,) if width is None else (50, width))
     assert (rows["categories"] <= DISPLAY_ADS.buckets).all()
     bare = dataclasses.replace(DISPLAY_ADS, integers=())
-    assert audit.generated_rows(bare, 3)["integers"].shape == (3, 0)
+    assert uniform_rows(bare, 3)["integers"].shape == (3, 0)
 
 
 def asked_for(sampler=None, **options):
@@ -166,7 +167,7 @@ def test_the_audit_scans_microbatches_exactly_where_the_run_does(
         return AuditReport(())
 
     def scans_of(program, params, width):
-        rows, weights = audit.generated_rows(DISPLAY_ADS, width), np.ones(width, np.float32)
+        rows, weights = uniform_rows(DISPLAY_ADS, width), np.ones(width, np.float32)
         traced = jax.make_jaxpr(program.clipped_sum)(params, rows, weights, mechanism.scales())
         return sum(eqn.primitive.name == "scan" for eqn in traced.eqns) > 0
 

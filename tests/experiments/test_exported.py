@@ -23,10 +23,10 @@ from experiments import cli, train, trained
 from experiments.tasks.clicks import predict, score
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.criteo.raw import RawFormat
+from experiments.tasks.clicks.formats import check_columns
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.trained import check_columns
 
 ROWS = 300
 TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
@@ -405,7 +405,7 @@ def test_a_split_of_a_store_is_evaluated_alone(home, capsys, model):
 def test_what_differs_between_a_store_and_a_model_is_named_most_telling_first(home):
     store = Store.open(home / "store")
     schema = store.schema
-    assert trained.unlike(store, schema, 5) is None
+    assert store.unlike(schema, 5) is None
     fewer = replace(schema, integers=schema.integers[:-1])
     none = Schema(schema.name, (), (), ())
     buckets = replace(schema, buckets=(4, *schema.buckets[1:]))
@@ -415,7 +415,7 @@ def test_what_differs_between_a_store_and_a_model_is_named_most_telling_first(ho
         none: "was prepared with other columns (C1, C10, C11, C12, C13, ...)",
         buckets: "was prepared with other buckets",
     }.items():
-        assert trained.unlike(store, other, 6) == says
+        assert store.unlike(other, 6) == says
 
 
 def test_a_store_that_the_model_does_not_fit_is_told_from_it_by_the_difference(

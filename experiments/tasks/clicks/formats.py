@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -60,3 +60,16 @@ def format_of(schema: Schema) -> Format:
             "prepare them, and give the store"
         )
     return replace(FORMATS[schema.name], schema=schema)
+
+
+def check_columns(rows: Any, features: Sequence[str]) -> None:
+    """Raise TypeError unless `rows` maps names to columns, as dictionaries and data frames do."""
+    if not hasattr(rows, "keys"):
+        raise TypeError(
+            "rows must map the name of each column to its values, one a row; it is a "
+            f"{type(rows).__name__}"
+        )
+    for name in [name for name in features if name in rows]:
+        values = rows[name]
+        if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
+            raise TypeError(f"column {name}: values, one a row, are expected, not {values!a:.40}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +81,32 @@ def shaped(
     return split_module(nnx.eval_shape(lambda: ClickModel(config, schema, nnx.Rngs(0))))
 
 
+class PureFunctions(NamedTuple):
+    """A click model as functions of its parameters."""
+
+    loss: Callable[[PyTree, PyTree], jax.Array]
+    """(params, example) -> cross entropy, in nats."""
+    logit: Callable[[PyTree, PyTree], jax.Array]
+    """(params, example) -> logit."""
+    predict: Callable[[PyTree, PyTree], jax.Array]
+    """(params, rows) -> probability of the label 1 of each row."""
+
+
+@functools.lru_cache(maxsize=64)
+def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
+    """Returns the same functions for the same model, so that programs are compiled once."""
+    _, logit = shaped(config, schema)
+
+    def loss(params: PyTree, example: PyTree) -> jax.Array:
+        label = example["label"].astype(jnp.float32)
+        return optax.sigmoid_binary_cross_entropy(logit(params, example), label)
+
+    def predict(params: PyTree, rows: PyTree) -> jax.Array:
+        return jax.nn.sigmoid(jax.vmap(logit, in_axes=(None, 0))(params, rows))
+
+    return PureFunctions(loss, logit, predict)
+
+
 def functional(
     config: ModelConfig, schema: Schema, seed: int
 ) -> tuple[PyTree, Callable[[PyTree, PyTree], jax.Array], Callable[[PyTree, PyTree], jax.Array]]:
@@ -91,9 +118,4 @@ def functional(
       seed: Of the initialisation, which is public: it does not depend on the data.
     """
     params, logit_fn = split_module(_initialised(config, schema, jax.random.key(seed)))
-
-    def loss_fn(params: PyTree, example: PyTree) -> jax.Array:
-        label = example["label"].astype(jnp.float32)
-        return optax.sigmoid_binary_cross_entropy(logit_fn(params, example), label)
-
-    return params, logit_fn, loss_fn
+    return params, logit_fn, pure_functions(config, schema).loss

@@ -10,6 +10,7 @@ column.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import os
@@ -167,6 +168,23 @@ class Store:
                 name = checked(shard.files.get(column, {}).get("name"), str, f"file of {column}")
                 if Path(name).name != name or "\0" in name:
                     raise ValueError(f"{name!a} is not the name of a file in the store")
+
+    def unlike(self, schema: Schema, hash_seed: int) -> str | None:
+        """Return how it differs from what a model of `schema` reads; None if it does not."""
+        if self.schema.name != schema.name:
+            return f"holds rows of {self.schema.name}, not of {schema.name}"
+        found, wanted = ({*s.integers, *s.categories} for s in (self.schema, schema))
+        if found != wanted:
+            others = sorted(found ^ wanted)
+            shown = f"{', '.join(others[:5])}{', ...' * (len(others) > 5)}"
+            return f"was prepared with other columns ({shown})"
+        if self.schema != schema:
+            names = [field.name for field in dataclasses.fields(Schema)]
+            others = [name for name in names if getattr(self.schema, name) != getattr(schema, name)]
+            return f"was prepared with other {', '.join(others)}"
+        if self.hash_seed != hash_seed:
+            return f"was prepared with another hash seed than {hash_seed} (see --hash-seed)"
+        return None
 
     def rows(self, split: str) -> int:
         """Return how many rows `split` has.

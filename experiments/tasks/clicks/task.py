@@ -1,0 +1,253 @@
+"""Clicks as a task: a store of rows, the papers' model, AUC and calibration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
+
+if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
+    from experiments.tasks.clicks.schema import Schema
+    from experiments.tasks.clicks.store import Store
+
+PyTree = Any
+
+
+class ClickModels:
+    """What a click model needs beside rows to be trained on: its sizes, columns and hash seed."""
+
+    sizes: ModelConfig
+    """Of the model."""
+    schema: Schema
+    """Columns that the model reads."""
+    hash_seed: int
+    """Public seed of the hash of categorical values."""
+
+    def init(self, seed: int) -> PyTree:
+        """Returns fresh parameters, which depend on no row."""
+        from experiments.tasks.clicks.model import functional
+
+        return functional(self.sizes, self.schema, seed)[0]
+
+    @property
+    def loss(self) -> Callable[[PyTree, PyTree], Any]:
+        """(params, example) -> cross entropy in nats: one function for all tasks alike."""
+        return self._functions.loss
+
+    @property
+    def predict(self) -> Callable[[PyTree, PyTree], Any]:
+        """(params, rows) -> probability of the label 1, float32[rows]."""
+        return self._functions.predict
+
+    @property
+    def _functions(self) -> Any:
+        from experiments.tasks.clicks.model import pure_functions
+
+        return pure_functions(self.sizes, self.schema)
+
+    def read(
+        self, path: Path, *, labelled: bool = True, split: str | None = None
+    ) -> Iterator[PyTree]:
+        """Returns the rows of `path`, in their order, as blocks of columns that the model reads.
+
+        Args:
+          path: A store, or a raw file in the format that the model's store was prepared from.
+          labelled: Whether the rows must have labels.
+          split: Which rows of a store; by default all.
+
+        Raises:
+          ValueError: if the data cannot be read, or are not such as the model reads.
+        """
+        from experiments.tasks.clicks.formats import format_of
+        from experiments.tasks.clicks.store import Store
+
+        if not path.is_dir():
+            if split is not None:
+                raise ValueError(f"{path} is no store, which alone has splits: leave out --split")
+            return format_of(self.schema).read(path, hash_seed=self.hash_seed, labelled=labelled)
+        store = Store.open(path)
+        if (why := store.unlike(self.schema, self.hash_seed)) is not None:
+            raise ValueError(f"{path} {why}: the model does not fit it")
+        splits = list(store.splits) if split is None else [split]
+        for name in splits:
+            store.rows(name)  # there is such a split
+        store.verify()
+        left_out = () if labelled else ("label",)
+        return (
+            {column: x for column, x in block.items() if column not in left_out}
+            for name in splits
+            for block in store.blocks(name)
+        )
+
+    def encode(self, rows: Mapping[str, Any]) -> PyTree:
+        """Returns rows of raw values as columns that the model reads.
+
+        Args:
+          rows: Column name to its values, as they stand in a raw file of the data set: texts, or
+            numbers where it has integers; None, NaN and the empty text are missing. Columns that
+            are no features are not looked at.
+
+        Raises:
+          TypeError: if `rows` is no mapping of columns, or a column is a single value.
+          ValueError: for a feature that is not there, or a value that no raw file holds; the line
+            names row (from 0) and column.
+        """
+        from experiments.tasks.clicks.formats import check_columns, format_of
+
+        check_columns(rows, (*self.schema.integers, *self.schema.categories))
+        return format_of(self.schema).encode(rows, hash_seed=self.hash_seed)
+
+    def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
+        """Returns the metrics of the model on labelled rows, read once, block by block.
+
+        Raises:
+          ValueError: if there are no rows.
+        """
+        from experiments.tasks.clicks.evaluate import evaluate
+
+        return dataclasses.asdict(evaluate(self._functions.logit, params, blocks))
+
+    def generated(self, count: int) -> PyTree:
+        """Returns `count` rows of the columns of the schema, which are nobody's."""
+        from experiments.tasks.clicks.synthetic.uniform import uniform_rows
+
+        return uniform_rows(self.schema, count)
+
+    def small(self, secure: bool) -> DescribedClicks:
+        """Returns the model with small tables; for `secure` noise with small layers, too."""
+        sizes = dataclasses.replace(
+            self.sizes,
+            max_buckets=min(self.sizes.max_buckets, 64 if secure else PRESETS["small"].max_buckets),
+            hidden=tuple(min(units, 64) if secure else units for units in self.sizes.hidden),
+        )
+        return DescribedClicks(sizes, self.schema, self.hash_seed)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns sizes, columns and hash seed: all that `described` needs."""
+        from dpsgd.runs.records import plain
+
+        return {
+            "model_sizes": plain(self.sizes),
+            "schema": plain(self.schema),
+            "hash_seed": self.hash_seed,
+            "headline": "test_auc",
+            "better": "higher",
+        }
+
+    @staticmethod
+    def described(description: Mapping[str, Any], where: str = "task") -> DescribedClicks:
+        """Returns the models of a task that was described so; their rows need not be there.
+
+        Args:
+          description: What `describe` returned.
+          where: Begins the line of an error.
+
+        Raises:
+          ValueError: if it is none.
+        """
+        from dpsgd.runs.records import build, checked
+        from experiments.tasks.clicks.schema import Schema
+
+        return DescribedClicks(
+            build(ModelConfig, description.get("model_sizes"), f"{where}: model_sizes"),
+            build(Schema, description.get("schema"), f"{where}: schema"),
+            checked(description.get("hash_seed"), int, f"{where}: hash_seed"),
+        )
+
+
+@dataclass(frozen=True)
+class DescribedClicks(ClickModels):
+    """Click models without a store: of a run or an export that is read back, or of an audit."""
+
+    sizes: ModelConfig
+    schema: Schema
+    hash_seed: int
+
+
+@dataclass(frozen=True)
+class Clicks(ClickModels):
+    """Clicks: rows of numbers and hashed categories, the model of the papers, AUC."""
+
+    data: Path
+    """Store of prepared examples (see `dpsgd prepare`)."""
+    model: Literal["small", "paper"] = "small"
+    """Preset of model sizes: for a CPU, or the papers' (about 85 million parameters)."""
+    embedding_dim: int | None = None
+    """Override the preset's embedding length."""
+    max_buckets: int | None = None
+    """Override the preset's hash buckets per feature; a power of two."""
+    hidden: tuple[int, ...] | None = None
+    """Override the preset's hidden layers."""
+
+    def __post_init__(self) -> None:
+        _ = self.sizes  # refused before anything is read
+
+    @property
+    def sizes(self) -> ModelConfig:  # type: ignore[override]
+        """The preset with the overrides that were given."""
+        names = [field.name for field in dataclasses.fields(ModelConfig)]
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return dataclasses.replace(PRESETS[self.model], **given)
+
+    @cached_property
+    def store(self) -> Store:
+        """The rows, opened when they are first needed."""
+        from experiments.tasks.clicks.store import Store
+
+        return Store.open(self.data)
+
+    @property
+    def schema(self) -> Schema:  # type: ignore[override]
+        """Columns of the store."""
+        return self.store.schema
+
+    @property
+    def hash_seed(self) -> int:  # type: ignore[override]
+        """Public seed of the hash by which the store was prepared."""
+        return self.store.hash_seed
+
+    def columns(self) -> PyTree:
+        """Returns the training rows, memory-mapped."""
+        return self.store.load("train")
+
+    def metrics(self, params: PyTree) -> dict[str, float]:
+        """Returns what `evaluate` does of the validation and of the test rows, by their names."""
+        return {
+            f"{split}_{name}": value
+            for split in ("validation", "test")
+            for name, value in self.evaluate(params, self.store.blocks(split)).items()
+        }
+
+    def check(self, begun: Mapping[str, Any] | None = None) -> None:
+        """Compares every row with the store's checksums, and looks for both classes.
+
+        Args:
+          begun: What `describe` returned when the run was begun, which the store must fit.
+
+        Raises:
+          ValueError: if a shard was changed, the store is another's, or the validation or test rows
+            have no AUC.
+        """
+        import numpy as np
+
+        self.store.verify()
+        if begun is not None:
+            other = self.described(begun)
+            if (why := self.store.unlike(other.schema, other.hash_seed)) is not None:
+                raise ValueError(f"{self.data} {why}")
+        for split in ("validation", "test"):
+            blocks = self.store.blocks(split)
+            if {int(y) for block in blocks for y in np.unique(block["label"])} != {0, 1}:
+                raise ValueError(
+                    f"{self.data}: the {split} rows are not of both classes, so that they have no "
+                    "AUC; prepare more rows"
+                )
+
+    def digest(self) -> str:
+        """Returns the digest of the store, which depends on every row and is not private."""
+        return self.store.digest

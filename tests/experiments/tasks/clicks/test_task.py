@@ -1,0 +1,122 @@
+"""Clicks as a task: its rows, its model, what is public of it, and the data that it refuses."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from dpsgd.runs.task import Task, check_task
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import ModelConfig
+from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.task import Clicks, DescribedClicks
+
+SIZES = {"embedding_dim": 2, "max_buckets": 8, "hidden": (4,)}
+
+
+@pytest.fixture(scope="module")
+def task(store):
+    return Clicks(store, **SIZES)
+
+
+def test_clicks_are_a_task(task):
+    check_task(task, "clicks")
+    typed: Task = task  # as mypy sees it
+    assert typed.describe()["headline"] in task.metrics(task.init(0))
+
+
+def test_sizes_are_the_preset_with_what_was_given(store):
+    task = Clicks(store, model="paper", hidden=(7,))
+    assert dataclasses.asdict(task.sizes) == {
+        "embedding_dim": 14, "max_buckets": 2**20, "hidden": (7,)
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="max_buckets must be a power of two"):
+        Clicks(store, max_buckets=3)
+
+
+def test_generated_rows_have_the_shapes_and_dtypes_of_the_training_rows(task):
+    rows, real = task.generated(5), task.columns()
+    assert {k: (x.dtype, x.shape[1:]) for k, x in rows.items()} == {
+        k: (x.dtype, x.shape[1:]) for k, x in real.items()
+    }
+
+
+def test_equal_tasks_have_one_loss_so_that_their_programs_are_compiled_once(store):
+    one, other = Clicks(store, **SIZES), Clicks(store, **SIZES)
+    assert one.loss is other.loss
+    assert one.predict is other.predict
+    assert one.loss is not Clicks(store, **{**SIZES, "hidden": (5,)}).loss
+
+
+def test_loss_prediction_and_metrics_are_of_one_model(task):
+    params, rows = task.init(0), task.columns()
+    labels = rows["label"]
+    p = np.asarray(task.predict(params, {k: x for k, x in rows.items() if k != "label"}))
+    losses = jax.vmap(task.loss, in_axes=(None, 0))(params, rows)
+    np.testing.assert_allclose(losses, -np.log(np.where(labels == 1, p, 1 - p)), rtol=1e-5)
+    found = task.evaluate(params, [rows])
+    assert found["log_loss"] == pytest.approx(float(np.mean(losses)), rel=1e-5)
+    assert found["num_examples"] == len(labels)
+    metrics = task.metrics(params)
+    assert metrics["test_num_examples"] == task.store.rows("test")
+    again = task.evaluate(params, task.read(task.data, split="validation"))
+    assert metrics["validation_auc"] == again["auc"]
+
+
+def test_what_is_described_is_enough_to_predict_without_the_store(task):
+    record = json.loads(json.dumps(task.describe()))
+    again = Clicks.described(record)
+    assert again == DescribedClicks(task.sizes, task.schema, task.hash_seed)
+    assert again.predict is task.predict
+    assert json.loads(json.dumps(again.describe())) == record
+    with pytest.raises(ValueError, match="config: model_sizes, hidden"):
+        Clicks.described({**record, "model_sizes": {"hidden": "x"}}, "config")
+
+
+def test_parameters_are_described_without_being_made(task):
+    shapes = jax.eval_shape(lambda: task.init(0))
+    made = task.init(0)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), made
+    )
+
+
+@pytest.mark.parametrize(
+    ("secure", "buckets", "hidden"), [(False, 1024, (80, 4)), (True, 64, (64, 4))]
+)
+def test_a_small_model_is_of_the_same_columns(secure, buckets, hidden):
+    whole = DescribedClicks(ModelConfig(2, 2**20, (80, 4)), DISPLAY_ADS, 3)
+    sizes = ModelConfig(2, buckets, hidden)
+    assert whole.small(secure) == dataclasses.replace(whole, sizes=sizes)
+
+
+def test_a_store_of_other_columns_or_another_hash_is_named(task, tmp_path):
+    synthetic.write_store(tmp_path / "search", 200, seed=0, log=synthetic.LOGS["criteo-search"])
+    synthetic.write_store(tmp_path / "seeded", 200, seed=0, hash_seed=1)
+    begun = task.describe()
+    task.check(begun)
+    with pytest.raises(ValueError, match="search holds rows of criteo-search"):
+        Clicks(tmp_path / "search").check(begun)
+    with pytest.raises(ValueError, match="seeded was prepared with another hash seed than 0"):
+        Clicks(tmp_path / "seeded").check(begun)
+    with pytest.raises(ValueError, match="seeded was prepared with another hash seed"):
+        task.read(tmp_path / "seeded")
+
+
+def test_a_store_is_checked_against_its_checksums_and_for_both_classes(tmp_path):
+    path = tmp_path / "store"
+    synthetic.write_store(path, 200, seed=0)
+    task = Clicks(path)
+    task.check()
+    assert task.digest() == Store.open(path).digest
+    label = next(path.glob("*label*"))
+    whole = label.read_bytes()
+    label.write_bytes(whole[:-1] + bytes([1 - whole[-1]]))
+    with pytest.raises(ValueError, match="is damaged: its checksum"):
+        Clicks(path).check()
+    synthetic.write_store(tmp_path / "few", 10, seed=0)
+    with pytest.raises(ValueError, match="rows are not of both classes"):
+        Clicks(tmp_path / "few").check()
