@@ -26,8 +26,17 @@ class Task(Protocol):
       program's step many times; with `secure`, of the exact noise that takes seconds a million
       parameters. By default the task itself;
     * `predict(params, rows)`, what the model says of rows, which need no labels: an array with a
-      row each; and `read(path)`, which yields the rows of another file of the task's format, block
-      by block.
+      row each; pure, and compiled. It serves `dpsgd score` and an exported model;
+    * `read(path, labelled=True, split=None)`, which yields the rows of another file of the task's
+      format, block by block: without labels if they need not be `labelled`, and of one `split` if
+      the format has several. `dpsgd score` and `dpsgd evaluate` read by it;
+    * `evaluate(params, blocks)`, figures of merit of such labelled rows, by their bare names, such
+      as "auc": what `dpsgd evaluate` prints, and of which `metrics` may be made;
+    * `encode(rows)`, rows as `predict` takes them of rows as people have them, such as a table of
+      texts: what a program gives an exported model. By default they are the same;
+    * `described(description, where)`, a static method that returns what predicts, reads and
+      evaluates, from what `describe` returned and without the training rows; `where` begins the
+      line of its ValueError. By default a task is made of the settings, but for `data`.
     """
 
     def columns(self) -> PyTree:
