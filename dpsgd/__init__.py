@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
     from dpsgd.noise.keys import RootKey
+    from dpsgd.runs.config import RunConfig
+    from dpsgd.runs.engine import resume, run
     from dpsgd.runs.exports import ExportedModel, load_exported
+    from dpsgd.runs.task import Task
     from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
     from dpsgd.training.guarantee import Guarantee
     from dpsgd.training.loop import Block, train, train_blocks
@@ -29,11 +32,15 @@ __all__ = [
     "Guarantee",
     "Mechanism",
     "RootKey",
+    "RunConfig",
+    "Task",
     "TrainState",
     "clipped_grad",
     "dpsgd",
     "explain",
     "load_exported",
+    "resume",
+    "run",
     "split_module",
     "train",
     "train_blocks",
@@ -43,6 +50,9 @@ _MODULES = {
     "training.algorithm": ("Algorithm", "TrainState", "dpsgd"),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),
     "runs.exports": ("ExportedModel", "load_exported"),
+    "runs.config": ("RunConfig",),
+    "runs.engine": ("resume", "run"),
+    "runs.task": ("Task",),
     "training.guarantee": ("Guarantee",),
     "noise.keys": ("RootKey",),
     "training.loop": ("Block", "train", "train_blocks"),

@@ -141,7 +141,7 @@ def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[s
         run.write_json("environment.json", environment())
         run.write_json("guarantee.json", planned.record())
         run.write_json("audit.json", {"audit": audit})
-        run.write_json(DATA, {"stores": [store.digest]})
+        run.write_json(DATA, {"data": [store.digest]})
         root.save(run.root_path)
         Ledger.create(run.ledger_path, job.terms(record, root)).close()
     with Ledger.open(run.ledger_path) as ledger:

@@ -33,8 +33,9 @@ PUBLIC = {
         UnitsThenPoisson UserPoisson batch cap_contributions
     """,
     "dpsgd": """
-        Algorithm Block Diagnostics ExportedModel Guarantee Mechanism RootKey TrainState
-        clipped_grad dpsgd explain load_exported split_module train train_blocks
+        Algorithm Block Diagnostics ExportedModel Guarantee Mechanism RootKey RunConfig Task
+        TrainState clipped_grad dpsgd explain load_exported resume run split_module train
+        train_blocks
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""

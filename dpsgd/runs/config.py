@@ -1,17 +1,186 @@
-"""What a run was asked for, as its directory keeps it."""
+"""What a run is asked for, as JSON values in its directory, and back."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
+import importlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-_PLACES = ("data", "out")
-"""Where things lie does not change what they are."""
+from dpsgd.runs.records import build, checked, plain
+from dpsgd.runs.sampling import SAMPLERS
+
+if TYPE_CHECKING:
+    from dpsgd.training.mechanism import Mechanism
+    from samplers import BatchSampler
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How a task is trained: which sampler, what noise, and where the rest is decided."""
+
+    sampler: Any
+    """How batches are drawn; this decides what the run costs in privacy."""
+    noise_multiplier: float | None = None
+    """Noise standard deviation over l2_clip_norm; give this or target_epsilon."""
+    target_epsilon: float | None = None
+    """Choose the smallest noise multiplier whose certified epsilon is at most this."""
+    target_delta: float | None = None
+    """Delta of the guarantee; by default 1 / number of training examples."""
+    non_private: bool = False
+    """Train without clipping and noise: no guarantee."""
+    l2_clip_norm: float = 4.0
+    """Bound on the L2 norm of one example's gradient."""
+    secure_noise: bool = False
+    """Exact integer sums and exact noise from a cryptographic generator: the guarantee then holds
+    for the floating-point program too. Slower: each example's gradient is formed by itself."""
+    learning_rate: float = 3e-3
+    """Peak step size of Adam, decayed to zero by a cosine."""
+    microbatch_size: int | None = None
+    """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
+    checkpoint_seconds: float = 120.0
+    """Time between checkpoints, from which `dpsgd resume` goes on."""
+    data_on: Literal["device", "host"] | None = None
+    """Where the training rows lie; on the host, those of a block of steps travel with it. By
+    default on the device, unless they would take more than half of its free memory."""
+    init_seed: int = 0
+    """Seed of the initial parameters, which are public."""
+    insecure_seed: int | None = None
+    """Reproducible sampling and noise from this number, for debugging: voids the guarantee."""
+    audit: bool = True
+    """Check first, on generated rows, that the step and the sampler keep what the price assumes
+    (seconds); refuse to train where they do not."""
+
+    def check(self) -> None:
+        """Raises ValueError, which names the setting, for values that cannot be run."""
+        given = [self.noise_multiplier is not None, self.target_epsilon is not None]
+        if sum(given) + self.non_private != 1:
+            raise ValueError("give exactly one of noise_multiplier, target_epsilon and non_private")
+        if self.noise_multiplier is not None and not 0 < self.noise_multiplier < float("inf"):
+            raise ValueError(
+                f"noise_multiplier must be finite and > 0, got {self.noise_multiplier}; "
+                "a run without noise has no guarantee and must be asked for by non_private"
+            )
+        if self.non_private and self.secure_noise:
+            raise ValueError("secure_noise makes the noise exact, and non_private has none")
+        if self.target_epsilon is not None and not 0 < self.target_epsilon < float("inf"):
+            raise ValueError(f"target_epsilon must be finite and > 0, got {self.target_epsilon}")
+        if self.target_delta is not None and not 0 < self.target_delta < 1:
+            raise ValueError(f"target_delta must lie in (0, 1), got {self.target_delta}")
+        if self.microbatch_size is not None and self.microbatch_size < 1:
+            raise ValueError(f"microbatch_size must be at least 1, got {self.microbatch_size}")
+        if not 0 <= self.init_seed < 2**32:
+            raise ValueError(f"init_seed must lie in [0, 2^32), got {self.init_seed}")
+        if not 0 < self.learning_rate < float("inf"):
+            raise ValueError(f"learning_rate must be finite and > 0, got {self.learning_rate}")
+        if self.insecure_seed is not None and not 0 <= self.insecure_seed < 2**64:
+            raise ValueError(f"insecure_seed must lie in [0, 2^64), got {self.insecure_seed}")
+        if not self.checkpoint_seconds >= 0:
+            raise ValueError(f"checkpoint_seconds must be >= 0, got {self.checkpoint_seconds}")
+
+    def mechanism(self, num_examples: int) -> Mechanism:
+        """Returns the mechanism of a run on `num_examples` examples.
+
+        Raises:
+          ValueError: for a sampler that does not fit the data, or an epsilon out of reach.
+        """
+        from dpsgd.training.mechanism import Mechanism
+
+        sampler = self._sampler(num_examples)
+        if self.non_private:
+            return Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=float("inf"))
+        sigma = self.noise_multiplier
+        if sigma is None:
+            assert self.target_epsilon is not None, "check() admits exactly one of the three"
+            delta = self.target_delta or 1 / num_examples
+            sigma = _calibrated(sampler, self.target_epsilon, delta)
+        return Mechanism(sampler, sigma, self.l2_clip_norm, self.secure_noise)
+
+    def _sampler(self, num_examples: int) -> BatchSampler:
+        from samplers import BatchSampler
+
+        if not isinstance(self.sampler, BatchSampler):
+            return self.sampler.build(num_examples, self.target_delta)
+        if self.sampler.num_examples != num_examples:
+            raise ValueError(
+                f"sampler is for {self.sampler.num_examples:,} examples, and the task has "
+                f"{num_examples:,}"
+            )
+        return self.sampler
+
+    def record(self) -> dict[str, Any]:
+        """Returns the configuration as JSON values, from which `from_record` makes it again."""
+        fields = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(RunConfig)}
+        sampler = self.sampler
+        if type(sampler) in SAMPLERS.values():
+            return {**fields, "sampler": {"name": sampler.name, **plain(sampler)}}
+        name = f"{type(sampler).__module__}:{type(sampler).__qualname__}"
+        return {**fields, "sampler": {"name": name, **plain(sampler.terms())}}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], where: str) -> RunConfig:
+        """Returns the configuration that `record` recorded, whatever else is recorded with it.
+
+        Raises:
+          ValueError: if it is not the record of a configuration; the line begins with `where`.
+        """
+        fields = dict(checked(record.get("sampler"), Mapping[str, Any], f"{where}: sampler"))
+        name = checked(fields.pop("name", None), str, f"{where}: sampler, name")
+        sampler: Any
+        if name in SAMPLERS:
+            sampler = build(SAMPLERS[name], fields, f"{where}: sampler")
+        else:
+            sampler = _sampler_from(name, fields, f"{where}: sampler")
+        known = {field.name for field in dataclasses.fields(RunConfig)}
+        given = {name: value for name, value in record.items() if name in known}
+        config = build(RunConfig, {**given, "sampler": sampler}, where)
+        try:
+            config.check()
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        return config
+
+
+def _sampler_from(name: str, terms: Mapping[str, Any], where: str) -> BatchSampler:
+    """Returns the sampler of the class "module:name" with these terms."""
+    from samplers import BatchSampler
+
+    module, _, qualified = name.partition(":")
+    try:
+        kind = functools.reduce(getattr, qualified.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError):
+        kind = None
+    if not (isinstance(kind, type) and issubclass(kind, BatchSampler)):
+        known = ", ".join(SAMPLERS)
+        raise ValueError(f"{where}, name: {name!a:.60} is none of {known}, nor can be imported")
+    try:
+        return kind.from_terms(terms)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+@functools.lru_cache
+def _calibrated(sampler: BatchSampler, epsilon: float, delta: float) -> float:
+    """Returns the smallest sufficient noise: once for all repetitions of a run in one process."""
+    from accounting import calibrate
+
+    return calibrate(sampler.privacy, epsilon=epsilon, delta=delta)
 
 
 def config_digest(record: Mapping[str, Any]) -> str:
-    """Returns a digest of what `config.json` holds, wherever data and run lie."""
-    asked = {name: value for name, value in record.items() if name not in _PLACES}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    """Returns a digest of what `config.json` holds, wherever the data lie."""
+    return hashlib.sha256(json.dumps(_placeless(record), sort_keys=True).encode()).hexdigest()
+
+
+def _placeless(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record without the place of the data: where they lie does not change them."""
+    asked = {name: value for name, value in record.items() if name not in ("data", "out")}
+    task = asked.get("task")
+    if isinstance(task, dict) and isinstance(task.get("settings"), dict):
+        settings = {name: value for name, value in task["settings"].items() if name != "data"}
+        asked["task"] = {**task, "settings": settings}
+    return asked

@@ -34,7 +34,7 @@ DIAGNOSTICS = "diagnostics_not_private.jsonl"
 """Apart from everything else, since the guarantee does not cover it."""
 
 DATA = "data_not_private.json"
-"""Which store a run was trained on: by a digest of private rows, which no noise hides."""
+"""Which data a run was trained on: by a digest of private rows, which no noise hides."""
 
 _HEADER_BYTES = 1 << 16
 """More than what stands before the numbers of an array in a file."""
@@ -156,7 +156,7 @@ class RunDirectory:
         return record
 
     def data(self) -> list[str | None]:
-        """Returns the digests of the stores that the run was trained on, the last one last.
+        """Returns the digests of the data that the run was trained on, the last ones last.
 
         None stands for what was not written down.
 
@@ -165,14 +165,14 @@ class RunDirectory:
         """
         if not (self.path / DATA).exists():
             return [None]
-        stores = self.read_json(DATA).get("stores") or [None]
-        return checked(stores, list[str | None], f"{self.path / DATA} is damaged: stores")
+        digests = self.read_json(DATA).get("data") or [None]
+        return checked(digests, list[str | None], f"{self.path / DATA} is damaged: data")
 
     def note_data(self, digest: str) -> None:
-        """Writes down that the run is trained on the store of that digest from now on."""
+        """Writes down that the run is trained on the data of that digest from now on."""
         known = self.data()
         if known[-1] != digest:
-            self.write_json(DATA, {"stores": [*known, digest]})
+            self.write_json(DATA, {"data": [*known, digest]})
 
     def root(self) -> RootKey:
         """Reads the root secret."""

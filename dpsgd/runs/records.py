@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import sys
 import types
 import typing
@@ -19,6 +20,9 @@ def plain(value: Any) -> Any:
 
     >>> plain((Path("a/b"), [1.0, None]))
     ['a/b', [1.0, None]]
+
+    Raises:
+      ValueError: if JSON has no such value.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -28,7 +32,9 @@ def plain(value: Any) -> Any:
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
-    return value
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise ValueError(f"JSON has no {type(value).__name__}")
 
 
 def checked(value: Any, kind: Any, where: str) -> Any:
@@ -97,6 +103,16 @@ def _misfit_of_items(value: Any, origin: type, arguments: tuple, kind: Any) -> s
     return None
 
 
+def field_types(kind: type) -> dict[str, Any]:
+    """Returns the types of a dataclass's fields: of these alone, whatever else is annotated."""
+    found = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
+        one = types.SimpleNamespace(__annotations__={field.name: field.type})
+        found |= typing.get_type_hints(one, vars(sys.modules[owner.__module__]), dict(vars(owner)))
+    return found
+
+
 def build(kind: type[_T], fields: Any, where: str) -> _T:
     """Returns the dataclass `kind` with these fields, lists having been tuples before JSON.
 
@@ -107,7 +123,7 @@ def build(kind: type[_T], fields: Any, where: str) -> _T:
         begins with `where` and names the field.
     """
     given = dict(checked(fields, Mapping[str, Any], where))
-    hints = typing.get_type_hints(kind)
+    hints = field_types(kind)
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name, value in given.items():
         if name not in names:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import functools
+import hashlib
+import importlib
+import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, get_args, runtime_checkable
+
+from dpsgd.runs.records import build, checked, field_types, plain
 
 PyTree = Any
 
 
+@runtime_checkable
 class Task(Protocol):
     """Rows, a model of them and what to measure: all that a run needs to be told.
 
@@ -81,3 +91,154 @@ def check_task(task: Any, name: str) -> None:
             f"{name} is no task: it is a {type(task).__name__} without {', '.join(missing)} (see "
             "dpsgd.runs.task.Task)"
         )
+
+
+def find(name: str) -> Any:
+    """Returns the object called "module:name", whose module is imported.
+
+    Raises:
+      ValueError: if there is no such module or no such object, or the module cannot be imported.
+    """
+    module, colon, qualified = name.partition(":")
+    if not (module and colon and qualified):
+        raise ValueError(f"{name!a} names no object: write module:object")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(f"{module} cannot be imported: {error}") from error
+        raise ValueError(
+            f"there is no module {error.name}, where {name} should be: it is looked for in the "
+            "current folder and where Python finds modules (PYTHONPATH)"
+        ) from None
+    except Exception as error:  # whatever the user's own lines raise
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{module} cannot be imported: {type(error).__name__}: {reason}"
+        ) from error
+    try:
+        return functools.reduce(getattr, qualified.split("."), found)
+    except AttributeError:
+        near = difflib.get_close_matches(qualified, vars(found), 1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        raise ValueError(f"module {module} has no {qualified!a}{hint}") from None
+
+
+def made_of(kind: type, settings: Mapping[str, Any], name: str, where: str) -> Any:
+    """Returns the task of the class `kind`, called `name`, with these settings.
+
+    Raises:
+      ValueError: if there is no such task; the line begins with `where`.
+    """
+    if not dataclasses.is_dataclass(kind):
+        raise ValueError(f"{where}: {name} is a class and no dataclass: name a task made of it")
+    hints = field_types(kind)
+    values = {
+        key: Path(value) if isinstance(value, str) and _is_path(hints.get(key)) else value
+        for key, value in settings.items()
+    }
+    try:
+        task = build(kind, values, where)
+    except TypeError as error:  # a type that no record holds
+        raise ValueError(f"{where}: {error}") from None
+    check_task(task, name)
+    return task
+
+
+def _is_path(kind: Any) -> bool:
+    return kind is Path or Path in get_args(kind)
+
+
+def task_record(task: Task, name: str | None = None) -> dict[str, Any]:
+    """Returns what a run's configuration says of its task, as JSON values.
+
+    Args:
+      task: What is trained.
+      name: What it is called where it is found again: the name of an object, "module:name", or of
+        its class. By default its class, if `settings` say all of it.
+
+    Raises:
+      ValueError: if its description is not of JSON values.
+    """
+    try:
+        description = plain(task.describe())
+        json.dumps(description, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"describe() of the task returns no JSON values: {error}") from None
+    settings = _settings(task)
+    if name is None and settings is not None:
+        name = f"{type(task).__module__}:{type(task).__qualname__}"
+    return {"name": name, "settings": settings or {}, "description": description}
+
+
+def _settings(task: Task) -> dict[str, Any] | None:
+    """Returns the fields of a task; None if it is more, or other, than JSON values."""
+    if not dataclasses.is_dataclass(task):
+        return None
+    try:
+        fields = [(f.name, getattr(task, f.name)) for f in dataclasses.fields(task)]
+        settings = plain({n: v.resolve() if isinstance(v, Path) else v for n, v in fields})
+        json.dumps(settings, allow_nan=False)
+    except ValueError:
+        return None
+    return settings
+
+
+def load(
+    record: Any, where: str, *, kinds: Mapping[str, str] = {}, data: Path | None = None
+) -> Any:
+    """Returns the task that `task_record` recorded.
+
+    Args:
+      record: The record.
+      where: Begins the line of an error.
+      kinds: Names that stand for others, "module:name".
+      data: Where the data lie, if not where they lay.
+
+    Raises:
+      ValueError: if it is no such record, or there is no such task any more.
+    """
+    record = checked(record, dict[str, Any], f"{where}: task")
+    name = checked(record.get("name"), str | None, f"{where}: task, name")
+    if name is None:
+        raise ValueError(
+            f"{where}: the task was given as an object that nobody can find again: give it to "
+            "resume() once more"
+        )
+    settings = dict(checked(record.get("settings"), dict[str, Any], f"{where}: task, settings"))
+    found = find((kinds or {}).get(name, name))
+    if not isinstance(found, type):
+        if data is not None:
+            raise ValueError(f"the task {name} brings its own rows: it takes no other data")
+        check_task(found, name)
+        return found
+    if data is not None:
+        if "data" not in settings:
+            raise ValueError(f"the task {name} has no setting `data`, so that it takes none")
+        settings["data"] = str(data)
+    return made_of(found, settings, name, f"{where}: task")
+
+
+def data_digest(task: Task, data: PyTree) -> str:
+    """Returns a text that names the rows `data` of a task: a secret, as they are.
+
+    Args:
+      task: Whose `digest` it is, if it has one.
+      data: What `task.columns()` returned: else, of all its arrays.
+    """
+    if callable(digest := getattr(task, "digest", None)):
+        return digest()
+    import jax
+    import numpy as np
+
+    found = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
+        found.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}\n".encode())
+        rows = max(1, _READ_BYTES * len(leaf) // max(1, leaf.nbytes))
+        for start in range(0, len(leaf), rows):
+            found.update(np.ascontiguousarray(leaf[start : start + rows]).tobytes())
+    return found.hexdigest()
+
+
+_READ_BYTES = 2**24
+"""Most bytes of rows that are looked at together."""

@@ -219,7 +219,7 @@ def test_figures_of_runs_on_different_stores_are_said_not_to_compare(runs, tmp_p
     plain = runs[2]
     other = shutil.copytree(plain, tmp_path / "other")
     assert "same store" not in overview([plain, other]).markdown
-    (other / DATA).write_text('{"stores": ["another"]}')
+    (other / DATA).write_text('{"data": ["another"]}')
     assert "Not all of them were trained on the same store" in overview([plain, other]).markdown
 
 

@@ -1,0 +1,395 @@
+"""One run of a task: to a run directory with the model and the guarantee that it has earned."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import math
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpsgd.noise.keys import RootKey
+from dpsgd.runs import report
+from dpsgd.runs.audit import audit_run
+from dpsgd.runs.checkpoint import Checkpoint
+from dpsgd.runs.config import RunConfig, config_digest
+from dpsgd.runs.directory import DATA, RunDirectory
+from dpsgd.runs.environment import environment
+from dpsgd.runs.fingerprint import differing, fingerprint, task_code_digest
+from dpsgd.runs.history import NO_HEAD, Generation, Terms
+from dpsgd.runs.ledger import Ledger
+from dpsgd.runs.optimizer import ADAM, step_sizes
+from dpsgd.runs.records import checked, plain
+from dpsgd.runs.result import FinishedRun, guarantee_of, proved
+from dpsgd.runs.stop import Stopped, stop_requests
+from dpsgd.runs.task import Task, check_task, data_digest, load, task_record
+from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
+from dpsgd.training.guarantee import Guarantee
+from dpsgd.training.loop import Block, repeats_exactly, train_blocks
+from dpsgd.training.mechanism import Mechanism
+
+PyTree = Any
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a run computes with, made from its task and its configuration alone."""
+
+    task: Task
+    config: RunConfig
+    data: PyTree
+    params: PyTree
+    algorithm: Algorithm
+    mechanism: Mechanism
+    delta: float
+
+    @classmethod
+    def of(
+        cls, task: Task, config: RunConfig, mechanism: Callable[[int], Mechanism] | None = None
+    ) -> Job:
+        """Returns the job of `config` on `task`.
+
+        Args:
+          task: What is trained.
+          config: How.
+          mechanism: Gives the mechanism for the number of training rows; by default `config` does.
+        """
+        data = task.columns()
+        num_examples = _num_rows(data)
+        chosen = (mechanism or config.mechanism)(num_examples)
+        algorithm = dpsgd(_loss(task), ADAM, chosen, microbatch_size=config.microbatch_size)
+        delta = config.target_delta or 1 / num_examples
+        params = task.init(config.init_seed)
+        return cls(task, config, data, params, algorithm, chosen, delta)
+
+    def start(self) -> TrainState:
+        """Returns the state before the first step."""
+        return self.scheduled(self.algorithm.init(self.params))
+
+    def scheduled(self, state: TrainState) -> TrainState:
+        """Returns a state, made now or read back, with the step sizes of this job."""
+        hyperparams = step_sizes(self.config.learning_rate, self.mechanism.sampler.num_steps)
+        return state._replace(opt_state=state.opt_state._replace(hyperparams=hyperparams))
+
+    def audit(self, progress: Progress) -> str:
+        """Returns what the audit of the step and the sampler says, or refuses the run."""
+        if not self.config.audit:
+            return "not made: it was switched off"
+        return audit_run(
+            self.task, self.params, self.mechanism, self.config.microbatch_size, progress
+        )
+
+    def terms(self, record: Mapping[str, Any], digest: str, root: RootKey) -> Terms:
+        """Returns what a generation of this job is declared under.
+
+        Args:
+          record: The configuration of the run.
+          digest: What names its data.
+          root: Its secret.
+        """
+        code = task_code_digest(self.task, record["task"]["name"])
+        stated = fingerprint(record, digest, root, code)
+        return Terms(self.mechanism, self.delta, root.insecure, stated)
+
+
+def run(
+    task: Task,
+    config: RunConfig,
+    out: Path,
+    *,
+    name: str | None = None,
+    progress: Progress = lambda line: None,
+) -> dict[str, Any]:
+    """Trains `task` as `config` says, writes its run directory, and returns its report.
+
+    Everything that can be refused is refused before the run directory is made.
+
+    Args:
+      task: What is trained.
+      config: How.
+      out: The run directory; an existing one is never touched.
+      name: By which `resume` finds the task again, "module:object"; by default its class, if it is
+        a dataclass of JSON values.
+      progress: Called with one line of text whenever there is something to tell.
+
+    Returns:
+      What `report.json` holds: the guarantee's fields, "metrics" and others.
+
+    Raises:
+      FileExistsError: if the run directory exists; it is left as it is.
+      ValueError: for a task or a configuration that cannot be run or cannot be guaranteed.
+      OSError: if the disk is full; `resume` then goes on.
+      Stopped: if SIGTERM or SIGINT asked for it; `resume` then goes on.
+    """
+    config.check()
+    check_task(task, name or "the task")
+    RunDirectory.refuse_existing(out)
+    progress("checking the data")
+    _check_data(task, None)
+    given = config.target_epsilon is None
+    progress("pricing the run" if given else "finding the noise for the epsilon that is wanted")
+    job = Job.of(task, config)
+    insecure = config.insecure_seed is not None
+    planned = Guarantee.of(job.mechanism, job.delta, reproducible_noise=insecure)
+    if planned.epsilon is not None and math.isinf(planned.epsilon.upper):
+        raise ValueError(
+            f"no finite epsilon is certified for this run ({planned.epsilon.note or 'no reason'}): "
+            "raise noise_multiplier, or max_batch_size or overflow='accumulate' where batches "
+            "are cut"
+        )
+    audit = job.audit(progress)
+    if config.insecure_seed is None:
+        root = RootKey.from_entropy()
+    else:
+        root = RootKey.from_insecure_seed(config.insecure_seed)
+    record = {"task": task_record(task, name), **config.record()}
+    digest = data_digest(task, job.data)
+    with RunDirectory.create(out) as folder:
+        folder.write_json("config.json", record)
+        folder.write_json("environment.json", environment())
+        folder.write_json("guarantee.json", planned.record())
+        folder.write_json("audit.json", {"audit": audit})
+        folder.write_json(DATA, {"data": [digest]})
+        root.save(folder.root_path)
+        Ledger.create(folder.ledger_path, job.terms(record, digest, root)).close()
+    with Ledger.open(folder.ledger_path) as ledger:
+        return _finish(job, folder, ledger, root, None, audit, progress)
+
+
+def resume(
+    out: Path,
+    task: Task | None = None,
+    *,
+    progress: Progress = lambda line: None,
+) -> dict[str, Any]:
+    """Goes on with the run in `out` from its last checkpoint, and returns its report.
+
+    No step is replayed: a batch is a function of seed and step. The ledger decides whether declared
+    steps are repeated bit for bit, or taken anew and counted again (`Ledger.resume`).
+
+    Args:
+      out: Its run directory.
+      task: What is trained; by default it is made again of what the configuration says.
+      progress: Called with one line of text whenever there is something to tell.
+
+    Raises:
+      FileNotFoundError: if there is no run, or its root secret or its data are gone.
+      ValueError: if ledger, checkpoints or data are damaged, or another process is at it.
+      OSError, Stopped: as for `run`.
+    """
+    folder = RunDirectory.open(out, finished=False)
+    if folder.finished:
+        report_of = FinishedRun.read(out).record
+        folder.forget()  # in case the run died just before it did
+        progress("the run is finished")
+        return report_of
+    with Ledger.open(folder.ledger_path) as ledger:
+        folder.history()  # refuses a ledger that is older than the checkpoints
+        root = folder.root()
+        where = f"{out / 'config.json'} is damaged, or of another version"
+        record = folder.read_json("config.json")
+        config = RunConfig.from_record(record, where)
+        begun = checked(record.get("task"), dict[str, Any], f"{where}: task")
+        if task is None:
+            task = load(begun, where)
+        progress("checking the data")
+        description = checked(begun.get("description"), dict[str, Any], f"{where}: description")
+        check_task(task, begun.get("name") or "the task")
+        _check_data(task, description)
+        # What the task says of itself now is what is trained from here on.
+        record = {**record, "task": {**begun, "description": plain(task.describe())}}
+        last = ledger.history.generations[-1].terms
+        unchanged = config_digest(record) == last.fingerprint["config"]
+        # What was calibrated once stays: another version might calibrate a little differently.
+        job = Job.of(task, config, (lambda n: last.mechanism) if unchanged else None)
+        if (rows := _num_rows(job.data)) != last.mechanism.sampler.num_examples:
+            raise ValueError(
+                f"the task has {rows:,} training examples, and {out} was begun on "
+                f"{last.mechanism.sampler.num_examples:,}: its guarantee is for those"
+            )
+        checkpoint = folder.checkpoints.latest(job.start())
+        if checkpoint:
+            checkpoint = checkpoint._replace(state=job.scheduled(checkpoint.state))
+        step = int(checkpoint.state.step) if checkpoint else 0
+        digest = data_digest(task, job.data)
+        terms = job.terms(record, digest, root)
+        if terms.fingerprint != last.fingerprint:
+            audit = job.audit(progress)
+            folder.write_json("audit.json", {"audit": audit})
+        else:
+            stated = folder.read_json("audit.json").get("audit")
+            audit = checked(stated, str, f"{out / 'audit.json'} is damaged: audit")
+        if not unchanged:
+            folder.write_json("config.json", record)
+        folder.note_data(digest)
+        generation = ledger.resume(
+            terms,
+            step=step,
+            origin=checkpoint.ledger_head if checkpoint else NO_HEAD,
+            repeatable=repeats_exactly(),
+        )
+        folder.cut_diagnostics(step)
+        if generation.terms.fingerprint != last.fingerprint:
+            folder.withdraw("guarantee.json")  # planned for one generation: it would be too low now
+            folder.write_json("environment.json", environment())
+            changed = differing([last.fingerprint, generation.terms.fingerprint])
+            progress(f"changed since: {', '.join(changed)}")
+        return _finish(job, folder, ledger, root, checkpoint, audit, progress)
+
+
+def _check_data(task: Task, begun: Mapping[str, Any] | None) -> None:
+    """Has the task refuse its data, if it knows how to and they cannot be trained on."""
+    if callable(check := getattr(task, "check", None)):
+        check(begun)
+
+
+def _num_rows(data: PyTree) -> int:
+    """Returns the number of rows of the training data.
+
+    Raises:
+      ValueError: if there are none, or columns have different numbers of them.
+    """
+    rows = {len(leaf) if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(data)}
+    if len(rows) != 1 or 0 in rows:
+        raise ValueError(
+            f"columns() of the task must be arrays with equally many rows, one an example; they "
+            f"have {', '.join(map(str, sorted(rows))) or 'none'}"
+        )
+    return rows.pop()
+
+
+def _loss(task: Task) -> Callable[..., Any]:
+    """Returns the loss of a task: that of the first of equal tasks, which share programs so."""
+    loss = task.loss
+    if not isinstance(loss, types.MethodType):
+        return loss
+    try:
+        hash(task)
+    except TypeError:
+        return loss
+    return _first(task, json.dumps(plain(task.describe()), sort_keys=True)).loss
+
+
+@functools.lru_cache(maxsize=16)
+def _first(task: Task, description: str) -> Task:
+    del description  # what is described otherwise is not equal
+    return task
+
+
+def _finish(
+    job: Job,
+    folder: RunDirectory,
+    ledger: Ledger,
+    root: RootKey,
+    checkpoint: Checkpoint | None,
+    audit: str,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Trains from `checkpoint` to the end, evaluates, and writes model and report."""
+    with _full_disk_explained(folder):
+        last = _train(job, folder, ledger, root, checkpoint, progress)
+        folder.write_params(last.state.params)
+        progress("evaluating")
+        sampler = job.mechanism.sampler
+        record = {
+            **proved(ledger.history),
+            "ledger_head": ledger.history.head,
+            "params_sha256": folder.params_digest(),
+            "audit": audit,
+            "metrics": _metrics(job.task, last.state.params),
+            "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),
+            "training_seconds": last.seconds,
+            "examples_per_second": sampler.num_steps * sampler.expected_batch_size / last.seconds,
+        }
+        folder.write_json("guarantee.json", guarantee_of(ledger.history).record())
+        folder.write_text("report.md", report.markdown(record, folder.read_json("config.json")))
+        folder.write_json("report.json", record)
+        folder.forget()
+    return record
+
+
+def _metrics(task: Task, params: PyTree) -> dict[str, float | None]:
+    """Returns the metrics of a task as JSON values: None for one that is undefined."""
+    found = {}
+    for name, value in task.metrics(params).items():
+        number = value if isinstance(value, int) else float(value)
+        found[name] = number if math.isfinite(number) else None
+    return found
+
+
+def _train(
+    job: Job,
+    folder: RunDirectory,
+    ledger: Ledger,
+    root: RootKey,
+    checkpoint: Checkpoint | None,
+    progress: Progress,
+) -> Checkpoint:
+    """Takes the steps that are left, with a checkpoint now and then and one at the end."""
+    generation: Generation = ledger.history.generations[-1]
+    num_steps = job.mechanism.sampler.num_steps
+    last = checkpoint or Checkpoint(job.start(), NO_HEAD, 0.0)
+    first = int(last.state.step)
+    before, started, saved = last.seconds, time.perf_counter(), time.perf_counter()
+    progress(f"steps {first:,} to {num_steps:,}")
+    with stop_requests() as stop:
+        blocks = train_blocks(
+            job.algorithm,
+            last.state,
+            job.data,
+            root=root,
+            generation=generation.key,
+            data_on=job.config.data_on,
+            declare=ledger.declare,
+            donate=True,
+        )
+        done = first
+        under_way: deque[Block] = deque()
+        for block in blocks:
+            under_way.append(block)
+            stopping = stop()
+            due = time.perf_counter() - saved >= job.config.checkpoint_seconds
+            save = due or stopping or block.steps.stop == num_steps
+            # One block stays under way while the one before is written down, but for a checkpoint.
+            while len(under_way) > (0 if save else 1):
+                past = under_way.popleft()
+                folder.append_diagnostics(past.steps.start, past.diagnostics)
+                done = past.steps.stop
+            elapsed = time.perf_counter() - started
+            if done > first:
+                left = elapsed / (done - first) * (num_steps - done)
+                progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
+            if save:
+                last = Checkpoint(block.state, ledger.history.head, before + elapsed)
+                folder.checkpoints.save(last)
+                saved = time.perf_counter()
+            if stopping and done < num_steps:
+                raise Stopped(
+                    f"stopped at step {done:,} of {num_steps:,}, all of it saved: "
+                    f"`dpsgd resume {folder.path}` goes on"
+                )
+    return last
+
+
+@contextmanager
+def _full_disk_explained(folder: RunDirectory) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(
+            f"the disk is full; nothing is lost: make room, and `dpsgd resume {folder.path}` goes "
+            "on"
+        ) from None

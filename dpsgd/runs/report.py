@@ -1,0 +1,203 @@
+"""Reports for people: Markdown of one run, and the table that compares several."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from accounting import Bound, format_delta
+
+UNDEFINED = "undefined"
+"""What stands in place of a metric that is none."""
+
+
+def metric(value: float | None) -> str:
+    """Returns a metric to four digits, a count as it is, and None as what is undefined.
+
+    >>> metric(0.74321), metric(11_000), metric(None)
+    ('0.7432', '11,000', 'undefined')
+    """
+    if value is None:
+        return UNDEFINED
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4f}" if 0.01 <= abs(value) < 100 or value == 0 else f"{value:.4g}"
+
+
+def by_split(metrics: Mapping[str, float | None]) -> tuple[list[str], list[list[str]]]:
+    """Returns (header, rows) of the table of metrics, which are named "<split>_<name>".
+
+    >>> by_split({"test_auc": 0.75, "test_loss": 0.5, "validation_auc": 0.7})
+    (['rows', 'auc', 'loss'], [['test', '0.7500', '0.5000'], ['validation', '0.7000', '']])
+    """
+    cells: dict[str, dict[str, str]] = {}
+    for full, value in metrics.items():
+        split, _, name = full.partition("_") if "_" in full else ("", "", full)
+        cells.setdefault(split, {})[name] = metric(value)
+    names = list(dict.fromkeys(name for row in cells.values() for name in row))
+    rows = [[split, *(row.get(name, "") for name in names)] for split, row in cells.items()]
+    return ["rows", *(name.replace("_", " ") for name in names)], rows
+
+
+def divergence(record: dict[str, Any]) -> str | None:
+    """Returns, in one line, that a run diverged and what that means; None if it did not."""
+    undefined = [name for name, value in record["metrics"].items() if value is None]
+    if not undefined:
+        return None
+    return (
+        f"the training diverged: {', '.join(undefined)} {'are' if undefined[1:] else 'is'} "
+        "undefined; what was released counts all the same. Begin another run, with a smaller "
+        "learning rate"
+    )
+
+
+def interval(record: dict[str, Any]) -> str:
+    """Returns the epsilon interval of a run's `record`, or "none" where nothing is guaranteed."""
+    if record["epsilon_upper"] is None:
+        return "none"
+    return f"{Bound(record['epsilon_lower'], record['epsilon_upper']):.4g}"
+
+
+def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
+    """Returns the readable report of one run.
+
+    Args:
+      record: What `report.json` holds.
+      config: The run's configuration, as JSON values.
+    """
+    terms = {
+        "sampler": record["sampler"],
+        "noise multiplier": _number(record["noise_multiplier"]),
+        "clipping norm": _number(record["l2_clip_norm"]),
+        "sums and noise": "exact, cryptographic" if record["secure_noise"] else "32-bit floats",
+        "epsilon [lower, upper]": interval(record),
+        "delta": format_delta(record["delta"]),
+        "adjacency": record["adjacency"],
+        "unit": record["unit"],
+        "steps": f"{record['num_steps']:,}",
+        "training examples": f"{record['num_examples']:,}",
+    }
+    return f"""# Run with the {record["sampler"]} sampler
+
+## Guarantee
+
+**{record["guarantee"]}**
+
+{_meaning(record)}
+
+Audit before training: {record["audit"]}.
+
+{table(["", ""], [[name, value] for name, value in terms.items()])}
+
+{bullets(record["notes"])}
+
+Not covered by the guarantee:
+
+{bullets(record["not_covered"])}
+
+## Quality
+
+{_outcome(record)}{table(*by_split(record["metrics"]))}
+
+## Speed
+
+{record["training_seconds"]:.1f} s of training, {record["examples_per_second"]:,.0f} examples/s,
+{record["num_params"]:,} parameters.
+
+## Configuration
+
+```json
+{json.dumps(config, indent=2)}
+```
+"""
+
+
+def _meaning(record: dict[str, Any]) -> str:
+    """Returns what the guarantee says, or that there is none, in words."""
+    if record["epsilon_upper"] is None:
+        return (
+            f"Nothing bounds what the trained parameters tell about one {record['unit']} of the\n"
+            "training data."
+        )
+    return (
+        "The interval contains the mechanism's true epsilon, and its upper end is the guarantee:\n"
+        f"to replace one {record['unit']} of the training data by one whose gradient is zero\n"
+        "changes the law of the trained parameters by no more than this epsilon and delta."
+    )
+
+
+def _outcome(record: dict[str, Any]) -> str:
+    """Returns a paragraph on a training that diverged, or nothing."""
+    diverged = divergence(record)
+    return f"**{diverged[0].upper()}{diverged[1:]}.**\n\n" if diverged else ""
+
+
+def comparison(
+    records: Sequence[dict[str, Any]], metrics: Sequence[str] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Returns (header, rows) of the table that compares finished runs.
+
+    Args:
+      records: What their `report.json` hold.
+      metrics: Those that are shown; by default all that any of them has.
+    """
+    if metrics is None:
+        metrics = list(dict.fromkeys(name for record in records for name in record["metrics"]))
+    header = ["sampler", "sigma", "epsilon [lo, up]", "delta"]
+    header += [*(name.replace("_", " ") for name in metrics), "seconds"]
+    rows = [
+        [
+            record["sampler"],
+            f"{record['noise_multiplier']:.4g}",
+            interval(record),
+            format_delta(record["delta"]),
+            *(
+                metric(record["metrics"][name]) if name in record["metrics"] else ""
+                for name in metrics
+            ),
+            f"{record['training_seconds']:.1f}",
+        ]
+        for record in records
+    ]
+    return header, rows
+
+
+def headline(description: Mapping[str, Any], metrics: Mapping[str, float | None]) -> str | None:
+    """Returns the metric that tables put first: the one that the task names, or its first one."""
+    named = description.get("headline")
+    return named if named in metrics else next(iter(metrics), None)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"
+
+
+def bullets(items: list[str]) -> str:
+    """Returns a Markdown list."""
+    return "\n".join(f"- {item}" for item in items)
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Returns a Markdown table of plain text; columns of numbers are flush right."""
+    columns = zip(*rows, strict=True) if rows else ([] for _ in header)
+    rule = ["---:" if _is_numeric(column) else "---" for column in columns]
+    lines = [*([plain(cell) for cell in line] for line in [header, *rows])]
+    lines.insert(1, rule)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def plain(text: str) -> str:
+    """Returns text as Markdown that shows it as it is, on one line.
+
+    >>> print(plain("a|b ![x](y) [1, 2]"))
+    a\\|b ![x]\\(y) [1, 2]
+    """
+    escaped = re.sub(r"([\\`*_<|])", r"\\\1", " ".join(text.split()))
+    return escaped.replace("](", "]\\(")
+
+
+def _is_numeric(cells: Iterable[str]) -> bool:
+    given = [cell for cell in cells if cell not in ("", "none", UNDEFINED)]
+    return bool(given) and all(re.match(r"[-+\[<]?\d", cell) for cell in given)

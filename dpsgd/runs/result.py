@@ -1,0 +1,158 @@
+"""What a finished run left for anybody to read, held against its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpsgd.runs.config import RunConfig
+from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.fingerprint import differing
+from dpsgd.runs.history import History
+from dpsgd.runs.records import checked
+from dpsgd.runs.sampling import SAMPLERS
+from dpsgd.training.guarantee import Guarantee
+from dpsgd.training.mechanism import Mechanism
+
+_LARGEST = 1e39
+"""Float32, in which a model computes, ends below."""
+
+_FIGURES: dict[str, tuple[Any, float, float]] = {
+    "num_params": (int, 1, _LARGEST),
+    "training_seconds": (float, 0, _LARGEST),
+    "examples_per_second": (float, 0, _LARGEST),
+}
+"""What a report alone says: the type of each figure, its least and its largest value."""
+
+_ENVIRONMENT: dict[str, Any] = {
+    "packages": dict[str, str],
+    "python": str,
+    "platform": str,
+    "cpu_count": int | None,
+    "backend": str,
+    "devices": list[str],
+}
+"""What a ledger says of where a generation ran, by type."""
+
+_TASK: dict[str, Any] = {
+    "name": str | None,
+    "settings": dict[str, Any],
+    "description": dict[str, Any],
+}
+"""What a configuration says of the task, by type."""
+
+_NAMES = {kind.__name__: name for name, kind in SAMPLERS.items()}
+"""Samplers as users call them, by the name that ledgers have for them."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run, read back.
+
+    Attributes:
+      path: Its directory.
+      task: What was trained: its "name", "settings" and "description", as JSON values.
+      config: How.
+      record: What `report.json` holds, with the ledger's word for all that the ledger proves.
+      history: The ledger.
+    """
+
+    path: Path
+    task: dict[str, Any]
+    config: RunConfig
+    record: dict[str, Any]
+    history: History
+
+    @classmethod
+    def read(cls, path: Path) -> FinishedRun:
+        """Reads the run in a directory.
+
+        Raises:
+          FileNotFoundError: if there is no finished run.
+          ValueError: if its files are damaged, or do not belong together.
+        """
+        run = RunDirectory.open(path)
+        history = run.history()
+        asked = run.config(history)
+        where = f"{path / 'config.json'} is damaged, or of another version"
+        config = RunConfig.from_record(asked, where)
+        task = checked(asked.get("task"), dict[str, Any], f"{where}: task")
+        checked_fields(task, _TASK, f"{where}: task")
+        record = run.read_json("report.json")
+        where = f"{path / 'report.json'} is damaged, or of another version"
+        kinds = {name: kind for name, (kind, *_) in _FIGURES.items()}
+        metrics = dict[str, float | None]
+        checked_fields(record, {"audit": str, "metrics": metrics, **kinds}, where)
+        for name, (_, least, most) in _FIGURES.items():
+            if record[name] is not None and not least <= record[name] <= most:
+                shown = f"{record[name]!s:.20}"
+                raise ValueError(f"{where}: {name} must lie in [{least:g}, {most:g}], got {shown}")
+        for name, value in record["metrics"].items():
+            if value is not None and not abs(value) <= _LARGEST:
+                raise ValueError(f"{where}: metrics, {name}: {value!s:.20} is too large")
+        return cls(path, task, config, {**record, **proved(history)}, history)
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """What its price can be asked of at another delta; None after a change of course."""
+        generations = self.history.generations
+        return generations[0].terms.mechanism if len(generations) == 1 else None
+
+    @property
+    def data(self) -> list[str | None]:
+        """Digests of the data that it was trained on; None for what was not written down."""
+        return RunDirectory(self.path).data()
+
+    @property
+    def environments(self) -> list[dict[str, Any]]:
+        """Versions and hardware of its generations, each once."""
+        found: list[dict[str, Any]] = []
+        for generation in self.history.generations:
+            stated, where = generation.terms.fingerprint, f"{self.path / 'ledger.jsonl'} is damaged"
+            checked_fields(stated, _ENVIRONMENT, where)
+            here = {name: stated[name] for name in _ENVIRONMENT}
+            found += [here] if here not in found else []
+        return found
+
+
+def unlike(runs: Iterable[FinishedRun]) -> list[str]:
+    """Returns what else differs between runs, or within one, than what was asked of them."""
+    generations = (generation for run in runs for generation in run.history.generations)
+    return differing([g.terms.fingerprint for g in generations], but=("config", "data"))
+
+
+def guarantee_of(history: History) -> Guarantee:
+    """Returns `history.guarantee()`; a process prices once for all runs that declared alike."""
+    declared = tuple(
+        (g.terms.mechanism, g.terms.delta, g.terms.reproducible_noise, g.steps)
+        for g in history.generations
+    )
+    if declared not in _guarantees:
+        _guarantees[declared] = history.guarantee()
+    return _guarantees[declared]
+
+
+_guarantees: dict[Hashable, Guarantee] = {}
+
+
+def proved(history: History) -> dict[str, Any]:
+    """Returns that part of a run's report which its ledger gives, the guarantee among it."""
+    sampler = history.generations[-1].terms.mechanism.sampler
+    kind = type(sampler).__name__
+    return {
+        "sampler": _NAMES.get(kind, kind),
+        **guarantee_of(history).record(),
+        "num_examples": sampler.num_examples,
+        "num_steps": sampler.num_steps,
+        "generations": len(history.generations),
+    }
+
+
+def checked_fields(record: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError, which begins with `where`, if a field is missing or of another type."""
+    for name, kind in kinds.items():
+        if name not in record:
+            raise ValueError(f"{where}: {name} is missing")
+        checked(record[name], kind, f"{where}: {name}")
