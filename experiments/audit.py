@@ -127,12 +127,10 @@ def _coupled(
     params, _, _ = functional(small, schema, 0)
 
     def build(optimizer: optax.GradientTransformation):
-        return click_algorithm(
-            small, schema, mechanism, microbatch_size=together, optimizer=optimizer
-        )[1]
+        return click_algorithm(small, schema, microbatch_size=together, optimizer=optimizer)[1]
 
     rows = uniform_rows(schema, _ROWS)
-    return coupled_audit(build, params, rows, claimed=claimed, max_batch_size=_ROWS)
+    return coupled_audit(build, mechanism, params, rows, claimed=claimed, max_batch_size=_ROWS)
 
 
 def _automatic_microbatch(sizes: ModelConfig, schema: Schema, mechanism: Mechanism) -> int:

@@ -55,12 +55,8 @@ class Job:
     params: PyTree
     logit_fn: Callable[[PyTree, PyTree], jax.Array]
     algorithm: Algorithm
+    mechanism: Mechanism
     delta: float
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """Sampler, sigma and C."""
-        return self.algorithm.mechanism
 
     @classmethod
     def of(cls, config: TrainConfig, store: Store, mechanism: Callable[[int], Mechanism]) -> Job:
@@ -76,12 +72,12 @@ class Job:
         _refuse_one_class(store)
         sizes = config.model_config()
         params, _, _ = functional(sizes, store.schema, config.init_seed)
-        chosen = mechanism(num_examples)
         logit_fn, algorithm = click_algorithm(
-            sizes, store.schema, chosen, microbatch_size=config.microbatch_size
+            sizes, store.schema, microbatch_size=config.microbatch_size
         )
         delta = config.target_delta or 1 / num_examples
-        return cls(config, store, columns, params, logit_fn, algorithm, delta)
+        chosen = mechanism(num_examples)
+        return cls(config, store, columns, params, logit_fn, algorithm, chosen, delta)
 
     def start(self) -> TrainState:
         """Returns the state before the first step."""
@@ -302,6 +298,7 @@ def _train(
     with stop_requests() as stop:
         blocks = train_blocks(
             job.algorithm,
+            job.mechanism,
             last.state,
             job.columns,
             root=root,

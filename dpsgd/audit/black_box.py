@@ -151,7 +151,7 @@ def black_box_audit(
       trials: Runs in each world, in all; half of them are counted.
       confidence: Of the bound: 1 - confidence is the probability of a false VIOLATION, at most.
       root: Source of all randomness, by default fresh entropy.
-      build: Makes the algorithm: (loss_fn, optimizer, mechanism) -> Algorithm.
+      build: Makes the algorithm: (loss_fn, optimizer) -> Algorithm.
       progress: Called with one line of text now and then.
 
     Raises:

@@ -35,7 +35,7 @@ from dpsgd.audit.step import CompiledStep, recorder
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm
 from dpsgd.training.loop import repeats_exactly
-from dpsgd.training.mechanism import Scales
+from dpsgd.training.mechanism import Mechanism, Scales
 from samplers import BatchSampler
 
 PyTree = Any
@@ -90,6 +90,7 @@ def _verdict(check: Check) -> str:
 
 def coupled_audit(
     build: Callable[[optax.GradientTransformation], Algorithm],
+    mechanism: Mechanism,
     params: PyTree,
     data: PyTree,
     *,
@@ -97,11 +98,12 @@ def coupled_audit(
     root: RootKey | None = None,
     max_batch_size: int | None = None,
 ) -> AuditReport:
-    """Audits the algorithm that `build` makes of an optimizer, and the sampler of its mechanism.
+    """Audits what `build` makes of an optimizer, as it runs under `mechanism`, and its sampler.
 
     Args:
       build: Makes the run's algorithm for any optimizer, for example
-        ``lambda optimizer: dpsgd(loss_fn, optimizer, mechanism)``.
+        ``lambda optimizer: dpsgd(loss_fn, optimizer)``.
+      mechanism: Sampler, sigma and C of the run.
       params: Where gradients are taken; copied.
       data: Examples of the run, [rows, ...]; a few of the first are used.
       claimed: Sampler whose price is claimed for the run; by default the mechanism's own.
@@ -113,8 +115,8 @@ def coupled_audit(
       ValueError: if the mechanism has no noise, or the data no rows.
     """
     root = root or RootKey.from_entropy()
-    step = CompiledStep(build(recorder()), params, data, root, max_batch_size)
-    sampler = step.mechanism.sampler
+    step = CompiledStep(build(recorder()), mechanism, params, data, root, max_batch_size)
+    sampler = mechanism.sampler
     checks = _sum_checks(step) + noise_checks(step)
     checks += sampler_checks(sampler, claimed or sampler, seed=step.sampling_seed)
     return AuditReport(tuple(checks))

@@ -59,10 +59,10 @@ class Runs:
         self.sampler, self.mechanism = sampler, mechanism
         self._root, self._progress = root, progress
         self._drawn = self._noised = 0  # trials so far: each has randomness of its own
-        algorithm = build(lambda w, x: w * x, recorder(sampler.num_steps), mechanism)
+        algorithm = build(lambda w, x: w * x, recorder(sampler.num_steps))
         # One compiled step over many independent runs; the worlds differ in the data alone.
         over_runs = (None, None, BlockPlan(0, 0, 0, None), 0, None)
-        run_block = jax.vmap(block_function(algorithm), in_axes=over_runs)
+        run_block = jax.vmap(block_function(algorithm, sampler), in_axes=over_runs)
         self._run = jax.jit(run_block, compiler_options=compiler_options())
         self._state = algorithm.init(jnp.zeros((), jnp.float32))
         self._scales = mechanism.scales()

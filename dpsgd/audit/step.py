@@ -16,7 +16,7 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm
 from dpsgd.training.blocks import BlockPlan
 from dpsgd.training.loop import compiled_block
-from dpsgd.training.mechanism import Scales
+from dpsgd.training.mechanism import Mechanism, Scales
 
 PyTree = Any
 
@@ -61,12 +61,13 @@ class CompiledStep:
     def __init__(
         self,
         algorithm: Algorithm,
+        mechanism: Mechanism,
         params: PyTree,
         data: PyTree,
         root: RootKey,
         max_batch_size: int | None,
     ):
-        self.mechanism = algorithm.mechanism
+        self.mechanism = mechanism
         if self.mechanism.noise_multiplier == 0:
             raise ValueError("there is nothing to audit: noise_multiplier is 0")
         rows = {len(leaf) for leaf in jax.tree.leaves(data)}
@@ -82,7 +83,7 @@ class CompiledStep:
         self.poison = self.rows
         self.poisoned, self._data = _with_poison(data, self.rows * self.block, self.block)
         self.scales = self.mechanism.scales()
-        self._run = compiled_block(algorithm)
+        self._algorithm = algorithm
         self._key = jnp.asarray(self.mechanism.noise_key(root, 0))
         self._loss_key = jnp.asarray(root.loss_key(0)) if algorithm.takes_key else None
         self.sampling_seed = root.sampling_seed(0)
@@ -119,7 +120,9 @@ class CompiledStep:
             np.int32(1),
         )
         state = self._state._replace(step=jnp.int32(step))
-        self._state, _ = self._run(state, self._data, plan, self._key, scales, self._loss_key)
+        arguments = state, self._data, plan, self._key, scales, self._loss_key
+        run = compiled_block(self._algorithm, self.mechanism.sampler, arguments)
+        self._state, _ = run(*arguments)
         releases = jax.tree.leaves(self._state.opt_state.releases)
         # A copy: the recording is donated to the next call.
         return [np.array(leaf[0]).ravel() * scales.expected_batch_size for leaf in releases]

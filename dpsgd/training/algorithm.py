@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +15,7 @@ from dpsgd.gradients.clipping import Diagnostics, clipped_grad
 from dpsgd.gradients.losses import LossFn, takes_key
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.noise.secure import add_secure_noise
-from dpsgd.training.mechanism import Mechanism, Scales
+from dpsgd.training.mechanism import Scales
 
 PyTree = Any
 
@@ -27,10 +29,12 @@ class TrainState(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """A private training algorithm as pure functions of explicit state and keys."""
+    """A private training algorithm as pure functions of explicit state, scales and keys.
 
-    mechanism: Mechanism
-    """What the functions below enforce, and what accounting prices."""
+    A value: what `dpsgd` makes of equal arguments is equal, and shares what was compiled of it.
+    Which mechanism it runs under is said where it is run.
+    """
+
     init: Callable[[PyTree], TrainState]
     """params -> state before the first step: in buffers of its own, which blocks may overwrite."""
     clipped_sum: Callable[..., tuple[PyTree, Diagnostics]]
@@ -40,27 +44,8 @@ class Algorithm(NamedTuple):
     fifth argument is the keys of the batch's examples."""
     update: Callable[[TrainState, PyTree, Any, Scales], TrainState]
     """(state, sum, noise_key, scales) -> state after one noisy update."""
-    programs: dict[Any, Any]
-    """What was compiled of the functions above, by what it was made of; freed with them."""
     takes_key: bool = False
     """Whether the loss takes a key."""
-
-    def with_mechanism(self, mechanism: Mechanism) -> Algorithm:
-        """Returns this algorithm under another mechanism, with the same compiled programs.
-
-        sigma, C and b are arguments of the programs. So runs that differ in them, or in a sampler
-        with equally many examples and an equal `max_batch_size`, compile once among them all.
-
-        Raises:
-          ValueError: if noise would be switched on or off: without it the program has no generator.
-        """
-        if bool(mechanism.noise_multiplier) != bool(self.mechanism.noise_multiplier):
-            raise ValueError(
-                f"noise_multiplier would change from {self.mechanism.noise_multiplier} to "
-                f"{mechanism.noise_multiplier}, but with and without noise are different programs: "
-                "make another algorithm by dpsgd()"
-            )
-        return self._replace(mechanism=mechanism)
 
 
 def owned(tree: PyTree) -> PyTree:
@@ -80,9 +65,11 @@ def privatize(clipped_sum: PyTree, noise_key: Any, step: Any, scales: Scales) ->
         ones on the secure grid.
       noise_key: Key of the run's noise stream; with `step` and the leaf it names z completely.
       step: int scalar, the number of the update.
-      scales: C, sigma C and b, and the grid of the secure mode.
+      scales: C, sigma C and b, and the grid of the secure mode. Without noise, sigma C is None.
     """
     stddev, divisor = scales.noise_stddev, scales.expected_batch_size
+    if stddev is None:
+        return jax.tree.map(lambda total: total / divisor, clipped_sum)
     if scales.grid is None:
         return add_gaussian_noise(clipped_sum, noise_key, step, stddev, divisor=divisor)
     noised = add_secure_noise(clipped_sum, noise_key, step, scales.grid)
@@ -92,14 +79,15 @@ def privatize(clipped_sum: PyTree, noise_key: Any, step: Any, scales: Scales) ->
 def dpsgd(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
-    mechanism: Mechanism,
     *,
     microbatch_size: int | None = None,
 ) -> Algorithm:
     """Returns DP-SGD (Abadi et al. 2016, Algorithm 1) for any per-example loss and optimizer.
 
     g_t = (sum_{i in B_t} clip_C(grad loss(theta_t, x_i)) + sigma C z_t) / b, and theta_{t+1} is
-    what the optimizer makes of theta_t and g_t.
+    what the optimizer makes of theta_t and g_t. Sampler, sigma and C are the mechanism's, which
+    `train` is given beside the algorithm: runs that differ in sigma, C or b, or in a sampler with
+    batches of one shape, share one compiled program; with and without noise are two.
 
     Args:
       loss_fn: Pure function (params, example) -> scalar loss of what is clipped as one: an example,
@@ -110,7 +98,6 @@ def dpsgd(
         parameters and of itself, and neighbours have the same keys (`dpsgd.gradients.losses` has
         the proof).
       optimizer: Any optax transformation; it sees only the private mean gradient.
-      mechanism: Sampler, sigma and C. With sigma = 0 the noise is left out of the program.
       microbatch_size: Examples whose gradients are formed together; None for as many as fit, see
         `clipped_grad`.
 
@@ -118,31 +105,51 @@ def dpsgd(
       ValueError: if `microbatch_size` is below one, or the signature of `loss_fn` does not tell
         whether it takes a key.
     """
-    keyed = takes_key(loss_fn)
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
+    keyed = takes_key(loss_fn)
+    try:
+        hash(loss_fn)
+    except TypeError:  # such as an object that holds arrays: no other is equal to it
+        loss_fn = functools.partial(loss_fn)
+    clipped_sum = _ClippedSum(loss_fn, microbatch_size)
+    return Algorithm(_Init(optimizer), clipped_sum, _Update(optimizer), keyed)
 
-    def init(params: PyTree) -> TrainState:
+
+# The functions of an algorithm are equal where they are made of equal parts. Closures never are.
+
+
+@dataclass(frozen=True)
+class _Init:
+    optimizer: optax.GradientTransformation
+
+    def __call__(self, params: PyTree) -> TrainState:
         # The optimizer's state may hold the very parameters, and arrays that its maker gave it.
         params = owned(params)
-        return TrainState(jnp.zeros((), jnp.int32), params, owned(optimizer.init(params)))
+        return TrainState(jnp.zeros((), jnp.int32), params, owned(self.optimizer.init(params)))
 
-    def clipped_sum(params, batch, weights, scales, keys=None):
+
+@dataclass(frozen=True)
+class _ClippedSum:
+    loss_fn: LossFn
+    microbatch_size: int | None
+
+    def __call__(self, params, batch, weights, scales, keys=None):
         gradient = clipped_grad(
-            loss_fn,
+            self.loss_fn,
             l2_clip_norm=scales.l2_clip_norm,
-            microbatch_size=microbatch_size,
+            microbatch_size=self.microbatch_size,
             grid=scales.grid,
         )
         return gradient(params, batch, weights, keys)
 
-    def update(state, total, noise_key, scales):
-        if mechanism.noise_multiplier:
-            gradient = privatize(total, noise_key, state.step, scales)
-        else:
-            gradient = jax.tree.map(lambda leaf: leaf / scales.expected_batch_size, total)
-        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.params)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
 
-    return Algorithm(mechanism, init, clipped_sum, update, programs={}, takes_key=keyed)
+@dataclass(frozen=True)
+class _Update:
+    optimizer: optax.GradientTransformation
+
+    def __call__(self, state, total, noise_key, scales):
+        gradient = privatize(total, noise_key, state.step, scales)
+        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.params)
+        updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
+        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)

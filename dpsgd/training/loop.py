@@ -19,7 +19,7 @@ from dpsgd.gradients.losses import example_keys
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState, owned
 from dpsgd.training.blocks import BlockPlan, in_background, plan_blocks, with_rows
-from dpsgd.training.mechanism import Scales
+from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
 from samplers import BatchSampler, BatchSource
 
@@ -66,27 +66,43 @@ def repeats_exactly() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def block_function(algorithm: Algorithm) -> Callable[..., tuple[TrainState, Diagnostics]]:
+def block_function(
+    algorithm: Algorithm, sampler: BatchSampler
+) -> Callable[..., tuple[TrainState, Diagnostics]]:
     """Returns a block of steps as a function.
 
     It is (state, data, plan, noise_key, scales) -> (state, diagnostics), with a last argument
-    `loss_key` where the loss takes a key.
+    `loss_key` where the loss takes a key. Of the sampler it depends on little: how a batch is cut.
     """
-    return functools.partial(_run_block, *_parts(algorithm))
+    return functools.partial(_run_block, *_parts(algorithm, sampler))
 
 
-def compiled_block(algorithm: Algorithm):
-    """Returns the jitted `block_function`, kept with the algorithm by all that it is made of."""
-    parts = _parts(algorithm)
-    if parts not in algorithm.programs:
-        algorithm.programs[parts] = jax.jit(
-            block_function(algorithm), donate_argnums=0, compiler_options=compiler_options()
-        )
-    return algorithm.programs[parts]
+MOST_PROGRAMS = 16
+"""Different programs that a process keeps compiled; each takes 20 to 90 MB."""
 
 
-def _parts(algorithm: Algorithm) -> tuple[Callable, Callable, bool, bool, tuple[int, ...]]:
-    sampler = algorithm.mechanism.sampler
+def compiled_block(algorithm: Algorithm, sampler: BatchSampler, arguments: tuple[Any, ...]):
+    """Returns the jitted `block_function`: the same one for equal parts and equal shapes.
+
+    The `MOST_PROGRAMS` that were used last are kept; with any other, its executable is freed.
+
+    Args:
+      algorithm: From `dpsgd`.
+      sampler: Of the mechanism.
+      arguments: Those of the function, or others of their shapes.
+    """
+    leaves, structure = jax.tree.flatten(arguments)
+    return _compiled(_parts(algorithm, sampler), structure, tuple(map(jax.typeof, leaves)))
+
+
+@functools.lru_cache(maxsize=MOST_PROGRAMS)
+def _compiled(parts: tuple[Any, ...], *shapes: Any):
+    del shapes  # one program each, so that what is counted and forgotten is a program
+    block = functools.partial(_run_block, *parts)
+    return jax.jit(block, donate_argnums=0, compiler_options=compiler_options())
+
+
+def _parts(algorithm: Algorithm, sampler: BatchSampler) -> tuple[Any, ...]:
     functions = algorithm.clipped_sum, algorithm.update, algorithm.takes_key
     return *functions, sampler.accumulates, sampler.clipped_shape
 
@@ -142,6 +158,7 @@ def _run_block(
 
 def train_blocks(
     algorithm: Algorithm,
+    mechanism: Mechanism,
     state: TrainState,
     data: PyTree,
     *,
@@ -152,13 +169,14 @@ def train_blocks(
     declare: Callable[[range], None] = lambda steps: None,
     donate: bool = False,
 ) -> Iterator[Block]:
-    """Runs `algorithm` from `state` to its sampler's last step, yielding every block as it begins.
+    """Runs `algorithm` from `state` to the sampler's last step, yielding every block as it begins.
 
     While one block computes, background threads draw the batches of the next, and of the next
     epoch; and the caller may look at the block before. No more than two are ever under way.
 
     Args:
-      algorithm: From `dpsgd`; its mechanism names the sampler, sigma and C.
+      algorithm: From `dpsgd`.
+      mechanism: Sampler, sigma and C.
       state: From `algorithm.init`, or a later one to continue from.
       data: Pytree of arrays with one leading row per example, [num_examples, ...].
       root: Secret from which the streams of sampling, noise and the loss derive.
@@ -179,10 +197,8 @@ def train_blocks(
       ValueError: if the data have not exactly the sampler's number of examples, or the parameters
         hold batch statistics.
     """
-    mechanism = algorithm.mechanism
     check_num_examples(mechanism.sampler, data)
     check_parameters(state.params)
-    run_block = compiled_block(algorithm)
     noise_key = jnp.asarray(mechanism.noise_key(root, generation))
     loss_key = jnp.asarray(root.loss_key(generation)) if algorithm.takes_key else None
     scales = mechanism.scales()
@@ -199,7 +215,8 @@ def train_blocks(
             declare(steps)
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
-            state, log = run_block(state, rows, plan, noise_key, scales, loss_key)
+            arguments = state, rows, plan, noise_key, scales, loss_key
+            state, log = compiled_block(algorithm, mechanism.sampler, arguments)(*arguments)
             under_way.append(log)
             yield Block(state, steps, log)
 
@@ -264,6 +281,7 @@ def not_finite(tree: PyTree) -> list[str]:
 
 def train(
     algorithm: Algorithm,
+    mechanism: Mechanism,
     params: PyTree,
     data: PyTree,
     *,
@@ -276,6 +294,7 @@ def train(
 
     Args:
       algorithm: From `dpsgd`.
+      mechanism: Sampler, sigma and C.
       params: Initial parameters; they must not depend on the private data.
       data: Pytree of arrays with one leading row per example. NaN or infinity among them gives a
         warning, which looks at private rows and which no guarantee covers: it is for whoever holds
@@ -295,10 +314,10 @@ def train(
     """
     root = RootKey.from_entropy() if root is None else root
     # A run that is refused has not begun: it leaves the root to the next one.
-    check_num_examples(algorithm.mechanism.sampler, data)
+    check_num_examples(mechanism.sampler, data)
     check_parameters(params)
     root.begin_run()
-    if root.insecure and algorithm.mechanism.noise_multiplier:
+    if root.insecure and mechanism.noise_multiplier:
         warnings.warn(
             "NO GUARANTEE: reproducible noise from a seed, which can be guessed and subtracted; "
             "Guarantee.of(..., reproducible_noise=True) says so where it is printed",
@@ -313,6 +332,7 @@ def train(
         )
     for block in train_blocks(
         algorithm,
+        mechanism,
         algorithm.init(params),
         data,
         root=root,

@@ -109,11 +109,13 @@ class Mechanism:
     def scales(self) -> Scales:
         """Returns the numbers that the compiled step reads; rounding never shortens the noise."""
         clip = np.float32(self.l2_clip_norm)
-        noise = self.noise_multiplier * float(clip) if self.noise_multiplier else 0.0
+        batch = np.float32(self.sampler.expected_batch_size)
+        if self.noise_multiplier == 0:
+            return Scales(clip, None, batch)
+        noise = self.noise_multiplier * float(clip)
         stddev = np.float32(noise)
         if float(stddev) < noise:
             stddev = np.nextafter(stddev, np.float32(np.inf))
-        batch = np.float32(self.sampler.expected_batch_size)
         return Scales(clip, stddev, batch, self._secure_grid() if self.secure_noise else None)
 
     def _secure_grid(self) -> SecureGrid:
@@ -135,11 +137,12 @@ class Mechanism:
 class Scales(NamedTuple):
     """A mechanism's numbers as float32 scalars; traced, so that one program serves every value.
 
-    Only the secure mode, which is with a grid, is another program.
+    Only without noise, and in the secure mode, which is with a grid, it is another program.
     """
 
     l2_clip_norm: Any
     noise_stddev: Any
+    """None without noise, which is then left out of the program."""
     expected_batch_size: Any
     grid: SecureGrid | None = None
     """Of the integers in the secure mode, which then has the noise's standard deviation too."""

@@ -123,7 +123,7 @@ def their_step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
 def step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
     """Compiles the clipped sum, the noise and Adam."""
     mechanism = Mechanism(Deterministic(BATCH, BATCH), 1.0, 1.0)
-    algorithm, key = dpsgd(loss_fn, optax.adam(1e-3), mechanism), jnp.zeros(4, jnp.uint32)
+    algorithm, key = dpsgd(loss_fn, optax.adam(1e-3)), jnp.zeros(4, jnp.uint32)
 
     def step(state: Any, batch: PyTree, weights: Any, key: Any, scales: Any) -> Any:
         total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
@@ -135,10 +135,11 @@ def step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
 
 def first_step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
     """Trains for one step."""
-    algorithm = dpsgd(loss_fn, optax.adam(1e-3), Mechanism(Deterministic(BATCH, BATCH), 1.0, 1.0))
+    mechanism = Mechanism(Deterministic(BATCH, BATCH), 1.0, 1.0)
+    algorithm = dpsgd(loss_fn, optax.adam(1e-3))
     state = algorithm.init(jax.tree.map(jnp.array, params))
     root = RootKey.from_insecure_seed(0)
-    for block in train_blocks(algorithm, state, batch, root=root):
+    for block in train_blocks(algorithm, mechanism, state, batch, root=root):
         jax.block_until_ready(block.state)
 
 

@@ -192,10 +192,10 @@ def draws(rows: int, batch_size: int) -> Iterator[Row]:
         def loss_fn(w: jax.Array, example: PyTree) -> jax.Array:
             return w[0] + w[1] * example["id"].astype(jnp.float32) / rows
 
-        algorithm = dpsgd(loss_fn, optax.sgd(1.0), Mechanism(sampler, 0.0, math.inf))
+        algorithm, mechanism = dpsgd(loss_fn, optax.sgd(1.0)), Mechanism(sampler, 0.0, math.inf)
         sums, sizes = [], []
         state = algorithm.init(jnp.zeros(2))
-        for block in train_blocks(algorithm, state, data, root=root, block_steps=8):
+        for block in train_blocks(algorithm, mechanism, state, data, root=root, block_steps=8):
             sums.append(-np.asarray(block.state.params, np.float64))
             sizes.append(float(block.diagnostics.batch_size.sum()))
         real = [plan.weights.sum() for plan in plans]

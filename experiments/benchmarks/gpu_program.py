@@ -139,7 +139,7 @@ def compiled_step(config: ModelConfig, batch_size: int) -> tuple[Any, Any]:
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
     params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
     mechanism = Mechanism(Deterministic(batch_size, batch_size), 1.0, 1.0)
-    algorithm = dpsgd(loss_fn, optax.adam(1e-3), mechanism)
+    algorithm = dpsgd(loss_fn, optax.adam(1e-3))
 
     def step(state, batch, weights, noise_key, scales):
         total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)

@@ -6,8 +6,8 @@ of steps in one program, as in training; programs take turns, and each figure is
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -113,9 +113,15 @@ class _Setting(NamedTuple):
     loss_fn: Callable[[PyTree, PyTree], jax.Array]
     optimizer: optax.GradientTransformation
     algorithm: Algorithm
+    mechanism: Mechanism
     state: PyTree
     rest: tuple
     """Rows, plan, noise key and scales."""
+
+    def program(self, algorithm: Algorithm) -> Any:
+        """Returns the program of an algorithm with this one's shapes."""
+        arguments = self.state, *self.rest
+        return compiled_block(algorithm, self.mechanism.sampler, arguments)
 
     @property
     def leaves(self) -> list[jax.Array]:
@@ -128,7 +134,7 @@ class _Setting(NamedTuple):
         params, _, loss_fn = functional(size.model, DISPLAY_ADS, 0)
         mechanism = Mechanism(Deterministic(batch_size, batch_size), 1.0, 1.0)
         optimizer = optax.adam(1e-3)
-        algorithm = dpsgd(loss_fn, optimizer, mechanism)
+        algorithm = dpsgd(loss_fn, optimizer)
         data = synthetic.in_memory(size.resident_rows, seed=0).columns
         shape = size.block_steps, batch_size
         plan = BlockPlan(
@@ -138,8 +144,9 @@ class _Setting(NamedTuple):
             np.int32(size.block_steps),
         )
         noise_key = mechanism.noise_key(RootKey.from_insecure_seed(0), 0)
+        state = algorithm.init(params)
         rest = jax.device_put((data, plan, noise_key, mechanism.scales()))
-        return cls(loss_fn, optimizer, algorithm, algorithm.init(params), rest)
+        return cls(loss_fn, optimizer, algorithm, mechanism, state, rest)
 
 
 def ordinary(setting: _Setting) -> Algorithm:
@@ -153,9 +160,7 @@ def ordinary(setting: _Setting) -> Algorithm:
         loss, gradient = jax.value_and_grad(total)(params)
         return gradient, Diagnostics(loss, *(jnp.float32(0) for _ in Diagnostics._fields[1:]))
 
-    sampler = setting.algorithm.mechanism.sampler
-    bare = dpsgd(setting.loss_fn, setting.optimizer, Mechanism(sampler, 0.0, math.inf))
-    return bare._replace(clipped_sum=summed)
+    return setting.algorithm._replace(clipped_sum=summed)
 
 
 def steps(size: Size, batch_size: int, *, variants: bool = False) -> Iterator[Row]:
@@ -170,10 +175,12 @@ def steps(size: Size, batch_size: int, *, variants: bool = False) -> Iterator[Ro
     num_params = sum(leaf.size for leaf in setting.leaves)
     largest = max(leaf.size for leaf in setting.leaves)
     at = f"{num_params / 1e6:.3g}M parameters, batch {batch_size}"
-    dp = _Steps(compiled_block(setting.algorithm), setting.state, setting.rest)
+    dp = _Steps(setting.program(setting.algorithm), setting.state, setting.rest)
     yield Row(f"seconds to compile the DP step, {at}", dp.compile_seconds, "s")
     without = ordinary(setting)
-    plain = _Steps(compiled_block(without), setting.state, setting.rest)
+    silent = dataclasses.replace(setting.mechanism, noise_multiplier=0.0).scales()
+    bare = setting._replace(rest=(*setting.rest[:-1], jax.device_put(silent)))
+    plain = _Steps(bare.program(without), bare.state, bare.rest)
     work = {"DP": dp, "ordinary": plain}
     series = in_turns(work, size.rounds, time.perf_counter)
     step = {name: series.median(name) / size.block_steps for name in work}
@@ -203,7 +210,8 @@ def steps(size: Size, batch_size: int, *, variants: bool = False) -> Iterator[Ro
 
 def _variants(setting: _Setting, dp: _Steps, size: Size, at: str) -> Iterator[Row]:
     """Times the DP step compiled otherwise: in loops of known length, and with repeatable sums."""
-    block, program = block_function(setting.algorithm), compiled_block(setting.algorithm)
+    block = block_function(setting.algorithm, setting.mechanism.sampler)
+    program = setting.program(setting.algorithm)
 
     def counted(state, data, plan, *rest):
         return block(state, data, plan._replace(num_steps=size.block_steps), *rest)
@@ -274,7 +282,7 @@ def epoch(model: ModelConfig, rows: int, test_rows: int, batch_size: int) -> Ite
 
     sampler = BallsAndBins(rows, batch_size, epochs=2)
     mechanism = Mechanism(sampler, 1.0, 4.0)
-    logit_fn, algorithm = click_algorithm(model, DISPLAY_ADS, mechanism)
+    logit_fn, algorithm = click_algorithm(model, DISPLAY_ADS)
     params = functional(model, DISPLAY_ADS, 0)[0]
     columns = jax.block_until_ready(jax.device_put(data.columns))
 
@@ -283,7 +291,7 @@ def epoch(model: ModelConfig, rows: int, test_rows: int, batch_size: int) -> Ite
         sizes = step_sizes(3e-3, sampler.num_steps)
         state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
         root = RootKey.from_insecure_seed(seed)
-        return train_blocks(algorithm, state, columns, root=root, data_on="device")
+        return train_blocks(algorithm, mechanism, state, columns, root=root, data_on="device")
 
     begin = time.perf_counter()
     warm = blocks(0)

@@ -91,7 +91,7 @@ def measure(
     weights = jnp.ones(batch_size)
     optimizer = optax.adam(1e-3)
     mechanism = Mechanism(Deterministic(batch_size, batch_size), 1.0, 1.0)
-    algorithm = dpsgd(loss_fn, optimizer, mechanism)
+    algorithm = dpsgd(loss_fn, optimizer)
     scales = mechanism.scales()
     noise_key = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
 

@@ -126,8 +126,9 @@ class _BareLoop:
         plans = plan_blocks(source, first_step=0, block_steps=BLOCK_STEPS)
         self._plans = [jax.device_put(plan) for _, plan in plans]
         self._data = jax.device_put(dict(job.columns))
-        self._rest = jnp.asarray(root.noise_key(0)), job.mechanism.scales()
-        self._program = compiled_block(job.algorithm)
+        self._rest = jnp.asarray(root.noise_key(0)), job.mechanism.scales(), None
+        arguments = job.start(), self._data, self._plans[0], *self._rest
+        self._program = compiled_block(job.algorithm, sampler, arguments)
         self._job = job
 
     def __call__(self) -> Spent:

@@ -59,12 +59,16 @@ class Population:
     def errors(self, scheme: Scheme) -> np.ndarray:
         """Returns the error of a run of each seed, which all share one program: [SEEDS]."""
         mechanism = Mechanism(scheme.sampler, NOISE_MULTIPLIER, scheme.l2_clip_norm)
-        algorithm = dpsgd(scheme.loss_fn, optax.adam(LEARNING_RATE), mechanism)
+        algorithm = dpsgd(scheme.loss_fn, optax.adam(LEARNING_RATE))
         return np.array(
             [
                 self.error(
                     train(
-                        algorithm, self._start, scheme.data, root=RootKey.from_insecure_seed(seed)
+                        algorithm,
+                        mechanism,
+                        self._start,
+                        scheme.data,
+                        root=RootKey.from_insecure_seed(seed),
                     )
                 )
                 for seed in range(SEEDS)

@@ -162,7 +162,7 @@ def test_the_audit_scans_microbatches_exactly_where_the_run_does(
         config.Deterministic(batch_size=batch_size), noise_multiplier=1.0, **options
     )
 
-    def counted(build, params, rows, *, claimed, max_batch_size):
+    def counted(build, mechanism, params, rows, *, claimed, max_batch_size):
         audited.append(scans_of(build(recorder()), params, max_batch_size))
         return AuditReport(())
 
@@ -184,7 +184,7 @@ def test_the_audit_scans_microbatches_exactly_where_the_run_does(
     # So does the run's own program, which is quick to trace at the small preset.
     if asked.model == "small":
         params, _, loss_fn = functional(sizes, DISPLAY_ADS, 0)
-        own = dpsgd(loss_fn, recorder(), mechanism, microbatch_size=asked.microbatch_size)
+        own = dpsgd(loss_fn, recorder(), microbatch_size=asked.microbatch_size)
         assert scans_of(own, params, mechanism.sampler.max_batch_size) == scans
 
 

@@ -1,6 +1,5 @@
 """One program: a run compiles its training step once in a process, and its scoring once."""
 
-import gc
 import logging
 import os
 import signal
@@ -8,15 +7,12 @@ import signal
 import jax
 import pytest
 
-from dpsgd import Mechanism
 from dpsgd.runs.stop import Stopped
+from dpsgd.training import loop
 from experiments import programs
 from experiments import train as training
 from experiments.cli import config
 from experiments.tasks.clicks import predict
-from experiments.tasks.clicks.schema import DISPLAY_ADS
-from experiments.tasks.clicks.sizes import ModelConfig
-from samplers import Shuffle
 
 
 @pytest.fixture
@@ -31,7 +27,8 @@ def compiled(caplog):
 
 
 def new_process():
-    programs._shared.cache_clear()
+    programs.click_algorithm.cache_clear()
+    loop._compiled.cache_clear()
     predict._scorer.cache_clear()
 
 
@@ -73,26 +70,3 @@ def test_a_run_compiles_its_step_once_and_so_does_its_resumption(
     assert len(counts) >= 4
     assert set(counts) == {1}
     assert compiled("apply") == 1  # validation and test rows are scored by one program
-
-
-def test_a_process_of_many_different_runs_keeps_few_programs(monkeypatch):
-    monkeypatch.setattr(programs, "MOST_PROGRAMS", 2)
-    monkeypatch.setattr(programs, "_kept", set())
-    new_process()
-    jax.clear_caches()
-
-    def made(units, batch_size):
-        sizes = ModelConfig(embedding_dim=2, max_buckets=8, hidden=(units,))
-        mechanism = Mechanism(Shuffle(num_examples=100, batch_size=batch_size), 1.0, 1.0)
-        return programs.click_algorithm(sizes, DISPLAY_ADS, mechanism)[1].programs
-
-    counts = []
-    for units in (3, 5, 7, 9):  # a model that is begun is compiled layer by layer
-        made(units, 10)
-        gc.collect()
-        counts.append(len(jax.local_devices()[0].client.live_executables()))
-    assert max(counts[2:]) <= max(counts[:2]), counts
-
-    one, two, three = (made(9, batch_size) for batch_size in (20, 30, 40))
-    assert one is two  # one function, compiled for each shape
-    assert one is not three

@@ -57,7 +57,8 @@ def test_a_new_row_changes_no_shape_and_no_compiled_program(neighbours, tmp_path
             plan_blocks(BatchSource(job.mechanism.sampler, 0), first_step=0, block_steps=4)
         )
         key, scales = RootKey.from_entropy().noise_key(0), job.mechanism.scales()
-        program = compiled_block(job.algorithm).lower(state, job.columns, plan, key, scales)
+        arguments = state, job.columns, plan, key, scales
+        program = compiled_block(job.algorithm, job.mechanism.sampler, arguments).lower(*arguments)
         programs.append(program.as_text())
         shapes.append(jax.tree.map(np.shape, state))
     assert programs[0] == programs[1]

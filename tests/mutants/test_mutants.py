@@ -203,9 +203,9 @@ def audit(mutant):
     mechanism = Mechanism(Poisson(N, B, EPOCHS), noise_multiplier=1.0, l2_clip_norm=CLIP)
 
     def build(optimizer):
-        return mutant(dpsgd(loss_fn, optimizer, mechanism))
+        return mutant(dpsgd(loss_fn, optimizer))
 
-    return coupled_audit(build, params, data)
+    return coupled_audit(build, mechanism, params, data)
 
 
 def failed(checks):

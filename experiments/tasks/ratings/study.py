@@ -12,7 +12,7 @@ import optax
 
 from accounting import Bound, WithPureReleaseProfile, calibrate, epsilon
 from accounting.profiles.contribution import private_quantile
-from dpsgd import Algorithm, Mechanism, RootKey, dpsgd, train
+from dpsgd import Mechanism, RootKey, dpsgd, train
 from experiments.tasks.ratings import factorization
 from experiments.tasks.ratings.ratings import Ratings
 from samplers import Contributions, Deterministic, cap_contributions
@@ -30,6 +30,8 @@ CLIP = 0.7
 QUANTILE = 0.9
 QUANTILE_EPSILON = 0.1
 """What choosing the cap, near that quantile of users' numbers of ratings, costs."""
+
+_ALGORITHM = dpsgd(factorization.loss_fn, optax.adam(LEARNING_RATE))
 
 
 class Study:
@@ -70,17 +72,6 @@ class Study:
     def _start(self) -> factorization.Params:
         return factorization.init(self._num_items, RANK)
 
-    def _algorithm(self, mechanism: Mechanism) -> Algorithm:
-        return dpsgd(factorization.loss_fn, optax.adam(LEARNING_RATE), mechanism)
-
-    @cached_property
-    def _private(self) -> Algorithm:
-        return self._algorithm(Mechanism(self.sampler, 1.0, 1.0))
-
-    @cached_property
-    def _plain(self) -> Algorithm:
-        return self._algorithm(Mechanism(self.sampler, 0.0, 1.0))
-
     def noise_multiplier(self, target: float, spent: float = 0.0) -> float:
         """Returns the noise with which a run, after a pure release of `spent`, costs `target`."""
 
@@ -113,9 +104,9 @@ class Study:
         missing = self.caps[-1] - cap  # one shape for all caps: one program
         data = {name: np.pad(rows, ((0, 0), (0, missing))) for name, rows in data.items()}
         mechanism = Mechanism(self.sampler, noise_multiplier, CLIP * math.sqrt(cap))
-        algorithm = (self._private if noise_multiplier else self._plain).with_mechanism(mechanism)
         root = RootKey.from_insecure_seed(seed)
-        return self.error_of(train(algorithm, self._start, data, root=root, block_steps=STEPS))
+        how = {"root": root, "block_steps": STEPS}
+        return self.error_of(train(_ALGORITHM, mechanism, self._start, data, **how))
 
     def untrained_error(self) -> float:
         """Returns the error of items that all have bias 0: users' own parts alone."""

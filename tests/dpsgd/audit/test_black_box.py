@@ -46,8 +46,8 @@ def test_a_right_claim_stands_and_what_could_have_been_seen_is_told(kind):
 
 
 def test_half_the_noise_is_refuted():
-    def half_noise(loss_fn, optimizer, mechanism):
-        algorithm = dpsgd(loss_fn, optimizer, mechanism)
+    def half_noise(loss_fn, optimizer):
+        algorithm = dpsgd(loss_fn, optimizer)
 
         def update(state, total, key, scales):
             scales = scales._replace(noise_stddev=scales.noise_stddev / 2)

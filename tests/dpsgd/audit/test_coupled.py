@@ -49,7 +49,8 @@ def audit(
 ):
     mechanism = Mechanism(sampler, noise_multiplier=sigma, l2_clip_norm=0.5)
     return coupled_audit(
-        lambda optimizer: dpsgd(loss_fn, optimizer, mechanism, **options),
+        lambda optimizer: dpsgd(loss_fn, optimizer, **options),
+        mechanism,
         start() if params is None else params,
         data,
         claimed=claimed,
@@ -79,7 +80,7 @@ def test_much_secure_noise_raises_no_false_alarm_and_hides_no_sum():
     mechanism = Mechanism(Poisson(N, 49, 2), 1000.0, l2_clip_norm=0.5, secure_noise=True)
 
     def build(optimizer, factor=1):
-        sound = dpsgd(loss_fn, optimizer, mechanism)
+        sound = dpsgd(loss_fn, optimizer)
 
         def clipped_sum(params, batch, weights, scales):
             total, diagnostics = sound.clipped_sum(params, batch, weights, scales)
@@ -88,9 +89,10 @@ def test_much_secure_noise_raises_no_false_alarm_and_hides_no_sum():
         return sound._replace(clipped_sum=clipped_sum)
 
     root = RootKey.from_insecure_seed(1)
-    report = coupled_audit(build, start(), ROWS, root=root)
+    report = coupled_audit(build, mechanism, start(), ROWS, root=root)
     assert report.passed, report.lines()
-    assert not coupled_audit(lambda o: build(o, factor=2), start(), ROWS, root=root).passed
+    wrong = coupled_audit(lambda o: build(o, factor=2), mechanism, start(), ROWS, root=root)
+    assert not wrong.passed
 
 
 def test_a_wrong_claim_is_refused_and_named():
@@ -132,9 +134,9 @@ def test_padding_may_change_the_last_bits_only_where_equal_steps_do(planted, rep
     monkeypatch.setattr("dpsgd.audit.coupled.repeats_exactly", lambda: repeats)
     mechanism = Mechanism(POISSON, noise_multiplier=1.0, l2_clip_norm=0.5)
 
-    sound = dpsgd(loss_fn, recorder(), mechanism)
+    sound = dpsgd(loss_fn, recorder())
     planted_in = sound._replace(clipped_sum=lambda *inputs: planted(sound, *inputs))
-    step = CompiledStep(planted_in, start(), ROWS, RootKey.from_insecure_seed(0), None)
+    step = CompiledStep(planted_in, mechanism, start(), ROWS, RootKey.from_insecure_seed(0), None)
     (check,) = [check for check in _sum_checks(step) if check.name == "padding is inert"]
     assert check.passed == (planted is last_bits_vary and not repeats), check.detail
 
@@ -144,10 +146,11 @@ def test_where_rounding_could_hide_a_row_that_counts_padding_is_not_said_to_be_i
     planted, monkeypatch
 ):
     monkeypatch.setattr("dpsgd.audit.coupled.repeats_exactly", lambda: False)
-    sound = dpsgd(loss_fn, recorder(), Mechanism(POISSON, noise_multiplier=1.0, l2_clip_norm=0.5))
+    sound = dpsgd(loss_fn, recorder())
+    mechanism = Mechanism(POISSON, noise_multiplier=1.0, l2_clip_norm=0.5)
     planted_in = sound._replace(clipped_sum=lambda *inputs: planted(sound, *inputs))
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), start())
-    step = CompiledStep(planted_in, half, ROWS, RootKey.from_insecure_seed(0), None)
+    step = CompiledStep(planted_in, mechanism, half, ROWS, RootKey.from_insecure_seed(0), None)
     (check,) = [check for check in _sum_checks(step) if check.name == "padding is inert"]
     assert not (check.made and check.passed), check.detail
 

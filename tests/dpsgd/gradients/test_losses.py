@@ -47,15 +47,15 @@ def expected(generation, steps):
 
 @functools.cache
 def recording(microbatch_size):
-    mechanism = Mechanism(Shuffle(N, 8, 2), 0.0, np.inf)
-    return dpsgd(draws_loss, recorder(10), mechanism, microbatch_size=microbatch_size)
+    return dpsgd(draws_loss, recorder(10), microbatch_size=microbatch_size)
 
 
 def releases(sampler, *, zeroed=(), microbatch_size=None, generation=0, block_steps=10, **how):
     """The sum of every step, without noise and clipping: float32[steps, N, D]."""
-    algorithm = recording(microbatch_size).with_mechanism(Mechanism(sampler, 0.0, np.inf))
+    algorithm = recording(microbatch_size)
     for block in train_blocks(
         algorithm,
+        Mechanism(sampler, 0.0, np.inf),
         algorithm.init(jnp.zeros((N, D))),
         columns(zeroed),
         root=ROOT,
@@ -116,9 +116,9 @@ def test_a_unit_that_is_clipped_as_one_has_one_key_that_of_its_first_row():
         assert unit["me"].shape == (2,)
         return jnp.dot(params[unit["me"][0]], drawn(key))
 
-    algorithm = dpsgd(loss, recorder(6), Mechanism(sampler, 0.0, np.inf))
+    algorithm, mechanism = dpsgd(loss, recorder(6)), Mechanism(sampler, 0.0, np.inf)
     state = algorithm.init(jnp.zeros((N, D)))
-    for block in train_blocks(algorithm, state, columns(), root=ROOT):
+    for block in train_blocks(algorithm, mechanism, state, columns(), root=ROOT):
         found = np.asarray(block.state.opt_state.releases) * 4
     for step, draws in enumerate(expected(0, 6)):
         first = sampler.episode(ROOT.sampling_seed(0), step).examples[:, 0]
@@ -175,7 +175,7 @@ def test_integer_sums_of_the_secure_mode_are_of_the_same_gradients():
     mechanism = Mechanism(Shuffle(N, N), 1.0, 0.5, secure_noise=True)
     sums = {}
     for size in (None, 7):
-        algorithm = dpsgd(loss, optax.sgd(0.1), mechanism, microbatch_size=size)
+        algorithm = dpsgd(loss, optax.sgd(0.1), microbatch_size=size)
         arguments = params, rows(), np.ones(N, np.float32), mechanism.scales(), keys
         run = jax.jit(algorithm.clipped_sum, compiler_options=FAST_COMPILE)
         sums[size] = run(*arguments)[0]
@@ -189,14 +189,14 @@ def test_integer_sums_of_the_secure_mode_are_of_the_same_gradients():
 
 def test_a_run_with_dropout_learns_and_ends_in_the_same_bits_when_resumed(tmp_path):
     params, loss = net()
-    algorithm = dpsgd(loss, optax.adam(0.1), Mechanism(Shuffle(N, 8, 10), 0.5, 1.0))
-    checkpoints = Checkpoints(tmp_path)
-    for block in train_blocks(algorithm, algorithm.init(params), rows(), root=ROOT, block_steps=8):
+    algorithm, mechanism = dpsgd(loss, optax.adam(0.1)), Mechanism(Shuffle(N, 8, 10), 0.5, 1.0)
+    checkpoints, how = Checkpoints(tmp_path), {"root": ROOT, "block_steps": 8}
+    for block in train_blocks(algorithm, mechanism, algorithm.init(params), rows(), **how):
         if block.steps.start == 16:
             checkpoints.save(Checkpoint(block.state, "", 0.0))
     begun = checkpoints.latest(algorithm.init(params)).state
     assert begun.step == 24
-    [*_, last] = train_blocks(algorithm, begun, rows(), root=ROOT, block_steps=8)
+    [*_, last] = train_blocks(algorithm, mechanism, begun, rows(), **how)
     jax.tree.map(np.testing.assert_array_equal, last.state, block.state)
     _, predict = split_module(nnx.view(Net(nnx.Rngs(0)), deterministic=True))
     found = jax.vmap(predict, (None, 0))(last.state.params, rows()["x"]) > 0
@@ -218,10 +218,11 @@ def test_the_audit_passes_a_loss_with_a_key_and_catches_keys_that_depend_on_the_
     mechanism = Mechanism(Shuffle(N, 8, 2), 1.0, 0.5)
 
     def build(optimizer):
-        algorithm = dpsgd(draws_loss, optimizer, mechanism)
+        algorithm = dpsgd(draws_loss, optimizer)
         return by_place(algorithm) if planted else algorithm
 
-    report = coupled_audit(build, jnp.zeros((N, D)), columns(), root=RootKey.from_insecure_seed(1))
+    root = RootKey.from_insecure_seed(1)
+    report = coupled_audit(build, mechanism, jnp.zeros((N, D)), columns(), root=root)
     failed = [check.name for check in report.checks if not check.passed]
     assert ("examples are clipped one by one: sums add up" in failed) == planted
     assert planted or not failed
@@ -263,9 +264,8 @@ def test_a_loss_takes_a_key_if_it_requires_a_third_argument(loss, expected):
     "loss", [lambda params: 0.0, lambda *args: 0.0, optional_key, by_name, lambda a, b, c, d: 0.0]
 )
 def test_a_loss_whose_arguments_do_not_tell_is_refused_in_one_line(loss):
-    mechanism = Mechanism(Shuffle(N, 8), 1.0, 1.0)
     for make in (
-        lambda: dpsgd(loss, optax.sgd(0.1), mechanism),
+        lambda: dpsgd(loss, optax.sgd(0.1)),
         lambda: clipped_grad(loss, l2_clip_norm=1.0),
         lambda: explain(loss, jnp.ones(3), jnp.ones(3)),
     ):

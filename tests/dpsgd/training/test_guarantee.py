@@ -120,19 +120,21 @@ def test_a_callback_sees_the_parameters_after_every_block_in_copies_of_its_own()
     def loss_fn(w, x):
         return jnp.square(w - x)
 
-    algorithm = dpsgd(loss_fn, optax.sgd(0.1), mechanism(SAMPLERS["shuffle"]))
+    algorithm, shuffled = dpsgd(loss_fn, optax.sgd(0.1)), mechanism(SAMPLERS["shuffle"])
     data, root = np.linspace(0, 1, 1000, dtype=np.float32), RootKey.from_insecure_seed(1)
     kept = {}
     with pytest.warns(UserWarning, match="NO GUARANTEE"):
         last = train(
             algorithm,
+            shuffled,
             jnp.zeros(()),
             data,
             root=root,
             block_steps=8,
             on_block=lambda steps, w: kept.update({steps: w}),
         )
-    blocks = train_blocks(algorithm, algorithm.init(jnp.zeros(())), data, root=root, block_steps=8)
+    state = algorithm.init(jnp.zeros(()))
+    blocks = train_blocks(algorithm, shuffled, state, data, root=root, block_steps=8)
     expected = {block.steps.stop: float(block.state.params) for block in blocks}
     assert list(expected) == [8, 16, 24, 30]
     assert {steps: float(w) for steps, w in kept.items()} == expected

@@ -1,7 +1,5 @@
 """To resume is to know one integer: however a run is cut, its parameters are the same bits."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,15 +27,11 @@ def loss(params, example):
     return (example["x"] @ params["w"] - example["y"]) ** 2
 
 
-@functools.cache
-def shared(noisy):
-    """An algorithm whose compiled programs serve all tests."""
-    optimizer = optax.adam(optax.cosine_decay_schedule(0.1, SAMPLERS[0].num_steps))
-    return dpsgd(loss, optimizer, Mechanism(SAMPLERS[0], float(noisy), 1.0))
+ALGORITHM = dpsgd(loss, optax.adam(optax.cosine_decay_schedule(0.1, SAMPLERS[0].num_steps)))
 
 
-def algorithm(sampler, noise_multiplier=1.0):
-    return shared(noise_multiplier > 0).with_mechanism(Mechanism(sampler, noise_multiplier, 1.0))
+def mechanism(sampler, noise_multiplier=1.0):
+    return Mechanism(sampler, noise_multiplier, 1.0)
 
 
 def data():
@@ -46,14 +40,15 @@ def data():
     return {"x": x, "y": x.sum(axis=1)}
 
 
-def initial(algorithm):
-    return algorithm.init({"w": jnp.zeros(3)})
+def initial():
+    return ALGORITHM.init({"w": jnp.zeros(3)})
 
 
-def run(algorithm, state, **how):
+def run(mechanism, state, **how):
     """The steps at which blocks end, and the last state."""
     ends = []
-    for block in train_blocks(algorithm, state, data(), root=ROOT, **{"block_steps": 4, **how}):
+    how = {"root": ROOT, "block_steps": 4, **how}
+    for block in train_blocks(ALGORITHM, mechanism, state, data(), **how):
         ends.append(block.steps.stop)
         state = block.state
     return ends, state
@@ -68,23 +63,24 @@ def assert_same_bits(a, b):
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
-    private, checkpoints = algorithm(sampler), Checkpoints(tmp_path / "checkpoints")
+    private, checkpoints = mechanism(sampler), Checkpoints(tmp_path / "checkpoints")
     ends = []
-    for block in train_blocks(private, initial(private), data(), root=ROOT, block_steps=4):
+    blocks = train_blocks(ALGORITHM, private, initial(), data(), root=ROOT, block_steps=4)
+    for block in blocks:
         ends.append(block.steps.stop)
         if len(ends) == 2:
             checkpoints.save(Checkpoint(block.state, "", 0.0))
     assert ends[-1] == sampler.num_steps
-    rest, resumed = run(private, checkpoints.latest(initial(private)).state)
+    rest, resumed = run(private, checkpoints.latest(initial()).state)
     assert rest == ends[2:]
     assert_same_bits(resumed, block.state)
 
 
 def test_block_boundaries_do_not_change_a_bit():
-    private = algorithm(SAMPLERS[3])
-    _, one = run(private, initial(private), block_steps=1)
+    private = mechanism(SAMPLERS[3])
+    _, one = run(private, initial(), block_steps=1)
     for block_steps in (5, 64):
-        assert_same_bits(run(private, initial(private), block_steps=block_steps)[1], one)
+        assert_same_bits(run(private, initial(), block_steps=block_steps)[1], one)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +89,13 @@ def test_block_boundaries_do_not_change_a_bit():
     ids=["noise alone", "batches alone"],
 )
 def test_another_generation_draws_other_noise_and_other_batches(sampler, noise_multiplier):
-    private = algorithm(sampler, noise_multiplier)
-    first, second = (run(private, initial(private), generation=g)[1] for g in (0, 1))
+    private = mechanism(sampler, noise_multiplier)
+    first, second = (run(private, initial(), generation=g)[1] for g in (0, 1))
     assert not np.array_equal(first.params["w"], second.params["w"])
 
 
 def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatch):
-    private = algorithm(SAMPLERS[2])
+    private = mechanism(SAMPLERS[2])
     happened = []
 
     def declare(steps):
@@ -107,8 +103,8 @@ def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatc
             raise OSError("disk full")
         happened.append(("declared", steps))
 
-    def compile_block(algorithm, compiled=loop.compiled_block):
-        run_block = compiled(algorithm)
+    def compile_block(*of, compiled=loop.compiled_block):
+        run_block = compiled(*of)
 
         def running(state, *inputs):
             happened.append(("runs", int(state.step)))
@@ -118,7 +114,7 @@ def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatc
 
     monkeypatch.setattr(loop, "compiled_block", compile_block)
     blocks = train_blocks(
-        private, initial(private), data(), root=ROOT, block_steps=4, declare=declare
+        ALGORITHM, private, initial(), data(), root=ROOT, block_steps=4, declare=declare
     )
     for first in (0, 4):  # nothing is declared, and no noise is drawn, ahead of its block
         assert next(blocks).steps.start == first
@@ -131,7 +127,7 @@ def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatc
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_resuming_draws_one_epoch_however_many_were_done(sampler, monkeypatch):
     sampler = sampler.with_epochs(200_000)
-    private = algorithm(sampler)
+    private = mechanism(sampler)
     first = sampler.num_steps - 4
     drawn, planned, usual = [], [], type(sampler).plan
 
@@ -140,7 +136,7 @@ def test_resuming_draws_one_epoch_however_many_were_done(sampler, monkeypatch):
         return usual(self, seed, epoch)
 
     monkeypatch.setattr(type(sampler), "plan", plan)
-    start = initial(private)._replace(step=jnp.int32(first))
+    start = initial()._replace(step=jnp.int32(first))
     ends, _ = run(private, start, declare=planned.append)
     assert ends == [sampler.num_steps]
     assert planned == [range(first, sampler.num_steps)]

@@ -100,8 +100,7 @@ def test_a_key_that_nothing_would_use_is_refused():
     ids=["linen", "nnx", "nnx streams"],
 )
 def test_training_refuses_parameters_with_other_state(params, message):
-    algorithm = dpsgd(
-        lambda params, example: 0.0, optax.sgd(0.1), Mechanism(Deterministic(4, 2), 1.0, 1.0)
-    )
+    algorithm = dpsgd(lambda params, example: 0.0, optax.sgd(0.1))
+    mechanism, data = Mechanism(Deterministic(4, 2), 1.0, 1.0), {"x": np.zeros((4, 3), np.float32)}
     with pytest.raises(ValueError, match=message):
-        train(algorithm, params, {"x": np.zeros((4, 3), np.float32)}, root=RootKey.from_entropy())
+        train(algorithm, mechanism, params, data, root=RootKey.from_entropy())

@@ -29,13 +29,13 @@ def loss_fn(params, x):
     return jnp.tanh(x @ params).sum() + jnp.square(x @ params).sum()  # x = 0 has gradient 0
 
 
-ALGORITHM = dpsgd(loss_fn, recorder(STEPS), Mechanism(SAMPLERS["poisson"], 1.0, CLIP))
+ALGORITHM = dpsgd(loss_fn, recorder(STEPS))
 
 
 def releases(sampler, rows):
     """The noised sum of every step, all at the same parameters: float64[steps, 6]."""
-    algorithm = ALGORITHM.with_mechanism(Mechanism(sampler, 1.0, CLIP))
-    for block in train_blocks(algorithm, algorithm.init(jnp.ones((2, 3))), rows, root=ROOT):
+    mechanism, state = Mechanism(sampler, 1.0, CLIP), ALGORITHM.init(jnp.ones((2, 3)))
+    for block in train_blocks(ALGORITHM, mechanism, state, rows, root=ROOT):
         found = jax.device_get(block.state.opt_state.releases)
     return np.float64(found).reshape(STEPS, -1) * sampler.expected_batch_size
 

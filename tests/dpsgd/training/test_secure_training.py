@@ -1,5 +1,6 @@
 """With secure noise, training releases exact integer sums plus exact noise, and says so."""
 
+import functools
 import json
 
 import hypothesis.extra.numpy as hnp
@@ -18,6 +19,7 @@ from dpsgd.noise.secure import rounded_gaussian
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from dpsgd.runs.history import NO_HEAD, LedgerError, Terms
 from dpsgd.runs.ledger import Ledger, read
+from dpsgd.training import loop
 from dpsgd.training.guarantee import FLOATING_POINT
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
@@ -61,9 +63,9 @@ def test_each_release_is_the_exact_integer_sum_plus_the_exact_noise_of_its_step(
     grid, key = mechanism.scales().grid, ROOT.secure_noise_key(0).tobytes()
     assert int(grid.cells) * float(grid.spacing) >= 1.5 * CLIP
     source = BatchSource(sampler, ROOT.sampling_seed(0))
-    algorithm = dpsgd(linear_loss, recorder(), mechanism)
-    steps = []
-    for block in train_blocks(algorithm, algorithm.init(start()), data, root=ROOT, block_steps=1):
+    algorithm = dpsgd(linear_loss, recorder())
+    steps, state = [], algorithm.init(start())
+    for block in train_blocks(algorithm, mechanism, state, data, root=ROOT, block_steps=1):
         step = block.steps.start
         taken = np.concatenate([p.indices[p.weights > 0] for p in source.passes(step)])
         exact = np.trunc(data[taken] * np.float32(1 - 2.0**-12) / grid.spacing).astype(np.int64)
@@ -91,7 +93,7 @@ def integer_sum(clip, batch, weights):
     """The sum of one step, by the very function that training compiles."""
     if clip not in SUMS:
         mechanism = secure(Deterministic(B, B), clip)
-        algorithm = dpsgd(linear_loss, optax.sgd(1.0), mechanism, microbatch_size=3)
+        algorithm = dpsgd(linear_loss, optax.sgd(1.0), microbatch_size=3)
         SUMS[clip] = mechanism, jax.jit(algorithm.clipped_sum)
     mechanism, compiled = SUMS[clip]
     total, _ = compiled(start(), batch, weights, mechanism.scales())
@@ -140,7 +142,7 @@ def test_microbatches_change_no_bit():
     mechanism, data = secure(Deterministic(N, N)), rows()
     totals = []
     for size in (None, 1, 7, 64):
-        algorithm = dpsgd(linear_loss, optax.sgd(1.0), mechanism, microbatch_size=size)
+        algorithm = dpsgd(linear_loss, optax.sgd(1.0), microbatch_size=size)
         compiled = jax.jit(algorithm.clipped_sum)
         total, _ = compiled(start(), data, np.ones(N, np.float32), mechanism.scales())
         totals.append(total)
@@ -157,10 +159,11 @@ def nonlinear(params, example):
 
 @pytest.mark.parametrize("sampler", SAMPLERS[3:], ids=repr)
 def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
-    private, checkpoints = dpsgd(nonlinear, optax.adam(0.1), secure(sampler)), Checkpoints(tmp_path)
+    private, checkpoints = dpsgd(nonlinear, optax.adam(0.1)), Checkpoints(tmp_path)
 
     def run(state, **how):
-        for count, block in enumerate(train_blocks(private, state, rows(), root=ROOT, **how)):
+        blocks = train_blocks(private, secure(sampler), state, rows(), root=ROOT, **how)
+        for count, block in enumerate(blocks):
             if count == 1 and how["block_steps"] == 4:
                 checkpoints.save(Checkpoint(block.state, "", 0.0))
             last = jax.tree.map(np.array, block.state)
@@ -234,29 +237,27 @@ def test_a_mechanism_that_cannot_be_secure_is_refused(sigma, clip, message):
 
 def test_one_program_serves_every_grid_and_another_the_fast_noise():
     """A grid that stayed behind in a shared program would be the noise of another mechanism."""
-    fast = dpsgd(linear_loss, recorder(), Mechanism(SAMPLERS[0], 3.0, 7.0))
+    # Functions of one life, so that nothing was compiled of them before.
+    shared, fresh = (dpsgd(functools.partial(linear_loss), recorder()) for _ in range(2))
 
-    def first_release(algorithm):
-        blocks = train_blocks(algorithm, algorithm.init(start()), rows(), root=ROOT, block_steps=1)
+    def first_release(algorithm, mechanism):
+        state = algorithm.init(start())
+        blocks = train_blocks(algorithm, mechanism, state, rows(), root=ROOT, block_steps=1)
         return flat(jax.tree.map(lambda leaf: leaf[0], next(blocks).state.opt_state.releases))
 
-    releases = []
+    releases, before = [], loop._compiled.cache_info().misses
     for sigma, clip in ((1.5, 2.0), (40.0, 2.0), (1.5, 90.0)):
-        mechanism = secure(SAMPLERS[0], clip, sigma)
-        shared = first_release(fast.with_mechanism(mechanism))
-        np.testing.assert_array_equal(
-            shared, first_release(dpsgd(linear_loss, recorder(), mechanism))
-        )
-        releases.append(tuple(shared))
-    releases.append(tuple(first_release(fast)))
+        releases.append(tuple(first_release(shared, secure(SAMPLERS[0], clip, sigma))))
+    assert loop._compiled.cache_info().misses == before + 1
+    assert releases[2] == tuple(first_release(fresh, secure(SAMPLERS[0], 90.0, 1.5)))
+    releases.append(tuple(first_release(shared, Mechanism(SAMPLERS[0], 3.0, 7.0))))
     assert len(set(releases)) == 4
-    (compiled,) = fast.programs.values()
-    assert compiled._cache_size() == 2
+    assert loop._compiled.cache_info().misses == before + 3
 
 
 def test_the_audit_passes_secure_training():
     mechanism = secure(SAMPLERS[3], clip=0.5)
     report = coupled_audit(
-        lambda optimizer: dpsgd(nonlinear, optimizer, mechanism), start(), rows(), root=ROOT
+        lambda optimizer: dpsgd(nonlinear, optimizer), mechanism, start(), rows(), root=ROOT
     )
     assert report.passed, report.lines()

@@ -59,18 +59,15 @@ def plain_step(params, opt_state, taken):
     return optax.apply_updates(params, updates), opt_state
 
 
-@functools.cache
-def shared(noisy):
-    """An algorithm whose compiled programs serve all tests that need no algorithm of their own."""
-    return dpsgd(loss_fn, OPTIMIZER, Mechanism(SAMPLERS["shuffle"], float(noisy), 1.0))
+ALGORITHM = dpsgd(loss_fn, OPTIMIZER)
+SHUFFLED = Mechanism(SAMPLERS["shuffle"], 1.0, 1.0)
 
 
-def blocks(sampler, sigma, clip, *, of=None, root=None, block_steps=4, columns=None, data_on=None):
-    algorithm = (of or shared(sigma > 0)).with_mechanism(Mechanism(sampler, sigma, clip))
-    state = algorithm.init(start())
+def blocks(sampler, sigma, clip, *, of=ALGORITHM, root=None, columns=None, **how):
+    mechanism, state = Mechanism(sampler, sigma, clip), of.init(start())
     root = root or RootKey.from_insecure_seed(3)
     rows = data() if columns is None else columns
-    return train_blocks(algorithm, state, rows, root=root, block_steps=block_steps, data_on=data_on)
+    return train_blocks(of, mechanism, state, rows, root=root, **{"block_steps": 4, **how})
 
 
 @EVERY_SAMPLER
@@ -91,14 +88,13 @@ def test_without_noise_and_clipping_it_is_plain_optax_training_on_the_same_batch
 
 def test_padded_rows_and_everything_in_them_change_no_bit():
     # Row 0 stands in every padded place; the last sampler never takes it as an example.
-    algorithm = dpsgd(loss_fn, optax.sgd(0.1), Mechanism(Deterministic(N, 8, 1), 1.0, 1.0))
-    clipped_sum = jax.jit(algorithm.clipped_sum)
+    clipped_sum = jax.jit(ALGORITHM.clipped_sum)
     weights = np.array([1, 1, 1, 1, 0, 0, 0, 0], np.float32)
     results = []
     for poison in (0.0, np.nan, np.inf):
         batch = {name: column[:8].copy() for name, column in data().items()}
         batch["x"][4:] = poison
-        total, _ = clipped_sum(start(), batch, weights, algorithm.mechanism.scales())
+        total, _ = clipped_sum(start(), batch, weights, SHUFFLED.scales())
         results.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(total)]))
     assert np.isfinite(results[0]).all()
     assert (results[0] == results[1]).all()
@@ -109,17 +105,15 @@ def _no_gradient(params, example):
     return 0.0 * example["x"][0] + 0.0 * jnp.sum(params["w"]) * 0.0
 
 
-NOISE_ONLY = dpsgd(_no_gradient, optax.sgd(1.0), Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+NOISE_ONLY = dpsgd(_no_gradient, optax.sgd(1.0))
 
 
 def _releases(sampler, sigma, clip, size=4_000):
     """The noise of every step: one leaf of `size` parameters on which no example has a gradient."""
-    algorithm = NOISE_ONLY.with_mechanism(Mechanism(sampler, sigma, clip))
-    state = algorithm.init({"w": jnp.zeros(size)})
+    mechanism, state = Mechanism(sampler, sigma, clip), NOISE_ONLY.init({"w": jnp.zeros(size)})
     before, taken = np.zeros(size), []
-    for block in train_blocks(
-        algorithm, state, data(), root=RootKey.from_insecure_seed(5), block_steps=1
-    ):
+    root = RootKey.from_insecure_seed(5)
+    for block in train_blocks(NOISE_ONLY, mechanism, state, data(), root=root, block_steps=1):
         after = np.asarray(block.state.params["w"], np.float64)
         taken.append(before - after)
         before = after
@@ -159,12 +153,12 @@ def test_a_realised_batch_size_is_not_the_divisor():
         return params["w"][0] + 0.0 * example["x"][0]
 
     sampler = SAMPLERS["poisson"]
-    algorithm = dpsgd(constant, optax.sgd(1.0), Mechanism(sampler, 0.0, np.inf))
+    algorithm, mechanism = dpsgd(constant, optax.sgd(1.0)), Mechanism(sampler, 0.0, np.inf)
     state = algorithm.init({"w": jnp.zeros(1)})
     before = 0.0
     sizes = []
     for block in train_blocks(
-        algorithm, state, data(), root=RootKey.from_insecure_seed(1), block_steps=1
+        algorithm, mechanism, state, data(), root=RootKey.from_insecure_seed(1), block_steps=1
     ):
         after = float(block.state.params["w"][0])
         size = float(block.diagnostics.batch_size[0])
@@ -216,7 +210,7 @@ def runs(request, tmp_path_factory):
     for name, column in data().items():
         np.save(folder / f"{name}.npy", column)
         mapped[name] = np.load(folder / f"{name}.npy", mmap_mode="r")
-    found, of = {}, dpsgd(loss_fn, OPTIMIZER, Mechanism(sampler, 1.0, 1.0))
+    found, of = {}, dpsgd(functools.partial(loss_fn), OPTIMIZER)  # compiled by nobody before
     for data_on, columns in (("device", data()), ("host", mapped)):
         with compilations_of("_run_block") as compiled:
             ran = [
@@ -241,11 +235,11 @@ def test_runs_that_differ_in_numbers_alone_share_one_compiled_program():
     # A learning rate that is injected is state, and so an argument of the program.
     optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
 
-    def final(algorithm, learning_rate, seed):
+    def final(algorithm, mechanism, learning_rate, seed):
         state = algorithm.init(start())
         state.opt_state.hyperparams["learning_rate"] = jnp.float32(learning_rate)
         root = RootKey.from_insecure_seed(seed)
-        for block in train_blocks(algorithm, state, data(), root=root, block_steps=4):
+        for block in train_blocks(algorithm, mechanism, state, data(), root=root, block_steps=4):
             params = np.asarray(block.state.params["w"])
         return params
 
@@ -255,47 +249,59 @@ def test_runs_that_differ_in_numbers_alone_share_one_compiled_program():
         Mechanism(Poisson(N, 6, 3, max_batch_size=16), 1.0, 1.0),
         Mechanism(Shuffle(N, 16, 1), 2.0, 0.5),
     ]
-    algorithm = dpsgd(loss_fn, optimizer, mechanisms[0])
     rates = [0.1, 0.2, 0.3, 0.4]
     with compilations_of("_run_block") as compiled:
         shared = [
-            final(algorithm.with_mechanism(mechanism), rate, seed)
+            final(dpsgd(loss_fn, optimizer), mechanism, rate, seed)
             for seed, (mechanism, rate) in enumerate(zip(mechanisms, rates, strict=True))
         ]
         assert len(compiled) == 1
-        alone = final(dpsgd(loss_fn, optimizer, mechanisms[3]), rates[3], 3)
+        own = dpsgd(functools.partial(loss_fn), optimizer)
+        alone = final(own, mechanisms[3], rates[3], 3)
         assert len(compiled) == 2
         assert (shared[3] == alone).all()
         # Passes over parts of a batch are another program.
         in_passes = Mechanism(SAMPLERS["accumulating poisson"], 1.0, 1.0)
-        final(algorithm.with_mechanism(in_passes), 0.1, 1)
+        final(own, in_passes, 0.1, 1)
         assert len(compiled) == 3
 
 
-@pytest.mark.parametrize("sigma", [0.0, 1.0])
-def test_noise_is_never_switched_on_or_off_under_a_program_made_without_or_with_it(sigma):
-    algorithm = dpsgd(loss_fn, optax.adam(0.1), Mechanism(SAMPLERS["poisson"], sigma, 1.0))
-    with pytest.raises(ValueError, match="different programs"):
-        algorithm.with_mechanism(Mechanism(SAMPLERS["poisson"], 1.0 - sigma, 1.0))
+def test_with_and_without_noise_are_two_programs_of_one_algorithm():
+    silent, noisy = (list(blocks(SAMPLERS["shuffle"], sigma, 1.0))[-1] for sigma in (0.0, 1.0))
+    programs = {
+        str(jax.make_jaxpr(ALGORITHM.update)(block.state, start(), np.zeros(4, np.uint32), scales))
+        for block, scales in (
+            (silent, Mechanism(SAMPLERS["shuffle"], 0.0, 1.0).scales()),
+            (noisy, SHUFFLED.scales()),
+        )
+    }
+    assert sum("rounded_noise" in program for program in programs) == 1
 
 
 def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
-    algorithm = shared(True)
-    train(algorithm, start(), data())
-    idle = algorithm._replace(update=lambda state, *_: state._replace(step=state.step + 1))
-    assert (np.asarray(train(idle, start(), data())["w"]) == np.float32(0.1)).all()
+    train(ALGORITHM, SHUFFLED, start(), data())
+    idle = ALGORITHM._replace(update=lambda state, *_: state._replace(step=state.step + 1))
+    assert (np.asarray(train(idle, SHUFFLED, start(), data())["w"]) == np.float32(0.1)).all()
 
 
-def test_an_algorithm_that_is_let_go_leaves_no_program_behind():
-    def own_loss(params, example):
-        return loss_fn(params, example)
+def test_few_programs_are_kept_and_one_that_is_not_leaves_nothing_behind(monkeypatch):
+    few = functools.lru_cache(maxsize=2)(loop._compiled.__wrapped__)
+    monkeypatch.setattr(loop, "_compiled", few)
 
-    algorithm = dpsgd(own_loss, optax.adam(0.1), Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
-    train(algorithm, start(), data())
-    alive = weakref.ref(own_loss)
-    del algorithm, own_loss
-    gc.collect()
-    assert alive() is None
+    def run(rate):
+        def own_loss(params, example):
+            return rate * loss_fn(params, example)
+
+        list(blocks(SAMPLERS["shuffle"], 1.0, 1.0, of=dpsgd(own_loss, OPTIMIZER)))
+        return weakref.ref(own_loss)
+
+    alive, counts = [], []
+    for rate in range(4):
+        alive.append(run(rate))
+        gc.collect()
+        counts.append(len(jax.local_devices()[0].client.live_executables()))
+    assert [loss() is None for loss in alive] == [True, True, False, False]
+    assert counts[1] == counts[2] == counts[3]
 
 
 def test_two_runs_draw_different_noise_and_one_root_repeats_itself():
@@ -344,15 +350,15 @@ def test_no_more_than_two_blocks_are_ever_under_way(monkeypatch):
 
 
 def test_a_root_serves_one_run_and_a_seed_warns_that_nothing_is_guaranteed():
-    algorithm = shared(True)
     root = RootKey.from_entropy()
-    train(algorithm, start(), data(), root=root)
+    train(ALGORITHM, SHUFFLED, start(), data(), root=root)
+    other = {**data(), "x": data()["x"] + 1}
     with pytest.raises(ValueError, match="already begun under this root"):
-        train(algorithm, start(), {**data(), "x": data()["x"] + 1}, root=root)
+        train(ALGORITHM, SHUFFLED, start(), other, root=root)
     root = RootKey.from_insecure_seed(1)
     for _ in range(2):  # a run may be repeated where there is no guarantee to lose
         with pytest.warns(UserWarning, match="NO GUARANTEE: reproducible noise"):
-            train(algorithm, start(), data(), root=root)
+            train(ALGORITHM, SHUFFLED, start(), data(), root=root)
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -367,14 +373,14 @@ def test_data_that_are_not_finite_give_a_warning_that_tells_where_and_no_more(
         rows["x"][-count:, 1] = bad
         rows = jax.tree.map(jnp.asarray, rows) if on_device else rows
         with pytest.warns(UserWarning, match=r"^data\['x'\]: there is NaN or infinity") as caught:
-            trained = train(shared(True), start(), rows)
+            trained = train(ALGORITHM, SHUFFLED, start(), rows)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained))
         said += [str(warning.message) for warning in caught]
     assert len(said) == 2
     assert len(set(said)) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(shared(True), start(), data())
+        train(ALGORITHM, SHUFFLED, start(), data())
 
 
 def test_data_of_another_size_are_refused():
@@ -384,19 +390,19 @@ def test_data_of_another_size_are_refused():
 
 
 def test_a_run_that_is_refused_leaves_its_root_to_the_next():
-    algorithm = shared(True)
     root = RootKey.from_entropy()
     rows = {name: column[:-1] for name, column in data().items()}
     with pytest.raises(ValueError, match="num_examples=60"):
-        train(algorithm, start(), rows, root=root)
+        train(ALGORITHM, SHUFFLED, start(), rows, root=root)
+    params = start() | {"batch_stats": jnp.zeros(3)}
     with pytest.raises(ValueError, match="batch statistic"):
-        train(algorithm, start() | {"batch_stats": jnp.zeros(3)}, data(), root=root)
-    train(algorithm, start(), data(), root=root)
+        train(ALGORITHM, SHUFFLED, params, data(), root=root)
+    train(ALGORITHM, SHUFFLED, start(), data(), root=root)
 
 
 def test_training_leaves_the_callers_parameters_alone():
     params = start()
-    trained = train(shared(True), params, data())
+    trained = train(ALGORITHM, SHUFFLED, params, data())
     assert (np.asarray(params["w"]) == np.float32(0.1)).all()
     assert (np.asarray(trained["w"]) != np.float32(0.1)).any()
 
@@ -408,11 +414,12 @@ def test_blocks_overwrite_no_array_of_the_caller(kept):
         optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
     else:  # and one whose state holds the parameters
         optimizer = optax.GradientTransformation(lambda p: p, lambda g, s, p: (g, s))
-    algorithm = dpsgd(loss_fn, optimizer, Mechanism(SAMPLERS["shuffle"], 1.0, 1.0))
+    algorithm = dpsgd(loss_fn, optimizer)
     state, root = algorithm.init(params), RootKey.from_insecure_seed(3)
     before = jax.tree.map(np.array, (params, rate, state))
     # Handed over, the state is overwritten, and nothing of which it was made.
-    [*_, last] = train_blocks(algorithm, algorithm.init(params), data(), root=root, donate=True)
-    [*_, again] = train_blocks(algorithm, state, data(), root=root)
+    own = algorithm.init(params)
+    [*_, last] = train_blocks(algorithm, SHUFFLED, own, data(), root=root, donate=True)
+    [*_, again] = train_blocks(algorithm, SHUFFLED, state, data(), root=root)
     jax.tree.map(np.testing.assert_array_equal, (params, rate, state), before)
     jax.tree.map(np.testing.assert_array_equal, last.state, again.state)

@@ -49,10 +49,10 @@ def unit_loss(params, unit):
 
 
 @functools.cache
-def still(loss, noisy):
+def still(loss):
     """DP-SGD of which every step starts where the first did: what differs is the step's data."""
     at = jnp.ones(4)
-    dp = dpsgd(loss, optax.sgd(1.0), Mechanism(Deterministic(1, 1), float(noisy), CLIP))
+    dp = dpsgd(loss, optax.sgd(1.0))
     return dp._replace(
         clipped_sum=lambda _, *rest: dp.clipped_sum(at, *rest),
         update=lambda state, *rest: dp.update(state._replace(params=at), *rest),
@@ -61,10 +61,10 @@ def still(loss, noisy):
 
 def releases(sampler, data, loss=unit_loss, *, sigma=1.0):
     """Every step's noised sum: float64[steps, 4]."""
-    algorithm = still(loss, sigma > 0).with_mechanism(Mechanism(sampler, sigma, CLIP))
+    algorithm, mechanism = still(loss), Mechanism(sampler, sigma, CLIP)
     state = algorithm.init(jnp.ones(4))
     found = []
-    for block in train_blocks(algorithm, state, data, root=ROOT, block_steps=1):
+    for block in train_blocks(algorithm, mechanism, state, data, root=ROOT, block_steps=1):
         found.append(1.0 - np.asarray(block.state.params, np.float64))
     return np.array(found) * sampler.expected_batch_size
 
@@ -134,7 +134,8 @@ def test_the_audit_passes_units_clipped_as_one_and_catches_rows_clipped_each():
 
     def audit(mutate):
         return coupled_audit(
-            lambda optimizer: mutate(dpsgd(unit_loss, optimizer, mechanism)),
+            lambda optimizer: mutate(dpsgd(unit_loss, optimizer)),
+            mechanism,
             jnp.ones(4),
             {"x": rows()["x"] * 100},
         )
