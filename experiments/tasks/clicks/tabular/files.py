@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -131,6 +132,8 @@ class TextFile:
             found = {
                 d: next(csv.reader(io.StringIO(text, newline=""), delimiter=d)) for d in DELIMITERS
             }
+        if "\0" in text[: text.find("\n") + 1 or None]:
+            raise DataError(path, "byte 0x00 is not UTF-8 text", line=1)
         # The first of those that make the most of the wanted columns, and then the most columns.
         delimiter = max(found, key=lambda d: (len({*wanted} & {*found[d]}), len(found[d])))
         if not found[delimiter]:
@@ -149,7 +152,7 @@ class TextFile:
         rows, last = 0, None
         try:
             with pyarrow.csv.open_csv(
-                pa.PythonFile(_Stream(self.path, f"\n{end}\n".encode()), mode="r"),
+                pa.PythonFile(_Text(self.path, f"\n{end}\n".encode()), mode="r"),
                 read_options=pyarrow.csv.ReadOptions(
                     column_names=names,
                     skip_rows_after_names=1,
@@ -169,7 +172,7 @@ class TextFile:
                         yield {name: last.column(place) for name, place in places.items()}
                         rows += len(last)
                     last = batch
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, _NoTextError) as error:
             self._explain(error, rows, wanted)
         if last is None or any(column[-1].as_py() != _MARK for column in last.columns):
             line = self._line(rows + len(last or []) - 1)
@@ -210,7 +213,7 @@ class TextFile:
                 row += bool(fields)
                 line, taken = rows.line_num + 1, 0
 
-    def _explain(self, error: pa.ArrowInvalid, first_row: int, wanted: Sequence[str]) -> NoReturn:
+    def _explain(self, error: Exception, first_row: int, wanted: Sequence[str]) -> NoReturn:
         """Raise the DataError of the first row from `first_row` on that cannot be read."""
         for line, fields in self._rows(first_row):
             if len(fields) != len(self.names):
@@ -222,16 +225,22 @@ class TextFile:
                     f"{DELIMITERS[self.delimiter]}{quote}",
                     line=line,
                 )
-            for name in wanted:
-                for character in fields[self.names.index(name)]:
-                    if "\udc80" <= character <= "\udcff":
-                        found = f"byte 0x{ord(character) - 0xDC00:02x}"
-                        problem = f"{found} is not UTF-8 text"
-                        raise DataError(self.path, problem, line=line, column=name)
+            for name, field in zip(self.names, fields, strict=True):
+                # What is not UTF-8 was decoded as a surrogate, whose low byte it is.
+                if found := (_NO_TEXT if name in wanted else _NUL).search(field):
+                    problem = f"byte 0x{ord(found[0]) & 0xFF:02x} is not UTF-8 text"
+                    raise DataError(self.path, problem, line=line, column=name)
             if sum(map(len, fields)) > BLOCK_BYTES // 2:
                 raise DataError(self.path, _LONG, line=line)
         why = " ".join(str(error).split())
         raise DataError(self.path, f"cannot be read as text with columns: {why:.200}")
+
+
+class _NoTextError(Exception):
+    """There is a NUL in a text, which Arrow takes for a character like others."""
+
+
+_NUL, _NO_TEXT = re.compile("\0"), re.compile("[\0\udc80-\udcff]")
 
 
 class _Stream(io.RawIOBase):
@@ -261,6 +270,17 @@ class _Stream(io.RawIOBase):
         """Close the file."""
         self._file.close()
         super().close()
+
+
+class _Text(_Stream):
+    """A stream that refuses a NUL."""
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer`, or raise a DataError or a _NoTextError."""
+        done = super().readinto(buffer)
+        if b"\0" in bytes(buffer[:done]):
+            raise _NoTextError("NUL")
+        return done
 
 
 @contextmanager
