@@ -407,12 +407,12 @@ def test_what_differs_between_a_store_and_a_model_is_named_most_telling_first(ho
     schema = store.schema
     assert store.unlike(schema, 5) is None
     fewer = replace(schema, integers=schema.integers[:-1])
-    none = Schema(schema.name, (), (), ())
+    one = Schema(schema.name, ("I1",), (), ())
     buckets = replace(schema, buckets=(4, *schema.buckets[1:]))
     for other, says in {
-        replace(none, name="other"): "holds rows of criteo-display, not of other",
+        replace(one, name="other"): "holds rows of criteo-display, not of other",
         fewer: "was prepared with other columns (I13)",
-        none: "was prepared with other columns (C1, C10, C11, C12, C13, ...)",
+        one: "was prepared with other columns (C1, C10, C11, C12, C13, ...)",
         buckets: "was prepared with other buckets",
     }.items():
         assert store.unlike(other, 6) == says

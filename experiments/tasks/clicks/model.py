@@ -33,6 +33,7 @@ class ClickModel(nnx.Module):
     def __init__(self, config: ModelConfig, schema: Schema, rngs: nnx.Rngs):
         self.schema = schema
         self.max_buckets = config.max_buckets
+        schema.table_offsets(config.max_buckets)  # refused before a table is made
         self.embedding = nnx.Embed(
             sum(schema.table_sizes(config.max_buckets)),
             config.embedding_dim,

@@ -112,6 +112,8 @@ class Schema:
     """Texts that stand for a missing value, beside the empty one."""
 
     def __post_init__(self) -> None:
+        if not self.categories and not self.integers:
+            raise ValueError(f"schema {self.name!r} has no columns to predict from")
         if len(self.buckets) != len(self.categories):
             raise ValueError(
                 f"schema {self.name!r} has {len(self.categories)} categorical columns but "
@@ -166,10 +168,18 @@ class Schema:
         ``fold(ids, m) + table_offsets(m)`` are rows of a table of ``sum(table_sizes(m))`` rows in
         which no two features share one.
 
+        Raises:
+            ValueError: there are more rows than int32 can number.
+
         >>> sum(DISPLAY_ADS.table_sizes()), DISPLAY_ADS.table_offsets(1024)[:3]
         (6023194, array([   0, 1025, 2050], dtype=int32))
         """
         sizes = self.table_sizes(max_buckets)
+        if sum(sizes) > 1 << 31:
+            raise ValueError(
+                f"max_buckets {max_buckets}: the tables of {self.name} have {sum(sizes):,} rows "
+                "together, and a program can number 2^31"
+            )
         return np.concatenate(([0], np.cumsum(sizes[:-1]))).astype(np.int32)[: len(sizes)]
 
 

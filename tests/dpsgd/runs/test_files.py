@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from dpsgd.runs import files
 from dpsgd.runs.files import write_atomically
 
 
@@ -36,4 +37,33 @@ def test_until_it_is_whole_a_file_is_what_it_was(tmp_path):
 
     write_atomically(path, write)
     assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_of_two_that_write_one_file_one_does_and_the_other_is_told(tmp_path):
+    path = tmp_path / "file"
+
+    def write(file):
+        file.write(b"first")
+        with pytest.raises(BlockingIOError, match=r"another process is writing .*file"):
+            write_atomically(path, lambda other: other.write(b"second"))
+
+    write_atomically(path, write)
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_renamed_before_it_can_be_locked_is_left_as_it_is(tmp_path, monkeypatch):
+    path, flock = tmp_path / "file", files.fcntl.flock
+
+    def late(*arguments):
+        monkeypatch.setattr(files.fcntl, "flock", flock)
+        write_atomically(path, lambda file: file.write(b"theirs"))
+        flock(*arguments)
+
+    (tmp_path / ".file.unfinished").write_bytes(b"left by one that died")
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    with pytest.raises(BlockingIOError, match="another process is writing"):
+        write_atomically(path, lambda file: file.write(b"ours"))
+    assert path.read_bytes() == b"theirs"
     assert list(tmp_path.iterdir()) == [path]

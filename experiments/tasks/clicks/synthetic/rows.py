@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from dpsgd.runs.files import write_atomically
 from experiments.tasks.clicks.schema import MISSING, log_transform
 from experiments.tasks.clicks.store import Columns, Store, columns_of
 from experiments.tasks.clicks.synthetic.display import DISPLAY
@@ -75,21 +76,17 @@ def write_raw(
     path = Path(path)
     _check_rows(num_rows)
     refuse_existing(path)
-    partial = path.parent / f".{path.name}.partial"
     count = _Count(log, num_rows)
+
+    def write(file: IO[bytes]) -> None:
+        for chunk in count.through(_chunks(log, num_rows, seed)):
+            file.write(text(log, chunk))
+            if progress is not None:
+                progress(count.rows)
+
     with one_line_errors(path, lambda: count.rows):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(partial, "wb") as file:
-                for chunk in count.through(_chunks(log, num_rows, seed)):
-                    file.write(text(log, chunk))
-                    if progress is not None:
-                        progress(count.rows)
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_atomically(path, write)
     return count.summary()
 
 

@@ -188,7 +188,7 @@ def test_every_column_is_a_feature_an_outcome_or_the_label_and_buckets_fit_the_c
 def test_a_schema_without_a_raw_format_is_refused():
     assert format_of(DISPLAY_ADS).schema is DISPLAY_ADS
     with pytest.raises(ValueError, match="'other' have no raw format"):
-        format_of(Schema("other", (), (), ()))
+        format_of(Schema("other", ("x",), (), ()))
     with pytest.raises(ValueError, match="criteo-search files have no column colour"):
         format_of(Schema("criteo-search", (), ("colour",), (1024,)))
 
