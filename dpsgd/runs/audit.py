@@ -119,7 +119,8 @@ def audit_step(
     for size in mechanism.sampler.clipped_shape:
         block *= size
     found = coupled_audit(
-        lambda optimizer: dpsgd(small.loss, optimizer, mechanism, microbatch_size=together),
+        lambda optimizer: dpsgd(small.loss, optimizer, microbatch_size=together),
+        mechanism,
         params,
         small.generated(max(_ROWS, _UNITS * block)),
         claimed=claimed,

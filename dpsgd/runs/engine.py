@@ -68,7 +68,7 @@ class Job:
         data = task.columns()
         num_examples = _num_rows(data)
         chosen = (mechanism or config.mechanism)(num_examples)
-        algorithm = dpsgd(_loss(task), ADAM, chosen, microbatch_size=config.microbatch_size)
+        algorithm = dpsgd(_loss(task), ADAM, microbatch_size=config.microbatch_size)
         delta = config.target_delta or 1 / num_examples
         params = task.init(config.init_seed)
         return cls(task, config, data, params, algorithm, chosen, delta)
@@ -346,6 +346,7 @@ def _train(
     with stop_requests() as stop:
         blocks = train_blocks(
             job.algorithm,
+            job.mechanism,
             last.state,
             job.data,
             root=root,

@@ -217,7 +217,7 @@ def test_a_ledger_that_mixes_them_is_not_believed(tmp_path, monkeypatch):
     path = tmp_path / "ledger.jsonl"
     with monkeypatch.context() as patch:
         for module in ("history", "ledger"):
-            patch.setattr(f"dpsgd.{module}.check_same_noise", lambda before, after: None)
+            patch.setattr(f"dpsgd.runs.{module}.check_same_noise", lambda before, after: None)
         with Ledger.create(path, terms(secure(SAMPLERS[3]))) as ledger:
             ledger.declare(range(4))
             other = terms(Mechanism(SAMPLERS[3], 1.5, CLIP))
