@@ -120,7 +120,7 @@ def _coupled(
 ) -> AuditReport:
     """Audits the step of a run of these sizes, made small."""
     together = microbatch_size or _automatic_microbatch(sizes, schema, mechanism)
-    scans = together < mechanism.sampler.max_batch_size
+    scans = together < mechanism.sampler.padded_batch_size
     # All of the small batch at once where the run takes all of its own at once.
     together = min(together, _MICROBATCH) if scans else _ROWS
     small = _small(sizes, mechanism)
@@ -150,7 +150,7 @@ def _automatic_microbatch(sizes: ModelConfig, schema: Schema, mechanism: Mechani
         )
 
     jax.eval_shape(estimate)  # shapes alone: no table of the run's size is filled
-    return automatic_size(mechanism.sampler.max_batch_size, sizes_in_bytes[0])
+    return automatic_size(mechanism.sampler.padded_batch_size, sizes_in_bytes[0])
 
 
 def _small(sizes: ModelConfig, mechanism: Mechanism) -> ModelConfig:

@@ -1,12 +1,13 @@
-"""Who takes part, and when: batch samplers, each of which carries its own price."""
+"""Who takes part, and when: batch samplers, each of which carries its own privacy cost."""
 
 from samplers.balls_and_bins import BallsAndBins
-from samplers.base import CHUNK, BatchSampler, EpochPlan, Participations
+from samplers.base import CHUNK, BatchSampler, EpochPlan, EpochSampler, Participations
 from samplers.batches import BatchSource, IndexBatch, IndexBlock, batch
 from samplers.contribution import Contributions, cap_contributions
 from samplers.deterministic import Deterministic
 from samplers.multistage import Episode, Multistage
 from samplers.poisson import Poisson
+from samplers.population import Population, UnitData
 from samplers.shuffle import Shuffle
 from samplers.tree import TreeShape, UnitTree
 from samplers.units_then_poisson import UnitsThenPoisson
@@ -21,13 +22,16 @@ __all__ = [
     "Deterministic",
     "Episode",
     "EpochPlan",
+    "EpochSampler",
     "IndexBatch",
     "IndexBlock",
     "Multistage",
     "Participations",
     "Poisson",
+    "Population",
     "Shuffle",
     "TreeShape",
+    "UnitData",
     "UnitTree",
     "UnitsThenPoisson",
     "UserPoisson",

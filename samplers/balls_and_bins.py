@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class BallsAndBins(VariableBatchSampler):
             self,
             epochs=len(stretches),
             assignment="redrawn",
-            max_batch_size=int(cast(int, self.max_batch_size)),
+            max_batch_size=self.padded_batch_size,
         )
         return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(stretches))))
 

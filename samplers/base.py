@@ -1,4 +1,4 @@
-"""The interface of batch samplers: a random participation matrix and its price.
+"""The interface of batch samplers: a random participation matrix and its privacy cost.
 
 X in {0,1}^(examples x steps). Training reads its columns (the batch of a step), accounting reads
 its rows (when one example takes part). A sampler draws X and says what it costs, in one class.
@@ -10,17 +10,18 @@ import abc
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from accounting import PrivacyProfile
+from samplers.population import Population
 
 CHUNK = 65_536
 """Examples whose rows are drawn together, from one key: part of the definition of every draw."""
 
-_MAX_EXAMPLES = 2**31 - 1  # indices are int32
+MAX_EXAMPLES = 2**31 - 1  # indices are int32
 MAX_STEPS = 2**31 - 1  # so is the step of a training state
 
 
@@ -45,6 +46,12 @@ class EpochPlan(NamedTuple):
     def members(self, step: int) -> np.ndarray:
         """Returns who takes part in a step of the epoch: a view, int32[size]."""
         return self.examples[self.starts[step] : self.starts[step + 1]]
+
+    def rows(self, of: range) -> Participations:
+        """Returns the entries of the examples `of`, in the order of the plan."""
+        places = np.flatnonzero((self.examples >= of.start) & (self.examples < of.stop))
+        steps = (np.searchsorted(self.starts, places, side="right") - 1).astype(np.int32)
+        return Participations(self.examples[places], steps)
 
 
 def group(entries: Participations, num_groups: int) -> EpochPlan:
@@ -72,7 +79,6 @@ def positive_integer(name: str, value: Any) -> int:
     return value
 
 
-@dataclass(frozen=True)
 class BatchSampler(abc.ABC):
     """Draws batches, and states the privacy that this way of drawing earns.
 
@@ -80,45 +86,44 @@ class BatchSampler(abc.ABC):
     num_examples is public. All that is drawn is then drawn alike for both neighbours. It assumes
     that the adversary sees what is released and not who took part: the seed is a secret, of 128
     bits or more, kept with the noise's; whoever has it has batches without amplification.
+
+    A sampler is a frozen dataclass of JSON values (and, where it draws from one, a tree of units).
+    Most have n, b and E, see `EpochSampler`.
     """
 
-    num_examples: int
-    """Size n of the training set, a public number."""
-    batch_size: int
-    """Examples in a batch b: the (largest) expected number where batches vary in size."""
-    epochs: int = 1
-    """Passes E over the data: the run has E * ceil(n / b) steps."""
-    unit: str = field(default="example", kw_only=True)
-    """What one row of the participation matrix is, and hence what the guarantee protects: "user"
-    where each of the n rows stands for all data of one user, clipped together."""
+    separation: ClassVar[int] = 1
+    """The privacy cost holds for noise that is correlated over so many consecutive steps at most;
+    1 is independent noise."""
 
-    def __post_init__(self) -> None:
-        for name in ("num_examples", "batch_size", "epochs"):
-            object.__setattr__(self, name, positive_integer(name, getattr(self, name)))
-        if not isinstance(self.unit, str) or not self.unit:
-            raise ValueError(f'unit must name what a row is, such as "user", got {self.unit!r}')
-        if self.num_examples > _MAX_EXAMPLES:
-            raise ValueError(f"num_examples must be at most 2^31 - 1, got {self.num_examples}")
-        if self.batch_size > self.num_examples:
-            raise ValueError(
-                f"batch_size must be at most num_examples = {self.num_examples}, "
-                f"got {self.batch_size}"
-            )
-        if self.num_steps > MAX_STEPS:
-            raise ValueError(f"a run has at most 2^31 - 1 steps, got {self.num_steps}")
+    if TYPE_CHECKING:  # fields of the one sampler, properties of the other
+
+        @property
+        def num_examples(self) -> int:
+            """Size n of the training set, a public number."""
+
+        @property
+        def epochs(self) -> int:
+            """Number E of epochs, each drawn as a whole."""
+
+        @property
+        def steps_per_epoch(self) -> int:
+            """Number of steps T of one epoch."""
+
+        @property
+        def expected_batch_size(self) -> float:
+            """The public constant by which the noisy sum of gradients is divided."""
+
+        @property
+        def padded_batch_size(self) -> int:
+            """Rows of a padded batch."""
 
     @property
     def clipped_shape(self) -> tuple[int, ...]:
         """Shape of the block of rows whose gradient is clipped as one; () for each row by itself.
 
-        The price is that of a sum of such gradients. Consecutive rows of a batch make up a block.
+        The cost is that of a sum of such gradients. Consecutive rows of a batch make up a block.
         """
         return ()
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of steps T = ceil(n / b) of one epoch."""
-        return -(-self.num_examples // self.batch_size)
 
     @property
     def num_steps(self) -> int:
@@ -126,24 +131,32 @@ class BatchSampler(abc.ABC):
         return self.steps_per_epoch * self.epochs
 
     @property
-    def expected_batch_size(self) -> float:
-        """The public constant by which the noisy sum of gradients is divided."""
-        return float(self.batch_size)
-
-    @property
-    def max_batch_size(self) -> int:
-        """Rows of a padded batch."""
-        return self.batch_size
-
-    @property
     def accumulates(self) -> bool:
-        """Whether a step may need several passes of max_batch_size examples for its one update."""
+        """Whether a step may need several passes of padded_batch_size rows for its one update."""
         return False
 
     @property
     def max_passes(self) -> int:
         """Most passes of a step, of which programs make room; see where batches vary in size."""
         return 1
+
+    @property
+    def unit(self) -> str:
+        """What is protected where each row of the data is an example."""
+        return "example"
+
+    def protected_unit(self, population: Population) -> str:
+        """Returns what is protected where this is drawn from: one row, unless a sampler says more.
+
+        Raises:
+          ValueError: If these are not the data that this sampler draws from.
+        """
+        if population.num_examples != self.num_examples:
+            raise ValueError(
+                f"the sampler draws from {self.num_examples} examples, and the data have "
+                f"{population.num_examples}"
+            )
+        return population.row
 
     @property
     def num_chunks(self) -> int:
@@ -169,21 +182,21 @@ class BatchSampler(abc.ABC):
         """
 
     def terms(self) -> dict[str, Any]:
-        """Returns what the price depends on, as JSON values from which `from_terms` makes it again.
+        """Returns what the cost depends on, as JSON values from which `from_terms` makes it again.
 
         >>> from samplers import Deterministic
         >>> Deterministic(num_examples=100, batch_size=10).terms()
-        {'num_examples': 100, 'batch_size': 10, 'epochs': 1, 'unit': 'example'}
+        {'num_examples': 100, 'batch_size': 10, 'epochs': 1}
         """
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(_dataclass(self))}
 
     @classmethod
     def from_terms(cls, terms: Mapping[str, Any]) -> BatchSampler:
-        """Returns a sampler that has the price of the one whose `terms` these are."""
+        """Returns a sampler that costs what the one whose `terms` these are does."""
         return cls(**terms)
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
-        """Returns what a reader of this sampler's price should be warned of, in sentences."""
+        """Returns what a reader of this sampler's guarantee should be warned of, in sentences."""
         return ()
 
     def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
@@ -217,7 +230,7 @@ class BatchSampler(abc.ABC):
 
     def with_epochs(self, epochs: int) -> BatchSampler:
         """Returns this sampler with another number of epochs, and nothing else changed."""
-        return dataclasses.replace(self, epochs=epochs)
+        return dataclasses.replace(_dataclass(self), epochs=epochs)
 
     @abc.abstractmethod
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
@@ -246,3 +259,55 @@ class BatchSampler(abc.ABC):
         """
         del seed, step
         return [members]
+
+
+def _dataclass(sampler: BatchSampler) -> Any:
+    """Returns the sampler, which is to be a dataclass."""
+    if not dataclasses.is_dataclass(sampler):
+        raise TypeError(f"{type(sampler).__name__} is a sampler and must be a frozen dataclass")
+    return sampler
+
+
+def check_steps(num_steps: int) -> None:
+    """Raises ValueError if a run has more steps than can be counted."""
+    if num_steps > MAX_STEPS:
+        raise ValueError(f"a run has at most 2^31 - 1 steps, got {num_steps}")
+
+
+@dataclass(frozen=True)
+class EpochSampler(BatchSampler):
+    """A sampler that passes over n examples E times, in ceil(n / b) steps each."""
+
+    num_examples: int
+    """Size n of the training set, a public number."""
+    batch_size: int
+    """Examples in a batch b: the (largest) expected number where batches vary in size."""
+    epochs: int = 1
+    """Passes E over the data: the run has E * ceil(n / b) steps."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_examples", "batch_size", "epochs"):
+            object.__setattr__(self, name, positive_integer(name, getattr(self, name)))
+        if self.num_examples > MAX_EXAMPLES:
+            raise ValueError(f"num_examples must be at most 2^31 - 1, got {self.num_examples}")
+        if self.batch_size > self.num_examples:
+            raise ValueError(
+                f"batch_size must be at most num_examples = {self.num_examples}, "
+                f"got {self.batch_size}"
+            )
+        check_steps(self.num_steps)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps T = ceil(n / b) of one epoch."""
+        return -(-self.num_examples // self.batch_size)
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public constant by which the noisy sum of gradients is divided: b."""
+        return float(self.batch_size)
+
+    @property
+    def padded_batch_size(self) -> int:
+        """Rows of a padded batch."""
+        return self.batch_size

@@ -15,18 +15,18 @@ class IndexBatch(NamedTuple):
     """One pass of the fixed-shape program: which rows to read, and which of them count."""
 
     indices: np.ndarray
-    """Examples; 0 where padded: int32[max_batch_size]."""
+    """Examples; 0 where padded: int32[padded_batch_size]."""
     weights: np.ndarray
-    """1 for an example, 0 for padding: float32[max_batch_size]."""
+    """1 for an example, 0 for padding: float32[padded_batch_size]."""
 
 
 class IndexBlock(NamedTuple):
     """The passes of consecutive steps, one a row."""
 
     indices: np.ndarray
-    """Examples; 0 where padded: int32[passes, max_batch_size]."""
+    """Examples; 0 where padded: int32[passes, padded_batch_size]."""
     weights: np.ndarray
-    """1 for an example, 0 for padding: float32[passes, max_batch_size]."""
+    """1 for an example, 0 for padding: float32[passes, padded_batch_size]."""
     steps: np.ndarray
     """The step of each pass, ascending; each step has one pass or more: int64[passes]."""
 
@@ -107,7 +107,7 @@ class BatchSource:
         if len(passes) > 1:
             raise ValueError(
                 f"the batch of step {step} needs {len(passes)} passes of "
-                f"{self.sampler.max_batch_size} examples: read them with passes()"
+                f"{self.sampler.padded_batch_size} examples: read them with passes()"
             )
         return passes[0]
 
@@ -123,7 +123,7 @@ class BatchSource:
             cut = self._members(step)
             steps += [step] * len(cut)
             members += cut
-        shape = len(steps), self.sampler.max_batch_size
+        shape = len(steps), self.sampler.padded_batch_size
         indices = np.zeros(shape, dtype=np.int32)
         weights = np.zeros(shape, dtype=np.float32)
         for row, examples in enumerate(members):

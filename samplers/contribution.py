@@ -2,11 +2,11 @@
 
 Two ways to protect a user, who may hold many examples, as a whole:
 
-* *sample users*: any sampler, with `num_examples` the number of users and `unit="user"`. A drawn
-  user's capped examples make one gradient, clipped once: `Contributions.data` gives the training
-  loop data whose rows are users, of one fixed shape. Every price holds as it is.
-* *sample examples*: `samplers.UserPoisson`. Each example is clipped by itself, and the price is
-  that of the several examples of a user that a batch may hold.
+* *sample users*: any sampler, with `num_examples` the number of users. A drawn user's capped
+  examples make one gradient, clipped once: `Contributions.of_users` is training data whose rows are
+  users, of one fixed shape. Every sampler's cost holds as it is.
+* *sample examples*: `samplers.UserPoisson`, of `Contributions.of_examples`. Each example is clipped
+  by itself, and the cost is that of the several examples of a user that a batch may hold.
 
 In both, a neighbour has all of one user's examples replaced by null ones. Public is how many users
 there are where users are sampled, and how many examples are kept where examples are.
@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from accounting.profile import check_count
+from samplers.population import Population, UnitData
 from samplers.randomness import Key, Stream, uniform_permutation
 
 
@@ -68,8 +69,8 @@ class Contributions:
     def data(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns training data of which a row is a user: columns by user, and their "weight".
 
-        For any sampler with `num_examples` = `num_users` and `unit="user"`. A loss sees one user:
-        each column's [tau, ...], and weight, float32[tau], which is 0 at the padding.
+        A loss sees one user: each column's [tau, ...], and weight, float32[tau], which is 0 at the
+        padding.
 
         >>> capped = cap_contributions(["ann", "bob", "ann"], 2)
         >>> {name: rows.tolist() for name, rows in capped.data({"x": np.array([5, 6, 7])}).items()}
@@ -81,13 +82,36 @@ class Contributions:
         """
         if "weight" in columns:
             raise ValueError('no column may be named "weight": what counts of a user is')
+        self._check(columns)
+        return {**{name: self.gather(c) for name, c in columns.items()}, "weight": self.weights}
+
+    def of_users(self, columns: Mapping[str, np.ndarray]) -> UnitData:
+        """Returns training data of which a row is a user, for any sampler: see `data`."""
+        return UnitData(self.data(columns), Population(self.num_users, "user"))
+
+    def of_examples(self, columns: Mapping[str, np.ndarray]) -> UnitData:
+        """Returns training data of the kept examples, a row each: for `samplers.UserPoisson`.
+
+        >>> cap_contributions(["ann", "bob", "ann"], 1).of_examples({"x": np.array([5, 6, 7])})
+        ... # doctest: +ELLIPSIS
+        UnitData(columns={'x': array([5, 6])}, population=Population(num_examples=2, ...))
+
+        Raises:
+          ValueError: If a column has another number of rows than there were examples.
+        """
+        self._check(columns)
+        kept = self.kept
+        rows = {name: np.asarray(column)[kept] for name, column in columns.items()}
+        most = Population(kept.size, max_contributions=self.max_contributions)
+        return UnitData(rows, most)
+
+    def _check(self, columns: Mapping[str, np.ndarray]) -> None:
         for name, column in columns.items():
             if len(column) != self.counts.sum():
                 raise ValueError(
                     f"column {name!r} has {len(column)} rows, but users were given for "
                     f"{self.counts.sum()} examples"
                 )
-        return {**{name: self.gather(c) for name, c in columns.items()}, "weight": self.weights}
 
 
 def cap_contributions(
@@ -117,7 +141,7 @@ def cap_contributions(
         of the row: then a file must keep its order.
       seed: Of the random choice, an integer >= 0 of any size. It need not be secret: under every
         seed, what is kept of a user depends on that user alone, so neighbours stay neighbours, and
-        the price is the sampler's. But the sampler's own seed is a secret: take another one.
+        the cost is the sampler's. But the sampler's own seed is a secret: take another one.
 
     Raises:
       ValueError: If shapes differ, tau < 1, two examples of a user have the same order, or `seed`

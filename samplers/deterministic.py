@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from accounting import GaussianProfile, PrivacyProfile
-from samplers.base import BatchSampler, Participations
+from samplers.base import EpochSampler, Participations
 
 
 @dataclass(frozen=True)
-class Deterministic(BatchSampler):
+class Deterministic(EpochSampler):
     """Example i takes part in step floor(i / b) of every epoch, b = `batch_size`.
 
     The last batch of an epoch is smaller where b does not divide n; it is padded, and its noisy sum

@@ -6,6 +6,7 @@ A draw costs O(batch), however many leaves the tree has.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from samplers.base import BatchSampler, EpochPlan, Participations, positive_integer
+from samplers.base import (
+    MAX_EXAMPLES,
+    BatchSampler,
+    EpochPlan,
+    Participations,
+    check_steps,
+    positive_integer,
+)
+from samplers.population import Population
 from samplers.randomness import Key, Stream
 from samplers.tree import TreeShape, UnitTree
 
@@ -22,18 +31,32 @@ from samplers.tree import TreeShape, UnitTree
 class EpisodeSampler(BatchSampler, abc.ABC):
     """A sampler of which every step is an episode by itself, drawn from (seed, step) alone.
 
-    An 'epoch' has one step: a run of `epochs` episodes has as many steps. So a batch of any step is
-    drawn at once, without the others of a pass over the data.
+    An epoch is one step: a batch of any step is drawn at once, without the others of a pass over
+    the data.
     """
 
-    num_examples: int = field(init=False)
-    batch_size: int = field(init=False)
-    epochs: int = field(default=1, kw_only=True)
-    """Episodes, of one step each."""
     tree: UnitTree | TreeShape
     """Units and, as leaves, the examples; of a sampler that is only to be priced, their shape."""
     draws: tuple[int, ...]
-    """n_1, n_2, ...: how many are drawn of the children of each drawn unit."""
+    """How many are drawn of the children of each drawn unit, n_1, n_2, ..., the outermost first."""
+    steps: int = field(default=1, kw_only=True)
+    """Steps of the run, each with an episode of its own."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", positive_integer("steps", self.steps))
+        check_steps(self.steps)
+        if self.num_examples > MAX_EXAMPLES:
+            raise ValueError(f"a tree has at most 2^31 - 1 leaves, got {self.num_examples}")
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples, the leaves of the tree."""
+        return self.tree.num_leaves
+
+    @property
+    def epochs(self) -> int:
+        """The steps, each of which is drawn by itself."""
+        return self.steps
 
     @property
     def steps_per_epoch(self) -> int:
@@ -47,15 +70,29 @@ class EpisodeSampler(BatchSampler, abc.ABC):
             raise ValueError("only the shape of this sampler's tree is known: it can not be drawn")
         return self.tree
 
+    def protected_unit(self, population: Population) -> str:
+        """Returns `unit`, or raises ValueError where these data have not the sampler's units."""
+        super().protected_unit(population)
+        if population.tree != self.tree:
+            raise ValueError(
+                f"the sampler draws from {self.tree!r}, and the data are of "
+                f"{population.tree or 'no units'}: give them as tree.data(columns)"
+            )
+        return self.unit
+
     def terms(self) -> dict[str, Any]:
-        """Returns what the price depends on; of the tree, its shape and digest."""
+        """Returns what the cost depends on; of the tree, its shape and digest."""
         return {**super().terms(), "tree": self.tree.shape.terms()}
 
     @classmethod
     def from_terms(cls, terms: Mapping[str, Any]) -> EpisodeSampler:
-        """Returns a sampler that has the price of the one whose `terms` these are."""
+        """Returns a sampler that costs what the one whose `terms` these are does."""
         tree, draws = TreeShape.from_terms(terms["tree"]), tuple(terms["draws"])
         return cls(**{**terms, "tree": tree, "draws": draws})
+
+    def with_epochs(self, epochs: int) -> EpisodeSampler:
+        """Returns this sampler with another number of episodes, and nothing else changed."""
+        return dataclasses.replace(self, steps=epochs)
 
     @abc.abstractmethod
     def members(self, seed: int, step: int) -> np.ndarray:
@@ -68,10 +105,7 @@ class EpisodeSampler(BatchSampler, abc.ABC):
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
         """Returns the rows of one chunk; it draws the episode, whose rows depend on each other."""
-        rows = self.chunk_range(chunk)
-        members = self.members(seed, epoch)
-        inside = members[(members >= rows.start) & (members < rows.stop)]
-        return Participations(np.sort(inside), np.zeros(inside.size, np.int32))
+        return self.plan(seed, epoch).rows(self.chunk_range(chunk))
 
 
 def check_draws(tree: UnitTree | TreeShape, draws: Sequence[int], levels: int) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ class Multistage(EpisodeSampler):
     """Draws n_1 units, n_2 units of each, ..., and n_L examples of each of the last.
 
     All batches have n_1 ... n_L examples. What is clipped, and what is protected, matter to the
-    price. By default each example's gradient is clipped, and examples are protected. An episodic
+    cost. By default each example's gradient is clipped, and examples are protected. An episodic
     loss couples the examples of a drawn unit of some level c: with `clipped_level` = c the training
     clips one gradient for each such unit, of a loss that sees the unit's drawn examples together,
     with leading axes [n_{c+1}, ..., n_L]. It may then protect whole units of level c
@@ -48,7 +48,7 @@ class Multistage(EpisodeSampler):
 
     >>> from samplers import UnitTree
     >>> tree = UnitTree.from_columns({"task": [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]})
-    >>> sampler = Multistage(tree, (2, 2), epochs=100)
+    >>> sampler = Multistage(tree, (2, 2), steps=100)
     >>> episode = sampler.episode(seed=7, step=0)
     >>> episode.examples.shape, episode.units[0].shape
     ((2, 2), (2,))
@@ -62,9 +62,9 @@ class Multistage(EpisodeSampler):
     """Level c of the units whose gradient the training clips as one; by default L, the examples."""
     protected_level: int | None = field(default=None, kw_only=True)
     """Level of what is protected: L, the examples, by default, or c."""
-    unit: str = field(init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         levels = self.tree.num_levels
         object.__setattr__(self, "draws", check_draws(self.tree, self.draws, levels))
         for name in ("clipped_level", "protected_level"):
@@ -76,11 +76,16 @@ class Multistage(EpisodeSampler):
                 f"protected_level must be clipped_level = {self._clipped} or that of the examples, "
                 f"{levels}, got {self.protected_level}"
             )
-        named = (*self.tree.shape.names, "example")[self._protected - 1]
-        object.__setattr__(self, "unit", named)
-        object.__setattr__(self, "num_examples", self.tree.num_leaves)
-        object.__setattr__(self, "batch_size", math.prod(self.draws))
-        super().__post_init__()
+
+    @property
+    def unit(self) -> str:
+        """What the units of the protected level are, or "example"."""
+        return (*self.tree.shape.names, "example")[self._protected - 1]
+
+    @property
+    def padded_batch_size(self) -> int:
+        """Rows n_1 ... n_L of every batch."""
+        return math.prod(self.draws)
 
     @property
     def clipped_shape(self) -> tuple[int, ...]:
@@ -114,7 +119,7 @@ class Multistage(EpisodeSampler):
         level = self._protected
         paths = tuple(dict.fromkeys(path[:level] for path in self.tree.shape.worst_paths))
         clipped = min(self._clipped, level)
-        return WorstLeafProfile(noise_multiplier, self.epochs, self.draws[:level], paths, clipped)
+        return WorstLeafProfile(noise_multiplier, self.steps, self.draws[:level], paths, clipped)
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
         """Returns a warning where the sum shows which units were drawn."""
@@ -141,6 +146,6 @@ class Multistage(EpisodeSampler):
         return Episode(tree.leaves[positions], units)
 
     def members(self, seed: int, step: int) -> np.ndarray:
-        """Draws who takes part in a step: int32[batch_size], in the order of `EpochPlan`."""
+        """Draws who takes part in a step: int32[padded_batch_size], in the order of `EpochPlan`."""
         examples = self.episode(seed, step).examples.ravel()
         return examples if self.clipped_shape else np.sort(examples)

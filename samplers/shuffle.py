@@ -10,16 +10,16 @@ from typing import Literal
 import numpy as np
 
 from accounting import PoissonProfile, PrivacyProfile, ShuffleProfile, epsilon
-from samplers.base import BatchSampler, EpochPlan, Participations, group
+from samplers.base import EpochPlan, EpochSampler, Participations, group
 from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
 
 
 @dataclass(frozen=True)
-class Shuffle(BatchSampler):
-    """Puts the examples in a uniformly random order and takes b = `batch_size` after b.
+class Shuffle(EpochSampler):
+    """Takes b = `batch_size` after b examples, in a random order. NOT priced like Poisson sampling.
 
-    The last batch of an epoch is smaller where b does not divide n; it is padded, and its noisy sum
-    is divided by b like any other.
+    What is certified is the cost of batches in a known order. The last batch of an epoch is smaller
+    where b does not divide n; it is padded, and its noisy sum is divided by b like any other.
 
     Guarantees:
       * Each example takes part exactly once an epoch.
@@ -122,8 +122,4 @@ class Shuffle(BatchSampler):
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
         """Returns the rows of one chunk; it draws the epoch, as all rows depend on one another."""
-        rows = self.chunk_range(chunk)
-        starts, order = self.plan(seed, epoch)
-        places = np.flatnonzero((order >= rows.start) & (order < rows.stop))
-        steps = (np.searchsorted(starts, places, side="right") - 1).astype(np.int32)
-        return Participations(order[places], steps)
+        return self.plan(seed, epoch).rows(self.chunk_range(chunk))

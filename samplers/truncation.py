@@ -6,22 +6,19 @@ import abc
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal, cast
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 
 from accounting import PrivacyProfile, TruncatedProfile
 from accounting.profiles.truncation import log_overflow_probability, smallest_max_batch_size
-from samplers.base import BatchSampler, positive_integer
+from samplers.base import EpochSampler, positive_integer
 from samplers.randomness import Key, Stream, uniform_permutation
 
 REFERENCE_EPSILON = 10.0
 """The default cap keeps the cost of truncation below RELATIVE_COST * delta up to this epsilon."""
 RELATIVE_COST = 1e-5
-
-
-class ChosenCap(int):
-    """A cap chosen by rule, which `dataclasses.replace` with another n, b or E chooses anew."""
 
 
 def check_target_delta(target_delta: float | None) -> None:
@@ -52,11 +49,11 @@ def cut(members: np.ndarray, size: int, seed: int, step: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class VariableBatchSampler(BatchSampler, abc.ABC):
+class VariableBatchSampler(EpochSampler, abc.ABC):
     """A sampler whose batches have a Binomial(n, sampling_prob) number of examples each.
 
-    Where `overflow` is "truncate", a batch of more than B = `max_batch_size` examples is cut to B
-    of them, each choice being equally likely. The guarantee pays for it: whether any of the run's
+    Where `overflow` is "truncate", a batch of more than B = `padded_batch_size` examples is cut to
+    B of them, each choice being equally likely. The guarantee pays for it: whether any of the run's
     batches overflows does not depend on what the data are, and where none does the two mechanisms
     are the same. With tau the probability that one does, for every event S
 
@@ -71,7 +68,7 @@ class VariableBatchSampler(BatchSampler, abc.ABC):
     Proposition 3.2 and Theorem 3.3.
     """
 
-    max_batch_size: int | None = None  # type: ignore[assignment]  # an int once initialised
+    max_batch_size: int | None = None
     """Most examples B in one pass of the fixed-shape program; by default so many that truncation
     costs at most 1e-5 of delta."""
     target_delta: float | None = None
@@ -85,18 +82,22 @@ class VariableBatchSampler(BatchSampler, abc.ABC):
         if self.overflow not in ("truncate", "accumulate"):
             raise ValueError(f'overflow must be "truncate" or "accumulate", got {self.overflow!r}')
         check_target_delta(self.target_delta)
-        cap = self.max_batch_size
-        if cap is None or isinstance(cap, ChosenCap):
-            cap = ChosenCap(self._default_cap())
-        else:
-            cap = positive_integer("max_batch_size", cap)
-        object.__setattr__(self, "max_batch_size", cap)
+        if self.max_batch_size is not None:
+            cap = positive_integer("max_batch_size", self.max_batch_size)
+            object.__setattr__(self, "max_batch_size", cap)
 
-    def _default_cap(self) -> int:
+    @cached_property
+    def default_batch_size(self) -> int:
+        """The `padded_batch_size` where `max_batch_size` is None."""
         delta = 1.0 / self.num_examples if self.target_delta is None else self.target_delta
         return default_max_batch_size(
             self.num_examples, self.sampling_prob, self.independent_steps, delta
         )
+
+    @property
+    def padded_batch_size(self) -> int:
+        """Rows B of a padded batch: `max_batch_size`, or what is chosen in its place."""
+        return self.default_batch_size if self.max_batch_size is None else self.max_batch_size
 
     @property
     @abc.abstractmethod
@@ -120,19 +121,20 @@ class VariableBatchSampler(BatchSampler, abc.ABC):
 
     @property
     def max_passes(self) -> int:
-        """Passes of max_batch_size examples that hold any batch of the run.
+        """Passes of padded_batch_size examples that hold any batch of the run.
 
-        By the union bound that sets the default `max_batch_size`, a batch of the run needs more
-        with probability below 1e-5 delta; it gets them all the same.
+        By the union bound that sets `default_batch_size`, a batch of the run needs more with
+        probability below 1e-5 delta; it gets them all the same.
         """
-        if not self.accumulates:
-            return 1
-        return -(-self._default_cap() // cast(int, self.max_batch_size))
+        return -(-self.default_batch_size // self.padded_batch_size) if self.accumulates else 1
+
+    def terms(self) -> dict[str, Any]:
+        """Returns what the cost depends on, the cap that is in use among it."""
+        return {**super().terms(), "max_batch_size": self.padded_batch_size}
 
     def with_epochs(self, epochs: int) -> VariableBatchSampler:
         """Returns this sampler with another number of epochs; the cap stays as it is."""
-        cap = int(cast(int, self.max_batch_size))
-        return dataclasses.replace(self, epochs=epochs, max_batch_size=cap)
+        return dataclasses.replace(self, epochs=epochs, max_batch_size=self.padded_batch_size)
 
     def with_truncation(self, profile: PrivacyProfile, num_batches: int) -> PrivacyProfile:
         """Adds to a profile of the untruncated mechanism what `overflow` costs.
@@ -141,15 +143,15 @@ class VariableBatchSampler(BatchSampler, abc.ABC):
           profile: What the mechanism costs where no batch is cut.
           num_batches: How many batches the mechanism draws.
         """
-        cap = cast(int, self.max_batch_size)
+        cap = self.padded_batch_size
         if self.accumulates or cap >= self.num_examples:
             return profile
         log_psi = log_overflow_probability(self.num_examples, self.sampling_prob, cap)
         return TruncatedProfile(profile, num_batches, log_psi)
 
     def passes(self, members: np.ndarray, seed: int, step: int) -> list[np.ndarray]:
-        """Cuts a step's examples to `max_batch_size` at random, or into several passes."""
-        cap = cast(int, self.max_batch_size)
+        """Cuts a step's examples to `padded_batch_size` at random, or into several passes."""
+        cap = self.padded_batch_size
         if members.size <= cap:
             return [members]
         if self.accumulates:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, localcontext
-from typing import cast
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from accounting import PrivacyProfile, TruncatedProfile, UnitsThenPoissonProfile
 from accounting.profile import check_probability
 from accounting.profiles.truncation import log_overflow_probability
+from samplers.base import positive_integer
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.truncation import check_target_delta, cut, default_max_batch_size
@@ -22,10 +24,10 @@ class UnitsThenPoisson(EpisodeSampler):
     """Draws units at random, then each of their examples by itself: keeps amplification.
 
     n_1 units are drawn, n_2 of each, ..., n_{L-1}, without replacement; every example of a drawn
-    unit of level L - 1 takes part with probability `sampling_prob`. The price treats the drawn
+    unit of level L - 1 takes part with probability `sampling_prob`. The cost treats the drawn
     units as known, and so does not depend on what other units contribute.
 
-    A batch of more than `max_batch_size` examples is cut to so many, uniformly at random; the price
+    A batch of more than `max_batch_size` examples is cut to so many, uniformly at random; the cost
     includes it (see `VariableBatchSampler`). The default costs at most 1e-5 of delta.
 
     Guarantees (before truncation):
@@ -39,27 +41,38 @@ class UnitsThenPoisson(EpisodeSampler):
 
     sampling_prob: float
     """Probability q with which an example of a drawn unit takes part."""
-    max_batch_size: int | None = field(default=None, kw_only=True)  # type: ignore[assignment]
+    max_batch_size: int | None = field(default=None, kw_only=True)
     """Rows of a padded batch; by default so many that truncation costs at most 1e-5 of delta."""
     target_delta: float | None = field(default=None, kw_only=True)
     """The delta for which the default maximum is chosen; 1 / num_examples by default."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         draws = check_draws(self.tree, self.draws, self.tree.num_levels - 1)
         object.__setattr__(self, "draws", draws)
         check_probability("sampling_prob", self.sampling_prob)
         check_target_delta(self.target_delta)
-        object.__setattr__(self, "num_examples", self.tree.num_leaves)
-        object.__setattr__(self, "batch_size", max(1, round(self.expected_batch_size)))
-        super().__post_init__()
-        if self.max_batch_size is None:
-            delta = 1.0 / self.num_examples if self.target_delta is None else self.target_delta
-            cap = default_max_batch_size(
-                self.most_examples, self.sampling_prob, self.num_steps, delta
-            )
-            object.__setattr__(self, "max_batch_size", max(1, cap))
-        elif self.max_batch_size < 1:
-            raise ValueError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
+        if self.max_batch_size is not None:
+            cap = positive_integer("max_batch_size", self.max_batch_size)
+            object.__setattr__(self, "max_batch_size", cap)
+
+    @cached_property
+    def padded_batch_size(self) -> int:
+        """Rows of a padded batch: `max_batch_size`, or what is chosen in its place."""
+        if self.max_batch_size is not None:
+            return self.max_batch_size
+        delta = 1.0 / self.num_examples if self.target_delta is None else self.target_delta
+        return max(
+            1, default_max_batch_size(self.most_examples, self.sampling_prob, self.steps, delta)
+        )
+
+    def terms(self) -> dict[str, Any]:
+        """Returns what the cost depends on, the cap that is in use among it."""
+        return {**super().terms(), "max_batch_size": self.padded_batch_size}
+
+    def with_epochs(self, epochs: int) -> UnitsThenPoisson:
+        """Returns this sampler with another number of episodes; the cap stays as it is."""
+        return replace(self, steps=epochs, max_batch_size=self.padded_batch_size)
 
     @property
     def expected_batch_size(self) -> float:
@@ -72,7 +85,7 @@ class UnitsThenPoisson(EpisodeSampler):
         return min(self.num_examples, math.prod(self.draws) * self.tree.shape.most_leaves)
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the leaf level's price, with the drawn units treated as known, and truncation's.
+        """Returns the leaf level's profile, the drawn units treated as known, and truncation's.
 
         The leaf whose unit is drawn most often costs most. At most `most_examples` decide about a
         batch, so that its size is at most Binomial(most_examples, sampling_prob), in law.
@@ -82,13 +95,13 @@ class UnitsThenPoisson(EpisodeSampler):
         if len(self.draws) == 1:  # all units are drawn equally often
             unit_size = shape.most_leaves
         profile = UnitsThenPoissonProfile(
-            noise_multiplier, self.epochs, likeliest, self.sampling_prob, siblings=unit_size - 1
+            noise_multiplier, self.steps, likeliest, self.sampling_prob, siblings=unit_size - 1
         )
-        cap = cast(int, self.max_batch_size)
+        cap = self.padded_batch_size
         if cap >= self.most_examples:
             return profile
         log_psi = log_overflow_probability(self.most_examples, self.sampling_prob, cap)
-        return TruncatedProfile(profile, self.epochs, log_psi)
+        return TruncatedProfile(profile, self.steps, log_psi)
 
     def members(self, seed: int, step: int) -> np.ndarray:
         """Draws who takes part in a step, ascending: int32[size]."""
@@ -107,8 +120,8 @@ class UnitsThenPoisson(EpisodeSampler):
         return np.sort(tree.leaves[positions])
 
     def passes(self, members: np.ndarray, seed: int, step: int) -> list[np.ndarray]:
-        """Cuts a step's examples to `max_batch_size` uniformly at random."""
-        cap = cast(int, self.max_batch_size)
+        """Cuts a step's examples to `padded_batch_size` uniformly at random."""
+        cap = self.padded_batch_size
         if members.size <= cap:
             return [members]
         return [cut(members, cap, seed, step)]

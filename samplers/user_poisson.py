@@ -8,23 +8,41 @@ from dataclasses import dataclass, field
 from accounting import PrivacyProfile, UserPoissonProfile
 from accounting.profile import check_count
 from samplers.poisson import Poisson
+from samplers.population import Population
 
 
 @dataclass(frozen=True)
 class UserPoisson(Poisson):
     """Poisson sampling of examples of which no user has more than tau; protects users.
 
-    `num_examples` counts the examples kept under the cap (`Contributions.kept`), which are the rows
-    of the training data. Each is clipped by itself.
+    `num_examples` counts the examples kept under the cap, which are the rows of the training data
+    (`Contributions.of_examples`). Each is clipped by itself.
     """
 
     max_contributions: int = field(kw_only=True)
     """Most examples tau of one user among the rows."""
-    unit: str = field(default="user", kw_only=True)
 
     def __post_init__(self) -> None:
         check_count("max_contributions", self.max_contributions)
         super().__post_init__()
+
+    @property
+    def unit(self) -> str:
+        """A user."""
+        return "user"
+
+    def protected_unit(self, population: Population) -> str:
+        """Returns "user", or raises ValueError where a user may hold more rows than tau."""
+        super().protected_unit(population)
+        most = population.max_contributions
+        if population.row != "example" or most is None or most > self.max_contributions:
+            held = f"up to {most}" if most else "any number of"
+            raise ValueError(
+                f"the sampler draws from at most {self.max_contributions} examples of each user, "
+                f"and in these data a user may hold {held}: make them by "
+                "cap_contributions(...).of_examples(columns)"
+            )
+        return "user"
 
     def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
         """Returns the profile for users: of Binomial(tau, q) of a user's examples in every step.

@@ -29,8 +29,8 @@ PUBLIC = {
     """,
     "samplers": """
         BallsAndBins BatchSampler BatchSource CHUNK Contributions Deterministic Episode EpochPlan
-        IndexBatch IndexBlock Multistage Participations Poisson Shuffle TreeShape UnitTree
-        UnitsThenPoisson UserPoisson batch cap_contributions
+        EpochSampler IndexBatch IndexBlock Multistage Participations Poisson Population Shuffle
+        TreeShape UnitData UnitTree UnitsThenPoisson UserPoisson batch cap_contributions
     """,
     "dpsgd": """
         Algorithm Block Diagnostics ExportedModel Guarantee Mechanism RootKey RunConfig Task

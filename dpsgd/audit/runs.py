@@ -66,7 +66,7 @@ class Runs:
         self._run = jax.jit(run_block, compiler_options=compiler_options())
         self._state = algorithm.init(jnp.zeros((), jnp.float32))
         self._scales = mechanism.scales()
-        cells = sampler.num_steps * sampler.max_batch_size
+        cells = sampler.num_steps * sampler.padded_batch_size
         self._chunk = int(np.clip(_MOST_INDICES // cells, 1, 10_000))
 
     def scores(self, others: int, trials: int) -> tuple[Scores, Scores]:
@@ -116,7 +116,7 @@ class Runs:
         self._drawn += chunk
         blocks = [_index_block(self.sampler, seed) for seed in seeds]
         rows = max(len(block.indices) for block in blocks)
-        shape = chunk, rows, self.sampler.max_batch_size
+        shape = chunk, rows, self.sampler.padded_batch_size
         indices, weights = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         starts = np.empty((chunk, self.sampler.num_steps + 1), np.int32)
         for k, block in enumerate(blocks):
@@ -131,7 +131,7 @@ def _index_block(sampler: BatchSampler, seed: int) -> BlockPlan:
     steps = np.arange(sampler.num_steps + 1)
     plans = [sampler.plan(seed, sampler.drawn_epoch(epoch)) for epoch in range(sampler.epochs)]
     sizes = np.concatenate([np.diff(plan.starts) for plan in plans])
-    if sizes.max() > sampler.max_batch_size:  # cut, or taken in several passes
+    if sizes.max() > sampler.padded_batch_size:  # cut, or taken in several passes
         block = BatchSource(sampler, seed).fill(0, sampler.num_steps)
         starts = np.searchsorted(block.steps, steps)
         return BlockPlan(block.indices, block.weights, starts, np.int32(sampler.num_steps))
@@ -139,7 +139,7 @@ def _index_block(sampler: BatchSampler, seed: int) -> BlockPlan:
     members = np.concatenate([plan.examples for plan in plans])
     row = np.repeat(steps[:-1], sizes)
     column = np.arange(members.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    indices = np.zeros((sampler.num_steps, sampler.max_batch_size), np.int32)
+    indices = np.zeros((sampler.num_steps, sampler.padded_batch_size), np.int32)
     weights = np.zeros(indices.shape, np.float32)
     indices[row, column], weights[row, column] = members, 1.0
     return BlockPlan(indices, weights, steps, np.int32(sampler.num_steps))

@@ -146,7 +146,7 @@ def _columns_are_rows(sampler: BatchSampler, seed: int) -> Check:
             passes = source.passes(epoch * length + t)
             read = np.concatenate([batch.indices[batch.weights > 0] for batch in passes])
             members = plan.members(t)
-            whole = sampler.accumulates or members.size <= sampler.max_batch_size
+            whole = sampler.accumulates or members.size <= sampler.padded_batch_size
             same &= np.unique(read).size == read.size and bool(np.isin(read, members).all())
             same &= not whole or read.size == members.size
     return Check(name, bool(same), f"epochs compared: {epochs}" if same else "they differ")

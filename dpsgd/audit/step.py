@@ -76,7 +76,7 @@ class CompiledStep:
         # Where blocks of rows are clipped as one, a block stands for an example from here on.
         self.block = math.prod(self.mechanism.sampler.clipped_shape)
         # With room for at least one row of padding.
-        width = max_batch_size or self.mechanism.sampler.max_batch_size
+        width = max_batch_size or self.mechanism.sampler.padded_batch_size
         self.width = -(-max(width, (_ROWS + 2) * self.block) // self.block) * self.block
         self.passes = 2 if self.mechanism.sampler.accumulates else 1
         self.rows = min(_ROWS, min(rows) // self.block)

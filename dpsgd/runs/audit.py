@@ -108,7 +108,7 @@ def audit_step(
       claimed: Sampler whose price is claimed, if not the mechanism's own.
     """
     together = microbatch_size or _automatic_microbatch(task, shapes, mechanism)
-    scans = together < mechanism.sampler.max_batch_size
+    scans = together < mechanism.sampler.padded_batch_size
     # All of the small batch at once where the run takes all of its own at once.
     together = min(together, _MICROBATCH) if scans else _ROWS
     small = task
@@ -146,4 +146,4 @@ def _automatic_microbatch(task: Task, shapes: PyTree, mechanism: Mechanism) -> i
         )
 
     jax.eval_shape(estimate, shapes)  # shapes alone: no table of the run's size is filled
-    return automatic_size(mechanism.sampler.max_batch_size, sizes_in_bytes[0])
+    return automatic_size(mechanism.sampler.padded_batch_size, sizes_in_bytes[0])

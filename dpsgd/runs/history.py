@@ -61,12 +61,18 @@ class Terms:
       reproducible_noise: Whether the noise came from a seed that can be guessed.
       fingerprint: Whatever the numbers of a step depend on, as JSON values: releases are repeated
         only where all of it is unchanged. It must not tell anything about private data.
+      unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row of
+        the data is an example.
     """
 
     mechanism: Mechanism
     delta: float
     reproducible_noise: bool
     fingerprint: Mapping[str, Any]
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
 
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""
@@ -78,7 +84,7 @@ class Terms:
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
             "secure_noise": mechanism.secure_noise,
-            "unit": sampler.unit,
+            "unit": self.unit,
             "adjacency": ADJACENCY,
             "delta": self.delta,
             "reproducible_noise": self.reproducible_noise,
@@ -98,8 +104,8 @@ class Terms:
         if not (isinstance(kind, type) and issubclass(kind, BatchSampler)):
             raise ValueError(f"this version knows no sampler {name!r}, and cannot price it")
         sampler = kind.from_terms(fields)
-        if (sampler.unit, ADJACENCY) != (body["unit"], body["adjacency"]):
-            raise ValueError("this version would price it for another unit or adjacency")
+        if body["adjacency"] != ADJACENCY:
+            raise ValueError("this version would price it for another adjacency")
         clip = body["l2_clip_norm"]
         return cls(
             Mechanism(
@@ -112,6 +118,7 @@ class Terms:
             check_delta(checked(body["delta"], float, "delta")),
             checked(body["reproducible_noise"], bool, "reproducible_noise"),
             checked(body["fingerprint"], dict[str, Any], "fingerprint"),
+            checked(body["unit"], str, "unit"),
         )
 
 
@@ -215,7 +222,7 @@ class History:
         return Guarantee(
             epsilon=interval,
             delta=last.delta,
-            unit=last.mechanism.sampler.unit,
+            unit=last.unit,
             adjacency=ADJACENCY,
             noise_multiplier=last.mechanism.noise_multiplier,
             l2_clip_norm=last.mechanism.l2_clip_norm,
@@ -269,7 +276,7 @@ def check_same_noise(before: Terms, after: Terms) -> None:
 
 def _void(told: list[Generation]) -> str:
     """Returns why nothing is guaranteed, or an empty text."""
-    if len({generation.terms.mechanism.sampler.unit for generation in told}) > 1:
+    if len({generation.terms.unit for generation in told}) > 1:
         return "the generations of this run protect different units"
     if any(generation.terms.mechanism.noise_multiplier == 0 for generation in told):
         return "no noise was added"

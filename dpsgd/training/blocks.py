@@ -22,11 +22,13 @@ class BlockPlan(NamedTuple):
     step; a batch larger than one pass is summed over several before its single noisy update.
     """
 
-    indices: Any  # int32[passes, max_batch_size]
-    weights: Any  # float32[passes, max_batch_size]
+    indices: Any  # int32[passes, padded_batch_size]
+    weights: Any  # float32[passes, padded_batch_size]
     starts: Any  # int32[block_steps + 1]
     num_steps: Any  # int32 scalar: steps of the block that are real
-    places: Any = None  # int32[passes, max_batch_size]: where rows that travel lie in their block
+    places: Any = (
+        None  # int32[passes, padded_batch_size]: where rows that travel lie in their block
+    )
 
 
 def plan_blocks(
@@ -48,8 +50,8 @@ def plan_blocks(
             starts.append(len(passes))
         done = len(starts) - 1
         room = max(passes_of_a_block, len(passes))  # more than `max_passes`: see there
-        indices = np.zeros((room, sampler.max_batch_size), np.int32)
-        weights = np.zeros((room, sampler.max_batch_size), np.float32)
+        indices = np.zeros((room, sampler.padded_batch_size), np.int32)
+        weights = np.zeros((room, sampler.padded_batch_size), np.float32)
         for row, batch in enumerate(passes):
             indices[row], weights[row] = batch.indices, batch.weights
         starts += [len(passes)] * (block_steps - done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import operator
@@ -60,19 +61,27 @@ class Guarantee:
 
     @classmethod
     def of(
-        cls, mechanism: Mechanism, delta: float, *, reproducible_noise: bool = False
+        cls,
+        mechanism: Mechanism,
+        delta: float,
+        *,
+        unit: str = "",
+        reproducible_noise: bool = False,
     ) -> Guarantee:
         """Returns the guarantee of a whole run of `mechanism` at `delta`.
 
         Args:
           mechanism: Sampler, sigma and C.
           delta: In (0, 1).
+          unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row
+            of the data is an example.
           reproducible_noise: Whether the noise came from a seed that can be guessed.
 
         Raises:
           ValueError: if `delta` is not in (0, 1), or the sampler's price is not proved.
         """
-        return cls._of(mechanism, delta, mechanism.sampler.num_steps, reproducible_noise)
+        whole = cls._of(mechanism, delta, mechanism.sampler.num_steps, reproducible_noise)
+        return dataclasses.replace(whole, unit=unit) if unit else whole
 
     @classmethod
     def so_far(

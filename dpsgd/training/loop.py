@@ -242,7 +242,7 @@ def _inputs(
             yield steps, data, jax.device_put(plan)
     else:
         data = jax.tree.map(np.asarray, data)
-        a_step = source.sampler.max_batch_size * size / source.sampler.num_examples
+        a_step = source.sampler.padded_batch_size * size / source.sampler.num_examples
         block_steps = max(1, min(block_steps, int(STREAMED_BYTES / a_step)))
         for steps, plan in plan_blocks(source, first_step=first_step, block_steps=block_steps):
             yield steps, *jax.device_put(with_rows(data, plan))

@@ -119,7 +119,7 @@ class Mechanism:
         return Scales(clip, stddev, batch, self._secure_grid() if self.secure_noise else None)
 
     def _secure_grid(self) -> SecureGrid:
-        most = self.sampler.max_batch_size
+        most = self.sampler.padded_batch_size
         if self.sampler.accumulates:
             # A binomial batch exceeds this with probability 1e-36, by Bernstein's inequality. It
             # may: the guarantee does not depend on it.

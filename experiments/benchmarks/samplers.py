@@ -65,7 +65,7 @@ def waiting(kind: type, num_examples: int) -> Row:
             time.sleep(STEP_SECONDS * len(steps))
             begin = time.perf_counter()
     share = sum(waited[1:]) / (STEP_SECONDS * sampler.num_steps)
-    at = f"{kind.__name__}, n {num_examples / 1e6:g}M, batch {sampler.batch_size}"
+    at = f"{kind.__name__}, n {num_examples / 1e6:g}M, batch {sampler.expected_batch_size:g}"
     return Row.at_most(f"waiting for batches / computing, {at}", share, "x", 0.02)
 
 

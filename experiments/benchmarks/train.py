@@ -103,7 +103,7 @@ def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int
     sampler = job.mechanism.sampler
     examples = sampler.num_steps * sampler.expected_batch_size
     num_params = sum(leaf.size for leaf in jax.tree.leaves(job.params))
-    at = f"{name}, {num_params / 1e6:.3g}M parameters, batch {sampler.batch_size}"
+    at = f"{name}, {num_params / 1e6:.3g}M parameters, batch {sampler.expected_batch_size:g}"
     return [
         Row(f"dpsgd train, {at}", examples / seconds.median("device"), "ex/s"),
         Row(f"bare loop of its steps, {at}", examples / seconds.median("bare"), "ex/s"),

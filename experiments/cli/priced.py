@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from experiments.cli.config import GuaranteeConfig, Poisson
 from experiments.cli.sampler_commands import SamplerCommand, subcommand
@@ -82,7 +81,7 @@ class Multistage(_Tree):
         return samplers.Multistage(
             self._shape(num_examples),
             self.draws,
-            epochs=self.steps,
+            steps=self.steps,
             clipped_level=self.clipped_level,
             protected_level=self.protected_level,
         )
@@ -124,7 +123,7 @@ class UnitsThenPoisson(_Tree):
             self._shape(num_examples, self.largest_unit),
             self.draws,
             self.sampling_prob,
-            epochs=self.steps,
+            steps=self.steps,
             max_batch_size=self.max_batch_size,
             target_delta=target_delta,
         )
@@ -167,17 +166,14 @@ class PriceConfig(GuaranteeConfig):
 
     sampler: PricedSampler  # type: ignore[assignment]  # more can be priced than trained with
     """How batches are drawn."""
-    unit: str | None = None
+    unit: Literal["example", "user"] | None = None
     """What one of the num_examples rows is and the guarantee protects, if not an example: "user"
     where a row is all data of one user, clipped together."""
 
-    def build(self) -> tuple[BatchSampler, float]:
-        """Returns the sampler, and the delta at which it is priced."""
-        import samplers
-
-        sampler, delta = super().build()
+    def protected_unit(self, sampler: BatchSampler) -> str:
+        """Returns what one of the num_examples rows, or the sampler, says is protected."""
         if self.unit is None:
-            return sampler, delta
-        if isinstance(sampler, samplers.Multistage):
-            raise ValueError("--unit: what a multistage sampler protects is its --protected-level")
-        return dataclasses.replace(sampler, unit=self.unit), delta
+            return sampler.unit
+        if isinstance(self.sampler, _Tree | UserPoisson):
+            raise ValueError("--unit: what this sampler protects is not up to its rows")
+        return self.unit

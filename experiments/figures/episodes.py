@@ -101,11 +101,11 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
             errors.mean(), place, xerr=errors.std(ddof=1), fmt="o", color="black", capsize=4
         )
         right.plot(errors, np.full(SEEDS, place + 0.15), ".", color="gray", ms=4)
-        labels.append(f"{scheme.name}\n(protects one {scheme.sampler.unit})")
+        labels.append(f"{scheme.name}\n(protects one {scheme.unit})")
         rows.append(
             [
                 scheme.name,
-                scheme.sampler.unit,
+                scheme.unit,
                 str(scheme.sampler.num_steps),
                 "-" if published is None else f"~{published.value:.3g}",
                 f"{bound:.3g}",

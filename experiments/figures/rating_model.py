@@ -87,7 +87,7 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
     )  # fmt: skip
     axes.grid(alpha=0.25, lw=0.5)
     axes.legend(frameon=False, fontsize="small")
-    console.line(f"delta {format_delta(DELTA)}, zero-out adjacency, unit: one {study.sampler.unit}")
+    console.line(f"delta {format_delta(DELTA)}, zero-out adjacency, unit: one user")
     for line in lines:
         console.line(line)
     console.table(

@@ -179,7 +179,7 @@ def _program(run: PlannedRun, store: Store, where: str) -> Hashable:
             sampler = config.sampler.build(num_examples, config.target_delta)
     except ValueError as error:
         raise ValueError(f"{where}, {run.cell.name}: {error}") from None
-    return sampler.max_batch_size, sampler.accumulates, config.non_private
+    return sampler.padded_batch_size, sampler.accumulates, config.non_private
 
 
 def _finished(run: PlannedRun, store: Store) -> bool:

@@ -185,7 +185,7 @@ def test_the_audit_scans_microbatches_exactly_where_the_run_does(
     if asked.model == "small":
         params, _, loss_fn = functional(sizes, DISPLAY_ADS, 0)
         own = dpsgd(loss_fn, recorder(), microbatch_size=asked.microbatch_size)
-        assert scans_of(own, params, mechanism.sampler.max_batch_size) == scans
+        assert scans_of(own, params, mechanism.sampler.padded_batch_size) == scans
 
 
 def test_the_sentence_names_what_was_small_and_what_was_left_out():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from accounting import epsilon
 from dpsgd.gradients.clipping import clipped_grad
-from samplers import BatchSource, Poisson
-from samplers.contribution import cap_contributions
+from samplers import (
+    BatchSource,
+    Multistage,
+    Poisson,
+    Population,
+    UnitTree,
+    UserPoisson,
+    cap_contributions,
+)
 
 FALSE_ALARM = 1e-6
 
@@ -94,7 +102,7 @@ def test_a_batch_of_users_is_their_examples_in_one_shape():
     users = np.array([3, 1, 3, 3, 2])
     capped = cap_contributions(users, 2)
     data = capped.data({"id": 10 * np.arange(5)})
-    sampler = Poisson(capped.num_users, 2, 4, max_batch_size=3, unit="user")
+    sampler = Poisson(capped.num_users, 2, 4, max_batch_size=3)
     source = BatchSource(sampler, 1)
     for step in range(sampler.num_steps):
         drawn = source.batch(step)
@@ -106,13 +114,38 @@ def test_a_batch_of_users_is_their_examples_in_one_shape():
         assert not batch["id"][batch["weight"] == 0].any()
 
 
-def test_every_sampler_may_draw_users_at_the_same_price(make):
-    sampler = make(40, 8, 2, unit="user")
-    examples = make(40, 8, 2)
-    assert (sampler.unit, examples.unit) == ("user", "example")
-    assert sampler.with_epochs(3).unit == "user"
-    assert epsilon(sampler.privacy(2.0), 1e-4) == epsilon(examples.privacy(2.0), 1e-4)
-    np.testing.assert_array_equal(sampler.plan(3, 1).examples, examples.plan(3, 1).examples)
+def test_what_is_protected_is_what_the_rows_of_the_data_are(make):
+    capped = cap_contributions([3, 1, 3, 3, 2], 2)
+    columns = {"id": np.arange(5)}
+    users, examples = capped.of_users(columns), capped.of_examples(columns)
+    sampler = make(3, 1, 2)
+    assert sampler.protected_unit(users.population) == "user"
+    assert sampler.protected_unit(Population(3)) == sampler.unit == "example"
+    assert examples.columns["id"].tolist() == [0, 1, 2, 4]
+    with pytest.raises(ValueError, match="draws from 3 examples, and the data have 4"):
+        sampler.protected_unit(examples.population)
+
+
+def test_users_are_protected_by_their_examples_only_under_the_cap_that_was_priced():
+    examples = cap_contributions([3, 1, 3, 3, 2], 2).of_examples({}).population
+    priced = functools.partial(UserPoisson, 4, 2)
+    for tau in (2, 3):
+        assert priced(max_contributions=tau).protected_unit(examples) == "user"
+    for refused, held in [(examples, "up to 2"), (Population(4), "any number of")]:
+        with pytest.raises(ValueError, match=f"at most 1 examples of each user, .* hold {held}"):
+            priced(max_contributions=1).protected_unit(refused)
+    with pytest.raises(ValueError, match="any number"):
+        priced(max_contributions=2).protected_unit(Population(4, "user"))
+
+
+def test_units_are_protected_only_in_data_of_the_same_tree():
+    tree, other = (UnitTree.from_columns({"shop": s}) for s in ([0, 0, 1, 1], [0, 1, 1, 0]))
+    sampler = Multistage(tree, (1, 2), clipped_level=1, protected_level=1)
+    assert sampler.protected_unit(tree.data({}).population) == "shop"
+    assert Multistage(tree, (1, 2)).protected_unit(tree.data({}).population) == "example"
+    for population in (Population(4), other.data({}).population, Population(4, "user")):
+        with pytest.raises(ValueError, match=r"give them as tree.data\(columns\)"):
+            sampler.protected_unit(population)
 
 
 @pytest.mark.parametrize("tau", [1, 3, 20])
@@ -160,7 +193,6 @@ def test_a_users_whole_data_moves_the_sum_by_at_most_the_clipping_norm(tau):
         (lambda: cap_contributions([1, 2], 1, order=[1]), "order needs one row for each of 2"),
         (lambda: cap_contributions([1, 2], 1).data({"x": np.ones(3)}), "'x' has 3 rows, but users"),
         (lambda: cap_contributions([1], 1).data({"weight": np.ones(1)}), 'may be named "weight"'),
-        (lambda: Poisson(10, 2, unit=""), "unit must name what a row is"),
     ],
 )
 def test_impossible_caps_are_refused_in_one_line(build, message):

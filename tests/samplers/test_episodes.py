@@ -26,8 +26,8 @@ def test_chunks_of_rows_make_up_the_batch(even_tree, monkeypatch):
 
 def test_a_sampler_of_episodes_is_a_value():
     for sampler in (
-        Multistage(TREE, (2, 2), epochs=3),
-        UnitsThenPoisson(TREE, (2,), 0.5, epochs=3),
+        Multistage(TREE, (2, 2), steps=3),
+        UnitsThenPoisson(TREE, (2,), 0.5, steps=3),
     ):
         twin = dataclasses.replace(sampler)
         assert sampler == twin

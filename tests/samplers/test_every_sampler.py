@@ -166,7 +166,7 @@ def test_a_batch_is_padded_with_index_zero_and_weight_zero_to_one_shape(make):
             step % sampler.steps_per_epoch
         )
         one = source.batch(step)
-        assert one.indices.shape == one.weights.shape == (sampler.max_batch_size,)
+        assert one.indices.shape == one.weights.shape == (sampler.padded_batch_size,)
         assert (one.indices.dtype, one.weights.dtype) == (np.int32, np.float32)
         np.testing.assert_array_equal(one.indices[: members.size], members)
         np.testing.assert_array_equal(one.weights[: members.size], 1)
@@ -249,6 +249,7 @@ def test_a_sampler_is_a_value(make):
     assert hash(sampler) == hash(make(50, 8, 2))
     assert pickle.loads(pickle.dumps(sampler)) == sampler
     assert type(sampler)(**dataclasses.asdict(sampler)) == sampler
+    assert type(sampler).from_terms(sampler.terms()).terms() == sampler.terms()
     assert sampler.unit == "example"
 
 

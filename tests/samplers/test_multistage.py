@@ -85,7 +85,7 @@ def test_large_draws_are_distinct_and_uniform(even_tree, assert_law, size):
 
 def test_an_episode_names_the_unit_of_each_example(even_tree):
     tree = even_tree(4, 5, 6)
-    sampler = Multistage(tree, (2, 3, 4), epochs=5)
+    sampler = Multistage(tree, (2, 3, 4), steps=5)
     for step in range(5):
         episode = sampler.episode(11, step)
         assert episode.examples.shape == (2, 3, 4)
@@ -100,7 +100,7 @@ def test_an_episode_names_the_unit_of_each_example(even_tree):
 
 
 def test_steps_are_independent_draws_and_functions_of_the_seed(even_tree):
-    sampler = Multistage(even_tree(30, 30), (3, 4), epochs=10)
+    sampler = Multistage(even_tree(30, 30), (3, 4), steps=10)
     drawn = {sampler.members(seed, step).tobytes() for seed in (0, 1 << 200) for step in range(10)}
     assert len(drawn) == 20
     np.testing.assert_array_equal(sampler.members(5, 7), sampler.members(5, 7))
@@ -115,7 +115,7 @@ def test_steps_are_independent_draws_and_functions_of_the_seed(even_tree):
 
 
 def test_the_price_is_that_of_the_worst_leaf_for_all_steps():
-    sampler = Multistage(TREE, (1, 2), epochs=50)
+    sampler = Multistage(TREE, (1, 2), steps=50)
     profile = sampler.privacy(3.0)
     assert isinstance(profile, WorstLeafProfile)
     assert sampler.unit == "example"
@@ -125,20 +125,20 @@ def test_the_price_is_that_of_the_worst_leaf_for_all_steps():
 
 
 def test_units_clipped_together_and_protected_units_have_their_own_prices():
-    together = Multistage(TREE, (1, 2), epochs=50, clipped_level=1)
+    together = Multistage(TREE, (1, 2), steps=50, clipped_level=1)
     assert together.unit == "example"
     expected = MultistageProfile(3.0, 50, (1, 2), (3, 2), clipped_level=1).epsilon(1e-5)
     assert epsilon(together.privacy(3.0), 1e-5) == expected
-    units = Multistage(TREE, (1, 2), epochs=50, clipped_level=1, protected_level=1)
+    units = Multistage(TREE, (1, 2), steps=50, clipped_level=1, protected_level=1)
     assert units.unit == "shop"
     expected = MultistageProfile(3.0, 50, (1,), (3,)).epsilon(1e-5)
     assert epsilon(units.privacy(3.0), 1e-5) == expected
 
 
 def test_a_sum_that_shows_which_units_were_drawn_is_warned_of():
-    (warning,) = Multistage(TREE, (1, 2), epochs=50).caveats(3.0, 1e-5)
+    (warning,) = Multistage(TREE, (1, 2), steps=50).caveats(3.0, 1e-5)
     assert "another shop in the place of a drawn one moves the sum by up to 4 C" in warning
-    assert Multistage(TREE, (1, 2), epochs=50).caveats(4.0, 1e-5) == ()
+    assert Multistage(TREE, (1, 2), steps=50).caveats(4.0, 1e-5) == ()
     assert Multistage(TREE, (1, 2), clipped_level=1).caveats(0.1, 1e-5) == ()
 
 
@@ -152,7 +152,7 @@ def test_a_sum_that_shows_which_units_were_drawn_is_warned_of():
         (lambda: Multistage(TREE, (4, 1)), r"the root has 3 children, fewer than draws\[0\] = 4"),
         (lambda: Multistage(TREE, (2,)), "draws needs 2 entries"),
         (lambda: Multistage(TREE, (2, 0)), r"draws\[1\] must be at least 1"),
-        (lambda: Multistage(TREE, (2, 1), epochs=0), "epochs must be at least 1"),
+        (lambda: Multistage(TREE, (2, 1), steps=0), "steps must be at least 1"),
         (lambda: Multistage(TREE, (2, 1), clipped_level=3), "clipped_level must be in"),
         (lambda: Multistage(TREE, (2, 1), protected_level=1), "must be clipped_level = 2 or"),
     ],
@@ -182,7 +182,7 @@ def test_draws_from_ten_million_leaves_cost_no_more_than_from_ten_thousand():
     small, large = tree(10, 10, 100), tree(300, 1000, 33)
 
     def seconds(tree, draws):
-        sampler = Multistage(tree, draws, epochs=50)
+        sampler = Multistage(tree, draws, steps=50)
         times = []
         for first in range(0, 50, 10):
             begun = time.process_time()

@@ -62,5 +62,5 @@ def test_stretches_never_cost_more_than_in_a_known_order(sampler):
 def test_the_cap_of_the_run_stays_when_more_epochs_are_priced(kind):
     sampler = kind(**SIZES)
     more = sampler.with_epochs(400)
-    assert more.max_batch_size == sampler.max_batch_size
-    assert kind(**{**SIZES, "epochs": 400}).max_batch_size > sampler.max_batch_size
+    assert more.padded_batch_size == sampler.padded_batch_size
+    assert kind(**{**SIZES, "epochs": 400}).padded_batch_size > sampler.padded_batch_size

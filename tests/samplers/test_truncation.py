@@ -36,9 +36,11 @@ def test_the_default_cap_is_the_smallest_that_costs_1e_5_of_delta_at_epsilon_10(
             (1 + math.exp(10)) * sampler.num_steps * stats.binom.sf(cap, n, sampler.sampling_prob)
         )
 
-    assert cost(sampler.max_batch_size) <= 1e-5 / n * (1 + 1e-6)
-    assert cost(sampler.max_batch_size - 1) > 1e-5 / n
-    assert variable(n, b, epochs, target_delta=1e-3 / n).max_batch_size >= sampler.max_batch_size
+    assert cost(sampler.padded_batch_size) <= 1e-5 / n * (1 + 1e-6)
+    assert cost(sampler.padded_batch_size - 1) > 1e-5 / n
+    assert (
+        variable(n, b, epochs, target_delta=1e-3 / n).padded_batch_size >= sampler.padded_batch_size
+    )
 
 
 def test_bins_that_are_kept_overflow_together_and_are_drawn_once():
@@ -50,9 +52,9 @@ def test_a_cap_chosen_by_rule_is_chosen_anew_and_a_given_one_is_kept(variable):
     chosen = variable(10_000, 100, 1)
     again = dataclasses.replace(chosen, batch_size=400)
     assert again == variable(10_000, 400, 1)
-    assert again.max_batch_size > 400 > chosen.max_batch_size
+    assert again.padded_batch_size > 400 > chosen.padded_batch_size
     given = variable(10_000, 100, 1, max_batch_size=120)
-    assert dataclasses.replace(given, epochs=7).max_batch_size == 120
+    assert dataclasses.replace(given, epochs=7).padded_batch_size == 120
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_a_batch_may_be_empty_and_is_then_all_padding():
     empty = 0
     for step in range(400):
         one = source.batch(step)
-        assert one.indices.shape == one.weights.shape == (source.sampler.max_batch_size,)
+        assert one.indices.shape == one.weights.shape == (source.sampler.padded_batch_size,)
         if one.weights.sum() == 0:
             empty += 1
             assert not one.indices.any()

@@ -19,7 +19,7 @@ TREE = UnitTree.from_columns(SHOP)
 
 
 def test_poisson_within_units_has_its_law_and_price():
-    sampler = UnitsThenPoisson(TREE, (2,), 0.5, epochs=40, max_batch_size=9)
+    sampler = UnitsThenPoisson(TREE, (2,), 0.5, steps=40, max_batch_size=9)
     counts, pairs, both_units = np.zeros(9), 0, 0
     for seed in range(3000):
         drawn = sampler.members(seed, 1)
@@ -36,7 +36,7 @@ def test_poisson_within_units_has_its_law_and_price():
 
 
 def test_the_cap_of_poisson_within_units_is_priced_and_uniform():
-    sampler = UnitsThenPoisson(TREE, (2,), 0.3, epochs=10, max_batch_size=4)
+    sampler = UnitsThenPoisson(TREE, (2,), 0.3, steps=10, max_batch_size=4)
     profile = sampler.privacy(1.0)
     assert isinstance(profile, TruncatedProfile)
     # At most 2 x 4 examples are in two units, so that the cut is no likelier than Binomial(8) > 4.
@@ -56,15 +56,15 @@ def test_the_cap_of_poisson_within_units_is_priced_and_uniform():
 
 def test_the_default_cap_of_poisson_within_units_costs_next_to_nothing(even_tree):
     tree = even_tree(20, 500)
-    sampler = UnitsThenPoisson(tree, (4,), 0.1, epochs=100)
+    sampler = UnitsThenPoisson(tree, (4,), 0.1, steps=100)
     assert sampler.expected_batch_size == pytest.approx(200)
-    assert 200 < sampler.max_batch_size < 400
+    assert 200 < sampler.padded_batch_size < 400
     capped, free = (
         epsilon(profile, 1e-5).upper
         for profile in (sampler.privacy(1.0), UnitsThenPoissonProfile(1.0, 100, 0.2, 0.1))
     )
     assert free <= capped <= free + 2e-3
-    assert sampler.with_epochs(200).max_batch_size == sampler.max_batch_size
+    assert sampler.with_epochs(200).padded_batch_size == sampler.padded_batch_size
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_examples_may_be_sampled_at_the_price_of_several_a_user():
     )
     # The default cap on batches is part of the price, as for Poisson.
     capped = UserPoisson(1000, 20, 2, max_contributions=5)
-    assert capped.max_batch_size == Poisson(1000, 20, 2).max_batch_size < 1000
+    assert capped.padded_batch_size == Poisson(1000, 20, 2).padded_batch_size < 1000
     assert math.isfinite(epsilon(capped.privacy(2.0), 1e-5).upper)
     assert capped.plan(1, 0).examples.tolist() == Poisson(1000, 20, 2).plan(1, 0).examples.tolist()
 

@@ -31,8 +31,9 @@ def run(config: CalibrateConfig) -> None:
 
     with going_on("calibrating"):
         sampler, delta = config.build()
+        unit = config.protected_unit(sampler)
         sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
     # Rounded up: the printed number suffices as it stands.
     printed = Bound(sigma, sigma).format_upper(".6g")
-    terms = f"delta {format_delta(delta)} ({ADJACENCY} adjacency, unit: one {sampler.unit})"
+    terms = f"delta {format_delta(delta)} ({ADJACENCY} adjacency, unit: one {unit})"
     print(f"noise multiplier {printed} gives epsilon <= {config.epsilon} at {terms}")

@@ -39,9 +39,11 @@ def run(config: EpsilonConfig) -> None:
 
     with going_on("pricing"):
         sampler, delta = config.build()
+        unit = config.protected_unit(sampler)
         trials = config.mean_trials
         count = None if trials is None else TrialCount(trials, config.trials_shape)
-        guarantee = Guarantee.of(Mechanism(sampler, config.noise_multiplier, 1.0), delta)
+        mechanism = Mechanism(sampler, config.noise_multiplier, 1.0)
+        guarantee = Guarantee.of(mechanism, delta, unit=unit)
     print(guarantee.sentence())
     for note in guarantee.notes:
         print(f"note: {note}")

@@ -67,6 +67,8 @@ class Scheme:
     loss_fn: Callable[[Params, Any], jax.Array]
     l2_clip_norm: float
     data: Mapping[str, np.ndarray]
+    unit: str = "example"
+    """What is protected."""
     draws: tuple[int, ...] = ()
     """n_j down to what is protected, where draws are without replacement."""
     sizes: tuple[int, ...] = ()
@@ -119,22 +121,22 @@ def all_schemes(table: Ratings, steps: int) -> list[Scheme]:
     return [
         Scheme(
             "multistage, clip users",
-            Multistage(tree, stages, epochs=steps, clipped_level=1, protected_level=1),
-            episode_loss, USER_CLIP, each, stages[:1], sizes[:1],
+            Multistage(tree, stages, steps=steps, clipped_level=1, protected_level=1),
+            episode_loss, USER_CLIP, each, "user", stages[:1], sizes[:1],
         ),
         Scheme(
             "Poisson users, clip users",
-            Poisson(users, drawn, epochs(users, drawn), unit="user"),
-            episode_loss, USER_CLIP, by_user,
+            Poisson(users, drawn, epochs(users, drawn)),
+            episode_loss, USER_CLIP, by_user, "user",
         ),
         Scheme(
             "multistage, clip ratings",
-            Multistage(tree, stages, epochs=steps),
-            rating_loss, RATING_CLIP, each, stages, sizes,
+            Multistage(tree, stages, steps=steps),
+            rating_loss, RATING_CLIP, each, "example", stages, sizes,
         ),
         Scheme(
             "users, Poisson ratings",
-            UnitsThenPoisson(tree, (drawn,), batch / (drawn * rows / users), epochs=steps),
+            UnitsThenPoisson(tree, (drawn,), batch / (drawn * rows / users), steps=steps),
             rating_loss, RATING_CLIP, each,
         ),
         Scheme(

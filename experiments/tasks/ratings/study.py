@@ -66,7 +66,7 @@ class Study:
         for name, column in columns.items():
             self._asked[name][rows] = column
         self._num_asked = test.user.size
-        self.sampler = Deterministic(users.size, users.size, STEPS, unit="user")
+        self.sampler = Deterministic(users.size, users.size, STEPS)
 
     @cached_property
     def _start(self) -> factorization.Params:

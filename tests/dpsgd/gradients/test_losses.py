@@ -110,7 +110,7 @@ def test_an_example_that_is_zeroed_changes_no_other_ones_draws():
 
 def test_a_unit_that_is_clipped_as_one_has_one_key_that_of_its_first_row():
     tree = UnitTree.from_columns({"unit": np.repeat(np.arange(8), 5)})
-    sampler = Multistage(tree, (4, 2), epochs=6, clipped_level=1)
+    sampler = Multistage(tree, (4, 2), steps=6, clipped_level=1)
 
     def loss(params, unit, key):
         assert unit["me"].shape == (2,)

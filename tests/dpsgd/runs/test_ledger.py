@@ -45,10 +45,10 @@ _PRODUCTS = np.repeat(np.arange(120), _RNG.integers(2, 8, 120))
 _ROWS = _RNG.permutation(_PRODUCTS.size)
 TREE = UnitTree.from_columns({"shop": _PRODUCTS[_ROWS] // 15, "product": _PRODUCTS[_ROWS]})
 OF_UNITS = [
-    Multistage(TREE, (3, 2, 2), epochs=40),
-    Multistage(TREE, (3, 2, 2), epochs=40, clipped_level=2),
-    Multistage(TREE, (3, 2, 2), epochs=40, clipped_level=1, protected_level=1),
-    UnitsThenPoisson(TREE, (3, 2), 0.25, epochs=40),
+    Multistage(TREE, (3, 2, 2), steps=40),
+    Multistage(TREE, (3, 2, 2), steps=40, clipped_level=2),
+    Multistage(TREE, (3, 2, 2), steps=40, clipped_level=1, protected_level=1),
+    UnitsThenPoisson(TREE, (3, 2), 0.25, steps=40),
     UserPoisson(**SIZES, max_contributions=3),
 ]
 """Samplers whose units are not the rows, 40 steps each."""
@@ -86,8 +86,9 @@ def test_the_file_alone_gives_back_the_terms(path, sampler):
     with Ledger.create(path, terms(sampler)) as ledger:
         assert read(path) == ledger.history
     told = read(path).generations[0].terms
-    assert told.mechanism == terms(sampler).mechanism
-    assert told.mechanism.sampler.max_batch_size == sampler.max_batch_size
+    assert told.record() == terms(sampler).record()
+    assert told.mechanism.privacy() == terms(sampler).mechanism.privacy()
+    assert told.mechanism.sampler.padded_batch_size == sampler.padded_batch_size
     assert told.delta == DELTA
 
 
@@ -109,7 +110,7 @@ def test_a_tree_of_the_same_shape_with_other_examples_is_another_tree(path):
     with Ledger.create(path, terms(OF_UNITS[0])) as ledger:
         ledger.declare(range(8))
         moved = UnitTree(TREE.starts, TREE.leaves[::-1].copy(), TREE.labels)
-        other = terms(Multistage(moved, (3, 2, 2), epochs=40))
+        other = terms(Multistage(moved, (3, 2, 2), steps=40))
         how = {"step": 8, "origin": ledger.history.head, "repeatable": True}
         assert ledger.resume(other, **how).index == 1
 

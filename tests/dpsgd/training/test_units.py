@@ -71,7 +71,7 @@ def releases(sampler, data, loss=unit_loss, *, sigma=1.0):
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_the_loop_clips_each_drawn_unit_as_one(level):
-    sampler = Multistage(TREE, (3, 2, 4), epochs=5, clipped_level=level)
+    sampler = Multistage(TREE, (3, 2, 4), steps=5, clipped_level=level)
     data = rows()
     got = releases(sampler, data, sigma=0.0)
     gradient = jax.jit(jax.grad(unit_loss))
@@ -108,7 +108,7 @@ def test_without_a_level_each_example_is_clipped_by_itself():
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_unit_moves_the_noised_sum_by_at_most_c_and_an_example_by_twice_that(level):
     # The coupled test: neighbours share noise and draws.
-    sampler = Multistage(TREE, (3, 2, 4), epochs=12, clipped_level=level)
+    sampler = Multistage(TREE, (3, 2, 4), steps=12, clipped_level=level)
     before, data = releases(sampler, rows()), rows()
     data["x"][TASK == 2] = 0.0  # a null unit has gradient 0
     moved = np.linalg.norm(before - releases(sampler, data), axis=1)
@@ -122,7 +122,7 @@ def test_a_unit_moves_the_noised_sum_by_at_most_c_and_an_example_by_twice_that(l
 
 
 def test_the_audit_passes_units_clipped_as_one_and_catches_rows_clipped_each():
-    sampler = Multistage(TREE, (3, 2, 4), epochs=12, clipped_level=1)
+    sampler = Multistage(TREE, (3, 2, 4), steps=12, clipped_level=1)
     mechanism = Mechanism(sampler, 1.0, CLIP)
 
     def row_by_row(algorithm):
@@ -187,7 +187,7 @@ def test_a_users_whole_data_moves_the_noised_sum_by_at_most_c(make, tau, keep):
 
     def noised_sums(x):
         capped = cap_contributions(users, tau, keep=keep, seed=seed)
-        sampler = make(capped.num_users, 4, 3, unit="user")
+        sampler = make(capped.num_users, 4, 3)
         return releases(sampler, capped.data({"x": x}), user_loss)
 
     before = noised_sums(x)

@@ -26,7 +26,7 @@ def tree():
 
 def test_episodes_by_their_sizes_cost_what_the_tree_itself_costs(capsys):
     first, *rest = asked(capsys, "epsilon", "sampler:multistage", *EVEN, *NOISE).splitlines()
-    of_tree = epsilon(Multistage(tree(), (1, 5), epochs=100).privacy(2.0), 1e-5)
+    of_tree = epsilon(Multistage(tree(), (1, 5), steps=100).privacy(2.0), 1e-5)
     assert upper(first) == pytest.approx(of_tree.upper, abs=1e-4)
     assert "unit: one example" in first
     assert any("another unit in the place of a drawn one moves the sum" in line for line in rest)
@@ -49,7 +49,7 @@ def test_units_then_poisson_by_its_sizes_costs_what_the_tree_itself_costs(capsys
     words = ["--draws", "1", "--sizes", "10", "10", "--steps", "100", "--num-examples", "100"]
     words += ["--sampling-prob", "0.2", "--max-batch-size", "10"]
     line = asked(capsys, "epsilon", "sampler:units-then-poisson", *words, *NOISE)
-    sampler = UnitsThenPoisson(tree(), (1,), 0.2, epochs=100, max_batch_size=10)
+    sampler = UnitsThenPoisson(tree(), (1,), 0.2, steps=100, max_batch_size=10)
     assert upper(line) == pytest.approx(epsilon(sampler.privacy(2.0), 1e-5).upper, abs=1e-4)
     free = UnitsThenPoissonProfile(2.0, 100, 0.1, 0.2)
     assert upper(line) == pytest.approx(epsilon(free, 1e-5).upper, abs=1e-4)
@@ -82,7 +82,10 @@ def test_any_sampler_may_have_users_for_rows(capsys):
         (["--draws", "1", "--sizes"], "--sizes needs a number >= 1 for each level, got ()"),
         (["--draws", "1", "--sizes", "10", "10"], "--draws needs 2 numbers"),
         (["--draws", "1", "5", "--sizes", "10", "10", "--units", "a", "b"], "--units needs 1"),
-        (["--draws", "1", "5", "--sizes", "10", "10", "--unit", "user"], "--protected-level"),
+        (
+            ["--draws", "1", "5", "--sizes", "10", "10", "--unit", "user"],
+            "--unit: what this sampler protects",
+        ),
     ],
 )
 def test_impossible_episodes_are_refused_in_one_line(words, message, capsys):

@@ -100,7 +100,6 @@ def test_padding_changes_no_gradient_and_a_null_user_has_none():
 
 def test_a_private_choice_of_the_cap_is_part_of_the_price():
     study = Study(ratings.synthetic(0, 300, 60), (5, 10, 20), 1e-4)
-    assert study.sampler.unit == "user"
     assert study.sampler.num_examples == 300
     alone, after = study.noise_multiplier(2.0), study.noise_multiplier(2.0, spent=0.5)
     assert alone < after
@@ -127,7 +126,7 @@ def test_the_schemes_draw_equally_much_and_claim_what_is_proved():
         assert 30 <= scheme.sampler.num_steps <= 50
     users = found["multistage, clip users"]
     assert users.sampler.clipped_shape == (episodes.RATINGS,)
-    assert users.sampler.unit == found["Poisson users, clip users"].sampler.unit == "user"
+    assert users.sampler.unit == users.unit == found["Poisson users, clip users"].unit == "user"
     price, published = users.price(2.0, 1e-5), users.published(2.0, 1e-5)
     assert published.value < price.lower <= price.upper  # refuted by a pair of data sets
     assert "NO GUARANTEE" in str(published)

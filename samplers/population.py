@@ -1,0 +1,38 @@
+"""What a sampler draws from: how many rows, what each of them is, and who holds them.
+
+The unit of a guarantee is read from the data: rows are examples unless the data are of the type
+`UnitData`, which says what else they are. It is made where rows get their meaning: by
+`Contributions.of_users`, `Contributions.of_examples` and `UnitTree.data`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from samplers.tree import TreeShape, UnitTree
+
+
+@dataclass(frozen=True)
+class Population:
+    """What is public of the rows that a sampler draws from.
+
+    Attributes:
+      num_examples: Number n of rows.
+      row: What one row is: an example, or all data of one user, whose gradient is clipped as one.
+      max_contributions: Most examples of one user among rows that are examples; None if unknown.
+      tree: Units within units, with the rows as leaves, or the shape of such a tree.
+    """
+
+    num_examples: int
+    row: Literal["example", "user"] = "example"
+    max_contributions: int | None = None
+    tree: UnitTree | TreeShape | None = None
+
+
+class UnitData(NamedTuple):
+    """Training data that say what their rows are; all other data have examples as rows."""
+
+    columns: Any
+    """The rows: a pytree of arrays with one leading row each, `population.num_examples` in all."""
+    population: Population
