@@ -1,0 +1,138 @@
+"""Images with their classes, uint8[rows, height, width, channels] and int32[rows], by split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.tasks import tfds
+from experiments.tasks.splits import Columns, random_split
+from experiments.tasks.tfds import SourceError
+
+ROWS_PER_READ = 1024
+_COLUMNS = ("image", "label")
+
+
+class Images(NamedTuple):
+    """A data set of images: "image" and "label" of each split."""
+
+    name: str
+    shape: tuple[int, ...]
+    classes: int
+    splits: dict[str, Columns]
+
+    def rows(self, split: str | None) -> Columns:
+        """Returns the rows of a split, or of all; ValueError if there is no such split."""
+        if split is None:
+            parts = self.splits.values()
+            return {name: np.concatenate([part[name] for part in parts]) for name in _COLUMNS}
+        if split not in self.splits:
+            raise SourceError(f"{self.name} has no split {split!a}: {', '.join(self.splits)}")
+        return self.splits[split]
+
+
+def blocks(rows: Columns, labelled: bool = True) -> Iterator[Columns]:
+    """Yields the rows some at a time, with their labels or without."""
+    names = _COLUMNS if labelled else _COLUMNS[:1]
+    for start in range(0, len(rows["label"]), ROWS_PER_READ):
+        yield {name: rows[name][start : start + ROWS_PER_READ] for name in names}
+
+
+def digits() -> Images:
+    """Returns the 1,797 handwritten digits that scikit-learn ships, split 80/10/10 by number.
+
+    Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits" (UCI, 1998), its test set:
+    8 x 8 pixels of 0 to 16, here scaled to 0 to 255.
+
+    Raises:
+      SourceError: if scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise SourceError(
+            "the digits come with scikit-learn, which is not installed: pip install scikit-learn, "
+            "or name a data set of TensorFlow Datasets"
+        ) from None
+    found = load_digits()
+    pixels = np.round(found.images[..., None] * (255 / 16)).astype(np.uint8)
+    rows = {"image": pixels, "label": found.target.astype(np.int32)}
+    return Images("digits", (8, 8, 1), 10, random_split(rows, 0))
+
+
+def prepared(path: Path) -> Images:
+    """Returns a data set of TensorFlow Datasets that has one image and one class a record.
+
+    Args:
+      path: The directory of one version of it.
+
+    Raises:
+      SourceError: if there is none, or it is no such data set.
+    """
+    if not path.is_dir():
+        raise SourceError(
+            f"{path} is no directory: name that of the version of a data set, such as "
+            "~/tensorflow_datasets/mnist/3.0.1"
+        )
+    builder = tfds.open_prepared(str(path), None)
+    image, label, shape, classes = _features(builder)
+    splits: dict[str, list[Columns]] = {split: [] for split in tfds.SPLITS}
+    for split in filter(builder.info.splits.__contains__, tfds.SPLITS):
+        done = 0
+        for rows in _read(builder, split, image, label, classes):
+            for part, some in tfds.divide(rows, done, split, builder.info.splits).items():
+                splits[part].append(some)
+            done += len(rows["label"])
+    none = {"image": np.zeros((0, *shape), np.uint8), "label": np.zeros(0, np.int32)}
+    whole = {
+        split: {name: np.concatenate([x[name] for x in [none, *parts]]) for name in _COLUMNS}
+        for split, parts in splits.items()
+    }
+    return Images(f"tfds:{builder.info.full_name}", shape, classes, whole)
+
+
+def _features(builder: Any) -> tuple[str, str, tuple[int, ...], int]:
+    """Returns the names of image and label, the shape of an image and the number of classes."""
+    import tensorflow_datasets
+
+    kinds = tensorflow_datasets.features
+    name, features = builder.info.full_name, tfds.features_of(builder)
+    label = tfds.label_of(builder)
+    tfds.check_features(builder, [label])
+    classes = getattr(features[label], "num_classes", None)
+    if classes is None:
+        raise SourceError(f"{name}, feature {label}: expected the number of a class, no other type")
+    images = [key for key, kind in features.items() if isinstance(kind, kinds.Image)]
+    if len(images) != 1:
+        raise SourceError(
+            f"{name} has {len(images)} features that are images, expected one; it has "
+            f"{', '.join(features)}"
+        )
+    kind = features[images[0]]
+    if None in kind.shape or kind.np_dtype != np.uint8:
+        raise SourceError(
+            f"{name}, feature {images[0]}: images of shape {kind.shape} and type "
+            f"{np.dtype(kind.np_dtype)}, expected one size for all and uint8"
+        )
+    return images[0], label, kind.shape, classes
+
+
+def _read(builder: Any, split: str, image: str, label: str, classes: int) -> Iterator[Columns]:
+    done = 0
+    for records in tfds.records_of(builder, split, ROWS_PER_READ):
+        labels = np.array([record[label] for record in records], np.int32)
+        if (wrong := np.flatnonzero((labels < 0) | (labels >= classes))).size:
+            raise SourceError(
+                f"{builder.info.full_name}, split {split}, record {done + wrong[0]}, feature "
+                f"{label}: found {labels[wrong[0]]}, expected a class from 0 to {classes - 1}"
+            )
+        yield {"image": np.stack([record[image] for record in records]), "label": labels}
+        done += len(records)
+
+
+def load(data: Path | None) -> Images:
+    """Returns the digits, or the prepared data set that `data` names."""
+    return digits() if data is None else prepared(data)

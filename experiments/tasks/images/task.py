@@ -1,0 +1,160 @@
+"""Images as a task: rows of pixels, a small convolutional network, accuracy and log loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
+    from experiments.tasks.images import sources
+    from experiments.tasks.images.model import Functions, Sizes
+
+PyTree = Any
+
+
+class ImageModels:
+    """What a network needs beside rows to be trained on: its sizes."""
+
+    sizes: Sizes
+
+    def init(self, seed: int) -> PyTree:
+        """Returns fresh parameters, which depend on no row."""
+        from experiments.tasks.images.model import initial
+
+        return initial(self.sizes, seed)
+
+    @property
+    def loss(self) -> Callable[[PyTree, PyTree], Any]:
+        """(params, example) -> cross entropy in nats: one function for all networks alike."""
+        return self._functions.loss
+
+    @property
+    def predict(self) -> Callable[[PyTree, PyTree], Any]:
+        """(params, rows) -> probabilities of the classes, float32[rows, classes]."""
+        return self._functions.predict
+
+    @property
+    def _functions(self) -> Functions:
+        from experiments.tasks.images.model import functions
+
+        return functions(self.sizes)
+
+    def read(
+        self, path: Path, *, labelled: bool = True, split: str | None = None
+    ) -> Iterator[PyTree]:
+        """Returns the images of a prepared data set of TensorFlow Datasets, block by block.
+
+        Args:
+          path: As `Images.data`.
+          labelled: Whether the rows must have labels.
+          split: "train", "validation" or "test"; by default all.
+
+        Raises:
+          ValueError: if the images cannot be read, or the network is one for others.
+        """
+        from experiments.tasks.images.sources import blocks, load
+
+        found = load(path)
+        sizes = self.sizes
+        if (found.shape, found.classes) != (sizes.shape, sizes.classes):
+            raise ValueError(
+                f"{found.name} has images of shape {found.shape} of {found.classes} classes: the "
+                f"model takes {sizes.shape} of {sizes.classes}"
+            )
+        return blocks(found.rows(split), labelled)
+
+    def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
+        """Returns accuracy and log loss (nats) on labelled images; NaN where it diverged.
+
+        Raises:
+          ValueError: if there are no rows.
+        """
+        from experiments.tasks.images.metrics import class_metrics
+
+        logits = self._functions.logits
+        return class_metrics((logits(params, rows), rows["label"]) for rows in blocks)
+
+    def generated(self, count: int) -> PyTree:
+        """Returns `count` images of uniform noise with uniform labels, which are nobody's."""
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        return {
+            "image": rng.integers(0, 256, (count, *self.sizes.shape), np.uint8),
+            "label": rng.integers(0, self.sizes.classes, count, np.int32),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the sizes: all that `described` needs."""
+        from dpsgd.runs.records import plain
+
+        return {"sizes": plain(self.sizes), "headline": "test_accuracy", "better": "higher"}
+
+    @staticmethod
+    def described(description: Mapping[str, Any], where: str = "task") -> DescribedImages:
+        """Returns the networks of a task that was described so; its images need not be there.
+
+        Raises:
+          ValueError: if `description` is none; `where` begins its line.
+        """
+        from dpsgd.runs.records import build
+        from experiments.tasks.images.model import Sizes
+
+        return DescribedImages(build(Sizes, description.get("sizes"), f"{where}: sizes"))
+
+
+@dataclass(frozen=True)
+class DescribedImages(ImageModels):
+    """Networks without rows: of a run or an export that is read back."""
+
+    sizes: Sizes
+
+
+@dataclass(frozen=True)
+class Images(ImageModels):
+    """Images of some classes, a small convolutional network, accuracy."""
+
+    data: Path | None = None
+    """Directory of the version of a data set of TensorFlow Datasets that lies prepared there, as
+    array_record, with one image and one class a record; by default scikit-learn's digits."""
+    channels: tuple[int, ...] = (16, 32)
+    """Channels of the convolutions, each of which halves the image's sides."""
+
+    @cached_property
+    def source(self) -> sources.Images:
+        """The images, read when they are first needed."""
+        from experiments.tasks.images.sources import load
+
+        return load(self.data)
+
+    @property
+    def sizes(self) -> Sizes:  # type: ignore[override]
+        """Of the network, by what is public of the images."""
+        from experiments.tasks.images.model import Sizes
+
+        return Sizes(self.source.shape, self.source.classes, self.channels)
+
+    def columns(self) -> PyTree:
+        """Returns the training images: uint8[rows, height, width, channels], and labels."""
+        return self.source.splits["train"]
+
+    def metrics(self, params: PyTree) -> dict[str, float]:
+        """Returns what `evaluate` does of the validation and of the test images."""
+        from experiments.tasks.images.sources import blocks
+
+        return {
+            f"{split}_{name}": value
+            for split in ("validation", "test")
+            for name, value in self.evaluate(params, blocks(self.source.rows(split))).items()
+        }
+
+    def check(self, begun: Mapping[str, Any] | None = None) -> None:
+        """Raises ValueError if a split is empty, or the images are not such as a run began with."""
+        for split in self.source.splits:
+            if not len(self.source.rows(split)["label"]):
+                raise ValueError(f"{self.source.name} has no {split} images")
+        if begun is not None and begun.get("sizes") != self.describe()["sizes"]:
+            raise ValueError(f"{self.source.name} has images of another size, or other classes")
