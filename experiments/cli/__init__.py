@@ -17,7 +17,7 @@ from experiments.cli.errors import in_one_line
 
 COMMANDS = {
     "prepare": "Turn raw data into a store that `dpsgd train` reads.",
-    "train": "Train a click model privately and write a run directory with its guarantee.",
+    "train": "Train a task privately and write a run directory with its guarantee.",
     "resume": "Go on with a run that was stopped, from its last checkpoint.",
     "sweep": "Carry out every run that a file asks for; write their table and figure.",
     "ledger": "Print what a run has released so far and what that costs.",
@@ -33,7 +33,8 @@ COMMANDS = {
 }
 """What `dpsgd --help` says of each module of `experiments.cli.commands`.
 
-Such a module has a function `run`: the type of its argument is what can be asked.
+Such a module has a function `run`: the type of its argument is what can be asked; or `command`
+says so of the words, and which of them are left.
 """
 
 
@@ -68,14 +69,18 @@ def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:
         raise ValueError(f"there is no command {name!r}{hint}" if name else f"name a command{hint}")
     import tyro
 
-    run = importlib.import_module(f"experiments.cli.commands.{name}").run
+    module = importlib.import_module(f"experiments.cli.commands.{name}")
+    if hasattr(module, "command"):  # what can be asked depends on what is asked
+        kind, rest = module.command(rest)
+    else:
+        kind = get_type_hints(module.run)["config"]
     config = tyro.cli(
-        get_type_hints(run)["config"],
+        kind,
         prog=f"dpsgd {name}",
         args=rest,
         config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
     )
-    return run, config
+    return module.run, config
 
 
 def usage() -> str:

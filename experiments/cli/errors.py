@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from dpsgd.runs.stop import INTERRUPTED, STOPPED, Stopped, interrupts
 from experiments.cli.extras import how_to_get
@@ -27,6 +30,17 @@ def in_one_line(program: str, run: Callable[[], int]) -> int:
                 raise
             print(f"{program}: {_printable(line)}", file=sys.stderr)
             return status
+
+
+@contextmanager
+def naming_options(kind: type) -> Iterator[None]:
+    """Has what is wrong with the fields of a dataclass named by the options that set them."""
+    try:
+        yield
+    except ValueError as error:
+        names = "|".join(field.name for field in dataclasses.fields(kind) if "_" in field.name)
+        line = re.sub(rf"\b({names})\b", lambda m: "--" + m[0].replace("_", "-"), str(error))
+        raise ValueError(line) from error
 
 
 def _told(error: BaseException, interrupted: bool) -> tuple[int, str | None]:

@@ -15,14 +15,18 @@ class ResumeConfig:
     run: tyro.conf.Positional[Path]
     """Run directory."""
     data: Path | None = None
-    """Where the store of examples lies now; by default where it lay."""
+    """Where the data of the task lie now; by default where they lay."""
 
 
 def run(config: ResumeConfig) -> None:
     """Runs `dpsgd resume`."""
     from experiments.cli.commands.train import show
     from experiments.cli.console import Console
-    from experiments.train import resume
 
     with Console() as console:
-        show(console, config.run, resume(config.run, config.data, console.progress))
+        console.progress("starting")
+        import dpsgd
+        from experiments.tasks import task_of
+
+        task = task_of(config.run, data=config.data)
+        show(console, config.run, dpsgd.resume(config.run, task, progress=console.progress))

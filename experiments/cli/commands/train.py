@@ -2,37 +2,65 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
-from experiments.cli.config import TrainConfig
+from dpsgd.runs.config import RunConfig
+from experiments.cli import tasks
 from experiments.cli.console import Console
+from experiments.cli.errors import naming_options
 from experiments.cli.sampler_commands import SamplerCommand
 
 
-@dataclass(frozen=True)
-class Train(TrainConfig):
-    """Train a click model privately and write a run directory with the guarantee it earned."""
+@dataclass(frozen=True, kw_only=True)
+class Train(RunConfig):
+    """Train a task privately and write a run directory with the guarantee it earned.
 
-    data: tyro.conf.Positional[Path]
+    --task NAME says which: clicks, by default, another built-in one, or one of your own as
+    module:object, whose module lies in the current folder or where Python finds modules. `dpsgd
+    train --task NAME --help` lists the settings of that task among those below.
+    """
+
     sampler: SamplerCommand
+    out: Path
+    """Run directory to create; an existing one is never touched."""
 
 
-def run(config: Train) -> None:
+def command(words: Sequence[str]) -> tuple[type[Train], list[str]]:
+    """Returns what can be asked of the task that words name, and the other words."""
+    name, others = tasks.choose(words)
+    found = tasks.find_task(name)
+    fields: list[Any] = []
+    if isinstance(found, type):
+        fields.append(("settings", tasks.options_of(found)))
+    space = {"__doc__": Train.__doc__, "task": (name, found)}
+    return dataclasses.make_dataclass(
+        "Train", fields, bases=(Train,), frozen=True, kw_only=True, namespace=space
+    ), others
+
+
+def run(asked: Train) -> None:
     """Runs `dpsgd train`."""
-    with Console() as console:
+    name, task = asked.task  # type: ignore[attr-defined]
+    if isinstance(task, type):
+        settings = asked.settings  # type: ignore[attr-defined]
+        task = task(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)})
+    config = RunConfig(**{f.name: getattr(asked, f.name) for f in dataclasses.fields(RunConfig)})
+    with Console() as console, naming_options(RunConfig):
+        config.check()
         console.progress("starting")
-        from experiments.train import train
+        import dpsgd
 
-        show(console, config.out, train(config, console.progress))
+        record = dpsgd.run(task, config, asked.out, name=name, progress=console.progress)
+        show(console, asked.out, record)
 
 
 def show(console: Console, path: Path, record: dict[str, Any]) -> None:
     """Says what the finished run in `path` came to."""
-    from experiments.reports import run as report
+    from dpsgd.runs import report
 
     console.table(*report.comparison([record]))
     if diverged := report.divergence(record):

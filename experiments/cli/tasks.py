@@ -1,0 +1,109 @@
+"""Tasks as the command line asks for them: `--task NAME`, and the task's own settings as options."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import itertools
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from dpsgd.runs.records import field_types
+from dpsgd.runs.task import METHODS, check_task, find
+from experiments.tasks import TASKS
+
+DEFAULT = "clicks"
+
+
+def choose(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the task that words name by `--task`, or the default one, and the other words.
+
+    Raises:
+      ValueError: if nothing follows, or several tasks are named.
+    """
+    named, others, rest = [], [], iter(words)
+    for word in rest:
+        option, equals, value = word.partition("=")
+        if option != "--task":
+            others.append(word)
+        elif value := value if equals else next(rest, ""):
+            named.append(value)
+        else:
+            raise ValueError(f"--task needs a name, one of {', '.join(TASKS)}, or module:object")
+    if len(named) > 1:
+        raise ValueError(f"--task names several: {', '.join(named)}")
+    return (named[0] if named else DEFAULT), others
+
+
+def find_task(name: str) -> Any:
+    """Returns the task called `name`, or the dataclass that such tasks are of.
+
+    Raises:
+      ValueError: if there is none, or it is no task.
+    """
+    if name not in TASKS and ":" not in name:
+        near = difflib.get_close_matches(name, TASKS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(TASKS)}"
+        raise ValueError(f"--task {name}: {hint}; a task of your own is named module:object")
+    look_in_the_current_folder()
+    found = find(TASKS.get(name, name))
+    if not isinstance(found, type):
+        check_task(found, name)
+    elif missing := [method for method in METHODS if not hasattr(found, method)]:
+        raise ValueError(f"--task {name} is a class without {', '.join(missing)}, and so no task")
+    elif not dataclasses.is_dataclass(found):
+        raise ValueError(f"--task {name} is a class and no dataclass: name a task made of it")
+    return found
+
+
+def look_in_the_current_folder() -> None:
+    """Has modules found in the folder that the command is given in, after all others."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+
+
+def options_of(kind: type) -> type:
+    """Returns a dataclass of the settings of the task `kind`, as the command line offers them.
+
+    It has the fields of `kind` with their help and defaults; `data` is given by its place.
+    """
+    types, helps = field_types(kind), _helps(kind)
+    fields = []
+    for field in dataclasses.fields(kind):
+        if not field.init:
+            continue
+        offered = Annotated[types[field.name], tyro.conf.arg(help=helps.get(field.name, ""))]
+        if field.name == "data":
+            offered = tyro.conf.Positional[offered]
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        own = dataclasses.field(default=default) if default is not dataclasses.MISSING else None
+        fields.append((field.name, offered, own or dataclasses.field()))
+    return dataclasses.make_dataclass(kind.__name__, fields, frozen=True, kw_only=True)
+
+
+def _helps(kind: type) -> dict[str, str]:
+    """Returns the texts that stand below the fields of a class, and of its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+        except (OSError, TypeError, SyntaxError):
+            continue
+        for one, below in itertools.pairwise(body):
+            if (
+                isinstance(one, ast.AnnAssign)
+                and isinstance(one.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                found[one.target.id] = inspect.cleandoc(str(below.value.value))
+    return found
