@@ -66,7 +66,7 @@ class Job:
           mechanism: Gives the mechanism for the number of training rows; by default `config` does.
         """
         data = task.columns()
-        num_examples = _num_rows(data)
+        num_examples = num_rows(data)
         chosen = (mechanism or config.mechanism)(num_examples)
         algorithm = dpsgd(_loss(task), ADAM, microbatch_size=config.microbatch_size)
         delta = config.target_delta or 1 / num_examples
@@ -213,7 +213,7 @@ def resume(
         unchanged = config_digest(record) == last.fingerprint["config"]
         # What was calibrated once stays: another version might calibrate a little differently.
         job = Job.of(task, config, (lambda n: last.mechanism) if unchanged else None)
-        if (rows := _num_rows(job.data)) != last.mechanism.sampler.num_examples:
+        if (rows := num_rows(job.data)) != last.mechanism.sampler.num_examples:
             raise ValueError(
                 f"the task has {rows:,} training examples, and {out} was begun on "
                 f"{last.mechanism.sampler.num_examples:,}: its guarantee is for those"
@@ -254,7 +254,7 @@ def _check_data(task: Task, begun: Mapping[str, Any] | None) -> None:
         check(begun)
 
 
-def _num_rows(data: PyTree) -> int:
+def num_rows(data: PyTree) -> int:
     """Returns the number of rows of the training data.
 
     Raises:
