@@ -19,6 +19,7 @@ import numpy as np
 
 from accounting import calibrate
 from dpsgd import Algorithm, Guarantee, Mechanism, RootKey, TrainState, train_blocks
+from dpsgd.runs.audit import audit_run
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.config import config_digest
 from dpsgd.runs.directory import DATA, RunDirectory
@@ -28,7 +29,6 @@ from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.records import build, checked
 from dpsgd.runs.stop import Stopped, stop_requests
 from dpsgd.training.loop import Block, repeats_exactly
-from experiments.audit import audit_run
 from experiments.cli.config import TrainConfig
 from experiments.fingerprint import differing, fingerprint
 from experiments.finished import FinishedRun, guarantee_of, proved
@@ -39,6 +39,7 @@ from experiments.tasks.clicks.evaluate import evaluate
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.task import DescribedClicks
 from samplers import BatchSampler
 
 PyTree = Any
@@ -126,7 +127,7 @@ def train(config: TrainConfig, progress: Progress = lambda line: None) -> dict[s
             "raise --noise-multiplier, or --max-batch-size or --overflow accumulate where batches "
             "are cut"
         )
-    audit = audit_run(config, store.schema, job.mechanism, progress)
+    audit = _audit(job, progress)
     if config.insecure_seed is None:
         root = RootKey.from_entropy()
     else:
@@ -191,7 +192,7 @@ def resume(
         step = int(checkpoint.state.step) if checkpoint else 0
         terms = job.terms(record, root)
         if terms.fingerprint != last.fingerprint:
-            audit = audit_run(config, store.schema, job.mechanism, progress)
+            audit = _audit(job, progress)
             run.write_json("audit.json", {"audit": audit})
         else:
             said = run.read_json("audit.json").get("audit")
@@ -210,6 +211,13 @@ def resume(
             changed = differing([last.fingerprint, generation.terms.fingerprint])
             progress(f"changed since: {', '.join(changed)}")
         return _finish(job, run, ledger, root, checkpoint, audit, progress)
+
+
+def _audit(job: Job, progress: Progress) -> str:
+    if not job.config.audit:
+        return "not made: it was switched off"
+    clicks = DescribedClicks(job.config.model_config(), job.store.schema, job.store.hash_seed)
+    return audit_run(clicks, job.params, job.mechanism, job.config.microbatch_size, progress)
 
 
 def _refuse_one_class(store: Store) -> None:

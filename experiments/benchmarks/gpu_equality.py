@@ -20,22 +20,22 @@ import numpy as np
 import optax
 
 import samplers
-from dpsgd import Guarantee, Mechanism, RootKey, clipped_grad, dpsgd, train_blocks
+from dpsgd import Guarantee, Mechanism, RootKey, RunConfig, clipped_grad, dpsgd, runs, train_blocks
 from dpsgd.noise.gaussian import _words, add_gaussian_noise, grid, standard_normal
 from dpsgd.noise.secure import add_secure_noise, rounded_gaussian
 from dpsgd.runs.ledger import read
+from dpsgd.runs.sampling import BallsAndBins, Poisson
 from dpsgd.training.blocks import plan_blocks
 from dpsgd.training.loop import repeats_exactly
 from experiments.audit import coupled
 from experiments.benchmarks.rows import Row
 from experiments.benchmarks.step import random_batch
-from experiments.cli import config as configs
-from experiments.cli.config import AuditConfig, TrainConfig
+from experiments.cli.config import AuditConfig
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
-from experiments.tasks.clicks.sizes import ModelConfig
+from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.train import resume, train
+from experiments.tasks.clicks.task import Clicks, DescribedClicks
 
 PyTree = Any
 
@@ -244,8 +244,9 @@ def secure(config: ModelConfig, batch_size: int) -> Iterator[Row]:
 
 def audit() -> Iterator[Row]:
     """Makes the audit that precedes a run: what it refuses cannot be trained on this device."""
-    run = AuditConfig(configs.Poisson(batch_size=64), num_examples=1000, noise_multiplier=1.0)
-    for check in coupled(run).checks:
+    run = AuditConfig(Poisson(batch_size=64), num_examples=1000, noise_multiplier=1.0)
+    clicks = DescribedClicks(PRESETS["small"], DISPLAY_ADS, 0)
+    for check in coupled(clicks, run).checks:
         yield Row.at_least(f"audit: {check.name} ({check.detail})", float(check.passed), "", 1)
 
 
@@ -262,22 +263,21 @@ def interrupted(model: ModelConfig, rows: int, batch_size: int) -> Iterator[Row]
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         synthetic.write_store(store, rows, seed=0)
-        config = TrainConfig(
-            data=store,
-            sampler=configs.BallsAndBins(batch_size=batch_size, epochs=2),
-            out=Path(folder) / "run",
+        out = Path(folder) / "run"
+        task = Clicks(store, **dataclasses.asdict(model))
+        config = RunConfig(
+            BallsAndBins(batch_size=batch_size, epochs=2),
             noise_multiplier=1.0,
             audit=False,
             checkpoint_seconds=0.0,
-            **dataclasses.asdict(model),
         )
         planned = epsilon = None
         try:
-            train(config, until_a_step_is_done)
+            runs.run(task, config, out, progress=until_a_step_is_done)
         except Enough:
-            terms = read(config.out / "ledger.jsonl").generations[0].terms
+            terms = read(out / "ledger.jsonl").generations[0].terms
             planned = Guarantee.of(terms.mechanism, terms.delta).epsilon
-            epsilon = resume(config.out)["epsilon_upper"]
+            epsilon = runs.resume(out)["epsilon_upper"]
     if planned is None or epsilon is None:
         raise RuntimeError("the run was over before it could be stopped: more rows are needed")
     yield Row("steps are taken to repeat bit for bit on this device", float(repeats_exactly()), "")

@@ -21,7 +21,11 @@ import numpy as np
 import optax
 from jax import lax
 
-from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, dpsgd, train_blocks
+import samplers
+from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, RunConfig, dpsgd, runs, train_blocks
+from dpsgd.runs.optimizer import ADAM, step_sizes
+from dpsgd.runs.result import FinishedRun
+from dpsgd.runs.sampling import BallsAndBins
 from dpsgd.training.blocks import BlockPlan
 from dpsgd.training.loop import block_function, compiled_block, compiler_options
 from experiments.benchmarks.gpu_program import traffic
@@ -29,17 +33,13 @@ from experiments.benchmarks.gpu_record import peak_memory
 from experiments.benchmarks.rows import Row
 from experiments.benchmarks.step import BYTES_PER_PARAMETER
 from experiments.benchmarks.timing import in_turns
-from experiments.cli import config as configs
-from experiments.cli.config import TrainConfig
-from experiments.finished import FinishedRun
-from experiments.programs import click_algorithm, step_sizes
 from experiments.tasks.clicks.evaluate import evaluate
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.train import train
-from samplers import BallsAndBins, Deterministic
+from experiments.tasks.clicks.task import Clicks
+from samplers import Deterministic
 
 PyTree = Any
 
@@ -280,10 +280,10 @@ def epoch(model: ModelConfig, rows: int, test_rows: int, batch_size: int) -> Ite
     at = f"{rows / 1e6:.3g}M rows, batch {batch_size}"
     yield Row(f"seconds to generate {at}", time.perf_counter() - begin, "s")
 
-    sampler = BallsAndBins(rows, batch_size, epochs=2)
+    sampler = samplers.BallsAndBins(rows, batch_size, epochs=2)
     mechanism = Mechanism(sampler, 1.0, 4.0)
-    logit_fn, algorithm = click_algorithm(model, DISPLAY_ADS)
-    params = functional(model, DISPLAY_ADS, 0)[0]
+    params, logit_fn, loss_fn = functional(model, DISPLAY_ADS, 0)
+    algorithm = dpsgd(loss_fn, ADAM)
     columns = jax.block_until_ready(jax.device_put(data.columns))
 
     def blocks(seed: int):
@@ -339,23 +339,19 @@ def whole_run(
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         made = synthetic.write_store(store, rows, seed=0)
-        config = TrainConfig(
-            data=store,
-            sampler=configs.BallsAndBins(batch_size=batch_size, epochs=1),
-            out=Path(folder) / "run",
-            target_epsilon=3.0,
-            audit=audit,
-            **asdict(model),
+        config = RunConfig(
+            BallsAndBins(batch_size=batch_size, epochs=1), target_epsilon=3.0, audit=audit
         )
+        out = Path(folder) / "run"
         begin = time.perf_counter()
-        train(config)
+        runs.run(Clicks(store, **asdict(model)), config, out)
         seconds = time.perf_counter() - begin
-        run = FinishedRun.read(config.out)  # held against its ledger
+        run = FinishedRun.read(out)  # held against its ledger
         at = f"{run.record['num_params'] / 1e6:.3g}M parameters, {rows / 1e6:.3g}M rows"
         yield Row(f"whole run, {at}", seconds, "s")
         yield Row(f"of it training, {at}", run.record["training_seconds"], "s")
         yield Row.at_most(f"its epsilon, {at}", run.record["epsilon_upper"], "", 3.0)
-        yield Row(f"its test AUC, {at}", run.record["test_auc"], "")
+        yield Row(f"its test AUC, {at}", run.record["metrics"]["test_auc"], "")
         yield Row("best reachable AUC of its test rows", made.summary.test_bayes_auc, "")
 
 

@@ -26,18 +26,18 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpsgd import RootKey, TrainState
+import dpsgd
+from dpsgd import RootKey, RunConfig, TrainState
+from dpsgd.runs.engine import Job
+from dpsgd.runs.sampling import BallsAndBins
 from dpsgd.training.blocks import plan_blocks
 from dpsgd.training.loop import compiled_block
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.step import SIZES
 from experiments.benchmarks.timing import Series
-from experiments.cli.config import BallsAndBins, TrainConfig
-from experiments.tasks.clicks.evaluate import evaluate
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
-from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.train import Job, mechanism_for, train
+from experiments.tasks.clicks.task import Clicks
 from samplers import BatchSource
 
 MODELS = {"small": PRESETS["small"], "medium": SIZES["8M"]}
@@ -62,15 +62,13 @@ class Spent(NamedTuple):
 def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int) -> list[Row]:
     """Returns the rows of one model, trained on `store`."""
     runs = store.parent / name
-    config = TrainConfig(
-        data=store,
-        sampler=BallsAndBins(batch_size=1024, epochs=epochs),
-        out=runs / "run",
+    task = Clicks(store, **dataclasses.asdict(model))
+    config = RunConfig(
+        BallsAndBins(batch_size=1024, epochs=epochs),
         noise_multiplier=1.0,
         audit=False,  # made before a run, and no part of what is timed
-        **dataclasses.asdict(model),
     )
-    job = Job.of(config, Store.open(store), lambda n: mechanism_for(config, n))
+    job = Job.of(task, config)
     bare = _BareLoop(job)
 
     def run(data_on: Literal["device", "host"]) -> Spent:
@@ -80,12 +78,12 @@ def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int
             marks.setdefault(line.split()[0], time.process_time())
 
         out = runs / f"{data_on} {number}"
-        record = train(dataclasses.replace(config, out=out, data_on=data_on), mark)
+        record = dpsgd.run(task, dataclasses.replace(config, data_on=data_on), out, progress=mark)
         return Spent(record["training_seconds"], marks["evaluating"] - marks["steps"])
 
     def score() -> Spent:
-        blocks = [block for split in job.store.splits for block in job.store.blocks(split)]
-        return Spent.on(lambda: evaluate(job.logit_fn, job.params, blocks))
+        blocks = [block for split in task.store.splits for block in task.store.blocks(split)]
+        return Spent.on(lambda: task.evaluate(job.params, blocks))
 
     work: dict[str, Callable[[], Spent]] = {
         "bare": bare,
@@ -112,7 +110,7 @@ def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int
             f"the same, in CPU seconds, {at}", cpu_seconds.ratio("bare", "device"), "x", 0.9
         ),
         Row(f"data on the host / on the device, {at}", seconds.ratio("device", "host"), "x"),
-        Row(f"rows scored, {at}", job.store.num_rows / seconds.median("score"), "rows/s"),
+        Row(f"rows scored, {at}", task.store.num_rows / seconds.median("score"), "rows/s"),
     ]
 
 
@@ -125,7 +123,7 @@ class _BareLoop:
         source = BatchSource(sampler, root.sampling_seed(0))
         plans = plan_blocks(source, first_step=0, block_steps=BLOCK_STEPS)
         self._plans = [jax.device_put(plan) for _, plan in plans]
-        self._data = jax.device_put(dict(job.columns))
+        self._data = jax.device_put(dict(job.data))
         self._rest = jnp.asarray(root.noise_key(0)), job.mechanism.scales(), None
         arguments = job.start(), self._data, self._plans[0], *self._rest
         self._program = compiled_block(job.algorithm, sampler, arguments)

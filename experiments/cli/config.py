@@ -173,6 +173,3 @@ class AuditConfig(GuaranteeConfig):
     """Figure that the black-box audit writes, .png, .pdf or .svg."""
     overwrite: bool = False
     """Replace a figure that is there under that name."""
-    data: Path | None = None
-    """Store whose columns the coupled audit's model reads; by default those of Criteo Display Ads.
-    The examples are generated, so that nothing that is printed depends on private rows."""

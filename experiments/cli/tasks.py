@@ -1,4 +1,4 @@
-"""Tasks as the command line asks for them: `--task NAME`, and the task's own settings as options."""
+"""Tasks as the command line asks for them: `--task NAME`, and the settings of that task."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import itertools
 import sys
 import textwrap
 from collections.abc import Sequence
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from dpsgd.runs.records import field_types
+from dpsgd.runs.sampling import SAMPLERS
 from dpsgd.runs.task import METHODS, check_task, find
 from experiments.tasks import TASKS
 
@@ -69,24 +71,67 @@ def look_in_the_current_folder() -> None:
         sys.path.append(here)
 
 
-def options_of(kind: type) -> type:
+def command(base: type, words: Sequence[str], *, place: bool = True) -> tuple[type, list[str]]:
+    """Returns the command `base` with the settings of the task that words name, and other words.
+
+    Args:
+      base: Dataclass of what can be asked of any task.
+      words: Of the command line.
+      place: Whether a setting `data` is given by its place among them; or by its option, and not
+        at all.
+
+    Raises:
+      ValueError: if there is no such task, or a setting of it is called as one of the command is.
+    """
+    name, others = choose(words)
+    found = find_task(name)
+    space = {"__doc__": base.__doc__, "task": (name, found)}
+    fields: list[Any] = []
+    if isinstance(found, type):
+        options = options_of(found, place=place)
+        taken = {field.name for kind in (base, *SAMPLERS.values()) for field in fields_of(kind)}
+        if both := sorted(taken & {field.name for field in fields_of(options)}):
+            raise ValueError(
+                f"--task {name}: its setting {both[0]} is called as one of the command's own: "
+                "rename it"
+            )
+        fields.append(("settings", options))
+    made = dataclasses.make_dataclass(
+        base.__name__, fields, bases=(base,), frozen=True, kw_only=True, namespace=space
+    )
+    return made, others
+
+
+def task_of(config: Any) -> Any:
+    """Returns the task that a configuration of a `command` asks for."""
+    _, found = config.task
+    if not isinstance(found, type):
+        return found
+    return found(**{f.name: getattr(config.settings, f.name) for f in fields_of(config.settings)})
+
+
+def options_of(kind: type, *, place: bool = True) -> type:
     """Returns a dataclass of the settings of the task `kind`, as the command line offers them.
 
-    It has the fields of `kind` with their help and defaults; `data` is given by its place.
+    It has the fields of `kind` with their help and defaults; see `command` on `data`.
     """
     types, helps = field_types(kind), _helps(kind)
-    fields = []
-    for field in dataclasses.fields(kind):
+    fields: list[Any] = []
+    for field in fields_of(kind):
         if not field.init:
             continue
-        offered = Annotated[types[field.name], tyro.conf.arg(help=helps.get(field.name, ""))]
-        if field.name == "data":
-            offered = tyro.conf.Positional[offered]
-        default = field.default
+        name, default, offered = field.name, field.default, types[field.name]
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        own = dataclasses.field(default=default) if default is not dataclasses.MISSING else None
-        fields.append((field.name, offered, own or dataclasses.field()))
+        if name == "data" and not place:
+            offered, default = offered | None, None
+        offered = Annotated[offered, tyro.conf.arg(help=helps.get(name, ""))]
+        if name == "data" and place:
+            offered = tyro.conf.Positional[offered]
+        missing = default is dataclasses.MISSING
+        fields.append(
+            (name, offered, dataclasses.field() if missing else dataclasses.field(default=default))
+        )
     return dataclasses.make_dataclass(kind.__name__, fields, frozen=True, kw_only=True)
 
 

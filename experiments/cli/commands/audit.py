@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from experiments.cli import outputs
+from experiments.cli import outputs, tasks
 from experiments.cli.config import AuditConfig, check_noise
 from experiments.cli.console import Console
 from experiments.cli.sampler_commands import SamplerCommand
@@ -17,9 +20,18 @@ class Audit(AuditConfig):
     Without --black-box: seconds, the compiled step on neighbouring batches under equal noise, the
     noise's law and the sampler's. With it: minutes, a lower bound on epsilon from many whole runs.
     The exit status is 1 if a violation is found.
+
+    --task NAME says whose step: of clicks, by default, of another built-in task, or of one of your
+    own as module:object. Its rows are generated, so that nothing that is printed depends on private
+    ones; a store is read for its columns alone.
     """
 
     sampler: SamplerCommand
+
+
+def command(words: Sequence[str]) -> tuple[type[Audit], list[str]]:
+    """Returns what can be asked of the task that words name, and the other words."""
+    return tasks.command(Audit, words, place=False)
 
 
 def run(config: Audit) -> int:
@@ -33,7 +45,7 @@ def run(config: Audit) -> int:
         from experiments import audit
 
         if not config.black_box:
-            report = audit.coupled(config, console.progress)
+            report = audit.coupled(_task(config), config, console.progress)
             for line in report.lines():
                 console.line(line)
             return 0 if report.passed else 1
@@ -42,3 +54,17 @@ def run(config: Audit) -> int:
         for line in (*bound.lines(), f"plot: {config.plot}"):
             console.line(line)
         return 1 if bound.violation else 0
+
+
+def _task(config: Audit) -> Any:
+    """Returns the task that is audited; clicks without a store are those of Criteo Display Ads."""
+    settings = getattr(config, "settings", None)
+    if settings is None or getattr(settings, "data", "") is not None:
+        return tasks.task_of(config)
+    if config.task[0] != "clicks":  # type: ignore[attr-defined]
+        raise ValueError(f"--data is missing: the task {config.task[0]} needs it")  # type: ignore[attr-defined]
+    from experiments.tasks.clicks.schema import DISPLAY_ADS
+    from experiments.tasks.clicks.task import Clicks, DescribedClicks
+
+    sizes = Clicks(**{**dataclasses.asdict(settings), "data": None}).sizes
+    return DescribedClicks(sizes, DISPLAY_ADS, 0)

@@ -31,29 +31,19 @@ class Train(RunConfig):
 
 def command(words: Sequence[str]) -> tuple[type[Train], list[str]]:
     """Returns what can be asked of the task that words name, and the other words."""
-    name, others = tasks.choose(words)
-    found = tasks.find_task(name)
-    fields: list[Any] = []
-    if isinstance(found, type):
-        fields.append(("settings", tasks.options_of(found)))
-    space = {"__doc__": Train.__doc__, "task": (name, found)}
-    return dataclasses.make_dataclass(
-        "Train", fields, bases=(Train,), frozen=True, kw_only=True, namespace=space
-    ), others
+    return tasks.command(Train, words)
 
 
 def run(asked: Train) -> None:
     """Runs `dpsgd train`."""
-    name, task = asked.task  # type: ignore[attr-defined]
-    if isinstance(task, type):
-        settings = asked.settings  # type: ignore[attr-defined]
-        task = task(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)})
     config = RunConfig(**{f.name: getattr(asked, f.name) for f in dataclasses.fields(RunConfig)})
     with Console() as console, naming_options(RunConfig):
         config.check()
+        task = tasks.task_of(asked)
         console.progress("starting")
         import dpsgd
 
+        name = asked.task[0]  # type: ignore[attr-defined]
         record = dpsgd.run(task, config, asked.out, name=name, progress=console.progress)
         show(console, asked.out, record)
 
