@@ -52,6 +52,7 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from accounting.algebra.likelihood_ratio import ROUNDING, UNDERFLOW, LikelihoodRatio
+from accounting.algebra.refinement import GridError
 from accounting.profile import Direction
 
 Array = NDArray[np.floating]
@@ -62,10 +63,6 @@ _FAR = 40.0
 """e^-_FAR is less than the rounding of 1."""
 LARGEST = 2**22
 """Largest number of indices of a window."""
-
-
-class CompositionSizeError(MemoryError):
-    """The grid of a composition would have more points than are computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +218,7 @@ class LossDistribution:
             low, high = min(low, other_low), max(high, other_high)
         size = 1 << max(4, (high - low).bit_length())
         if size > LARGEST:
-            raise CompositionSizeError(f"a composition needs {size} points, more than {LARGEST}")
+            raise GridError(f"no finer grid is computed: it has {size} points, more than {LARGEST}")
         return low, size
 
 
@@ -261,7 +258,7 @@ def compose_both(
     """Returns the losses, in both directions, of `count` releases, sharp near `delta` or `epsilon`.
 
     Raises:
-      CompositionSizeError: If the composition's grid would have more than LARGEST points.
+      GridError: If the composition's grid would have more than LARGEST points.
     """
     parts = []
     directions: tuple[Direction, Direction] = ("remove", "add")

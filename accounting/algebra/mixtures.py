@@ -1,51 +1,31 @@
-r"""Releases whose two laws are Gaussian mixtures on a line: certified cells, and their composition.
+r"""Releases whose two laws are Gaussian mixtures on a line, cut into certified cells.
 
 Several mechanisms (multistage sampling, users with many examples) are dominated by pairs
 
 .. math:: P = \sum_i w_i N(m_i, s^2), \qquad Q = \sum_i w'_i N(m'_i, s^2)
 
-that have no closed-form likelihood ratio. Here they are cut into cells, and many equal releases
-are composed from finer and finer grids (see `likelihood_ratio` and `composition`).
+that have no closed-form likelihood ratio: its law is that of the masses of cells (see
+`likelihood_ratio`).
 """
 
 from __future__ import annotations
 
-import abc
-import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
 from accounting.algebra.cells import Array, log_normal_cells, normal_drift
-from accounting.algebra.composition import ComposedLoss, compose_both
-from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
-from accounting.profile import (
-    EPSILON_TOLERANCE,
-    Bound,
-    PrivacyProfile,
-    check_count,
-    check_delta,
-    check_epsilon,
-    check_noise_multiplier,
-    epsilon_from_delta,
-    wanted_width,
-)
+from accounting.algebra.likelihood_ratio import ROUNDING
+from accounting.algebra.refinement import GridError
 
 EDGE_DRIFT = 1e-12
 """How far, in log X, the two laws' common cells may be from the grid, and the mean of a group."""
 _LARGEST_LOSS = 500.0
 """Largest log X of a grid: e^500 and its inverse are far within the range of floats."""
 MOST_CELLS = 2**21
-_COARSEST = 0.4
-_FINEST = 2e-3
-_COARSEST_OF_ALL = 1e6
-_SMALLEST_MASS = 1e-300
-_FLOOR = "delta is so small that the composition's certified error is a part of it"
-_NO_FINER = "no finer grid is computed"
 
 
 class Mixture(NamedTuple):
@@ -127,11 +107,11 @@ def ratio_edges(p: Mixture, q: Mixture, step: float, tail: float) -> Array:
 
 
 def check_grid(largest_loss: float, step: float, cells: float) -> None:
-    """Raises MemoryError where losses, or the number of `cells` at that `step`, are too large."""
-    if largest_loss > _LARGEST_LOSS:
-        raise MemoryError(f"losses up to {largest_loss:.0f} are beyond the range of the grid")
+    """Raises a GridError where losses, the `step`, or the number of `cells`, are too large."""
+    if not max(largest_loss, step) <= _LARGEST_LOSS:
+        raise GridError(f"no finer grid is computed: losses are beyond {_LARGEST_LOSS:.0f}")
     if cells > MOST_CELLS:
-        raise MemoryError(f"a grid step of {step} needs too many cells")
+        raise GridError(f"no finer grid is computed: it has more than {MOST_CELLS} cells")
 
 
 def solve_increasing(
@@ -162,141 +142,3 @@ def solve_increasing(
         left, below = np.where(falls, x, left), np.where(falls, excess, below)
         right, above = np.where(rises, x, right), np.where(rises, excess, above)
     return np.where(-below <= above, left, right)
-
-
-def _floor(
-    low: list[list[ComposedLoss]], high: list[ComposedLoss], lower: float, upper: float
-) -> float:
-    """Returns how much of delta may be the composition's certified error: each side at its end."""
-    below = max(part.floor(lower) for pair in low for part in pair)
-    return max(below, *(part.floor(upper) for part in high))
-
-
-@dataclass(frozen=True)
-class RepeatedProfile(abc.ABC):
-    """The profile of `steps` equal releases, each bounded by likelihood ratios on a grid.
-
-    The gap between the two ends has two sources: the grid, which is refined until it matters no
-    more, and, for some mechanisms, a gap between what is proved and what a concrete pair of data
-    sets shows.
-    """
-
-    noise_multiplier: float
-    steps: int
-
-    gap_note: ClassVar[str] = "the proof is not tight"
-    """Why the two ends of the finest grids may still be apart."""
-
-    def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        check_count("steps", self.steps)
-
-    @abc.abstractmethod
-    def ratios(self, side: Side, step: float, tail: float) -> Sequence[LikelihoodRatio]:
-        """Returns laws of one release's X: 'upper', one that dominates; 'lower', ones dominated.
-
-        Args:
-          side: Which bounds.
-          step: Grid step in log X.
-          tail: Mass, of each of a release's laws, that may be cut off.
-        """
-
-    @abc.abstractmethod
-    def deviation(self) -> float:
-        """Returns about the deviation of one release's X under Q, to choose the grid by."""
-
-    @abc.abstractmethod
-    def ceiling(self) -> PrivacyProfile:
-        """Returns a closed-form profile that is never below this one."""
-
-    def delta(self, epsilon: float) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        return self._delta(check_epsilon(epsilon), 1e-12)
-
-    def _delta(self, epsilon: float, tail: float) -> Bound:
-        """Bounds delta where each law may be cut off at a mass of `tail`, or of less."""
-        lower, upper = 0.0, self.ceiling().delta(epsilon).upper
-        for low, high in self._grids(tail, None, epsilon):
-            new_lower, new_upper = self._lower(low, epsilon), self._upper(high, epsilon)
-            if min(new_upper, upper) < 1e4 * tail and tail > 1e-100:
-                return self._delta(epsilon, 1e-12 * tail)
-            settled = new_upper >= upper * (1.0 - 1e-3) and new_lower <= lower * (1.0 + 1e-3)
-            lower, upper = max(lower, new_lower), min(upper, new_upper)
-            if upper - lower <= 1e-3 * lower or upper <= _SMALLEST_MASS:
-                return Bound(lower, upper)
-            if settled:
-                floored = _floor(low, high, epsilon, epsilon) > 0.1 * upper
-                return Bound(lower, upper, note=_FLOOR if floored else self.gap_note)
-        return Bound(lower, upper, note=_NO_FINER)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`.
-
-        The grid is refined until neither end moves by more than about `tolerance`, or by 1e-4 of
-        an epsilon above 10.
-        """
-        check_delta(delta)
-        lower, upper = 0.0, self.ceiling().epsilon(delta).upper
-        for low, high in self._grids(1e-6 * delta, delta, None):
-            found = epsilon_from_delta(
-                functools.partial(self._upper, high),
-                functools.partial(self._lower, low),
-                delta,
-                resolution=1e-3 * tolerance,
-            )
-            # The gap is of second order in the step: what moved now, moves by a third as much, in
-            # all, from here on.
-            moved = max(upper - found.upper, found.lower - lower)
-            lower, upper = max(lower, found.lower), min(upper, found.upper)
-            wanted = wanted_width(tolerance, upper) * max(1.0, 0.1 * lower)
-            if upper - lower <= wanted:
-                return Bound(lower, upper)
-            if moved <= 3.0 * wanted:
-                floored = _floor(low, high, lower, upper) > 0.1 * delta
-                return Bound(lower, upper, note=_FLOOR if floored else self.gap_note)
-        return Bound(lower, upper, note=_NO_FINER)
-
-    def _grids(
-        self, tail: float, delta: float | None, epsilon: float | None
-    ) -> Iterator[tuple[list[list[ComposedLoss]], list[ComposedLoss]]]:
-        """Yields what `_composed` returns on finer and finer grids, from one that can be computed.
-
-        Many releases of tiny deviation need a coarse one: the grid of a release is as fine as that
-        of all of them.
-        """
-        resolution, computed = _COARSEST, False
-        while _FINEST <= resolution <= _COARSEST_OF_ALL:
-            try:
-                sides = self._composed(resolution, tail, delta, epsilon)
-            except (MemoryError, OverflowError):
-                if computed:
-                    return
-                resolution *= 4.0
-            else:
-                yield sides
-                computed = True
-                resolution /= 2.0
-
-    def _upper(self, parts: list[ComposedLoss], epsilon: float) -> float:
-        """Reads the upper bound."""
-        deltas = [part.delta(epsilon) for part in parts]
-        return max(1.0 if math.isnan(delta) else delta for delta in deltas)
-
-    def _lower(self, pairs: list[list[ComposedLoss]], epsilon: float) -> float:
-        """Reads the largest of the lower bounds; contracted cells may have any edges."""
-        deltas = [part.delta(epsilon) for parts in pairs for part in parts]
-        return max(0.0 if math.isnan(delta) else delta for delta in deltas)
-
-    def _composed(
-        self, resolution: float, tail: float, delta: float | None, epsilon: float | None
-    ) -> tuple[list[list[ComposedLoss]], list[ComposedLoss]]:
-        """Returns, composed in both directions, the lower bounds and the upper one."""
-        step = resolution * min(1.0, self.deviation())
-        tail = max(tail / self.steps, 1e-300)
-
-        def compose(ratio: LikelihoodRatio) -> list[ComposedLoss]:
-            return list(compose_both(ratio, self.steps, delta=delta, epsilon=epsilon))
-
-        low = [compose(ratio) for ratio in self.ratios("lower", step, tail)]
-        (upper,) = self.ratios("upper", step, tail)
-        return low, compose(upper)

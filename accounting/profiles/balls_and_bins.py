@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -13,6 +12,13 @@ from scipy import special
 
 from accounting.algebra.composition import compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
+from accounting.algebra.refinement import (
+    Curve,
+    GridBounds,
+    GridError,
+    refine_delta,
+    refine_epsilon,
+)
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
@@ -22,19 +28,15 @@ from accounting.profile import (
     check_epsilon,
     check_noise_multiplier,
     epsilon_from_delta,
-    wanted_width,
 )
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.largest_release import LargestRelease
 
-_COARSEST = 0.2
 _MANY_EPOCHS = 8
 _SMALLEST_LOG_TAIL = -296.0
 _SMALLEST_DELTA = 1e-286
 _MOST_WORK = 1.8e9
 """Most pairs of atoms that are visited for one grid: a few seconds."""
-_STALLS = 3
-"""How many finer grids in a row may be of no use."""
 _RARE = 1e-40
 """A delta that no one asks to be sharp at much cost."""
 _WORK_PER_DISTANCE = 1e4
@@ -91,24 +93,9 @@ class BallsAndBinsProfile:
             return exact.delta(epsilon)
         sigma, epochs = self._one_epoch()
         closed = LargestRelease(sigma, self.bins, epochs)
-        lower = closed.lower_delta(epsilon)
         upper = min(_deterministic(sigma, epochs).delta(epsilon).upper, closed.upper_delta(epsilon))
-        moved, resolution = upper, _COARSEST
-        tail = _tail(upper, epochs)
-        # A step of the tolerance in epsilon changes delta by upper - moved.
-        while moved > lower and upper - lower > 1e-3 * lower:
-            if upper <= _SMALLEST_DELTA:
-                return Bound(lower, upper, note=_TOO_SMALL)
-            grid = _Grid(sigma, self.bins, resolution, tail)
-            if grid.work() > (_MOST_WORK if upper > _RARE else 0.1 * _MOST_WORK):
-                return Bound(lower, upper, note=_NO_FINER)
-            curves = _curves(grid, epochs, epsilon=epsilon)
-            lower = max(lower, *(low(epsilon) for low, _ in curves))
-            upper = min(upper, max(high(epsilon) for _, high in curves))
-            moved = max(high(epsilon + EPSILON_TOLERANCE) for _, high in curves)
-            tail = min(tail, _tail(upper, epochs))
-            resolution /= 2.0
-        return Bound(lower, upper)
+        within = Bound(closed.lower_delta(epsilon), upper)
+        return refine_delta(_Grids(sigma, self.bins, epochs), epsilon, within, EPSILON_TOLERANCE)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
@@ -118,30 +105,9 @@ class BallsAndBinsProfile:
             return exact.epsilon(delta)
         sigma, epochs = self._one_epoch()
         closed = LargestRelease(sigma, self.bins, epochs)
-        lower = closed.lower_epsilon(delta)
         upper = min(_deterministic(sigma, epochs).epsilon(delta).upper, closed.upper_epsilon(delta))
-        resolution, gap, stalled = _COARSEST, math.inf, 0
-        while upper - lower > (wanted := wanted_width(tolerance, upper)):
-            if delta < _SMALLEST_DELTA:
-                return Bound(lower, upper, note=_TOO_SMALL)
-            grid = _Grid(sigma, self.bins, resolution, _tail(delta, epochs))
-            if grid.work() > _MOST_WORK:
-                return Bound(lower, upper, note=_NO_FINER)
-            found = [
-                epsilon_from_delta(high, low, delta, resolution=1e-3 * tolerance)
-                for low, high in _curves(grid, epochs, delta=delta)
-            ]
-            upper = min(upper, max(b.upper for b in found))
-            lower = max(lower, *(b.lower for b in found))
-            before, gap = gap, max(b.upper for b in found) - max(b.lower for b in found)
-            stalled = stalled + 1 if gap > 0.9 * before else 0
-            if stalled == _STALLS:
-                return Bound(lower, upper, note=_ROUNDED)
-            # The gap is of second order in the step, of which the last ones differ by factors of 2.
-            most = 0.5 if stalled else 0.7
-            shrink = min(most, max(0.15, math.sqrt(0.7 * wanted / max(gap, wanted))))
-            resolution = max(shrink * resolution, min(most * resolution, grid.finest()))
-        return Bound(lower, upper)
+        within = Bound(closed.lower_epsilon(delta), upper)
+        return refine_epsilon(_Grids(sigma, self.bins, epochs), delta, within, tolerance)
 
     def _gaussian(self) -> PrivacyProfile | None:
         """The closed form, where the profile has one."""
@@ -156,11 +122,6 @@ class BallsAndBinsProfile:
         return self.noise_multiplier, self.epochs
 
 
-_TOO_SMALL = "delta is so small that masses leave the range of doubles"
-_NO_FINER = "no finer grid is computed: it would take too long"
-_ROUNDED = "a finer grid is of no use: roundings, or the composition's error, outweigh it"
-
-
 def _deterministic(sigma: float, epochs: int) -> GaussianProfile:
     return GaussianProfile(sigma / math.sqrt(epochs))
 
@@ -172,6 +133,30 @@ def _tail(delta: float, epochs: int) -> float:
     """
     exponent = math.log10(max(delta, _SMALLEST_DELTA)) - math.log10(epochs) - 8.0
     return 10.0 ** max(10.0 * math.floor(0.1 * exponent), _SMALLEST_LOG_TAIL)
+
+
+@dataclass(frozen=True)
+class _Grids:
+    """The grids of all epochs."""
+
+    sigma: float
+    bins: int
+    epochs: int
+    first: float = 0.2
+    coarsest: float = 0.2
+    gap_note: str = ""
+
+    def bounds(self, resolution: float, delta: float, epsilon: float | None) -> GridBounds:
+        """Computes one grid (see `Grids`)."""
+        if delta <= _SMALLEST_DELTA:
+            raise GridError("delta is so small that masses leave the range of doubles")
+        grid = _Grid(self.sigma, self.bins, resolution, _tail(delta, self.epochs))
+        rare = epsilon is not None and delta <= _RARE
+        if grid.work() > (0.1 * _MOST_WORK if rare else _MOST_WORK):
+            raise GridError("no finer grid is computed: it would take too long")
+        at_delta = delta if epsilon is None else None
+        curves = _curves(grid, self.epochs, delta=at_delta, epsilon=epsilon)
+        return GridBounds(curves, finest=grid.finest())
 
 
 class _Grid(NamedTuple):
@@ -222,7 +207,7 @@ def _ratios(grid: _Grid, epochs: int) -> tuple[LikelihoodRatio, LikelihoodRatio]
 
 def _curves(
     grid: _Grid, epochs: int, *, delta: float | None = None, epsilon: float | None = None
-) -> list[tuple[Callable[[float], float], Callable[[float], float]]]:
+) -> list[tuple[Curve, Curve]]:
     """Returns pairs of lower and upper bounds on delta(epsilon): the profile is the pairs' maximum.
 
     Epochs are composed by tilted FFT where its error is negligible at the `delta` or `epsilon` that
@@ -233,7 +218,7 @@ def _curves(
     # Each doubling is four convolutions of a lower ratio, and two of an upper one.
     direct = 6.0 * epochs.bit_length() * max(low.q.size, high.q.size) ** 2
     if epochs >= _MANY_EPOCHS or direct > 6e7:
-        with contextlib.suppress(MemoryError):
+        with contextlib.suppress(GridError):
             lows, highs = (
                 compose_both(side, epochs, delta=delta, epsilon=epsilon) for side in (low, high)
             )

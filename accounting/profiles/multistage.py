@@ -88,20 +88,18 @@ from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.algebra.mixtures import (
     EDGE_DRIFT,
     Mixture,
-    RepeatedProfile,
     check_grid,
     ratio_deviation,
     ratio_edges,
     solve_increasing,
 )
 from accounting.profile import (
-    EPSILON_TOLERANCE,
-    Bound,
     PrivacyProfile,
     check_count,
 )
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
+from accounting.profiles.repeated import RepeatedProfile
 
 _MOST_SIGNS = 4
 
@@ -193,17 +191,9 @@ class MultistageProfile(RepeatedProfile):
         level = self.clipped_level or len(self.draws)
         return [math.prod(self.draws[j:level]) for j in range(1, level + 1)]
 
-    def delta(self, epsilon: float) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        if outcomes(self.draws, self.sizes).succeeds == 1.0:
-            return self.ceiling().delta(epsilon)
-        return super().delta(epsilon)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        if outcomes(self.draws, self.sizes).succeeds == 1.0:
-            return self.ceiling().epsilon(delta, tolerance)
-        return super().epsilon(delta, tolerance)
+    def simpler(self) -> PrivacyProfile | None:
+        """Returns the Gaussian mechanism's profile where every leaf is drawn."""
+        return self.ceiling() if outcomes(self.draws, self.sizes).succeeds == 1.0 else None
 
     def ceiling(self) -> PrivacyProfile:
         """Returns the price if it were known who is drawn, and x always were."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
+import numpy as np
 from scipy import special
 
-from accounting.algebra.composition import ComposedLoss, CompositionSizeError, compose_both
 from accounting.algebra.inversion import ACCURACIES, Curves, NotInvertibleError, Releases
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
+from accounting.algebra.mixtures import MOST_CELLS
+from accounting.algebra.refinement import GridError, refine_delta, refine_epsilon
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
@@ -24,17 +25,10 @@ from accounting.profile import (
     wanted_width,
 )
 from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.repeated import RepeatedGrids
 
 _SHARP = 1e-6
-_COARSEST = 0.4
-_FINEST = 2e-3
-_MOST_ATOMS = 2**21
-_Losses = tuple[ComposedLoss, ComposedLoss]
-_BOTH: tuple[Side, Side] = ("lower", "upper")
 _PRECISION = "double precision gives no more digits"
-_NO_SHARPER = "no finer grid fits into the memory allowed"
-_FINEST_GRID = "the finest grid was reached"
-_FLOOR = "delta is so small that the FFT's certified error is a part of it"
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,7 @@ class PoissonProfile:
             lower, upper = max(lower, low), min(upper, high)
             if upper - lower <= _SHARP * lower:
                 return Bound(lower, upper)
-        return self._delta_on_grids(epsilon, lower, upper)
+        return refine_delta(self._grids(), epsilon, Bound(lower, upper), EPSILON_TOLERANCE)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
@@ -118,7 +112,7 @@ class PoissonProfile:
             return Bound(lower, upper)
         if upper - lower <= _SHARP * lower:
             return Bound(lower, upper, note=_PRECISION)
-        return self._epsilon_on_grids(delta, tolerance, lower, upper)
+        return refine_epsilon(self._grids(), delta, Bound(lower, upper), tolerance)
 
     def _curves(self) -> Iterator[Curves]:
         """Yields the profile by inversion, sharper and sharper."""
@@ -142,65 +136,21 @@ class PoissonProfile:
         low, high = _around(gaussian, inner)
         return rate * low * (1.0 - 1e-15), min(rate * high * (1.0 + 1e-15), 1.0)
 
-    def _delta_on_grids(self, epsilon: float, lower: float, upper: float) -> Bound:
-        """Bounds delta by one step's law on finer and finer grids, and by `lower` and `upper`."""
-        tail = 1e-12
-        resolution = _COARSEST
-        while resolution >= _FINEST:
-            try:
-                low, high = _sides(self, resolution, tail, None, epsilon)
-            except CompositionSizeError:
-                return Bound(lower, upper, note=_NO_SHARPER)
-            lower = max(lower, *(part.delta(epsilon) for part in low))
-            upper = min(upper, max(part.delta(epsilon) for part in high))
-            if upper < 1e4 * tail and tail > 1e-100:
-                tail = 1e-6 * upper * min(1.0, upper / tail)
-                continue
-            moved = max(part.delta(epsilon + EPSILON_TOLERANCE) for part in high)
-            if moved <= lower or upper - lower <= 1e-3 * lower:
-                return Bound(lower, upper)
-            if _floor(low, high, epsilon) > 0.1 * upper:
-                return Bound(lower, upper, note=_FLOOR)
-            resolution /= 2.0
-        return Bound(lower, upper, note=_FINEST_GRID)
+    def _grids(self) -> RepeatedGrids:
+        rate, variance = self.sampling_prob, math.expm1(min(1.0 / self.noise_multiplier**2, 700.0))
+        return RepeatedGrids(self._ratios, rate * math.sqrt(variance), self.steps)
 
-    def _epsilon_on_grids(
-        self, delta: float, tolerance: float, lower: float, upper: float
-    ) -> Bound:
-        """Bounds epsilon by one step's law on finer and finer grids, and by `lower`, `upper`."""
-        resolution = _COARSEST
-        while True:
-            try:
-                low, high = _sides(self, resolution, 1e-6 * delta, delta, None)
-            except CompositionSizeError:
-                return Bound(lower, upper, note=_NO_SHARPER)
-            found = [
-                epsilon_from_delta(above.delta, below.delta, delta, resolution=1e-3 * tolerance)
-                for below, above in zip(low, high, strict=True)
-            ]
-            found_lower, found_upper = max(b.lower for b in found), max(b.upper for b in found)
-            lower, upper = max(lower, found_lower), min(upper, found_upper)
-            wanted = wanted_width(tolerance, upper)
-            if upper - lower <= wanted:
-                return Bound(lower, upper)
-            if _floor(low, high, lower) > 0.1 * delta:
-                return Bound(lower, upper, note=_FLOOR)
-            if resolution <= _FINEST:
-                return Bound(lower, upper, note=_FINEST_GRID)
-            shrink = math.sqrt(0.7 * wanted / max(found_upper - found_lower, wanted))
-            resolution = max(_FINEST, resolution * min(0.7, max(0.15, shrink)))
+    def _ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
+        """Returns one release's law of X on a grid, where that has not too many atoms."""
+        sigma, rate = self.noise_multiplier, self.sampling_prob
+        bottom, reach = math.log1p(-rate), 0.5 / sigma**2 - special.ndtri(tail) / sigma
+        if (np.logaddexp(bottom, math.log(rate) + reach) - bottom) / step > MOST_CELLS:
+            raise GridError("no finer grid is computed: one release has too many atoms")
+        return [LikelihoodRatio.subsampled_gaussian(sigma, rate, step, side, tail)]
 
     def _deterministic(self) -> GaussianProfile:
         """The profile without sampling: it is q = 1, and an upper bound for every q."""
         return GaussianProfile(self.noise_multiplier / math.sqrt(self.steps))
-
-
-def _floor(low: _Losses, high: _Losses, epsilon: float) -> float:
-    """Returns what the FFT's error may be of delta, in the direction that decides it."""
-    below, above = max(
-        zip(low, high, strict=True), key=lambda direction: direction[0].delta(epsilon)
-    )
-    return max(below.floor(epsilon), above.floor(epsilon))
 
 
 def _around(gaussian: GaussianProfile, epsilon: float) -> tuple[float, float]:
@@ -208,36 +158,3 @@ def _around(gaussian: GaussianProfile, epsilon: float) -> tuple[float, float]:
     low, low_error = gaussian.value(epsilon * (1.0 + 1e-15))
     high, high_error = gaussian.value(epsilon * (1.0 - 1e-15))
     return max(0.0, low - low_error), high + high_error
-
-
-@lru_cache(maxsize=8)
-def _sides(
-    profile: PoissonProfile,
-    resolution: float,
-    tail: float,
-    delta: float | None,
-    epsilon: float | None,
-) -> tuple[_Losses, _Losses]:
-    """Returns the (remove, add) composed losses as lower and as upper bounds, tilted for one point.
-
-    The step is `resolution` times the deviation of one release's likelihood ratio (at most 1).
-    `tail` is the mass of the whole run that may go to infinity.
-    """
-    sigma, rate, count = profile.noise_multiplier, profile.sampling_prob, profile.steps
-    deviation = rate * math.sqrt(math.expm1(min(1.0 / sigma**2, 700.0)))
-    step = resolution * min(1.0, deviation)
-    tail = max(tail / count, 1e-300)
-    reach = 0.5 / sigma**2 - special.ndtri(tail) / sigma
-    top = max(reach + math.log(rate), math.log1p(rate * math.expm1(min(reach, 700.0))))
-    if (top - math.log1p(-rate)) / step > _MOST_ATOMS:
-        raise CompositionSizeError("one step's law has too many atoms")
-    low, high = (
-        compose_both(
-            LikelihoodRatio.subsampled_gaussian(sigma, rate, step, side, tail),
-            count,
-            delta=delta,
-            epsilon=epsilon,
-        )
-        for side in _BOTH
-    )
-    return low, high

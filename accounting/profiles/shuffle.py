@@ -14,6 +14,7 @@ from scipy import special
 
 from accounting.algebra.composition import compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
+from accounting.algebra.refinement import GridError
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
@@ -149,7 +150,7 @@ class ShuffleProfile:
             return _several_epochs(sigma, self.steps_per_epoch, epochs).delta
         try:
             parts = compose_both(ratio, epochs, epsilon=at_epsilon, delta=at_delta)
-        except MemoryError:
+        except GridError:
             return lambda epsilon: 0.0
         return lambda epsilon: max(part.delta(epsilon) for part in parts)
 

@@ -10,10 +10,11 @@ import numpy as np
 from scipy import special
 
 from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
-from accounting.algebra.mixtures import RepeatedProfile, check_grid
-from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, check_probability
+from accounting.algebra.mixtures import check_grid
+from accounting.profile import PrivacyProfile, check_probability
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
+from accounting.profiles.repeated import RepeatedProfile
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,11 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         if self.siblings != int(self.siblings) or self.siblings < 0:
             raise ValueError(f"siblings must be an integer >= 0, got {self.siblings}")
 
-    def delta(self, epsilon: float) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        if self.unit_prob == 1.0:
-            return self._leaf_level().delta(epsilon)
-        return super().delta(epsilon)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        if self.unit_prob == 1.0:
-            return self._leaf_level().epsilon(delta, tolerance)
-        return super().epsilon(delta, tolerance)
+    def simpler(self) -> PrivacyProfile | None:
+        """Returns Poisson's profile where every unit is drawn."""
+        if self.unit_prob < 1.0:
+            return None
+        return PoissonProfile(self.noise_multiplier, self.sampling_prob, self.steps)
 
     def ceiling(self) -> PrivacyProfile:
         """Returns the price without sampling."""
@@ -96,10 +91,6 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         zero, infinity = drawn * ratio.zero, drawn * ratio.infinity
         drift = ratio.drift + 4.0 * ROUNDING
         return [replace(ratio, q=q, p=p, zero=zero, infinity=infinity, drift=drift)]
-
-    def _leaf_level(self) -> PoissonProfile:
-        """The profile where every unit is drawn."""
-        return PoissonProfile(self.noise_multiplier, self.sampling_prob, self.steps)
 
     def _sampled(self, rate: float, step: float, tail: float, side: Side) -> LikelihoodRatio:
         """Returns the law of X where the leaf takes part with probability `rate`."""

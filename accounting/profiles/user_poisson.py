@@ -13,20 +13,18 @@ from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.algebra.mixtures import (
     EDGE_DRIFT,
     Mixture,
-    RepeatedProfile,
     check_grid,
     ratio_deviation,
     solve_increasing,
 )
 from accounting.profile import (
-    EPSILON_TOLERANCE,
-    Bound,
     PrivacyProfile,
     check_count,
     check_probability,
 )
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
+from accounting.profiles.repeated import RepeatedProfile
 
 
 @dataclass(frozen=True)
@@ -74,20 +72,8 @@ class UserPoissonProfile(RepeatedProfile):
         sensitivity = self.max_contributions * math.sqrt(self.steps)
         return GaussianProfile(self.noise_multiplier / sensitivity)
 
-    def delta(self, epsilon: float) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        simpler = self._simpler()
-        return super().delta(epsilon) if simpler is None else simpler.delta(epsilon)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        simpler = self._simpler()
-        if simpler is not None:
-            return simpler.epsilon(delta, tolerance)
-        return super().epsilon(delta, tolerance)
-
-    def _simpler(self) -> PrivacyProfile | None:
-        """The same law under another name, where there is one."""
+    def simpler(self) -> PrivacyProfile | None:
+        """Returns Poisson's profile for one example, or the Gaussian's where all take part."""
         if self.sampling_prob == 1.0:
             return self.ceiling()
         if self.max_contributions == 1:

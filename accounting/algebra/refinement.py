@@ -1,0 +1,206 @@
+"""Refinement: a profile is bounded on finer and finer grids until both ends agree, or say why not.
+
+Every grid's bounds hold, however coarse it is, so that the best ends of all of them do: when to
+stop, and which grid comes next, are questions of cost alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from accounting.profile import Bound, epsilon_from_delta, wanted_width
+
+Curve = Callable[[float], float]
+"""A bound on delta, of one direction and from one side, as a function of epsilon."""
+
+_STALLS = 3
+"""How many finer grids in a row may be of no use."""
+_SMALLEST_WIDTH = 1e-300
+_FLOOR = "delta is so small that the composition's certified error is a part of it"
+_ROUNDED = "a finer grid is of no use: roundings, or the composition's error, outweigh it"
+
+
+class GridError(Exception):
+    """A grid that is not computed: too large, too fine, or out of range, as its message says."""
+
+
+@dataclass(frozen=True)
+class GridBounds:
+    """What one grid proves.
+
+    Attributes:
+      directions: A lower and an upper bound on each direction's delta, or on the larger one; the
+        profile is the largest of all.
+      floor: How much of delta may be the computation's own certified error: of lower ends at the
+        first epsilon, of upper ones at the second.
+      finest: About the finest resolution that would be computed.
+    """
+
+    directions: Sequence[tuple[Curve, Curve]]
+    floor: Callable[[float, float], float] = lambda lower, upper: 0.0
+    finest: float = 0.0
+
+    def delta(self, epsilon: float) -> Bound:
+        """Bounds delta at `epsilon`."""
+        return Bound(max(low(epsilon) for low, _ in self.directions), self.upper(epsilon))
+
+    def upper(self, epsilon: float) -> float:
+        """Returns the upper bound on delta at `epsilon`."""
+        return max(high(epsilon) for _, high in self.directions)
+
+    def epsilon(self, delta: float, resolution: float) -> Bound:
+        """Bounds the smallest epsilon that holds with `delta`, by bisection (see there)."""
+        found = [
+            epsilon_from_delta(high, low, delta, resolution=resolution)
+            for low, high in self.directions
+        ]
+        return Bound(max(b.lower for b in found), max(b.upper for b in found))
+
+
+@runtime_checkable
+class Grids(Protocol):
+    """The grids of one law, by their resolution.
+
+    The gap that a grid leaves is of second order in its resolution.
+    """
+
+    @property
+    def first(self) -> float:
+        """The resolution to begin with."""
+        ...
+
+    @property
+    def coarsest(self) -> float:
+        """No coarser one is tried where the first is too large to be computed."""
+        ...
+
+    @property
+    def gap_note(self) -> str:
+        """Why the ends of the finest grids may still be apart; empty where they meet."""
+        ...
+
+    def bounds(self, resolution: float, delta: float, epsilon: float | None) -> GridBounds:
+        """Computes one grid, sharp near one point of the curve.
+
+        Args:
+          resolution: How fine.
+          delta: The delta that is asked about, or an upper bound on it.
+          epsilon: The epsilon whose delta is asked about, if it is that.
+
+        Raises:
+          GridError: If it is not computed.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked: delta at `epsilon`, else epsilon at `delta`; and how sharply."""
+
+    epsilon: float | None
+    delta: float
+    slack: float
+    relative: float
+
+    def read(self, grid: GridBounds) -> Bound:
+        """Returns what a grid answers."""
+        if self.epsilon is not None:
+            return grid.delta(self.epsilon)
+        return grid.epsilon(self.delta, 1e-3 * self.slack)
+
+    def wanted(self, bound: Bound, grid: GridBounds | None) -> float:
+        """Returns the width at which `bound` is sharp enough."""
+        if self.epsilon is None:
+            return max(wanted_width(self.slack, bound.upper), self.relative * bound.lower)
+        wanted = max(self.relative * bound.lower, _SMALLEST_WIDTH)
+        if grid is None or not self.slack:
+            return wanted
+        return max(wanted, bound.upper - grid.upper(self.epsilon + self.slack))
+
+    def settled(self, before: Bound, found: Bound, wanted: float) -> bool:
+        """Whether what is left of the gap is not the grid's: halving it again changes nothing."""
+        moved = max(before.upper - found.upper, found.lower - before.lower)
+        if self.epsilon is None:
+            # A gap of second order moves by a third as much, in all, from here on.
+            return moved <= 3.0 * wanted
+        fallen = found.upper < before.upper * (1.0 - self.relative)
+        return not fallen and found.lower <= before.lower * (1.0 + self.relative)
+
+    def floored(self, grid: GridBounds, bound: Bound) -> bool:
+        """Whether the computation's certified error is a part of what is left of the gap."""
+        if self.epsilon is not None:
+            return grid.floor(self.epsilon, self.epsilon) > 0.1 * bound.upper
+        return grid.floor(bound.lower, bound.upper) > 0.1 * self.delta
+
+
+def refine_delta(grids: Grids, epsilon: float, within: Bound, slack: float = 0.0) -> Bound:
+    """Bounds delta at `epsilon` to a thousandth, or as sharply as `slack` in epsilon allows.
+
+    Args:
+      grids: What is refined.
+      epsilon: Where, >= 0.
+      within: Bounds that are known without a grid.
+      slack: See above; 0 for none.
+    """
+    return _refine(grids, _Question(epsilon, 1.0, slack, 1e-3), within)
+
+
+def refine_epsilon(
+    grids: Grids, delta: float, within: Bound, tolerance: float, relative: float = 0.0
+) -> Bound:
+    """Bounds the smallest epsilon that holds with `delta`, to `tolerance` (see `wanted_width`).
+
+    Args:
+      grids: What is refined.
+      delta: In (0, 1).
+      within: Bounds that are known without a grid.
+      tolerance: Width at which a bound is sharp enough.
+      relative: A width, relative to epsilon, that is sharp enough as well.
+    """
+    return _refine(grids, _Question(None, delta, tolerance, relative), within)
+
+
+def _refine(grids: Grids, question: _Question, bound: Bound) -> Bound:
+    """Intersects `bound` with what finer and finer grids prove, until that is sharp.
+
+    Where the two ends of epsilon meet, the next resolution is chosen by the gap that is left; else
+    it is halved until the ends settle.
+    """
+    resolution, gap, stalled = grids.first, math.inf, 0
+    grid: GridBounds | None = None
+    while bound.width > question.wanted(bound, grid):
+        known = bound.upper if question.epsilon is not None else question.delta
+        try:
+            grid = grids.bounds(resolution, known, question.epsilon)
+        except GridError as error:
+            if grid is not None or 4.0 * resolution > grids.coarsest:
+                return replace(bound, note=str(error))
+            resolution *= 4.0
+            continue
+        found, before = question.read(grid), bound
+        bound = Bound(max(bound.lower, found.lower), min(bound.upper, found.upper))
+        wanted = question.wanted(bound, grid)
+        if bound.width <= wanted:
+            break
+        floored = question.floored(grid, bound)
+        if grids.gap_note:
+            if question.settled(before, found, wanted):
+                return replace(bound, note=_FLOOR if floored else grids.gap_note)
+        elif floored:
+            return replace(bound, note=_FLOOR)
+        else:
+            stalled = stalled + 1 if found.width > 0.9 * gap else 0
+            if stalled == _STALLS:
+                return replace(bound, note=_ROUNDED)
+        gap = found.width
+        if grids.gap_note or question.epsilon is not None:
+            resolution *= 0.5
+            continue
+        # Gaps of which the last ones did not fall are told apart by factors of 2.
+        most = 0.5 if stalled else 0.7
+        shrink = min(most, max(0.15, math.sqrt(0.7 * wanted / max(gap, wanted))))
+        resolution = max(shrink * resolution, min(most * resolution, grid.finest))
+    return bound

@@ -1,0 +1,164 @@
+"""Many equal releases, each bounded by likelihood ratios on a grid: composed and refined."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from accounting.algebra.composition import ComposedLoss, compose_both
+from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
+from accounting.algebra.refinement import (
+    Curve,
+    GridBounds,
+    GridError,
+    refine_delta,
+    refine_epsilon,
+)
+from accounting.profile import (
+    EPSILON_TOLERANCE,
+    Bound,
+    PrivacyProfile,
+    check_count,
+    check_delta,
+    check_epsilon,
+    check_noise_multiplier,
+)
+
+_FINEST = 2e-3
+_TAIL = 1e-6
+"""Share of delta that may be cut off the laws' tails."""
+_FEW_DIGITS = 1e-4
+"""A tail that is a larger share of delta than this hides it."""
+
+
+@dataclass(frozen=True)
+class RepeatedGrids:
+    """The grids of `steps` equal releases: one release's, composed by FFT.
+
+    The resolution is the grid step, in log X, relative to the deviation of one release's X: many
+    releases of tiny deviation need a coarse one, as all of them share a grid.
+
+    Attributes:
+      ratios: See `RepeatedProfile.ratios`.
+      deviation: About that of one release's X under Q.
+      steps: How many releases.
+      coarsest: See `Grids`.
+      gap_note: See `Grids`.
+    """
+
+    ratios: Callable[[Side, float, float], Sequence[LikelihoodRatio]]
+    deviation: float
+    steps: int
+    gap_note: str = ""
+    first: float = 0.4
+    coarsest: float = 1e6
+
+    def bounds(self, resolution: float, delta: float, epsilon: float | None) -> GridBounds:
+        """Computes one grid (see `Grids`), with tails that are of no consequence to `delta`."""
+        if resolution < _FINEST:
+            raise GridError("the finest grid was reached")
+        tail = _TAIL * delta
+        if epsilon is not None:
+            # What delta turns out to be may be far less.
+            tail = min(tail, 1e-12)
+        while True:
+            bounds = self._composed(resolution, tail, delta, epsilon)
+            found = min(delta, bounds.upper(epsilon)) if epsilon is not None else delta
+            if tail <= max(_FEW_DIGITS * found, 1e-100):
+                return bounds
+            tail = _TAIL * found * min(1.0, found / tail)
+
+    def _composed(
+        self, resolution: float, tail: float, delta: float, epsilon: float | None
+    ) -> GridBounds:
+        step = resolution * min(1.0, self.deviation)
+        tail = max(tail / self.steps, 1e-300)
+
+        def compose(ratio: LikelihoodRatio) -> tuple[ComposedLoss, ComposedLoss]:
+            if epsilon is not None:
+                return compose_both(ratio, self.steps, epsilon=epsilon)
+            return compose_both(ratio, self.steps, delta=delta)
+
+        # The upper ratio first: where no grid serves it says so at once.
+        (ratio,), below = self.ratios("upper", step, tail), self.ratios("lower", step, tail)
+        high, low = compose(ratio), list(zip(*map(compose, below), strict=True))
+
+        def floor(lower: float, upper: float) -> float:
+            parts = [part.floor(lower) for parts in low for part in parts]
+            return max(*parts, *(part.floor(upper) for part in high))
+
+        directions = [(_largest(parts), part.delta) for parts, part in zip(low, high, strict=True)]
+        return GridBounds(directions, floor, _FINEST)
+
+
+def _largest(parts: Sequence[ComposedLoss]) -> Curve:
+    return lambda epsilon: max(part.delta(epsilon) for part in parts)
+
+
+@dataclass(frozen=True)
+class RepeatedProfile(abc.ABC):
+    """The profile of `steps` equal releases, each bounded by likelihood ratios on a grid.
+
+    The gap between the two ends has two sources: the grid, which is refined until it matters no
+    more, and, for some mechanisms, a gap between what is proved and what a concrete pair of data
+    sets shows.
+    """
+
+    noise_multiplier: float
+    steps: int
+
+    gap_note: ClassVar[str] = ""
+    """Why the two ends of the finest grids may still be apart; empty where they meet."""
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+        check_count("steps", self.steps)
+
+    @abc.abstractmethod
+    def ratios(self, side: Side, step: float, tail: float) -> Sequence[LikelihoodRatio]:
+        """Returns laws of one release's X: 'upper', one that dominates; 'lower', ones dominated.
+
+        Args:
+          side: Which bounds.
+          step: Grid step in log X.
+          tail: Mass, of each of a release's laws, that may be cut off.
+
+        Raises:
+          GridError: If the grid would be too large.
+        """
+
+    @abc.abstractmethod
+    def deviation(self) -> float:
+        """Returns about the deviation of one release's X under Q, to choose the grid by."""
+
+    @abc.abstractmethod
+    def ceiling(self) -> PrivacyProfile:
+        """Returns a closed-form profile that is never below this one."""
+
+    def simpler(self) -> PrivacyProfile | None:
+        """Returns the same law under another name, where there is one."""
+        return None
+
+    def delta(self, epsilon: float) -> Bound:
+        """Bounds delta at `epsilon` >= 0."""
+        if simpler := self.simpler():
+            return simpler.delta(epsilon)
+        upper = self.ceiling().delta(check_epsilon(epsilon)).upper
+        return refine_delta(self._grids(), epsilon, Bound(0.0, upper))
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds the smallest epsilon >= 0 that holds with `delta`.
+
+        The grid is refined until neither end moves by more than about `tolerance`, or by 1e-4 of
+        an epsilon above 10.
+        """
+        if simpler := self.simpler():
+            return simpler.epsilon(delta, tolerance)
+        upper = self.ceiling().epsilon(check_delta(delta)).upper
+        within = Bound(0.0, upper)
+        return refine_epsilon(self._grids(), delta, within, tolerance, 0.1 * tolerance)
+
+    def _grids(self) -> RepeatedGrids:
+        return RepeatedGrids(self.ratios, self.deviation(), self.steps, self.gap_note)

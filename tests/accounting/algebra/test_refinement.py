@@ -1,0 +1,129 @@
+"""Claims about refinement: it stops where both ends agree or says why, and loses no proved end."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+
+from accounting import Bound, ContradictoryBounds
+from accounting.algebra.refinement import GridBounds, GridError, refine_delta, refine_epsilon
+
+NOTHING = Bound(0.0, math.inf)
+TRUE_EPSILON = -math.log(1e-3)  # of the curve e^-epsilon at delta = 1e-3
+
+
+@dataclass
+class Exponential:
+    """The curve e^-epsilon, within a factor of 1 +- (gap + resolution^2) on each grid."""
+
+    gap: float = 0.0
+    error: float = 0.0
+    finest: float = 0.0
+    too_large: float = math.inf
+    first: float = 0.4
+    coarsest: float = 100.0
+    gap_note: str = ""
+    wrong: float = 1.0
+    tried: list[float] = field(default_factory=list)
+
+    def bounds(self, resolution, delta, epsilon):
+        self.tried.append(resolution)
+        if resolution < max(self.finest, 1e-6):
+            raise GridError("no finer grid is computed")
+        if self.too_large <= 1.0 / resolution:
+            raise GridError("no finer grid is computed: it would be too large")
+        off = max(self.gap, 0.1 * resolution**2, self.error)
+        low, high = (
+            (lambda e: self.wrong * math.exp(-e) / (1.0 + off)),
+            (lambda e: math.exp(-e) * (1.0 + off)),
+        )
+        return GridBounds(
+            [(low, high), (lambda e: 0.5 * low(e), lambda e: 0.5 * high(e))],
+            lambda lower, upper: self.error * math.exp(-upper),
+            self.finest,
+        )
+
+
+@pytest.mark.parametrize("tolerance", [1e-1, 1e-3, 1e-6])
+def test_two_ends_that_meet_are_refined_to_the_tolerance_and_hardly_further(tolerance):
+    grids = Exponential()
+    bound = refine_epsilon(grids, 1e-3, NOTHING, tolerance)
+    assert bound.lower <= TRUE_EPSILON <= bound.upper
+    assert bound.width <= tolerance
+    assert not bound.note
+    # Each resolution is finer than the one before, and the last one was needed.
+    assert grids.tried == sorted(grids.tried, reverse=True)
+    assert all(0.2 * resolution**2 > tolerance for resolution in grids.tried[:-1])
+
+
+@pytest.mark.parametrize(("slack", "width"), [(0.0, 1e-3), (0.1, 0.1)])
+def test_delta_is_sharp_to_a_thousandth_or_to_what_the_slack_in_epsilon_allows(slack, width):
+    bound = refine_delta(Exponential(), 2.0, Bound(0.0, 1.0), slack)
+    assert bound.lower <= math.exp(-2.0) <= bound.upper <= bound.lower * (1.0 + 1.1 * width)
+    assert not bound.note
+
+
+def test_a_first_grid_that_is_too_large_gives_way_to_coarser_ones():
+    grids = Exponential(too_large=1.0)
+    bound = refine_epsilon(grids, 1e-3, NOTHING, 1e-3)
+    assert grids.tried[:2] == [0.4, 1.6]
+    assert bound.lower <= TRUE_EPSILON <= bound.upper < math.inf
+    assert "too large" in bound.note
+
+
+def test_where_no_grid_serves_what_is_known_is_returned_with_the_reason():
+    known = Bound(1.0, 50.0)
+    bound = refine_epsilon(Exponential(too_large=0.0), 1e-3, known, 1e-3)
+    assert (bound.lower, bound.upper) == (1.0, 50.0)
+    assert "too large" in bound.note
+
+
+def test_no_finer_grid_than_the_finest_is_tried_and_the_note_says_so():
+    grids = Exponential(finest=0.1)
+    bound = refine_epsilon(grids, 1e-3, NOTHING, 1e-6)
+    assert min(grids.tried[:-1]) >= 0.1 > grids.tried[-1]
+    assert bound.note == "no finer grid is computed"
+
+
+@pytest.mark.parametrize("delta", [True, False])
+def test_a_gap_in_the_proof_ends_the_refinement_once_it_is_all_that_is_left(delta):
+    grids = Exponential(gap=0.5, gap_note="the proof is not tight")
+    if delta:
+        bound = refine_delta(grids, 2.0, Bound(0.0, 1.0))
+        assert bound.upper == pytest.approx(1.5 * math.exp(-2.0))
+    else:
+        bound = refine_epsilon(grids, 1e-3, NOTHING, 1e-3)
+        assert bound.upper == pytest.approx(TRUE_EPSILON + math.log(1.5), abs=2e-3)
+    assert bound.note == "the proof is not tight"
+    assert len(grids.tried) <= 3
+
+
+@pytest.mark.parametrize("gap_note", ["", "the proof is not tight"])
+def test_an_error_that_no_grid_lessens_is_named_before_any_gap(gap_note):
+    bound = refine_epsilon(Exponential(error=0.3, gap_note=gap_note), 1e-3, NOTHING, 1e-3)
+    assert "certified error" in bound.note
+
+
+def test_grids_that_are_of_no_use_three_times_in_a_row_end_it():
+    grids = Exponential(gap=0.05)
+    bound = refine_epsilon(grids, 1e-3, NOTHING, 1e-3)
+    assert "of no use" in bound.note
+    assert len(grids.tried) <= 6
+
+
+def test_a_bound_that_is_sharp_already_asks_for_no_grid():
+    grids = Exponential()
+    assert refine_epsilon(grids, 1e-3, Bound(6.9, 6.9001), 1e-3) == Bound(6.9, 6.9001)
+    assert not grids.tried
+
+
+def test_known_ends_that_are_sharper_than_a_grid_s_are_kept():
+    bound = refine_epsilon(Exponential(gap=0.1), 1e-3, Bound(6.9, 6.95), 1e-3)
+    assert (bound.lower, bound.upper) == (6.9, 6.95)
+
+
+def test_grids_that_contradict_each_other_are_an_error_and_never_an_interval():
+    with pytest.raises(ContradictoryBounds):
+        refine_epsilon(Exponential(wrong=2.0), 1e-3, NOTHING, 1e-3)
+    with pytest.raises(ContradictoryBounds):
+        refine_epsilon(Exponential(), 1e-3, Bound(8.0, 9.0), 1e-3)
