@@ -22,7 +22,7 @@ import numpy as np
 from accounting import Bound, epsilon
 from accounting.estimates.episodic import Estimate, PublishedTheorem3
 from experiments.tasks.ratings import factorization
-from experiments.tasks.ratings.factorization import Params
+from experiments.tasks.ratings.factorization import Params, rating_loss
 from experiments.tasks.ratings.ratings import Ratings
 from samplers import (
     BatchSampler,
@@ -49,13 +49,6 @@ def episode_loss(params: Params, user: Any) -> jax.Array:
     own = factorization.own_part(jax.lax.stop_gradient(params), support)
     errors = factorization.errors(params, own, query)
     return 0.5 * jnp.sum(jnp.square(errors))
-
-
-def rating_loss(params: Params, rating: Any) -> jax.Array:
-    """Returns the loss of one rating by itself, of a user without a part of their own."""
-    one = {name: column[None] for name, column in rating.items()}
-    nobody = jnp.zeros(1 + params["factor"].shape[1])
-    return 0.5 * jnp.sum(jnp.square(factorization.errors(params, nobody, one)))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ MIDDLE = 3.5
 RIDGE = 3.0
 """Weight of |w_u|^2 beside the squared errors of a user's ratings."""
 
-Params = dict[str, jax.Array]
+Params = dict[str, Any]
 
 
 def init(num_items: int, rank: int, seed: int = 0) -> Params:
@@ -56,6 +56,47 @@ def loss_fn(params: Params, user: Any) -> jax.Array:
     """
     own = own_part(jax.lax.stop_gradient(params), user)
     return 0.5 * jnp.sum(jnp.square(errors(params, own, user)))
+
+
+def rating_loss(params: Params, rating: Any) -> jax.Array:
+    """Returns the loss of one rating by itself, of a user without a part of their own."""
+    one = {name: jnp.asarray(column)[None] for name, column in rating.items()}
+    nobody = jnp.zeros(1 + params["factor"].shape[1])
+    return 0.5 * jnp.sum(jnp.square(errors(params, nobody, _weighted(one))))
+
+
+def loss(params: Params, row: Any) -> jax.Array:
+    """Returns the loss of what is clipped as one: some ratings of a user, or a rating by itself.
+
+    Args:
+      params: Items.
+      row: item and rating, [tau] each, and weight where some are padding; or scalars.
+    """
+    if jnp.ndim(row["item"]):
+        return loss_fn(params, _weighted(row))
+    return rating_loss(params, row)
+
+
+@jax.jit
+def predict(params: Params, rows: Any) -> jax.Array:
+    """Returns the predicted ratings, in [1, 5], of some items by some users: float32[rows].
+
+    Args:
+      params: Items.
+      rows: item, [rows]; and of who is asked, as far as known, item, rating and weight as "known":
+        [rows, tau] each.
+    """
+
+    def of_one(item: Any, known: Any) -> jax.Array:
+        own = own_part(params, known)
+        features = jnp.concatenate([jnp.ones(1), params["factor"][item]])
+        return MIDDLE + params["bias"][item] + features @ own
+
+    return jnp.clip(jax.vmap(of_one)(rows["item"], rows["known"]), 1.0, 5.0)
+
+
+def _weighted(user: Any) -> Any:
+    return user if "weight" in user else {**user, "weight": jnp.ones_like(user["rating"])}
 
 
 def _features(params: Params, user: Any) -> tuple[jax.Array, jax.Array]:

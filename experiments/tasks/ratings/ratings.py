@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from experiments.tasks.splits import random_masks
 
 CATALOGUE = 1682
 """Films of MovieLens 100K: a public list."""
 
 _FIELDS = ("user id", "item id", "rating", "timestamp")
+_NONE = -1
+"""In the place of a rating that is not there."""
 
 
 class Ratings(NamedTuple):
@@ -22,7 +27,7 @@ class Ratings(NamedTuple):
     item: np.ndarray
     """What, counted from 0: int32[rows]."""
     rating: np.ndarray
-    """From 1 to 5: float32[rows]."""
+    """From 1 to 5, or NaN where it is not known: float32[rows]."""
     time: np.ndarray
     """When, in seconds: int64[rows]."""
     num_items: int
@@ -39,10 +44,14 @@ def load(path: Path | None, seed: int = 0) -> Ratings:
     return synthetic(seed) if path is None else read(path)
 
 
-def read(path: Path) -> Ratings:
+def read(path: Path, *, labelled: bool = True) -> Ratings:
     """Reads `u.data` of MovieLens 100K, gzipped or not: user, item, rating, time; tabs between.
 
     Source: Harper, Konstan, "The MovieLens Datasets: History and Context", ACM TiiS 5(4), 2015.
+
+    Args:
+      path: The file.
+      labelled: Whether each line must have a rating; else it may be empty.
 
     Raises:
       ValueError: If a line is not as described; it names file, line and field.
@@ -52,33 +61,86 @@ def read(path: Path) -> Ratings:
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
         try:
             for number, line in enumerate(lines, 1):
-                rows.append(_parse(line, f"{path}, line {number}"))
+                rows.append(_parse(line, f"{path}, line {number}", labelled))
         except (EOFError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}, after line {len(rows)}: {error}") from None
     if not rows:
         raise ValueError(f"{path} is empty: expected lines of {', '.join(_FIELDS)}")
-    user, item, rating, time = np.array(rows, np.int64).T
-    return Ratings(user, (item - 1).astype(np.int32), rating.astype(np.float32), time, CATALOGUE)
+    user, item, given, time = np.array(rows, np.int64).T
+    rating = np.where(given == _NONE, np.nan, given).astype(np.float32)
+    return Ratings(user, (item - 1).astype(np.int32), rating, time, CATALOGUE)
 
 
-def _parse(line: str, where: str) -> list[int]:
+def _parse(line: str, where: str, labelled: bool) -> list[int]:
     fields = line.split("\t")
     if len(fields) != len(_FIELDS):
         raise ValueError(
             f"{where}: {len(fields)} fields, expected {', '.join(_FIELDS)} with tabs between"
         )
+    missing = not labelled and not fields[2].strip()
+    if missing:
+        fields[2] = str(_NONE)
     values = []
     for name, field in zip(_FIELDS, fields, strict=True):
         try:
             values.append(int(field))
         except ValueError:
             raise ValueError(f"{where}, {name}: {field.strip()!r} is no integer") from None
-    _, item, rating, _ = values
+    user, item, rating, time = values
+    for name, number in (("user id", user), ("timestamp", time)):
+        if not 0 <= number < 2**63:
+            raise ValueError(f"{where}, {name}: {number} is not in [0, 2^63)")
     if not 1 <= item <= CATALOGUE:
         raise ValueError(f"{where}, item id: {item} is not in [1, {CATALOGUE}]")
-    if not 1 <= rating <= 5:
+    if not missing and not 1 <= rating <= 5:
         raise ValueError(f"{where}, rating: {rating} is not in [1, 5]")
     return values
+
+
+def of_split(table: Ratings, split: str | None) -> Ratings:
+    """Returns the ratings of the users of a split: "train" (80 %), "validation" or "test".
+
+    Args:
+      table: Ratings of any users.
+      split: Its name; None for all of them.
+
+    Raises:
+      ValueError: if there is no such split.
+    """
+    if split is None:
+        return table
+    masks = random_masks(table.user)
+    if split not in masks:
+        raise ValueError(f"users have no split {split!a}: there are {', '.join(masks)}")
+    return table.where(masks[split])
+
+
+def with_others(table: Ratings, at_once: int = 1024) -> Iterator[dict[str, Any]]:
+    """Yields all rows of a table, some at a time, each with the other ratings of the same user.
+
+    Yields:
+      "item", int32[rows], "rating", float32[rows], and, as "known", item, rating and weight of the
+      other ratings, [rows, most ratings of a user]; weight is 0 for the row itself, for ratings
+      that are not known, and for padding.
+    """
+    users, who, counts = np.unique(table.user, return_inverse=True, return_counts=True)
+    of_user = np.zeros((users.size, counts.max(initial=0)), np.int64)
+    held = np.arange(of_user.shape[1]) < counts[:, None]
+    of_user[held] = np.argsort(who, kind="stable")
+    for start in range(0, who.size, at_once):
+        rows = np.arange(start, min(start + at_once, who.size))
+        others = of_user[who[rows]]
+        rating = table.rating[others]
+        known = held[who[rows]] & (others != rows[:, None]) & ~np.isnan(rating)
+        yield {
+            "item": table.item[rows],
+            "rating": table.rating[rows],
+            "known": {
+                "item": table.item[others],
+                "rating": np.where(known, rating, 0).astype(np.float32),
+                "weight": known.astype(np.float32),
+            },
+        }
 
 
 def synthetic(seed: int = 0, num_users: int = 4000, num_items: int = 200) -> Ratings:

@@ -1,0 +1,233 @@
+"""Ratings as a task: what whole users hold, a factorization of it, errors on users left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
+    from experiments.tasks.ratings.ratings import Ratings as Table
+    from samplers import Contributions, UnitData
+
+PyTree = Any
+
+SEED = 0
+"""Public, of the choice of the ratings that are kept of each user, and of generated users."""
+
+
+class RatingModels:
+    """What a factorization needs beside ratings to be trained on."""
+
+    num_items: int
+    """Items of the catalogue."""
+    rank: int
+    """Factors of an item."""
+
+    def init(self, seed: int) -> PyTree:
+        """Returns items without bias and with small random factors."""
+        from experiments.tasks.ratings import factorization
+
+        return factorization.init(self.num_items, self.rank, seed)
+
+    @property
+    def loss(self) -> Callable[[PyTree, PyTree], Any]:
+        """(params, row) -> half the squared errors of the ratings of one row."""
+        from experiments.tasks.ratings import factorization
+
+        return factorization.loss
+
+    @property
+    def predict(self) -> Callable[[PyTree, PyTree], Any]:
+        """(params, rows) -> ratings from 1 to 5, float32[rows], of "item" by who holds "known"."""
+        from experiments.tasks.ratings import factorization
+
+        return factorization.predict
+
+    def read(
+        self, path: Path, *, labelled: bool = True, split: str | None = None
+    ) -> Iterator[PyTree]:
+        """Returns the ratings of a file in its order, each with the others of the same user.
+
+        From these the user's own part is found; a rating never tells its own prediction. A line
+        without a rating, which has none if they need not be `labelled`, tells others nothing.
+
+        Args:
+          path: As `Ratings.data`.
+          labelled: Whether each line must have a rating.
+          split: Of the users: "train", "validation" or "test"; by default all.
+
+        Raises:
+          ValueError: if the file cannot be read, or its items are not in the model's catalogue.
+        """
+        from experiments.tasks.ratings import ratings
+
+        table = ratings.read(path, labelled=labelled)
+        if table.num_items != self.num_items:
+            raise ValueError(
+                f"{path} is of a catalogue of {table.num_items:,} items: the model is of one of "
+                f"{self.num_items:,}"
+            )
+        return ratings.with_others(ratings.of_split(table, split))
+
+    def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
+        """Returns the root mean squared and the mean absolute error; NaN where it diverged.
+
+        Raises:
+          ValueError: if there are no rows.
+        """
+        import numpy as np
+
+        errors = [np.asarray(self.predict(params, rows)) - rows["rating"] for rows in blocks]
+        if not errors:
+            raise ValueError("there are no rows to evaluate the model on")
+        found = np.concatenate(errors).astype(np.float64)
+        return {
+            "rmse": float(np.sqrt(np.mean(np.square(found)))),
+            "mean_absolute_error": float(np.mean(np.abs(found))),
+            "num_examples": found.size,
+        }
+
+    @staticmethod
+    def described(description: Mapping[str, Any], where: str = "task") -> DescribedRatings:
+        """Returns the models of a task that was described so; its ratings need not be there.
+
+        Raises:
+          ValueError: if `description` is none; `where` begins its line.
+        """
+        from dpsgd.runs.records import build
+
+        named = {name: description.get(name) for name in ("num_items", "rank")}
+        return build(DescribedRatings, named, where)
+
+
+@dataclass(frozen=True)
+class DescribedRatings(RatingModels):
+    """Models without ratings: of a run or an export that is read back."""
+
+    num_items: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Ratings(RatingModels):
+    """Ratings by users: whole users are protected, errors on users left out."""
+
+    data: Path | None = None
+    """`u.data` of MovieLens 100K, gzipped or not; by default a generated population."""
+    rows: Literal["users", "ratings"] = "users"
+    """What one row is: all ratings of a user, clipped as one, or one rating, for samplers that draw
+    ratings (user-poisson, multistage, units-then-poisson)."""
+    max_contributions: int = 100
+    """Most ratings that are kept of each user, at random."""
+    rank: int = 1
+    """Factors of an item, beside its bias."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_contributions", "rank"):
+            if getattr(self, name) < 1:
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} must be at least 1, got {getattr(self, name)}")
+
+    @cached_property
+    def table(self) -> Table:
+        """All ratings, read when they are first needed."""
+        from experiments.tasks.ratings import ratings
+
+        return ratings.load(self.data, SEED)
+
+    @property
+    def num_items(self) -> int:  # type: ignore[override]
+        """Items of the catalogue, a public list."""
+        return self.table.num_items
+
+    def columns(self) -> UnitData:
+        """Returns the ratings kept of the training users, as rows that are users or ratings.
+
+        Who trains, and what is kept of a user, depends on that user's ratings alone, so that data
+        in which one user's ratings are null differ nowhere else.
+        """
+        from experiments.tasks.ratings import ratings
+        from samplers import Population, UnitData, UnitTree
+
+        table = ratings.of_split(self.table, "train")
+        kept = self._kept(table)
+        columns = {"item": table.item, "rating": table.rating}
+        if self.rows == "users":
+            return kept.of_users(columns)
+        tree = UnitTree.from_columns({"user": table.user[kept.kept]})
+        rows, of_users = kept.of_examples(columns)
+        return UnitData(
+            rows,
+            Population(
+                of_users.num_examples, max_contributions=of_users.max_contributions, tree=tree
+            ),
+        )
+
+    def _kept(self, table: Table) -> Contributions:
+        import numpy as np
+
+        from samplers import cap_contributions
+
+        order = np.stack([table.time, table.item], axis=1)
+        return cap_contributions(
+            table.user, self.max_contributions, keep="random", order=order, seed=SEED
+        )
+
+    def generated(self, count: int) -> PyTree:
+        """Returns `count` rows of uniform ratings of random items, which are nobody's."""
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        shape = (count, self.max_contributions) if self.rows == "users" else (count,)
+        item = rng.integers(0, self.num_items, shape, np.int32)
+        rating = rng.integers(1, 6, shape).astype(np.float32)
+        if self.rows == "ratings":
+            return {"item": item, "rating": rating}
+        held = np.arange(shape[1]) < rng.integers(1, shape[1], (count, 1), endpoint=True)
+        weight = held.astype(np.float32)
+        return {"item": item * held, "rating": rating * weight, "weight": weight}
+
+    def metrics(self, params: PyTree) -> dict[str, float]:
+        """Returns what `evaluate` does of the users who validate and of those who test.
+
+        They took no part in training: errors on other ratings of those who did would tell of the
+        very users whom the guarantee protects.
+        """
+        from experiments.tasks.ratings import ratings
+
+        return {
+            f"{split}_{name}": value
+            for split in ("validation", "test")
+            for name, value in self.evaluate(
+                params, ratings.with_others(ratings.of_split(self.table, split))
+            ).items()
+        }
+
+    def check(self, begun: Mapping[str, Any] | None = None) -> None:
+        """Raises ValueError if a split has no user, or the items are not those of a run's begin."""
+        import numpy as np
+
+        from experiments.tasks.ratings import ratings
+
+        name = self.data or "the generated population"
+        for split in ("train", "validation", "test"):
+            if not np.unique(ratings.of_split(self.table, split).user).size:
+                raise ValueError(f"{name} has too few users: none of them is for {split}")
+        if begun is not None and begun.get("num_items") != self.num_items:
+            raise ValueError(f"{name} is of a catalogue of {self.num_items:,} items")
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what is public: the catalogue, and how ratings were chosen of the users."""
+        return {
+            "num_items": self.num_items,
+            "rank": self.rank,
+            "rows": self.rows,
+            "max_contributions": self.max_contributions,
+            "kept": f"at random, by the public seed {SEED}",
+            "split": "users, 80/10/10 by SplitMix64 of their numbers",
+            "headline": "test_rmse",
+            "better": "lower",
+        }
