@@ -90,7 +90,7 @@ class RunConfig:
         """
         from dpsgd.training.mechanism import Mechanism
 
-        sampler = self._sampler(num_examples)
+        sampler = self.build_sampler(num_examples)
         if self.non_private:
             return Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=float("inf"))
         sigma = self.noise_multiplier
@@ -100,7 +100,12 @@ class RunConfig:
             sigma = _calibrated(sampler, self.target_epsilon, delta)
         return Mechanism(sampler, sigma, self.l2_clip_norm, self.secure_noise)
 
-    def _sampler(self, num_examples: int) -> BatchSampler:
+    def build_sampler(self, num_examples: int) -> BatchSampler:
+        """Returns the sampler of a run on `num_examples` examples.
+
+        Raises:
+          ValueError: if it does not fit them.
+        """
         from samplers import BatchSampler
 
         if not isinstance(self.sampler, BatchSampler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import json
@@ -37,6 +38,7 @@ from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.loop import Block, repeats_exactly, train_blocks
 from dpsgd.training.mechanism import Mechanism
+from samplers.population import Population, UnitData
 
 PyTree = Any
 Progress = Callable[[str], None]
@@ -44,11 +46,25 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a run computes with, made from its task and its configuration alone."""
+    """Everything a run computes with, made from its task and its configuration alone.
+
+    Attributes:
+      task: What is trained.
+      config: How.
+      data: Its training rows.
+      population: What is public of them.
+      unit: What is protected: it is read from the type of the data.
+      params: Initial parameters.
+      algorithm: Loss, clipping and optimizer.
+      mechanism: Sampler, sigma and C.
+      delta: At which the guarantee is given.
+    """
 
     task: Task
     config: RunConfig
     data: PyTree
+    population: Population
+    unit: str
     params: PyTree
     algorithm: Algorithm
     mechanism: Mechanism
@@ -65,13 +81,19 @@ class Job:
           config: How.
           mechanism: Gives the mechanism for the number of training rows; by default `config` does.
         """
-        data = task.columns()
-        num_examples = num_rows(data)
+        data, population = rows_of(task)
+        num_examples = population.num_examples
         chosen = (mechanism or config.mechanism)(num_examples)
+        unit = chosen.sampler.protected_unit(population)
         algorithm = dpsgd(_loss(task), ADAM, microbatch_size=config.microbatch_size)
         delta = config.target_delta or 1 / num_examples
         params = task.init(config.init_seed)
-        return cls(task, config, data, params, algorithm, chosen, delta)
+        return cls(task, config, data, population, unit, params, algorithm, chosen, delta)
+
+    def digest(self) -> str:
+        """Returns a text that names the training rows: a secret, as they are."""
+        tree = self.population.tree
+        return data_digest(self.task, self.data, tree.shape.digest if tree else "")
 
     def start(self) -> TrainState:
         """Returns the state before the first step."""
@@ -100,7 +122,7 @@ class Job:
         """
         code = task_code_digest(self.task, record["task"]["name"])
         stated = fingerprint(record, digest, root, code)
-        return Terms(self.mechanism, self.delta, root.insecure, stated)
+        return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit)
 
 
 def run(
@@ -141,7 +163,7 @@ def run(
     progress("pricing the run" if given else "finding the noise for the epsilon that is wanted")
     job = Job.of(task, config)
     insecure = config.insecure_seed is not None
-    planned = Guarantee.of(job.mechanism, job.delta, reproducible_noise=insecure)
+    planned = Guarantee.of(job.mechanism, job.delta, unit=job.unit, reproducible_noise=insecure)
     if planned.epsilon is not None and math.isinf(planned.epsilon.upper):
         raise ValueError(
             f"no finite epsilon is certified for this run ({planned.epsilon.note or 'no reason'}): "
@@ -154,7 +176,7 @@ def run(
     else:
         root = RootKey.from_insecure_seed(config.insecure_seed)
     record = {"task": task_record(task, name), **config.record()}
-    digest = data_digest(task, job.data)
+    digest = job.digest()
     with RunDirectory.create(out) as folder:
         folder.write_json("config.json", record)
         folder.write_json("environment.json", environment())
@@ -212,17 +234,12 @@ def resume(
         last = ledger.history.generations[-1].terms
         unchanged = config_digest(record) == last.fingerprint["config"]
         # What was calibrated once stays: another version might calibrate a little differently.
-        job = Job.of(task, config, (lambda n: last.mechanism) if unchanged else None)
-        if (rows := num_rows(job.data)) != last.mechanism.sampler.num_examples:
-            raise ValueError(
-                f"the task has {rows:,} training examples, and {out} was begun on "
-                f"{last.mechanism.sampler.num_examples:,}: its guarantee is for those"
-            )
+        job = Job.of(task, config, functools.partial(_mechanism_of, last, out, config, unchanged))
         checkpoint = folder.checkpoints.latest(job.start())
         if checkpoint:
             checkpoint = checkpoint._replace(state=job.scheduled(checkpoint.state))
         step = int(checkpoint.state.step) if checkpoint else 0
-        digest = data_digest(task, job.data)
+        digest = job.digest()
         terms = job.terms(record, digest, root)
         if terms.fingerprint != last.fingerprint:
             audit = job.audit(progress)
@@ -254,19 +271,41 @@ def _check_data(task: Task, begun: Mapping[str, Any] | None) -> None:
         check(begun)
 
 
-def num_rows(data: PyTree) -> int:
-    """Returns the number of rows of the training data.
+def _mechanism_of(
+    last: Terms, out: Path, config: RunConfig, unchanged: bool, num_examples: int
+) -> Mechanism:
+    """Returns the mechanism in which a run goes on that was begun under `last`.
+
+    What was calibrated once stays: another version might calibrate a little differently.
+    """
+    if num_examples != last.mechanism.sampler.num_examples:
+        raise ValueError(
+            f"the task has {num_examples:,} training examples, and {out} was begun on "
+            f"{last.mechanism.sampler.num_examples:,}: its guarantee is for those"
+        )
+    if not unchanged:
+        return config.mechanism(num_examples)
+    # A ledger knows a tree of units by its shape alone, of which nothing can be drawn.
+    drawn = dataclasses.replace(last.mechanism, sampler=config.build_sampler(num_examples))
+    alike = dataclasses.replace(last, mechanism=drawn).record() == last.record()
+    return drawn if alike else last.mechanism
+
+
+def rows_of(task: Task) -> tuple[PyTree, Population]:
+    """Returns the training rows of a task, and what is public of them.
 
     Raises:
       ValueError: if there are none, or columns have different numbers of them.
     """
-    rows = {len(leaf) if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(data)}
+    data = task.columns()
+    columns = data.columns if isinstance(data, UnitData) else data
+    rows = {len(leaf) if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(columns)}
     if len(rows) != 1 or 0 in rows:
         raise ValueError(
             f"columns() of the task must be arrays with equally many rows, one an example; they "
             f"have {', '.join(map(str, sorted(rows))) or 'none'}"
         )
-    return rows.pop()
+    return columns, data.population if isinstance(data, UnitData) else Population(rows.pop())
 
 
 def _loss(task: Task) -> Callable[..., Any]:

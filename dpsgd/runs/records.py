@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import numbers
 import sys
 import types
 import typing
@@ -34,6 +35,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
+    if isinstance(value, numbers.Real):  # of NumPy
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     raise ValueError(f"JSON has no {type(value).__name__}")
 
 

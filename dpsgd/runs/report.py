@@ -141,10 +141,12 @@ def comparison(
 
     Args:
       records: What their `report.json` hold.
-      metrics: Those that are shown; by default all that any of them has.
+      metrics: Those that are shown; by default those of the test rows, if there are any.
     """
     if metrics is None:
-        metrics = list(dict.fromkeys(name for record in records for name in record["metrics"]))
+        found = dict.fromkeys(name for record in records for name in record["metrics"])
+        shown = [name for name in found if not name.endswith("num_examples")]
+        metrics = [name for name in shown if name.startswith("test_")] or shown
     header = ["sampler", "sigma", "epsilon [lo, up]", "delta"]
     header += [*(name.replace("_", " ") for name in metrics), "seconds"]
     rows = [

@@ -52,7 +52,8 @@ class Task(Protocol):
     def columns(self) -> PyTree:
         """Returns the training rows: arrays, or memory maps, with one leading row an example.
 
-        Where whole users are protected, `samplers.Contributions` instead: its rows are users.
+        Where rows are not examples, or users hold several of them, `samplers.UnitData`, as
+        `Contributions.of_users` and `UnitTree.data` make it: the guarantee reads its unit there.
         """
 
     def init(self, seed: int) -> PyTree:
@@ -219,20 +220,21 @@ def load(
     return made_of(found, settings, name, f"{where}: task")
 
 
-def data_digest(task: Task, data: PyTree) -> str:
-    """Returns a text that names the rows `data` of a task: a secret, as they are.
+def data_digest(task: Task, columns: PyTree, tree: str = "") -> str:
+    """Returns a text that names the training rows of a task: a secret, as they are.
 
     Args:
       task: Whose `digest` it is, if it has one.
-      data: What `task.columns()` returned: else, of all its arrays.
+      columns: Its rows: else, it is of all their arrays.
+      tree: The digest of the units that the rows lie in, if they do.
     """
     if callable(digest := getattr(task, "digest", None)):
         return digest()
     import jax
     import numpy as np
 
-    found = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
+    found = hashlib.sha256(tree.encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(columns):
         found.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}\n".encode())
         rows = max(1, _READ_BYTES * len(leaf) // max(1, leaf.nbytes))
         for start in range(0, len(leaf), rows):

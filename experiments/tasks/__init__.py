@@ -7,6 +7,7 @@ from typing import Any
 
 TASKS = {
     "clicks": "experiments.tasks.clicks.task:Clicks",
+    "images": "experiments.tasks.images.task:Images",
 }
 """Built-in tasks, imported when they are asked for."""
 
