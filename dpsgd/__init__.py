@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpsgd.noise.keys import RootKey
     from dpsgd.runs.config import RunConfig
     from dpsgd.runs.engine import resume, run
-    from dpsgd.runs.exports import ExportedModel, load_exported
+    from dpsgd.runs.models import TrainedModel, load_exported
     from dpsgd.runs.task import Task
     from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
     from dpsgd.training.guarantee import Guarantee
@@ -28,13 +28,13 @@ __all__ = [
     "Algorithm",
     "Block",
     "Diagnostics",
-    "ExportedModel",
     "Guarantee",
     "Mechanism",
     "RootKey",
     "RunConfig",
     "Task",
     "TrainState",
+    "TrainedModel",
     "clipped_grad",
     "dpsgd",
     "explain",
@@ -49,7 +49,7 @@ __all__ = [
 _MODULES = {
     "training.algorithm": ("Algorithm", "TrainState", "dpsgd"),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),
-    "runs.exports": ("ExportedModel", "load_exported"),
+    "runs.models": ("TrainedModel", "load_exported"),
     "runs.config": ("RunConfig",),
     "runs.engine": ("resume", "run"),
     "runs.task": ("Task",),

@@ -33,9 +33,9 @@ PUBLIC = {
         TreeShape UnitData UnitTree UnitsThenPoisson UserPoisson batch cap_contributions
     """,
     "dpsgd": """
-        Algorithm Block Diagnostics ExportedModel Guarantee Mechanism RootKey RunConfig Task
-        TrainState clipped_grad dpsgd explain load_exported resume run split_module train
-        train_blocks
+        Algorithm Block Diagnostics Guarantee Mechanism RootKey RunConfig Task
+        TrainState TrainedModel clipped_grad dpsgd explain load_exported resume run split_module
+        train train_blocks
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""

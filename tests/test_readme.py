@@ -1,7 +1,6 @@
 """What the README shows is what happens."""
 
 import contextlib
-import dataclasses
 import functools
 import io
 import json
@@ -13,9 +12,9 @@ import pytest
 from dpsgd import Guarantee, Mechanism
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.exports import GUARANTEE, MODEL, Bundle
-from experiments.tasks.clicks.model import ModelConfig, functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
-from experiments.trained import KIND
+from experiments.tasks.clicks.sizes import ModelConfig
+from experiments.tasks.clicks.task import DescribedClicks
 from samplers import Deterministic
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,13 +27,13 @@ def exported_model(tmp_path_factory):
     """A folder to run in, with what `dpsgd export` writes: here the model before any training."""
     home = tmp_path_factory.mktemp("home")
     sizes = ModelConfig(embedding_dim=2, max_buckets=16, hidden=(4,))
-    fields = dataclasses.asdict
-    record = {"model_sizes": fields(sizes), "schema": fields(DISPLAY_ADS), "hash_seed": 0}
+    task = DescribedClicks(sizes, DISPLAY_ADS, 0)
+    record = {"name": "clicks", "settings": {}, "description": task.describe()}
     mechanism = Mechanism(Deterministic(100, 10, 1), noise_multiplier=1.0, l2_clip_norm=1.0)
     with RunDirectory.create(home / "model") as bundle:
-        bundle.write_params(functional(sizes, DISPLAY_ADS, seed=0)[0])
+        bundle.write_params(task.init(0))
         bundle.write_json(GUARANTEE, Guarantee.of(mechanism, delta=1e-3).record())
-        bundle.write_json(MODEL, Bundle.manifest(bundle.path, KIND, record))
+        bundle.write_json(MODEL, Bundle.manifest(bundle.path, record))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         yield

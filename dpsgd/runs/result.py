@@ -9,6 +9,7 @@ from typing import Any
 
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.exports import TASK
 from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.history import History
 from dpsgd.runs.records import checked
@@ -35,13 +36,6 @@ _ENVIRONMENT: dict[str, Any] = {
     "devices": list[str],
 }
 """What a ledger says of where a generation ran, by type."""
-
-_TASK: dict[str, Any] = {
-    "name": str | None,
-    "settings": dict[str, Any],
-    "description": dict[str, Any],
-}
-"""What a configuration says of the task, by type."""
 
 _NAMES = {kind.__name__: name for name, kind in SAMPLERS.items()}
 """Samplers as users call them, by the name that ledgers have for them."""
@@ -79,7 +73,7 @@ class FinishedRun:
         where = f"{path / 'config.json'} is damaged, or of another version"
         config = RunConfig.from_record(asked, where)
         task = checked(asked.get("task"), dict[str, Any], f"{where}: task")
-        checked_fields(task, _TASK, f"{where}: task")
+        checked_fields(task, TASK, f"{where}: task")
         record = run.read_json("report.json")
         where = f"{path / 'report.json'} is damaged, or of another version"
         kinds = {name: kind for name, (kind, *_) in _FIGURES.items()}

@@ -75,7 +75,7 @@ class Task(Protocol):
         """Returns what is public of the task, as JSON values: it goes into the configuration.
 
         "headline" may name the metric that tables put first, and "better" whether its "higher" or
-        its "lower" values are.
+        its "lower" values are; "prediction" what `predict` returns, such as "probability".
         """
 
 

@@ -152,3 +152,9 @@ def _helps(kind: type) -> dict[str, str]:
             ):
                 found[one.target.id] = inspect.cleandoc(str(below.value.value))
     return found
+
+
+def model_task(name: str | None) -> Any:
+    """Returns the task called `name`; None if it is not given, as a model names its own."""
+    look_in_the_current_folder()
+    return None if name is None else find_task(name)

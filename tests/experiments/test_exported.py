@@ -1,4 +1,4 @@
-"""An exported model is loaded and asked: for rows of a table, of a file with labels or without."""
+"""A click model, exported or not, is asked: for rows of a table, or of a file, labelled or not."""
 
 import functools
 import gzip
@@ -6,8 +6,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tracemalloc
 import zipfile
 from dataclasses import replace
@@ -17,20 +15,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpsgd import ExportedModel, load_exported
+from dpsgd import RunConfig, load_exported, runs
+from dpsgd.runs import predictions
+from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.exports import Bundle
-from experiments import cli, train, trained
-from experiments.tasks.clicks import predict, score
+from experiments import cli
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.criteo.raw import RawFormat
 from experiments.tasks.clicks.formats import check_columns
+from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import Schema
+from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.task import Clicks
+from samplers import Deterministic
 
 ROWS = 300
-TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
-WORDS = ["--batch-size", "50", "--epochs", "1", "--noise-multiplier", "1", *TINY]
 
 
 def run(*argv) -> int:
@@ -46,10 +47,9 @@ def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     synthetic.write_raw(home / "train.txt", ROWS, seed=1)
     display.prepare(home / "train.txt", home / "store", hash_seed=5)
-    words = ["train", home / "store", "sampler:deterministic", "--out", home / "run", *WORDS]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "audit_run", lambda *of: "made")
-        assert run(*words) == 0
+    task = Clicks(home / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
+    config = RunConfig(Deterministic(ROWS * 4 // 5, 60, 1), noise_multiplier=1.0, audit=False)
+    runs.run(task, config, home / "run", name="clicks")
     assert run("export", home / "run", home / "model") == 0
     return home
 
@@ -63,11 +63,12 @@ def table(home):
 @pytest.fixture(scope="module")
 def expected(home):
     """The probabilities of all rows, by the store, the run's parameters and no shared code."""
-    model = trained.read(home / "run")
     store = Store.open(home / "store")
-    score = jax.vmap(model.logit_fn, in_axes=(None, 0))
+    params, logit_fn, _ = functional(ModelConfig(2, 16, (4,)), store.schema, 0)
+    params = RunDirectory(home / "run").read_params(params)
+    score = jax.vmap(logit_fn, in_axes=(None, 0))
     logits = [
-        score(model.params, {name: jnp.asarray(x) for name, x in store.load(split).items()})
+        score(params, {name: jnp.asarray(x) for name, x in store.load(split).items()})
         for split in ("train", "validation", "test")
     ]
     return 1 / (1 + np.exp(-np.concatenate(logits).astype(np.float64)))
@@ -93,10 +94,8 @@ def in_one_line(capsys, *argv) -> str:
 
 def test_a_loaded_model_says_of_raw_rows_what_the_trained_one_says(home, table, expected):
     model = load_exported(home / "model")
-    assert isinstance(model, ExportedModel)
     predicted = model.predict(table)
     assert predicted.shape == (ROWS,)
-    assert predicted.dtype == np.float64
     np.testing.assert_allclose(predicted, expected, rtol=1e-6)
     assert len(set(predicted)) > ROWS / 2
     first = {name: values[:1] for name, values in table.items() if name != "label"}
@@ -104,21 +103,11 @@ def test_a_loaded_model_says_of_raw_rows_what_the_trained_one_says(home, table, 
     assert model.predict({name: [] for name in table}).shape == (0,)
 
 
-def test_a_loaded_model_brings_its_guarantee_and_its_sizes(home):
-    model = load_exported(str(home / "model"))
-    assert model.guarantee == json.loads((home / "run" / "guarantee.json").read_text())
-    assert model.guarantee["epsilon_upper"] > 0
+def test_a_loaded_model_says_what_its_sizes_are(home):
+    model = load_exported(home / "model")
     record = json.loads((home / "run" / "report.json").read_text())
-    assert model.sizes["num_params"] == record["num_params"]
-    assert model.sizes["embedding_dim"] == 2
-
-
-def test_a_model_is_loaded_by_dpsgd_alone_which_imports_nothing_above_it(home):
-    program = (
-        "import sys, dpsgd.runs.exports\n"
-        "assert not [m for m in sys.modules if m.split('.')[0] in ('experiments', 'jax')]\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert model.num_params == record["num_params"]
+    assert model.description["model_sizes"]["embedding_dim"] == 2
 
 
 def test_rows_that_are_not_of_the_model_are_refused_in_one_line(home, table):
@@ -133,16 +122,9 @@ def test_rows_that_are_not_columns_are_refused_by_what_they_are(home, table):
     model = load_exported(home / "model")
     one = {name: values[0] for name, values in table.items()}
     with pytest.raises(TypeError, match=r"^rows must map the name of each column .* a list$"):
-        check_columns([one], model.schema.categories)
+        check_columns([one], model.task.schema.categories)
     with pytest.raises(TypeError, match=r"^column \w+: values, one a row, are expected, not "):
         model.predict(one)
-
-
-def test_a_model_is_shown_without_its_parameters(home):
-    shown = repr(load_exported(home / "model"))
-    assert "epsilon in [" in shown
-    assert "Param" not in shown
-    assert "\n" not in shown
 
 
 @pytest.fixture
@@ -155,36 +137,12 @@ def edit(bundle, **fields):
     (bundle / "model.json").write_text(json.dumps({**record, **fields}))
 
 
-def test_a_file_chooses_among_installed_readers_and_names_no_module(bundle, monkeypatch):
-    monkeypatch.syspath_prepend(bundle)
-    (bundle / "planted.py").write_text("raise SystemExit('imported')")
-    for kind in ("planted", "planted:read", "experiments.trained:ExportedClickModel.of", "..."):
-        edit(bundle, kind=kind)
-        with pytest.raises(ValueError, match=r"which no installed package reads .*read: clicks"):
-            load_exported(bundle)
-        with pytest.raises(ValueError, match="`dpsgd` knows clicks"):
-            trained.read(bundle)
-
-
-def test_a_kind_that_two_packages_read_is_refused_by_naming_both(bundle, tmp_path, monkeypatch):
-    metadata = tmp_path / "other-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("[dpsgd.models]\nclicks = other:read\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=r"several installed .*: keep one of .*, other:read$"):
+@pytest.mark.parametrize("fields", [{"format": None}, {"version": 1}, {"version": 3}])
+def test_a_bundle_of_another_version_is_refused_with_what_to_do(bundle, home, capsys, fields):
+    edit(bundle, **fields)
+    with pytest.raises(ValueError, match=r"by another version: .*; export its run again"):
         load_exported(bundle)
-
-
-def test_a_bundle_of_an_earlier_version_is_refused_with_what_to_do(bundle, home, capsys):
-    old = Bundle.read(bundle).model
-    (bundle / "model.json").write_text(json.dumps(old))
-    with pytest.raises(ValueError, match=r"by an earlier version, .*: export its run again"):
-        load_exported(bundle)
-    assert "earlier version" in in_one_line(capsys, "evaluate", bundle, home / "store")
-    edit(bundle, format="dpsgd-model", version=2)
-    with pytest.raises(ValueError, match="another version: this program reads dpsgd-model 1, and "):
-        load_exported(bundle)
+    assert "another version" in in_one_line(capsys, "evaluate", bundle, home / "store")
 
 
 def other_guarantee(bundle):
@@ -202,9 +160,9 @@ DAMAGES = {
     "guarantee.json is damaged, or of another export": other_guarantee,
     "params.npz is damaged, or of another export": other_params,
     "model.json is damaged, or of another": lambda b: edit(
-        b, model={**Bundle.read(b).model, "hash_seed": 6}
+        b, task={**Bundle.read(b).task, "settings": {}}
     ),
-    "model.json is damaged: kind": lambda b: edit(b, kind=None),
+    "model.json is damaged: task, name": lambda b: edit(b, task={"name": 3}),
     "model.json is damaged: Exp": lambda b: (b / "model.json").write_text("{"),
     "No such file or directory: .*params.npz": lambda b: (b / "params.npz").unlink(),
     "is not an exported model: it has no model.json": lambda b: (b / "model.json").unlink(),
@@ -220,11 +178,11 @@ def test_a_damaged_bundle_is_refused_and_its_file_named(bundle, says):
 
 def forge(bundle, params=None, **sizes):
     """Gives a bundle other parameters or sizes, and checksums that agree: anybody can."""
-    model = dict(Bundle.read(bundle).model)
-    model["model_sizes"] = {**model["model_sizes"], **sizes}
+    task = json.loads(json.dumps(Bundle.read(bundle).task))
+    task["description"]["model_sizes"].update(sizes)
     if params is not None:
         (bundle / "params.npz").write_bytes(params)
-    manifest = Bundle.manifest(bundle, trained.KIND, model)
+    manifest = Bundle.manifest(bundle, task)
     (bundle / "model.json").write_text(json.dumps(manifest))
 
 
@@ -268,14 +226,18 @@ def test_parameters_from_anybody_are_refused_in_one_line_and_take_no_memory(bund
     assert "\n" not in str(error.value)
 
 
-def test_a_model_that_says_it_is_huge_is_refused_before_room_is_made_for_it(bundle, monkeypatch):
-    monkeypatch.setattr("experiments.tasks.clicks.model._initialised", None)
+def test_a_model_that_says_it_is_huge_is_refused_before_room_is_made_for_it(bundle):
     forge(bundle, embedding_dim=10**9)
     with pytest.raises(ValueError, match=r"params\.npz does not hold the parameter .*embedding"):
         load_exported(bundle)
 
 
 # --- dpsgd score ---------------------------------------------------------------------------------
+
+
+def score(home, out, progress=lambda rows: None, file="train.txt"):
+    model = load_exported(home / "model")
+    predictions.write_predictions(out, model.predictions(home / file), progress=progress)
 
 
 def cut_label(line):
@@ -308,13 +270,13 @@ def test_what_is_there_is_never_overwritten(home, tmp_path, capsys, monkeypatch)
     line = in_one_line(capsys, "score", home / "model", home / "train.txt", "--out", out)
     assert "exists already and is left as it is" in line
     out.unlink()
-    monkeypatch.setattr(predict, "BATCH", 64)
+    monkeypatch.setattr(predictions, "BATCH", 64)
 
     def appear(rows):
         out.write_text("somebody's")
 
     with pytest.raises(FileExistsError):
-        score.score(home / "model", home / "train.txt", out, progress=appear)
+        score(home, out, appear)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["somebody's"]
 
 
@@ -344,7 +306,7 @@ def test_scores_are_absent_until_they_are_whole_and_an_interrupted_file_leaves_n
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        score.score(home / "model", home / "train.txt", tmp_path / "s.csv", progress=interrupt)
+        score(home, tmp_path / "s.csv", interrupt)
     assert not list(tmp_path.iterdir())
 
 
@@ -360,7 +322,7 @@ def test_a_folder_that_is_not_there_and_a_split_of_a_file_are_refused(home, tmp_
 
 def test_memory_does_not_grow_with_the_file(home, tmp_path, monkeypatch):
     lines = (home / "train.txt").read_bytes()
-    monkeypatch.setattr(predict, "BATCH", 512)
+    monkeypatch.setattr(predictions, "BATCH", 512)
     small_blocks = functools.partialmethod(RawFormat.read, block_bytes=1 << 16)
     monkeypatch.setattr(RawFormat, "read", small_blocks)
 
@@ -369,7 +331,7 @@ def test_memory_does_not_grow_with_the_file(home, tmp_path, monkeypatch):
         file.write_bytes(lines * copies)
         tracemalloc.start()
         try:
-            score.score(home / "model", file, tmp_path / f"scores{copies}.csv")
+            score(home, tmp_path / f"scores{copies}.csv", file=file)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -393,8 +355,8 @@ def test_a_split_of_a_store_is_evaluated_alone(home, capsys, model):
     for split in ("validation", "test"):
         assert run("evaluate", home / model, home / "store", "--split", split) == 0
         metrics, note = printed(capsys)
-        assert float(metrics["auc"]) == pytest.approx(record[f"{split}_auc"], rel=1e-5)
-        assert int(metrics["num_examples"]) == record[f"{split}_num_examples"]
+        assert float(metrics["auc"]) == pytest.approx(record["metrics"][f"{split}_auc"], rel=1e-5)
+        assert int(metrics["num_examples"]) == record["metrics"][f"{split}_num_examples"]
         assert not note
     assert run("evaluate", home / model, home / "store") == 0
     metrics, note = printed(capsys)
@@ -424,7 +386,7 @@ def test_a_store_that_the_model_does_not_fit_is_told_from_it_by_the_difference(
     synthetic.write_store(tmp_path / "search", 200, seed=0, log=synthetic.LOGS["criteo-search"])
     words = ["evaluate", home / "model"]
     line = in_one_line(capsys, *words, tmp_path / "search")
-    assert "search holds rows of criteo-search, not of criteo-display: the model in" in line
+    assert "search holds rows of criteo-search, not of criteo-display: the model does not" in line
     assert "hash seed" not in line
     display.prepare(home / "train.txt", tmp_path / "seed", hash_seed=6)
     line = in_one_line(capsys, *words, tmp_path / "seed")

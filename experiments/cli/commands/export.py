@@ -8,6 +8,7 @@ from pathlib import Path
 import tyro
 
 from experiments.cli.console import going_on
+from experiments.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,15 @@ class ExportConfig:
     """Run directory."""
     out: tyro.conf.Positional[Path]
     """Folder to create."""
+    task: str | None = None
+    """Task of the run, as module:object, where its directory does not name it."""
 
 
 def run(config: ExportConfig) -> None:
     """Runs `dpsgd export`."""
     with going_on("reading the run"):
-        from experiments.export import export
+        from dpsgd.runs.models import export
+        from experiments.cli.tasks import model_task
 
-        export(config.run, config.out)
+        export(config.run, config.out, task=model_task(config.task), kinds=TASKS)
     print(f"model and guarantee: {config.out}")

@@ -9,20 +9,24 @@ from typing import Literal
 
 import tyro
 
+from experiments.tasks import TASKS
+
 
 @dataclass(frozen=True)
 class ScoreConfig:
-    """Write the probabilities that a model gives to the rows of a file, in their order, as CSV."""
+    """Write what a model says of the rows of a file, in their order, as CSV."""
 
     model: tyro.conf.Positional[Path]
     """Exported model, or the directory of a finished run."""
     data: tyro.conf.Positional[Path]
-    """Raw file (or .gz) in the format the model was trained from, with labels or without; or a
-    store."""
+    """File in the format of the model's task, with labels or without: of clicks, a raw file (or
+    .gz) or a store."""
     out: Path
     """File to create, with a header and one line a row; compressed if it ends in .gz."""
     split: Literal["train", "validation", "test"] | None = None
     """Which rows of a store; by default all of them."""
+    task: str | None = None
+    """Task of the model, as module:object, where that is not one that an installed package has."""
 
 
 def run(config: ScoreConfig) -> None:
@@ -31,19 +35,24 @@ def run(config: ScoreConfig) -> None:
 
     with Console() as console:
         console.progress("starting")
-        from experiments.tasks.clicks.score import score
+        from dpsgd.runs.directory import RunDirectory
+        from dpsgd.runs.models import read_model
+        from dpsgd.runs.predictions import write_predictions
+        from experiments.cli.tasks import model_task
 
-        rows, undefined = score(
-            config.model,
-            config.data,
+        RunDirectory.refuse_existing(config.out)
+        model = read_model(config.model, task=model_task(config.task), kinds=TASKS)
+        name = model.description.get("prediction", "prediction")
+        rows, undefined = write_predictions(
             config.out,
-            split=config.split,
+            model.predictions(config.data, split=config.split),
+            name=name,
             progress=lambda rows: console.progress(f"{rows:,} rows"),
         )
         console.line(f"{counted(rows, 'row')} scored: {config.out}")
     if undefined:
         print(
-            f"note: {counted(undefined, 'row')} without a probability (nan): the model's training "
+            f"note: {counted(undefined, 'row')} without a {name} (nan): the model's training "
             "diverged, or their values are too large for it",
             file=sys.stderr,
         )

@@ -1,19 +1,17 @@
-"""How good a model is on labelled rows: those of its own store, or any other file of its format."""
+"""How good a model is on labelled rows."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from dpsgd.runs.directory import RunDirectory
-from experiments import trained
-from experiments.tasks.clicks import predict
+from dpsgd.runs.predictions import predictions
 from experiments.tasks.clicks.metrics import BinaryMetrics, binary_metrics
-from experiments.tasks.clicks.store import Columns, Store
+from experiments.tasks.clicks.store import Columns
 
 PyTree = Any
 
@@ -31,35 +29,18 @@ def evaluate(
     Raises:
       ValueError: if there are no rows.
     """
-    params = jax.device_put(params)
+    params, of_rows = jax.device_put(params), _of_rows(logit_fn)
     logits, labels = [np.zeros(0, np.float32)], [np.zeros(0, np.uint8)]
     for block in blocks:
-        logits.append(predict.logits(logit_fn, params, block))
+        features = {name: column for name, column in block.items() if name != "label"}
+        logits.append(predictions(of_rows, params, features))
         labels.append(block["label"])
     return binary_metrics(np.concatenate(logits), np.concatenate(labels))
 
 
-def is_own(model_path: Path, data: Path, split: str | None = None) -> bool:
-    """Returns whether among these rows are known to be some that trained the model.
-
-    Of an exported model nobody knows: what it was trained on stays in the house.
-    """
-    if not data.is_dir() or split not in (None, "train"):
-        return False
-    return Store.open(data).digest in RunDirectory(model_path).data()
-
-
-def evaluate_model(model_path: Path, data: Path, split: str | None = None) -> BinaryMetrics:
-    """Returns the metrics of a model on rows of `data`.
-
-    Args:
-      model_path: The directory of a finished run, or an exported model.
-      data: A store, or a raw file in the format that the model's store was prepared from.
-      split: Which rows of a store; by default all.
-
-    Raises:
-      FileNotFoundError: if there is no such model.
-      ValueError: if the data cannot be read, or are not such as the model reads.
-    """
-    model = trained.read(model_path)
-    return evaluate(model.logit_fn, model.params, model.rows(data, split=split))
+@functools.lru_cache(maxsize=8)
+def _of_rows(
+    logit_fn: Callable[[PyTree, PyTree], jax.Array],
+) -> Callable[[PyTree, PyTree], jax.Array]:
+    """Returns (params, rows) -> logits: one function, so that its program is compiled once."""
+    return jax.vmap(logit_fn, in_axes=(None, 0))

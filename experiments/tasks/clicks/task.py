@@ -137,6 +137,7 @@ class ClickModels:
             "hash_seed": self.hash_seed,
             "headline": "test_auc",
             "better": "higher",
+            "prediction": "probability",
         }
 
     @staticmethod

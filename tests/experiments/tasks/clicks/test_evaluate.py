@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.tasks.clicks import evaluate, predict
+from dpsgd.runs import predictions
+from experiments.tasks.clicks import evaluate
 from experiments.tasks.clicks.metrics import binary_metrics
 
 SIZES = [5, 16, 1, 40]  # with batches of 8: a part, whole ones, one row, and whole ones again
@@ -15,7 +16,7 @@ SIZES = [5, 16, 1, 40]  # with batches of 8: a part, whole ones, one row, and wh
 
 @pytest.fixture
 def blocks(monkeypatch):
-    monkeypatch.setattr(predict, "BATCH", 8)
+    monkeypatch.setattr(predictions, "BATCH", 8)
     rng = np.random.default_rng(0)
     return [
         {"x": rng.normal(size=(size, 3)).astype(np.float32), "label": rng.integers(0, 2, size)}
@@ -40,7 +41,8 @@ def test_metrics_are_those_of_all_rows_scored_at_once(blocks):
 
 
 def test_blocks_of_all_sizes_are_scored_by_one_program(blocks, caplog):
-    predict._scorer.cache_clear()
+    predictions._compiled.cache_clear()
+    evaluate._of_rows.cache_clear()
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
         evaluate.evaluate(logit_fn, PARAMS, blocks)
         evaluate.evaluate(logit_fn, 2 * PARAMS, reversed(blocks))
