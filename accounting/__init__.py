@@ -1,21 +1,11 @@
 """What does it cost? Privacy profiles of batch samplers, bounded from below and above."""
 
-from accounting.profile import (
-    Bound,
-    ContradictoryBounds,
-    PrivacyProfile,
-    calibrate,
-    epsilon,
-    format_delta,
-    largest_count,
-    smallest_count,
-)
+from accounting.calibration import calibrate, largest_count, smallest_count
+from accounting.profile import Bound, ContradictoryBounds, PrivacyProfile, epsilon, format_delta
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.multistage import MultistageProfile
 from accounting.profiles.poisson import PoissonProfile
-from accounting.profiles.pure_release import WithPureReleaseProfile
-from accounting.profiles.selection import SelectionProfile, TrialCount
 from accounting.profiles.shuffle import ShuffleProfile
 from accounting.profiles.truncation import (
     TruncatedProfile,
@@ -25,6 +15,8 @@ from accounting.profiles.truncation import (
 from accounting.profiles.units_then_poisson import UnitsThenPoissonProfile
 from accounting.profiles.user_poisson import UserPoissonProfile
 from accounting.profiles.worst_leaf import WorstLeafProfile
+from accounting.releases.pure_release import WithPureReleaseProfile
+from accounting.releases.selection import SelectionProfile, TrialCount
 
 __all__ = [
     "BallsAndBinsProfile",

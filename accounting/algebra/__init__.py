@@ -1,1 +1,1 @@
-"""What certified prices are computed with: likelihood ratios, their sums and compositions."""
+"""What certified profiles are computed with: likelihood ratios, their sums and compositions."""

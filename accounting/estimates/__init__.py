@@ -1,1 +1,1 @@
-"""What is no certified price: Monte Carlo, a published theorem, limits of amplification."""
+"""What is no certified guarantee: Monte Carlo, a published theorem, limits of amplification."""

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 
 from scipy.optimize import brentq
 
-from accounting.profile import calibrate, check_count, check_epsilon, check_probability
+from accounting.calibration import calibrate
+from accounting.profile import check_count, check_epsilon, check_probability
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 

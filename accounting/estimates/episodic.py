@@ -1,6 +1,6 @@
 """Episodic training as published, for comparison only, and what could be done in its place.
 
-The sampler is that of `accounting.profiles.multistage`, which has its sound price.
+The sampler is that of `accounting.profiles.multistage`, which has its sound profile.
 """
 
 from __future__ import annotations

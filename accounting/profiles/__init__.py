@@ -1,1 +1,1 @@
-"""One file a law: the certified price of each way to draw batches."""
+"""One file a law: the certified privacy profile of each way to draw batches."""

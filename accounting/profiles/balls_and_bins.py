@@ -56,7 +56,7 @@ class BallsAndBinsProfile:
     product of E of them. Both are evaluated in the algebra of `likelihood_ratio`, which refines
     its grid until the two ends agree.
 
-    `assignment` says what happens between epochs; the two have very different prices:
+    `assignment` says what happens between epochs; the two cost very differently:
 
     - 'redrawn': every epoch draws new bins; the epochs compose.
     - 'fixed': one assignment is kept; the E releases of a bin have a sufficient statistic, their

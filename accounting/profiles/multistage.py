@@ -1,4 +1,4 @@
-r"""Multistage (episodic) sampling without replacement: the sound price, and the published one.
+r"""Multistage (episodic) sampling without replacement: a sound guarantee for it.
 
 **The sampler.** The examples are the leaves of a public tree. In each step, at each level j =
 1..L, n_j of the N_j children of every unit drawn so far are drawn uniformly without replacement
@@ -196,7 +196,7 @@ class MultistageProfile(RepeatedProfile):
         return self.ceiling() if outcomes(self.draws, self.sizes).succeeds == 1.0 else None
 
     def ceiling(self) -> PrivacyProfile:
-        """Returns the price if it were known who is drawn, and x always were."""
+        """Returns the profile if it were known who is drawn, and x always were."""
         return GaussianProfile(self.noise_multiplier / self._own() / math.sqrt(self.steps))
 
     def deviation(self) -> float:
@@ -427,7 +427,7 @@ def add_remove_profile(
     check_stages(draws, sizes, None)
     if len(draws) > 1:
         raise ValueError(
-            "several stages have no price under adding or removing an example, as a unit may be "
-            "left with fewer examples than are drawn: use zero-out adjacency (MultistageProfile)"
+            "several stages have no guarantee under adding or removing an example, as a unit may "
+            "be left with fewer examples than are drawn: use zero-out adjacency (MultistageProfile)"
         )
     return PoissonProfile(noise_multiplier / 2.0, draws[0] / sizes[0], steps)

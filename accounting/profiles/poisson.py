@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from accounting.algebra.inversion import ACCURACIES, Curves, NotInvertibleError, Releases
+from accounting.algebra.gaussian import gaussian_delta
+from accounting.algebra.inversion import ACCURACIES, Curves
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
 from accounting.algebra.mixtures import MOST_CELLS
+from accounting.algebra.moments import NotInvertibleError, Releases
 from accounting.algebra.refinement import GridError, refine_delta, refine_epsilon
 from accounting.profile import (
     EPSILON_TOLERANCE,
@@ -128,12 +130,12 @@ class PoissonProfile:
         E[(a - (a + r) e^Y)_+], a = q - (1-q) r <= q, is never more: it grows with a (e^Y < 1 where
         it is not 0), and at a = q it is the former, by the Gaussian's symmetry.
         """
-        gaussian, rate = GaussianProfile(self.noise_multiplier), self.sampling_prob
+        sigma, rate = self.noise_multiplier, self.sampling_prob
         if epsilon > 30.0:
             inner = epsilon - math.log(rate) + math.log1p(-(1.0 - rate) * math.exp(-epsilon))
         else:
             inner = math.log1p(math.expm1(epsilon) / rate)
-        low, high = _around(gaussian, inner)
+        low, high = _around(sigma, inner)
         return rate * low * (1.0 - 1e-15), min(rate * high * (1.0 + 1e-15), 1.0)
 
     def _grids(self) -> RepeatedGrids:
@@ -153,8 +155,8 @@ class PoissonProfile:
         return GaussianProfile(self.noise_multiplier / math.sqrt(self.steps))
 
 
-def _around(gaussian: GaussianProfile, epsilon: float) -> tuple[float, float]:
+def _around(sigma: float, epsilon: float) -> tuple[float, float]:
     """Bounds delta at an `epsilon` that carries a few roundings."""
-    low, low_error = gaussian.value(epsilon * (1.0 + 1e-15))
-    high, high_error = gaussian.value(epsilon * (1.0 - 1e-15))
+    low, low_error = gaussian_delta(sigma, epsilon * (1.0 + 1e-15))
+    high, high_error = gaussian_delta(sigma, epsilon * (1.0 - 1e-15))
     return max(0.0, low - low_error), high + high_error

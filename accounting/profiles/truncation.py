@@ -1,4 +1,4 @@
-"""The price of cutting an oversize batch down to a maximum size."""
+"""The privacy cost of cutting an oversize batch down to a maximum size."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         return PoissonProfile(self.noise_multiplier, self.sampling_prob, self.steps)
 
     def ceiling(self) -> PrivacyProfile:
-        """Returns the price without sampling."""
+        """Returns the profile without sampling."""
         return GaussianProfile(self.noise_multiplier / math.sqrt(self.steps))
 
     def deviation(self) -> float:

@@ -1,4 +1,4 @@
-"""Poisson sampling of examples of which each user has several: the price, for users."""
+"""Poisson sampling of examples of which each user has several: the profile for users."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class UserPoissonProfile(RepeatedProfile):
         check_probability("sampling_prob", self.sampling_prob)
 
     def ceiling(self) -> PrivacyProfile:
-        """Returns the price of all tau examples in every step."""
+        """Returns the profile of all tau examples in every step."""
         sensitivity = self.max_contributions * math.sqrt(self.steps)
         return GaussianProfile(self.noise_multiplier / sensitivity)
 

@@ -1,4 +1,4 @@
-"""Multistage sampling from an uneven tree: the price of its worst leaf.
+"""Multistage sampling from an uneven tree: the profile of its worst leaf.
 
 Why a leaf costs more whose path has smaller units is shown in `accounting.profiles.multistage`.
 """
@@ -38,7 +38,7 @@ def lowest_paths(paths: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...
 class WorstLeafProfile:
     """The profile of multistage sampling from an uneven tree: that of its worst leaf.
 
-    The price grows as the N_j on a leaf's path get smaller. So only the paths count that no other
+    Epsilon grows as the N_j on a leaf's path get smaller. So only the paths count that no other
     path is below in every level. If these are more than a few, the smallest N_j of each level stand
     for all: an upper bound; the lower end is that of one path.
 

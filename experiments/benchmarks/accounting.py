@@ -29,9 +29,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accounting.profile import Bound, calibrate
-from accounting.profiles import balls_and_bins, poisson, shuffle
-from accounting.profiles.balls_and_bins import BallsAndBinsProfile
+from accounting import BallsAndBinsProfile, Bound, calibrate
+from accounting.profiles import balls_and_bins, shuffle
 from experiments.benchmarks import accounting_hard
 from experiments.benchmarks.rows import Row, report
 
@@ -102,7 +101,7 @@ class Peer:
 
 def seconds(work: Callable[[], Any]) -> tuple[Any, float]:
     """Returns the result and the CPU seconds of `work`, with the accountants' caches emptied."""
-    for module in (balls_and_bins, poisson, shuffle):
+    for module in (balls_and_bins, shuffle):
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

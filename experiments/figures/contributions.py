@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accounting.profiles.contribution import sum_error, sum_error_bound, sum_sweet_spot
+from accounting.releases.contribution import sum_error, sum_error_bound, sum_sweet_spot
 from dpsgd.training.guarantee import ADJACENCY
 from experiments.cli.console import Console
 from experiments.figures.drawing import RatingsPicture

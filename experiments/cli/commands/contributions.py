@@ -35,7 +35,7 @@ class ContributionsConfig:
 
 def run(config: ContributionsConfig) -> None:
     """Runs `dpsgd contributions`."""
-    from accounting.profiles.contribution import private_quantile
+    from accounting.releases.contribution import private_quantile
     from experiments.cli.console import Console
     from experiments.tasks.ratings import diagnostics
 

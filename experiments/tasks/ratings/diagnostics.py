@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from accounting.profiles.contribution import bias_bounds, sum_error, sum_sweet_spot
+from accounting.releases.contribution import bias_bounds, sum_error, sum_sweet_spot
 
 STAMP = "NOT PRIVATE: computed from the data exactly, for your eyes alone; do not publish"
 
@@ -94,7 +94,7 @@ def table(usage: Usage, caps: Sequence[int]) -> tuple[list[str], list[list[str]]
     """Returns (header, rows): how far each cap may move the mean loss, at most.
 
     Source: Propositions 1 and 2, and two sharper bounds; see
-    `accounting.profiles.contribution.bias_bounds`.
+    `accounting.releases.contribution.bias_bounds`.
     """
     header = ["cap", "kept", "Prop. 1", "Prop. 2", "entropy", "distance"]
     rows = []

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from accounting import Bound, WithPureReleaseProfile, calibrate, epsilon
-from accounting.profiles.contribution import private_quantile
+from accounting.releases.contribution import private_quantile
 from dpsgd import Mechanism, RootKey, dpsgd, train
 from experiments.tasks.ratings import factorization
 from experiments.tasks.ratings.ratings import Ratings

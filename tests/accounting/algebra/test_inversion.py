@@ -8,15 +8,9 @@ import pytest
 from scipy import special
 
 from accounting import GaussianProfile, PoissonProfile
-from accounting.algebra.inversion import (
-    Curves,
-    Inversion,
-    NotInvertibleError,
-    Releases,
-    Tilts,
-    _Add,
-    _Line,
-)
+from accounting.algebra.inversion import Curves, Inversion, _Add
+from accounting.algebra.moments import Line, NotInvertibleError, Releases
+from accounting.algebra.tilts import Tilts
 
 
 def exact_moment(sigma, rate, z):
@@ -35,7 +29,7 @@ def exact_moment(sigma, rate, z):
     [(1.0, 0.01, 7.6 + 29j), (0.502, 0.0064, 1.9 + 7j), (5.0, 0.1, -16 + 20j), (1.0, 0.9, -3 + 1j)],
 )
 def test_a_moment_is_within_its_error(sigma, rate, z):
-    line = _Line(Releases(sigma, rate, 1), z.real, Releases(sigma, rate, 1).height(z.real), 45.0)
+    line = Line(Releases(sigma, rate, 1), z.real, Releases(sigma, rate, 1).height(z.real), 45.0)
     found, error = line.log_moment(np.array([z]))
     exact = complex(mpmath.log(exact_moment(sigma, rate, mpmath.mpc(z))))
     assert abs(np.exp(found[0] - exact) - 1.0) <= error[0] <= 1e-11

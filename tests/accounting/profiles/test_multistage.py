@@ -239,7 +239,9 @@ def test_one_stage_under_add_or_remove_is_poisson_at_half_the_noise(sigma, rate,
 
 
 def test_several_stages_under_add_or_remove_are_refused():
-    with pytest.raises(ValueError, match="several stages have no price under adding or removing"):
+    with pytest.raises(
+        ValueError, match="several stages have no guarantee under adding or removing"
+    ):
         add_remove_profile(1.0, 10, (1, 1), (5, 5))
 
 

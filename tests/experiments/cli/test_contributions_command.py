@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from accounting.profiles.contribution import bias_bounds
+from accounting.releases.contribution import bias_bounds
 from experiments.cli.commands.contributions import ContributionsConfig, run
 from experiments.tasks.ratings import diagnostics
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from accounting.profiles.contribution import (
+from accounting.releases.contribution import (
     bias_bounds,
     private_quantile,
     sum_error,

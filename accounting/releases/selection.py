@@ -1,8 +1,8 @@
-r"""Private selection: the price of the best of a random number of private runs.
+r"""Private selection: the privacy cost of the best of a random number of private runs.
 
 Runs that are tried one after another compose, or else only one of them may be counted, chosen
 without a look at the others. In between lies random search: draw a number K of trials from a wide
-law, run K private trials, release the best and nothing else. Because nobody knows K, the price is
+law, run K private trials, release the best and nothing else. Because nobody knows K, the cost is
 a small multiple of one trial's, whatever the mean of K.
 
 K is truncated negative binomial with shape eta > -1 and gamma in (0, 1), K >= 1, whose generating
@@ -66,7 +66,7 @@ class TrialCount:
     Args:
       mean: E[K] > 1.
       shape: eta > -1; 1 is the geometric law, 0 the logarithmic one, which is wider: more often one
-        trial, now and then very many, and a smaller price.
+        trial, now and then very many, and a smaller cost.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -246,5 +246,5 @@ class SelectionProfile:
 def _proved(bound: Bound) -> Bound:
     # The search asks many questions, and the confidence of a Monte Carlo profile is that of one.
     if bound.confidence < 1.0:
-        raise ValueError("the price of a trial must be proved, not estimated with some confidence")
+        raise ValueError("a trial's profile must be proved, not estimated with some confidence")
     return bound

@@ -1,7 +1,7 @@
 """Users who hold many examples: where the cap tau on what each contributes should be.
 
 A user's data is what is protected. Either users are sampled, and a drawn user's examples are
-clipped together: then every sampler's price holds as it is, with users for examples. Or examples
+clipped together: then every sampler's profile holds as it is, with users for examples. Or examples
 are sampled, of which each user has at most tau: then `UserPoissonProfile`. A cap costs bias, no cap
 costs noise; this module is about where between the two tau should be.
 

@@ -1,4 +1,4 @@
-"""The price of a mechanism together with a release of pure epsilon, such as a private choice."""
+"""A mechanism together with a release of pure epsilon, such as a private choice."""
 
 from __future__ import annotations
 

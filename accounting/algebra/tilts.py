@@ -1,0 +1,176 @@
+"""About log M(c) for real c, quickly: what lines and windows of an inversion are chosen by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from accounting.algebra.moments import Real, Releases
+
+
+class Tilts:
+    """About log M(c) for real c, quickly: to choose tilts and windows by, and for no bound."""
+
+    _STEP = 0.1
+    _NODES = np.arange(-120, 121) * _STEP
+
+    def __init__(self, releases: Releases) -> None:
+        self._releases = releases
+        self.largest = 3000.0 * releases.noise_multiplier
+        self._near = self._law(self._NODES)
+
+    def log_moments(self, tilts: Real) -> Real:
+        """Returns about log M(c) for each of `tilts`; inf beyond the `largest`."""
+        releases, last = self._releases, float(self._NODES[-1])
+        found = np.full(tilts.shape, math.inf)
+        # The density times X^c has a mode near 0 and, for large c, another one to the right.
+        mode = np.maximum(tilts, 1.0) / releases.noise_multiplier
+        far = (mode > last) & (tilts <= self.largest)
+        for _ in range(8 if far.any() else 0):
+            mode[far] = (
+                np.maximum(tilts[far], 1.0) / releases.noise_multiplier * releases.slope(mode[far])
+            )
+            far &= mode > last
+        log_x, log_weight = self._near
+        near = (tilts <= self.largest) & ~far
+        if near.any():
+            found[near] = self._of_law(tilts[near], log_x, log_weight)
+        if far.any():
+            x = np.rint(mode[far] / self._STEP)[:, None] * self._STEP + self._NODES
+            more_log_x, more_log_weight = self._law(x)
+            more_log_weight[x < last + 0.5 * self._STEP] = -math.inf
+            shape = (x.shape[0], log_x.size)
+            found[far] = self._of_law(
+                tilts[far],
+                np.concatenate([np.broadcast_to(log_x, shape), more_log_x], axis=1),
+                np.concatenate([np.broadcast_to(log_weight, shape), more_log_weight], axis=1),
+            )
+        return found
+
+    def _law(self, x: Real) -> tuple[Real, Real]:
+        """Returns log X and the log of the weights at nodes `x`."""
+        sigma, rate = self._releases.noise_multiplier, self._releases.sampling_prob
+        y = (x - 0.5 / sigma) / sigma
+        large = y > -math.log(rate)
+        log_x = np.log1p(rate * np.expm1(np.where(large, 0.0, y)))
+        rest = np.log1p((1.0 - rate) / rate * np.exp(-np.maximum(y, 0.0)))
+        log_x = np.where(large, math.log(rate) + y + rest, log_x)
+        return log_x, -0.5 * x * x + math.log(self._STEP / math.sqrt(2.0 * math.pi))
+
+    def _of_law(self, tilts: Real, log_x: Real, log_weight: Real) -> Real:
+        power = tilts[:, None] * log_x
+        scale = np.maximum((log_weight + power).max(axis=1), 0.0)
+        weight = np.exp(log_weight - scale[:, None])
+        with np.errstate(over="ignore", invalid="ignore"):
+            terms = np.where(
+                np.abs(power) < 0.3,
+                weight * (0.5 * power**2 * (1.0 + power / 3.0)),
+                np.exp(log_weight + power - scale[:, None]) - weight * (1.0 + power),
+            )
+            # E[X - 1 - log X], of second order, is -E[log X].
+            shift = np.where(
+                np.abs(log_x) < 0.3,
+                weight * (0.5 * log_x**2 * (1.0 + log_x / 3.0)),
+                np.exp(log_weight + log_x - scale[:, None]) - weight * (1.0 + log_x),
+            )
+        excess = np.maximum(terms.sum(axis=1) - tilts * shift.sum(axis=1), 1e-300)
+        return np.where(scale == 0.0, np.log1p(excess), scale + np.log(excess + np.exp(-scale)))
+
+    def log_ceiling(self, tilts: Real) -> Real:
+        """Returns about the log of (M(c)^T - 1) / (c (c - 1)), whose e^{-(c - 1) v} is o's size."""
+        total = self._releases.count * self.log_moments(tilts)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            less_one = np.where(total > 1e-6, np.log(-np.expm1(-total)), np.log(total) - total)
+            return total + less_one - np.log(np.abs(tilts * (tilts - 1.0)))
+
+    def at(self, loss: float, *, positive: bool) -> float:
+        """Returns the tilt, > 1 if `positive`, else < 0, at which o(`loss`) is computed best."""
+        return self._least(positive, lambda c: self.log_ceiling(c) - (c - 1.0) * loss)
+
+    def for_delta(self, log_delta: float) -> tuple[float, float]:
+        """Returns about the best tilt to find epsilon by, 'remove', and Chernoff's epsilon.
+
+        That is from o <= k(c) M(c)^T e^{-(c-1) v}, or from o being a falling function on (0, inf)
+        and the size of its transform: o(v) (e^{(c-1) v} - 1) / (c - 1) <= e^{log_ceiling(c)}.
+        """
+
+        def bound(c: Real) -> Real:
+            rate = c - 1.0
+            peak = rate * np.log(rate) - c * np.log(c)
+            power = self._releases.count * self.log_moments(c)
+            by_transform = np.logaddexp(0.0, np.log(rate) + self.log_ceiling(c) - log_delta)
+            return np.minimum(np.maximum(peak + power - log_delta, 0.0), by_transform) / rate
+
+        tilt = self._least(True, bound)
+        return tilt, float(bound(np.array([tilt]))[0])
+
+    def windows(
+        self, tilt: float, loss: float, target: float, subtracted: bool
+    ) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Returns the windows that aliases below and above need, each with the b that shows it.
+
+        They are to be about e^target.
+        """
+        c, count = tilt, self._releases.count
+        fractions = np.array([0.05, 0.1, 0.2, 0.4, 0.7])
+        growing = 2.0 ** np.arange(-5.0, 5.0)
+        if c > 1.0:
+            below = np.concatenate([1.0 + (c - 1.0) * fractions, -c * growing])
+            above = c + (c - 1.0) * growing
+        else:
+            below = c * (1.0 + growing)
+            above = np.concatenate([c * fractions, 1.0 - c * growing])
+        found = []
+        for sides, plain in ((below, c > 1.0), (above, c < 0.0)):
+            sides = sides[sides <= self.largest]
+            if not subtracted:  # both h's bounds and the put's are for their own b alone
+                sides = sides[(sides > 1.0) == (c > 1.0)]
+            log_moments = self.log_moments(sides)
+            candidates = [
+                ((log_peak(b) + count * log_moment - (b - 1.0) * loss - target) / abs(b - c), b)
+                for b, log_moment in zip(sides.tolist(), log_moments.tolist(), strict=True)
+            ]
+            if plain:  # o <= 1, and o <= e^v
+                ends = (0.0, 1.0) if subtracted else (1.0 if c > 1.0 else 0.0,)
+                candidates += [((-(b - 1.0) * loss - target) / abs(b - c), b) for b in ends]
+            found.append(min(candidates, default=(math.inf, 0.0)))
+        return found[0], found[1]
+
+    def narrower(self, tilt: float, loss: float, accuracy: float) -> tuple[float, float]:
+        """Returns a tilt like `tilt` whose window is much narrower, if any, and the target's log.
+
+        Where one large loss is likelier than many small ones, the tilted law has a second bump
+        among the largest, which the best tilt just lets in.
+        """
+        fractions = 0.7 ** np.arange(7.0)
+        tilts = 1.0 + (tilt - 1.0) * fractions if tilt > 1.0 else tilt * fractions
+        units = self.log_ceiling(tilts) - (tilts - 1.0) * loss
+        target = float(units[0]) - accuracy
+        best, least = tilt, math.inf
+        powers = self._releases.count * self.log_moments(tilts)
+        for c, unit, power in zip(tilts.tolist(), units.tolist(), powers.tolist(), strict=True):
+            if unit > units[0] + 4.0 or not math.isfinite(unit):
+                break
+            (below, _), (above, _) = self.windows(c, loss, target, power < 1.0)
+            if max(below, above) < 0.7 * least:
+                best, least = c, max(below, above)
+        return best, target
+
+    def _least(self, positive: bool, bound: Callable[[Real], Real]) -> float:
+        low, high = -11.0, 50.0
+        for _ in range(4):
+            grid = np.linspace(low, high, 40)
+            tilts = 1.0 + np.exp(grid) if positive else -np.exp(grid)
+            values = np.nan_to_num(bound(tilts), nan=math.inf)
+            best = int(np.argmin(values))
+            low, high = grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]
+        return float(tilts[best])
+
+
+def log_peak(b: float) -> float:
+    """Returns log k(b): of the greatest (x - 1)_+ x^{-b}, b > 1, or (1 - x)_+ x^{-b}, b < 0."""
+    if b > 1.0:
+        return (b - 1.0) * math.log1p(-1.0 / b) - math.log(b)
+    return b * math.log1p(-1.0 / b) - math.log1p(-b)

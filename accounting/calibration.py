@@ -1,0 +1,246 @@
+"""What meets a target: the noise multiplier, the most releases, the fewest bins."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from accounting.profile import (
+    EPSILON_TOLERANCE,
+    PrivacyProfile,
+    check_count,
+    check_delta,
+    check_epsilon,
+)
+
+_COARSE = 0.02
+"""Relative width, in epsilon and in noise, at which `calibrate` begins to look closely."""
+
+_LARGEST_LOG_NOISE = math.log(1e9)
+"""Largest logarithm of a noise multiplier that `calibrate` tries."""
+
+
+def calibrate(
+    privacy: Callable[[float], PrivacyProfile],
+    *,
+    epsilon: float,
+    delta: float,
+    relative_tolerance: float = 1e-4,
+) -> float:
+    """Returns the smallest noise multiplier whose upper bound meets (`epsilon`, `delta`).
+
+    More noise is a post-processing of less, so that the true epsilon falls in the noise
+    multiplier: bisection on its logarithm, sped up by secants, finds the edge, by coarse grids
+    until these cannot tell the side. The noise multiplier that is returned was itself seen to
+    meet the guarantee: `privacy(result).epsilon(delta).upper <= epsilon`.
+
+    Args:
+      privacy: Maps a noise multiplier > 0 to the profile of the mechanism that uses it.
+      epsilon: The epsilon that may be spent, > 0.
+      delta: The delta that may be spent, in (0, 1).
+      relative_tolerance: How much above the smallest noise multiplier whose upper bound meets the
+        guarantee the result may be. That bound is within EPSILON_TOLERANCE of the truth.
+
+    Raises:
+      ValueError: If the arguments are out of range, or no noise multiplier up to 1e9 suffices.
+    """
+    check_delta(delta)
+    if not 0.0 < epsilon < math.inf:
+        raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
+
+    def excess(log_sigma: float, tolerance: float = EPSILON_TOLERANCE) -> float:
+        """log(upper / epsilon) at this noise: <= 0 only where the guarantee is met."""
+        upper = privacy(math.exp(log_sigma)).epsilon(delta, tolerance).upper
+        return math.log(max(upper, 1e-9 * epsilon) / epsilon) if upper < math.inf else math.inf
+
+    coarse = functools.partial(excess, tolerance=_COARSE * max(1.0, epsilon))
+    high = 0.0
+    high_excess = coarse(high)
+    low, low_excess = high, high_excess
+    while high_excess > 0.0:
+        if high >= _LARGEST_LOG_NOISE:
+            raise ValueError(
+                f"no noise multiplier up to {math.exp(_LARGEST_LOG_NOISE):.0e} gives epsilon <= "
+                f"{epsilon} at delta = {delta}: "
+                "ask for a larger epsilon or delta, or a larger maximum batch size"
+            )
+        low, low_excess = high, high_excess
+        # At large noise epsilon falls as the noise grows, about in proportion.
+        stride = high_excess if high_excess < math.inf else 0.0
+        high = min(high + max(math.log(2.0), stride), _LARGEST_LOG_NOISE)
+        high_excess = coarse(high)
+    while low_excess <= 0.0:
+        high, high_excess = low, low_excess
+        low -= math.log(2.0)
+        if low < math.log(1e-3):
+            return math.exp(high)
+        low_excess = coarse(low)
+
+    bracket = _Bracket(low, low_excess, high, high_excess)
+    while bracket.width > 2.0 * _COARSE:
+        guess = bracket.guess(_COARSE)
+        bracket.narrow(guess, coarse(guess))
+    return math.exp(_edge(excess, bracket.guess(0.0), bracket.slope, relative_tolerance))
+
+
+@dataclass
+class _Bracket:
+    """Where a function is positive, and above it where it is not: bisection, sped up by secants."""
+
+    low: float
+    low_value: float
+    high: float
+    high_value: float
+    halved: bool = True
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+    @property
+    def slope(self) -> float:
+        """The secant's, or -1 where an end has none."""
+        slope = (self.high_value - self.low_value) / self.width
+        return slope if math.isfinite(slope) else -1.0
+
+    def guess(self, margin: float) -> float:
+        """Returns where the root may be, at least `margin` within the bracket."""
+        middle = 0.5 * (self.low + self.high)
+        if not self.halved or self.low_value == math.inf:
+            return middle
+        root = self.low - self.low_value / self.slope
+        # Step past the root, so that the next bracket has both ends near it.
+        root += math.copysign(margin, middle - root)
+        return min(max(root, self.low + margin), self.high - margin)
+
+    def narrow(self, at: float, value: float) -> None:
+        before = self.width
+        if value <= 0.0:
+            self.high, self.high_value = at, value
+        else:
+            self.low, self.low_value = at, value
+        self.halved = self.width <= 0.5 * before
+
+
+def _edge(excess: Callable[[float], float], guess: float, slope: float, width: float) -> float:
+    """Returns a point with excess <= 0, about at most `width` above one with excess > 0.
+
+    The function falls, up to errors that may be larger than `width` allows for.
+
+    Args:
+      excess: The function.
+      guess: A point near its root.
+      slope: About its slope there.
+      width: How near the two points must be.
+    """
+    fails, meets, stride = -math.inf, math.inf, 0.3 * width
+    at, before = guess, math.inf
+    while meets - fails > width:
+        value = excess(guess)
+        if abs(before) < math.inf and abs(value) < math.inf and abs(guess - at) > 3.0 * width:
+            slope = min((value - before) / (guess - at), 0.25 * slope)
+        at, before = guess, value
+        if value <= 0.0:
+            meets = guess
+            if value >= 0.7 * width * slope:
+                break
+        else:
+            fails = guess
+        root = guess - (value / slope if value < math.inf else 0.0)
+        if meets == math.inf:
+            guess = max(root + stride, fails + stride)
+        elif fails == -math.inf:
+            guess = min(root + stride, meets - stride)
+        elif fails + stride < root + stride < meets - stride:
+            guess = root + stride
+        else:
+            guess = 0.5 * (fails + meets)
+        stride *= 1.3
+    return meets
+
+
+def _meets(profile: PrivacyProfile, epsilon: float, delta: float) -> bool:
+    """Whether the upper bound meets the guarantee; by a coarse grid where that tells."""
+    bound = profile.epsilon(delta, _COARSE * max(1.0, epsilon))
+    if bound.lower <= epsilon < bound.upper:
+        bound = profile.epsilon(delta)
+    return bound.upper <= epsilon
+
+
+def largest_count(
+    privacy: Callable[[int], PrivacyProfile],
+    *,
+    epsilon: float,
+    delta: float,
+    limit: int = 1_000_000,
+) -> int:
+    """Returns the largest n in [1, `limit`] for which `privacy(n)` meets (`epsilon`, `delta`).
+
+    For quantities in which the privacy cost rises: the number of epochs or of steps (more releases
+    can be post-processed into fewer, for every sampler). The search doubles, then bisects, and the
+    n that is returned was itself seen to meet the guarantee. If the cost were not monotone, the
+    result would still be sufficient, but perhaps not the largest.
+
+    Returns 0 where not even n = 1 suffices.
+    """
+    check_delta(delta)
+    check_epsilon(epsilon)
+    check_count("limit", limit)
+
+    def met(count: int) -> bool:
+        return _meets(privacy(count), epsilon, delta)
+
+    if not met(1):
+        return 0
+    low, high = 1, 2
+    while high <= limit and met(high):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if met(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def smallest_count(
+    privacy: Callable[[int], PrivacyProfile],
+    *,
+    epsilon: float,
+    delta: float,
+    limit: int = 1_000_000,
+) -> int:
+    """Returns the smallest n in [1, `limit`] for which `privacy(n)` meets (`epsilon`, `delta`).
+
+    For quantities in which the privacy cost falls: the number of balls-and-bins' bins an epoch, so
+    that the largest batch size is n / result. (A mean of T + 1 copies is the conditional mean,
+    given all of them, of the mean of T of them that are drawn at random: a contraction of it.) The
+    n that is returned was itself seen to meet the guarantee.
+
+    Raises:
+      ValueError: If not even `limit` suffices.
+    """
+    check_delta(delta)
+    check_epsilon(epsilon)
+    check_count("limit", limit)
+
+    def met(count: int) -> bool:
+        return _meets(privacy(count), epsilon, delta)
+
+    high = 1
+    while not met(high):
+        if high == limit:
+            raise ValueError(f"no count up to {limit} gives epsilon <= {epsilon} at delta {delta}")
+        high = min(2 * high, limit)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if met(middle):
+            high = middle
+        else:
+            low = middle
+    return high

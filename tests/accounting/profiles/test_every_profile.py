@@ -1,0 +1,104 @@
+"""What every profile holds: both ends in order, each proved, and never cheaper for less noise."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+import accounting
+from accounting import (
+    BallsAndBinsProfile,
+    GaussianProfile,
+    MultistageProfile,
+    PoissonProfile,
+    PrivacyProfile,
+    SelectionProfile,
+    ShuffleProfile,
+    TrialCount,
+    TruncatedProfile,
+    UnitsThenPoissonProfile,
+    UserPoissonProfile,
+    WithPureReleaseProfile,
+    WorstLeafProfile,
+    epsilon,
+)
+
+DELTA = 1e-5
+LOOSE = "whose two ends need not meet"
+# Each profile as a function of the noise multiplier, in an order of falling epsilon; and whether
+# its two ends meet. One line here gives a new one every test below.
+PROFILES = {
+    "gaussian": (GaussianProfile, ""),
+    "poisson": (lambda s: PoissonProfile(s, 0.1, 10), ""),
+    "balls-and-bins": (lambda s: BallsAndBinsProfile(s, 10), ""),
+    "two epochs": (lambda s: BallsAndBinsProfile(s, 20, 2), ""),
+    "fixed bins": (lambda s: BallsAndBinsProfile(s, 20, 2, "fixed"), ""),
+    "shuffle": (lambda s: ShuffleProfile(s, 10), LOOSE),
+    "users": (lambda s: UserPoissonProfile(s, 10, 0.1, 3), ""),
+    "one stage": (lambda s: MultistageProfile(s, 10, (1,), (10,)), LOOSE),
+    "two stages": (lambda s: MultistageProfile(s, 10, (1, 2), (10, 10)), LOOSE),
+    "worst leaf": (lambda s: WorstLeafProfile(s, 10, (1,), ((10,), (12,))), LOOSE),
+    "units": (lambda s: UnitsThenPoissonProfile(s, 10, 0.3, 0.2), LOOSE),
+    "truncated": (lambda s: TruncatedProfile(GaussianProfile(s), 10, -60.0), ""),
+    "pure release": (lambda s: WithPureReleaseProfile(GaussianProfile(s), 0.1), LOOSE),
+    "selection": (lambda s: SelectionProfile(GaussianProfile(s), TrialCount(5.0)), LOOSE),
+}
+EVERY = pytest.mark.parametrize("name", PROFILES)
+
+
+@functools.cache
+def bound_of(name, sigma):
+    return epsilon(PROFILES[name][0](sigma), DELTA)
+
+
+def test_every_public_profile_is_here():
+    public = {value for name, value in vars(accounting).items() if name.endswith("Profile")}
+    assert public - {PrivacyProfile} == {type(make(1.0)) for make, _ in PROFILES.values()}
+
+
+@EVERY
+def test_an_interval_is_proved_and_as_narrow_as_promised_or_says_why(name):
+    make, loose = PROFILES[name]
+    assert isinstance(make(1.0), PrivacyProfile)
+    bound = bound_of(name, 1.0)
+    assert 0.0 < bound.lower <= bound.upper < 20.0
+    assert bound.confidence == 1.0
+    if not loose:
+        assert bound.width <= 1e-3 * min(1.0, bound.upper)
+        assert not bound.note
+
+
+@EVERY
+def test_delta_is_what_epsilon_inverts(name):
+    profile, bound = PROFILES[name][0](1.0), bound_of(name, 1.0)
+    assert profile.delta(bound.upper).lower <= DELTA
+    assert profile.delta(bound.lower).upper >= DELTA * (1.0 - 1e-9)
+    at, further = profile.delta(0.5 * bound.lower), profile.delta(bound.upper + 0.1)
+    assert 0.0 <= further.lower <= further.upper <= at.upper <= 1.0
+    assert at.lower > DELTA
+
+
+@EVERY
+def test_less_noise_costs_more(name):
+    more, less = bound_of(name, 1.0), bound_of(name, 2.0)
+    assert less.lower <= more.upper
+    assert less.upper < more.upper
+
+
+@EVERY
+@pytest.mark.parametrize("sigma", [0.0, -1.0, float("nan"), float("inf")])
+def test_noise_that_gives_no_guarantee_is_refused(name, sigma):
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        PROFILES[name][0](sigma)
+
+
+@EVERY
+def test_a_point_that_is_no_epsilon_or_no_delta_is_refused(name):
+    profile = PROFILES[name][0](1.0)
+    for delta in (0.0, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="delta must be"):
+            profile.epsilon(delta)
+    for at in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="epsilon must be"):
+            profile.delta(at)
