@@ -8,6 +8,7 @@ from typing import Any
 TASKS = {
     "clicks": "experiments.tasks.clicks.task:Clicks",
     "images": "experiments.tasks.images.task:Images",
+    "ratings": "experiments.tasks.ratings.task:Ratings",
 }
 """Built-in tasks, imported when they are asked for."""
 
