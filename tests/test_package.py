@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 import dpsgd
+from dpsgd.runs.models import installed_tasks
+from dpsgd.runs.task import find
 from experiments.cli.extras import EXTRAS
+from experiments.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -167,3 +170,9 @@ def test_every_package_that_ships_is_typed():
 def test_the_version_stands_in_one_place():
     assert PROJECT["tool"]["hatch"]["version"]["path"] == "dpsgd/__init__.py"
     assert re.fullmatch(r"\d+\.\d+\.\d+", dpsgd.__version__)
+
+
+def test_tasks_that_the_command_knows_are_those_whose_exported_models_are_read():
+    assert installed_tasks() == TASKS
+    for name in TASKS.values():
+        assert callable(find(name).described)

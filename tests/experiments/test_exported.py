@@ -21,9 +21,9 @@ from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.exports import Bundle
 from experiments import cli
 from experiments.tasks.clicks.criteo import display
-from experiments.tasks.clicks.criteo.raw import RawFormat
 from experiments.tasks.clicks.formats import check_columns
 from experiments.tasks.clicks.model import functional
+from experiments.tasks.clicks.raw.format import RawFormat
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.store import Store

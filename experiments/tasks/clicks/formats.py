@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from experiments.tasks.clicks.criteo import display, search
-from experiments.tasks.clicks.criteo.raw import RawFormat
+from experiments.tasks.clicks.raw.format import RawFormat
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns
 

@@ -15,12 +15,12 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -36,6 +36,10 @@ from experiments.tasks.clicks.store import (
     StoreError,
     columns_of,
 )
+from experiments.tasks.splits import FRACTIONS, chronological_split, random_split
+
+Order = Literal["chronological", "random"]
+"""How test rows are told apart: the last of the file, or by their numbers at random."""
 
 ROWS_PER_SHARD = 1 << 26
 """So large that data sets of up to 67M rows are one shard, which every split reads with no copy."""
@@ -132,6 +136,27 @@ class StoreWriter:
                 )
         with self._errors():
             self._part(part).append(columns)
+
+    def append_all(
+        self,
+        blocks: Iterable[Columns],
+        order: Order,
+        fractions: tuple[float, float, float] = FRACTIONS,
+        progress: Callable[[int], None] | None = None,
+    ) -> Splits:
+        """Append `blocks` of consecutive rows to a new store, and return where its splits lie.
+
+        `progress` is called with the number of rows done, after every block.
+        """
+        for block in blocks:
+            if order == "random":
+                for part, rows in random_split(block, self.num_rows, fractions).items():
+                    self.append(rows, part)
+            else:
+                self.append(block)
+            if progress is not None:
+                progress(self.num_rows)
+        return self.parts if order == "random" else chronological_split(self.num_rows, fractions)
 
     def finish(self, *, splits: Splits, source: Mapping[str, Any]) -> Store:
         """Give the store its name and return it; `source` (JSON) says where the rows are from."""

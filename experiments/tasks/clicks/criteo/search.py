@@ -14,8 +14,8 @@ where nothing was sold, in the published rows). A model that sees them reads the
 
 from __future__ import annotations
 
-from experiments.tasks.clicks.criteo.fields import HourOfWeek, Integer, Kind, Label, Text
-from experiments.tasks.clicks.criteo.raw import RawFormat
+from experiments.tasks.clicks.raw.fields import HourOfWeek, Integer, Kind, Label, Text
+from experiments.tasks.clicks.raw.format import RawFormat
 from experiments.tasks.clicks.schema import SPONSORED_SEARCH
 
 _IDENTIFIER = Text(missing=b"-1")

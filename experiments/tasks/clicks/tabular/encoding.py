@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from experiments.tasks.clicks.criteo.fields import hash_text, words_of
+from experiments.tasks.clicks.hashing import hash_text, words_of
 from experiments.tasks.clicks.schema import MISSING, Schema
 from experiments.tasks.clicks.store import Columns
 

@@ -15,13 +15,12 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from experiments.tasks.clicks.criteo.raw import DataError
+from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.schema import Schema
-from experiments.tasks.clicks.splits import Order, write_split
 from experiments.tasks.clicks.store import Columns, Store
 from experiments.tasks.clicks.tabular.encoding import ColumnError, encode
 from experiments.tasks.clicks.tabular.files import TableFile, open_table
-from experiments.tasks.clicks.writer import StoreWriter
+from experiments.tasks.clicks.writer import Order, StoreWriter
 from experiments.tasks.splits import FRACTIONS, check_fractions
 
 BUCKETS = 1 << 16
@@ -127,7 +126,7 @@ class TableFormat:
             del left_out[name]
         with StoreWriter(out, self.schema, hash_seed=hash_seed) as writer:
             blocks = self._blocks(files, hash_seed, labelled=True)
-            splits = write_split(writer, blocks, order, fractions, progress)
+            splits = writer.append_all(blocks, order, fractions, progress)
             source = {"format": self.schema.name, "files": [file.path.name for file in files]}
             return Prepared(writer.finish(splits=splits, source=source), tuple(left_out))
 

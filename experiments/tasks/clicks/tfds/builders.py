@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 import tensorflow_datasets as tfds
 
 from experiments.tasks.clicks.criteo import display, search
-from experiments.tasks.clicks.criteo.raw import DataError, RawFormat
+from experiments.tasks.clicks.raw.files import DataError
+from experiments.tasks.clicks.raw.format import RawFormat
 from experiments.tasks.clicks.store import Store, columns_of
 
 ROWS_PER_RECORD = 4096

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from experiments.tasks.clicks.criteo import fields as kinds
 from experiments.tasks.clicks.criteo.display import FORMAT, prepare, read
-from experiments.tasks.clicks.criteo.raw import DataError
+from experiments.tasks.clicks.raw import fields as kinds
+from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.store import Store, StoreError
 from experiments.tasks.clicks.synthetic import rows as synthetic

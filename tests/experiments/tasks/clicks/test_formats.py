@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.tasks.clicks.criteo import display, raw, search
-from experiments.tasks.clicks.criteo.raw import DataError
+from experiments.tasks.clicks.criteo import display, search
 from experiments.tasks.clicks.formats import format_of
+from experiments.tasks.clicks.raw import format as raw
+from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.schema import sponsored_search
 
 SEARCH = [name for name in search.FORMAT.columns]

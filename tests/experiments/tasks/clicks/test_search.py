@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.tasks.clicks.criteo import search
-from experiments.tasks.clicks.criteo.raw import DataError
 from experiments.tasks.clicks.formats import format_of
+from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.schema import (
     DISPLAY_ADS,
     SEARCH_OUTCOMES,

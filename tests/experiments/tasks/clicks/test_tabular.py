@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from dpsgd import load_exported
 from experiments import cli
-from experiments.tasks.clicks.criteo.raw import DataError
 from experiments.tasks.clicks.formats import Format, format_of
+from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.schema import log_transform
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.tabular import files

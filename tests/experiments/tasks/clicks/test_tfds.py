@@ -12,8 +12,8 @@ pytest.importorskip("array_record", reason="array_record has no wheel for this P
 import tensorflow_datasets as tfds
 
 from experiments import cli
-from experiments.tasks.clicks.criteo.raw import DataError
 from experiments.tasks.clicks.formats import format_of
+from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.schema import Schema, log_transform
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.tfds import builders as tfds_builders

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from experiments.tasks.splitmix import GOLDEN, mix
+from experiments.tasks.clicks.hashing import first_characters, hash_text, words_of
 
 MAX_DIGITS = 18  # an integer of 18 digits fits in 64 bits
 
@@ -33,11 +33,6 @@ def _bytes(value: int) -> np.uint64:
 _u = np.uint64
 _HIGH_BITS = _bytes(0x80)
 _PADDING = b"\0" * 8  # so that the eight bytes before and after every field can be read
-
-
-def words_of(text: bytes) -> np.ndarray:
-    """Return the eight bytes from each place of `text` on (but the last seven) as one integer."""
-    return np.ndarray(len(text) - 7, dtype="<u8", buffer=text, strides=(1,))
 
 
 # --- Lines ---------------------------------------------------------------------------------------
@@ -236,7 +231,7 @@ class Text:
         missing = lengths == 0
         if self.missing is not None:
             word = np.uint64(int.from_bytes(self.missing, "little"))
-            first = _first(fields.lines.words[fields.starts], lengths)
+            first = first_characters(fields.lines.words[fields.starts], lengths)
             missing |= (lengths == len(self.missing)) & (first == word)
         return Decoded(hash_text(fields.lines.words, fields.starts, lengths), missing)
 
@@ -335,28 +330,3 @@ def _hexadecimal(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     x = ((x * _u(0x1000001)) >> _u(16)) & _u(0x0000FFFF0000FFFF)
     x = (x * _u(0x1000000000001)) >> _u(32)
     return x, valid
-
-
-def _first(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the first `lengths` (at most 8 count) characters of each word, zeros after them."""
-    after = (64 - 8 * np.minimum(lengths, 8)).astype(np.uint64)
-    return words << after >> after  # NumPy shifts by 64 to zero
-
-
-def hash_text(words: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return a 64-bit hash of the `lengths` characters from each of `starts`.
-
-    ``h = mix(h XOR word)`` over the words of eight characters, the last filled up with zeros, from
-    ``h = length * golden ratio``. Every step is a bijection of h and of the word, so two texts of
-    one length that differ in one word never collide, and others hardly ever.
-    """
-    hashes = lengths.astype(np.uint64) * _u(GOLDEN)
-    active = np.flatnonzero(lengths > 0)
-    at = 0
-    while len(active):
-        left = lengths[active] - at
-        word = _first(words[starts[active] + at], left)
-        hashes[active] = mix(hashes[active] ^ word)
-        at += 8
-        active = active[left > 8]
-    return hashes

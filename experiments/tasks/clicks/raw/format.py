@@ -11,10 +11,7 @@ and where. Memory is that of one block, whatever the size of the file.
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import io
 import os
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,39 +20,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from experiments.tasks.clicks.criteo.fields import Kind, Lines, Text, is_missing
+from experiments.tasks.clicks.raw.fields import Kind, Lines, Text, is_missing
+from experiments.tasks.clicks.raw.files import DataError, open_raw, read_raw
 from experiments.tasks.clicks.schema import MISSING, Schema, log_transform
-from experiments.tasks.clicks.splits import Order, write_split
 from experiments.tasks.clicks.store import Columns, Store
-from experiments.tasks.clicks.writer import StoreWriter
+from experiments.tasks.clicks.writer import Order, StoreWriter
 
 BLOCK_BYTES = 1 << 22
 BLOCK_ROWS = 1 << 14
 MAX_LINE_BYTES = 1 << 20
-
-
-class DataError(ValueError):
-    """The input is not what its format says: one line that names file, line, column and finding.
-
-    `line` counts from 1, as does `row` where a file has no lines; they and `column` are None where
-    the fault is that of the file.
-    """
-
-    def __init__(
-        self,
-        source: Path,
-        problem: str,
-        *,
-        line: int | None = None,
-        row: int | None = None,
-        column: str | None = None,
-    ) -> None:
-        where = str(source)
-        where += "" if line is None else f", line {line}"
-        where += "" if row is None else f", row {row}"
-        where += "" if column is None else f", column {column}"
-        super().__init__(f"{where}: {problem}")
-        self.source, self.line, self.column = source, line, column
 
 
 @dataclass(frozen=True)
@@ -75,7 +48,7 @@ class RawFormat:
     file_name: str
     """What the publishers call the file, for errors."""
     split: Order
-    """How test rows are told apart; see `experiments.tasks.clicks.splits`."""
+    """How test rows are told apart; see `StoreWriter.append_all`."""
     hints: Mapping[int, str]
     """What a file may be that has another number of columns."""
     unlabelled: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
@@ -128,7 +101,7 @@ class RawFormat:
         `source` is asked where the rows are from when all are written.
         """
         with StoreWriter(out, self.schema, hash_seed=hash_seed) as writer:
-            splits = write_split(writer, blocks, self.split, progress=progress)
+            splits = writer.append_all(blocks, self.split, progress=progress)
             return writer.finish(splits=splits, source=source())
 
     def read(
@@ -348,34 +321,3 @@ def _fields(name: str, kind: Kind, values: Iterable[Any], first: int) -> list[by
 
 def _refuse(row: int, name: str, kind: Kind, value: Any) -> NoReturn:
     raise ValueError(f"row {row}, column {name}: found {value!a:.40}, expected {kind.wanted}")
-
-
-def open_raw(path: Path, file_name: str) -> io.IOBase:
-    """Open a plain or gzip file, told apart by its first bytes; the name does not matter."""
-    try:
-        if not (path.is_file() or path.is_dir()) and path.exists():
-            raise DataError(path, "is a pipe or a device, and is read twice; give a file")
-        with open(path, "rb") as file:
-            head = file.read(512)
-        if head[:2] == b"\x1f\x8b":
-            return gzip.GzipFile(path, "rb")
-        if head[:4] == b"PK\x03\x04" or head[257:262] == b"ustar":
-            raise DataError(
-                path, f"is a zip or tar archive; unpack it and give the {file_name} in it"
-            )
-        return open(path, "rb", buffering=0)
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}") from None
-
-
-def read_raw(file: io.IOBase, size: int, path: Path, line: int | None = None) -> bytes:
-    """Read at most `size` bytes; a DataError says what is wrong, and where if `line` is known."""
-    try:
-        return file.read(size)
-    except EOFError:
-        problem = "the gzip stream is truncated"
-    except (zlib.error, gzip.BadGzipFile) as error:
-        problem = f"the gzip stream is damaged ({error})"
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    raise DataError(path, problem if line is None else f"{problem} (not before line {line})")

@@ -1,0 +1,1 @@
+"""Raw files of tab-separated lines: a description of the columns, and fields read at once."""
