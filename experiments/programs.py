@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from dpsgd import Algorithm, dpsgd
-from dpsgd.training.loop import MOST_PROGRAMS
+from dpsgd.training.programs import MOST_PROGRAMS
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import ModelConfig

@@ -35,8 +35,9 @@ from dpsgd.audit.step import recorder
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm
 from dpsgd.training.blocks import BlockPlan
-from dpsgd.training.loop import block_function, compiler_options
+from dpsgd.training.loop import block_function
 from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.programs import compiler_options
 from samplers import BatchSampler, BatchSource
 
 _MOST_INDICES = 4_000_000  # of one dispatch

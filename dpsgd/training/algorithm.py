@@ -16,6 +16,7 @@ from dpsgd.gradients.losses import LossFn, takes_key
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.noise.secure import add_secure_noise
 from dpsgd.training.mechanism import Scales
+from dpsgd.training.programs import compiled
 
 PyTree = Any
 
@@ -50,6 +51,10 @@ class Algorithm(NamedTuple):
 
 def owned(tree: PyTree) -> PyTree:
     """Returns a copy of the arrays of `tree`, which nobody else holds, and of no weak type."""
+    return compiled(_copied, (), (tree,))(tree)
+
+
+def _copied(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.result_type(leaf)), tree)
 
 
@@ -124,9 +129,13 @@ class _Init:
     optimizer: optax.GradientTransformation
 
     def __call__(self, params: PyTree) -> TrainState:
-        # The optimizer's state may hold the very parameters, and arrays that its maker gave it.
-        params = owned(params)
-        return TrainState(jnp.zeros((), jnp.int32), params, owned(self.optimizer.init(params)))
+        return compiled(_initial, (self.optimizer,), (params,))(params)
+
+
+def _initial(optimizer: optax.GradientTransformation, params: PyTree) -> TrainState:
+    # The optimizer's state may hold the very parameters, and arrays that its maker gave it.
+    params = _copied(params)
+    return TrainState(jnp.zeros((), jnp.int32), params, _copied(optimizer.init(params)))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dpsgd.training.algorithm import Algorithm, TrainState, owned
 from dpsgd.training.blocks import BlockPlan, in_background, plan_blocks, with_rows
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
+from dpsgd.training.programs import compiled
 from samplers import BatchSampler, BatchSource
 
 PyTree = Any
@@ -49,13 +50,6 @@ class Block(NamedTuple):
         return jax.tree.map(lambda column: np.asarray(column)[: len(self.steps)], self.log)
 
 
-def compiler_options() -> dict[str, Any] | None:
-    """Returns the options of XLA under which a training step is fastest on the default backend."""
-    # LLVM takes half the width of AVX-512 by itself. The noise is all arithmetic: at the full width
-    # it takes a fifth less.
-    return {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
-
-
 def repeats_exactly() -> bool:
     """Whether the same program of the same inputs gives the same bits again on the default backend.
 
@@ -77,29 +71,9 @@ def block_function(
     return functools.partial(_run_block, *_parts(algorithm, sampler))
 
 
-MOST_PROGRAMS = 16
-"""Different programs that a process keeps compiled; each takes 20 to 90 MB."""
-
-
 def compiled_block(algorithm: Algorithm, sampler: BatchSampler, arguments: tuple[Any, ...]):
-    """Returns the jitted `block_function`: the same one for equal parts and equal shapes.
-
-    The `MOST_PROGRAMS` that were used last are kept; with any other, its executable is freed.
-
-    Args:
-      algorithm: From `dpsgd`.
-      sampler: Of the mechanism.
-      arguments: Those of the function, or others of their shapes.
-    """
-    leaves, structure = jax.tree.flatten(arguments)
-    return _compiled(_parts(algorithm, sampler), structure, tuple(map(jax.typeof, leaves)))
-
-
-@functools.lru_cache(maxsize=MOST_PROGRAMS)
-def _compiled(parts: tuple[Any, ...], *shapes: Any):
-    del shapes  # one program each, so that what is counted and forgotten is a program
-    block = functools.partial(_run_block, *parts)
-    return jax.jit(block, donate_argnums=0, compiler_options=compiler_options())
+    """Returns the jitted `block_function` for arguments of these shapes, see `compiled`."""
+    return compiled(_run_block, _parts(algorithm, sampler), arguments, donate_argnums=(0,))
 
 
 def _parts(algorithm: Algorithm, sampler: BatchSampler) -> tuple[Any, ...]:

@@ -27,7 +27,8 @@ from dpsgd.runs.optimizer import ADAM, step_sizes
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.sampling import BallsAndBins
 from dpsgd.training.blocks import BlockPlan
-from dpsgd.training.loop import block_function, compiled_block, compiler_options
+from dpsgd.training.loop import block_function, compiled_block
+from dpsgd.training.programs import compiler_options
 from experiments.benchmarks.gpu_program import traffic
 from experiments.benchmarks.gpu_record import peak_memory
 from experiments.benchmarks.rows import Row

@@ -36,7 +36,7 @@ import optax
 
 from dpsgd import Mechanism, RootKey, TrainState, clipped_grad, dpsgd
 from dpsgd.training.algorithm import privatize
-from dpsgd.training.loop import compiler_options
+from dpsgd.training.programs import compiler_options
 from experiments.benchmarks.opacus import opacus
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.timing import Series, in_turns

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from dpsgd.runs.stop import Stopped
-from dpsgd.training import loop
+from dpsgd.training import programs as compiled_programs
 from experiments import programs
 from experiments import train as training
 from experiments.cli import config
@@ -28,7 +28,7 @@ def compiled(caplog):
 
 def new_process():
     programs.click_algorithm.cache_clear()
-    loop._compiled.cache_clear()
+    compiled_programs._compiled.cache_clear()
     predict._scorer.cache_clear()
 
 

@@ -70,9 +70,14 @@ class ClickModel(nnx.Module):
         return self.logit(x)[0]
 
 
-@nnx.jit(static_argnums=(0, 1))  # half the time of drawing layer by layer
 def _initialised(config: ModelConfig, schema: Schema, key: jax.Array) -> ClickModel:
-    return ClickModel(config, schema, nnx.Rngs(key))
+    return _initialiser(config, schema)(key)
+
+
+@functools.lru_cache(maxsize=8)  # a program each, which JAX would keep forever
+def _initialiser(config: ModelConfig, schema: Schema) -> Callable[[jax.Array], ClickModel]:
+    # Half the time of drawing layer by layer.
+    return nnx.jit(lambda key: ClickModel(config, schema, nnx.Rngs(key)))
 
 
 def shaped(

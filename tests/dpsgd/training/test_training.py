@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks
-from dpsgd.training import loop
+from dpsgd.training import loop, programs
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
 N = 60
@@ -285,22 +285,25 @@ def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
 
 
 def test_few_programs_are_kept_and_one_that_is_not_leaves_nothing_behind(monkeypatch):
-    few = functools.lru_cache(maxsize=2)(loop._compiled.__wrapped__)
-    monkeypatch.setattr(loop, "_compiled", few)
+    few = functools.lru_cache(maxsize=3)(programs._compiled.__wrapped__)
+    monkeypatch.setattr(programs, "_compiled", few)
+    sampler, root = SAMPLERS["shuffle"], RootKey.from_entropy()
 
-    def run(rate):
-        def own_loss(params, example):
-            return rate * loss_fn(params, example)
+    def run(size):
+        def own_loss(w, example):
+            return jnp.sum(w) * example["y"]
 
-        list(blocks(SAMPLERS["shuffle"], 1.0, 1.0, of=dpsgd(own_loss, OPTIMIZER)))
+        algorithm = dpsgd(own_loss, optax.sgd(0.1))
+        state = algorithm.init(np.zeros(size, np.float32))  # all shapes are new to the process
+        list(train_blocks(algorithm, Mechanism(sampler, 1.0, 1.0), state, data(), root=root))
         return weakref.ref(own_loss)
 
     alive, counts = [], []
-    for rate in range(4):
-        alive.append(run(rate))
+    for size in range(101, 105):
+        alive.append(run(size))
         gc.collect()
         counts.append(len(jax.local_devices()[0].client.live_executables()))
-    assert [loss() is None for loss in alive] == [True, True, False, False]
+    assert [loss() is None for loss in alive] == [True, True, True, False]
     assert counts[1] == counts[2] == counts[3]
 
 
