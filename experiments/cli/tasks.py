@@ -110,6 +110,15 @@ def task_of(config: Any) -> Any:
     return found(**{f.name: getattr(config.settings, f.name) for f in fields_of(config.settings)})
 
 
+def needs_data(kind: type) -> bool:
+    """Returns whether tasks of `kind` have no rows unless a setting `data` says where they lie."""
+    missing = dataclasses.MISSING
+    return any(
+        field.name == "data" and field.default is missing and field.default_factory is missing
+        for field in fields_of(kind)
+    )
+
+
 def options_of(kind: type, *, place: bool = True) -> type:
     """Returns a dataclass of the settings of the task `kind`, as the command line offers them.
 
@@ -123,7 +132,7 @@ def options_of(kind: type, *, place: bool = True) -> type:
         name, default, offered = field.name, field.default, types[field.name]
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        if name == "data" and not place:
+        if name == "data" and not place and needs_data(kind):
             offered, default = offered | None, None
         offered = Annotated[offered, tyro.conf.arg(help=helps.get(name, ""))]
         if name == "data" and place:

@@ -58,11 +58,12 @@ def run(config: Audit) -> int:
 
 def _task(config: Audit) -> Any:
     """Returns the task that is audited; clicks without a store are those of Criteo Display Ads."""
+    name, found = config.task  # type: ignore[attr-defined]
     settings = getattr(config, "settings", None)
-    if settings is None or getattr(settings, "data", "") is not None:
+    if settings is None or getattr(settings, "data", "") is not None or not tasks.needs_data(found):
         return tasks.task_of(config)
-    if config.task[0] != "clicks":  # type: ignore[attr-defined]
-        raise ValueError(f"--data is missing: the task {config.task[0]} needs it")  # type: ignore[attr-defined]
+    if name != "clicks":
+        raise ValueError(f"--data is missing: the task {name} needs it")
     from experiments.tasks.clicks.schema import DISPLAY_ADS
     from experiments.tasks.clicks.task import Clicks, DescribedClicks
 
