@@ -200,6 +200,7 @@ def trained_on(model: TrainedModel, data: Path, *, kinds: Mapping[str, str]) -> 
     Of an exported model nobody knows: what it was trained on stays in the house.
     """
     from dpsgd.runs.directory import RunDirectory
+    from dpsgd.runs.engine import rows_of
     from dpsgd.runs.task import data_digest, load
 
     known = [digest for digest in RunDirectory(model.path).data() if digest]
@@ -207,7 +208,9 @@ def trained_on(model: TrainedModel, data: Path, *, kinds: Mapping[str, str]) -> 
         return False
     try:
         task = load(model.record, str(model.path), kinds=kinds, data=data)
-        return data_digest(task, task.columns()) in known
+        columns, population = rows_of(task)
+        tree = population.tree
+        return data_digest(task, columns, tree.shape.digest if tree else "") in known
     except ValueError:  # no data that could train it
         return False
 

@@ -6,12 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 from tiny_task import Line
 
+from samplers import Population, UnitData
+
 
 @dataclass(frozen=True)
 class Readable(Line):
     """A line that predicts, reads files and evaluates."""
 
     data: str = "the default place"
+
+    def columns(self):
+        return UnitData(super().columns(), Population(self.rows))
 
     def predict(self, params, rows):
         return rows["x"] @ params["w"]
