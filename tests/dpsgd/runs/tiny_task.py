@@ -1,9 +1,19 @@
-"""A task of the tests' own: a line through points, which trains in a second."""
+"""A task of the tests' own, a line through points, which trains in a second; and runs of it."""
 
+import functools
+import os
+import signal
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
+
+from dpsgd import RunConfig, run
+from dpsgd.runs import engine
+from dpsgd.runs.sampling import BallsAndBins
+from dpsgd.runs.stop import Stopped
 
 
 @dataclass(frozen=True)
@@ -40,3 +50,41 @@ class Line:
 
 
 line = Line()
+
+BLOCK = 8
+
+
+class Signalling:
+    """Blocks of training, with the second of which the process gets SIGTERM."""
+
+    def __init__(self, blocks):
+        self.blocks = blocks
+
+    def __call__(self, *args, **options):
+        for count, block in enumerate(self.blocks(*args, **options)):
+            if count == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield block
+
+
+def config_of(**settings):
+    settings = {"noise_multiplier": 1.0, "audit": False, **settings}
+    return RunConfig(BallsAndBins(batch_size=16, epochs=3), **settings)
+
+
+def run_and_stop(task, config, out):
+    """Trains until SIGTERM after the second block, 16 of 30 steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "train_blocks", Signalling(engine.train_blocks))
+        with pytest.raises(Stopped, match="stopped at step 16 of 30, all of it saved"):
+            run(task, config, out)
+    return out
+
+
+@contextmanager
+def short_blocks():
+    """Has runs take blocks of few steps: a short run has several."""
+    with pytest.MonkeyPatch.context() as patch:
+        blocks = functools.partial(engine.train_blocks, block_steps=BLOCK)
+        patch.setattr(engine, "train_blocks", blocks)
+        yield

@@ -1,7 +1,9 @@
 """Kills training runs, goes on with them, and compares what is left with an undisturbed run.
 
-    python crash_driver.py STORE FOLDER SAMPLER points [NAME ...]    at file operations
-    python crash_driver.py STORE FOLDER SAMPLER random COUNT SEED    at random moments
+    python crash_driver.py TASK FOLDER SAMPLER points [NAME ...]    at file operations
+    python crash_driver.py TASK FOLDER SAMPLER random COUNT SEED    at random moments
+
+TASK is what `config.json` says of a task: {"name": "module:object"}, and "settings" of a class.
 
 Every run is a forked process that is ended by SIGKILL. The imports are done once, before JAX starts
 any thread. A crash point is a file operation (its name and the file's, and which time it comes);
@@ -13,6 +15,7 @@ Prints one line a crash, and ends with status 1 at the first difference.
 """
 
 import functools
+import json
 import os
 import random
 import signal
@@ -26,13 +29,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
-import experiments.train
+from dpsgd.runs import engine, sampling
+from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import DIAGNOSTICS
-from experiments.cli import config
-from experiments.fingerprint import code_digest
+from dpsgd.runs.fingerprint import code_digest
+from dpsgd.runs.task import load
 
-KINDS = (config.Deterministic, config.Shuffle, config.Poisson, config.BallsAndBins)
-PLAIN = {kind.name: kind(batch_size=32, epochs=2) for kind in KINDS}
+PLAIN = {name: kind(batch_size=32, epochs=2) for name, kind in sampling.SAMPLERS.items()}
 SAMPLERS = PLAIN | {  # and with batches that need several passes
     f"{name}-accumulate": replace(PLAIN[name], max_batch_size=20, overflow="accumulate")
     for name in ("poisson", "balls-and-bins")
@@ -40,25 +43,10 @@ SAMPLERS = PLAIN | {  # and with batches that need several passes
 OPERATIONS = ("write", "fsync", "replace", "rename", "unlink", "rmdir", "ftruncate")
 
 # Blocks so short that the run has several, and a checkpoint after each.
-experiments.train.train_blocks = functools.partial(experiments.train.train_blocks, block_steps=4)
+engine.train_blocks = functools.partial(engine.train_blocks, block_steps=4)
 
 
-def train_config(store, out, sampler):
-    return config.TrainConfig(
-        data=store,
-        sampler=SAMPLERS[sampler],
-        out=out,
-        noise_multiplier=1.0,
-        embedding_dim=2,
-        max_buckets=8,
-        hidden=(),
-        checkpoint_seconds=0.0,
-        insecure_seed=1,  # so that an undisturbed run draws the same
-        audit=False,
-    )
-
-
-def go_on(store, out, sampler):
+def go_on(task, out, sampler):
     """What a user does: resume if there is a run, else train."""
     # Whoever begins compiles apart from whoever goes on, as a user's processes do: the same bits
     # must come of another compilation. Within either, the first process compiles for all.
@@ -66,9 +54,18 @@ def go_on(store, out, sampler):
     jax.config.update("jax_compilation_cache_dir", str(programs))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     if out.exists():
-        experiments.train.resume(out)
-    else:
-        experiments.train.train(train_config(store, out, sampler))
+        engine.resume(out)
+        return
+    config = RunConfig(
+        SAMPLERS[sampler],
+        noise_multiplier=1.0,
+        checkpoint_seconds=0.0,
+        insecure_seed=1,  # so that an undisturbed run draws the same
+        audit=False,
+    )
+    record = json.loads(task)
+    trained = load({"settings": {}, **record}, "TASK")
+    engine.run(trained, config, out, name=record["name"])
 
 
 def fork(work, *, kill_after=None):
@@ -111,14 +108,14 @@ def watch_operations(run, before):
         setattr(os, operation, watched(operation, getattr(os, operation)))
 
 
-def crash_points(store, out, sampler):
+def crash_points(task, out, sampler):
     """Trains undisturbed; returns the names of all file operations, in order."""
     names = out.with_suffix(".operations")
 
     def work():
         with open(names, "w") as file:
             watch_operations(out, lambda name, *call: print(name, file=file, flush=True))
-            go_on(store, out, sampler)
+            go_on(task, out, sampler)
 
     assert fork(work) == 0
     return names.read_text().splitlines()
@@ -146,9 +143,9 @@ def assert_same(out, reference, what):
         sys.exit(f"{what}: {left ^ expected | stray} should not be there, or should")
 
 
-def at_points(store, folder, sampler, chosen):
+def at_points(task, folder, sampler, chosen):
     reference = folder / "reference"
-    points = crash_points(store, reference, sampler)
+    points = crash_points(task, reference, sampler)
     for number, point in enumerate(chosen or points):
         if point not in points:
             sys.exit(f"no operation is called {point!r}; there are {points}")
@@ -156,22 +153,22 @@ def at_points(store, folder, sampler, chosen):
 
         def work(out=out, point=point):
             die_at(out, point)
-            go_on(store, out, sampler)
+            go_on(task, out, sampler)
 
         status = fork(work)
         if status != -signal.SIGKILL:
             sys.exit(f"{point}: not killed but {status}")
-        status = fork(lambda out=out: go_on(store, out, sampler))
+        status = fork(lambda out=out: go_on(task, out, sampler))
         if status:
             sys.exit(f"{point}: going on failed with {status}")
         assert_same(out, reference, point)
         print(f"{point}: the same bits", flush=True)
 
 
-def at_random(store, folder, sampler, count, seed):
+def at_random(task, folder, sampler, count, seed):
     reference = folder / "reference"
     begun = time.monotonic()
-    assert fork(lambda: go_on(store, reference, sampler)) == 0
+    assert fork(lambda: go_on(task, reference, sampler)) == 0
     duration = time.monotonic() - begun
     moments = random.Random(seed)
     out, deaths, runs = folder / "run-0", 0, 0
@@ -182,13 +179,13 @@ def at_random(store, folder, sampler, count, seed):
             time.sleep(moment)
             os.kill(child, signal.SIGKILL)  # or what is left of it: it is not yet waited for
 
-        status = fork(lambda out=out: go_on(store, out, sampler), kill_after=kill)
+        status = fork(lambda out=out: go_on(task, out, sampler), kill_after=kill)
         if status == -signal.SIGKILL:
             deaths += 1
             print(f"run {runs}: killed after {moment:.2f} s", flush=True)
             if deaths < count and moments.random() < 0.5:
                 continue  # kill it again before it comes to its end
-            status = fork(lambda out=out: go_on(store, out, sampler))
+            status = fork(lambda out=out: go_on(task, out, sampler))
         if status:
             sys.exit(f"run {runs}: status {status}")
         assert_same(out, reference, f"run {runs}")
@@ -197,10 +194,10 @@ def at_random(store, folder, sampler, count, seed):
 
 
 if __name__ == "__main__":
-    store, folder, (sampler, kind, *rest) = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    task, folder, (sampler, kind, *rest) = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     folder.mkdir(parents=True, exist_ok=True)
     code_digest()  # of what is imported now: whoever edits a file meanwhile changes no run
     if kind == "points":
-        at_points(store, folder, sampler, rest)
+        at_points(task, folder, sampler, rest)
     else:
-        at_random(store, folder, sampler, int(rest[0]), int(rest[1]))
+        at_random(task, folder, sampler, int(rest[0]), int(rest[1]))

@@ -1,0 +1,422 @@
+"""A run that stops goes on as if it had not, is counted exactly, and tells nobody its secrets."""
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import stat
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+import pytest
+from tiny_task import Line, config_of, line, run_and_stop, short_blocks
+
+from accounting import epsilon
+from dpsgd import RootKey, resume, run
+from dpsgd.runs import engine, fingerprint
+from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
+from dpsgd.runs.ledger import Ledger, LedgerError, read
+from dpsgd.runs.stop import stop_requests
+
+RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS)
+
+
+def assert_same(one, other, names=RELEASED):
+    for name in names:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+# --- Stopping and going on -----------------------------------------------------------------------
+
+
+@contextmanager
+def option(name, value):
+    usual = jax.config.values[name]
+    jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        jax.config.update(name, usual)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        jax.enable_x64(True),
+        jax.default_matmul_precision("highest"),
+        jax.threefry_partitionable(False),
+        jax.default_prng_impl("rbg"),
+        option("jax_random_seed_offset", 1),
+        option("jax_disable_most_optimizations", True),
+        option("jax_optimization_level", "O1"),
+        option("jax_exec_time_optimization_effort", -1.0),
+    ],
+)
+def test_an_option_that_changes_numbers_changes_the_fingerprint(option):
+    before = fingerprint.jax_options()
+    with option:
+        assert fingerprint.jax_options() != before
+    assert fingerprint.jax_options() == before
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(tmp_path, secure):
+    config = config_of(insecure_seed=3, secure_noise=secure)
+    run(line, config, tmp_path / "whole")
+    resume(run_and_stop(line, config, tmp_path / "cut"))
+    assert_same(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.default_int_handler])
+def test_the_signals_mean_again_what_they_meant(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with stop_requests() as stop:
+            assert not stop()
+            signal.raise_signal(signal.SIGINT)
+            assert stop()
+            assert signal.getsignal(signal.SIGINT) is handler  # a second one is not held up
+        assert signal.getsignal(signal.SIGINT) is handler
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with stop_requests() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not stop()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_run_that_stopped_keeps_what_it_needs_and_knows_what_it_cost(stopped):
+    assert {path.name for path in stopped.iterdir()} == {
+        "audit.json", "config.json", "environment.json", "guarantee.json", "ledger.jsonl",
+        "root.key", "checkpoints", DATA, DIAGNOSTICS,
+    }  # fmt: skip
+    history = RunDirectory.open(stopped, finished=False).history()
+    (generation,) = history.generations
+    assert generation.steps == range(16)
+    sampler = generation.terms.mechanism.sampler
+    upper = epsilon(sampler.with_epochs(2).privacy(1.0), 1 / 160).format_upper(".4f")
+    assert f"epsilon in [0.0000, {upper}]" in history.guarantee().sentence()
+    whole = epsilon(sampler.privacy(1.0), 1 / 160)
+    assert any(
+        f"by looking at the model costs what the whole run costs (epsilon in {whole:.4f})" in note
+        for note in history.guarantee().notes
+    )
+
+
+def lose_checkpoints(run):
+    shutil.rmtree(run / "checkpoints")
+
+
+def tear_last_line(run):
+    with open(run / "ledger.jsonl", "ab") as file:
+        file.write(b'{"steps": [16, 2')
+
+
+def leave_half_a_checkpoint(run):
+    (run / "checkpoints" / ".000000000024.npz.unfinished").write_bytes(b"PK")
+
+
+@pytest.mark.parametrize("damage", [lose_checkpoints, tear_last_line, leave_half_a_checkpoint])
+def test_what_a_crash_may_leave_is_mended_without_a_trace(stopped, finished, damage):
+    damage(stopped)
+    RunDirectory.open(stopped, finished=False).history()
+    resume(stopped)
+    assert_same(stopped, finished)
+    assert {path.name for path in stopped.iterdir()} == {path.name for path in finished.iterdir()}
+
+
+def test_a_finished_run_costs_what_was_promised_and_is_tidied_up(finished):
+    promised = json.loads((finished / "guarantee.json").read_text())
+    report = json.loads((finished / "report.json").read_text())
+    assert {name: report[name] for name in promised} == promised
+    guarantee = RunDirectory.open(finished).history().guarantee()
+    assert guarantee.sentence() == promised["guarantee"]
+    assert report["generations"] == 1
+    assert not (finished / "root.key").exists()
+    assert not (finished / "checkpoints").exists()
+    assert resume(finished) == report
+
+
+def changed_code(monkeypatch, stopped):
+    monkeypatch.setattr(fingerprint, "code_digest", lambda: "other code")
+    return line
+
+
+def changed_task_code(monkeypatch, stopped):
+    monkeypatch.setattr(engine, "task_code_digest", lambda *of: "other code")
+    return line
+
+
+def changed_data(monkeypatch, stopped):
+    return dataclasses.replace(line, seed=1)
+
+
+def changed_description(monkeypatch, stopped):
+    monkeypatch.setattr(Line, "describe", lambda task: {"loss": "another"})
+    return line
+
+
+def changed_settings(monkeypatch, stopped):
+    config = stopped / "config.json"
+    text = config.read_text()
+    config.write_text(text.replace('"learning_rate": 0.003', '"learning_rate": 0.004'))
+    return line
+
+
+@pytest.mark.parametrize(
+    "change", [changed_code, changed_task_code, changed_data, changed_description, changed_settings]
+)
+def test_what_is_changed_begins_a_generation_and_is_counted_in_addition(
+    stopped, monkeypatch, change
+):
+    task, lines = change(monkeypatch, stopped), []
+    report = resume(stopped, task, progress=lines.append)
+    first, second = read(stopped / "ledger.jsonl").generations
+    assert (first.steps, second.steps) == (range(16), range(16, 30))
+    assert first.key != second.key
+    sampler = first.terms.mechanism.sampler
+    upper = epsilon(sampler.privacy_of(1.0, [first.steps, second.steps]), 1 / 160).upper
+    assert report["epsilon_upper"] == upper
+    assert upper > epsilon(sampler.privacy(1.0), 1 / 160).upper  # the second epoch counts twice
+    assert report["generations"] == 2
+    assert any(one.startswith("changed since: ") for one in lines)
+
+
+def test_diagnostics_have_each_step_once(finished, tmp_path):
+    lines = (finished / DIAGNOSTICS).read_text().splitlines()
+    assert [json.loads(one)["step"] for one in lines] == list(range(30))
+    folder = RunDirectory(shutil.copytree(finished, tmp_path / "run"))
+    for step in (25, 9, 0):
+        folder.cut_diagnostics(step)
+        kept = (folder.path / DIAGNOSTICS).read_text().splitlines()
+        assert kept == lines[:step]
+    (folder.path / DIAGNOSTICS).write_text("\n".join(lines[:3]) + '\n{"step": 3, "lo')
+    folder.cut_diagnostics(4)
+    assert (folder.path / DIAGNOSTICS).read_text().splitlines() == lines[:3]
+
+
+def test_a_full_disk_loses_nothing(tmp_path):
+    wide, config = Line(width=4000), config_of(insecure_seed=3, checkpoint_seconds=0.0)
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Room for configuration and ledger, but not for a checkpoint.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, usual[1]))
+    try:
+        with pytest.raises(OSError, match=r"the disk is full; nothing is lost: .* resume .* goes"):
+            run(wide, config, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    resume(out)
+    run(wide, config, whole)
+    assert_same(out, whole)
+
+
+# --- Refusals ------------------------------------------------------------------------------------
+
+
+def edit(path):
+    path.write_text(path.read_text().replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0'))
+
+
+def roll_back(path, lines=-1):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
+def swap_lines(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[::-1]))
+
+
+def of_another_run(path):
+    history = read(path)
+    (generation,) = history.generations
+    path.unlink()
+    other = dataclasses.replace(generation.terms, fingerprint={"data": "other"})
+    with Ledger.create(path, other) as ledger:
+        ledger.declare(generation.steps)
+
+
+DAMAGES = {
+    "edited": (edit, "line 1: its hash does not fit"),
+    "last line deleted": (roll_back, "rolled back or replaced"),
+    "rolled back": (functools.partial(roll_back, lines=1), "rolled back or replaced"),
+    "lines swapped": (swap_lines, "line 1: its hash does not fit"),
+    "of another run": (of_another_run, "rolled back or replaced"),
+    "deleted": (os.remove, "is missing: without it"),
+    "emptied": (lambda path: path.write_text(""), "is empty"),
+}
+
+
+@pytest.mark.parametrize(("damage", "why"), DAMAGES.values(), ids=DAMAGES)
+def test_a_ledger_that_cannot_be_believed_is_refused(stopped, damage, why):
+    damage(stopped / "ledger.jsonl")
+    for refuse in (resume, lambda out: RunDirectory.open(out, finished=False).history()):
+        with pytest.raises(LedgerError, match=re.escape(why)):
+            refuse(stopped)
+
+
+def test_a_rolled_back_ledger_of_a_finished_run_is_refused(finished, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "run")
+    roll_back(out / "ledger.jsonl")
+    with pytest.raises(LedgerError, match="rolled back"):
+        RunDirectory.open(out).history()
+    with pytest.raises(LedgerError, match="rolled back"):
+        resume(out)
+
+
+def test_a_second_process_is_refused(stopped):
+    with Ledger.open(stopped / "ledger.jsonl"):
+        with pytest.raises(LedgerError, match="another process is training"):
+            resume(stopped)
+        RunDirectory.open(stopped, finished=False).history()
+
+
+def test_a_missing_secret_or_run_is_refused(stopped, tmp_path):
+    (stopped / "root.key").unlink()
+    with pytest.raises(FileNotFoundError, match="no root key"):
+        resume(stopped)
+    with pytest.raises(FileNotFoundError, match="is not the directory of a run"):
+        resume(tmp_path / "nothing")
+
+
+class Picky(Line):
+    """Says by itself which rows it refuses."""
+
+    def check(self, begun):
+        raise ValueError(f"no such rows as those of {begun}")
+
+
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        (Line(rows=240), "has 240 training examples, and .* was begun on 160"),
+        (Line(width=4), r"does not hold|of another|\['w'\]"),
+        (Picky(), r"no such rows as those of {'headline': 'test_error'"),
+    ],
+    ids=["rows", "model", "by the task's own check"],
+)
+def test_a_task_that_does_not_fit_is_refused_before_anything_is_declared(stopped, task, why):
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=why):
+        resume(stopped, task)
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_notes_all_data_that_it_was_trained_on(stopped):
+    (before,) = RunDirectory(stopped).data()
+    resume(stopped, dataclasses.replace(line, seed=1))
+    first, second = RunDirectory(stopped).data()
+    assert first == before != second
+    (stopped / DATA).unlink()
+    assert RunDirectory(stopped).data() == [None]
+
+
+@pytest.mark.parametrize("damage", ["{", '{"task": "x"}', '{"data": "x"}', "[]"])
+def test_a_damaged_or_older_configuration_is_refused_in_one_line(stopped, damage):
+    (stopped / "config.json").write_text(damage)
+    with pytest.raises(ValueError, match=r"config\.json") as refused:
+        resume(stopped)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_does_not_change_its_kind_of_noise_on_the_way(tmp_path):
+    out = run_and_stop(line, config_of(insecure_seed=3, secure_noise=True), tmp_path / "run")
+    config = out / "config.json"
+    config.write_text(config.read_text().replace('"secure_noise": true', '"secure_noise": false'))
+    ledger = (out / "ledger.jsonl").read_bytes()
+    with pytest.raises(LedgerError, match="begun with secure noise and goes on only so"):
+        resume(out)
+    assert (out / "ledger.jsonl").read_bytes() == ledger
+
+
+# --- Secrets -------------------------------------------------------------------------------------
+
+
+def secrets(root):
+    """The root secret and everything derived from it, in the forms in which it could leak."""
+    noise = root.noise_key(0)
+    seed = root.sampling_seed(0)
+    raw = [root._secret, noise.tobytes(), seed.to_bytes(32, "little"), seed.to_bytes(32, "big")]
+    text = [root._secret.hex(), str(seed), *(str(word) for word in noise.tolist())]
+    return [*raw, *(item.encode() for item in text)]
+
+
+def test_without_its_one_file_a_run_directory_holds_no_secret(stopped):
+    key = stopped / "root.key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    root = RootKey.load(key)
+    for path in stopped.rglob("*"):
+        if path.is_file() and path != key:
+            content = path.read_bytes()
+            assert not any(secret in content for secret in secrets(root)), path
+
+
+@pytest.fixture(scope="module")
+def neighbours(tmp_path_factory):
+    """Runs on two data sets that differ in one row, with the same noise and the same batches."""
+    folder = tmp_path_factory.mktemp("neighbours")
+    with pytest.MonkeyPatch.context() as patch, short_blocks():
+        usual = Line.columns
+
+        def changed(task):
+            rows = {name: np.array(column) for name, column in usual(task).items()}
+            rows["x"][17], rows["y"][17] = 9.0, -9.0
+            return rows
+
+        run(line, config_of(insecure_seed=5), folder / "a")
+        patch.setattr(Line, "columns", changed)
+        run(line, config_of(insecure_seed=5), folder / "b")
+    return folder / "a", folder / "b"
+
+
+def contents(run, name):
+    return json.loads((run / name).read_text())
+
+
+def test_the_changed_row_took_part(neighbours):
+    a, b = (np.load(run / "params.npz") for run in neighbours)
+    assert any(not np.array_equal(a[name], b[name]) for name in a.files)
+    a, b = ((run / DIAGNOSTICS).read_text() for run in neighbours)
+    assert a != b
+
+
+def test_the_same_files_of_the_same_size_are_written(neighbours):
+    names = [{path.name for path in run.rglob("*")} for run in neighbours]
+    assert names[0] == names[1]
+    for name in ("params.npz", "ledger.jsonl", "guarantee.json", "environment.json"):
+        assert len({(run / name).stat().st_size for run in neighbours}) == 1, name
+
+
+@pytest.mark.parametrize(
+    "name", ["guarantee.json", "environment.json", "audit.json", "config.json"]
+)
+def test_what_is_public_of_a_run_does_not_depend_on_the_data(neighbours, name):
+    one, other = (contents(run, name) for run in neighbours)
+    assert one == other
+
+
+def test_the_ledger_depends_on_the_data_by_a_blinded_digest_alone(neighbours):
+    ledgers = []
+    for out in neighbours:
+        (digest,) = RunDirectory(out).data()
+        text = (out / "ledger.jsonl").read_text()
+        assert digest not in text
+        lines = [json.loads(one) for one in text.splitlines()]
+        for one in lines:
+            del one["hash"]
+        assert lines[0]["fingerprint"].pop("data") == RootKey.from_insecure_seed(5).blind(digest)
+        ledgers.append(lines)
+    assert ledgers[0] == ledgers[1]
+
+
+def test_the_report_depends_on_the_data_by_the_model_alone(neighbours):
+    a, b = (contents(out, "report.json") for out in neighbours)
+    assert a.keys() == b.keys()
+    clock = {"training_seconds", "examples_per_second"}
+    different = {name for name in a if a[name] != b[name]}
+    assert different <= clock | {"metrics", "ledger_head", "params_sha256"}
+    assert a["metrics"]["test_num_examples"] == b["metrics"]["test_num_examples"]
