@@ -4,7 +4,10 @@ import contextlib
 import functools
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,9 @@ from samplers import Deterministic
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+EXAMPLES = [text for text in BLOCKS if not text.startswith("# my_task.py")]
+[OWN_TASK] = [text for text in BLOCKS if text.startswith("# my_task.py")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,6 +74,55 @@ def test_the_library_example_reaches_a_certified_two_and_learns():
     assert 1.99 < guarantee.epsilon.upper <= 2.0
     kernel = namespace["params"]["kernel"][...]
     assert kernel[0, 0] > 0.2 > -0.2 > kernel[1, 0]
+
+
+DRIVER = """
+import functools, os, sys
+from dpsgd.runs import engine
+from dpsgd.runs.ledger import Ledger
+from experiments import cli
+
+engine.train_blocks = functools.partial(engine.train_blocks, block_steps=8)
+
+def command(line, *, dies=False):
+    child = os.fork()
+    if not child:
+        if dies:
+            declare, times = Ledger.declare, iter(range(3))
+            def declare_or_die(ledger, steps):
+                if next(times, None) is None:
+                    os.kill(os.getpid(), 9)
+                declare(ledger, steps)
+            Ledger.declare = declare_or_die
+        os._exit(cli.main(line.split()))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == (-9 if dies else 0), status
+
+train, resume = sys.argv[1:]
+train += " --insecure-seed 1 --checkpoint-seconds 0 --no-audit"
+command(train.replace("--out run", "--out undisturbed"))
+command(train, dies=True)
+command(resume)
+"""
+
+
+def test_the_own_task_of_the_readme_killed_and_resumed_ends_bit_for_bit_the_same(tmp_path):
+    (tmp_path / "my_task.py").write_text(OWN_TASK)
+    [train] = re.findall(r"^dpsgd (train --task my_task:task .*)$", README, re.MULTILINE)
+    [resume] = {line.split(" #")[0] for line in re.findall(r"^dpsgd (resume .*)$", README, re.M)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", DRIVER, train, resume.strip()],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("params.npz", "ledger.jsonl", "guarantee.json"):
+        found = (tmp_path / "run" / name).read_bytes()
+        assert found == (tmp_path / "undisturbed" / name).read_bytes(), name
+    metrics = json.loads((tmp_path / "run" / "report.json").read_text())["metrics"]
+    assert metrics["test_accuracy"] > 0.6
 
 
 def results_of(sweep, **where):

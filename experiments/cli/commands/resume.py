@@ -26,7 +26,9 @@ def run(config: ResumeConfig) -> None:
     with Console() as console:
         console.progress("starting")
         import dpsgd
+        from experiments.cli.tasks import look_in_the_current_folder
         from experiments.tasks import task_of
 
+        look_in_the_current_folder()
         task = task_of(config.run, data=config.data)
         show(console, config.run, dpsgd.resume(config.run, task, progress=console.progress))
