@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,10 @@ from dpsgd import Mechanism
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.coupled import AuditReport
 from dpsgd.runs.audit import audit_step
-from dpsgd.runs.sampling import SAMPLERS
 from dpsgd.runs.task import Task
 from experiments.cli.config import AuditConfig
 from samplers import BatchSampler
+from samplers.settings import SETTINGS
 
 Progress = Callable[[str], None]
 
@@ -119,7 +120,7 @@ def _bins(report: BlackBoxReport) -> list[float]:
 
 
 def _mechanism(config: AuditConfig) -> Mechanism:
-    sampler = config.sampler.build(config.num_examples, config.delta)
+    sampler, _ = config.build(drawn=True)
     return Mechanism(sampler, config.noise_multiplier, config.l2_clip_norm, config.secure_noise)
 
 
@@ -127,6 +128,10 @@ def _claimed(config: AuditConfig, sampler: BatchSampler) -> BatchSampler:
     """Returns the sampler whose price is claimed: the audited one's own, or `config.claim`'s."""
     if config.claim is None:
         return sampler
-    kind = SAMPLERS[config.claim]
-    claim = kind(batch_size=config.sampler.batch_size, epochs=config.sampler.epochs)
-    return claim.build(config.num_examples, config.delta)
+    if config.claim not in SETTINGS:
+        raise ValueError(f"--claim {config.claim}: there are {', '.join(SETTINGS)}")
+    kind = SETTINGS[config.claim]
+    both = {f.name for f in fields(kind)} & {f.name for f in fields(config.sampler)}
+    both -= {"max_batch_size", "overflow"}  # what is claimed chooses anew
+    claim = replace(config, sampler=kind(**{name: getattr(config.sampler, name) for name in both}))
+    return claim.build(drawn=True)[0]

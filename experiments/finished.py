@@ -11,10 +11,11 @@ from dpsgd import Guarantee, Mechanism
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.history import History
 from dpsgd.runs.records import checked
-from experiments.cli.config import SAMPLERS, TrainConfig
+from experiments.cli.config import TrainConfig
 from experiments.fingerprint import differing
 from experiments.recorded import config_from
 from experiments.reports import run as report
+from samplers.settings import name_of
 
 _LARGEST = 1e39
 """Float32, in which a model computes, ends below."""
@@ -48,9 +49,6 @@ _ENVIRONMENT: dict[str, Any] = {
     "devices": list[str],
 }
 """What a ledger says of where a generation ran, by type."""
-
-_NAMES = {kind.__name__: name for name, kind in SAMPLERS.items()}
-"""Samplers as users call them, by the name that ledgers have for them."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +137,8 @@ _guarantees: dict[Hashable, Guarantee] = {}
 def proved(history: History) -> dict[str, Any]:
     """Returns that part of a run's report which its ledger gives, the guarantee among it."""
     sampler = history.generations[-1].terms.mechanism.sampler
-    kind = type(sampler).__name__
     return {
-        "sampler": _NAMES.get(kind, kind),
+        "sampler": name_of(type(sampler)),
         **guarantee_of(history).record(),
         "num_examples": sampler.num_examples,
         "num_steps": sampler.num_steps,

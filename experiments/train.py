@@ -40,7 +40,7 @@ from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.task import DescribedClicks
-from samplers import BatchSampler
+from samplers import BatchSampler, Population
 
 PyTree = Any
 Progress = Callable[[str], None]
@@ -361,7 +361,7 @@ def mechanism_for(config: TrainConfig, num_examples: int) -> Mechanism:
     Raises:
       ValueError: for a sampler that does not fit the data, or an epsilon out of reach.
     """
-    sampler = config.sampler.build(num_examples, config.target_delta)
+    sampler = config.sampler.build(Population(num_examples), config.target_delta)
     if config.non_private:
         return Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=float("inf"))
     if config.noise_multiplier is not None:

@@ -158,6 +158,15 @@ class BatchSampler(abc.ABC):
             )
         return population.row
 
+    def of(self, population: Population) -> BatchSampler:
+        """Returns this sampler, which is to be drawn from these data.
+
+        Raises:
+          ValueError: If these are not the data that this sampler draws from.
+        """
+        self.protected_unit(population)
+        return self
+
     @property
     def num_chunks(self) -> int:
         """Number of chunks of `CHUNK` examples, the last of which may be smaller."""

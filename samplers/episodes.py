@@ -80,6 +80,11 @@ class EpisodeSampler(BatchSampler, abc.ABC):
             )
         return self.unit
 
+    def of(self, population: Population) -> EpisodeSampler:
+        """Returns this sampler with the tree of the data, of which it may know the shape alone."""
+        self.protected_unit(population)
+        return dataclasses.replace(self, tree=population.tree or self.tree)
+
     def terms(self) -> dict[str, Any]:
         """Returns what the cost depends on; of the tree, its shape and digest."""
         return {**super().terms(), "tree": self.tree.shape.terms()}

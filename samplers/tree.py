@@ -155,6 +155,24 @@ class UnitTree:
             starts.append(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
         return cls(starts, order.astype(np.int32), [level[:2] for level in levels])
 
+    @classmethod
+    def even(cls, sizes: Sequence[int], names: Sequence[str]) -> UnitTree:
+        """Builds a tree of which all units of a level have equally many children.
+
+        >>> UnitTree.even((2, 3), ("shop",))
+        UnitTree(2 x shop, 6 leaves)
+
+        Args:
+          sizes: Children of the root, of each of these, ..., of each of the last units: examples.
+          names: What the units of each level below the root are.
+        """
+        counts = [math.prod(sizes[:level]) for level in range(len(sizes) + 1)]
+        starts = [
+            np.arange(count + 1) * size for count, size in zip(counts[:-1], sizes, strict=True)
+        ]
+        labels = [(name, np.arange(count)) for name, count in zip(names, counts[1:-1], strict=True)]
+        return cls(starts, np.arange(counts[-1], dtype=np.int32), labels)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, UnitTree | TreeShape) and self.shape == other.shape
 

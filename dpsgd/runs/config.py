@@ -5,25 +5,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpsgd.runs.records import build, checked, plain
-from dpsgd.runs.sampling import SAMPLERS
+from samplers import BatchSampler, Population
+from samplers.settings import SamplerSettings, kind_of, name_of, settings_of
 
 if TYPE_CHECKING:
     from dpsgd.training.mechanism import Mechanism
-    from samplers import BatchSampler
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """How a task is trained: which sampler, what noise, and where the rest is decided."""
 
-    sampler: Any
+    sampler: Any  # SamplerSettings, or a BatchSampler of the data's own size
     """How batches are drawn; this decides what the run costs in privacy."""
     noise_multiplier: float | None = None
     """Noise standard deviation over l2_clip_norm; give this or target_epsilon."""
@@ -82,64 +81,68 @@ class RunConfig:
         if not self.checkpoint_seconds >= 0:
             raise ValueError(f"checkpoint_seconds must be >= 0, got {self.checkpoint_seconds}")
 
-    def mechanism(self, num_examples: int) -> Mechanism:
-        """Returns the mechanism of a run on `num_examples` examples.
+    def mechanism(self, population: Population) -> Mechanism:
+        """Returns the mechanism of a run on these data.
 
         Raises:
           ValueError: for a sampler that does not fit the data, or an epsilon out of reach.
         """
         from dpsgd.training.mechanism import Mechanism
 
-        sampler = self.build_sampler(num_examples)
+        sampler = self.build_sampler(population)
         if self.non_private:
             return Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=float("inf"))
         sigma = self.noise_multiplier
         if sigma is None:
             assert self.target_epsilon is not None, "check() admits exactly one of the three"
-            delta = self.target_delta or 1 / num_examples
+            delta = self.target_delta or 1 / population.num_examples
             sigma = _calibrated(sampler, self.target_epsilon, delta)
         return Mechanism(sampler, sigma, self.l2_clip_norm, self.secure_noise)
 
-    def build_sampler(self, num_examples: int) -> BatchSampler:
-        """Returns the sampler of a run on `num_examples` examples.
+    def build_sampler(self, population: Population) -> BatchSampler:
+        """Returns the sampler of a run on these data.
 
         Raises:
           ValueError: if it does not fit them.
         """
-        from samplers import BatchSampler
-
-        if not isinstance(self.sampler, BatchSampler):
-            return self.sampler.build(num_examples, self.target_delta)
-        if self.sampler.num_examples != num_examples:
-            raise ValueError(
-                f"sampler is for {self.sampler.num_examples:,} examples, and the task has "
-                f"{num_examples:,}"
-            )
-        return self.sampler
+        if isinstance(self.sampler, SamplerSettings):
+            return self.sampler.build(population, self.target_delta)
+        return self.sampler.of(population)
 
     def record(self) -> dict[str, Any]:
         """Returns the configuration as JSON values, from which `from_record` makes it again."""
         fields = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(RunConfig)}
         sampler = self.sampler
-        if type(sampler) in SAMPLERS.values():
-            return {**fields, "sampler": {"name": sampler.name, **plain(sampler)}}
-        name = f"{type(sampler).__module__}:{type(sampler).__qualname__}"
-        return {**fields, "sampler": {"name": name, **plain(sampler.terms())}}
+        if isinstance(sampler, SamplerSettings):
+            return {**fields, "sampler": plain(sampler.record())}
+        terms = {"name": name_of(type(sampler)), **sampler.terms()}
+        return {**fields, "sampler": {"of_these_data": True, **plain(terms)}}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any], where: str) -> RunConfig:
+    def from_record(
+        cls, record: Mapping[str, Any], where: str, *, execute: bool = False
+    ) -> RunConfig:
         """Returns the configuration that `record` recorded, whatever else is recorded with it.
 
+        Args:
+          record: What `config.json` holds.
+          where: Begins the line of an error.
+          execute: Whether to import the module of a sampler from outside the package, which
+            executes its code: to go on with one's own run, and not to read somebody else's.
+
         Raises:
-          ValueError: if it is not the record of a configuration; the line begins with `where`.
+          ValueError: if it is not the record of a configuration.
         """
-        fields = dict(checked(record.get("sampler"), Mapping[str, Any], f"{where}: sampler"))
-        name = checked(fields.pop("name", None), str, f"{where}: sampler, name")
+        name = sampler_name(record, where)
+        fields = {key: value for key, value in record["sampler"].items() if key != "name"}
+        whole = checked(fields.pop("of_these_data", False), bool, f"{where}: sampler")
         sampler: Any
-        if name in SAMPLERS:
-            sampler = build(SAMPLERS[name], fields, f"{where}: sampler")
-        else:
-            sampler = _sampler_from(name, fields, f"{where}: sampler")
+        try:
+            kind = kind_of(name, execute=execute)
+            sampler = kind.from_terms(fields) if whole else None
+        except (TypeError, LookupError, ValueError) as error:
+            raise ValueError(f"{where}: sampler: {error}") from None
+        sampler = sampler or build(settings_of(kind), fields, f"{where}: sampler")
         known = {field.name for field in dataclasses.fields(RunConfig)}
         given = {name: value for name, value in record.items() if name in known}
         config = build(RunConfig, {**given, "sampler": sampler}, where)
@@ -150,22 +153,14 @@ class RunConfig:
         return config
 
 
-def _sampler_from(name: str, terms: Mapping[str, Any], where: str) -> BatchSampler:
-    """Returns the sampler of the class "module:name" with these terms."""
-    from samplers import BatchSampler
+def sampler_name(record: Mapping[str, Any], where: str) -> str:
+    """Returns the name of the sampler in the record of a configuration.
 
-    module, _, qualified = name.partition(":")
-    try:
-        kind = functools.reduce(getattr, qualified.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError):
-        kind = None
-    if not (isinstance(kind, type) and issubclass(kind, BatchSampler)):
-        known = ", ".join(SAMPLERS)
-        raise ValueError(f"{where}, name: {name!a:.60} is none of {known}, nor can be imported")
-    try:
-        return kind.from_terms(terms)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from None
+    Raises:
+      ValueError: if there is none; the line begins with `where`.
+    """
+    fields = checked(record.get("sampler"), Mapping[str, Any], f"{where}: sampler")
+    return checked(fields.get("name"), str, f"{where}: sampler, name")
 
 
 @functools.lru_cache

@@ -23,7 +23,7 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.runs import report
 from dpsgd.runs.audit import audit_run
 from dpsgd.runs.checkpoint import Checkpoint
-from dpsgd.runs.config import RunConfig, config_digest
+from dpsgd.runs.config import RunConfig, config_digest, sampler_name
 from dpsgd.runs.directory import DATA, RunDirectory
 from dpsgd.runs.environment import environment
 from dpsgd.runs.fingerprint import differing, fingerprint, task_code_digest
@@ -38,7 +38,7 @@ from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.loop import Block, repeats_exactly, train_blocks
 from dpsgd.training.mechanism import Mechanism
-from samplers.population import Population, UnitData
+from samplers import Population, UnitData
 
 PyTree = Any
 Progress = Callable[[str], None]
@@ -72,21 +72,23 @@ class Job:
 
     @classmethod
     def of(
-        cls, task: Task, config: RunConfig, mechanism: Callable[[int], Mechanism] | None = None
+        cls,
+        task: Task,
+        config: RunConfig,
+        mechanism: Callable[[Population], Mechanism] | None = None,
     ) -> Job:
         """Returns the job of `config` on `task`.
 
         Args:
           task: What is trained.
           config: How.
-          mechanism: Gives the mechanism for the number of training rows; by default `config` does.
+          mechanism: Gives the mechanism for the training rows; by default `config` does.
         """
         data, population = rows_of(task)
-        num_examples = population.num_examples
-        chosen = (mechanism or config.mechanism)(num_examples)
+        chosen = (mechanism or config.mechanism)(population)
         unit = chosen.sampler.protected_unit(population)
         algorithm = dpsgd(_loss(task), ADAM, microbatch_size=config.microbatch_size)
-        delta = config.target_delta or 1 / num_examples
+        delta = config.target_delta or 1 / population.num_examples
         params = task.init(config.init_seed)
         return cls(task, config, data, population, unit, params, algorithm, chosen, delta)
 
@@ -120,7 +122,7 @@ class Job:
           digest: What names its data.
           root: Its secret.
         """
-        code = task_code_digest(self.task, record["task"]["name"])
+        code = task_code_digest(self.task, record["task"]["name"], self.mechanism.sampler)
         stated = fingerprint(record, digest, root, code)
         return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit)
 
@@ -216,12 +218,14 @@ def resume(
         folder.forget()  # in case the run died just before it did
         progress("the run is finished")
         return report_of
+    where = f"{out / 'config.json'} is damaged, or of another version"
+    record = folder.read_json("config.json")
+    if ":" in (sampler := sampler_name(record, where)):
+        progress(f"importing the module of the run's own sampler, {sampler}")
+    config = RunConfig.from_record(record, where, execute=True)
     with Ledger.open(folder.ledger_path) as ledger:
         folder.history()  # refuses a ledger that is older than the checkpoints
         root = folder.root()
-        where = f"{out / 'config.json'} is damaged, or of another version"
-        record = folder.read_json("config.json")
-        config = RunConfig.from_record(record, where)
         begun = checked(record.get("task"), dict[str, Any], f"{where}: task")
         if task is None:
             task = load(begun, where)
@@ -272,23 +276,22 @@ def _check_data(task: Task, begun: Mapping[str, Any] | None) -> None:
 
 
 def _mechanism_of(
-    last: Terms, out: Path, config: RunConfig, unchanged: bool, num_examples: int
+    last: Terms, out: Path, config: RunConfig, unchanged: bool, population: Population
 ) -> Mechanism:
     """Returns the mechanism in which a run goes on that was begun under `last`.
 
     What was calibrated once stays: another version might calibrate a little differently.
     """
-    if num_examples != last.mechanism.sampler.num_examples:
+    sampler, rows = last.mechanism.sampler, population.num_examples
+    if rows != sampler.num_examples:
         raise ValueError(
-            f"the task has {num_examples:,} training examples, and {out} was begun on "
-            f"{last.mechanism.sampler.num_examples:,}: its guarantee is for those"
+            f"the task has {rows:,} training examples, and {out} was begun on "
+            f"{sampler.num_examples:,}: its guarantee is for those"
         )
     if not unchanged:
-        return config.mechanism(num_examples)
+        return config.mechanism(population)
     # A ledger knows a tree of units by its shape alone, of which nothing can be drawn.
-    drawn = dataclasses.replace(last.mechanism, sampler=config.build_sampler(num_examples))
-    alike = dataclasses.replace(last, mechanism=drawn).record() == last.record()
-    return drawn if alike else last.mechanism
+    return dataclasses.replace(last.mechanism, sampler=sampler.of(population))
 
 
 def rows_of(task: Task) -> tuple[PyTree, Population]:

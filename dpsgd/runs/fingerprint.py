@@ -21,6 +21,8 @@ import samplers
 from dpsgd import RootKey
 from dpsgd.runs.config import config_digest
 from dpsgd.runs.environment import environment
+from samplers import BatchSampler
+from samplers.settings import name_of
 
 _JAX_OPTIONS = (
     "jax_enable_x64",
@@ -83,8 +85,10 @@ def code_digest() -> str:
     return _digest_of({f for one in (accounting, samplers, dpsgd) for f in _below(one.__path__)})
 
 
-def task_code_digest(task: Any, name: str | None = None) -> str:
-    """Returns a digest of the source files that a task is made of.
+def task_code_digest(
+    task: Any, name: str | None = None, sampler: BatchSampler | None = None
+) -> str:
+    """Returns a digest of the source files that a task, and a sampler of the user's, are made of.
 
     They are those of the modules of its class, of its loss and of its name: all files of the
     package that such a module lies in; of one in no package, the module and what it imports,
@@ -94,8 +98,11 @@ def task_code_digest(task: Any, name: str | None = None) -> str:
     Args:
       task: What is trained.
       name: "module:object", if it was found by its name.
+      sampler: Who draws the batches.
     """
     modules = {type(task).__module__, task.loss.__module__, (name or "").partition(":")[0]}
+    if sampler is not None and ":" in name_of(type(sampler)):
+        modules.add(type(sampler).__module__)
     own = sorted((modules & set(sys.modules)) - set(sys.stdlib_module_names))
     digests = [_module_digest(sys.modules[module]) for module in own]
     return _digest(

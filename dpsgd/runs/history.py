@@ -34,7 +34,6 @@ from typing import Any
 
 import numpy as np
 
-import samplers
 from accounting import Bound, epsilon
 from accounting.profile import check_delta
 from dpsgd.runs.files import parse_json
@@ -42,6 +41,7 @@ from dpsgd.runs.records import checked
 from dpsgd.training.guarantee import ADJACENCY, Guarantee, note_on_stopping, notes_on
 from dpsgd.training.mechanism import Mechanism
 from samplers import BatchSampler
+from samplers.settings import UnknownSampler, kind_of, name_of
 
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v1").hexdigest()
 """The head of a ledger without lines."""
@@ -80,7 +80,7 @@ class Terms:
         sampler = mechanism.sampler
         finite = math.isfinite(mechanism.l2_clip_norm)
         record = {
-            "sampler": {"name": type(sampler).__name__, **sampler.terms()},
+            "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
             "secure_noise": mechanism.secure_noise,
@@ -99,11 +99,8 @@ class Terms:
         The sampler has the price of the one that was recorded; a tree it knows by its shape alone.
         """
         fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
-        name = fields.pop("name")
-        kind = getattr(samplers, name, None)
-        if not (isinstance(kind, type) and issubclass(kind, BatchSampler)):
-            raise ValueError(f"this version knows no sampler {name!r}, and cannot price it")
-        sampler = kind.from_terms(fields)
+        # Whoever reads a ledger executes nothing that it names.
+        sampler = kind_of(checked(fields.pop("name"), str, "name")).from_terms(fields)
         if body["adjacency"] != ADJACENCY:
             raise ValueError("this version would price it for another adjacency")
         clip = body["l2_clip_norm"]
@@ -176,6 +173,8 @@ class History:
                 if stated != head or expected != line + b"\n":
                     raise ValueError("its hash does not fit it and the lines before")
                 history.extend(body, head)
+            except UnknownSampler as error:
+                raise LedgerError(f"{path}, line {number} cannot be priced: {error}") from None
             except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
                 reason = str(error).partition("\n")[0]
                 raise LedgerError(

@@ -13,9 +13,9 @@ from dpsgd.runs.exports import TASK
 from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.history import History
 from dpsgd.runs.records import checked
-from dpsgd.runs.sampling import SAMPLERS
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.mechanism import Mechanism
+from samplers.settings import name_of
 
 _LARGEST = 1e39
 """Float32, in which a model computes, ends below."""
@@ -36,9 +36,6 @@ _ENVIRONMENT: dict[str, Any] = {
     "devices": list[str],
 }
 """What a ledger says of where a generation ran, by type."""
-
-_NAMES = {kind.__name__: name for name, kind in SAMPLERS.items()}
-"""Samplers as users call them, by the name that ledgers have for them."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ def unlike(runs: Iterable[FinishedRun]) -> list[str]:
 def guarantee_of(history: History) -> Guarantee:
     """Returns `history.guarantee()`; a process prices once for all runs that declared alike."""
     declared = tuple(
-        (g.terms.mechanism, g.terms.delta, g.terms.reproducible_noise, g.steps)
+        (g.terms.mechanism, g.terms.delta, g.terms.unit, g.terms.reproducible_noise, g.steps)
         for g in history.generations
     )
     if declared not in _guarantees:
@@ -134,9 +131,8 @@ _guarantees: dict[Hashable, Guarantee] = {}
 def proved(history: History) -> dict[str, Any]:
     """Returns that part of a run's report which its ledger gives, the guarantee among it."""
     sampler = history.generations[-1].terms.mechanism.sampler
-    kind = type(sampler).__name__
     return {
-        "sampler": _NAMES.get(kind, kind),
+        "sampler": name_of(type(sampler)),
         **guarantee_of(history).record(),
         "num_examples": sampler.num_examples,
         "num_steps": sampler.num_steps,

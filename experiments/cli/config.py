@@ -1,29 +1,29 @@
-"""What a user asks for: typed, frozen, and the help of a command line that is not needed here.
-
-Samplers are imported where they are built: whoever asks for help waits neither for NumPy nor SciPy.
-"""
+"""What a user asks for: typed, frozen, and the help of a command line that is not needed here."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
-from dpsgd.runs.sampling import (  # noqa: F401
-    SAMPLERS,
-    BallsAndBins,
-    Deterministic,
-    Poisson,
-    SamplerConfig,
-    Shuffle,
-    check_default_batch_size,
-)
+from dpsgd.runs.sampling import BallsAndBins, Deterministic, Poisson, Shuffle  # noqa: F401
+from experiments.cli.errors import naming_options
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
-
-if TYPE_CHECKING:
-    from samplers import BatchSampler
+from samplers import BatchSampler, Population, TreeShape, UnitTree
+from samplers.settings import SETTINGS as SAMPLERS
+from samplers.settings import SamplerSettings
 
 _T = TypeVar("_T")
+
+
+def check_default_batch_size(batch_size: int, num_examples: int) -> None:
+    """Raises ValueError if the default is a larger batch than there are examples."""
+    if 1 <= num_examples < batch_size == SAMPLERS["poisson"].batch_size:
+        raise ValueError(
+            f"--batch-size is {batch_size} by default, which is more than the {num_examples} "
+            "training examples: give a smaller one"
+        )
 
 
 def check_noise(noise_multiplier: float) -> None:
@@ -45,7 +45,7 @@ class TrainConfig:
 
     data: Path
     """Store of prepared examples (see `dpsgd prepare`)."""
-    sampler: SamplerConfig
+    sampler: SamplerSettings
     """How batches are drawn; this decides what the run costs in privacy."""
     out: Path
     """Run directory to create; an existing one is never touched."""
@@ -129,14 +129,25 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class GuaranteeConfig:
-    """The run that a guarantee is asked for."""
+    """The run that a guarantee is asked for, of data that are known by public sizes alone."""
 
-    sampler: SamplerConfig
+    sampler: SamplerSettings
     """How batches are drawn."""
     num_examples: int
     """Training examples (public)."""
     delta: float | None = None
     """Delta of the guarantee; by default 1 / num_examples."""
+    unit: Literal["example", "user"] = "example"
+    """What one of the num_examples rows is: user, where it is all data of one, clipped as one."""
+    max_contributions: int | None = None
+    """Most examples of one user, for user-poisson."""
+    sizes: tuple[int, ...] = ()
+    """For samplers of units within units: how many children there are, level by level, on the path
+    of the example that is drawn most often; of units of unequal sizes, the smallest."""
+    units: tuple[str, ...] = ()
+    """What the units of each level are, for the guarantee's words."""
+    largest_unit: int | None = None
+    """Examples of the largest unit; by default as many as of the smallest."""
 
     def check(self) -> None:
         """Raises ValueError, as the command line names them, for values that have no price."""
@@ -144,11 +155,56 @@ class GuaranteeConfig:
             raise ValueError(f"--num-examples must be at least 1, got {self.num_examples}")
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"--delta must lie in (0, 1), got {self.delta}")
+        levels = len(self.sizes) - 1
+        if self.sizes and min(self.sizes) < 1:
+            raise ValueError(f"--sizes needs a number >= 1 for each level, got {self.sizes}")
+        if self.units and len(self.units) != levels:
+            raise ValueError(
+                f"--units needs {max(levels, 0)} names, one for each level of --sizes above the "
+                f"examples, got {self.units}"
+            )
+        if self.sizes and self.unit != "example":
+            raise ValueError(f"--unit {self.unit}: the rows of --sizes are examples")
+        if self.largest_unit is not None and self.largest_unit < (*self.sizes, 1)[levels]:
+            raise ValueError(f"--largest-unit is less than the smallest unit: {self.largest_unit}")
+        needed = self.sampler.of_data()
+        for name, given in (("tree", self.sizes), ("max_contributions", self.max_contributions)):
+            option = {"tree": "--sizes", "max_contributions": "--max-contributions"}[name]
+            if (name in needed) != bool(given):
+                what = "needs" if name in needed else "takes no"
+                raise ValueError(f"sampler:{self.sampler.name} {what} {option}")
 
-    def build(self) -> tuple[BatchSampler, float]:
+    def population(self, *, drawn: bool = False) -> Population:
+        """Returns what is drawn from.
+
+        Args:
+          drawn: Whether it is, in which case all units of a level have one size.
+        """
+        tree: UnitTree | TreeShape | None = None
+        names = self.units or ("unit",) * (len(self.sizes) - 1)
+        if self.sizes and drawn:
+            if math.prod(self.sizes) != self.num_examples:
+                raise ValueError(
+                    f"--num-examples must be {math.prod(self.sizes)}, the product of --sizes: "
+                    "units of one size are drawn"
+                )
+            tree = UnitTree.even(self.sizes, names)
+        elif self.sizes:
+            tree = TreeShape(
+                digest="",
+                names=names,
+                num_leaves=self.num_examples,
+                most_leaves=self.largest_unit or self.sizes[-1],
+                mean_leaves=float(self.sizes[-1]),
+                worst_paths=(self.sizes,),
+            )
+        return Population(self.num_examples, self.unit, self.max_contributions, tree)
+
+    def build(self, *, drawn: bool = False) -> tuple[BatchSampler, float]:
         """Returns the sampler, and the delta at which it is priced."""
         self.check()
-        sampler = self.sampler.build(self.num_examples, self.delta)
+        with naming_options(type(self.sampler)):
+            sampler = self.sampler.build(self.population(drawn=drawn), self.delta)
         return sampler, 1 / self.num_examples if self.delta is None else self.delta
 
 
@@ -162,7 +218,7 @@ class AuditConfig(GuaranteeConfig):
     """Bound on the L2 norm of one example's gradient."""
     secure_noise: bool = False
     """Audit exact sums and exact noise, as of a run with --secure-noise."""
-    claim: Literal["deterministic", "shuffle", "poisson", "balls-and-bins"] | None = None
+    claim: str | None = None
     """Hold the run to the price of this sampler, in place of its own: see what, for example,
     shuffling that is claimed to be Poisson really costs."""
     black_box: bool = False

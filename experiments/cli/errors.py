@@ -33,13 +33,15 @@ def in_one_line(program: str, run: Callable[[], int]) -> int:
 
 
 @contextmanager
-def naming_options(kind: type) -> Iterator[None]:
-    """Has what is wrong with the fields of a dataclass named by the options that set them."""
+def naming_options(*kinds: type) -> Iterator[None]:
+    """Has what is wrong with the fields of dataclasses named by the options that set them."""
     try:
         yield
     except ValueError as error:
-        names = "|".join(field.name for field in dataclasses.fields(kind) if "_" in field.name)
-        line = re.sub(rf"\b({names})\b", lambda m: "--" + m[0].replace("_", "-"), str(error))
+        fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
+        first, anywhere = "|".join(fields), "|".join(name for name in fields if "_" in name)
+        option = rf"^({first})\b|\b({anywhere})\b"
+        line = re.sub(option, lambda m: "--" + m[0].replace("_", "-"), str(error))
         raise ValueError(line) from error
 
 

@@ -1,22 +1,19 @@
-"""The samplers of a run as subcommands: what the command line adds to a configuration."""
+"""The samplers of a run as subcommands: what the command line adds to their settings."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Union
 
 import tyro
 
-from experiments.cli.config import BallsAndBins, Deterministic, Poisson, Shuffle
+from samplers.settings import SETTINGS, SamplerSettings
 
-
-def subcommand(config: type[Any]):
-    """Returns what makes `config` the subcommand of its sampler's name."""
-    return tyro.conf.subcommand(f"sampler:{config.name}", prefix_name=False)
-
-
-SamplerCommand = (
-    Annotated[Deterministic, subcommand(Deterministic)]
-    | Annotated[Shuffle, subcommand(Shuffle)]
-    | Annotated[Poisson, subcommand(Poisson)]
-    | Annotated[BallsAndBins, subcommand(BallsAndBins)]
-)
+if TYPE_CHECKING:
+    SamplerCommand = SamplerSettings
+else:
+    SamplerCommand = Union[  # noqa: UP007  # of a tuple
+        tuple(
+            Annotated[kind, tyro.conf.subcommand(f"sampler:{name}", prefix_name=False)]
+            for name, kind in SETTINGS.items()
+        )
+    ]

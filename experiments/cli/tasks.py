@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import tyro
 
 from dpsgd.runs.records import field_types
-from dpsgd.runs.sampling import SAMPLERS
 from dpsgd.runs.task import METHODS, check_task, find
 from experiments.tasks import TASKS
+from samplers.settings import SETTINGS
 
 DEFAULT = "clicks"
 
@@ -89,7 +89,7 @@ def command(base: type, words: Sequence[str], *, place: bool = True) -> tuple[ty
     fields: list[Any] = []
     if isinstance(found, type):
         options = options_of(found, place=place)
-        taken = {field.name for kind in (base, *SAMPLERS.values()) for field in fields_of(kind)}
+        taken = {field.name for kind in (base, *SETTINGS.values()) for field in fields_of(kind)}
         if both := sorted(taken & {field.name for field in fields_of(options)}):
             raise ValueError(
                 f"--task {name}: its setting {both[0]} is called as one of the command's own: "

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from dpsgd.runs.records import build
-from experiments.cli.config import SAMPLERS, SamplerConfig, TrainConfig
+from experiments.cli.config import TrainConfig
+from samplers.settings import SETTINGS, SamplerSettings
 
 Axis = Literal[
     "noise_multiplier", "target_epsilon", "batch_size", "epochs", "learning_rate", "l2_clip_norm"
@@ -82,20 +83,20 @@ class Grid:
         if self.tune == self.x:
             raise ValueError(f"x and tune are both {self.x}: what is tuned is not seen")
 
-    def samplers(self) -> list[SamplerConfig]:
+    def samplers(self) -> list[SamplerSettings]:
         """Returns the samplers that are asked for, with sizes yet to be set."""
         found: list[Any] = []
         for i, asked in enumerate(self.sampler):
             fields = {"name": asked} if isinstance(asked, str) else dict(asked)
             name = fields.pop("name", None)
-            if not isinstance(name, str) or name not in SAMPLERS:
+            if not isinstance(name, str) or name not in SETTINGS:
                 raise ValueError(
-                    f"sampler[{i}]: there is no sampler {name!r}; there are {', '.join(SAMPLERS)}"
+                    f"sampler[{i}]: there is no sampler {name!r}; there are {', '.join(SETTINGS)}"
                 )
             for axis in ("batch_size", "epochs"):
                 if axis in fields:
                     raise ValueError(f"sampler[{i}]: {axis} is an axis of the grid")
-            found.append(build(SAMPLERS[name], fields, f"sampler[{i}]"))
+            found.append(build(SETTINGS[name], fields, f"sampler[{i}]"))
         return found
 
 

@@ -22,6 +22,7 @@ from experiments.sweeps.summary import Summary, summarize
 from experiments.sweeps.workers import Task, carry_out, most_useful
 from experiments.tasks.clicks.store import Store
 from experiments.train import mechanism_for
+from samplers import Population
 
 RUNS = "runs"
 """Folder of the run directories."""
@@ -176,7 +177,7 @@ def _program(run: PlannedRun, store: Store, where: str) -> Hashable:
         if config.target_epsilon is None:
             sampler = mechanism_for(config, num_examples).sampler
         else:  # whose noise the run itself calibrates: that takes seconds
-            sampler = config.sampler.build(num_examples, config.target_delta)
+            sampler = config.sampler.build(Population(num_examples), config.target_delta)
     except ValueError as error:
         raise ValueError(f"{where}, {run.cell.name}: {error}") from None
     return sampler.padded_batch_size, sampler.accumulates, config.non_private

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.runs.records import build
-from experiments.cli.config import SamplerConfig, TrainConfig
+from experiments.cli.config import TrainConfig
 from experiments.sweeps.config import Grid, Sweep
+from samplers.settings import SamplerSettings
 
 IN_SAMPLER = ("batch_size", "epochs")
 """Axes that are settings of the sampler."""
@@ -22,7 +23,7 @@ _SHORT = {"batch_size": "b", "epochs": "e", "learning_rate": "lr", "l2_clip_norm
 class Cell:
     """One combination of the values of a grid's axes: what is alike in all repetitions."""
 
-    sampler: SamplerConfig
+    sampler: SamplerSettings
     learning_rate: float
     l2_clip_norm: float
     noise_multiplier: float | None = None

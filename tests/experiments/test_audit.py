@@ -24,6 +24,7 @@ from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS
 from experiments.tasks.clicks.store import columns_of
 from experiments.tasks.clicks.synthetic.uniform import uniform_rows
+from samplers import Population
 
 pytestmark = pytest.mark.audit
 
@@ -137,9 +138,8 @@ def asked_for(sampler=None, **options):
     asked = config.TrainConfig(
         data=Path("data"), sampler=sampler or config.Deterministic(), out=Path("run"), **options
     )
-    return asked, Mechanism(
-        asked.sampler.build(20_000, None), asked.noise_multiplier or 0.0, 4.0, asked.secure_noise
-    )
+    sampler = asked.sampler.build(Population(20_000))
+    return asked, Mechanism(sampler, asked.noise_multiplier or 0.0, 4.0, asked.secure_noise)
 
 
 @pytest.mark.parametrize(

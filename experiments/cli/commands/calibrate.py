@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import tyro
 
+from experiments.cli.config import GuaranteeConfig
 from experiments.cli.console import going_on
-from experiments.cli.priced import PriceConfig
+from experiments.cli.sampler_commands import SamplerCommand
 
 
 @dataclass(frozen=True)
-class CalibrateConfig(PriceConfig):
+class CalibrateConfig(GuaranteeConfig):
     """Print the smallest noise multiplier that certifies the wanted epsilon."""
 
+    sampler: SamplerCommand
     epsilon: float = tyro.MISSING
     """The epsilon to guarantee."""
 
@@ -31,7 +33,7 @@ def run(config: CalibrateConfig) -> None:
 
     with going_on("calibrating"):
         sampler, delta = config.build()
-        unit = config.protected_unit(sampler)
+        unit = sampler.protected_unit(config.population())
         sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
     # Rounded up: the printed number suffices as it stands.
     printed = Bound(sigma, sigma).format_upper(".6g")

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 import tyro
 
-from experiments.cli.config import check_noise
+from experiments.cli.config import GuaranteeConfig, check_noise
 from experiments.cli.console import going_on
-from experiments.cli.priced import Multistage, PriceConfig
+from experiments.cli.sampler_commands import SamplerCommand
 
 
 @dataclass(frozen=True)
-class EpsilonConfig(PriceConfig):
+class EpsilonConfig(GuaranteeConfig):
     """Print the certified epsilon of a run, as [lower, upper]."""
 
+    sampler: SamplerCommand
     noise_multiplier: float = tyro.MISSING
     """Noise standard deviation over the clipping norm."""
     mean_trials: float | None = None
@@ -33,13 +34,15 @@ class EpsilonConfig(PriceConfig):
 
 def run(config: EpsilonConfig) -> None:
     """Runs `dpsgd epsilon`."""
-    from accounting import SelectionProfile, TrialCount, format_delta
+    from accounting import Bound, SelectionProfile, TrialCount, format_delta
     from accounting import epsilon as price
+    from accounting.estimates import episodic
     from dpsgd import Guarantee, Mechanism
+    from samplers import Multistage
 
     with going_on("pricing"):
         sampler, delta = config.build()
-        unit = config.protected_unit(sampler)
+        unit = sampler.protected_unit(config.population())
         trials = config.mean_trials
         count = None if trials is None else TrialCount(trials, config.trials_shape)
         mechanism = Mechanism(sampler, config.noise_multiplier, 1.0)
@@ -47,10 +50,14 @@ def run(config: EpsilonConfig) -> None:
     print(guarantee.sentence())
     for note in guarantee.notes:
         print(f"note: {note}")
-    if isinstance(config.sampler, Multistage):
+    if isinstance(sampler, Multistage):
         with going_on("pricing what could be done in its place"):
-            lines = config.sampler.alternatives(config.noise_multiplier, delta)
-        print("\n".join(lines))
+            found = episodic.compare(
+                config.noise_multiplier, sampler.steps, sampler.draws, config.sizes, delta
+            )
+        print("at equal noise, protecting one example:")
+        for name, bound in found.items():
+            print(f"  {name}: {bound:.4g}" if isinstance(bound, Bound) else f"  {name}: {bound}")
     if count is not None:
         with going_on("pricing the search"):
             best = price(SelectionProfile(sampler.privacy(config.noise_multiplier), count), delta)

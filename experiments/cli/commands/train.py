@@ -37,7 +37,7 @@ def command(words: Sequence[str]) -> tuple[type[Train], list[str]]:
 def run(asked: Train) -> None:
     """Runs `dpsgd train`."""
     config = RunConfig(**{f.name: getattr(asked, f.name) for f in dataclasses.fields(RunConfig)})
-    with Console() as console, naming_options(RunConfig):
+    with Console() as console, naming_options(RunConfig, type(config.sampler)):
         config.check()
         task = tasks.task_of(asked)
         console.progress("starting")

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import sys
 import time
 from dataclasses import replace
 
@@ -122,14 +123,19 @@ def test_a_sampler_read_from_the_file_does_not_draw(path):
         BatchSource(sampler, seed=1).batch(0)
 
 
-class Unexported(Deterministic):
+def nameless():
     """A sampler that nobody can read back by its name."""
+
+    class Local(Deterministic):
+        pass
+
+    return Local(**SIZES)
 
 
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (terms(Unexported(**SIZES)), "knows no sampler 'Unexported'"),
+        (terms(nameless()), "has no sampler 'nameless.<locals>.Local'"),
         (replace(terms(SAMPLERS[0]), fingerprint={"at": object()}), "holds JSON values"),
     ],
     ids=["sampler", "fingerprint"],
@@ -425,12 +431,36 @@ def test_steps_beyond_the_run_are_refused(path):
         ledger.declare(range(8, 41))
 
 
-def test_a_sampler_that_this_version_cannot_price_is_refused(path):
+def renamed(path, name):
+    """A ledger whose sampler is called by another name, its hashes put right by whoever did it."""
     content = declared(path).read_text()
-    body = json.loads(content.splitlines()[0].replace("BallsAndBins", "Roulette"))
+    body = json.loads(content.splitlines()[0].replace("balls-and-bins", name))
     del body["hash"]
     path.write_bytes(line_of(body, NO_HEAD)[0])
-    with pytest.raises(LedgerError, match=r"line 1: this version knows no sampler 'Roulette'"):
+
+
+def test_a_sampler_that_this_version_cannot_price_is_refused(path):
+    renamed(path, "roulette")
+    with pytest.raises(LedgerError, match="line 1 cannot be priced: there is no sampler"):
+        read(path)
+
+
+def test_to_read_a_ledger_executes_no_code_that_it_names(path, tmp_path, monkeypatch):
+    (tmp_path / "not_ours.py").write_text("raise SystemExit('executed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    renamed(path, "not_ours:Sampler")
+    with pytest.raises(LedgerError, match="'not_ours:Sampler' is not of this package") as refusal:
+        read(path)
+    assert "\n" not in str(refusal.value)
+    assert "not_ours" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "name", ["os:system", "samplers.base:BatchSampler", "builtins:dict", "os:"]
+)
+def test_a_name_of_something_else_is_no_sampler(path, name):
+    renamed(path, name)
+    with pytest.raises(LedgerError, match="line 1"):
         read(path)
 
 

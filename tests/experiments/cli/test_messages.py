@@ -25,7 +25,15 @@ QUESTIONS = {
     ),
     "default batch": (["epsilon", *NO_BATCH, "--noise-multiplier", "1"], BATCH),
     "default batch, users": (
-        ["epsilon", "sampler:user-poisson", *NO_BATCH[1:], "--noise-multiplier", "1"],
+        [
+            "epsilon",
+            "sampler:user-poisson",
+            *NO_BATCH[1:],
+            "--max-contributions",
+            "9",
+            "--noise-multiplier",
+            "1",
+        ],
         BATCH,
     ),
     "default batch, noise wanted": (["calibrate", *NO_BATCH, "--epsilon", "1"], BATCH),
@@ -64,11 +72,14 @@ QUESTIONS = {
     ),
     "a level short": (
         [*TREE, "--draws", "3", "--steps", "5"],
-        "--draws needs 2 numbers >= 1, one for each level of --sizes, got (3,)",
+        "--draws needs 2 entries, one per level of",
     ),
     "a level too many": (
-        ["epsilon", "sampler:units-then-poisson", *TREE[2:], "--draws", "3", "2", "--steps", "5"],
-        "--draws needs 1 number >= 1, one for each level above the examples of --sizes, got (3, 2)",
+        [
+            *("epsilon", "sampler:units-then-poisson", *TREE[2:], "--sampling-prob", "0.5"),
+            *("--draws", "3", "2", "--steps", "5"),
+        ],
+        "--draws needs 1 entries, one per level of",
     ),
     "no table": (["contributions", "nowhere.csv", "--user", "u"], "nowhere.csv is no file"),
 }

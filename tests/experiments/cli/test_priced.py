@@ -79,12 +79,12 @@ def test_any_sampler_may_have_users_for_rows(capsys):
     [
         (["--draws", "1", "11", "--sizes", "10", "10"], "has 10 children, fewer than"),
         (["--draws", "1", "5", "--sizes", "10", "0"], "--sizes needs a number >= 1"),
-        (["--draws", "1", "--sizes"], "--sizes needs a number >= 1 for each level, got ()"),
-        (["--draws", "1", "--sizes", "10", "10"], "--draws needs 2 numbers"),
+        (["--draws", "1", "--sizes"], "sampler:multistage needs --sizes"),
+        (["--draws", "1", "--sizes", "10", "10"], "--draws needs 2 entries, one per level"),
         (["--draws", "1", "5", "--sizes", "10", "10", "--units", "a", "b"], "--units needs 1"),
         (
             ["--draws", "1", "5", "--sizes", "10", "10", "--unit", "user"],
-            "--unit: what this sampler protects",
+            "--unit user: the rows of --sizes are examples",
         ),
     ],
 )

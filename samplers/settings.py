@@ -1,0 +1,233 @@
+"""Samplers as a run asks for them, before its data are known: by name, with settings.
+
+The settings of a sampler are its dataclass's fields, less those that the data give (the fields of
+`Population`) and the run's delta. So a new sampler has settings, on the command line as well, by
+being in `KINDS`; one from outside the package by its name, "module:QualName".
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import itertools
+import re
+import sys
+import typing
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from samplers.balls_and_bins import BallsAndBins
+from samplers.base import BatchSampler
+from samplers.deterministic import Deterministic
+from samplers.multistage import Multistage
+from samplers.poisson import Poisson
+from samplers.population import Population
+from samplers.shuffle import Shuffle
+from samplers.units_then_poisson import UnitsThenPoisson
+from samplers.user_poisson import UserPoisson
+
+KINDS: tuple[type[BatchSampler], ...] = (
+    Deterministic,
+    Shuffle,
+    Poisson,
+    BallsAndBins,
+    Multistage,
+    UnitsThenPoisson,
+    UserPoisson,
+)
+"""The samplers of this package: the one list that commands, runs and ledgers go by."""
+
+_DEFAULTS = {"batch_size": 1024, "epochs": 10, "steps": dataclasses.MISSING}
+"""What a run has where it does not say; samplers themselves are given their sizes."""
+
+_OF_DATA = {field.name for field in dataclasses.fields(Population)}
+
+
+class UnknownSampler(ValueError):
+    """The name of no sampler that this process has."""
+
+
+def name_of(kind: type[BatchSampler]) -> str:
+    """Returns the name by which records know a sampler, from which `kind_of` returns it.
+
+    >>> name_of(BallsAndBins)
+    'balls-and-bins'
+    """
+    if kind in KINDS:
+        return re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+_BY_NAME = {name_of(kind): kind for kind in KINDS}
+
+
+def kind_of(name: str, *, execute: bool = False) -> type[BatchSampler]:
+    """Returns the sampler of that name: of this package, or "module:QualName" of another module.
+
+    Args:
+      name: From `name_of`.
+      execute: Whether to import that module, which executes its code. Without it, as where
+        somebody else's files are read, only modules that are imported already are looked at.
+
+    Raises:
+      UnknownSampler: If there is none.
+    """
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    module, colon, qualified = name.partition(":")
+    if not (module and colon and qualified):
+        raise UnknownSampler(f"there is no sampler {name!a:.60}; there are {', '.join(_BY_NAME)}")
+    if execute:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever the module's own lines raise
+            reason = str(error).partition("\n")[0]
+            raise UnknownSampler(
+                f"the module of the sampler {name!a:.60} cannot be imported: {reason}"
+            ) from error
+    found: Any = sys.modules.get(module)
+    if found is None:
+        raise UnknownSampler(
+            f"the sampler {name!a:.60} is not of this package, and its module, whose code would "
+            "be executed, is not imported here: import it first, if you trust it"
+        )
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and issubclass(found, BatchSampler)):
+        raise UnknownSampler(f"the module {module!a:.60} has no sampler {qualified!a:.60}")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerSettings:
+    """What a run says of its sampler. `settings_of` makes the type that a sampler's settings have.
+
+    >>> settings_of(BallsAndBins)(batch_size=10, assignment="fixed").build(Population(100))
+    ... # doctest: +ELLIPSIS
+    BallsAndBins(num_examples=100, batch_size=10, epochs=10, ..., assignment='fixed')
+    """
+
+    sampler: ClassVar[type[BatchSampler]]
+    name: ClassVar[str]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return _made, (type(self).sampler, fields)
+
+    def build(self, population: Population, target_delta: float | None = None) -> BatchSampler:
+        """Returns the sampler of these data.
+
+        Args:
+          population: What it draws from.
+          target_delta: Delta of the guarantee, for samplers that choose a size by it.
+
+        Raises:
+          ValueError: If the data have not what it draws, or cannot be drawn so.
+        """
+        chosen = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        size, n = chosen.get("batch_size", 1), population.num_examples
+        if size == _DEFAULTS["batch_size"] and 1 <= n < size:
+            raise ValueError(
+                f"batch_size is {size} by default, which is more than the {n} training examples: "
+                "give a smaller one"
+            )
+        given = {**vars(population), "target_delta": target_delta}
+        for field in _fields(self.sampler):
+            if field.name in given:
+                chosen[field.name] = given[field.name]
+                if given[field.name] is None and field.name in _OF_DATA:
+                    raise ValueError(
+                        f"the sampler {self.name} needs {field.name}, which these data have not: "
+                        f"{_NEEDS[field.name]}"
+                    )
+        return self.sampler(**chosen)
+
+    @classmethod
+    def of_data(cls) -> set[str]:
+        """Returns the fields of the sampler that the data give."""
+        return {field.name for field in _fields(cls.sampler)} & _OF_DATA
+
+    def record(self) -> dict[str, Any]:
+        """Returns the settings as JSON values, with the sampler's name."""
+        return {"name": self.name, **dataclasses.asdict(self)}
+
+
+_NEEDS = {
+    "tree": "give them as UnitTree.from_columns(...).data(columns)",
+    "max_contributions": "give them as cap_contributions(...).of_examples(columns)",
+}
+
+
+def _made(kind: type[BatchSampler], fields: Mapping[str, Any]) -> SamplerSettings:
+    return settings_of(kind)(**fields)
+
+
+def _fields(kind: type[BatchSampler]) -> list[dataclasses.Field]:
+    """Returns the fields of a sampler that its constructor takes."""
+    return [field for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
+
+
+@functools.cache
+def settings_of(kind: type[BatchSampler]) -> type[Any]:
+    """Returns the type of a sampler's settings, a frozen dataclass with the sampler's own words.
+
+    >>> settings_of(Shuffle)()
+    Shuffle(batch_size=1024, epochs=10, order='redrawn')
+
+    Raises:
+      ValueError: If the sampler is no frozen dataclass.
+    """
+    if not (dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen):
+        raise ValueError(f"the sampler {name_of(kind)} must be a frozen dataclass")
+    hints = typing.get_type_hints(kind)
+    fields = []
+    for field in _fields(kind):
+        if field.name not in _OF_DATA and field.name != "target_delta":
+            default = _DEFAULTS.get(field.name, field.default)
+            fields.append((field.name, hints[field.name], dataclasses.field(default=default)))
+    fields.sort(key=lambda field: field[2].default is not dataclasses.MISSING)
+    summary = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
+    words = _words_on_fields(kind)
+    lines = [f"  {name}: {words[name]}" for name, *_ in fields if name in words]
+    members = {
+        "__doc__": "\n".join([summary, "", "Attributes:", *lines]) if lines else summary,
+        "__module__": __name__,
+        "sampler": kind,
+        "name": name_of(kind),
+    }
+    return dataclasses.make_dataclass(
+        kind.__name__, fields, bases=(SamplerSettings,), namespace=members, frozen=True
+    )
+
+
+def _words_on_fields(kind: type) -> dict[str, str]:
+    """Returns what is written below the fields of a dataclass and its bases, each in one line."""
+    words: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        body = _classes(one.__module__).get(one.__qualname__, []) if one is not object else []
+        for field, below in itertools.pairwise(body):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                words[field.target.id] = " ".join(str(below.value.value).split())
+    return words
+
+
+@functools.cache
+def _classes(module: str) -> dict[str, list[ast.stmt]]:
+    """Returns what is written in each class of a module; nothing if there is no source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError, KeyError, SyntaxError):  # as in a prompt
+        return {}
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+SETTINGS: dict[str, type[Any]] = {name: settings_of(kind) for name, kind in _BY_NAME.items()}
+"""The type of the settings of each of the package's samplers, by name."""
