@@ -1,10 +1,14 @@
 """What every test stands on: checked types, hypothesis profiles, the real rows if any."""
 
 import os
+import sys
 import tomllib
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Each file is compiled once for the tests' many processes, also where the environment forbids it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 import hypothesis
 import pytest
