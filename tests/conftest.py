@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Each file is compiled once for the tests' many processes, also where the environment forbids it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# And each JAX program, whichever of them meets it first; what measures compiling opts out.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _programs = tempfile.TemporaryDirectory(prefix="dpsgd-tests-programs-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import hypothesis
 import pytest
