@@ -7,19 +7,20 @@ import tomllib
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Each file is compiled once for the tests' many processes, also where the environment forbids it.
+
+import hypothesis
+import pytest
+from jaxtyping import install_import_hook
+
+# What one of the tests' many processes compiles, the others need not: neither files, also where the
+# environment forbids to keep them, nor JAX programs. What measures compiling opts out.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# And each JAX program, whichever of them meets it first; what measures compiling opts out.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _programs = tempfile.TemporaryDirectory(prefix="dpsgd-tests-programs-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-
-import hypothesis
-import pytest
-from jaxtyping import install_import_hook
 
 # Annotations are promises; under the tests they are checked at every call.
 # (An int passes for a float, as the numeric tower of PEP 484 has it. Of a container the first item
@@ -53,6 +54,19 @@ def entry_points_of_this_checkout(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(metadata.parent)
         yield
+
+
+@pytest.fixture(scope="module")
+def unoptimised():
+    """Programs that compile for longer than they run are compiled as fast as they can be.
+
+    For what is compared with a tolerance: not for bits, speed or memory.
+    """
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from dpsgd.noise.gaussian import add_gaussian_noise
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 from samplers.base import Participations
 
-pytestmark = pytest.mark.mutants
+pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]
 
 N, B, EPOCHS = 200, 10, 2
 CLIP = 0.5

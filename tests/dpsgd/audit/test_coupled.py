@@ -15,7 +15,7 @@ from dpsgd.audit.sampler import sampler_checks
 from dpsgd.audit.step import CompiledStep, recorder
 from samplers import BallsAndBins, Poisson
 
-pytestmark = pytest.mark.audit
+pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
 
 N = 200
 RNG = np.random.default_rng(0)

@@ -92,16 +92,23 @@ def temporary_bytes(case, method, batch_size, microbatch_size=None):
     return program.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("case", CASES)
+# Each loss once, and each method; the other pairs are long.
+QUICK = [(look_ups_and_layers, "ghost"), (without_a_rule, "vmap"), (recurrent, "ghost")]
+PAIRS = [
+    pytest.param(case, method, marks=() if (case, method) in QUICK else pytest.mark.long)
+    for case in CASES
+    for method in METHODS
+]
+
+
+@pytest.mark.parametrize(("case", "method"), PAIRS)
 def test_the_estimate_is_near_what_an_example_takes(case, method):
     few, many = (temporary_bytes(case, method, size, size) for size in (128, 256))
     measured = (many - few) / 128
     assert measured / 1.5 < estimate(case, method) < 8 * measured
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "method"), PAIRS)
 def test_a_large_batch_keeps_within_the_bound_without_being_told(case, method, monkeypatch):
     bound = 2**24
     monkeypatch.setattr(memory, "MICROBATCH_BYTES", bound)
@@ -112,12 +119,7 @@ def test_a_large_batch_keeps_within_the_bound_without_being_told(case, method, m
     assert temporary_bytes(case, method, size, size) > 1.5 * cut
 
 
-# Under "vmap" all losses are cut into microbatches alike.
-CUT = [(case, "ghost") for case in CASES] + [(look_ups_and_layers, "vmap")]
-CUT += [pytest.param(case, "vmap", marks=pytest.mark.long) for case in CASES[1:]]
-
-
-@pytest.mark.parametrize(("case", "method"), CUT)
+@pytest.mark.parametrize(("case", "method"), PAIRS)
 def test_microbatches_sized_from_memory_give_the_sum_of_one_pass(case, method, monkeypatch):
     params, loss_fn, batch = case()
     weights = np.ones(40)
