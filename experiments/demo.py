@@ -9,11 +9,11 @@ from pathlib import Path
 
 import tyro
 
-from experiments.cli import config
 from experiments.cli.console import Console
 from experiments.cli.errors import in_one_line
+from samplers.settings import SETTINGS
 
-SAMPLERS = (config.Deterministic, config.Shuffle, config.Poisson, config.BallsAndBins)
+COMPARED = ("deterministic", "shuffle", "poisson", "balls-and-bins")
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(demo: Demo) -> int:
     """Prepares the data, trains with every sampler, and prints the table."""
-    from experiments.reports import run as report
+    import dpsgd
+    from dpsgd.runs import report
     from experiments.tasks.clicks.criteo import display
     from experiments.tasks.clicks.synthetic import rows as synthetic
-    from experiments.train import train
+    from experiments.tasks.clicks.task import Clicks
 
     out = demo.out or Path(tempfile.mkdtemp(prefix="dpsgd-demo-"))
     with Console() as console:
@@ -60,19 +61,13 @@ def run(demo: Demo) -> int:
         console.progress("preparing the store")
         store = display.prepare(source, out / "store")
         console.line(f"{store.num_rows:,} rows prepared in {out / 'store'}")
-        records = []
-        for sampler in SAMPLERS:
-            console.line(f"training with the {sampler.name} sampler")
+        task, records = Clicks(out / "store"), []
+        for name in COMPARED:
+            console.line(f"training with the {name} sampler")
+            sampler = SETTINGS[name](batch_size=demo.batch_size, epochs=demo.epochs)
+            config = dpsgd.RunConfig(sampler, noise_multiplier=demo.noise_multiplier)
             records.append(
-                train(
-                    config.TrainConfig(
-                        data=out / "store",
-                        sampler=sampler(batch_size=demo.batch_size, epochs=demo.epochs),
-                        out=out / sampler.name,
-                        noise_multiplier=demo.noise_multiplier,
-                    ),
-                    console.progress,
-                )
+                dpsgd.run(task, config, out / name, name="clicks", progress=console.progress)
             )
         console.table(*report.comparison(records))
         for note in dict.fromkeys(note for record in records for note in record["notes"]):

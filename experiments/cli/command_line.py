@@ -4,34 +4,64 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from experiments.cli.config import TrainConfig
+from dpsgd.runs.config import RunConfig
+from dpsgd.runs.records import plain
+from dpsgd.runs.task import find
+from experiments.cli.tasks import DEFAULT
+from experiments.tasks import TASKS
+from samplers.settings import SamplerSettings
 
-_POSITIONAL = ("data", "sampler")
 
-
-def train_command(config: TrainConfig) -> str:
+def train_command(task: Mapping[str, Any], config: RunConfig, out: Path) -> str:
     """Returns `dpsgd train ...` as a shell takes it: what differs from the defaults, and no more.
 
-    >>> from pathlib import Path
-    >>> from experiments.cli.config import Poisson
-    >>> config = TrainConfig(Path("my store"), Poisson(epochs=3), Path("run"), noise_multiplier=0.5)
-    >>> train_command(config)
-    "dpsgd train 'my store' sampler:poisson --epochs 3 --out run --noise-multiplier 0.5"
+    Args:
+      task: The "name" and the "settings" of what is trained. No module is imported by its name: of
+        a task that is not built in, all settings are given; of one that is made already, as its
+        name in lower case tells, none.
+      config: How it is trained.
+      out: The run directory.
+
+    >>> from samplers.settings import SETTINGS
+    >>> config = RunConfig(SETTINGS["poisson"](epochs=3), noise_multiplier=0.5)
+    >>> train_command({"name": "clicks", "settings": {"data": "my store"}}, config, Path("run"))
+    "dpsgd train 'my store' sampler:poisson --epochs 3 --noise-multiplier 0.5 --out run"
     """
-    words = ["dpsgd", "train", str(config.data), f"sampler:{config.sampler.name}"]
-    for part in (config.sampler, config):
+    name, settings = task["name"], dict(task["settings"])
+    sampler = config.sampler
+    if name is None or not isinstance(sampler, SamplerSettings):
+        return f"# of {out}: by a program alone, which made its task or its sampler"
+    words = ["dpsgd", "train", *(["--task", name] if name != DEFAULT else [])]
+    if not name.rpartition(":")[2][:1].isupper() and name not in TASKS:
+        settings = {}
+    elif name in TASKS:
+        fields = dataclasses.fields(find(TASKS[name]))
+        defaults = {field.name: plain(field.default) for field in fields if _has_default(field)}
+        settings = {k: v for k, v in settings.items() if k not in defaults or v != defaults[k]}
+    words += [settings.pop("data")] if settings.get("data") else []
+    words.append(f"sampler:{sampler.name}")
+    for part in (sampler, config):
         for field in dataclasses.fields(part):
             value = getattr(part, field.name)
-            if field.name not in _POSITIONAL and value != field.default:
-                words += _option(field.name.replace("_", "-"), value)
-    return shlex.join(words)
+            if field.name != "sampler" and value != field.default:
+                words += _option(field.name, value)
+    for name, value in settings.items():
+        words += _option(name, value)
+    return shlex.join([*words, "--out", str(out)])
 
 
-def _option(name: str, value: Any) -> list[str]:
+def _has_default(field: dataclasses.Field) -> bool:
+    return field.default is not dataclasses.MISSING
+
+
+def _option(field: str, value: Any) -> list[str]:
+    name = field.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [f"--{name}", *map(str, value)]
-    return [f"--{name}", str(value)]
+    return [] if value is None else [f"--{name}", str(value)]

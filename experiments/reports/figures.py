@@ -14,8 +14,9 @@ from matplotlib.lines import Line2D
 
 from accounting import epsilon
 from dpsgd import Mechanism
+from dpsgd.runs.result import FinishedRun
 from experiments.figures.drawing import COLORS, MARKERS, label_ones_twos_fives
-from experiments.finished import FinishedRun
+from experiments.reports.metrics import Headline
 
 Runs = Mapping[str, FinishedRun]
 """Runs by the names that they have on the page."""
@@ -68,27 +69,28 @@ def looks(runs: Runs) -> dict[str, Look]:
     return found
 
 
-def quality(runs: Runs) -> Figure:
-    """Draws test AUC over the certified interval; runs without privacy are lines across."""
+def quality(runs: Runs, headline: Headline) -> Figure:
+    """Draws a metric over the certified interval; runs without privacy are lines across."""
     figure, axes = _one_panel()
     look = looks(runs)
     entries: list[Line2D] = []
     shown: list[FinishedRun] = []
     for name, run in runs.items():
         record = run.record
-        if record["test_auc"] is None:  # it diverged
+        value = record["metrics"].get(headline.name)
+        if value is None:  # it diverged
             continue
         if record["epsilon_upper"] is not None:
             ends = [record["epsilon_lower"], record["epsilon_upper"]]
-            axes.plot(ends, [record["test_auc"]] * 2, color=look[name].color, lw=3, alpha=0.4)
-            entries += axes.plot(ends[1], record["test_auc"], ms=6, **look[name].dot())
+            axes.plot(ends, [value] * 2, color=look[name].color, lw=3, alpha=0.4)
+            entries += axes.plot(ends[1], value, ms=6, **look[name].dot())
             entries[-1].set_label(look[name].label)
             shown.append(run)
         elif not record["noise_multiplier"]:
             line = "--" if look[name].line == "-" else look[name].line
-            entries.append(axes.axhline(record["test_auc"], color=look[name].color, ls=line, lw=1))
+            entries.append(axes.axhline(value, color=look[name].color, ls=line, lw=1))
             entries[-1].set_label(f"{look[name].label}, without privacy")
-    axes.set(xscale="log", xlabel=f"ε, certified ({_terms(shown)})", ylabel="test AUC")
+    axes.set(xscale="log", xlabel=f"ε, certified ({_terms(shown)})", ylabel=headline.label)
     label_ones_twos_fives(axes.xaxis)
     _legend(figure, axes, entries)
     return figure

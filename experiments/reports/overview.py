@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,12 +20,13 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from accounting import format_delta
+from dpsgd.runs import report
+from dpsgd.runs.result import FinishedRun, unlike
 from experiments.cli.command_line import train_command
 from experiments.cli.console import counted
-from experiments.finished import FinishedRun, unlike
 from experiments.reports import figures as run_figures
-from experiments.reports import run as report
 from experiments.reports.figures import Runs
+from experiments.reports.metrics import Better, Headline, label
 from experiments.sweeps import engine, tables
 from experiments.sweeps.figure import draw
 from experiments.sweeps.summary import Summary
@@ -50,21 +51,47 @@ class Page:
     figures: dict[str, bytes] = field(default_factory=dict)
 
 
-def overview(paths: Sequence[Path], title: str = "") -> Page:
+def overview(
+    paths: Sequence[Path],
+    title: str = "",
+    headline: str | None = None,
+    better: Better | None = None,
+) -> Page:
     """Returns the page about the runs and sweeps in `paths`.
+
+    Args:
+      paths: Their folders.
+      title: Of the page; by default it says what is in it.
+      headline: The metric that is shown, in place of each task's own.
+      better: Which of its values are better.
 
     Raises:
       FileNotFoundError: if one of them is neither.
-      ValueError: if there is none, or one is damaged.
+      ValueError: if there is none, or one is damaged, or has no such metric.
     """
     if not paths:
         raise ValueError("name at least one run or sweep")
     sweeps = {path: engine.read(path) for path in dict.fromkeys(paths) if engine.is_sweep(path)}
+    if headline is not None:
+        sweeps = {
+            path: dataclasses.replace(
+                summary,
+                sweep=dataclasses.replace(summary.sweep, headline=headline, better=better),
+            )
+            for path, summary in sweeps.items()
+        }
     runs = _named([FinishedRun.read(path) for path in dict.fromkeys(paths) if path not in sweeps])
     figures: dict[str, bytes] = {}
     parts = []
     if runs:
-        parts.append(_glance(runs, figures))
+        parts.append("## At a glance")
+        for number, (task, group) in enumerate((groups := _by_task(runs)).items(), 1):
+            first = next(iter(group.values()))
+            names = _metrics(group)
+            chosen = Headline.of(first.task["description"], names, headline, better)
+            parts += [f"### Task: {report.plain(task)}"] if len(groups) > 1 else []
+            name = f"quality{number}.svg" if len(groups) > 1 else "quality.svg"
+            parts.append(_glance(group, chosen, names, name, figures))
         parts.append(_guarantees(runs, figures))
     for number, (folder, summary) in enumerate(sweeps.items(), 1):
         parts.append(_sweep(folder, summary, f"sweep{number}.svg", figures))
@@ -74,6 +101,14 @@ def overview(paths: Sequence[Path], title: str = "") -> Page:
     parts.append(_where(runs, sweeps))
     title = title or _title([*runs, *(folder.name for folder in sweeps)], len(runs), len(sweeps))
     return Page(title, "\n\n".join([f"# {report.plain(title)}", *parts]) + "\n", figures)
+
+
+def _by_task(runs: Runs) -> dict[str, dict[str, FinishedRun]]:
+    """Returns the runs of each task, whose metrics alone compare, by its name."""
+    groups: dict[str, dict[str, FinishedRun]] = {}
+    for name, run in runs.items():
+        groups.setdefault(run.task["name"] or "without a name", {})[name] = run
+    return groups
 
 
 def _named(runs: Sequence[FinishedRun]) -> Runs:
@@ -86,13 +121,22 @@ def _title(names: Sequence[str], num_runs: int, num_sweeps: int) -> str:
     if len(names) == 1:
         return f"Private training: {names[0]}"
     counts = ((num_runs, "run"), (num_sweeps, "sweep"))
-    said = [counted(count, noun) for count, noun in counts if count]
-    return f"Private training: {' and '.join(said)}"
+    parts = [counted(count, noun) for count, noun in counts if count]
+    return f"Private training: {' and '.join(parts)}"
 
 
-def _glance(runs: Runs, figures: dict[str, bytes]) -> str:
-    header = ["run", "sampler", "σ", "ε [lower, upper]", "δ", "test AUC", "log loss"]
-    header += ["calibration", "training", "examples/s"]
+def _metrics(runs: Runs) -> list[str]:
+    """Returns the names of what runs measure; what they count alone, such as rows, is left out."""
+    found = [item for run in runs.values() for item in run.record["metrics"].items()]
+    return list(dict.fromkeys(name for name, value in found if not isinstance(value, int)))
+
+
+def _glance(
+    runs: Runs, headline: Headline, metrics: Iterable[str], figure: str, figures: dict[str, bytes]
+) -> str:
+    """Returns the table of runs of one task, and adds the figure of their quality to `figures`."""
+    shown = headline.beside(metrics)
+    header = ["run", "sampler", "σ", "ε [lower, upper]", "δ", *map(label, shown)]
     rows = [
         [
             name,
@@ -100,29 +144,33 @@ def _glance(runs: Runs, figures: dict[str, bytes]) -> str:
             f"{run.record['noise_multiplier']:.4g}",
             report.interval(run.record),
             format_delta(run.record["delta"]),
-            report.metric(run.record["test_auc"], ".4f"),
-            report.metric(run.record["test_log_loss"], ".4f"),
-            report.metric(run.record["test_calibration"], ".3f"),
+            *(
+                report.metric(found[metric]) if metric in found else ""
+                for found in [run.record["metrics"]]
+                for metric in shown
+            ),
             f"{run.record['training_seconds']:.1f} s",
             f"{run.record['examples_per_second']:,.0f}",
         ]
         for name, run in runs.items()
     ]
-    parts = ["## At a glance", report.table(header, rows)]
-    if len({digest for run in runs.values() for digest in run.stores}) > 1:
+    parts = [report.table([*header, "training", "examples/s"], rows)]
+    if len({digest for run in runs.values() for digest in run.data}) > 1:
         parts.append(
-            "Not all of them were trained on the same store, so their quality does not compare."
+            "Not all of them were trained on the same data, so their quality does not compare."
         )
     if diverged := [name for name, run in runs.items() if report.divergence(run.record)]:
         parts.append(
-            f"The training of {report.plain(', '.join(diverged))} diverged: metrics of rows that "
-            "have no finite score are undefined, and not drawn."
+            f"The training of {report.plain(', '.join(diverged))} diverged: what is not finite is "
+            "undefined, and not drawn."
         )
-    if any(_is_guaranteed(run) and not _is_undefined(run) for run in runs.values()):
-        figures["quality.svg"] = _svg(run_figures.quality(runs))
+    drawn = [run for run in runs.values() if run.record["metrics"].get(headline.name) is not None]
+    if any(map(_is_guaranteed, drawn)):
+        figures[figure] = _svg(run_figures.quality(runs, headline))
+        name = headline.label[0].upper() + headline.label[1:]
         parts.append(
-            "![Test AUC over epsilon. A bar spans the certified interval; its right end, the dot, "
-            "is the guarantee. Dashed: without privacy.](quality.svg)"
+            f"![{name} over epsilon. A bar spans the certified interval; its right end, the dot, "
+            f"is the guarantee. Dashed: without privacy.]({figure})"
         )
     return "\n\n".join(parts)
 
@@ -161,16 +209,18 @@ def _is_guaranteed(run: FinishedRun) -> bool:
     return run.record["epsilon_upper"] is not None
 
 
-def _is_undefined(run: FinishedRun) -> bool:
-    return run.record["test_auc"] is None
-
-
 def _sweep(folder: Path, summary: Summary, name: str, figures: dict[str, bytes]) -> str:
     figures[name] = _svg(draw(summary))
     heading, *lines = tables.markdown(summary).strip().splitlines()
     rest = "\n".join(re.sub(r"^(#+ )", r"#\1", line) for line in lines).strip()
-    caption = "Test AUC: mean of independent runs; the band is one standard deviation of a run."
-    words = ["dpsgd", "sweep", str(folder / engine.ASKED), str(summary.data)]
+    metric = summary.headline.label
+    caption = (
+        f"{metric[0].upper()}{metric[1:]}: mean of independent runs; the band is one standard "
+        "deviation of a run."
+    )
+    words = ["dpsgd", "sweep", str(folder / engine.ASKED)]
+    if data := summary.task["settings"].get("data"):
+        words.append(data)
     command = shlex.join([*words, "--out", folder.resolve().name])
     return (
         f"## Sweep: {heading.lstrip('# ')}\n\n![{caption}]({name})\n\n{rest}\n\n"
@@ -179,9 +229,8 @@ def _sweep(folder: Path, summary: Summary, name: str, figures: dict[str, bytes])
 
 
 def _speed(summary: Summary) -> str:
-    records = [record for result in summary.results for record in result.reports]
-    seconds = sum(record["training_seconds"] for record in records)
-    rate = statistics.median(record["examples_per_second"] for record in records)
+    seconds = sum(record["training_seconds"] for record in summary.reports)
+    rate = statistics.median(record["examples_per_second"] for record in summary.reports)
     return (
         f"Training took {seconds:,.1f} s for all runs together, at a median of {rate:,.0f} "
         "examples a second."
@@ -194,8 +243,9 @@ def _not_covered(runs: Runs) -> str:
 
 
 def _reproduce(runs: Runs) -> str:
-    again = [dataclasses.replace(run.config, out=Path(name)) for name, run in runs.items()]
-    commands = "\n".join(train_command(config) for config in again)
+    commands = "\n".join(
+        train_command(run.task, run.config, Path(name)) for name, run in runs.items()
+    )
     return (
         "## Do it again\n\nBatches and noise are drawn anew from the operating system's entropy, "
         "so the figures agree up to the noise; with `--insecure-seed` they are the same ones.\n\n"
@@ -211,8 +261,11 @@ def _where(runs: Runs, sweeps: Sweeps) -> str:
     for place, name in found:
         places.setdefault(json.dumps(place, sort_keys=True), []).append(name)
     parts = ["## Where it ran"]
-    if changed := unlike(runs.values()):
-        parts.append(f"Not alike in all runs above, from beginning to end: {', '.join(changed)}.")
+    for task, group in (groups := _by_task(runs)).items():
+        if changed := unlike(group.values()):
+            which = f"runs of {report.plain(task)}" if len(groups) > 1 else "runs"
+            names = ", ".join(changed)
+            parts.append(f"Not alike in all {which} above, from beginning to end: {names}.")
     for text, names in places.items():
         here = json.loads(text)
         packages = ", ".join(f"{name} {version}" for name, version in here["packages"].items())

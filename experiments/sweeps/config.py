@@ -8,21 +8,46 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tomllib
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
+from dpsgd.runs.config import RunConfig
 from dpsgd.runs.records import build
-from experiments.cli.config import TrainConfig
+from experiments.reports.metrics import Better
 from samplers.settings import SETTINGS, SamplerSettings
 
-Axis = Literal[
+AxisName = Literal[
     "noise_multiplier", "target_epsilon", "batch_size", "epochs", "learning_rate", "l2_clip_norm"
 ]
 Integers = int | tuple[int, ...]
 Numbers = float | tuple[float, ...]
+
+
+class Axis(NamedTuple):
+    """What runs of a grid differ in, as it is written."""
+
+    short: str
+    """In the names of runs."""
+    symbol: str
+    """In tables and legends."""
+    label: str
+    """Under a panel."""
+
+
+AXES = {
+    "noise_multiplier": Axis("sigma", "σ", "noise multiplier σ"),
+    "target_epsilon": Axis("eps", "ε", "ε by which the noise was chosen"),
+    "batch_size": Axis("b", "batch", "batch size"),
+    "epochs": Axis("e", "epochs", "epochs"),
+    "learning_rate": Axis("lr", "learning rate", "learning rate"),
+    "l2_clip_norm": Axis("c", "C", "clipping norm C"),
+}
+PRIVACY = ("noise_multiplier", "target_epsilon")
+"""Axes that runs without privacy have no place on."""
+IN_SAMPLER = ("batch_size", "epochs")
+"""Axes that are settings of the sampler, if it has them."""
 
 SHIPPED = Path(__file__).parent
 """The papers' experiments as files; a sweep can be asked for by the name of one."""
@@ -36,9 +61,7 @@ class Grid:
     each point the value of it that is best on the validation rows.
     """
 
-    AXES: ClassVar[tuple[str, ...]] = typing.get_args(Axis)
-
-    x: Axis
+    x: AxisName
     """The axis of the panel."""
     sampler: str | Mapping[str, Any] | tuple[str | Mapping[str, Any], ...]
     """Samplers by name, or tables of a name and the sampler's own settings."""
@@ -50,15 +73,15 @@ class Grid:
     """Also (or, without the two above, only) train without clipping and noise."""
     batch_size: Integers = 1024
     epochs: Integers = 10
-    learning_rate: Numbers = TrainConfig.learning_rate
-    l2_clip_norm: Numbers = TrainConfig.l2_clip_norm
-    tune: Axis | None = None
+    learning_rate: Numbers = RunConfig.learning_rate
+    l2_clip_norm: Numbers = RunConfig.l2_clip_norm
+    tune: AxisName | None = None
     """Axis whose best value on the validation rows is shown."""
     title: str = ""
     """Title of the panel."""
 
     def __post_init__(self) -> None:
-        for name in self.AXES:
+        for name in AXES:
             given = getattr(self, name)
             values = given if isinstance(given, tuple) else (given,)
             for i, value in enumerate(values):
@@ -67,7 +90,7 @@ class Grid:
                     raise ValueError(f"{name}[{i}] must be finite and > 0, got {shown}")
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} holds a value twice: {list(values)}")
-            kind = int if name in ("batch_size", "epochs") else float
+            kind = int if name in IN_SAMPLER else float
             object.__setattr__(self, name, tuple(map(kind, values)))
         given = self.sampler if isinstance(self.sampler, tuple) else (self.sampler,)
         object.__setattr__(self, "sampler", given)
@@ -77,7 +100,7 @@ class Grid:
             raise ValueError("give noise_multiplier or target_epsilon, not both")
         if not (self.noise_multiplier or self.target_epsilon or self.non_private):
             raise ValueError("give noise_multiplier, target_epsilon or non_private = true")
-        for name in {"batch_size", "epochs", "learning_rate", "l2_clip_norm", self.x}:
+        for name in {*AXES} - {*PRIVACY} | {self.x}:
             if not getattr(self, name):
                 raise ValueError(f"{name} needs a value at least")
         if self.tune == self.x:
@@ -86,14 +109,14 @@ class Grid:
     def samplers(self) -> list[SamplerSettings]:
         """Returns the samplers that are asked for, with sizes yet to be set."""
         found: list[Any] = []
-        for i, asked in enumerate(self.sampler):
-            fields = {"name": asked} if isinstance(asked, str) else dict(asked)
+        for i, given in enumerate(self.sampler):
+            fields = {"name": given} if isinstance(given, str) else dict(given)
             name = fields.pop("name", None)
             if not isinstance(name, str) or name not in SETTINGS:
                 raise ValueError(
                     f"sampler[{i}]: there is no sampler {name!r}; there are {', '.join(SETTINGS)}"
                 )
-            for axis in ("batch_size", "epochs"):
+            for axis in IN_SAMPLER:
                 if axis in fields:
                     raise ValueError(f"sampler[{i}]: {axis} is an axis of the grid")
             found.append(build(SETTINGS[name], fields, f"sampler[{i}]"))
@@ -112,18 +135,21 @@ class Sweep:
     title: str
     """Title of figure and tables."""
     grid: tuple[Grid, ...]
+    task: str | Mapping[str, Any] = "clicks"
+    """What is trained: a task by name, or a table of a name and the task's own settings."""
     repetitions: int | None = None
     """How many runs of each combination, independent of one another."""
     insecure_seeds: tuple[int, ...] = ()
     """Reproducible runs, one a seed, in place of repetitions: they void every guarantee."""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that all runs share, named as in `TrainConfig`."""
+    """Settings that all runs share, named as in `RunConfig`."""
+    headline: str | None = None
+    """The metric that is shown; by default the one that the task puts first."""
+    better: Better | None = None
+    """Which of its values are better, if that is not the task's own metric."""
 
-    OWN: ClassVar[tuple[str, ...]] = (
-        *("data", "out", "sampler", "noise_multiplier", "target_epsilon", "non_private"),
-        *("learning_rate", "l2_clip_norm", "insecure_seed"),
-    )
-    """Settings of `TrainConfig` that a grid, or the command line, decides."""
+    OWN: ClassVar[tuple[str, ...]] = ("sampler", *AXES, "non_private", "insecure_seed")
+    """Settings of `RunConfig` that a grid, or the seeds, decide."""
 
     def __post_init__(self) -> None:
         if (self.repetitions is None) == (not self.insecure_seeds):
@@ -137,12 +163,27 @@ class Sweep:
             raise ValueError(f"insecure_seeds holds a seed twice: {list(self.insecure_seeds)}")
         if not self.grid:
             raise ValueError("grid is missing: give at least one [[grid]]")
-        known = {f.name for f in dataclasses.fields(TrainConfig)} - set(self.OWN)
+        if not isinstance(self.task_name, str):
+            raise ValueError("task: name is missing")
+        if "data" in self.settings:
+            raise ValueError("task: the command names the data, not the file")
+        known = {f.name for f in dataclasses.fields(RunConfig)} - set(self.OWN)
         for name in self.run:
-            if name in (*Grid.AXES, "sampler", "non_private"):
+            if name in self.OWN[:-1]:
                 raise ValueError(f"run: {name} belongs into a [[grid]]")
             if name not in known:
                 raise ValueError(f"run: {name!a} is unknown; there are {', '.join(sorted(known))}")
+
+    @property
+    def task_name(self) -> Any:
+        """The name of the task."""
+        return self.task if isinstance(self.task, str) else self.task.get("name")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The task's own settings, as far as they are given."""
+        given = {} if isinstance(self.task, str) else self.task
+        return {name: value for name, value in given.items() if name != "name"}
 
     @classmethod
     def read(cls, path: Path) -> Sweep:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.engine import rows_of
 from dpsgd.runs.files import write_atomically
+from dpsgd.runs.records import checked
+from dpsgd.runs.result import FinishedRun, unlike
 from dpsgd.runs.stop import Stopped
-from experiments.cli.config import TrainConfig
-from experiments.finished import FinishedRun, unlike
-from experiments.recorded import config_from
+from dpsgd.runs.task import Task, data_digest, made_of, task_record
+from experiments.cli.tasks import find_task
 from experiments.sweeps import tables
 from experiments.sweeps.config import Sweep
 from experiments.sweeps.figure import draw
 from experiments.sweeps.plan import PlannedRun, plan
 from experiments.sweeps.summary import Summary, summarize
-from experiments.sweeps.workers import Task, carry_out, most_useful
-from experiments.tasks.clicks.store import Store
-from experiments.train import mechanism_for
+from experiments.sweeps.workers import Assignment, carry_out, most_useful
 from samplers import Population
 
 RUNS = "runs"
@@ -33,7 +35,7 @@ ASKED = "sweep.toml"
 
 def run_sweep(
     sweep: Sweep,
-    data: Path,
+    data: Path | None,
     out: Path,
     *,
     where: str = "sweep",
@@ -43,12 +45,12 @@ def run_sweep(
     """Carries out every run of a sweep that is not finished, and returns what all of them show.
 
     A run is known by its folder, `out/runs/NAME`, its configuration in there, and the digest of
-    its store. Finished ones stay as they are, so a sweep that was stopped, killed or made larger
+    its data. Finished ones stay as they are, so a sweep that was stopped, killed or made larger
     goes on where it was; what was changed meanwhile but the data (code, versions, machine) is said.
 
     Args:
       sweep: What is asked for.
-      data: Store of the examples.
+      data: Where the rows lie; None for a task that brings its own.
       out: Folder of the sweep; made if need be.
       where: What the sweep is called in errors.
       workers: Runs at once; by default as many as are fastest.
@@ -62,22 +64,25 @@ def run_sweep(
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
     progress("looking at what is finished")
-    store = Store.open(data)
-    runs = plan(sweep, data, out / RUNS, where)
-    programs = [_program(run, store, where) for run in runs]
-    tasks = [
-        Task(run.config, program)
+    runs = plan(sweep, out / RUNS, where)
+    task = task_of(sweep, data, where)
+    columns, population = rows_of(task)
+    programs = [_program(run, population, where) for run in runs]
+    tree = population.tree.shape.digest if population.tree else ""
+    record, digest = task_record(task, sweep.task_name), data_digest(task, columns, tree)
+    todo = [
+        Assignment(record, run.config, run.out, program)
         for run, program in zip(runs, programs, strict=True)
-        if not _finished(run, store)
+        if not _finished(run, record, digest)
     ]
     (out / RUNS).mkdir(parents=True, exist_ok=True)
-    progress(f"{len(runs) - len(tasks)} of {len(runs)} runs are finished")
+    progress(f"{len(runs) - len(todo)} of {len(runs)} runs are finished")
     failed = []
-    if tasks:
+    if todo:
         try:
-            for task, message in carry_out(tasks, workers or most_useful(), progress):
+            for one, message in carry_out(todo, workers or most_useful(), progress):
                 if message.kind == "failed":
-                    failed.append(f"{task.config.out.name}: {message.text}")
+                    failed.append(f"{one.out.name}: {message.text}")
         except Stopped as stopped:
             raise Stopped(f"{stopped}: the same command goes on") from None
     if failed:
@@ -86,10 +91,33 @@ def run_sweep(
             f"first: {failed[0]}"
         )
     progress("reading the reports")
-    summary = _summary(sweep, runs)
+    summary = _summary(sweep, runs, record)
     for run in runs:  # in case one died just before it did
-        RunDirectory(run.config.out).forget()
+        RunDirectory(run.out).forget()
     return summary
+
+
+def task_of(sweep: Sweep, data: Path | None, where: str) -> Task:
+    """Returns the task that a sweep trains.
+
+    Args:
+      sweep: What is asked for.
+      data: Where its rows lie; None for a task that brings its own.
+      where: What the sweep is called in errors.
+
+    Raises:
+      ValueError: if there is no such task.
+    """
+    found = find_task(sweep.task_name)
+    settings = {**sweep.settings, **({} if data is None else {"data": str(data.resolve())})}
+    if isinstance(found, type):
+        return made_of(found, settings, sweep.task_name, f"{where}, task")
+    if settings:
+        raise ValueError(
+            f"{where}: {sweep.task_name} is a task as it stands, and takes no "
+            f"{' and no '.join(settings)}"
+        )
+    return found
 
 
 def is_sweep(folder: Path) -> bool:
@@ -110,24 +138,34 @@ def read(folder: Path) -> Summary:
             f"{folder} is a sweep that is not finished: the command that began it goes on with it"
         )
     sweep = Sweep.parse(file.read_bytes(), str(file))
-    return _summary(sweep, plan(sweep, Path(), folder / RUNS, str(file)))
+    return _summary(sweep, plan(sweep, folder / RUNS, str(file)))
 
 
-def _summary(sweep: Sweep, runs: Sequence[PlannedRun]) -> Summary:
-    """Returns what the finished runs of a sweep show, once they are what they should be."""
-    finished = [(run, FinishedRun.read(run.config.out)) for run in runs]
-    stores = set()
+def _summary(
+    sweep: Sweep, runs: Sequence[PlannedRun], task: Mapping[str, Any] | None = None
+) -> Summary:
+    """Returns what the finished runs of a sweep show, once they are what they should be.
+
+    Args:
+      sweep: What was asked for.
+      runs: All of its runs.
+      task: The record of what they train; by default what the first one trained.
+    """
+    finished = [(run, FinishedRun.read(run.out)) for run in runs]
+    task, data = task or finished[0][1].task, set()
+    if task["name"] != sweep.task_name:
+        raise ValueError(f"{runs[0].out.parent} holds runs of the task {task['name']}")
     for run, found in finished:
-        _refuse_another(run, found.config)
-        stores.update(found.stores)
-    if len(stores) > 1 or None in stores:
+        _refuse_another(run, task, found.task, found.config)
+        data.update(found.data)
+    if len(data) > 1 or None in data:
         raise ValueError(
-            f"{runs[0].config.out.parent} holds runs on different stores, or runs that do not say "
-            "on which: they show nothing together"
+            f"{runs[0].out.parent} holds runs on different data, or runs that do not say on which: "
+            "they show nothing together"
         )
     return summarize(
         sweep,
-        finished[0][1].config.data,
+        task,
         [(run, found.record) for run, found in finished],
         [place for _, found in finished for place in found.environments],
         _remarks([found for _, found in finished]),
@@ -166,46 +204,68 @@ def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:
     return [out / name for name in contents]
 
 
-def _program(run: PlannedRun, store: Store, where: str) -> Hashable:
+def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
     """Returns what decides the shapes of a run's compiled program.
 
     Raises:
-      ValueError: if the sampler does not fit the data, or the noise cannot be had.
+      ValueError: if the sampler does not fit the rows, or the noise cannot be had.
     """
-    config, num_examples = run.config, store.rows("train")
+    config = run.config
+    if config.target_epsilon is not None:  # whose noise the run calibrates: that takes seconds
+        config = dataclasses.replace(config, target_epsilon=None, noise_multiplier=1.0)
     try:
-        if config.target_epsilon is None:
-            sampler = mechanism_for(config, num_examples).sampler
-        else:  # whose noise the run itself calibrates: that takes seconds
-            sampler = config.sampler.build(Population(num_examples), config.target_delta)
+        sampler = config.mechanism(population).sampler
+        sampler.protected_unit(population)
     except ValueError as error:
         raise ValueError(f"{where}, {run.cell.name}: {error}") from None
     return sampler.padded_batch_size, sampler.accumulates, config.non_private
 
 
-def _finished(run: PlannedRun, store: Store) -> bool:
+def _finished(run: PlannedRun, task: Mapping[str, Any], digest: str) -> bool:
     """Returns whether a run came to its end.
 
     Raises:
-      ValueError: if its folder holds something else, or it was trained on another store.
+      ValueError: if its folder holds something else, or it was trained on other data.
     """
-    path = run.config.out
-    if not path.exists():
+    if not run.out.exists():
         return False
-    directory = RunDirectory.open(path, finished=False)
-    found = config_from(directory.read_json("config.json"), out=path, data=None)
-    _refuse_another(run, found, same_store=set(directory.data()) == {store.digest})
+    directory = RunDirectory.open(run.out, finished=False)
+    where = f"{run.out / 'config.json'} is damaged, or of another version"
+    record = directory.read_json("config.json")
+    found = RunConfig.from_record(record, where)
+    begun = checked(record.get("task"), dict[str, Any], f"{where}: task")
+    _refuse_another(run, task, begun, found, same_data=set(directory.data()) == {digest})
     return directory.finished
 
 
-def _refuse_another(run: PlannedRun, found: TrainConfig, *, same_store: bool = True) -> None:
-    """Raises ValueError if another run than the planned one was `found` in its folder."""
-    wanted = dataclasses.replace(run.config, data=found.data)  # wherever the store lies now
-    names = [field.name for field in dataclasses.fields(wanted)]
-    differing = [name for name in names if getattr(found, name) != getattr(wanted, name)]
-    differing += [] if same_store else ["store"]
+def _refuse_another(
+    run: PlannedRun,
+    task: Mapping[str, Any],
+    begun: Mapping[str, Any],
+    found: RunConfig,
+    *,
+    same_data: bool = True,
+) -> None:
+    """Raises ValueError if another run than the planned one was begun in its folder.
+
+    Args:
+      run: As planned.
+      task: The record of what it trains.
+      begun: The record of what was begun.
+      found: The configuration of that.
+      same_data: Whether it was on the same data.
+    """
+    names = [field.name for field in dataclasses.fields(found)]
+    differing = [name for name in names if getattr(found, name) != getattr(run.config, name)]
+    if not differing:
+        for part in ("settings", "description"):
+            ours, theirs = dict(task[part]), dict(begun.get(part) or {})
+            keys = {**ours, **theirs}.keys() - {"data"}  # wherever they lie now
+            differing += sorted(key for key in keys if ours.get(key) != theirs.get(key))
+    differing += ["task"] if task["name"] != begun.get("name") else []
+    differing += [] if same_data else ["data"]
     if differing:
         raise ValueError(
-            f"{run.config.out} holds another run than this sweep's, with another "
+            f"{run.out} holds another run than this sweep's, with another "
             f"{', '.join(differing)}: name another --out, or remove it"
         )

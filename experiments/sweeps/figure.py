@@ -1,4 +1,4 @@
-"""The figure of a sweep: a panel a grid, test AUC over its axis, one standard deviation as a band.
+"""The figure of a sweep: a panel a grid, its metric over its axis, a standard deviation as a band.
 
 Noise multipliers lie on an axis that is linear above and logarithmic below a dotted line, so that
 large noise is seen as it is and small noise is followed towards none; runs without clipping and
@@ -16,16 +16,8 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import NullLocator
 
 from experiments.figures.drawing import COLORS, MARKERS, PALETTE
-from experiments.sweeps.summary import VOID, Panel, Result, Summary
-
-LABELS = {
-    "noise_multiplier": "noise multiplier σ",
-    "target_epsilon": "ε by which the noise was chosen",
-    "batch_size": "batch size",
-    "epochs": "epochs",
-    "learning_rate": "learning rate",
-    "l2_clip_norm": "clipping norm C",
-}
+from experiments.sweeps.config import AXES
+from experiments.sweeps.summary import VOID, Estimate, Panel, Summary
 
 
 def draw(summary: Summary) -> Figure:
@@ -42,7 +34,7 @@ def draw(summary: Summary) -> Figure:
 
 
 def draw_panel(figure: Figure | SubFigure, panel: Panel) -> None:
-    """Draws test AUC of each line over the panel's axis, and what has no place on it at the left.
+    """Draws the metric of each line over the panel's axis, and what has no place on it at the left.
 
     Args:
       figure: Where to draw; it gets one `Axes`, or two where some runs have no place on the axis.
@@ -63,7 +55,8 @@ def draw_panel(figure: Figure | SubFigure, panel: Panel) -> None:
         return
     for i, (label, line) in enumerate(panel.lines.items()):
         here = [result for result in line if panel.x(result) is not None]
-        _draw_band(main, [panel.x(result) for result in here], here, label, _style(i, label))
+        estimates = [panel.estimate(result) for result in here]
+        _draw_band(main, [panel.x(result) for result in here], estimates, label, _style(i, label))
     _set_axis(main, panel, private)
     main.set_title(panel.grid.title, fontsize="medium")
     main.grid(alpha=0.25, lw=0.5)
@@ -88,10 +81,10 @@ def composite_scale(joint: float):
 
 
 def _draw_band(
-    axes: Axes, xs: Sequence, results: Sequence[Result], label: str, style: dict
+    axes: Axes, xs: Sequence, estimates: Sequence[Estimate], label: str, style: dict
 ) -> None:
-    means = np.array([result["test_auc"].mean for result in results], float)  # None is a gap
-    sds = np.array([result["test_auc"].sd or 0.0 for result in results])
+    means = np.array([estimate.mean for estimate in estimates], float)  # None is a gap
+    sds = np.array([estimate.sd or 0.0 for estimate in estimates])
     axes.plot(xs, means, label=label, **style)
     axes.fill_between(xs, means - sds, means + sds, color=style["color"], alpha=0.18, lw=0)
 
@@ -100,9 +93,9 @@ def _draw_apart(axes: Axes, panel: Panel) -> None:
     """Draws the runs without clipping and noise, side by side."""
     for i, (label, line) in enumerate(panel.lines.items()):
         for result in line:
-            auc = result["test_auc"]
-            if panel.x(result) is None and auc.mean is not None:
-                axes.errorbar([i], [auc.mean], [auc.sd or 0.0], capsize=3, **_style(i, label))
+            found = panel.estimate(result)
+            if panel.x(result) is None and found.mean is not None:
+                axes.errorbar([i], [found.mean], [found.sd or 0.0], capsize=3, **_style(i, label))
     middle = (len(panel.lines) - 1) / 2
     axes.set_xticks([middle], ["no clipping,\nno noise"], fontsize="small")
     axes.set_xlim(-1, len(panel.lines))
@@ -138,22 +131,23 @@ def _quality(panel: Panel) -> str:
     """Returns what the other axis shows."""
     counts = {len(result.reports) for result in panel.results}
     if counts == {1}:
-        return "test AUC (single runs)"
-    return f"test AUC (mean ± s.d. of {' or '.join(map(str, sorted(counts)))} runs)"
+        return f"{panel.headline.label} (single runs)"
+    many = " or ".join(map(str, sorted(counts)))
+    return f"{panel.headline.label} (mean ± s.d. of {many} runs)"
 
 
 def _label(panel: Panel) -> str:
     """Returns what the axis shows, what is tuned, and what epsilons hold for, where any are."""
     x, tune = panel.grid.x, panel.grid.tune
-    lines = [LABELS[x]]
+    lines = [AXES[x].label]
     if x == "target_epsilon":
         certified = not (panel.insecure or any(r.exceeds for r in panel.results))
-        lines = ["ε, certified for each sampler" if certified else LABELS[x]]
+        lines = ["ε, certified for each sampler" if certified else AXES[x].label]
         lines.append(f"({panel.terms})")
     elif panel.grid.target_epsilon:
         lines.append(f"(ε: {panel.terms})")
     if tune:
-        lines.append(f"(at each point the best {LABELS[tune]} on the validation rows)")
+        lines.append(f"(at each point the best {AXES[tune].label} on {panel.judge.rows})")
     return "\n".join(lines)
 
 

@@ -8,15 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpsgd.runs.config import RunConfig
 from dpsgd.runs.records import build
-from experiments.cli.config import TrainConfig
-from experiments.sweeps.config import Grid, Sweep
+from experiments.sweeps.config import AXES, IN_SAMPLER, PRIVACY, Grid, Sweep
 from samplers.settings import SamplerSettings
-
-IN_SAMPLER = ("batch_size", "epochs")
-"""Axes that are settings of the sampler."""
-
-_SHORT = {"batch_size": "b", "epochs": "e", "learning_rate": "lr", "l2_clip_norm": "c"}
 
 
 @dataclass(frozen=True)
@@ -38,18 +33,18 @@ class Cell:
         """Returns where the cell lies on an axis of its grid; None where it has no place there."""
         if self.non_private and axis == "l2_clip_norm":
             return None
-        return getattr(self.sampler if axis in IN_SAMPLER else self, axis)
+        return getattr(self.sampler if axis in IN_SAMPLER else self, axis, None)
 
     @property
     def sampler_name(self) -> str:
         """The sampler, with those of its settings that are not the defaults.
 
-        >>> from experiments.cli.config import Shuffle
-        >>> Cell(Shuffle(order="fixed"), 1e-3, 1.0).sampler_name
+        >>> from samplers.settings import SETTINGS
+        >>> Cell(SETTINGS["shuffle"](order="fixed"), 1e-3, 1.0).sampler_name
         'shuffle order-fixed'
         """
         settings = [
-            f"{field.name}-{getattr(self.sampler, field.name)}"
+            f"{field.name}-{_digits(getattr(self.sampler, field.name))}"
             for field in dataclasses.fields(self.sampler)
             if field.name not in IN_SAMPLER and getattr(self.sampler, field.name) != field.default
         ]
@@ -59,63 +54,69 @@ class Cell:
     def name(self) -> str:
         """Every value by which it differs from other cells, fit for a folder.
 
-        >>> from experiments.cli.config import Poisson
-        >>> Cell(Poisson(), 3e-3, 4.0, noise_multiplier=0.5).name
+        >>> from samplers.settings import SETTINGS
+        >>> poisson = SETTINGS["poisson"]()
+        >>> Cell(poisson, 3e-3, 4.0, noise_multiplier=0.5).name
         'poisson-sigma0.5-b1024-e10-lr0.003-c4'
-        >>> Cell(Poisson(), 3e-3, 4.0).name  # nothing is clipped without noise
+        >>> Cell(poisson, 3e-3, 4.0).name  # nothing is clipped without noise
         'poisson-nonprivate-b1024-e10-lr0.003'
         """
-        if self.noise_multiplier is not None:
-            privacy = f"sigma{_digits(self.noise_multiplier)}"
-        elif self.target_epsilon is not None:
-            privacy = f"eps{_digits(self.target_epsilon)}"
-        else:
-            privacy = "nonprivate"
-        sizes = [
+        values = [
             f"{short}{_digits(value)}"
-            for axis, short in _SHORT.items()
+            for axis, (short, _, _) in AXES.items()
             if (value := self.value(axis)) is not None
         ]
-        return "-".join([self.sampler_name.replace(" ", "-"), privacy, *sizes])
+        private = ["nonprivate"] if self.non_private else []
+        return "-".join([self.sampler_name.replace(" ", "-"), *private, *values])
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A cell's run in one repetition, with its configuration."""
+    """A cell's run in one repetition, with its configuration and its directory."""
 
     cell: Cell
-    config: TrainConfig
+    config: RunConfig
+    out: Path
 
     @property
     def name(self) -> str:
         """Name of the run's folder."""
-        return self.config.out.name
+        return self.out.name
 
 
 def cells(grid: Grid) -> list[Cell]:
     """Returns every combination of the values of a grid's axes, each once."""
     privacy: list[dict[str, Any]] = [
-        {axis: value}
-        for axis in ("noise_multiplier", "target_epsilon")
-        for value in getattr(grid, axis)
+        {axis: value} for axis in PRIVACY for value in getattr(grid, axis)
     ]
     privacy += [{}] if grid.non_private else []
+    axes = itertools.product(
+        grid.samplers(),
+        itertools.product(*(getattr(grid, axis) for axis in IN_SAMPLER)),
+        grid.learning_rate,
+        grid.l2_clip_norm,
+        privacy,
+    )
     found = [
         Cell(
-            dataclasses.replace(sampler, batch_size=batch_size, epochs=epochs),
+            _sized(sampler, dict(zip(IN_SAMPLER, sizes, strict=True))),
             learning_rate,
             # Without privacy nothing is clipped: one cell, whatever norms its grid has.
-            l2_clip_norm if wanted else TrainConfig.l2_clip_norm,
+            l2_clip_norm if wanted else RunConfig.l2_clip_norm,
             **wanted,
         )
-        for sampler, batch_size, epochs, learning_rate, l2_clip_norm, wanted in itertools.product(
-            grid.samplers(), *(getattr(grid, axis) for axis in _SHORT), privacy
-        )
+        for sampler, sizes, learning_rate, l2_clip_norm, wanted in axes
     ]
     return list({cell.name: cell for cell in found}.values())
 
 
-def plan(sweep: Sweep, data: Path, folder: Path, where: str) -> list[PlannedRun]:
+def _sized(sampler: SamplerSettings, sizes: dict[str, int]) -> SamplerSettings:
+    """Returns the sampler with those of the sizes that are settings of it."""
+    names = {field.name for field in dataclasses.fields(sampler)}
+    return dataclasses.replace(sampler, **{k: v for k, v in sizes.items() if k in names})
+
+
+def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
     """Returns the runs of a sweep, each once, in the order of its file.
 
     The initial parameters of a repetition are its own, and alike for all cells: so that cells are
@@ -123,7 +124,6 @@ def plan(sweep: Sweep, data: Path, folder: Path, where: str) -> list[PlannedRun]
 
     Args:
       sweep: What is asked for.
-      data: Store of the examples.
       folder: Where the run directories lie.
       where: What the sweep is called in errors.
 
@@ -135,16 +135,14 @@ def plan(sweep: Sweep, data: Path, folder: Path, where: str) -> list[PlannedRun]
     runs = []
     for cell, (number, seed) in itertools.product(unique.values(), enumerate(seeds)):
         repetition = f"r{number}" if seed is None else f"seed{seed}"
-        asked = {
+        settings = {
             **sweep.run,
-            **{axis: getattr(cell, axis) for axis in Grid.AXES if axis not in IN_SAMPLER},
-            "data": data,
-            "out": folder / f"{cell.name}-{repetition}",
+            **{axis: getattr(cell, axis) for axis in AXES if axis not in IN_SAMPLER},
             "sampler": cell.sampler,
             "non_private": cell.non_private,
             "insecure_seed": seed,
         }
-        config = build(TrainConfig, asked, f"{where}, run")
+        config = build(RunConfig, settings, f"{where}, run")
         begun = config.init_seed + (number if seed is None else seed)
         config = dataclasses.replace(
             config,
@@ -156,14 +154,16 @@ def plan(sweep: Sweep, data: Path, folder: Path, where: str) -> list[PlannedRun]
             config.check()
         except ValueError as error:
             raise ValueError(f"{where}, run: {error}") from None
-        runs.append(PlannedRun(cell, config))
+        runs.append(PlannedRun(cell, config, folder / f"{cell.name}-{repetition}"))
     return runs
 
 
-def _digits(value: float) -> str:
-    """Returns the shortest digits that name `value` and no other number.
+def _digits(value: Any) -> str:
+    """Returns the shortest text that names a value of a setting and no other one.
 
-    >>> _digits(4.0), _digits(0.30000000000000004)
-    ('4', '0.30000000000000004')
+    >>> _digits(4.0), _digits(0.30000000000000004), _digits((8, 64)), _digits("fixed")
+    ('4', '0.30000000000000004', '8+64', 'fixed')
     """
-    return repr(value).removesuffix(".0")
+    if isinstance(value, tuple):
+        return "+".join(map(_digits, value))
+    return str(value).removesuffix(".0")

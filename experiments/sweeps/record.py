@@ -12,10 +12,8 @@ import tyro
 
 from dpsgd.runs.files import write_atomically
 from experiments.cli.errors import in_one_line
-from experiments.sweeps.config import SHIPPED, Grid
+from experiments.sweeps.config import AXES, SHIPPED
 from experiments.sweeps.engine import ASKED
-
-METRICS = ("validation_auc", "test_auc", "test_log_loss")
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,11 @@ def record(folders: Sequence[Path], note: str = "") -> dict[str, Any]:
             raise ValueError(f"{folder / ASKED} is not, or no longer, a shipped sweep")
         summary = json.loads((folder / "summary.json").read_text())
         try:
+            store = " store" if "data" in summary["task"]["settings"] else ""
             environments += [e for e in summary["environments"] if e not in environments]
             sweeps.append(
                 {
-                    "command": f"dpsgd sweep {shipped[asked]} store --out {shipped[asked]}",
+                    "command": f"dpsgd sweep {shipped[asked]}{store} --out {shipped[asked]}",
                     "title": summary["title"],
                     "setting": summary["setting"],
                     "insecure_seeds": summary["insecure_seeds"],
@@ -66,9 +65,13 @@ def record(folders: Sequence[Path], note: str = "") -> dict[str, Any]:
 
 def _point(cell: dict[str, Any]) -> dict[str, Any]:
     """Returns a grid point, each metric as [mean, standard deviation]."""
-    names = ("sampler", *Grid.AXES, "epsilon_lower", "epsilon_upper", "delta")
+    names = ("sampler", *AXES, "epsilon_lower", "epsilon_upper", "delta")
     where = {name: cell[name] for name in names if cell[name] is not None}
-    metrics = {name: [_short(cell[name]["mean"]), _short(cell[name]["sd"])] for name in METRICS}
+    metrics = {
+        name: [_short(found["mean"]), _short(found["sd"])]
+        for name, found in cell["metrics"].items()
+        if not name.endswith("_num_examples")
+    }
     return {**where, **metrics}
 
 

@@ -6,24 +6,20 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import scipy.stats
 
 from accounting import Bound, format_delta
-from experiments.reports.run import UNDEFINED
-from experiments.sweeps.config import Grid, Sweep
+from dpsgd.runs.report import UNDEFINED
+from experiments.reports.metrics import Headline
+from experiments.sweeps.config import AXES, PRIVACY, Grid, Sweep
 from experiments.sweeps.plan import Cell, PlannedRun, cells
 
 Report = dict[str, Any]
-
-PRIVACY = ("noise_multiplier", "target_epsilon")
-"""Axes that runs without privacy have no place on."""
-
-METRICS = ("validation_auc", "test_auc", "test_log_loss", "test_calibration")
 
 NOT_COVERED = (
     "each guarantee is that of its own run alone: whoever compares runs and releases one of them, "
@@ -51,8 +47,8 @@ class Estimate:
 
     >>> f"{Estimate.of([0.71, 0.72, 0.73])}"
     '0.7200 ± 0.0100'
-    >>> f"{Estimate.of([0.71])}"  # one run shows no spread
-    '0.7100'
+    >>> f"{Estimate.of([7100])}"  # one run shows no spread
+    '7100'
     >>> f"{Estimate.of([0.71, None, 0.73])}"  # the training of one diverged
     '0.7200 ± 0.0141 (1 of 3 diverged)'
     """
@@ -74,14 +70,13 @@ class Estimate:
         sd = statistics.stdev(known) if len(known) > 1 else None
         return cls(mean, sd, len(known), len(values) - len(known))
 
-    @property
-    def rank(self) -> tuple[int, float]:
-        """What orders estimates: the fewer runs diverged the better, then the higher the mean.
+    def merit(self, headline: Headline) -> tuple[int, float]:
+        """Returns what is higher for better estimates: the fewer runs diverged, then by the mean.
 
         The mean of the runs that did not diverge alone would favour what diverges: those are the
         lucky ones.
         """
-        return -self.undefined, -math.inf if self.mean is None else self.mean
+        return -self.undefined, headline.merit(self.mean)
 
     def differs(self, other: Estimate) -> bool:
         """Whether Welch's t-test tells the means apart at `LEVEL`; never from a single run.
@@ -100,9 +95,10 @@ class Estimate:
     def __str__(self) -> str:
         if self.mean is None:
             return UNDEFINED
-        spread = "" if self.sd is None else f" ± {self.sd:.4f}"
+        form = ".4f" if self.mean == 0 or 0.01 <= abs(self.mean) < 100 else ".4g"
+        spread = "" if self.sd is None else f" ± {self.sd:{form}}"
         lost = f" ({self.undefined} of {self.undefined + self.count} diverged)"
-        return f"{self.mean:.4f}{spread}{lost if self.undefined else ''}"
+        return f"{self.mean:{form}}{spread}{lost if self.undefined else ''}"
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ class Result:
     reports: tuple[Report, ...]
 
     def __getitem__(self, metric: str) -> Estimate:
-        return Estimate.of([report[metric] for report in self.reports])
+        return Estimate.of([report["metrics"].get(metric) for report in self.reports])
 
     @property
     def noise_multiplier(self) -> float:
@@ -136,22 +132,27 @@ class Result:
 
         One does that went on after a change, with steps that count twice.
         """
-        target, price = self.cell.target_epsilon, self.epsilon
-        return target is not None and price is not None and price.upper > target
+        target, found = self.cell.target_epsilon, self.epsilon
+        return target is not None and found is not None and found.upper > target
 
     def record(self) -> dict[str, Any]:
         """Returns the result as JSON values."""
-        price = self.epsilon
+        found = self.epsilon
         return {
             "sampler": self.cell.sampler_name,
-            **{axis: self.cell.value(axis) for axis in Grid.AXES},
+            **{axis: self.cell.value(axis) for axis in AXES},
             "noise_multiplier": self.noise_multiplier,
-            "epsilon_lower": price and price.lower,
-            "epsilon_upper": price and price.upper,
+            "epsilon_lower": found and found.lower,
+            "epsilon_upper": found and found.upper,
             "delta": self.reports[0]["delta"],
-            **{metric: dataclasses.asdict(self[metric]) for metric in METRICS},
+            "metrics": {name: dataclasses.asdict(self[name]) for name in metrics_of(self.reports)},
             "runs": list(self.runs),
         }
+
+
+def metrics_of(reports: Sequence[Report]) -> list[str]:
+    """Returns the names of all metrics that runs report, in their order."""
+    return list(dict.fromkeys(name for report in reports for name in report["metrics"]))
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,16 @@ class Panel:
     grid: Grid
     lines: dict[str, list[Result]]
     """By label; each ascends in x. Where x is a measure of privacy, runs without it come last."""
+    headline: Headline
+    """The metric that is shown."""
+    judge: Headline
+    """The metric by which a tuned axis is chosen: the same of validation rows, if there are any."""
     insecure: bool
     """Whether the seeds are written down, so that no run has a guarantee."""
+
+    def estimate(self, result: Result) -> Estimate:
+        """Returns what is shown of a result."""
+        return result[self.headline.name]
 
     @property
     def terms(self) -> str:
@@ -204,35 +213,100 @@ class Summary:
     """All results of a sweep, and its panels."""
 
     sweep: Sweep
-    data: Path
+    task: Mapping[str, Any]
+    """What was trained: its "name", "settings" and "description"."""
     results: tuple[Result, ...]
-    panels: tuple[Panel, ...]
-    environments: tuple[Report, ...]
+    environments: tuple[Report, ...] = ()
     """Versions and hardware that runs were at, each once."""
-    remarks: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
     """In what runs differ that should differ in the axes of their grids alone."""
+
+    @property
+    def reports(self) -> list[Report]:
+        """Those of all runs."""
+        return [report for result in self.results for report in result.reports]
+
+    @cached_property
+    def headline(self) -> Headline:
+        """The metric that is shown.
+
+        Raises:
+          ValueError: if the file names one that the task has not.
+        """
+        return Headline.of(
+            self.task["description"],
+            metrics_of(self.reports),
+            self.sweep.headline,
+            self.sweep.better,
+        )
+
+    @cached_property
+    def panels(self) -> tuple[Panel, ...]:
+        """What each grid shows."""
+        return tuple(self._panel(grid) for grid in self.sweep.grid)
+
+    def _panel(self, grid: Grid) -> Panel:
+        named = {result.cell.name: result for result in self.results}
+        lines: dict[str, list[Result]] = {}
+        for result in self._tuned(grid, [named[cell.name] for cell in cells(grid)]):
+            lines.setdefault(_label(grid, result.cell), []).append(result)
+        panel = Panel(
+            grid, lines, self.headline, self._judge, insecure=bool(self.sweep.insecure_seeds)
+        )
+        order = panel.xs
+        for line in lines.values():
+            line.sort(key=lambda result: order.index(panel.x(result)))
+        return panel
+
+    @property
+    def _judge(self) -> Headline:
+        return self.headline.on("validation", metrics_of(self.reports)) or self.headline
+
+    def _tuned(self, grid: Grid, results: Sequence[Result]) -> list[Result]:
+        """Returns, of the results that differ in the tuned axis alone, the best."""
+        if grid.tune is None:
+            return list(results)
+        if self.headline.better is None:
+            raise ValueError(
+                f"tune needs to know which {self.headline.label} is better: give the sweep's file "
+                f'a line headline = "{self.headline.name}", and better = "higher" or "lower"'
+            )
+        judge = self._judge
+        best: dict[Any, Result] = {}
+        for result in results:
+            others = tuple(result.cell.value(axis) for axis in AXES if axis != grid.tune)
+            key = (result.cell.sampler_name, *others)
+            rival = best.get(key)
+            if rival is None or result[judge.name].merit(judge) > rival[judge.name].merit(judge):
+                best[key] = result
+        return list(best.values())
 
     @property
     def setting(self) -> str:
         """What each number is a mean of, in a sentence."""
-        reports = [report for result in self.results for report in result.reports]
+        reports = self.reports
 
-        def sizes(name: str) -> str:  # alike in all runs, but for what was changed meanwhile
-            return " or ".join(f"{size:,}" for size in sorted({report[name] for report in reports}))
+        def sizes(found: Sequence[int]) -> str:  # alike, but for what was changed meanwhile
+            return " or ".join(f"{size:,}" for size in sorted(set(found)))
 
         counts = " or ".join(map(str, sorted({len(result.reports) for result in self.results})))
+        rows = f"{self.headline.split}_num_examples"
+        tested = [report["metrics"][rows] for report in reports if report["metrics"].get(rows)]
         return (
             f"Mean ± one standard deviation over independent runs, {counts} of each: models of "
-            f"{sizes('num_params')} parameters, trained on {sizes('num_examples')} examples, "
-            f"tested on {sizes('test_num_examples')}."
+            f"{sizes([report['num_params'] for report in reports])} parameters, trained on "
+            f"{sizes([report['num_examples'] for report in reports])} examples"
+            f"{f', tested on {sizes(tested)}' if tested else ''}."
         )
 
     @property
     def statements(self) -> list[str]:
         """What must stand beside the numbers."""
+        chosen = self._judge.rows
+        if self._judge == self.headline:
+            chosen += " themselves, so that what is shown is too good"
         tuned = [
-            f"the {grid.tune.replace('_', ' ')} shown is, point by point, the best on the "
-            "validation rows"
+            f"the {grid.tune.replace('_', ' ')} shown is, point by point, the best on {chosen}"
             for grid in self.sweep.grid
             if grid.tune
         ]
@@ -253,7 +327,7 @@ class Summary:
             run
             for result in self.results
             for run, report in zip(result.runs, result.reports, strict=True)
-            if any(report[metric] is None for metric in METRICS)
+            if None in report["metrics"].values()
         ]
         left = [f"the training of {', '.join(diverged)} diverged: means are of the other runs"]
         return [
@@ -266,8 +340,10 @@ class Summary:
         return {
             "title": self.sweep.title,
             "setting": self.setting,
+            "task": dict(self.task),
+            "headline": self.headline.name,
+            "better": self.headline.better,
             "environments": list(self.environments),
-            "data": str(self.data),
             "run": dict(self.sweep.run),
             "repetitions": self.sweep.repetitions,
             "insecure_seeds": list(self.sweep.insecure_seeds),
@@ -290,7 +366,7 @@ class Summary:
 
 def summarize(
     sweep: Sweep,
-    data: Path,
+    task: Mapping[str, Any],
     finished: Sequence[tuple[PlannedRun, Report]],
     environments: Sequence[Report] = (),
     remarks: Sequence[str] = (),
@@ -299,55 +375,24 @@ def summarize(
 
     Args:
       sweep: What was asked for.
-      data: Where the examples came from.
+      task: What was trained, as the runs' configuration has it.
       finished: All of its runs with their reports.
       environments: Versions and hardware of the runs.
       remarks: In what runs differ that should differ in the axes of their grids alone.
     """
-    by_cell: dict[str, list[tuple[PlannedRun, Report]]] = {}
+    groups: dict[str, list[tuple[PlannedRun, Report]]] = {}
     for run, report in finished:
-        by_cell.setdefault(run.cell.name, []).append((run, report))
-    results = {
-        name: Result(
+        groups.setdefault(run.cell.name, []).append((run, report))
+    results = [
+        Result(
             group[0][0].cell,
             tuple(run.name for run, _ in group),
             tuple(report for _, report in group),
         )
-        for name, group in by_cell.items()
-    }
-    panels = tuple(
-        _panel(grid, [results[cell.name] for cell in cells(grid)], bool(sweep.insecure_seeds))
-        for grid in sweep.grid
-    )
+        for group in groups.values()
+    ]
     places = {json.dumps(place, sort_keys=True): place for place in environments}
-    return Summary(
-        sweep, data, tuple(results.values()), panels, tuple(places.values()), tuple(remarks)
-    )
-
-
-def _panel(grid: Grid, results: Sequence[Result], insecure: bool) -> Panel:
-    lines: dict[str, list[Result]] = {}
-    for result in _tuned(grid, results):
-        lines.setdefault(_label(grid, result.cell), []).append(result)
-    panel = Panel(grid, lines, insecure)
-    order = panel.xs
-    for line in lines.values():
-        line.sort(key=lambda result: order.index(panel.x(result)))
-    return panel
-
-
-def _tuned(grid: Grid, results: Sequence[Result]) -> list[Result]:
-    """Returns, of the results that differ in the tuned axis alone, the best on validation rows."""
-    if grid.tune is None:
-        return list(results)
-    best: dict[Any, Result] = {}
-    for result in results:
-        others = tuple(result.cell.value(axis) for axis in Grid.AXES if axis != grid.tune)
-        key = (result.cell.sampler_name, *others)
-        rival = best.get(key)
-        if rival is None or result["validation_auc"].rank > rival["validation_auc"].rank:
-            best[key] = result
-    return list(best.values())
+    return Summary(sweep, task, tuple(results), tuple(places.values()), tuple(remarks))
 
 
 def _label(grid: Grid, cell: Cell) -> str:
@@ -356,24 +401,13 @@ def _label(grid: Grid, cell: Cell) -> str:
     # Its settings tell a sampler from the others only where the grid has it twice.
     name = cell.sampler.name if names.count(cell.sampler.name) == 1 else cell.sampler_name
     parts = [name] if len(names) > 1 else []
-    for axis in Grid.AXES:
+    for axis, (_, symbol, _) in AXES.items():
         values, value = getattr(grid, axis), cell.value(axis)
         if axis in (grid.x, grid.tune) or value is None:
             continue
         if len(values) > 1 or (axis in PRIVACY and grid.non_private):
-            parts.append(f"{SYMBOLS[axis]} {value:g}")
+            parts.append(f"{symbol} {value:g}")
     others = grid.noise_multiplier or grid.target_epsilon
     if cell.non_private and others and grid.x not in PRIVACY:
         parts.append("no clipping, no noise")
     return ", ".join(parts) or name
-
-
-SYMBOLS = {
-    "noise_multiplier": "σ",
-    "target_epsilon": "ε",
-    "batch_size": "batch",
-    "epochs": "epochs",
-    "learning_rate": "learning rate",
-    "l2_clip_norm": "C",
-}
-"""Axes as people write them."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from experiments.reports import run as report
-from experiments.sweeps.summary import LEVEL, SYMBOLS, VOID, Panel, Result, Summary
+from dpsgd.runs import report
+from experiments.sweeps.config import AXES
+from experiments.sweeps.summary import LEVEL, VOID, Panel, Result, Summary
 
 Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
@@ -18,10 +19,10 @@ def tables(panel: Panel, *, intervals: bool = False) -> dict[str, Table]:
       panel: What to show.
       intervals: Whether epsilon is an interval, or, for a narrow page, its upper end alone.
     """
-    found = {"test AUC": _pivot(panel, lambda r: str(r["test_auc"]))}
+    found = {panel.headline.label: _pivot(panel, lambda r: str(panel.estimate(r)))}
     if panel.grid.tune:
         tune = panel.grid.tune
-        found[f"{SYMBOLS[tune]}, best on the validation rows"] = _pivot(
+        found[f"{AXES[tune].symbol}, best on {panel.judge.rows}"] = _pivot(
             panel, lambda r: "none" if (best := r.cell.value(tune)) is None else f"{best:g}"
         )
     if panel.grid.target_epsilon:
@@ -31,7 +32,7 @@ def tables(panel: Panel, *, intervals: bool = False) -> dict[str, Table]:
     if any(result.epsilon for result in panel.results):
         title = "epsilon [lower, upper]" if intervals else "proved upper bound on epsilon"
         found[f"{title} of a single run ({panel.terms})"] = _pivot(
-            panel, lambda r: _price(r, intervals)
+            panel, lambda r: _epsilon(r, intervals)
         )
     return found
 
@@ -39,26 +40,27 @@ def tables(panel: Panel, *, intervals: bool = False) -> dict[str, Table]:
 def verdicts(panel: Panel) -> list[str]:
     """Returns, for each epsilon, which line is best, and which cannot be told from it."""
     found: list[str] = []
-    if panel.grid.x != "target_epsilon" or len(panel.lines) < 2:
+    headline = panel.headline
+    if panel.grid.x != "target_epsilon" or len(panel.lines) < 2 or headline.better is None:
         return found
     for x in panel.xs:
-        here = {label: r for label in panel.lines if (r := panel.at(label, x)) is not None}
-        best = max(here, key=lambda label: here[label]["test_auc"].rank)
-        top = here[best]["test_auc"]
+        results = {label: r for label in panel.lines if (r := panel.at(label, x)) is not None}
+        here = {label: panel.estimate(result) for label, result in results.items()}
+        best = max(here, key=lambda label: here[label].merit(headline))
         near = [
             name
-            for name, result in here.items()
-            if name != best and result["test_auc"].count and not top.differs(result["test_auc"])
+            for name, estimate in here.items()
+            if name != best and estimate.count and not here[best].differs(estimate)
         ]
         if x is None:
             where = "without privacy"
         elif panel.insecure:
             where = f"at the noise of epsilon {x:g} ({VOID})"
-        elif any(result.exceeds for result in here.values()):
+        elif any(result.exceeds for result in results.values()):
             where = f"at the noise of epsilon {x:g} (which a run exceeds: see the table)"
         else:
             where = f"at epsilon {x:g}"
-        verdict = f"{where}: {best} ({top})"
+        verdict = f"{where}: {best} ({here[best]})"
         if near:
             verdict += f"; not told from it (Welch's t-test, {LEVEL:.0%}): {', '.join(near)}"
         found.append(verdict)
@@ -77,19 +79,19 @@ def markdown(summary: Summary) -> str:
         for title, table in tables(panel, intervals=True).items():
             parts.append(f"{title[0].upper()}{title[1:]}:\n\n{report.table(*table)}")
         if found := verdicts(panel):
-            parts.append("The best sampler by test AUC:\n\n" + report.bullets(found))
+            parts.append(f"The best by {panel.headline.label}:\n\n{report.bullets(found)}")
     parts.append("Not covered, and otherwise to be known:\n\n" + report.bullets(summary.statements))
     return "\n\n".join(parts) + "\n"
 
 
-def _price(result: Result, interval: bool) -> str:
+def _epsilon(result: Result, interval: bool) -> str:
     if result.epsilon is None:
         return "none"
     return f"{result.epsilon:.3g}" if interval else result.epsilon.format_upper(".3g")
 
 
 def _pivot(panel: Panel, show: Callable[[Result], str]) -> Table:
-    header = [SYMBOLS[panel.grid.x], *panel.lines]
+    header = [AXES[panel.grid.x].symbol, *panel.lines]
     rows = []
     for x in panel.xs:
         results = [panel.at(label, x) for label in panel.lines]

@@ -17,24 +17,29 @@ import os
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Any, Literal
 
+from dpsgd.runs.config import RunConfig
 from dpsgd.runs.stop import Stopped, stop_requests
-from experiments.cli.config import TrainConfig
 from experiments.cli.console import counted
 from experiments.cli.errors import mendable
 from experiments.processes import SPAWN, deaf_to_interrupts, each
+from experiments.tasks import TASKS
 
 
 @dataclass(frozen=True)
-class Task:
+class Assignment:
     """A run to be carried out: begun, or gone on with."""
 
-    config: TrainConfig
+    task: Mapping[str, Any]
+    """What is trained, as `task_record` wrote it: a process makes its own of it."""
+    config: RunConfig
+    out: Path
     program: Hashable
     """Runs with the same program are best done by one process."""
 
@@ -61,8 +66,8 @@ def _backend(_: None) -> str:
 
 
 def carry_out(
-    tasks: Sequence[Task], workers: int, progress: Callable[[str], None] = lambda line: None
-) -> Iterator[tuple[Task, Message]]:
+    tasks: Sequence[Assignment], workers: int, progress: Callable[[str], None] = lambda line: None
+) -> Iterator[tuple[Assignment, Message]]:
     """Carries out runs in `workers` processes; yields each with how it ended, as it ends.
 
     Args:
@@ -98,7 +103,7 @@ def carry_out(
                     if message.kind != "progress":
                         done += message.kind == "finished"
                         yield task, message
-                now = [f"{w.task.config.out.name}: {w.said}" for w in busy if w.task is not None]
+                now = [f"{w.task.out.name}: {w.status}" for w in busy if w.task is not None]
                 progress("; ".join([f"{done} of {len(tasks)} runs done", *now]))
             if stop():
                 raise Stopped(f"stopped with {counted(len(tasks) - done, 'run')} left")
@@ -112,9 +117,9 @@ class _Worker:
 
     def __init__(self, cores: set[int]):
         self.cores = cores
-        self.task: Task | None = None
+        self.task: Assignment | None = None
         self.last: Hashable = None
-        self.said = ""
+        self.status = ""
         self.asked_to_stop = False
         self._start()
 
@@ -125,15 +130,15 @@ class _Worker:
             self.process.start()
         theirs.close()
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: Assignment) -> None:
         """Hands it a run."""
         if not self.process.is_alive():  # the run before was the end of it
             self.close()
             self._start()
-        self.task, self.last, self.said = task, task.program, "starting"
-        self.connection.send(task.config)
+        self.task, self.last, self.status = task, task.program, "starting"
+        self.connection.send(task)
 
-    def listen(self) -> tuple[Task, Message]:
+    def listen(self) -> tuple[Assignment, Message]:
         """Returns its run, and what it says of it, or how the process ended."""
         assert self.task is not None
         task = self.task
@@ -147,7 +152,7 @@ class _Worker:
             else:
                 message = Message("failed", f"its process ended with exit status {code}")
         if message.kind == "progress":
-            self.said = message.text
+            self.status = message.text
         else:
             self.task = None
         return task, message
@@ -166,7 +171,7 @@ class _Worker:
         self.process.join()
 
 
-def next_task(todo: deque[Task], worker: Any, pool: Sequence[Any]) -> Task:
+def next_task(todo: deque[Assignment], worker: Any, pool: Sequence[Any]) -> Assignment:
     """Takes the next run for a worker off `todo`: one that it has compiled already, if any.
 
     Otherwise the program of which most is left, and rather one that no other worker is at.
@@ -208,21 +213,23 @@ def _serve(connection: Connection, cores: set[int]) -> None:
 
     while True:
         try:
-            config: Any = connection.recv()
+            one: Any = connection.recv()
         except EOFError:
             return
-        connection.send(_outcome(config, say))
+        connection.send(_outcome(one, say))
 
 
-def _outcome(config: TrainConfig, say: Callable[[str], None]) -> Message:
+def _outcome(one: Assignment, say: Callable[[str], None]) -> Message:
     """Carries out one run, begun or gone on with; returns how it ended."""
-    from experiments import train
+    from dpsgd.runs.engine import resume, run
+    from dpsgd.runs.task import load
 
     try:
-        if config.out.exists():
-            train.resume(config.out, config.data, say)
+        task = load(one.task, one.out.name, kinds=TASKS)
+        if one.out.exists():
+            resume(one.out, task, progress=say)
         else:
-            train.train(config, say)
+            run(task, one.config, one.out, name=one.task["name"], progress=say)
     except Stopped as stopped:
         return Message("stopped", str(stopped))
     except Exception as error:

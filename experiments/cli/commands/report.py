@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -29,6 +30,10 @@ class ReportConfig:
     """Replace what is there under that name."""
     title: str = ""
     """Heading of the page; by default it says what is in it."""
+    headline: str | None = None
+    """Metric to show first, in place of each task's own."""
+    better: Literal["higher", "lower"] | None = None
+    """Which of its values are better."""
 
 
 def run(config: ReportConfig) -> None:
@@ -48,7 +53,7 @@ def run(config: ReportConfig) -> None:
         from experiments.reports.html import document
         from experiments.reports.overview import overview
 
-        page = overview(config.runs, config.title)
+        page = overview(config.runs, config.title, config.headline, config.better)
         folder.mkdir(parents=True, exist_ok=True)
         files = {
             config.out: document(page).encode(),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -20,8 +21,12 @@ class SweepConfig:
         title = "AUC over the noise multiplier"
         repetitions = 3               # each from entropy of its own
 
-        [run]                         # what all runs share, as `dpsgd train` has it
-        model = "small"
+        [task]                        # what is trained: by default the clicks
+        name = "clicks"               # or another, or your own as "module:object"
+        model = "small"               # and its settings, as `dpsgd train --task NAME` has them
+
+        [run]                         # what else all runs share, as `dpsgd train` has it
+        target_delta = 1e-6
 
         [[grid]]                      # one or more; each is a panel of the figure
         x = "noise_multiplier"        # the axis of the panel
@@ -32,16 +37,23 @@ class SweepConfig:
 
     A grid's axes are noise_multiplier or target_epsilon, batch_size, epochs, learning_rate and
     l2_clip_norm, each with one value or a list: its runs are all combinations. With
-    `tune = "learning_rate"` each point shows the rate that is best on the validation rows.
+    `tune = "learning_rate"` each point shows the rate that is best on the validation rows. Figure
+    and tables show the task's own metric first; `headline = "test_log_loss"` and `better = "lower"`
+    at the top of the file name another one.
     """
 
     config: tyro.conf.Positional[Path]
     """File of the sweep, or the name of a shipped one: equal-noise-1024, equal-noise-8192,
     equal-privacy, fixed-guarantee, no-noise."""
-    data: tyro.conf.Positional[Path]
-    """Store of prepared examples (see `dpsgd prepare`)."""
-    out: Path
+    data: tyro.conf.Positional[Path | None] = None
+    """Where the task's rows lie, such as a store (see `dpsgd prepare`); left out for a task that
+    brings its own."""
+    out: Path = field(kw_only=True)
     """Folder of the sweep; one that exists is gone on with."""
+    headline: str | None = None
+    """Metric to show, in place of the file's or the task's own."""
+    better: Literal["higher", "lower"] | None = None
+    """Which of its values are better."""
     workers: int | None = None
     """Runs at once, each with its share of the cores; by default one a core on a CPU, else one."""
 
@@ -53,6 +65,10 @@ def run(config: SweepConfig) -> None:
     file = file_of(config.config)
     asked = file.read_bytes()
     sweep = Sweep.parse(asked, str(file))
+    if config.headline is not None:
+        sweep = replace(sweep, headline=config.headline, better=None)
+    if config.better is not None:
+        sweep = replace(sweep, better=config.better)
     with Console() as console:
         console.progress("starting")
         from experiments.sweeps import tables

@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd import Mechanism
+from dpsgd import Mechanism, RunConfig
 from dpsgd.runs.history import History
-from experiments.cli.config import Poisson, TrainConfig
-from experiments.finished import FinishedRun
+from dpsgd.runs.result import FinishedRun
 from experiments.reports.figures import curves, looks, quality
-from samplers import BallsAndBins, Deterministic
-from samplers import Poisson as PoissonSampler
+from experiments.reports.metrics import Headline
+from samplers import Deterministic, Poisson
 
 SIZES = (1000, 100, 1)
 TERMS = {"adjacency": "zero-out", "unit": "example", "delta": 1e-3}
@@ -31,17 +30,18 @@ def made(name, sampler, mechanism=None, **record):
         "noise_multiplier": float(private),
         "epsilon_lower": ends[0],
         "epsilon_upper": ends[1],
-        "test_auc": 0.7,
+        "metrics": {"test_auc": 0.7},
         **TERMS,
         **record,
     }
-    config = TrainConfig(Path("store"), Poisson(), Path(name), noise_multiplier=1.0)
-    return Run(Path(name), config, record, History())
+    config = RunConfig(Poisson(*SIZES), noise_multiplier=1.0)
+    return Run(Path(name), {}, config, record, History())
 
 
-POISSON = Mechanism(PoissonSampler(*SIZES), 5.0, 1.0)
-LESS = Mechanism(PoissonSampler(*SIZES), 4.0, 1.0)
-BINS = Mechanism(BallsAndBins(*SIZES), 5.0, 1.0)
+AUC = Headline("test_auc", "higher")
+POISSON = Mechanism(Poisson(*SIZES), 5.0, 1.0)
+LESS = Mechanism(Poisson(*SIZES), 4.0, 1.0)
+FIXED = Mechanism(Deterministic(*SIZES), 5.0, 1.0)  # whose profile is the cheapest
 
 
 def labels(figure) -> list[str]:
@@ -50,20 +50,20 @@ def labels(figure) -> list[str]:
 
 
 def test_runs_of_different_samplers_are_called_by_them():
-    runs = {"a": made("a", "poisson", POISSON), "b": made("b", "balls-and-bins", BINS)}
-    assert labels(quality(runs)) == labels(curves(runs)) == ["poisson", "balls-and-bins"]
+    runs = {"a": made("a", "poisson", POISSON), "b": made("b", "balls-and-bins", FIXED)}
+    assert labels(quality(runs, AUC)) == labels(curves(runs)) == ["poisson", "balls-and-bins"]
 
 
 def test_runs_of_one_sampler_are_called_by_their_names():
     runs = {
         "a": made("a", "poisson", POISSON),
         "b": made("b", "poisson", LESS),
-        "bins": made("bins", "balls-and-bins", BINS),
+        "bins": made("bins", "balls-and-bins", FIXED),
         "c": made("c", "poisson"),
-        "d": made("d", "poisson", LESS, test_auc=None),
+        "d": made("d", "poisson", LESS, metrics={"test_auc": None}),
     }
     both = ["a (poisson)", "b (poisson)", "bins (balls-and-bins)"]
-    assert labels(quality(runs)) == [*both, "c (poisson), without privacy"]
+    assert labels(quality(runs, AUC)) == [*both, "c (poisson), without privacy"]
     priced = {name: run for name, run in runs.items() if run.mechanism is not None}
     assert labels(curves(priced)) == ["a (poisson)", "b, d (poisson)", "bins (balls-and-bins)"]
 
@@ -77,7 +77,13 @@ def test_no_two_runs_look_alike(count):
 
 
 def test_many_runs_of_one_price_share_a_curve_and_the_first_are_named():
-    mechanism = Mechanism(Deterministic(*SIZES), 5.0, 1.0)
-    runs = {f"run{i}": made(f"run{i}", "deterministic", mechanism) for i in range(6)}
+    runs = {f"run{i}": made(f"run{i}", "deterministic", FIXED) for i in range(6)}
     assert labels(curves(runs)) == ["run0, run1, run2 and 3 more (deterministic)"]
-    assert len(labels(quality(runs))) == 6
+    assert len(labels(quality(runs, AUC))) == 6
+
+
+def test_the_axis_is_called_by_the_metric():
+    runs = {"a": made("a", "deterministic", FIXED, metrics={"test_rmse": 1.5})}
+    figure = quality(runs, Headline("test_rmse", "lower"))
+    assert figure.axes[0].get_ylabel() == "test RMSE"
+    assert figure.axes[0].lines[-1].get_ydata() == [1.5]

@@ -9,56 +9,89 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tiny_task import Line
 
+import dpsgd
+from dpsgd import RunConfig
 from dpsgd.runs.directory import DATA, DIAGNOSTICS
+from dpsgd.runs.report import plain
 from experiments import cli
 from experiments.cli.command_line import train_command
-from experiments.cli.config import BallsAndBins, Deterministic, Poisson, Shuffle, TrainConfig
 from experiments.reports.html import document
 from experiments.reports.overview import MEANING, Page, overview
-from experiments.reports.run import plain
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.train import resume
+from experiments.tasks.clicks.task import Clicks
+from samplers.settings import SETTINGS
 
-CONFIGS = [
-    TrainConfig(Path("store"), Deterministic(), Path("run"), non_private=True),
-    TrainConfig(Path("a store"), Shuffle(order="fixed"), Path("run"), target_epsilon=0.1),
-    TrainConfig(
-        Path("store"),
-        Poisson(batch_size=64, max_batch_size=90, overflow="accumulate"),
-        Path("run"),
-        noise_multiplier=0.7,
-        hidden=(32, 16),
-        microbatch_size=32,
+CONFIGS = {
+    "deterministic": ({}, {"non_private": True}, {}),
+    "shuffle": ({"order": "fixed"}, {"target_epsilon": 0.1}, {"data": "a store"}),
+    "poisson": (
+        {"batch_size": 64, "max_batch_size": 90, "overflow": "accumulate"},
+        {"noise_multiplier": 0.7, "microbatch_size": 32},
+        {"hidden": [32, 16]},
     ),
-    TrainConfig(
-        Path("store"), BallsAndBins(epochs=1), Path("run"), target_epsilon=3.0, init_seed=5
-    ),
-]
+    "balls-and-bins": ({"epochs": 1}, {"target_epsilon": 3.0, "init_seed": 5, "audit": False}, {}),
+}
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.sampler.name)
-def test_the_printed_command_is_the_configuration(config):
-    words = shlex.split(train_command(config))
-    assert words[0] == "dpsgd"
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_printed_command_is_the_configuration(name):
+    sampler, config, settings = CONFIGS[name]
+    config = RunConfig(SETTINGS[name](**sampler), **config)
+    settings = {"data": "store", "model": "small", "hidden": None, **settings}
+    words = shlex.split(
+        train_command({"name": "clicks", "settings": settings}, config, Path("run"))
+    )
+    assert words[:2] == ["dpsgd", "train"]
+    assert "--task" not in words
+    assert "small" not in words
     _, read = cli.parse(words[1:])
-    assert vars(read) == vars(config)
+    for field in dataclasses.fields(RunConfig):
+        assert getattr(read, field.name) == getattr(config, field.name)
+    assert read.out == Path("run")
+    assert read.settings.data == Path(settings["data"])
+    assert read.settings.hidden == (settings["hidden"] and tuple(settings["hidden"]))
+
+
+def test_the_printed_command_names_the_task_and_no_settings_of_one_that_is_made_already():
+    config = RunConfig(SETTINGS["poisson"](), noise_multiplier=1.0)
+    settings = {"rows": 160, "width": 5, "seed": 0}
+    for name, given in (("tiny_task:Line", "--width 5"), ("tiny_task:line", "1.0 --out")):
+        command = train_command({"name": name, "settings": settings}, config, Path("run"))
+        assert given in command
+        _, read = cli.parse(shlex.split(command)[1:])
+        assert read.task[0] == name
+    unnamed = {"name": None, "settings": {}}
+    assert train_command(unnamed, config, Path("run")).startswith("# of run: by a program alone")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
+    """Runs of a line: one with a tight guarantee, one with a loose one, and one without."""
     folder = tmp_path_factory.mktemp("overview")
-    synthetic.write_store(folder / "store", 2000, 0)
-    common = ["--batch-size", "100", "--epochs", "1"]
-    for name, words in {
-        "private": ["sampler:balls-and-bins", "--noise-multiplier", "1.0"],
-        "shuffled": ["sampler:shuffle", "--noise-multiplier", "1.0", "--no-audit"],
-        "plain": ["sampler:deterministic", "--non-private"],
-    }.items():
-        command = ["train", str(folder / "store"), words[0], *common, *words[1:]]
-        assert cli.main([*command, "--out", str(folder / name)]) == 0
+    for name, sampler, noise in (
+        ("private", "poisson", {"noise_multiplier": 1.0}),
+        ("shuffled", "shuffle", {"noise_multiplier": 1.0}),
+        ("plain", "deterministic", {"non_private": True}),
+    ):
+        config = RunConfig(SETTINGS[sampler](batch_size=40, epochs=1), audit=False, **noise)
+        dpsgd.run(Line(), config, folder / name, name="tiny_task:Line")
     return [folder / name for name in ("private", "shuffled", "plain")]
+
+
+@pytest.fixture(scope="module")
+def clicked(tmp_path_factory):
+    """A run of clicks, beside its store."""
+    folder = tmp_path_factory.mktemp("clicks")
+    synthetic.write_store(folder / "store", 500, 0)
+    task = Clicks(folder / "store", embedding_dim=2, max_buckets=16, hidden=())
+    sampler = SETTINGS["poisson"](batch_size=100, epochs=1)
+    config = RunConfig(sampler, noise_multiplier=1.0, audit=False)
+    dpsgd.run(task, config, folder / "clicked", name="clicks")
+    return folder / "clicked"
 
 
 class Links(HTMLParser):
@@ -93,8 +126,27 @@ def test_every_run_has_its_guarantee_interval_and_command_on_the_page(runs):
     assert MEANING not in overview(runs[2:]).markdown  # there is none to explain
     for run in runs:
         assert re.search(rf"^dpsgd train .* --out {run.name}\b", text, re.MULTILINE)
-    for said in ("What is not covered", "hyper-parameters", "examples/s", "jax 0."):
-        assert said in text
+    for words in ("What is not covered", "hyper-parameters", "examples/s", "jax 0."):
+        assert words in text
+
+
+def test_runs_are_compared_task_by_task(runs, clicked):
+    page = overview([*runs[1:], clicked])
+    first, second = re.findall(r"^\| run \|.*$", page.markdown, re.MULTILINE)
+    assert "| test error |" in first
+    assert "| test AUC | test log loss |" in second
+    assert "### Task: tiny\\_task:Line" in page.markdown
+    assert "### Task:" not in overview(runs[2:]).markdown
+    assert set(page.figures) == {"quality1.svg", "quality2.svg", "curves.svg"}
+    assert "Not alike" not in page.markdown  # of tasks that differ by nature
+
+
+def test_another_metric_can_be_put_first(clicked):
+    page = overview([clicked], headline="validation_log_loss", better="lower")
+    assert "| validation log loss | validation AUC |" in page.markdown
+    assert "![Validation log loss over epsilon." in page.markdown
+    with pytest.raises(ValueError, match="there is no metric 'auc'; there are validation_auc, "):
+        overview([clicked], headline="auc")
 
 
 def test_the_page_never_reads_the_diagnostics(runs):
@@ -141,21 +193,20 @@ def test_a_guarantee_is_what_the_ledger_gives_and_not_what_the_report_says(runs,
     boasting = shutil.copytree(runs[0], tmp_path / runs[0].name)
     record = json.loads((boasting / "report.json").read_text())
     record |= {"guarantee": "epsilon in [0, 0.01]", "epsilon_lower": 0.0, "epsilon_upper": 0.01}
-    record |= {"sampler": "poisson", "num_steps": 1, "num_examples": 1}
+    record |= {"sampler": "shuffle", "num_steps": 1, "num_examples": 1}
     record |= {"delta": 1e-9, "noise_multiplier": 99.0, "l2_clip_norm": None, "not_covered": []}
     (boasting / "report.json").write_text(json.dumps(record))
     assert overview([boasting]).markdown == whole
-    assert resume(boasting)["guarantee"] in whole
+    assert dpsgd.resume(boasting)["guarantee"] in whole
 
 
 @pytest.mark.parametrize("command", ["report", "resume"])
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("test_auc", None, "test_auc is undefined, and others are not"),
-        ("test_auc", "0.5", "str is not an instance of float"),
-        ("test_auc", 1e308, "must lie in [0, 1], got 1e+308"),
-        ("validation_auc", -0.5, "must lie in [0, 1], got -0.5"),
+        ("metrics", {"test_error": "0.5"}, "str is not an instance of float"),
+        ("metrics", {"test_error": 1e308}, "metrics, test_error: 1e+308 is too large"),
+        ("metrics", [0.5], "metrics"),
         ("num_params", 10**400, "must lie in"),
         ("training_seconds", -1, "must lie in"),
         ("audit", ..., "is missing"),
@@ -172,34 +223,35 @@ def test_a_figure_that_cannot_be_is_refused_by_its_name(
     (damaged / "report.json").write_text(json.dumps(kept))
     more = ["--out", str(tmp_path / "page.html")] if command == "report" else []
     assert cli.main([command, str(damaged), *more]) == 2
-    said = capsys.readouterr().err
-    assert "report.json is damaged" in said
-    assert field in said
-    assert problem in said
-    assert said.count("\n") == 1
-    assert len(said) < 400
+    line = capsys.readouterr().err
+    assert "report.json is damaged" in line
+    assert field in line
+    assert problem in line
+    assert line.count("\n") == 1
+    assert len(line) < 400
 
 
 @pytest.mark.parametrize("command", ["report", "resume", "evaluate", "export"])
 def test_a_configuration_that_the_run_was_not_trained_by_is_refused(
-    runs, tmp_path, capsys, command
+    clicked, tmp_path, capsys, command
 ):
-    changed = shutil.copytree(runs[0], tmp_path / "run")
+    changed = shutil.copytree(clicked, tmp_path / "run")
     text = (changed / "config.json").read_text()
-    (changed / "config.json").write_text(text.replace("balls-and-bins", "poisson"))
-    store, out = str(runs[0].parent / "store"), str(tmp_path / "page.html")
+    (changed / "config.json").write_text(text.replace('"epochs": 1', '"epochs": 2'))
+    store, out = str(clicked.parent / "store"), str(tmp_path / "page.html")
     more = {"report": ["--out", out], "resume": [], "evaluate": [store], "export": [out]}
     assert cli.main([command, str(changed), *more[command]]) == 2
-    said = capsys.readouterr().err
-    assert "config.json is not what the run was trained by" in said
-    assert said.count("\n") == 1
+    line = capsys.readouterr().err
+    assert "config.json is not what the run was trained by" in line
+    assert line.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["evaluate", "export"])
-def test_the_model_of_another_run_is_not_taken_for_this_one(runs, tmp_path, capsys, command):
-    changed = shutil.copytree(runs[0], tmp_path / "run")
-    shutil.copy(runs[1] / "params.npz", changed)
-    store, out = str(runs[0].parent / "store"), tmp_path / "out"
+def test_the_model_of_another_run_is_not_taken_for_this_one(clicked, tmp_path, capsys, command):
+    changed = shutil.copytree(clicked, tmp_path / "run")
+    with np.load(clicked / "params.npz") as params:
+        np.savez(changed / "params.npz", **{name: 2 * leaf for name, leaf in params.items()})
+    store, out = str(clicked.parent / "store"), tmp_path / "out"
     assert cli.main([command, str(changed), str(out) if command == "export" else store]) == 2
     assert "params.npz is not the model that the run's report is about" in capsys.readouterr().err
     assert not out.exists()
@@ -218,29 +270,29 @@ def test_a_page_is_not_written_into_the_folder_of_a_run(runs, tmp_path, capsys, 
 def test_figures_of_runs_on_different_stores_are_said_not_to_compare(runs, tmp_path):
     plain = runs[2]
     other = shutil.copytree(plain, tmp_path / "other")
-    assert "same store" not in overview([plain, other]).markdown
+    assert "same data" not in overview([plain, other]).markdown
     (other / DATA).write_text('{"data": ["another"]}')
-    assert "Not all of them were trained on the same store" in overview([plain, other]).markdown
+    assert "Not all of them were trained on the same data" in overview([plain, other]).markdown
 
 
-def test_what_trained_a_model_is_not_scored_as_new_rows(runs, tmp_path, capsys):
-    store = runs[0].parent / "store"
-    assert cli.main(["evaluate", str(runs[0]), str(store)]) == 0
+def test_what_trained_a_model_is_not_scored_as_new_rows(clicked, tmp_path, capsys):
+    store = clicked.parent / "store"
+    assert cli.main(["evaluate", str(clicked), str(store)]) == 0
     assert "among these rows are those that trained the model" in capsys.readouterr().err
     synthetic.write_store(tmp_path / "new", 200, 5)
-    assert cli.main(["evaluate", str(runs[0]), str(tmp_path / "new")]) == 0
+    assert cli.main(["evaluate", str(clicked), str(tmp_path / "new")]) == 0
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         ([], "name at least one run"),
         (["nowhere"], "nowhere is not the directory of a run"),
         (["nowhere", "--out", "page.pdf"], "must end in .html"),
     ],
 )
-def test_a_report_of_nothing_is_refused_in_one_line(words, said, capsys, tmp_path, monkeypatch):
+def test_a_report_of_nothing_is_refused_in_one_line(words, problem, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     try:
         status = cli.main(["report", *words])
@@ -248,7 +300,7 @@ def test_a_report_of_nothing_is_refused_in_one_line(words, said, capsys, tmp_pat
         status = stop.code
     assert status == 2
     captured = capsys.readouterr()
-    assert said in captured.err + captured.out
+    assert problem in captured.err + captured.out
 
 
 def test_runs_of_one_name_are_told_apart(runs, tmp_path):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dpsgd import RunConfig
 from experiments.cli.commands.sweep import SweepConfig
-from experiments.cli.config import TrainConfig
-from experiments.sweeps.config import SHIPPED, Grid, Sweep
+from experiments.sweeps.config import AXES, SHIPPED, Sweep
+from experiments.sweeps.engine import task_of
 from experiments.sweeps.plan import cells, plan
 
 GRID = """
@@ -28,7 +29,7 @@ def read(tmp_path, text):
 
 
 def planned(sweep, tmp_path):
-    return plan(sweep, tmp_path / "store", tmp_path / "runs", "sweep.toml")
+    return plan(sweep, tmp_path / "runs", "sweep.toml")
 
 
 def test_every_combination_is_a_run_once_a_repetition(tmp_path):
@@ -72,10 +73,10 @@ def test_explicit_seeds_make_every_run_insecure(tmp_path):
 
 
 def test_the_settings_of_all_runs_reach_each_of_them(tmp_path):
-    shared = "[run]\nhidden = [8, 4]\ntarget_delta = 1e-6\ninit_seed = 7\n"
+    shared = "[run]\nmicrobatch_size = 8\ntarget_delta = 1e-6\ninit_seed = 7\n"
     sweep = read(tmp_path, f'title = "t"\nrepetitions = 1\n{shared}' + GRID)
     for run in planned(sweep, tmp_path):
-        assert run.config.hidden == (8, 4)
+        assert run.config.microbatch_size == 8
         assert run.config.target_delta == 1e-6
         assert run.config.init_seed == 7
 
@@ -85,7 +86,7 @@ def test_a_run_without_clipping_is_the_same_whatever_norms_its_grid_has(tmp_path
     sweep = read(tmp_path, f'title = "t"\nrepetitions = 1\n{GRID}l2_clip_norm = {norms}\n')
     plain = [run.config for run in planned(sweep, tmp_path) if run.config.non_private]
     assert len(plain) == 2 * 2
-    assert {config.l2_clip_norm for config in plain} == {TrainConfig.l2_clip_norm}
+    assert {config.l2_clip_norm for config in plain} == {RunConfig.l2_clip_norm}
 
 
 def test_secure_noise_is_asked_of_the_runs_that_have_noise(tmp_path):
@@ -124,14 +125,15 @@ REFUSED = {
     "seed twice": ('title = "t"\ninsecure_seeds = [1, 1]\n' + GRID, "insecure_seeds"),
     "axis for all": (HEAD + "[run]\nepochs = 3\n" + GRID, "epochs belongs into a [[grid]]"),
     "private place": (HEAD + '[run]\nout = "x"\n' + GRID, "run: 'out' is unknown"),
-    "wrong type": (HEAD + '[run]\nhidden = "64"\n' + GRID, "run, hidden"),
+    "wrong type": (HEAD + '[run]\naudit = "no"\n' + GRID, "run, audit"),
+    "of the task": (HEAD + "[run]\nhidden = [4]\n" + GRID, "run: 'hidden' is unknown"),
+    "no task": (HEAD + "[task]\nhidden = [4]\n" + GRID, "task: name is missing"),
+    "data": (HEAD + '[task]\nname = "clicks"\ndata = "x"\n' + GRID, "the command names the data"),
+    "no side": (HEAD + 'better = "larger"\n' + GRID, "better: 'larger' is none of"),
     "no number at all": (HEAD + GRID + f"learning_rate = {10**400}\n", "too large for a float"),
     "too deep": ("x = " + "[" * 100_000, "nested too deeply"),
     "no name": (HEAD + GRID.replace('"poisson"', '["poisson"]'), "sampler[1]: there is no sampler"),
-    "no width": (HEAD + "[run]\nembedding_dim = 0\n" + GRID, "embedding_dim must be at least 1"),
-    "no units": (HEAD + "[run]\nhidden = [4, -1]\n" + GRID, "hidden: each layer has at least 1"),
-    "no power of two": (HEAD + "[run]\nmax_buckets = 12\n" + GRID, "max_buckets must be a power"),
-    "out of range": (HEAD + "[run]\ntarget_delta = 2.0\n" + GRID, "target-delta"),
+    "out of range": (HEAD + "[run]\ntarget_delta = 2.0\n" + GRID, "target_delta"),
 }
 
 
@@ -141,6 +143,34 @@ def test_what_cannot_be_run_is_refused_by_file_and_key(tmp_path, text, words):
         planned(read(tmp_path, text), tmp_path)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        ('task = "click"', "did you mean clicks?"),
+        ('task = "clicks"', "data is missing"),
+        ('[task]\nname = "clicks"\nembedding_dim = 0', "embedding_dim must be at least 1"),
+        ('[task]\nname = "clicks"\nhidden = [4, -1]', "hidden: each layer has at least 1"),
+        ('[task]\nname = "clicks"\nmax_buckets = 12', "max_buckets must be a power"),
+        ('[task]\nname = "clicks"\nhidden = "64"', "task, hidden: "),
+        ('[task]\nname = "clicks"\nhiden = [4]', "did you mean hidden?"),
+        ('[task]\nname = "tiny_task:Line"\nhidden = [4]', "'hidden' is unknown"),
+        ('[task]\nname = "tiny_task:line"\nrows = 4', "takes no rows"),
+        ('task = "tiny_task:nothing"', "has no 'nothing'"),
+    ],
+)
+def test_a_task_that_cannot_be_made_is_refused_in_one_line(tmp_path, task, problem):
+    sweep = read(tmp_path, f"{HEAD}{task}\n{GRID}")
+    data = None if problem == "data is missing" or "tiny" in task else tmp_path
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as refused:
+        task_of(sweep, data, "sweep.toml")
+    assert problem in str(refused.value)
+
+
+def test_a_task_has_the_settings_of_its_file(tmp_path):
+    sweep = read(tmp_path, HEAD + '[task]\nname = "tiny_task:Line"\nwidth = 5\n' + GRID)
+    assert task_of(sweep, None, "sweep.toml").width == 5
 
 
 def test_a_file_that_is_not_there_is_answered_with_those_that_are_shipped(tmp_path):
@@ -180,7 +210,7 @@ def test_the_file_that_the_help_shows_is_a_sweep_and_it_names_those_that_are_shi
     lines = [line for line in help_text.splitlines() if line.startswith(" " * 8)]
     sweep = Sweep.parse(textwrap.dedent("\n".join(lines)).encode(), "the help")
     assert len(cells(sweep.grid[0])) == 2 * (3 + 1)
-    for axis in Grid.AXES:
+    for axis in AXES:
         assert axis in help_text
     source = inspect.getsource(SweepConfig)
     for file in SHIPPED.glob("*.toml"):

@@ -10,39 +10,38 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+import stored_task
 
+from dpsgd import RunConfig
 from dpsgd.runs.directory import DATA
 from dpsgd.runs.history import History
+from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped
-from experiments import cli, programs
-from experiments import train as training
-from experiments.cli import config as config_of
-from experiments.cli.config import TrainConfig
+from experiments import cli
 from experiments.cli.errors import in_one_line
-from experiments.finished import FinishedRun
 from experiments.reports.overview import overview
 from experiments.sweeps import engine, workers
 from experiments.sweeps.config import Sweep
 from experiments.sweeps.plan import plan
 from experiments.sweeps.summary import INSECURE
-from experiments.tasks.clicks.synthetic import rows as synthetic
+from samplers import Population
+from samplers.settings import SETTINGS
 
 SEEDED = """
 title = "t"
 insecure_seeds = [1, 2]
 
+[task]
+name = "tiny_task:Line"
+width = 3
+
 [run]
-embedding_dim = 2
-max_buckets = 8
-hidden = [4]
 audit = false
 
 [[grid]]
@@ -52,13 +51,9 @@ noise_multiplier = [0.5, 1, 2]
 batch_size = 32
 epochs = 2
 """
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "store"
-    synthetic.write_store(path, 400, seed=0)
-    return path
+ONE = SEEDED.replace("[1, 2]", "[1]", 1).replace("[0.5, 1, 2]", "1")
+STORED = ONE.replace("tiny_task:Line", "stored_task:Stored")
+LINE = {"name": "tiny_task:Line", "settings": {}, "description": {}}
 
 
 def sweep_of(folder, text=SEEDED):
@@ -82,19 +77,19 @@ def progress(line):
     if line.startswith("1 of"):
         os.kill(os.getpid(), signal.SIGKILL)
 
-config, store, out = map(Path, sys.argv[1:])
-run_sweep(Sweep.read(config), store, out, workers=2, progress=progress)
+config, out = map(Path, sys.argv[1:])
+run_sweep(Sweep.read(config), None, out, workers=2, progress=progress)
 """
 
 
 @pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.timeout(900)  # four sweeps of two processes each, which all start JAX
-def test_killed_and_stopped_a_sweep_goes_on_to_the_numbers_of_an_undisturbed_one(store, tmp_path):
+def test_killed_and_stopped_a_sweep_goes_on_to_the_numbers_of_an_undisturbed_one(tmp_path):
     sweep, out = sweep_of(tmp_path), tmp_path / "disturbed"
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED, tmp_path / "sweep.toml", store, out],
-        cwd=Path(__file__).parents[3],
+        [sys.executable, "-c", KILLED, tmp_path / "sweep.toml", out],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert killed.returncode == -signal.SIGKILL
     before = finished(out)
@@ -108,15 +103,15 @@ def test_killed_and_stopped_a_sweep_goes_on_to_the_numbers_of_an_undisturbed_one
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Stopped, match="the same command goes on"):
-        engine.run_sweep(sweep, store, out, workers=2, progress=stop)
+        engine.run_sweep(sweep, None, out, workers=2, progress=stop)
     between = finished(out)
     assert before.items() < between.items()  # nothing was repeated, and something done
     assert len(between) < 6
 
-    disturbed = engine.run_sweep(sweep, store, out, workers=2)
+    disturbed = engine.run_sweep(sweep, None, out, workers=2)
     assert between.items() < finished(out).items()
     assert len(finished(out)) == 6
-    undisturbed = engine.run_sweep(sweep, store, tmp_path / "undisturbed", workers=2)
+    undisturbed = engine.run_sweep(sweep, None, tmp_path / "undisturbed", workers=2)
     assert disturbed.record() == undisturbed.record()
     assert undisturbed.record()["cells"]
     # Whoever has the seeds has the noise: the sweep says so, and so does each run.
@@ -128,14 +123,28 @@ def test_killed_and_stopped_a_sweep_goes_on_to_the_numbers_of_an_undisturbed_one
     assert all(path.stat().st_size > 500 for path in shown)
 
 
-def test_a_run_that_fails_is_named_and_keeps_no_other_from_being_finished(store, tmp_path):
-    text = SEEDED.replace("insecure_seeds = [1, 2]", "repetitions = 1").replace(
+def test_a_run_that_fails_is_named_and_keeps_no_other_from_being_finished(
+    tmp_path, in_this_process
+):
+    text = ONE.replace("insecure_seeds = [1]", "repetitions = 1").replace(
         '"shuffle"', '[{ name = "poisson", max_batch_size = 33 }, "shuffle"]'
     )
-    sweep = sweep_of(tmp_path, text.replace("[0.5, 1, 2]", "1"))
     with pytest.raises(ValueError, match=r"1 of 2 runs failed.*poisson-.*no finite epsilon"):
-        engine.run_sweep(sweep, store, tmp_path / "out", workers=1)
+        engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
     assert [name[:7] for name in finished(tmp_path / "out")] == ["shuffle"]
+
+
+def test_a_run_that_diverged_is_finished_and_the_others_are_shown(tmp_path, in_this_process):
+    rates = "learning_rate = [0.01, 1e30]\n"
+    text = ONE.replace('x = "noise_multiplier"', 'x = "learning_rate"') + rates
+    summary = engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
+    (steep,) = [name for name in finished(tmp_path / "out") if "1e+30" in name]
+    assert f"the training of {steep} diverged: means are of the other runs" in summary.statements
+    engine.write(summary, tmp_path / "out", text.encode())
+    page = (tmp_path / "out" / "summary.md").read_text()
+    assert "| 1e+30 | undefined |" in page
+    assert re.search(r"\| 0.01 \| \d", page)
+    assert engine.read(tmp_path / "out").record() == summary.record()
 
 
 def raises(error):
@@ -149,15 +158,15 @@ OUT_OF_MEMORY = {
 }
 
 
-@pytest.mark.parametrize(("exhaust", "said"), OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+@pytest.mark.parametrize(("exhaust", "line"), OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
 def test_a_run_out_of_memory_fails_in_one_line_and_its_process_lives_on(
-    monkeypatch, tmp_path, capsys, exhaust, said
+    monkeypatch, tmp_path, capsys, exhaust, line
 ):
-    monkeypatch.setattr(training, "train", lambda config, progress: exhaust())
-    config = TrainConfig(tmp_path, config_of.Shuffle(), tmp_path / "run", noise_multiplier=1.0)
-    message = workers._outcome(config, print)
+    monkeypatch.setattr("dpsgd.runs.engine.run", lambda *args, **options: exhaust())
+    config = RunConfig(SETTINGS["shuffle"](), noise_multiplier=1.0)
+    message = workers._outcome(workers.Assignment(LINE, config, tmp_path / "run", None), print)
     assert message.kind == "failed"
-    assert re.match(said, message.text)
+    assert re.match(line, message.text)
     assert in_one_line("dpsgd", exhaust) == 2
     assert capsys.readouterr().err == f"dpsgd: {message.text}\n"
 
@@ -167,11 +176,15 @@ def test_a_fault_of_ours_keeps_its_traceback():
         in_one_line("dpsgd", lambda: raises(RuntimeError("ours")))
 
 
-def test_the_report_of_a_sweep_names_the_command_that_does_it_again(store, tmp_path, capsys):
-    sweep_of(tmp_path, SEEDED.replace("[1, 2]", "[1]", 1).replace("[0.5, 1, 2]", "1"))
-    out = tmp_path / "a sweep"
-    words = ["sweep", str(tmp_path / "sweep.toml"), str(store), "--out", str(out)]
+def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_it_again(
+    tmp_path, capsys
+):
+    (tmp_path / "sweep.toml").write_text(STORED)
+    data, out = tmp_path / "points.npz", tmp_path / "a sweep"
+    stored_task.Stored.write(data, 0)
+    words = ["sweep", str(tmp_path / "sweep.toml"), str(data), "--out", str(out)]
     assert cli.main([*words, "--workers", "1"]) == 0
+    assert "\ntest error\n" in capsys.readouterr().out
     assert (out / "sweep.toml").read_bytes() == (tmp_path / "sweep.toml").read_bytes()
     before = finished(out)
     assert len(before) == 1
@@ -182,9 +195,14 @@ def test_the_report_of_a_sweep_names_the_command_that_does_it_again(store, tmp_p
     assert re.search(r"Training took [\d.]+ s .*, at a median of [\d,]+ examples a second", page)
     (command,) = re.findall("^dpsgd sweep .*$", page, re.MULTILINE)
     again = shlex.split(command)[1:]
-    assert again[:-1] == ["sweep", str(out / "sweep.toml"), str(store), "--out"]
-    assert cli.main([*again[:-1], str(out)]) == 0  # of what is finished, nothing is repeated
+    assert again[:-1] == ["sweep", str(out / "sweep.toml"), str(data), "--out"]
+    # Of what is finished, nothing is repeated; another metric can be shown of it.
+    other = [*again[:-1], str(out), "--headline", "test_num_examples"]
+    assert cli.main(other) == 0
+    assert "\ntest num examples\n" in capsys.readouterr().out
     assert finished(out) == before
+    with pytest.raises(ValueError, match="no metric 'auc'; there are test_error, "):
+        overview([out], headline="auc")
 
     # The page is of the runs as they are, and not of what was once written of them.
     for stale in ("summary.json", "summary.md", "figure.png"):
@@ -208,23 +226,25 @@ def test_the_report_of_a_sweep_names_the_command_that_does_it_again(store, tmp_p
         overview([out])
 
 
-def test_runs_in_one_process_compile_one_program_for_all_their_numbers(store, tmp_path, caplog):
-    text = SEEDED.replace('"shuffle"', '["shuffle", "deterministic", "balls-and-bins"]')
+def test_runs_in_one_process_compile_one_program_for_all_their_numbers(
+    tmp_path, caplog, in_this_process
+):
+    text = ONE.replace('"shuffle"', '["shuffle", "deterministic", "balls-and-bins"]')
+    text = text.replace("width = 3", "width = 4")  # a model that no other test compiles
     text += "learning_rate = [1e-3, 1e-2]\nl2_clip_norm = [1, 4]\n"
-    runs = plan(sweep_of(tmp_path, text), store, tmp_path / "runs", "sweep")
-    shapes = {engine._program(run, training.Store.open(store), "sweep") for run in runs}
+    sweep = sweep_of(tmp_path, text)
+    runs = plan(sweep, tmp_path / "runs", "sweep")
+    shapes = {engine._program(run, Population(160), "sweep") for run in runs}
     assert len(shapes) == 2  # batches of 32, and padded ones
-    programs._shared.cache_clear()
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
-        for run in runs[:: len(runs) // 12]:
-            training.train(run.config)
+        engine.run_sweep(sweep, None, tmp_path / "out")
     compiled = sum("Compiling jit(_run_block)" in message for message in caplog.messages)
     assert compiled == len(shapes)
 
 
 def test_a_process_stays_with_its_program_and_leaves_others_to_the_next(tmp_path):
-    config = TrainConfig(tmp_path, config_of.Shuffle(), tmp_path, noise_multiplier=1.0)
-    tasks = deque(workers.Task(config, program) for program in "aabbbc")
+    config = RunConfig(SETTINGS["shuffle"](), noise_multiplier=1.0)
+    tasks = deque(workers.Assignment(LINE, config, tmp_path, program) for program in "aabbbc")
     pool = [SimpleNamespace(last=None, task=None) for _ in range(2)]
     done = [[], []]
     while tasks:
@@ -236,77 +256,50 @@ def test_a_process_stays_with_its_program_and_leaves_others_to_the_next(tmp_path
     assert done == [["b", "b", "b"], ["a", "a", "c"]]
 
 
-def test_a_folder_that_holds_another_run_is_left_alone(store, tmp_path):
-    sweep, out = sweep_of(tmp_path, SEEDED.replace("[0.5, 1, 2]", "1")), tmp_path / "out"
-    run = plan(sweep, store, out / "runs", "sweep")[0]
-    training.train(run.config)
+def test_a_folder_that_holds_another_run_is_left_alone(tmp_path, in_this_process):
+    out = tmp_path / "out"
+    engine.run_sweep(sweep_of(tmp_path, ONE), None, out)
     before = finished(out)
-    one = SEEDED.replace("[0.5, 1, 2]", "1")
     changed = {
-        "hidden": sweep_of(tmp_path, one.replace("[4]", "[5]")),
-        "init_seed": sweep_of(tmp_path, SEEDED.replace("[run]", "[run]\ninit_seed = 9")),
+        "width": ONE.replace("width = 3", "width = 2"),
+        "seed": ONE.replace("width = 3", "seed = 1"),
+        "init_seed": ONE.replace("[run]", "[run]\ninit_seed = 9"),
+        "task": ONE.replace("tiny_task:Line", "tiny_task:line").replace("width = 3", ""),
     }
-    for setting, other in changed.items():
-        with pytest.raises(ValueError, match=f"another {setting}"):
-            engine.run_sweep(other, store, out)
+    for setting, text in changed.items():
+        with pytest.raises(ValueError, match=f"another .*{setting}"):
+            engine.run_sweep(sweep_of(tmp_path, text), None, out)
     assert finished(out) == before
 
 
-def test_runs_go_on_with_their_own_store_wherever_it_lies_and_with_no_other(store, tmp_path):
-    sweep, out = sweep_of(tmp_path, SEEDED.replace("[0.5, 1, 2]", "1")), tmp_path / "out"
-    moved, place = Path(shutil.copytree(store, tmp_path / "moved")), tmp_path / "store"
-    shutil.copytree(store, place)
-    run = plan(sweep, place, out / "runs", "sweep")[0]
-    training.train(run.config)
-    assert engine._finished(run, training.Store.open(moved))
-    shutil.rmtree(place)
-    synthetic.write_store(place, 400, seed=1)  # made anew: other rows, and as many
-    with pytest.raises(ValueError, match=rf"{run.name} holds another run .*with another store:"):
+def test_runs_go_on_with_their_own_store_wherever_it_lies_and_with_no_other(
+    tmp_path, in_this_process
+):
+    sweep, out = sweep_of(tmp_path, STORED), tmp_path / "out"
+    place, moved = tmp_path / "points.npz", tmp_path / "moved.npz"
+    stored_task.Stored.write(place, 0)
+    shutil.copy(place, moved)
+    engine.run_sweep(sweep, place, out)
+    before = finished(out)
+    engine.run_sweep(sweep, moved, out)
+    assert finished(out) == before
+    stored_task.Stored.write(place, 1)  # made anew: other rows, and as many
+    with pytest.raises(ValueError, match=r"holds another run .*with another data:"):
         engine.run_sweep(sweep, place, out)
-    (run.config.out / DATA).unlink()
-    with pytest.raises(ValueError, match="another store"):
+    (run,) = (out / "runs").iterdir()
+    (run / DATA).unlink()
+    with pytest.raises(ValueError, match="another data"):
         engine.run_sweep(sweep, moved, out)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
-        (SEEDED.replace("= 32", "= 400"), "batch_size must be at most num_examples = 320"),
+        (SEEDED.replace("= 32", "= 400"), "batch_size must be at most num_examples = 160"),
         (SEEDED + "l2_clip_norm = 1e300\n", "l2_clip_norm 1e\\+300 .* rescale the loss"),
     ],
 )
-def test_what_no_run_can_do_is_refused_before_any(store, tmp_path, text, said):
-    with pytest.raises(ValueError, match=f"sweep, shuffle-sigma0.5.*: {said}"):
-        engine.run_sweep(sweep_of(tmp_path, text), store, tmp_path / "out")
+def test_what_no_run_can_do_is_refused_before_any(tmp_path, text, problem):
+    with pytest.raises(ValueError, match=f"sweep, shuffle-sigma0.5.*: {problem}"):
+        engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_step_sizes_are_those_of_adam_with_a_cosine_and_follow_the_configuration(store, tmp_path):
-    steps, rate = 7, 0.03
-    ours = optax.inject_hyperparams(programs._cosine_adam)(
-        learning_rate=rate, num_steps=float(steps)
-    )
-    plain = optax.adam(optax.cosine_decay_schedule(rate, steps))
-    params = {"w": jnp.ones(3)}
-    states = [ours.init(params), plain.init(params)]
-    for step in range(steps + 2):
-        gradient = {"w": jnp.cos(jnp.arange(3.0) + step)}
-        (a, states[0]), (b, states[1]) = (
-            optimizer.update(gradient, state)
-            for optimizer, state in zip((ours, plain), states, strict=True)
-        )
-        np.testing.assert_allclose(a["w"], b["w"], rtol=1e-5, atol=1e-9)
-
-    text = SEEDED + "learning_rate = [1e-3, 1e-2]\n"
-    runs = plan(sweep_of(tmp_path, text), store, tmp_path, "sweep")
-    slow, fast = (
-        training.Job.of(
-            run.config,
-            training.Store.open(store),
-            lambda n, config=run.config: training.mechanism_for(config, n),
-        )
-        for run in runs[:: len(runs) // 2]
-    )
-    # A state that another rate made, as of a run whose configuration was changed.
-    state = fast.scheduled(slow.start())
-    assert float(state.opt_state.hyperparams["learning_rate"]) == np.float32(1e-2)

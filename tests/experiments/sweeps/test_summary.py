@@ -188,11 +188,11 @@ def test_means_leave_out_the_runs_that_diverged_and_say_so(summary_of):
     page = tables.markdown(summary)
     assert "| 0.5 | undefined | undefined |" in page
     assert "0.6120 (1 of 2 diverged)" in page
-    (said,) = [line for line in summary.statements if "diverged" in line]
-    assert said.count("-r0") == 4
-    assert said.endswith("diverged: means are of the other runs")
+    (line,) = [line for line in summary.statements if "diverged" in line]
+    assert line.count("-r0") == 4
+    assert line.endswith("diverged: means are of the other runs")
     cell = json.loads(json.dumps(summary.record(), allow_nan=False))["cells"]
-    assert cell[panel.at("poisson", 0.5).cell.name]["test_auc"]["mean"] is None
+    assert cell[panel.at("poisson", 0.5).cell.name]["metrics"]["test_auc"]["mean"] is None
     assert all(np.isfinite(axes.get_ylim()).all() for axes in draw(summary).axes)
 
 
@@ -220,6 +220,66 @@ def test_what_diverged_is_not_among_the_best(summary_of):
     (verdict,) = tables.verdicts(panel)
     assert "shuffle (" in verdict
     assert "poisson" not in verdict
+
+
+LINE = {
+    "name": "tiny_task:Line",
+    "settings": {},
+    "description": {"headline": "test_error", "better": "lower"},
+}
+TUNED = {**PRIVACY, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
+
+
+def error(run, metric):
+    """Is lower for Poisson and on the rows that are tested, and higher for the faster rate."""
+    poisson = run.cell.sampler.name == "poisson"
+    fast = run.config.learning_rate == 0.1
+    return 700 - 300 * poisson + 50 * fast + 0.2 * run.config.init_seed + (metric == "test_error")
+
+
+def test_of_a_metric_whose_lower_values_are_better_the_lowest_is_best(summary_of):
+    metrics = ("validation_error", "test_error")
+    (panel,) = summary_of(error, TUNED, metrics=metrics, task=LINE).panels
+    assert {result.cell.learning_rate for result in panel.results} == {0.01}
+    assert all(": poisson (401.1 ± 0.1414)" in line for line in tables.verdicts(panel))
+    assert "test error" in tables.tables(panel)
+    assert draw(summary_of(error, PRIVACY, task=LINE, metrics=metrics)).axes[0].get_ylabel() == (
+        "test error (mean ± s.d. of 2 runs)"
+    )
+
+
+def test_what_is_tuned_by_the_rows_that_it_is_shown_on_is_said_to_be_too_good(summary_of):
+    summary = summary_of(error, TUNED, metrics=("test_error",), task=LINE)
+    assert any(
+        "the best on the test rows themselves, so that what is shown is too good" in line
+        for line in summary.statements
+    )
+    assert "earning rate, best on the test rows" in tables.markdown(summary)
+
+
+def test_another_metric_of_the_task_can_be_put_first(summary_of):
+    metrics = ("test_error", "test_gain")
+
+    def scored(run, metric):
+        return error(run, metric) if metric == "test_error" else 1 - error(run, metric)
+
+    named = {"metrics": metrics, "task": LINE, "headline": "test_gain"}
+    (panel,) = summary_of(scored, PRIVACY, **named, better="higher").panels
+    assert "test gain" in tables.tables(panel)
+    assert all(": poisson (" in line for line in tables.verdicts(panel))
+    # Which of its values are better is not what the task said of its own metric.
+    (panel,) = summary_of(scored, PRIVACY, **named).panels
+    assert tables.verdicts(panel) == []
+    with pytest.raises(ValueError, match=r'headline = "test_gain", and better = '):
+        _ = summary_of(scored, TUNED, **named).panels
+    with pytest.raises(ValueError, match="no metric 'gain'; there are test_error, test_gain"):
+        _ = summary_of(scored, PRIVACY, **{**named, "headline": "gain"}).panels
+
+
+def test_a_task_that_names_no_metric_shows_its_first_one(summary_of):
+    task = {**LINE, "description": {}}
+    summary = summary_of(error, PRIVACY, metrics=("test_error",), task=task)
+    assert (summary.headline.name, summary.headline.better) == ("test_error", None)
 
 
 def test_one_run_shows_no_spread_and_is_told_from_none():

@@ -1,0 +1,21 @@
+"""A task of the tests' own whose rows lie in a file."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from tiny_task import Line
+
+
+@dataclass(frozen=True)
+class Stored(Line):
+    """The points of a line, kept in a file."""
+
+    data: Path = field(kw_only=True)
+
+    def columns(self):
+        return dict(np.load(self.data))
+
+    @staticmethod
+    def write(path, seed):
+        np.savez(path, **Line(seed=seed).columns())
