@@ -1,0 +1,159 @@
+"""What is trained is found again by its name and its settings, and known by its code and rows."""
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from tiny_task import Line, line
+
+from dpsgd.runs.fingerprint import task_code_digest
+from dpsgd.runs.task import check_task, data_digest, find, load, task_record
+
+
+def test_a_task_comes_back_from_its_record():
+    task = Line(rows=7, seed=3)
+    record = task_record(task)
+    assert record["name"] == "tiny_task:Line"
+    assert record["settings"] == {"rows": 7, "width": 3, "seed": 3}
+    assert load(record, "where") == task
+    assert load({"name": "tiny_task:line", "settings": {}}, "where") is line
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored(Line):
+    data: Path = Path("here")
+    kind: Literal["a", "b"] = "a"
+    hidden: tuple[int, ...] | None = (3, 4)
+
+
+def test_data_are_looked_for_where_they_lie_now(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "stored", sys.modules[__name__])
+    monkeypatch.setattr(Stored, "__module__", "stored")
+    monkeypatch.chdir(tmp_path)
+    record = task_record(Stored())
+    assert record["settings"]["data"] == str(tmp_path / "here")  # from wherever one resumes
+    assert load(record, "where") == Stored(data=tmp_path / "here")
+    assert load(record, "where", data=Path("/there")) == Stored(data=Path("/there"))
+    with pytest.raises(ValueError, match=r"task tiny_task:Line has no setting `data`"):
+        load(task_record(line), "where", data=Path("/there"))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nowhere:task", "there is no module nowhere, where nowhere:task should be"),
+        ("tiny_task:linn", "module tiny_task has no 'linn': did you mean line"),
+        ("tiny_task", "'tiny_task' names no object: write module:object"),
+        ("broken_task:task", "broken_task cannot be imported: ZeroDivisionError: division by zero"),
+        ("needy_task:task", "needy_task cannot be imported: No module named 'nowhere'"),
+    ],
+)
+def test_what_is_not_found_is_named_in_one_line(name, why, tmp_path, monkeypatch):
+    (tmp_path / "broken_task.py").write_text("1 / 0\n")
+    (tmp_path / "needy_task.py").write_text("import nowhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=f"^{re.escape(why)}") as refused:
+        find(name)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"name": None, "settings": {}}, "nobody can find again"),
+        (
+            {"name": "tiny_task:Line", "settings": {"rowz": 3}},
+            "'rowz' is unknown: did you mean",
+        ),
+        ({"name": "tiny_task:Line", "settings": {"rows": "3"}}, "rows: str is not an instance of"),
+        ({"name": "tiny_task:Line"}, "settings: NoneType is not an instance of dict"),
+        ({"name": "tiny_task:BLOCK", "settings": {}}, "is no task: it is a int without columns"),
+        ("x", "str is not an instance of dict"),
+    ],
+)
+def test_a_record_that_names_no_task_is_refused(record, why):
+    with pytest.raises(ValueError, match=why):
+        load(record, "where")
+
+
+def test_what_is_no_task_says_which_methods_it_lacks():
+    class Half:
+        def columns(self): ...
+        def init(self, seed): ...
+        def loss(self, params, example): ...
+
+    with pytest.raises(ValueError, match="mine is no task: it is a Half without metrics, gener"):
+        check_task(Half(), "mine")
+    with pytest.raises(ValueError, match="is a class, and no task"):
+        check_task(Line, "mine")
+    check_task(line, "mine")
+
+
+def test_any_changed_number_changes_the_digest_of_the_data():
+    rows = line.columns()
+    found = {data_digest(line, rows), data_digest(line, rows)}
+    assert len(found) == 1
+    for name in rows:
+        other = {**rows, name: rows[name].copy()}
+        other[name].flat[-1] += 1
+        found.add(data_digest(line, other))
+    found.add(data_digest(line, {"z": rows["x"], "y": rows["y"]}))
+    found.add(data_digest(line, {**rows, "x": rows["x"].reshape(3, -1)}))
+    found.add(data_digest(line, {**rows, "y": rows["y"].view(np.int32)}))
+    found.add(data_digest(line, rows, tree="units"))
+    assert len(found) == 7
+
+
+TASK = """
+import helper
+from tiny_task import Line
+class Own(Line):
+    def loss(self, params, example):
+        return helper.scale * super().loss(params, example)
+task = Own()
+"""
+
+
+@pytest.mark.parametrize("changed", ["own.py", "helper.py", "deep/__init__.py", "deep/er.py"])
+def test_changed_code_of_a_task_changes_its_digest_and_other_files_do_not(
+    tmp_path, monkeypatch, changed
+):
+    files = {
+        "own.py": TASK,
+        "helper.py": "from deep import er\nscale = 1.0\n",
+        "deep/__init__.py": "",
+        "deep/er.py": "x = 1\n",
+        "other.py": "y = 1\n",
+    }
+
+    def digest(folder, **edited):
+        for name, text in files.items():
+            path = tmp_path / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + edited.get(name, ""))
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(tmp_path / folder)
+            task = find("own:task")
+            found = task_code_digest(task, "own:task")
+            for name in ("own", "helper", "deep", "deep.er"):
+                sys.modules.pop(name, None)
+        return found
+
+    begun = digest("a")
+    assert digest("b", **{"other.py": "# edited"}) == begun
+    assert digest("c", **{changed: "# edited"}) != begun
+
+
+def test_code_that_nobody_can_read_is_never_the_same_twice(monkeypatch):
+    monkeypatch.setattr(sys.modules["tiny_task"], "__file__", None)
+    from dpsgd.runs import fingerprint
+
+    fingerprint._module_digest.cache_clear()
+    try:
+        assert task_code_digest(line) != task_code_digest(line)
+    finally:
+        fingerprint._module_digest.cache_clear()
