@@ -22,22 +22,23 @@ import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
-from dpsgd.runs import engine, sampling
+from dpsgd.runs import engine
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import DIAGNOSTICS
 from dpsgd.runs.fingerprint import code_digest
 from dpsgd.runs.task import load
+from samplers.settings import SETTINGS
 
-PLAIN = {name: kind(batch_size=32, epochs=2) for name, kind in sampling.SAMPLERS.items()}
-SAMPLERS = PLAIN | {  # and with batches that need several passes
-    f"{name}-accumulate": replace(PLAIN[name], max_batch_size=20, overflow="accumulate")
+SIZES = {"batch_size": 32, "epochs": 2}
+PLAIN = ("deterministic", "shuffle", "poisson", "balls-and-bins")
+SAMPLERS = {name: SETTINGS[name](**SIZES) for name in PLAIN} | {  # and in several passes
+    f"{name}-accumulate": SETTINGS[name](**SIZES, max_batch_size=20, overflow="accumulate")
     for name in ("poisson", "balls-and-bins")
 }
 OPERATIONS = ("write", "fsync", "replace", "rename", "unlink", "rmdir", "ftruncate")

@@ -13,7 +13,7 @@ from dpsgd.audit.sampler import Check
 from dpsgd.audit.step import recorder
 from dpsgd.runs import audit, engine
 from dpsgd.training import algorithm
-from samplers import Deterministic
+from samplers import Deterministic, Population
 
 pytestmark = pytest.mark.audit
 
@@ -105,7 +105,7 @@ def test_the_audit_scans_microbatches_exactly_where_the_run_does(
     wide = Line(width=200_000)
     sampler = Deterministic(10_000, batch_size)
     config = RunConfig(sampler, noise_multiplier=1.0, **settings)
-    mechanism = config.mechanism(10_000)
+    mechanism = config.mechanism(Population(10_000))
 
     def shaped(count):
         return {
@@ -155,10 +155,10 @@ def test_the_sentence_names_what_was_small_and_what_was_left_out(monkeypatch):
     ]:
         mechanism = Mechanism(Deterministic(160, 16), 1.0, 4.0)
         if secure:
-            mechanism = config_of(secure_noise=True).mechanism(160)
+            mechanism = config_of(secure_noise=True).mechanism(Population(160))
         assert audit.audit_run(task, task.init(0), mechanism, None) == f"{passed}{small}. {rest}"
 
 
 def test_where_there_is_no_noise_there_is_nothing_to_audit():
-    mechanism = config_of(noise_multiplier=None, non_private=True).mechanism(160)
+    mechanism = config_of(noise_multiplier=None, non_private=True).mechanism(Population(160))
     assert audit.audit_run(line, line.init(0), mechanism, None) == "not made: there is no noise"

@@ -12,8 +12,8 @@ import pytest
 
 from dpsgd import RunConfig, run
 from dpsgd.runs import engine
-from dpsgd.runs.sampling import BallsAndBins
 from dpsgd.runs.stop import Stopped
+from samplers.settings import SETTINGS
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Signalling:
 
 def config_of(**settings):
     settings = {"noise_multiplier": 1.0, "audit": False, **settings}
-    return RunConfig(BallsAndBins(batch_size=16, epochs=3), **settings)
+    return RunConfig(SETTINGS["balls-and-bins"](batch_size=16, epochs=3), **settings)
 
 
 def run_and_stop(task, config, out):
