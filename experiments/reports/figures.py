@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,7 @@ Runs = Mapping[str, FinishedRun]
 """Runs by the names that they have on the page."""
 
 DELTAS = tuple(10.0**-k for k in range(3, 11))
-"""Where the price of a run is shown besides its own delta."""
+"""Where the epsilon of a run is shown besides its own delta."""
 
 _LINES = ("-", "--", "-.", ":")
 
@@ -97,7 +98,7 @@ def quality(runs: Runs, headline: Headline) -> Figure:
 
 
 def curves(runs: Runs) -> Figure:
-    """Draws the certified epsilon of priced runs over delta, runs of one price as one curve.
+    """Draws the certified epsilon of runs over delta, runs of one mechanism as one curve.
 
     The dot is the guarantee.
     """
@@ -105,12 +106,12 @@ def curves(runs: Runs) -> Figure:
     look = looks(runs)
     alike: dict[tuple[Mechanism, float], list[str]] = {}
     for name, run in runs.items():
-        assert run.mechanism is not None, "only priced runs have a curve"
+        assert run.mechanism is not None, "only runs of one mechanism have a curve"
         alike.setdefault((run.mechanism, run.record["delta"]), []).append(name)
     entries = []
     for (mechanism, at), names in alike.items():
-        profile, first = mechanism.privacy(), look[names[0]]
-        bounds = [(delta, epsilon(profile, delta).upper) for delta in DELTAS]
+        first = look[names[0]]
+        bounds = zip(DELTAS, _uppers(mechanism), strict=True)
         finite = [(delta, upper) for delta, upper in bounds if math.isfinite(upper)]
         deltas, uppers = [delta for delta, _ in finite], [upper for _, upper in finite]
         axes.plot(deltas, uppers, color=first.color, ls=first.line, lw=1.4)
@@ -125,6 +126,13 @@ def curves(runs: Runs) -> Figure:
     label_ones_twos_fives(axes.yaxis)
     _legend(figure, axes, entries)
     return figure
+
+
+@functools.lru_cache(maxsize=256)
+def _uppers(mechanism: Mechanism) -> tuple[float, ...]:
+    """Returns the certified epsilon at each of `DELTAS`: once for all pages of a process."""
+    profile = mechanism.privacy()
+    return tuple(epsilon(profile, delta).upper for delta in DELTAS)
 
 
 def _listed(names: list[str]) -> str:
