@@ -89,7 +89,7 @@ class TrialCount:
                 "take a shape nearer to 0, or another mean"
             )
 
-    @property
+    @cached_property
     def gamma(self) -> float:
         """The law's second parameter, in (0, 1): the mean falls in it."""
         from scipy.optimize import brentq  # half of SciPy's import time, and seldom needed

@@ -1,5 +1,6 @@
 """Quadrature, against which estimators and bounds are held."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ from scipy import stats
 from scipy.special import ndtr
 
 
+@functools.cache
 def _quadrature(epsilon: float, sigma: float, bins: int, direction: str) -> float:
     """H_ε for T in {1, 2, 3}: one coordinate in closed form, the others by the trapezoid rule.
 

@@ -62,6 +62,33 @@ def test_a_coarse_sum_s_interval_holds_the_sharp_value(sigma, rate, count, loss)
 
 
 @pytest.mark.parametrize(
+    ("sigma", "rate", "count", "loss"),
+    [(1.0, 0.01, 1000, 1.8), (1.0, 0.01, 1000, -0.5), (5.0, 0.1, 10_000, 10.0), (1.0, 0.1, 5, 1.0)],
+)
+@pytest.mark.parametrize("accuracy", [6.0, 12.0])
+def test_what_a_sum_leaves_out_at_its_end_is_bounded_and_counted(
+    sigma, rate, count, loss, accuracy
+):
+    releases = Releases(sigma, rate, count)
+    tilts = Tilts(releases)
+    sums = Inversion(releases, loss, tilts.at(loss, positive=loss > 0.0), tilts, accuracy)
+    z = sums._z[-1] + 1j * sums._step * np.arange(1, 4 * sums._z.size)
+    power = np.exp(count * sums._line.log_moment(z)[0])
+    if sums._deviation:
+        power -= np.exp(0.5 * sums._deviation**2 * z * (z - 1.0))
+    rest = np.sum(sums._step / math.pi * power * np.exp(-(z - 1.0) * loss) / (z * (z - 1.0)))
+    bound = math.exp(sums._log_end - (sums.tilt - 1.0) * loss)
+    assert abs(rest) <= bound
+    # As the moduli fall in Im z, no bound can be less than the last one's share.
+    last = float(sums._line.log_moment(sums._z[-1:])[0].real[0])
+    decay = math.exp(count * last - (sums.tilt - 1.0) * loss) / (math.pi * sums._z[-1].imag)
+    assert 1e-4 * bound <= decay <= bound
+    low, high = sums.value(loss)
+    assert 0.0 < low < high
+    assert high - low >= 2.0 * bound
+
+
+@pytest.mark.parametrize(
     ("sigma", "rate", "epsilon"), [(1.0, 0.3, 0.5), (2.0, 0.2, 0.05), (1.0, 0.6, 2.0)]
 )
 def test_two_releases_are_one_release_averaged_over_the_other(sigma, rate, epsilon):

@@ -111,9 +111,21 @@ def test_one_release_brackets_the_closed_form_in_both_directions(sigma, epsilon)
         assert high - low <= 0.05 * high
 
 
-@pytest.mark.parametrize("count", [2, 3])
+POINTS = [(0.5, 1.0), (0.5, 12.0), (1.0, 0.5), (1.0, 4.0), (2.0, 1.0), (2.0, 3.5)]
+
+
 @pytest.mark.parametrize(
-    ("sigma", "epsilon"), [(0.5, 1.0), (0.5, 12.0), (1.0, 0.5), (1.0, 4.0), (2.0, 1.0), (2.0, 3.5)]
+    ("count", "sigma", "epsilon"),
+    [
+        *((2, *point) for point in POINTS[1::2]),
+        (3, 1.0, 0.5),
+        *(pytest.param(2, *point, marks=pytest.mark.long) for point in POINTS[::2]),
+        *(
+            pytest.param(3, *point, marks=pytest.mark.long)
+            for point in POINTS
+            if point != (1.0, 0.5)
+        ),
+    ],
 )
 def test_averages_bracket_quadrature_and_converge_to_it(count, sigma, epsilon):
     exact = exact_average(sigma, count, epsilon)

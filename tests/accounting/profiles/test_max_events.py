@@ -18,7 +18,7 @@ from accounting.profiles.max_events import (
 DIRECTIONS = ["remove", "add"]
 
 
-@pytest.mark.parametrize("bins", [1, 2, 3])
+@pytest.mark.parametrize("bins", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("epsilon", [0.0, 2.0, 6.0])
 def test_max_event_bound_lies_below_the_truth_and_is_exact_for_one_bin(

@@ -92,7 +92,7 @@ def test_with_many_siblings_both_ends_meet_over_a_whole_run():
     assert alone.upper > 2.0 * alone.lower
 
 
-@pytest.mark.parametrize(("unit", "rate"), [(1.0, 3e-5), (1e-3, 1e-3), (0.1, 1e-4)])
+@pytest.mark.parametrize(("unit", "rate"), [(1.0, 3e-5), (0.1, 1e-4)])
 def test_a_small_rate_is_amplified_and_not_given_up(unit, rate):
     bound = UnitsThenPoissonProfile(1.0, 1000, unit, rate).epsilon(1e-6)
     assert bound.upper <= PoissonProfile(1.0, rate, 1000).epsilon(1e-6).upper + 1e-4 < 0.2

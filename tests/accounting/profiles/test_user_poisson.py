@@ -17,7 +17,12 @@ DELTA = 1e-5
 
 @pytest.mark.parametrize(
     ("sigma", "steps", "rate", "tau"),
-    [(2.0, 100, 0.01, 5), (4.0, 300, 0.02, 10), (1.0, 1, 0.3, 3), (1.5, 20, 0.9, 2)],
+    [
+        (2.0, 100, 0.01, 5),
+        pytest.param(4.0, 300, 0.02, 10, marks=pytest.mark.long),
+        pytest.param(1.0, 1, 0.3, 3, marks=pytest.mark.long),
+        pytest.param(1.5, 20, 0.9, 2, marks=pytest.mark.long),
+    ],
 )
 def test_the_mixture_agrees_with_dp_accounting(sigma, steps, rate, tau):
     k = np.arange(tau + 1)

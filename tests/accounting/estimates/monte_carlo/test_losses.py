@@ -23,6 +23,7 @@ from accounting.estimates.monte_carlo import (
 )
 
 DIRECTIONS = ["remove", "add"]
+LONG = pytest.mark.long
 
 
 def z_score(values, truth):
@@ -31,7 +32,10 @@ def z_score(values, truth):
 
 @pytest.mark.parametrize("bins", [1, 2, 3])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 1.0), (1.0, 0.5), (0.4, 4.0)])
+@pytest.mark.parametrize(
+    ("sigma", "epsilon"),
+    [(0.5, 1.0), *(pytest.param(*point, marks=LONG) for point in [(1.0, 0.5), (0.4, 4.0)])],
+)
 @pytest.mark.parametrize("importance", [False, True])
 @pytest.mark.parametrize("order_statistics", [False, True])
 def test_estimates_agree_with_quadrature(
@@ -117,7 +121,7 @@ def test_losses_of_fewer_ranks_are_stochastically_larger(direction, event_epsilo
     coarse, fine = (
         sample_losses(
             np.random.default_rng(seed),
-            50_000,
+            20_000,
             noise_multiplier=0.6,
             bins=200,
             direction=direction,
@@ -132,6 +136,7 @@ def test_losses_of_fewer_ranks_are_stochastically_larger(direction, event_epsilo
     assert stats.ks_2samp(coarse, fine, alternative="less").pvalue < 1e-8
 
 
+@LONG
 def test_order_statistics_at_dense_ranks_estimate_the_certified_value():
     certified = BallsAndBinsProfile(0.3, 36_000).delta(3.0)
     losses = sample_losses(

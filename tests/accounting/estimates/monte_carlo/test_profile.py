@@ -10,7 +10,9 @@ from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
 DIRECTIONS = ["remove", "add"]
 
 
-@pytest.mark.parametrize(("sigma", "bins"), [(0.5, 2), (0.8, 3)])
+@pytest.mark.parametrize(
+    ("sigma", "bins"), [(0.5, 2), pytest.param(0.8, 3, marks=pytest.mark.long)]
+)
 def test_profile_brackets_quadrature_in_delta_and_in_epsilon(quadrature, sigma, bins):
     profile = MonteCarloProfile(sigma, bins, num_samples=50_000, beta=1e-9)
     assert profile.delta(1.0).confidence == 1 - 1e-9
@@ -32,7 +34,7 @@ def test_profile_of_fixed_bins_is_one_epoch_at_the_averaged_noise():
 
 def test_profile_of_redrawn_bins_costs_more_than_one_epoch_and_less_than_fixed_ones():
     one, redrawn, fixed = (
-        MonteCarloProfile(0.8, 50, epochs=e, assignment=a, num_samples=50_000).delta(1.0)
+        MonteCarloProfile(0.8, 20, epochs=e, assignment=a, num_samples=20_000).delta(1.0)
         for e, a in [(1, "redrawn"), (4, "redrawn"), (4, "fixed")]
     )
     assert one.upper < redrawn.lower or one.upper < redrawn.upper
@@ -57,14 +59,22 @@ def test_chunks_do_not_change_what_is_estimated(monkeypatch):
 
 # --- the certified interval
 
+SHORT = [(2, (0.3, 8.0)), (2, (1.0, 0.1)), (30, (0.5, 2.0)), (36_000, (0.3, 2.0))]
+
+
+POINTS = [(0.3, 0.1), (0.3, 2.0), (0.3, 8.0), (0.5, 0.1), (0.5, 2.0), (1.0, 0.1), (2.0, 0.02)]
+
 
 @pytest.mark.parametrize(
-    ("sigma", "epsilon"),
-    [(0.3, 0.1), (0.3, 2.0), (0.3, 8.0), (0.5, 0.1), (0.5, 2.0), (1.0, 0.1), (2.0, 0.02)],
+    ("bins", "sigma", "epsilon"),
+    [
+        pytest.param(bins, *point, marks=() if (bins, point) in SHORT else pytest.mark.long)
+        for bins in (2, 30, 36_000)
+        for point in POINTS
+    ],
 )
-@pytest.mark.parametrize("bins", [2, 30, 36_000])
 def test_certified_interval_lies_between_the_event_bound_and_the_confidence_bound(
-    sigma, bins, epsilon
+    bins, sigma, epsilon
 ):
     certified = BallsAndBinsProfile(sigma, bins).delta(epsilon)
     ranks = geometric_ranks(bins, 1.05) if bins > 100 else None
@@ -77,7 +87,10 @@ def test_certified_interval_lies_between_the_event_bound_and_the_confidence_boun
 
 
 @pytest.mark.parametrize("assignment", ["redrawn", "fixed"])
-@pytest.mark.parametrize(("sigma", "bins", "epsilon"), [(0.5, 20, 3.0), (1.0, 100, 0.5)])
+@pytest.mark.parametrize(
+    ("sigma", "bins", "epsilon"),
+    [(0.5, 20, 3.0), pytest.param(1.0, 100, 0.5, marks=pytest.mark.long)],
+)
 def test_certified_interval_of_several_epochs_lies_under_the_confidence_bound(
     sigma, bins, epsilon, assignment
 ):
