@@ -120,13 +120,13 @@ class Ratings(RatingModels):
     rows: Literal["users", "ratings"] = "users"
     """What one row is: all ratings of a user, clipped as one, or one rating, for samplers that draw
     ratings (user-poisson, multistage, units-then-poisson)."""
-    max_contributions: int = 100
+    max_ratings: int = 100
     """Most ratings that are kept of each user, at random."""
     rank: int = 1
     """Factors of an item, beside its bias."""
 
     def __post_init__(self) -> None:
-        for name in ("max_contributions", "rank"):
+        for name in ("max_ratings", "rank"):
             if getattr(self, name) < 1:
                 option = name.replace("_", "-")
                 raise ValueError(f"--{option} must be at least 1, got {getattr(self, name)}")
@@ -173,7 +173,7 @@ class Ratings(RatingModels):
 
         order = np.stack([table.time, table.item], axis=1)
         return cap_contributions(
-            table.user, self.max_contributions, keep="random", order=order, seed=SEED
+            table.user, self.max_ratings, keep="random", order=order, seed=SEED
         )
 
     def generated(self, count: int) -> PyTree:
@@ -181,7 +181,7 @@ class Ratings(RatingModels):
         import numpy as np
 
         rng = np.random.default_rng(0)
-        shape = (count, self.max_contributions) if self.rows == "users" else (count,)
+        shape = (count, self.max_ratings) if self.rows == "users" else (count,)
         item = rng.integers(0, self.num_items, shape, np.int32)
         rating = rng.integers(1, 6, shape).astype(np.float32)
         if self.rows == "ratings":
@@ -225,7 +225,7 @@ class Ratings(RatingModels):
             "num_items": self.num_items,
             "rank": self.rank,
             "rows": self.rows,
-            "max_contributions": self.max_contributions,
+            "max_ratings": self.max_ratings,
             "kept": f"at random, by the public seed {SEED}",
             "split": "users, 80/10/10 by SplitMix64 of their numbers",
             "headline": "test_rmse",

@@ -53,7 +53,7 @@ def test_no_user_who_trains_is_measured_and_none_who_is_measured_trains(u_data):
 
 @pytest.mark.parametrize("rows", ["users", "ratings"])
 def test_what_is_kept_of_a_user_depends_on_no_other_user_and_on_no_order(u_data, tmp_path, rows):
-    task = Ratings(u_data, rows=rows, max_contributions=7)
+    task = Ratings(u_data, rows=rows, max_ratings=7)
     whole = task.columns()
     user = rows_of(task, "train").user[0]
     mixed = np.random.default_rng(0).permutation(TABLE.user.size)
@@ -168,7 +168,7 @@ def test_models_are_made_again_of_their_description_and_fit_one_catalogue(u_data
         DescribedRatings.described({"num_items": 3, "rank": "x"}, "it")
 
 
-@pytest.mark.parametrize("settings", [{"max_contributions": 0}, {"rank": 0}])
+@pytest.mark.parametrize("settings", [{"max_ratings": 0}, {"rank": 0}])
 def test_settings_that_cannot_be_are_refused_by_their_option(settings):
     (name,) = settings
     with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} must be at least 1, got 0"):

@@ -1,0 +1,166 @@
+"""Every built-in task trains, dies, goes on and is asked by the same commands, and needs no other.
+
+A new task gets all of this by one line of `CASES`.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpsgd import load_exported
+from dpsgd.runs.task import METHODS, find
+from experiments import cli
+from experiments.tasks import TASKS
+from experiments.tasks.clicks.synthetic import rows as clicks
+from experiments.tasks.ratings import ratings
+
+ROOT = Path(__file__).resolve().parents[3]
+DRIVER = ROOT / "tests" / "dpsgd" / "runs" / "crash_driver.py"
+
+
+def store(folder):
+    clicks.write_store(folder / "store", 200, seed=0)
+    return folder / "store"
+
+
+def u_data(folder):
+    table = ratings.synthetic(0, num_users=240, num_items=40)
+    rows = zip(table.user, table.item + 1, table.rating.astype(int), table.time, strict=True)
+    path = folder / "u.data"
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    return path
+
+
+CASES = {
+    "clicks": (store, {"embedding_dim": 2, "max_buckets": 8, "hidden": [4]}),
+    "images": (None, {"channels": [2]}),
+    "ratings": (u_data, {"max_ratings": 5}),
+}
+"""What writes the data of each built-in task, if anything, and other settings of a small one."""
+
+
+def test_every_built_in_task_has_a_case_and_all_methods_and_is_found_by_whoever_loads_its_models():
+    assert CASES.keys() == TASKS.keys()
+    for name in TASKS.values():
+        kind = find(name)
+        assert dataclasses.is_dataclass(kind)
+        assert all(hasattr(kind, method) for method in (*METHODS, "check", "read", "evaluate"))
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    data: Path | None
+    settings: dict
+    runs: Path
+    """Folder of runs of the crash test: "reference" is one that was left undisturbed."""
+
+    @property
+    def words(self):
+        """The settings, as the command line has them."""
+        return [*([str(self.data)] if self.data else []), *self._options]
+
+    @property
+    def audit_words(self):
+        """The settings, as `dpsgd audit` has them."""
+        return [*(["--data", str(self.data)] if self.data else []), *self._options]
+
+    @property
+    def _options(self):
+        words = []
+        for name, value in self.settings.items():
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+        return words
+
+
+def with_long(*names):
+    """Every task, some of them in the long tests alone: clicks have others of their own."""
+    return [pytest.param(one, marks=[pytest.mark.long] * (one in names)) for one in CASES]
+
+
+@pytest.fixture(scope="module", params=with_long("clicks"))
+def case(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    write, settings = CASES[request.param]
+    return Case(request.param, write and write(folder), settings, folder / "runs")
+
+
+ALONE = """
+import runpy, sys
+import sklearn.datasets  # once, and not in each process that reads its digits
+driver, others, *sys.argv[1:] = sys.argv[1:]
+for module in others.split():
+    sys.modules[module] = None  # to import it raises ModuleNotFoundError
+runpy.run_path(driver, run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def crashed(case):
+    """What the crash driver prints of runs of a task, in processes without the other tasks."""
+    settings = case.settings | ({"data": str(case.data)} if case.data else {})
+    task = json.dumps({"name": TASKS[case.name], "settings": settings})
+    others = [module.rpartition(".")[0] for module in TASKS.values()]
+    others.remove(TASKS[case.name].rpartition(".")[0])
+    words = [DRIVER, " ".join(others), task, case.runs, "balls-and-bins", "points"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ALONE, *map(str, words), "write ledger.jsonl 3"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.crash
+def test_killed_in_a_declaration_a_run_without_the_other_tasks_goes_on_to_the_same_bits(crashed):
+    assert crashed == "write ledger.jsonl 3: the same bits\n"
+
+
+def command(capsys, *words):
+    capsys.readouterr()
+    assert cli.main([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_finished_run_is_evaluated_scored_exported_and_reported(case, crashed, tmp_path, capsys):
+    run, model = case.runs / "reference", tmp_path / "model"
+    report = json.loads((run / "report.json").read_text())
+    headline = json.loads((run / "config.json").read_text())["task"]["description"]["headline"]
+    assert headline in report["metrics"]
+    assert report["unit"] == ("user" if case.name == "ratings" else "example")
+    assert "NO GUARANTEE: reproducible noise" in command(capsys, "ledger", run)
+    command(capsys, "export", run, model)
+    assert load_exported(model).guarantee["guarantee"] == report["guarantee"]
+    if case.data:
+        said = command(capsys, "evaluate", model, case.data, "--split", "test")
+        for name, value in report["metrics"].items():
+            split, _, bare = name.partition("_")
+            assert split != "test" or f"{bare}: {value:.6g}" in said
+        command(capsys, "score", model, case.data, "--out", tmp_path / "scores.csv")
+        assert (tmp_path / "scores.csv").stat().st_size > 1000
+
+
+@pytest.mark.long
+def test_a_run_asked_for_on_the_command_line_is_audited_and_names_its_unit(case, tmp_path, capsys):
+    out = tmp_path / "run"
+    sampler = ["sampler:poisson", "--batch-size", 60, "--epochs", 1]
+    words = ["train", "--task", case.name, *case.words, *sampler, "--noise-multiplier", 1]
+    said = command(capsys, *words, "--out", out)
+    unit = "user" if case.name == "ratings" else "example"
+    assert f"unit: one {unit})" in said
+    assert "audit: passed" in said
+    assert json.loads((out / "report.json").read_text())["unit"] == unit
+    assert "consistent" in command(
+        capsys, "audit", "--task", case.name, *case.audit_words, *sampler,
+        *("--num-examples", 1000, "--noise-multiplier", 1),
+    )  # fmt: skip
+    command(capsys, "report", out, "--out", tmp_path / "page.html")
+    assert unit in (tmp_path / "page" / "report.md").read_text()
