@@ -17,7 +17,6 @@ emptied on ours.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 import json
@@ -26,13 +25,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from accounting import BallsAndBinsProfile, Bound, calibrate
 from accounting.profiles import balls_and_bins, shuffle
 from experiments.benchmarks import accounting_hard
-from experiments.benchmarks.rows import Row, report
+from experiments.benchmarks.rows import Row, options_of, positive, report
 
 DELTA = 2.7e-8
 PEER_PACKAGE = "PLD_accounting"
@@ -151,12 +149,11 @@ def _median(values: list[float]) -> float | None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser("bench accounting", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
+    parser = options_of("accounting", __doc__)
     parser.add_argument(
         "--peer-python", metavar="PATH", help=f"an interpreter that has {PEER_PACKAGE}"
     )
-    parser.add_argument("--repetitions", type=int, default=3, help="runs for each median")
+    parser.add_argument("--repetitions", type=positive, default=3, help="runs for each median")
     parser.add_argument(
         "--hard", action="store_true", help="the questions at which accountants break instead"
     )
@@ -171,8 +168,6 @@ def main(argv: list[str] | None = None) -> int:
             rows += accounting_hard.against_dp_accounting(peer_points, seconds)
             rows += accounting_hard.random_points(options.points)
         return report(rows, options.json)
-    if options.repetitions < 1:
-        parser.error("--repetitions must be at least 1")
 
     python = options.peer_python
     if python is None and importlib.util.find_spec(PEER_PACKAGE) is not None:

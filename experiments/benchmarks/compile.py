@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,7 +28,7 @@ from flax import nnx
 
 from dpsgd import Mechanism, RootKey, clipped_grad, dpsgd, train_blocks
 from dpsgd.training.modules import split_module
-from experiments.benchmarks.rows import Row, report
+from experiments.benchmarks.rows import Row, options_of, positive, report
 from experiments.benchmarks.step import SIZES, random_batch
 from experiments.benchmarks.timing import Series
 from experiments.tasks.clicks.model import functional
@@ -195,18 +194,14 @@ def measure(models: list[str], programs: list[str], rounds: int) -> list[Row]:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser("bench compile", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
-    parser.add_argument("--quick", action="store_true", help="two gradients, once")
+    parser = options_of("compile", __doc__, quick="two gradients, once")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=5, help="processes for each median")
+    parser.add_argument("--rounds", type=positive, default=5, help="processes for each median")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "PROGRAM"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one is not None:
         print(one(*options.one))
         return 0
-    if options.rounds < 1:
-        parser.error("--rounds must be at least 1")
     programs = list(PROGRAMS)
     if options.quick:
         options.models, options.rounds = ["click"], 1

@@ -11,7 +11,6 @@ writes one; kernels that look up or scatter rows move but a few.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import math
 import os
@@ -27,7 +26,7 @@ import optax
 from jax.experimental import topologies
 
 from dpsgd import Mechanism, dpsgd
-from experiments.benchmarks.rows import Row, report
+from experiments.benchmarks.rows import Row, options_of, report
 from experiments.benchmarks.step import SIZES, random_batch
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
@@ -190,8 +189,7 @@ def measure(name: str, batch_size: int, keep: Path | None) -> list[Row]:
 
 def main(argv: list[str] | None = None) -> int:
     """Compiles the step and returns 1 if a bar does not hold, 2 without the plugin."""
-    parser = argparse.ArgumentParser("bench gpu_program", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
+    parser = options_of("gpu_program", __doc__)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="write the compiled program here")
     parser.add_argument("--size", choices=SIZES, default="85M")
     parser.add_argument("--batch-size", type=int, default=1024)

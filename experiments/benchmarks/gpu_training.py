@@ -33,7 +33,7 @@ from experiments.benchmarks.gpu_program import traffic
 from experiments.benchmarks.gpu_record import peak_memory
 from experiments.benchmarks.rows import Row
 from experiments.benchmarks.step import BYTES_PER_PARAMETER
-from experiments.benchmarks.timing import in_turns
+from experiments.benchmarks.timing import copy_rate, in_turns
 from experiments.tasks.clicks.evaluate import evaluate
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
@@ -70,20 +70,11 @@ class Size(NamedTuple):
 
 def copies(size: Size) -> Iterator[Row]:
     """Times a copy in place, which nothing that moves as many bytes can beat."""
-    yield Row("rate of a copy in place, read and write", _bytes_per_second(size) / 1e9, "GB/s")
-
-
-def _bytes_per_second(size: Size) -> float:
-    copy = jax.jit(lambda x: x + 1.0, donate_argnums=0)
-    cell = [jnp.zeros(size.copied)]
-
-    def ten_times() -> None:
-        for _ in range(10):
-            cell[0] = copy(cell[0])
-        jax.block_until_ready(cell[0])
-
-    series = in_turns({"copy": ten_times}, 5, time.perf_counter)
-    return 10 * 8 * size.copied / series.median("copy")
+    yield Row(
+        "rate of a copy in place, read and write",
+        copy_rate(size.copied, time.perf_counter) / 1e9,
+        "GB/s",
+    )
 
 
 class _Steps:
@@ -191,7 +182,7 @@ def steps(size: Size, batch_size: int, *, variants: bool = False) -> Iterator[Ro
     bar = STEP_BARS.get(batch_size)
     yield Row.at_most(name, ratio, "x", bar) if bar else Row(name, ratio, "x")
     yield Row(f"examples a second, DP, {at}", batch_size / step["DP"], "ex/s")
-    floor = BYTES_PER_PARAMETER * num_params / _bytes_per_second(size)
+    floor = BYTES_PER_PARAMETER * num_params / copy_rate(size.copied, time.perf_counter)
     yield Row(f"parameters and moments moved once, at the rate of a copy, {at}", 1e3 * floor, "ms")
     for name, program in work.items():
         moved = traffic(program.compiled.as_text(), largest)

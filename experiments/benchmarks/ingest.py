@@ -6,7 +6,6 @@ scripts/bench ingest --rehearsal 4600000 --json x.json  # and whole commands, on
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from experiments.benchmarks.rows import Row, report
+from experiments.benchmarks.rows import Row, options_of, positive, report
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 
@@ -32,15 +31,13 @@ FULL = 46_000_000
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser("bench ingest", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
-    parser.add_argument("--quick", action="store_true", help="few rows, once")
-    parser.add_argument("--rows", type=int, default=500_000, help="synthetic rows to prepare")
-    parser.add_argument("--repetitions", type=int, default=3, help="runs for the median")
+    parser = options_of("ingest", __doc__, quick="few rows, once")
+    parser.add_argument("--rows", type=positive, default=500_000, help="synthetic rows to prepare")
+    parser.add_argument("--repetitions", type=positive, default=3, help="runs for the median")
     parser.add_argument("--rehearsal", type=int, metavar="ROWS", help="run whole commands on these")
     options = parser.parse_args(argv)
-    if options.rows < 1 or options.repetitions < 1 or (options.rehearsal or 10) < 10:
-        parser.error("--rows and --repetitions must be at least 1, --rehearsal at least 10")
+    if (options.rehearsal or 10) < 10:
+        parser.error("--rehearsal must be at least 10")
     if options.quick:
         options.rows, options.repetitions = 20_000, 1
 

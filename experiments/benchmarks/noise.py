@@ -9,36 +9,21 @@ turns. The secure noise is drawn for fewer coordinates, and its time scaled.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpsgd import RootKey
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.noise.secure import rounded_gaussian
-from experiments.benchmarks.rows import Row, report
-from experiments.benchmarks.timing import in_turns
+from experiments.benchmarks.rows import Row, options_of, positive, report
+from experiments.benchmarks.timing import Carried, in_turns
 
 COORDINATES = 85_000_000
 """Parameters of the papers' click model."""
 SECURE_COORDINATES = 2**20
-
-
-class _Noiser:
-    """A compiled (sums, step) -> noised sums that owns its sums, and gives each step a number."""
-
-    def __init__(self, add: Callable[[jax.Array, jax.Array], jax.Array], size: int) -> None:
-        self._program = jax.jit(add, donate_argnums=0)
-        self._sums, self._step = jnp.zeros(size), 0
-
-    def __call__(self) -> None:
-        self._step += 1
-        self._sums = jax.block_until_ready(self._program(self._sums, np.uint32(self._step)))
 
 
 def measure(size: int, secure_size: int, rounds: int) -> list[Row]:
@@ -62,7 +47,15 @@ def measure(size: int, secure_size: int, rounds: int) -> list[Row]:
         threefry: stock("threefry2x32"),
         rbg: stock("rbg"),
     }
-    series = in_turns({name: _Noiser(add, size) for name, add in programs.items()}, rounds)
+    # Each owns its sums, and gives every step a number.
+    start = jnp.zeros(size), jnp.uint32(1)
+    series = in_turns(
+        {
+            name: Carried(lambda carry, _, add=add: (add(*carry), carry[1] + 1), start)
+            for name, add in programs.items()
+        },
+        rounds,
+    )
     secure = in_turns(
         {"secure": lambda: rounded_gaussian(secure_key, 0, 0, (secure_size,), 2**20)}, rounds
     ).median("secure")
@@ -77,13 +70,9 @@ def measure(size: int, secure_size: int, rounds: int) -> list[Row]:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser("bench noise", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
-    parser.add_argument("--quick", action="store_true", help="few coordinates, once")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds for each median")
+    parser = options_of("noise", __doc__, quick="few coordinates, once")
+    parser.add_argument("--rounds", type=positive, default=5, help="rounds for each median")
     options = parser.parse_args(argv)
-    if options.rounds < 1:
-        parser.error("--rounds must be at least 1")
     if options.quick:
         return report(measure(2**20, 2**16, 1), options.json)
     return report(measure(COORDINATES, SECURE_COORDINATES, options.rounds), options.json)

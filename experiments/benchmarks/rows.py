@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +35,29 @@ class Row:
     def at_most(cls, name: str, value: float | None, unit: str, bar: float) -> Row:
         """Returns a row that holds if the value is `bar` or less."""
         return cls(name, value, unit, f"<= {bar:g}", None if value is None else value <= bar)
+
+
+def options_of(name: str, description: str, quick: str = "") -> argparse.ArgumentParser:
+    """Returns the options that benchmarks share.
+
+    Args:
+      name: Of the benchmark.
+      description: Whose first line says what it measures.
+      quick: What `--quick` measures; empty for a benchmark without it.
+    """
+    found = argparse.ArgumentParser(f"bench {name}", description=description.split("\n")[0])
+    found.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
+    if quick:
+        found.add_argument("--quick", action="store_true", help=quick)
+    return found
+
+
+def positive(text: str) -> int:
+    """Returns the number that an option's text is, at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
 
 
 def report(rows: list[Row], json_file: Path | None) -> int:

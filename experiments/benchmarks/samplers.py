@@ -12,15 +12,13 @@ spare. The first draw, for which every run waits, is not counted.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from contextlib import closing
-from pathlib import Path
 
 from dpsgd.training.blocks import in_background, plan_blocks
-from experiments.benchmarks.rows import Row, report
+from experiments.benchmarks.rows import Row, options_of, positive, report
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
 NUM_EXAMPLES = 46_000_000
@@ -71,14 +69,10 @@ def waiting(kind: type, num_examples: int) -> Row:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser("bench samplers", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
-    parser.add_argument("--quick", action="store_true", help="a million examples")
+    parser = options_of("samplers", __doc__, quick="a million examples")
     parser.add_argument("--only", choices=["draws", "waiting"], help="measure nothing else")
-    parser.add_argument("--batches", type=int, default=100, help="batches for each median")
+    parser.add_argument("--batches", type=positive, default=100, help="batches for each median")
     options = parser.parse_args(argv)
-    if options.batches < 1:
-        parser.error("--batches must be at least 1")
     num_examples = 1_000_000 if options.quick else NUM_EXAMPLES
     rows = []
     if options.only != "waiting":

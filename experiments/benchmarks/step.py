@@ -19,14 +19,12 @@ Opacus with ghost clipping, measured by an interpreter that has it, after the ot
 
 from __future__ import annotations
 
-import argparse
 import functools
 import gc
 import importlib.util
 import itertools
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -38,8 +36,8 @@ from dpsgd import Mechanism, RootKey, TrainState, clipped_grad, dpsgd
 from dpsgd.training.algorithm import privatize
 from dpsgd.training.programs import compiler_options
 from experiments.benchmarks.opacus import opacus
-from experiments.benchmarks.rows import Row, report
-from experiments.benchmarks.timing import Series, in_turns
+from experiments.benchmarks.rows import Row, options_of, positive, report
+from experiments.benchmarks.timing import Carried, Series, copy_rate, in_turns
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
@@ -140,11 +138,12 @@ def measure(
     # Each program owns its state, which it gives away and gets back.
     state = algorithm.init(params)
     del params
+    stepper = functools.partial(Carried, options=options)
     programs: dict[str, Callable[[], Any]] = {
-        "plain": _Stepper(plain_step, jax.tree.map(jnp.array, state), batch),
-        "ours": _Stepper(private_step, jax.tree.map(jnp.array, state), (batch, noise_key, scales)),
-        "noise": _Stepper(noise, state.params, (noise_key, scales)),
-        "update": _Stepper(lambda s, _: (adam(s[0], s[1]), s[1]), (state, _zeros(state)), None),
+        "plain": stepper(plain_step, state, batch),
+        "ours": stepper(private_step, state, (batch, noise_key, scales)),
+        "noise": stepper(noise, state.params, (noise_key, scales)),
+        "update": stepper(lambda s, _: (adam(s[0], s[1]), s[1]), (state, _zeros(state))),
     }
     del state
     steps = in_turns(programs, rounds)
@@ -244,18 +243,10 @@ class Floor:
     """The rates of this machine: what memory copies and matrix products reach here, in CPU time."""
 
     def __init__(self, quick: bool) -> None:
-        size = 2**22 if quick else 2**26
         side = 256 if quick else 1024
-        copy = jax.jit(lambda x: x + 1.0, donate_argnums=0)
-        cell = [jnp.zeros(size)]
-        product = jax.jit(lambda a: a @ a)
-        matrix = jnp.ones((side, side))
-
-        def in_place() -> None:
-            cell[0] = jax.block_until_ready(copy(cell[0]))
-
-        series = in_turns({"copy": in_place, "product": lambda: _run(product, matrix)}, 5)
-        self.bytes_per_second = 8 * size / series.median("copy")
+        product, matrix = jax.jit(lambda a: a @ a), jnp.ones((side, side))
+        series = in_turns({"product": lambda: _run(product, matrix)}, 5)
+        self.bytes_per_second = copy_rate(2**22 if quick else 2**26)
         self.flops = 2 * side**3 / series.median("product")
 
     def step(self, num_params: int, config: ModelConfig, batch_size: int) -> float:
@@ -279,18 +270,6 @@ class Floor:
         ]
 
 
-class _Stepper:
-    """A compiled (carry, batch) -> carry that owns its carry."""
-
-    def __init__(self, function: Callable, carry: PyTree, batch: PyTree) -> None:
-        program = jax.jit(function, donate_argnums=0, compiler_options=compiler_options())
-        self._program = program.lower(carry, batch).compile()
-        self._carry, self._batch = jax.tree.map(jnp.array, carry), batch
-
-    def __call__(self) -> None:
-        self._carry = _run(self._program, self._carry, self._batch)
-
-
 def _run(program: Callable, *arguments: Any) -> Any:
     return jax.block_until_ready(program(*arguments))
 
@@ -309,18 +288,12 @@ def _at_most(name: str, value: float, bar: float | None, barred: bool) -> Row:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser("bench step", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
-    parser.add_argument(
-        "--quick", action="store_true", help="the smallest model and batch, once, no peers"
-    )
+    parser = options_of("step", __doc__, quick="the smallest model and batch, once, no peers")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
-    parser.add_argument("--rounds", type=int, default=5, help="rounds for each median")
+    parser.add_argument("--batches", nargs="+", type=positive, default=list(BATCHES))
+    parser.add_argument("--rounds", type=positive, default=5, help="rounds for each median")
     parser.add_argument("--peer-python", metavar="PATH", help="an interpreter that has Opacus")
     options = parser.parse_args(argv)
-    if options.rounds < 1 or min(options.batches) < 1:
-        parser.error("--rounds and --batches must be at least 1")
     if options.quick:
         options.sizes, options.batches, options.rounds = ["1M"], [min(BATCHES)], 1
 

@@ -14,8 +14,8 @@ costs to stream them, and scoring all rows what the evaluation costs.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import itertools
 import sys
 import tempfile
 import time
@@ -32,9 +32,9 @@ from dpsgd.runs.engine import Job
 from dpsgd.runs.sampling import BallsAndBins
 from dpsgd.training.blocks import plan_blocks
 from dpsgd.training.loop import compiled_block
-from experiments.benchmarks.rows import Row, report
+from experiments.benchmarks.rows import Row, options_of, positive, report
 from experiments.benchmarks.step import SIZES
-from experiments.benchmarks.timing import Series
+from experiments.benchmarks.timing import Series, turns
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks
@@ -69,7 +69,7 @@ def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int
         audit=False,  # made before a run, and no part of what is timed
     )
     job = Job.of(task, config)
-    bare = _BareLoop(job)
+    bare, numbers = _BareLoop(job), itertools.count()
 
     def run(data_on: Literal["device", "host"]) -> Spent:
         marks: dict[str, float] = {}
@@ -77,7 +77,7 @@ def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int
         def mark(line: str) -> None:  # the first word of a line of progress, when it first came
             marks.setdefault(line.split()[0], time.process_time())
 
-        out = runs / f"{data_on} {number}"
+        out = runs / f"{data_on} {next(numbers)}"
         record = dpsgd.run(task, dataclasses.replace(config, data_on=data_on), out, progress=mark)
         return Spent(record["training_seconds"], marks["evaluating"] - marks["steps"])
 
@@ -92,16 +92,15 @@ def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int
         "score": score,
     }
     seconds, cpu_seconds = (Series({label: [] for label in work}) for _ in range(2))
-    for number in range(rounds + 1):
-        for label in list(work)[:: 1 if number % 2 else -1]:
-            spent = work[label]()
-            if number:
-                seconds[label].append(spent.seconds)
-                cpu_seconds[label].append(spent.cpu_seconds)
+    for label, counts in turns(work, rounds):
+        spent = work[label]()
+        if counts:
+            seconds[label].append(spent.seconds)
+            cpu_seconds[label].append(spent.cpu_seconds)
     sampler = job.mechanism.sampler
     examples = sampler.num_steps * sampler.expected_batch_size
     num_params = sum(leaf.size for leaf in jax.tree.leaves(job.params))
-    at = f"{name}, {num_params / 1e6:.3g}M parameters, batch {sampler.expected_batch_size:g}"
+    at = f"{name}, {num_params / 1e6:.3g}M parameters, batch {config.sampler.batch_size}"
     return [
         Row(f"dpsgd train, {at}", examples / seconds.median("device"), "ex/s"),
         Row(f"bare loop of its steps, {at}", examples / seconds.median("bare"), "ex/s"),
@@ -142,15 +141,13 @@ class _BareLoop:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser("bench train", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
-    parser.add_argument("--quick", action="store_true", help="the small model on few rows, once")
+    parser = options_of("train", __doc__, quick="the small model on few rows, once")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--rows", type=int, default=125_000, help="rows, of which 4 in 5 train")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds for each median")
+    parser.add_argument(
+        "--rows", type=positive, default=125_000, help="rows, of which 4 in 5 train"
+    )
+    parser.add_argument("--rounds", type=positive, default=3, help="rounds for each median")
     options = parser.parse_args(argv)
-    if options.rounds < 1 or options.rows < 1:
-        parser.error("--rounds and --rows must be at least 1")
     if options.quick:
         options.models, options.rows, options.rounds = ["small"], 10_000, 1
 

@@ -264,8 +264,8 @@ def _where(runs: Runs, sweeps: Sweeps) -> str:
     for task, group in (groups := _by_task(runs)).items():
         if changed := unlike(group.values()):
             which = f"runs of {report.plain(task)}" if len(groups) > 1 else "runs"
-            names = ", ".join(changed)
-            parts.append(f"Not alike in all {which} above, from beginning to end: {names}.")
+            listed = ", ".join(changed)
+            parts.append(f"Not alike in all {which} above, from beginning to end: {listed}.")
     for text, names in places.items():
         here = json.loads(text)
         packages = ", ".join(f"{name} {version}" for name, version in here["packages"].items())

@@ -93,8 +93,7 @@ def cells(grid: Grid) -> list[Cell]:
     axes = itertools.product(
         grid.samplers(),
         itertools.product(*(getattr(grid, axis) for axis in IN_SAMPLER)),
-        grid.learning_rate,
-        grid.l2_clip_norm,
+        *(getattr(grid, axis) for axis in ("learning_rate", "l2_clip_norm")),
         privacy,
     )
     found = [
