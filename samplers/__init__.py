@@ -8,6 +8,7 @@ from samplers.deterministic import Deterministic
 from samplers.multistage import Episode, Multistage
 from samplers.poisson import Poisson
 from samplers.population import Population, UnitData
+from samplers.row_law import RowLaw
 from samplers.shuffle import Shuffle
 from samplers.tree import TreeShape, UnitTree
 from samplers.units_then_poisson import UnitsThenPoisson
@@ -29,6 +30,7 @@ __all__ = [
     "Participations",
     "Poisson",
     "Population",
+    "RowLaw",
     "Shuffle",
     "TreeShape",
     "UnitData",

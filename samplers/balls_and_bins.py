@@ -12,6 +12,7 @@ import numpy as np
 from accounting import BallsAndBinsProfile, PrivacyProfile
 from samplers.base import Participations
 from samplers.randomness import Key, Stream, uniform_integers
+from samplers.row_law import IndependentRows
 from samplers.truncation import VariableBatchSampler
 
 
@@ -78,6 +79,16 @@ class BallsAndBins(VariableBatchSampler):
             max_batch_size=self.padded_batch_size,
         )
         return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(stretches))))
+
+    def row_law(self) -> IndependentRows:
+        """Returns the law: rows are independent, each with one uniform step of an epoch."""
+        return IndependentRows(
+            steps_per_epoch=self.steps_per_epoch,
+            epochs=self.epochs,
+            once=True,
+            redrawn=self.assignment == "redrawn",
+            probability=self.sampling_prob,
+        )
 
     def drawn_epoch(self, epoch: int) -> int:
         """Returns `epoch`, or 0 if the assignment is fixed."""

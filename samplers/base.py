@@ -17,6 +17,7 @@ import numpy as np
 
 from accounting import PrivacyProfile
 from samplers.population import Population
+from samplers.row_law import RowLaw
 
 CHUNK = 65_536
 """Examples whose rows are drawn together, from one key: part of the definition of every draw."""
@@ -189,6 +190,15 @@ class BatchSampler(abc.ABC):
         Args:
           noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
         """
+
+    def row_law(self) -> RowLaw:
+        """Returns the law of the participation matrix, with which audits compare the draws.
+
+        Raises:
+          NotImplementedError: If the sampler states none: its draws are not audited, and its
+            guarantee says so.
+        """
+        raise NotImplementedError(f"{type(self).__name__} states no law of its rows")
 
     def terms(self) -> dict[str, Any]:
         """Returns what the cost depends on, as JSON values from which `from_terms` makes it again.

@@ -9,6 +9,7 @@ import numpy as np
 
 from accounting import GaussianProfile, PrivacyProfile
 from samplers.base import EpochSampler, Participations
+from samplers.row_law import KnownOrder
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,17 @@ class Deterministic(EpochSampler):
         (2018), Theorem 8; J. Dong, A. Roth, W. Su, Gaussian Differential Privacy (2022), Cor. 3.3.
         """
         return GaussianProfile(noise_multiplier / math.sqrt(self.epochs))
+
+    def row_law(self) -> KnownOrder:
+        """Returns the law: consecutive batches, though the cost holds for any known order."""
+        steps = np.arange(self.steps_per_epoch, dtype=np.int64)
+        sizes = np.minimum(self.batch_size, self.num_examples - self.batch_size * steps)
+        return KnownOrder(
+            steps_per_epoch=self.steps_per_epoch,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            batch_sizes=sizes,
+        )
 
     def drawn_epoch(self, epoch: int) -> int:
         """Returns 0: all epochs are alike."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from accounting import PrivacyProfile, WorstLeafProfile
 from samplers.episodes import EpisodeSampler, check_draws, descend
+from samplers.row_law import TreeDraws
 
 
 class Episode(NamedTuple):
@@ -133,6 +134,11 @@ class Multistage(EpisodeSampler):
             "is clipped as one (clipped_level), or with Poisson sampling within units "
             "(UnitsThenPoisson)",
         )
+
+    def row_law(self) -> TreeDraws:
+        """Returns the law: draws without replacement at every level."""
+        sizes = np.array([self.padded_batch_size])
+        return TreeDraws(epochs=self.steps, tree=self.tree, draws=self.draws, batch_sizes=sizes)
 
     def episode(self, seed: int, step: int) -> Episode:
         """Draws one step with its structure, a pure function of its arguments in O(batch).

@@ -11,6 +11,7 @@ import numpy as np
 from accounting import PoissonProfile, PrivacyProfile
 from samplers.base import Participations
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
+from samplers.row_law import IndependentRows
 from samplers.truncation import VariableBatchSampler
 
 
@@ -51,6 +52,15 @@ class Poisson(VariableBatchSampler):
         steps = sum(map(len, stretches))
         profile = PoissonProfile(noise_multiplier, self.sampling_prob, steps)
         return self.with_truncation(profile, steps)
+
+    def row_law(self) -> IndependentRows:
+        """Returns the law: all entries are independent."""
+        return IndependentRows(
+            steps_per_epoch=self.steps_per_epoch,
+            epochs=self.epochs,
+            once=False,
+            probability=self.sampling_prob,
+        )
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
         """Draws the rows of one chunk: its (step, example) pairs are independent trials."""

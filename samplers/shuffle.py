@@ -12,6 +12,7 @@ import numpy as np
 from accounting import PoissonProfile, PrivacyProfile, ShuffleProfile, epsilon
 from samplers.base import EpochPlan, EpochSampler, Participations, group
 from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
+from samplers.row_law import RandomOrder
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,17 @@ class Shuffle(EpochSampler):
             return super().privacy_of(noise_multiplier, stretches)
         redrawn = replace(self, epochs=len(stretches), order="redrawn")
         return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(stretches))))
+
+    def row_law(self) -> RandomOrder:
+        """Returns the law: a uniform order, though the upper end of the cost holds for any."""
+        starts = np.arange(self.steps_per_epoch, dtype=np.int64) * self.batch_size
+        return RandomOrder(
+            steps_per_epoch=self.steps_per_epoch,
+            epochs=self.epochs,
+            redrawn=self.order == "redrawn",
+            any_order=True,
+            batch_sizes=np.minimum(self.batch_size, self.num_examples - starts),
+        )
 
     def drawn_epoch(self, epoch: int) -> int:
         """Returns `epoch`, or 0 if the order is fixed."""

@@ -16,6 +16,7 @@ from accounting.profiles.truncation import log_overflow_probability
 from samplers.base import positive_integer
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
+from samplers.row_law import TreeDraws
 from samplers.truncation import check_target_delta, cut, default_max_batch_size
 
 
@@ -102,6 +103,15 @@ class UnitsThenPoisson(EpisodeSampler):
             return profile
         log_psi = log_overflow_probability(self.most_examples, self.sampling_prob, cap)
         return TruncatedProfile(profile, self.steps, log_psi)
+
+    def row_law(self) -> TreeDraws:
+        """Returns the law: units without replacement, their examples each by itself."""
+        return TreeDraws(
+            epochs=self.steps,
+            tree=self.tree,
+            draws=self.draws,
+            leaf_probability=self.sampling_prob,
+        )
 
     def members(self, seed: int, step: int) -> np.ndarray:
         """Draws who takes part in a step, ascending: int32[size]."""

@@ -32,8 +32,8 @@ PUBLIC = {
     """,
     "samplers": """
         BallsAndBins BatchSampler BatchSource CHUNK Contributions Deterministic Episode EpochPlan
-        EpochSampler IndexBatch IndexBlock Multistage Participations Poisson Population Shuffle
-        TreeShape UnitData UnitTree UnitsThenPoisson UserPoisson batch cap_contributions
+        EpochSampler IndexBatch IndexBlock Multistage Participations Poisson Population RowLaw
+        Shuffle TreeShape UnitData UnitTree UnitsThenPoisson UserPoisson batch cap_contributions
     """,
     "dpsgd": """
         Algorithm Block Diagnostics Guarantee Mechanism RootKey RunConfig Task

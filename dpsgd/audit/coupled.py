@@ -30,7 +30,7 @@ import numpy as np
 import optax
 
 from dpsgd.audit.noise import noise_checks
-from dpsgd.audit.sampler import Check, sampler_checks
+from dpsgd.audit.sampler import LAW, Check, sampler_checks
 from dpsgd.audit.step import CompiledStep, recorder
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm
@@ -63,6 +63,11 @@ class AuditReport:
         """The checks that were not made; their details say why."""
         return tuple(check for check in self.checks if not check.made)
 
+    @property
+    def sampler_audited(self) -> bool:
+        """Whether the sampler's draws were held against a law, which it must state."""
+        return not any(check.name == LAW for check in self.left_out)
+
     def lines(self) -> list[str]:
         """Returns one line a check, and the verdict."""
         width = max(len(check.name) for check in self.checks)
@@ -71,6 +76,7 @@ class AuditReport:
         ]
         failed = sum(not check.passed for check in self.checks)
         verdict = f"VIOLATION: {failed} of {len(lines)} checks failed" if failed else "consistent"
+        verdict += "" if self.sampler_audited else ", SAMPLER NOT AUDITED"
         return [*lines, f"coupled audit: {verdict}"]
 
     def require_passed(self) -> None:

@@ -58,7 +58,10 @@ def audit_run(
     on = ["generated rows", f"batches of {_ROWS}"]
     if audited != size:
         on.append(f"a model of {audited:,} parameters in place of {size:,}")
-    line = f"passed: step and sampler keep what the price assumes, on {', '.join(on)}"
+    kept = "step and sampler keep" if found.sampler_audited else "the step keeps"
+    line = f"passed: {kept} what the price assumes, on {', '.join(on)}"
+    if not found.sampler_audited:
+        line = f"SAMPLER NOT AUDITED; {line}"
     if found.left_out:
         left_out = "; ".join(f"{check.name} ({check.detail})" for check in found.left_out)
         line += f". Not checked: {left_out}"

@@ -11,6 +11,8 @@ from typing import Any
 
 from accounting import Bound, epsilon, format_delta
 from dpsgd.training.mechanism import Mechanism
+from samplers.row_law import stated_law
+from samplers.settings import name_of
 
 ADJACENCY = "zero-out"
 """One unit is replaced by the null example, whose gradient is 0; how many there are is public."""
@@ -188,6 +190,11 @@ class Guarantee:
 def notes_on(mechanism: Mechanism, delta: float, price: Bound) -> tuple[str, ...]:
     """Returns what a reader should know about `price`: its own note, and its sampler's caveats."""
     caveats = mechanism.sampler.caveats(mechanism.noise_multiplier, delta)
+    if stated_law(mechanism.sampler) is None:
+        caveats += (
+            f"the sampler {name_of(type(mechanism.sampler))} is not audited: it states no law of "
+            "its rows, so that its draws are not held against what is priced",
+        )
     return (price.note, *caveats) if price.note else caveats
 
 

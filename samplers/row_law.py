@@ -1,0 +1,239 @@
+"""The law of the participation matrix by its rows, as a sampler states it beside its draws.
+
+It is what an audit compares draws with: how often a row takes part, and how rows, steps and epochs
+depend on one another. A law is about all rows and all steps of a run, so that whole epochs can be
+drawn at the run's own size and held against it.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samplers.tree import TreeShape, UnitTree
+
+if TYPE_CHECKING:
+    from samplers.base import BatchSampler
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowLaw(abc.ABC):
+    """The law of X in {0,1}^(examples x steps), where x_it = 1 if example i is in batch t.
+
+    Every law states this, too: within a step the entries of rows of different outermost units (of
+    all rows, where there are no `units`) are *negatively associated*, as independent ones are. Then
+    counts of them, or of events that such rows make likelier, are at most as spread as independent
+    ones (K. Joag-Dev, F. Proschan, Negative Association of Random Variables, 1983).
+
+    Attributes:
+      steps_per_epoch: T.
+      epochs: E.
+      once: Whether each example takes part in exactly one step of an epoch; else an epoch's steps
+        are independent.
+      redrawn: Whether epochs are independent; else they are all alike.
+      independent: Whether rows are.
+      certain: Whether nothing is random.
+      any_order: Whether the privacy cost holds whatever steps the examples take part in.
+      batch_sizes: Rows of each batch of an epoch, int64[T]; None where they are random.
+    """
+
+    steps_per_epoch: int
+    epochs: int
+    once: bool
+    redrawn: bool = True
+    independent: bool = False
+    certain: bool = False
+    any_order: bool = False
+    batch_sizes: np.ndarray | None = None
+
+    @property
+    def units(self) -> np.ndarray | None:
+        """The units that each example lies in, outermost first: int32[levels, n]; None if none."""
+        return None
+
+    @property
+    def most_units(self) -> tuple[int, ...]:
+        """Most units of each level of `units` that a batch holds examples of."""
+        return ()
+
+    @abc.abstractmethod
+    def rate(self, examples: Any, steps: Any) -> np.ndarray:
+        """Returns Pr[x_it = 1] for examples i and steps t of an epoch, which are broadcast."""
+
+    @abc.abstractmethod
+    def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
+        """Returns Pr[x_it = x_jt = 1] for different examples i and j, broadcast with steps."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class IndependentRows(RowLaw):
+    """All rows are independent, and take part in each step with one probability.
+
+    Attributes:
+      probability: Of each entry to be 1.
+    """
+
+    probability: float
+    independent: bool = True
+
+    def rate(self, examples: Any, steps: Any) -> np.ndarray:
+        """Returns the probability."""
+        return np.asarray(self.probability)
+
+    def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
+        """Returns its square."""
+        return np.asarray(self.probability**2)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RandomOrder(RowLaw):
+    """A uniformly random order of the examples is cut into batches of given sizes.
+
+    So the entries of a step are a draw without replacement: a permutation distribution, which is
+    negatively associated (Joag-Dev and Proschan, Theorem 2.11).
+    """
+
+    batch_sizes: np.ndarray
+    once: bool = True
+
+    @cached_property
+    def _n(self) -> int:
+        return int(self.batch_sizes.sum())
+
+    def rate(self, examples: Any, steps: Any) -> np.ndarray:
+        """Returns size / n of the step's batch."""
+        return self.batch_sizes[steps] / self._n
+
+    def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
+        """Returns size (size - 1) / (n (n - 1))."""
+        size = self.batch_sizes[steps].astype(np.float64)
+        return size * (size - 1) / (self._n * max(1.0, self._n - 1.0))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KnownOrder(RowLaw):
+    """Example i takes part in step floor(i / b) of every epoch.
+
+    Attributes:
+      batch_size: b.
+    """
+
+    batch_size: int
+    once: bool = True
+    redrawn: bool = False
+    certain: bool = True
+    any_order: bool = True
+
+    def rate(self, examples: Any, steps: Any) -> np.ndarray:
+        """Returns 1 in an example's own step, else 0."""
+        return (np.asarray(examples) // self.batch_size == steps).astype(np.float64)
+
+    def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
+        """Returns 1 in the step of both, else 0."""
+        return self.rate(first, steps) * self.rate(second, steps)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TreeDraws(RowLaw):
+    """Every step draws down a tree of units by itself, without replacement at each level.
+
+    The outermost units are drawn without replacement, so their indicators are negatively
+    associated; what is drawn within each is independent of it and of the other units. An entry is
+    the product of its unit's indicator and an event within the unit, so entries of different units
+    are increasing functions of disjoint sets of these, hence negatively associated.
+
+    Attributes:
+      tree: Of the examples.
+      draws: How many are drawn of the children of each drawn unit, the outermost first.
+      leaf_probability: With which each leaf of a drawn unit of the last level takes part by itself;
+        None where leaves, too, are drawn without replacement.
+    """
+
+    tree: UnitTree | TreeShape
+    draws: tuple[int, ...]
+    leaf_probability: float | None = None
+    steps_per_epoch: int = 1
+    once: bool = False
+
+    @cached_property
+    def units(self) -> np.ndarray | None:
+        """The units that each example lies in, outermost first: int32[levels, n]; None if none."""
+        tree = self._tree
+        levels: list[np.ndarray] = []
+        for level in range(tree.num_levels - 1):
+            levels = [np.repeat(above, tree.sizes(level)) for above in levels]
+            unit = np.arange(tree.starts[level][-1], dtype=np.int32)
+            levels.append(unit)
+        by_position = [np.repeat(above, tree.sizes(tree.num_levels - 1)) for above in levels]
+        if not by_position:
+            return None
+        found = np.empty((len(levels), tree.num_leaves), np.int32)
+        found[:, tree.leaves] = by_position
+        return found
+
+    @property
+    def most_units(self) -> tuple[int, ...]:
+        """Most units of each level of `units` that a batch holds examples of."""
+        return tuple(math.prod(self.draws[: level + 1]) for level in range(self._levels - 1))
+
+    @property
+    def _tree(self) -> UnitTree:
+        if isinstance(self.tree, TreeShape):
+            raise ValueError("only the shape of the tree is known: of no example is known its unit")
+        return self.tree
+
+    @property
+    def _levels(self) -> int:
+        return self.tree.num_levels
+
+    @cached_property
+    def _sizes(self) -> list[np.ndarray]:
+        return [self._tree.sizes(level).astype(np.float64) for level in range(self._levels)]
+
+    def _children(self, examples: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Returns, level by level, how many children the unit above has, and which one it is."""
+        units = self.units
+        path = [np.zeros_like(examples), *([] if units is None else units[:, examples]), examples]
+        return [size[above] for size, above in zip(self._sizes, path, strict=False)], path[1:]
+
+    def rate(self, examples: Any, steps: Any) -> np.ndarray:
+        """Returns the product, over the levels, of how many are drawn of how many."""
+        sizes, _ = self._children(np.asarray(examples))
+        found = np.ones(np.shape(examples))
+        for level, size in enumerate(sizes):
+            found = found * self._alone(level, size)
+        return found
+
+    def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
+        """Returns the product, over the levels, of how likely both are drawn of those above."""
+        (sizes, one), (others, two) = (self._children(np.asarray(i)) for i in (first, second))
+        found, same = np.ones(np.shape(first)), np.ones(np.shape(first), bool)
+        for level in range(self._levels):
+            here, there = self._alone(level, sizes[level]), self._alone(level, others[level])
+            both = here * there  # of different units, or each leaf by itself
+            if level < len(self.draws):
+                of_one_unit = here * (self.draws[level] - 1) / np.maximum(1.0, sizes[level] - 1)
+                both = np.where(same, of_one_unit, both)
+            still = same & (one[level] == two[level])
+            found = found * np.where(still, here, both)
+            same = still
+        return found
+
+    def _alone(self, level: int, size: np.ndarray) -> np.ndarray:
+        if level < len(self.draws):
+            return self.draws[level] / size
+        return np.full(np.shape(size), self.leaf_probability)
+
+
+def stated_law(sampler: BatchSampler) -> RowLaw | None:
+    """Returns the law that a sampler states of its rows; None if none that an audit knows."""
+    try:
+        law = sampler.row_law()
+    except NotImplementedError:
+        return None
+    return law if isinstance(law, RowLaw) else None

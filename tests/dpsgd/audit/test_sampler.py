@@ -1,0 +1,293 @@
+"""Draws are held against the law that a sampler states: what is sound passes, a bug is named."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from dpsgd import Guarantee, Mechanism
+from dpsgd.audit.coupled import AuditReport
+from dpsgd.audit.sampler import FALSE_ALARM, LAW, _pvalue, sampler_checks
+from samplers import (
+    BallsAndBins,
+    Deterministic,
+    EpochPlan,
+    Multistage,
+    Participations,
+    Poisson,
+    RowLaw,
+    Shuffle,
+    UnitsThenPoisson,
+    UnitTree,
+    UserPoisson,
+)
+
+SEED = 2**130 + 7
+SIZES = (640, 32, 4)
+TREE = UnitTree.even((20, 4, 8), ("shop", "shelf"))
+UNEVEN = UnitTree.from_columns({"shop": np.repeat(np.arange(12), np.arange(4, 16))})
+SAMPLERS = {
+    "deterministic": Deterministic(*SIZES),
+    "shuffle": Shuffle(*SIZES),
+    "shuffle, fixed": Shuffle(*SIZES, order="fixed"),
+    "shuffle, uneven": Shuffle(630, 40, 2),
+    "poisson": Poisson(*SIZES),
+    "poisson, cut": Poisson(*SIZES, max_batch_size=33),
+    "poisson, in passes": Poisson(*SIZES, max_batch_size=20, overflow="accumulate"),
+    "poisson, all": Poisson(50, 50),
+    "bins": BallsAndBins(*SIZES),
+    "bins, fixed": BallsAndBins(*SIZES, assignment="fixed"),
+    "multistage": Multistage(TREE, (3, 2, 4), steps=200),
+    "multistage, clipped": Multistage(TREE, (3, 2, 4), steps=200, clipped_level=1),
+    "multistage, uneven": Multistage(UNEVEN, (3, 4), steps=200),
+    "multistage, one level": Multistage(UnitTree.even((40,), ()), (5,), steps=100),
+    "units then Poisson": UnitsThenPoisson(UNEVEN, (4,), 0.3, steps=200),
+    "user poisson": UserPoisson(*SIZES, max_contributions=5),
+}
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    """What a third of the draws finds, all of them do."""
+    monkeypatch.setattr("dpsgd.audit.sampler._MOST_DRAWS", 256)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_every_sampler_is_audited_and_passes(sampler):
+    checks = sampler_checks(sampler, sampler, seed=SEED)
+    assert all(check.passed and check.made for check in checks), checks
+    assert len(checks) >= 6
+
+
+def test_a_p_value_is_never_smaller_than_what_it_bounds():
+    # Chernoff's bound against the exact tails, and where nothing can be otherwise.
+    from scipy import stats
+
+    n, p = 60, 0.07
+    for k in range(n + 1):
+        tail = min(1.0, 2 * min(stats.binom.cdf(k, n, p), stats.binom.sf(k - 1, n, p)))
+        assert _pvalue(k, n, p) >= tail * (1 - 1e-9)
+    assert _pvalue(n, n, 1.0) == _pvalue(0, n, 0.0) == 1
+    assert _pvalue(n - 1, n, 1.0) == _pvalue(1, n, 0.0) == 0
+    assert _pvalue(30, 60, 0.07) < FALSE_ALARM
+
+
+# ---------------------------------------------------------------------------- planted bugs
+
+
+class OneUnitTooMany(Multistage):
+    def members(self, seed, step):
+        return Multistage(self.tree, (self.draws[0] + 1, *self.draws[1:])).members(seed, step)
+
+
+class OneUnitTooManyByPoisson(UnitsThenPoisson):
+    def members(self, seed, step):
+        more = UnitsThenPoisson(self.tree, (self.draws[0] + 1,), self.sampling_prob)
+        return more.members(seed, step)
+
+
+class WrongRate(UnitsThenPoisson):
+    def members(self, seed, step):
+        return UnitsThenPoisson(self.tree, self.draws, self.sampling_prob * 1.4).members(seed, step)
+
+
+class PoissonAtWrongRate(Poisson):
+    def participations(self, seed, epoch, chunk):
+        examples, steps = super().participations(seed, epoch, chunk)
+        keep = (examples * 7919 + steps * 104729 + seed % 97) % 10 > 0
+        return Participations(examples[keep], steps[keep])
+
+
+class NeighboursTogether(Multistage):
+    def members(self, seed, step):
+        pairs = UnitTree.even((20, 4, 4), ("shop", "shelf"))
+        half = Multistage(pairs, (10, 2, 2)).members(seed, step)
+        return np.sort(np.concatenate([2 * half, 2 * half + 1]))
+
+
+class OneShelf(Multistage):
+    """Takes all of a shop's examples from one shelf."""
+
+    def members(self, seed, step):
+        return Multistage(self.tree, (3, 1, 8)).members(seed, step)
+
+
+class ShopsTogether(Multistage):
+    """Draws four shops as two pairs that lie side by side."""
+
+    def members(self, seed, step):
+        pairs = UnitTree.even((10, 4, 8), ("pair", "shelf"))
+        shops = Multistage(pairs, (2, 2, 4)).members(seed, step)
+        pair, within = shops // 32, shops % 32
+        return np.sort(np.concatenate([64 * pair + within, 64 * pair + 32 + within]))
+
+
+class SeedIgnored(Multistage):
+    def members(self, seed, step):
+        return super().members(0, step)
+
+
+class StepIgnored(Multistage):
+    def members(self, seed, step):
+        return super().members(seed, 0)
+
+
+class OneExampleFavoured(Multistage):
+    def members(self, seed, step):
+        drawn = super().members(seed, step)
+        if not (drawn == 7).any():
+            drawn[0] = 7
+        return np.sort(drawn)
+
+
+class AnOrderOfItsOwn(Deterministic):
+    def participations(self, seed, epoch, chunk):
+        examples, steps = super().participations(seed, epoch, chunk)
+        return Participations(examples, steps[::-1].copy())
+
+
+class NotShuffled(Shuffle):
+    """Swaps whole blocks of two neighbours."""
+
+    def plan(self, seed, epoch):
+        half = Shuffle(self.num_examples // 2, self.batch_size // 2).plan(seed, epoch)
+        members = np.sort(np.concatenate([2 * half.examples, 2 * half.examples + 1]).reshape(2, -1).T.ravel().reshape(-1, self.batch_size), axis=1)  # noqa: E501  # fmt: skip
+        return EpochPlan(2 * half.starts, members.ravel().astype(np.int32))
+
+
+class CapNotKept(Poisson):
+    def passes(self, members, seed, step):
+        return [members]
+
+
+class CutTooShort(Poisson):
+    def passes(self, members, seed, step):
+        return [part[:-1] for part in super().passes(members, seed, step)]
+
+
+HOLDS = "batches hold as many rows and units as priced"
+READ = "the batches are the rows that were priced"
+SHARES = "all steps take their share of the examples"
+BUGS = {
+    "one unit too many": (OneUnitTooMany(TREE, (3, 2, 4), steps=200), HOLDS),
+    "one unit too many, by Poisson": (
+        OneUnitTooManyByPoisson(UNEVEN, (4,), 0.3, steps=200), HOLDS),
+    "wrong rate within units": (WrongRate(UNEVEN, (4,), 0.3, steps=200), SHARES),
+    "wrong rate": (PoissonAtWrongRate(*SIZES), SHARES),
+    "neighbours drawn together": (
+        NeighboursTogether(TREE, (10, 2, 4), steps=200),
+        "neighbours in a unit take part together as often as priced"),
+    "one shelf for two": (
+        OneShelf(TREE, (3, 2, 4), steps=200),
+        "neighbours in a unit take part together as often as priced"),
+    "shops drawn together": (
+        ShopsTogether(TREE, (4, 2, 4), steps=200),
+        "examples of different units take part together as often as priced"),
+    "seed ignored": (
+        SeedIgnored(TREE, (3, 2, 4), steps=200), "draws of different seeds are independent"),
+    "step ignored": (
+        StepIgnored(TREE, (3, 2, 4), steps=200), "epochs are independent, as priced"),
+    "one example favoured": (
+        OneExampleFavoured(TREE, (3, 2, 4), steps=200),
+        "all examples take part at the rate that was priced"),
+    "another order": (AnOrderOfItsOwn(*SIZES), "everybody is where the order says"),
+    "shuffled in pairs": (
+        NotShuffled(*SIZES), "pairs of examples take part together as often as priced"),
+    "cap not kept": (CapNotKept(*SIZES, max_batch_size=33), READ),
+    "cut too short": (CutTooShort(*SIZES, max_batch_size=33), READ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sampler", "check"), BUGS.values(), ids=BUGS)
+def test_a_planted_bug_is_found_out(sampler, check):
+    failed = {c.name: c.detail for c in sampler_checks(sampler, sampler, seed=SEED) if not c.passed}
+    assert check in failed, failed
+
+
+def test_a_draw_of_units_that_is_claimed_as_another_is_found_out():
+    drawn, claimed = Multistage(TREE, (3, 2, 4), steps=200), Multistage(TREE, (3, 4, 2), steps=200)
+    failed = [c.name for c in sampler_checks(drawn, claimed, seed=SEED) if not c.passed]
+    assert "neighbours in a unit take part together as often as priced" in failed
+    shorter = dataclasses.replace(drawn, steps=199)
+    failed = [c.name for c in sampler_checks(drawn, shorter, seed=SEED) if not c.passed]
+    assert failed == ["the run has no more steps than priced"]
+    failed = [c.name for c in sampler_checks(drawn, Poisson(*SIZES), seed=SEED) if not c.passed]
+    assert "epochs have as many steps as priced" in failed
+
+
+def test_a_known_order_is_what_shuffling_is_priced_as():
+    for drawn, claimed in [("shuffle", "deterministic"), ("deterministic", "shuffle")]:
+        checks = sampler_checks(SAMPLERS[drawn], SAMPLERS[claimed], seed=SEED)
+        assert all(check.passed for check in checks)
+
+
+class Silent(Poisson):
+    """A sampler that states no law."""
+
+    def row_law(self):
+        raise NotImplementedError
+
+
+class Mumbling(Poisson):
+    """A sampler that states what no audit knows."""
+
+    def row_law(self):
+        return "as Poisson"
+
+
+@pytest.mark.parametrize("kind", [Silent, Mumbling])
+def test_a_sampler_of_unknown_law_is_not_audited_in_the_audits_and_the_guarantees_words(kind):
+    sampler = kind(*SIZES)
+    checks = sampler_checks(sampler, sampler, seed=SEED)
+    (left_out,) = [check for check in checks if not check.made]
+    assert left_out.name == LAW
+    assert left_out.detail == f"not audited: {kind.__name__} states no law of its rows (row_law)"
+    report = AuditReport(tuple(checks))
+    assert not report.sampler_audited
+    assert report.lines()[-1] == "coupled audit: consistent, SAMPLER NOT AUDITED"
+    notes = Guarantee.of(Mechanism(sampler, 2.0, 1.0), 1e-3).notes
+    assert any("not audited" in note for note in notes)
+    sound = Guarantee.of(Mechanism(Poisson(*SIZES), 2.0, 1.0), 1e-3).notes
+    assert not any("not audited" in note for note in sound)
+
+
+def test_laws_are_of_all_rows_and_steps():
+    for sampler in SAMPLERS.values():
+        law = sampler.row_law()
+        assert isinstance(law, RowLaw)
+        steps = np.arange(sampler.steps_per_epoch)
+        rates = law.rate(np.arange(sampler.num_examples)[:, None], steps[None, :])
+        rates = np.broadcast_to(rates, (sampler.num_examples, steps.size))
+        rows = sampler.num_examples * np.mean(rates.sum(axis=0)) / sampler.num_examples
+        expected = sampler.expected_batch_size * np.prod(sampler.clipped_shape, initial=1.0)
+        if law.batch_sizes is not None:
+            np.testing.assert_allclose(rates.sum(axis=0), law.batch_sizes)
+        elif not isinstance(sampler, UnitsThenPoisson):
+            assert rows == pytest.approx(expected)
+        if law.once:
+            np.testing.assert_allclose(rates.sum(axis=1), 1)
+
+
+@functools.cache
+def small():
+    tree = UnitTree.from_columns({"a": [0, 0, 0, 1, 1, 2, 2, 2], "b": [0, 0, 1, 0, 1, 0, 1, 1]})
+    return Multistage(tree, (2, 2, 1)), UnitsThenPoisson(tree, (2, 1), 0.5)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_pairs_in_a_tree_have_the_law_that_the_draws_have(number):
+    # Every pair of eight examples over many episodes; each is within 6 standard deviations (the
+    # false alarm of one of 56 is below 1e-6), and a sum over pairs is the second moment of sizes.
+    sampler, runs = small()[number], 1500
+    seen = np.zeros((runs, 8))
+    for step in range(runs):
+        seen[step, sampler.members(3, step)] = 1
+    first, second = np.triu_indices(8, 1)
+    law = sampler.row_law()
+    for found, expected in [
+        (seen.mean(axis=0), law.rate(np.arange(8), 0)),
+        ((seen[:, first] * seen[:, second]).mean(axis=0), law.joint(first, second, 0)),
+    ]:
+        spread = np.sqrt(expected * (1 - expected) / runs)
+        assert (np.abs(found - expected) <= 6 * spread + 1e-12).all()
