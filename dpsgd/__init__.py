@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
+    from dpsgd.noise.base import Independent, Noise, Secure
     from dpsgd.noise.keys import RootKey
     from dpsgd.runs.config import RunConfig
     from dpsgd.runs.engine import resume, run
@@ -29,9 +30,12 @@ __all__ = [
     "Block",
     "Diagnostics",
     "Guarantee",
+    "Independent",
     "Mechanism",
+    "Noise",
     "RootKey",
     "RunConfig",
+    "Secure",
     "Task",
     "TrainState",
     "TrainedModel",
@@ -54,6 +58,7 @@ _MODULES = {
     "runs.engine": ("resume", "run"),
     "runs.task": ("Task",),
     "training.guarantee": ("Guarantee",),
+    "noise.base": ("Independent", "Noise", "Secure"),
     "noise.keys": ("RootKey",),
     "training.loop": ("Block", "train", "train_blocks"),
     "training.mechanism": ("Mechanism",),

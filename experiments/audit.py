@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from accounting import epsilon, format_delta
-from dpsgd import Mechanism
+from dpsgd import Independent, Mechanism, Secure
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.coupled import AuditReport
 from dpsgd.runs.audit import audit_step
@@ -121,7 +121,8 @@ def _bins(report: BlackBoxReport) -> list[float]:
 
 def _mechanism(config: AuditConfig) -> Mechanism:
     sampler, _ = config.build(drawn=True)
-    return Mechanism(sampler, config.noise_multiplier, config.l2_clip_norm, config.secure_noise)
+    noise = Secure() if config.secure_noise else Independent()
+    return Mechanism(sampler, config.noise_multiplier, config.l2_clip_norm, noise)
 
 
 def _claimed(config: AuditConfig, sampler: BatchSampler) -> BatchSampler:

@@ -18,7 +18,16 @@ import jax
 import numpy as np
 
 from accounting import calibrate
-from dpsgd import Algorithm, Guarantee, Mechanism, RootKey, TrainState, train_blocks
+from dpsgd import (
+    Algorithm,
+    Guarantee,
+    Independent,
+    Mechanism,
+    RootKey,
+    Secure,
+    TrainState,
+    train_blocks,
+)
 from dpsgd.runs.audit import audit_run
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.config import config_digest
@@ -82,7 +91,7 @@ class Job:
 
     def start(self) -> TrainState:
         """Returns the state before the first step."""
-        return self.scheduled(self.algorithm.init(self.params))
+        return self.scheduled(self.algorithm.init(self.params, self.mechanism))
 
     def scheduled(self, state: TrainState) -> TrainState:
         """Returns a state, made now or read back, with the step sizes of this job."""
@@ -364,13 +373,14 @@ def mechanism_for(config: TrainConfig, num_examples: int) -> Mechanism:
     sampler = config.sampler.build(Population(num_examples), config.target_delta)
     if config.non_private:
         return Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=float("inf"))
+    noise = Secure() if config.secure_noise else Independent()
     if config.noise_multiplier is not None:
         sigma = config.noise_multiplier
-        return Mechanism(sampler, sigma, config.l2_clip_norm, config.secure_noise)
+        return Mechanism(sampler, sigma, config.l2_clip_norm, noise)
     assert config.target_epsilon is not None, "TrainConfig admits exactly one of the three"
     delta = config.target_delta or 1 / num_examples
     sigma = _calibrated(sampler, config.target_epsilon, delta)
-    return Mechanism(sampler, sigma, config.l2_clip_norm, config.secure_noise)
+    return Mechanism(sampler, sigma, config.l2_clip_norm, noise)
 
 
 @functools.lru_cache

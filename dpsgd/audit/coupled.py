@@ -19,6 +19,7 @@ The checks of randomness are exact tests, each with a false-alarm probability of
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ def _sum_checks(step: CompiledStep) -> list[Check]:
     # From here on, C below the norms that were seen: clipping is at work.
     positive = [norm for norm in norms if norm > 0 and math.isfinite(norm)]
     low = min([clip, *positive]) / 2
-    scaled = real._replace(l2_clip_norm=np.float32(low))
+    scaled = dataclasses.replace(real, l2_clip_norm=np.float32(low))
     quiet = _quiet(scaled, low)
     slack = _rounding(step, quiet, step.rows)
     nobody = step([], quiet)
@@ -249,7 +250,7 @@ def _quiet(scales: Scales, clip: float) -> Scales:
     noise, grid = np.float32(clip * 2.0**-10), scales.grid
     if grid is not None:
         grid = grid._replace(cells=np.int32(np.clip(noise // grid.spacing, 1, grid.cells)))
-    return scales._replace(noise_stddev=noise, grid=grid)
+    return dataclasses.replace(scales, noise_stddev=noise, grid=grid)
 
 
 def _noise(scales: Scales) -> float:

@@ -1,4 +1,4 @@
-"""The law of the noise, which is all that the release of an empty batch consists of.
+"""The law of the noise, which is all that the releases of empty batches consist of.
 
 The checks are exact tests, each with a false-alarm probability of at most 1e-8.
 """
@@ -23,8 +23,15 @@ def noise_checks(step: CompiledStep) -> list[Check]:
     stddev = float(step.scales.noise_stddev)
     size = sum(leaf.size for leaf in step([], step.scales))
     count = min(max(2, math.ceil(_NOISE_DRAWS / size)), _NOISE_STEPS)
-    steps = [[leaf[:_MOST_DRAWS] for leaf in step([], step.scales, step=t)] for t in range(count)]
-    leaves = [np.stack(leaf).astype(np.float64) / stddev for leaf in zip(*steps, strict=True)]
+    steps = [
+        [leaf[:_MOST_DRAWS] for leaf in step([], step.scales, step=t, follows=t > 0)]
+        for t in range(count)
+    ]
+    # What the noise says of its law: independent and standard normal, after whitening.
+    leaves = [
+        step.mechanism.noise.whiten(np.stack(leaf).astype(np.float64) / stddev)
+        for leaf in zip(*steps, strict=True)
+    ]
     alls = np.concatenate([leaf.ravel() for leaf in leaves])
 
     # Sum of squares: chi-square with as many degrees of freedom as draws, for all and each leaf.

@@ -65,7 +65,7 @@ class Runs:
         over_runs = (None, None, BlockPlan(0, 0, 0, None), 0, None)
         run_block = jax.vmap(block_function(algorithm, sampler), in_axes=over_runs)
         self._run = jax.jit(run_block, compiler_options=compiler_options())
-        self._state = algorithm.init(jnp.zeros((), jnp.float32))
+        self._state = algorithm.init(jnp.zeros((), jnp.float32), mechanism)
         self._scales = mechanism.scales()
         cells = sampler.num_steps * sampler.padded_batch_size
         self._chunk = int(np.clip(_MOST_INDICES // cells, 1, 10_000))

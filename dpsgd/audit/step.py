@@ -87,7 +87,8 @@ class CompiledStep:
         self._key = jnp.asarray(self.mechanism.noise_key(root, 0))
         self._loss_key = jnp.asarray(root.loss_key(0)) if algorithm.takes_key else None
         self.sampling_seed = root.sampling_seed(0)
-        self._state = algorithm.init(params)
+        self._state = algorithm.init(params, mechanism)
+        self._first_noise = jax.tree.map(np.array, self._state.noise)
 
     @property
     def params(self) -> PyTree:
@@ -95,7 +96,13 @@ class CompiledStep:
         return self._state.params
 
     def __call__(
-        self, members: Sequence[int], scales: Scales, *, step: int = 3, padding: int = 0
+        self,
+        members: Sequence[int],
+        scales: Scales,
+        *,
+        step: int = 3,
+        padding: int = 0,
+        follows: bool = False,
     ) -> list[np.ndarray]:
         """Returns the noised sum, the release times b: one float32 array a leaf.
 
@@ -104,6 +111,7 @@ class CompiledStep:
           scales: C, sigma C and b.
           step: Number of the update, which names the noise.
           padding: Row of the data to which the indices of the padding point.
+          follows: Whether the noise goes on from the call before; else as if this step were first.
         """
         shape = self.passes, self.width // self.block, self.block
         # Strewn among the padding, so that they meet in some microbatches and not in others.
@@ -120,6 +128,8 @@ class CompiledStep:
             np.int32(1),
         )
         state = self._state._replace(step=jnp.int32(step))
+        if not follows:
+            state = state._replace(noise=jax.tree.map(jnp.array, self._first_noise))
         arguments = state, self._data, plan, self._key, scales, self._loss_key
         run = compiled_block(self._algorithm, self.mechanism.sampler, arguments)
         self._state, _ = run(*arguments)

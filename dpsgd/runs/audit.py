@@ -116,7 +116,7 @@ def audit_step(
     together = min(together, _MICROBATCH) if scans else _ROWS
     small = task
     if callable(make := getattr(task, "small", None)):
-        small = make(mechanism.secure_noise)
+        small = make(mechanism.noise.exact)
     params = small.init(0)
     block = 1
     for size in mechanism.sampler.clipped_shape:
@@ -144,7 +144,7 @@ def _automatic_microbatch(task: Task, shapes: PyTree, mechanism: Mechanism) -> i
     def estimate(params: PyTree) -> None:
         sizes_in_bytes.append(
             bytes_per_example(
-                task.loss, params, example, per_example_gradients=mechanism.secure_noise
+                task.loss, params, example, per_example_gradients=mechanism.noise.exact
             )
         )
 

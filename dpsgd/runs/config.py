@@ -87,6 +87,7 @@ class RunConfig:
         Raises:
           ValueError: for a sampler that does not fit the data, or an epsilon out of reach.
         """
+        from dpsgd.noise.base import Independent, Secure
         from dpsgd.training.mechanism import Mechanism
 
         sampler = self.build_sampler(population)
@@ -97,7 +98,9 @@ class RunConfig:
             assert self.target_epsilon is not None, "check() admits exactly one of the three"
             delta = self.target_delta or 1 / population.num_examples
             sigma = _calibrated(sampler, self.target_epsilon, delta)
-        return Mechanism(sampler, sigma, self.l2_clip_norm, self.secure_noise)
+        return Mechanism(
+            sampler, sigma, self.l2_clip_norm, Secure() if self.secure_noise else Independent()
+        )
 
     def build_sampler(self, population: Population) -> BatchSampler:
         """Returns the sampler of a run on these data.

@@ -99,7 +99,7 @@ class Job:
 
     def start(self) -> TrainState:
         """Returns the state before the first step."""
-        return self.scheduled(self.algorithm.init(self.params))
+        return self.scheduled(self.algorithm.init(self.params, self.mechanism))
 
     def scheduled(self, state: TrainState) -> TrainState:
         """Returns a state, made now or read back, with the step sizes of this job."""

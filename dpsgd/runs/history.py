@@ -36,6 +36,7 @@ import numpy as np
 
 from accounting import Bound, epsilon
 from accounting.profile import check_delta
+from dpsgd.noise.base import Noise
 from dpsgd.runs.files import parse_json
 from dpsgd.runs.records import checked
 from dpsgd.training.guarantee import ADJACENCY, Guarantee, note_on_stopping, notes_on
@@ -83,7 +84,7 @@ class Terms:
             "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
-            "secure_noise": mechanism.secure_noise,
+            "noise": mechanism.noise.describe(),
             "unit": self.unit,
             "adjacency": ADJACENCY,
             "delta": self.delta,
@@ -101,6 +102,8 @@ class Terms:
         fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
         # Whoever reads a ledger executes nothing that it names.
         sampler = kind_of(checked(fields.pop("name"), str, "name")).from_terms(fields)
+        if "noise" not in body:
+            raise ValueError("it is of an earlier version, which said otherwise what noise is")
         if body["adjacency"] != ADJACENCY:
             raise ValueError("this version would price it for another adjacency")
         clip = body["l2_clip_norm"]
@@ -109,8 +112,7 @@ class Terms:
                 sampler,
                 checked(body["noise_multiplier"], float, "noise_multiplier"),
                 math.inf if clip is None else checked(clip, float, "l2_clip_norm"),
-                # Lines from before there was a choice lack it.
-                checked(body.get("secure_noise", False), bool, "secure_noise"),
+                Noise.from_description(checked(body["noise"], dict[str, Any], "noise")),
             ),
             check_delta(checked(body["delta"], float, "delta")),
             checked(body["reproducible_noise"], bool, "reproducible_noise"),
@@ -225,7 +227,8 @@ class History:
             adjacency=ADJACENCY,
             noise_multiplier=last.mechanism.noise_multiplier,
             l2_clip_norm=last.mechanism.l2_clip_norm,
-            secure_noise=last.mechanism.secure_noise,
+            secure_noise=last.mechanism.noise.exact,
+            noise=last.mechanism.noise.describe(),
             scope=scope,
             void=void,
             notes=notes,
@@ -264,12 +267,12 @@ class History:
 
 
 def check_same_noise(before: Terms, after: Terms) -> None:
-    """Raises LedgerError unless noise is secure in both or in neither."""
-    secure = before.mechanism.secure_noise
-    if after.mechanism.secure_noise != secure:
+    """Raises LedgerError unless the noise has one law in both."""
+    law = before.mechanism.noise
+    if after.mechanism.noise != law:
         raise LedgerError(
-            f"this run was begun with{'' if secure else 'out'} secure noise and goes on only so: "
-            "what its guarantee covers holds for all of its steps; start a new run"
+            f"this run was begun with {law.describe()['name']} noise and goes on only so: what its "
+            "guarantee covers holds for all of its steps; start a new run"
         )
 
 
@@ -281,6 +284,8 @@ def _void(told: list[Generation]) -> str:
         return "no noise was added"
     if any(generation.terms.reproducible_noise for generation in told):
         return "reproducible noise: whoever guesses the seed can subtract it"
+    if len(told) > 1 and told[0].terms.mechanism.noise.bands > 1:
+        return "noise that is correlated over steps was begun anew, and that has no known cost"
     return ""
 
 
@@ -288,19 +293,18 @@ def _price(told: list[Generation], delta: float) -> Bound:
     """Bounds what the declared steps of all generations cost together."""
     if not told:
         return Bound(0.0, 0.0, note="no step was declared: nothing was released")
-    kinds: list[tuple[BatchSampler, float, list[range]]] = []
+    kinds: list[tuple[Mechanism, list[range]]] = []  # which differ in more than the clipping norm
     for generation in told:
         mechanism = generation.terms.mechanism
-        kind = mechanism.sampler, mechanism.noise_multiplier
-        for sampler, noise, stretches in kinds:
-            if (sampler, noise) == kind:
+        for known, stretches in kinds:
+            if dataclasses.replace(mechanism, l2_clip_norm=known.l2_clip_norm) == known:
                 stretches.append(generation.steps)
                 break
         else:
-            kinds.append((*kind, [generation.steps]))
+            kinds.append((mechanism, [generation.steps]))
     bounds = [
-        epsilon(sampler.privacy_of(noise, stretches), delta / len(kinds))
-        for sampler, noise, stretches in kinds
+        epsilon(mechanism.privacy_of(stretches), delta / len(kinds))
+        for mechanism, stretches in kinds
     ]
     if any(bound.confidence < 1 for bound in bounds):
         raise LedgerError("a sampler's price is an estimate, and an estimate is no guarantee")

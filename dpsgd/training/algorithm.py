@@ -13,9 +13,8 @@ import optax
 
 from dpsgd.gradients.clipping import Diagnostics, clipped_grad
 from dpsgd.gradients.losses import LossFn, takes_key
-from dpsgd.noise.gaussian import add_gaussian_noise
-from dpsgd.noise.secure import add_secure_noise
-from dpsgd.training.mechanism import Scales
+from dpsgd.noise.base import Noise
+from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.programs import compiled
 
 PyTree = Any
@@ -27,6 +26,16 @@ class TrainState(NamedTuple):
     step: Any  # int32 scalar: updates done
     params: PyTree
     opt_state: optax.OptState
+    noise: PyTree = ()
+    """What the noise needs from step to step. It is no part of that, but a secret: whoever has it
+    can subtract noise."""
+
+
+jax.tree_util.register_dataclass(
+    Scales,
+    data_fields=["l2_clip_norm", "noise_stddev", "expected_batch_size", "grid"],
+    meta_fields=["noise"],
+)
 
 
 class Algorithm(NamedTuple):
@@ -36,8 +45,9 @@ class Algorithm(NamedTuple):
     Which mechanism it runs under is said where it is run.
     """
 
-    init: Callable[[PyTree], TrainState]
-    """params -> state before the first step: in buffers of its own, which blocks may overwrite."""
+    init: Callable[..., TrainState]
+    """(params, mechanism) -> state before the first step: in buffers of its own, which blocks may
+    overwrite. The mechanism may be left out where its noise keeps nothing from step to step."""
     clipped_sum: Callable[..., tuple[PyTree, Diagnostics]]
     """(params, batch, weights, scales) -> (sum of clipped per-example gradients, diagnostics).
 
@@ -58,8 +68,10 @@ def _copied(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.result_type(leaf)), tree)
 
 
-def privatize(clipped_sum: PyTree, noise_key: Any, step: Any, scales: Scales) -> PyTree:
-    """Returns the private mean gradient (sum + sigma C z) / b, z standard normal.
+def privatize(
+    clipped_sum: PyTree, noise_state: PyTree, noise_key: Any, step: Any, scales: Scales
+) -> tuple[PyTree, PyTree]:
+    """Returns the private mean gradient (sum + sigma C n) / b, and the state of the noise n.
 
     Sum, then noise, then division, in this one place. The divisor b is the sampler's *expected*
     batch size, a public constant: the realised size depends on who took part, and dividing by it
@@ -68,17 +80,15 @@ def privatize(clipped_sum: PyTree, noise_key: Any, step: Any, scales: Scales) ->
     Args:
       clipped_sum: Sum over the batch of gradients of L2 norm at most C; float32 leaves, or int32
         ones on the secure grid.
-      noise_key: Key of the run's noise stream; with `step` and the leaf it names z completely.
+      noise_state: What n needs from the steps before.
+      noise_key: Key of the run's noise stream; with `step` and the leaf it names what in n
+        is fresh.
       step: int scalar, the number of the update.
-      scales: C, sigma C and b, and the grid of the secure mode. Without noise, sigma C is None.
+      scales: C, sigma C and b, the grid of integer sums, and the law of n, if any.
     """
-    stddev, divisor = scales.noise_stddev, scales.expected_batch_size
-    if stddev is None:
-        return jax.tree.map(lambda total: total / divisor, clipped_sum)
-    if scales.grid is None:
-        return add_gaussian_noise(clipped_sum, noise_key, step, stddev, divisor=divisor)
-    noised = add_secure_noise(clipped_sum, noise_key, step, scales.grid)
-    return jax.tree.map(lambda total: total / divisor, noised)
+    if scales.noise is None:
+        return jax.tree.map(lambda s: s / scales.expected_batch_size, clipped_sum), noise_state
+    return scales.noise.add(clipped_sum, noise_state, noise_key, step, scales)
 
 
 def dpsgd(
@@ -128,14 +138,18 @@ def dpsgd(
 class _Init:
     optimizer: optax.GradientTransformation
 
-    def __call__(self, params: PyTree) -> TrainState:
-        return compiled(_initial, (self.optimizer,), (params,))(params)
+    def __call__(self, params: PyTree, mechanism: Mechanism | None = None) -> TrainState:
+        noise = mechanism.noise if mechanism and mechanism.noise_multiplier else None
+        return compiled(_initial, (self.optimizer, noise), (params,))(params)
 
 
-def _initial(optimizer: optax.GradientTransformation, params: PyTree) -> TrainState:
+def _initial(
+    optimizer: optax.GradientTransformation, noise: Noise | None, params: PyTree
+) -> TrainState:
     # The optimizer's state may hold the very parameters, and arrays that its maker gave it.
     params = _copied(params)
-    return TrainState(jnp.zeros((), jnp.int32), params, _copied(optimizer.init(params)))
+    kept = _copied(noise.init(params)) if noise else ()
+    return TrainState(jnp.zeros((), jnp.int32), params, _copied(optimizer.init(params)), kept)
 
 
 @dataclass(frozen=True)
@@ -158,7 +172,8 @@ class _Update:
     optimizer: optax.GradientTransformation
 
     def __call__(self, state, total, noise_key, scales):
-        gradient = privatize(total, noise_key, state.step, scales)
+        gradient, noise = privatize(total, state.noise, noise_key, state.step, scales)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.params)
         updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
-        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, opt_state, noise)

@@ -6,10 +6,12 @@ import dataclasses
 import functools
 import math
 import operator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from accounting import Bound, epsilon, format_delta
+from dpsgd.noise.base import Independent
 from dpsgd.training.mechanism import Mechanism
 from samplers.row_law import stated_law
 from samplers.settings import name_of
@@ -45,6 +47,7 @@ class Guarantee:
       noise_multiplier: Standard deviation of the noise over `l2_clip_norm`.
       l2_clip_norm: Bound on one unit's contribution to a step; infinite without clipping.
       secure_noise: Whether sums and noise were exact, so that floating point is covered.
+      noise: What names its law, see `Noise.describe`.
       scope: What part of a run this is about, and on what condition; empty for a whole run.
       void: Why there is no guarantee, or empty.
       notes: What a reader should know about the interval.
@@ -57,6 +60,7 @@ class Guarantee:
     noise_multiplier: float
     l2_clip_norm: float
     secure_noise: bool = False
+    noise: Mapping[str, Any] = field(default_factory=Independent().describe)
     scope: str = ""
     void: str = ""
     notes: tuple[str, ...] = ()
@@ -143,7 +147,8 @@ class Guarantee:
             adjacency=ADJACENCY,
             noise_multiplier=mechanism.noise_multiplier,
             l2_clip_norm=mechanism.l2_clip_norm,
-            secure_noise=mechanism.secure_noise,
+            secure_noise=mechanism.noise.exact,
+            noise=mechanism.noise.describe(),
             scope=scope,
             void=void,
             notes=notes,
@@ -182,6 +187,7 @@ class Guarantee:
             "noise_multiplier": self.noise_multiplier,
             "l2_clip_norm": self.l2_clip_norm if math.isfinite(self.l2_clip_norm) else None,
             "secure_noise": self.secure_noise,
+            "noise": dict(self.noise),
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
         }
@@ -233,7 +239,7 @@ def _computed(mechanism: Mechanism, delta: float, steps: int) -> Bound:
         return epsilon(mechanism.privacy(), delta)
     if steps == 0:
         return Bound(0.0, 0.0, note="no step was taken: nothing was released")
-    part = epsilon(sampler.privacy_of(mechanism.noise_multiplier, [range(steps)]), delta)
+    part = epsilon(mechanism.privacy_of([range(steps)]), delta)
     note = "epochs that were entered count whole except under Poisson; no lower end is computed"
     return Bound(0.0, part.upper, part.confidence, f"{part.note}; {note}" if part.note else note)
 

@@ -173,6 +173,7 @@ def train_blocks(
     """
     check_num_examples(mechanism.sampler, data)
     check_parameters(state.params)
+    _check_noise_state(mechanism, state)
     noise_key = jnp.asarray(mechanism.noise_key(root, generation))
     loss_key = jnp.asarray(root.loss_key(generation)) if algorithm.takes_key else None
     scales = mechanism.scales()
@@ -230,6 +231,18 @@ def check_num_examples(sampler: BatchSampler, data: PyTree) -> None:
                 f"data{jax.tree_util.keystr(path)} has {column.shape[0]} rows, but the sampler "
                 f"was built for num_examples={sampler.num_examples}: its guarantee is for those"
             )
+
+
+def _check_noise_state(mechanism: Mechanism, state: TrainState) -> None:
+    """Raises ValueError unless `state` has what the mechanism's noise needs from step to step."""
+    needed = jax.eval_shape(mechanism.noise.init, state.params)
+    if not mechanism.noise_multiplier:
+        needed = ()
+    if jax.tree.map(jnp.shape, state.noise) != jax.tree.map(jnp.shape, needed):
+        raise ValueError(
+            f"the state was not made for {mechanism.noise}: make it by algorithm.init(params, "
+            "mechanism)"
+        )
 
 
 def not_finite(tree: PyTree) -> list[str]:
@@ -307,7 +320,7 @@ def train(
     for block in train_blocks(
         algorithm,
         mechanism,
-        algorithm.init(params),
+        algorithm.init(params, mechanism),
         data,
         root=root,
         block_steps=block_steps,

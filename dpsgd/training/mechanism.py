@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from accounting import PrivacyProfile, format_delta, largest_count
-from dpsgd.noise.grid import SecureGrid, secure_grid
+from dpsgd.noise.base import Independent, Noise
+from dpsgd.noise.grid import SecureGrid
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler
 from samplers.base import MAX_STEPS
@@ -24,6 +26,8 @@ the most there can be, is at most 2^127 and noise below 2^100, so there is no in
 noise would hide.
 """
 
+_INDEPENDENT = Independent()
+
 
 @dataclass(frozen=True)
 class Mechanism:
@@ -36,17 +40,14 @@ class Mechanism:
       l2_clip_norm: Bound C on the L2 norm of the gradient of each example, or of each unit that the
         sampler has clipped as one; infinite only without noise. With it, C and sigma C are within
         `SCALES`.
-      secure_noise: Sum integers, exactly, and add noise that is exact and cryptographic, so that
-        the price holds down to the last bit (`dpsgd.noise.secure`), but for the draws of samplers
-        of Poisson's kind: each gap between successes has its law within 2^-50
-        (`samplers.randomness.bernoulli_successes`). Slower: the gradient of every example is
-        formed, and noise is drawn by the CPU, in a minute for 85 million parameters.
+      noise: Its law over the steps: `Independent`, `Secure` or another `Noise`, whose cost is known
+        for this sampler.
     """
 
     sampler: BatchSampler
     noise_multiplier: float
     l2_clip_norm: float
-    secure_noise: bool = False
+    noise: Noise = _INDEPENDENT
 
     def __post_init__(self) -> None:
         sigma, clip = self.noise_multiplier, self.l2_clip_norm
@@ -63,14 +64,18 @@ class Mechanism:
                 f"in [{low:.1e}, {high:.1e}], where float32 neither loses noise nor overflows; "
                 "rescale the loss"
             )
-        if self.secure_noise:
-            self._secure_grid()  # refuses what it cannot do
+        if self.noise.exact:
+            self._grid()  # refuses what it cannot do
 
     def privacy(self) -> PrivacyProfile:
         """Returns what a whole run costs, or raises ValueError where there is no noise."""
         if self.noise_multiplier == 0:
             raise ValueError("noise_multiplier is 0: a run without noise has no privacy guarantee")
-        return self.sampler.privacy(self.noise_multiplier)
+        return self.noise.privacy(self.sampler, self.noise_multiplier)
+
+    def privacy_of(self, stretches: Sequence[range]) -> PrivacyProfile:
+        """Bounds from above what parts of runs cost together, see `BatchSampler.privacy_of`."""
+        return self.noise.privacy_of(self.sampler, self.noise_multiplier, stretches)
 
     def until(self, *, epsilon: float, delta: float) -> Mechanism:
         """Returns this mechanism with as many epochs as `epsilon` at `delta` pays for.
@@ -94,7 +99,7 @@ class Mechanism:
         self.privacy()  # refuses where there is no noise
 
         def privacy(epochs: int) -> PrivacyProfile:
-            return self.sampler.with_epochs(epochs).privacy(self.noise_multiplier)
+            return self.noise.privacy(self.sampler.with_epochs(epochs), self.noise_multiplier)
 
         limit = min(1_000_000, MAX_STEPS // self.sampler.steps_per_epoch)
         epochs = largest_count(privacy, epsilon=epsilon, delta=delta, limit=limit)
@@ -116,33 +121,36 @@ class Mechanism:
         stddev = np.float32(noise)
         if float(stddev) < noise:
             stddev = np.nextafter(stddev, np.float32(np.inf))
-        return Scales(clip, stddev, batch, self._secure_grid() if self.secure_noise else None)
+        return Scales(clip, stddev, batch, self._grid(), self.noise)
 
-    def _secure_grid(self) -> SecureGrid:
+    def _grid(self) -> SecureGrid | None:
+        if not self.noise.exact:
+            return None
         most = self.sampler.padded_batch_size
         if self.sampler.accumulates:
             # A binomial batch exceeds this with probability 1e-36, by Bernstein's inequality. It
             # may: the guarantee does not depend on it.
             mean = self.sampler.expected_batch_size
             most = min(self.sampler.num_examples, math.ceil(mean + 13 * math.sqrt(mean) + 60))
-        return secure_grid(self.noise_multiplier, self.l2_clip_norm, most)
+        return self.noise.grid(self.noise_multiplier, self.l2_clip_norm, most)
 
     def noise_key(self, root: RootKey, generation: int) -> np.ndarray:
-        """Returns the key of the run's noise, uint32[4], or uint32[8] in the secure mode."""
-        if self.secure_noise:
-            return root.secure_noise_key(generation)
-        return root.noise_key(generation)
+        """Returns the key of the run's noise: uint32[4], or as its law has it."""
+        return self.noise.key(root, generation)
 
 
-class Scales(NamedTuple):
+@dataclass(frozen=True)
+class Scales:
     """A mechanism's numbers as float32 scalars; traced, so that one program serves every value.
 
-    Only without noise, and in the secure mode, which is with a grid, it is another program.
+    The law of the noise is static: each is a program of its own, and so is none.
     """
 
     l2_clip_norm: Any
     noise_stddev: Any
-    """None without noise, which is then left out of the program."""
+    """None without noise."""
     expected_batch_size: Any
     grid: SecureGrid | None = None
-    """Of the integers in the secure mode, which then has the noise's standard deviation too."""
+    """Of integer sums; it then has the noise's standard deviation too."""
+    noise: Noise | None = None
+    """None without noise, which is then left out of the program."""

@@ -20,7 +20,17 @@ import numpy as np
 import optax
 
 import samplers
-from dpsgd import Guarantee, Mechanism, RootKey, RunConfig, clipped_grad, dpsgd, runs, train_blocks
+from dpsgd import (
+    Guarantee,
+    Mechanism,
+    RootKey,
+    RunConfig,
+    Secure,
+    clipped_grad,
+    dpsgd,
+    runs,
+    train_blocks,
+)
 from dpsgd.noise.gaussian import _words, add_gaussian_noise, grid, standard_normal
 from dpsgd.noise.secure import add_secure_noise, rounded_gaussian
 from dpsgd.runs.ledger import read
@@ -211,7 +221,7 @@ def secure(config: ModelConfig, batch_size: int) -> Iterator[Row]:
     """Holds the sums of the secure mode to exact integers, and its noise to the host's."""
     params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
     batch = jax.device_put(random_batch(batch_size, config))
-    mechanism = Mechanism(samplers.Deterministic(batch_size, batch_size), 1.0, 0.5, True)
+    mechanism = Mechanism(samplers.Deterministic(batch_size, batch_size), 1.0, 0.5, Secure())
     chosen = mechanism.scales().grid
     assert chosen is not None
     gradient = clipped_grad(loss_fn, l2_clip_norm=0.5, grid=chosen)

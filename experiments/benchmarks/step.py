@@ -116,7 +116,7 @@ def measure(
 
     def noise(total, inputs):
         noise_key, scales = inputs
-        return privatize(total, noise_key, 0, scales)
+        return privatize(total, (), noise_key, 0, scales)[0]
 
     def adam(state, gradient):
         updates, moments = optimizer.update(gradient, state.opt_state, state.params)

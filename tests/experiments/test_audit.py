@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from accounting import Bound
-from dpsgd import Mechanism, RootKey, dpsgd
+from dpsgd import Independent, Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.black_box import bound_epsilon
 from dpsgd.audit.coupled import AuditReport, recorder
 from dpsgd.audit.sampler import Check
@@ -139,7 +139,8 @@ def asked_for(sampler=None, **options):
         data=Path("data"), sampler=sampler or config.Deterministic(), out=Path("run"), **options
     )
     sampler = asked.sampler.build(Population(20_000))
-    return asked, Mechanism(sampler, asked.noise_multiplier or 0.0, 4.0, asked.secure_noise)
+    noise = Secure() if asked.secure_noise else Independent()
+    return asked, Mechanism(sampler, asked.noise_multiplier or 0.0, 4.0, noise)
 
 
 @pytest.mark.parametrize(

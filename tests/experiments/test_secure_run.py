@@ -66,7 +66,9 @@ def test_a_secure_run_says_what_its_guarantee_covers(store, tmp_path):
         report = (out / "report.md").read_text()
         assert ("| sums and noise | exact, cryptographic |" in report) == bool(kind)
         assert ("floating point" in report) != bool(kind)
-        assert json.loads((out / "ledger.jsonl").open().readline())["secure_noise"] == bool(kind)
+        assert json.loads((out / "ledger.jsonl").open().readline())["noise"]["name"] == (
+            "secure" if kind else "independent"
+        )
     assert records[True]["guarantee"] == records[False]["guarantee"]
     assert records[True]["secure_noise"]
     assert len(records[True]["not_covered"]) == len(records[False]["not_covered"]) - 1

@@ -45,7 +45,7 @@ def with_noise(noise):
             added = noise(zeros, key, state.step, scales.noise_stddev)
             noised = jax.tree.map(jnp.add, total, added)
             # The least there is, 2^-100: without any, it would be another program.
-            silent = scales._replace(noise_stddev=jnp.zeros_like(scales.noise_stddev))
+            silent = dataclasses.replace(scales, noise_stddev=jnp.zeros_like(scales.noise_stddev))
             return algorithm.update(state, noised, key, silent)
 
         return algorithm._replace(update=update)
@@ -75,7 +75,9 @@ def divided_by_the_realised_size(algorithm):
         return algorithm.clipped_sum(params, batch, weights, scales)
 
     def update(state, total, key, scales):
-        return algorithm.update(state, total, key, scales._replace(expected_batch_size=sizes.pop()))
+        return algorithm.update(
+            state, total, key, dataclasses.replace(scales, expected_batch_size=sizes.pop())
+        )
 
     return algorithm._replace(clipped_sum=clipped_sum, update=update)
 
@@ -128,15 +130,21 @@ def padding_counted(sound, params, batch, weights, scales):
 
 
 def clipped_too_loosely(sound, params, batch, weights, scales):
-    return sound(params, batch, weights, scales._replace(l2_clip_norm=1.01 * scales.l2_clip_norm))
+    return sound(
+        params, batch, weights, dataclasses.replace(scales, l2_clip_norm=1.01 * scales.l2_clip_norm)
+    )
 
 
 def clipped_to_a_constant(sound, params, batch, weights, scales):
-    return sound(params, batch, weights, scales._replace(l2_clip_norm=jnp.float32(CLIP)))
+    return sound(
+        params, batch, weights, dataclasses.replace(scales, l2_clip_norm=jnp.float32(CLIP))
+    )
 
 
 def batch_clipped(sound, params, batch, weights, scales):
-    total = sound(params, batch, weights, scales._replace(l2_clip_norm=jnp.float32(jnp.inf)))
+    total = sound(
+        params, batch, weights, dataclasses.replace(scales, l2_clip_norm=jnp.float32(jnp.inf))
+    )
     return _clip(total, scales.l2_clip_norm)
 
 

@@ -1,5 +1,6 @@
 """The black-box audit refutes wrong claims, lets right ones stand, and is itself calibrated."""
 
+import dataclasses
 import math
 import time
 
@@ -50,7 +51,7 @@ def test_half_the_noise_is_refuted():
         algorithm = dpsgd(loss_fn, optimizer)
 
         def update(state, total, key, scales):
-            scales = scales._replace(noise_stddev=scales.noise_stddev / 2)
+            scales = dataclasses.replace(scales, noise_stddev=scales.noise_stddev / 2)
             return algorithm.update(state, total, key, scales)
 
         return algorithm._replace(update=update)

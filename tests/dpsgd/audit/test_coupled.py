@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, RootKey, dpsgd
+from dpsgd import Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.coupled import AuditReport, _sum_checks, coupled_audit
 from dpsgd.audit.sampler import sampler_checks
 from dpsgd.audit.step import CompiledStep, recorder
@@ -77,7 +77,7 @@ def test_sound_training_passes(kind):
 
 def test_much_secure_noise_raises_no_false_alarm_and_hides_no_sum():
     # A batch of 49: dividing by it rounds.
-    mechanism = Mechanism(Poisson(N, 49, 2), 1000.0, l2_clip_norm=0.5, secure_noise=True)
+    mechanism = Mechanism(Poisson(N, 49, 2), 1000.0, l2_clip_norm=0.5, noise=Secure())
 
     def build(optimizer, factor=1):
         sound = dpsgd(loss_fn, optimizer)

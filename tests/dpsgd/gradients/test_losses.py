@@ -9,7 +9,16 @@ import optax
 import pytest
 from flax import nnx
 
-from dpsgd import Mechanism, RootKey, clipped_grad, dpsgd, explain, split_module, train_blocks
+from dpsgd import (
+    Mechanism,
+    RootKey,
+    Secure,
+    clipped_grad,
+    dpsgd,
+    explain,
+    split_module,
+    train_blocks,
+)
 from dpsgd.audit.coupled import coupled_audit
 from dpsgd.audit.step import recorder
 from dpsgd.gradients.losses import example_keys, takes_key
@@ -172,7 +181,7 @@ def test_sums_equal_one_gradient_per_example_with_the_same_keys(method):
 def test_integer_sums_of_the_secure_mode_are_of_the_same_gradients():
     params, loss = net()
     keys = jax.random.split(jax.random.key(3), N)
-    mechanism = Mechanism(Shuffle(N, N), 1.0, 0.5, secure_noise=True)
+    mechanism = Mechanism(Shuffle(N, N), 1.0, 0.5, noise=Secure())
     sums = {}
     for size in (None, 7):
         algorithm = dpsgd(loss, optax.sgd(0.1), microbatch_size=size)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd import Guarantee, Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
 from dpsgd.audit.coupled import coupled_audit
 from dpsgd.audit.step import recorder
 from dpsgd.noise.secure import rounded_gaussian
@@ -36,7 +36,7 @@ ROOT = RootKey(bytes(range(32)), insecure=False)
 
 
 def secure(sampler, clip=CLIP, sigma=1.5):
-    return Mechanism(sampler, sigma, clip, secure_noise=True)
+    return Mechanism(sampler, sigma, clip, noise=Secure())
 
 
 def linear_loss(params, example):
@@ -200,14 +200,17 @@ def terms(mechanism):
 @pytest.mark.parametrize("first", [False, True])
 def test_the_ledger_says_how_noise_was_drawn_and_refuses_to_mix(tmp_path, first):
     path = tmp_path / "ledger.jsonl"
-    kinds = {s: Mechanism(SAMPLERS[3], 1.5, CLIP, secure_noise=s) for s in (False, True)}
+    laws = {False: Independent(), True: Secure()}
+    kinds = {s: Mechanism(SAMPLERS[3], 1.5, CLIP, noise=law) for s, law in laws.items()}
     with Ledger.create(path, terms(kinds[first])) as ledger:
         ledger.declare(range(4))
         before = path.read_bytes()
-        with pytest.raises(LedgerError, match=f"begun with{'' if first else 'out'} secure noise"):
+        with pytest.raises(
+            LedgerError, match=f"begun with {'secure' if first else 'independent'} noise"
+        ):
             ledger.resume(terms(kinds[not first]), step=0, origin=NO_HEAD, repeatable=True)
         assert path.read_bytes() == before
-    assert json.loads(before.splitlines()[0])["secure_noise"] is first
+    assert json.loads(before.splitlines()[0])["noise"] == laws[first].describe()
     history = read(path)
     assert history.generations[0].terms.mechanism == kinds[first]
     assert history.guarantee().secure_noise is first
@@ -232,7 +235,7 @@ def test_a_ledger_that_mixes_them_is_not_believed(tmp_path, monkeypatch):
 )
 def test_a_mechanism_that_cannot_be_secure_is_refused(sigma, clip, message):
     with pytest.raises(ValueError, match=message):
-        Mechanism(Deterministic(N, 8), sigma, clip, secure_noise=True)
+        Mechanism(Deterministic(N, 8), sigma, clip, noise=Secure())
 
 
 def test_one_program_serves_every_grid_and_another_the_fast_noise(monkeypatch):

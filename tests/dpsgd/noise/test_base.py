@@ -1,0 +1,207 @@
+"""Noise is a law over steps: whatever it is, it is trained, resumed, audited and recorded alike."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import Guarantee, Independent, Mechanism, Noise, RootKey, Secure, dpsgd, train_blocks
+from dpsgd.audit.coupled import coupled_audit
+from dpsgd.noise.gaussian import add_gaussian_noise
+from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
+from dpsgd.runs.history import NO_HEAD, LedgerError, Terms
+from dpsgd.runs.ledger import Ledger, read
+from dpsgd.training.algorithm import privatize
+from samplers import Deterministic, Poisson
+
+N, D = 48, 300
+ROOT = RootKey(bytes(range(32)), insecure=False)
+
+
+@dataclass(frozen=True)
+class TwoBands(Noise):
+    """Noise of which M is Toeplitz(1, c) / sqrt(1 + c^2): n_t = sqrt(1 + c^2) z_t - c n_{t-1}."""
+
+    c: float = 0.5
+
+    @property
+    def bands(self):
+        return 2
+
+    @property
+    def norm(self):
+        return float(np.hypot(1, self.c))
+
+    def init(self, like):
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)
+
+    def add(self, total, state, key, step, scales):
+        zeros = jax.tree.map(jnp.zeros_like, total)
+        fresh = add_gaussian_noise(zeros, key, step, self.norm * scales.noise_stddev)
+        noise = jax.tree.map(lambda z, before: z - self.c * before, fresh, state)
+        return jax.tree.map(lambda s, n: (s + n) / scales.expected_batch_size, total, noise), noise
+
+    def whiten(self, noises):
+        return (noises + self.c * np.concatenate([noises[:1] * 0, noises[:-1]])) / self.norm
+
+
+@dataclass(frozen=True)
+class ClaimedIndependent(TwoBands):
+    """The same noise, of which more is claimed."""
+
+    @property
+    def bands(self):
+        return 1
+
+    def whiten(self, noises):
+        return noises
+
+
+@dataclass(frozen=True)
+class InOrder(Deterministic):
+    """Everybody takes part once in six steps, and so never twice within two."""
+
+    separation = 2
+
+
+SAMPLER = InOrder(N, 8, 2)
+NOISES = [Independent(), Secure(), TwoBands()]
+EVERY_NOISE = pytest.mark.parametrize("noise", NOISES, ids=repr)
+
+
+def loss_fn(params, example):
+    return jnp.sum(jnp.square(params["w"] - example))
+
+
+def rows():
+    return np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+
+
+ALGORITHM = dpsgd(loss_fn, optax.adam(0.1))
+
+
+def mechanism(noise, sampler=SAMPLER):
+    return Mechanism(sampler, 1.0, 1.0, noise=noise)
+
+
+def start(noise):
+    return ALGORITHM.init({"w": jnp.zeros(D)}, mechanism(noise))
+
+
+@EVERY_NOISE
+def test_a_resumed_run_ends_in_the_same_bits_under_any_noise(noise, tmp_path):
+    checkpoints, how = Checkpoints(tmp_path), {"root": ROOT, "block_steps": 4}
+    blocks = train_blocks(ALGORITHM, mechanism(noise), start(noise), rows(), **how)
+    for block in blocks:
+        if block.steps.start == 4:
+            checkpoints.save(Checkpoint(block.state, "", 0.0))
+    begun = checkpoints.latest(start(noise)).state
+    assert begun.step == 8
+    [last] = train_blocks(ALGORITHM, mechanism(noise), begun, rows(), **how)
+    jax.tree.map(np.testing.assert_array_equal, last.state, block.state)
+    if isinstance(noise, TwoBands):  # what is carried over matters
+        forgotten = begun._replace(noise=start(noise).noise)
+        [other] = train_blocks(ALGORITHM, mechanism(noise), forgotten, rows(), **how)
+        assert (np.asarray(other.state.params["w"]) != last.state.params["w"]).all()
+
+
+def test_independent_noise_keeps_nothing_and_adds_nothing_to_the_step():
+    for noise in NOISES[:2]:
+        assert start(noise).noise == ()
+    total, key, scales = rows()[0], np.zeros(4, np.uint32), mechanism(Independent()).scales()
+
+    def by_seam(total, key, step, scales):
+        return privatize(total, (), key, step, scales)[0]
+
+    def by_hand(total, key, step, scales):
+        stddev, divisor = scales.noise_stddev, scales.expected_batch_size
+        return add_gaussian_noise(total, key, step, stddev, divisor=divisor)
+
+    arguments = total, key, np.int32(3), scales
+    assert str(jax.make_jaxpr(by_seam)(*arguments)) == str(jax.make_jaxpr(by_hand)(*arguments))
+
+
+def test_a_state_without_what_the_noise_needs_is_refused():
+    blocks = train_blocks(ALGORITHM, mechanism(TwoBands()), start(Independent()), rows(), root=ROOT)
+    with pytest.raises(ValueError, match=r"not made for TwoBands\(c=0.5\): make it by algorithm"):
+        next(blocks)
+
+
+@pytest.mark.parametrize("noise", [TwoBands(), ClaimedIndependent()], ids=repr)
+def test_the_audit_tests_the_law_that_the_noise_claims(noise):
+    report = coupled_audit(
+        lambda optimizer: dpsgd(loss_fn, optimizer),
+        mechanism(noise, Deterministic(N, 8, 2)),
+        {"w": jnp.zeros(D)},
+        rows(),
+        root=RootKey.from_insecure_seed(1),
+    )
+    failed = {check.name for check in report.checks if not check.passed}
+    if isinstance(noise, ClaimedIndependent):
+        assert "noise of different steps is independent" in failed
+    else:
+        assert not failed, report.lines()
+
+
+@EVERY_NOISE
+def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path):
+    terms = Terms(mechanism(noise, Deterministic(N, 8, 2)), 1e-5, False, {"code": "x"})
+    with Ledger.create(tmp_path / "ledger", terms) as ledger:
+        for other in NOISES:
+            if other != noise:
+                changed = dataclasses.replace(
+                    terms, mechanism=mechanism(other, terms.mechanism.sampler)
+                )
+                with pytest.raises(LedgerError, match=r"begun with .* noise and goes on only so"):
+                    ledger.resume(changed, step=0, origin=NO_HEAD, repeatable=True)
+    assert read(tmp_path / "ledger").generations[0].terms.mechanism.noise == noise
+    record = json.loads((tmp_path / "ledger").read_text().splitlines()[0])
+    assert record["noise"]["name"].split(":")[-1] in ("independent", "secure", "TwoBands")
+
+
+@pytest.mark.parametrize(
+    ("noise", "message"),
+    [
+        (None, "an earlier version"),
+        ({"name": "os:getcwd"}, "there is no noise 'os:getcwd'"),
+        ({"name": "nowhere:Noise"}, "must be imported first"),
+        ({"name": "independent", "bands": 2}, "no such independent noise"),
+    ],
+    ids=repr,
+)
+def test_noise_that_a_ledger_does_not_name_rightly_is_refused_in_one_line(noise, message):
+    body = Terms(mechanism(Independent(), Poisson(N, 8)), 1e-5, False, {}).record()
+    body = {name: value for name, value in body.items() if name != "noise"}
+    with pytest.raises(ValueError, match=message) as error:
+        Terms.from_record(body if noise is None else {**body, "noise": noise})
+    assert "\n" not in str(error.value)
+
+
+def test_correlated_noise_costs_what_independent_noise_does_where_participations_are_apart():
+    assert mechanism(TwoBands()).privacy() == mechanism(Independent()).privacy()
+    part, whole = (Guarantee.so_far(mechanism(TwoBands()), 1e-5, steps=t) for t in (3, 12))
+    assert part.epsilon.upper == whole.epsilon.upper  # the first steps of a run, as all of it
+    assert whole.epsilon == Guarantee.of(mechanism(Independent()), 1e-5).epsilon
+
+
+@pytest.mark.parametrize("sampler", [Deterministic(N, 8, 2), Poisson(N, 8, 2)], ids=repr)
+def test_correlated_noise_has_no_price_where_the_sampler_states_none(sampler):
+    correlated = mechanism(TwoBands(), sampler)
+    for price in (correlated.privacy, lambda: correlated.privacy_of([range(2)])):
+        with pytest.raises(ValueError, match="correlated over 2 steps, and the price of") as error:
+            price()
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="begun anew has no price"):
+        mechanism(TwoBands()).privacy_of([range(6), range(3, 12)])
+
+
+def test_the_guarantee_names_the_noise_and_what_it_leaves_open():
+    for noise in NOISES:
+        record = Guarantee.of(mechanism(noise), 1e-5).record()
+        assert record["noise"] == noise.describe()
+        assert any("floating point" in line for line in record["not_covered"]) != noise.exact
