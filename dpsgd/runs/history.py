@@ -41,7 +41,6 @@ from dpsgd.runs.files import parse_json
 from dpsgd.runs.records import checked
 from dpsgd.training.guarantee import ADJACENCY, Guarantee, note_on_stopping, notes_on
 from dpsgd.training.mechanism import Mechanism
-from samplers import BatchSampler
 from samplers.settings import UnknownSampler, kind_of, name_of
 
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v1").hexdigest()

@@ -26,7 +26,7 @@ SAMPLERS = {
     "units": Multistage(
         UnitTree.from_columns({"unit": np.repeat(np.arange(50), 20)}),
         (5, 2),
-        epochs=30,
+        steps=30,
         clipped_level=1,
     ),
 }

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, dpsgd, train
+from dpsgd import Independent, Mechanism, Secure, dpsgd, train
 from dpsgd.training.mechanism import SCALES
 from samplers import BallsAndBins, Deterministic
 
@@ -32,7 +32,7 @@ def test_without_noise_there_is_no_price():
         Mechanism(BallsAndBins(100, 10), 0.0, np.inf).privacy()
 
 
-@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("noise", [Independent(), Secure()])
 @pytest.mark.parametrize(
     ("sigma", "clip"),
     [
@@ -48,9 +48,9 @@ def test_without_noise_there_is_no_price():
         (1e300, 1e300),
     ],
 )
-def test_a_scale_that_float32_cannot_hold_is_refused_and_not_priced(sigma, clip, secure):
+def test_a_scale_that_float32_cannot_hold_is_refused_and_not_priced(sigma, clip, noise):
     with pytest.raises(ValueError, match=r"l2_clip_norm .* noise_multiplier \* l2_clip_norm = "):
-        Mechanism(Deterministic(1, 1, 1), sigma, clip, secure)
+        Mechanism(Deterministic(1, 1, 1), sigma, clip, noise)
 
 
 @pytest.mark.parametrize("clip", SCALES)

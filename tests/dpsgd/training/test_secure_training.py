@@ -212,7 +212,7 @@ def test_the_ledger_says_how_noise_was_drawn_and_refuses_to_mix(tmp_path, first)
         assert path.read_bytes() == before
     assert json.loads(before.splitlines()[0])["noise"] == laws[first].describe()
     history = read(path)
-    assert history.generations[0].terms.mechanism == kinds[first]
+    assert history.generations[0].terms.mechanism.noise == laws[first]
     assert history.guarantee().secure_noise is first
 
 
