@@ -14,6 +14,7 @@ from experiments.cli.errors import in_one_line
 from samplers.settings import SETTINGS
 
 COMPARED = ("deterministic", "shuffle", "poisson", "balls-and-bins")
+METRICS = ("test_auc", "test_log_loss", "test_calibration")
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def run(demo: Demo) -> int:
             records.append(
                 dpsgd.run(task, config, out / name, name="clicks", progress=console.progress)
             )
-        console.table(*report.comparison(records))
+        console.table(*report.comparison(records, METRICS))
         for note in dict.fromkeys(note for record in records for note in record["notes"]):
             console.line(f"- {note}")
         console.line(f"reports: {out}/*/report.md")
