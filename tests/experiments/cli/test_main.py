@@ -87,7 +87,7 @@ def test_an_evaluated_run_gives_back_the_metrics_of_its_own_test_rows(raw, store
     printed = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
     record = json.loads((out / "report.json").read_text())
     assert float(printed["auc"]) == pytest.approx(record["metrics"]["test_auc"], abs=1e-6)
-    assert float(printed["log_loss"]) == pytest.approx(record["test_log_loss"], abs=1e-5)
+    assert float(printed["log_loss"]) == pytest.approx(record["metrics"]["test_log_loss"], abs=1e-5)
 
 
 def test_epsilon_and_calibrate_answer_each_other(capsys):
