@@ -12,7 +12,7 @@ from dpsgd.runs.config import RunConfig
 from experiments.cli import tasks
 from experiments.cli.console import Console
 from experiments.cli.errors import naming_options
-from experiments.cli.sampler_commands import SamplerCommand
+from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,8 @@ class Train(RunConfig):
 
     --task NAME says which: clicks, by default, another built-in one, or one of your own as
     module:object, whose module lies in the current folder or where Python finds modules. `dpsgd
-    train --task NAME --help` lists the settings of that task among those below.
+    train --task NAME --help` lists the settings of that task among those below. A sampler of your
+    own is named likewise, sampler:module:name.
     """
 
     sampler: SamplerCommand
@@ -31,7 +32,7 @@ class Train(RunConfig):
 
 def command(words: Sequence[str]) -> tuple[type[Train], list[str]]:
     """Returns what can be asked of the task that words name, and the other words."""
-    return tasks.command(Train, words)
+    return tasks.command(with_own_sampler(Train, words), words)
 
 
 def run(asked: Train) -> None:

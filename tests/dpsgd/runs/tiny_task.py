@@ -68,8 +68,8 @@ class Signalling:
 
 
 def config_of(**settings):
-    settings = {"noise_multiplier": 1.0, "audit": False, **settings}
-    return RunConfig(SETTINGS["balls-and-bins"](batch_size=16, epochs=3), **settings)
+    sampler = SETTINGS["balls-and-bins"](batch_size=16, epochs=3)
+    return RunConfig(**{"sampler": sampler, "noise_multiplier": 1.0, "audit": False, **settings})
 
 
 def run_and_stop(task, config, out):
