@@ -181,7 +181,7 @@ def config_digest(record: Mapping[str, Any]) -> str:
 
 def _placeless(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a record without the place of the data: where they lie does not change them."""
-    asked = {name: value for name, value in record.items() if name not in ("data", "out")}
+    asked = dict(record)
     task = asked.get("task")
     if isinstance(task, dict) and isinstance(task.get("settings"), dict):
         settings = {name: value for name, value in task["settings"].items() if name != "data"}

@@ -58,7 +58,7 @@ class TrainedModel:
         """Returns what the model says of rows: an array with a row each.
 
         Args:
-          rows: As people have them, where the task knows such (its `encode`): of clicks, column
+          rows: As people have them, where the task knows such (its `encode`): of a table, column
             name to values as they stand in a raw file. Else as they were trained on.
 
         Raises:

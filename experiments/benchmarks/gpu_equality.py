@@ -34,7 +34,6 @@ from dpsgd import (
 from dpsgd.noise.gaussian import _words, add_gaussian_noise, grid, standard_normal
 from dpsgd.noise.secure import add_secure_noise, rounded_gaussian
 from dpsgd.runs.ledger import read
-from dpsgd.runs.sampling import BallsAndBins, Poisson
 from dpsgd.training.blocks import plan_blocks
 from dpsgd.training.loop import repeats_exactly
 from experiments.audit import coupled
@@ -46,6 +45,7 @@ from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks, DescribedClicks
+from samplers.settings import SETTINGS
 
 PyTree = Any
 
@@ -254,7 +254,7 @@ def secure(config: ModelConfig, batch_size: int) -> Iterator[Row]:
 
 def audit() -> Iterator[Row]:
     """Makes the audit that precedes a run: what it refuses cannot be trained on this device."""
-    run = AuditConfig(Poisson(batch_size=64), num_examples=1000, noise_multiplier=1.0)
+    run = AuditConfig(SETTINGS["poisson"](batch_size=64), num_examples=1000, noise_multiplier=1.0)
     clicks = DescribedClicks(PRESETS["small"], DISPLAY_ADS, 0)
     for check in coupled(clicks, run).checks:
         yield Row.at_least(f"audit: {check.name} ({check.detail})", float(check.passed), "", 1)
@@ -276,7 +276,7 @@ def interrupted(model: ModelConfig, rows: int, batch_size: int) -> Iterator[Row]
         out = Path(folder) / "run"
         task = Clicks(store, **dataclasses.asdict(model))
         config = RunConfig(
-            BallsAndBins(batch_size=batch_size, epochs=2),
+            SETTINGS["balls-and-bins"](batch_size=batch_size, epochs=2),
             noise_multiplier=1.0,
             audit=False,
             checkpoint_seconds=0.0,

@@ -25,7 +25,6 @@ import samplers
 from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, RunConfig, dpsgd, runs, train_blocks
 from dpsgd.runs.optimizer import ADAM, step_sizes
 from dpsgd.runs.result import FinishedRun
-from dpsgd.runs.sampling import BallsAndBins
 from dpsgd.training.blocks import BlockPlan
 from dpsgd.training.loop import block_function, compiled_block
 from dpsgd.training.programs import compiler_options
@@ -41,6 +40,7 @@ from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks
 from samplers import Deterministic
+from samplers.settings import SETTINGS
 
 PyTree = Any
 
@@ -332,7 +332,9 @@ def whole_run(
         store = Path(folder) / "store"
         made = synthetic.write_store(store, rows, seed=0)
         config = RunConfig(
-            BallsAndBins(batch_size=batch_size, epochs=1), target_epsilon=3.0, audit=audit
+            SETTINGS["balls-and-bins"](batch_size=batch_size, epochs=1),
+            target_epsilon=3.0,
+            audit=audit,
         )
         out = Path(folder) / "run"
         begin = time.perf_counter()

@@ -29,7 +29,6 @@ import jax.numpy as jnp
 import dpsgd
 from dpsgd import RootKey, RunConfig, TrainState
 from dpsgd.runs.engine import Job
-from dpsgd.runs.sampling import BallsAndBins
 from dpsgd.training.blocks import plan_blocks
 from dpsgd.training.loop import compiled_block
 from experiments.benchmarks.rows import Row, options_of, positive, report
@@ -39,6 +38,7 @@ from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks
 from samplers import BatchSource
+from samplers.settings import SETTINGS
 
 MODELS = {"small": PRESETS["small"], "medium": SIZES["8M"]}
 EPOCHS = {"small": 4, "medium": 1}
@@ -64,7 +64,7 @@ def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int
     runs = store.parent / name
     task = Clicks(store, **dataclasses.asdict(model))
     config = RunConfig(
-        BallsAndBins(batch_size=1024, epochs=epochs),
+        SETTINGS["balls-and-bins"](batch_size=1024, epochs=epochs),
         noise_multiplier=1.0,
         audit=False,  # made before a run, and no part of what is timed
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from experiments.cli import outputs, tasks
@@ -67,5 +68,5 @@ def _task(config: Audit) -> Any:
     from experiments.tasks.clicks.schema import DISPLAY_ADS
     from experiments.tasks.clicks.task import Clicks, DescribedClicks
 
-    sizes = Clicks(**{**dataclasses.asdict(settings), "data": None}).sizes
+    sizes = Clicks(**{**dataclasses.asdict(settings), "data": Path()}).sizes
     return DescribedClicks(sizes, DISPLAY_ADS, 0)

@@ -162,3 +162,13 @@ def test_the_sentence_names_what_was_small_and_what_was_left_out(monkeypatch):
 def test_where_there_is_no_noise_there_is_nothing_to_audit():
     mechanism = config_of(noise_multiplier=None, non_private=True).mechanism(Population(160))
     assert audit.audit_run(line, line.init(0), mechanism, None) == "not made: there is no noise"
+
+
+def test_a_run_on_more_rows_than_are_drawn_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpsgd.audit.sampler._LARGEST_PLAN", 159)
+    text = run(line, config_of(audit=True), tmp_path / "run")["audit"]
+    assert text.startswith("passed: ")
+    assert text.endswith(
+        "Not checked: the batches are the rows that were priced "
+        "(not drawn for more than 159 examples)"
+    )

@@ -2,11 +2,14 @@
 
 import json
 
-from tiny_task import Line
+import numpy as np
+import pytest
+from tiny_task import Line, config_of, line
 
 from dpsgd import RunConfig, resume, run
 from dpsgd.runs.result import FinishedRun
-from samplers import BallsAndBins
+from samplers import BallsAndBins, cap_contributions
+from samplers.settings import SETTINGS
 
 
 def test_a_task_is_trained_to_a_directory_with_its_metrics_and_its_guarantee(tmp_path):
@@ -18,3 +21,85 @@ def test_a_task_is_trained_to_a_directory_with_its_metrics_and_its_guarantee(tmp
     assert record == json.loads((tmp_path / "run" / "report.json").read_text())
     assert resume(tmp_path / "run") == record  # it is finished
     assert FinishedRun.read(tmp_path / "run").config.noise_multiplier == 1.0
+
+
+class OfUsers(Line):
+    """The same points, in the hands of users who are protected as a whole."""
+
+    def columns(self):
+        users = np.arange(self.rows) % 40
+        return cap_contributions(users, 3).of_users(super().columns())
+
+    def loss(self, params, user):
+        errors = (user["x"] @ params["w"] - user["y"]) ** 2
+        return (user["weight"] * errors).sum()
+
+    def generated(self, count):
+        rows = super().generated(3 * count)
+        by_user = {name: rows[name].reshape(count, 3, *rows[name].shape[1:]) for name in rows}
+        return {**by_user, "weight": np.ones((count, 3), np.float32)}
+
+
+def test_the_unit_of_a_run_is_that_of_its_data(tmp_path):
+    config = RunConfig(SETTINGS["poisson"](batch_size=10, epochs=1), noise_multiplier=1.0)
+    record = run(OfUsers(), config, tmp_path / "run")
+    assert record["unit"] == "user"
+    assert record["num_examples"] == 40
+    assert "unit: one user" in record["guarantee"]
+    ledger = json.loads((tmp_path / "run" / "ledger.jsonl").open().readline())
+    assert ledger["unit"] == "user"
+
+
+def test_a_secure_run_says_what_its_guarantee_covers(tmp_path):
+    records = {}
+    for secure in (True, False):
+        out = tmp_path / str(secure)
+        config = config_of(noise_multiplier=None, target_epsilon=3.0, secure_noise=secure)
+        records[secure] = run(line, config, out)
+        report = (out / "report.md").read_text()
+        assert ("| sums and noise | exact, cryptographic |" in report) == secure
+        assert ("floating point" in report) != secure
+    assert records[True]["guarantee"] == records[False]["guarantee"]
+    assert len(records[True]["not_covered"]) == len(records[False]["not_covered"]) - 1
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "why"),
+    [
+        (line, {"noise_multiplier": None, "non_private": True, "secure_noise": True}, "has none"),
+        (line, {"secure_noise": True, "noise_multiplier": 1e-9}, "too small for a batch of"),
+        (line, {"noise_multiplier": None}, "give exactly one of noise_multiplier, target_epsilon"),
+        (line, {"noise_multiplier": 0.0}, "noise_multiplier must be finite and > 0, got 0"),
+        (line, {"learning_rate": -1.0}, "learning_rate must be finite and > 0"),
+        (line, {"target_delta": 2.0}, r"target_delta must lie in \(0, 1\), got 2"),
+        (Line(rows=0), {}, "equally many rows, one an example; they have 0"),
+        (Line(rows=10), {}, "batch"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_the_run_directory_is_made(
+    tmp_path, task, settings, why
+):
+    with pytest.raises(ValueError, match=why) as refused:
+        run(task, config_of(**settings), tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_directory_is_left_as_it_is(tmp_path):
+    with pytest.raises(FileExistsError, match="exists already and is left as it is"):
+        run(line, config_of(), tmp_path)
+
+
+class Diverged(Line):
+    def metrics(self, params):
+        return {"test_error": float("nan"), "test_loss": float("inf"), "test_num_examples": 5}
+
+
+def test_a_run_that_diverged_comes_to_its_end_with_metrics_that_are_undefined(tmp_path):
+    record = run(Diverged(), config_of(), tmp_path / "run")
+    assert record["metrics"] == {"test_error": None, "test_loss": None, "test_num_examples": 5}
+    assert record["epsilon_upper"] > 0
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "**The training diverged: test_error, test_loss are undefined" in report
+    assert "| test | undefined | undefined | 5 |" in report
+    assert FinishedRun.read(tmp_path / "run").record == record

@@ -24,11 +24,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpsgd.runs import engine as training
 from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.history import NO_HEAD, line_of
 from dpsgd.runs.stop import STOPPED
 from experiments import cli
-from experiments import train as training
 from experiments.tasks.clicks.metrics import BinaryMetrics
 from experiments.tasks.clicks.store import Store
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from experiments.cli import config
+from dpsgd import RunConfig, run
 from experiments.tasks.clicks.criteo import display
-from experiments.train import train
+from experiments.tasks.clicks.task import Clicks
+from samplers.settings import SETTINGS
 
 
 @pytest.fixture(scope="module")
@@ -15,16 +16,9 @@ def store(real_criteo_rows, tmp_path_factory):
 
 
 def test_without_privacy_the_model_ranks_real_clicks(store, tmp_path):
-    record = train(
-        config.TrainConfig(
-            data=store,
-            sampler=config.Shuffle(epochs=1),
-            out=tmp_path / "run",
-            non_private=True,
-            learning_rate=1e-2,
-        )
-    )
-    assert record["test_auc"] >= 0.745
+    config = RunConfig(SETTINGS["shuffle"](epochs=1), non_private=True, learning_rate=1e-2)
+    record = run(Clicks(store), config, tmp_path / "run")
+    assert record["metrics"]["test_auc"] >= 0.745
 
 
 @pytest.mark.parametrize(
@@ -37,17 +31,10 @@ def test_without_privacy_the_model_ranks_real_clicks(store, tmp_path):
 def test_private_training_ranks_real_clicks_at_a_certified_epsilon(
     store, tmp_path, epsilon, settings, auc
 ):
-    record = train(
-        config.TrainConfig(
-            data=store,
-            sampler=config.BallsAndBins(),
-            out=tmp_path / "run",
-            target_epsilon=epsilon,
-            audit=False,
-            **settings,
-        )
-    )
+    sampler = SETTINGS["balls-and-bins"]()
+    config = RunConfig(sampler, target_epsilon=epsilon, audit=False, **settings)
+    record = run(Clicks(store), config, tmp_path / "run")
     assert record["num_examples"] == 88_000
     assert record["delta"] == 1 / 88_000
     assert record["epsilon_upper"] <= epsilon
-    assert record["test_auc"] >= auc
+    assert record["metrics"]["test_auc"] >= auc

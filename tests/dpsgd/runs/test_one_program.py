@@ -1,0 +1,78 @@
+"""One program: a run compiles its training step once in a process, and equal runs share it."""
+
+import logging
+import os
+import signal
+
+import jax
+import pytest
+from tiny_task import Line
+
+from dpsgd import RunConfig, resume, run
+from dpsgd.runs import engine
+from dpsgd.runs.stop import Stopped
+from dpsgd.training import programs
+from samplers.settings import SETTINGS
+
+
+@pytest.fixture
+def compiled(caplog):
+    """Says how often a function of this name was compiled so far."""
+
+    def count(name):
+        return sum(f"Compiling jit({name})" in message for message in caplog.messages)
+
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
+        yield count
+
+
+@pytest.mark.parametrize(
+    ("sampler", "data_on"),
+    [
+        (SETTINGS["shuffle"](batch_size=16, epochs=3), "device"),
+        (
+            SETTINGS["balls-and-bins"](
+                batch_size=16, epochs=3, max_batch_size=5, overflow="accumulate"
+            ),
+            "host",
+        ),
+    ],
+    ids=["one pass, device", "several passes, host"],
+)
+def test_a_run_compiles_its_step_once_and_so_does_its_resumption(
+    sampler, data_on, tmp_path, compiled, monkeypatch
+):
+    counts, taken = [], []
+    train_blocks = engine.train_blocks
+
+    def counting(*args, **options):
+        before = compiled("_run_block")
+        for block in train_blocks(*args, **options):
+            counts.append(compiled("_run_block") - before)
+            taken.extend(block.steps)
+            if len(counts) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield block
+
+    monkeypatch.setattr(engine, "train_blocks", counting)
+    config = RunConfig(sampler, noise_multiplier=1.0, data_on=data_on, audit=False)
+    programs._compiled.cache_clear()
+    with pytest.raises(Stopped):
+        run(Line(width=5), config, tmp_path / "run")
+    programs._compiled.cache_clear()
+    resume(tmp_path / "run")
+    assert taken == list(range(30))
+    assert len(counts) >= 4
+    assert set(counts) == {1}
+
+
+def test_runs_of_equal_tasks_that_differ_in_numbers_share_one_program(tmp_path, compiled):
+    for number in range(2):
+        config = RunConfig(
+            SETTINGS["shuffle"](batch_size=16, epochs=1 + number),
+            noise_multiplier=1.0 + number,
+            learning_rate=0.1 + number,
+            audit=False,
+        )
+        run(Line(width=6), config, tmp_path / str(number))
+    assert compiled("_run_block") == 1

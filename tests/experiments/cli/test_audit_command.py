@@ -1,0 +1,64 @@
+"""`dpsgd audit`: whoever asks can audit more than a run does."""
+
+import numpy as np
+import pytest
+
+from accounting import Bound
+from dpsgd.audit.black_box import bound_epsilon
+from experiments import audit
+from experiments.cli import main
+
+pytestmark = pytest.mark.audit
+
+
+def test_the_command_passes_a_right_claim_and_refutes_a_wrong_one(capsys):
+    question = [
+        "audit", "sampler:shuffle", "--num-examples", "1000", "--batch-size", "50",
+        "--epochs", "2", "--noise-multiplier", "1",
+    ]  # fmt: skip
+    assert main(question) == 0
+    assert capsys.readouterr().out.strip().endswith("coupled audit: consistent")
+    assert main([*question, "--claim", "poisson"]) == 1
+    assert "FAIL  how often an example takes part is binomial" in capsys.readouterr().out
+
+
+def test_the_step_of_any_task_is_audited(capsys):
+    question = ["--num-examples", "1000", "--batch-size", "50", "--noise-multiplier", "1"]
+    assert main(["audit", "--task", "images", "sampler:shuffle", *question]) == 0
+    assert capsys.readouterr().out.strip().endswith("coupled audit: consistent")
+    assert main(["audit", "--task", "nowhere:task", "sampler:shuffle", *question]) == 2
+    assert "there is no module nowhere" in capsys.readouterr().err
+
+
+def test_the_black_box_command_draws_a_plot_and_prints_what_it_could_have_seen(tmp_path, capsys):
+    plot = tmp_path / "audit.png"
+    status = main([
+        "audit", "sampler:deterministic", "--num-examples", "4", "--batch-size", "4", "--epochs",
+        "1", "--noise-multiplier", "1", "--delta", "0.01", "--black-box", "--trials", "600",
+        "--plot", str(plot),
+    ])  # fmt: skip
+    out = capsys.readouterr().out
+    assert status == 0
+    for said in ("epsilon >= ", "claimed: epsilon <= ", "detection limit: ", f"plot: {plot}"):
+        assert said in out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_claim_of_infinity_is_refused(capsys):
+    assert main([
+        "audit", "sampler:balls-and-bins", "--num-examples", "1000", "--batch-size", "100",
+        "--epochs", "1", "--noise-multiplier", "0.001", "--max-batch-size", "101", "--black-box",
+    ]) == 2  # fmt: skip
+    assert "no finite epsilon is claimed" in capsys.readouterr().err
+
+
+def test_a_violation_can_be_drawn(tmp_path):
+    rng = np.random.default_rng(0)
+
+    def play(others, trials):
+        return {"sum": rng.standard_normal(trials) + 1}, {"sum": rng.standard_normal(trials)}
+
+    report = bound_epsilon(play, Bound(0.0, 0.1), delta=0.01, trials=600)
+    assert report.violation
+    audit.plot(report, tmp_path / "audit.svg")
+    assert (tmp_path / "audit.svg").read_text().startswith("<?xml")

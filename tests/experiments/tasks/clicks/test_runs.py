@@ -1,0 +1,132 @@
+"""Runs on clicks, from the command line: what is about their stores, and no other task's."""
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+
+import pytest
+
+from dpsgd import RootKey
+from dpsgd.runs import engine
+from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.stop import STOPPED
+from experiments.cli import main
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.store import Store, columns_of
+from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.synthetic.uniform import uniform_rows
+
+
+def arguments(store, out, *more):
+    return [
+        "train", str(store), "--out", str(out), "--noise-multiplier", "1", "--embedding-dim", "2",
+        "--max-buckets", "8", "--hidden", "4", "--no-audit", *more,
+        "sampler:balls-and-bins", "--batch-size", "16", "--epochs", "3",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stopped_once(store, tmp_path_factory):
+    """A run that got SIGTERM in its second block."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    usual = functools.partial(engine.train_blocks, block_steps=8)
+
+    def signalling(*args, **options):
+        for count, block in enumerate(usual(*args, **options)):
+            if count == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield block
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "train_blocks", signalling)
+        assert main(arguments(store, out, "--insecure-seed", "3")) == STOPPED
+    return out
+
+
+@pytest.fixture
+def stopped(stopped_once, tmp_path):
+    """A run of its own that was stopped at step 16 of 30."""
+    return shutil.copytree(stopped_once, tmp_path / "run")
+
+
+def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(store, stopped, tmp_path, capsys):
+    whole = tmp_path / "whole"
+    assert main(["resume", str(stopped)]) == 0
+    assert main(arguments(store, whole, "--insecure-seed", "3")) == 0
+    assert "test auc" in capsys.readouterr().out
+    for name in ("params.npz", "guarantee.json"):
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes(), name
+    metrics = json.loads((stopped / "report.json").read_text())["metrics"]
+    assert {"test_auc", "validation_log_loss", "test_num_examples"} <= set(metrics)
+
+
+def test_the_ledger_holds_the_digest_of_the_store_blinded_alone(store, stopped):
+    digest = Store.open(store).digest
+    assert RunDirectory(stopped).data() == [digest]
+    text = (stopped / "ledger.jsonl").read_text()
+    assert digest not in text + (stopped / "config.json").read_text()
+    assert RootKey.from_insecure_seed(3).blind(digest) in text
+
+
+def test_data_that_were_changed_under_the_same_manifest_are_refused(store, stopped, capsys):
+    moved = shutil.copytree(store, stopped.parent / "moved")
+    shard = next(moved.glob("*label.npy"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.chmod(0o644)
+    shard.write_bytes(content)
+    assert main(["resume", str(stopped), "--data", str(moved)]) == 2
+    assert "is damaged: its checksum" in capsys.readouterr().err
+
+
+def other_store(folder, rows=200, **options):
+    return synthetic.write_store(folder / "other", rows, seed=1, **options).store
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        ({"rows": 300}, "has 240 training examples, and .* was begun on 160"),
+        ({"hash_seed": 1}, "was prepared with another hash seed than 0"),
+        ({"log": synthetic.LOGS["criteo-search"]}, "holds rows of criteo-search, not of criteo-d"),
+    ],
+    ids=["rows", "hash seed", "columns"],
+)
+def test_data_that_do_not_fit_are_refused_before_anything_is_declared(
+    stopped, tmp_path, capsys, made, why
+):
+    other = other_store(tmp_path, **made)
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    assert main(["resume", str(stopped), "--data", str(other.path)]) == 2
+    assert re.search(why, capsys.readouterr().err)
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_says_every_store_that_it_was_trained_on(store, stopped, tmp_path):
+    other = other_store(tmp_path)
+    assert main(["resume", str(stopped), "--data", str(other.path)]) == 0
+    assert RunDirectory(stopped).data() == [Store.open(store).digest, other.digest]
+    assert json.loads((stopped / "report.json").read_text())["generations"] == 2
+
+
+def test_rows_of_one_class_are_refused_before_training(store, tmp_path, capsys):
+    log = synthetic.LOGS["criteo-display"]
+    blocks = [{**rows, "label": 0 * rows["label"]} for rows in Store.open(store).blocks("train")]
+    log.format.write(tmp_path / "store", blocks, hash_seed=0, source=dict)
+    assert main(arguments(tmp_path / "store", tmp_path / "run")) == 2
+    assert "the validation rows are not of both classes" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_generated_rows_are_rows_of_a_store():
+    rows = uniform_rows(DISPLAY_ADS, 50)
+    for name, (dtype, width) in columns_of(DISPLAY_ADS).items():
+        assert rows[name].dtype == dtype
+        assert rows[name].shape == ((50,) if width is None else (50, width))
+    assert (rows["categories"] <= DISPLAY_ADS.buckets).all()
+    bare = dataclasses.replace(DISPLAY_ADS, integers=())
+    assert uniform_rows(bare, 3)["integers"].shape == (3, 0)

@@ -1,0 +1,61 @@
+"""Private data reach what is published through the noised sums alone: there is no side door."""
+
+import jax
+import numpy as np
+import pytest
+
+from dpsgd import RootKey, RunConfig
+from dpsgd.runs.engine import Job
+from dpsgd.training.blocks import plan_blocks
+from dpsgd.training.loop import compiled_block
+from experiments.tasks.clicks.criteo import display
+from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.task import Clicks
+from samplers import BatchSource
+from samplers.settings import SETTINGS
+
+CHANGED = 17  # a training row
+NEIGHBOUR = "\t".join(["{label}", *["987654321"] * 13, *["feedbeef"] * 26])
+
+
+@pytest.fixture(scope="module")
+def neighbours(tmp_path_factory):
+    """Two stores that differ in one row: its label, all its numbers, and tokens never seen."""
+    folder = tmp_path_factory.mktemp("neighbours")
+    synthetic.write_raw(folder / "a.txt", 200, seed=0)
+    lines = (folder / "a.txt").read_text().splitlines(keepends=True)
+    assert "feedbeef" not in "".join(lines)
+    lines[CHANGED] = NEIGHBOUR.format(label=1 - int(lines[CHANGED][0])) + "\n"
+    (folder / "b.txt").write_text("".join(lines))
+    return [display.prepare(folder / f"{name}.txt", folder / name) for name in "ab"]
+
+
+def test_a_new_row_moves_no_other_row_into_another_bucket(neighbours):
+    a, b = (store.load("train") for store in neighbours)
+    for name in a:
+        assert a[name].shape == b[name].shape
+        same = np.arange(len(a[name])) != CHANGED
+        np.testing.assert_array_equal(a[name][same], b[name][same])
+    assert any(not np.array_equal(a[name][CHANGED], b[name][CHANGED]) for name in a)
+    one, other = neighbours
+    for public in ("schema", "splits", "num_rows", "hash_seed"):
+        assert getattr(one, public) == getattr(other, public)
+
+
+def test_a_new_row_changes_no_shape_and_no_compiled_program(neighbours):
+    programs, shapes = [], []
+    for store in neighbours:
+        task = Clicks(store.path, embedding_dim=2, max_buckets=8, hidden=(4,))
+        config = RunConfig(SETTINGS["poisson"](batch_size=16), noise_multiplier=1.0)
+        job = Job.of(task, config)
+        state = job.algorithm.init(job.params)
+        _, plan = next(
+            plan_blocks(BatchSource(job.mechanism.sampler, 0), first_step=0, block_steps=4)
+        )
+        key, scales = RootKey.from_entropy().noise_key(0), job.mechanism.scales()
+        arguments = state, job.data, plan, key, scales
+        program = compiled_block(job.algorithm, job.mechanism.sampler, arguments).lower(*arguments)
+        programs.append(program.as_text())
+        shapes.append(jax.tree.map(np.shape, state))
+    assert programs[0] == programs[1]
+    assert shapes[0] == shapes[1]
