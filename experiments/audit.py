@@ -14,7 +14,7 @@ from dpsgd import Independent, Mechanism, Secure
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.coupled import AuditReport
 from dpsgd.runs.audit import audit_step
-from dpsgd.runs.task import Task
+from dpsgd.runs.task import Trainable
 from experiments.cli.config import AuditConfig
 from samplers import BatchSampler
 from samplers.settings import SETTINGS
@@ -22,7 +22,9 @@ from samplers.settings import SETTINGS
 Progress = Callable[[str], None]
 
 
-def coupled(task: Task, config: AuditConfig, progress: Progress = lambda line: None) -> AuditReport:
+def coupled(
+    task: Trainable, config: AuditConfig, progress: Progress = lambda line: None
+) -> AuditReport:
     """Audits the compiled training step of a task, and the sampler's draws.
 
     Args:

@@ -11,7 +11,7 @@ import jax
 from dpsgd.audit.coupled import AuditReport, coupled_audit
 from dpsgd.gradients.memory import bytes_per_example
 from dpsgd.gradients.memory import microbatch_size as automatic_size
-from dpsgd.runs.task import Task
+from dpsgd.runs.task import Trainable
 from dpsgd.training.algorithm import dpsgd
 from dpsgd.training.mechanism import Mechanism
 from samplers import BatchSampler
@@ -24,7 +24,7 @@ _MICROBATCH = 24  # at most: a batch has three, the last of them not full
 
 
 def audit_run(
-    task: Task,
+    task: Trainable,
     params: PyTree,
     mechanism: Mechanism,
     microbatch_size: int | None,
@@ -69,7 +69,7 @@ def audit_run(
 
 
 def _remembered(
-    task: Task, shapes: PyTree, mechanism: Mechanism, microbatch_size: int | None
+    task: Trainable, shapes: PyTree, mechanism: Mechanism, microbatch_size: int | None
 ) -> tuple[AuditReport, int]:
     """Returns the audit of a run; a process makes it once for each task and mechanism."""
     leaves, structure = jax.tree.flatten(shapes)
@@ -83,7 +83,7 @@ def _remembered(
 
 @functools.lru_cache(maxsize=256)
 def _audited(
-    task: Task,
+    task: Trainable,
     structure: Any,
     leaves: tuple[tuple[tuple[int, ...], Any], ...],
     mechanism: Mechanism,
@@ -94,7 +94,7 @@ def _audited(
 
 
 def audit_step(
-    task: Task,
+    task: Trainable,
     shapes: PyTree,
     mechanism: Mechanism,
     microbatch_size: int | None = None,
@@ -132,7 +132,7 @@ def audit_step(
     return found, sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def _automatic_microbatch(task: Task, shapes: PyTree, mechanism: Mechanism) -> int:
+def _automatic_microbatch(task: Trainable, shapes: PyTree, mechanism: Mechanism) -> int:
     """Returns how many examples a run differentiates together if nobody says how many."""
     clipped = mechanism.sampler.clipped_shape
     example = jax.tree.map(

@@ -18,7 +18,21 @@ PyTree = Any
 
 
 @runtime_checkable
-class Task(Protocol):
+class Trainable(Protocol):
+    """A model with its loss, and rows that are nobody's: what an audit takes its steps of."""
+
+    def init(self, seed: int) -> PyTree:
+        """Returns the parameters before training, which depend on no private row."""
+
+    def loss(self, params: PyTree, example: PyTree) -> Any:
+        """Returns the loss of one row, a scalar; with a third argument, a key, for dropout."""
+
+    def generated(self, count: int) -> PyTree:
+        """Returns `count` rows of the shapes and dtypes of `columns` that are nobody's."""
+
+
+@runtime_checkable
+class Task(Trainable, Protocol):
     """Rows, a model of them and what to measure: all that a run needs to be told.
 
     A task is best a frozen dataclass, whose fields are its settings: the command offers them, and
@@ -56,20 +70,11 @@ class Task(Protocol):
         `Contributions.of_users` and `UnitTree.data` make it: the guarantee reads its unit there.
         """
 
-    def init(self, seed: int) -> PyTree:
-        """Returns the parameters before training, which depend on no private row."""
-
-    def loss(self, params: PyTree, example: PyTree) -> Any:
-        """Returns the loss of one row, a scalar; with a third argument, a key, for dropout."""
-
     def metrics(self, params: PyTree) -> Mapping[str, float]:
         """Returns figures of merit on rows outside the training split, such as "test_auc".
 
         Each is named "<split>_<name>", and is NaN where it is undefined: the training diverged.
         """
-
-    def generated(self, count: int) -> PyTree:
-        """Returns `count` rows of the shapes and dtypes of `columns` that are nobody's."""
 
     def describe(self) -> Mapping[str, Any]:
         """Returns what is public of the task, as JSON values: it goes into the configuration.

@@ -21,6 +21,7 @@ from dpsgd import RootKey, resume, run
 from dpsgd.runs import engine, fingerprint
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
+from dpsgd.runs.models import export
 from dpsgd.runs.stop import stop_requests
 
 RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS)
@@ -353,6 +354,25 @@ def test_without_its_one_file_a_run_directory_holds_no_secret(stopped):
         if path.is_file() and path != key:
             content = path.read_bytes()
             assert not any(secret in content for secret in secrets(root)), path
+
+
+def test_an_export_holds_parameters_task_and_guarantee_and_nothing_else(
+    stopped, finished, tmp_path
+):
+    out = tmp_path / "out"
+    export(finished, out)
+    assert {path.name for path in out.rglob("*")} == {"params.npz", "model.json", "guarantee.json"}
+    with np.load(out / "params.npz") as bundle, np.load(finished / "params.npz") as whole:
+        assert bundle.files == whole.files == ["['w']"]
+        np.testing.assert_array_equal(bundle["['w']"], whole["['w']"])
+    assert contents(out, "guarantee.json") == contents(finished, "guarantee.json")
+    root = RootKey.load(stopped / "root.key")  # the same run's
+    for path in out.iterdir():
+        assert not any(secret in path.read_bytes() for secret in secrets(root))
+    for word in (b"root", b"step", b"fingerprint", b"opt_state", b"digest", b"ledger"):
+        assert word not in (out / "model.json").read_bytes() + (out / "params.npz").read_bytes()
+    with pytest.raises(FileNotFoundError, match="goes on with it"):
+        export(stopped, tmp_path / "other")
 
 
 @pytest.fixture(scope="module")
