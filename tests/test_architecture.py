@@ -34,6 +34,13 @@ def test_imports_go_one_way(package):
         assert not imported_packages(file) & above, f"{file} imports from above {package}/"
 
 
+@pytest.mark.parametrize("package", ORDER[:-1])
+def test_no_lower_floor_names_a_data_set(package):
+    for file in sorted((ROOT / package).rglob("*")):
+        if file.suffix in (".py", ".md"):
+            assert not re.search("criteo|movielens|scikit", file.read_text(), re.IGNORECASE), file
+
+
 @pytest.mark.parametrize("package", ["accounting", "samplers"])
 def test_accounting_and_samplers_need_no_jax(package):
     for file in sorted((ROOT / package).rglob("*.py")):

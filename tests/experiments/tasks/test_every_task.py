@@ -18,6 +18,7 @@ from experiments import cli
 from experiments.tasks import TASKS
 from experiments.tasks.clicks.synthetic import rows as clicks
 from experiments.tasks.ratings import ratings
+from samplers.settings import KINDS, name_of
 
 ROOT = Path(__file__).resolve().parents[3]
 DRIVER = ROOT / "tests" / "dpsgd" / "runs" / "crash_driver.py"
@@ -164,3 +165,33 @@ def test_a_run_asked_for_on_the_command_line_is_audited_and_names_its_unit(case,
     )  # fmt: skip
     command(capsys, "report", out, "--out", tmp_path / "page.html")
     assert unit in (tmp_path / "page" / "report.md").read_text()
+
+
+USERS, RATINGS = ["--rows", "users"], ["--rows", "ratings"]
+SIZES = ["--batch-size", "60", "--epochs", "2"]
+DRAWN = {
+    "deterministic": [*USERS, "sampler:deterministic", *SIZES],
+    "shuffle": [*USERS, "sampler:shuffle", *SIZES],
+    "poisson": [*USERS, "sampler:poisson", *SIZES],
+    "balls-and-bins": [*USERS, "sampler:balls-and-bins", *SIZES],
+    "user-poisson": [*RATINGS, "sampler:user-poisson", *SIZES],
+    "multistage": [*RATINGS, "sampler:multistage", "--draws", "20", "3", "--steps", "9",
+                   "--clipped-level", "1", "--protected-level", "1"],
+    "units-then-poisson": [*RATINGS, "sampler:units-then-poisson", "--draws", "20",
+                           "--sampling-prob", "0.5", "--steps", "9"],
+}  # fmt: skip
+"""Every sampler, as ratings are drawn by it."""
+
+
+def test_every_sampler_has_a_way_to_draw_ratings():
+    assert DRAWN.keys() == {name_of(kind) for kind in KINDS}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sampler", DRAWN)
+def test_ratings_are_trained_by_every_sampler_from_the_command_line(sampler, tmp_path, capsys):
+    words = ["train", "--task", "ratings", u_data(tmp_path), "--max-ratings", 5, *DRAWN[sampler]]
+    said = command(capsys, *words, "--noise-multiplier", 3, "--out", tmp_path / "run")
+    unit = "example" if sampler == "units-then-poisson" else "user"
+    assert f"unit: one {unit})" in said
+    assert "audit: passed" in said
