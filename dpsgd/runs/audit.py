@@ -73,7 +73,7 @@ def _remembered(
 ) -> tuple[AuditReport, int]:
     """Returns the audit of a run; a process makes it once for each task and mechanism."""
     leaves, structure = jax.tree.flatten(shapes)
-    key = task, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    key: Any = task, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     try:
         hash((key, mechanism))
     except TypeError:

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpsgd.runs.records import build, checked, plain
@@ -172,6 +173,15 @@ def _calibrated(sampler: BatchSampler, epsilon: float, delta: float) -> float:
     from accounting import calibrate
 
     return calibrate(sampler.privacy, epsilon=epsilon, delta=delta)
+
+
+def check_version(record: Mapping[str, Any], path: Path) -> None:
+    """Raises ValueError if the configuration in the run directory `path` is of before tasks."""
+    if "task" not in record and {"data", "model_sizes", "schema"} <= record.keys():
+        raise ValueError(
+            f"{path} was begun by an earlier version, whose runs knew no tasks: go on with it, or "
+            "read it, with that version, or train anew"
+        )
 
 
 def config_digest(record: Mapping[str, Any]) -> str:

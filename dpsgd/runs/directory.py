@@ -19,7 +19,7 @@ import numpy as np
 
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.checkpoint import DAMAGED, Checkpoints
-from dpsgd.runs.config import config_digest
+from dpsgd.runs.config import check_version, config_digest
 from dpsgd.runs.files import fsync_folder, parse_json, write_atomically
 from dpsgd.runs.history import History
 from dpsgd.runs.ledger import read
@@ -148,6 +148,7 @@ class RunDirectory:
           ValueError: if it is damaged, or another one.
         """
         record = self.read_json("config.json")
+        check_version(record, self.path)
         if config_digest(record) != history.generations[-1].terms.fingerprint.get("config"):
             raise ValueError(
                 f"{self.path / 'config.json'} is not what the run was trained by, as its ledger "

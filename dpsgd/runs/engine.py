@@ -23,7 +23,7 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.runs import report
 from dpsgd.runs.audit import audit_run
 from dpsgd.runs.checkpoint import Checkpoint
-from dpsgd.runs.config import RunConfig, config_digest, sampler_name
+from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_name
 from dpsgd.runs.directory import DATA, RunDirectory
 from dpsgd.runs.environment import environment
 from dpsgd.runs.fingerprint import differing, fingerprint, task_code_digest
@@ -220,6 +220,7 @@ def resume(
         return report_of
     where = f"{out / 'config.json'} is damaged, or of another version"
     record = folder.read_json("config.json")
+    check_version(record, out)
     if ":" in (sampler := sampler_name(record, where)):
         progress(f"importing the module of the run's own sampler, {sampler}")
     config = RunConfig.from_record(record, where, execute=True)
@@ -320,7 +321,8 @@ def _loss(task: Task) -> Callable[..., Any]:
         hash(task)
     except TypeError:
         return loss
-    return _first(task, json.dumps(plain(task.describe()), sort_keys=True)).loss
+    same: Any = task
+    return _first(same, json.dumps(plain(task.describe()), sort_keys=True)).loss
 
 
 @functools.lru_cache(maxsize=16)

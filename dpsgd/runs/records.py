@@ -108,8 +108,8 @@ def _misfit_of_items(value: Any, origin: type, arguments: tuple, kind: Any) -> s
 
 def field_types(kind: type) -> dict[str, Any]:
     """Returns the types of a dataclass's fields: of these alone, whatever else is annotated."""
-    found = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
         owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
         one = types.SimpleNamespace(__annotations__={field.name: field.type})
         found |= typing.get_type_hints(one, vars(sys.modules[owner.__module__]), dict(vars(owner)))

@@ -35,7 +35,7 @@ def choose(words: Sequence[str]) -> tuple[str, list[str]]:
         option, equals, value = word.partition("=")
         if option != "--task":
             others.append(word)
-        elif value := value if equals else next(rest, ""):
+        elif (value := value if equals else next(rest, "")) and not value.startswith("sampler:"):
             named.append(value)
         else:
             raise ValueError(f"--task needs a name, one of {', '.join(TASKS)}, or module:object")

@@ -22,6 +22,7 @@ from dpsgd.runs import engine, fingerprint
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.models import export
+from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import stop_requests
 
 RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS)
@@ -322,6 +323,15 @@ def test_a_damaged_or_older_configuration_is_refused_in_one_line(stopped, damage
     with pytest.raises(ValueError, match=r"config\.json") as refused:
         resume(stopped)
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_from_before_there_were_tasks_is_refused_by_saying_so(stopped, finished, tmp_path):
+    old = {"data": "store", "sampler": {"name": "poisson"}, "model_sizes": {}, "schema": {}}
+    done = shutil.copytree(finished, tmp_path / "done")
+    for out, use in [(stopped, resume), (done, FinishedRun.read), (done, resume)]:
+        (out / "config.json").write_text(json.dumps(old))
+        with pytest.raises(ValueError, match="was begun by an earlier version, whose runs knew"):
+            use(out)
 
 
 def test_a_run_does_not_change_its_kind_of_noise_on_the_way(tmp_path):
