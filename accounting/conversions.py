@@ -29,12 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from accounting.algebra.cells import Array
 from accounting.algebra.likelihood_ratio import VALUE_DRIFT, LikelihoodRatio
 from accounting.profile import Bound, PrivacyProfile
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
-
-Floats = NDArray[np.float64]
 
 # Upper values are raised by this much, so that rounding in the masses of a pair cannot go below
 # them.
@@ -57,8 +56,8 @@ class PrivacyCurve:
     """
 
     interval: float
-    lower: Floats
-    upper: Floats
+    lower: Array
+    upper: Array
 
     @classmethod
     def of(
@@ -99,7 +98,7 @@ class PrivacyCurve:
         return cls(interval, np.array(lower), np.array(upper))
 
     @functools.cached_property
-    def _pair(self) -> tuple[Floats, Floats, float]:
+    def _pair(self) -> tuple[Array, Array, float]:
         """Masses of P and of Q at the losses kd, k = 0 ... K, and the P-mass at infinity.
 
         At the loss -kd the pair has them exchanged, and Q has the infinite mass at -infinity.
@@ -142,7 +141,7 @@ class PrivacyCurve:
         a = np.exp(self.interval * np.arange(self.upper.size))
         right = np.append(self.lower[1:], 0.0)
 
-        def best(h: Floats) -> float:
+        def best(h: Array) -> float:
             direct, mirrored = 1.0 - h - a * alpha, (1.0 - h - alpha) / a
             return max(0.0, float(direct.max()), float(mirrored.max()))
 
@@ -219,7 +218,7 @@ def _raise_mu(mu: float, epsilon: float, delta: float) -> float:
     return low
 
 
-def _convex_minorant(x: Floats, y: Floats) -> NDArray[np.int64]:
+def _convex_minorant(x: Array, y: Array) -> NDArray[np.int64]:
     """Returns the indices of the points at which the greatest convex function below all bends."""
     kept: list[int] = []
     for k in range(x.size):
@@ -263,7 +262,7 @@ def ratio_to_privacy_loss_distribution(ratio: LikelihoodRatio, *, interval: floa
         raise ValueError(f"interval must be in (0, 1], got {interval}")
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    def directed(losses: Floats, masses: Floats, infinity: float) -> Any:
+    def directed(losses: Array, masses: Array, infinity: float) -> Any:
         # Moved and raised by what the ratio's own floating point may have lost.
         losses = losses + VALUE_DRIFT
         index = np.floor(losses / interval).astype(np.int64)

@@ -103,23 +103,23 @@ class LossDistribution:
         drift, shift = ratio.drift, ratio.shift
         return cls(upper, ratio.step, base, masses, partners, infinity, drift, shift)
 
-    def tilt_for_delta(self, count: int, delta: float) -> float:
-        """Returns the tilt t > 0 at which Chernoff's bound on epsilon at `delta` is least."""
+    def tilt(
+        self, count: int, *, delta: float | None = None, epsilon: float | None = None
+    ) -> float:
+        """Returns the tilt t > 0 at which Chernoff's bound is least: on delta at `epsilon`.
+
+        Or on epsilon at `delta`, where no epsilon is given.
+        """
         log_moment = self._log_moment()
+        if epsilon is None and delta is None:
+            raise ValueError("give delta or epsilon: the point at which the result is to be sharp")
 
         def bound(log_tilt: float) -> float:
             tilt = math.exp(log_tilt)
-            return (count * log_moment(tilt) + _log_peak(tilt) - math.log(delta)) / tilt
-
-        return _minimise(bound)
-
-    def tilt_for_epsilon(self, count: int, epsilon: float) -> float:
-        """Returns the tilt t > 0 at which Chernoff's bound on delta at `epsilon` is least."""
-        log_moment = self._log_moment()
-
-        def bound(log_tilt: float) -> float:
-            tilt = math.exp(log_tilt)
-            return count * log_moment(tilt) + _log_peak(tilt) - tilt * epsilon
+            power = count * log_moment(tilt) + _log_peak(tilt)
+            if epsilon is not None:
+                return power - tilt * epsilon
+            return (power - math.log(delta or 1.0)) / tilt
 
         return _minimise(bound)
 
@@ -260,18 +260,12 @@ def compose_both(
     Raises:
       GridError: If the composition's grid would have more than LARGEST points.
     """
-    parts = []
-    directions: tuple[Direction, Direction] = ("remove", "add")
-    for direction in directions:
+
+    def composed(direction: Direction) -> ComposedLoss:
         loss = LossDistribution.of(ratio, direction)
-        if delta is not None:
-            tilt = loss.tilt_for_delta(count, delta)
-        elif epsilon is not None:
-            tilt = loss.tilt_for_epsilon(count, epsilon)
-        else:
-            raise ValueError("give delta or epsilon: the point at which the result is to be sharp")
-        parts.append(loss.compose(count, tilt))
-    return parts[0], parts[1]
+        return loss.compose(count, loss.tilt(count, delta=delta, epsilon=epsilon))
+
+    return composed("remove"), composed("add")
 
 
 @dataclass(frozen=True, eq=False)

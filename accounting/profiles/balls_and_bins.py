@@ -22,14 +22,13 @@ from accounting.algebra.refinement import (
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
-    PrivacyProfile,
     check_count,
     check_delta,
     check_epsilon,
     check_noise_multiplier,
     epsilon_from_delta,
 )
-from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.gaussian import GaussianProfile, as_redrawn
 from accounting.profiles.largest_release import LargestRelease
 
 _MANY_EPOCHS = 8
@@ -88,42 +87,26 @@ class BallsAndBinsProfile:
     def delta(self, epsilon: float) -> Bound:
         """Bounds delta at `epsilon` >= 0, as sharply as 1e-3 in epsilon allows."""
         check_epsilon(epsilon)
-        exact = self._gaussian()
-        if exact is not None:
-            return exact.delta(epsilon)
-        sigma, epochs = self._one_epoch()
+        sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
+        known_order = GaussianProfile(sigma / math.sqrt(epochs))
+        if self.bins == 1:
+            return known_order.delta(epsilon)
         closed = LargestRelease(sigma, self.bins, epochs)
-        upper = min(_deterministic(sigma, epochs).delta(epsilon).upper, closed.upper_delta(epsilon))
+        upper = min(known_order.delta(epsilon).upper, closed.upper_delta(epsilon))
         within = Bound(closed.lower_delta(epsilon), upper)
         return refine_delta(_Grids(sigma, self.bins, epochs), epsilon, within, EPSILON_TOLERANCE)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
         check_delta(delta)
-        exact = self._gaussian()
-        if exact is not None:
-            return exact.epsilon(delta)
-        sigma, epochs = self._one_epoch()
+        sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
+        known_order = GaussianProfile(sigma / math.sqrt(epochs))
+        if self.bins == 1:
+            return known_order.epsilon(delta)
         closed = LargestRelease(sigma, self.bins, epochs)
-        upper = min(_deterministic(sigma, epochs).epsilon(delta).upper, closed.upper_epsilon(delta))
+        upper = min(known_order.epsilon(delta).upper, closed.upper_epsilon(delta))
         within = Bound(closed.lower_epsilon(delta), upper)
         return refine_epsilon(_Grids(sigma, self.bins, epochs), delta, within, tolerance)
-
-    def _gaussian(self) -> PrivacyProfile | None:
-        """The closed form, where the profile has one."""
-        if self.bins > 1:
-            return None
-        return GaussianProfile(self.noise_multiplier / math.sqrt(self.epochs))
-
-    def _one_epoch(self) -> tuple[float, int]:
-        """The noise multiplier and number of epochs of the equivalent redrawn assignment."""
-        if self.assignment == "fixed":
-            return self.noise_multiplier / math.sqrt(self.epochs), 1
-        return self.noise_multiplier, self.epochs
-
-
-def _deterministic(sigma: float, epochs: int) -> GaussianProfile:
-    return GaussianProfile(sigma / math.sqrt(epochs))
 
 
 def _tail(delta: float, epochs: int) -> float:
@@ -154,9 +137,7 @@ class _Grids:
         rare = epsilon is not None and delta <= _RARE
         if grid.work() > (0.1 * _MOST_WORK if rare else _MOST_WORK):
             raise GridError("no finer grid is computed: it would take too long")
-        at_delta = delta if epsilon is None else None
-        curves = _curves(grid, self.epochs, delta=at_delta, epsilon=epsilon)
-        return GridBounds(curves, finest=grid.finest())
+        return GridBounds(_curves(grid, self.epochs, delta, epsilon), finest=grid.finest())
 
 
 class _Grid(NamedTuple):
@@ -182,8 +163,23 @@ class _Grid(NamedTuple):
         return self.resolution / math.sqrt(0.7 * ratio) if ratio > 2.0 else self.resolution
 
     def steps(self) -> tuple[float, ...]:
-        """Returns the grid step after each doubling (see `_steps`)."""
-        return _steps(self.sigma, self.bins, self.resolution)
+        """Returns the grid step after each doubling, in proportion to the sum's relative deviation.
+
+        The mean of n copies has relative variance (e^{1/s^2} - 1)/n; a split on a step h adds at
+        most h^2/4, divided by what later averaging divides it by. Steps in proportion to the
+        deviation keep both in proportion, at a constant number of atoms. Where the deviation is
+        above 1/4, single summands matter, and nothing is averaged away: there the step stays at
+        `resolution`.
+        """
+        variance = math.expm1(min(1.0 / self.sigma**2, 700.0))
+        steps: list[float] = []
+        for level in range(self.bins.bit_length()):
+            wanted = self.resolution * min(1.0, 4.0 * math.sqrt(variance / 2.0**level))
+            step = steps[-1] if steps else wanted
+            while step > 1.5 * wanted:
+                step /= 2.0
+            steps.append(step)
+        return tuple(steps)
 
 
 @lru_cache(maxsize=16)
@@ -206,13 +202,13 @@ def _ratios(grid: _Grid, epochs: int) -> tuple[LikelihoodRatio, LikelihoodRatio]
 
 
 def _curves(
-    grid: _Grid, epochs: int, *, delta: float | None = None, epsilon: float | None = None
+    grid: _Grid, epochs: int, delta: float, epsilon: float | None
 ) -> list[tuple[Curve, Curve]]:
     """Returns pairs of lower and upper bounds on delta(epsilon): the profile is the pairs' maximum.
 
-    Epochs are composed by tilted FFT where its error is negligible at the `delta` or `epsilon` that
-    is asked about, or where direct convolutions, which keep relative accuracy at any delta, would
-    take too long.
+    Epochs are composed by tilted FFT where its error is negligible at `epsilon`, or else at the
+    epsilon of `delta`, or where direct convolutions, which keep relative accuracy at any delta,
+    would take too long.
     """
     low, high = _epoch(grid)
     # Each doubling is four convolutions of a lower ratio, and two of an upper one.
@@ -222,35 +218,15 @@ def _curves(
             lows, highs = (
                 compose_both(side, epochs, delta=delta, epsilon=epsilon) for side in (low, high)
             )
-            if delta is not None:
+            at = epsilon
+            if at is None:
                 at = max(
                     epsilon_from_delta(part.delta, part.delta, delta, resolution=1e-3).lower
                     for part in highs
                 )
-            else:
-                at = epsilon or 0.0
             error = max(part.floor(at) for part in (*lows, *highs))
             negligible = error <= 1e-4 * max(part.delta(at) for part in lows)
             if negligible or direct > _MOST_WORK:
                 return [(lows[0].delta, highs[0].delta), (lows[1].delta, highs[1].delta)]
     below, above = _ratios(grid, epochs)
     return [(below.delta, above.delta)]
-
-
-def _steps(sigma: float, bins: int, resolution: float) -> tuple[float, ...]:
-    """Returns the grid step after each doubling, in proportion to the sum's relative deviation.
-
-    The mean of n copies has relative variance (e^{1/s^2} - 1)/n; a split on a step h adds at most
-    h^2/4, divided by what later averaging divides it by. Steps in proportion to the deviation keep
-    both in proportion, at a constant number of atoms. Where the deviation is above 1/4, single
-    summands matter, and nothing is averaged away: there the step stays at `resolution`.
-    """
-    variance = math.expm1(min(1.0 / sigma**2, 700.0))
-    step = resolution * min(1.0, 4.0 * math.sqrt(variance))
-    steps = []
-    for level in range(bins.bit_length()):
-        wanted = resolution * min(1.0, 4.0 * math.sqrt(variance / 2.0**level))
-        while step > 1.5 * wanted:
-            step /= 2.0
-        steps.append(step)
-    return tuple(steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 
@@ -55,3 +56,14 @@ class GaussianProfile:
             lambda e: operator.sub(*gaussian_delta(sigma, e)),
             check_delta(delta),
         )
+
+
+def as_redrawn(noise_multiplier: float, epochs: int, mode: str) -> tuple[float, int]:
+    """Returns the noise multiplier and the number of epochs that are drawn anew.
+
+    What is 'fixed' over E epochs has a sufficient statistic, the releases' sum: it is one epoch at
+    s / sqrt(E). What is 'redrawn' is as it was.
+    """
+    if mode == "fixed":
+        return noise_multiplier / math.sqrt(epochs), 1
+    return noise_multiplier, epochs

@@ -7,13 +7,10 @@ Sources: L. Chua et al., Balls-and-Bins Sampling for DP-SGD, AISTATS 2025, arXiv
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from accounting.algebra.cells import log_normal_cells, normal_drift
+from accounting.algebra.cells import Array, log_normal_cells, normal_drift
 from accounting.profile import check_count, check_epsilon, check_noise_multiplier
-
-Floats = NDArray[np.float64]
 
 # Relative slack for the rounding of closed forms that are printed as proved.
 _ROUNDING = 1e-9
@@ -24,8 +21,8 @@ _SMALLEST = 1e-300
 
 
 def log_probability_max_below(
-    ceilings: Floats, *, noise_multiplier: float, bins: int, shift: float
-) -> Floats:
+    ceilings: Array, *, noise_multiplier: float, bins: int, shift: float
+) -> Array:
     """Returns log Pr(max_t x_t < c) for x ~ N(shift · e_1, σ² I) in `bins` dimensions.
 
     Φ((c - shift)/σ) Φ(c/σ)^{T-1}, at each c of `ceilings`, float64 of the same shape.
@@ -36,8 +33,8 @@ def log_probability_max_below(
 
 
 def maximum_buckets(
-    ceilings: Floats, *, noise_multiplier: float, bins: int, shift: float
-) -> tuple[Floats, float]:
+    ceilings: Array, *, noise_multiplier: float, bins: int, shift: float
+) -> tuple[Array, float]:
     """Returns the masses of max_t x_t below, between and above `ceilings`, and their error.
 
     Between c < c' the mass of the largest of x_1 and of n = T - 1 others, with G and H their
@@ -101,7 +98,7 @@ def max_event_lower_bound(
     check_count("bins", bins)
     check_epsilon(epsilon)
 
-    def best_at(ceilings: Floats) -> tuple[float, float]:
+    def best_at(ceilings: Array) -> tuple[float, float]:
         log_p, log_q = (
             log_probability_max_below(
                 ceilings, noise_multiplier=noise_multiplier, bins=bins, shift=shift

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -75,14 +76,9 @@ class RepeatedGrids:
     ) -> GridBounds:
         step = resolution * min(1.0, self.deviation)
         tail = max(tail / self.steps, 1e-300)
-
-        def compose(ratio: LikelihoodRatio) -> tuple[ComposedLoss, ComposedLoss]:
-            if epsilon is not None:
-                return compose_both(ratio, self.steps, epsilon=epsilon)
-            return compose_both(ratio, self.steps, delta=delta)
-
         # The upper ratio first: where no grid serves it says so at once.
         (ratio,), below = self.ratios("upper", step, tail), self.ratios("lower", step, tail)
+        compose = functools.partial(compose_both, count=self.steps, delta=delta, epsilon=epsilon)
         high, low = compose(ratio), list(zip(*map(compose, below), strict=True))
 
         def floor(lower: float, upper: float) -> float:

@@ -26,7 +26,7 @@ from accounting.profile import (
     wanted_width,
 )
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
-from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.gaussian import GaussianProfile, as_redrawn
 from accounting.profiles.max_events import (
     max_event_lower_bound,
     maximum_buckets,
@@ -118,10 +118,7 @@ class ShuffleProfile:
         )
 
     def _as_redrawn(self) -> tuple[float, int]:
-        """The noise multiplier and number of epochs of the equivalent redrawn order."""
-        if self.order == "fixed":
-            return self.noise_multiplier / math.sqrt(self.epochs), 1
-        return self.noise_multiplier, self.epochs
+        return as_redrawn(self.noise_multiplier, self.epochs, self.order)
 
     def _little_noise_delta(self, epsilon: float) -> float:
         """Lower bound on delta in closed form, sharp where there is little noise."""

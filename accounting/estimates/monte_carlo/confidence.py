@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from accounting.algebra.cells import Array
 from accounting.profile import check_count
-
-Floats = NDArray[np.float64]
 
 
 def kl_upper_bound(mean: float, num_samples: int, beta: float) -> float:
@@ -51,7 +49,7 @@ def kl_upper_bound(mean: float, num_samples: int, beta: float) -> float:
 
 
 def hockey_stick_upper_bound(
-    losses: Floats, epsilon: float, *, beta: float, event_probability: float = 1.0
+    losses: Array, epsilon: float, *, beta: float, event_probability: float = 1.0
 ) -> float:
     """Returns an upper confidence bound on H_ε from sampled losses (or upper bounds on losses).
 

@@ -41,12 +41,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri_exp
 
+from accounting.algebra.cells import Array
 from accounting.profile import Direction, check_count, check_noise_multiplier
-
-Floats = NDArray[np.float64]
 
 # Entries of the largest temporary array; several of them live at once (about 100 MB in all).
 _CHUNK_ENTRIES = 2**21
@@ -72,7 +70,7 @@ def geometric_ranks(num_draws: int, growth: float = 1.02) -> tuple[int, ...]:
 
 def log_order_statistics(
     rng: np.random.Generator, size: int, num_draws: int, ranks: Sequence[int]
-) -> Floats:
+) -> Array:
     """Samples log U for the largest of `num_draws` uniform draws, jointly at the given ranks.
 
     With r_0 = 0 and independent y_i ~ Beta(n - r_i + 1, r_i - r_{i-1}), the r_i-th largest of n
@@ -100,11 +98,11 @@ def log_order_statistics(
 
 def _draws_below(
     rng: np.random.Generator,
-    log_ceiling: Floats,
+    log_ceiling: Array,
     num_draws: int,
     ranks: Sequence[int] | None,
     direction: Direction,
-) -> tuple[Floats, Floats]:
+) -> tuple[Array, Array]:
     """Draws standard normals below a ceiling: values [size, K] and weights [K] that stand for them.
 
     `log_ceiling` [size] is log Φ of the ceiling. Under `ranks` the weighted sum of any increasing
@@ -123,7 +121,7 @@ def _draws_below(
     return ndtri_exp(np.minimum(log_cdf, -1e-300)), weights
 
 
-def _log_weighted_sum_exp(values: Floats, weights: Floats) -> Floats:
+def _log_weighted_sum_exp(values: Array, weights: Array) -> Array:
     top = values.max(axis=1)
     return top + np.log(np.exp(values - top[:, None]) @ weights)
 
@@ -168,7 +166,7 @@ def sample_losses(
     epochs: int = 1,
     ranks: Sequence[int] | None = None,
     event_epsilon: float | None = None,
-) -> Floats:
+) -> Array:
     """Samples the privacy loss of balls-and-bins, or an upper bound on it.
 
     Args:
@@ -217,7 +215,7 @@ def _losses(
     direction: Direction,
     ranks: Sequence[int] | None,
     event_epsilon: float | None,
-) -> Floats:
+) -> Array:
     """One chunk of one epoch of `sample_losses`."""
     scale = 1.0 / noise_multiplier  # x_t/σ² = (y_t + shift)/σ² = scale * (z_t + scale * shift)
     ceiling = (

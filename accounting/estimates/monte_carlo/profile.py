@@ -8,8 +8,9 @@ from typing import Literal
 
 import numpy as np
 
+from accounting.algebra.cells import Array
 from accounting.estimates.monte_carlo.confidence import hockey_stick_upper_bound, kl_upper_bound
-from accounting.estimates.monte_carlo.losses import Floats, event_probability, sample_losses
+from accounting.estimates.monte_carlo.losses import event_probability, sample_losses
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
@@ -19,6 +20,7 @@ from accounting.profile import (
     check_noise_multiplier,
     epsilon_from_delta,
 )
+from accounting.profiles.gaussian import as_redrawn
 from accounting.profiles.max_events import max_event_lower_bound
 
 _TOO_FEW = "too few samples for so small a delta"
@@ -72,16 +74,13 @@ class MonteCarloProfile:
 
     @property
     def _one_epoch(self) -> tuple[float, int]:
-        """The noise multiplier and number of epochs after the sufficient statistic is taken."""
-        if self.assignment == "fixed":
-            return self.noise_multiplier / math.sqrt(self.epochs), 1
-        return self.noise_multiplier, self.epochs
+        return as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
 
     def _lower(self, epsilon: float) -> float:
         # One of several redrawn epochs already costs this much.
         return max_event_lower_bound(epsilon, noise_multiplier=self._one_epoch[0], bins=self.bins)
 
-    def _samples(self, event_epsilon: float) -> list[tuple[Floats, float]]:
+    def _samples(self, event_epsilon: float) -> list[tuple[Array, float]]:
         """Losses and the probability of the event that they are drawn under, for each direction."""
         noise_multiplier, epochs = self._one_epoch
         rng = np.random.default_rng(self.seed)
@@ -128,7 +127,7 @@ class MonteCarloProfile:
             )
         return probability * kl_upper_bound(0.0, self.num_samples, self.beta)
 
-    def _upper(self, samples: list[tuple[Floats, float]], epsilon: float) -> float:
+    def _upper(self, samples: list[tuple[Array, float]], epsilon: float) -> float:
         return max(
             hockey_stick_upper_bound(losses, epsilon, beta=self.beta, event_probability=probability)
             for losses, probability in samples

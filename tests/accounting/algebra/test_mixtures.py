@@ -53,7 +53,7 @@ def test_a_delta_wider_than_asked_says_why(epsilon):
         pytest.param(
             MultistageProfile(1.0, 10**3, (1,), (10**5,)), 0.25, id="one stage", marks=LONG
         ),
-        pytest.param(MultistageProfile(1.0, 10**3, (1,), (10**4,)), 1.0, id="ten thousand"),
+        pytest.param(MultistageProfile(2.0, 10**3, (1,), (10**4,)), 0.02, id="ten thousand"),
         pytest.param(UnitsThenPoissonProfile(1.0, 10**6, 1e-3, 1e-4), 0.02, id="units", marks=LONG),
         pytest.param(UserPoissonProfile(1.0, 10**6, 1e-6, 3), 0.02, id="users", marks=LONG),
     ],
