@@ -79,14 +79,13 @@ class RepeatedGrids:
         # The upper ratio first: where no grid serves it says so at once.
         (ratio,), below = self.ratios("upper", step, tail), self.ratios("lower", step, tail)
         compose = functools.partial(compose_both, count=self.steps, delta=delta, epsilon=epsilon)
-        high, low = compose(ratio), list(zip(*map(compose, below), strict=True))
+        high, low = compose(ratio), [part for law in below for part in compose(law)]
 
         def floor(lower: float, upper: float) -> float:
-            parts = [part.floor(lower) for parts in low for part in parts]
-            return max(*parts, *(part.floor(upper) for part in high))
+            return max(*(part.floor(lower) for part in low), *(part.floor(upper) for part in high))
 
-        directions = [(_largest(parts), part.delta) for parts, part in zip(low, high, strict=True)]
-        return GridBounds(directions, floor, _FINEST)
+        # Both directions at once: where a lower curve's window has no mass, another's may.
+        return GridBounds([(_largest(low), _largest(high))], floor, _FINEST)
 
 
 def _largest(parts: Sequence[ComposedLoss]) -> Curve:
