@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dpsgd.runs.task import Task
     from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
     from dpsgd.training.guarantee import Guarantee
-    from dpsgd.training.loop import Block, train, train_blocks
+    from dpsgd.training.loop import Block, Trained, train, train_blocks
     from dpsgd.training.mechanism import Mechanism
     from dpsgd.training.modules import split_module
 
@@ -38,6 +38,7 @@ __all__ = [
     "Secure",
     "Task",
     "TrainState",
+    "Trained",
     "TrainedModel",
     "clipped_grad",
     "dpsgd",
@@ -60,7 +61,7 @@ _MODULES = {
     "training.guarantee": ("Guarantee",),
     "noise.base": ("Independent", "Noise", "Secure"),
     "noise.keys": ("RootKey",),
-    "training.loop": ("Block", "train", "train_blocks"),
+    "training.loop": ("Block", "Trained", "train", "train_blocks"),
     "training.mechanism": ("Mechanism",),
     "gradients.memory": ("explain",),
     "training.modules": ("split_module",),

@@ -36,9 +36,9 @@ PUBLIC = {
         Shuffle TreeShape UnitData UnitTree UnitsThenPoisson UserPoisson batch cap_contributions
     """,
     "dpsgd": """
-        Algorithm Block Diagnostics Guarantee Mechanism RootKey RunConfig Task
-        TrainState TrainedModel clipped_grad dpsgd explain load_exported resume run split_module
-        train train_blocks
+        Algorithm Block Diagnostics Guarantee Independent Mechanism Noise RootKey RunConfig Secure
+        Task TrainState Trained TrainedModel clipped_grad dpsgd explain load_exported resume run
+        split_module train train_blocks
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""

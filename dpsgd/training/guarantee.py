@@ -154,6 +154,27 @@ class Guarantee:
             notes=notes,
         )
 
+    def stopped(self, steps: int, whole: int) -> Guarantee:
+        """Returns this guarantee, of a whole run, as that of a run that was stopped.
+
+        It costs no less: the decision to stop may depend on what was released, see `so_far`, and
+        all that is known is then a function of what the whole run would have released.
+
+        Args:
+          steps: Steps that were done.
+          whole: Steps of the whole run.
+        """
+        return dataclasses.replace(
+            self,
+            scope=f"a run stopped after {steps:,} of {whole:,} steps, which costs what all of them "
+            "do",
+            notes=(
+                *self.notes,
+                "the run was stopped: where losses, other diagnostics or private rows had a part "
+                "in that, it is not covered",
+            ),
+        )
+
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What the guarantee leaves out, in sentences."""

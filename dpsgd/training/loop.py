@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import warnings
@@ -14,15 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from accounting.profile import check_delta
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.losses import example_keys
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState, owned
 from dpsgd.training.blocks import BlockPlan, in_background, plan_blocks, with_rows
+from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
 from dpsgd.training.programs import compiled
-from samplers import BatchSampler, BatchSource
+from samplers import BatchSampler, BatchSource, Population, UnitData
 
 PyTree = Any
 
@@ -266,68 +269,112 @@ def not_finite(tree: PyTree) -> list[str]:
     return found
 
 
+class Trained(NamedTuple):
+    """What a run leaves: parameters, and the guarantee of what ran."""
+
+    params: PyTree
+    guarantee: Guarantee
+
+
+NOT_AUDITED = (
+    "not audited: that the compiled step and the draws are what is priced was not tested in this "
+    "run (dpsgd.audit.coupled tests it)"
+)
+
+
 def train(
     algorithm: Algorithm,
     mechanism: Mechanism,
     params: PyTree,
-    data: PyTree,
+    data: PyTree | UnitData,
     *,
+    delta: float | None = None,
     root: RootKey | None = None,
     block_steps: int = 64,
     data_on: Literal["device", "host"] | None = None,
-    on_block: Callable[[int, PyTree], None] | None = None,
-) -> PyTree:
-    """Trains from `params` through every step of the mechanism's sampler; returns the parameters.
+    on_block: Callable[[int, PyTree], bool | None] | None = None,
+) -> Trained:
+    """Trains from `params`, through every step of the sampler unless `on_block` stops the run.
+
+    The guarantee is that of what ran. It is proved before the run begins: a mechanism that has none
+    is refused, unless it has no noise or `root` is from a seed, which the guarantee then says.
 
     Args:
       algorithm: From `dpsgd`.
       mechanism: Sampler, sigma and C.
       params: Initial parameters; they must not depend on the private data.
-      data: Pytree of arrays with one leading row per example. NaN or infinity among them gives a
+      data: Pytree of arrays with one leading row per example; or `UnitData`, which say what a row
+        is: what is protected is then what they have. NaN or infinity among them gives a
         warning, which looks at private rows and which no guarantee covers: it is for whoever holds
         them, and tells neither how many they are nor which.
+      delta: Of the guarantee, in (0, 1); by default 1 / n.
       root: Secret of this run and of no other; by default fresh from the operating system's
-        entropy. One from a seed gives a warning: `Guarantee.of` must then be told of it.
+        entropy. One from a seed gives a warning, and no guarantee.
       block_steps: Steps per dispatch.
       data_on: Where the data lie, see `train_blocks`.
       on_block: Called after each block of at most `block_steps` steps (fewer where rows stream from
         the host, or batches take several passes) with the number of steps that are done and a copy
-        of the parameters, to evaluate or to keep them. The guarantee covers these
-        parameters, with whatever is computed of them and of public rows; what is computed of
-        private rows is not covered. What is spent by then: `Guarantee.so_far`.
+        of the parameters, to evaluate or to keep them; the run stops where it returns True. The
+        guarantee covers these parameters, with whatever is computed of them and of public rows;
+        what is computed of private rows is not covered. A run that is stopped costs what the whole
+        run costs, see `Guarantee.so_far`, which also says what is spent by then. An exception of
+        `on_block` is passed on, with a note of what the run has cost.
 
     Raises:
-      ValueError: if a run was begun under `root` before, and as for `train_blocks`.
+      ValueError: if a run was begun under `root` before, the data have not the units that the
+        sampler draws, the cost is not proved, and as for `train_blocks`.
     """
     root = RootKey.from_entropy() if root is None else root
     # A run that is refused has not begun: it leaves the root to the next one.
-    check_num_examples(mechanism.sampler, data)
+    columns = data.columns if isinstance(data, UnitData) else data
+    check_num_examples(mechanism.sampler, columns)
     check_parameters(params)
+    guarantee = _planned(mechanism, data, delta, root)
     root.begin_run()
     if root.insecure and mechanism.noise_multiplier:
-        warnings.warn(
-            "NO GUARANTEE: reproducible noise from a seed, which can be guessed and subtracted; "
-            "Guarantee.of(..., reproducible_noise=True) says so where it is printed",
-            stacklevel=2,
-        )
-    if found := not_finite(data):
+        warnings.warn(guarantee.sentence(), stacklevel=2)
+    if found := not_finite(columns):
         warnings.warn(
             f"{', '.join(f'data{path}' for path in found)}: there is NaN or infinity among them; a "
             "gradient that is not finite counts as zero, so that nothing is learned from its "
             "example (this warning looked at private rows: no guarantee covers it)",
             stacklevel=2,
         )
-    for block in train_blocks(
+    done, whole = 0, mechanism.sampler.num_steps
+    blocks = train_blocks(
         algorithm,
         mechanism,
         algorithm.init(params, mechanism),
-        data,
+        columns,
         root=root,
         block_steps=block_steps,
         data_on=data_on,
         donate=True,
-    ):
-        params = block.state.params
-        if on_block is not None:
-            on_block(block.steps.stop, owned(params))
-    return params
+    )
+    try:
+        with closing(blocks):
+            for block in blocks:
+                params, done = block.state.params, block.steps.stop
+                if on_block is not None and on_block(done, owned(params)):
+                    break
+    except BaseException as error:
+        error.add_note(f"training was cut short: {guarantee.stopped(done, whole).sentence()}")
+        raise
+    return Trained(params, guarantee if done == whole else guarantee.stopped(done, whole))
+
+
+def _planned(
+    mechanism: Mechanism, data: PyTree | UnitData, delta: float | None, root: RootKey
+) -> Guarantee:
+    """Returns the guarantee of the whole run, or raises ValueError where it has none."""
+    sampler = mechanism.sampler
+    rows = Population(sampler.num_examples)
+    population = data.population if isinstance(data, UnitData) else rows
+    noisy = mechanism.noise_multiplier > 0 and not root.insecure
+    planned = Guarantee.of(
+        mechanism,
+        check_delta(1 / sampler.num_examples if delta is None else delta),
+        unit=sampler.protected_unit(population) if noisy else sampler.unit,
+        reproducible_noise=root.insecure,
+    )
+    return dataclasses.replace(planned, notes=(*planned.notes, NOT_AUDITED))

@@ -69,7 +69,7 @@ class Population:
                         self._start,
                         scheme.data,
                         root=RootKey.from_insecure_seed(seed),
-                    )
+                    ).params
                 )
                 for seed in range(SEEDS)
             ]

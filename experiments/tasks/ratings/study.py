@@ -106,7 +106,7 @@ class Study:
         mechanism = Mechanism(self.sampler, noise_multiplier, CLIP * math.sqrt(cap))
         root = RootKey.from_insecure_seed(seed)
         how = {"root": root, "block_steps": STEPS}
-        return self.error_of(train(_ALGORITHM, mechanism, self._start, data, **how))
+        return self.error_of(train(_ALGORITHM, mechanism, self._start, data, **how).params)
 
     def untrained_error(self) -> float:
         """Returns the error of items that all have bias 0: users' own parts alone."""

@@ -12,7 +12,16 @@ from accounting import PoissonProfile, epsilon
 from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train, train_blocks
 from dpsgd.runs.history import Terms
 from dpsgd.runs.ledger import Ledger
-from samplers import BallsAndBins, Deterministic, Multistage, Poisson, Shuffle, UnitTree
+from samplers import (
+    BallsAndBins,
+    Deterministic,
+    Multistage,
+    Poisson,
+    Shuffle,
+    UnitTree,
+    UserPoisson,
+    cap_contributions,
+)
 
 SIZES = {"num_examples": 1000, "batch_size": 100}
 DELTA = 1e-5
@@ -132,7 +141,7 @@ def test_a_callback_sees_the_parameters_after_every_block_in_copies_of_its_own()
             root=root,
             block_steps=8,
             on_block=lambda steps, w: kept.update({steps: w}),
-        )
+        ).params
     state = algorithm.init(jnp.zeros(()))
     blocks = train_blocks(algorithm, shuffled, state, data, root=root, block_steps=8)
     expected = {block.steps.stop: float(block.state.params) for block in blocks}
@@ -149,3 +158,82 @@ def test_a_sampler_from_elsewhere_that_holds_arrays_has_its_guarantee():
     mechanism = Mechanism(Listed(1000, 100, 1, rows=np.arange(3)), 2.0, 1.0)
     plain = Mechanism(Poisson(1000, 100, 1), 2.0, 1.0)
     assert Guarantee.of(mechanism, delta=1e-5).epsilon == Guarantee.of(plain, delta=1e-5).epsilon
+
+
+def quadratic(w, x):
+    return jnp.square(w - x).sum()
+
+
+PLAIN = dpsgd(quadratic, optax.sgd(0.1))
+
+
+def trained(data=None, sampler=SAMPLERS["shuffle"], **how):
+    data = np.linspace(0, 1, 1000, dtype=np.float32) if data is None else data
+    return train(PLAIN, mechanism(sampler), jnp.zeros(()), data, **{"block_steps": 8, **how})
+
+
+def test_training_returns_the_guarantee_of_what_ran():
+    found = trained(delta=1e-5).guarantee
+    planned = Guarantee.of(mechanism(SAMPLERS["shuffle"]), 1e-5)
+    assert found.sentence() == planned.sentence()
+    assert any(note.startswith("not audited: ") for note in found.notes)
+    assert trained().guarantee.delta == 1 / 1000
+
+
+def test_an_insecure_root_gives_no_clean_epsilon():
+    with pytest.warns(UserWarning, match="NO GUARANTEE: reproducible noise"):
+        found = trained(root=RootKey.from_insecure_seed(1)).guarantee
+    assert found.sentence().startswith("NO GUARANTEE: reproducible noise")
+    assert found.record()["epsilon_upper"] is None
+
+
+def test_a_run_that_is_stopped_says_so_and_costs_what_the_whole_run_does():
+    whole = Guarantee.of(mechanism(SAMPLERS["shuffle"]), 1e-3)
+    params, found = trained(on_block=lambda steps, w: steps >= 16)
+    assert found.epsilon == whole.epsilon
+    assert "for a run stopped after 16 of 30 steps" in found.sentence()
+    assert any("the run was stopped" in note for note in found.notes)
+    complete, guarantee = trained(on_block=lambda steps, w: None)
+    assert guarantee.scope == ""
+    assert params != complete
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_exception_that_cuts_a_run_short_says_what_it_has_cost(error):
+    def look(steps, w):
+        raise error
+
+    with pytest.raises(error) as raised:
+        trained(on_block=look)
+    (note,) = raised.value.__notes__
+    assert note.startswith("training was cut short: epsilon in [")
+    assert "stopped after 8 of 30 steps" in note
+
+
+@pytest.mark.parametrize("of_users", [False, True])
+def test_the_unit_is_what_the_data_have(of_users):
+    capped = cap_contributions(np.arange(1000) // 2, 3)
+    x = np.linspace(0, 1, 1000, dtype=np.float32)
+    data = capped.of_users({"x": x}) if of_users else x[:500]
+
+    def loss_fn(w, row):
+        return jnp.square(w - (row["x"] if of_users else row)).sum()
+
+    algorithm, chosen = dpsgd(loss_fn, optax.sgd(0.1)), mechanism(Shuffle(500, 50))
+    found = train(algorithm, chosen, jnp.zeros(()), data).guarantee
+    assert found.unit == ("user" if of_users else "example")
+
+
+def test_a_unit_that_the_data_do_not_have_is_refused_and_the_root_is_left():
+    root = RootKey.from_entropy()
+    data = np.zeros(1000, np.float32)
+    for sampler, message in (
+        (UserPoisson(1000, 10, max_contributions=3), "a user may hold"),
+        (SAMPLERS["units"], "no units"),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            trained(data, sampler, root=root)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="delta"):
+        trained(delta=0.0, root=root)
+    trained(root=root)

@@ -281,7 +281,7 @@ def test_with_and_without_noise_are_two_programs_of_one_algorithm():
 def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
     train(ALGORITHM, SHUFFLED, start(), data())
     idle = ALGORITHM._replace(update=lambda state, *_: state._replace(step=state.step + 1))
-    assert (np.asarray(train(idle, SHUFFLED, start(), data())["w"]) == np.float32(0.1)).all()
+    assert (np.asarray(train(idle, SHUFFLED, start(), data()).params["w"]) == np.float32(0.1)).all()
 
 
 def test_few_programs_are_kept_and_one_that_is_not_leaves_nothing_behind(monkeypatch):
@@ -376,7 +376,7 @@ def test_data_that_are_not_finite_give_a_warning_that_tells_where_and_no_more(
         rows["x"][-count:, 1] = bad
         rows = jax.tree.map(jnp.asarray, rows) if on_device else rows
         with pytest.warns(UserWarning, match=r"^data\['x'\]: there is NaN or infinity") as caught:
-            trained = train(ALGORITHM, SHUFFLED, start(), rows)
+            trained = train(ALGORITHM, SHUFFLED, start(), rows).params
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained))
         said += [str(warning.message) for warning in caught]
     assert len(said) == 2
@@ -405,7 +405,7 @@ def test_a_run_that_is_refused_leaves_its_root_to_the_next():
 
 def test_training_leaves_the_callers_parameters_alone():
     params = start()
-    trained = train(ALGORITHM, SHUFFLED, params, data())
+    trained = train(ALGORITHM, SHUFFLED, params, data()).params
     assert (np.asarray(params["w"]) == np.float32(0.1)).all()
     assert (np.asarray(trained["w"]) != np.float32(0.1)).any()
 
