@@ -70,7 +70,7 @@ def test_the_example_of_an_exported_model_predicts_a_probability_for_each_row():
 
 def test_the_library_example_reaches_a_certified_two_and_learns():
     namespace, _ = run(0)
-    guarantee = namespace["Guarantee"].of(namespace["mechanism"], delta=1e-5)
+    guarantee = namespace["guarantee"]
     assert 1.99 < guarantee.epsilon.upper <= 2.0
     kernel = namespace["params"]["kernel"][...]
     assert kernel[0, 0] > 0.2 > -0.2 > kernel[1, 0]

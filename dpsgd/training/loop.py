@@ -7,7 +7,7 @@ import functools
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any, Literal, NamedTuple
 
@@ -145,7 +145,7 @@ def train_blocks(
     data_on: Literal["device", "host"] | None = None,
     declare: Callable[[range], None] = lambda steps: None,
     donate: bool = False,
-) -> Iterator[Block]:
+) -> Generator[Block]:
     """Runs `algorithm` from `state` to the sampler's last step, yielding every block as it begins.
 
     While one block computes, background threads draw the batches of the next, and of the next

@@ -105,8 +105,8 @@ class Study:
         data = {name: np.pad(rows, ((0, 0), (0, missing))) for name, rows in data.items()}
         mechanism = Mechanism(self.sampler, noise_multiplier, CLIP * math.sqrt(cap))
         root = RootKey.from_insecure_seed(seed)
-        how = {"root": root, "block_steps": STEPS}
-        return self.error_of(train(_ALGORITHM, mechanism, self._start, data, **how).params)
+        params, _ = train(_ALGORITHM, mechanism, self._start, data, root=root, block_steps=STEPS)
+        return self.error_of(params)
 
     def untrained_error(self) -> float:
         """Returns the error of items that all have bias 0: users' own parts alone."""
