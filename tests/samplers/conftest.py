@@ -6,21 +6,48 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle, UnitTree
+from samplers import (
+    BallsAndBins,
+    BatchSampler,
+    Deterministic,
+    Multistage,
+    Poisson,
+    Shuffle,
+    UnitsThenPoisson,
+    UnitTree,
+    UserPoisson,
+)
 
-SAMPLERS: dict[str, Callable[..., BatchSampler]] = {
+
+def multistage(n: int, b: int, epochs: int = 1, **options: Any) -> BatchSampler:
+    """B of the units that n examples lie in, and one example of each, in each step."""
+    tree = UnitTree.from_columns({"unit": np.arange(n) // 3})
+    return Multistage(tree, (min(b, -(-n // 3)), 1), steps=-(-n // b) * epochs, **options)
+
+
+def units_then_poisson(n: int, b: int, epochs: int = 1, **options: Any) -> BatchSampler:
+    """B of the units that n examples lie in, and half of their examples, in each step."""
+    tree = UnitTree.from_columns({"unit": np.arange(n) // 3})
+    drawn = (min(b, -(-n // 3)),)
+    return UnitsThenPoisson(tree, drawn, 0.5, steps=-(-n // b) * epochs, **options)
+
+
+EPOCH_SAMPLERS: dict[str, Callable[..., BatchSampler]] = {
     "deterministic": Deterministic,
     "shuffle": Shuffle,
     "shuffle-fixed": functools.partial(Shuffle, order="fixed"),
     "poisson": Poisson,
     "balls-and-bins": BallsAndBins,
     "balls-and-bins-fixed": functools.partial(BallsAndBins, assignment="fixed"),
+    "user-poisson": functools.partial(UserPoisson, max_contributions=3),
 }
+SAMPLERS = EPOCH_SAMPLERS | {"multistage": multistage, "units-then-poisson": units_then_poisson}
 
 FALSE_ALARM = 1e-6  # of each statistical test; seeds are fixed, so a test that passes stays so
 
@@ -28,6 +55,12 @@ FALSE_ALARM = 1e-6  # of each statistical test; seeds are fixed, so a test that 
 @pytest.fixture(params=SAMPLERS.values(), ids=SAMPLERS.keys())
 def make(request: pytest.FixtureRequest) -> Callable[..., BatchSampler]:
     """Each sampler in turn, as a function of (num_examples, batch_size, epochs)."""
+    return request.param
+
+
+@pytest.fixture(params=EPOCH_SAMPLERS.values(), ids=EPOCH_SAMPLERS.keys())
+def make_epochs(request: pytest.FixtureRequest) -> Callable[..., BatchSampler]:
+    """Each sampler of epochs in turn, likewise."""
     return request.param
 
 

@@ -43,7 +43,7 @@ def test_every_draw_is_made_once_and_all_but_the_first_in_the_background(make, m
     sampler = make(50, 7, 4)
     drawn = draws_of(sampler, monkeypatch)
     read(BatchSource(sampler, SEED, read_ahead=True), range(sampler.num_steps))
-    needed = sorted({sampler.drawn_epoch(epoch) for epoch in range(4)})
+    needed = sorted({sampler.drawn_epoch(epoch) for epoch in range(sampler.epochs)})
     assert drawn == [(epoch, epoch == 0) for epoch in needed]
 
 

@@ -14,10 +14,13 @@ from scipy import stats
 
 from dpsgd.gradients.clipping import clipped_grad
 from samplers import (
+    BallsAndBins,
     BatchSource,
+    Deterministic,
     Multistage,
     Poisson,
     Population,
+    Shuffle,
     UnitTree,
     UserPoisson,
     cap_contributions,
@@ -114,6 +117,7 @@ def test_a_batch_of_users_is_their_examples_in_one_shape():
         assert not batch["id"][batch["weight"] == 0].any()
 
 
+@pytest.mark.parametrize("make", [Deterministic, Shuffle, Poisson, BallsAndBins])
 def test_what_is_protected_is_what_the_rows_of_the_data_are(make):
     capped = cap_contributions([3, 1, 3, 3, 2], 2)
     columns = {"id": np.arange(5)}

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from samplers import CHUNK, BatchSource, Deterministic, Poisson, batch
+from samplers.episodes import EpisodeSampler
 
 FALSE_ALARM = 1e-6
 
@@ -71,23 +72,37 @@ def test_nobody_is_in_a_batch_twice_and_members_ascend(make, small_chunks, run):
 
 @given(run=small_runs)
 @over_samplers
-def test_each_example_takes_part_once_an_epoch_except_under_poisson(make, small_chunks, run):
+def test_each_example_takes_part_once_an_epoch_where_the_law_says_so(make, small_chunks, run):
     n, b, epochs, seed = run
     small_chunks(16)
     sampler = make(n, b, epochs)
-    if not isinstance(sampler, Poisson):
+    assert sampler.row_law().once != isinstance(sampler, Poisson | EpisodeSampler)
+    if sampler.row_law().once:
         np.testing.assert_array_equal(matrix(sampler, seed, epochs - 1).sum(axis=1), 1)
+
+
+def test_the_rows_have_the_rates_of_the_law_that_the_sampler_states(make):
+    # Over 400 draws; a law of n T entries, each within Hoeffding's bound, corrected by number.
+    sampler, draws = make(9, 3, 2), 400
+    law, steps = sampler.row_law(), sampler.steps_per_epoch
+    seen = sum(matrix(sampler, 1000 + seed, 0).astype(int) for seed in range(draws)) / draws
+    rates = np.broadcast_to(law.rate(np.arange(9)[:, None], np.arange(steps)[None, :]), seen.shape)
+    assert np.abs(seen - rates).max() <= math.sqrt(
+        math.log(2 * seen.size / FALSE_ALARM) / 2 / draws
+    )
 
 
 @pytest.mark.parametrize(
     ("n", "b", "chunk"), [(5, 2, 2), (3, 2, 2), (4, 4, 2), (1, 1, 2), (5, 2, CHUNK)]
 )
-def test_an_epoch_has_its_exact_law(make, small_chunks, assert_law, outcome_law, n, b, chunk):
+def test_an_epoch_has_its_exact_law(
+    make_epochs, small_chunks, assert_law, outcome_law, n, b, chunk
+):
     # Every possible matrix is a cell, so marginals, independence and sizes are all implied.
     small_chunks(chunk)
-    sampler = make(n, b)
+    sampler = make_epochs(n, b)
     if isinstance(sampler, Poisson) and n == 5:
-        sampler = make(4, 2)  # 2^15 cells would be too many
+        sampler = make_epochs(4, 2)  # 2^15 cells would be too many
     law = outcome_law(sampler)
     counts = dict.fromkeys(law, 0)
     for seed in range(max(1000, math.ceil(6 / min(filter(None, law.values()))))):
@@ -95,11 +110,11 @@ def test_an_epoch_has_its_exact_law(make, small_chunks, assert_law, outcome_law,
     assert_law(np.array(list(counts.values())), np.array(list(law.values())))
 
 
-def test_marginals_match_the_expected_batch_over_several_real_chunks(make):
+def test_marginals_match_the_expected_batch_over_several_real_chunks(make_epochs):
     # n spans three chunks, the last one partial; sizes of steps and of thirds of the data are exact
     # binomial (Bonferroni over all counts).
     n, b = 2 * CHUNK + 30_000, 20_000
-    sampler = make(n, b)
+    sampler = make_epochs(n, b)
     plan = sampler.plan(7, 0)
     if isinstance(sampler, Deterministic):
         assert plan.members(1)[0] == b
@@ -118,13 +133,13 @@ def test_marginals_match_the_expected_batch_over_several_real_chunks(make):
         assert total == n
 
 
-def test_epochs_are_independent_or_equal_as_the_mode_says(make, assert_law):
+def test_epochs_are_independent_or_equal_as_the_mode_says(make_epochs, assert_law):
     # Joint law of one example's participation in step 0 of two epochs, over many seeds.
-    sampler = make(6, 2, 2)
+    sampler = make_epochs(6, 2, 2)
     fixed = isinstance(sampler, Deterministic) or "fixed" in dataclasses.astuple(sampler)
     q = 1 / 3
     joint = np.zeros((2, 2))
-    for seed in range(1500):
+    for seed in range(600):
         first, second = (matrix(sampler, seed, epoch) for epoch in (0, 1))
         assert np.array_equal(first, second) or not fixed
         joint[first[1, 0], second[1, 0]] += 1
@@ -136,7 +151,7 @@ def test_epochs_are_independent_or_equal_as_the_mode_says(make, assert_law):
 
 def test_every_bit_of_a_long_seed_matters(make):
     sampler = make(400, 20)
-    if isinstance(sampler, Deterministic):
+    if sampler.row_law().certain:
         return
     draws = {matrix(sampler, 1 << bit, 0).tobytes() for bit in (0, 31, 32, 63, 64, 127, 128, 255)}
     assert len(draws) == 8
@@ -174,18 +189,18 @@ def test_a_batch_is_padded_with_index_zero_and_weight_zero_to_one_shape(make):
         assert not one.weights[members.size :].any()
 
 
-def test_the_divisor_is_the_mean_batch_size_or_the_nominal_one(make):
-    sampler = make(50, 8)
+def test_the_divisor_is_the_mean_batch_size_or_the_nominal_one(make_epochs):
+    sampler = make_epochs(50, 8)
     if isinstance(sampler, Poisson) or not hasattr(sampler, "sampling_prob"):
         assert sampler.expected_batch_size == 8
     else:
         assert sampler.expected_batch_size == pytest.approx(50 / 7, rel=1e-15)
 
 
-def test_steps_cover_the_data_with_a_last_batch_that_may_be_smaller(make):
-    assert make(50, 8, 3).steps_per_epoch == 7
-    assert make(50, 10, 3).steps_per_epoch == 5
-    assert make(50, 8, 3).num_steps == 21
+def test_steps_cover_the_data_with_a_last_batch_that_may_be_smaller(make_epochs):
+    assert make_epochs(50, 8, 3).steps_per_epoch == 7
+    assert make_epochs(50, 10, 3).steps_per_epoch == 5
+    assert make_epochs(50, 8, 3).num_steps == 21
 
 
 @pytest.mark.parametrize(
@@ -199,9 +214,9 @@ def test_steps_cover_the_data_with_a_last_batch_that_may_be_smaller(make):
         ((10, 2, 10**18), "a run has at most 2\\^31 - 1 steps, got 5000000000000000000"),
     ],
 )
-def test_impossible_sizes_are_refused_in_one_line(make, arguments, message):
+def test_impossible_sizes_are_refused_in_one_line(make_epochs, arguments, message):
     with pytest.raises(ValueError, match=message) as refusal:
-        make(*arguments)
+        make_epochs(*arguments)
     assert "\n" not in str(refusal.value)
 
 
@@ -231,8 +246,8 @@ def test_values_of_a_wrong_kind_are_refused_in_one_line():
         assert message in refusal
 
 
-def test_steps_chunks_and_seeds_out_of_range_are_refused(make):
-    sampler = make(10, 2, 2)
+def test_steps_chunks_and_seeds_out_of_range_are_refused(make_epochs):
+    sampler = make_epochs(10, 2, 2)
     source = BatchSource(sampler, 1)
     for step in (-1, 10):
         with pytest.raises(ValueError, match=f"step must be in \\[0, 10\\), got {step}"):
@@ -250,7 +265,7 @@ def test_a_sampler_is_a_value(make):
     assert pickle.loads(pickle.dumps(sampler)) == sampler
     assert type(sampler)(**dataclasses.asdict(sampler)) == sampler
     assert type(sampler).from_terms(sampler.terms()).terms() == sampler.terms()
-    assert sampler.unit == "example"
+    assert sampler.unit == ("user" if "max_contributions" in sampler.terms() else "example")
 
 
 def test_a_source_does_not_show_its_secret(make):
@@ -259,10 +274,10 @@ def test_a_source_does_not_show_its_secret(make):
 
 @pytest.mark.long
 @pytest.mark.parametrize("b", [1024, 65_536])
-def test_an_epoch_of_46_million_takes_seconds_and_a_batch_little(make, b):
+def test_an_epoch_of_46_million_takes_seconds_and_a_batch_little(make_epochs, b):
     import time
 
-    sampler = make(46_000_000, b)
+    sampler = make_epochs(46_000_000, b)
     source = BatchSource(sampler, 1)
     start = time.process_time()
     source.batch(0)
@@ -280,6 +295,9 @@ DRAWS_FOR_EVER = {
     "poisson": "8b12de0bc3edc392",
     "balls-and-bins": "4c7ceab6cc174635",
     "balls-and-bins-fixed": "1a83c5cfd8a1ff09",
+    "user-poisson": "8b12de0bc3edc392",
+    "multistage": "58668dbf7593157c",
+    "units-then-poisson": "bb801ced14a31295",
 }
 
 
