@@ -55,13 +55,15 @@ def looks(runs: Runs) -> dict[str, Look]:
     """
     samplers = {name: run.record["sampler"] for name, run in runs.items()}
     alone = max(Counter(samplers.values()).values(), default=1) == 1
+    units = {run.record["unit"] for run in runs.values()}
     before: Counter[str] = Counter()
     found = {}
     for name, sampler in samplers.items():
         number = before[sampler]
         before[sampler] += 1
         found[name] = Look(
-            label=sampler if alone or name == sampler else f"{name} ({sampler})",
+            label=(sampler if alone or name == sampler else f"{name} ({sampler})")
+            + (f", unit: one {runs[name].record['unit']}" if len(units) > 1 else ""),
             color=COLORS.get(sampler, "#666666"),
             marker=MARKERS[number % len(MARKERS)],
             fillstyle=("full", "none")[number // len(MARKERS) % 2],
@@ -104,12 +106,14 @@ def curves(runs: Runs) -> Figure:
     """
     figure, axes = _one_panel()
     look = looks(runs)
-    alike: dict[tuple[Mechanism, float], list[str]] = {}
+    alike: dict[tuple[Mechanism, float, str], list[str]] = {}
     for name, run in runs.items():
         assert run.mechanism is not None, "only runs of one mechanism have a curve"
-        alike.setdefault((run.mechanism, run.record["delta"]), []).append(name)
+        key = run.mechanism, run.record["delta"], run.record["unit"]
+        alike.setdefault(key, []).append(name)
     entries = []
-    for (mechanism, at), names in alike.items():
+    units = len({unit for _, _, unit in alike}) > 1
+    for (mechanism, at, unit), names in alike.items():
         first = look[names[0]]
         bounds = zip(DELTAS, _uppers(mechanism), strict=True)
         finite = [(delta, upper) for delta, upper in bounds if math.isfinite(upper)]
@@ -119,7 +123,8 @@ def curves(runs: Runs) -> Figure:
         axes.plot(at, runs[names[0]].record["epsilon_upper"], **dot)
         entry = Line2D([], [], lw=1.4, **{**dot, "linestyle": first.line})
         sampler = runs[names[0]].record["sampler"]
-        entry.set_label(first.label if len(names) == 1 else f"{_listed(names)} ({sampler})")
+        several = f"{_listed(names)} ({sampler})" + (f", unit: one {unit}" if units else "")
+        entry.set_label(first.label if len(names) == 1 else several)
         entries.append(entry)
     axes.set(xscale="log", yscale="log", xlabel="δ", ylabel="ε, certified upper end")
     axes.set_title(_terms(runs.values()), fontsize="medium")

@@ -136,7 +136,10 @@ def _glance(
 ) -> str:
     """Returns the table of runs of one task, and adds the figure of their quality to `figures`."""
     shown = headline.beside(metrics)
-    header = ["run", "sampler", "σ", "ε [lower, upper]", "δ", *map(label, shown)]
+    # An epsilon for one user and one for one example are not to be compared.
+    units = len({run.record["unit"] for run in runs.values()}) > 1
+    header = ["run", "sampler", "σ", "ε [lower, upper]", "δ", *(["unit"] if units else [])]
+    header += map(label, shown)
     rows = [
         [
             name,
@@ -144,6 +147,7 @@ def _glance(
             f"{run.record['noise_multiplier']:.4g}",
             report.interval(run.record),
             format_delta(run.record["delta"]),
+            *([f"one {run.record['unit']}"] if units else []),
             *(
                 report.metric(found[metric]) if metric in found else ""
                 for found in [run.record["metrics"]]

@@ -104,7 +104,7 @@ def _draw_apart(axes: Axes, panel: Panel) -> None:
 
 
 def _style(i: int, label: str) -> dict:
-    color = COLORS.get(label) or PALETTE[i % len(PALETTE)]
+    color = COLORS.get(label.partition(" (")[0]) or PALETTE[i % len(PALETTE)]
     return {"color": color, "marker": MARKERS[i % len(MARKERS)], "ms": 4.5, "lw": 1.4}
 
 

@@ -250,6 +250,7 @@ class Summary:
         lines: dict[str, list[Result]] = {}
         for result in self._tuned(grid, [named[cell.name] for cell in cells(grid)]):
             lines.setdefault(_label(grid, result.cell), []).append(result)
+        lines = _with_units(lines)
         panel = Panel(
             grid, lines, self.headline, self._judge, insecure=bool(self.sweep.insecure_seeds)
         )
@@ -393,6 +394,20 @@ def summarize(
     ]
     places = {json.dumps(place, sort_keys=True): place for place in environments}
     return Summary(sweep, task, tuple(results), tuple(places.values()), tuple(remarks))
+
+
+def _with_units(lines: dict[str, list[Result]]) -> dict[str, list[Result]]:
+    """Returns lines by labels that say what is protected, where that is not alike on all of them.
+
+    An epsilon for one user and one for one example are not to be compared.
+    """
+    units = {
+        label: " or ".join(dict.fromkeys(r["unit"] for result in line for r in result.reports))
+        for label, line in lines.items()
+    }
+    if len(set(units.values())) == 1:
+        return lines
+    return {f"{label} (unit: one {units[label]})": line for label, line in lines.items()}
 
 
 def _label(grid: Grid, cell: Cell) -> str:

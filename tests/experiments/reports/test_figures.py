@@ -87,3 +87,12 @@ def test_the_axis_is_called_by_the_metric():
     figure = quality(runs, Headline("test_rmse", "lower"))
     assert figure.axes[0].get_ylabel() == "test RMSE"
     assert figure.axes[0].lines[-1].get_ydata() == [1.5]
+
+
+def test_where_what_is_protected_differs_each_run_says_it():
+    runs = {
+        "a": made("a", "poisson", POISSON),
+        "b": made("b", "deterministic", FIXED, unit="user"),
+    }
+    labelled = ["poisson, unit: one example", "deterministic, unit: one user"]
+    assert labels(quality(runs, AUC)) == labels(curves(runs)) == labelled

@@ -49,6 +49,7 @@ def summary_of():
         excess=0.0,
         metrics=METRICS,
         task=CLICKS,
+        unit="user",
         **more,
     ):
         count = None if insecure_seeds else repetitions
@@ -76,7 +77,7 @@ def summary_of():
                 "epsilon_upper": None,
                 "delta": 1.0001e-5,
                 "adjacency": "zero-out",
-                "unit": "user",
+                "unit": unit(run) if callable(unit) else unit,
                 "num_params": 1234,
                 "num_examples": 5678,
                 "not_covered": ["the weather"],

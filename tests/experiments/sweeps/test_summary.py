@@ -282,6 +282,19 @@ def test_a_task_that_names_no_metric_shows_its_first_one(summary_of):
     assert (summary.headline.name, summary.headline.better) == ("test_error", None)
 
 
+def test_where_what_is_protected_differs_each_line_says_it(summary_of):
+    def unit(run):
+        return "user" if run.cell.sampler.name == "poisson" else "example"
+
+    summary = summary_of(auc, PRIVACY, unit=unit)
+    labels = ["shuffle (unit: one example)", "poisson (unit: one user)"]
+    assert list(summary.panels[0].lines) == labels
+    assert all("poisson (unit: one user) (0." in v for v in tables.verdicts(summary.panels[0]))
+    shown = [text.get_text() for text in draw(summary).axes[0].get_legend().get_texts()]
+    assert shown == labels
+    assert list(summary_of(auc, PRIVACY).panels[0].lines) == ["shuffle", "poisson"]
+
+
 def test_one_run_shows_no_spread_and_is_told_from_none():
     assert str(Estimate.of([0.5])) == "0.5000"
     assert not Estimate.of([0.5]).differs(Estimate.of([0.6]))
