@@ -24,7 +24,7 @@ def class_metrics(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, 
     """
     right, loss, count = 0, 0.0, 0
     for logits, labels in blocks:
-        found = np.asarray(logits, np.float64)
+        found = np.array(logits, np.float64)
         found[~np.isfinite(found)] = np.nan
         of_labels = log_softmax(found, axis=1)[np.arange(labels.size), labels]
         right += int(np.sum(found.argmax(axis=1) == labels))

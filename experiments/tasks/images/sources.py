@@ -86,7 +86,7 @@ def prepared(path: Path) -> Images:
             for part, some in tfds.divide(rows, done, split, builder.info.splits).items():
                 splits[part].append(some)
             done += len(rows["label"])
-    none = {"image": np.zeros((0, *shape), np.uint8), "label": np.zeros(0, np.int32)}
+    none: Columns = {"image": np.zeros((0, *shape), np.uint8), "label": np.zeros(0, np.int32)}
     whole = {
         split: {name: np.concatenate([x[name] for x in [none, *parts]]) for name in _COLUMNS}
         for split, parts in splits.items()

@@ -72,10 +72,12 @@ class ImageModels:
         Raises:
           ValueError: if there are no rows.
         """
+        import numpy as np
+
         from experiments.tasks.images.metrics import class_metrics
 
         logits = self._functions.logits
-        return class_metrics((logits(params, rows), rows["label"]) for rows in blocks)
+        return class_metrics((np.asarray(logits(params, rows)), rows["label"]) for rows in blocks)
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` images of uniform noise with uniform labels, which are nobody's."""

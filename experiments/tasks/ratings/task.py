@@ -181,12 +181,13 @@ class Ratings(RatingModels):
         import numpy as np
 
         rng = np.random.default_rng(0)
-        shape = (count, self.max_ratings) if self.rows == "users" else (count,)
+        tau = self.max_ratings
+        shape = (count, tau) if self.rows == "users" else (count,)
         item = rng.integers(0, self.num_items, shape, np.int32)
         rating = rng.integers(1, 6, shape).astype(np.float32)
         if self.rows == "ratings":
             return {"item": item, "rating": rating}
-        held = np.arange(shape[1]) < rng.integers(1, shape[1], (count, 1), endpoint=True)
+        held = np.arange(tau) < rng.integers(1, tau, (count, 1), endpoint=True)
         weight = held.astype(np.float32)
         return {"item": item * held, "rating": rating * weight, "weight": weight}
 

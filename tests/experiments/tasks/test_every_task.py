@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,8 @@ CASES = {
 
 def test_every_built_in_task_has_a_case_and_all_methods_and_is_found_by_whoever_loads_its_models():
     assert CASES.keys() == TASKS.keys()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["dpsgd.tasks"] == TASKS
     for name in TASKS.values():
         kind = find(name)
         assert dataclasses.is_dataclass(kind)
