@@ -21,12 +21,9 @@ def test_without_privacy_the_model_ranks_real_clicks(store, tmp_path):
     assert record["metrics"]["test_auc"] >= 0.745
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("epsilon", "settings", "auc"),
-    [
-        pytest.param(8.0, {}, 0.73, marks=pytest.mark.long),
-        (1.0, {"learning_rate": 5e-3}, 0.705),
-    ],
+    ("epsilon", "settings", "auc"), [(8.0, {}, 0.73), (1.0, {"learning_rate": 5e-3}, 0.705)]
 )
 def test_private_training_ranks_real_clicks_at_a_certified_epsilon(
     store, tmp_path, epsilon, settings, auc

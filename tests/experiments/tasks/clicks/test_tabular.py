@@ -605,6 +605,7 @@ def test_a_store_of_another_label_or_transform_is_not_evaluated(trained, tmp_pat
         assert f"was prepared with other {what}: " in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_table_of_numbers_alone_is_trained_on(trained, tmp_path, capsys):
     folder, _ = trained
     asked = ["--label", "clicked", "--numbers", "age", "device"]
