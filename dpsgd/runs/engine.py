@@ -33,7 +33,7 @@ from dpsgd.runs.optimizer import ADAM, step_sizes
 from dpsgd.runs.records import checked, plain
 from dpsgd.runs.result import FinishedRun, guarantee_of, proved
 from dpsgd.runs.stop import Stopped, stop_requests
-from dpsgd.runs.task import Task, check_task, data_digest, load, task_record
+from dpsgd.runs.task import Task, check_task, data_digest, identity, load, task_record
 from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.loop import Block, repeats_exactly, train_blocks
@@ -122,7 +122,9 @@ class Job:
           digest: What names its data.
           root: Its secret.
         """
-        code = task_code_digest(self.task, record["task"]["name"], self.mechanism.sampler)
+        name = record["task"]["name"]
+        same = identity(self.task, name)
+        code = task_code_digest(self.task, name, self.mechanism.sampler, identity=same)
         stated = fingerprint(record, digest, root, code)
         return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit)
 

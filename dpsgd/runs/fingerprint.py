@@ -86,7 +86,11 @@ def code_digest() -> str:
 
 
 def task_code_digest(
-    task: Any, name: str | None = None, sampler: BatchSampler | None = None
+    task: Any,
+    name: str | None = None,
+    sampler: BatchSampler | None = None,
+    *,
+    identity: str = "",
 ) -> str:
     """Returns a digest of the source files that a task, and a sampler of the user's, are made of.
 
@@ -99,15 +103,19 @@ def task_code_digest(
       task: What is trained.
       name: "module:object", if it was found by its name.
       sampler: Who draws the batches.
+      identity: What tells the task from others of the same code, see `dpsgd.runs.task.identity`.
     """
-    modules = {type(task).__module__, task.loss.__module__, (name or "").partition(":")[0]}
+    modules = {
+        type(task).__module__,
+        getattr(task.loss, "__module__", ""),
+        (name or "").partition(":")[0],
+    }
     if sampler is not None and ":" in name_of(type(sampler)):
         modules.add(type(sampler).__module__)
     own = sorted((modules & set(sys.modules)) - set(sys.stdlib_module_names))
     digests = [_module_digest(sys.modules[module]) for module in own]
-    return _digest(
-        "\n".join(digest or secrets.token_hex(16) for digest in digests or [""]).encode()
-    )
+    parts = [identity, *(digest or secrets.token_hex(16) for digest in digests or [""])]
+    return _digest("\n".join(parts).encode())
 
 
 @functools.cache

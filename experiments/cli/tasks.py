@@ -129,7 +129,8 @@ def options_of(kind: type, *, place: bool = True) -> type:
     for field in fields_of(kind):
         if not field.init:
             continue
-        name, default, offered = field.name, field.default, types[field.name]
+        name, default = field.name, field.default
+        offered: Any = types[field.name]
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         if name == "data" and not place and needs_data(kind):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 import pytest
-from tiny_task import Line, config_of, line, run_and_stop, short_blocks
+from tiny_task import Line, Scaled, config_of, line, run_and_stop, short_blocks
 
 from accounting import epsilon
 from dpsgd import RootKey, resume, run
@@ -150,12 +150,16 @@ def changed_code(monkeypatch, stopped):
 
 
 def changed_task_code(monkeypatch, stopped):
-    monkeypatch.setattr(engine, "task_code_digest", lambda *of: "other code")
+    monkeypatch.setattr(engine, "task_code_digest", lambda *of, **more: "other code")
     return line
 
 
 def changed_data(monkeypatch, stopped):
     return dataclasses.replace(line, seed=1)
+
+
+def changed_class(monkeypatch, stopped):
+    return Scaled()
 
 
 def changed_description(monkeypatch, stopped):
@@ -171,7 +175,15 @@ def changed_settings(monkeypatch, stopped):
 
 
 @pytest.mark.parametrize(
-    "change", [changed_code, changed_task_code, changed_data, changed_description, changed_settings]
+    "change",
+    [
+        changed_code,
+        changed_task_code,
+        changed_data,
+        changed_class,
+        changed_description,
+        changed_settings,
+    ],
 )
 def test_what_is_changed_begins_a_generation_and_is_counted_in_addition(
     stopped, monkeypatch, change

@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from tiny_task import Line, line
+from tiny_task import Line, Scaled, line
 
 from dpsgd.runs.fingerprint import task_code_digest
-from dpsgd.runs.task import check_task, data_digest, find, load, task_record
+from dpsgd.runs.task import check_task, data_digest, find, identity, load, task_record
 
 
 def test_a_task_comes_back_from_its_record():
@@ -157,3 +157,16 @@ def test_code_that_nobody_can_read_is_never_the_same_twice(monkeypatch):
         assert task_code_digest(line) != task_code_digest(line)
     finally:
         fingerprint._module_digest.cache_clear()
+
+
+def test_tasks_are_alike_only_in_class_and_settings(monkeypatch):
+    same = [identity(Scaled(scale=2.0), name) for name in (None, "tiny_task:Scaled")]
+    assert same[0] == same[1]
+    others = [Scaled(scale=3.0), Scaled(rows=7), Line(), Scaled(scale=2.0, seed=1)]
+    assert len({same[0], *(identity(task, None) for task in others)}) == 5
+
+    opaque = Line()
+    monkeypatch.setattr("dpsgd.runs.task._settings", lambda task: None)  # it holds more than those
+    assert identity(opaque, None) != identity(opaque, None)
+    assert identity(opaque, "tiny_task:line") != identity(opaque, "tiny_task:line")
+    assert identity(line, "tiny_task:line") == identity(line, "tiny_task:line")
