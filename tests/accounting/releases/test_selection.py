@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import integrate, optimize, stats
 
 from accounting import Bound, GaussianProfile, SelectionProfile, TrialCount, epsilon
 from accounting.estimates.monte_carlo import MonteCarloProfile
@@ -135,6 +135,20 @@ def test_a_pure_trial_costs_shape_plus_two_times(count):
     """Papernot and Steinke, corollary 3."""
     profile = SelectionProfile(RandomisedResponse(), count)
     assert profile.delta((2 + count.shape) * (1 + 1e-3)).upper == 0.0
+
+
+@pytest.mark.parametrize("count", COUNTS[:4], ids=str)
+def test_epsilon_grows_by_shape_plus_one_times_the_least_e_of_the_theorem(count):
+    trial, gamma = GaussianProfile(1.0), count.gamma
+    e = optimize.brentq(
+        lambda e: (1 - gamma) * trial.delta(e).upper - gamma * math.expm1(e), 1e-9, 50.0
+    )
+    one, best = (
+        p.epsilon(d)
+        for p, d in [(trial, 1e-6 / count.mean), (SelectionProfile(trial, count), 1e-6)]
+    )
+    assert one.lower + (count.shape + 1) * e * (1 - 1e-9) <= best.upper
+    assert best.upper <= 1.01 * (one.upper + (count.shape + 1) * e)
 
 
 @pytest.mark.parametrize("shape", [0.0, 1.0])
