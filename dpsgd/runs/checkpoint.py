@@ -10,18 +10,21 @@ above after it. After a power failure the newest checkpoint may be there without
 not at all. To fsync its dozen files behind it, and to tell which of them are torn, would be more
 code than this, and more to believe than one file with one rename.
 
-A checkpoint holds the state, which the guarantee covers, and the head of the ledger at its time, by
-which a ledger that was rolled back is recognised. It holds no key: see `dpsgd.noise.keys`.
+A checkpoint holds the state and the head of the ledger at its time, by which a ledger that was
+rolled back is recognised. It holds no key: see `dpsgd.noise.keys`. But what noise needs from step
+to step, if anything, is as secret as one, so that only the owner can read the file; the guarantee
+covers the rest of the state.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 import tokenize
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -77,7 +80,12 @@ class Checkpoints:
         arrays["ledger_head"] = np.array(checkpoint.ledger_head)
         arrays["seconds"] = np.array(checkpoint.seconds)
         path = self.folder / f"{int(checkpoint.state.step):012d}.npz"
-        write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
+
+        def write(file: IO[bytes]) -> None:
+            os.fchmod(file.fileno(), 0o600)  # the state may hold what subtracts noise
+            np.savez(file, allow_pickle=False, **arrays)
+
+        write_atomically(path, write)
         for old in self._paths()[KEPT:]:
             old.unlink()
 

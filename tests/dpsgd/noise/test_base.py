@@ -100,6 +100,8 @@ def test_a_resumed_run_ends_in_the_same_bits_under_any_noise(noise, tmp_path):
     for block in blocks:
         if block.steps.start == 4:
             checkpoints.save(Checkpoint(block.state, "", 0.0))
+    (saved,) = tmp_path.glob("*.npz")
+    assert saved.stat().st_mode & 0o777 == 0o600  # the owner's alone, as the root is
     begun = checkpoints.latest(start(noise)).state
     assert begun.step == 8
     [last] = train_blocks(ALGORITHM, mechanism(noise), begun, rows(), **how)
@@ -162,6 +164,20 @@ def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path)
     assert read(tmp_path / "ledger").generations[0].terms.mechanism.noise == noise
     record = json.loads((tmp_path / "ledger").read_text().splitlines()[0])
     assert record["noise"]["name"].split(":")[-1] in ("independent", "secure", "TwoBands")
+
+
+def test_correlated_noise_that_is_begun_anew_has_no_guarantee(tmp_path):
+    terms = Terms(mechanism(TwoBands()), 1e-5, False, {"code": "x"})
+    with Ledger.create(tmp_path / "ledger", terms) as ledger:
+        ledger.declare(range(4))
+        whole = Guarantee.of(mechanism(Independent()), 1e-5).epsilon
+        assert ledger.history.guarantee().epsilon.upper == whole.upper
+        changed = dataclasses.replace(terms, fingerprint={"code": "y"})
+        ledger.resume(changed, step=4, origin=NO_HEAD, repeatable=True)
+        ledger.declare(range(4, 8))
+        found = ledger.history.guarantee()
+    assert "correlated over steps was begun anew" in found.sentence()
+    assert found.epsilon is None
 
 
 @pytest.mark.parametrize(
