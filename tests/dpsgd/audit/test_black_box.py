@@ -13,7 +13,7 @@ from dpsgd.audit.black_box import black_box_audit, bound_epsilon
 from dpsgd.audit.runs import Runs, scores_of
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 
-pytestmark = pytest.mark.audit
+pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
 
 KINDS = {
     "deterministic": Deterministic,

@@ -545,8 +545,15 @@ def test_a_key_of_another_form_is_refused(key):
 # --- cost ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("constant", ["nothing", "stddev", "stddev, key and step"])
-@pytest.mark.parametrize("shape", [(2**20,), (2**17, 8)], ids=["line", "table"])
+LINE, TABLE = (2**20,), (2**17, 8)
+LAYOUTS = [(LINE, "stddev"), (TABLE, "nothing"), (TABLE, "stddev, key and step")]
+LAYOUTS += [
+    pytest.param(shape, constant, marks=pytest.mark.long)
+    for shape, constant in [(LINE, "nothing"), (TABLE, "stddev"), (LINE, "stddev, key and step")]
+]
+
+
+@pytest.mark.parametrize(("shape", "constant"), LAYOUTS)
 def test_noise_is_made_once_and_never_stored_where_two_moments_read_it(shape, constant):
     """With Adam, noise takes no temporary of the parameters' size, and no coordinate two blocks.
 
