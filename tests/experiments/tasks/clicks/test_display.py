@@ -152,7 +152,7 @@ def mutate(data: bytes, changes) -> bytes:
     return data
 
 
-@settings(max_examples=300)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     st.lists(st.sampled_from(VALID), min_size=1, max_size=5),
     st.sampled_from(["\n", "\r\n"]),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.tasks.clicks.criteo import display, search
@@ -94,6 +94,7 @@ integers = st.one_of(st.just(""), st.integers(-(10**6), 10**17).map(str))
 hexadecimals = st.one_of(st.just(""), st.integers(0, 2**32 - 1).map("{:08x}".format))
 
 
+@settings(max_examples=settings().max_examples // 3)
 @given(
     st.lists(
         st.tuples(st.just("0"), *[integers] * 13, *[hexadecimals] * 26), min_size=1, max_size=5
