@@ -95,6 +95,7 @@ def quality(runs: Runs, headline: Headline) -> Figure:
             entries[-1].set_label(f"{look[name].label}, without privacy")
     axes.set(xscale="log", xlabel=f"ε, certified ({_terms(shown)})", ylabel=headline.label)
     label_ones_twos_fives(axes.xaxis)
+    axes.ticklabel_format(axis="y", useOffset=False)
     _legend(figure, axes, entries)
     return figure
 

@@ -11,6 +11,7 @@ from experiments.cli.commands.sweep import SweepConfig
 from experiments.sweeps.config import AXES, SHIPPED, Sweep
 from experiments.sweeps.engine import task_of
 from experiments.sweeps.plan import cells, plan
+from samplers.settings import SETTINGS
 
 GRID = """
 [[grid]]
@@ -94,6 +95,25 @@ def test_secure_noise_is_asked_of_the_runs_that_have_noise(tmp_path):
     runs = planned(read(tmp_path, f'title = "t"\nrepetitions = 1\n{shared}{GRID}'), tmp_path)
     assert {run.config.non_private for run in runs} == {True, False}
     assert all(run.config.secure_noise != run.config.non_private for run in runs)
+
+
+NEEDED = {
+    "multistage": "draws = [8, 4], steps = 20",
+    "units-then-poisson": "draws = [8], steps = 20, sampling_prob = 0.2",
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_sampler_can_be_swept_and_has_the_sizes_that_it_knows(tmp_path, name):
+    sampler = f'{{ name = "{name}", {NEEDED[name]} }}' if name in NEEDED else f'"{name}"'
+    several = '["shuffle", { name = "poisson", overflow = "accumulate" }]'
+    text = GRID.replace(several, sampler) + "batch_size = 64\n"
+    runs = planned(read(tmp_path, f'title = "t"\nrepetitions = 1\n{text}'), tmp_path)
+    assert len(runs) == (1 if name in NEEDED else 2) * 3  # epochs, privacy
+    assert len({run.name for run in runs}) == len(runs)
+    assert all(run.name.startswith(name) and "/" not in run.name for run in runs)
+    if name not in NEEDED:
+        assert {run.config.sampler.batch_size for run in runs} == {64}
 
 
 HEAD = 'title = "t"\nrepetitions = 2\n'
