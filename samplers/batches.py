@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,14 +21,22 @@ class IndexBatch(NamedTuple):
 
 
 class IndexBlock(NamedTuple):
-    """The passes of consecutive steps, one a row."""
+    """Who takes part in consecutive steps: fixed shapes, whatever the batch sizes.
 
-    indices: np.ndarray
+    Step j of the block is the passes `starts[j] : starts[j + 1]`. Most samplers need one pass a
+    step; a batch larger than one pass is summed over several before its single noisy update.
+    """
+
+    indices: Any
     """Examples; 0 where padded: int32[passes, padded_batch_size]."""
-    weights: np.ndarray
+    weights: Any
     """1 for an example, 0 for padding: float32[passes, padded_batch_size]."""
-    steps: np.ndarray
-    """The step of each pass, ascending; each step has one pass or more: int64[passes]."""
+    starts: Any
+    """Where each step's passes begin: int32[steps + 1]."""
+    num_steps: Any
+    """Steps of the block that are real: int32 scalar."""
+    places: Any = None
+    """Where rows that travel lie in their block: int32[passes, padded_batch_size]."""
 
 
 class BatchSource:
@@ -111,25 +119,38 @@ class BatchSource:
             )
         return passes[0]
 
-    def fill(self, start: int, stop: int) -> IndexBlock:
-        """Returns the passes of the steps start, ..., stop - 1, in order.
+    def fill(
+        self, start: int, stop: int, *, steps: int = 0, passes: int | None = None
+    ) -> IndexBlock:
+        """Returns the passes of the steps start, ..., stop - 1, in order: copied and padded once.
+
+        Args:
+          start: First step.
+          stop: One beyond the last.
+          steps: Steps that the block has room for, at least; those beyond the last have no pass.
+          passes: Passes that it has room for. A step whose passes find no room opens the next
+            block, unless it is the first of this one; by default the block is as long as needed.
 
         Raises:
           ValueError: a step is not in [0, num_steps).
         """
-        steps: list[int] = []
         members: list[np.ndarray] = []
+        starts = [0]
         for step in range(start, stop):
             cut = self._members(step)
-            steps += [step] * len(cut)
+            if passes is not None and members and len(members) + len(cut) > passes:
+                break
             members += cut
-        shape = len(steps), self.sampler.padded_batch_size
+            starts.append(len(members))
+        done = len(starts) - 1
+        shape = max(len(members), passes or 0), self.sampler.padded_batch_size
         indices = np.zeros(shape, dtype=np.int32)
         weights = np.zeros(shape, dtype=np.float32)
         for row, examples in enumerate(members):
             indices[row, : examples.size] = examples
             weights[row, : examples.size] = 1.0
-        return IndexBlock(indices, weights, np.array(steps, dtype=np.int64))
+        starts += [len(members)] * (steps - done)
+        return IndexBlock(indices, weights, np.asarray(starts, np.int32), np.int32(done))
 
 
 def batch(sampler: BatchSampler, seed: int, step: int) -> IndexBatch:

@@ -34,11 +34,10 @@ from scipy import special
 from dpsgd.audit.step import recorder
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm
-from dpsgd.training.blocks import BlockPlan
 from dpsgd.training.loop import block_function
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.programs import compiler_options
-from samplers import BatchSampler, BatchSource
+from samplers import BatchSampler, BatchSource, IndexBlock
 
 _MOST_INDICES = 4_000_000  # of one dispatch
 
@@ -62,7 +61,7 @@ class Runs:
         self._drawn = self._noised = 0  # trials so far: each has randomness of its own
         algorithm = build(lambda w, x: w * x, recorder(sampler.num_steps))
         # One compiled step over many independent runs; the worlds differ in the data alone.
-        over_runs = (None, None, BlockPlan(0, 0, 0, None), 0, None)
+        over_runs = (None, None, IndexBlock(0, 0, 0, None), 0, None)
         run_block = jax.vmap(block_function(algorithm, sampler), in_axes=over_runs)
         self._run = jax.jit(run_block, compiler_options=compiler_options())
         self._state = algorithm.init(jnp.zeros((), jnp.float32), mechanism)
@@ -95,7 +94,7 @@ class Runs:
         )
         return present, absent
 
-    def _of_world(self, data: Any, plan: BlockPlan, others: int, chunk: int) -> Scores:
+    def _of_world(self, data: Any, plan: IndexBlock, others: int, chunk: int) -> Scores:
         keys = jnp.asarray(
             [self.mechanism.noise_key(self._root, self._noised + k) for k in range(chunk)]
         )
@@ -111,7 +110,7 @@ class Runs:
             min(1.0, b / self.sampler.num_examples),
         )
 
-    def _plans(self, chunk: int) -> BlockPlan:
+    def _plans(self, chunk: int) -> IndexBlock:
         """Draws the batches of `chunk` runs, each from a seed of its own."""
         seeds = [self._root.sampling_seed(self._drawn + k) for k in range(chunk)]
         self._drawn += chunk
@@ -124,18 +123,16 @@ class Runs:
             indices[k, : len(block.indices)] = block.indices
             weights[k, : len(block.weights)] = block.weights
             starts[k] = block.starts
-        return BlockPlan(indices, weights, starts, np.int32(self.sampler.num_steps))
+        return IndexBlock(indices, weights, starts, np.int32(self.sampler.num_steps))
 
 
-def _index_block(sampler: BatchSampler, seed: int) -> BlockPlan:
+def _index_block(sampler: BatchSampler, seed: int) -> IndexBlock:
     """Returns the batches of a whole run, as `BatchSource` gives them to training."""
     steps = np.arange(sampler.num_steps + 1)
     plans = [sampler.plan(seed, sampler.drawn_epoch(epoch)) for epoch in range(sampler.epochs)]
     sizes = np.concatenate([np.diff(plan.starts) for plan in plans])
     if sizes.max() > sampler.padded_batch_size:  # cut, or taken in several passes
-        block = BatchSource(sampler, seed).fill(0, sampler.num_steps)
-        starts = np.searchsorted(block.steps, steps)
-        return BlockPlan(block.indices, block.weights, starts, np.int32(sampler.num_steps))
+        return BatchSource(sampler, seed).fill(0, sampler.num_steps)
     # The same as `fill` in a few array operations: thousands of runs are drawn.
     members = np.concatenate([plan.examples for plan in plans])
     row = np.repeat(steps[:-1], sizes)
@@ -143,7 +140,7 @@ def _index_block(sampler: BatchSampler, seed: int) -> BlockPlan:
     indices = np.zeros((sampler.num_steps, sampler.padded_batch_size), np.int32)
     weights = np.zeros(indices.shape, np.float32)
     indices[row, column], weights[row, column] = members, 1.0
-    return BlockPlan(indices, weights, steps, np.int32(sampler.num_steps))
+    return IndexBlock(indices, weights, steps, np.int32(sampler.num_steps))
 
 
 def scores_of(x: np.ndarray, others: int, sigma: float, rate: float | None = None) -> Scores:

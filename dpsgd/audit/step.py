@@ -14,9 +14,9 @@ import optax
 
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm
-from dpsgd.training.blocks import BlockPlan
 from dpsgd.training.loop import compiled_block
 from dpsgd.training.mechanism import Mechanism, Scales
+from samplers import IndexBlock
 
 PyTree = Any
 
@@ -121,7 +121,7 @@ class CompiledStep:
         blocks, weights = np.full(shape, padding, np.int32), np.zeros(shape, np.float32)
         blocks[where], weights[where] = taking[:, None], 1.0
         indices = blocks * self.block + np.arange(self.block, dtype=np.int32)
-        plan = BlockPlan(
+        plan = IndexBlock(
             indices.reshape(self.passes, self.width),
             weights.reshape(self.passes, self.width),
             np.array([0, self.passes], np.int32),

@@ -20,12 +20,12 @@ from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.losses import example_keys
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState, owned
-from dpsgd.training.blocks import BlockPlan, in_background, plan_blocks, with_rows
+from dpsgd.training.blocks import in_background, plan_blocks, with_rows
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
 from dpsgd.training.programs import compiled
-from samplers import BatchSampler, BatchSource, Population, UnitData
+from samplers import BatchSampler, BatchSource, IndexBlock, Population, UnitData
 
 PyTree = Any
 
@@ -92,7 +92,7 @@ def _run_block(
     clipped_shape: tuple[int, ...],
     state: TrainState,
     data: PyTree,
-    plan: BlockPlan,
+    plan: IndexBlock,
     noise_key: Any,
     scales: Scales,
     loss_key: Any = None,
@@ -206,7 +206,7 @@ def _inputs(
     *,
     first_step: int,
     block_steps: int,
-) -> Iterator[tuple[range, PyTree, BlockPlan]]:
+) -> Iterator[tuple[range, PyTree, IndexBlock]]:
     """Yields steps, data and plan of every block, on the device."""
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(data))
     if data_on is None:

@@ -25,7 +25,6 @@ import samplers
 from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, RunConfig, dpsgd, runs, train_blocks
 from dpsgd.runs.optimizer import ADAM, step_sizes
 from dpsgd.runs.result import FinishedRun
-from dpsgd.training.blocks import BlockPlan
 from dpsgd.training.loop import block_function, compiled_block
 from dpsgd.training.programs import compiler_options
 from experiments.benchmarks.gpu_program import traffic
@@ -39,7 +38,7 @@ from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks
-from samplers import Deterministic
+from samplers import Deterministic, IndexBlock
 from samplers.settings import SETTINGS
 
 PyTree = Any
@@ -129,7 +128,7 @@ class _Setting(NamedTuple):
         algorithm = dpsgd(loss_fn, optimizer)
         data = synthetic.in_memory(size.resident_rows, seed=0).columns
         shape = size.block_steps, batch_size
-        plan = BlockPlan(
+        plan = IndexBlock(
             np.random.default_rng(0).integers(0, size.resident_rows, shape, np.int32),
             np.ones(shape, np.float32),
             np.arange(size.block_steps + 1, dtype=np.int32),
