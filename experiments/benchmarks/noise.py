@@ -47,15 +47,13 @@ def measure(size: int, secure_size: int, rounds: int) -> list[Row]:
         threefry: stock("threefry2x32"),
         rbg: stock("rbg"),
     }
-    # Each owns its sums, and gives every step a number.
-    start = jnp.zeros(size), jnp.uint32(1)
-    series = in_turns(
-        {
-            name: Carried(lambda carry, _, add=add: (add(*carry), carry[1] + 1), start)
-            for name, add in programs.items()
-        },
-        rounds,
-    )
+
+    def noiser(add: Callable[[jax.Array, jax.Array], jax.Array]) -> Carried:
+        """Returns a program that owns its sums, and gives every step a number."""
+        start = jnp.zeros(size), jnp.uint32(1)
+        return Carried(lambda carry, _: (add(*carry), carry[1] + 1), start)
+
+    series = in_turns({name: noiser(add) for name, add in programs.items()}, rounds)
     secure = in_turns(
         {"secure": lambda: rounded_gaussian(secure_key, 0, 0, (secure_size,), 2**20)}, rounds
     ).median("secure")
