@@ -113,9 +113,14 @@ def max_event_lower_bound(
         best = int(np.argmax(gains))
         return float(gains[best]), float(ceilings[best])
 
-    reach = max(shifts) + 40.0 * noise_multiplier
-    step = 0.02 * noise_multiplier
-    ceilings = np.arange(-40.0 * noise_multiplier, reach + step, step)
+    # Far from where a coordinate stands, counted in its deviation, no event tells P from Q.
+    reach, step = 40.0 * noise_multiplier, 0.02 * noise_multiplier
+    centres = sorted({0.0, *shifts})
+    if reach > 0.5:
+        ceilings = np.arange(-reach, centres[-1] + reach + step, step)
+    else:
+        window = np.arange(-reach, reach + step, step)
+        ceilings = np.concatenate([centre + window for centre in centres])
     bound, at = best_at(ceilings)
     for _ in range(3):
         ceilings = np.linspace(at - step, at + step, 101)

@@ -30,6 +30,8 @@ from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.repeated import RepeatedGrids
 
 _SHARP = 1e-6
+_LARGEST_LOSS = 1e4
+"""Of one release: beyond it moments overflow, and no grid shows more than is known without one."""
 _PRECISION = "double precision gives no more digits"
 
 
@@ -118,6 +120,8 @@ class PoissonProfile:
 
     def _curves(self) -> Iterator[Curves]:
         """Yields the profile by inversion, sharper and sharper."""
+        if 0.5 / self.noise_multiplier**2 > _LARGEST_LOSS:
+            return
         releases = Releases(self.noise_multiplier, self.sampling_prob, self.steps)
         for accuracy in ACCURACIES:
             yield Curves(releases, accuracy)
@@ -146,6 +150,8 @@ class PoissonProfile:
         """Returns one release's law of X on a grid, where that has not too many atoms."""
         sigma, rate = self.noise_multiplier, self.sampling_prob
         bottom, reach = math.log1p(-rate), 0.5 / sigma**2 - special.ndtri(tail) / sigma
+        if reach > _LARGEST_LOSS:
+            raise GridError(f"no grid is computed: losses are beyond {_LARGEST_LOSS:.0f}")
         if (np.logaddexp(bottom, math.log(rate) + reach) - bottom) / step > MOST_CELLS:
             raise GridError("no finer grid is computed: one release has too many atoms")
         return [LikelihoodRatio.subsampled_gaussian(sigma, rate, step, side, tail)]

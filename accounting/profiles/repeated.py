@@ -28,6 +28,8 @@ from accounting.profile import (
 )
 
 _FINEST = 2e-3
+_COARSEST_STEP = 500.0
+"""Steps of a grid are exponents, and floats end at e^709."""
 _TAIL = 1e-6
 """Share of delta that may be cut off the laws' tails."""
 _FEW_DIGITS = 1e-4
@@ -75,6 +77,8 @@ class RepeatedGrids:
         self, resolution: float, tail: float, delta: float, epsilon: float | None
     ) -> GridBounds:
         step = resolution * min(1.0, self.deviation)
+        if step > _COARSEST_STEP:
+            raise GridError("losses are too large for a grid that can be computed")
         tail = max(tail / self.steps, 1e-300)
         # The upper ratio first: where no grid serves it says so at once.
         (ratio,), below = self.ratios("upper", step, tail), self.ratios("lower", step, tail)

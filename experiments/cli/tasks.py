@@ -137,7 +137,7 @@ def options_of(kind: type, *, place: bool = True) -> type:
             offered, default = offered | None, None
         offered = Annotated[offered, tyro.conf.arg(help=helps.get(name, ""))]
         if name == "data" and place:
-            offered = tyro.conf.Positional[offered]
+            offered = tyro.conf.Positional[offered]  # type: ignore[misc]  # a type known when run
         missing = default is dataclasses.MISSING
         fields.append(
             (name, offered, dataclasses.field() if missing else dataclasses.field(default=default))

@@ -100,3 +100,12 @@ def test_a_point_that_is_no_epsilon_or_no_delta_is_refused(name):
     for at in (-0.1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="epsilon must be"):
             profile.delta(at)
+
+
+@EVERY
+@pytest.mark.filterwarnings("error")
+def test_hardly_any_noise_is_answered_by_bounds_at_once(name):
+    for sigma in (1e-3, 1e-4, 1e-9):
+        bound = bound_of(name, sigma)
+        assert 0 <= bound.lower <= bound.upper
+        assert bound.upper >= 1e5 or bound.note
