@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
+import importlib.util
 import os
 import secrets
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -94,10 +97,10 @@ def task_code_digest(
 ) -> str:
     """Returns a digest of the source files that a task, and a sampler of the user's, are made of.
 
-    They are those of the modules of its class, of its loss and of its name: all files of the
-    package that such a module lies in; of one in no package, the module and what it imports,
-    directly or not, of the modules and packages that lie beside it. Where there is no source, as in
-    a notebook, it is never the same twice: nothing can be compared.
+    They are those of the modules of its class, of its loss and of its name: the module, or all
+    files of the package that it lies in, and whatever these import, directly or not: the files of
+    modules and packages that are not installed, and the versions of those that are. Where there is
+    no source, as in a notebook, it is never the same twice: nothing can be compared.
 
     Args:
       task: What is trained.
@@ -120,39 +123,96 @@ def task_code_digest(
 
 @functools.cache
 def _module_digest(module: ModuleType) -> str:
-    """Returns the digest of a module's source, as it is when first asked; empty if it has none."""
-    package = sys.modules.get(module.__name__.partition(".")[0])
-    if package is not None and hasattr(package, "__path__"):
-        return _digest_of(_below(package.__path__))
+    """Returns the digest of a module's code, as it is when first asked; empty if it has no source.
+
+    It is of its source, or its package's, and of what that imports, directly or not: the source of
+    what is not installed, and the versions of what is.
+    """
+    spec = getattr(module, "__spec__", None)  # of what is run by its name, too
+    name = spec.name if spec else module.__name__
+    package = sys.modules.get(name.partition(".")[0])
     file = getattr(module, "__file__", None)
-    return _digest_of(_imported_beside(Path(file))) if file and Path(file).is_file() else ""
-
-
-def _imported_beside(file: Path) -> set[Path]:
-    """Returns a source file, and those that it imports from the folder that it lies in."""
-    found: set[Path] = set()
-    waiting = {file}
+    if package is not None and hasattr(package, "__path__"):
+        waiting = _named(package.__path__)
+    elif file and Path(file).is_file():
+        waiting = {Path(file): Path(file).name}
+    else:
+        return ""
+    found: dict[Path, str] = {}
+    known, versions = set(sys.stdlib_module_names) | _LIBRARY, set()
     while waiting:
-        one = waiting.pop()
-        found.add(one)
-        try:
-            nodes = list(ast.walk(ast.parse(one.read_bytes())))
-        except (SyntaxError, ValueError):  # nor can it be imported
-            continue
-        for node in nodes:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names.append(node.module)
-            for name in {name.partition(".")[0] for name in names}:
-                beside = file.parent / name
-                if beside.is_dir():
-                    waiting |= _below([str(beside)]) - found
-                elif beside.with_suffix(".py").is_file():
-                    waiting |= {beside.with_suffix(".py")} - found
-    return found
+        path, name = waiting.popitem()
+        found[path] = name
+        for imported in _imported(path) - known:
+            known |= {imported}
+            if files := _source_of(imported, path.parent):
+                waiting |= {one: name for one, name in files.items() if one not in found}
+            else:
+                versions.add(f"{imported} {_version(imported)}")
+    lines = [f"{name} {_digest(path.read_bytes())}" for path, name in found.items()]
+    return _digest("\n".join(sorted(lines) + sorted(versions)).encode())
 
 
-def _below(folders: Iterable[str]) -> set[Path]:
+_LIBRARY = {"accounting", "samplers", "dpsgd"}
+"""Whose code a fingerprint names by itself."""
+
+
+def _imported(file: Path) -> set[str]:
+    """Returns the modules and packages, by the first part of their names, that a file imports."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError):  # nor can it be imported
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module and not n.level]
+    return {name.partition(".")[0] for name in names}
+
+
+def _source_of(name: str, folder: Path) -> dict[Path, str]:
+    """Returns the source files of what `name` imports; none of what is installed, or not there.
+
+    Args:
+      name: Of a module or package.
+      folder: Of a file that imports it: what lies beside a script comes first.
+    """
+    if not (folder / "__init__.py").is_file():  # inside a package nothing lies beside
+        if (folder / name).is_dir():
+            return _named([folder / name])
+        if (beside := folder / f"{name}.py").is_file():
+            return {beside: beside.name}
+    with contextlib.suppress(ImportError, ValueError):  # a module that was made by hand has none
+        if spec := importlib.util.find_spec(name):  # which executes nothing
+            places = [Path(place) for place in spec.submodule_search_locations or ()]
+            file = Path(spec.origin or "")
+            if any({"site-packages", "dist-packages"} & set(p.parts) for p in (*places, file)):
+                return {}
+            if places:
+                return _named(places)
+            if file.suffix == ".py" and file.is_file():
+                return {file: file.name}
+    return {}
+
+
+def _version(name: str) -> str:
+    """Returns the versions of the distributions that a module comes from; empty if it has none."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version(name)
+    return " ".join(sorted(f"{one} {version(one)}" for one in _distributions().get(name, ())))
+
+
+_distributions = functools.cache(packages_distributions)
+
+
+def _named(folders: Iterable[str | Path]) -> dict[Path, str]:
+    """Returns the source files below folders, with names that do not say where these lie."""
+    return {
+        file: f"{Path(folder).name}/{file.relative_to(folder).as_posix()}"
+        for folder in folders
+        for file in _below([folder])
+    }
+
+
+def _below(folders: Iterable[str | Path]) -> set[Path]:
     return {file for folder in folders for file in Path(folder).rglob("*.py")}
 
 

@@ -148,6 +148,57 @@ def test_changed_code_of_a_task_changes_its_digest_and_other_files_do_not(
     assert digest("c", **{changed: "# edited"}) != begun
 
 
+PACKAGES = {
+    "ours/__init__.py": "",
+    "ours/task.py": "from tiny_task import Line\nfrom ours import model\ntask = Line()\n",
+    "ours/model.py": "from theirs.layers import width\nimport installed\n",
+    "theirs/__init__.py": "",
+    "theirs/layers.py": "width = 1\n",
+    "unused/__init__.py": "",
+    "site-packages/installed/__init__.py": "",
+    "site-packages/Some_Dist-1.0.dist-info/METADATA": "Name: Some-Dist\nVersion: 1.0\n",
+    "site-packages/Some_Dist-1.0.dist-info/top_level.txt": "installed\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "line", "matters"),
+    [
+        ("ours/model.py", "# edited", True),
+        ("theirs/layers.py", "# edited", True),
+        ("unused/__init__.py", "# edited", False),
+        ("site-packages/installed/__init__.py", "# edited", False),  # a release has a version
+        ("site-packages/Some_Dist-1.0.dist-info/METADATA", "Version: 1.1\n", True),
+    ],
+)
+def test_a_package_s_digest_covers_other_packages_that_it_imports(
+    tmp_path, monkeypatch, changed, line, matters
+):
+    from dpsgd.runs import fingerprint
+
+    def digest(folder, edited=None):
+        for name, text in PACKAGES.items():
+            path = tmp_path / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if name == edited:
+                text = text.replace("Version: 1.0\n", "") + line
+            path.write_text(text)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(tmp_path / folder / "site-packages")
+            patch.syspath_prepend(tmp_path / folder)
+            fingerprint._distributions.cache_clear()
+            found = task_code_digest(find("ours.task:task"), "ours.task:task")
+            for name in [name for name in sys.modules if name.split(".")[0] in PACKAGE_NAMES]:
+                del sys.modules[name]
+        fingerprint._distributions.cache_clear()
+        return found
+
+    assert (digest("b", changed) != digest("a")) == matters
+
+
+PACKAGE_NAMES = {"ours", "theirs", "installed"}
+
+
 def test_code_that_nobody_can_read_is_never_the_same_twice(monkeypatch):
     monkeypatch.setattr(sys.modules["tiny_task"], "__file__", None)
     from dpsgd.runs import fingerprint
