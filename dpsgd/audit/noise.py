@@ -12,14 +12,16 @@ from scipy import stats
 
 from dpsgd.audit.sampler import FALSE_ALARM, Check
 from dpsgd.audit.step import CompiledStep
+from dpsgd.noise.base import Noise
 
 _NOISE_DRAWS = 2**15  # wanted of the law tests: resolves 3 % of sigma
 _NOISE_STEPS = 64  # at most, however few coordinates there are
 _MOST_DRAWS = 2**20  # read of one leaf and step: enough, and quick for a large model
+_MATRIX_STEPS = 256  # of which M is looked at
 
 
 def noise_checks(step: CompiledStep) -> list[Check]:
-    """Checks the deviation of the noise, its law, and its independence."""
+    """Checks the deviation of the noise, its law, its independence, and what its law costs."""
     stddev = float(step.scales.noise_stddev)
     size = sum(leaf.size for leaf in step([], step.scales))
     count = min(max(2, math.ceil(_NOISE_DRAWS / size)), _NOISE_STEPS)
@@ -28,10 +30,9 @@ def noise_checks(step: CompiledStep) -> list[Check]:
         for t in range(count)
     ]
     # What the noise says of its law: independent and standard normal, after whitening.
-    leaves = [
-        step.mechanism.noise.whiten(np.stack(leaf).astype(np.float64) / stddev)
-        for leaf in zip(*steps, strict=True)
-    ]
+    noise = step.mechanism.noise
+    raw = [np.stack(leaf).astype(np.float64) / stddev for leaf in zip(*steps, strict=True)]
+    leaves = [noise.whiten(leaf) for leaf in raw]
     alls = np.concatenate([leaf.ravel() for leaf in leaves])
 
     # Sum of squares: chi-square with as many degrees of freedom as draws, for all and each leaf.
@@ -46,6 +47,7 @@ def noise_checks(step: CompiledStep) -> list[Check]:
             f"{ratio:.4g} sigma C over {alls.size:,} draws (resolves {100 * resolution:.2g} %)",
         ),
     ]
+    checks.append(_matrix_check(noise, raw, leaves, step.mechanism.sampler.num_steps))
     pvalue = float(stats.kstest(alls[:_MOST_DRAWS], "norm").pvalue)
     checks.append(
         Check("noise is normal", pvalue > FALSE_ALARM, f"Kolmogorov-Smirnov p = {pvalue:.2g}")
@@ -68,6 +70,33 @@ def noise_checks(step: CompiledStep) -> list[Check]:
             )
         )
     return checks
+
+
+def _matrix_check(
+    noise: Noise, raw: list[np.ndarray], white: list[np.ndarray], num_steps: int
+) -> Check:
+    """Checks that what whitens the noise is a matrix M whose cost is the one that is priced.
+
+    The noise says itself what whitens it: without this, half of the noise would be whitened by
+    doubling it, and noise of two bands pass for independent noise.
+    """
+    matrix = noise.whiten(np.eye(max(len(raw[0]), min(num_steps, _MATRIX_STEPS))))
+    longest = float(np.sqrt(np.max(np.sum(np.square(matrix), axis=0))))
+    passed = (
+        longest <= 1 + 1e-9
+        and not np.triu(matrix, 1).any()
+        and not np.tril(matrix, -noise.bands).any()
+        and all(
+            np.allclose(after, matrix[: len(before), : len(before)] @ before, atol=1e-6)
+            for before, after in zip(raw, white, strict=True)
+        )
+    )
+    reach = int(np.max(np.subtract(*np.nonzero(matrix)), initial=0)) + 1
+    return Check(
+        "noise has the bands and the columns that were priced",
+        bool(passed),
+        f"{reach} of {noise.bands} bands, columns of norm {longest:.6g} of 1 allowed",
+    )
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

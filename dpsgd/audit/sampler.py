@@ -68,6 +68,8 @@ def sampler_checks(sampler: BatchSampler, claimed: BatchSampler, *, seed: int) -
     checks.append(_length(sampler, law))
     if law.once:
         checks.append(_bounded_participation(draws, law))
+    if claimed.separation > 1:
+        checks.append(_separation(draws, claimed.separation))
     if law.any_order and claimed is not sampler:
         return checks
     if sampler.steps_per_epoch != law.steps_per_epoch:
@@ -200,6 +202,23 @@ def _bounded_participation(draws: _Draws, law: RowLaw) -> Check:
         "nobody takes part more often than priced",
         passed,
         f"{seen} times an epoch, {draws.run_epochs} epochs; {law.epochs} times priced",
+    )
+
+
+def _separation(draws: _Draws, claimed: int) -> Check:
+    """Two participations of an example are as many steps apart as correlated noise relies on."""
+    nearest = math.inf
+    for of_seed in draws.keys:
+        at = [(keys // draws.steps, keys % draws.steps + epoch * draws.steps)
+              for epoch, keys in enumerate(of_seed)]  # fmt: skip
+        examples, steps = (np.concatenate(parts) for parts in zip(*at, strict=True))
+        order = np.lexsort((steps, examples))
+        apart = np.diff(steps[order])[np.diff(examples[order]) == 0]
+        nearest = min(nearest, int(apart.min(initial=draws.steps * draws.epochs)))
+    return Check(
+        "participations are as far apart as priced",
+        nearest >= claimed,
+        f"{nearest} steps, {claimed} priced",
     )
 
 

@@ -324,12 +324,12 @@ def _loss(task: Task) -> Callable[..., Any]:
     except TypeError:
         return loss
     same: Any = task
-    return _first(same, json.dumps(plain(task.describe()), sort_keys=True)).loss
+    return _first(same, json.dumps(task_record(task), sort_keys=True)).loss
 
 
 @functools.lru_cache(maxsize=16)
-def _first(task: Task, description: str) -> Task:
-    del description  # what is described otherwise is not equal
+def _first(task: Task, record: str) -> Task:
+    del record  # what is described otherwise, or has other settings, is not equal
     return task
 
 

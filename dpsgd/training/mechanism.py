@@ -64,6 +64,13 @@ class Mechanism:
                 f"in [{low:.1e}, {high:.1e}], where float32 neither loses noise nor overflows; "
                 "rescale the loss"
             )
+        law = type(self.noise)
+        if "__dataclass_params__" not in vars(law) or not law.__dataclass_params__.frozen:
+            # Else two of one class were equal whatever they hold, to prices, programs and ledgers.
+            raise ValueError(
+                f"noise must be of a frozen dataclass, and {law.__name__} itself is none: write "
+                "@dataclass(frozen=True) above the class"
+            )
         if self.noise.exact:
             self._grid()  # refuses what it cannot do
 

@@ -12,6 +12,7 @@ import pytest
 
 from dpsgd import Guarantee, Independent, Mechanism, Noise, RootKey, Secure, dpsgd, train_blocks
 from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.sampler import sampler_checks
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from dpsgd.runs.history import NO_HEAD, LedgerError, Terms
@@ -60,6 +61,39 @@ class ClaimedIndependent(TwoBands):
 
     def whiten(self, noises):
         return noises
+
+
+@dataclass(frozen=True)
+class FewBands(TwoBands):
+    """The same noise, whitened rightly, and said to be of one band: for samplers without others."""
+
+    @property
+    def bands(self):
+        return 1
+
+
+@dataclass(frozen=True)
+class Half(Independent):
+    """Half of the noise, which says so by what whitens it."""
+
+    def add(self, total, state, key, step, scales):
+        scales = dataclasses.replace(scales, noise_stddev=scales.noise_stddev / 2)
+        return super().add(total, state, key, step, scales)
+
+    def whiten(self, noises):
+        return 2 * noises
+
+
+@dataclass(frozen=True)
+class Rescaled(Half):
+    """Half of the noise, whitened by a look at how much there is."""
+
+    def whiten(self, noises):
+        return noises * (2 if 0.4 < np.std(noises) < 0.6 else 1)
+
+
+class Undecorated(TwoBands):
+    """A law with a setting that equality does not see."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +168,16 @@ def test_a_state_without_what_the_noise_needs_is_refused():
         next(blocks)
 
 
-@pytest.mark.parametrize("noise", [TwoBands(), ClaimedIndependent()], ids=repr)
+PRICED = "noise has the bands and the columns that were priced"
+LIES = {
+    ClaimedIndependent(): "noise of different steps is independent",
+    FewBands(): PRICED,
+    Half(): PRICED,
+    Rescaled(): PRICED,
+}
+
+
+@pytest.mark.parametrize("noise", [TwoBands(), *LIES], ids=repr)
 def test_the_audit_tests_the_law_that_the_noise_claims(noise):
     report = coupled_audit(
         lambda optimizer: dpsgd(loss_fn, optimizer),
@@ -144,10 +187,28 @@ def test_the_audit_tests_the_law_that_the_noise_claims(noise):
         root=RootKey.from_insecure_seed(1),
     )
     failed = {check.name for check in report.checks if not check.passed}
-    if isinstance(noise, ClaimedIndependent):
-        assert "noise of different steps is independent" in failed
+    if noise in LIES:
+        assert LIES[noise] in failed
     else:
         assert not failed, report.lines()
+
+
+@pytest.mark.parametrize(("separation", "passed"), [(6, True), (7, False)])
+def test_the_audit_tests_how_far_apart_participations_are_claimed_to_be(separation, passed):
+    @dataclass(frozen=True)
+    class Apart(Deterministic):
+        """Six steps an epoch, so that everybody takes part again after six."""
+
+    Apart.separation = separation
+    sampler = Apart(N, 8, 2)
+    checks = {check.name: check for check in sampler_checks(sampler, sampler, seed=0)}
+    assert checks["participations are as far apart as priced"].passed == passed
+    assert all(check.passed for check in checks.values()) == passed
+
+
+def test_noise_that_is_no_dataclass_of_its_own_is_refused():
+    with pytest.raises(ValueError, match="frozen dataclass, and Undecorated itself is none"):
+        mechanism(Undecorated())
 
 
 @EVERY_NOISE

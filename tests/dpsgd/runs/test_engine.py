@@ -1,5 +1,6 @@
 """A run of any task: from its rows to a directory with model, report and guarantee."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from tiny_task import Line, config_of, line
 
 from dpsgd import RunConfig, resume, run
+from dpsgd.runs import engine
 from dpsgd.runs.result import FinishedRun
 from samplers import BallsAndBins, cap_contributions
 from samplers.settings import SETTINGS
@@ -103,3 +105,20 @@ def test_a_run_that_diverged_comes_to_its_end_with_metrics_that_are_undefined(tm
     assert "**The training diverged: test_error, test_loss are undefined" in report
     assert "| test | undefined | undefined | 5 |" in report
     assert FinishedRun.read(tmp_path / "run").record == record
+
+
+@dataclasses.dataclass(frozen=True)
+class Faint(Line):
+    """A task whose equality does not see what its loss depends on."""
+
+    scale: float = dataclasses.field(default=1.0, compare=False)
+
+    def loss(self, params, example):
+        return self.scale * super().loss(params, example)
+
+
+def test_equal_tasks_share_a_loss_only_where_their_settings_are_the_same():
+    ones, two = (Faint(), Faint()), Faint(scale=2.0)
+    assert ones[0] == ones[1] == two
+    assert engine._loss(ones[0]) == engine._loss(ones[1])
+    assert engine._loss(two).__self__ is two
