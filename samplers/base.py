@@ -94,7 +94,8 @@ class BatchSampler(abc.ABC):
 
     separation: ClassVar[int] = 1
     """The privacy cost holds for noise that is correlated over so many consecutive steps at most;
-    1 is independent noise."""
+    1 is independent noise. More takes a proof of its own where the cost counts on nobody knowing
+    the steps of an example; where it holds for known steps, they must be so far apart."""
 
     if TYPE_CHECKING:  # fields of the one sampler, properties of the other
 

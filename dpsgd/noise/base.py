@@ -32,9 +32,12 @@ class Noise(abc.ABC):
 
     **What it costs.** M is public and invertible, so the releases are worth M S + sigma C z. An
     example that takes part in step t moves M S by column t of M times its gradient: at most C in
-    norm, in the steps t to t + bands - 1. Where no two of its participations are less than `bands`
-    steps apart, these do not overlap, and it moves M S, participation by participation, as it
-    would move sums under independent noise: see `BatchSampler.separation`.
+    norm, in the steps t to t + bands - 1. Where its steps are known, and no two of them are less
+    than `bands` apart, these do not overlap, and it moves M S, participation by participation, as
+    it would move sums under independent noise. Where a price counts on nobody knowing the steps,
+    distance is not enough: the columns of two steps that it may have taken part in are not
+    orthogonal, and less is hidden by not knowing which of them it was. A sampler says what is
+    proved of its own price: `BatchSampler.separation`.
 
     Source: C. A. Choquette-Choo, A. Ganesh, R. McKenna, H. B. McMahan, K. Rush, A. Thakurta, Z. Xu,
     (Amplified) Banded Matrix Factorization (NeurIPS 2023); S. Denisov, H. B. McMahan, K. Rush,

@@ -33,7 +33,15 @@ from dpsgd.runs.optimizer import ADAM, step_sizes
 from dpsgd.runs.records import checked, plain
 from dpsgd.runs.result import FinishedRun, guarantee_of, proved
 from dpsgd.runs.stop import Stopped, stop_requests
-from dpsgd.runs.task import Task, check_task, data_digest, identity, load, task_record
+from dpsgd.runs.task import (
+    Task,
+    arrays_digest,
+    check_task,
+    data_digest,
+    identity,
+    load,
+    task_record,
+)
 from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.loop import Block, repeats_exactly, train_blocks
@@ -126,6 +134,8 @@ class Job:
         same = identity(self.task, name)
         code = task_code_digest(self.task, name, self.mechanism.sampler, identity=same)
         stated = fingerprint(record, digest, root, code)
+        # Public, and a task's own: another start under one noise would show both without it.
+        stated["initial_params"] = arrays_digest(self.params)
         return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit)
 
 
@@ -254,7 +264,7 @@ def resume(
         else:
             stated = folder.read_json("audit.json").get("audit")
             audit = checked(stated, str, f"{out / 'audit.json'} is damaged: audit")
-        if not unchanged:
+        if record["task"] != begun:
             folder.write_json("config.json", record)
         folder.note_data(digest)
         generation = ledger.resume(

@@ -255,15 +255,22 @@ def data_digest(task: Task, columns: PyTree, tree: str = "") -> str:
     """
     if callable(digest := getattr(task, "digest", None)):
         return digest()
+    return arrays_digest(columns, tree)
+
+
+def arrays_digest(arrays: PyTree, prefix: str = "") -> str:
+    """Returns the SHA-256 of a text and of all arrays, with their names, dtypes and shapes."""
     import jax
     import numpy as np
 
-    found = hashlib.sha256(tree.encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(columns):
-        found.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}\n".encode())
-        rows = max(1, _READ_BYTES * len(leaf) // max(1, leaf.nbytes))
-        for start in range(0, len(leaf), rows):
-            found.update(np.ascontiguousarray(leaf[start : start + rows]).tobytes())
+    found = hashlib.sha256(prefix.encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+        array = np.asanyarray(leaf)
+        found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        array = np.atleast_1d(array)
+        rows = max(1, _READ_BYTES * len(array) // max(1, array.nbytes))
+        for start in range(0, len(array), rows):
+            found.update(np.ascontiguousarray(array[start : start + rows]).tobytes())
     return found.hexdigest()
 
 

@@ -65,7 +65,7 @@ class Mechanism:
                 "rescale the loss"
             )
         law = type(self.noise)
-        if "__dataclass_params__" not in vars(law) or not law.__dataclass_params__.frozen:
+        if not getattr(vars(law).get("__dataclass_params__"), "frozen", False):
             # Else two of one class were equal whatever they hold, to prices, programs and ledgers.
             raise ValueError(
                 f"noise must be of a frozen dataclass, and {law.__name__} itself is none: write "

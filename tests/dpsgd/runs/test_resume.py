@@ -167,6 +167,11 @@ def changed_description(monkeypatch, stopped):
     return line
 
 
+def changed_start(monkeypatch, stopped):
+    monkeypatch.setattr(Line, "init", lambda task, seed: {"w": np.ones(3, np.float32)})
+    return line
+
+
 def changed_settings(monkeypatch, stopped):
     config = stopped / "config.json"
     text = config.read_text()
@@ -182,6 +187,7 @@ def changed_settings(monkeypatch, stopped):
         changed_data,
         changed_class,
         changed_description,
+        changed_start,
         changed_settings,
     ],
 )
@@ -462,3 +468,20 @@ def test_the_report_depends_on_the_data_by_the_model_alone(neighbours):
     different = {name for name in a if a[name] != b[name]}
     assert different <= clock | {"metrics", "ledger_head", "params_sha256"}
     assert a["metrics"]["test_num_examples"] == b["metrics"]["test_num_examples"]
+
+
+def test_a_description_that_was_withdrawn_is_not_left_in_the_configuration(stopped, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Line, "describe", lambda task: {"loss": "another"})
+        patch.setattr(Ledger, "resume", stop_there)
+        with pytest.raises(KeyboardInterrupt):
+            resume(stopped, line)
+    assert json.loads((stopped / "config.json").read_text())["task"]["description"] != (
+        line.describe()
+    )
+    resume(stopped, line)
+    assert FinishedRun.read(stopped).task["description"] == line.describe()
+
+
+def stop_there(*of, **how):
+    raise KeyboardInterrupt
