@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
+    from dpsgd.models.model import TrainedModel, load_exported
     from dpsgd.noise.base import Independent, Noise, Secure
     from dpsgd.noise.keys import RootKey
     from dpsgd.runs.config import RunConfig
     from dpsgd.runs.engine import resume, run
-    from dpsgd.runs.models import TrainedModel, load_exported
     from dpsgd.runs.task import Task
     from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
     from dpsgd.training.guarantee import Guarantee
@@ -54,7 +54,7 @@ __all__ = [
 _MODULES = {
     "training.algorithm": ("Algorithm", "TrainState", "dpsgd"),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),
-    "runs.models": ("TrainedModel", "load_exported"),
+    "models.model": ("TrainedModel", "load_exported"),
     "runs.config": ("RunConfig",),
     "runs.engine": ("resume", "run"),
     "runs.task": ("Task",),

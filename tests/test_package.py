@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import dpsgd
-from dpsgd.runs.models import installed_tasks
+from dpsgd.models.model import installed_tasks
 from dpsgd.runs.task import find
 from experiments.cli.extras import EXTRAS
 from experiments.tasks import TASKS

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dpsgd import Guarantee, Mechanism
+from dpsgd.models.bundle import GUARANTEE, MODEL, Bundle
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.exports import GUARANTEE, MODEL, Bundle
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.task import DescribedClicks

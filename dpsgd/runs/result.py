@@ -9,10 +9,10 @@ from typing import Any
 
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.exports import TASK
 from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.history import History
 from dpsgd.runs.records import checked
+from dpsgd.runs.task import RECORD
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.mechanism import Mechanism
 from samplers.settings import name_of
@@ -70,7 +70,7 @@ class FinishedRun:
         where = f"{path / 'config.json'} is damaged, or of another version"
         config = RunConfig.from_record(asked, where)
         task = checked(asked.get("task"), dict[str, Any], f"{where}: task")
-        checked_fields(task, TASK, f"{where}: task")
+        checked_fields(task, RECORD, f"{where}: task")
         record = run.read_json("report.json")
         where = f"{path / 'report.json'} is damaged, or of another version"
         kinds = {name: kind for name, (kind, *_) in _FIGURES.items()}

@@ -17,6 +17,13 @@ from dpsgd.runs.records import build, checked, field_types, plain
 
 PyTree = Any
 
+RECORD: dict[str, Any] = {
+    "name": str | None,
+    "settings": dict[str, Any],
+    "description": dict[str, Any],
+}
+"""What is recorded of a task, by type."""
+
 
 @runtime_checkable
 class Trainable(Protocol):

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from dpsgd import RunConfig, load_exported, runs
-from dpsgd.runs import predictions
+from dpsgd.models import predictions
+from dpsgd.models.bundle import Bundle
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.exports import Bundle
 from experiments import cli
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.formats import check_columns

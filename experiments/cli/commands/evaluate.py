@@ -32,7 +32,7 @@ def run(config: EvaluateConfig) -> None:
     from experiments.cli.console import going_on
 
     with going_on("evaluating"):
-        from dpsgd.runs.models import read_model, trained_on
+        from dpsgd.models.model import read_model, trained_on
         from experiments.cli.tasks import model_task
 
         model = read_model(config.model, task=model_task(config.task), kinds=TASKS)

@@ -26,7 +26,7 @@ class ExportConfig:
 def run(config: ExportConfig) -> None:
     """Runs `dpsgd export`."""
     with going_on("reading the run"):
-        from dpsgd.runs.models import export
+        from dpsgd.models.model import export
         from experiments.cli.tasks import model_task
 
         export(config.run, config.out, task=model_task(config.task), kinds=TASKS)

@@ -35,9 +35,9 @@ def run(config: ScoreConfig) -> None:
 
     with Console() as console:
         console.progress("starting")
+        from dpsgd.models.model import read_model
+        from dpsgd.models.predictions import write_predictions
         from dpsgd.runs.directory import RunDirectory
-        from dpsgd.runs.models import read_model
-        from dpsgd.runs.predictions import write_predictions
         from experiments.cli.tasks import model_task
 
         RunDirectory.refuse_existing(config.out)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpsgd.runs.predictions import predictions
+from dpsgd.models.predictions import predictions
 from experiments.tasks.clicks.metrics import BinaryMetrics, binary_metrics
 from experiments.tasks.clicks.store import Columns
 

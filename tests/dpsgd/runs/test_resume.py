@@ -18,10 +18,10 @@ from tiny_task import Line, Scaled, config_of, line, run_and_stop, short_blocks
 
 from accounting import epsilon
 from dpsgd import RootKey, resume, run
+from dpsgd.models.model import export
 from dpsgd.runs import engine, fingerprint
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
-from dpsgd.runs.models import export
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import stop_requests
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpsgd.runs import predictions
+from dpsgd.models import predictions
 from experiments.tasks.clicks import evaluate
 from experiments.tasks.clicks.metrics import binary_metrics
 

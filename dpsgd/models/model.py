@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsgd.runs.exports import GUARANTEE, MODEL, Bundle
+from dpsgd.models.bundle import GUARANTEE, MODEL, Bundle
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +66,7 @@ class TrainedModel:
         """
         import jax
 
-        from dpsgd.runs.predictions import FEW, predictions
+        from dpsgd.models.predictions import FEW, predictions
 
         predict = self._method("predict")
         rows = self.task.encode(rows) if hasattr(self.task, "encode") else rows
@@ -83,7 +83,7 @@ class TrainedModel:
         Raises:
           ValueError: if it cannot be read, or does not fit the model.
         """
-        from dpsgd.runs.predictions import predictions
+        from dpsgd.models.predictions import predictions
 
         predict, read = self._method("predict"), self._method("read")
         blocks = read(path, labelled=False, **_given(split))

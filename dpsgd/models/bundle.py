@@ -16,16 +16,10 @@ from typing import Any
 
 from dpsgd.runs.files import parse_json
 from dpsgd.runs.records import checked
+from dpsgd.runs.task import RECORD
 
 MODEL, PARAMS, GUARANTEE = "model.json", "params.npz", "guarantee.json"
 _FORMAT, _VERSION = "dpsgd-model", 2
-
-TASK: dict[str, Any] = {
-    "name": str | None,
-    "settings": dict[str, Any],
-    "description": dict[str, Any],
-}
-"""What is recorded of a task, by type."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ class Bundle:
                 "run again"
             )
         task = checked(found.get("task"), dict[str, Any], f"{where} is damaged: task")
-        for name, kind in TASK.items():
+        for name, kind in RECORD.items():
             checked(task.get(name), kind, f"{where} is damaged: task, {name}")
         sums = checked(found.get("sha256"), dict[str, str], f"{where} is damaged: sha256")
         for name, digest in _checksums(path, task).items():

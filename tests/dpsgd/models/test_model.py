@@ -13,8 +13,8 @@ from readable_task import Readable, readable
 from tiny_task import Line
 
 from dpsgd import RunConfig, load_exported, run
-from dpsgd.runs import models
-from dpsgd.runs.models import export, read_model
+from dpsgd.models import model as models
+from dpsgd.models.model import export, read_model
 from samplers import Deterministic
 
 NAME = "readable_task:Readable"
@@ -122,7 +122,7 @@ def test_a_file_chooses_among_installed_tasks_and_has_no_module_imported(
 
 def test_a_model_is_read_with_numpy_alone_until_it_is_asked():
     program = (
-        "import sys, dpsgd.runs.models\n"
+        "import sys, dpsgd.models.model\n"
         "assert not [m for m in sys.modules if m.split('.')[0] in ('experiments', 'jax')]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -5,8 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
-from dpsgd.runs import predictions
-from dpsgd.runs.predictions import write_predictions
+from dpsgd.models import predictions
+from dpsgd.models.predictions import write_predictions
 
 W = np.array([[1.0, -2.0, 0.5], [0.0, 1.0, 3.0]], np.float32)
 

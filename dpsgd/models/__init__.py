@@ -1,0 +1,1 @@
+"""Finished models: read back with their guarantee, exported without secrets, and asked."""
