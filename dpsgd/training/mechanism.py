@@ -71,6 +71,13 @@ class Mechanism:
                 f"noise must be of a frozen dataclass, and {law.__name__} itself is none: write "
                 "@dataclass(frozen=True) above the class"
             )
+        for part in (self.sampler, self.noise):
+            fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+            if unseen := [field.name for field in fields if not field.compare]:
+                raise ValueError(
+                    f"{type(part).__name__} is compared without its {unseen[0]}, so that a cost "
+                    "could be taken for that of another: leave out compare=False"
+                )
         if self.noise.exact:
             self._grid()  # refuses what it cannot do
 

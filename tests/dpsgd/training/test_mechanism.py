@@ -1,5 +1,7 @@
 """A mechanism is what accounting prices, or it is refused."""
 
+from dataclasses import dataclass, field
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -62,3 +64,19 @@ def test_at_both_ends_of_the_allowed_scales_there_is_finite_noise_in_every_step(
         w = train(algorithm, mechanism, jnp.zeros(1000), data, delta=0.5).params
         ends.append(np.asarray(w, np.float64) / clip)
     assert (ends[0] - ends[1]).std() == pytest.approx(np.sqrt(2), rel=0.15)
+
+
+@dataclass(frozen=True)
+class Hidden(Deterministic):
+    """Costs by a field that equality does not see."""
+
+    repeats: int = field(default=1, compare=False)
+
+    def privacy(self, noise_multiplier):
+        return super().privacy(noise_multiplier / self.repeats**0.5)
+
+
+def test_what_is_equal_and_costs_otherwise_is_refused():
+    assert Hidden(100, 10) == Hidden(100, 10, repeats=9)  # one would be told the other's price
+    with pytest.raises(ValueError, match="Hidden is compared without its repeats, so that a cost"):
+        Mechanism(Hidden(100, 10), 1.0, 1.0)
