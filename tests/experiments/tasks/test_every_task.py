@@ -3,6 +3,7 @@
 A new task gets all of this by one line of `CASES`.
 """
 
+import ast
 import dataclasses
 import json
 import os
@@ -13,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd import load_exported
-from dpsgd.runs.task import METHODS, find
+from dpsgd import RunConfig, load_exported, runs
+from dpsgd.runs.task import METHODS, find, load
 from experiments import cli
 from experiments.tasks import TASKS
 from experiments.tasks.clicks.synthetic import rows as clicks
 from experiments.tasks.ratings import ratings
-from samplers.settings import KINDS, name_of
+from samplers.settings import KINDS, SETTINGS, name_of
 
 ROOT = Path(__file__).resolve().parents[3]
 DRIVER = ROOT / "tests" / "dpsgd" / "runs" / "crash_driver.py"
@@ -83,12 +84,22 @@ class Case:
         return words
 
 
-def with_long(*names):
-    """Every task, some of them in the long tests alone: clicks have others of their own."""
-    return [pytest.param(one, marks=[pytest.mark.long] * (one in names)) for one in CASES]
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_imports_no_other(name):
+    others = tuple(f"experiments.tasks.{other}." for other in TASKS if other != name)
+    for file in (ROOT / "experiments" / "tasks" / name).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert not f"{node.module}.".startswith(others), file
 
 
-@pytest.fixture(scope="module", params=with_long("clicks"))
+def each_case(*, long=()):
+    """Every task, some of them in the long tests alone."""
+    marked = [pytest.param(one, marks=[pytest.mark.long] * (one in long)) for one in CASES]
+    return pytest.mark.parametrize("case", marked, indirect=True)
+
+
+@pytest.fixture(scope="module")
 def case(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     write, settings = CASES[request.param]
@@ -124,8 +135,22 @@ def crashed(case):
 
 
 @pytest.mark.crash
+@each_case(long=("clicks", "images"))
 def test_killed_in_a_declaration_a_run_without_the_other_tasks_goes_on_to_the_same_bits(crashed):
     assert crashed == "write ledger.jsonl 3: the same bits\n"
+
+
+@pytest.fixture(scope="module")
+def finished(case):
+    """A finished run of a task: the undisturbed one of the crash test, if that ran."""
+    run = case.runs / "reference"
+    if not run.exists():
+        sampler = SETTINGS["balls-and-bins"](batch_size=100, epochs=1)
+        config = RunConfig(sampler, noise_multiplier=1.0, insecure_seed=1, audit=False)
+        made = case.settings | ({"data": str(case.data)} if case.data else {})
+        task = load({"name": TASKS[case.name], "settings": made}, "the task")
+        runs.run(task, config, run, name=TASKS[case.name])
+    return run
 
 
 def command(capsys, *words):
@@ -134,8 +159,9 @@ def command(capsys, *words):
     return capsys.readouterr().out
 
 
-def test_a_finished_run_is_evaluated_scored_exported_and_reported(case, crashed, tmp_path, capsys):
-    run, model = case.runs / "reference", tmp_path / "model"
+@each_case(long=("clicks",))
+def test_a_finished_run_is_evaluated_scored_exported_and_reported(case, finished, tmp_path, capsys):
+    run, model = finished, tmp_path / "model"
     report = json.loads((run / "report.json").read_text())
     headline = json.loads((run / "config.json").read_text())["task"]["description"]["headline"]
     assert headline in report["metrics"]
@@ -153,6 +179,7 @@ def test_a_finished_run_is_evaluated_scored_exported_and_reported(case, crashed,
 
 
 @pytest.mark.long
+@each_case()
 def test_a_run_asked_for_on_the_command_line_is_audited_and_names_its_unit(case, tmp_path, capsys):
     out = tmp_path / "run"
     sampler = ["sampler:poisson", "--batch-size", 60, "--epochs", 1]

@@ -31,7 +31,7 @@ from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks
 from samplers import Deterministic
 
-ROWS = 300
+ROWS = 200
 
 
 def run(*argv) -> int:
@@ -48,7 +48,7 @@ def home(tmp_path_factory):
     synthetic.write_raw(home / "train.txt", ROWS, seed=1)
     display.prepare(home / "train.txt", home / "store", hash_seed=5)
     task = Clicks(home / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
-    config = RunConfig(Deterministic(ROWS * 4 // 5, 60, 1), noise_multiplier=1.0, audit=False)
+    config = RunConfig(Deterministic(ROWS * 4 // 5, 40, 2), noise_multiplier=1.0, audit=False)
     runs.run(task, config, home / "run", name="clicks")
     assert run("export", home / "run", home / "model") == 0
     return home
@@ -283,8 +283,8 @@ def test_what_is_there_is_never_overwritten(home, tmp_path, capsys, monkeypatch)
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("x\ty", r"rows.txt, line 301: found 2 columns, expected 40"),
-        ("1" + "\tq" * 39, r"rows.txt, line 301, column I1: found 'q', expected an integer"),
+        ("x\ty", r"rows.txt, line 201: found 2 columns, expected 40"),
+        ("1" + "\tq" * 39, r"rows.txt, line 201, column I1: found 'q', expected an integer"),
     ],
 )
 def test_a_bad_line_is_an_error_with_its_place_and_leaves_nothing(
@@ -322,8 +322,8 @@ def test_a_folder_that_is_not_there_and_a_split_of_a_file_are_refused(home, tmp_
 
 def test_memory_does_not_grow_with_the_file(home, tmp_path, monkeypatch):
     lines = (home / "train.txt").read_bytes()
-    monkeypatch.setattr(predictions, "BATCH", 512)
-    small_blocks = functools.partialmethod(RawFormat.read, block_bytes=1 << 16)
+    monkeypatch.setattr(predictions, "BATCH", 256)
+    small_blocks = functools.partialmethod(RawFormat.read, block_bytes=1 << 15)
     monkeypatch.setattr(RawFormat, "read", small_blocks)
 
     def peak(copies):
