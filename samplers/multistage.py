@@ -80,8 +80,13 @@ class Multistage(EpisodeSampler):
 
     @property
     def unit(self) -> str:
-        """What the units of the protected level are, or "example"."""
-        return (*self.tree.shape.names, "example")[self._protected - 1]
+        """What the units of the protected level are, or "example".
+
+        A unit is what lies under one path: where a user has rows in two shops, what is protected
+        of trees of shops and users is a user within one shop.
+        """
+        level, names = self._protected, self.tree.shape.names
+        return "example" if level > len(names) else " within one ".join(names[:level][::-1])
 
     @property
     def padded_batch_size(self) -> int:

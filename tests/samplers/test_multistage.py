@@ -130,6 +130,16 @@ def test_units_clipped_together_and_protected_units_have_their_own_prices():
     assert units.privacy(3.0) == WorstLeafProfile(3.0, 50, (1,), ((3,),), 1)
 
 
+def test_who_has_rows_under_two_parents_is_protected_within_one_alone():
+    visits = {"shop": [0, 0, 1, 1], "user": [5, 6, 5, 6]}  # each user is two units
+    tree = UnitTree.from_columns(visits)
+    wanted = {1: "shop", 2: "user within one shop", 3: "example"}
+    for level, unit in wanted.items():
+        levels = {"clipped_level": level, "protected_level": level}
+        sampler = Multistage(tree, (1, 1, 1), steps=2, **levels)
+        assert sampler.protected_unit(tree.data(visits).population) == sampler.unit == unit
+
+
 def test_a_sum_that_shows_which_units_were_drawn_is_warned_of():
     (warning,) = Multistage(TREE, (1, 2), steps=50).caveats(3.0, 1e-5)
     assert "another shop in the place of a drawn one moves the sum by up to 4 C" in warning
