@@ -29,7 +29,7 @@ MAKERS = {
 
 
 # The price of little noise is the quicker one to compute, but that of Poisson's.
-SHORT = {"gaussian": 0.5, "poisson": 0.5, "balls-and-bins": 5.0, "three epochs": 5.0}
+SHORT = {"gaussian": 0.5, "poisson": 0.5, "balls-and-bins": 5.0}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ LONG = pytest.mark.long
 @pytest.mark.parametrize(
     ("sigma", "bins", "lower", "upper"),
     [
-        (1.0, 565, 0.40370, 0.40376),
+        pytest.param(1.0, 565, 0.40370, 0.40376, marks=LONG),
         pytest.param(0.5, 565, 6.05934, 6.05936, marks=LONG),
         pytest.param(0.5, 4492, 4.00222, 4.00225, marks=LONG),
         (0.5, 36_000, 2.04166, 2.04169),
@@ -109,7 +109,7 @@ def test_bounds_are_ordered_and_monotone_over_the_whole_range(sigma, bins, epoch
     check_order(sigma, bins, epochs, epsilon)
 
 
-@pytest.mark.parametrize("point", [(0.6, 30, 2, 1.0), (1.5, 7, 3, 0.3)])
+@pytest.mark.parametrize("point", [pytest.param((0.6, 30, 2, 1.0), marks=LONG), (1.5, 7, 3, 0.3)])
 def test_bounds_are_ordered_and_monotone(point):
     check_order(*point)
 

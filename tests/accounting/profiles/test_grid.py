@@ -30,8 +30,8 @@ AXES = {
 SOME_AXES = {
     "deterministic": AXES["deterministic"],
     "shuffle": {"steps": [4, 1], "epochs": [3, 1]},
-    "poisson": {"sampling_prob": [1.0, 0.1, 1e-3], "steps": [300, 1]},
-    "balls-and-bins": {"bins": [1, 2, 10], "epochs": [3, 1]},
+    "poisson": {"sampling_prob": [1.0, 0.1, 1e-3], "steps": [100, 1]},
+    "balls-and-bins": {"bins": [1, 10], "epochs": [3, 1]},
 }
 PROFILES = {
     "deterministic": lambda sigma, epochs: GaussianProfile(sigma / epochs**0.5),

@@ -30,7 +30,14 @@ CHECK_VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("draws", "sizes", "sigma", "steps", "pair", "sound"), CHECK_VALUES)
+# Of one stage, of two and of three; the others are long.
+SHORT_AND_LONG = [
+    pytest.param(*values, marks=() if i in (2, 3, 5) else pytest.mark.long)
+    for i, values in enumerate(CHECK_VALUES)
+]
+
+
+@pytest.mark.parametrize(("draws", "sizes", "sigma", "steps", "pair", "sound"), SHORT_AND_LONG)
 def test_the_check_values_hold_in_time(draws, sizes, sigma, steps, pair, sound):
     start = time.process_time()
     bound = MultistageProfile(sigma, steps, draws, sizes).epsilon(DELTA)
@@ -161,7 +168,7 @@ def violation(rng, dimension, cells):
 def test_no_random_pair_of_data_sets_on_a_line_exceeds_the_bound():
     # Masses of cells give exact lower bounds: not a statistical test.
     rng = np.random.default_rng(1)
-    found = [violation(rng, 1, 200) for _ in range(200)]
+    found = [violation(rng, 1, 200) for _ in range(100)]
     assert max(excess for excess, _, _ in found) <= 1e-9
     # The search is sharp: one stage is attained, two stages nearly.
     assert max(share for _, share, stages in found if stages == 1) > 0.99
@@ -290,6 +297,7 @@ def test_the_composition_agrees_with_direct_convolution():
         assert profile.delta(eps).upper == pytest.approx(power.delta(eps), rel=0.01)
 
 
+@pytest.mark.long  # short: that they bracket one another, for every profile
 def test_delta_and_epsilon_are_inverse():
     profile = MultistageProfile(2.0, 100, (2,), (20,))
     bound = profile.epsilon(DELTA)
@@ -310,7 +318,7 @@ def test_so_little_noise_that_no_grid_serves_is_priced_as_if_the_draws_were_know
     profile = MultistageProfile(0.02, 10, (1, 50), (100, 100))
     bound = profile.epsilon(DELTA)
     assert bound.upper == profile.ceiling().epsilon(DELTA).upper
-    assert "no finer grid" in bound.note
+    assert "too large for a grid" in bound.note
 
 
 @pytest.mark.parametrize(
