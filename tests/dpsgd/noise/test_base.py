@@ -106,6 +106,7 @@ class InOrder(Deterministic):
 SAMPLER = InOrder(N, 8, 2)
 NOISES = [Independent(), Secure(), TwoBands()]
 EVERY_NOISE = pytest.mark.parametrize("noise", NOISES, ids=repr)
+OTHER_NOISES = [pytest.param(NOISES[0], marks=pytest.mark.long), *NOISES[1:]]
 
 
 def loss_fn(params, example):
@@ -127,7 +128,7 @@ def start(noise):
     return ALGORITHM.init({"w": jnp.zeros(D)}, mechanism(noise))
 
 
-@EVERY_NOISE
+@pytest.mark.parametrize("noise", OTHER_NOISES, ids=repr)
 def test_a_resumed_run_ends_in_the_same_bits_under_any_noise(noise, tmp_path):
     checkpoints, how = Checkpoints(tmp_path), {"root": ROOT, "block_steps": 4}
     blocks = train_blocks(ALGORITHM, mechanism(noise), start(noise), rows(), **how)

@@ -69,10 +69,13 @@ def test_the_high_product_is_exact_eagerly_compiled_and_in_loops():
     rng = np.random.default_rng(0)
     edges = [0, 1, 0xFFFF, 0x10000, 0x10001, 0xFFFF0000, 0xFFFFFFFF]
     a = jnp.asarray(np.r_[np.array(edges, np.uint32), rng.integers(0, 2**32, 100, np.uint32)])
-    for b in map(np.uint32, [0xD2511F53, 0xCD9E8D57, 0xFFFFFFFF, 0, 1, 0xFFFF, 0x10000]):
+    factors = [0xD2511F53, 0xCD9E8D57, 0xFFFFFFFF, 0, 1, 0xFFFF, 0x10000]
+    for number, b in enumerate(map(np.uint32, factors)):
         exact = [(x * int(b)) >> 32 for x in a.tolist()]
         assert noise._mulhi(a, b).tolist() == exact
         assert noise._mulhi(a, b).dtype == jnp.uint32
+        if number > 2:  # compiled by what the cipher multiplies with, and by the largest
+            continue
         assert jax.jit(lambda x, b=b: noise._mulhi(x, b))(a).tolist() == exact
         assert jax.lax.map(lambda x, b=b: noise._mulhi(x, b), a).tolist() == exact
 
@@ -91,7 +94,9 @@ def test_a_coordinate_is_counted_by_its_row_major_index_also_beyond_32_bits(shap
         assert (int(high[i]) << 32) + int(low[i]) == exact
 
 
-@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
+@pytest.mark.parametrize(
+    "shape", [*(pytest.param(shape, marks=pytest.mark.long) for shape in [(7,), (3, 5)]), (2, 3, 4)]
+)
 def test_one_position_for_all_axes_counts_as_one_for_each(shape):
     for one, each in zip(
         noise._words(KEY, 3, 1, shape, one_axis=True), noise._words(KEY, 3, 1, shape), strict=True
@@ -289,7 +294,7 @@ def test_cells_are_equally_likely_modulo_4_in_every_shell(law):
 
 
 def test_the_law_is_normal_by_chi_square_and_kolmogorov_smirnov():
-    size = 2**21
+    size = 2**20
     for z in (
         normal(KEY, 1000, 3, (size,)),
         noised(jnp.zeros(size), KEY, 1000, np.float32(1e-3)) / np.float32(1e-3),
@@ -406,7 +411,7 @@ EIGHT_DEVICES = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import test_gaussian as t
-print(*[t.digest_on_mesh(devices) for devices in (2, 4, 8)])
+print(*[t.digest_on_mesh(int(devices)) for devices in sys.argv[2:]])
 print(t.communicates_on_mesh(8))
 """
 
@@ -419,17 +424,18 @@ def communicates_on_mesh(devices: int) -> bool:
     return any(word in text for word in ("all-", "collective", "permute"))
 
 
-def test_noise_is_bit_equal_on_1_2_4_and_8_devices_and_needs_no_communication():
+@pytest.mark.parametrize("devices", ["8", pytest.param("2 4 8", marks=pytest.mark.long)])
+def test_noise_is_bit_equal_on_1_2_4_and_8_devices_and_needs_no_communication(devices):
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     result = subprocess.run(
-        [sys.executable, "-c", EIGHT_DEVICES, os.path.dirname(__file__)],
+        [sys.executable, "-c", EIGHT_DEVICES, os.path.dirname(__file__), *devices.split()],
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
     )
     assert result.returncode == 0, result.stderr
-    *digests, communicates = result.stdout.split()  # on 2, 4 and 8 devices
-    assert len(digests) == 3
+    *digests, communicates = result.stdout.split()
+    assert len(digests) == len(devices.split())
     assert set(digests) == {digest_on_mesh(1)}  # and as in this process, which has one device
     assert communicates == "False"
 

@@ -56,7 +56,7 @@ def test_a_secure_run_says_what_its_guarantee_covers(tmp_path):
     records = {}
     for secure in (True, False):
         out = tmp_path / str(secure)
-        config = config_of(noise_multiplier=None, target_epsilon=3.0, secure_noise=secure)
+        config = config_of(secure_noise=secure)
         records[secure] = run(line, config, out)
         report = (out / "report.md").read_text()
         assert ("| sums and noise | exact, cryptographic |" in report) == secure

@@ -1,6 +1,7 @@
 """What was declared is what is counted; a ledger that cannot be believed is refused."""
 
 import errno
+import functools
 import json
 import math
 import os
@@ -13,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import Bound, epsilon
+import accounting
+from accounting import Bound
 from dpsgd import Mechanism
 from dpsgd.runs.history import NO_HEAD, LedgerError, Terms, line_of
 from dpsgd.runs.ledger import Ledger, read
@@ -37,6 +39,7 @@ SAMPLERS = [
     BallsAndBins(**SIZES),
     BallsAndBins(**SIZES, assignment="fixed", overflow="accumulate", max_batch_size=80),
 ]
+epsilon = functools.lru_cache(accounting.epsilon)
 DELTA = 1e-4
 SIGMA = 2.0  # of less noise the price takes seconds to compute
 
@@ -71,6 +74,13 @@ def declared(path, sampler=SAMPLERS[3], blocks=((0, 8), (8, 16))):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def equal_profiles_are_priced_once(monkeypatch):
+    """What is compared here is which profile is priced."""
+    for module in ("runs.history", "training.guarantee"):
+        monkeypatch.setattr(f"dpsgd.{module}.epsilon", epsilon)
 
 
 # --- What is counted -----------------------------------------------------------------------------

@@ -27,7 +27,14 @@ SAMPLERS = {
     "accumulating poisson": Poisson(N, 8, 2, overflow="accumulate", max_batch_size=3),
     "passes beyond a block": Poisson(N, 20, 2, overflow="accumulate", max_batch_size=2),
 }
-EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+
+
+def of_samplers(*, long=()):
+    """Every sampler; those named `long`, for which another stands, in the long tier alone."""
+    return [
+        pytest.param(sampler, id=name, marks=pytest.mark.long if name in long else ())
+        for name, sampler in SAMPLERS.items()
+    ]
 
 
 def data():
@@ -70,7 +77,13 @@ def blocks(sampler, sigma, clip, *, of=ALGORITHM, root=None, columns=None, **how
     return train_blocks(of, mechanism, state, rows, root=root, **{"block_steps": 4, **how})
 
 
-@EVERY_SAMPLER
+def trained(of=ALGORITHM, params=None, columns=None, **how):
+    """Parameters of a whole run, in blocks as above: they share one program."""
+    rows = data() if columns is None else columns
+    return train(of, SHUFFLED, params or start(), rows, block_steps=4, **how).params
+
+
+@pytest.mark.parametrize("sampler", of_samplers(long=["accumulating poisson"]))
 def test_without_noise_and_clipping_it_is_plain_optax_training_on_the_same_batches(sampler):
     root = RootKey.from_insecure_seed(3)
     for block in blocks(sampler, 0.0, np.inf, root=root):
@@ -120,8 +133,10 @@ def _releases(sampler, sigma, clip, size=4_000):
     return np.array(taken)
 
 
-@EVERY_SAMPLER
+@pytest.mark.parametrize("sampler", of_samplers(long=["passes beyond a block"]))
 def test_each_coordinate_gets_noise_of_sigma_c_over_the_expected_batch_size(sampler):
+    if sampler.padded_batch_size == 24:  # of one width with the others: the rows give no gradient
+        sampler = dataclasses.replace(sampler, max_batch_size=8)
     sigma, clip = 0.7, 3.0
     noise = _releases(sampler, sigma, clip) * sampler.expected_batch_size / (sigma * clip)
     count = noise.size
@@ -136,7 +151,7 @@ def _chi_square_z(noise):
 
 
 def test_noise_is_independent_across_steps_and_coordinates():
-    noise = _releases(SAMPLERS["poisson"], 1.0, 1.0)
+    noise = _releases(SAMPLERS["shuffle"], 1.0, 1.0)
     noise /= noise.std()
     steps, size = noise.shape
     across_steps = noise @ noise.T / np.sqrt(size)
@@ -169,8 +184,8 @@ def test_a_realised_batch_size_is_not_the_divisor():
 
 
 def test_empty_batches_are_noise_only_steps_of_the_same_program():
-    sampler = Poisson(N, 1, 1, max_batch_size=4)
-    sizes = [block.diagnostics.batch_size for block in blocks(sampler, 1.0, 1.0, block_steps=60)]
+    sampler = Poisson(N, 1, 1, max_batch_size=24)
+    sizes = [block.diagnostics.batch_size for block in blocks(sampler, 1.0, 1.0)]
     sizes = np.concatenate(sizes)
     assert len(sizes) == sampler.num_steps
     assert (sizes == 0).any()
@@ -203,7 +218,10 @@ class Run:
     compilations: int
 
 
-@pytest.fixture(scope="module", params=SAMPLERS.values(), ids=SAMPLERS)
+@pytest.fixture(
+    scope="module",
+    params=of_samplers(long=["deterministic", "balls-and-bins", "accumulating poisson"]),
+)
 def runs(request, tmp_path_factory):
     """The same run with its data on the device and, as memory-mapped files, on the host."""
     sampler, folder, mapped = request.param, tmp_path_factory.mktemp("columns"), {}
@@ -260,10 +278,6 @@ def test_runs_that_differ_in_numbers_alone_share_one_compiled_program():
         alone = final(own, mechanisms[3], rates[3], 3)
         assert len(compiled) == 2
         assert (shared[3] == alone).all()
-        # Passes over parts of a batch are another program.
-        in_passes = Mechanism(SAMPLERS["accumulating poisson"], 1.0, 1.0)
-        final(own, in_passes, 0.1, 1)
-        assert len(compiled) == 3
 
 
 def test_with_and_without_noise_are_two_programs_of_one_algorithm():
@@ -279,9 +293,9 @@ def test_with_and_without_noise_are_two_programs_of_one_algorithm():
 
 
 def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
-    train(ALGORITHM, SHUFFLED, start(), data())
+    trained()
     idle = ALGORITHM._replace(update=lambda state, *_: state._replace(step=state.step + 1))
-    assert (np.asarray(train(idle, SHUFFLED, start(), data()).params["w"]) == np.float32(0.1)).all()
+    assert (np.asarray(trained(idle)["w"]) == np.float32(0.1)).all()
 
 
 def test_few_programs_are_kept_and_one_that_is_not_leaves_nothing_behind(monkeypatch):
@@ -295,16 +309,16 @@ def test_few_programs_are_kept_and_one_that_is_not_leaves_nothing_behind(monkeyp
 
         algorithm = dpsgd(own_loss, optax.sgd(0.1))
         state = algorithm.init(np.zeros(size, np.float32))  # all shapes are new to the process
-        list(train_blocks(algorithm, Mechanism(sampler, 1.0, 1.0), state, data(), root=root))
+        list(train_blocks(algorithm, Mechanism(sampler, 0.0, 1.0), state, data(), root=root))
         return weakref.ref(own_loss)
 
     alive, counts = [], []
-    for size in range(101, 105):
+    for size in range(101, 104):
         alive.append(run(size))
         gc.collect()
         counts.append(len(jax.local_devices()[0].client.live_executables()))
-    assert [loss() is None for loss in alive] == [True, True, True, False]
-    assert counts[1] == counts[2] == counts[3]
+    assert [loss() is None for loss in alive] == [True, True, False]
+    assert counts[1] == counts[2]
 
 
 def test_two_runs_draw_different_noise_and_one_root_repeats_itself():
@@ -336,9 +350,9 @@ def test_data_that_take_more_than_half_of_a_devices_free_memory_stay_on_the_host
 
 
 def test_streamed_blocks_are_cut_to_a_bounded_size(monkeypatch):
-    monkeypatch.setattr(loop, "STREAMED_BYTES", 3 * 8 * 24)
-    ran = blocks(SAMPLERS["shuffle"], 1.0, 1.0, block_steps=5, data_on="host")
-    assert [len(block.steps) for block in ran][:2] == [3, 3]
+    monkeypatch.setattr(loop, "STREAMED_BYTES", 4 * 8 * 24)
+    ran = blocks(SAMPLERS["shuffle"], 1.0, 1.0, block_steps=6, data_on="host")
+    assert [len(block.steps) for block in ran][:2] == [4, 4]
 
 
 def test_no_more_than_two_blocks_are_ever_under_way(monkeypatch):
@@ -354,14 +368,14 @@ def test_no_more_than_two_blocks_are_ever_under_way(monkeypatch):
 
 def test_a_root_serves_one_run_and_a_seed_warns_that_nothing_is_guaranteed():
     root = RootKey.from_entropy()
-    train(ALGORITHM, SHUFFLED, start(), data(), root=root)
+    trained(root=root)
     other = {**data(), "x": data()["x"] + 1}
     with pytest.raises(ValueError, match="already begun under this root"):
-        train(ALGORITHM, SHUFFLED, start(), other, root=root)
+        trained(columns=other, root=root)
     root = RootKey.from_insecure_seed(1)
     for _ in range(2):  # a run may be repeated where there is no guarantee to lose
         with pytest.warns(UserWarning, match="NO GUARANTEE: reproducible noise"):
-            train(ALGORITHM, SHUFFLED, start(), data(), root=root)
+            trained(root=root)
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -376,14 +390,14 @@ def test_data_that_are_not_finite_give_a_warning_that_tells_where_and_no_more(
         rows["x"][-count:, 1] = bad
         rows = jax.tree.map(jnp.asarray, rows) if on_device else rows
         with pytest.warns(UserWarning, match=r"^data\['x'\]: there is NaN or infinity") as caught:
-            trained = train(ALGORITHM, SHUFFLED, start(), rows).params
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trained))
+            params = trained(columns=rows)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
         said += [str(warning.message) for warning in caught]
     assert len(said) == 2
     assert len(set(said)) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(ALGORITHM, SHUFFLED, start(), data())
+        trained()
 
 
 def test_data_of_another_size_are_refused():
@@ -396,18 +410,18 @@ def test_a_run_that_is_refused_leaves_its_root_to_the_next():
     root = RootKey.from_entropy()
     rows = {name: column[:-1] for name, column in data().items()}
     with pytest.raises(ValueError, match="num_examples=60"):
-        train(ALGORITHM, SHUFFLED, start(), rows, root=root)
+        trained(columns=rows, root=root)
     params = start() | {"batch_stats": jnp.zeros(3)}
     with pytest.raises(ValueError, match="batch statistic"):
-        train(ALGORITHM, SHUFFLED, params, data(), root=root)
-    train(ALGORITHM, SHUFFLED, start(), data(), root=root)
+        trained(params=params, root=root)
+    trained(root=root)
 
 
 def test_training_leaves_the_callers_parameters_alone():
     params = start()
-    trained = train(ALGORITHM, SHUFFLED, params, data()).params
+    found = trained(params=params)
     assert (np.asarray(params["w"]) == np.float32(0.1)).all()
-    assert (np.asarray(trained["w"]) != np.float32(0.1)).any()
+    assert (np.asarray(found["w"]) != np.float32(0.1)).any()
 
 
 @pytest.mark.parametrize("kept", ["parameters", "step size"])
@@ -417,12 +431,12 @@ def test_blocks_overwrite_no_array_of_the_caller(kept):
         optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
     else:  # and one whose state holds the parameters
         optimizer = optax.GradientTransformation(lambda p: p, lambda g, s, p: (g, s))
-    algorithm = dpsgd(loss_fn, optimizer)
+    algorithm, silent = dpsgd(loss_fn, optimizer), Mechanism(SAMPLERS["shuffle"], 0.0, 1.0)
     state, root = algorithm.init(params), RootKey.from_insecure_seed(3)
     before = jax.tree.map(np.array, (params, rate, state))
     # Handed over, the state is overwritten, and nothing of which it was made.
     own = algorithm.init(params)
-    [*_, last] = train_blocks(algorithm, SHUFFLED, own, data(), root=root, donate=True)
-    [*_, again] = train_blocks(algorithm, SHUFFLED, state, data(), root=root)
+    [*_, last] = train_blocks(algorithm, silent, own, data(), root=root, donate=True)
+    [*_, again] = train_blocks(algorithm, silent, state, data(), root=root)
     jax.tree.map(np.testing.assert_array_equal, (params, rate, state), before)
     jax.tree.map(np.testing.assert_array_equal, last.state, again.state)
