@@ -25,6 +25,8 @@ from samplers import (
     cap_contributions,
 )
 
+pytestmark = pytest.mark.usefixtures("unoptimised")
+
 SIZES = {"num_examples": 1000, "batch_size": 100}
 DELTA = 1e-5
 epsilon = functools.lru_cache(accounting.epsilon)

@@ -12,6 +12,8 @@ from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.audit.step import recorder
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
+pytestmark = pytest.mark.usefixtures("unoptimised")
+
 N, B, EPOCHS, CLIP = 60, 8, 2, 0.5
 SAMPLERS = {
     "deterministic": Deterministic(N, B, EPOCHS),

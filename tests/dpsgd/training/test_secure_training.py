@@ -31,7 +31,16 @@ SAMPLERS = [
     BallsAndBins(N, 8, 2),
     Poisson(N, 8, 2, overflow="accumulate", max_batch_size=3),
 ]
-EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+EVERY_SAMPLER = pytest.mark.parametrize(  # in one pass and in several; the others are long
+    "sampler",
+    [
+        pytest.param(
+            sampler, marks=() if sampler in (SAMPLERS[1], SAMPLERS[4]) else pytest.mark.long
+        )
+        for sampler in SAMPLERS
+    ],
+    ids=repr,
+)
 ROOT = RootKey(bytes(range(32)), insecure=False)
 
 
@@ -267,6 +276,7 @@ def test_one_program_serves_every_grid_and_another_the_fast_noise(monkeypatch):
     assert kept.cache_info().misses > programs_of_secure
 
 
+@pytest.mark.long  # the audit of secure noise is tested with the audit
 def test_the_audit_passes_secure_training():
     mechanism = secure(SAMPLERS[3], clip=0.5)
     report = coupled_audit(
