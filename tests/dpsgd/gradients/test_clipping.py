@@ -134,7 +134,9 @@ def test_huge_finite_gradient_is_clipped_rather_than_dropped(method):
     assert (diagnostics.clipped_count, diagnostics.nonfinite_count) == (1, 0)
 
 
-@pytest.mark.parametrize("count", [1, 17, 4096, 3_000_001, 20_000_003])
+@pytest.mark.parametrize(
+    "count", [1, 17, 4096, 3_000_001, pytest.param(20_000_003, marks=pytest.mark.long)]
+)
 def test_norm_of_millions_of_coordinates_is_accurate_to_a_few_roundings(count):
     # Equal terms, on which a plain float32 sum stagnates at 2^24, and random ones.
     for x in (np.full(count, 0.75, np.float32), np.random.default_rng(0).random(count, np.float32)):
@@ -254,12 +256,18 @@ def test_zeroing_out_one_example_moves_the_sum_by_at_most_the_clip_norm(method):
         assert np.linalg.norm(whole - less) <= 0.25 * (1 + 1e-6)
 
 
-# Every size under "ghost"; "vmap", which is cut into microbatches by the same code, at one that
-# leaves a rest.
-MICROBATCHES = [("ghost", 2), ("ghost", 3), ("vmap", 3)]
+# At a size that leaves a rest; the others are long.
+MICROBATCHES = [("ghost", 3), ("vmap", 3)]
 MICROBATCHES += [
     pytest.param(method, size, marks=pytest.mark.long)
-    for method, size in [("ghost", 1), ("ghost", 8), ("vmap", 1), ("vmap", 2), ("vmap", 8)]
+    for method, size in [
+        ("ghost", 1),
+        ("ghost", 2),
+        ("ghost", 8),
+        ("vmap", 1),
+        ("vmap", 2),
+        ("vmap", 8),
+    ]
 ]
 
 
@@ -358,7 +366,7 @@ def test_wrong_arguments_are_refused_with_one_clear_line(params, batch, weights,
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 31, 32, 33, 100])
+@pytest.mark.parametrize("count", [1, 3, 32, 33])
 def test_norms_combine_to_that_of_the_concatenation(count):
     rng = np.random.default_rng(count)
     parts = (10.0 ** rng.uniform(-6, 6, (count, 8, 1)) * rng.normal(size=(count, 8, 5))).astype(
@@ -402,11 +410,14 @@ CONSTANTS = {
 }
 
 
-# Every magnitude of every loss under "ghost"; under "vmap", which has one norm for them all, the
-# magnitudes take turns.
+# The extreme magnitudes of every loss under "ghost"; under "vmap", which has one norm for them all,
+# the magnitudes take turns.
 KNOWN = [
     pytest.param(
-        method, loss, constant, marks=pytest.mark.long if method == "vmap" and (i + j) % 3 else ()
+        method,
+        loss,
+        constant,
+        marks=pytest.mark.long if ((i + j) % 3 if method == "vmap" else constant == 1.0) else (),
     )
     for method in METHODS
     for i, loss in enumerate(CONSTANTS)
@@ -481,8 +492,8 @@ def test_the_norm_counts_small_leaves_and_large_ones_together(method):
         return sum(x * w * jnp.sum(jnp.sin(p[k])) for k, w in zip("abcd", W, strict=True))
 
     W = 30.0, 0.1, 40.0, 0.2
-    gradient = clipped_grad(loss_fn, l2_clip_norm=0.5, method=method)
-    total, _ = gradient(params, jnp.array([3.0]), jnp.ones(1))
+    gradient = jax.jit(clipped_grad(loss_fn, l2_clip_norm=0.5, method=method))
+    total, _ = gradient(params, np.array([3.0], np.float32), np.ones(1))
     norm = np.sqrt(sum(w * w * params[name].size for name, w in zip("abcd", W, strict=True)))
     for name, weight in zip("abcd", W, strict=True):
         np.testing.assert_allclose(total[name], 0.5 * weight / norm, rtol=1e-5)

@@ -82,6 +82,14 @@ def estimate(case, method):
     )
 
 
+BOUND = 2**24
+
+
+def batch_beyond_the_bound(case, method):
+    return 4 * BOUND // estimate(case, method)
+
+
+@functools.cache
 def temporary_bytes(case, method, batch_size, microbatch_size=None):
     """Temporary memory of the compiled program, which is not run."""
     params, loss_fn, batch = case()
@@ -103,19 +111,21 @@ PAIRS = [
 
 @pytest.mark.parametrize(("case", "method"), PAIRS)
 def test_the_estimate_is_near_what_an_example_takes(case, method):
-    few, many = (temporary_bytes(case, method, size, size) for size in (128, 256))
-    measured = (many - few) / 128
+    many = batch_beyond_the_bound(case, method)
+    few = many // 2
+    measured = (
+        temporary_bytes(case, method, many, many) - temporary_bytes(case, method, few, few)
+    ) / (many - few)
     assert measured / 1.5 < estimate(case, method) < 8 * measured
 
 
 @pytest.mark.parametrize(("case", "method"), PAIRS)
 def test_a_large_batch_keeps_within_the_bound_without_being_told(case, method, monkeypatch):
-    bound = 2**24
-    monkeypatch.setattr(memory, "MICROBATCH_BYTES", bound)
-    size = 4 * bound // estimate(case, method)
+    monkeypatch.setattr(memory, "MICROBATCH_BYTES", BOUND)
+    size = batch_beyond_the_bound(case, method)
     batch_bytes = size * 4 * case()[2][0].size  # the batch itself, cut into microbatches
     cut = temporary_bytes(case, method, size)
-    assert cut < 1.5 * bound + 2 * batch_bytes
+    assert cut < 1.5 * BOUND + 2 * batch_bytes
     assert temporary_bytes(case, method, size, size) > 1.5 * cut
 
 
