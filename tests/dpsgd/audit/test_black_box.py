@@ -1,6 +1,7 @@
 """The black-box audit refutes wrong claims, lets right ones stand, and is itself calibrated."""
 
 import dataclasses
+import functools
 import math
 import time
 
@@ -37,7 +38,7 @@ def test_shuffling_claimed_as_poisson_is_refuted():
     assert "VIOLATION" in report.lines()[-1]
 
 
-@pytest.mark.parametrize("kind", [Poisson, BallsAndBins])
+@pytest.mark.parametrize("kind", [Poisson, pytest.param(BallsAndBins, marks=pytest.mark.long)])
 def test_a_right_claim_stands_and_what_could_have_been_seen_is_told(kind):
     report = audit(kind(20, 2, 2), 0.5, 0.01, 1_000)
     assert not report.violation
@@ -56,8 +57,7 @@ def test_half_the_noise_is_refuted():
 
         return algorithm._replace(update=update)
 
-    assert audit(Deterministic(2, 2), 1.0, 0.01, 3_000, build=half_noise).violation
-    assert not audit(Deterministic(2, 2), 1.0, 0.01, 3_000).violation
+    assert audit(Deterministic(2, 2), 1.0, 0.01, 1_500, build=half_noise).violation
 
 
 @pytest.mark.long
@@ -92,12 +92,17 @@ def alarms_allowed(rate):
     return AUDITS * rate + 2 * math.sqrt(AUDITS * rate * (1 - rate))
 
 
+@functools.cache
+def gaussian_epsilon(sigma, delta):
+    return GaussianProfile(sigma).epsilon(delta).upper
+
+
 def gaussian(rng, sigma=1.0, delta=0.05):
     def play(others, trials):
         x = sigma * rng.standard_normal((2, trials))
         return {"sum": x[0] + 1}, {"sum": x[1]}
 
-    return play, GaussianProfile(sigma).epsilon(delta).upper, delta
+    return play, gaussian_epsilon(sigma, delta), delta
 
 
 def one_poisson_step(rng, sigma=1.0, q=0.5, delta=0.05):
@@ -108,7 +113,7 @@ def one_poisson_step(rng, sigma=1.0, q=0.5, delta=0.05):
         x = sigma * rng.standard_normal(taken.shape)
         return scores_of(x[0] + taken[0], 0, sigma), scores_of(x[1], 0, sigma)
 
-    unsampled = GaussianProfile(sigma).epsilon(delta / q).upper
+    unsampled = gaussian_epsilon(sigma, delta / q)
     return play, math.log1p(q * math.expm1(unsampled)), delta
 
 
@@ -119,7 +124,7 @@ def in_both_steps(rng, sigma=0.8, delta=0.05):
         x = sigma * rng.standard_normal((2, trials, 2, 1)) - others
         return scores_of(x[0] + 1, others, sigma), scores_of(x[1], others, sigma)
 
-    return play, GaussianProfile(sigma / math.sqrt(2)).epsilon(delta).upper, delta
+    return play, gaussian_epsilon(sigma / math.sqrt(2), delta), delta
 
 
 def randomised_response(rng, truth=0.8, delta=0.01):

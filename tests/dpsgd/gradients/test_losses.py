@@ -161,6 +161,22 @@ def rows():
     return {"x": x, "y": (x[:, 0] > 0).astype(np.float32)}
 
 
+@functools.cache
+def compiled_net(method):
+    """(params, rows, weights, keys, clip norm) -> clipped sum, in microbatches."""
+
+    def run(params, rows, weights, keys, clip):
+        gradient = clipped_grad(net()[1], l2_clip_norm=clip, method=method, microbatch_size=7)
+        return gradient(params, rows, weights, keys)[0]
+
+    return jax.jit(run, compiler_options=FAST_COMPILE)
+
+
+def net_sum(keys, clip, method="ghost"):
+    weights = np.ones(N, np.float32)
+    return compiled_net(method)(net()[0], rows(), weights, keys, np.float32(clip))
+
+
 @pytest.mark.parametrize("method", ["ghost", "vmap"])
 def test_sums_equal_one_gradient_per_example_with_the_same_keys(method):
     params, loss = net()
@@ -170,9 +186,7 @@ def test_sums_equal_one_gradient_per_example_with_the_same_keys(method):
     flat = [np.asarray(g, np.float64).reshape(N, -1) for g in jax.tree.leaves(each)]
     norm = np.linalg.norm(np.concatenate(flat, axis=1), axis=1)
     clip = float(np.median(norm))
-    run = clipped_grad(loss, l2_clip_norm=clip, method=method, microbatch_size=7)
-    run = jax.jit(run, compiler_options=FAST_COMPILE)
-    total, _ = run(params, rows(), np.ones(N, np.float32), keys)
+    total = net_sum(keys, clip, method)
     factor = np.minimum(1, clip / norm)
     for got, g in zip(jax.tree.leaves(total), flat, strict=True):
         np.testing.assert_allclose(np.ravel(got), factor @ g, rtol=1e-5, atol=1e-5)
@@ -189,8 +203,7 @@ def test_integer_sums_of_the_secure_mode_are_of_the_same_gradients():
         run = jax.jit(algorithm.clipped_sum, compiler_options=FAST_COMPILE)
         sums[size] = run(*arguments)[0]
     jax.tree.map(np.testing.assert_array_equal, sums[None], sums[7])
-    run = jax.jit(clipped_grad(loss, l2_clip_norm=0.5), compiler_options=FAST_COMPILE)
-    plain, _ = run(params, rows(), np.ones(N, np.float32), keys)
+    plain = net_sum(keys, 0.5)
     cell = float(mechanism.scales().grid.spacing)
     for whole, real in zip(jax.tree.leaves(sums[7]), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(np.float64(whole) * cell, real, rtol=1e-3, atol=N * cell)
@@ -300,10 +313,6 @@ def test_keys_are_given_if_and_only_if_the_loss_takes_them():
 
 
 def test_keys_as_words_draw_as_typed_ones_do():
-    params, loss = net()
     keys = jax.random.split(jax.random.key(3), N)
-    run = jax.jit(clipped_grad(loss, l2_clip_norm=0.5), compiler_options=FAST_COMPILE)
-    found = [
-        run(params, rows(), np.ones(N, np.float32), k)[0] for k in (keys, jax.random.key_data(keys))
-    ]
+    found = [net_sum(k, 0.5) for k in (keys, jax.random.key_data(keys))]
     jax.tree.map(np.testing.assert_array_equal, *found)
