@@ -1,4 +1,4 @@
-"""`dpsgd audit`: see for oneself whether the program keeps what its price promises."""
+"""`dpsgd audit`: see for oneself whether the program keeps what its guarantee promises."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def black_box(config: AuditConfig, progress: Progress = lambda line: None) -> Bl
     """
     mechanism = _mechanism(config)
     delta = 1 / config.num_examples if config.delta is None else config.delta
-    progress("pricing the claim")
+    progress("accounting for the claim")
     claim = epsilon(_claimed(config, mechanism.sampler).privacy(config.noise_multiplier), delta)
     if math.isinf(claim.upper):
         raise ValueError(
@@ -128,7 +128,7 @@ def _mechanism(config: AuditConfig) -> Mechanism:
 
 
 def _claimed(config: AuditConfig, sampler: BatchSampler) -> BatchSampler:
-    """Returns the sampler whose price is claimed: the audited one's own, or `config.claim`'s."""
+    """Returns the sampler whose guarantee is claimed: the audited one's, or `config.claim`'s."""
     if config.claim is None:
         return sampler
     if config.claim not in SETTINGS:

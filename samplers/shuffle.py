@@ -17,7 +17,7 @@ from samplers.row_law import RandomOrder
 
 @dataclass(frozen=True)
 class Shuffle(EpochSampler):
-    """Takes b = `batch_size` after b examples, in a random order. NOT priced like Poisson sampling.
+    """Takes b = `batch_size` after b examples, in a random order. Its guarantee is NOT Poisson's.
 
     What is certified is the cost of batches in a known order. The last batch of an epoch is smaller
     where b does not divide n; it is padded, and its noisy sum is divided by b like any other.
@@ -37,7 +37,7 @@ class Shuffle(EpochSampler):
             raise ValueError(f'order must be "redrawn" or "fixed", got {self.order!r}')
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns two-sided bounds; no tight price of shuffling is known, and it is not Poisson's.
+        """Returns two-sided bounds; no tight accounting of shuffling is known, nor is it Poisson's.
 
         Upper: given the order, or all epochs' orders, an example enters one known sum an epoch, as
         with `Deterministic`. Both neighbours draw the orders alike, so delta(epsilon) is at most
@@ -57,7 +57,7 @@ class Shuffle(EpochSampler):
         return ShuffleProfile(noise_multiplier, self.steps_per_epoch, self.epochs, order=self.order)
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
-        """Returns what the common practice of pricing this run as if Poisson would have claimed."""
+        """Returns what the common practice of taking this run for Poisson's would have claimed."""
         q = self.batch_size / self.num_examples
         claimed = epsilon(PoissonProfile(noise_multiplier, q, self.num_steps), delta)
         price = epsilon(self.privacy(noise_multiplier), delta)
@@ -67,7 +67,7 @@ class Shuffle(EpochSampler):
             "does not earn that" if claimed.upper < price.lower else "is not proved to earn it"
         )
         return (
-            f"priced as if Poisson, as is common, this shuffled run would claim epsilon "
+            f"taken for Poisson, as is common, this shuffled run would claim epsilon "
             f"{claimed.format_upper()}: shuffling {verdict}",
         )
 

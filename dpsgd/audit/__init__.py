@@ -1,1 +1,1 @@
-"""Evidence that what runs keeps what its price assumes."""
+"""Evidence that what runs keeps what its guarantee assumes."""

@@ -1,8 +1,8 @@
-"""The coupled audit: seconds, before every run, to see that the program is what was priced.
+"""The coupled audit: seconds, before every run, to see that the program is what is accounted for.
 
-A price is a theorem about a program: *each example moves a step's sum by at most C, the sum gets
-independent noise N(0, (sigma C)^2) in every coordinate, and the sampler draws who takes part by
-the law that was priced*. The audit runs the program itself, compiled like the run's, with an
+A guarantee is a theorem about a program: *each example moves a step's sum by at most C, the sum
+gets independent noise N(0, (sigma C)^2) in every coordinate, and the sampler draws who takes part
+by the law that is claimed*. The audit runs the program itself, compiled like the run's, with an
 optimizer in place of the run's that writes down what it is given, and so sees every release.
 Under the same key and step the noise of two releases is the same and cancels in their difference,
 which leaves the sums. Writing S(A) for the sum over the examples A,
@@ -113,7 +113,7 @@ def coupled_audit(
       mechanism: Sampler, sigma and C of the run.
       params: Where gradients are taken; copied.
       data: Examples of the run, [rows, ...]; a few of the first are used.
-      claimed: Sampler whose price is claimed for the run; by default the mechanism's own.
+      claimed: Sampler whose guarantee is claimed for the run; by default the mechanism's own.
       root: Source of the audit's randomness, by default fresh entropy. Never the run's own: two
         releases under one noise, as this audit makes them, have a noise-free difference.
       max_batch_size: Rows of the padded batches, at least a few; by default as many as the run's.

@@ -93,7 +93,7 @@ def _matrix_check(
     )
     reach = int(np.max(np.subtract(*np.nonzero(matrix)), initial=0)) + 1
     return Check(
-        "noise has the bands and the columns that were priced",
+        "noise has the bands and the columns that were claimed",
         bool(passed),
         f"{reach} of {noise.bands} bands, columns of norm {longest:.6g} of 1 allowed",
     )

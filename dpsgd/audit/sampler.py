@@ -32,7 +32,7 @@ from samplers.row_law import stated_law
 FALSE_ALARM = 1e-8
 """Probability, at most, that one check of randomness fails where nothing is wrong."""
 
-LAW = "the draws have the law that was priced"
+LAW = "the draws have the law that was claimed"
 """Name of the check that is left out where a sampler states no law."""
 
 _PARTICIPATIONS = 2**16  # wanted, over all draws
@@ -74,7 +74,7 @@ def sampler_checks(sampler: BatchSampler, claimed: BatchSampler, *, seed: int) -
         return checks
     if sampler.steps_per_epoch != law.steps_per_epoch:
         steps = f"{sampler.steps_per_epoch} steps, {law.steps_per_epoch} priced"
-        return [*checks, Check("epochs have as many steps as priced", False, steps)]
+        return [*checks, Check("epochs have as many steps as claimed", False, steps)]
     checks.append(_counts(draws, law))
     if law.batch_sizes is not None or law.most_units:
         checks.append(_batches(sampler, law, seed))
@@ -150,7 +150,7 @@ class _Draws:
 
 def _columns_are_rows(sampler: BatchSampler, seed: int) -> Check:
     """Compares the batches that training reads with the rows that the price is about."""
-    name = "the batches are the rows that were priced"
+    name = "the batches are the rows that were claimed"
     if sampler.num_examples > _LARGEST_PLAN:
         detail = f"not drawn for more than {_LARGEST_PLAN:,} examples"
         return Check(name, True, detail, made=False)
@@ -216,14 +216,14 @@ def _separation(draws: _Draws, claimed: int) -> Check:
         apart = np.diff(steps[order])[np.diff(examples[order]) == 0]
         nearest = min(nearest, int(apart.min(initial=draws.steps * draws.epochs)))
     return Check(
-        "participations are as far apart as priced",
+        "participations are as far apart as claimed",
         nearest >= claimed,
         f"{nearest} steps, {claimed} priced",
     )
 
 
 def _certain(draws: _Draws, law: RowLaw) -> Check:
-    """Where nothing is random, each entry is the one that was priced."""
+    """Where nothing is random, each entry is the one that was claimed."""
     drawn = np.concatenate([keys for of_seed in draws.keys for keys in of_seed])
     wrong = int(np.sum(law.rate(drawn // draws.steps, drawn % draws.steps) != 1))
     return Check(
@@ -256,7 +256,7 @@ def _counts(draws: _Draws, law: RowLaw) -> Check:
 
 def _batches(sampler: BatchSampler, law: RowLaw, seed: int) -> Check:
     """What is sure of each batch: its size, where it is not random, and how many units it holds."""
-    name = "batches hold as many rows and units as priced"
+    name = "batches hold as many rows and units as claimed"
     if sampler.num_examples > _LARGEST_PLAN:
         detail = f"not drawn for more than {_LARGEST_PLAN:,} examples"
         return Check(name, True, detail, made=False)
@@ -306,7 +306,7 @@ def _example_shares(draws: _Draws, law: RowLaw) -> list[Check]:
     i = int(np.argmin(worst))
     detail = f"example {i}: {count[i]} of {trials:,} steps, {q[i] * trials:.4g} expected"
     pvalue = draws.rows * float(worst[i])
-    return [_tested("all examples take part at the rate that was priced", pvalue, detail)]
+    return [_tested("all examples take part at the rate that was claimed", pvalue, detail)]
 
 
 def _coincidences(draws: _Draws, law: RowLaw) -> list[Check]:
@@ -318,7 +318,7 @@ def _coincidences(draws: _Draws, law: RowLaw) -> list[Check]:
     if draws.epochs > 1 and law.redrawn:
         epochs = range(0, draws.epochs - 1, 2)  # disjoint pairs: the first ones may be held fixed
         pairs = [(of_seed[e], of_seed[e + 1]) for of_seed in draws.keys for e in epochs]
-        checks.append(_shared("epochs are independent, as priced", pairs, draws, law))
+        checks.append(_shared("epochs are independent, as claimed", pairs, draws, law))
     elif draws.epochs > 1:
         common = sum(
             np.intersect1d(of_seed[0], of_seed[1], assume_unique=True).size
@@ -326,7 +326,7 @@ def _coincidences(draws: _Draws, law: RowLaw) -> list[Check]:
         )
         entries = sum(of_seed[0].size for of_seed in draws.keys)
         detail = f"{common} of {entries} entries are kept in the next epoch"
-        checks.append(Check("epochs are alike, as priced", bool(common == entries), detail))
+        checks.append(Check("epochs are alike, as claimed", bool(common == entries), detail))
     return checks
 
 
@@ -362,17 +362,17 @@ def _over_steps(
 
 
 def _pairs(draws: _Draws, law: RowLaw) -> list[Check]:
-    """Two rows take part in one step as often as priced: in units, and across them."""
+    """Two rows take part in one step as often as claimed: in units, and across them."""
     if draws.rows == 1:
         return []
     if law.units is None:
-        name = "pairs of examples take part together as often as priced"
+        name = "pairs of examples take part together as often as claimed"
         if law.independent:
             name = "examples are independent of one another"
         return [_joint(name, draws, law, lambda: _couples(np.arange(draws.rows)))]
-    within = "neighbours in a unit take part together as often as priced"
-    any_two = "examples of a unit take part together as often as priced"
-    across = "examples of different units take part together as often as priced"
+    within = "neighbours in a unit take part together as often as claimed"
+    any_two = "examples of a unit take part together as often as claimed"
+    across = "examples of different units take part together as often as claimed"
     return [
         _joint(within, draws, law, lambda: draws.together(next_one=True)),
         _joint(any_two, draws, law, lambda: draws.together(next_one=False)),
@@ -428,7 +428,7 @@ def _size_check(draws: _Draws, law: RowLaw) -> Check:
     scale, freedom = variance / (2 * mean), 2 * mean**2 / variance
     below = float(stats.chi2.cdf(statistic / scale, freedom))
     above = float(stats.chi2.sf(statistic / scale, freedom))
-    detail = f"{statistic / mean:.4g} times the variance of the law that was priced"
+    detail = f"{statistic / mean:.4g} times the variance of the law that was claimed"
     return _tested(name, 2 * min(below, above), detail)
 
 

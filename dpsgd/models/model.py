@@ -239,8 +239,8 @@ def _known(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
     if named is None or named not in kinds.values():
         raise ValueError(
             f"{path} is a model of the task {name!a:.60}, which is not among those of installed "
-            f"packages ({', '.join(sorted(kinds)) or 'none'}): give the task itself, or install or "
-            "update the package that has it"
+            f"packages ({', '.join(sorted(kinds)) or 'none'}): give the task itself (--task), or "
+            "install or update the package that has it"
         )
     return find(named)
 

@@ -101,7 +101,7 @@ class Noise(abc.ABC):
         """Returns what a whole run costs: what it would under independent noise, or a refusal.
 
         Raises:
-          ValueError: if the sampler's price does not hold for noise of so many bands.
+          ValueError: if the sampler's guarantee does not hold for noise of so many bands.
         """
         self._check_separation(sampler)
         return sampler.privacy(noise_multiplier)
@@ -115,19 +115,21 @@ class Noise(abc.ABC):
         parts are priced: what was begun anew has noise in common with what went before.
 
         Raises:
-          ValueError: if there is no such price.
+          ValueError: if there is no such guarantee.
         """
         self._check_separation(sampler)
         if self.bands == 1:
             return sampler.privacy_of(noise_multiplier, stretches)
         if len(stretches) == 1 and stretches[0].start == 0:
             return sampler.privacy(noise_multiplier)
-        raise ValueError(f"{self} is correlated over steps: a run that was begun anew has no price")
+        raise ValueError(
+            f"{self} is correlated over steps: a run that was begun anew has no guarantee"
+        )
 
     def _check_separation(self, sampler: BatchSampler) -> None:
         if self.bands > sampler.separation:
             raise ValueError(
-                f"{self} is correlated over {self.bands} steps, and the price of "
+                f"{self} is correlated over {self.bands} steps, and the guarantee of "
                 f"{type(sampler).__name__} holds for noise with up to {sampler.separation}: "
                 "take Independent() noise, or a sampler that keeps participations apart"
             )
@@ -183,7 +185,7 @@ class Independent(Noise):
 class Secure(Noise):
     """Fresh Gaussian noise in every step that is exact and cryptographic, on exact integer sums.
 
-    The price then holds down to the last bit (`dpsgd.noise.secure`), but for the draws of samplers
+    The guarantee then holds to the last bit (`dpsgd.noise.secure`), but for the draws of samplers
     of Poisson's kind: each gap between successes has its law within 2^-50
     (`samplers.randomness.bernoulli_successes`). Slower: the gradient of every example is formed,
     and noise is drawn by the CPU, in a minute for 85 million parameters.

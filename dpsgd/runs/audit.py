@@ -59,7 +59,7 @@ def audit_run(
     if audited != size:
         on.append(f"a model of {audited:,} parameters in place of {size:,}")
     kept = "step and sampler keep" if found.sampler_audited else "the step keeps"
-    line = f"passed: {kept} what the price assumes, on {', '.join(on)}"
+    line = f"passed: {kept} what the guarantee assumes, on {', '.join(on)}"
     if not found.sampler_audited:
         line = f"SAMPLER NOT AUDITED; {line}"
     if found.left_out:
@@ -108,7 +108,7 @@ def audit_step(
       shapes: Of its parameters.
       mechanism: Sampler, sigma and C.
       microbatch_size: Of the run; None for as many as fit.
-      claimed: Sampler whose price is claimed, if not the mechanism's own.
+      claimed: Sampler whose guarantee is claimed, if not the mechanism's own.
     """
     together = microbatch_size or _automatic_microbatch(task, shapes, mechanism)
     scans = together < mechanism.sampler.padded_batch_size

@@ -174,7 +174,11 @@ def run(
     progress("checking the data")
     _check_data(task, None)
     given = config.target_epsilon is None
-    progress("pricing the run" if given else "finding the noise for the epsilon that is wanted")
+    progress(
+        "finding the guarantee of the run"
+        if given
+        else "finding the noise for the epsilon that is wanted"
+    )
     job = Job.of(task, config)
     insecure = config.insecure_seed is not None
     planned = Guarantee.of(job.mechanism, job.delta, unit=job.unit, reproducible_noise=insecure)

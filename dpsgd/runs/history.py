@@ -104,7 +104,7 @@ class Terms:
         if "noise" not in body:
             raise ValueError("it is of an earlier version, which said otherwise what noise is")
         if body["adjacency"] != ADJACENCY:
-            raise ValueError("this version would price it for another adjacency")
+            raise ValueError("this version would account for it with another adjacency")
         clip = body["l2_clip_norm"]
         return cls(
             Mechanism(
@@ -175,7 +175,9 @@ class History:
                     raise ValueError("its hash does not fit it and the lines before")
                 history.extend(body, head)
             except UnknownSampler as error:
-                raise LedgerError(f"{path}, line {number} cannot be priced: {error}") from None
+                raise LedgerError(
+                    f"{path}, line {number} cannot be accounted for: {error}"
+                ) from None
             except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
                 reason = str(error).partition("\n")[0]
                 raise LedgerError(
@@ -211,7 +213,7 @@ class History:
             planned = self._as_planned()
             if any(g.terms.mechanism != planned[0].terms.mechanism for g in planned):
                 notes += (
-                    "the mechanism was changed during the run, and this is a price only if no "
+                    "the mechanism was changed during the run, and this is a guarantee only if no "
                     "change was decided by looking at what was released or written before "
                     "(parameters, metrics, losses or other diagnostics)",
                 )
@@ -306,7 +308,9 @@ def _price(told: list[Generation], delta: float) -> Bound:
         for mechanism, stretches in kinds
     ]
     if any(bound.confidence < 1 for bound in bounds):
-        raise LedgerError("a sampler's price is an estimate, and an estimate is no guarantee")
+        raise LedgerError(
+            "a sampler's privacy cost is an estimate, and an estimate is no guarantee"
+        )
     only = told[0]
     if len(told) == 1 and only.steps == range(only.terms.mechanism.sampler.num_steps):
         return bounds[0]

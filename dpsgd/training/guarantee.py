@@ -27,11 +27,11 @@ NOT_COVERED = (
 )
 
 FLOATING_POINT = (
-    "floating point: the price is that of exact sums and exact Gaussian noise; sums of clipped "
+    "floating point: the guarantee is that of exact sums and exact Gaussian noise; sums of clipped "
     "gradients in 32 bits are rounded, to some 1e-7 of themselves at each addition, and noise from "
     "a fast generator in 32 bits is Gaussian to about 1e-6 (secure noise leaves none of this open)"
 )
-"""What the price does not cover either, unless noise is secure: `dpsgd.noise.gaussian` says why."""
+"""What is not covered either, unless noise is secure: `dpsgd.noise.gaussian` says why."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Guarantee:
           reproducible_noise: Whether the noise came from a seed that can be guessed.
 
         Raises:
-          ValueError: if `delta` is not in (0, 1), or the sampler's price is not proved.
+          ValueError: if `delta` is not in (0, 1), or the sampler's privacy profile is not proved.
         """
         whole = cls._of(mechanism, delta, mechanism.sampler.num_steps, reproducible_noise)
         return dataclasses.replace(whole, unit=unit) if unit else whole
@@ -97,12 +97,12 @@ class Guarantee:
 
         Two numbers, of which each covers something else:
 
-        * The *interval* is the price of a run that stops after `steps` steps for reasons that no
+        * The *interval* is the cost of a run that stops after `steps` steps for reasons that no
           release has a part in: a plan, a clock, a machine that dies. Such a run releases its first
           `steps` updates, which `BatchSampler.privacy_of` prices.
         * For a stop that is decided by looking at the model, at a loss of public rows, or at other
-          functions of the releases, it is no price: that step was chosen among many, perhaps as the
-          one that tells most about somebody. What holds then, whatever the rule, is the price of
+          functions of the releases, it is none: that step was chosen among many, perhaps as the one
+          that tells most about somebody. What holds then, whatever the rule, is the price of
           the *whole run*, which the notes name: wherever it stops, all that is known is a function
           of the releases that the whole run would have made. So the budget that was planned is a
           privacy filter (R. Rogers, A. Roth, J. Ullman, S. Vadhan, Privacy Odometers and Filters,
@@ -220,15 +220,15 @@ def notes_on(mechanism: Mechanism, delta: float, price: Bound) -> tuple[str, ...
     if stated_law(mechanism.sampler) is None:
         caveats += (
             f"the sampler {name_of(type(mechanism.sampler))} is not audited: it states no law of "
-            "its rows, so that its draws are not held against what is priced",
+            "its rows, so that its draws are not held against what is claimed",
         )
     return (price.note, *caveats) if price.note else caveats
 
 
 def note_on_stopping(whole: str) -> str:
-    """Returns what the price of a part of a run does not cover; `whole`: epsilon of all of it."""
+    """Returns what that of a part of a run does not cover; `whole`: epsilon of all of it."""
     return (
-        "this is the price if the run stops here for reasons that do not depend on what it "
+        "this is the privacy cost if the run stops here for reasons that do not depend on what it "
         "released; a stop decided by looking at the model costs what the whole run costs (epsilon "
         f"in {whole}), and one decided by losses or other diagnostics is not covered"
     )

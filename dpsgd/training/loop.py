@@ -277,7 +277,7 @@ class Trained(NamedTuple):
 
 
 NOT_AUDITED = (
-    "not audited: that the compiled step and the draws are what is priced was not tested in this "
+    "not audited: that the compiled step and the draws are what is claimed was not tested in this "
     "run (dpsgd.audit.coupled tests it)"
 )
 

@@ -29,7 +29,7 @@ COMMANDS = {
     "calibrate": "Print the smallest noise multiplier that certifies the wanted epsilon.",
     "compare": "Print and draw the certified epsilon of every sampler over the noise.",
     "contributions": "Look at how much users contribute, or choose a cap on it privately.",
-    "audit": "Look for evidence that a run costs more privacy than its price says.",
+    "audit": "Look for evidence that a run costs more privacy than its guarantee says.",
 }
 """What `dpsgd --help` says of each module of `experiments.cli.commands`.
 
@@ -69,6 +69,7 @@ def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:
         raise ValueError(f"there is no command {name!r}{hint}" if name else f"name a command{hint}")
     import tyro
 
+    check_sampler(rest)
     module = importlib.import_module(f"experiments.cli.commands.{name}")
     if hasattr(module, "command"):  # what can be asked depends on what is asked
         kind, rest = module.command(rest)
@@ -81,6 +82,23 @@ def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:
         config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
     )
     return module.run, config
+
+
+def check_sampler(words: Sequence[str]) -> None:
+    """Raises ValueError if words choose a sampler of this package that it does not have."""
+    for word in words:
+        prefix, _, name = word.partition(":")
+        if prefix == "sampler" and ":" not in name:
+            from samplers.settings import SETTINGS
+
+            if name not in SETTINGS:
+                near = difflib.get_close_matches(name, SETTINGS, 1)
+                hint = (
+                    f"did you mean sampler:{near[0]}?"
+                    if near
+                    else f"there are {', '.join(SETTINGS)}."
+                )
+                raise ValueError(f"{word}: {hint} One of your own is named sampler:module:name")
 
 
 def usage() -> str:

@@ -23,7 +23,7 @@ def check_default_batch_size(batch_size: int, num_examples: int) -> None:
 
 
 def check_noise(noise_multiplier: float) -> None:
-    """Raises ValueError, as the command line names it, for noise that has no price."""
+    """Raises ValueError, as the command line names it, for noise without a guarantee."""
     if not 0 < noise_multiplier < float("inf"):
         raise ValueError(
             f"--noise-multiplier must be finite and > 0, got {noise_multiplier}; without noise "
@@ -54,7 +54,7 @@ class GuaranteeConfig:
     """Examples of the largest unit; by default as many as of the smallest."""
 
     def check(self) -> None:
-        """Raises ValueError, as the command line names them, for values that have no price."""
+        """Raises ValueError, as the command line names them, for values without a guarantee."""
         if self.num_examples < 1:
             raise ValueError(f"--num-examples must be at least 1, got {self.num_examples}")
         if self.delta is not None and not 0 < self.delta < 1:
@@ -105,7 +105,7 @@ class GuaranteeConfig:
         return Population(self.num_examples, self.unit, self.max_contributions, tree)
 
     def build(self, *, drawn: bool = False) -> tuple[BatchSampler, float]:
-        """Returns the sampler, and the delta at which it is priced."""
+        """Returns the sampler, and the delta of its guarantee."""
         self.check()
         with naming_options(type(self.sampler)):
             sampler = self.sampler.build(self.population(drawn=drawn), self.delta)
@@ -123,7 +123,7 @@ class AuditConfig(GuaranteeConfig):
     secure_noise: bool = False
     """Audit exact sums and exact noise, as of a run with --secure-noise."""
     claim: str | None = None
-    """Hold the run to the price of this sampler, in place of its own: see what, for example,
+    """Hold the run to the guarantee of this sampler, in place of its own: see what, for example,
     shuffling that is claimed to be Poisson really costs."""
     black_box: bool = False
     """Bound epsilon from below by the outputs of whole runs alone."""

@@ -56,6 +56,8 @@ def _told(error: BaseException, interrupted: bool) -> tuple[int, str | None]:
 
 def mendable(error: BaseException) -> str | None:
     """Returns the line about an error that a user can mend, or None if the fault is ours."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
     if isinstance(error, (ValueError, OSError, MemoryError)):
         return str(error) or "out of memory"
     if isinstance(error, ModuleNotFoundError):

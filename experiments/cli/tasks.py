@@ -52,8 +52,8 @@ def find_task(name: str) -> Any:
     """
     if name not in TASKS and ":" not in name:
         near = difflib.get_close_matches(name, TASKS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(TASKS)}"
-        raise ValueError(f"--task {name}: {hint}; a task of your own is named module:object")
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(TASKS)}."
+        raise ValueError(f"--task {name}: {hint} A task of your own is named module:object")
     look_in_the_current_folder()
     found = find(TASKS.get(name, name))
     if not isinstance(found, type):

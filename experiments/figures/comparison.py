@@ -18,7 +18,7 @@ from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
 MONTE_CARLO = "Monte Carlo"
 
 TERMS = f"{ADJACENCY} adjacency, unit: one example"
-"""What every price here protects, and against what."""
+"""What every guarantee here protects, and against what."""
 
 Prices = Callable[[float], PrivacyProfile]
 """The profile of a run as a function of its noise multiplier; pickled, as a sampler's method is."""
@@ -36,7 +36,7 @@ class Curve:
 def all_samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, BatchSampler]:
     """Returns every sampler, by its name, for runs of equal sizes.
 
-    Oversize batches take several passes, so that what is compared is the price of sampling alone.
+    Oversize batches take several passes, so that what is compared is the cost of sampling alone.
     """
     sizes = (num_examples, batch_size, epochs)
     return {
@@ -48,7 +48,7 @@ def all_samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, B
 
 
 def prices(samplers: dict[str, BatchSampler]) -> dict[str, Prices]:
-    """Returns what each sampler states as its price, by its name."""
+    """Returns what each sampler states as its privacy profile, by its name."""
     return {name: sampler.privacy for name, sampler in samplers.items()}
 
 
@@ -83,14 +83,14 @@ def curves(
       prices: What is priced, by name.
       noise_multipliers: Where to evaluate; each > 0.
       delta: In (0, 1).
-      progress: Called with one line of text after each price.
+      progress: Called with one line of text after each epsilon.
     """
     jobs = [(price, sigma, delta) for price in prices.values() for sigma in noise_multipliers]
     found: list[Bound] = []
-    progress(f"0 of {len(jobs)} prices")
+    progress(f"0 of {len(jobs)} epsilons")
     for done, bound in enumerate(each(_epsilon, jobs), 1):
         found.append(bound)
-        progress(f"{done} of {len(jobs)} prices")
+        progress(f"{done} of {len(jobs)} epsilons")
     size = len(noise_multipliers)
     return [
         Curve(name, tuple(noise_multipliers), tuple(found[i * size : (i + 1) * size]))

@@ -315,19 +315,19 @@ SAMPLERS = {
     "shuffle claimed as balls-and-bins": (
         SHUFFLE, BINS, "batch sizes vary as they should"),
     "fixed bins claimed as redrawn": (
-        FIXED, BINS, "epochs are independent, as priced"),
+        FIXED, BINS, "epochs are independent, as claimed"),
     "redrawn bins claimed as fixed": (
-        BINS, FIXED, "epochs are alike, as priced"),
+        BINS, FIXED, "epochs are alike, as claimed"),
     "two epochs priced as one": (
         POISSON, POISSON.with_epochs(1), "the run has no more steps than priced"),
     "two orders priced as one": (
         SHUFFLE, SHUFFLE.with_epochs(1), "nobody takes part more often than priced"),
     "sampling key reused in every epoch, bins": (
-        SamplingKeyReused(N, B, EPOCHS), BINS, "epochs are independent, as priced"),
+        SamplingKeyReused(N, B, EPOCHS), BINS, "epochs are independent, as claimed"),
     "sampling key reused in every epoch, Poisson": (
-        PoissonKeyReused(N, B, EPOCHS), POISSON, "epochs are independent, as priced"),
+        PoissonKeyReused(N, B, EPOCHS), POISSON, "epochs are independent, as claimed"),
     "the first epoch's batches repeated": (
-        FirstEpochRepeated(N, B, EPOCHS), POISSON, "the batches are the rows that were priced"),
+        FirstEpochRepeated(N, B, EPOCHS), POISSON, "the batches are the rows that were claimed"),
     "seed ignored": (
         SeedIgnored(N, B, EPOCHS), POISSON, "draws of different seeds are independent"),
     "neighbours drawn together": (
@@ -350,10 +350,10 @@ def test_without_a_bug_the_same_checks_of_the_sampler_pass(sampler):
 def test_every_check_of_the_audit_has_a_bug_to_catch(report):
     wanted = {*STEPS.values(), *(check for _, _, check in SAMPLERS.values())}
     wanted |= {  # whose bugs are quick, in tests/dpsgd/audit/test_sampler.py
-        "all examples take part at the rate that was priced",
-        "batches hold as many rows and units as priced",
+        "all examples take part at the rate that was claimed",
+        "batches hold as many rows and units as claimed",
         "everybody is where the order says",
-        "pairs of examples take part together as often as priced",
+        "pairs of examples take part together as often as claimed",
     }
     made = {check.name for check in report.checks}
     for sampler in (BINS, FIXED, SHUFFLE, IN_ORDER):

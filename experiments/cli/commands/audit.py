@@ -16,7 +16,7 @@ from experiments.cli.sampler_commands import SamplerCommand
 
 @dataclass(frozen=True)
 class Audit(AuditConfig):
-    """Look for evidence that a run costs more privacy than its sampler's price says.
+    """Look for evidence that a run costs more privacy than its sampler's guarantee says.
 
     Without --black-box: seconds, the compiled step on neighbouring batches under equal noise, the
     noise's law and the sampler's. With it: minutes, a lower bound on epsilon from many whole runs.

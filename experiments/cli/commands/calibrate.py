@@ -20,7 +20,7 @@ class CalibrateConfig(GuaranteeConfig):
     """The epsilon to guarantee."""
 
     def check(self) -> None:
-        """Raises ValueError, as the command line names them, for values that have no price."""
+        """Raises ValueError, as the command line names them, for values without a guarantee."""
         super().check()
         if not 0 < self.epsilon < float("inf"):
             raise ValueError(f"--epsilon must be finite and > 0, got {self.epsilon}")

@@ -1,4 +1,4 @@
-"""`dpsgd compare`: every sampler's price over the noise."""
+"""`dpsgd compare`: every sampler's privacy cost over the noise."""
 
 from __future__ import annotations
 

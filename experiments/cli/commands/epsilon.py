@@ -19,17 +19,17 @@ class EpsilonConfig(GuaranteeConfig):
     noise_multiplier: float = tyro.MISSING
     """Noise standard deviation over the clipping norm."""
     mean_trials: float | None = None
-    """Also price private random search: the best of a random number of such runs, with this mean,
-    of which nothing else is released."""
+    """Also account for private random search: the best of a random number of such runs, with this
+    mean, of which nothing else is released."""
     trials_shape: float = 0.0
     """Shape of the law of that number: 0 is logarithmic (cheapest), 1 geometric."""
 
     def check(self) -> None:
-        """Raises ValueError, as the command line names them, for values that have no price."""
+        """Raises ValueError, as the command line names them, for values without a guarantee."""
         super().check()
         check_noise(self.noise_multiplier)
         if self.mean_trials is None and self.trials_shape:
-            raise ValueError("--trials-shape is of the search that --mean-trials prices: give both")
+            raise ValueError("--trials-shape is of the search of --mean-trials: give both")
 
 
 def run(config: EpsilonConfig) -> None:
@@ -40,7 +40,7 @@ def run(config: EpsilonConfig) -> None:
     from dpsgd import Guarantee, Mechanism
     from samplers import Multistage
 
-    with going_on("pricing"):
+    with going_on("accounting"):
         sampler, delta = config.build()
         unit = sampler.protected_unit(config.population())
         trials = config.mean_trials
@@ -51,7 +51,7 @@ def run(config: EpsilonConfig) -> None:
     for note in guarantee.notes:
         print(f"note: {note}")
     if isinstance(sampler, Multistage):
-        with going_on("pricing what could be done in its place"):
+        with going_on("accounting for what could be done in its place"):
             found = episodic.compare(
                 config.noise_multiplier, sampler.steps, sampler.draws, config.sizes, delta
             )
@@ -59,7 +59,7 @@ def run(config: EpsilonConfig) -> None:
         for name, bound in found.items():
             print(f"  {name}: {bound:.4g}" if isinstance(bound, Bound) else f"  {name}: {bound}")
     if count is not None:
-        with going_on("pricing the search"):
+        with going_on("accounting for the search"):
             best = price(SelectionProfile(sampler.privacy(config.noise_multiplier), count), delta)
         print(
             f"the best of {count.mean:g} such runs on average (negative binomial, shape "

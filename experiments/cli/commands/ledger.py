@@ -30,7 +30,7 @@ def run(config: LedgerConfig) -> None:
             f"declared of {mechanism.sampler.num_steps:,}; noise multiplier "
             f"{mechanism.noise_multiplier:.6g}; {mechanism.sampler}"
         )
-    with going_on("pricing"):
+    with going_on("accounting"):
         guarantee = history.guarantee()
     for note in filter(None, guarantee.notes):
         print(f"note: {note}")

@@ -48,7 +48,7 @@ def run(config: ReportConfig) -> None:
                 f"{file.name}: name another --out{', or give --overwrite' if ours else ''}"
             )
     with Console() as console:
-        console.progress("reading and pricing the runs")
+        console.progress("reading the runs and their guarantees")
         from dpsgd.runs.files import write_atomically
         from experiments.reports.html import document
         from experiments.reports.overview import overview

@@ -163,7 +163,7 @@ def test_a_check_that_is_left_out_says_so(monkeypatch):
     (check,) = [check for check in sampler_checks(POISSON, POISSON, seed=1) if not check.made]
     assert check.passed
     (line,) = AuditReport((check,)).lines()[:-1]
-    assert line.startswith("skip  the batches are the rows that were priced  not drawn for more")
+    assert line.startswith("skip  the batches are the rows that were claimed  not drawn for more")
 
 
 def test_what_cannot_be_audited_is_refused():

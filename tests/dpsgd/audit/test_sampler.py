@@ -166,8 +166,8 @@ class CutTooShort(Poisson):
         return [part[:-1] for part in super().passes(members, seed, step)]
 
 
-HOLDS = "batches hold as many rows and units as priced"
-READ = "the batches are the rows that were priced"
+HOLDS = "batches hold as many rows and units as claimed"
+READ = "the batches are the rows that were claimed"
 SHARES = "all steps take their share of the examples"
 BUGS = {
     "one unit too many": (OneUnitTooMany(TREE, (3, 2, 4), steps=200), HOLDS),
@@ -177,23 +177,23 @@ BUGS = {
     "wrong rate": (PoissonAtWrongRate(*SIZES), SHARES),
     "neighbours drawn together": (
         NeighboursTogether(TREE, (10, 2, 4), steps=200),
-        "neighbours in a unit take part together as often as priced"),
+        "neighbours in a unit take part together as often as claimed"),
     "one shelf for two": (
         OneShelf(TREE, (3, 2, 4), steps=200),
-        "neighbours in a unit take part together as often as priced"),
+        "neighbours in a unit take part together as often as claimed"),
     "shops drawn together": (
         ShopsTogether(TREE, (4, 2, 4), steps=200),
-        "examples of different units take part together as often as priced"),
+        "examples of different units take part together as often as claimed"),
     "seed ignored": (
         SeedIgnored(TREE, (3, 2, 4), steps=200), "draws of different seeds are independent"),
     "step ignored": (
-        StepIgnored(TREE, (3, 2, 4), steps=200), "epochs are independent, as priced"),
+        StepIgnored(TREE, (3, 2, 4), steps=200), "epochs are independent, as claimed"),
     "one example favoured": (
         OneExampleFavoured(TREE, (3, 2, 4), steps=200),
-        "all examples take part at the rate that was priced"),
+        "all examples take part at the rate that was claimed"),
     "another order": (AnOrderOfItsOwn(*SIZES), "everybody is where the order says"),
     "shuffled in pairs": (
-        NotShuffled(*SIZES), "pairs of examples take part together as often as priced"),
+        NotShuffled(*SIZES), "pairs of examples take part together as often as claimed"),
     "cap not kept": (CapNotKept(*SIZES, max_batch_size=33), READ),
     "cut too short": (CutTooShort(*SIZES, max_batch_size=33), READ),
 }  # fmt: skip
@@ -208,12 +208,12 @@ def test_a_planted_bug_is_found_out(sampler, check):
 def test_a_draw_of_units_that_is_claimed_as_another_is_found_out():
     drawn, claimed = Multistage(TREE, (3, 2, 4), steps=200), Multistage(TREE, (3, 4, 2), steps=200)
     failed = [c.name for c in sampler_checks(drawn, claimed, seed=SEED) if not c.passed]
-    assert "neighbours in a unit take part together as often as priced" in failed
+    assert "neighbours in a unit take part together as often as claimed" in failed
     shorter = dataclasses.replace(drawn, steps=199)
     failed = [c.name for c in sampler_checks(drawn, shorter, seed=SEED) if not c.passed]
     assert failed == ["the run has no more steps than priced"]
     failed = [c.name for c in sampler_checks(drawn, Poisson(*SIZES), seed=SEED) if not c.passed]
-    assert "epochs have as many steps as priced" in failed
+    assert "epochs have as many steps as claimed" in failed
 
 
 def test_a_known_order_is_what_shuffling_is_priced_as():

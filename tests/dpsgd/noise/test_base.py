@@ -169,7 +169,7 @@ def test_a_state_without_what_the_noise_needs_is_refused():
         next(blocks)
 
 
-PRICED = "noise has the bands and the columns that were priced"
+PRICED = "noise has the bands and the columns that were claimed"
 LIES = {
     ClaimedIndependent(): "noise of different steps is independent",
     FewBands(): PRICED,
@@ -203,7 +203,7 @@ def test_the_audit_tests_how_far_apart_participations_are_claimed_to_be(separati
     Apart.separation = separation
     sampler = Apart(N, 8, 2)
     checks = {check.name: check for check in sampler_checks(sampler, sampler, seed=0)}
-    assert checks["participations are as far apart as priced"].passed == passed
+    assert checks["participations are as far apart as claimed"].passed == passed
     assert all(check.passed for check in checks.values()) == passed
 
 
@@ -271,10 +271,12 @@ def test_correlated_noise_costs_what_independent_noise_does_where_participations
 def test_correlated_noise_has_no_price_where_the_sampler_states_none(sampler):
     correlated = mechanism(TwoBands(), sampler)
     for price in (correlated.privacy, lambda: correlated.privacy_of([range(2)])):
-        with pytest.raises(ValueError, match="correlated over 2 steps, and the price of") as error:
+        with pytest.raises(
+            ValueError, match="correlated over 2 steps, and the guarantee of"
+        ) as error:
             price()
         assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match="begun anew has no price"):
+    with pytest.raises(ValueError, match="begun anew has no guarantee"):
         mechanism(TwoBands()).privacy_of([range(6), range(3, 12)])
 
 

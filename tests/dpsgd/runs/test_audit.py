@@ -55,7 +55,7 @@ def test_the_audit_says_what_it_found_changes_no_bit_and_can_be_switched_off(tmp
         ]
         for name in ("audited", "trusted")
     }
-    assert lines["audited"].startswith("passed: step and sampler keep what the price assumes")
+    assert lines["audited"].startswith("passed: step and sampler keep what the guarantee assumes")
     assert lines["trusted"] == "not made: it was switched off"
     assert lines["audited"] in (tmp_path / "audited" / "report.md").read_text()
     assert json.loads((tmp_path / "audited" / "audit.json").read_text())["audit"] in lines.values()
@@ -145,7 +145,7 @@ def test_the_sentence_names_what_was_small_and_what_was_left_out(monkeypatch):
     left_out = AuditReport((Check("the other", True, "too large", made=False),))
     monkeypatch.setattr(audit, "coupled_audit", lambda *of, **more: left_out)
     passed = (
-        "passed: step and sampler keep what the price assumes, on generated rows, batches of 64"
+        "passed: step and sampler keep what the guarantee assumes, on generated rows, batches of 64"
     )
     rest = "Not checked: the other (too large)"
     for secure, task, small in [
@@ -169,6 +169,6 @@ def test_a_run_on_more_rows_than_are_drawn_says_so(tmp_path, monkeypatch):
     text = run(line, config_of(audit=True), tmp_path / "run")["audit"]
     assert text.startswith("passed: ")
     assert text.endswith(
-        "Not checked: the batches are the rows that were priced "
+        "Not checked: the batches are the rows that were claimed "
         "(not drawn for more than 159 examples)"
     )

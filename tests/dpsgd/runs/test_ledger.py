@@ -451,7 +451,7 @@ def renamed(path, name):
 
 def test_a_sampler_that_this_version_cannot_price_is_refused(path):
     renamed(path, "roulette")
-    with pytest.raises(LedgerError, match="line 1 cannot be priced: there is no sampler"):
+    with pytest.raises(LedgerError, match="line 1 cannot be accounted for: there is no sampler"):
         read(path)
 
 

@@ -159,7 +159,7 @@ def test_shuffling_is_never_priced_as_poisson_and_says_what_that_would_claim(cap
     assert run("epsilon", "sampler:shuffle", *words) == 0
     price, *notes = capsys.readouterr().out.splitlines()
     assert float(price.split("[")[1].split(",")[0]) > 2 * poisson
-    assert any(note.startswith("note: priced as if Poisson") for note in notes)
+    assert any(note.startswith("note: taken for Poisson") for note in notes)
 
 
 def test_an_insecure_seed_reproduces_the_run_and_voids_its_guarantee(store, trained, tmp_path):

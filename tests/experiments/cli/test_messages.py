@@ -8,6 +8,7 @@ SIZES = ["--num-examples", "1000", "--batch-size", "10"]
 NO_BATCH = ["sampler:poisson", "--num-examples", "1000"]
 TREE = ["epsilon", "sampler:multistage", "--num-examples", "1000", "--noise-multiplier", "1"]
 TREE += ["--sizes", "30", "10"]
+OUT = ["--noise-multiplier", "1", "--out", "nowhere"]
 BATCH = "--batch-size is 1024 by default, which is more than the 1000 training examples"
 
 QUESTIONS = {
@@ -64,7 +65,7 @@ QUESTIONS = {
     ),
     "search of no runs": (
         ["epsilon", "sampler:poisson", *SIZES, "--noise-multiplier", "1", "--trials-shape", "1"],
-        "--trials-shape is of the search that --mean-trials prices: give both",
+        "--trials-shape is of the search of --mean-trials: give both",
     ),
     "no steps": (
         [*TREE, "--draws", "3", "2", "--steps", "0"],
@@ -80,6 +81,18 @@ QUESTIONS = {
             *("--draws", "3", "2", "--steps", "5"),
         ],
         "--draws needs 1 entries, one per level of",
+    ),
+    "a sampler's name": (
+        ["epsilon", "sampler:poison", *SIZES, "--noise-multiplier", "1"],
+        "sampler:poison: did you mean sampler:poisson? One of your own is named sampler:module:",
+    ),
+    "a sampler's name, where a path may stand": (
+        ["train", "--task", "images", "sampler:dice", "--out", "nowhere"],
+        "sampler:dice: there are deterministic, shuffle, poisson, balls-and-bins, multistage",
+    ),
+    "a file that is not there": (
+        [*("train", "--task", "ratings", "no.data", "sampler:poisson"), *OUT],
+        "no.data: No such file or directory",
     ),
     "no table": (["contributions", "nowhere.csv", "--user", "u"], "nowhere.csv is no file"),
 }
