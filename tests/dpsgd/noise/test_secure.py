@@ -277,11 +277,16 @@ def test_the_largest_sum_does_not_overflow():
     np.testing.assert_array_equal(out, exact)
 
 
+@jax.jit
+def noised_sum(integers, step):
+    total = jnp.sum(integers, dtype=jnp.int32)[None]
+    return add_secure_noise(total, KEY_WORDS, step, GRID._replace(spacing=1.0))
+
+
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=9, max_size=9), st.integers(0, 9))
 def test_a_sum_too_long_for_int32_is_the_exact_sum_modulo_2_to_the_32(integers, step):
     """So it is post-processing of the exact sum plus noise: it betrays no more than that does."""
-    total = jnp.sum(jnp.array(integers, jnp.int32), dtype=jnp.int32)[None]
-    out = int(add_secure_noise(total, KEY_WORDS, step, GRID._replace(spacing=1.0))[0])
+    out = int(noised_sum(np.array(integers, np.int32), step)[0])
     exact = sum(integers) + int(rounded_gaussian(KEY, step, 0, (1,), int(GRID.cells))[0])
     wrapped = (exact + 2**31) % 2**32 - 2**31
     assert out == int(np.float32(wrapped))

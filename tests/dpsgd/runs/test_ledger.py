@@ -237,8 +237,8 @@ def test_different_mechanisms_add_up_by_basic_composition(path):
         )  # fmt: skip
         ledger.declare(range(10, 40))
     parts = [
-        first.privacy_of(SIGMA, [range(10)]).epsilon(DELTA / 2).upper,
-        second.privacy_of(3.0, [range(10, 40)]).epsilon(DELTA / 2).upper,
+        epsilon(first.privacy_of(SIGMA, [range(10)]), DELTA / 2).upper,
+        epsilon(second.privacy_of(3.0, [range(10, 40)]), DELTA / 2).upper,
     ]
     assert read(path).guarantee().epsilon.upper == pytest.approx(sum(parts), rel=1e-12)
     assert read(path).guarantee().epsilon.upper >= sum(parts)
@@ -528,8 +528,8 @@ def test_reading_a_million_declared_steps_takes_no_time_that_anybody_notices(pat
     sampler = Deterministic(num_examples=64 * 1_000_000, batch_size=64)
     with Ledger.create(path, terms(sampler)) as ledger:
         lines = []
-        for first in range(0, 1_000_000, 64):
-            steps = {"steps": [first, min(first + 64, 1_000_000)]}
+        for first in range(0, 1_000_000, 250):
+            steps = {"steps": [first, first + 250]}
             line, head = line_of(steps, ledger.history.head)
             ledger.history.extend(steps, head)
             lines.append(line)
@@ -537,5 +537,5 @@ def test_reading_a_million_declared_steps_takes_no_time_that_anybody_notices(pat
         file.write(b"".join(lines))
     before = time.process_time()
     assert len(read(path).generations[0].steps) == 1_000_000
-    assert time.process_time() - before < 5.0
+    assert time.process_time() - before < 1.5
     assert json.loads(lines[-1])["steps"][1] == 1_000_000
