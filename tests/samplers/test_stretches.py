@@ -1,5 +1,7 @@
 """Parts of runs, each with a seed of its own, never cost less than what they release."""
 
+import functools
+
 import pytest
 
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
@@ -19,14 +21,15 @@ SAMPLERS = [
 ONCE_AN_EPOCH = [sampler for sampler in SAMPLERS if not isinstance(sampler, Poisson)]
 
 
+@functools.cache
 def upper(profile):
     return profile.epsilon(DELTA).upper
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_one_stretch_of_all_steps_is_the_whole_run(sampler):
-    whole = sampler.privacy_of(SIGMA, [range(sampler.num_steps)]).epsilon(DELTA)
-    assert whole == sampler.privacy(SIGMA).epsilon(DELTA)
+    whole = sampler.privacy_of(SIGMA, [range(sampler.num_steps)])
+    assert whole == sampler.privacy(SIGMA)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -39,15 +42,14 @@ def test_a_rerun_costs_more_and_a_part_costs_less(sampler):
 
 @pytest.mark.parametrize("sampler", ONCE_AN_EPOCH, ids=repr)
 def test_part_of_an_epoch_counts_as_the_whole(sampler):
-    assert upper(sampler.privacy_of(SIGMA, [range(19, 21)])) == upper(
-        sampler.privacy_of(SIGMA, [range(40)])
-    )
+    part = sampler.privacy_of(SIGMA, [range(19, 21)])
+    assert part == sampler.privacy_of(SIGMA, [range(40)])
 
 
 def test_poisson_counts_steps_wherever_they_lie():
     sampler = Poisson(**SIZES)
     parts = sampler.privacy_of(SIGMA, [range(7), range(3, 16)])
-    assert upper(parts) == upper(sampler.privacy_of(SIGMA, [range(20)]))
+    assert parts == sampler.privacy_of(SIGMA, [range(20)])
 
 
 @pytest.mark.parametrize("sampler", ONCE_AN_EPOCH, ids=repr)
