@@ -99,7 +99,7 @@ def test_much_secure_noise_raises_no_false_alarm_and_hides_no_sum():
 
 
 def test_a_wrong_claim_is_refused_and_named():
-    report = audit(sampler=POISSON, claimed=BallsAndBins(N, 10, 2))
+    report = audit(claimed=BallsAndBins(N, 10, 2), microbatch_size=3)
     assert not report.passed
     assert "VIOLATION" in report.lines()[-1]
     with pytest.raises(ValueError, match="everybody takes part once an epoch") as refusal:
