@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from samplers import CHUNK, BatchSource, Deterministic, Poisson, batch
+from samplers import CHUNK, BatchSource, Deterministic, Poisson, UserPoisson, batch
 from samplers.episodes import EpisodeSampler
 
 FALSE_ALARM = 1e-6
@@ -110,6 +110,8 @@ def test_an_epoch_has_its_exact_law(
     sampler = make_epochs(n, b)
     if isinstance(sampler, Poisson) and n == 5:
         sampler = make_epochs(4, 2)  # 2^15 cells would be too many
+    if isinstance(sampler, UserPoisson) and n == 3:
+        sampler = make_epochs(2, 1)  # the dearest law, of draws that are Poisson's (see the end)
     law = outcome_law(sampler)
     counts = dict.fromkeys(law, 0)
     for seed in range(max(200, math.ceil(6 / min(filter(None, law.values()))))):
