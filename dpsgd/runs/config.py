@@ -191,9 +191,9 @@ def config_digest(record: Mapping[str, Any]) -> str:
 
 def _placeless(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a record without the place of the data: where they lie does not change them."""
-    asked = dict(record)
-    task = asked.get("task")
+    kept = dict(record)
+    task = kept.get("task")
     if isinstance(task, dict) and isinstance(task.get("settings"), dict):
         settings = {name: value for name, value in task["settings"].items() if name != "data"}
-        asked["task"] = {**task, "settings": settings}
-    return asked
+        kept["task"] = {**task, "settings": settings}
+    return kept

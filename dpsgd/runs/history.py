@@ -203,12 +203,12 @@ class History:
 
     def guarantee(self) -> Guarantee:
         """Returns the guarantee that covers everything declared, by the ledger alone."""
-        told = [generation for generation in self.generations if generation.steps]
+        declared = [generation for generation in self.generations if generation.steps]
         last = self.generations[-1].terms
-        void, scope, interval = _void(told), "", None
+        void, scope, interval = _void(declared), "", None
         notes: tuple[str, ...] = ()
         if not void:
-            interval = _price(told, last.delta)
+            interval = _price(declared, last.delta)
             notes = notes_on(last.mechanism, last.delta, interval)
             planned = self._as_planned()
             if any(g.terms.mechanism != planned[0].terms.mechanism for g in planned):
@@ -217,7 +217,7 @@ class History:
                     "change was decided by looking at what was released or written before "
                     "(parameters, metrics, losses or other diagnostics)",
                 )
-            if told and planned != told:
+            if declared and planned != declared:
                 whole = "none" if _void(planned) else f"{_price(planned, last.delta):.4f}"
                 notes += (note_on_stopping(whole),)
                 scope = "the steps declared so far, if no release decides to stop there"
@@ -277,25 +277,25 @@ def check_same_noise(before: Terms, after: Terms) -> None:
         )
 
 
-def _void(told: list[Generation]) -> str:
+def _void(declared: list[Generation]) -> str:
     """Returns why nothing is guaranteed, or an empty text."""
-    if len({generation.terms.unit for generation in told}) > 1:
+    if len({generation.terms.unit for generation in declared}) > 1:
         return "the generations of this run protect different units"
-    if any(generation.terms.mechanism.noise_multiplier == 0 for generation in told):
+    if any(generation.terms.mechanism.noise_multiplier == 0 for generation in declared):
         return "no noise was added"
-    if any(generation.terms.reproducible_noise for generation in told):
+    if any(generation.terms.reproducible_noise for generation in declared):
         return "reproducible noise: whoever guesses the seed can subtract it"
-    if len(told) > 1 and told[0].terms.mechanism.noise.bands > 1:
+    if len(declared) > 1 and declared[0].terms.mechanism.noise.bands > 1:
         return "noise that is correlated over steps was begun anew, and that has no known cost"
     return ""
 
 
-def _price(told: list[Generation], delta: float) -> Bound:
+def _price(declared: list[Generation], delta: float) -> Bound:
     """Bounds what the declared steps of all generations cost together."""
-    if not told:
+    if not declared:
         return Bound(0.0, 0.0, note="no step was declared: nothing was released")
     kinds: list[tuple[Mechanism, list[range]]] = []  # which differ in more than the clipping norm
-    for generation in told:
+    for generation in declared:
         mechanism = generation.terms.mechanism
         for known, stretches in kinds:
             if dataclasses.replace(mechanism, l2_clip_norm=known.l2_clip_norm) == known:
@@ -311,13 +311,13 @@ def _price(told: list[Generation], delta: float) -> Bound:
         raise LedgerError(
             "a sampler's privacy cost is an estimate, and an estimate is no guarantee"
         )
-    only = told[0]
-    if len(told) == 1 and only.steps == range(only.terms.mechanism.sampler.num_steps):
+    only = declared[0]
+    if len(declared) == 1 and only.steps == range(only.terms.mechanism.sampler.num_steps):
         return bounds[0]
     covered = "; ".join(
         f"generation {g.index}: steps {g.steps.start:,} to {g.steps.stop - 1:,} of "
         f"{g.terms.mechanism.sampler.num_steps:,}"
-        for g in told
+        for g in declared
     )
     note = (
         f"counted as declared ({covered}); epochs that were entered count whole except under "

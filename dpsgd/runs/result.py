@@ -66,10 +66,10 @@ class FinishedRun:
         """
         run = RunDirectory.open(path)
         history = run.history()
-        asked = run.config(history)
+        settings = run.config(history)
         where = f"{path / 'config.json'} is damaged, or of another version"
-        config = RunConfig.from_record(asked, where)
-        task = checked(asked.get("task"), dict[str, Any], f"{where}: task")
+        config = RunConfig.from_record(settings, where)
+        task = checked(settings.get("task"), dict[str, Any], f"{where}: task")
         checked_fields(task, RECORD, f"{where}: task")
         record = run.read_json("report.json")
         where = f"{path / 'report.json'} is damaged, or of another version"

@@ -31,28 +31,28 @@ def interrupts() -> Iterator[Callable[[], bool]]:
     whoever cannot wait. One that is ignored (a job in the background ignores it) stays so, and so
     does another handler than Python's.
     """
-    asked = threading.Event()
+    requested = threading.Event()
 
     def interrupt(number: int, frame: object) -> None:
-        asked.set()
+        requested.set()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         raise KeyboardInterrupt
 
     usual = signal.getsignal(signal.SIGINT)
     main_thread = threading.current_thread() is threading.main_thread()
     if not main_thread or usual is not signal.default_int_handler:
-        yield asked.is_set
+        yield requested.is_set
         return
     hook, unraisable_hook = sys.excepthook, sys.unraisablehook
 
     def printed(*error: Any) -> None:
-        if not asked.is_set():
+        if not requested.is_set():
             hook(*error)
 
     again: list[threading.Timer] = []
 
     def unraisable(lost: sys.UnraisableHookArgs) -> None:
-        if not (asked.is_set() and issubclass(lost.exc_type, KeyboardInterrupt)):
+        if not (requested.is_set() and issubclass(lost.exc_type, KeyboardInterrupt)):
             unraisable_hook(lost)
             return
         signal.signal(signal.SIGINT, interrupt)
@@ -64,7 +64,7 @@ def interrupts() -> Iterator[Callable[[], bool]]:
     signal.signal(signal.SIGINT, interrupt)
     sys.excepthook, sys.unraisablehook = printed, unraisable
     try:
-        yield asked.is_set
+        yield requested.is_set
     finally:
         for timer in again:
             timer.cancel()
@@ -84,17 +84,17 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
         yield lambda: False
         return
     usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    asked = threading.Event()
+    requested = threading.Event()
 
     def ask(number: int, frame: object) -> None:
-        asked.set()
+        requested.set()
         signal.signal(number, usual[signal.Signals(number)])
 
     for number, handler in usual.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, ask)
     try:
-        yield asked.is_set
+        yield requested.is_set
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)

@@ -25,7 +25,7 @@ def in_one_line(program: str, run: Callable[[], int]) -> int:
         except SystemExit:
             raise
         except BaseException as error:
-            status, line = _told(error, interrupted())
+            status, line = _line_of(error, interrupted())
             if line is None or (os.environ.get("DPSGD_TRACEBACK") and status != STOPPED):
                 raise
             print(f"{program}: {_printable(line)}", file=sys.stderr)
@@ -45,7 +45,7 @@ def naming_options(*kinds: type) -> Iterator[None]:
         raise ValueError(line) from error
 
 
-def _told(error: BaseException, interrupted: bool) -> tuple[int, str | None]:
+def _line_of(error: BaseException, interrupted: bool) -> tuple[int, str | None]:
     """Returns the exit status that an error ends in and its line; None if the fault is ours."""
     if isinstance(error, Stopped):
         return STOPPED, str(error)

@@ -11,8 +11,8 @@ from dpsgd import Mechanism, RootKey, RunConfig, dpsgd, resume, run
 from dpsgd.audit.coupled import AuditReport
 from dpsgd.audit.sampler import Check
 from dpsgd.audit.step import recorder
+from dpsgd.noise import gaussian
 from dpsgd.runs import audit, engine
-from dpsgd.training import algorithm
 from samplers import Deterministic, Population
 
 pytestmark = pytest.mark.audit
@@ -27,9 +27,9 @@ def nothing_is_remembered():
 @pytest.fixture
 def half_noise(monkeypatch):
     """A bug in what is added to the sums of every step that is compiled from here on."""
-    sound = algorithm.add_gaussian_noise
+    sound = gaussian.add_gaussian_noise
     monkeypatch.setattr(
-        algorithm,
+        gaussian,
         "add_gaussian_noise",
         lambda total, key, step, stddev, **more: sound(total, key, step, stddev / 2, **more),
     )
