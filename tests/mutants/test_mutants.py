@@ -349,7 +349,8 @@ def test_without_a_bug_the_same_checks_of_the_sampler_pass(sampler):
 
 def test_every_check_of_the_audit_has_a_bug_to_catch(report):
     wanted = {*STEPS.values(), *(check for _, _, check in SAMPLERS.values())}
-    wanted |= {  # whose bugs are quick, in tests/dpsgd/audit/test_sampler.py
+    wanted |= {  # whose bugs are quick, in audit/test_sampler.py and noise/test_base.py
+        "noise has the bands and the columns that were claimed",
         "all examples take part at the rate that was claimed",
         "batches hold as many rows and units as claimed",
         "everybody is where the order says",
