@@ -151,7 +151,7 @@ class PoissonProfile:
         sigma, rate = self.noise_multiplier, self.sampling_prob
         bottom, reach = math.log1p(-rate), 0.5 / sigma**2 - special.ndtri(tail) / sigma
         if reach > _LARGEST_LOSS:
-            raise GridError(f"no grid is computed: losses are beyond {_LARGEST_LOSS:.0f}")
+            raise GridError(f"no finer grid is computed: losses are beyond {_LARGEST_LOSS:.0f}")
         if (np.logaddexp(bottom, math.log(rate) + reach) - bottom) / step > MOST_CELLS:
             raise GridError("no finer grid is computed: one release has too many atoms")
         return [LikelihoodRatio.subsampled_gaussian(sigma, rate, step, side, tail)]

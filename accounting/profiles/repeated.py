@@ -78,7 +78,7 @@ class RepeatedGrids:
     ) -> GridBounds:
         step = resolution * min(1.0, self.deviation)
         if step > _COARSEST_STEP:
-            raise GridError("losses are too large for a grid that can be computed")
+            raise GridError("no finer grid is computed: losses are beyond floats")
         tail = max(tail / self.steps, 1e-300)
         # The upper ratio first: where no grid serves it says so at once.
         (ratio,), below = self.ratios("upper", step, tail), self.ratios("lower", step, tail)
