@@ -318,7 +318,7 @@ def test_so_little_noise_that_no_grid_serves_is_priced_as_if_the_draws_were_know
     profile = MultistageProfile(0.02, 10, (1, 50), (100, 100))
     bound = profile.epsilon(DELTA)
     assert bound.upper == profile.ceiling().epsilon(DELTA).upper
-    assert "too large for a grid" in bound.note
+    assert "no finer grid" in bound.note
 
 
 @pytest.mark.parametrize(
