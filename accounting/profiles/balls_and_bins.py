@@ -28,7 +28,7 @@ from accounting.profile import (
     check_noise_multiplier,
     epsilon_from_delta,
 )
-from accounting.profiles.gaussian import GaussianProfile, as_redrawn
+from accounting.profiles.gaussian import GaussianProfile, as_redrawn, check_mode
 from accounting.profiles.largest_release import LargestRelease
 
 _MANY_EPOCHS = 8
@@ -81,8 +81,7 @@ class BallsAndBinsProfile:
         check_noise_multiplier(self.noise_multiplier)
         check_count("bins", self.bins)
         check_count("epochs", self.epochs)
-        if self.assignment not in ("redrawn", "fixed"):
-            raise ValueError(f"assignment must be 'redrawn' or 'fixed', got {self.assignment!r}")
+        check_mode("assignment", self.assignment)
 
     def delta(self, epsilon: float) -> Bound:
         """Bounds delta at `epsilon` >= 0, as sharply as 1e-3 in epsilon allows."""

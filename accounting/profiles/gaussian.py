@@ -58,6 +58,12 @@ class GaussianProfile:
         )
 
 
+def check_mode(name: str, mode: str) -> None:
+    """Raises ValueError unless `mode`, which is called `name`, is one that `as_redrawn` knows."""
+    if mode not in ("redrawn", "fixed"):
+        raise ValueError(f"{name} must be 'redrawn' or 'fixed', got {mode!r}")
+
+
 def as_redrawn(noise_multiplier: float, epochs: int, mode: str) -> tuple[float, int]:
     """Returns the noise multiplier and the number of epochs that are drawn anew.
 

@@ -26,7 +26,7 @@ from accounting.profile import (
     wanted_width,
 )
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
-from accounting.profiles.gaussian import GaussianProfile, as_redrawn
+from accounting.profiles.gaussian import GaussianProfile, as_redrawn, check_mode
 from accounting.profiles.max_events import (
     max_event_lower_bound,
     maximum_buckets,
@@ -77,8 +77,7 @@ class ShuffleProfile:
         check_noise_multiplier(self.noise_multiplier)
         check_count("steps_per_epoch", self.steps_per_epoch)
         check_count("epochs", self.epochs)
-        if self.order not in ("redrawn", "fixed"):
-            raise ValueError(f"order must be 'redrawn' or 'fixed', got {self.order!r}")
+        check_mode("order", self.order)
 
     def delta(self, epsilon: float) -> Bound:
         """Bounds delta at `epsilon` >= 0."""

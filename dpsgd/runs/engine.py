@@ -254,7 +254,6 @@ def resume(
         record = {**record, "task": {**begun, "description": plain(task.describe())}}
         last = ledger.history.generations[-1].terms
         unchanged = config_digest(record) == last.fingerprint["config"]
-        # What was calibrated once stays: another version might calibrate a little differently.
         job = Job.of(task, config, functools.partial(_mechanism_of, last, out, config, unchanged))
         checkpoint = folder.checkpoints.latest(job.start())
         if checkpoint:
