@@ -285,3 +285,10 @@ def test_the_guarantee_names_the_noise_and_what_it_leaves_open():
         record = Guarantee.of(mechanism(noise), 1e-5).record()
         assert record["noise"] == noise.describe()
         assert any("floating point" in line for line in record["not_covered"]) != noise.exact
+
+
+@pytest.mark.parametrize("noise", NOISES, ids=repr)
+def test_each_generation_of_a_run_has_a_noise_key_of_its_own(noise):
+    root = RootKey.from_entropy()
+    keys = [noise.key(root, generation).tolist() for generation in (0, 1, 0)]
+    assert keys[0] == keys[2] != keys[1]
