@@ -34,7 +34,7 @@ from scipy import special
 from dpsgd.audit.step import recorder
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm
-from dpsgd.training.loop import block_function
+from dpsgd.training.loop import Watch, block_function
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.programs import compiler_options
 from samplers import BatchSampler, BatchSource, IndexBlock
@@ -61,7 +61,7 @@ class Runs:
         self._drawn = self._noised = 0  # trials so far: each has randomness of its own
         algorithm = build(lambda w, x: w * x, recorder(sampler.num_steps))
         # One compiled step over many independent runs; the worlds differ in the data alone.
-        over_runs = (None, None, IndexBlock(0, 0, 0, None), 0, None)
+        over_runs = (None, None, IndexBlock(0, 0, 0, None), 0, None, None)
         run_block = jax.vmap(block_function(algorithm, sampler), in_axes=over_runs)
         self._run = jax.jit(run_block, compiler_options=compiler_options())
         self._state = algorithm.init(jnp.zeros((), jnp.float32), mechanism)
@@ -99,7 +99,8 @@ class Runs:
             [self.mechanism.noise_key(self._root, self._noised + k) for k in range(chunk)]
         )
         self._noised += chunk
-        state, _ = self._run(self._state, data, plan, keys, self._scales)
+        watch = Watch.nothing(self._state.params)
+        state, *_ = self._run(self._state, data, plan, keys, self._scales, watch)
         released = np.asarray(state.opt_state.releases, np.float64)  # [chunk, steps]
         b = float(self._scales.expected_batch_size)
         x = released * b / float(self._scales.l2_clip_norm) - others * b

@@ -14,7 +14,7 @@ import optax
 
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm
-from dpsgd.training.loop import compiled_block
+from dpsgd.training.loop import Watch, compiled_block
 from dpsgd.training.mechanism import Mechanism, Scales
 from samplers import IndexBlock
 
@@ -130,9 +130,10 @@ class CompiledStep:
         state = self._state._replace(step=jnp.int32(step))
         if not follows:
             state = state._replace(noise=jax.tree.map(jnp.array, self._first_noise))
-        arguments = state, self._data, plan, self._key, scales, self._loss_key
+        watch = Watch.nothing(state.params)
+        arguments = state, self._data, plan, self._key, scales, watch, self._loss_key
         run = compiled_block(self._algorithm, self.mechanism.sampler, arguments)
-        self._state, _ = run(*arguments)
+        self._state, *_ = run(*arguments)
         releases = jax.tree.leaves(self._state.opt_state.releases)
         # A copy: the recording is donated to the next call.
         return [np.array(leaf[0]).ravel() * scales.expected_batch_size for leaf in releases]

@@ -53,8 +53,9 @@ class Algorithm(NamedTuple):
 
     The sum is in float32, or in the secure mode in integers, int32. Where the loss takes a key, a
     fifth argument is the keys of the batch's examples."""
-    update: Callable[[TrainState, PyTree, Any, Scales], TrainState]
-    """(state, sum, noise_key, scales) -> state after one noisy update."""
+    update: Callable[[TrainState, PyTree, Any, Scales], tuple[TrainState, PyTree]]
+    """(state, sum, noise_key, scales) -> (state after one noisy update, what the update was made
+    of: the private mean gradient, in the types of the parameters)."""
     takes_key: bool = False
     """Whether the loss takes a key."""
 
@@ -176,4 +177,4 @@ class _Update:
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.params)
         updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, opt_state, noise)
+        return TrainState(state.step + 1, params, opt_state, noise), gradient

@@ -9,10 +9,15 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from samplers import BatchSource, IndexBlock
+from samplers import BatchSampler, BatchSource, IndexBlock
 
 PyTree = Any
 _T = TypeVar("_T")
+
+
+def most_passes(sampler: BatchSampler, block_steps: int) -> int:
+    """Returns how many passes a plan of so many steps has room for."""
+    return max(block_steps, sampler.max_passes)
 
 
 def plan_blocks(
@@ -21,7 +26,7 @@ def plan_blocks(
     """Yields steps and plan of every block from `first_step` to the sampler's last step."""
     sampler = source.sampler
     # Every block has the shapes of a full one, so that the whole run is one compiled program.
-    passes = max(block_steps, sampler.max_passes)
+    passes = most_passes(sampler, block_steps)
     step = first_step
     while step < sampler.num_steps:
         stop = min(step + block_steps, sampler.num_steps)

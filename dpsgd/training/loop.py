@@ -20,11 +20,11 @@ from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.losses import example_keys
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState, owned
-from dpsgd.training.blocks import in_background, plan_blocks, with_rows
+from dpsgd.training.blocks import in_background, most_passes, plan_blocks, with_rows
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
-from dpsgd.training.programs import compiled
+from dpsgd.training.programs import executable
 from samplers import BatchSampler, BatchSource, IndexBlock, Population, UnitData
 
 PyTree = Any
@@ -32,8 +32,39 @@ PyTree = Any
 _READ_BYTES = 2**24
 """Most bytes of rows that are looked at together before training."""
 
+BLOCK_STEPS = 64
+"""Steps of one dispatch, unless something else is asked for."""
+
 STREAMED_BYTES = 2**28
 """Most bytes of rows that one block of streamed data brings along, where one step has fewer."""
+
+
+class Watch(NamedTuple):
+    """What a block of steps shows of itself: to whoever trains nothing, to an audit its releases.
+
+    It is an argument of the compiled program, so that what is audited is the program that trains.
+    All that it shows is of parameters or of private gradients: what the guarantee covers.
+
+    Attributes:
+      reveals: Whether the parameters after each step are the private mean gradient of that step, in
+        place of the updated ones: bool scalar. The optimizer's state is updated either way.
+      places: Of each leaf of the parameters, coordinates that are written down after each step:
+        int32[min(size, `WATCHED`)], row-major.
+    """
+
+    reveals: Any
+    places: tuple[Any, ...]
+
+    @classmethod
+    def nothing(cls, params: PyTree) -> Watch:
+        """Returns what training gives: the first places, and no gradient."""
+        sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params)]
+        places = tuple(np.arange(min(size, WATCHED), dtype=np.int32) for size in sizes)
+        return cls(np.bool_(False), places)
+
+
+WATCHED = 128
+"""Most coordinates of a leaf that are written down after each step."""
 
 
 class Block(NamedTuple):
@@ -46,6 +77,8 @@ class Block(NamedTuple):
     steps: range
     log: Diagnostics
     """float32[block_steps] each, on the device; what follows the block's last step is void."""
+    watched: Any
+    """What `Watch.places` names, leaf after leaf: float32[block_steps, places], on the device."""
 
     @property
     def diagnostics(self) -> Diagnostics:
@@ -65,18 +98,92 @@ def repeats_exactly() -> bool:
 
 def block_function(
     algorithm: Algorithm, sampler: BatchSampler
-) -> Callable[..., tuple[TrainState, Diagnostics]]:
+) -> Callable[..., tuple[TrainState, Diagnostics, Any]]:
     """Returns a block of steps as a function.
 
-    It is (state, data, plan, noise_key, scales) -> (state, diagnostics), with a last argument
-    `loss_key` where the loss takes a key. Of the sampler it depends on little: how a batch is cut.
+    It is (state, data, plan, noise_key, scales, watch) -> (state, diagnostics, watched), with a
+    last argument `loss_key` where the loss takes a key. Of the sampler it depends on little: how a
+    batch is cut.
     """
     return functools.partial(_run_block, *_parts(algorithm, sampler))
 
 
 def compiled_block(algorithm: Algorithm, sampler: BatchSampler, arguments: tuple[Any, ...]):
-    """Returns the jitted `block_function` for arguments of these shapes, see `compiled`."""
-    return compiled(_run_block, _parts(algorithm, sampler), arguments, donate_argnums=(0,))
+    """Returns the executable of `block_function` for arguments of these shapes, see `executable`.
+
+    The first argument's buffers are given away.
+    """
+    return executable(_run_block, _parts(algorithm, sampler), arguments, donate_argnums=(0,))
+
+
+class Layout(NamedTuple):
+    """How the blocks of a run are laid out: all have these shapes, and one program runs them.
+
+    Attributes:
+      block_steps: Steps of a full block.
+      passes: Rows of its plan, each the indices of one pass.
+      streamed: Whether each block's rows of the data travel with it; else all lie on the device.
+    """
+
+    block_steps: int
+    passes: int
+    streamed: bool
+
+    @classmethod
+    def of(
+        cls,
+        sampler: BatchSampler,
+        data: PyTree,
+        *,
+        block_steps: int = BLOCK_STEPS,
+        data_on: Literal["device", "host"] | None = None,
+    ) -> Layout:
+        """Returns the layout of a run, see `train_blocks` for the arguments."""
+        leaves = jax.tree.leaves(data)
+        size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+        if data_on is None:
+            # None for CPUs, which share the host's memory.
+            memory = jax.local_devices()[0].memory_stats() or {}
+            free = memory.get("bytes_limit", math.inf) - memory.get("bytes_in_use", 0)
+            data_on = "host" if size > free / 2 else "device"
+        if data_on == "host":
+            a_step = sampler.padded_batch_size * size / sampler.num_examples
+            block_steps = max(1, min(block_steps, int(STREAMED_BYTES / a_step)))
+        return cls(block_steps, most_passes(sampler, block_steps), data_on == "host")
+
+    def program(self, algorithm: Algorithm, mechanism: Mechanism, state: TrainState, data: PyTree):
+        """Returns the executable that `train_blocks` runs, from shapes alone.
+
+        Args:
+          algorithm: From `dpsgd`.
+          mechanism: Sampler, sigma and C.
+          state: From `algorithm.init`, or its shapes.
+          data: Training rows, or their shapes.
+        """
+        sampler = mechanism.sampler
+        index = jax.ShapeDtypeStruct((self.passes, sampler.padded_batch_size), jnp.int32)
+        plan = IndexBlock(
+            index,
+            index.update(dtype=jnp.float32),
+            jax.ShapeDtypeStruct((self.block_steps + 1,), jnp.int32),
+            jax.ShapeDtypeStruct((), jnp.int32),
+            index if self.streamed else None,
+        )
+        rows = index.size if self.streamed else sampler.num_examples
+        columns = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), data)
+        root = RootKey.from_entropy()  # only the shapes of its keys are read
+        keys = _keys(algorithm, mechanism, root, 0)
+        watch = Watch.nothing(state.params)
+        arguments = state, columns, plan, keys[0], mechanism.scales(), watch, keys[1]
+        return compiled_block(algorithm, sampler, arguments)
+
+
+def _keys(
+    algorithm: Algorithm, mechanism: Mechanism, root: RootKey, generation: int
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the keys of a generation's noise and, if the loss takes one, of its loss."""
+    loss = jnp.asarray(root.loss_key(generation)) if algorithm.takes_key else None
+    return jnp.asarray(mechanism.noise_key(root, generation)), loss
 
 
 def _parts(algorithm: Algorithm, sampler: BatchSampler) -> tuple[Any, ...]:
@@ -95,8 +202,9 @@ def _run_block(
     plan: IndexBlock,
     noise_key: Any,
     scales: Scales,
+    watch: Watch,
     loss_key: Any = None,
-) -> tuple[TrainState, Diagnostics]:
+) -> tuple[TrainState, Diagnostics, Any]:
     def batch_sum(state, row):
         places = plan.indices if plan.places is None else plan.places
         indices = places[row].reshape(-1, *clipped_shape)
@@ -122,15 +230,22 @@ def _run_block(
         return jax.lax.fori_loop(plan.starts[j], plan.starts[j + 1], add, zeros)
 
     def one_step(j, carry):
-        state, log = carry
+        state, log, watched = carry
         total, diagnostics = step_sum(state, j)
-        state = update(state, total, noise_key, scales)
-        return state, jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
+        state, gradient = update(state, total, noise_key, scales)
+        # In the one pass over all coordinates that the update is: a select costs nothing there.
+        shown = jax.tree.map(functools.partial(jnp.where, watch.reveals), gradient, state.params)
+        state = state._replace(params=shown)
+        log = jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
+        leaves = zip(jax.tree.leaves(shown), watch.places, strict=True)
+        here = [leaf.ravel()[places].astype(jnp.float32) for leaf, places in leaves]
+        return state, log, watched.at[j].set(jnp.concatenate(here))
 
     block_steps = plan.starts.shape[0] - 1
     log = Diagnostics(*(jnp.zeros(block_steps, jnp.float32) for _ in Diagnostics._fields))
+    watched = jnp.zeros((block_steps, sum(map(len, watch.places))), jnp.float32)
     # A dynamic trip count: a last, shorter block runs in the same program, without idle steps.
-    return jax.lax.fori_loop(0, plan.num_steps, one_step, (state, log))
+    return jax.lax.fori_loop(0, plan.num_steps, one_step, (state, log, watched))
 
 
 def train_blocks(
@@ -141,10 +256,11 @@ def train_blocks(
     *,
     root: RootKey,
     generation: int = 0,
-    block_steps: int = 64,
+    block_steps: int = BLOCK_STEPS,
     data_on: Literal["device", "host"] | None = None,
     declare: Callable[[range], None] = lambda steps: None,
     donate: bool = False,
+    watch: Watch | None = None,
 ) -> Generator[Block]:
     """Runs `algorithm` from `state` to the sampler's last step, yielding every block as it begins.
 
@@ -169,6 +285,7 @@ def train_blocks(
         only when it has returned.
       donate: Whether the buffers of `state` may be overwritten. By default it is copied, and holds
         after training what it held before.
+      watch: What blocks show of themselves, to an audit; by default what training needs: nothing.
 
     Raises:
       ValueError: if the data have not exactly the sampler's number of examples, or the parameters
@@ -177,53 +294,41 @@ def train_blocks(
     check_num_examples(mechanism.sampler, data)
     check_parameters(state.params)
     _check_noise_state(mechanism, state)
-    noise_key = jnp.asarray(mechanism.noise_key(root, generation))
-    loss_key = jnp.asarray(root.loss_key(generation)) if algorithm.takes_key else None
+    noise_key, loss_key = _keys(algorithm, mechanism, root, generation)
     scales = mechanism.scales()
+    watch = watch or Watch.nothing(state.params)
     if donate:
         # No weak types: one program for a state that was just made and for one that was read back.
         state = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
     else:
         state = owned(state)
     source = BatchSource(mechanism.sampler, root.sampling_seed(generation), read_ahead=True)
-    inputs = _inputs(source, data, data_on, first_step=int(state.step), block_steps=block_steps)
+    layout = Layout.of(mechanism.sampler, data, block_steps=block_steps, data_on=data_on)
+    inputs = _inputs(source, data, layout, first_step=int(state.step))
     under_way: deque[Diagnostics] = deque()
     with closing(in_background(inputs)) as blocks:
         for steps, rows, plan in blocks:
             declare(steps)
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
-            arguments = state, rows, plan, noise_key, scales, loss_key
-            state, log = compiled_block(algorithm, mechanism.sampler, arguments)(*arguments)
+            arguments = state, rows, plan, noise_key, scales, watch, loss_key
+            run = compiled_block(algorithm, mechanism.sampler, arguments)
+            state, log, watched = run(*arguments)
             under_way.append(log)
-            yield Block(state, steps, log)
+            yield Block(state, steps, log, watched)
 
 
 def _inputs(
-    source: BatchSource,
-    data: PyTree,
-    data_on: Literal["device", "host"] | None,
-    *,
-    first_step: int,
-    block_steps: int,
+    source: BatchSource, data: PyTree, layout: Layout, *, first_step: int
 ) -> Iterator[tuple[range, PyTree, IndexBlock]]:
     """Yields steps, data and plan of every block, on the device."""
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(data))
-    if data_on is None:
-        # None for CPUs, which share the host's memory.
-        memory = jax.local_devices()[0].memory_stats() or {}
-        free = memory.get("bytes_limit", math.inf) - memory.get("bytes_in_use", 0)
-        data_on = "host" if size > free / 2 else "device"
-    if data_on == "device":
-        data = jax.device_put(data)
-        for steps, plan in plan_blocks(source, first_step=first_step, block_steps=block_steps):
-            yield steps, data, jax.device_put(plan)
-    else:
-        data = jax.tree.map(np.asarray, data)
-        a_step = source.sampler.padded_batch_size * size / source.sampler.num_examples
-        block_steps = max(1, min(block_steps, int(STREAMED_BYTES / a_step)))
-        for steps, plan in plan_blocks(source, first_step=first_step, block_steps=block_steps):
+    data = jax.tree.map(np.asarray, data) if layout.streamed else jax.device_put(data)
+    blocks = plan_blocks(source, first_step=first_step, block_steps=layout.block_steps)
+    for steps, plan in blocks:
+        if layout.streamed:
             yield steps, *jax.device_put(with_rows(data, plan))
+        else:
+            yield steps, data, jax.device_put(plan)
 
 
 def check_num_examples(sampler: BatchSampler, data: PyTree) -> None:
@@ -290,7 +395,7 @@ def train(
     *,
     delta: float | None = None,
     root: RootKey | None = None,
-    block_steps: int = 64,
+    block_steps: int = BLOCK_STEPS,
     data_on: Literal["device", "host"] | None = None,
     on_block: Callable[[int, PyTree], bool | None] | None = None,
 ) -> Trained:

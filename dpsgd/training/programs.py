@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import re
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -46,9 +48,53 @@ def compiled(
     return _compiled(function, parts, donate_argnums, structure, shapes)
 
 
+def executable(
+    function: Callable[..., Any],
+    parts: tuple[Hashable, ...],
+    arguments: tuple[Any, ...],
+    *,
+    donate_argnums: tuple[int, ...] = (),
+) -> jax.stages.Compiled:
+    """Returns what `compiled` does, compiled already: it runs nothing but these shapes.
+
+    Its text can be read before it has run, see `digest`. The arguments may be shapes.
+    """
+    leaves, structure = jax.tree.flatten(arguments)
+    shapes = tuple(map(jax.typeof, leaves))
+    return _executable(function, parts, donate_argnums, structure, shapes)
+
+
+def digest(program: jax.stages.Compiled) -> str:
+    """Returns the SHA-256 of a program's optimised HLO, without names, places in files and paths.
+
+    It does not fix the machine code: that also depends on the compiler's version and options.
+    """
+    text = program.as_text()
+    assert text is not None
+    lines = (line for line in text.splitlines() if not _TABLE.match(line))
+    bare = _METADATA.sub("", "\n".join(lines))
+    return hashlib.sha256(bare.encode()).hexdigest()
+
+
+_TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames|\d+ [\"{])")
+"""Lines of the tables of files and functions, to which the metadata of operations refer."""
+_METADATA = re.compile(r", metadata=\{[^{}]*\}")
+
+
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _compiled(function, parts, donate_argnums, *shapes):
     del shapes  # one program each, so that what is counted and forgotten is a program
+    return _jitted(function, parts, donate_argnums)
+
+
+@functools.lru_cache(maxsize=MOST_PROGRAMS)
+def _executable(function, parts, donate_argnums, structure, shapes):
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in shapes]
+    arguments = jax.tree.unflatten(structure, like)
+    return _jitted(function, parts, donate_argnums).lower(*arguments).compile()
+
+
+def _jitted(function, parts, donate_argnums):
     return jax.jit(
         functools.partial(function, *parts),
         donate_argnums=donate_argnums,

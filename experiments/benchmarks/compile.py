@@ -126,7 +126,7 @@ def step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
 
     def step(state: Any, batch: PyTree, weights: Any, key: Any, scales: Any) -> Any:
         total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
-        return algorithm.update(state, total, key, scales)
+        return algorithm.update(state, total, key, scales)[0]
 
     inputs = algorithm.init(params), batch, jnp.ones(BATCH), key, mechanism.scales()
     jax.jit(step).lower(*inputs).compile()

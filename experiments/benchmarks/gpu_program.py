@@ -142,7 +142,7 @@ def compiled_step(config: ModelConfig, batch_size: int) -> tuple[Any, Any]:
 
     def step(state, batch, weights, noise_key, scales):
         total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
-        return algorithm.update(state, total, noise_key, scales)
+        return algorithm.update(state, total, noise_key, scales)[0]
 
     arguments = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=device),

@@ -25,7 +25,7 @@ import samplers
 from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, RunConfig, dpsgd, runs, train_blocks
 from dpsgd.runs.optimizer import ADAM, step_sizes
 from dpsgd.runs.result import FinishedRun
-from dpsgd.training.loop import block_function, compiled_block
+from dpsgd.training.loop import Watch, block_function
 from dpsgd.training.programs import compiler_options
 from experiments.benchmarks.gpu_program import traffic
 from experiments.benchmarks.gpu_record import peak_memory
@@ -88,7 +88,7 @@ class _Steps:
         self._rest = rest
 
     def __call__(self) -> None:
-        self.state, _ = jax.block_until_ready(self.compiled(self.state, *self._rest))
+        self.state, *_ = jax.block_until_ready(self.compiled(self.state, *self._rest))
 
     def step_from(self, state: PyTree) -> PyTree:
         """Returns what one step makes of a copy of `state`."""
@@ -107,12 +107,12 @@ class _Setting(NamedTuple):
     mechanism: Mechanism
     state: PyTree
     rest: tuple
-    """Rows, plan, noise key and scales."""
+    """Rows, plan, noise key, scales, and what is shown: nothing."""
 
     def program(self, algorithm: Algorithm) -> Any:
-        """Returns the program of an algorithm with this one's shapes."""
-        arguments = self.state, *self.rest
-        return compiled_block(algorithm, self.mechanism.sampler, arguments)
+        """Returns the block of an algorithm, not compiled yet."""
+        block = block_function(algorithm, self.mechanism.sampler)
+        return jax.jit(block, donate_argnums=0, compiler_options=compiler_options())
 
     @property
     def leaves(self) -> list[jax.Array]:
@@ -136,7 +136,8 @@ class _Setting(NamedTuple):
         )
         noise_key = mechanism.noise_key(RootKey.from_insecure_seed(0), 0)
         state = algorithm.init(params)
-        rest = jax.device_put((data, plan, noise_key, mechanism.scales()))
+        watch = Watch.nothing(params)
+        rest = jax.device_put((data, plan, noise_key, mechanism.scales(), watch))
         return cls(loss_fn, optimizer, algorithm, mechanism, state, rest)
 
 

@@ -112,7 +112,7 @@ def measure(
     def private_step(state, inputs):
         batch, noise_key, scales = inputs
         total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
-        return algorithm.update(state, total, noise_key, scales)
+        return algorithm.update(state, total, noise_key, scales)[0]
 
     def noise(total, inputs):
         noise_key, scales = inputs

@@ -30,7 +30,7 @@ import dpsgd
 from dpsgd import RootKey, RunConfig, TrainState
 from dpsgd.runs.engine import Job
 from dpsgd.training.blocks import plan_blocks
-from dpsgd.training.loop import compiled_block
+from dpsgd.training.loop import BLOCK_STEPS, Watch, compiled_block
 from experiments.benchmarks.rows import Row, options_of, positive, report
 from experiments.benchmarks.step import SIZES
 from experiments.benchmarks.timing import Series, turns
@@ -42,7 +42,6 @@ from samplers.settings import SETTINGS
 
 MODELS = {"small": PRESETS["small"], "medium": SIZES["8M"]}
 EPOCHS = {"small": 4, "medium": 1}
-BLOCK_STEPS = 64  # the loop's own
 
 
 class Spent(NamedTuple):
@@ -123,7 +122,8 @@ class _BareLoop:
         plans = plan_blocks(source, first_step=0, block_steps=BLOCK_STEPS)
         self._plans = [jax.device_put(plan) for _, plan in plans]
         self._data = jax.device_put(dict(job.data))
-        self._rest = jnp.asarray(root.noise_key(0)), job.mechanism.scales(), None
+        watch = Watch.nothing(job.params)
+        self._rest = jnp.asarray(root.noise_key(0)), job.mechanism.scales(), watch, None
         arguments = job.start(), self._data, self._plans[0], *self._rest
         self._program = compiled_block(job.algorithm, sampler, arguments)
         self._job = job
@@ -135,7 +135,7 @@ class _BareLoop:
 
     def _all_steps(self, state: TrainState) -> None:
         for plan in self._plans:
-            state, _ = self._program(state, self._data, plan, *self._rest)
+            state, *_ = self._program(state, self._data, plan, *self._rest)
         jax.block_until_ready(state)
 
 

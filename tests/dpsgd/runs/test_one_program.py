@@ -56,10 +56,10 @@ def test_a_run_compiles_its_step_once_and_so_does_its_resumption(
 
     monkeypatch.setattr(engine, "train_blocks", counting)
     config = RunConfig(sampler, noise_multiplier=1.0, data_on=data_on, audit=False)
-    programs._compiled.cache_clear()
+    programs._executable.cache_clear()
     with pytest.raises(Stopped):
         run(Line(width=5), config, tmp_path / "run")
-    programs._compiled.cache_clear()
+    programs._executable.cache_clear()
     resume(tmp_path / "run")
     assert taken == list(range(30))
     assert len(counts) >= 4

@@ -138,7 +138,7 @@ def test_resuming_draws_one_epoch_however_many_were_done(sampler, monkeypatch):
         return usual(self, seed, epoch)
 
     monkeypatch.setattr(type(sampler), "plan", plan)
-    idle = lambda state, *inputs: (state, None)  # noqa: E731  what is drawn is asked, not trained
+    idle = lambda state, *inputs: (state, None, None)  # noqa: E731  what is drawn is asked, not trained
     monkeypatch.setattr(loop, "compiled_block", lambda *of: idle)
     start = initial()._replace(step=jnp.int32(first))
     ends, _ = run(private, start, declare=planned.append)

@@ -4,14 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from dpsgd import RootKey, RunConfig
+from dpsgd import RunConfig
 from dpsgd.runs.engine import Job
-from dpsgd.training.blocks import plan_blocks
-from dpsgd.training.loop import compiled_block
+from dpsgd.training.loop import Layout
+from dpsgd.training.programs import digest
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks
-from samplers import BatchSource
 from samplers.settings import SETTINGS
 
 CHANGED = 17  # a training row
@@ -49,13 +48,9 @@ def test_a_new_row_changes_no_shape_and_no_compiled_program(neighbours):
         config = RunConfig(SETTINGS["poisson"](batch_size=16), noise_multiplier=1.0)
         job = Job.of(task, config)
         state = job.algorithm.init(job.params)
-        _, plan = next(
-            plan_blocks(BatchSource(job.mechanism.sampler, 0), first_step=0, block_steps=4)
-        )
-        key, scales = RootKey.from_entropy().noise_key(0), job.mechanism.scales()
-        arguments = state, job.data, plan, key, scales
-        program = compiled_block(job.algorithm, job.mechanism.sampler, arguments).lower(*arguments)
-        programs.append(program.as_text())
+        layout = Layout.of(job.mechanism.sampler, job.data, block_steps=4)
+        program = layout.program(job.algorithm, job.mechanism, state, job.data)
+        programs.append(digest(program))
         shapes.append(jax.tree.map(np.shape, state))
     assert programs[0] == programs[1]
     assert shapes[0] == shapes[1]

@@ -114,9 +114,9 @@ def test_training_on_whole_users_learns_and_runs_share_one_program():
     little = study.test_error(0.01, 20, seed=0)
     assert plain == pytest.approx(little, abs=0.01)
     assert plain < study.untrained_error() - 0.05
-    compiled = programs._compiled.cache_info().misses
+    compiled = programs._executable.cache_info().misses
     study.test_error(0.5, 5, seed=1)
-    assert programs._compiled.cache_info().misses == compiled
+    assert programs._executable.cache_info().misses == compiled
 
 
 def test_the_schemes_draw_equally_much_and_claim_what_is_proved():
