@@ -12,7 +12,7 @@ import numpy as np
 from accounting import epsilon, format_delta
 from dpsgd import Independent, Mechanism, Secure
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
-from dpsgd.audit.coupled import AuditReport
+from dpsgd.audit.checks import AuditReport
 from dpsgd.runs.audit import audit_step
 from dpsgd.runs.task import Trainable
 from experiments.cli.config import AuditConfig

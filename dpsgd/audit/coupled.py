@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -30,8 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpsgd.audit.checks import AuditReport, Check
 from dpsgd.audit.noise import noise_checks
-from dpsgd.audit.sampler import LAW, Check, sampler_checks
+from dpsgd.audit.sampler import sampler_checks
 from dpsgd.audit.step import CompiledStep, recorder
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm
@@ -42,57 +42,6 @@ from samplers import BatchSampler
 PyTree = Any
 
 _SINGLES = 4  # examples whose contribution is measured alone
-
-
-@dataclass(frozen=True)
-class AuditReport:
-    """What the coupled audit saw.
-
-    Attributes:
-      checks: In the order in which they were made.
-    """
-
-    checks: tuple[Check, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check did."""
-        return all(check.passed for check in self.checks)
-
-    @property
-    def left_out(self) -> tuple[Check, ...]:
-        """The checks that were not made; their details say why."""
-        return tuple(check for check in self.checks if not check.made)
-
-    @property
-    def sampler_audited(self) -> bool:
-        """Whether the sampler's draws were held against a law, which it must state."""
-        return not any(check.name == LAW for check in self.left_out)
-
-    def lines(self) -> list[str]:
-        """Returns one line a check, and the verdict."""
-        width = max(len(check.name) for check in self.checks)
-        lines = [
-            f"{_verdict(check)}  {check.name:<{width}}  {check.detail}" for check in self.checks
-        ]
-        failed = sum(not check.passed for check in self.checks)
-        verdict = f"VIOLATION: {failed} of {len(lines)} checks failed" if failed else "consistent"
-        verdict += "" if self.sampler_audited else ", SAMPLER NOT AUDITED"
-        return [*lines, f"coupled audit: {verdict}"]
-
-    def require_passed(self) -> None:
-        """Raises ValueError, naming the checks that failed, unless the audit passed."""
-        failed = [f"{check.name} ({check.detail})" for check in self.checks if not check.passed]
-        if failed:
-            raise ValueError(
-                "the audit found that this run is not what its guarantee assumes: "
-                f"{'; '.join(failed)}. A sound run fails by chance once in a million: "
-                "do not train it"
-            )
-
-
-def _verdict(check: Check) -> str:
-    return "FAIL" if not check.passed else "pass" if check.made else "skip"
 
 
 def coupled_audit(

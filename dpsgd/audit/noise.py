@@ -10,7 +10,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from dpsgd.audit.sampler import FALSE_ALARM, Check
+from dpsgd.audit.checks import FALSE_ALARM, Check
 from dpsgd.audit.step import CompiledStep
 from dpsgd.noise.base import Noise
 

@@ -21,34 +21,18 @@ with probability `FALSE_ALARM` at most. One is approximate: that of random batch
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
-from scipy import special, stats
+from scipy import stats
 
+from dpsgd.audit.checks import LAW, Check, count_pvalue
 from samplers import BatchSampler, BatchSource, RowLaw
 from samplers.row_law import stated_law
-
-FALSE_ALARM = 1e-8
-"""Probability, at most, that one check of randomness fails where nothing is wrong."""
-
-LAW = "the draws have the law that was claimed"
-"""Name of the check that is left out where a sampler states no law."""
 
 _PARTICIPATIONS = 2**16  # wanted, over all draws
 _MOST_DRAWS = 768
 _MOST_EPOCHS = 64
 _LARGEST_PLAN = 4_000_000  # examples of which a whole epoch is drawn for the comparison
-
-
-class Check(NamedTuple):
-    """One thing to look at."""
-
-    name: str
-    passed: bool
-    detail: str
-    made: bool = True
-    """False where it was left out, as `detail` says; it then counts as passed."""
 
 
 def sampler_checks(sampler: BatchSampler, claimed: BatchSampler, *, seed: int) -> list[Check]:
@@ -246,8 +230,8 @@ def _counts(draws: _Draws, law: RowLaw) -> Check:
     seen = np.array([np.sum(found == k) for k in range(3)])
     for k in range(1, min(3, steps) + 1):
         chance = float(np.mean(stats.binom.sf(k - 1, steps, q)))
-        pvalue = min(pvalue, float(_pvalue(np.sum(found >= k), looked_at, chance)))
-    return _tested(
+        pvalue = min(pvalue, float(count_pvalue(np.sum(found >= k), looked_at, chance)))
+    return Check.of(
         "how often an example takes part is binomial",
         3 * pvalue,
         f"{seen.tolist()} of {looked_at:,} rows take part 0, 1, 2 times in an epoch",
@@ -288,9 +272,9 @@ def _step_shares(draws: _Draws, law: RowLaw) -> Check:
         q = np.mean(np.atleast_2d(law.rate(some[:, None], steps[None, :])), axis=0)
         expected += q * some.size * len(of_seed)
         trials += some.size * len(of_seed)
-    pvalue = draws.steps * float(np.min(_pvalue(count, trials, expected / trials)))
+    pvalue = draws.steps * float(np.min(count_pvalue(count, trials, expected / trials)))
     detail = f"{int(count.sum()):,} participations, {expected.sum():.6g} expected"
-    return _tested("all steps take their share of the examples", pvalue, detail)
+    return Check.of("all steps take their share of the examples", pvalue, detail)
 
 
 def _example_shares(draws: _Draws, law: RowLaw) -> list[Check]:
@@ -302,11 +286,11 @@ def _example_shares(draws: _Draws, law: RowLaw) -> list[Check]:
     for keys in draws.flat():
         count += np.bincount(keys // draws.steps, minlength=draws.rows)
     q = np.broadcast_to(law.rate(rows, 0), draws.rows)
-    worst = _pvalue(count, trials, q)
+    worst = count_pvalue(count, trials, q)
     i = int(np.argmin(worst))
     detail = f"example {i}: {count[i]} of {trials:,} steps, {q[i] * trials:.4g} expected"
     pvalue = draws.rows * float(worst[i])
-    return [_tested("all examples take part at the rate that was claimed", pvalue, detail)]
+    return [Check.of("all examples take part at the rate that was claimed", pvalue, detail)]
 
 
 def _coincidences(draws: _Draws, law: RowLaw) -> list[Check]:
@@ -357,8 +341,8 @@ def _over_steps(
     some = trials > 0
     count, expected, trials = count[some], expected[some], trials[some]
     detail = f"{int(count.sum())} coincidences, {expected.sum():.4g} expected"
-    pvalues = _pvalue(count, trials, np.minimum(1.0, expected / trials))
-    return _tested(name, count.size * float(np.min(pvalues, initial=1.0)), detail)
+    pvalues = count_pvalue(count, trials, np.minimum(1.0, expected / trials))
+    return Check.of(name, count.size * float(np.min(pvalues, initial=1.0)), detail)
 
 
 def _pairs(draws: _Draws, law: RowLaw) -> list[Check]:
@@ -429,19 +413,4 @@ def _size_check(draws: _Draws, law: RowLaw) -> Check:
     below = float(stats.chi2.cdf(statistic / scale, freedom))
     above = float(stats.chi2.sf(statistic / scale, freedom))
     detail = f"{statistic / mean:.4g} times the variance of the law that was claimed"
-    return _tested(name, 2 * min(below, above), detail)
-
-
-def _pvalue(count, trials, probability):
-    """Returns twice Chernoff's bound on so rare a count, a valid two-sided p-value."""
-    share = np.asarray(count) / trials
-    # A share beyond 1 cannot be: rounding of p near 0 and 1 must not make it likely.
-    p = np.asarray(probability, np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        divergence = special.rel_entr(share, p) + special.rel_entr(1 - share, 1 - p)
-        return np.minimum(1.0, 2 * np.exp(-trials * np.maximum(0.0, divergence)))
-
-
-def _tested(name: str, pvalue: float, detail: str = "") -> Check:
-    shown = f"p = {min(1.0, pvalue):.2g}"
-    return Check(name, bool(pvalue > FALSE_ALARM), f"{detail}; {shown}" if detail else shown)
+    return Check.of(name, 2 * min(below, above), detail)

@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from dpsgd.audit.coupled import AuditReport, coupled_audit
+from dpsgd.audit.checks import AuditReport
+from dpsgd.audit.coupled import coupled_audit
 from dpsgd.gradients.memory import bytes_per_example
 from dpsgd.gradients.memory import microbatch_size as automatic_size
 from dpsgd.runs.task import Trainable

@@ -12,7 +12,8 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
-from dpsgd.audit.coupled import AuditReport, _sum_checks, coupled_audit
+from dpsgd.audit.checks import AuditReport
+from dpsgd.audit.coupled import _sum_checks, coupled_audit
 from dpsgd.audit.sampler import sampler_checks
 from dpsgd.audit.step import CompiledStep, recorder
 from samplers import BallsAndBins, Poisson

@@ -8,8 +8,7 @@ import pytest
 from tiny_task import Line, config_of, line
 
 from dpsgd import Mechanism, RootKey, RunConfig, dpsgd, resume, run
-from dpsgd.audit.coupled import AuditReport
-from dpsgd.audit.sampler import Check
+from dpsgd.audit.checks import AuditReport, Check
 from dpsgd.audit.step import recorder
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit, engine

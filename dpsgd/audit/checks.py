@@ -1,0 +1,155 @@
+"""What an audit finds: its checks, its report, and the p-values of its tests of randomness.
+
+Every p-value is exact, or proved to be valid: where nothing is wrong, it is at most x with
+probability at most x. A check of several p-values corrects them by their number (Bonferroni), and
+fails by chance with probability `FALSE_ALARM` at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+FALSE_ALARM = 1e-8
+"""Probability, at most, that one check of randomness fails where nothing is wrong."""
+
+LAW = "the draws have the law that was claimed"
+"""Name of the check that is left out where a sampler states no law."""
+
+
+class Check(NamedTuple):
+    """One thing to look at."""
+
+    name: str
+    passed: bool
+    detail: str
+    made: bool = True
+    """False where it was left out, as `detail` says; it then counts as passed."""
+    pvalue: float | None = None
+    """Of a check of randomness, in [0, 1]: already corrected, where several things were tested."""
+
+    @classmethod
+    def of(cls, name: str, pvalue: float, detail: str = "") -> Check:
+        """Returns a check of randomness; NaN, which no test gives to what is sound, fails it.
+
+        >>> Check.of("coins are fair", 0.25, "60 of 100").detail
+        '60 of 100; p = 0.25'
+        """
+        pvalue = float(np.minimum(1.0, pvalue))
+        shown = f"p = {pvalue:.2g}"
+        detail = f"{detail}; {shown}" if detail else shown
+        return cls(name, bool(pvalue > FALSE_ALARM), detail, pvalue=pvalue)
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What the coupled audit saw.
+
+    Attributes:
+      checks: In the order in which they were made.
+    """
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check did."""
+        return all(check.passed for check in self.checks)
+
+    @property
+    def left_out(self) -> tuple[Check, ...]:
+        """The checks that were not made; their details say why."""
+        return tuple(check for check in self.checks if not check.made)
+
+    @property
+    def sampler_audited(self) -> bool:
+        """Whether the sampler's draws were held against a law, which it must state."""
+        return not any(check.name == LAW for check in self.left_out)
+
+    def lines(self) -> list[str]:
+        """Returns one line a check, and the verdict."""
+        width = max(len(check.name) for check in self.checks)
+        lines = [
+            f"{_verdict(check)}  {check.name:<{width}}  {check.detail}" for check in self.checks
+        ]
+        failed = sum(not check.passed for check in self.checks)
+        verdict = f"VIOLATION: {failed} of {len(lines)} checks failed" if failed else "consistent"
+        verdict += "" if self.sampler_audited else ", SAMPLER NOT AUDITED"
+        return [*lines, f"coupled audit: {verdict}"]
+
+    def require_passed(self) -> None:
+        """Raises ValueError, naming the checks that failed, unless the audit passed."""
+        failed = [f"{check.name} ({check.detail})" for check in self.checks if not check.passed]
+        if failed:
+            raise ValueError(
+                "the audit found that this run is not what its guarantee assumes: "
+                f"{'; '.join(failed)}. A sound run fails by chance once in a million: "
+                "do not train it"
+            )
+
+
+def _verdict(check: Check) -> str:
+    return "FAIL" if not check.passed else "pass" if check.made else "skip"
+
+
+def smallest(pvalues: Any, count: int | None = None) -> float:
+    """Returns the p-value of several: the smallest times their number (Bonferroni).
+
+    Args:
+      pvalues: Of whatever dependence; of none, it is 1. NaN gives NaN.
+      count: Of the tests that were made, if `pvalues` are but some that are sure to hold the
+        smallest.
+    """
+    values = np.asarray(pvalues, np.float64)
+    return float(np.minimum(1.0, (count or values.size) * np.min(values, initial=1.0)))
+
+
+def count_pvalue(count: Any, trials: Any, probability: Any) -> Any:
+    """Returns twice Chernoff's bound on so rare a count, a valid two-sided p-value.
+
+    With N trials that are independent or negatively associated, of mean probability p, Pr[count >=
+    k] <= exp(-N KL(k/N || p)) for k >= N p, and likewise below (W. Hoeffding, 1963, Theorem 1).
+
+    Args:
+      count: k, an array or a number.
+      trials: N > 0.
+      probability: p.
+    """
+    share = np.asarray(count) / trials
+    # A share beyond 1 cannot be: rounding of p near 0 and 1 must not make it likely.
+    p = np.asarray(probability, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        divergence = special.rel_entr(share, p) + special.rel_entr(1 - share, 1 - p)
+        return np.minimum(1.0, 2 * np.exp(-trials * np.maximum(0.0, divergence)))
+
+
+def variance_pvalue(square: Any, size: Any) -> Any:
+    """Returns the exact two-sided p-value of a sum of squares of standard normals: chi-square.
+
+    Args:
+      square: The sum, an array or a number; infinity and NaN, which never happen, give 0.
+      size: How many normals, > 0.
+    """
+    square, half = np.asarray(square, np.float64), np.asarray(size) / 2
+    finite = np.isfinite(square)
+    some = np.where(finite, square, 0) / 2
+    both = np.minimum(special.gammainc(half, some), special.gammaincc(half, some))
+    return np.where(finite, 2 * both, 0.0)
+
+
+def correlation_pvalue(cosine: Any, size: Any) -> Any:
+    """Returns the exact p-value of the uncentred correlation of normal draws of mean 0.
+
+    For independent a and b, one of them of a spherical law on R^N, r = <a, b> / (|a| |b|) is the
+    cosine between a fixed and a uniform direction, and r^2 has the law Beta(1/2, (N - 1)/2).
+
+    Args:
+      cosine: r, an array or a number; NaN, as of a zero vector, gives 0.
+      size: N; with one coordinate nothing is seen, and the p-value is 1.
+    """
+    square = np.minimum(1.0, np.square(np.asarray(cosine, np.float64)))
+    tail = special.betaincc(0.5, np.maximum(1, np.asarray(size) - 1) / 2, square)
+    return np.where(np.isnan(square), 0.0, np.where(np.asarray(size) < 2, 1.0, tail))
