@@ -44,6 +44,9 @@ def compiled(
       donate_argnums: Which of them give their buffers away.
     """
     leaves, structure = jax.tree.flatten(arguments)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        # Part of another program, which is compiled by its own options: there, others are refused.
+        return functools.partial(function, *parts)
     shapes = tuple(map(jax.typeof, leaves))
     return _compiled(function, parts, donate_argnums, structure, shapes)
 

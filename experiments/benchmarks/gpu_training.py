@@ -171,7 +171,8 @@ def steps(size: Size, batch_size: int, *, variants: bool = False) -> Iterator[Ro
     yield Row(f"seconds to compile the DP step, {at}", dp.compile_seconds, "s")
     without = ordinary(setting)
     silent = dataclasses.replace(setting.mechanism, noise_multiplier=0.0).scales()
-    bare = setting._replace(rest=(*setting.rest[:-1], jax.device_put(silent)))
+    data, plan, noise_key, _, watch = setting.rest
+    bare = setting._replace(rest=(data, plan, noise_key, jax.device_put(silent), watch))
     plain = _Steps(bare.program(without), bare.state, bare.rest)
     work = {"DP": dp, "ordinary": plain}
     series = in_turns(work, size.rounds, time.perf_counter)

@@ -292,6 +292,14 @@ def test_with_and_without_noise_are_two_programs_of_one_algorithm():
     assert sum("rounded_noise" in program for program in programs) == 1
 
 
+def test_the_first_state_can_be_described_or_made_within_another_program():
+    state = ALGORITHM.init(start())
+    described = jax.eval_shape(ALGORITHM.init, start())
+    assert jax.tree.map(jnp.shape, described) == jax.tree.map(jnp.shape, state)
+    made = jax.jit(ALGORITHM.init)(start())
+    jax.tree.map(np.testing.assert_array_equal, made, state)
+
+
 def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
     trained()
     idle = ALGORITHM._replace(
