@@ -1,0 +1,304 @@
+"""The program that trains, as an audit calls it: its executable, on rows that are nobody's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpsgd.noise.keys import RootKey
+from dpsgd.training.algorithm import Algorithm, TrainState
+from dpsgd.training.blocks import with_rows
+from dpsgd.training.loop import Layout, Watch, train_blocks
+from dpsgd.training.mechanism import Mechanism
+from samplers import IndexBlock
+
+PyTree = Any
+
+_UNITS = 16
+"""Most generated examples (blocks of rows, where these are clipped as one) among the data."""
+
+_ALIKE = 1
+"""Number of the example whose whole numbers are all alike, as where an id comes several times."""
+
+
+class AuditedProgram:
+    """The executable of a run, and all that the run calls it with but rows and keys.
+
+    The data have as many rows as the run's. A few of them are generated ones, strewn from the first
+    row to the last, and the others are zeros; none is private. One of the examples is *poison*: its
+    floats are NaN. The keys derive from a root of the audit's own.
+
+    In what it returns, a release is the private mean gradient of a step, times the public b: the
+    noised sum. Two releases of one step and generation have the same noise.
+
+    Attributes:
+      algorithm: The run's.
+      mechanism: The run's: sampler, sigma and C.
+      layout: The run's: shapes of the blocks.
+      state: Where the run goes on, on the host: its step, parameters and optimizer state; the
+        noise's state is one that has seen nothing.
+      columns: The data, where the layout has them.
+      root: The audit's.
+      units: Examples that are nobody's, by number 0, ..., units - 1.
+      poison: Number of the poison, or None where rows hold no floats, or there is one row.
+      places: Of examples in the padded batch of a step; where steps take several passes, of two.
+      program: The executable.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        mechanism: Mechanism,
+        state: TrainState,
+        rows: PyTree,
+        *,
+        layout: Layout | None = None,
+        root: RootKey | None = None,
+    ):
+        """Compiles the program of a run, or finds it compiled.
+
+        Args:
+          algorithm: Of the run.
+          mechanism: Of the run.
+          state: The run's first, or that where it goes on; it is not written to.
+          rows: Generated examples, [rows, ...] each leaf; some of the first are used.
+          layout: Of the run; by default what `train_blocks` chooses by itself.
+          root: By default fresh entropy. Never the run's own: two releases under one noise, as an
+            audit makes them, have a noise-free difference.
+
+        Raises:
+          ValueError: if the mechanism has no noise, or there are no rows.
+        """
+        if mechanism.noise_multiplier == 0:
+            raise ValueError("there is nothing to audit: noise_multiplier is 0")
+        sampler = mechanism.sampler
+        self.algorithm, self.mechanism = algorithm, mechanism
+        self.root = root or RootKey.from_entropy()
+        self.state = jax.tree.map(_hosted, state._replace(noise=()))
+        self.block = math.prod(sampler.clipped_shape)
+        self.units, self.poison, self._starts, columns = _columns(
+            rows, sampler.num_examples, self.block
+        )
+        self.layout = layout or Layout.of(sampler, columns)
+        self.columns = columns if self.layout.streamed else jax.device_put(columns)
+        self._passes = min(2, self.layout.passes) if sampler.accumulates else 1
+        self.places = self._passes * sampler.padded_batch_size // self.block
+        noise = jax.eval_shape(mechanism.noise.init, self.state.params)
+        like = self.state._replace(noise=noise)
+        self.program = self.layout.program(algorithm, mechanism, like, columns)
+        self._spent: Any = None
+
+    @property
+    def first_step(self) -> int:
+        """The step with which the run begins, or goes on."""
+        return int(self.state.step)
+
+    @property
+    def dtypes(self) -> list[np.dtype]:
+        """Of the leaves of the parameters."""
+        return [leaf.dtype for leaf in jax.tree.leaves(self.state.params)]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Coordinates of the leaves of the parameters."""
+        return [leaf.size for leaf in jax.tree.leaves(self.state.params)]
+
+    def release(
+        self,
+        members: Sequence[int] | np.ndarray = (),
+        mechanism: Mechanism | None = None,
+        *,
+        at: Sequence[int] | np.ndarray | None = None,
+        padding: int | np.ndarray = 0,
+        step: int | None = None,
+        generation: int = 0,
+    ) -> list[np.ndarray]:
+        """Returns the release of one step, a block of its own: float32[size] for each leaf.
+
+        Args:
+          members: Numbers of the examples that take part; one may do so several times.
+          mechanism: Another sigma or C, or both, of the same sampler and law of noise.
+          at: Places of the batch where they lie; by default strewn.
+          padding: Number of the example that lies under weight 0 in the other places, or of that in
+            each place.
+          step: Which names the noise; by default the run's first.
+          generation: Which does, too.
+        """
+        mechanism = mechanism or self.mechanism
+        state = self._begun(step, spent=True)
+        after, *_ = self._called(state, members, at, padding, mechanism, generation, reveals=True)
+        self._spent = after.opt_state  # given away in the next call: no release depends on it
+        return _sums(after.params, mechanism)
+
+    def advanced(
+        self,
+        members: Sequence[int] | np.ndarray = (),
+        mechanism: Mechanism | None = None,
+        *,
+        reveals: bool,
+    ) -> TrainState:
+        """Returns the state after one step from `state`, on the device: what training goes on with.
+
+        Args:
+          members: Numbers of the examples that take part, strewn.
+          mechanism: As for `release`.
+          reveals: Whether the release itself, the private mean gradient, stands in the place of the
+            parameters.
+        """
+        mechanism = mechanism or self.mechanism
+        state = self._begun()
+        after, *_ = self._called(state, members, None, 0, mechanism, 0, reveals=reveals)
+        return after
+
+    def watched(
+        self,
+        first_step: int,
+        steps: int,
+        mechanism: Mechanism | None = None,
+        *,
+        coordinates: Sequence[np.ndarray],
+        generation: int = 0,
+    ) -> tuple[range, list[np.ndarray]]:
+        """Returns coordinates of the releases of whole blocks, which `train_blocks` itself runs.
+
+        From the second step on, gradients are taken at the release before.
+
+        Args:
+          first_step: Of the first block.
+          steps: How many are wanted; as many more are taken as there are in the last block begun.
+          mechanism: As for `release`.
+          coordinates: Of each leaf, as many as `Watch.places` has: int32, row-major.
+          generation: Which names batches and noise.
+
+        Returns:
+          The steps, and of each leaf float64[steps, coordinates].
+        """
+        mechanism = mechanism or self.mechanism
+        blocks = train_blocks(
+            self.algorithm,
+            mechanism,
+            self._begun(first_step),
+            self.columns,
+            root=self.root,
+            generation=generation,
+            block_steps=self.layout.block_steps,
+            data_on="host" if self.layout.streamed else "device",
+            donate=True,
+            watch=Watch(np.bool_(True), tuple(np.asarray(c, np.int32) for c in coordinates)),
+        )
+        seen, stop = [], first_step
+        with closing(blocks):
+            for block in blocks:
+                seen.append(np.asarray(block.watched, np.float64)[: len(block.steps)])
+                stop = block.steps.stop
+                if stop - first_step >= steps:
+                    break
+        shown = np.concatenate(seen) * mechanism.sampler.expected_batch_size
+        borders = np.cumsum([len(c) for c in coordinates])[:-1]
+        return range(first_step, stop), np.split(shown, borders, axis=1)
+
+    def _begun(self, step: int | None = None, *, spent: bool = False) -> TrainState:
+        """Returns a state to be given away, at `step`; the optimizer's may be one left over."""
+        kept, left_over = self.state, self._spent if spent else None
+        if left_over is not None:
+            kept, self._spent = kept._replace(opt_state=()), None
+        state = jax.tree.map(jnp.array, kept)
+        if left_over is not None:
+            state = state._replace(opt_state=left_over)
+        noise = jax.tree.map(jnp.array, self.mechanism.noise.init(self.state.params))
+        number = self.first_step if step is None else step
+        return state._replace(step=jnp.int32(number), noise=noise)
+
+    def _called(
+        self,
+        state: TrainState,
+        members: Any,
+        at: Any,
+        padding: int | np.ndarray,
+        mechanism: Mechanism,
+        generation: int,
+        *,
+        reveals: bool,
+    ) -> Any:
+        """Returns what the executable makes of a block of one step."""
+        plan = self._plan(np.asarray(members, np.int64), at, padding)
+        data = self.columns
+        if self.layout.streamed:
+            data, plan = with_rows(data, plan)
+        noise_key = jnp.asarray(mechanism.noise_key(self.root, generation))
+        loss_key = None
+        if self.algorithm.takes_key:
+            loss_key = jnp.asarray(self.root.loss_key(generation))
+        watch = Watch.nothing(state.params)._replace(reveals=np.bool_(reveals))
+        data, plan = jax.device_put((data, plan))
+        return self.program(state, data, plan, noise_key, mechanism.scales(), watch, loss_key)
+
+    def _plan(self, members: np.ndarray, at: Any, padding: int | np.ndarray) -> IndexBlock:
+        if at is None:
+            at = np.random.default_rng(0).permutation(self.places)[: members.size]
+        numbers = np.broadcast_to(padding, self.places).copy()
+        weights = np.zeros((self.places, self.block), np.float32)
+        numbers[at], weights[at] = members, 1.0
+        rows = self._starts[numbers][:, None] + np.arange(self.block)
+        shape = self.layout.passes, self.mechanism.sampler.padded_batch_size
+        indices, taking = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        indices[: self._passes] = rows.reshape(self._passes, -1)
+        taking[: self._passes] = weights.reshape(self._passes, -1)
+        starts = np.full(self.layout.block_steps + 1, self._passes, np.int32)
+        starts[0] = 0
+        return IndexBlock(indices, taking, starts, np.int32(1))
+
+
+def _sums(releases: PyTree, mechanism: Mechanism) -> list[np.ndarray]:
+    b = np.float32(mechanism.sampler.expected_batch_size)
+    return [np.asarray(leaf).astype(np.float32).ravel() * b for leaf in jax.tree.leaves(releases)]
+
+
+def _columns(rows: PyTree, n: int, block: int) -> tuple[int, int | None, np.ndarray, PyTree]:
+    """Returns how many examples there are, which is poison, where each begins, and all n rows."""
+    counts = {len(leaf) for leaf in jax.tree.leaves(rows)}
+    if len(counts) != 1 or 0 in counts:
+        raise ValueError(f"the audit needs data with equally many rows, got {sorted(counts)}")
+    count, room = counts.pop(), n // block
+    poisoned = room > 1 and any(map(_is_float, jax.tree.leaves(rows)))
+    units = max(1, min(_UNITS, count // block, room - poisoned))
+    starts = np.linspace(0, n - block, units + poisoned).astype(np.int64)
+    if poisoned:  # somewhere in the middle: first and last are examples like others
+        starts = np.append(np.delete(starts, units // 2), starts[units // 2])
+
+    def column(leaf):
+        leaf = np.asarray(leaf)
+        made = _zeros((n, *leaf.shape[1:]), leaf.dtype)
+        for number, start in enumerate(starts):
+            unit = leaf[(number * block + np.arange(block)) % count]
+            if number == units and _is_float(leaf):
+                unit[:] = np.nan
+            elif number == _ALIKE and unit.ndim > 1 and np.issubdtype(leaf.dtype, np.integer):
+                unit[:] = unit.min()
+            made[start : start + block] = unit
+        return made
+
+    return units, units if poisoned else None, starts, jax.tree.map(column, rows)
+
+
+def _hosted(leaf: Any) -> Any:
+    """Returns an array of the host, or the keys of a random generator as they are."""
+    return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
+
+
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Returns zeros that take no memory until they are written, nor a copy on the way to a CPU."""
+    size, aligned = math.prod(shape) * np.dtype(dtype).itemsize, 64
+    raw = np.zeros(size + aligned, np.uint8)
+    first = -raw.ctypes.data % aligned
+    return raw[first : first + size].view(dtype).reshape(shape)

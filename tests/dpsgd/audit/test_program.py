@@ -1,0 +1,145 @@
+"""An audit calls the executable that trains, on rows that are nobody's."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import Mechanism, RootKey, Secure, dpsgd
+from dpsgd.audit.program import AuditedProgram
+from dpsgd.training import loop
+from dpsgd.training.loop import Layout, train_blocks
+from samplers import Poisson
+
+pytestmark = pytest.mark.audit
+
+N, D = 40, 5
+ROWS = {
+    "x": np.random.default_rng(0).normal(size=(20, D)).astype(np.float32),
+    "ids": np.random.default_rng(1).integers(1, 9, (20, 2)).astype(np.int32),
+}
+POISSON = Poisson(N, 8, 3)
+SEVERAL = Poisson(N, 8, 3, overflow="accumulate", max_batch_size=4)
+
+
+def loss_fn(params, example):
+    return jnp.dot(params["w"], example["x"]) + params["table"][example["ids"]].sum()
+
+
+PARAMS = {"table": jnp.zeros(9), "w": jnp.zeros(D)}
+ALGORITHM = dpsgd(loss_fn, optax.adam(1e-2), microbatch_size=3)
+
+
+def program_of(sampler=POISSON, data_on="device", noise=None, clip=1e3):
+    mechanism = Mechanism(sampler, 2.0**-10, clip)
+    if noise is not None:
+        mechanism = dataclasses.replace(mechanism, noise=noise)
+    state = ALGORITHM.init(PARAMS, mechanism)
+    columns = {"x": np.zeros((N, D), np.float32), "ids": np.zeros((N, 2), np.int32)}
+    layout = Layout.of(sampler, columns, block_steps=4, data_on=data_on)
+    root = RootKey.from_insecure_seed(0)
+    return AuditedProgram(ALGORITHM, mechanism, state, ROWS, layout=layout, root=root)
+
+
+KINDS = {
+    "on the device": {},
+    "several passes, streamed": {"sampler": SEVERAL, "data_on": "host"},
+    "exact noise": {"noise": Secure()},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
+def program(request):
+    return program_of(**request.param)
+
+
+def gradient(program, unit):
+    """Of the linear loss, by the rows themselves."""
+    x = np.asarray(program.columns["x"])[program._starts[unit]]
+    ids = np.asarray(program.columns["ids"])[program._starts[unit]]
+    return [np.bincount(ids, minlength=9).astype(np.float32), x]
+
+
+def test_releases_show_the_sum_of_whoever_takes_part(program):
+    nobody = program.release()
+    assert [leaf.size for leaf in nobody] == program.sizes == [9, D]
+    members = [0, program.units - 1, 0, 1]
+    for at in (None, [0, program.places - 1, 3, 2]):
+        moved = [a - b for a, b in zip(program.release(members, at=at), nobody, strict=True)]
+        sums = [sum(parts) for parts in zip(*(gradient(program, m) for m in members), strict=True)]
+        for a, b in zip(moved, sums, strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-3)
+    # An example whose ids are all alike, the first row and the last; and one of NaN.
+    assert gradient(program, 1)[0].max() == 2
+    assert program._starts[:16].min() == 0
+    assert program._starts[:16].max() == N - 1
+    for leaf, empty in zip(program.release([program.poison]), nobody, strict=True):
+        assert leaf.tobytes() == empty.tobytes()
+
+
+def test_steps_and_generations_name_the_noise_and_numbers_of_the_mechanism_are_arguments(program):
+    first, again = program.release(), program.release()
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(first, again, strict=True))
+    doubled = dataclasses.replace(program.mechanism, l2_clip_norm=2e3)
+    for other in (
+        program.release(step=1),
+        program.release(generation=1),
+        program.release((), doubled),
+    ):
+        assert not np.array_equal(first[1], other[1])
+    if program.mechanism.noise != Secure():
+        assert np.array_equal(2 * first[1], other[1])
+
+
+def test_it_is_the_executable_that_trains_and_watched_blocks_hold_the_same_releases(
+    program, monkeypatch
+):
+    ran = []
+    compiled_block = loop.compiled_block
+    monkeypatch.setattr(
+        loop, "compiled_block", lambda *of: ran.append(compiled_block(*of)) or ran[-1]
+    )
+    state = ALGORITHM.init(PARAMS, program.mechanism)
+    columns = jax.tree.map(np.array, program.columns)
+    data_on = "host" if program.layout.streamed else "device"
+    blocks = train_blocks(
+        ALGORITHM, program.mechanism, state, columns, root=RootKey.from_insecure_seed(9),
+        block_steps=4, data_on=data_on,
+    )  # fmt: skip
+    next(blocks)
+    blocks.close()
+    # Sums far below the noise: what is watched is the noise of each step.
+    quiet = dataclasses.replace(program.mechanism, noise_multiplier=2.0**10, l2_clip_norm=2.0**-10)
+    coordinates = [np.arange(size) for size in program.sizes]
+    steps, seen = program.watched(3, 5, quiet, coordinates=coordinates)
+    assert steps.start == 3
+    assert len(steps) >= 5
+    assert [leaf.shape for leaf in seen] == [(len(steps), 9), (len(steps), D)]
+    for step in steps:
+        alone = program.release((), quiet, step=step)
+        for a, b in zip(alone, seen, strict=True):
+            np.testing.assert_allclose(a, b[step - 3], atol=0.1)
+    assert len(set(map(id, [*ran, program.program]))) == 1
+
+
+def test_advancing_takes_the_step_of_training_and_shows_its_release_where_asked(program):
+    after, shown = (program.advanced([0, 1], reveals=reveals) for reveals in (False, True))
+    assert int(after.step) == int(shown.step) == 1
+    for a, b in zip(jax.tree.leaves(after[2:]), jax.tree.leaves(shown[2:]), strict=True):
+        assert np.array_equal(a, b)
+    release = program.release([0, 1])
+    for a, b in zip(jax.tree.leaves(shown.params), release, strict=True):
+        np.testing.assert_allclose(8 * np.ravel(a), b, rtol=1e-6)
+    assert np.all(np.abs(after.params["w"]) <= 1.01e-2)
+
+
+def test_without_noise_or_rows_there_is_nothing_to_audit():
+    state = ALGORITHM.init(PARAMS, Mechanism(POISSON, 0.0, 1.0))
+    with pytest.raises(ValueError, match="noise_multiplier is 0"):
+        AuditedProgram(ALGORITHM, Mechanism(POISSON, 0.0, 1.0), state, ROWS)
+    for rows in ({**ROWS, "x": ROWS["x"][:-1]}, jax.tree.map(lambda leaf: leaf[:0], ROWS)):
+        with pytest.raises(ValueError, match="equally many rows"):
+            AuditedProgram(ALGORITHM, Mechanism(POISSON, 1.0, 1.0), state, rows)
