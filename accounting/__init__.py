@@ -1,6 +1,12 @@
 """What does it cost? Privacy profiles of batch samplers, bounded from below and above."""
 
-from accounting.calibration import calibrate, largest_count, smallest_count
+from accounting.attack import attack_accuracy, attack_advantage, implied_advantage
+from accounting.calibration import (
+    calibrate,
+    calibrate_advantage,
+    largest_count,
+    smallest_count,
+)
 from accounting.profile import Bound, ContradictoryBounds, PrivacyProfile, epsilon, format_delta
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from accounting.profiles.gaussian import GaussianProfile
@@ -34,9 +40,13 @@ __all__ = [
     "UserPoissonProfile",
     "WithPureReleaseProfile",
     "WorstLeafProfile",
+    "attack_accuracy",
+    "attack_advantage",
     "calibrate",
+    "calibrate_advantage",
     "epsilon",
     "format_delta",
+    "implied_advantage",
     "largest_count",
     "log_overflow_probability",
     "smallest_count",

@@ -127,8 +127,12 @@ def _round_outward(value: float, spec: str, *, up: bool) -> str:
 class PrivacyProfile(Protocol):
     """The curve delta(epsilon) = sup over neighbours, events of P(event) - e^epsilon Q(event)."""
 
-    def delta(self, epsilon: float) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds delta at `epsilon` >= 0.
+
+        `tolerance` is the width at which a profile that refines a grid may stop: relative to delta,
+        or as far as delta falls over so much of epsilon. A closed form ignores it.
+        """
         ...
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:

@@ -136,16 +136,19 @@ class _Question:
         return grid.floor(bound.lower, bound.upper) > 0.1 * self.delta
 
 
-def refine_delta(grids: Grids, epsilon: float, within: Bound, slack: float = 0.0) -> Bound:
-    """Bounds delta at `epsilon` to a thousandth, or as sharply as `slack` in epsilon allows.
+def refine_delta(
+    grids: Grids, epsilon: float, within: Bound, relative: float, slack: float = 0.0
+) -> Bound:
+    """Bounds delta at `epsilon`: to `relative` of itself, or as sharply as `slack` allows.
 
     Args:
       grids: What is refined.
       epsilon: Where, >= 0.
       within: Bounds that are known without a grid.
-      slack: See above; 0 for none.
+      relative: A width, relative to delta, that is sharp enough.
+      slack: By how much of epsilon delta may be off; 0 for none.
     """
-    return _refine(grids, _Question(epsilon, 1.0, slack, 1e-3), within)
+    return _refine(grids, _Question(epsilon, 1.0, slack, relative), within)
 
 
 def refine_epsilon(

@@ -83,8 +83,8 @@ class BallsAndBinsProfile:
         check_count("epochs", self.epochs)
         check_mode("assignment", self.assignment)
 
-    def delta(self, epsilon: float) -> Bound:
-        """Bounds delta at `epsilon` >= 0, as sharply as 1e-3 in epsilon allows."""
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds delta at `epsilon` >= 0, as sharply as `tolerance` in epsilon allows."""
         check_epsilon(epsilon)
         sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
         known_order = GaussianProfile(sigma / math.sqrt(epochs))
@@ -93,7 +93,7 @@ class BallsAndBinsProfile:
         closed = LargestRelease(sigma, self.bins, epochs)
         upper = min(known_order.delta(epsilon).upper, closed.upper_delta(epsilon))
         within = Bound(closed.lower_delta(epsilon), upper)
-        return refine_delta(_Grids(sigma, self.bins, epochs), epsilon, within, EPSILON_TOLERANCE)
+        return refine_delta(_Grids(sigma, self.bins, epochs), epsilon, within, tolerance, tolerance)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""

@@ -43,8 +43,8 @@ class GaussianProfile:
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
 
-    def delta(self, epsilon: float) -> Bound:
-        """Bounds delta at `epsilon` >= 0; the two ends differ by floating point alone."""
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds delta at `epsilon` >= 0; `tolerance` is not needed."""
         value, error = gaussian_delta(self.noise_multiplier, check_epsilon(epsilon))
         return Bound(max(0.0, value - error), min(1.0, value + error))
 

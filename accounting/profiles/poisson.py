@@ -73,8 +73,8 @@ class PoissonProfile:
         check_count("steps", self.steps)
         check_probability("sampling_prob", self.sampling_prob)
 
-    def delta(self, epsilon: float) -> Bound:
-        """Bounds delta at `epsilon` >= 0, as sharply as 1e-3 in epsilon allows."""
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds delta at `epsilon` >= 0, as sharply as `tolerance` in epsilon allows."""
         check_epsilon(epsilon)
         exact = self._deterministic().delta(epsilon)
         if self.sampling_prob == 1.0:
@@ -90,7 +90,7 @@ class PoissonProfile:
             lower, upper = max(lower, low), min(upper, high)
             if upper - lower <= _SHARP * lower:
                 return Bound(lower, upper)
-        return refine_delta(self._grids(), epsilon, Bound(lower, upper), EPSILON_TOLERANCE)
+        return refine_delta(self._grids(), epsilon, Bound(lower, upper), tolerance, tolerance)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""

@@ -140,12 +140,12 @@ class RepeatedProfile(abc.ABC):
         """Returns the same law under another name, where there is one."""
         return None
 
-    def delta(self, epsilon: float) -> Bound:
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
         if simpler := self.simpler():
-            return simpler.delta(epsilon)
+            return simpler.delta(epsilon, tolerance)
         upper = self.ceiling().delta(check_epsilon(epsilon)).upper
-        return refine_delta(self._grids(), epsilon, Bound(0.0, upper))
+        return refine_delta(self._grids(), epsilon, Bound(0.0, upper), tolerance)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`.

@@ -79,7 +79,7 @@ class ShuffleProfile:
         check_count("epochs", self.epochs)
         check_mode("order", self.order)
 
-    def delta(self, epsilon: float) -> Bound:
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
         check_epsilon(epsilon)
         if self.steps_per_epoch == 1:
@@ -87,7 +87,7 @@ class ShuffleProfile:
         upper = self._deterministic().delta(epsilon).upper
         lower = self._little_noise_delta(epsilon)
         if upper - lower > 1e-3 * lower:
-            lower = max(lower, self._balls_and_bins().delta(epsilon).lower)
+            lower = max(lower, self._balls_and_bins().delta(epsilon, tolerance).lower)
             lower = max(lower, self._event_delta(at_epsilon=epsilon)(epsilon))
         return Bound(lower, upper, note=_UNKNOWN if upper - lower > 1e-3 * lower else "")
 

@@ -51,9 +51,9 @@ class TruncatedProfile:
                 f"log_overflow_probability must be <= 0, got {self.log_overflow_probability}"
             )
 
-    def delta(self, epsilon: float) -> Bound:
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
-        inner = self.profile.delta(check_epsilon(epsilon))
+        inner = self.profile.delta(check_epsilon(epsilon), tolerance)
         lower = max(0.0, inner.lower - self._cost(epsilon))
         upper = inner.upper + self._cost(epsilon)
         # delta falls and the cost rises: look for a smaller eps' with a smaller sum.
@@ -61,7 +61,7 @@ class TruncatedProfile:
             smaller = epsilon * part / 16.0
             if self._cost(epsilon) - self._cost(smaller) <= 1e-3 * upper:
                 break
-            upper = min(upper, self.profile.delta(smaller).upper + self._cost(smaller))
+            upper = min(upper, self.profile.delta(smaller, tolerance).upper + self._cost(smaller))
         return Bound.resting_on(inner, lower, min(1.0, upper))
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:

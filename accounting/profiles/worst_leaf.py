@@ -65,9 +65,9 @@ class WorstLeafProfile:
         for path in self.paths:
             self._profile(path)
 
-    def delta(self, epsilon: float) -> Bound:
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
-        return _worst(profile.delta(epsilon) for profile in self._profiles())
+        return _worst(profile.delta(epsilon, tolerance) for profile in self._profiles())
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`."""
@@ -93,9 +93,9 @@ class _UpperOnly:
 
     profile: PrivacyProfile
 
-    def delta(self, epsilon: float) -> Bound:
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta from above."""
-        return Bound(0.0, self.profile.delta(epsilon).upper)
+        return Bound(0.0, self.profile.delta(epsilon, tolerance).upper)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds epsilon from above."""

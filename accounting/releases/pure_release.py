@@ -45,15 +45,15 @@ class WithPureReleaseProfile:
     def __post_init__(self) -> None:
         check_epsilon(self.pure_epsilon)
 
-    def delta(self, epsilon: float) -> Bound:
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
-        inner = self.profile.delta(check_epsilon(epsilon))
+        inner = self.profile.delta(check_epsilon(epsilon), tolerance)
         less, more = epsilon - self.pure_epsilon, epsilon + self.pure_epsilon
-        above = self.profile.delta(abs(less)).upper
+        above = self.profile.delta(abs(less), tolerance).upper
         if less < 0.0:
             above = 1.0 - math.exp(less) * (1.0 - above)
         right = 1.0 / (1.0 + math.exp(-self.pure_epsilon))
-        upper = right * above + (1.0 - right) * self.profile.delta(more).upper
+        upper = right * above + (1.0 - right) * self.profile.delta(more, tolerance).upper
         upper = min(1.0, upper * (1.0 + 1e-12))
         return Bound.resting_on(inner, inner.lower, upper)
 

@@ -26,6 +26,14 @@ by the condition on e. That is f'(F)/f'(G) <= exp((eta + 1) e). For every event 
     int_S f'(F) dP - exp(epsilon + (eta + 1) e) int_S f'(G) dQ <= int_S f'(F) (dP - exp(epsilon) dQ)
         <= sup f' * delta(epsilon) = E[K] delta(epsilon).
 
+At small epsilon the following is less: for every epsilon >= 0, with t = delta(0),
+
+    delta_best(epsilon) <= delta_best(0) <= 1 - f(1 - t).
+
+Proof. K does not depend on the data. Given K = k the best is a post-processing of k trials; the
+total variation distance of a product of k laws is at most 1 - (1 - t)^k, as each trial can be
+coupled to come out alike on both data sets with probability 1 - t. Average over K.
+
 Sources: N. Papernot and T. Steinke, "Hyperparameter Tuning with Renyi Differential Privacy", ICLR
 2022 (the laws of K, in Renyi's terms); A. Koskela, R. Redberg and Y.-X. Wang, "Privacy Profiles for
 Private Selection", ICML 2024 (the theorem in this form).
@@ -103,6 +111,21 @@ class TrialCount:
         odds = math.expm1(-log_gamma)
         spread = -math.expm1(self.shape * log_gamma) / self.shape if self.shape else -log_gamma
         return odds / spread
+
+    def hit_probability(self, share: float) -> float:
+        """Returns 1 - f(1 - t): that of K independent events of probability t one happens.
+
+        With s = 1 - (1 - gamma)(1 - t) it is (1 - (s / gamma)^-eta) / (1 - gamma^eta), without a
+        difference of large numbers.
+
+        Args:
+          share: t in [0, 1].
+        """
+        log_ratio = math.log1p(share * (1.0 - self.gamma) / self.gamma)
+        log_gamma = math.log(self.gamma)
+        if not self.shape:
+            return log_ratio / -log_gamma
+        return math.expm1(-self.shape * log_ratio) / math.expm1(self.shape * log_gamma)
 
     def draw(self) -> int:
         """Draws K by the operating system's entropy: it is as secret as the noise.
@@ -204,13 +227,14 @@ class SelectionProfile:
     trial: PrivacyProfile
     count: TrialCount
 
-    def delta(self, epsilon: float) -> Bound:
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
-        one = self._delta(check_epsilon(epsilon))
+        one = self._delta(check_epsilon(epsilon), tolerance)
+        distance = self._delta(0.0, tolerance).upper
+        upper = min(1.0, self.count.hit_probability(distance) * _UP)
         rest = epsilon - self._surcharge
-        upper = 1.0
         if rest >= 0.0:
-            upper = min(1.0, self.count.mean * self._delta(rest).upper * _UP)
+            upper = min(upper, self.count.mean * self._delta(rest, tolerance).upper * _UP)
         return Bound(one.lower, upper, note=one.note)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
@@ -220,8 +244,8 @@ class SelectionProfile:
         upper = (shared.upper + self._surcharge) * _UP
         return Bound(one.lower, upper, note="the lower end is that of one trial")
 
-    def _delta(self, epsilon: float) -> Bound:
-        return _proved(self.trial.delta(epsilon))
+    def _delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        return _proved(self.trial.delta(epsilon, tolerance))
 
     @cached_property
     def _surcharge(self) -> float:

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 from accounting import (
     BallsAndBinsProfile,
@@ -13,7 +14,9 @@ from accounting import (
     PoissonProfile,
     ShuffleProfile,
     TruncatedProfile,
+    attack_advantage,
     calibrate,
+    calibrate_advantage,
     largest_count,
     smallest_count,
 )
@@ -115,6 +118,63 @@ def test_a_guarantee_that_no_noise_gives_is_refused():
 def test_guarantees_out_of_range_are_refused(epsilon, delta):
     with pytest.raises(ValueError, match="must be"):
         calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
+
+
+@pytest.mark.parametrize(
+    "maker",
+    [
+        pytest.param(
+            maker, marks=[pytest.mark.long] * (name not in ("gaussian", "shuffle")), id=name
+        )
+        for name, maker in MAKERS.items()
+    ],
+)
+def test_the_noise_returned_keeps_the_advantage_and_slightly_less_does_not(maker):
+    sigma = calibrate_advantage(maker, advantage=0.1)
+    assert attack_advantage(maker(sigma)).upper <= 0.1
+    # Up to the width of a certified interval where it is tight.
+    assert attack_advantage(maker(sigma / (1 + 4e-4))).upper > 0.1 * (1 - 1e-3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(log_advantage=st.floats(-16.0, -1e-3))
+def test_the_gaussian_is_inverted_at_any_advantage(log_advantage):
+    advantage = math.exp(log_advantage)
+    # 2 Phi(1 / (2 sigma)) - 1 = advantage
+    exact = 1.0 / (2.0 * math.sqrt(2.0) * special.erfinv(advantage))
+    found = calibrate_advantage(GaussianProfile, advantage=advantage)
+    assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-4)
+
+
+@pytest.mark.parametrize(
+    ("bins", "epochs", "noise"),
+    [(100, 1, 0.677), pytest.param(1000, 100, 1.430, marks=pytest.mark.long)],
+)
+def test_the_noise_for_an_advantage_is_found_in_a_few_evaluations(bins, epochs, noise):
+    calls = []
+
+    def privacy(sigma):
+        calls.append(sigma)
+        return BallsAndBinsProfile(sigma, bins, epochs)
+
+    sigma = calibrate_advantage(privacy, advantage=0.1)
+    assert sigma == pytest.approx(noise, abs=0.001)
+    assert len(calls) <= 10
+    bound = attack_advantage(privacy(sigma))
+    assert 0.1 * (1 - 4e-3) <= bound.lower <= bound.upper <= 0.1
+
+
+def test_an_advantage_that_no_noise_keeps_is_refused():
+    with pytest.raises(
+        ValueError, match=r"no noise multiplier up to 1e\+09 .* larger maximum batch"
+    ):
+        calibrate_advantage(lambda s: TruncatedProfile(GaussianProfile(s), 10, -5.0), advantage=0.1)
+
+
+@pytest.mark.parametrize("advantage", [0.0, 1.0, -0.1, math.nan])
+def test_advantages_out_of_range_are_refused(advantage):
+    with pytest.raises(ValueError, match="advantage must be in"):
+        calibrate_advantage(GaussianProfile, advantage=advantage)
 
 
 def test_the_largest_number_of_epochs_suffices_and_one_more_does_not():

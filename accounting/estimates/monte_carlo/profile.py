@@ -133,8 +133,8 @@ class MonteCarloProfile:
             for losses, probability in samples
         )
 
-    def delta(self, epsilon: float) -> Bound:
-        """Bounds δ at `epsilon` >= 0."""
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds δ at `epsilon` >= 0; `tolerance` is not used."""
         lower = self._lower(epsilon)
         upper = self._upper(self._samples(epsilon), epsilon)
         return Bound(lower, min(1.0, max(lower, upper)), 1.0 - self.beta)

@@ -21,7 +21,9 @@ from accounting import (
     UserPoissonProfile,
     WithPureReleaseProfile,
     WorstLeafProfile,
+    attack_advantage,
     epsilon,
+    implied_advantage,
 )
 
 DELTA = 1e-5
@@ -81,6 +83,18 @@ def test_less_noise_costs_more(name):
     more, less = bound_of(name, 1.0), bound_of(name, 2.0)
     assert less.lower <= more.upper
     assert less.upper < more.upper
+
+
+@EVERY
+def test_an_attack_has_an_advantage_that_is_bounded_sharply_and_falls_in_the_noise(name):
+    make, loose = PROFILES[name]
+    more, less = attack_advantage(make(1.0)), attack_advantage(make(2.0))
+    assert 0.0 < less.lower <= more.upper < 1.0
+    assert less.upper < more.upper
+    if not loose:
+        assert more.width <= 2e-3 * more.upper
+    # What one point of the same curve implies is not less.
+    assert more.lower <= implied_advantage(bound_of(name, 1.0).upper, DELTA)
 
 
 @EVERY

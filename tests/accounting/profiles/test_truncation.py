@@ -124,7 +124,7 @@ def test_a_cap_that_overflows_too_often_gives_infinity_and_says_why():
 
 def test_confidence_is_kept():
     class Estimate:
-        def delta(self, epsilon: float) -> Bound:
+        def delta(self, epsilon: float, tolerance: float = 1e-3) -> Bound:
             return Bound(1e-6, 2e-6, 0.9)
 
         def epsilon(self, delta: float, tolerance: float = 1e-3) -> Bound:

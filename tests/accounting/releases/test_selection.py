@@ -28,6 +28,16 @@ def test_the_law_of_k_has_the_mean_that_was_asked_for(count):
     assert np.arange(1, w.size + 1) @ w == pytest.approx(count.mean, rel=1e-6)
 
 
+@pytest.mark.parametrize("count", COUNTS, ids=str)
+def test_one_of_k_events_happens_as_often_as_the_law_of_k_says(count):
+    w, share = weights(count), 0.03
+    series = 1.0 - w @ (1.0 - share) ** np.arange(1, w.size + 1)
+    assert count.hit_probability(share) == pytest.approx(series, rel=1e-6)
+    assert count.hit_probability(0.0) == 0.0
+    assert count.hit_probability(1.0) == pytest.approx(1.0)
+    assert count.hit_probability(1e-14) == pytest.approx(count.mean * 1e-14, rel=1e-6)
+
+
 # Each way to draw K: short tails and long ones, on both sides of every shape that is special.
 DRAWN = [
     *(c for c in COUNTS if c.mean == 10.0),
@@ -104,7 +114,7 @@ TRIALS = [
 @pytest.mark.parametrize(("mu", "count"), TRIALS)
 def test_no_score_costs_more_than_the_bound(mu, count):
     profile = SelectionProfile(GaussianProfile(1 / mu), count)
-    for eps in (0.5, 3.0):
+    for eps in (0.0, 0.5, 3.0):
         bound = profile.delta(eps)
         for sign in (-1, 1):
             for direction in (-mu, mu):
@@ -121,7 +131,7 @@ def test_the_oracle_sees_that_selection_costs_something():
 class RandomisedResponse:
     """The profile of the truth with odds e : 1, which is 1-DP."""
 
-    def delta(self, epsilon: float) -> Bound:
+    def delta(self, epsilon: float, tolerance: float = 1e-3) -> Bound:
         value = max(0.0, (math.e - math.exp(epsilon)) / (1 + math.e))
         return Bound(value, value)
 

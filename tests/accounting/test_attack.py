@@ -1,0 +1,172 @@
+"""What is said of an attack's accuracy holds of every attack, and some attack attains it."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import integrate
+from scipy.special import ndtr
+
+from accounting import (
+    BallsAndBinsProfile,
+    Bound,
+    GaussianProfile,
+    MultistageProfile,
+    PoissonProfile,
+    TruncatedProfile,
+    attack_accuracy,
+    attack_advantage,
+    implied_advantage,
+)
+
+LAWS = st.lists(st.integers(0, 20), min_size=4, max_size=4).filter(any)
+
+
+def law(weights):
+    return np.array(weights) / sum(weights)
+
+
+def accuracies(p, q, prior=0.5):
+    """The accuracy of every deterministic attack that sees one of four outcomes."""
+    for says in itertools.product([0.0, 1.0], repeat=4):
+        heads = np.array(says)
+        yield prior * (p @ heads) + (1.0 - prior) * (q @ (1.0 - heads))
+
+
+def distance(p, q):
+    return 0.5 * np.abs(p - q).sum()
+
+
+# --- the game -------------------------------------------------------------------------------------
+
+
+@given(LAWS, LAWS)
+def test_the_best_attack_of_all_is_right_with_half_of_one_plus_the_distance(first, second):
+    p, q = law(first), law(second)
+    bound = attack_accuracy(Bound(distance(p, q), distance(p, q)))
+    best = max(accuracies(p, q))
+    assert best == pytest.approx(0.5 * (1.0 + distance(p, q)))
+    assert bound.lower - 1e-12 <= best <= bound.upper + 1e-12
+
+
+@given(LAWS, LAWS, st.floats(0.0, 0.5))
+def test_with_another_prior_the_distance_is_a_share_of_what_there_is_to_gain(first, second, prior):
+    p, q = law(first), law(second)
+    assert max(accuracies(p, q, prior)) <= 1.0 - prior + prior * distance(p, q) + 1e-12
+
+
+@given(LAWS, LAWS, LAWS)
+def test_where_another_row_takes_the_place_the_advantage_is_at_most_twice(first, second, third):
+    member, other, null = law(first), law(second), law(third)
+    worst = max(distance(member, null), distance(other, null))
+    assert 2.0 * max(accuracies(member, other)) - 1.0 <= 2.0 * worst + 1e-12
+
+
+@given(LAWS, LAWS, st.floats(0.0, 5.0))
+def test_no_pair_has_more_than_its_epsilon_and_delta_imply(first, second, epsilon):
+    p, q = law(first), law(second)
+    delta = max(np.maximum(a - math.exp(epsilon) * b, 0.0).sum() for a, b in ((p, q), (q, p)))
+    assert distance(p, q) <= implied_advantage(epsilon, delta) + 1e-12
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 4.0])
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 0.2])
+def test_the_region_of_epsilon_and_delta_is_attained(epsilon, delta):
+    # Randomised response that tells the truth outright with probability delta.
+    right = (1.0 - delta) / (1.0 + math.exp(-epsilon))
+    p = np.array([delta, 0.0, right, 1.0 - delta - right])
+    q = np.array([0.0, delta, 1.0 - delta - right, right])
+    assert implied_advantage(epsilon, delta) == pytest.approx(distance(p, q), rel=1e-12)
+
+
+def test_what_implies_nothing_or_is_no_guarantee():
+    assert implied_advantage(800.0, 0.0) == implied_advantage(0.0, 1.0) == 1.0
+    with pytest.raises(ValueError, match="epsilon must be"):
+        implied_advantage(math.inf, 0.0)
+    with pytest.raises(ValueError, match="delta must be"):
+        implied_advantage(1.0, 1.5)
+
+
+def test_an_accuracy_is_a_probability_of_at_least_one_half_and_keeps_its_confidence():
+    assert attack_accuracy(Bound(0.0, 1.0, 0.9)) == Bound(0.5, 1.0, 0.9)
+
+
+# --- delta(0), computed otherwise -----------------------------------------------------------------
+
+
+def gaussian(sigma):
+    return 2.0 * ndtr(0.5 / sigma) - 1.0
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.7, 3.0, 1e4])
+def test_a_gaussian_has_its_closed_form(sigma):
+    bound = attack_advantage(GaussianProfile(sigma))
+    assert bound.lower <= gaussian(sigma) * (1 + 1e-12)
+    assert gaussian(sigma) * (1 - 1e-12) <= bound.upper <= gaussian(sigma) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "profile", [PoissonProfile(0.8, 0.2, 1), MultistageProfile(0.8, 1, (1,), (5,))], ids=str
+)
+def test_one_sampled_release_has_the_rate_times_the_gaussians(profile):
+    """Whatever the example is not in is common to both laws, and cancels at epsilon = 0."""
+    bound = attack_advantage(profile)
+    assert bound.lower - 1e-12 <= 0.2 * gaussian(0.8) <= bound.upper
+
+
+def by_quadrature(sigma):
+    """Balls-and-bins of two bins: half the integral of |P - Q| over the plane, by conditioning."""
+
+    def excess(y):
+        # P - Q = (e^a + e^b)/2 - 1 times Q, with a, b the losses of the two releases: given b, it
+        # is positive above one value of a.
+        rest = 2.0 - math.exp((y - 0.5) / sigma**2)
+        edge = 0.5 + sigma**2 * math.log(rest) if rest > 0.0 else -math.inf
+        gain = ndtr((1.0 - edge) / sigma) - rest * ndtr(-edge / sigma)
+        return 0.5 * gain * math.exp(-0.5 * (y / sigma) ** 2) / (sigma * math.sqrt(2.0 * math.pi))
+
+    kink = 0.5 + sigma**2 * math.log(2.0)
+    ends = [-12.0 * sigma, kink, 12.0 * sigma + 1.0]
+    return sum(integrate.quad(excess, *part, epsabs=1e-12)[0] for part in itertools.pairwise(ends))
+
+
+@pytest.mark.parametrize("sigma", [0.4, 1.0, 5.0])
+def test_two_bins_have_their_integral(sigma):
+    bound, exact = attack_advantage(BallsAndBinsProfile(sigma, 2)), by_quadrature(sigma)
+    assert bound.lower <= exact + 1e-10
+    assert exact - 1e-10 <= bound.upper
+
+
+def test_balls_and_bins_is_what_draws_of_its_likelihood_ratio_say():
+    """E_Q[(1 - X)_+] from 200,000 draws of X; Hoeffding's bound at a false alarm rate of 1e-9."""
+    sigma, bins, epochs, draws = 0.9, 20, 5, 200_000
+    rng = np.random.default_rng(0)
+    ratio = np.ones(draws)
+    for _ in range(epochs):
+        losses = (rng.normal(0.0, sigma, (draws, bins)) - 0.5) / sigma**2
+        ratio *= np.exp(losses).mean(axis=1)
+    estimate = np.maximum(1.0 - ratio, 0.0).mean()
+    slack = math.sqrt(math.log(2e9) / (2 * draws))
+    bound = attack_advantage(BallsAndBinsProfile(sigma, bins, epochs))
+    assert bound.lower - slack <= estimate <= bound.upper + slack
+    assert slack < 0.04 * bound.upper
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps"), [(1.0, 0.1, 30), (0.7, 0.01, 1000)])
+def test_poisson_is_what_dp_accounting_says(sigma, rate, steps):
+    one = pld.from_gaussian_mechanism(sigma, sampling_prob=rate, value_discretization_interval=1e-3)
+    other = one.self_compose(steps).get_delta_for_epsilon(0.0)  # an upper bound, and a sharp one
+    bound = attack_advantage(PoissonProfile(sigma, rate, steps))
+    assert bound.lower <= other <= bound.upper * (1.0 + 1e-3)
+
+
+def test_truncation_is_added_once():
+    steps, log_overflow = 40, math.log(1e-6)
+    inner = GaussianProfile(2.0)
+    bound = attack_advantage(TruncatedProfile(inner, steps, log_overflow))
+    assert bound.upper == pytest.approx(inner.delta(0.0).upper + 2 * steps * 1e-6, rel=1e-9)
+    assert bound.lower == pytest.approx(inner.delta(0.0).lower - 2 * steps * 1e-6, rel=1e-9)
