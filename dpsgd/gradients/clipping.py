@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 
 from dpsgd.gradients import ghost, memory, norms
 from dpsgd.gradients.ghost import Gradients
+from dpsgd.gradients.isolation import isolated
 from dpsgd.gradients.losses import LossFn, of_row, rows_of, takes_key
 from dpsgd.noise.grid import SecureGrid
 from dpsgd.noise.secure import quantize
@@ -48,7 +49,10 @@ def _vmap_gradients(
     loss_fn: LossFn, params: PyTree, batch: PyTree, grid: SecureGrid | None = None
 ) -> Gradients:
     """One gradient per example, all of them in memory: B times the size of the parameters."""
-    losses, grads = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))(params, batch)
+    example = _first_example(batch)
+    loss = isolated(loss_fn, params, example)
+    differentiated = isolated(jax.value_and_grad(loss), params, example)
+    losses, grads = jax.vmap(differentiated, in_axes=(None, 0))(params, batch)
     leaves = [g.astype(jnp.float32) for g in jax.tree.leaves(grads)]
     together = packs({k: math.prod(g.shape[1:]) for k, g in enumerate(leaves)})
     joined = [join([leaves[k] for k in pack], lead=1) for pack in together]

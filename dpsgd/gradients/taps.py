@@ -2,9 +2,9 @@
 
 A *tap* is a zero added to the output of an operation that is linear in a parameter. The derivative
 of the loss with respect to it is the cotangent of that output, from which the parameter's gradient
-follows without differentiating with respect to the parameter itself. This module finds the places
-for taps in the jaxpr of the loss and evaluates the loss with taps in it; everything that depends
-on the form of jaxprs is here. What the cotangents are good for is in `dpsgd.gradients.ghost`.
+follows without differentiating with respect to the parameter itself. This module finds the
+places for taps in the jaxpr of the loss and evaluates the loss with taps in it. What the cotangents
+are good for is in `dpsgd.gradients.ghost`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend import core
 from jax.typing import ArrayLike
+
+from dpsgd.gradients.isolation import require_isolated
 
 PyTree = Any
 Path = tuple[int, ...]
@@ -237,8 +239,12 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
     mere wrappers (jit, remat), is a contraction, a convolution, a look-up, or a sum or product of
     entries. It is not if a loop, a branch, or a function with its own derivative rule gets hold of
     it: their derivatives are theirs to define.
+
+    Raises:
+      ValueError: if examples could mix, see `dpsgd.gradients.isolation`.
     """
     closed = jax.make_jaxpr(loss_fn)(params, example)
+    require_isolated(closed)
     leaves = jax.tree.leaves(params)
     uses: list[list[Use]] = [[] for _ in leaves]
     obstacle: dict[int, str] = {}

@@ -14,6 +14,7 @@ from dpsgd.gradients.ghost.norm import norm_of
 from dpsgd.gradients.ghost.parts import parts_of
 from dpsgd.gradients.ghost.routes import choose_route
 from dpsgd.gradients.ghost.sums import add_use, sum_entries
+from dpsgd.gradients.isolation import isolated
 from dpsgd.gradients.taps import Taps, Use, find_taps
 from dpsgd.packing import join, packs, split
 
@@ -45,18 +46,23 @@ def gradients(
       batch: Tree of arrays with a leading axis of B examples.
     """
     params = jax.tree.map(jnp.asarray, params)
-    taps = find_taps(loss_fn, params, _first_example(batch))
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    taps = find_taps(loss_fn, params, example)
     leaves = jax.tree.leaves(params)
     routes = [choose_route(taps, k, leaf.shape) for k, leaf in enumerate(leaves)]
     direct = {k: leaves[k] for k, route in enumerate(routes) if route.kind == "vmap"}
 
-    def loss(variables: tuple[dict, dict], example: PyTree) -> tuple[Array, Any]:
+    def loss(
+        variables: tuple[dict, dict], leaves: list[Array], example: PyTree
+    ) -> tuple[Array, Any]:
         own, zeros = variables
         return taps.loss([own.get(k, leaf) for k, leaf in enumerate(leaves)], example, zeros)
 
-    (losses, others), (own, cotangents) = jax.vmap(
-        jax.value_and_grad(loss, has_aux=True), in_axes=(None, 0)
-    )((direct, taps.zeros()), batch)
+    variables = direct, taps.zeros()
+    differentiated = isolated(jax.value_and_grad(loss, has_aux=True), variables, leaves, example)
+    (losses, others), (own, cotangents) = jax.vmap(differentiated, in_axes=(None, None, 0))(
+        variables, leaves, batch
+    )
 
     formed, parts = dict(own), {}
     for k, route in enumerate(routes):
@@ -100,10 +106,6 @@ def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:
     return [[k] for k in sizes if shares(k)] + packs(
         {k: n for k, n in sizes.items() if not shares(k)}
     )
-
-
-def _first_example(batch: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
 
 
 def _entries(uses: Sequence[Use], shape: tuple[int, ...], others: Any, cotangents: Any) -> Array:

@@ -1,0 +1,215 @@
+"""Examples cannot mix: what a loss is mapped over the batch with sees one example at a time.
+
+A loss is a function of one example, and so Python never shows it another: it is traced once, on the
+shape of one example, and so is its derivative, with all derivative rules in it. What the batch is
+put through is that trace, mapped over the examples by `jax.vmap`. So all that could let an example
+see another is an equation of the trace: a primitive whose rule for batches does not do to each row
+what it does to one.
+
+**Claim.** If every primitive of the trace, and of the traces within it, maps row by row (row i of
+its outputs is a function of row i of its inputs and of inputs that have no rows), so does the
+trace. By induction over its equations: no constant and no parameter has rows, and row i of a
+variable is a function of row i of variables before it.
+
+JAX's rules for arithmetic, contractions, indexing, sorting, decompositions, loops, branches and
+calls are such, whose row i is another only in rounding for another number of rows, and never for
+other rows beside it. `_ROW_BY_ROW` names them; all else is refused, the primitives that JAX is yet
+to get included. What it leaves out knowingly:
+
+  * rules of the user's own (`custom_vmap`), kernels that are handed whole arrays (`pallas_call`,
+    of which reads out of bounds are a neighbour's row; `shard_map`, `custom_partitioning`), and
+    callbacks to the host and foreign functions, unless they are called for one example at a time;
+  * random bits other than threefry's, which JAX draws by the first key of a batch (rbg), and
+    generators with a state;
+  * collectives, which reach over axes, and whatever has effects: it prints private rows, or
+    remembers them.
+
+What no trace shows is a function that holds rows already: a loss that closes over the data, or a
+callback to Python that remembers what it was called with. Only traced values can be told, and
+those that a loss closes over are refused: they may be made of the batch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core, source_info_util
+
+PyTree = Any
+
+_ARITHMETIC = """
+abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
+bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos cosh
+device_put digamma div empty2 eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
+igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min
+mul mulhi name ne neg nextafter not optimization_barrier or platform_index polygamma
+population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
+sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+stop_gradient sub tan tanh xor zeta
+"""
+_ARRAYS = """
+argmax argmin broadcast_in_dim concatenate conv_general_dilated cumlogsumexp cummax cummin cumprod
+cumsum dot_general dynamic_slice dynamic_update_slice fft gather iota pad reduce reduce_and
+reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_window reduce_window_max
+reduce_window_min reduce_window_sum reduce_xor reshape rev scatter scatter-add scatter-max
+scatter-min scatter-mul scatter-sub select_and_gather_add select_and_scatter select_and_scatter_add
+slice sort split squeeze stack tile top_k transpose unstack
+"""
+_DECOMPOSITIONS = """
+cholesky cholesky_update custom_linear_solve eig eigh geqp3 geqrf hessenberg householder_product lu
+lu_pivots_to_permutation ormqr qr schur svd symmetric_product triangular_solve tridiagonal
+tridiagonal_solve
+"""
+_CALLS = """
+call checkpoint closed_call cond core_call custom_jvp_call custom_vjp_call jit linear_call pjit
+remat remat2 scan while
+"""
+_RANDOM = """
+iota_2x32_shape random_bits random_clone random_fold_in random_gamma random_seed random_split
+random_unwrap random_wrap threefry2x32
+"""
+_ROW_BY_ROW = frozenset(" ".join([_ARITHMETIC, _ARRAYS, _DECOMPOSITIONS, _CALLS, _RANDOM]).split())
+"""Names of the primitives of JAX whose rule for batches does to each row what it does to one."""
+
+_BY_CALL = {"pure_callback", "ffi_call"}
+"""What is called as its parameter `vmap_method` says."""
+_ONE_BY_ONE = {"sequential", "sequential_unrolled"}
+
+_OVER_AXES = {"psum", "pmax", "pmin"}
+"""What adds up, or compares, over axes that are named or numbered."""
+
+_KERNEL = "hands a kernel the arrays of the whole batch", "write it with jax.numpy or jax.lax"
+_CALLBACK = "hands the host private rows", "leave it out, and try the loss on rows that are public"
+_KINDS = {
+    "custom_vmap_call": (
+        "treats a batch by a rule of its own, which sees all its examples",
+        "call the function without jax.custom_batching.custom_vmap",
+    ),
+    "pallas_call": _KERNEL,
+    "shard_map": _KERNEL,
+    "custom_partitioning": _KERNEL,
+    "io_callback": _CALLBACK,
+    "debug_callback": _CALLBACK,
+    "debug_print": _CALLBACK,
+    "rng_uniform": ("draws from a state that examples share", "take a key as the third argument"),
+    "rng_bit_generator": (
+        "draws by the first key of a batch and the place in it",
+        "take a key as the third argument, and draw by jax.random",
+    ),
+}
+"""What is wrong with some of the others, and what to do instead."""
+
+
+def isolated(function: Callable[..., PyTree], *arguments: PyTree) -> Callable[..., PyTree]:
+    """Returns `function` as what its trace on `arguments` says, if that cannot mix examples.
+
+    Under `jax.vmap` it is that trace that is mapped: Python code of the function, its derivative
+    rules included, meets the abstract values of one example and no batch.
+
+    Args:
+      function: Pure function of the arguments, such as a loss or its gradient.
+      arguments: Trees of arrays or `jax.ShapeDtypeStruct`, where an example is one, without the
+        axis of the batch.
+
+    Raises:
+      ValueError: if the trace has an equation that may see more than one example.
+    """
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    require_isolated(closed)
+    structure, evaluate = jax.tree.structure(shapes), core.jaxpr_as_fun(closed)
+    return lambda *values: jax.tree.unflatten(structure, evaluate(*jax.tree.leaves(values)))
+
+
+def require_isolated(closed: core.ClosedJaxpr) -> None:
+    """Raises ValueError if an equation of the trace may see more than one example of a batch."""
+    for const in closed.consts:
+        if isinstance(const, jax.core.Tracer):
+            raise ValueError(
+                f"the loss closes over a traced value, {const.aval.str_short()}, that may be made "
+                "of other examples: make it part of the example, or a parameter under "
+                "jax.lax.stop_gradient"
+            )
+    for eqn in _equations(closed.jaxpr, set()):
+        if found := _fault(eqn):
+            wrong, instead = found
+            where = source_info_util.summarize(eqn.source_info)
+            raise ValueError(
+                f"examples could mix: the loss uses {eqn.primitive.name}"
+                f"{f' at {where}' if where else ''}, which {wrong}; {instead}"
+            )
+
+
+def _equations(jaxpr: core.Jaxpr, seen: set[int]) -> Iterator[core.JaxprEqn]:
+    """Yields the equations of a trace, and before each call those of the traces within it."""
+    if id(jaxpr) in seen:  # what is called twice is traced once
+        return
+    seen.add(id(jaxpr))
+    for eqn in jaxpr.eqns:
+        inside = eqn.params if eqn.primitive.name in _ROW_BY_ROW else {}
+        for inner in jax.tree.leaves(inside, is_leaf=_is_jaxpr):
+            if _is_jaxpr(inner):
+                yield from _equations(getattr(inner, "jaxpr", inner), seen)
+        yield eqn
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return isinstance(x, core.Jaxpr | core.ClosedJaxpr)
+
+
+def _fault(eqn: core.JaxprEqn) -> tuple[str, str] | None:
+    """Returns why an equation may see more than one example, and what to do; None if it cannot."""
+    name = eqn.primitive.name
+    if not _stands_in_jax(eqn.primitive):
+        return (
+            "is no primitive of JAX, so that nothing is known of its rule for batches",
+            "write it with jax.numpy or jax.lax",
+        )
+    if name in _KINDS:
+        return _KINDS[name]
+    if eqn.effects:
+        return f"has effects ({', '.join(map(str, eqn.effects))})", "use pure functions alone"
+    if name in _BY_CALL:
+        method = eqn.params.get("vmap_method")
+        if method in _ONE_BY_ONE:
+            return None
+        return f"is given the whole batch (vmap_method={method!r})", 'give vmap_method="sequential"'
+    if name in _OVER_AXES and all(isinstance(axis, int) for axis in eqn.params["axes"]):
+        return None  # axes of the example itself, as of a `jax.vmap` within the loss
+    if name not in _ROW_BY_ROW:
+        return (
+            "is not known to treat the examples of a batch one by one",
+            "write it with other functions of jax.numpy or jax.lax",
+        )
+    for atom in [*eqn.invars, *eqn.outvars]:
+        dtype = getattr(atom.aval, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            continue
+        if dtype != _threefry():
+            return (
+                f"draws by a {dtype}, and JAX may take the first of a batch for all of them",
+                'take a key as the third argument, or jax.random.key(..., impl="threefry2x32")',
+            )
+    return None
+
+
+def _threefry() -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
+
+
+_known: set[core.Primitive] = set()
+
+
+def _stands_in_jax(primitive: core.Primitive) -> bool:
+    """Whether it is an object of a module of JAX, and no namesake that somebody else has made."""
+    if primitive not in _known:
+        modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "jax"]
+        _known.update(x for m in modules for x in vars(m).values() if _is_primitive(x))
+    return primitive in _known
+
+
+def _is_primitive(x: Any) -> bool:
+    return isinstance(x, core.Primitive)

@@ -1,0 +1,342 @@
+"""Examples cannot mix: a loss that could see another example than its own is refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas
+from jax.extend import core
+
+from dpsgd import clipped_grad, explain
+from dpsgd.gradients.isolation import isolated
+from dpsgd.noise.grid import secure_grid
+
+B, D = 4, 3
+W = np.linspace(-1.0, 1.0, D, dtype=np.float32)
+X = np.random.default_rng(0).normal(size=(B, D)).astype(np.float32)
+FAST_COMPILE = {"xla_backend_optimization_level": 0}
+GRID = secure_grid(1.0, 1.0, B)
+METHODS = {"ghost": {}, "vmap": {"method": "vmap"}, "secure": {"grid": GRID}}
+
+
+@jax.custom_batching.custom_vmap
+def shared(x):
+    """Is x alone, and the mean over the batch where there is one."""
+    return x
+
+
+@shared.def_vmap
+def _mean(axis_size, in_batched, x):
+    return jnp.broadcast_to(x.mean(0), x.shape), in_batched[0]
+
+
+def only_in_its_derivative(rule):
+    """The identity, whose derivative alone is by the rule."""
+
+    @jax.custom_vjp
+    def identity(x):
+        return x
+
+    identity.defvjp(lambda x: (x, x), lambda x, g: (g * rule(x),))
+    return identity
+
+
+def own_primitive():
+    p = core.Primitive("sin")
+    p.def_abstract_eval(lambda x: x)
+    return p
+
+
+def doubled_by_a_kernel(x):
+    def kernel(x_ref, o_ref):
+        o_ref[...] = 2 * x_ref[...]
+
+    return pallas.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+def called(x, **how):
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.pure_callback(np.asarray, like, lax.stop_gradient(x), **how)
+
+
+def foreign(x, **how):
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ffi.ffi_call("nowhere", like, **how)(lax.stop_gradient(x))
+
+
+def noisy(x, impl):
+    return x * jax.random.normal(jax.random.key(0, impl=impl), x.shape)
+
+
+def printed(x):
+    jax.debug.print("{}", x)
+    return x
+
+
+def told_to_the_host(x, of):
+    of(lambda x: None, x)
+    return x
+
+
+def bits(x):
+    key = lax.bitcast_convert_type(jnp.resize(x, 4), jnp.uint32)
+    return x * lax.rng_bit_generator(key, x.shape)[1].astype(x.dtype)
+
+
+def remembered(x):
+    kept = jax.new_ref(jnp.zeros(D))
+    kept[...] = x
+    return kept[...]
+
+
+def on_devices(x):
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec()
+    return jax.shard_map(lambda x: 2 * x, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+
+COULD_SEE_A_BATCH = {
+    "custom_vmap": (shared, "custom_vmap_call"),
+    "custom_vmap in jit": (jax.jit(shared), "custom_vmap_call"),
+    "custom_vmap in checkpoint": (jax.checkpoint(shared), "custom_vmap_call"),
+    "custom_vmap in a scan": (
+        lambda x: lax.scan(lambda c, _: (shared(c), None), x, length=2)[0],
+        "custom_vmap_call",
+    ),
+    "custom_vmap in a loop": (
+        lambda x: lax.while_loop(lambda c: c.sum() < 9, shared, lax.stop_gradient(x)),
+        "custom_vmap_call",
+    ),
+    "custom_vmap in a condition of a loop": (
+        lambda x: lax.while_loop(
+            lambda c: shared(c).sum() < 9, lambda c: c + 1, lax.stop_gradient(x)
+        ),
+        "custom_vmap_call",
+    ),
+    "custom_vmap in a branch": (
+        lambda x: lax.cond(x[0] > 0, shared, jnp.sin, x),
+        "custom_vmap_call",
+    ),
+    "custom_vmap in a linear solve": (
+        lambda x: lax.custom_linear_solve(lambda y: 2 * y, x, lambda _, b: shared(b) / 2),
+        "custom_vmap_call",
+    ),
+    "custom_vmap in a derivative": (only_in_its_derivative(shared), "custom_vmap_call"),
+    "pure_callback of all at once": (
+        functools.partial(called, vmap_method="broadcast_all"),
+        'vmap_method="sequential"',
+    ),
+    "pure_callback of an axis more": (
+        functools.partial(called, vmap_method="expand_dims"),
+        'vmap_method="sequential"',
+    ),
+    "pure_callback in a derivative": (
+        only_in_its_derivative(functools.partial(called, vmap_method="broadcast_all")),
+        "whole batch",
+    ),
+    "ffi_call": (functools.partial(foreign, vmap_method="broadcast_all"), "whole batch"),
+    "io_callback": (
+        functools.partial(
+            told_to_the_host, of=lambda f, x: jax.experimental.io_callback(f, None, x)
+        ),
+        "private rows",
+    ),
+    "debug callback": (functools.partial(told_to_the_host, of=jax.debug.callback), "private rows"),
+    "debug print": (printed, "private rows"),
+    "rbg": (functools.partial(noisy, impl="rbg"), "threefry2x32"),
+    "unsafe_rbg": (functools.partial(noisy, impl="unsafe_rbg"), "threefry2x32"),
+    "bits of a generator": (bits, "rng_bit_generator"),
+    "a state": (remembered, "uses new_ref"),
+    "a kernel": (doubled_by_a_kernel, "pallas_call"),
+    "devices": (on_devices, "shard_map"),
+    "a primitive that calls itself sin": (own_primitive().bind, "no primitive of JAX"),
+    "memory that nobody has written": (lambda x: x + lax.empty(x.shape, x.dtype), "uses empty"),
+}
+
+
+def refuses(name, **how):
+    function, words = COULD_SEE_A_BATCH[name]
+    # So many at a time that their memory is not estimated, for which the loss is traced as well.
+    run = clipped_grad(
+        lambda w, x: jnp.dot(w, function(w * x)), l2_clip_norm=1.0, microbatch_size=B, **how
+    )
+    with pytest.raises(ValueError, match=words) as refused:
+        jax.eval_shape(run, W, X, np.ones(B))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", COULD_SEE_A_BATCH)
+def test_a_loss_that_could_see_a_batch_is_refused(name):
+    refuses(name)
+
+
+@pytest.mark.parametrize("method", ["vmap", "secure"])
+@pytest.mark.parametrize("name", ["custom_vmap", "custom_vmap in a derivative", "rbg"])
+def test_every_way_of_clipping_refuses_it(name, method):
+    refuses(name, **METHODS[method])
+
+
+def test_a_refusal_says_what_where_and_what_to_do():
+    def loss_fn(w, x):
+        return jnp.dot(w, shared(x))
+
+    line = loss_fn.__code__.co_firstlineno + 1
+    with pytest.raises(ValueError, match="custom_vmap") as refused:
+        explain(loss_fn, W, X[0])
+    assert str(refused.value).startswith("examples could mix: the loss uses custom_vmap_call at ")
+    assert f"test_isolation.py:{line}" in str(refused.value)
+    assert str(refused.value).endswith("call the function without jax.custom_batching.custom_vmap")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loss_that_closes_over_a_traced_value_is_refused(method):
+    @jax.jit
+    def around(batch):
+        mean = batch.mean(0)
+        run = clipped_grad(lambda w, x: jnp.dot(w, x - mean), l2_clip_norm=1.0, **METHODS[method])
+        return run(W, batch, jnp.ones(B))
+
+    with pytest.raises(ValueError, match=r"closes over a traced value, float32\[3\]"):
+        around(X)
+
+
+def test_a_sum_over_an_axis_around_the_loss_is_refused():
+    def outer(w, x):
+        return jnp.dot(w, lax.psum(x, "replicas"))
+
+    run = clipped_grad(outer, l2_clip_norm=1.0)
+    replicas = jax.vmap(lambda batch: run(W, batch, np.ones(B)), axis_name="replicas")
+    with pytest.raises(ValueError, match="uses psum at"):
+        jax.eval_shape(replicas, np.stack([X, X]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_python_of_a_loss_and_of_its_derivative_never_meets_a_batch(method):
+    met = []
+
+    @jax.custom_vjp
+    def watched(x):
+        met.append(x)
+        return x
+
+    def forward(x):
+        met.append(x)
+        return x, x
+
+    def backward(x, g):
+        met.extend([x, g])
+        return (g,)
+
+    watched.defvjp(forward, backward)
+    run = clipped_grad(lambda w, x: jnp.dot(w, watched(w * x)), l2_clip_norm=1.0, **METHODS[method])
+    jax.eval_shape(run, W, X, np.ones(B))
+    assert len(met) >= 4
+    assert not [x for x in met if type(x).__name__ == "BatchTracer"]
+
+
+def spd(x):
+    return jnp.outer(x, x) + jnp.eye(D)
+
+
+def rounds(x):
+    """Doublings until 100: other examples take other numbers of them."""
+    last = lax.while_loop(
+        lambda c: c < 100.0, lambda c: 2 * c, jnp.abs(lax.stop_gradient(x[0])) + 1
+    )
+    return x * last
+
+
+def own_filter(x):
+    """A convolution by a filter that is the example's own."""
+    return lax.conv_general_dilated(x[None, None], jnp.cos(x)[None, None], (1,), "SAME")[0, 0]
+
+
+def own_key(x):
+    key = jax.random.key(0, impl="threefry2x32")
+    return jax.random.fold_in(key, lax.bitcast_convert_type(x[0], jnp.uint32))
+
+
+ALONE = {
+    "callback": lambda x: x * called(x, vmap_method="sequential"),
+    "loop": rounds,
+    "branch": lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.exp, x),
+    "scan": lambda x: lax.scan(lambda c, y: (jnp.tanh(c * y + 1), None), x, x)[0],
+    "order": lambda x: jnp.sort(x) + jnp.median(x) + lax.top_k(x, D)[0],
+    "decomposition": lambda x: jnp.linalg.cholesky(spd(x)) @ jnp.linalg.solve(spd(x), x),
+    "iteration": lambda x: jax.scipy.sparse.linalg.cg(lambda y: spd(x) @ y, x, maxiter=3)[0],
+    "spectrum": lambda x: jnp.abs(jnp.fft.fft(x)) + jnp.cumsum(x),
+    "filter": own_filter,
+    "far away": lambda x: (
+        x.at[(1e9 * x).astype(jnp.int32)].get(mode="promise_in_bounds")
+        + jnp.zeros(D).at[(9 * x).astype(jnp.int32)].add(x, mode="promise_in_bounds")
+    ),
+    "randomness": lambda x: x * jax.random.normal(own_key(x), x.shape),
+    "own axis": lambda x: jax.vmap(lambda y: lax.psum(jnp.sin(y), "own"), axis_name="own")(x),
+}
+
+
+SLOW = {"decomposition", "iteration", "order", "spectrum", "scan"}
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        pytest.param(name, method, marks=[pytest.mark.long] * (method == "vmap" or name in SLOW))
+        for name in ALONE
+        for method in ("ghost", "vmap")
+    ],
+)
+def test_what_an_example_adds_is_the_same_to_the_bit_whatever_the_others_are(name, method):
+    function, how = ALONE[name], METHODS[method]
+    run = clipped_grad(lambda w, x: jnp.dot(w, function(x * (1 + w))), l2_clip_norm=1.0, **how)
+    run = jax.jit(run, compiler_options=FAST_COMPILE)
+    for i in (0, B - 1):
+        alone = np.eye(B, dtype=np.float32)[i]
+        expected = np.array(run(W, X, alone)[0])
+        assert np.any(expected)
+        for others in (0.0, 7.0, 1e30, np.inf, np.nan):
+            batch = np.where(alone[:, None] > 0, X, np.float32(others))
+            assert np.array(run(W, batch, alone)[0]).tobytes() == expected.tobytes(), others
+
+
+def test_a_sequential_callback_is_called_for_one_example_at_a_time():
+    met = []
+
+    def host(x):
+        met.append(np.asarray(x))
+        return np.sin(x)
+
+    def loss_fn(w, x):
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jnp.dot(w, jax.pure_callback(host, like, x, vmap_method="sequential"))
+
+    run = jax.jit(clipped_grad(loss_fn, l2_clip_norm=100.0), compiler_options=FAST_COMPILE)
+    total, _ = run(W, X, np.ones(B))
+    assert {x.shape for x in met} == {(D,)}
+    np.testing.assert_allclose(total, np.sin(X).sum(0), rtol=1e-5)
+
+
+def test_keys_that_a_loss_is_given_are_threefry_whatever_the_default():
+    def loss_fn(w, x, key):
+        return jnp.dot(w, x * jax.random.normal(jax.random.split(key)[0], x.shape))
+
+    keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), B)
+    run = clipped_grad(loss_fn, l2_clip_norm=1.0)
+    expected, found = (jax.jit(run, compiler_options=FAST_COMPILE) for _ in range(2))
+    expected, _ = expected(W, X, np.ones(B), keys)
+    with jax.default_prng_impl("rbg"):
+        found, _ = found(W, X, np.ones(B), keys)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_what_is_isolated_is_the_function():
+    def function(w, x):
+        return {"a": w @ x, "b": (x, 3.0)}
+
+    out = isolated(function, W, X[0])(W, X[1])
+    np.testing.assert_allclose(out["a"], W @ X[1], rtol=1e-6)
+    np.testing.assert_array_equal(out["b"][0], X[1])
+    assert out["b"][1] == 3.0
