@@ -106,8 +106,9 @@ def clipped_grad(
 
     Args:
       loss_fn: Pure function (params, example) -> scalar loss, or (params, example, key). It sees
-        one example, so examples cannot mix; batch statistics and other operations across examples
-        do not exist in it.
+        one example, so examples cannot mix: it is traced on one, and a trace that could see the
+        batch it is mapped over is refused, see `dpsgd.gradients.isolation`. What it closes over is
+        beyond that: data, in a closure or behind a callback, go around clipping unseen.
       l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
       method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
         structure of the loss allows, see `dpsgd.gradients.ghost`; "vmap" forms them all.
@@ -129,7 +130,8 @@ def clipped_grad(
       ValueError: for a clip norm that is not positive, an unknown method or a microbatch size
         below one, or a loss whose signature does not tell whether it takes a key; when called, for
         keys that are missing, not asked for or of the kind "rbg", for parameters that are not
-        floating-point, for leading axes that differ, and for a loss that is not a real scalar.
+        floating-point, for leading axes that differ, and for a loss that is not a real scalar, that
+        could see other examples than its own, or that closes over traced values.
 
     Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
 

@@ -152,7 +152,8 @@ def _equations(jaxpr: core.Jaxpr, seen: set[int]) -> Iterator[core.JaxprEqn]:
         inside = eqn.params if eqn.primitive.name in _ROW_BY_ROW else {}
         for inner in jax.tree.leaves(inside, is_leaf=_is_jaxpr):
             if _is_jaxpr(inner):
-                yield from _equations(getattr(inner, "jaxpr", inner), seen)
+                inner = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
+                yield from _equations(inner, seen)
         yield eqn
 
 

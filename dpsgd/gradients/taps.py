@@ -261,6 +261,8 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
             if not present:
                 continue
             here, name = (*path, index), eqn.primitive.name
+            if name == "stop_gradient":
+                continue  # a value like others: no gradient flows back
             if name in _INLINED | _REMAT:
                 results = visit(_body(eqn)[0], operands, here)
                 env.update(

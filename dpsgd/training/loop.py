@@ -308,11 +308,11 @@ def train_blocks(
     under_way: deque[Diagnostics] = deque()
     with closing(in_background(inputs)) as blocks:
         for steps, rows, plan in blocks:
+            arguments = state, rows, plan, noise_key, scales, watch, loss_key
+            run = compiled_block(algorithm, mechanism.sampler, arguments)  # or refuses the loss
             declare(steps)
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
-            arguments = state, rows, plan, noise_key, scales, watch, loss_key
-            run = compiled_block(algorithm, mechanism.sampler, arguments)
             state, log, watched = run(*arguments)
             under_way.append(log)
             yield Block(state, steps, log, watched)

@@ -446,13 +446,14 @@ def with_tiny_leaf(method):
 
     @jax.jit
     def run(params, x, scale, clip_norm):
-        def loss_fn(params, x):
+        def loss_fn(params, example):
+            x, scale = example
             dead = jnp.sum(jax.nn.relu(x @ params["dead"] - 100.0))
             tiny = jnp.sum(jnp.sin(params["tiny"]) * jnp.pad(x, (0, 40)) * scale)
             return jnp.dot(params["w"], x) + dead + tiny
 
         run = clipped_grad(loss_fn, l2_clip_norm=clip_norm, method=method)
-        return run(params, x, jnp.ones(len(x)))
+        return run(params, (x, jnp.full(len(x), scale)), jnp.ones(len(x)))
 
     return run
 

@@ -412,7 +412,8 @@ def degenerate():
         z = jnp.sum(params["square"] ** 2 * y) + jnp.sum(params["empty"])
         return params["loss"] + z + jnp.sum(x @ (params["product"] @ params["other"]))
 
-    routes = {"unused": "unused", "empty": "vmap", "loss": "entries", "product": "vmap"}
+    routes = {"unused": "unused", "stopped": "unused", "empty": "vmap", "loss": "entries"}
+    routes |= {"product": "vmap"}
     return params, loss_fn, normal(5, B, 3), routes
 
 
@@ -698,10 +699,12 @@ def test_traced_clip_norm_and_outer_transformations_are_supported():
 
     @jax.jit
     def run(clip_norm, scale):
-        def closed(params, example):  # closes over a tracer
-            return scale * loss_fn(params, example)
+        def scaled(params, example):  # a traced number, frozen
+            return jax.lax.stop_gradient(params["scale"]) * loss_fn(params["net"], example)
 
-        return clipped_grad(closed, l2_clip_norm=clip_norm)(params, batch, np.ones(B))
+        run = clipped_grad(scaled, l2_clip_norm=clip_norm)
+        total, diagnostics = run({"net": params, "scale": scale}, batch, np.ones(B))
+        return total["net"], diagnostics
 
     expected = jax.jit(
         clipped_grad(lambda p, e: 2.0 * loss_fn(p, e), l2_clip_norm=0.3, method="vmap")

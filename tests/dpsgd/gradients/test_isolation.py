@@ -340,3 +340,14 @@ def test_what_is_isolated_is_the_function():
     np.testing.assert_allclose(out["a"], W @ X[1], rtol=1e-6)
     np.testing.assert_array_equal(out["b"][0], X[1])
     assert out["b"][1] == 3.0
+
+
+def test_a_parameter_that_is_frozen_takes_no_memory_of_an_example():
+    def loss_fn(params, x):
+        return jnp.dot(lax.stop_gradient(params["frozen"]) @ x, params["trained"])
+
+    params = {"frozen": jnp.ones((2, D)), "trained": jnp.ones(2)}
+    assert "['frozen']   [2, 3]  unused" in explain(loss_fn, params, X[0])
+    total, _ = clipped_grad(loss_fn, l2_clip_norm=np.inf)(params, X, np.ones(B))
+    np.testing.assert_allclose(total["trained"], np.full(2, X.sum()), rtol=1e-5)
+    assert not np.any(total["frozen"])
