@@ -126,7 +126,8 @@ def read_model(
       ValueError: if it is damaged, or of a task that is not known.
     """
     from dpsgd.runs.directory import RunDirectory
-    from dpsgd.runs.result import FinishedRun, guarantee_of
+    from dpsgd.runs.guarantees import guarantee_of
+    from dpsgd.runs.result import FinishedRun
 
     kinds = installed_tasks() if kinds is None else kinds
     if (path / MODEL).is_file():

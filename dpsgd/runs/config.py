@@ -26,9 +26,13 @@ class RunConfig:
     sampler: Any  # SamplerSettings, or a BatchSampler of the data's own size
     """How batches are drawn; this decides what the run costs in privacy."""
     noise_multiplier: float | None = None
-    """Noise standard deviation over l2_clip_norm; give this or target_epsilon."""
+    """Noise standard deviation over l2_clip_norm; give this, target_epsilon or target_advantage."""
     target_epsilon: float | None = None
     """Choose the smallest noise multiplier whose certified epsilon is at most this."""
+    target_advantage: float | None = None
+    """Choose the smallest one at which the certified advantage of a membership attack (its true
+    positive rate minus its false positive rate) is at most this: with a fair prior it is then right
+    with probability (1 + this) / 2 at most."""
     target_delta: float | None = None
     """Delta of the guarantee; by default 1 / number of training examples."""
     non_private: bool = False
@@ -57,9 +61,12 @@ class RunConfig:
 
     def check(self) -> None:
         """Raises ValueError, which names the setting, for values that cannot be run."""
-        given = [self.noise_multiplier is not None, self.target_epsilon is not None]
-        if sum(given) + self.non_private != 1:
-            raise ValueError("give exactly one of noise_multiplier, target_epsilon and non_private")
+        given = (self.noise_multiplier, self.target_epsilon, self.target_advantage)
+        if sum(value is not None for value in given) + self.non_private != 1:
+            raise ValueError(
+                "give exactly one of noise_multiplier, target_epsilon, target_advantage and "
+                "non_private"
+            )
         if self.noise_multiplier is not None and not 0 < self.noise_multiplier < float("inf"):
             raise ValueError(
                 f"noise_multiplier must be finite and > 0, got {self.noise_multiplier}; "
@@ -69,6 +76,8 @@ class RunConfig:
             raise ValueError("secure_noise makes the noise exact, and non_private has none")
         if self.target_epsilon is not None and not 0 < self.target_epsilon < float("inf"):
             raise ValueError(f"target_epsilon must be finite and > 0, got {self.target_epsilon}")
+        if self.target_advantage is not None and not 0 < self.target_advantage < 1:
+            raise ValueError(f"target_advantage must lie in (0, 1), got {self.target_advantage}")
         if self.target_delta is not None and not 0 < self.target_delta < 1:
             raise ValueError(f"target_delta must lie in (0, 1), got {self.target_delta}")
         if self.microbatch_size is not None and self.microbatch_size < 1:
@@ -86,7 +95,7 @@ class RunConfig:
         """Returns the mechanism of a run on these data.
 
         Raises:
-          ValueError: for a sampler that does not fit the data, or an epsilon out of reach.
+          ValueError: for a sampler that does not fit the data, or a target out of reach.
         """
         from dpsgd.noise.base import Independent, Secure
         from dpsgd.training.mechanism import Mechanism
@@ -95,10 +104,12 @@ class RunConfig:
         if self.non_private:
             return Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=float("inf"))
         sigma = self.noise_multiplier
-        if sigma is None:
-            assert self.target_epsilon is not None, "check() admits exactly one of the three"
+        if self.target_epsilon is not None:
             delta = self.target_delta or 1 / population.num_examples
             sigma = _calibrated(sampler, self.target_epsilon, delta)
+        if self.target_advantage is not None:
+            sigma = _calibrated_advantage(sampler, self.target_advantage)
+        assert sigma is not None, "check() admits exactly one of the four"
         return Mechanism(
             sampler, sigma, self.l2_clip_norm, Secure() if self.secure_noise else Independent()
         )
@@ -173,6 +184,14 @@ def _calibrated(sampler: BatchSampler, epsilon: float, delta: float) -> float:
     from accounting import calibrate
 
     return calibrate(sampler.privacy, epsilon=epsilon, delta=delta)
+
+
+@functools.lru_cache
+def _calibrated_advantage(sampler: BatchSampler, advantage: float) -> float:
+    """Returns the smallest noise that keeps an attack's advantage: once for all repetitions."""
+    from accounting import calibrate_advantage
+
+    return calibrate_advantage(sampler.privacy, advantage=advantage)
 
 
 def check_version(record: Mapping[str, Any], path: Path) -> None:

@@ -27,11 +27,12 @@ from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_n
 from dpsgd.runs.directory import DATA, RunDirectory
 from dpsgd.runs.environment import environment
 from dpsgd.runs.fingerprint import differing, fingerprint, task_code_digest
+from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import NO_HEAD, Generation, Terms
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.optimizer import ADAM, step_sizes
 from dpsgd.runs.records import checked, plain
-from dpsgd.runs.result import FinishedRun, guarantee_of, proved
+from dpsgd.runs.result import FinishedRun, proved
 from dpsgd.runs.stop import Stopped, stop_requests
 from dpsgd.runs.task import (
     Task,
@@ -173,11 +174,11 @@ def run(
     RunDirectory.refuse_existing(out)
     progress("checking the data")
     _check_data(task, None)
-    given = config.target_epsilon is None
+    given = config.target_epsilon is None and config.target_advantage is None
     progress(
         "finding the guarantee of the run"
         if given
-        else "finding the noise for the epsilon that is wanted"
+        else "finding the noise for the guarantee that is wanted"
     )
     job = Job.of(task, config)
     insecure = config.insecure_seed is not None

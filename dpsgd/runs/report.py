@@ -60,6 +60,14 @@ def interval(record: dict[str, Any]) -> str:
     return f"{Bound(record['epsilon_lower'], record['epsilon_upper']):.4g}"
 
 
+def advantage(record: dict[str, Any]) -> str:
+    """Returns the interval of the best membership attack's advantage, or "none" as above."""
+    if record["attack_advantage_upper"] is None:
+        return "none"
+    ends = record["attack_advantage_lower"], record["attack_advantage_upper"]
+    return f"{Bound(*ends):.4f}"
+
+
 def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
     """Returns the readable report of one run.
 
@@ -74,6 +82,7 @@ def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
         "sums and noise": "exact, cryptographic" if record["secure_noise"] else "32-bit floats",
         "epsilon [lower, upper]": interval(record),
         "delta": format_delta(record["delta"]),
+        "attack advantage [lower, upper]": advantage(record),
         "adjacency": record["adjacency"],
         "unit": record["unit"],
         "steps": f"{record['num_steps']:,}",
@@ -121,10 +130,13 @@ def _meaning(record: dict[str, Any]) -> str:
             f"Nothing bounds what the trained parameters tell about one {record['unit']} of the\n"
             "training data."
         )
+    accuracy = record["attack_accuracy_upper"]
     return (
         "The interval contains the mechanism's true epsilon, and its upper end is the guarantee:\n"
         f"to replace one {record['unit']} of the training data by one whose gradient is zero\n"
-        "changes the law of the trained parameters by no more than this epsilon and delta."
+        "changes the law of the trained parameters by no more than this epsilon and delta.\n"
+        "Whoever sees them, knows all else and guesses at even odds whether it was there is right\n"
+        f"with probability {Bound(accuracy, accuracy).format_upper('.4f')} at most."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from typing import Any
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.fingerprint import differing
+from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import History
 from dpsgd.runs.records import checked
 from dpsgd.runs.task import RECORD
-from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.mechanism import Mechanism
 from samplers.settings import name_of
 
@@ -112,20 +112,6 @@ def unlike(runs: Iterable[FinishedRun]) -> list[str]:
     """Returns what else differs between runs, or within one, than what was asked of them."""
     generations = (generation for run in runs for generation in run.history.generations)
     return differing([g.terms.fingerprint for g in generations], but=("config", "data"))
-
-
-def guarantee_of(history: History) -> Guarantee:
-    """Returns `history.guarantee()`; a process prices once for all runs that declared alike."""
-    declared = tuple(
-        (g.terms.mechanism, g.terms.delta, g.terms.unit, g.terms.reproducible_noise, g.steps)
-        for g in history.generations
-    )
-    if declared not in _guarantees:
-        _guarantees[declared] = history.guarantee()
-    return _guarantees[declared]
-
-
-_guarantees: dict[Hashable, Guarantee] = {}
 
 
 def proved(history: History) -> dict[str, Any]:

@@ -6,11 +6,18 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accounting import Bound, epsilon, format_delta
+from accounting import (
+    Bound,
+    attack_accuracy,
+    attack_advantage,
+    epsilon,
+    format_delta,
+    implied_advantage,
+)
 from dpsgd.noise.base import Independent
 from dpsgd.training.mechanism import Mechanism
 from samplers.row_law import stated_law
@@ -34,6 +41,10 @@ FLOATING_POINT = (
 """What is not covered either, unless noise is secure: `dpsgd.noise.gaussian` says why."""
 
 
+UNKNOWN = Bound(0.0, 1.0)
+"""Of a total variation distance, what is known without a look at the profile."""
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """What (epsilon, delta)-differential privacy a mechanism gives the units in its training data.
@@ -51,6 +62,7 @@ class Guarantee:
       scope: What part of a run this is about, and on what condition; empty for a whole run.
       void: Why there is no guarantee, or empty.
       notes: What a reader should know about the interval.
+      total_variation: Interval that contains the mechanism's delta(0), from its own profile.
     """
 
     epsilon: Bound | None
@@ -64,6 +76,7 @@ class Guarantee:
     scope: str = ""
     void: str = ""
     notes: tuple[str, ...] = ()
+    total_variation: Bound = UNKNOWN
 
     @classmethod
     def of(
@@ -134,8 +147,10 @@ class Guarantee:
             void = "no noise was added"
         interval = None if void else _price(mechanism, delta, steps)
         notes: tuple[str, ...] = ()
+        distance = UNKNOWN
         if interval is not None:
             notes = notes_on(mechanism, delta, interval)
+            distance = _distance(mechanism, steps)
         if steps < whole:
             scope = f"the first {steps:,} of {whole:,} steps, if no release decides to stop there"
             if interval is not None:
@@ -152,6 +167,7 @@ class Guarantee:
             scope=scope,
             void=void,
             notes=notes,
+            total_variation=distance,
         )
 
     def stopped(self, steps: int, whole: int) -> Guarantee:
@@ -176,6 +192,20 @@ class Guarantee:
         )
 
     @property
+    def attack_advantage(self) -> Bound | None:
+        """The largest advantage of a membership attack; None where nothing is guaranteed.
+
+        Whether a unit was in the training data or zeroed out is guessed by whoever knows all else:
+        see `accounting.attack` for the game and the proof. The upper end is that of the whole
+        profile, delta(0), or what this (epsilon, delta) alone implies, whichever is less.
+        """
+        if self.epsilon is None or math.isinf(self.epsilon.upper):
+            return None
+        found = self.total_variation
+        upper = min(found.upper, implied_advantage(self.epsilon.upper, self.delta))
+        return Bound.resting_on(found, min(found.lower, upper), upper)
+
+    @property
     def not_covered(self) -> tuple[str, ...]:
         """What the guarantee leaves out, in sentences."""
         return NOT_COVERED if self.secure_noise else (*NOT_COVERED, FLOATING_POINT)
@@ -191,18 +221,30 @@ class Guarantee:
         return (
             f"epsilon in {self.epsilon:.4f} at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
-            f"({self.adjacency} adjacency, unit: one {self.unit})"
+            f"({self.adjacency} adjacency, unit: one {self.unit}); {self.attack()}"
         )
+
+    def attack(self) -> str:
+        """Returns what bounds a membership attack, or that nothing does, in words."""
+        advantage = self.attack_advantage
+        if advantage is None:
+            return "nothing bounds the accuracy of a membership attack"
+        accuracy = attack_accuracy(advantage).format_upper(".4f")
+        return f"a membership attack with a fair prior has an accuracy of at most {accuracy}"
 
     def record(self) -> dict[str, Any]:
         """Returns the guarantee as JSON values; an end that is not finite is null."""
         ends = (self.epsilon.lower, self.epsilon.upper) if self.epsilon else (math.inf, math.inf)
         lower, upper = (end if math.isfinite(end) else None for end in ends)
+        advantage = self.attack_advantage
         return {
             "guarantee": self.sentence(),
             "epsilon_lower": lower,
             "epsilon_upper": upper,
             "delta": self.delta,
+            "attack_advantage_lower": advantage and advantage.lower,
+            "attack_advantage_upper": advantage and advantage.upper,
+            "attack_accuracy_upper": advantage and attack_accuracy(advantage).upper,
             "adjacency": self.adjacency,
             "unit": self.unit,
             "noise_multiplier": self.noise_multiplier,
@@ -234,18 +276,38 @@ def note_on_stopping(whole: str) -> str:
     )
 
 
+def _once(compute: Callable[..., Bound]) -> Callable[..., Bound]:
+    """Returns `compute(mechanism, ...)`, computed once however often a training loop asks."""
+    remembered = functools.lru_cache(maxsize=256)(compute)
+
+    @functools.wraps(compute)
+    def bound(mechanism: Mechanism, *terms: Any) -> Bound:
+        try:
+            hash(mechanism)
+        except TypeError:  # a sampler from elsewhere may hold arrays
+            return compute(mechanism, *terms)
+        return remembered(mechanism, *terms)
+
+    return bound
+
+
+@_once
 def _price(mechanism: Mechanism, delta: float, steps: int) -> Bound:
-    """Bounds what the first `steps` steps cost: once, however often a training loop asks.
+    """Bounds what the first `steps` steps cost.
 
     Raises:
       ValueError: If the bound is not proved.
     """
-    try:
-        hash(mechanism)
-    except TypeError:  # a sampler from elsewhere may hold arrays
-        interval = _computed(mechanism, delta, steps)
+    sampler = mechanism.sampler
+    if steps == sampler.num_steps:
+        interval = epsilon(mechanism.privacy(), delta)
+    elif steps == 0:
+        interval = Bound(0.0, 0.0, note="no step was taken: nothing was released")
     else:
-        interval = _remembered(mechanism, delta, steps)
+        part = epsilon(mechanism.privacy_of([range(steps)]), delta)
+        note = "epochs that were entered count whole except under Poisson; no lower end is computed"
+        note = f"{part.note}; {note}" if part.note else note
+        interval = Bound(0.0, part.upper, part.confidence, note)
     if interval.confidence < 1:
         raise ValueError(
             f"epsilon {interval:.4f} holds only with confidence {interval.confidence}: an "
@@ -254,15 +316,14 @@ def _price(mechanism: Mechanism, delta: float, steps: int) -> Bound:
     return interval
 
 
-def _computed(mechanism: Mechanism, delta: float, steps: int) -> Bound:
-    sampler = mechanism.sampler
-    if steps == sampler.num_steps:
-        return epsilon(mechanism.privacy(), delta)
+@_once
+def _distance(mechanism: Mechanism, steps: int) -> Bound:
+    """Bounds the total variation distance of the first `steps` steps, as `_price` does epsilon."""
     if steps == 0:
-        return Bound(0.0, 0.0, note="no step was taken: nothing was released")
-    part = epsilon(mechanism.privacy_of([range(steps)]), delta)
-    note = "epochs that were entered count whole except under Poisson; no lower end is computed"
-    return Bound(0.0, part.upper, part.confidence, f"{part.note}; {note}" if part.note else note)
-
-
-_remembered = functools.lru_cache(maxsize=256)(_computed)
+        return Bound(0.0, 0.0)
+    whole = steps == mechanism.sampler.num_steps
+    profile = mechanism.privacy() if whole else mechanism.privacy_of([range(steps)])
+    found = attack_advantage(profile)
+    if found.confidence < 1:
+        return UNKNOWN
+    return found if whole else Bound(0.0, found.upper)

@@ -26,7 +26,7 @@ COMMANDS = {
     "export": "Write the model and the guarantee of a finished run to a new folder.",
     "report": "Write one self-contained HTML page about finished runs and sweeps.",
     "epsilon": "Print the certified epsilon of a run, as [lower, upper].",
-    "calibrate": "Print the smallest noise multiplier that certifies the wanted epsilon.",
+    "calibrate": "Print the smallest noise multiplier for an epsilon or an attack advantage.",
     "compare": "Print and draw the certified epsilon of every sampler over the noise.",
     "contributions": "Look at how much users contribute, or choose a cap on it privately.",
     "audit": "Look for evidence that a run costs more privacy than its guarantee says.",

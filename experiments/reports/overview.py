@@ -38,7 +38,9 @@ MEANING = (
     "An interval contains the true epsilon of the mechanism that ran, with the sampler that drew "
     "its batches; its upper end is proved and is the guarantee. To replace one unit of the "
     "training data by one whose gradient is zero changes the law of the trained parameters by no "
-    "more than that, at the stated delta."
+    "more than that, at the stated delta. The attack advantage is the true positive rate minus the "
+    "false positive rate of the best membership attack, which knows everything but whether the "
+    "unit was there; with a fair prior it is right with probability (1 + advantage) / 2."
 )
 
 
@@ -191,6 +193,7 @@ def _guarantees(runs: Runs, figures: dict[str, bytes]) -> str:
         if not _is_guaranteed(run):
             continue
         facts = [
+            f"attack advantage [lower, upper]: {report.advantage(record)}",
             f"noise multiplier {record['noise_multiplier']:.6g}, clipping norm "
             f"{record['l2_clip_norm']:g}",
             f"{record['num_steps']:,} steps on {record['num_examples']:,} training examples; "

@@ -19,7 +19,13 @@ from experiments.reports.metrics import Better
 from samplers.settings import SETTINGS, SamplerSettings
 
 AxisName = Literal[
-    "noise_multiplier", "target_epsilon", "batch_size", "epochs", "learning_rate", "l2_clip_norm"
+    "noise_multiplier",
+    "target_epsilon",
+    "target_advantage",
+    "batch_size",
+    "epochs",
+    "learning_rate",
+    "l2_clip_norm",
 ]
 Integers = int | tuple[int, ...]
 Numbers = float | tuple[float, ...]
@@ -39,12 +45,13 @@ class Axis(NamedTuple):
 AXES = {
     "noise_multiplier": Axis("sigma", "σ", "noise multiplier σ"),
     "target_epsilon": Axis("eps", "ε", "ε by which the noise was chosen"),
+    "target_advantage": Axis("adv", "advantage", "attack advantage by which the noise was chosen"),
     "batch_size": Axis("b", "batch", "batch size"),
     "epochs": Axis("e", "epochs", "epochs"),
     "learning_rate": Axis("lr", "learning rate", "learning rate"),
     "l2_clip_norm": Axis("c", "C", "clipping norm C"),
 }
-PRIVACY = ("noise_multiplier", "target_epsilon")
+PRIVACY = ("noise_multiplier", "target_epsilon", "target_advantage")
 """Axes that runs without privacy have no place on."""
 IN_SAMPLER = ("batch_size", "epochs")
 """Axes that are settings of the sampler, if it has them."""
@@ -66,11 +73,13 @@ class Grid:
     sampler: str | Mapping[str, Any] | tuple[str | Mapping[str, Any], ...]
     """Samplers by name, or tables of a name and the sampler's own settings."""
     noise_multiplier: Numbers = ()
-    """Noise of the runs; this or target_epsilon."""
+    """Noise of the runs; this, target_epsilon or target_advantage."""
     target_epsilon: Numbers = ()
     """Each run has the smallest noise that certifies this for its sampler."""
+    target_advantage: Numbers = ()
+    """The same of the advantage of a membership attack, in (0, 1)."""
     non_private: bool = False
-    """Also (or, without the two above, only) train without clipping and noise."""
+    """Also (or, without the three above, only) train without clipping and noise."""
     batch_size: Integers = 1024
     epochs: Integers = 10
     learning_rate: Numbers = RunConfig.learning_rate
@@ -96,10 +105,11 @@ class Grid:
         object.__setattr__(self, "sampler", given)
         if not self.samplers():
             raise ValueError("sampler names none")
-        if self.noise_multiplier and self.target_epsilon:
-            raise ValueError("give noise_multiplier or target_epsilon, not both")
-        if not (self.noise_multiplier or self.target_epsilon or self.non_private):
-            raise ValueError("give noise_multiplier, target_epsilon or non_private = true")
+        given = [name for name in PRIVACY if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"give {' or '.join(given)}, not both")
+        if not (given or self.non_private):
+            raise ValueError(f"give {', '.join(PRIVACY)} or non_private = true")
         for name in {*AXES} - {*PRIVACY} | {self.x}:
             if not getattr(self, name):
                 raise ValueError(f"{name} needs a value at least")

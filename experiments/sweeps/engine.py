@@ -211,8 +211,10 @@ def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
       ValueError: if the sampler does not fit the rows, or the noise cannot be had.
     """
     config = run.config
-    if config.target_epsilon is not None:  # whose noise the run calibrates: that takes seconds
-        config = dataclasses.replace(config, target_epsilon=None, noise_multiplier=1.0)
+    if not config.non_private:  # a run may calibrate its noise: that takes seconds
+        config = dataclasses.replace(
+            config, noise_multiplier=1.0, target_epsilon=None, target_advantage=None
+        )
     try:
         sampler = config.mechanism(population).sampler
         sampler.protected_unit(population)

@@ -23,11 +23,12 @@ class Cell:
     l2_clip_norm: float
     noise_multiplier: float | None = None
     target_epsilon: float | None = None
+    target_advantage: float | None = None
 
     @property
     def non_private(self) -> bool:
         """Whether its runs neither clip nor add noise."""
-        return self.noise_multiplier is None and self.target_epsilon is None
+        return all(getattr(self, axis) is None for axis in PRIVACY)
 
     def value(self, axis: str) -> Any:
         """Returns where the cell lies on an axis of its grid; None where it has no place there."""

@@ -128,10 +128,13 @@ class Result:
 
     @property
     def exceeds(self) -> bool:
-        """Whether a run costs more than the epsilon by which its noise was chosen.
+        """Whether a run costs more than the target by which its noise was chosen.
 
         One does that went on after a change, with steps that count twice.
         """
+        if (target := self.cell.target_advantage) is not None:
+            ends = [report["attack_advantage_upper"] for report in self.reports]
+            return any(end is not None and end > target for end in ends)
         target, found = self.cell.target_epsilon, self.epsilon
         return target is not None and found is not None and found.upper > target
 
@@ -320,7 +323,7 @@ class Summary:
             for item in report["not_covered"]
         ]
         exceeded = [
-            f"a run of {result.cell.name} costs more than the epsilon by which its noise was chosen"
+            f"a run of {result.cell.name} costs more than the target by which its noise was chosen"
             for result in self.results
             if result.exceeds
         ]
@@ -422,7 +425,7 @@ def _label(grid: Grid, cell: Cell) -> str:
             continue
         if len(values) > 1 or (axis in PRIVACY and grid.non_private):
             parts.append(f"{symbol} {value:g}")
-    others = grid.noise_multiplier or grid.target_epsilon
+    others = any(getattr(grid, axis) for axis in PRIVACY)
     if cell.non_private and others and grid.x not in PRIVACY:
         parts.append("no clipping, no noise")
     return ", ".join(parts) or name

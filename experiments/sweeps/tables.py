@@ -25,7 +25,7 @@ def tables(panel: Panel, *, intervals: bool = False) -> dict[str, Table]:
         found[f"{AXES[tune].symbol}, best on {panel.judge.rows}"] = _pivot(
             panel, lambda r: "none" if (best := r.cell.value(tune)) is None else f"{best:g}"
         )
-    if panel.grid.target_epsilon:
+    if panel.grid.target_epsilon or panel.grid.target_advantage:
         found["noise multiplier σ"] = _pivot(
             panel, lambda r: f"{r.noise_multiplier:.4g}" if r.noise_multiplier else "none"
         )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import tyro
-
 from experiments.cli.config import GuaranteeConfig
 from experiments.cli.console import going_on
 from experiments.cli.sampler_commands import SamplerCommand
@@ -13,29 +11,50 @@ from experiments.cli.sampler_commands import SamplerCommand
 
 @dataclass(frozen=True)
 class CalibrateConfig(GuaranteeConfig):
-    """Print the smallest noise multiplier that certifies the wanted epsilon."""
+    """Print the smallest noise multiplier that certifies the wanted epsilon or attack advantage."""
 
     sampler: SamplerCommand
-    epsilon: float = tyro.MISSING
-    """The epsilon to guarantee."""
+    epsilon: float | None = None
+    """The epsilon to guarantee; give this or target_advantage."""
+    target_advantage: float | None = None
+    """The largest advantage of a membership attack (its true positive rate minus its false positive
+    rate) to allow: with a fair prior it is then right with probability (1 + this) / 2 at most."""
 
     def check(self) -> None:
         """Raises ValueError, as the command line names them, for values without a guarantee."""
         super().check()
-        if not 0 < self.epsilon < float("inf"):
+        if (self.epsilon is None) == (self.target_advantage is None):
+            raise ValueError("give exactly one of --epsilon and --target-advantage")
+        if self.epsilon is not None and not 0 < self.epsilon < float("inf"):
             raise ValueError(f"--epsilon must be finite and > 0, got {self.epsilon}")
+        if self.target_advantage is not None and not 0 < self.target_advantage < 1:
+            raise ValueError(f"--target-advantage must lie in (0, 1), got {self.target_advantage}")
 
 
 def run(config: CalibrateConfig) -> None:
     """Runs `dpsgd calibrate`."""
-    from accounting import Bound, calibrate, format_delta
-    from dpsgd.training.guarantee import ADJACENCY
+    from accounting import Bound, calibrate, calibrate_advantage, format_delta
+    from dpsgd import Guarantee, Mechanism
 
     with going_on("calibrating"):
         sampler, delta = config.build()
         unit = sampler.protected_unit(config.population())
-        sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
+        if config.target_advantage is not None:
+            sigma = calibrate_advantage(sampler.privacy, advantage=config.target_advantage)
+        else:
+            assert config.epsilon is not None, "check() admits exactly one of the two"
+            sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
+        guarantee = Guarantee.of(Mechanism(sampler, sigma, 1.0), delta, unit=unit)
     # Rounded up: the printed number suffices as it stands.
     printed = Bound(sigma, sigma).format_upper(".6g")
-    terms = f"delta {format_delta(delta)} ({ADJACENCY} adjacency, unit: one {unit})"
-    print(f"noise multiplier {printed} gives epsilon <= {config.epsilon} at {terms}")
+    if config.target_advantage is not None:
+        print(
+            f"noise multiplier {printed} gives attack advantage <= {config.target_advantage}: "
+            f"{guarantee.sentence()}"
+        )
+        return
+    terms = f"delta {format_delta(delta)} ({guarantee.adjacency} adjacency, unit: one {unit})"
+    print(
+        f"noise multiplier {printed} gives epsilon <= {config.epsilon} at {terms}; "
+        f"{guarantee.attack()}"
+    )

@@ -21,6 +21,7 @@ class LedgerConfig:
 def run(config: LedgerConfig) -> None:
     """Runs `dpsgd ledger`."""
     from dpsgd.runs.directory import RunDirectory
+    from dpsgd.runs.guarantees import guarantee_of
 
     history = RunDirectory.open(config.run, finished=False).history()
     for generation in history.generations:
@@ -31,7 +32,7 @@ def run(config: LedgerConfig) -> None:
             f"{mechanism.noise_multiplier:.6g}; {mechanism.sampler}"
         )
     with going_on("accounting"):
-        guarantee = history.guarantee()
+        guarantee = guarantee_of(history)
     for note in filter(None, guarantee.notes):
         print(f"note: {note}")
     print(guarantee.sentence())

@@ -35,11 +35,11 @@ class SweepConfig:
         non_private = true            # and once more without clipping and noise
         epochs = 5
 
-    A grid's axes are noise_multiplier or target_epsilon, batch_size, epochs, learning_rate and
-    l2_clip_norm, each with one value or a list: its runs are all combinations. With
-    `tune = "learning_rate"` each point shows the rate that is best on the validation rows. Figure
-    and tables show the task's own metric first; `headline = "test_log_loss"` and `better = "lower"`
-    at the top of the file name another one.
+    A grid's axes are noise_multiplier, target_epsilon or target_advantage, batch_size, epochs,
+    learning_rate and l2_clip_norm, each with one value or a list: its runs are all combinations.
+    With `tune = "learning_rate"` each point shows the rate that is best on the validation rows.
+    Figure and tables show the task's own metric first; `headline = "test_log_loss"` and
+    `better = "lower"` at the top of the file name another one.
     """
 
     config: tyro.conf.Positional[Path]

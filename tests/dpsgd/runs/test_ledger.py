@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accounting
-from accounting import Bound
+from accounting import Bound, attack_advantage
 from dpsgd import Mechanism
+from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import NO_HEAD, LedgerError, Terms, line_of
 from dpsgd.runs.ledger import Ledger, read
 from samplers import (
@@ -192,8 +193,35 @@ def test_declared_steps_cost_as_much_as_the_epochs_they_enter(path, sampler):
     assert "steps 0 to 11 of 40" in counted.note
 
 
+def advantage(path):
+    return guarantee_of(read(path)).attack_advantage
+
+
+def test_the_advantage_of_an_attack_is_that_of_all_that_was_declared(path):
+    sampler = SAMPLERS[3]
+    declared(path, sampler, [(0, 40)])
+    whole = advantage(path)
+    assert whole == attack_advantage(sampler.privacy(SIGMA))
+    with Ledger.open(path) as ledger:  # the last half once more, under fresh noise
+        head = ledger.history.heads[0]
+        ledger.resume(terms(sampler, code="b"), step=20, origin=head, repeatable=True)
+        ledger.declare(range(20, 40))
+    stretches = [range(40), range(20, 40)]
+    together = advantage(path)
+    assert together.upper == attack_advantage(sampler.privacy_of(SIGMA, stretches)).upper
+    assert whole.upper < together.upper < 2 * whole.upper
+    assert together.lower == 0.0
+    with Ledger.open(path) as ledger:
+        other = terms(sampler, noise_multiplier=3.0)
+        ledger.resume(other, step=39, origin=ledger.history.head, repeatable=True)
+        ledger.declare(range(39, 40))
+    more = attack_advantage(sampler.privacy_of(3.0, [range(39, 40)]))
+    assert advantage(path).upper == pytest.approx(together.upper + more.upper, rel=1e-12)
+
+
 def test_what_was_not_declared_costs_nothing(path):
     declared(path, blocks=[])
+    assert advantage(path).upper == 0.0
     guarantee = read(path).guarantee()
     assert guarantee.epsilon.upper == 0.0
     assert "nothing was released" in guarantee.notes[0]

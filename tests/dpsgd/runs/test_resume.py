@@ -21,6 +21,7 @@ from dpsgd import RootKey, resume, run
 from dpsgd.models.model import export
 from dpsgd.runs import engine, fingerprint
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
+from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import stop_requests
@@ -136,7 +137,7 @@ def test_a_finished_run_costs_what_was_promised_and_is_tidied_up(finished):
     promised = json.loads((finished / "guarantee.json").read_text())
     report = json.loads((finished / "report.json").read_text())
     assert {name: report[name] for name in promised} == promised
-    guarantee = RunDirectory.open(finished).history().guarantee()
+    guarantee = guarantee_of(RunDirectory.open(finished).history())
     assert guarantee.sentence() == promised["guarantee"]
     assert report["generations"] == 1
     assert not (finished / "root.key").exists()

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,13 @@ import optax
 import pytest
 
 import accounting
-from accounting import PoissonProfile
+from accounting import (
+    Bound,
+    PoissonProfile,
+    attack_accuracy,
+    attack_advantage,
+    implied_advantage,
+)
 from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train, train_blocks
 from dpsgd.runs.history import Terms
 from dpsgd.runs.ledger import Ledger
@@ -82,6 +89,45 @@ def test_what_is_spent_is_what_a_ledger_of_these_steps_costs(sampler, tmp_path):
     assert spent(sampler, 14).epsilon.upper == told.epsilon.upper
     assert spent(sampler, 14).notes[-1] == told.notes[-1]
     assert "for the steps declared so far, if no release decides to stop there" in told.sentence()
+
+
+@EVERY_SAMPLER
+def test_an_attack_gains_nothing_before_the_first_step_and_the_profiles_advantage_in_the_end(
+    sampler,
+):
+    found = [spent(sampler, steps).attack_advantage for steps in (0, 1, 14, 30)]
+    assert found[0] == Bound(0.0, 0.0)
+    assert found[1].lower == 0.0 < found[1].upper
+    # Each is certified to 0.2 % or so only.
+    assert all(a.upper <= 1.003 * b.upper for a, b in itertools.pairwise(found))
+    assert found[3] == attack_advantage(sampler.privacy(2.0))
+
+
+def test_the_accuracy_of_an_attack_is_that_of_the_curve_or_of_epsilon_and_delta_if_less():
+    known = Guarantee.of(mechanism(SAMPLERS["shuffle"]), DELTA)
+    unknown = dataclasses.replace(known, total_variation=Bound(0.0, 1.0))
+    implied = implied_advantage(known.epsilon.upper, DELTA)
+    assert unknown.attack_advantage == Bound(0.0, implied)
+    assert known.attack_advantage.upper < implied
+    assert (
+        f"of at most {attack_accuracy(known.attack_advantage).format_upper('.4f')}"
+        in known.attack()
+    )
+    small = dataclasses.replace(known, epsilon=Bound(0.0, 1e-3))
+    assert small.attack_advantage.upper == implied_advantage(1e-3, DELTA)
+    assert known.stopped(10, 30).attack_advantage == known.attack_advantage
+    record = known.record()
+    assert record["attack_advantage_upper"] == known.attack_advantage.upper
+    assert record["attack_accuracy_upper"] == attack_accuracy(known.attack_advantage).upper
+
+
+@pytest.mark.parametrize("interval", [None, Bound(1.0, math.inf)])
+def test_where_nothing_is_guaranteed_nothing_bounds_an_attack(interval):
+    known = Guarantee.of(mechanism(SAMPLERS["shuffle"]), DELTA)
+    void = dataclasses.replace(known, epsilon=interval)
+    assert void.attack_advantage is None
+    assert "accuracy" not in void.sentence()
+    assert void.record()["attack_accuracy_upper"] is None
 
 
 def test_steps_of_poisson_cost_what_so_many_steps_cost():

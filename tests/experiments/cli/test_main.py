@@ -90,6 +90,23 @@ def test_target_epsilon_is_met_by_the_upper_bound(store, tmp_path):
     assert 2.9 < record["epsilon_upper"] <= 3
 
 
+def test_target_advantage_is_met_by_the_upper_bound_and_every_report_says_so(store, tmp_path):
+    out = tmp_path / "run"
+    target = "--target-advantage", 0.2, "--no-audit"
+    assert run(*train_words(store, out, "balls-and-bins", *target)) == 0
+    record = json.loads((out / "report.json").read_text())
+    assert 0.199 < record["attack_advantage_lower"] <= record["attack_advantage_upper"] <= 0.2
+    assert record["attack_accuracy_upper"] == pytest.approx(
+        (1 + record["attack_advantage_upper"]) / 2
+    )
+    assert record["guarantee"].endswith("a fair prior has an accuracy of at most 0.6000")
+    planned = json.loads((out / "guarantee.json").read_text())
+    assert planned["attack_advantage_upper"] == record["attack_advantage_upper"]
+    text = (out / "report.md").read_text()
+    assert "is right\nwith probability 0.6000 at most" in text
+    assert "| attack advantage [lower, upper] | [0.199" in text
+
+
 def test_an_evaluated_run_gives_back_the_metrics_of_its_own_test_rows(
     raw, trained, tmp_path, capsys
 ):
@@ -111,6 +128,18 @@ def test_epsilon_and_calibrate_answer_each_other(capsys):
     assert run("epsilon", *words, "--noise-multiplier", sigma) == 0
     upper = float(capsys.readouterr().out.split(",")[1].split("]")[0])
     assert 1.99 < upper <= 2.002
+
+
+def test_the_noise_for_an_attack_advantage_keeps_it(capsys):
+    words = ["sampler:balls-and-bins", "--num-examples", 100_000, "--epochs", 1, "--delta", 1e-6]
+    assert run("calibrate", *words, "--target-advantage", 0.1) == 0
+    printed = capsys.readouterr().out
+    assert "gives attack advantage <= 0.1: epsilon in [" in printed
+    assert printed.endswith("a fair prior has an accuracy of at most 0.5500\n")
+    assert run("epsilon", *words, "--noise-multiplier", printed.split()[2]) == 0
+    assert capsys.readouterr().out.endswith("has an accuracy of at most 0.5500\n")
+    assert run("epsilon", *words, "--noise-multiplier", 0.98 * float(printed.split()[2])) == 0
+    assert float(capsys.readouterr().out.split()[-1]) > 0.55
 
 
 def test_a_printed_delta_is_never_smaller_than_the_certified_one(capsys):
@@ -194,6 +223,11 @@ BAD_TRAINING = {
     "neither noise nor epsilon": ([], "exactly one"),
     "both noise and epsilon": (["--noise-multiplier", "1", "--target-epsilon", "1"], "exactly one"),
     "epsilon of zero": (["--target-epsilon", "0"], "> 0"),
+    "both epsilon and advantage": (
+        ["--target-epsilon", "1", "--target-advantage", "0.1"],
+        "exactly one",
+    ),
+    "advantage of one": (["--target-advantage", "1"], "--target-advantage must lie in (0, 1)"),
     "delta of one": (["--noise-multiplier", "1", "--target-delta", "1"], "(0, 1)"),
     "delta of zero": (["--noise-multiplier", "1", "--target-delta", "0"], "(0, 1)"),
     "batch above the data": (["--noise-multiplier", "1", "--batch-size", "2401"], "2401"),

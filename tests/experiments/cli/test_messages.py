@@ -47,6 +47,18 @@ QUESTIONS = {
         ["calibrate", "sampler:poisson", *SIZES, "--epsilon", "0"],
         "--epsilon must be finite and > 0, got 0.0",
     ),
+    "no target": (
+        ["calibrate", "sampler:poisson", *SIZES],
+        "give exactly one of --epsilon and --target-advantage",
+    ),
+    "two targets": (
+        ["calibrate", "sampler:poisson", *SIZES, "--epsilon", "1", "--target-advantage", "0.1"],
+        "give exactly one of --epsilon and --target-advantage",
+    ),
+    "advantage of one": (
+        ["calibrate", "sampler:poisson", *SIZES, "--target-advantage", "1"],
+        "--target-advantage must lie in (0, 1), got 1.0",
+    ),
     "delta of two": (
         ["epsilon", "sampler:poisson", *SIZES, "--noise-multiplier", "1", "--delta", "2"],
         "--delta must lie in (0, 1), got 2.0",

@@ -65,8 +65,11 @@ def summary_of():
             sigma = run.cell.noise_multiplier or 0.0
             if run.cell.target_epsilon:
                 sigma = 2.0 / run.cell.target_epsilon
+            if run.cell.target_advantage:
+                sigma = 0.4 / run.cell.target_advantage
             upper = (run.cell.target_epsilon or 1.25) + excess
             price = {"epsilon_lower": 0.8 * upper, "epsilon_upper": upper}
+            price["attack_advantage_upper"] = (run.cell.target_advantage or 0.5) + excess
             report = {
                 "metrics": {
                     **{metric: auc(run, metric) for metric in metrics},

@@ -137,6 +137,7 @@ REFUSED = {
     "unknown x": (HEAD + GRID.replace('x = "noise_multiplier"', 'x = "sigma"'), "grid 1, x"),
     "tuned and seen": (HEAD + GRID + 'tune = "noise_multiplier"\n', "x and tune"),
     "both noises": (HEAD + GRID + "target_epsilon = 1\n", "not both"),
+    "noise and advantage": (HEAD + GRID + "target_advantage = 0.1\n", "not both"),
     "unknown sampler": (HEAD + GRID.replace('"shuffle"', '"random"'), "sampler[0]"),
     "unknown setting": (HEAD + GRID.replace("overflow", "flow"), "sampler[1]: 'flow' is unknown"),
     "axis in a sampler": (HEAD + GRID.replace("overflow", "epochs"), "epochs is an axis"),

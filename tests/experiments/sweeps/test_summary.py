@@ -109,8 +109,19 @@ def test_a_run_that_costs_more_than_it_was_to_cost_is_said_to_and_nothing_is_tol
     assert all("(which a run exceeds: see the table)" in line for line in tables.verdicts(panel))
     page = tables.markdown(summary)
     for result in summary.results:
-        assert f"a run of {result.cell.name} costs more than the epsilon by which" in page
+        assert f"a run of {result.cell.name} costs more than the target by which" in page
     assert "costs more" not in tables.markdown(summary_of(auc, PRIVACY))
+
+
+def test_an_attack_advantage_is_an_axis_whose_noise_is_shown_and_that_no_run_may_exceed(summary_of):
+    grid = {"x": "target_advantage", "sampler": ("shuffle",), "target_advantage": (0.1, 0.2)}
+    summary = summary_of(auc, grid)
+    (panel,) = summary.panels
+    assert panel.xs == [0.1, 0.2]
+    assert "noise multiplier σ" in tables.tables(panel)
+    assert "costs more" not in tables.markdown(summary)
+    exceeded = tables.markdown(summary_of(auc, grid, excess=0.05))
+    assert "a run of shuffle-adv0.1-b1024-e10-lr0.003-c4 costs more than the target" in exceeded
 
 
 def test_titles_are_shown_as_they_are_on_one_line(summary_of):
