@@ -16,8 +16,12 @@ _T = TypeVar("_T")
 
 
 def most_passes(sampler: BatchSampler, block_steps: int) -> int:
-    """Returns how many passes a plan of so many steps has room for."""
-    return max(block_steps, sampler.max_passes)
+    """Returns how many passes a plan of so many steps has room for, at least two.
+
+    Of a plan's only row a compiler knows which it is, and adds up what it names in another order:
+    steps that are dispatched one by one would have other bits than the same steps in blocks.
+    """
+    return max(2, block_steps, sampler.max_passes)
 
 
 def plan_blocks(

@@ -285,6 +285,37 @@ def test_microbatches_give_the_same_sum(method, microbatch_size):
     assert got[1].batch_size == 7
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_of_512_in_microbatches_of_100_sums_to_the_definition(method):
+    rng = np.random.default_rng(0)
+    spread = 10.0 ** rng.uniform(-2, 2, (512, 1))  # neighbours' norms differ by orders
+    batch = {"x": spread * rng.normal(size=(512, 5)), "y": rng.normal(size=(512, 3))}
+    batch = {name: column.astype(np.float32) for name, column in batch.items()}
+    params = {"bias": rng.normal(size=3).astype(np.float32), "kernel": np.zeros((5, 3), np.float32)}
+
+    def loss_fn(params, example):
+        hidden = jnp.tanh(example["x"] @ params["kernel"] + params["bias"])
+        return jnp.dot(hidden, example["y"])
+
+    slope = batch["y"].astype(np.float64) * (1 - np.tanh(params["bias"].astype(np.float64)) ** 2)
+    kernel = batch["x"].astype(np.float64)[:, :, None] * slope[:, None, :]
+    gradients = np.concatenate([slope, kernel.reshape(512, 15)], axis=1)
+    norm = np.linalg.norm(gradients, axis=1)
+    clip_norm = np.median(norm)
+    contributions = gradients * np.minimum(1, clip_norm / norm)[:, None]
+
+    how = {"l2_clip_norm": clip_norm, "method": method, "microbatch_size": 100}
+    run = jax.jit(clipped_grad(loss_fn, **how))
+    border = np.isin(np.arange(512), [0, 99, 100, 163, 164, 499, 500, 511])
+    alone = [np.arange(512) == k for k in np.flatnonzero(border)]
+    for real in (np.ones(512, bool), border, ~border, *alone):
+        total, diagnostics = run(params, batch, real.astype(np.float32))
+        expected = contributions[real].sum(axis=0)
+        np.testing.assert_allclose(flatten(total), expected, atol=2e-4 * clip_norm)
+        assert diagnostics.batch_size == real.sum()
+        assert diagnostics.clipped_count == np.sum(norm[real] > clip_norm * (1 - 1e-6))
+
+
 @functools.cache
 def compiled_half(method, dtype):
     def loss_fn(params, example):

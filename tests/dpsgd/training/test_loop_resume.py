@@ -77,15 +77,6 @@ def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "block_steps", [5, *(pytest.param(b, marks=pytest.mark.long) for b in (1, 64))]
-)
-def test_block_boundaries_do_not_change_a_bit(block_steps):
-    private = mechanism(SAMPLERS[3])
-    _, usual = run(private, initial())
-    assert_same_bits(run(private, initial(), block_steps=block_steps)[1], usual)
-
-
-@pytest.mark.parametrize(
     ("sampler", "noise_multiplier"),
     [(SAMPLERS[0], 1.0), (SAMPLERS[3], 0.0)],
     ids=["noise alone", "batches alone"],

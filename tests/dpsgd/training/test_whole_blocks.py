@@ -1,0 +1,135 @@
+"""At the sizes of real runs: full blocks of 64 steps, batches of 512, 40 leaves, one beyond 2^20.
+
+What is right in a block of four steps, a batch of eight rows and two leaves may be wrong in these.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+from dpsgd import Diagnostics, Mechanism, Noise, RootKey, Secure, dpsgd, train_blocks
+from dpsgd.noise.gaussian import add_gaussian_noise
+from dpsgd.training.loop import Watch
+from samplers import BallsAndBins, Deterministic, Poisson
+
+FALSE_ALARM = 1e-6
+SIGMA, CLIP = 0.7, 2.0
+ROOT = RootKey(bytes(range(32)), insecure=False)
+
+
+def blocks_of(algorithm, mechanism, params, rows, **how):
+    state = algorithm.init(params, mechanism)
+    return train_blocks(algorithm, mechanism, state, rows, root=ROOT, **how)
+
+
+# 130 steps in ten epochs: two full blocks of 64 and a short one.
+
+
+@dataclass(frozen=True)
+class Remembered(Noise):
+    """Each step's noise is its own and half of the one before. It has no price."""
+
+    def init(self, like):
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)
+
+    def add(self, total, state, key, step, scales):
+        zeros = jax.tree.map(jnp.zeros_like, total)
+        fresh = add_gaussian_noise(zeros, key, step, scales.noise_stddev)
+        noise = jax.tree.map(lambda z, before: z + before / 2, fresh, state)
+        return jax.tree.map(lambda s, n: (s + n) / scales.expected_batch_size, total, noise), noise
+
+
+STEPS, N, D = 130, 260, 64
+EPOCHS = {"num_examples": N, "batch_size": 20, "epochs": 10}
+PASSES = BallsAndBins(**EPOCHS, overflow="accumulate", max_batch_size=5)
+CUT = Poisson(**EPOCHS, max_batch_size=22)
+RUNS = [
+    pytest.param(Mechanism(CUT, SIGMA, CLIP), id="batches that are cut"),
+    pytest.param(Mechanism(PASSES, SIGMA, CLIP, Remembered()), id="passes, and noise remembered"),
+    pytest.param(Mechanism(CUT, SIGMA, CLIP, Secure()), id="exact", marks=pytest.mark.long),
+]
+ROWS = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+
+
+def squares(params, example):
+    return (example[1:] @ params - example[0]) ** 2
+
+
+SQUARES = dpsgd(squares, optax.adam(optax.cosine_decay_schedule(0.1, STEPS)))
+
+
+@pytest.mark.parametrize("mechanism", RUNS)
+def test_130_steps_in_blocks_of_64_are_bit_for_bit_those_taken_one_by_one(mechanism):
+    def steps(block_steps):
+        seen, start = [], np.zeros(D - 1, np.float32)
+        for block in blocks_of(SQUARES, mechanism, start, ROWS, block_steps=block_steps):
+            shown = np.asarray(block.watched)[: len(block.steps)]
+            seen.append(np.stack([*block.diagnostics, *shown.T]))
+        state = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(block.state)]
+        return np.concatenate(seen, axis=1), state
+
+    (together, state), (alone, last) = steps(64), steps(1)
+    assert together.shape == (4 + D - 1, STEPS)
+    assert together.tobytes() == alone.tobytes()
+    assert state == last
+
+
+def noise_of(algorithm, sampler, params, rows, places, **how):
+    """The noise of a run, in units of sigma C: [steps, coordinates]."""
+    watch = Watch(np.bool_(True), places)
+    mechanism = Mechanism(sampler, SIGMA * 2**30, CLIP / 2**30)  # the sums disappear in the noise
+    blocks = blocks_of(algorithm, mechanism, params, rows, watch=watch, **how)
+    shown = np.concatenate([np.asarray(block.watched)[: len(block.steps)] for block in blocks])
+    unit = sampler.expected_batch_size / (SIGMA * CLIP)
+    return shown.astype(np.float64) * unit
+
+
+def assert_normal_and_apart(noise, what):
+    """Each row of `noise` is a vector of independent normal numbers, and so are all together."""
+    count, size = noise.shape
+    square = np.sum(noise**2, axis=1)
+    pvalue = 2 * np.minimum(stats.chi2.cdf(square, size), stats.chi2.sf(square, size))
+    assert count * pvalue.min() > FALSE_ALARM, f"{what} {pvalue.argmin()} has other noise"
+    # r^2 of two rows has the law Beta(1/2, (n - 1) / 2).
+    unit = noise / np.linalg.norm(noise, axis=1, keepdims=True)
+    cosine = np.abs(np.triu(unit @ unit.T, 1))
+    bound = np.sqrt(stats.beta.isf(FALSE_ALARM / cosine.size, 0.5, (size - 1) / 2))
+    pair = np.unravel_index(np.argmax(cosine), cosine.shape)
+    assert cosine[pair] < bound, f"{what} {pair} share noise"
+
+
+def test_each_of_130_steps_has_a_noise_of_its_own_and_in_full():
+    start, places = np.zeros(D - 1, np.float32), (np.arange(D - 1, dtype=np.int32),)
+    assert_normal_and_apart(noise_of(SQUARES, CUT, start, ROWS, places), "step")
+
+
+# 40 leaves: of equal shapes, packed together or by themselves, in two types, one beyond 2^20.
+
+SHAPES = [*[(7, 11)] * 10, *[64] * 10, *[(70 + k,) for k in range(8)], *[(8, 9)] * 8]
+LEAVES = [np.zeros(shape, np.float32) for shape in SHAPES]
+LEAVES[3:40:4] = [leaf.astype(jnp.bfloat16) for leaf in LEAVES[3:40:4]]
+LEAVES += [np.zeros((2, 2100), np.float32)] * 2 + [np.zeros(4200, jnp.bfloat16)]
+LEAVES += [np.zeros(2**20 + 1, np.float32)]
+
+
+@pytest.mark.usefixtures("unoptimised")
+def test_each_of_40_leaves_has_a_noise_of_its_own_and_in_full():
+    def nothing(params, batch, weights, scales):
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+        return zeros, Diagnostics(*(jnp.float32(0),) * 4)
+
+    steps, strewn = 10, np.random.default_rng(0)
+    places = tuple(
+        np.sort(strewn.choice(leaf.size, 64, replace=False)).astype(np.int32) for leaf in LEAVES
+    )
+    sampler, rows = Deterministic(steps, 1), np.ones(steps, np.float32)
+    algorithm = dpsgd(squares, optax.sgd(1.0))._replace(clipped_sum=nothing)
+    noise = noise_of(algorithm, sampler, LEAVES, rows, places, block_steps=8)
+    noise = noise.reshape(steps, 40, 64).swapaxes(0, 1)
+    assert_normal_and_apart(noise.reshape(40, -1), "leaf")
+    assert_normal_and_apart(noise.reshape(-1, 64), "leaf x step")
