@@ -16,6 +16,8 @@ from jax_privacy.clipping import clipped_grad as jax_privacy_clipped_grad
 from dpsgd.gradients import norms
 from dpsgd.gradients.clipping import _METHODS, Diagnostics, clipped_grad
 
+pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
+
 METHODS = sorted(_METHODS)
 
 B, D = 4, 7

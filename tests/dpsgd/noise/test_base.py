@@ -20,6 +20,8 @@ from dpsgd.runs.ledger import Ledger, read
 from dpsgd.training.algorithm import privatize
 from samplers import Deterministic, Poisson
 
+pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
+
 N, D = 48, 300
 ROOT = RootKey(bytes(range(32)), insecure=False)
 

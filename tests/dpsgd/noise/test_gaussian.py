@@ -27,6 +27,8 @@ from dpsgd.noise import gaussian as noise
 from dpsgd.noise.gaussian import add_gaussian_noise, grid, philox4x32, standard_normal
 from dpsgd.noise.keys import RootKey
 
+pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
+
 FALSE_ALARM = 1e-6
 KEY = RootKey.from_insecure_seed(2024).noise_key(0)
 OTHER_KEY = RootKey.from_insecure_seed(2025).noise_key(0)

@@ -21,6 +21,8 @@ from dpsgd.noise.secure import (
     rounded_gaussian,
 )
 
+pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
+
 FALSE_ALARM = 1e-6
 KEY_WORDS = RootKey.from_insecure_seed(11).secure_noise_key(0)
 KEY = KEY_WORDS.tobytes()

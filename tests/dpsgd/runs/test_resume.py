@@ -55,7 +55,7 @@ def option(name, value):
         jax.threefry_partitionable(False),
         jax.default_prng_impl("rbg"),
         option("jax_random_seed_offset", 1),
-        option("jax_disable_most_optimizations", True),
+        option(DISABLED := "jax_disable_most_optimizations", not jax.config.values[DISABLED]),
         option("jax_optimization_level", "O1"),
         option("jax_exec_time_optimization_effort", -1.0),
     ],

@@ -11,6 +11,8 @@ from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from dpsgd.training import loop
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 
+pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
+
 SIZES = {"num_examples": 90, "batch_size": 8, "epochs": 2}  # 12 steps an epoch
 SAMPLERS = [
     Deterministic(**SIZES),

@@ -23,6 +23,8 @@ from dpsgd.training import programs
 from dpsgd.training.guarantee import FLOATING_POINT
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
+pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
+
 N, D, CLIP = 64, 5, 2.0
 SAMPLERS = [
     Deterministic(N, 8, 2),
