@@ -7,6 +7,7 @@ fails by chance with probability `FALSE_ALARM` at most.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -95,16 +96,43 @@ def _verdict(check: Check) -> str:
     return "FAIL" if not check.passed else "pass" if check.made else "skip"
 
 
-def smallest(pvalues: Any, count: int | None = None) -> float:
-    """Returns the p-value of several: the smallest times their number (Bonferroni).
+class Several:
+    """Several tests that are one check: the smallest p-value times their number (Bonferroni)."""
 
-    Args:
-      pvalues: Of whatever dependence; of none, it is 1. NaN gives NaN.
-      count: Of the tests that were made, if `pvalues` are but some that are sure to hold the
-        smallest.
-    """
-    values = np.asarray(pvalues, np.float64)
-    return float(np.minimum(1.0, (count or values.size) * np.min(values, initial=1.0)))
+    def __init__(self) -> None:
+        self.count = 0
+        self.least = 1.0
+        self.where = ""
+
+    def add(
+        self, pvalues: Any, where: str | Callable[[int], str], count: int | None = None
+    ) -> None:
+        """Adds tests.
+
+        Args:
+          pvalues: An array or a number, of whatever dependence; none are none.
+          where: What they are about, or what the one in a place of the array is about.
+          count: Of the tests that were made, if `pvalues` are but those that hold the smallest.
+        """
+        values = np.ravel(np.asarray(pvalues, np.float64))
+        self.count += values.size if count is None else count
+        if values.size == 0:
+            return
+        place = int(np.argmin(values))  # of NaN, if there is one
+        if not values[place] >= self.least:
+            self.least = float(values[place])
+            self.where = where if isinstance(where, str) else where(place)
+
+    @property
+    def pvalue(self) -> float:
+        """Of all of them: 1 if there are none; NaN if one is."""
+        return float(np.minimum(1.0, max(1, self.count) * self.least))
+
+    def check(self, name: str, detail: str = "") -> Check:
+        """Returns the check, which says what was the least likely."""
+        worst = f"the least likely of {self.count:,}: {self.where}" if self.where else ""
+        parts = [detail, worst]
+        return Check.of(name, self.pvalue, "; ".join(part for part in parts if part))
 
 
 def count_pvalue(count: Any, trials: Any, probability: Any) -> Any:

@@ -31,6 +31,7 @@ import optax
 
 from dpsgd.audit.checks import AuditReport, Check
 from dpsgd.audit.noise import noise_checks
+from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sampler import sampler_checks
 from dpsgd.audit.step import CompiledStep, recorder
 from dpsgd.noise.keys import RootKey
@@ -72,8 +73,10 @@ def coupled_audit(
     """
     root = root or RootKey.from_entropy()
     step = CompiledStep(build(recorder()), mechanism, params, data, root, max_batch_size)
-    sampler = mechanism.sampler
-    checks = _sum_checks(step) + noise_checks(step)
+    algorithm, sampler = build(optax.sgd(1.0)), mechanism.sampler
+    state = algorithm.init(params, mechanism)
+    program = AuditedProgram(algorithm, mechanism, state, data, root=root)
+    checks = _sum_checks(step) + noise_checks(program)
     checks += sampler_checks(sampler, claimed or sampler, seed=step.sampling_seed)
     return AuditReport(tuple(checks))
 

@@ -1,130 +1,465 @@
-"""The law of the noise, which is all that the releases of empty batches consist of.
+"""The law of the noise, in every leaf and at every step that is run, by the program that trains.
 
-The checks are exact tests, each with a false-alarm probability of at most 1e-8.
+What is added to a sum is seen where the sum is known: that of a batch of nobody is 0, and under
+C 2^-k and sigma 2^k, which are arguments of the program, that of a full batch is next to 0 and the
+noise is the same. Where both are the run's own, two releases of one batch under different keys have
+a difference in which the sum cancels: noise of variance 2. sigma and C are those of the
+configuration, never those that the program is given.
+
+Two kinds of looks are taken. Blocks of the run, a full one and the last, run as in training
+(`train_blocks`, with the sampler's batches), and show some coordinates of every leaf after every
+step. Single steps, some of them 2^k before and after the first, show all coordinates.
+
+Noise that is correlated over steps is whitened first, and what whitens it must be a matrix of the
+bands and columns that are priced.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
+from collections.abc import Collection
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+from scipy import special
 
-from dpsgd.audit.checks import FALSE_ALARM, Check
-from dpsgd.audit.step import CompiledStep
-from dpsgd.noise.base import Noise
+from dpsgd.audit.checks import Check, Several, variance_pvalue
+from dpsgd.audit.normal import (
+    Counts,
+    Repeats,
+    add_cosines,
+    add_distribution,
+    add_energies,
+    add_lags,
+    magnitudes,
+)
+from dpsgd.audit.program import AuditedProgram
+from dpsgd.noise.keys import RootKey
+from dpsgd.training.loop import WATCHED
+from dpsgd.training.mechanism import SCALES, Mechanism
 
-_NOISE_DRAWS = 2**15  # wanted of the law tests: resolves 3 % of sigma
-_NOISE_STEPS = 64  # at most, however few coordinates there are
-_MOST_DRAWS = 2**20  # read of one leaf and step: enough, and quick for a large model
-_MATRIX_STEPS = 256  # of which M is looked at
+_ALIGNED = 96  # watched coordinates that are a leaf's first; the others lie anywhere
+_DRAWS = 2**18  # wanted of single steps: resolves 1 % of sigma
+_STEPS = 16  # most that are taken for it
+_TAIL = 4  # steps of a last block, where the run's is a full one
+_LARGE = 2**22  # coordinates of a model of which few single steps are taken
+_SAMPLE = 2**14  # of each leaf: what is compared with the law
+_LAGGED = 2**22  # of each leaf: what is compared with itself
+_CELL = 2.0**-18  # of the grid of noise in float32, in standard deviations, at most
+_COARSE = 2.0**-6  # cells that are too coarse for a comparison with a density
+_MATRIX = 256  # steps of which M is looked at
+_PADDED = 2**14  # steps before those whose correlated noise is whitened, at most
 
 
-def noise_checks(step: CompiledStep) -> list[Check]:
-    """Checks the deviation of the noise, its law, its independence, and what its law costs."""
-    stddev = float(step.scales.noise_stddev)
-    size = sum(leaf.size for leaf in step([], step.scales))
-    count = min(max(2, math.ceil(_NOISE_DRAWS / size)), _NOISE_STEPS)
-    steps = [
-        [leaf[:_MOST_DRAWS] for leaf in step([], step.scales, step=t, follows=t > 0)]
-        for t in range(count)
-    ]
-    # What the noise says of its law: independent and standard normal, after whitening.
-    noise = step.mechanism.noise
-    raw = [np.stack(leaf).astype(np.float64) / stddev for leaf in zip(*steps, strict=True)]
-    leaves = [noise.whiten(leaf) for leaf in raw]
-    alls = np.concatenate([leaf.ravel() for leaf in leaves])
+def noise_checks(program: AuditedProgram) -> list[Check]:
+    """Checks deviation, law and independence of the noise, and what its law costs."""
+    return _Looks(program).checks()
 
-    # Sum of squares: chi-square with as many degrees of freedom as draws, for all and each leaf.
-    samples = [alls, *leaves]
-    pvalue = min(_variance_pvalue(sample) for sample in samples) * len(samples)
-    ratio = math.sqrt(float(np.mean(alls**2)))
-    resolution = 5.7 / math.sqrt(2 * alls.size)
-    checks = [
-        Check(
-            "noise has standard deviation sigma C, in every leaf",
-            pvalue > FALSE_ALARM,
-            f"{ratio:.4g} sigma C over {alls.size:,} draws (resolves {100 * resolution:.2g} %)",
-        ),
-    ]
-    checks.append(_matrix_check(noise, raw, leaves, step.mechanism.sampler.num_steps))
-    pvalue = float(stats.kstest(alls[:_MOST_DRAWS], "norm").pvalue)
-    checks.append(
-        Check("noise is normal", pvalue > FALSE_ALARM, f"Kolmogorov-Smirnov p = {pvalue:.2g}")
-    )
 
-    pairs = {
-        "steps": [(leaf[:-1], leaf[1:]) for leaf in leaves]
-        + [(leaf[:1], leaf[-1:]) for leaf in leaves],
-        "leaves": [_common(a, b) for i, a in enumerate(leaves) for b in leaves[i + 1 : i + 3]],
-        "coordinates": [(leaf[:, 0::2], leaf[:, 1::2]) for leaf in leaves if leaf.shape[1] > 1],
-    }
-    for name, together in pairs.items():
-        values = [_correlation_pvalue(*pair) for pair in together] or [1.0]
-        pvalue = min(1.0, min(values) * len(values))
-        checks.append(
-            Check(
-                f"noise of different {name} is independent",
-                pvalue > FALSE_ALARM,
-                f"correlation p = {pvalue:.2g}",
-            )
+class _Steps(NamedTuple):
+    """Watched coordinates of steps, whitened and in standard deviations."""
+
+    steps: range
+    leaves: list[np.ndarray]
+    """float64[steps, coordinates] each."""
+
+
+class _Looks:
+    """The looks that are taken at a program's noise, and the tests that it goes through."""
+
+    def __init__(self, program: AuditedProgram):
+        self._program, self._mechanism = program, program.mechanism
+        self._noise = program.mechanism.noise
+        paths = jax.tree_util.tree_leaves_with_path(program.state.params)
+        self._names = [f"leaf {jax.tree_util.keystr(path)}" for path, _ in paths]
+        self._shapes = [leaf.shape for _, leaf in paths]
+        # How far casting moves a release, relative to it: nothing beside the noise's own grid.
+        units = [float(jnp.finfo(dtype).eps) for dtype in program.dtypes]
+        self._casts = [unit / 2 if unit > 2.0**-20 else 0.0 for unit in units]
+        self._places = [_places(size) for size in program.sizes]
+        self._end = program.mechanism.sampler.num_steps
+        self._whitens = self._noise.bands == 1 or program.first_step <= _PADDED
+        self._first = program.first_step if self._whitens else 0
+        self._linear = True  # what whitens is, as far as seen
+        self._energy, self._law, self._lags = Several(), Several(), Several()
+        self._square, self._draws = 0.0, 0  # of single steps, which are independent
+        self._counts = Counts(np.zeros(0, np.float32))
+        self._unseen: list[str] = []
+        self._rng = np.random.default_rng(0)  # of digits that rounding took away
+
+    def checks(self) -> list[Check]:
+        """Takes all looks, and returns what was seen."""
+        mechanism = self._mechanism
+        drowned = _drowned(mechanism)
+        blocks = self._blocks(drowned) if drowned else []
+        self._look_at_batches(drowned)
+        steps, repeats = self._look_at_steps(blocks)
+        looked_at = [*blocks, *steps]
+        draws = self._draws
+        scale = f"{math.sqrt(self._square / draws):.4g} sigma C over {draws:,} draws"
+        scale += f" (resolves {100 * 5.7 / math.sqrt(2 * draws):.2g} %)"
+        tail = -special.ndtri(min(0.5, 10 / draws))
+        return [
+            _arguments_check(mechanism, drowned),
+            _keys_check(mechanism, self._program.root),
+            self._energy.check("noise has standard deviation sigma C, in every leaf", scale),
+            self._matrix_check(),
+            self._law.check("noise is normal", f"tails to {tail:.2g} sigma"),
+            self._steps_check(looked_at),
+            self._leaves_check(looked_at),
+            self._lags.check("noise of different coordinates is independent"),
+            repeats.check("no noise is used twice"),
+            *self._left_out(drowned),
+        ]
+
+    def _left_out(self, drowned: Mechanism | None) -> list[Check]:
+        """Returns what could not be looked at, and why."""
+        found = []
+        if drowned is None:
+            why = f"C = {self._mechanism.l2_clip_norm:.3g} is next to the least there is"
+            found.append(("whole blocks have noise at every step", why))
+        if not self._whitens:
+            why = f"noise that is correlated is whitened up to step {_PADDED:,}"
+            found.append(("a run that goes on does so with its noise", why))
+        if self._unseen:
+            why = f"{', '.join(self._unseen[:3])}: the sum leaves no digits"
+            found.append(("noise at full batches and the run's own C", why))
+        return [Check(name, True, why, made=False) for name, why in found]
+
+    # Looks at whole blocks.
+
+    def _blocks(self, drowned: Mechanism) -> list[_Steps]:
+        """Returns what a full block and the last show, their sums drowned."""
+        size = self._program.layout.block_steps
+        blocks = [self._block(drowned, self._first, min(size, self._end - self._first))]
+        reached = blocks[0].steps.stop
+        if reached < self._end:
+            last = (self._end - self._first) % size or min(_TAIL, size)
+            start = max(reached, self._end - last)
+            blocks.append(self._block(drowned, start, self._end - start))
+        for block in blocks:
+            self._look_at_block(block, drowned)
+        return blocks
+
+    def _block(self, drowned: Mechanism, start: int, count: int) -> _Steps:
+        steps, sums = self._program.watched(start, count, drowned, coordinates=self._places)
+        stddev, _ = _law_of(drowned)
+        raw = [leaf / stddev for leaf in sums]
+        matrix, before = self._whitening(steps)
+        for leaf in raw:  # the noise says by itself what the matrix does
+            some = np.zeros((before + len(steps), min(8, leaf.shape[1])))
+            some[before:] = leaf[:, :8]
+            found, expected = self._noise.whiten(some)[before:], matrix @ leaf[:, :8]
+            self._linear &= bool(np.allclose(found, expected, atol=1e-6))
+        return _Steps(steps, [matrix @ leaf for leaf in raw])
+
+    def _whitening(self, steps: range) -> tuple[np.ndarray, int]:
+        """Returns the rows and columns of M of these steps, and how many zeros go before them.
+
+        An audit begins them with noise that has seen nothing: as if it had been 0 until then.
+        """
+        before = steps.start if self._noise.bands > 1 else 0
+        unit = np.zeros((before + len(steps), len(steps)))
+        unit[before:] = np.eye(len(steps))
+        return self._noise.whiten(unit)[before:], before
+
+    def _look_at_block(self, block: _Steps, drowned: Mechanism) -> None:
+        first = block.steps.start
+        total = np.zeros(len(block.steps))
+        for leaf, name in zip(block.leaves, self._names, strict=True):
+            squares = np.sum(leaf**2, axis=1)
+            total += squares
+            where = functools.partial(_at_step, f"{name}, ", first)
+            self._energy.add(variance_pvalue(squares, leaf.shape[1]), where)
+            self._energy.add(variance_pvalue(squares.sum(), leaf.size), f"{name}, in a block")
+        every = np.concatenate(block.leaves, axis=1)
+        where = functools.partial(_at_step, "", first)
+        self._energy.add(variance_pvalue(total, every.shape[1]), where)
+        self._energy.add(variance_pvalue(total.sum(), every.size), "a block")
+        mean = every.sum(axis=1) / math.sqrt(every.shape[1])
+        where = functools.partial(_at_step, "mean, ", first)
+        self._law.add(special.erfc(np.abs(mean) / math.sqrt(2)), where)
+        smooth = [self._smooth(k, leaf, drowned) for k, leaf in enumerate(block.leaves)]
+        self._add_distribution(np.concatenate(smooth, axis=1), drowned, "blocks")
+
+    # Looks at whole releases.
+
+    def _look_at_batches(self, drowned: Mechanism | None) -> None:
+        """Looks at the noise of full batches: with drowned sums, and at the run's own scales."""
+        program, mechanism = self._program, self._mechanism
+        everybody = np.arange(program.places) % program.units
+        if drowned:
+            noise = program.release(everybody, drowned, step=self._first)
+            self._look(noise, drowned, self._first, "a full batch")
+        one, other = (program.release(everybody, step=self._first, generation=g) for g in range(2))
+        stddev, cell = _law_of(mechanism)
+        rounding = [
+            2.0 * float(np.max(np.abs(leaf), initial=0)) * max(2.0**-24, cast) / stddev
+            for leaf, cast in zip(one, self._casts, strict=True)
+        ]
+        sums_show = {k for k, moved in enumerate(rounding) if moved > _COARSE}
+        noise = [(a - b) / np.float32(math.sqrt(2)) for a, b in zip(one, other, strict=True)]
+        name = "a full batch at the run's own C"
+        moved = 2 * cell + max(rounding, default=0.0)
+        self._look(noise, mechanism, self._first, name, without=sums_show, moved=moved)
+        if sums_show and program.poison is not None:  # whose gradients count as 0
+            noise = program.release(np.full(program.places, program.poison), step=self._first)
+            rest = set(range(len(self._names))) - sums_show
+            self._look(noise, mechanism, self._first, "a full batch of NaN", without=rest)
+        elif sums_show:
+            self._unseen += [self._names[k] for k in sorted(sums_show)]
+
+    def _look_at_steps(self, blocks: list[_Steps]) -> tuple[list[_Steps], Several]:
+        """Returns what steps by themselves show where blocks do too, and whether it repeats."""
+        program, mechanism = self._program, self._mechanism
+        stddev, cell = _law_of(mechanism)
+        size = sum(program.sizes)
+        numbers = self._step_numbers(blocks, size)
+        repeats = {
+            cast: Repeats(size * len(numbers), 2 * (0.4 * cell + max(2.0**-24, cast)))
+            for cast in set(self._casts)
+        }
+        in_blocks = {step for block in blocks for step in block.steps}
+        shown = []
+        for number in numbers:
+            sums = program.release(step=number)
+            steps = range(number, number + 1)
+            scale = float(self._whitening(steps)[0][0, 0]) / stddev
+            if number not in in_blocks:
+                leaves = [
+                    x[at] * np.float64(scale) for x, at in zip(sums, self._places, strict=True)
+                ]
+                shown.append(_Steps(steps, [leaf[None] for leaf in leaves]))
+            for leaf, name, cast in zip(sums, self._names, self._casts, strict=True):
+                repeats[cast].add(leaf, f"{name} at step {number:,}")
+                if number == self._first:
+                    add_lags(self._lags, leaf[:_LAGGED], name)
+            square, counts = self._look(sums, mechanism, number, f"step {number:,}")
+            self._square, self._draws = self._square + square, self._draws + size
+            self._counts += counts
+        every = "all single steps"
+        self._energy.add(variance_pvalue(self._square, self._draws), every)
+        self._counts.add_to(self._law, every, cell, max(self._casts))
+        found = Several()
+        for runs in repeats.values():
+            runs.add_to(found)
+        return shown, found
+
+    def _step_numbers(self, blocks: list[_Steps], size: int) -> list[int]:
+        """Returns the first step, those 2^k before and after it, and more of a small model.
+
+        Of a large one, the largest 2^k alone: it is a multiple of all others.
+        """
+        first, end = self._first, self._end if self._noise.bands == 1 else min(self._end, _PADDED)
+        apart = [2**k for k in range(end.bit_length())]
+        after, before = (
+            [first + d for d in apart if first + d < end],
+            [first - d for d in apart if d <= first],
         )
-    return checks
+        if size > _LARGE:
+            return sorted({first, *after[-1:], *before[-1:]})
+        seen = {step for block in blocks for step in block.steps}
+        wanted = min(_STEPS, _DRAWS // size)
+        more = np.linspace(0, end - 1, wanted).astype(int).tolist()
+        return sorted({first, *({*after, *before} - seen), *more})
+
+    def _look(
+        self,
+        sums: list[np.ndarray],
+        mechanism: Mechanism,
+        step: int,
+        what: str,
+        *,
+        without: Collection[int] = (),
+        moved: float | None = None,
+    ) -> tuple[float, Counts]:
+        """Tests whole leaves, and returns the sum of their squares, and counts.
+
+        Args:
+          sums: Noise, float32[size] each.
+          mechanism: Whose it is.
+          step: Its number.
+          what: Whose noise it is, in words.
+          without: Numbers of leaves that are left out.
+          moved: How far rounding moves them, in standard deviations; by default a cell.
+        """
+        stddev, cell = _law_of(mechanism)
+        moved = cell if moved is None else moved
+        scale = np.float32(float(self._whitening(range(step, step + 1))[0][0, 0]) / stddev)
+        square, every = 0.0, Counts(np.zeros(0, np.float32))
+        samples = []
+        for number, name in enumerate(self._names):
+            if number in without:
+                continue
+            leaf, cast = sums[number] * scale, self._casts[number]
+            where = f"{name} of {what}"
+            square += add_energies(self._energy, leaf.reshape(self._shapes[number]), where)
+            counts = Counts(leaf)
+            counts.add_to(self._law, where, moved, cast)
+            every += counts
+            sample = leaf[:: -(-leaf.size // _SAMPLE)].astype(np.float64)
+            samples.append(self._smooth(number, sample, mechanism))
+            self._add_distribution(samples[-1], mechanism, where)
+        if samples:
+            every.add_to(self._law, what, moved, max(self._casts))
+            self._add_distribution(np.concatenate(samples), mechanism, what)
+        return square, every
+
+    def _smooth(self, number: int, values: np.ndarray, mechanism: Mechanism) -> np.ndarray:
+        """Returns draws with digits in the place of those that rounding took away."""
+        stddev, cell = _law_of(mechanism)
+        digits = self._rng.uniform(-0.5, 0.5, values.shape)
+        if cell > _CELL:
+            values = values + cell * digits
+        if cast := self._casts[number]:
+            unit = stddev / mechanism.sampler.expected_batch_size  # as the release has it
+            binade = 2.0 ** np.floor(np.log2(np.maximum(np.abs(values) * unit, 2.0**-1000)))
+            values = values + 2 * cast * binade / unit * digits
+        return values
+
+    def _add_distribution(self, values: np.ndarray, mechanism: Mechanism, what: str) -> None:
+        if _law_of(mechanism)[1] <= _COARSE:
+            add_distribution(self._law, values, what)
+
+    # What belongs together.
+
+    def _steps_check(self, looked_at: list[_Steps]) -> Check:
+        tests, vectors, names = Several(), [], []
+        for steps, leaves in looked_at:
+            every = np.concatenate(leaves, axis=1)
+            vectors += list(every)
+            names += [f"step {step:,}" for step in steps]
+            if len(steps) > 1:  # a little of every pair
+                lags = range(1, len(steps) // 2 + 1)
+                add_lags(tests, every, "the steps of a block", lags)
+                add_lags(tests, magnitudes(every), "the steps of a block but for signs", lags)
+        _add_cosines(tests, vectors, names)
+        blocks = [f"{s.start:,} to {s.stop - 1:,}" for s, _ in looked_at if len(s) > 1]
+        others = sum(len(s) == 1 for s, _ in looked_at)
+        detail = f"steps {', '.join(blocks)}" + (f" and {others} others" if others else "")
+        return tests.check("noise of different steps is independent", detail)
+
+    def _leaves_check(self, looked_at: list[_Steps]) -> Check:
+        tests, vectors, names = Several(), [], []
+        together = []
+        for number, name in enumerate(self._names):
+            leaf = np.concatenate([leaves[number][:, :_ALIGNED] for _, leaves in looked_at])
+            together.append(leaf.T.ravel())  # of two leaves, the first coordinates are compared
+            vectors += list(leaf)
+            names += [f"{name} at step {step:,}" for steps, _ in looked_at for step in steps]
+        _add_cosines(tests, together, self._names)
+        _add_cosines(tests, vectors, names)
+        return tests.check("noise of different leaves is independent", f"{len(together)} leaves")
+
+    def _matrix_check(self) -> Check:
+        """Checks that what whitens the noise is a matrix M whose cost is the one that is priced.
+
+        The noise says itself what whitens it: without this, half of the noise would be whitened by
+        doubling it, and noise of two bands pass for independent noise.
+        """
+        matrix = self._noise.whiten(np.eye(min(self._end, _MATRIX)))
+        longest = float(np.sqrt(np.max(np.sum(np.square(matrix), axis=0))))
+        passed = (
+            self._linear
+            and longest <= 1 + 1e-9
+            and not np.triu(matrix, 1).any()
+            and not np.tril(matrix, -self._noise.bands).any()
+        )
+        reach = int(np.max(np.subtract(*np.nonzero(matrix)), initial=0)) + 1
+        detail = f"{reach} of {self._noise.bands} bands, columns of norm {longest:.6g} of 1 allowed"
+        return Check(
+            "noise has the bands and the columns that were claimed",
+            bool(passed),
+            detail if self._linear else f"{detail}; and what whitens is no matrix",
+        )
 
 
-def _matrix_check(
-    noise: Noise, raw: list[np.ndarray], white: list[np.ndarray], num_steps: int
-) -> Check:
-    """Checks that what whitens the noise is a matrix M whose cost is the one that is priced.
+def _at_step(what: str, first: int, place: int) -> str:
+    return f"{what}step {first + place:,}"
 
-    The noise says itself what whitens it: without this, half of the noise would be whitened by
-    doubling it, and noise of two bands pass for independent noise.
+
+def _add_cosines(tests: Several, vectors: list[np.ndarray], names: list[str]) -> None:
+    """Tests pairs of vectors for what they share, and for what they share but for signs."""
+    add_cosines(tests, vectors, names)
+    add_cosines(tests, [magnitudes(vector) for vector in vectors], names, " but for signs")
+
+
+def _places(size: int) -> np.ndarray:
+    """Returns the coordinates of a leaf that are watched: the first, and some up to the last."""
+    if size <= WATCHED:
+        return np.arange(size, dtype=np.int32)
+    rest = np.linspace(_ALIGNED, size - 1, WATCHED - _ALIGNED).astype(np.int32)
+    return np.concatenate([np.arange(_ALIGNED, dtype=np.int32), rest])
+
+
+def _drowned(mechanism: Mechanism) -> Mechanism | None:
+    """Returns the mechanism with C 2^-k and sigma 2^k, or None where there is no room for it.
+
+    Its sums are below 2^-26 standard deviations of the noise: a fraction of a cell of its grid that
+    hardly ever rounds it otherwise.
     """
-    matrix = noise.whiten(np.eye(max(len(raw[0]), min(num_steps, _MATRIX_STEPS))))
-    longest = float(np.sqrt(np.max(np.sum(np.square(matrix), axis=0))))
-    passed = (
-        longest <= 1 + 1e-9
-        and not np.triu(matrix, 1).any()
-        and not np.tril(matrix, -noise.bands).any()
-        and all(
-            np.allclose(after, matrix[: len(before), : len(before)] @ before, atol=1e-6)
-            for before, after in zip(raw, white, strict=True)
-        )
+    sampler = mechanism.sampler
+    k = min(64, math.floor(math.log2(mechanism.l2_clip_norm / SCALES[0])))
+    most = sampler.padded_batch_size * sampler.max_passes
+    if most * 2.0**-k > mechanism.noise_multiplier * 2.0**-26:
+        return None
+    return dataclasses.replace(
+        mechanism,
+        noise_multiplier=mechanism.noise_multiplier * 2.0**k,
+        l2_clip_norm=mechanism.l2_clip_norm * 2.0**-k,
     )
-    reach = int(np.max(np.subtract(*np.nonzero(matrix)), initial=0)) + 1
+
+
+def _law_of(mechanism: Mechanism) -> tuple[float, float]:
+    """Returns the standard deviation that noise must have, and its cell in units of that.
+
+    That of the integer grid is rounded up to whole cells, as `_arguments_check` checks, and is that
+    of a normal that is rounded.
+    """
+    grid = mechanism.scales().grid
+    if grid is None:
+        return mechanism.noise_multiplier * mechanism.l2_clip_norm, _CELL
+    cells = float(grid.cells)
+    return float(grid.spacing) * math.sqrt(cells**2 + 1 / 12), 1 / cells
+
+
+def _arguments_check(mechanism: Mechanism, *others: Mechanism | None) -> Check:
+    """Checks the numbers that the program is given, by arithmetic on the configuration."""
+    passed = True
+    for one in (mechanism, *(other for other in others if other)):
+        scales, sampler = one.scales(), one.sampler
+        clip, stddev = float(scales.l2_clip_norm), float(scales.noise_stddev)
+        least = one.noise_multiplier * clip
+        passed &= abs(clip - one.l2_clip_norm) <= 2.0**-24 * one.l2_clip_norm
+        passed &= least <= stddev <= least * (1 + 2.0**-22)
+        passed &= float(scales.expected_batch_size) == float(
+            np.float32(sampler.expected_batch_size)
+        )
+        passed &= scales.noise == one.noise
+        if (grid := scales.grid) is not None:
+            spacing, (low, high) = float(grid.spacing), (int(word) for word in grid.max_square)
+            passed &= least <= float(grid.cells) * spacing <= least + spacing
+            passed &= high * 2**32 + low <= (clip / spacing) ** 2 * (1 + 2.0**-22)
+    scales = mechanism.scales()
     return Check(
-        "noise has the bands and the columns that were claimed",
+        "the program is given sigma, C and b of the configuration",
         bool(passed),
-        f"{reach} of {noise.bands} bands, columns of norm {longest:.6g} of 1 allowed",
+        f"C {float(scales.l2_clip_norm):.6g}, sigma C {float(scales.noise_stddev):.6g}, "
+        f"b {float(scales.expected_batch_size):.6g}",
     )
 
 
-def _common(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    size = min(a.shape[1], b.shape[1])
-    return a[:, :size], b[:, :size]
-
-
-def _variance_pvalue(draws: np.ndarray) -> float:
-    square = float(np.sum(draws**2))
-    below = float(stats.chi2.cdf(square, draws.size))
-    above = float(stats.chi2.sf(square, draws.size))
-    return 2 * min(below, above) if math.isfinite(square) else 0.0
-
-
-def _correlation_pvalue(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns the exact p-value of the uncentred correlation of normal draws of mean 0.
-
-    For independent a and b, r = <a, b> / (|a| |b|) is the cosine between a fixed and a uniform
-    direction of R^N: r sqrt((N - 1) / (1 - r^2)) has Student's law with N - 1 degrees of freedom.
-    """
-    size = min(a.size, b.size)
-    a, b = a.ravel()[:size], b.ravel()[:size]
-    norm = math.sqrt(float(np.sum(a * a)) * float(np.sum(b * b)))
-    if size < 2:
-        return 1.0
-    if not 0 < norm < math.inf:
-        return 0.0
-    r = min(1.0, abs(float(np.sum(a * b))) / norm)
-    if r == 1.0:
-        return 0.0
-    return 2 * float(stats.t.sf(r * math.sqrt((size - 1) / (1 - r * r)), size - 1))
+def _keys_check(mechanism: Mechanism, root: RootKey) -> Check:
+    """Checks that another generation or root gives another key; programs are seen to heed it."""
+    keys = [mechanism.noise_key(root, generation) for generation in range(4)]
+    keys += [mechanism.noise_key(RootKey.from_entropy(), generation) for generation in range(2)]
+    distinct = len({key.tobytes() for key in keys})
+    return Check(
+        "other generations and roots have other keys of noise",
+        distinct == len(keys),
+        f"{distinct} of {len(keys)}",
+    )

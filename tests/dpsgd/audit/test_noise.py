@@ -1,21 +1,261 @@
-"""The tests of the noise's law are calibrated."""
+"""The tests of the noise's law are calibrated, and each sees what it is there for.
+
+Every test here fails by chance once in a million times, and seeds are fixed.
+"""
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
-from dpsgd.audit.noise import _correlation_pvalue, _variance_pvalue
+from dpsgd.audit import normal
+from dpsgd.audit.checks import (
+    FALSE_ALARM,
+    Check,
+    Several,
+    correlation_pvalue,
+    variance_pvalue,
+)
 
 pytestmark = pytest.mark.audit
+
+CELL = 2.0**-18
+
+
+def correlation(draws):
+    other = np.linspace(-1, 2, draws.size)
+    return correlation_pvalue(draws @ other / np.sqrt(draws @ draws * (other @ other)), draws.size)
 
 
 @pytest.mark.parametrize("size", [2, 3, 100])
 @pytest.mark.parametrize(
     "pvalue",
-    [_variance_pvalue, lambda draws: _correlation_pvalue(draws, draws[::-1] * 0 + 1)],
+    [lambda draws: variance_pvalue(draws @ draws, draws.size), correlation],
     ids=["variance", "correlation"],
 )
 def test_p_values_of_normal_draws_are_uniform(pvalue, size):
     rng = np.random.default_rng(1)
     found = [pvalue(rng.normal(size=size)) for _ in range(2_000)]
     assert stats.kstest(found, "uniform").pvalue > 1e-6
+
+
+def test_magnitudes_of_normal_draws_are_normal_and_know_nothing_of_the_sign():
+    draws = np.random.default_rng(0).normal(size=100_000)
+    found = normal.magnitudes(draws)
+    assert stats.kstest(found, "norm").pvalue > 1e-6
+    np.testing.assert_array_equal(found, normal.magnitudes(-draws))
+    assert np.isfinite(normal.magnitudes(np.zeros(1))).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_never_likely(value):
+    assert variance_pvalue(value, 10) == 0
+    assert correlation_pvalue(np.nan, 10) == 0
+    tests = Several()
+    tests.add([0.5, np.nan], "here")
+    assert not Check.of("name", tests.pvalue).passed
+    leaf = np.random.default_rng(0).normal(size=(40, 20)).astype(np.float32)
+    leaf[3, 4] = value
+    for add in (normal.add_energies, normal.add_distribution, normal.add_lags):
+        tests = Several()
+        add(tests, leaf if add is normal.add_energies else leaf.ravel(), "leaf")
+        assert not tests.check("name").passed, add
+    tests = Several()
+    normal.Counts(leaf).add_to(tests, "leaf", CELL)
+    assert not tests.check("name").passed
+
+
+def test_of_several_tests_the_least_likely_counts_as_often_as_there_are_tests():
+    tests = Several()
+    assert tests.pvalue == 1
+    tests.add([0.5, 0.01, 0.3], lambda place: f"number {place}")
+    tests.add(0.02, "another", count=6)
+    check = tests.check("name", "detail")
+    assert check.pvalue == pytest.approx(0.09)
+    assert check.detail == "detail; the least likely of 9: number 1; p = 0.09"
+
+
+def energies(leaf):
+    tests = Several()
+    normal.add_energies(tests, leaf.astype(np.float32), "leaf")
+    return tests
+
+
+def counts(leaf):
+    tests = Several()
+    normal.Counts(leaf.astype(np.float32)).add_to(tests, "leaf", CELL)
+    return tests
+
+
+def distribution(leaf):
+    tests = Several()
+    normal.add_distribution(tests, leaf.ravel(), "leaf")
+    return tests
+
+
+def lags(leaf):
+    tests = Several()
+    normal.add_lags(tests, leaf.ravel(), "leaf")
+    return tests
+
+
+def repeats(*leaves):
+    tests, found = Several(), normal.Repeats(sum(leaf.size for leaf in leaves), 2**-18)
+    for leaf in leaves:
+        found.add(leaf.astype(np.float32), "leaf")
+    found.add_to(tests)
+    return tests
+
+
+EVERY = [energies, counts, distribution, lags, repeats]
+
+
+@pytest.mark.parametrize("test", EVERY)
+def test_sound_draws_have_p_values_that_are_valid(test):
+    """P(p <= x) <= x, up to chance."""
+    rng = np.random.default_rng(2)
+    grid = 2.0**18
+    shapes = [(7,), (300,), (40, 30), (2, 3, 400)]
+    found = [
+        test(np.round(rng.normal(size=shapes[k % 4]) * grid) / grid).pvalue for k in range(200)
+    ]
+    for x in (0.01, 0.1, 0.3):
+        count = int(np.sum(np.array(found) <= x))
+        assert stats.binomtest(count, 200, x, alternative="greater").pvalue > 1e-6
+    assert min(found) > FALSE_ALARM
+
+
+def part_without(leaf):
+    leaf.ravel()[-300:] = 0
+
+
+def row_halved(leaf):
+    leaf[70] /= 2
+
+
+def column_halved(leaf):
+    leaf[:, 7] /= 2
+
+
+def one_percent_without(leaf):
+    leaf[np.random.default_rng(1).random(leaf.shape) < 0.01] = 0
+
+
+def three_percent_less(leaf):
+    leaf *= 0.97
+
+
+def cut_at_three(leaf):
+    np.clip(leaf, -3, 3, out=leaf)
+
+
+def cut_at_four(leaf):
+    leaf[np.abs(leaf) > 4] = 0.5
+
+
+def heavy_tails(leaf):
+    few = np.random.default_rng(1).random(leaf.shape) < 1e-4
+    leaf[few] = np.copysign(5.2, leaf[few])
+
+
+def uniform(leaf):
+    leaf[:] = np.sqrt(12) * (special.ndtr(leaf) - 0.5)
+
+
+def mixed(leaf):
+    few = np.random.default_rng(1).random(leaf.shape) < 0.2
+    leaf *= np.where(few, 1.6, np.sqrt((1 - 0.2 * 1.6**2) / 0.8))
+
+
+def of_two_modes(leaf):
+    leaf[:] = np.copysign(0.8, leaf) + 0.6 * np.random.default_rng(1).normal(size=leaf.shape)
+
+
+def in_pairs(leaf):
+    leaf[:, 1::2] = leaf[:, ::2]
+
+
+def neighbours_alike(leaf):
+    leaf[:, 1::2] = 0.3 * leaf[:, ::2] + np.sqrt(0.91) * leaf[:, 1::2]
+
+
+def counter_wraps(leaf):
+    leaf.ravel()[2**18 :] = leaf.ravel()[: leaf.size - 2**18]
+
+
+def negated(leaf):
+    leaf.ravel()[-1000:] = -leaf.ravel()[77:1077]
+
+
+def rows_alike(leaf):
+    leaf[200:] = leaf[100]
+
+
+def constant_stretch(leaf):
+    leaf[5, 100:109] = leaf[5, 100]
+
+
+BROKEN = {
+    part_without: energies,
+    row_halved: energies,
+    column_halved: energies,
+    three_percent_less: energies,
+    one_percent_without: counts,
+    cut_at_three: counts,
+    cut_at_four: counts,
+    heavy_tails: counts,
+    uniform: distribution,
+    mixed: distribution,
+    of_two_modes: distribution,
+    in_pairs: lags,
+    neighbours_alike: lags,
+    counter_wraps: repeats,
+    negated: repeats,
+    rows_alike: repeats,
+    constant_stretch: repeats,
+}
+
+
+@pytest.mark.parametrize(("broken", "test"), BROKEN.items(), ids=[f.__name__ for f in BROKEN])
+def test_draws_of_another_law_are_seen(broken, test):
+    leaf = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)
+    broken(leaf)
+    assert not test(leaf).check("name").passed
+
+
+def test_repeats_of_many_coordinates_are_looked_for_among_some(monkeypatch):
+    monkeypatch.setattr(normal, "_SORTED", 2**12)
+    rng = np.random.default_rng(0)
+    large, small = rng.normal(size=2**18), rng.normal(size=3000)
+    assert repeats(large, small).pvalue == 1
+    large[1000:4000] = -small
+    found = repeats(large, small).check("name")
+    assert not found.passed
+    assert "equal coordinates, leaf from" in found.detail
+
+
+def test_all_pairs_of_vectors_are_compared_also_those_of_other_lengths(monkeypatch):
+    monkeypatch.setattr(normal, "_BLOCK", 3)
+    rng = np.random.default_rng(0)
+    sizes = [96, 96, 20, 96, 20, 5, 40, 96, 20, 40]
+    sound = [rng.normal(size=size) for size in sizes]
+    names = [str(k) for k in range(10)]
+
+    def test(vectors):
+        tests = Several()
+        normal.add_cosines(tests, vectors, names)
+        return tests
+
+    assert test(sound).count == 36  # all but those of the vector of 5
+    assert test(sound).pvalue > 1e-6
+    for i in range(10):
+        for j in range(i):
+            vectors = list(sound)
+            common = min(sizes[i], sizes[j])
+            vectors[i] = vectors[i].copy()
+            vectors[i][:common] = -3 * vectors[j][:common]
+            found = test(vectors)
+            assert (found.where == f"{j} and {i}") == (common >= 20)
+            assert (found.pvalue <= FALSE_ALARM) == (common >= 20)
+    void = test([*sound[:4], np.zeros(20), *sound[5:]])
+    assert void.pvalue == 0
+    assert "nothing" in void.where

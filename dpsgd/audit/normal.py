@@ -1,0 +1,274 @@
+r"""Exact tests that arrays are independent standard normals, of any size.
+
+Draws may be rounded to a grid of `cell` standard deviations, as noise is: what a cell moves is
+allowed for in counts, and far below what the other tests resolve.
+
+**Energies.** The squares of N normals add up to a chi-square variable. They are added up in tiles
+of 2^8, 2^12, 2^16 and 2^20 consecutive coordinates and in all, and along the axes of an array, so
+that a row, a column or a stretch of a leaf without its noise is seen, wherever it lies.
+
+**Counts.** How many are beyond thresholds, up to seven standard deviations, and how many are next
+to zero, is binomial.
+
+**Cosines.** Two independent vectors, one of them of a spherical law, have an uncentred correlation
+of known law (`correlation_pvalue`). As the sign of z is independent of |z|,
+
+    m(z) = Phi^-1(2 Phi(|z|) - 1)
+
+is again standard normal: correlations of m see what is shared but for signs.
+
+**Repeats.** Noise that is used twice repeats whole runs of coordinates to the bit. Let no value
+have a probability above p. That the coordinates i, ..., i+r-1 equal j, ..., j+r-1 is r equations
+between independent variables whose graph has no cycle (it steps by j - i, always ahead), so that
+each in turn demands a given value of one more variable: probability p^r at most, also where the two
+overlap. Among N coordinates, such a pair of runs, of equal or of opposite signs, happens with
+probability N^2 p^r at most.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from scipy import special, stats
+
+from dpsgd.audit.checks import Several, correlation_pvalue, variance_pvalue
+
+TILES = 2**8, 2**12, 2**16, 2**20
+"""Consecutive coordinates whose squares are added up."""
+
+BEYOND = 2.0, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 7.0
+WITHIN = 1e-5, 1e-3, 1e-1
+"""Thresholds of the counts, in standard deviations."""
+
+_GROUPS = 2**17  # most rows or columns of a leaf that are looked at one by one
+_SORTED = 2**21  # about as many runs are compared, and all of arrays of up to _SMALL coordinates
+_SMALL = 2**12
+_BLOCK = 2048  # rows of a Gram matrix that are formed together
+_LEAST = 8  # coordinates from which on a copy is told from chance among 10^8 pairs
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def add_energies(tests: Several, leaf: np.ndarray, name: str) -> float:
+    """Tests the squares of a float32 array, added up by tile, row, column and in all: returned."""
+    flat, tile = leaf.ravel(), TILES[0]
+    whole = flat.size // tile * tile
+    rows = flat[:whole].reshape(-1, tile)
+    # In float32: 256 terms err by a relative 2^-17 at most, where chance moves the sum by 2^-4.
+    squares = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
+    sizes = np.full(squares.size, tile)
+    if flat.size > whole:
+        rest = flat[whole:].astype(np.float64)
+        squares, sizes = np.append(squares, rest @ rest), np.append(sizes, rest.size)
+    total = float(squares.sum())
+    tests.add(variance_pvalue(total, flat.size), name)
+    for larger in (*TILES[1:], 0):
+        if squares.size <= 1:
+            break
+        where = functools.partial("stretch {2:,} of {0:,} in {1}".format, tile, name)
+        tests.add(variance_pvalue(squares, sizes), where)
+        if larger:
+            starts = np.arange(0, squares.size, larger // tile)
+            squares, sizes = (np.add.reduceat(a, starts) for a in (squares, sizes))
+            tile = larger
+    if leaf.ndim > 1:
+        every = np.square(leaf)
+        for axis, length in enumerate(leaf.shape):
+            if 1 < length <= _GROUPS and length < leaf.size:
+                others = tuple(k for k in range(leaf.ndim) if k != axis)
+                along = every.sum(axis=others, dtype=np.float64)
+                where = functools.partial("row {2:,} along axis {0} of {1}".format, axis, name)
+                tests.add(variance_pvalue(along, leaf.size // length), where)
+    return total
+
+
+class Counts:
+    """How many of an array's coordinates are beyond the thresholds, and how many within."""
+
+    def __init__(self, draws: np.ndarray):
+        flat = np.abs(draws.ravel())
+        far, near = flat[flat > BEYOND[0]], flat[flat < WITHIN[-1]]
+        self.size = flat.size
+        # Not "<=": NaN is beyond everything.
+        self.beyond = np.array([np.count_nonzero(far > t) for t in BEYOND])
+        self.within = np.array([np.count_nonzero(near < t) for t in WITHIN])
+        self.odd = self.size - int(np.count_nonzero(np.isfinite(flat)))
+
+    def __add__(self, other: Counts) -> Counts:
+        total = object.__new__(Counts)
+        for name in ("size", "beyond", "within", "odd"):
+            setattr(total, name, getattr(self, name) + getattr(other, name))
+        return total
+
+    def add_to(self, tests: Several, name: str, cell: float, relative: float = 0.0) -> None:
+        """Tests the counts, whatever rounding does to them.
+
+        Args:
+          tests: To which they are added.
+          name: Of the array.
+          cell: How far rounding moves a draw at most, in standard deviations.
+          relative: How far it moves a draw, relative to it, beyond that.
+        """
+
+        def add(count: int, threshold: float, beyond: bool) -> None:
+            shifts = (cell + relative * threshold) * np.array([1, -1] if beyond else [-1, 1])
+            moved = np.maximum(0.0, threshold + shifts)
+            low, high = 2 * special.ndtr(-moved) if beyond else special.erf(moved / math.sqrt(2))
+            side = "beyond" if beyond else "within"
+            where = f"{count:,} of {self.size:,} {side} {threshold:g} sigma in {name}"
+            tests.add(_binomial_pvalue(count, self.size, low, high), where)
+
+        for count, threshold in zip(self.beyond, BEYOND, strict=True):
+            add(int(count), threshold, True)
+        for count, threshold in zip(self.within, WITHIN, strict=True):
+            add(int(count), threshold, False)
+        if self.odd:
+            tests.add(0.0, f"{self.odd:,} of {self.size:,} not finite in {name}")
+
+
+def _binomial_pvalue(count: int, size: int, low: float, high: float) -> float:
+    """Returns the two-sided p-value of a binomial count whose probability is in [low, high]."""
+    few = special.bdtr(count, size, low)
+    many = special.bdtrc(count - 1, size, high) if count else 1.0
+    return min(1.0, 2 * min(float(few), float(many)))
+
+
+def add_distribution(tests: Several, draws: np.ndarray, name: str) -> None:
+    """Tests the distance from the normal law (Kolmogorov and Smirnov), and the mean."""
+    flat = np.sort(draws.ravel())
+    ranks = np.arange(flat.size + 1) / flat.size
+    law = special.ndtr(flat)
+    distance = max(float(np.max(ranks[1:] - law)), float(np.max(law - ranks[:-1])))
+    where = f"{name}, of {flat.size:,} draws"
+    tests.add(float(stats.kstwo.sf(distance, flat.size)), f"distance from the law in {where}")
+    mean = float(flat.sum(dtype=np.float64)) / math.sqrt(flat.size)
+    tests.add(special.erfc(abs(mean) / math.sqrt(2)), f"mean in {where}")
+
+
+def magnitudes(draws: np.ndarray) -> np.ndarray:
+    """Returns m(z), standard normal and independent of the sign of z."""
+    both = 2 * special.ndtr(-np.abs(draws))  # of z = 0, which a grid has, it is 1
+    return -special.ndtri(np.minimum(both, 1 - 2.0**-22))
+
+
+def add_cosines(
+    tests: Several, vectors: Sequence[np.ndarray], names: Sequence[str], what: str = ""
+) -> None:
+    """Tests all pairs of vectors, coordinate by coordinate of what the shorter one has.
+
+    Args:
+      tests: To which they are added.
+      vectors: Float arrays of one axis.
+      names: Of the vectors.
+      what: Of them is compared.
+    """
+    sizes = np.array([vector.size for vector in vectors], np.int64)
+    for size in np.unique(sizes[sizes >= _LEAST]):
+        longer = np.flatnonzero(sizes >= size).tolist()
+        rows = np.stack([vectors[k][:size] for k in longer])
+        exact = sizes[longer] == size  # the other pairs have another, longer, common part
+        _add_gram(tests, rows, exact, [names[k] for k in longer], what)
+
+
+def _add_gram(
+    tests: Several, rows: np.ndarray, exact: np.ndarray, names: Sequence[str], what: str
+) -> None:
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    void = ~((norms > 0) & (norms < np.inf))
+    if void.any():
+        tests.add(0.0, f"{names[int(np.argmax(void))]}: there is nothing, or nothing finite")
+        return
+    unit = (rows / norms[:, None]).astype(np.float32)
+    count, largest, pair = 0, -1.0, (0, 0)
+    of_size = np.flatnonzero(exact)
+    # Each pair once: one of this size with a longer one, or with a later one of this size.
+    order = np.concatenate([of_size, np.flatnonzero(~exact)])
+    unit = unit[order]
+    for start in range(0, of_size.size, _BLOCK):
+        stop = min(start + _BLOCK, of_size.size)
+        cosines = np.abs(unit[start:stop] @ unit[start:].T)
+        cosines[np.tri(stop - start, cosines.shape[1], dtype=bool)] = -1
+        count += (stop - start) * cosines.shape[1] - (stop - start) * (stop - start + 1) // 2
+        place = int(np.argmax(cosines))
+        i, j = divmod(place, cosines.shape[1])
+        if cosines[i, j] > largest:
+            largest, pair = float(cosines[i, j]), (order[start + i], order[start + j])
+    if count == 0:
+        return
+    a, b = (rows[k].astype(np.float64) for k in pair)
+    cosine = a @ b / math.sqrt((a @ a) * (b @ b))
+    where = " and ".join(names[k] for k in sorted(pair)) + what
+    tests.add(correlation_pvalue(cosine, a.size), where, count)
+
+
+def add_lags(tests: Several, draws: np.ndarray, name: str, lags: Iterable[int] = ()) -> None:
+    """Tests an array with itself, further on along its first axis.
+
+    Args:
+      tests: To which this is added.
+      draws: Of one axis, or two.
+      name: Of the array.
+      lags: How far; by default 2^k for all k.
+    """
+    width = draws[:1].size
+    for lag in lags or [2**k for k in range(max(1, len(draws)).bit_length() - 1)]:
+        stretches = len(draws) // (2 * lag)
+        pairs = draws[: 2 * lag * stretches].reshape(stretches, 2, lag * width)
+        a, b = pairs[:, 0], pairs[:, 1]  # side by side: no draw is in two pairs
+        if a.size < _LEAST:
+            continue
+        ab, aa, bb = (
+            float(np.einsum("ij,ij->", x, y, dtype=np.float64)) for x, y in ((a, b), (a, a), (b, b))
+        )
+        cosine = ab / math.sqrt(aa * bb) if aa * bb > 0 else math.nan
+        tests.add(correlation_pvalue(cosine, a.size), f"{lag:,} apart in {name}")
+
+
+class Repeats:
+    """Runs of coordinates, to be compared with all others that are added.
+
+    Of many coordinates, only runs that begin with certain values are kept, about 2^21 of all, and
+    all runs of small arrays: what is shared has its share of them.
+    """
+
+    def __init__(self, total: int, most_likely: float):
+        """Prepares for `total` coordinates, none of whose values is likelier than `most_likely`."""
+        self._bound = 2 * math.log(max(1, total))
+        # So long that none repeats but once in 10^10 times.
+        self.length = max(2, math.ceil((self._bound + math.log(1e10)) / -math.log(most_likely)))
+        self._bound += self.length * math.log(most_likely)
+        self._rarely = (total // _SORTED).bit_length()
+        self._names: list[str] = []
+        self._kept: list[tuple[np.ndarray, ...]] = []
+
+    def add(self, array: np.ndarray, name: str) -> None:
+        """Adds the runs of a float32 array."""
+        words = array.ravel().view(np.uint32)
+        starts = np.arange(max(0, words.size - self.length + 1))
+        if words.size > _SMALL and self._rarely:
+            scrambled = (words[: starts.size] << np.uint32(1)) * np.uint32(0x9E3779B1)
+            starts = np.flatnonzero(scrambled < np.uint32(2 ** (32 - self._rarely)))
+        sign = words[starts] & np.uint32(2**31)  # of the first: equal but for one common sign
+        runs = np.stack([words[starts + k] ^ sign for k in range(self.length)], axis=1)
+        self._kept.append((runs, np.full(starts.size, len(self._names), np.int32), starts))
+        self._names.append(name)
+
+    def add_to(self, tests: Several) -> None:
+        """Tests whether any run is there twice."""
+        runs, arrays, starts = (np.concatenate(parts) for parts in zip(*self._kept, strict=True))
+        hashes = np.zeros(len(runs), np.uint64)
+        for column in runs.T:
+            hashes = (hashes ^ column) * _ODD
+            hashes ^= hashes >> np.uint64(29)
+        order = np.argsort(hashes)
+        alike = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+        pairs = np.stack([order[alike], order[alike + 1]])
+        equal = np.all(runs[pairs[0]] == runs[pairs[1]], axis=1)  # and not their hashes alone
+        if not equal.any():
+            tests.add(1.0, "", 1)
+            return
+        pair = pairs[:, int(np.argmax(equal))]
+        places = " and ".join(f"{self._names[arrays[k]]} from {starts[k]:,}" for k in sorted(pair))
+        tests.add(math.exp(self._bound), f"{self.length} equal coordinates, {places}", 1)
