@@ -27,6 +27,56 @@ def blocks_of(algorithm, mechanism, params, rows, **how):
     return train_blocks(algorithm, mechanism, state, rows, root=ROOT, **how)
 
 
+def noise_of(algorithm, sampler, params, rows, places, **how):
+    """The noise of a run, in units of sigma C: [steps, coordinates]."""
+    watch = Watch(np.bool_(True), places)
+    mechanism = Mechanism(sampler, SIGMA * 2**30, CLIP / 2**30)  # the sums disappear in the noise
+    blocks = blocks_of(algorithm, mechanism, params, rows, watch=watch, **how)
+    shown = np.concatenate([np.asarray(block.watched)[: len(block.steps)] for block in blocks])
+    unit = sampler.expected_batch_size / (SIGMA * CLIP)
+    return shown.astype(np.float64) * unit
+
+
+def assert_normal_and_apart(noise, what):
+    """Each row of `noise` is a vector of independent normal numbers, and so are all together."""
+    count, size = noise.shape
+    square = np.sum(noise**2, axis=1)
+    pvalue = 2 * np.minimum(stats.chi2.cdf(square, size), stats.chi2.sf(square, size))
+    assert count * pvalue.min() > FALSE_ALARM, f"{what} {pvalue.argmin()} has other noise"
+    # r^2 of two rows has the law Beta(1/2, (n - 1) / 2).
+    unit = noise / np.linalg.norm(noise, axis=1, keepdims=True)
+    cosine = np.abs(np.triu(unit @ unit.T, 1))
+    bound = np.sqrt(stats.beta.isf(FALSE_ALARM / cosine.size, 0.5, (size - 1) / 2))
+    pair = np.unravel_index(np.argmax(cosine), cosine.shape)
+    assert cosine[pair] < bound, f"{what} {pair} share noise"
+
+
+# 40 leaves: of equal shapes, packed together or by themselves, in two types, one beyond 2^20.
+
+SHAPES = [*[(7, 11)] * 10, *[64] * 10, *[(70 + k,) for k in range(8)], *[(8, 9)] * 8]
+LEAVES = [np.zeros(shape, np.float32) for shape in SHAPES]
+LEAVES[3:40:4] = [leaf.astype(jnp.bfloat16) for leaf in LEAVES[3:40:4]]
+LEAVES += [np.zeros((2, 2100), np.float32)] * 2 + [np.zeros(4200, jnp.bfloat16)]
+LEAVES += [np.zeros(2**20 + 1, np.float32)]
+
+
+def test_each_of_40_leaves_has_a_noise_of_its_own_and_in_full():
+    def nothing(params, batch, weights, scales):
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+        return zeros, Diagnostics(*(jnp.float32(0),) * 4)
+
+    steps, strewn = 10, np.random.default_rng(0)
+    places = tuple(
+        np.sort(strewn.choice(leaf.size, 64, replace=False)).astype(np.int32) for leaf in LEAVES
+    )
+    sampler, rows = Deterministic(steps, 1), np.ones(steps, np.float32)
+    algorithm = dpsgd(squares, optax.sgd(1.0))._replace(clipped_sum=nothing)
+    noise = noise_of(algorithm, sampler, LEAVES, rows, places, block_steps=8)
+    noise = noise.reshape(steps, 40, 64).swapaxes(0, 1)
+    assert_normal_and_apart(noise.reshape(40, -1), "leaf")
+    assert_normal_and_apart(noise.reshape(-1, 64), "leaf x step")
+
+
 # 130 steps in ten epochs: two full blocks of 64 and a short one.
 
 
@@ -63,6 +113,7 @@ def squares(params, example):
 SQUARES = dpsgd(squares, optax.adam(optax.cosine_decay_schedule(0.1, STEPS)))
 
 
+@pytest.mark.usefixtures("optimised")  # bits are the claim
 @pytest.mark.parametrize("mechanism", RUNS)
 def test_130_steps_in_blocks_of_64_are_bit_for_bit_those_taken_one_by_one(mechanism):
     def steps(block_steps):
@@ -79,57 +130,7 @@ def test_130_steps_in_blocks_of_64_are_bit_for_bit_those_taken_one_by_one(mechan
     assert state == last
 
 
-def noise_of(algorithm, sampler, params, rows, places, **how):
-    """The noise of a run, in units of sigma C: [steps, coordinates]."""
-    watch = Watch(np.bool_(True), places)
-    mechanism = Mechanism(sampler, SIGMA * 2**30, CLIP / 2**30)  # the sums disappear in the noise
-    blocks = blocks_of(algorithm, mechanism, params, rows, watch=watch, **how)
-    shown = np.concatenate([np.asarray(block.watched)[: len(block.steps)] for block in blocks])
-    unit = sampler.expected_batch_size / (SIGMA * CLIP)
-    return shown.astype(np.float64) * unit
-
-
-def assert_normal_and_apart(noise, what):
-    """Each row of `noise` is a vector of independent normal numbers, and so are all together."""
-    count, size = noise.shape
-    square = np.sum(noise**2, axis=1)
-    pvalue = 2 * np.minimum(stats.chi2.cdf(square, size), stats.chi2.sf(square, size))
-    assert count * pvalue.min() > FALSE_ALARM, f"{what} {pvalue.argmin()} has other noise"
-    # r^2 of two rows has the law Beta(1/2, (n - 1) / 2).
-    unit = noise / np.linalg.norm(noise, axis=1, keepdims=True)
-    cosine = np.abs(np.triu(unit @ unit.T, 1))
-    bound = np.sqrt(stats.beta.isf(FALSE_ALARM / cosine.size, 0.5, (size - 1) / 2))
-    pair = np.unravel_index(np.argmax(cosine), cosine.shape)
-    assert cosine[pair] < bound, f"{what} {pair} share noise"
-
-
+@pytest.mark.usefixtures("optimised")  # the program of the test above
 def test_each_of_130_steps_has_a_noise_of_its_own_and_in_full():
     start, places = np.zeros(D - 1, np.float32), (np.arange(D - 1, dtype=np.int32),)
     assert_normal_and_apart(noise_of(SQUARES, CUT, start, ROWS, places), "step")
-
-
-# 40 leaves: of equal shapes, packed together or by themselves, in two types, one beyond 2^20.
-
-SHAPES = [*[(7, 11)] * 10, *[64] * 10, *[(70 + k,) for k in range(8)], *[(8, 9)] * 8]
-LEAVES = [np.zeros(shape, np.float32) for shape in SHAPES]
-LEAVES[3:40:4] = [leaf.astype(jnp.bfloat16) for leaf in LEAVES[3:40:4]]
-LEAVES += [np.zeros((2, 2100), np.float32)] * 2 + [np.zeros(4200, jnp.bfloat16)]
-LEAVES += [np.zeros(2**20 + 1, np.float32)]
-
-
-@pytest.mark.usefixtures("unoptimised")
-def test_each_of_40_leaves_has_a_noise_of_its_own_and_in_full():
-    def nothing(params, batch, weights, scales):
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
-        return zeros, Diagnostics(*(jnp.float32(0),) * 4)
-
-    steps, strewn = 10, np.random.default_rng(0)
-    places = tuple(
-        np.sort(strewn.choice(leaf.size, 64, replace=False)).astype(np.int32) for leaf in LEAVES
-    )
-    sampler, rows = Deterministic(steps, 1), np.ones(steps, np.float32)
-    algorithm = dpsgd(squares, optax.sgd(1.0))._replace(clipped_sum=nothing)
-    noise = noise_of(algorithm, sampler, LEAVES, rows, places, block_steps=8)
-    noise = noise.reshape(steps, 40, 64).swapaxes(0, 1)
-    assert_normal_and_apart(noise.reshape(40, -1), "leaf")
-    assert_normal_and_apart(noise.reshape(-1, 64), "leaf x step")
