@@ -27,7 +27,8 @@ PUBLIC = {
         BallsAndBinsProfile Bound ContradictoryBounds GaussianProfile MultistageProfile
         PoissonProfile PrivacyProfile SelectionProfile ShuffleProfile TrialCount TruncatedProfile
         UnitsThenPoissonProfile UserPoissonProfile WithPureReleaseProfile WorstLeafProfile
-        calibrate epsilon format_delta largest_count log_overflow_probability smallest_count
+        attack_accuracy attack_advantage calibrate calibrate_advantage epsilon format_delta
+        implied_advantage largest_count log_overflow_probability smallest_count
         smallest_max_batch_size
     """,
     "samplers": """

@@ -18,6 +18,7 @@ from experiments.benchmarks import (
     samplers,
     step,
     train,
+    useful,
 )
 from experiments.benchmarks.rows import Row, report
 from experiments.benchmarks.timing import in_turns
@@ -93,6 +94,7 @@ def test_hard_questions_are_drawn_and_compared():
     ("benchmark", "measured"),
     [
         (noise, ["noise, 1.04858M coordinates", "secure noise, 1.04858M coordinates (scaled)"]),
+        (useful, ["noise multiplier, advantage 0.1, T 100, E 1"]),
         pytest.param(
             train,
             ["dpsgd train / bare loop, small, 0.228M parameters, batch 1024"],
