@@ -17,6 +17,9 @@ from scipy import special
 FALSE_ALARM = 1e-8
 """Probability, at most, that one check of randomness fails where nothing is wrong."""
 
+UNSEEN = "Not seen: what a loss or an optimizer does with data that it holds in a closure"
+"""What no look at releases shows: such a loss or optimizer brings the data along by itself."""
+
 LAW = "the draws have the law that was claimed"
 """Name of the check that is left out where a sampler states no law."""
 
@@ -79,7 +82,7 @@ class AuditReport:
         failed = sum(not check.passed for check in self.checks)
         verdict = f"VIOLATION: {failed} of {len(lines)} checks failed" if failed else "consistent"
         verdict += "" if self.sampler_audited else ", SAMPLER NOT AUDITED"
-        return [*lines, f"coupled audit: {verdict}"]
+        return [*lines, UNSEEN, f"coupled audit: {verdict}"]
 
     def require_passed(self) -> None:
         """Raises ValueError, naming the checks that failed, unless the audit passed."""

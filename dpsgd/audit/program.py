@@ -23,6 +23,9 @@ PyTree = Any
 _UNITS = 16
 """Most generated examples (blocks of rows, where these are clipped as one) among the data."""
 
+_SMALL = 2**26
+"""Most bytes of a column that is filled with generated rows throughout, and not with zeros."""
+
 _ALIKE = 1
 """Number of the example whose whole numbers are all alike, as where an id comes several times."""
 
@@ -30,8 +33,8 @@ _ALIKE = 1
 class AuditedProgram:
     """The executable of a run, and all that the run calls it with but rows and keys.
 
-    The data have as many rows as the run's. A few of them are generated ones, strewn from the first
-    row to the last, and the others are zeros; none is private. One of the examples is *poison*: its
+    The data have as many rows as the run's, and none is private. Examples are taken from the first
+    row to the last; where rows are very many, those between are zeros. One example is *poison*: its
     floats are NaN. The keys derive from a root of the audit's own.
 
     In what it returns, a release is the private mean gradient of a step, times the public b: the
@@ -151,7 +154,7 @@ class AuditedProgram:
           reveals: Whether the release itself, the private mean gradient, stands in the place of the
             parameters.
         """
-        mechanism = mechanism or self.mechanism
+        mechanism, self._spent = mechanism or self.mechanism, None
         state = self._begun()
         after, *_ = self._called(state, members, None, 0, mechanism, 0, reveals=reveals)
         return after
@@ -257,7 +260,8 @@ class AuditedProgram:
 
 def _sums(releases: PyTree, mechanism: Mechanism) -> list[np.ndarray]:
     b = np.float32(mechanism.sampler.expected_batch_size)
-    return [np.asarray(leaf).astype(np.float32).ravel() * b for leaf in jax.tree.leaves(releases)]
+    leaves = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(releases)]
+    return [leaf.astype(np.float32, copy=False) * b for leaf in leaves]
 
 
 def _columns(rows: PyTree, n: int, block: int) -> tuple[int, int | None, np.ndarray, PyTree]:
@@ -275,6 +279,8 @@ def _columns(rows: PyTree, n: int, block: int) -> tuple[int, int | None, np.ndar
     def column(leaf):
         leaf = np.asarray(leaf)
         made = _zeros((n, *leaf.shape[1:]), leaf.dtype)
+        if made.nbytes <= _SMALL:
+            made[:] = leaf[np.arange(n) % count]
         for number, start in enumerate(starts):
             unit = leaf[(number * block + np.arange(block)) % count]
             if number == units and _is_float(leaf):

@@ -45,7 +45,7 @@ from dpsgd.runs.task import (
 )
 from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
 from dpsgd.training.guarantee import Guarantee
-from dpsgd.training.loop import Block, repeats_exactly, train_blocks
+from dpsgd.training.loop import BLOCK_STEPS, Block, Layout, repeats_exactly, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from samplers import Population, UnitData
 
@@ -115,13 +115,22 @@ class Job:
         hyperparams = step_sizes(self.config.learning_rate, self.mechanism.sampler.num_steps)
         return state._replace(opt_state=state.opt_state._replace(hyperparams=hyperparams))
 
-    def audit(self, progress: Progress) -> str:
-        """Returns what the audit of the step and the sampler says, or refuses the run."""
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """How the blocks of this job are laid out, found once: all it runs is of one program."""
+        sampler, data_on = self.mechanism.sampler, self.config.data_on
+        return Layout.of(sampler, self.data, block_steps=BLOCK_STEPS, data_on=data_on)
+
+    def audit(self, state: TrainState, progress: Progress) -> str:
+        """Returns what the audit of the program and the sampler says, or refuses the run.
+
+        Args:
+          state: With which the run begins, or goes on.
+          progress: Called with one line of text.
+        """
         if not self.config.audit:
             return "not made: it was switched off"
-        return audit_run(
-            self.task, self.params, self.mechanism, self.config.microbatch_size, progress
-        )
+        return audit_run(self.task, self.algorithm, self.mechanism, state, self.layout, progress)
 
     def terms(self, record: Mapping[str, Any], digest: str, root: RootKey) -> Terms:
         """Returns what a generation of this job is declared under.
@@ -189,7 +198,7 @@ def run(
             "raise noise_multiplier, or max_batch_size or overflow='accumulate' where batches "
             "are cut"
         )
-    audit = job.audit(progress)
+    audit = job.audit(job.start(), progress)
     if config.insecure_seed is None:
         root = RootKey.from_entropy()
     else:
@@ -262,8 +271,8 @@ def resume(
         step = int(checkpoint.state.step) if checkpoint else 0
         digest = job.digest()
         terms = job.terms(record, digest, root)
-        if terms.fingerprint != last.fingerprint:
-            audit = job.audit(progress)
+        if step < job.mechanism.sampler.num_steps:
+            audit = job.audit(checkpoint.state if checkpoint else job.start(), progress)
             folder.write_json("audit.json", {"audit": audit})
         else:
             stated = folder.read_json("audit.json").get("audit")
@@ -411,7 +420,8 @@ def _train(
             job.data,
             root=root,
             generation=generation.key,
-            data_on=job.config.data_on,
+            block_steps=job.layout.block_steps,
+            data_on="host" if job.layout.streamed else "device",
             declare=ledger.declare,
             donate=True,
         )

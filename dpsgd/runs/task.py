@@ -54,9 +54,6 @@ class Task(Trainable, Protocol):
       when it was begun, which these rows must fit;
     * `digest()`, a text that names the rows: other rows, another text. It is kept a secret. By
       default the arrays of `columns` are hashed;
-    * `small(secure)`, the same task with small tables and layers, for the audit, which takes the
-      program's step many times; with `secure`, of the exact noise that takes seconds a million
-      parameters. By default the task itself;
     * `predict(params, rows)`, what the model says of rows, which need no labels: an array with a
       row each; pure, and compiled. It serves `dpsgd score` and an exported model;
     * `read(path, labelled=True, split=None)`, which yields the rows of another file of the task's

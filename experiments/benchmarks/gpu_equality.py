@@ -36,9 +36,9 @@ from dpsgd.noise.secure import add_secure_noise, rounded_gaussian
 from dpsgd.runs.ledger import read
 from dpsgd.training.blocks import plan_blocks
 from dpsgd.training.loop import repeats_exactly
-from experiments.audit import coupled
 from experiments.benchmarks.rows import Row
 from experiments.benchmarks.step import random_batch
+from experiments.cli.audit import coupled
 from experiments.cli.config import AuditConfig
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS

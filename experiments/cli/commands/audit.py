@@ -18,8 +18,9 @@ from experiments.cli.sampler_commands import SamplerCommand
 class Audit(AuditConfig):
     """Look for evidence that a run costs more privacy than its sampler's guarantee says.
 
-    Without --black-box: seconds, the compiled step on neighbouring batches under equal noise, the
-    noise's law and the sampler's. With it: minutes, a lower bound on epsilon from many whole runs.
+    Without --black-box: seconds, the program that trains on neighbouring batches under equal noise,
+    the noise's law and the sampler's. With it: minutes, a lower bound on epsilon from many whole
+    runs.
     The exit status is 1 if a violation is found.
 
     --task NAME says whose step: of clicks, by default, of another built-in task, or of one of your
@@ -43,7 +44,7 @@ def run(config: Audit) -> int:
         outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
     with Console() as console:
         console.progress("starting")
-        from experiments import audit
+        from experiments.cli import audit
 
         if not config.black_box:
             report = audit.coupled(_task(config), config, console.progress)

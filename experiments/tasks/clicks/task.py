@@ -118,15 +118,6 @@ class ClickModels:
 
         return uniform_rows(self.schema, count)
 
-    def small(self, secure: bool) -> DescribedClicks:
-        """Returns the model with small tables; for `secure` noise with small layers, too."""
-        sizes = dataclasses.replace(
-            self.sizes,
-            max_buckets=min(self.sizes.max_buckets, 64 if secure else PRESETS["small"].max_buckets),
-            hidden=tuple(min(units, 64) if secure else units for units in self.sizes.hidden),
-        )
-        return DescribedClicks(sizes, self.schema, self.hash_seed)
-
     def describe(self) -> dict[str, Any]:
         """Returns sizes, columns and hash seed: all that `described` needs."""
         from dpsgd.runs.records import plain

@@ -28,12 +28,10 @@ def normalised(params, batch, weights, scales):
 
 
 def test_a_rule_of_ones_own_passes_the_audit_and_trains():
-    def build(optimizer):
-        return dpsgd(loss_fn, optimizer)._replace(clipped_sum=normalised)
-
+    algorithm = dpsgd(loss_fn, optax.sgd(0.5))._replace(clipped_sum=normalised)
     x = np.random.default_rng(0).normal(size=(200, 5)).astype(np.float32)
     data = {"x": x, "y": x[:, 0]}
     mechanism = Mechanism(Poisson(200, 20, 2), noise_multiplier=1.0, l2_clip_norm=0.5)
-    assert coupled_audit(build, mechanism, jnp.ones(5), data).passed
-    w, _ = train(build(optax.sgd(0.5)), mechanism, jnp.zeros(5), data, delta=1e-4)
+    assert coupled_audit(algorithm, mechanism, jnp.ones(5), data).passed
+    w, _ = train(algorithm, mechanism, jnp.zeros(5), data, delta=1e-4)
     assert abs(w[0] - 1) < 0.2 > np.abs(w[1:]).max()

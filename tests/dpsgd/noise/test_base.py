@@ -183,7 +183,7 @@ LIES = {
 @pytest.mark.parametrize("noise", [TwoBands(), *LIES], ids=repr)
 def test_the_audit_tests_the_law_that_the_noise_claims(noise):
     report = coupled_audit(
-        lambda optimizer: dpsgd(loss_fn, optimizer),
+        dpsgd(loss_fn, optax.sgd(0.1)),
         mechanism(noise, Deterministic(N, 8, 2)),
         {"w": jnp.zeros(D)},
         rows(),

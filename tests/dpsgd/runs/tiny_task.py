@@ -1,6 +1,5 @@
 """A task of the tests' own, a line through points, which trains in a second; and runs of it."""
 
-import functools
 import os
 import signal
 from contextlib import contextmanager
@@ -95,6 +94,5 @@ def run_and_stop(task, config, out):
 def short_blocks():
     """Has runs take blocks of few steps: a short run has several."""
     with pytest.MonkeyPatch.context() as patch:
-        blocks = functools.partial(engine.train_blocks, block_steps=BLOCK)
-        patch.setattr(engine, "train_blocks", blocks)
+        patch.setattr(engine, "BLOCK_STEPS", BLOCK)
         yield

@@ -280,7 +280,6 @@ def test_one_program_serves_every_grid_and_another_the_fast_noise(monkeypatch):
 @pytest.mark.long  # the audit of secure noise is tested with the audit
 def test_the_audit_passes_secure_training():
     mechanism = secure(SAMPLERS[3], clip=0.5)
-    report = coupled_audit(
-        lambda optimizer: dpsgd(nonlinear, optimizer), mechanism, start(), rows(), root=ROOT
-    )
+    algorithm = dpsgd(nonlinear, optax.sgd(0.1))
+    report = coupled_audit(algorithm, mechanism, start(), rows(), root=ROOT)
     assert report.passed, report.lines()

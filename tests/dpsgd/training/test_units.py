@@ -143,7 +143,7 @@ def test_the_audit_passes_units_clipped_as_one_and_catches_rows_clipped_each():
 
     def audit(mutate):
         return coupled_audit(
-            lambda optimizer: mutate(dpsgd(unit_loss, optimizer)),
+            mutate(dpsgd(unit_loss, optax.sgd(0.1))),
             mechanism,
             jnp.ones(4),
             {"x": rows()["x"] * 100},

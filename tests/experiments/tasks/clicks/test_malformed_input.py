@@ -375,6 +375,14 @@ def test_a_damaged_store_is_refused_by_name_or_trains_on_the_right_rows(
 # --- Run directories -----------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_blocks():
+    """A short run has several blocks, and goes on in the program that it began in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "BLOCK_STEPS", 8)
+        yield
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A run that was stopped at step 16 of 30, with two checkpoints, the same finished, and rows.
@@ -383,7 +391,7 @@ def runs(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("runs")
     stopped, finished = folder / "stopped", folder / "finished"
-    blocks = functools.partial(engine.train_blocks, block_steps=8)
+    blocks = engine.train_blocks
 
     def stopping(*arguments, **options):
         for count, block in enumerate(blocks(*arguments, **options), 1):

@@ -1,7 +1,6 @@
 """Runs on clicks, from the command line: what is about their stores, and no other task's."""
 
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -29,11 +28,19 @@ def arguments(store, out, *more):
     ]  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_blocks():
+    """A short run has several blocks, and goes on in the program that it began in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "BLOCK_STEPS", 8)
+        yield
+
+
 @pytest.fixture(scope="module")
 def stopped_once(store, tmp_path_factory):
     """A run that got SIGTERM in its second block."""
     out = tmp_path_factory.mktemp("stopped") / "run"
-    usual = functools.partial(engine.train_blocks, block_steps=8)
+    usual = engine.train_blocks
 
     def signalling(*args, **options):
         for count, block in enumerate(usual(*args, **options)):

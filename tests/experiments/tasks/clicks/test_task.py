@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from dpsgd.runs.task import Task, check_task
-from experiments.tasks.clicks.schema import DISPLAY_ADS
-from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks, DescribedClicks
@@ -82,15 +80,6 @@ def test_parameters_are_described_without_being_made(task):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(
         lambda x: (x.shape, x.dtype), made
     )
-
-
-@pytest.mark.parametrize(
-    ("secure", "buckets", "hidden"), [(False, 1024, (80, 4)), (True, 64, (64, 4))]
-)
-def test_a_small_model_is_of_the_same_columns(secure, buckets, hidden):
-    whole = DescribedClicks(ModelConfig(2, 2**20, (80, 4)), DISPLAY_ADS, 3)
-    sizes = ModelConfig(2, buckets, hidden)
-    assert whole.small(secure) == dataclasses.replace(whole, sizes=sizes)
 
 
 def test_a_store_of_other_columns_or_another_hash_is_named(task, tmp_path):

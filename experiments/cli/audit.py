@@ -13,8 +13,11 @@ from accounting import epsilon, format_delta
 from dpsgd import Independent, Mechanism, Secure
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.checks import AuditReport
-from dpsgd.runs.audit import audit_step
+from dpsgd.runs.audit import audit_program
+from dpsgd.runs.config import RunConfig
+from dpsgd.runs.optimizer import ADAM, step_sizes
 from dpsgd.runs.task import Trainable
+from dpsgd.training.algorithm import dpsgd
 from experiments.cli.config import AuditConfig
 from samplers import BatchSampler
 from samplers.settings import SETTINGS
@@ -25,7 +28,7 @@ Progress = Callable[[str], None]
 def coupled(
     task: Trainable, config: AuditConfig, progress: Progress = lambda line: None
 ) -> AuditReport:
-    """Audits the compiled training step of a task, and the sampler's draws.
+    """Audits the program that trains a task, as a run compiles it, and the sampler's draws.
 
     Args:
       task: Whose model and generated rows are taken; its own rows are not read.
@@ -33,9 +36,13 @@ def coupled(
       progress: Called with one line of text whenever there is something to tell.
     """
     mechanism = _mechanism(config)
-    progress("compiling and running the training step")
+    progress("compiling and running the program that trains")
     claimed = _claimed(config, mechanism.sampler)
-    return audit_step(task, task.init(0), mechanism, claimed=claimed)[0]
+    algorithm = dpsgd(task.loss, ADAM)
+    state = algorithm.init(task.init(0), mechanism)
+    sizes = step_sizes(RunConfig.learning_rate, mechanism.sampler.num_steps)
+    state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
+    return audit_program(task, algorithm, mechanism, state, claimed=claimed)
 
 
 def black_box(config: AuditConfig, progress: Progress = lambda line: None) -> BlackBoxReport:

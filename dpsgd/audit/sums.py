@@ -1,0 +1,356 @@
+"""What an example does to the sum of a batch, seen in releases of the program that trains.
+
+Write S(A) for the sum over the members A of a batch. Two releases of one step have the same noise,
+which is made far smaller than C, so their difference is S(A) - S(B) up to rounding. C and sigma are
+arguments of the program: they are read from the configuration here, handed over as training does,
+by `Mechanism.scales`, which is checked, and never read back from there.
+
+**What is compared.** Two examples a and b lie in turn in all places of the batch, and what differs
+from release to release is who takes part: every gradient comes from the same arithmetic in all of
+them. C is lowered to half of the smaller of their norms: both are clipped, to norm C. Therefore
+
+* ||S(all a) - S({})|| <= C #a, an equality but for rounding: one place anywhere whose example is
+  clipped less, or by another's norm, exceeds it by what that example has too much;
+* S(all a and b) = S(all a) + S(all b) - S({}): what b adds does not depend on a;
+* ||S(all) - S(all but the last)|| <= C, and the same for the first: neighbours of a full batch.
+
+**Rounding.** Let u = 2^-24, and w the unit roundoff of the parameters' type (0 for float32). A sum
+of m float32 vectors of norm at most C, added up in any order, errs by (m - 1) u sum_j |x_j| at most
+in each coordinate, to first order (Higham, Accuracy and Stability of Numerical Algorithms, section
+4.2), hence by at most m^2 u C in norm. Adding noise, dividing by b and multiplying by it again err
+by 4 u of the result, and its type by w: (4 u + w)(m C + ||noise||). The noise's grid adds at most a
+cell in each of d coordinates, 2^-18 sigma C sqrt(d). `_slack` adds these up over the releases that
+are combined. So that it stays below C / 4, some 1,000 members at most have a gradient at a time;
+where a batch has more places, NaN examples take part in the others, which add exact zeros, and the
+examples move through the batch from release to release.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from dpsgd.audit.checks import Check
+from dpsgd.audit.program import AuditedProgram
+from dpsgd.training.loop import repeats_exactly
+from dpsgd.training.mechanism import Mechanism
+
+_UNIT = 2.0**-24  # roundoff of float32
+_SINGLES = 4  # examples whose contribution is measured alone
+_MOST_PARTS = 8  # into which the places of a batch are divided
+_QUIET = 2.0**-20  # noise multiplier under which sums are seen
+_LOUD = 2.0**60  # by which noise exceeds what it is to hide
+_PASS = 2**18  # coordinates that are looked at together
+
+Release = list[np.ndarray]
+
+
+def sum_checks(program: AuditedProgram) -> list[Check]:
+    """Checks what an example, padding and a poisoned example can do to a step's sum."""
+    mechanism = program.mechanism
+    quiet = _quiet(mechanism)
+    given = _scales_check([mechanism, quiet, loud(mechanism)])
+    if not given.passed:
+        return [given]
+    checks, norms = _singles(program, quiet)
+    seen = sorted(range(len(norms)), key=lambda unit: norms[unit])[-2:]
+    least = norms[seen[0]]
+    if 0 < least < math.inf:
+        lower = min(mechanism.l2_clip_norm, least) / 2
+        quiet = _quiet(dataclasses.replace(mechanism, l2_clip_norm=lower))
+        checks += _Clipped(program, quiet, seen[-1], seen[0]).checks()
+    else:
+        checks += _not_made(_OF_CLIPPED, "the generated rows have gradients that are zero")
+    return [given, *checks, _batch_free(program)]
+
+
+def _singles(program: AuditedProgram, quiet: Mechanism) -> tuple[list[Check], list[float]]:
+    """Checks examples in batches of their own, and returns their norms."""
+    clip, last = quiet.l2_clip_norm, program.places - 1
+    places = [0, last, last // 2, min(last, last // 2 + 1)]
+    nobody = program.release((), quiet)
+    norms = [
+        norm((1, program.release([unit], quiet, at=[place])), (-1, nobody))
+        for unit, place in zip(range(min(_SINGLES, program.units)), places, strict=False)
+    ]
+    allowed = clip * (1 + _RELATIVE) + _slack(program, quiet, nobody, 1, 0)
+    return [_at_most("an example moves the sum by at most C", max(norms), allowed)], norms
+
+
+_RELATIVE = 1e-3
+"""Of C: what an example's own arithmetic may add, over a sequence for example."""
+
+_LOWER = "a lower C clips to it"
+_PLACES = "an example is clipped wherever it lies"
+_ONE_BY_ONE = "examples are clipped one by one: sums add up"
+_NEIGHBOURS = "neighbours of a full batch differ by at most C"
+_PADDING = "padding is inert"
+_NAN = "a NaN example moves the sum by at most C"
+_OF_CLIPPED = _LOWER, _PLACES, _ONE_BY_ONE, _NEIGHBOURS, _PADDING, _NAN
+
+
+class _Clipped:
+    """Batches of two examples a and b in turn, both of which C clips."""
+
+    def __init__(self, program: AuditedProgram, quiet: Mechanism, a: int, b: int):
+        self.program, self.quiet = program, quiet
+        self.turns = np.where(np.arange(program.places) % 2, b, a)
+        self.nobody = program.release((), quiet)
+        self.clip = quiet.l2_clip_norm
+        self.single = self.clip  # of norm that one adds, with what its own arithmetic errs by
+        self.together = self._most_together()
+
+    def _most_together(self) -> int:
+        """Returns how many may have a gradient at a time, so that rounding stays below C / 4."""
+        most = 1
+        while most < self.program.places and self._slack(2 * most, most, most, 0) <= self.clip / 4:
+            most *= 2
+        if (grid := self.quiet.scales().grid) is not None:  # of integers that hold so many
+            most = min(most, int(2.0**30 * float(grid.spacing) / self.clip))
+        return most
+
+    def _slack(self, *members: int) -> float:
+        return _slack(self.program, self.quiet, self.nobody, *members)
+
+    def release(self, places: np.ndarray, padding: int | None = None, poisoned=()) -> Release:
+        """Returns the release of what lies in `places`; poison in others may take part as well."""
+        members, at = self.turns[places], places
+        if len(poisoned):
+            at = np.concatenate([places, poisoned])
+            members = np.concatenate([members, np.full(len(poisoned), self.program.poison)])
+        lying = self.turns if padding is None else padding
+        return self.program.release(members, self.quiet, at=at, padding=lying)
+
+    def moved(self, release: Release) -> float:
+        """Returns the norm of what the members of a batch add up to."""
+        return norm((1, release), (-1, self.nobody))
+
+    def checks(self) -> list[Check]:
+        """Returns all checks, in the order of `_OF_CLIPPED`."""
+        program, clip = self.program, self.clip
+        if self._slack(2, 1, 1, 0) > clip / 4:
+            return _not_made(_OF_CLIPPED, "rounding hides what a single example adds")
+        every = np.arange(program.places)
+        ends = [every[:1], every[-1:]]
+        singles = [self.moved(self.release(end)) for end in ends]
+        self.single = max(clip, min(singles))
+        checks = [_at_most(_LOWER, max(singles), clip * (1 + _RELATIVE) + self._slack(1, 0))]
+
+        parts = _parts(every, self.together)
+        looked_at = parts[:1] + [parts[k] for k in _spread(1, len(parts), _MOST_PARTS)]
+        excess, first = -math.inf, None
+        for part in looked_at:
+            others = self._poisoned(np.setdiff1d(every, part))
+            halves = [part[part % 2 == parity] for parity in (0, 1)]
+            sums = [self.release(half, poisoned=others) for half in halves]
+            for half, release in zip(halves, sums, strict=True):
+                allowed = half.size * self.single + self._slack(half.size, 0)
+                excess = max(excess, self.moved(release) - allowed)
+            first = first or (part, others, halves, sums)
+        assert first is not None
+        checks.append(self._place_check(excess, sum(map(len, looked_at))))
+
+        part, others, halves, sums = first
+        everybody = self.release(part, poisoned=others)
+        off = norm((1, everybody), (-1, sums[0]), (-1, sums[1]), (1, self.nobody))
+        slack = self._slack(part.size, halves[0].size, halves[1].size, 0)
+        checks.append(_at_most(_ONE_BY_ONE, off, slack))
+
+        # The neighbour's example has no gradient, as its floats are NaN; or does not take part.
+        without = [
+            self.release(np.setdiff1d(part, end), poisoned=np.union1d(others, self._poisoned(end)))
+            for end in ends
+        ]
+        changed = max(norm((1, everybody), (-1, release)) for release in without)
+        slack = self._slack(part.size, part.size - 1)
+        checks.append(_at_most(_NEIGHBOURS, changed, clip * (1 + _RELATIVE) + slack))
+        del everybody, without
+        return [*checks, *self._hidden(*halves, others, sums[1])]
+
+    def _poisoned(self, places: np.ndarray) -> np.ndarray:
+        return places if self.program.poison is not None else places[:0]
+
+    def _place_check(self, excess: float, seen: int) -> Check:
+        places = self.program.places
+        detail = f"{seen:,} of {places:,} places, {excess / self.clip:+.2g} C beyond what may be"
+        if excess > 0 or seen == places:
+            return Check(_PLACES, excess <= 0, detail)
+        why = f"{detail}: rounding hides an example among more than {self.together:,} at a time"
+        return Check(_PLACES, True, why, made=False)
+
+    def _hidden(
+        self, free: np.ndarray, taken: np.ndarray, others: np.ndarray, release: Release
+    ) -> list[Check]:
+        """Checks what does not count: rows under weight 0, and those whose gradients are NaN.
+
+        Args:
+          free: Places where that is, the first of the batch included.
+          taken: Places of examples that take part.
+          others: Places of NaN examples that do.
+          release: Of these.
+        """
+        poison = self.program.poison
+        if not taken.size:
+            return _not_made((_PADDING, _NAN), "the batch has one place")
+        lying = [0] if poison is None else [0, poison]
+        slack = self._slack(taken.size, taken.size)
+        same, moved = True, 0.0
+        for padding in lying:
+            other = self.release(taken, padding, poisoned=others)
+            same &= all(map(same_bits, release, other))
+            moved = max(moved, norm((1, release), (-1, other)))
+        checks = [_padding_check(same, moved, slack)]
+        if poison is None:
+            return [*checks, *_not_made((_NAN,), "rows have no floats")]
+        other = self.release(taken, poisoned=np.concatenate([others, free]))
+        moved = norm((1, release), (-1, other))
+        return [*checks, _at_most(_NAN, moved, self.clip * (1 + _RELATIVE) + slack)]
+
+
+def _parts(every: np.ndarray, together: int) -> list[np.ndarray]:
+    """Divides the places into parts, the first of which has both ends of the batch."""
+    if every.size <= together:
+        return [every]
+    half = max(1, together // 2)
+    ends = np.concatenate([every[:half], every[-half:]])
+    middle = every[half:-half]
+    return [ends, *(middle[k : k + together] for k in range(0, middle.size, together))]
+
+
+def _spread(start: int, stop: int, most: int) -> list[int]:
+    """Returns at most `most` of the numbers of a range, from its first to its last."""
+    numbers = np.linspace(start, stop - 1, most).astype(int).tolist()
+    return sorted(set(numbers)) if stop > start else []
+
+
+def _padding_check(same: bool, moved: float, slack: float) -> Check:
+    """Checks that releases are one whatever lies under weight 0: to the bit, where bits repeat.
+
+    Where atomic additions come in any order, equal steps differ by rounding, and so may these: up
+    to `slack`. A row that counts moves the sum by `clip`, and a NaN that gets through without
+    bound: both are told from rounding, as `slack` is well below C.
+    """
+    if repeats_exactly():
+        changed = "left the release bit-equal" if same else "changed the release"
+        return Check(_PADDING, same, f"other rows under weight 0 {changed}")
+    detail = f"other rows under weight 0 move the release by {moved:.3g} of {slack:.3g} allowed"
+    return Check(_PADDING, moved <= slack, detail)  # False for NaN, whose distance is infinite
+
+
+def _batch_free(program: AuditedProgram) -> Check:
+    """Checks that what is added to the sum, and what divides it, does not depend on the batch.
+
+    Sums are made so small beside the noise that releases are the noise alone.
+    """
+    noisy = loud(program.mechanism)
+    nobody = program.release((), noisy)
+    turns = np.arange(program.places) % program.units
+    everybody = program.release(turns, noisy, at=np.arange(program.places))
+    stddev = noisy.noise_multiplier * noisy.l2_clip_norm
+    total, worst = program.places * noisy.l2_clip_norm, 0.0
+    for a, b, dtype in zip(nobody, everybody, program.dtypes, strict=True):
+        size = norm((1, [a]))
+        allowed = total + stddev * 2.0**-18 * math.sqrt(a.size) + 4 * (_UNIT + _unit(dtype)) * size
+        worst = max(worst, norm((1, [a]), (-1, [b])) / allowed)
+    detail = f"a full batch changes them by {worst:.3g} of what rounding may"
+    return Check("noise and divisor do not depend on the batch", worst <= 1, detail)
+
+
+def _scales_check(mechanisms: Sequence[Mechanism]) -> Check:
+    """Compares the numbers that the program is given with those of the configuration."""
+    wrong = []
+    for mechanism in mechanisms:
+        scales, sampler = mechanism.scales(), mechanism.sampler
+        clip, b = mechanism.l2_clip_norm, sampler.expected_batch_size
+        stddev = mechanism.noise_multiplier * clip
+        ratios = {
+            "C": (float(scales.l2_clip_norm) / clip, 1 - _UNIT),
+            "sigma C": (float(scales.noise_stddev) / stddev, 1 - _UNIT),
+            "b": (float(scales.expected_batch_size) / b, 1 - _UNIT),
+        }
+        room = {name: 4 * _UNIT for name in ratios}
+        if (grid := scales.grid) is not None:
+            cells, spacing = float(grid.cells), float(grid.spacing)
+            most = int(grid.max_square[0]) + 2**32 * int(grid.max_square[1])
+            ratios["the grid's sigma C"] = cells * spacing / stddev, 1.0
+            room["the grid's sigma C"] = spacing / stddev + 4 * _UNIT
+            ratios["the grid's C"] = math.sqrt(most) * spacing / clip, 0.0
+            room["the grid's C"] = 1 + 4 * _UNIT
+        wrong += [
+            f"{name} is {ratio:.4g} times that of the configuration"
+            for name, (ratio, least) in ratios.items()
+            if not least <= ratio <= least + room[name]
+        ]
+    detail = wrong[0] if wrong else "C, sigma C and b, as they are given to the program"
+    return Check("the program is given the scales of the configuration", not wrong, detail)
+
+
+def _not_made(names: Sequence[str], why: str) -> list[Check]:
+    return [Check(name, True, why, made=False) for name in names]
+
+
+def _at_most(name: str, found: float, allowed: float) -> Check:
+    return Check(name, found <= allowed, f"{found:.6g} of {allowed:.6g} allowed")
+
+
+def _quiet(mechanism: Mechanism) -> Mechanism:
+    """Returns the mechanism with noise far below C; on an exact grid, with as little as it has."""
+    return _first_valid(mechanism, lambda k: {"noise_multiplier": _QUIET * 2.0**k}, range(20))
+
+
+def loud(mechanism: Mechanism) -> Mechanism:
+    """Returns the mechanism with its noise, and a C that is far below."""
+    sigma, clip = mechanism.noise_multiplier, mechanism.l2_clip_norm
+
+    def scaled(k: int) -> dict[str, float]:
+        factor = _LOUD * 2.0**-k
+        return {"noise_multiplier": sigma * factor, "l2_clip_norm": clip / factor}
+
+    return _first_valid(mechanism, scaled, range(0, 60, 5))
+
+
+def _first_valid(mechanism: Mechanism, changes, tries: range) -> Mechanism:
+    for k in tries:
+        try:
+            return dataclasses.replace(mechanism, **changes(k))
+        except ValueError:  # beyond what floats, or the grid, can tell apart
+            continue
+    return mechanism
+
+
+def _unit(dtype: np.dtype) -> float:
+    """Returns the unit roundoff of a type into which float32 is cast; 0 for itself."""
+    return 0.0 if dtype == np.float32 else float(jnp.finfo(dtype).eps) / 2
+
+
+def _slack(program: AuditedProgram, mechanism: Mechanism, nobody: Release, *members: int) -> float:
+    """Bounds the rounding in a combination of releases of so many members each."""
+    clip, unit = mechanism.l2_clip_norm, max(map(_unit, program.dtypes))
+    cells = mechanism.noise_multiplier * clip * 2.0**-18 * math.sqrt(sum(program.sizes))
+    noise = norm((1, nobody))
+    return sum(
+        (4 * _UNIT + unit) * (m * clip + noise) + cells + m**2 * _UNIT * clip for m in members
+    )
+
+
+def norm(*terms: tuple[int, Release]) -> float:
+    """Returns the norm of a combination of releases, in float64; infinity for NaN."""
+    square = 0.0
+    for leaves in zip(*(release for _, release in terms), strict=True):
+        for start in range(0, leaves[0].size, _PASS):
+            part = np.zeros(min(_PASS, leaves[0].size - start))
+            for (factor, _), leaf in zip(terms, leaves, strict=True):
+                part += factor * leaf[start : start + _PASS].astype(np.float64)
+            square += float(part @ part)
+    return math.sqrt(square) if math.isfinite(square) else math.inf
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two arrays are one to the bit."""
+    a, b = np.ravel(np.asarray(a)), np.ravel(np.asarray(b))
+    return a.dtype == b.dtype and np.array_equal(a.view(np.uint8), b.view(np.uint8))

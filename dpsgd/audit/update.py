@@ -1,0 +1,106 @@
+"""The update of the parameters, which sees the release of its step and nothing else of the batch.
+
+What a step tells is its release, the private mean gradient g; the optimizer makes of it what it
+likes. So the state after a step must be a function of g and of the state before. It is compared,
+
+* with what the optimizer, compiled by itself, makes of the g that the same step shows. Compilers
+  order and fuse arithmetic as they like, so numbers agree up to rounding: in every coordinate, to a
+  small part of how far it moved and how far the coordinates of its array do on average. Noise that
+  is missing from one coordinate, or from one moment, is far more;
+* to the bit, with that after another batch of the very same release: under noise that exceeds C so
+  far that it swallows the sum. Where bits do not repeat, this is not compared.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpsgd.audit.checks import Check
+from dpsgd.audit.program import AuditedProgram
+from dpsgd.audit.sums import loud, norm, same_bits
+from dpsgd.training.loop import repeats_exactly
+
+PyTree = Any
+
+_NAME = "the update sees the release alone"
+_SAME = "batches of one release leave one state"
+_PART = 2.0**-12  # of a movement, which rounding may change
+_PASS = 2**18  # coordinates that are looked at together
+
+
+def update_checks(program: AuditedProgram) -> list[Check]:
+    """Checks that the state after a step is made of its release, and of the state before."""
+    return [_made_of_the_release(program), _same_of_the_same(program)]
+
+
+def _made_of_the_release(program: AuditedProgram) -> Check:
+    optimizer = getattr(program.algorithm.update, "optimizer", None)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        why = "the algorithm's update names no optimizer to compare it with"
+        return Check(_NAME, True, why, made=False)
+    members = np.arange(program.places) % program.units
+    gradient = program.advanced(members, reveals=True).params
+    before = program.state
+    start = jax.tree.map(jnp.array, (before.opt_state, before.params))
+    run = jax.jit(functools.partial(_updated, optimizer), donate_argnums=(1, 2))
+    params, opt_state = run(gradient, *start)
+    del gradient, start
+    expected = before._replace(step=before.step + 1, params=params, opt_state=opt_state)
+    after = program.advanced(members, reveals=False)._replace(noise=())
+    if (off := _off(after, expected, before)) is not None:
+        return Check(_NAME, False, f"state{off} is not what the optimizer makes of the release")
+    return Check(_NAME, True, "parameters and optimizer state, after a full batch")
+
+
+def _updated(optimizer, gradient, opt_state, params):
+    updates, opt_state = optimizer.update(gradient, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+
+def _same_of_the_same(program: AuditedProgram) -> Check:
+    if not repeats_exactly():
+        return Check(_SAME, True, "equal steps differ in their last bits", made=False)
+    noisy, full = loud(program.mechanism), np.arange(program.places) % program.units
+
+    def same(*, reveals: bool) -> bool:
+        states = [program.advanced(who, noisy, reveals=reveals) for who in ((), full)]
+        seen = [state.params if reveals else state for state in states]
+        return all(map(same_bits, *map(jax.tree.leaves, seen)))
+
+    if same(reveals=False):
+        return Check(_SAME, True, "an empty and a full batch of one release agree")
+    if same(reveals=True):
+        return Check(_SAME, False, "an empty and a full batch of one release differ")
+    return Check(_SAME, True, "no noise is large enough to make two releases one", made=False)
+
+
+def _off(found: PyTree, expected: PyTree, before: PyTree) -> str | None:
+    """Returns the path of the first array that is not the expected one up to rounding."""
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(found)]
+    for path, *arrays in zip(paths, *map(jax.tree.leaves, (found, expected, before)), strict=True):
+        x, y, old = (np.ravel(np.asarray(array)) for array in arrays)
+        if not (_close(x, y, old) if jnp.issubdtype(x.dtype, jnp.floating) else same_bits(x, y)):
+            return path
+    return None
+
+
+def _close(x: np.ndarray, y: np.ndarray, old: np.ndarray) -> bool:
+    """Whether x and y, both of which were `old`, are one up to rounding."""
+    unit = float(jnp.finfo(x.dtype).eps)
+    part = max(_PART, 8 * unit)
+    scale = norm((1, [y]), (-1, [old])) / math.sqrt(max(1, x.size))
+    scale = scale if math.isfinite(scale) else 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, x.size, _PASS):
+            a, b, c = (each[start : start + _PASS].astype(np.float64) for each in (x, y, old))
+            allowed = part * (np.abs(b - c) + scale) + 4 * unit * (np.abs(b) + np.abs(c))
+            if not np.all((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b))):
+                return False
+    return True
