@@ -19,7 +19,7 @@ pytestmark = pytest.mark.audit
 @pytest.fixture(autouse=True)
 def nothing_is_remembered():
     """A process audits a mechanism once; each test here is a process of its own."""
-    audit._reports.clear()
+    audit._passed.clear()
 
 
 @pytest.fixture

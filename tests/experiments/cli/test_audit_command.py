@@ -7,8 +7,7 @@ import pytest
 
 from accounting import Bound
 from dpsgd.audit.black_box import bound_epsilon
-from experiments import audit
-from experiments.cli import main
+from experiments.cli import audit, main
 
 pytestmark = pytest.mark.audit
 

@@ -28,7 +28,7 @@ def nothing_is_done(monkeypatch):
 
     monkeypatch.setattr(comparison, "curves", work)
     monkeypatch.setattr(overview, "overview", work)
-    monkeypatch.setattr("experiments.audit.black_box", work)
+    monkeypatch.setattr("experiments.cli.audit.black_box", work)
 
 
 @pytest.mark.parametrize(("words", "option", "ending"), COMMANDS.values(), ids=COMMANDS)
