@@ -71,14 +71,6 @@ class BatchSource:
     def __repr__(self) -> str:
         return f"BatchSource({self.sampler!r}, seed=<secret>)"
 
-    def _members(self, step: int) -> list[np.ndarray]:
-        sampler = self.sampler
-        if not 0 <= step < sampler.num_steps:
-            raise ValueError(f"step must be in [0, {sampler.num_steps}), got {step}")
-        epoch, step_in_epoch = divmod(step, sampler.steps_per_epoch)
-        members = self._plan_of(epoch).members(step_in_epoch)
-        return sampler.passes(members, self._seed, step)
-
     def _plan_of(self, epoch: int) -> EpochPlan:
         sampler = self.sampler
         drawn = sampler.drawn_epoch(epoch)
@@ -136,17 +128,29 @@ class BatchSource:
         """
         members: list[np.ndarray] = []
         starts = [0]
+        sampler, epoch = self.sampler, -1
+        num_steps, length = sampler.num_steps, sampler.steps_per_epoch
         for step in range(start, stop):
-            cut = self._members(step)
+            if not 0 <= step < num_steps:
+                raise ValueError(f"step must be in [0, {num_steps}), got {step}")
+            if step // length != epoch:
+                epoch = step // length
+                plan = self._plan_of(epoch)
+            cut = sampler.passes(plan.members(step % length), self._seed, step)
             if passes is not None and members and len(members) + len(cut) > passes:
                 break
             members += cut
             starts.append(len(members))
         done = len(starts) - 1
-        shape = max(len(members), passes or 0), self.sampler.padded_batch_size
+        shape = max(len(members), passes or 0), sampler.padded_batch_size
         indices = np.zeros(shape, dtype=np.int32)
         weights = np.zeros(shape, dtype=np.float32)
         for row, examples in enumerate(members):
+            if examples.size > shape[1]:
+                raise ValueError(
+                    f"a batch of the steps {start} to {start + done - 1} has {examples.size} rows, "
+                    f"and a padded one {shape[1]}: the sampler's passes do not keep to the cap"
+                )
             indices[row, : examples.size] = examples
             weights[row, : examples.size] = 1.0
         starts += [len(members)] * (steps - done)

@@ -40,6 +40,8 @@ class RowLaw(abc.ABC):
       certain: Whether nothing is random.
       any_order: Whether the privacy cost holds whatever steps the examples take part in.
       batch_sizes: Rows of each batch of an epoch, int64[T]; None where they are random.
+      leaf_probability: With which each example of a drawn innermost unit takes part by itself; None
+        where they do not.
     """
 
     steps_per_epoch: int
@@ -50,6 +52,7 @@ class RowLaw(abc.ABC):
     certain: bool = False
     any_order: bool = False
     batch_sizes: np.ndarray | None = None
+    leaf_probability: float | None = None
 
     @property
     def units(self) -> np.ndarray | None:
@@ -59,6 +62,11 @@ class RowLaw(abc.ABC):
     @property
     def most_units(self) -> tuple[int, ...]:
         """Most units of each level of `units` that a batch holds examples of."""
+        return ()
+
+    @property
+    def unit_rates(self) -> tuple[np.ndarray, ...]:
+        """Probability with which a step draws each unit of each level of `units`."""
         return ()
 
     @abc.abstractmethod
@@ -149,14 +157,12 @@ class TreeDraws(RowLaw):
 
     Attributes:
       tree: Of the examples.
-      draws: How many are drawn of the children of each drawn unit, the outermost first.
-      leaf_probability: With which each leaf of a drawn unit of the last level takes part by itself;
-        None where leaves, too, are drawn without replacement.
+      draws: How many are drawn of the children of each drawn unit, the outermost first; of the
+        leaves, too, where there is no `leaf_probability`.
     """
 
     tree: UnitTree | TreeShape
     draws: tuple[int, ...]
-    leaf_probability: float | None = None
     steps_per_epoch: int = 1
     once: bool = False
 
@@ -180,6 +186,15 @@ class TreeDraws(RowLaw):
     def most_units(self) -> tuple[int, ...]:
         """Most units of each level of `units` that a batch holds examples of."""
         return tuple(math.prod(self.draws[: level + 1]) for level in range(self._levels - 1))
+
+    @cached_property
+    def unit_rates(self) -> tuple[np.ndarray, ...]:
+        """Probability with which a step draws each unit of each level of `units`."""
+        found = [np.ones(1)]
+        for level in range(self._levels - 1):
+            size = self._sizes[level]
+            found.append(np.repeat(found[-1] * self._alone(level, size), size.astype(np.int64)))
+        return tuple(found[1:])
 
     @property
     def _tree(self) -> UnitTree:

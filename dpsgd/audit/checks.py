@@ -184,3 +184,24 @@ def correlation_pvalue(cosine: Any, size: Any) -> Any:
     square = np.minimum(1.0, np.square(np.asarray(cosine, np.float64)))
     tail = special.betaincc(0.5, np.maximum(1, np.asarray(size) - 1) / 2, square)
     return np.where(np.isnan(square), 0.0, np.where(np.asarray(size) < 2, 1.0, tail))
+
+
+def entropy_pvalue(entropy: Any, freedom: Any) -> Any:
+    """Returns a bound on the probability of so much relative entropy between shares and a law.
+
+    For shares of N trials over k cells of probabilities p, and 0 <= x < 1,
+    E exp(x N KL(shares || p)) <= (1 - x)^-(k - 1) (R. Agrawal, Finite-Sample Concentration of the
+    Multinomial in Relative Entropy, 2020, Theorem I.3). It holds as well for N draws without
+    replacement, under which a convex function of the counts has no larger a mean (W. Hoeffding,
+    1963, Theorem 4). So the sum G of N KL over independent tables, with d the sum of their k - 1,
+    has Pr[G >= g] <= inf_x (1 - x)^-d e^(-x g) = (g / d)^d e^(d - g) for g >= d.
+
+    Args:
+      entropy: g, an array or a number; infinity where what cannot be has happened.
+      freedom: d >= 0; without any, nothing is seen.
+    """
+    d = np.asarray(freedom, np.float64)
+    g = np.maximum(np.asarray(entropy, np.float64), d)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bound = np.exp(d * np.log(g / d) + d - g)
+    return np.where(d == 0, 1.0, np.where(np.isinf(g), 0.0, bound))

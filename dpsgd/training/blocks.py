@@ -25,16 +25,16 @@ def most_passes(sampler: BatchSampler, block_steps: int) -> int:
 
 
 def plan_blocks(
-    source: BatchSource, *, first_step: int, block_steps: int
+    source: BatchSource, *, first_step: int, block_steps: int, stop: int | None = None
 ) -> Iterator[tuple[range, IndexBlock]]:
-    """Yields steps and plan of every block from `first_step` to the sampler's last step."""
+    """Yields steps and plan of every block from `first_step` to the sampler's last, or `stop`."""
     sampler = source.sampler
     # Every block has the shapes of a full one, so that the whole run is one compiled program.
     passes = most_passes(sampler, block_steps)
     step = first_step
-    while step < sampler.num_steps:
-        stop = min(step + block_steps, sampler.num_steps)
-        block = source.fill(step, stop, steps=block_steps, passes=passes)
+    stop = sampler.num_steps if stop is None else stop
+    while step < stop:
+        block = source.fill(step, min(step + block_steps, stop), steps=block_steps, passes=passes)
         yield range(step, step + int(block.num_steps)), block
         step += int(block.num_steps)
 

@@ -50,7 +50,7 @@ SAMPLERS = {
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
     """What a third of the draws finds, all of them do."""
-    monkeypatch.setattr("dpsgd.audit.sampler._MOST_DRAWS", 256)
+    monkeypatch.setattr("dpsgd.audit.draws._FEW", 256)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)

@@ -1,0 +1,317 @@
+"""Whole epochs as training reads them, at the run's own size: what the audit of a sampler looks at.
+
+They come through `BatchSource`, with read-ahead, block after block. The first seed's are the first
+epochs, those before and at powers of 2, and the last ones; further seeds differ from it in one bit,
+the 128th in front, and have the first epochs again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpsgd.training.blocks import plan_blocks
+from samplers import BatchSampler, BatchSource, RowLaw
+
+ENTRIES = 4_400_000
+"""Participations wanted, over all draws: a rate that is wrong by 0.3 % is then found out."""
+
+_FEW, _MOST = 512, 4096  # draws, at most: of a small population, and of a large one
+_FIRST = 9  # epochs 0 to 8 are drawn, if a run has them
+_LARGE = 4_000_000  # examples: of more, a few epochs are drawn, and some chunks looked at closely
+_OF_LARGE = 5  # draws
+_BLOCK_STEPS = 64
+_AHEAD = 4  # seeds whose epochs are read ahead: each has a thread
+_BITS = 6  # of the number of a draw: so many are compared in all pairs
+_SHARED = 30_000_000  # entries that pairs share, about, at most
+
+
+class Draw(NamedTuple):
+    """The participations of one epoch under one seed, without those that are not watched."""
+
+    seed: int
+    """Number of the seed, from 0."""
+    epoch: int
+    examples: np.ndarray
+    """Who takes part, ascending: int32[entries], places among the watched examples."""
+    steps: np.ndarray
+    """When, counted from the epoch's first step; ascending for each example: int32[entries]."""
+    sizes: np.ndarray
+    """Rows of each step, of all examples: int64[T]."""
+    by_chunk: np.ndarray
+    """Participations of each chunk of all examples: int64[chunks]."""
+    strays: int
+    """How many examples do not take part once, and how often beyond it; counted where they must."""
+
+
+class Lot:
+    """Examples chosen by lot by the units that they lie in.
+
+    Args:
+      units: The units that each example lies in, int32[levels, n], numbered in one order; None if
+        there are none: then all examples are of different ones.
+      rows: Number n of examples.
+      seed: Of the lot.
+
+    Attributes:
+      sizes: Examples of each innermost unit.
+      rank: Of each example among those of its innermost unit, in ascending order.
+    """
+
+    def __init__(self, units: np.ndarray | None, rows: int, seed: int) -> None:
+        self._rng = np.random.default_rng(seed % 2**128)
+        self._all = np.arange(rows)
+        self._units = units
+        if units is None:
+            self._order = self._starts = self._all
+            return
+        self._order = np.argsort(units[-1], kind="stable")
+        self._starts = np.flatnonzero(np.diff(units[0][self._order], prepend=-1))
+        self._lengths = np.diff(self._starts, append=rows)
+        self.sizes = np.bincount(units[-1])
+        self.rank = np.empty(rows, np.int64)
+        starts = np.cumsum(self.sizes) - self.sizes
+        self.rank[self._order] = self._all - starts[units[-1][self._order]]
+        self._first = self._order[starts]
+
+    def units(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the innermost units of these examples, and how many each holds of them."""
+        assert self._units is not None
+        return np.unique(self._units[-1, examples], return_counts=True)
+
+    def above(self, level: int, units: np.ndarray) -> np.ndarray:
+        """Returns the units of `level` in which these innermost ones lie."""
+        assert self._units is not None
+        return self._units[level, self._first[units]]
+
+    def shuffled(self, examples: np.ndarray) -> np.ndarray:
+        """Returns these examples in random order."""
+        return self._rng.permutation(examples)
+
+    def apart(self) -> np.ndarray:
+        """Returns examples of different outermost units: one of each, chosen anew."""
+        if self._starts is self._all:
+            return self._all
+        chosen = self._rng.random(self._lengths.size) * self._lengths
+        return self._order[self._starts + chosen.astype(np.int64)]
+
+    def together(self, *, next_one: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a pair of examples of each outermost unit: neighbours there, or any two."""
+        several = self._lengths > 1
+        starts, sizes = self._starts[several], self._lengths[several]
+        first = (self._rng.random(sizes.size) * (sizes - 1)).astype(np.int64)
+        step = (self._rng.random(sizes.size) * (sizes - 1 - first)).astype(np.int64)
+        second = first + 1 + (0 if next_one else step)
+        return self._order[starts + first], self._order[starts + second]
+
+
+class Draws:
+    """Epochs of a run, and of runs with other seeds.
+
+    Args:
+      sampler: Who draws.
+      law: With which they will be compared; None if none is known.
+      seed: Not the run's.
+
+    Attributes:
+      all: Every draw, seed by seed.
+      independent: Those that are independent by law.
+      fault: What is wrong with the batches themselves; "" if nothing is.
+      steps: T.
+      rows: Number of watched examples: all, or some chunks of a large population.
+      chunk_rows: Watched examples of each watched chunk.
+      lot: Chooses among them.
+      held: Of each draw the innermost units, and how many examples of each take part.
+      cut: Whether batches were cut: the draws are then what was drawn before.
+    """
+
+    def __init__(self, sampler: BatchSampler, law: RowLaw | None, seed: int) -> None:
+        self.sampler, self.steps = sampler, sampler.steps_per_epoch
+        self._once = law is not None and law.once
+        self._width = len(sampler.chunk_range(0))
+        count = sampler.num_chunks
+        units = law is not None and law.units is not None
+        self._large = sampler.num_examples > _LARGE and not units
+        watched = np.arange(count)
+        if self._large:
+            spread = np.linspace(0, count - 1, max(16, _LARGE // self._width - 16)).astype(int)
+            watched = np.unique([*watched[:8], *spread, *watched[-8:]])
+        self._slot = np.full(count, -1)
+        self._slot[watched] = np.arange(watched.size)
+        self._watched = watched
+        self.chunk_rows = np.array([len(sampler.chunk_range(int(c))) for c in watched])
+        self.rows = int(self.chunk_rows.sum())
+        self.lot = Lot(law.units if law else None, self.rows, seed)
+        redrawn = law is None or law.redrawn
+        self.fault, self.cut = "", False
+        self.all: list[Draw] = []
+        self.seeds: list[int] = []
+        for number, epochs in enumerate(_wanted(sampler, redrawn, large=self._large)):
+            self.seeds.append(_other(seed, number))
+            self.all += self._read(number, epochs)
+        fixed = law is not None and law.batch_sizes is not None
+        cap = sampler.padded_batch_size
+        if not (fixed or sampler.accumulates or cap >= sampler.num_examples):
+            self.cut = any((draw.sizes >= cap).any() for draw in self.all)
+        self.read = self.all
+        if self.cut:
+            self.all = [self._planned(draw.seed, draw.epoch) for draw in self.read]
+        # Which innermost units the draws have examples of, and of how many.
+        self.held = [self.lot.units(draw.examples) for draw in self.all] if units else []
+        self.independent = [d for d in self.all if redrawn or d.epoch == 0]
+
+    @cached_property
+    def merged(self) -> tuple[list[Draw], np.ndarray, np.ndarray]:
+        """Some independent draws, at most 64; their keys, ascending; and the draw of each key."""
+        entries = np.mean([draw.examples.size for draw in self.independent]) + 1
+        shared = entries**2 / max(1, self.rows * self.steps)  # by two draws, about
+        most = int(np.clip((2 * _SHARED / (shared + 1)) ** 0.5, 6, 1 << _BITS))
+        some = [draw for draw in self.independent if draw.seed == 0][: most * 5 // 8]
+        some += [draw for draw in self.independent if draw.seed][: most - len(some)]
+        codes = [self.keys(draw) << _BITS | number for number, draw in enumerate(some)]
+        merged = np.sort(np.concatenate(codes), kind="stable")
+        return some, merged >> _BITS, merged & ((1 << _BITS) - 1)
+
+    def keys(self, draw: Draw) -> np.ndarray:
+        """Returns the entries (i, t) of a draw as ascending numbers i T + t: int64[entries]."""
+        return draw.examples.astype(np.int64) * self.steps + draw.steps
+
+    def has(self, draw: Draw, examples: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Returns which of these entries a draw has."""
+        keys, wanted = self.keys(draw), examples.astype(np.int64) * self.steps + steps
+        if not keys.size:
+            return np.zeros(wanted.shape, bool)
+        return keys[np.minimum(np.searchsorted(keys, wanted), keys.size - 1)] == wanted
+
+    def numbers(self, places: Any) -> Any:
+        """Returns which examples of all stand at these places among the watched ones."""
+        chunks, within = np.divmod(places, self._width)
+        return self._watched[chunks] * self._width + within
+
+    def chunks(self, places: np.ndarray) -> np.ndarray:
+        """Returns the chunks, counted among the watched ones, of these places."""
+        return places // self._width
+
+    def borders(self) -> np.ndarray:
+        """Returns the places of each chunk's first and last example."""
+        ends = np.cumsum(self.chunk_rows)
+        return np.unique([ends - self.chunk_rows, ends - 1])
+
+    def compared(self) -> Iterator[tuple[Draw, Draw]]:
+        """Yields what was read of an epoch, and its rows by `participations` of a few chunks.
+
+        All of the one that lies in the chunks of the other; of a large population, in the last.
+        """
+        sampler, last = self.sampler, self.sampler.num_chunks - 1
+        few = [draw for draw in self.read if draw.seed == 0]
+        few = [few[0], few[-1]] if self._large else [*few[:_FIRST], *few[_FIRST:][-_FIRST:]]
+        chunks = [last] if self._large else sorted({0, last})
+        for draw in few:
+            rows = [sampler.participations(self.seeds[0], draw.epoch, chunk) for chunk in chunks]
+            examples, steps = (np.concatenate(part) for part in zip(*rows, strict=True))
+            some = np.isin(self._watched[self.chunks(draw.examples)], chunks)
+            read = draw._replace(examples=draw.examples[some], steps=draw.steps[some])
+            yield read, self._made(0, draw.epoch, examples, steps)
+
+    def _read(self, number: int, epochs: list[range]) -> Iterator[Draw]:
+        source = BatchSource(self.sampler, self.seeds[number], read_ahead=number < _AHEAD)
+        length = self.steps
+        for some in epochs:
+            parts: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+            blocks = plan_blocks(
+                source,
+                first_step=some.start * length,
+                stop=some.stop * length,
+                block_steps=_BLOCK_STEPS,
+            )
+            for steps, block in blocks:
+                examples, at = self._entries(block, steps.start)
+                for epoch in range(steps.start // length, -(-steps.stop // length)):
+                    mine = slice(*np.searchsorted(at, [epoch * length, (epoch + 1) * length]))
+                    part = examples[mine], at[mine] - epoch * length
+                    parts.setdefault(epoch, []).append(part)
+                    if (epoch + 1) * length <= steps.stop:
+                        whole = map(np.concatenate, zip(*parts.pop(epoch), strict=True))
+                        yield self._made(number, epoch, *whole)
+
+    def _entries(self, block, first: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what counts of a block: examples, and steps of the run."""
+        weights, starts = block.weights, block.starts
+        real = weights > 0
+        if not np.array_equal(weights, real):
+            self.fault = self.fault or "weights are not 0 or 1"
+        if real[starts[-1] :].any():
+            self.fault = self.fault or "a pass of no step has rows that count"
+        row_steps = np.repeat(first + np.arange(starts.size - 1), np.diff(starts))
+        counts = np.count_nonzero(real[: starts[-1]], axis=1)
+        return block.indices[: starts[-1]][real[: starts[-1]]], np.repeat(row_steps, counts)
+
+    def _planned(self, number: int, epoch: int) -> Draw:
+        starts, examples = self.sampler.plan(self.seeds[number], epoch)
+        return self._made(
+            number, epoch, examples, np.repeat(np.arange(self.steps), np.diff(starts))
+        )
+
+    def _made(self, number: int, epoch: int, examples: np.ndarray, steps: np.ndarray) -> Draw:
+        n, strays = self.sampler.num_examples, 0
+        if examples.size and not (examples.min() >= 0 and examples.max() < n):
+            self.fault = self.fault or f"epoch {epoch} has examples that there are not"
+            examples, steps = np.empty(0, np.int32), np.empty(0, np.int32)
+        if self._once:
+            present = np.zeros(n, bool)
+            present[examples] = True
+            strays = n + examples.size - 2 * int(np.count_nonzero(present))
+        sizes = np.bincount(steps, minlength=self.steps)
+        chunks = examples // self._width
+        by_chunk = np.bincount(chunks, minlength=self._slot.size)
+        if self._large:
+            some = self._slot[chunks] >= 0
+            examples, steps, chunks = examples[some], steps[some], chunks[some]
+            examples = self._slot[chunks] * self._width + examples % self._width
+        # They come in runs that ascend, one a step: what a merge sort is fastest with.
+        keys = np.sort(examples.astype(np.int64) * self.steps + steps, kind="stable")
+        if (keys[1:] == keys[:-1]).any():
+            self.fault = self.fault or f"a batch of epoch {epoch} has an example twice"
+        places = keys // self.steps
+        when = (keys - places * self.steps).astype(np.int32)
+        return Draw(number, epoch, places.astype(np.int32), when, sizes, by_chunk, strays)
+
+
+def _wanted(sampler: BatchSampler, redrawn: bool, *, large: bool) -> list[list[range]]:
+    """Returns the epochs to read under each seed, as ranges."""
+    entries = (
+        sampler.expected_batch_size * math.prod(sampler.clipped_shape) * sampler.steps_per_epoch
+    )
+    most = min(_MOST, max(_FEW, sampler.num_examples // 16))
+    draws = _OF_LARGE if large else min(most, max(_FIRST + 1, math.ceil(ENTRIES / entries)))
+    first = 3 if large or not redrawn else max(_FIRST, draws // 4)
+    first = min(first, sampler.epochs)
+    chosen = {*range(first), sampler.epochs - 1}
+    if not large:
+        powers = [2**k for k in range(1, 31) if 2**k < sampler.epochs]
+        chosen |= {max(0, sampler.epochs - 2), *powers, *(power - 1 for power in powers)}
+    wanted = [_ranges(sorted(chosen))]
+    left = draws - (len(chosen) if redrawn else 1)
+    while left > 0 or len(wanted) < 2:
+        count = max(1, min(left, first if redrawn else 1))
+        wanted.append([range(count)])
+        left -= count
+    return wanted
+
+
+def _ranges(numbers: list[int]) -> list[range]:
+    runs = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    some = [[number for _, number in run] for _, run in runs]
+    return [range(run[0], run[-1] + 1) for run in some]
+
+
+def _other(seed: int, number: int) -> int:
+    """Returns a seed that differs in one bit: the 128th, then others below, then longer ones."""
+    if number == 0:
+        return seed
+    return seed ^ (1 << (127 + 37 * (number - 1)) % 128 if number <= 128 else number << 128)
