@@ -32,7 +32,7 @@ from samplers import RowLaw
 _GROUPS = 8  # of steps, for what is no coincidence, as an order that is reversed
 _LAGS = (*range(1, 9), *(2**k for k in range(4, 20)))
 _PAIRS = 48  # of draws of units, at each lag
-_COUPLED = 256  # draws in which couples are looked for,
+_COUPLED = 1024  # draws in which couples are looked for,
 _ENTRIES = 1_500_000  # and their entries, about
 
 

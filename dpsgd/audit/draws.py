@@ -21,7 +21,7 @@ from samplers import BatchSampler, BatchSource, RowLaw
 ENTRIES = 4_400_000
 """Participations wanted, over all draws: a rate that is wrong by 0.3 % is then found out."""
 
-_FEW, _MOST = 512, 4096  # draws, at most: of a small population, and of a large one
+_FEW, _MOST = 256, 4096  # draws, at most: of a small population, and of a large one
 _FIRST = 9  # epochs 0 to 8 are drawn, if a run has them
 _LARGE = 4_000_000  # examples: of more, a few epochs are drawn, and some chunks looked at closely
 _OF_LARGE = 5  # draws

@@ -47,12 +47,13 @@ SAMPLERS = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def few_draws(monkeypatch):
-    """What a third of the draws finds, all of them do."""
-    monkeypatch.setattr("dpsgd.audit.draws._FEW", 256)
+    """What is sound passes with any number of draws."""
+    monkeypatch.setattr("dpsgd.audit.draws._FEW", 48)
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_every_sampler_is_audited_and_passes(sampler):
     checks = sampler_checks(sampler, sampler, seed=SEED)
@@ -170,7 +171,7 @@ HOLDS = "batches hold as many rows and units as claimed"
 READ = "the batches are the rows that were claimed"
 SHARES = "all steps take their share of the examples"
 BUGS = {
-    "one unit too many": (OneUnitTooMany(TREE, (3, 2, 4), steps=200), HOLDS),
+    "one unit too many": (OneUnitTooMany(TREE, (3, 2, 4), steps=200), READ),
     "one unit too many, by Poisson": (
         OneUnitTooManyByPoisson(UNEVEN, (4,), 0.3, steps=200), HOLDS),
     "wrong rate within units": (WrongRate(UNEVEN, (4,), 0.3, steps=200), SHARES),
@@ -216,6 +217,7 @@ def test_a_draw_of_units_that_is_claimed_as_another_is_found_out():
     assert "epochs have as many steps as claimed" in failed
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_known_order_is_what_shuffling_is_priced_as():
     for drawn, claimed in [("shuffle", "deterministic"), ("deterministic", "shuffle")]:
         checks = sampler_checks(SAMPLERS[drawn], SAMPLERS[claimed], seed=SEED)
@@ -236,6 +238,7 @@ class Mumbling(Poisson):
         return "as Poisson"
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("kind", [Silent, Mumbling])
 def test_a_sampler_of_unknown_law_is_not_audited_in_the_audits_and_the_guarantees_words(kind):
     sampler = kind(*SIZES)

@@ -122,13 +122,3 @@ def test_equal_runs_of_a_process_are_audited_once(tmp_path, monkeypatch):
 def test_where_there_is_no_noise_there_is_nothing_to_audit(tmp_path):
     config = config_of(noise_multiplier=None, non_private=True, audit=True)
     assert run(line, config, tmp_path / "run")["audit"] == "not made: there is no noise"
-
-
-def test_a_run_on_more_rows_than_are_drawn_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpsgd.audit.sampler._LARGEST_PLAN", 159)
-    text = run(line, config_of(audit=True), tmp_path / "run")["audit"]
-    assert text.startswith("passed: ")
-    assert (
-        "Not checked: the batches are the rows that were claimed "
-        "(not drawn for more than 159 examples)" in text
-    )
