@@ -138,6 +138,19 @@ class Several:
         return Check.of(name, self.pvalue, "; ".join(part for part in parts if part))
 
 
+def smallest(pvalues: Any, count: int | None = None) -> float:
+    """Returns the p-value of several: the smallest times their number (Bonferroni).
+
+    Itself one of several, so that a few tests are not outweighed by many others beside them.
+
+    Args:
+      pvalues: Of whatever dependence; of none, it is 1. NaN gives NaN.
+      count: Of the tests that were made, if `pvalues` are but those that hold the smallest.
+    """
+    values = np.asarray(pvalues, np.float64)
+    return float(np.minimum(1.0, (count or values.size) * np.min(values, initial=1.0)))
+
+
 def count_pvalue(count: Any, trials: Any, probability: Any) -> Any:
     """Returns twice Chernoff's bound on so rare a count, a valid two-sided p-value.
 
