@@ -56,8 +56,8 @@ class RunConfig:
     insecure_seed: int | None = None
     """Reproducible sampling and noise from this number, for debugging: voids the guarantee."""
     audit: bool = True
-    """Check first, on generated rows, that the step and the sampler keep what the guarantee assumes
-    (seconds); refuse to train where they do not."""
+    """Check first, on generated rows, that the program that trains and the sampler keep what the
+    guarantee assumes (seconds); refuse to train where they do not."""
 
     def check(self) -> None:
         """Raises ValueError, which names the setting, for values that cannot be run."""

@@ -9,9 +9,9 @@ import pytest
 from tiny_task import Line
 
 from dpsgd import RunConfig, resume, run
-from dpsgd.runs import engine
+from dpsgd.runs import audit, engine
 from dpsgd.runs.stop import Stopped
-from dpsgd.training import programs
+from dpsgd.training import loop, programs
 from samplers.settings import SETTINGS
 
 
@@ -75,4 +75,31 @@ def test_runs_of_equal_tasks_that_differ_in_numbers_share_one_program(tmp_path, 
             audit=False,
         )
         run(Line(width=6), config, tmp_path / str(number))
+    assert compiled("_run_block") == 1
+
+
+def test_what_is_audited_is_the_program_that_trains(tmp_path, compiled, monkeypatch):
+    programs._executable.cache_clear()
+    ran, audited = set(), []
+    executable, coupled_audit = loop.compiled_block, audit.coupled_audit
+
+    def auditing(*args, **options):
+        report = coupled_audit(*args, **options)
+        audited.extend(ran)
+        return report
+
+    def running(*args):
+        program = executable(*args)
+        ran.add(program)
+        return program
+
+    monkeypatch.setattr(audit, "coupled_audit", auditing)
+    monkeypatch.setattr(loop, "compiled_block", running)
+    # Rows that travel, in several passes; and the numbers of the audit's mechanisms are arguments.
+    sampler = SETTINGS["balls-and-bins"](
+        batch_size=16, epochs=2, max_batch_size=5, overflow="accumulate"
+    )
+    config = RunConfig(sampler, noise_multiplier=1.0, data_on="host")
+    run(Line(width=7), config, tmp_path / "run")
+    assert len(ran) == len(audited) == 1
     assert compiled("_run_block") == 1
