@@ -14,7 +14,7 @@ from experiments.cli.errors import in_one_line
 from samplers.settings import SETTINGS
 
 COMPARED = ("deterministic", "shuffle", "poisson", "balls-and-bins")
-METRICS = ("test_auc", "test_log_loss", "test_calibration")
+METRICS = ("test_auc", "test_log_loss", "test_predicted_over_observed")
 
 
 @dataclass(frozen=True)

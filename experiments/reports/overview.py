@@ -1,7 +1,7 @@
 """What finished runs and sweeps show together: one page of Markdown, and its figures.
 
-Only what the guarantees cover, or what the runs published beside them, is read: never the
-diagnostics of training.
+Only what the guarantees cover, or what the runs published beside them, is read, and labelled rows
+that are given to look at models of clicks with: never the diagnostics of training.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from accounting import format_delta
+from dpsgd.models.model import read_model
 from dpsgd.runs import report
 from dpsgd.runs.result import FinishedRun, unlike
 from experiments.cli.command_line import train_command
 from experiments.cli.console import counted
+from experiments.reports import clicks
 from experiments.reports import figures as run_figures
 from experiments.reports.figures import Runs
 from experiments.reports.metrics import Better, Headline, label
 from experiments.sweeps import engine, tables
 from experiments.sweeps.figure import draw
 from experiments.sweeps.summary import Summary
+from experiments.tasks import TASKS
+from experiments.tasks.clicks.task import ClickModels
 
 Sweeps = Mapping[Path, Summary]
 """What sweeps show, by their folders."""
@@ -58,6 +62,9 @@ def overview(
     title: str = "",
     headline: str | None = None,
     better: Better | None = None,
+    *,
+    rows: clicks.Rows | None = None,
+    against: Path | None = None,
 ) -> Page:
     """Returns the page about the runs and sweeps in `paths`.
 
@@ -66,6 +73,8 @@ def overview(
       title: Of the page; by default it says what is in it.
       headline: The metric that is shown, in place of each task's own.
       better: Which of its values are better.
+      rows: Labelled rows on which models of clicks are looked at, if any.
+      against: The run of a model without privacy that they are then compared with.
 
     Raises:
       FileNotFoundError: if one of them is neither.
@@ -94,6 +103,8 @@ def overview(
             parts += [f"### Task: {report.plain(task)}"] if len(groups) > 1 else []
             name = f"quality{number}.svg" if len(groups) > 1 else "quality.svg"
             parts.append(_glance(group, chosen, names, name, figures))
+        if rows is not None:
+            parts.append(_predictions(runs, rows, against, figures))
         parts.append(_guarantees(runs, figures))
     for number, (folder, summary) in enumerate(sweeps.items(), 1):
         parts.append(_sweep(folder, summary, f"sweep{number}.svg", figures))
@@ -179,6 +190,36 @@ def _glance(
             f"is the guarantee. Dashed: without privacy.]({figure})"
         )
     return "\n\n".join(parts)
+
+
+def _predictions(
+    runs: Runs, rows: clicks.Rows, against: Path | None, figures: dict[str, bytes]
+) -> str:
+    """Returns the section on how well models of clicks fit labelled rows."""
+    models = {name: read_model(run.path, kinds=TASKS) for name, run in runs.items()}
+    asked = {name: model for name, model in models.items() if isinstance(model.task, ClickModels)}
+    if not asked:
+        raise ValueError("none of the runs is of a model of clicks, of which alone --data is asked")
+    twin, remarks = None, []
+    if against is not None:
+        plain = read_model(against, kinds=TASKS)
+        clicks.check_twin(plain)
+        twin = clicks.Fit.of(against.name or str(against), plain, rows)
+        remarks = [
+            f"{report.plain(name)} and {report.plain(twin.name)} differ not only in noise and "
+            f"clipping, but in {report.plain('; '.join(found))}."
+            for name in asked
+            if (found := clicks.differences(runs[name], FinishedRun.read(against)))
+        ]
+    fits = [
+        clicks.Fit.of(name, model, rows)
+        for name, model in asked.items()
+        if against is None or model.path.resolve() != against.resolve()
+    ]
+    name = "reliability.svg"
+    if not any(fit.diverged for fit in [*fits, *([twin] if twin else [])]):
+        figures[name] = _svg(clicks.draw(fits, twin))
+    return "\n\n".join([clicks.section(fits, twin, rows, name), *remarks])
 
 
 def _guarantees(runs: Runs, figures: dict[str, bytes]) -> str:

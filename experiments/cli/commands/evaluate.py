@@ -6,11 +6,14 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
 from experiments.tasks import TASKS
+
+if TYPE_CHECKING:
+    from dpsgd.models.model import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,12 @@ class EvaluateConfig:
     """Which rows of a store; by default all of them."""
     task: str | None = None
     """Task of the model, as module:object, where that is not one that an installed package has."""
+    deciles: bool = False
+    """Of a model of clicks, also predicted and observed clicks by decile of the prediction."""
+    by: str | None = None
+    """The same by the largest categories of this column."""
+    against: Path | None = None
+    """Model without privacy (dpsgd train --non-private): what privacy cost."""
 
 
 def run(config: EvaluateConfig) -> None:
@@ -36,9 +45,45 @@ def run(config: EvaluateConfig) -> None:
         from experiments.cli.tasks import model_task
 
         model = read_model(config.model, task=model_task(config.task), kinds=TASKS)
-        metrics = model.evaluate(config.data, split=config.split)
+        if config.deciles or config.by is not None or config.against is not None:
+            metrics, tables = _fit(config, model)
+        else:
+            metrics, tables = model.evaluate(config.data, split=config.split), []
         own = config.split in (None, "train") and trained_on(model, config.data, kinds=TASKS)
     for name, value in metrics.items():
         print(f"{name}: {'undefined' if math.isnan(value) else f'{value:.6g}'}")
+    if tables:
+        from experiments.cli.console import Console
+
+        console = Console()
+        for title, header, rows in tables:
+            console.line(f"\n{title}")
+            console.table(header, rows)
     if own:
         print("note: among these rows are those that trained the model", file=sys.stderr)
+
+
+def _fit(
+    config: EvaluateConfig, model: TrainedModel
+) -> tuple[dict[str, float], list[tuple[str, list[str], list[list[str]]]]]:
+    """Returns the metrics of a model of clicks, and tables by their titles."""
+    import dataclasses
+
+    from dpsgd.models.model import read_model
+    from experiments.reports import clicks
+
+    rows = clicks.Rows(config.data, config.split, config.by)
+    fit, tables = clicks.Fit.of("this model", model, rows), []
+    if config.against is not None:
+        plain = read_model(config.against, kinds=TASKS)
+        clicks.check_twin(plain)
+        twin = clicks.Fit.of(str(config.against), plain, rows)
+        title = f"against {twin.name}, which has no guarantee (± standard error over the rows):"
+        tables.append((title, *clicks.cost([fit], twin)))
+    if config.deciles:
+        table = clicks.groups("decile", fit.deciles(), intervals=False)
+        tables.append(("predicted and observed clicks, by the prediction:", *table))
+    if config.by is not None:
+        table = clicks.groups(config.by, fit.categories(), intervals=False)
+        tables.append((f"predicted and observed clicks, by {config.by}:", *table))
+    return dataclasses.asdict(fit.metrics), tables

@@ -34,6 +34,15 @@ class ReportConfig:
     """Metric to show first, in place of each task's own."""
     better: Literal["higher", "lower"] | None = None
     """Which of its values are better."""
+    data: Path | None = None
+    """Labelled rows on which models of clicks are looked at: the calibration of their predictions,
+    a store or a raw file. What is said of these rows is not covered by the guarantees."""
+    split: Literal["train", "validation", "test"] = "test"
+    """Which rows of a store."""
+    by: str | None = None
+    """Also show predicted and observed clicks by the largest categories of this column."""
+    against: Path | None = None
+    """Run of the same model without privacy (dpsgd train --non-private): what privacy cost."""
 
 
 def run(config: ReportConfig) -> None:
@@ -47,13 +56,28 @@ def run(config: ReportConfig) -> None:
                 f"{folder}, where the Markdown and the figures of {config.out} belong, holds "
                 f"{file.name}: name another --out{', or give --overwrite' if ours else ''}"
             )
+    for option, value in (("--by", config.by), ("--against", config.against)):
+        if value is not None and config.data is None:
+            raise ValueError(f"{option} is about labelled rows: name them with --data")
     with Console() as console:
         console.progress("reading the runs and their guarantees")
         from dpsgd.runs.files import write_atomically
+        from experiments.reports.clicks import Rows
         from experiments.reports.html import document
         from experiments.reports.overview import overview
 
-        page = overview(config.runs, config.title, config.headline, config.better)
+        rows = None
+        if config.data is not None:
+            split = config.split if config.data.is_dir() else None
+            rows = Rows(config.data, split, config.by)
+        page = overview(
+            config.runs,
+            config.title,
+            config.headline,
+            config.better,
+            rows=rows,
+            against=config.against,
+        )
         folder.mkdir(parents=True, exist_ok=True)
         files = {
             config.out: document(page).encode(),

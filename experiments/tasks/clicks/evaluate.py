@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,26 +16,53 @@ from experiments.tasks.clicks.store import Columns
 PyTree = Any
 
 
-def evaluate(
-    logit_fn: Callable[[PyTree, PyTree], jax.Array], params: PyTree, blocks: Iterable[Columns]
-) -> BinaryMetrics:
-    """Returns the metrics of the model on labelled rows, read once, block by block.
+class Scores(NamedTuple):
+    """What a model says of labelled rows."""
+
+    logits: np.ndarray
+    """float32[rows]."""
+    labels: np.ndarray
+    """0 or 1, uint8[rows]."""
+    ids: np.ndarray
+    """The values of one categorical column, hashed: int32[rows]; or none."""
+
+
+def score(
+    logit_fn: Callable[[PyTree, PyTree], jax.Array],
+    params: PyTree,
+    blocks: Iterable[Columns],
+    category: int | None = None,
+) -> Scores:
+    """Returns what the model says of labelled rows, read once, block by block.
 
     Args:
       logit_fn: (params, example) -> logit.
       params: The model's parameters.
       blocks: Columns of consecutive rows.
+      category: Which categorical column to keep, if any.
+    """
+    params, of_rows = jax.device_put(params), _of_rows(logit_fn)
+    logits, labels = [np.zeros(0, np.float32)], [np.zeros(0, np.uint8)]
+    ids = [np.zeros(0, np.int32)]
+    for block in blocks:
+        features = {name: column for name, column in block.items() if name != "label"}
+        logits.append(predictions(of_rows, params, features))
+        labels.append(np.asarray(block["label"]))
+        if category is not None:
+            ids.append(np.asarray(block["categories"][:, category]))
+    return Scores(np.concatenate(logits), np.concatenate(labels), np.concatenate(ids))
+
+
+def evaluate(
+    logit_fn: Callable[[PyTree, PyTree], jax.Array], params: PyTree, blocks: Iterable[Columns]
+) -> BinaryMetrics:
+    """Returns the metrics of the model on labelled rows, see `score`.
 
     Raises:
       ValueError: if there are no rows.
     """
-    params, of_rows = jax.device_put(params), _of_rows(logit_fn)
-    logits, labels = [np.zeros(0, np.float32)], [np.zeros(0, np.uint8)]
-    for block in blocks:
-        features = {name: column for name, column in block.items() if name != "label"}
-        logits.append(predictions(of_rows, params, features))
-        labels.append(block["label"])
-    return binary_metrics(np.concatenate(logits), np.concatenate(labels))
+    scores = score(logit_fn, params, blocks)
+    return binary_metrics(scores.logits, scores.labels)
 
 
 @functools.lru_cache(maxsize=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import entr, expit
 from scipy.stats import rankdata
 
 
@@ -17,7 +17,9 @@ class BinaryMetrics:
     """Probability that a random positive outscores a random negative; a tie counts one half."""
     log_loss: float
     """Mean negative log likelihood, in nats."""
-    calibration: float
+    normalised_entropy: float
+    """Log loss over that of the base rate alone: 1 is a model that knows no more than the rate."""
+    predicted_over_observed: float
     """Sum of predicted probabilities over sum of labels; 1 is calibrated in the large."""
     expected_calibration_error: float
     """Mean over bins of |mean prediction - mean label|, weighted by the bins' sizes."""
@@ -62,6 +64,14 @@ def log_loss(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean(np.logaddexp(0.0, z) - np.asarray(labels) * z))
 
 
+def base_rate_entropy(labels: np.ndarray) -> float:
+    """Returns -y log y - (1 - y) log(1 - y), y the mean of `labels` (0 or 1, [n]), in nats.
+
+    It is the log loss of always predicting the base rate: 0 where one class is absent.
+    """
+    return float(entr(np.mean(labels)) + entr(1.0 - np.mean(labels)))
+
+
 def expected_calibration_error(
     probabilities: np.ndarray, labels: np.ndarray, bins: int = 15
 ) -> float:
@@ -93,11 +103,14 @@ def binary_metrics(logits: np.ndarray, labels: np.ndarray) -> BinaryMetrics:
             f"metrics need equally many logits and labels, got {z.shape} and {y.shape}"
         )
     probabilities = expit(np.where(np.isfinite(z), z, np.nan))
-    positives = int(y.sum())
+    positives, loss, entropy = int(y.sum()), log_loss(z, y), base_rate_entropy(y)
     return BinaryMetrics(
         auc=auc(z, y),
-        log_loss=log_loss(z, y),
-        calibration=float(probabilities.sum() / positives) if positives else float("nan"),
+        log_loss=loss,
+        normalised_entropy=loss / entropy if entropy else float("nan"),
+        predicted_over_observed=float(probabilities.sum() / positives)
+        if positives
+        else float("nan"),
         expected_calibration_error=expected_calibration_error(probabilities, y),
         num_examples=z.size,
         num_positives=positives,

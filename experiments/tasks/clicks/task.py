@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
+    from experiments.tasks.clicks.evaluate import Scores
     from experiments.tasks.clicks.schema import Schema
     from experiments.tasks.clicks.store import Store
 
@@ -111,6 +112,26 @@ class ClickModels:
         from experiments.tasks.clicks.evaluate import evaluate
 
         return dataclasses.asdict(evaluate(self._functions.logit, params, blocks))
+
+    def score(self, params: PyTree, blocks: Iterable[PyTree], by: str | None = None) -> Scores:
+        """Returns what the model says of labelled rows, with their labels.
+
+        Args:
+          params: The model's parameters.
+          blocks: The rows, as `read` gives them.
+          by: A categorical column whose hashed values are returned as well.
+
+        Raises:
+          ValueError: if there is no such column.
+        """
+        from experiments.tasks.clicks.evaluate import score
+
+        names = list(self.schema.categories)
+        if by is not None and by not in names:
+            raise ValueError(
+                f"there is no categorical column {by!a:.60}; there are {', '.join(names) or 'none'}"
+            )
+        return score(self._functions.logit, params, blocks, None if by is None else names.index(by))
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` rows of the columns of the schema, which are nobody's."""

@@ -65,7 +65,12 @@ def test_training_writes_a_report_with_every_promised_field(trained, sampler):
     assert 0 < record["epsilon_lower"] <= record["epsilon_upper"] < 100
     assert record["delta"] == 1 / 2400
     assert (record["adjacency"], record["unit"]) == ("zero-out", "example")
-    for name in ("test_auc", "test_log_loss", "test_calibration", "examples_per_second"):
+    for name in (
+        "test_auc",
+        "test_log_loss",
+        "test_predicted_over_observed",
+        "examples_per_second",
+    ):
         assert np.isfinite({**record, **record["metrics"]}[name])
     report = (out / "report.md").read_text()
     assert record["guarantee"] in report

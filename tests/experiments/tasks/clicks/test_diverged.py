@@ -27,7 +27,7 @@ def diverged(store):
 def test_it_is_a_finished_run_whose_metrics_are_undefined(diverged):
     record = json.loads((diverged / "report.json").read_text())
     for split in ("validation", "test"):
-        for metric in ("auc", "log_loss", "calibration", "expected_calibration_error"):
+        for metric in ("auc", "log_loss", "normalised_entropy", "predicted_over_observed"):
             assert record["metrics"][f"{split}_{metric}"] is None
         assert record["metrics"][f"{split}_num_examples"] == 20
     assert record["epsilon_upper"] > 0
@@ -50,7 +50,7 @@ def test_every_command_takes_it_and_says_that_it_diverged(
     if command == "resume":
         (line,) = [line for line in printed.splitlines() if "diverged" in line]
         assert line.startswith("note: the training diverged: validation_auc, ")
-        assert printed.count("undefined") == 4 + 1  # in the table, and in the note
+        assert printed.count("undefined") == 5 + 1  # in the table, and in the note
     if command == "report":
         page = (tmp_path / "page.html").read_text()
         assert "The training of steep diverged" in page
@@ -64,7 +64,7 @@ def test_every_command_takes_it_and_says_that_it_diverged(
 def test_its_report_says_so_in_bold(diverged):
     text = (diverged / "report.md").read_text()
     assert "\n\n**The training diverged: validation_auc, " in text
-    assert "| test | undefined | undefined | undefined | undefined | 20 | " in text
+    assert "| test | undefined | undefined | undefined | undefined | undefined | 20 | " in text
     assert "nan" not in text.lower().split()
 
 

@@ -43,9 +43,9 @@ def test_every_metric_of_a_logit_that_is_not_finite_is_undefined_without_a_warni
         warnings.simplefilter("error")
         found = metrics.binary_metrics(logits, labels)
         alone = metrics.auc(logits, labels), metrics.log_loss(logits, labels)
-    values = (found.auc, found.log_loss, found.calibration, found.expected_calibration_error)
+    *values, rows, positives = dataclasses.astuple(found)
     assert np.isnan([*values, *alone]).all()
-    assert (found.num_examples, found.num_positives) == (4, 2)
+    assert (rows, positives) == (4, 2)
 
 
 @given(st.lists(st.floats(-(2.0**127), 2.0**127), min_size=2, max_size=20))
@@ -65,10 +65,29 @@ def test_calibration_errors_vanish_for_calibrated_predictions_and_not_for_others
     labels = (rng.random(logits.size) < 1 / (1 + np.exp(-logits))).astype(int)
     good = metrics.binary_metrics(logits, labels)
     shifted = metrics.binary_metrics(logits + 0.5, labels)
-    assert good.calibration == pytest.approx(1, abs=0.02)
+    assert good.predicted_over_observed == pytest.approx(1, abs=0.02)
     assert good.expected_calibration_error < 0.01
-    assert shifted.calibration > 1.15
+    assert shifted.predicted_over_observed > 1.15
     assert shifted.expected_calibration_error > 0.05
+
+
+@given(st.floats(0.01, 0.99))
+def test_normalised_entropy_is_one_for_the_base_rate_and_less_for_whoever_knows_more(rate):
+    labels = np.arange(1000) < 1000 * rate
+    logit = np.log(labels.mean() / (1 - labels.mean()))
+    constant = metrics.binary_metrics(np.full(1000, logit), labels)
+    assert constant.normalised_entropy == pytest.approx(1.0)
+    assert constant.predicted_over_observed == pytest.approx(1.0)
+    knowing = metrics.binary_metrics(logit + labels - 0.5, labels)
+    assert knowing.normalised_entropy == pytest.approx(
+        knowing.log_loss
+        / -(np.log(labels.mean()) * labels + np.log1p(-labels.mean()) * ~labels).mean()
+    )
+    assert knowing.normalised_entropy < 1.0
+
+
+def test_one_class_alone_has_no_normalised_entropy():
+    assert np.isnan(metrics.binary_metrics(np.zeros(3), np.zeros(3)).normalised_entropy)
 
 
 def test_metrics_refuse_empty_and_unequal_input():

@@ -1,0 +1,307 @@
+"""How well click models fit, as people read it: the level of their predictions, and privacy's cost.
+
+A bid is a value times a predicted rate, so that the level must be right, and not the order alone.
+All of it is said of labelled rows, which are given for that: no guarantee covers them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.special import expit
+
+from dpsgd.models.model import TrainedModel
+from dpsgd.runs import report
+from dpsgd.runs.config import RunConfig
+from dpsgd.runs.result import FinishedRun
+from experiments.figures.drawing import MARKERS, PALETTE
+from experiments.tasks.clicks.evaluate import Scores
+from experiments.tasks.clicks.metrics import BinaryMetrics, binary_metrics
+from experiments.tasks.clicks.reliability import (
+    FEWEST,
+    Group,
+    by_category,
+    by_decile,
+    by_probability,
+)
+from experiments.tasks.clicks.task import ClickModels
+
+Table = tuple[list[str], list[list[str]]]
+"""Header and rows."""
+
+_COSTS = {
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "normalised_entropy": "normalised entropy",
+    "predicted_over_observed": "predicted / observed",
+}
+"""What privacy costs something of."""
+_QUALITIES = {**_COSTS, "expected_calibration_error": "calibration error"}
+_TRAINING = ("learning_rate", "init_seed")
+_BATCHES = ("name", "batch_size", "epochs")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Labelled rows on which models are looked at.
+
+    Attributes:
+      data: A store, or a raw file in the format of the models.
+      split: Which rows of a store; None for all.
+      by: Categorical column by whose values they are grouped, if any.
+    """
+
+    data: Path
+    split: str | None = None
+    by: str | None = None
+
+    def __str__(self) -> str:
+        return f"the {self.split} rows of {self.data}" if self.split else f"the rows of {self.data}"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What one model predicts of labelled rows.
+
+    Attributes:
+      name: Of the model, on the page.
+      scores: Its logits, with the labels and the column that rows are grouped by.
+      metrics: Its quality.
+    """
+
+    name: str
+    scores: Scores
+    metrics: BinaryMetrics
+
+    @classmethod
+    def of(cls, name: str, model: TrainedModel, rows: Rows) -> Fit:
+        """Reads the rows and asks the model.
+
+        Raises:
+          ValueError: if it is no model of clicks, or the rows or the column are not its.
+        """
+        if not isinstance(model.task, ClickModels):
+            raise ValueError(f"{model.path} is no model of clicks, of which alone this can be said")
+        blocks = model.task.read(rows.data, split=rows.split)
+        scores = model.task.score(model.params, blocks, rows.by)
+        return cls(name, scores, binary_metrics(scores.logits, scores.labels))
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """The predicted probabilities of a click: float64[rows]."""
+        return expit(self.scores.logits.astype(np.float64))
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a prediction is undefined."""
+        return not np.isfinite(self.scores.logits).all()
+
+    def losses(self) -> np.ndarray:
+        """Returns the cross entropy of each row, in nats: float64[rows]."""
+        z = self.scores.logits.astype(np.float64)
+        return np.logaddexp(0.0, z) - self.scores.labels * z
+
+    def deciles(self) -> list[Group]:
+        """Returns the rows by decile of the prediction."""
+        return by_decile(self.probabilities, self.scores.labels)
+
+    def categories(self) -> list[Group]:
+        """Returns the rows by the largest categories of the column."""
+        return by_category(self.scores.ids, self.probabilities, self.scores.labels)
+
+
+def check_twin(model: TrainedModel) -> None:
+    """Raises ValueError unless a model was trained without noise."""
+    if model.guarantee["noise_multiplier"]:
+        raise ValueError(
+            f"{model.path} was trained with noise: what privacy cost is seen against a model "
+            "without privacy (dpsgd train --non-private)"
+        )
+
+
+def quality(fits: Iterable[Fit]) -> Table:
+    """Returns the table of the models' quality."""
+    rows = [
+        [fit.name, *(_metric(getattr(fit.metrics, name)) for name in _QUALITIES)] for fit in fits
+    ]
+    return ["model", *_QUALITIES.values()], rows
+
+
+def cost(fits: Iterable[Fit], twin: Fit) -> Table:
+    """Returns the table of what is gained or lost against a model without privacy.
+
+    The log loss differs by a mean over rows, whose standard error is given.
+    """
+    rows = []
+    for fit in fits:
+        pairs = [(getattr(fit.metrics, name), getattr(twin.metrics, name)) for name in _COSTS]
+        cells = dict(zip(_COSTS, (_difference(one - other) for one, other in pairs), strict=True))
+        if not (fit.diverged or twin.diverged):
+            error = np.std(fit.losses() - twin.losses()) / math.sqrt(fit.metrics.num_examples)
+            cells["log_loss"] += f" ± {error:.4f}"
+        rows.append([fit.name, *cells.values()])
+    return ["model", *_COSTS.values()], rows
+
+
+def groups(what: str, found: Iterable[Group], *, intervals: bool = True) -> Table:
+    """Returns the table of predicted against observed clicks, as rates and as numbers.
+
+    Args:
+      what: What tells groups apart.
+      found: The groups.
+      intervals: Whether to show the 95 % intervals of the rates, too.
+    """
+    header = [what, "rows", "predicted", "observed", "95 % interval"]
+    header += ["clicks predicted", "clicks observed", "ratio"]
+    rows = [
+        [
+            group.name,
+            f"{group.rows:,}",
+            f"{group.prediction:.2%}",
+            f"{group.rate:.2%}",
+            "{:.2%} to {:.2%}".format(*group.interval()),
+            f"{group.predicted:,.1f}",
+            f"{group.observed:,}",
+            _metric(group.predicted_over_observed),
+        ]
+        for group in found
+    ]
+    if not intervals:
+        for line in (header, *rows):
+            del line[4]
+    return header, rows
+
+
+def _metric(value: float) -> str:
+    return report.metric(value if math.isfinite(value) else None)
+
+
+def _difference(value: float) -> str:
+    return f"{value:+.4f}" if math.isfinite(value) else report.UNDEFINED
+
+
+def draw(fits: Sequence[Fit], twin: Fit | None = None, *, bins: int = 15) -> Figure:
+    """Draws the reliability diagram of models: observed over predicted rates, above the counts.
+
+    Error bars are Wilson's intervals at 95 %; the model without privacy, if any, is grey.
+    """
+    figure = Figure(figsize=(7.2, 5.6), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    upper.plot([0, 1], [0, 1], color="0.4", lw=0.8, ls=":")
+    largest = 0.0
+    shown = [*fits, *([twin] if twin else [])]
+    for number, fit in enumerate(shown):
+        found = by_probability(fit.probabilities, fit.scores.labels, bins)
+        found = [group for group in found if group.rows >= FEWEST]
+        at, rates = [g.prediction for g in found], [g.rate for g in found]
+        ends = np.array([g.interval() for g in found]).reshape(-1, 2).T
+        reach = np.abs(ends - rates)
+        plain = fit is twin
+        color = "0.5" if plain else PALETTE[number % len(PALETTE)]
+        look = {"color": color, "marker": MARKERS[number % len(MARKERS)], "ms": 4, "lw": 1.3}
+        label = f"{fit.name}, without privacy" if plain else fit.name
+        upper.errorbar(
+            at,
+            rates,
+            reach,
+            ls="--" if plain else "-",
+            capsize=2,
+            elinewidth=0.8,
+            label=label,
+            **look,
+        )
+        counts, edges = np.histogram(fit.probabilities, bins, (0.0, 1.0))
+        lower.stairs(counts, edges, color=color, lw=1.3, ls="--" if plain else "-")
+        largest = max(largest, *at, *rates)
+    top = min(1.0, 1.08 * largest) or 1.0
+    upper.set(ylabel="observed rate of clicks", xlim=(0, top), ylim=(0, min(1.0, 1.05 * top)))
+    upper.legend(frameon=False, fontsize="small", loc="upper left")
+    lower.set(xlabel="predicted probability of a click", ylabel="rows", yscale="log")
+    for axes in (upper, lower):
+        axes.grid(alpha=0.25, lw=0.5)
+    return figure
+
+
+def section(fits: Sequence[Fit], twin: Fit | None, rows: Rows, figure: str) -> str:
+    """Returns the Markdown about models that were asked about the same labelled rows.
+
+    Args:
+      fits: What they predict.
+      twin: The model without privacy, if any.
+      rows: Which rows.
+      figure: File name of the reliability diagram.
+    """
+    shown = [*fits, *([twin] if twin else [])]
+    some = shown[0].metrics
+    parts = [
+        "## How well the predictions fit",
+        f"Of {report.plain(str(rows))}: {some.num_examples:,} rows, {some.num_positives:,} clicks. "
+        "No guarantee covers what is said of these rows. The normalised entropy is the log loss "
+        "over that of always predicting their rate of clicks; predicted / observed, below the "
+        "ratio, is that of clicks, and 1 is the right level.",
+        report.table(*quality(shown)),
+    ]
+    if diverged := [fit.name for fit in shown if fit.diverged]:
+        return "\n\n".join(
+            [
+                *parts,
+                f"Diverged, so that nothing more is shown: {report.plain(', '.join(diverged))}.",
+            ]
+        )
+    parts.append(
+        "![Reliability: the observed rate of clicks over the predicted probability, in bins of "
+        "equal width; on the dotted line the level is right. Bars: 95 % intervals for the rate "
+        f"behind so many rows; bins of fewer than {FEWEST} are left out. Below: how many rows have "
+        f"such a prediction.]({figure})"
+    )
+    if twin:
+        parts += [
+            "### What privacy cost",
+            f"Against {report.plain(twin.name)}, the model without privacy; ± is the standard "
+            "error over the rows. Each model is of one run, and another run would differ by its "
+            "own noise and draws.",
+            report.table(*cost(fits, twin)),
+            f"**{report.plain(twin.name)} has no guarantee**: what this page says of it, and any "
+            "difference to it, depends on its training rows without noise, and no guarantee above "
+            "covers it.",
+        ]
+    for fit in fits:
+        parts.append(f"### Predicted and observed clicks: {report.plain(fit.name)}")
+        parts.append(report.table(*groups("decile of the prediction", fit.deciles())))
+        if rows.by is not None:
+            found = fit.categories()
+            parts.append(report.table(*groups(f"{rows.by}, the largest", found)))
+    if rows.by is not None:
+        parts.append(
+            f"Values of {report.plain(rows.by)} are known by the bucket they are hashed to, which "
+            f"several may share; those with fewer than {FEWEST} rows are among the others."
+        )
+    return "\n\n".join(parts)
+
+
+def differences(run: FinishedRun, twin: FinishedRun) -> list[str]:
+    """Returns what else two runs differ in than noise and clipping, in words."""
+    both = [_settings(run), _settings(twin)]
+    found = [
+        f"{name.replace('_', ' ')} ({both[0].get(name)} and {both[1].get(name)})"
+        for name in both[0] | both[1]
+        if both[0].get(name) != both[1].get(name)
+    ]
+    return found + (["the rows they were trained on"] if run.data != twin.data else [])
+
+
+def _settings(run: FinishedRun) -> dict[str, object]:
+    config: RunConfig = run.config
+    sampler = {
+        field.name: getattr(config.sampler, field.name)
+        for field in dataclasses.fields(config.sampler)
+        if field.name in _BATCHES
+    }
+    sizes = dict(run.task["description"].get("model_sizes", {}))
+    return {**sampler, **{name: getattr(config, name) for name in _TRAINING}, **sizes}

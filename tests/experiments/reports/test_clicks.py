@@ -1,0 +1,189 @@
+"""What a page says of click models is what their predictions of the rows came to."""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_task import Line
+
+import dpsgd
+from dpsgd import RunConfig
+from dpsgd.models.model import read_model
+from dpsgd.runs.result import FinishedRun
+from experiments import cli
+from experiments.reports import clicks
+from experiments.reports.html import document
+from experiments.reports.overview import overview
+from experiments.tasks import TASKS
+from experiments.tasks.clicks.evaluate import Scores
+from experiments.tasks.clicks.metrics import binary_metrics
+from experiments.tasks.clicks.reliability import FEWEST
+from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.task import Clicks
+from samplers.settings import SETTINGS
+
+pytestmark = pytest.mark.usefixtures("unoptimised")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A store of clicks, a private model, and the same without privacy."""
+    folder = tmp_path_factory.mktemp("clicks")
+    synthetic.write_store(folder / "store", 3000, 0)
+    task = Clicks(folder / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
+    for name, noise in (
+        ("private", {"noise_multiplier": 1.0}),
+        ("plain", {"non_private": True}),
+    ):
+        sampler = SETTINGS["deterministic"](batch_size=400, epochs=2)
+        config = RunConfig(sampler, audit=False, **noise)
+        dpsgd.run(task, config, folder / name, name="clicks")
+    return folder
+
+
+@pytest.fixture
+def here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def rows_of(folder, by=None):
+    return clicks.Rows(folder / "store", "test", by)
+
+
+def fit_of(folder, name, by=None):
+    return clicks.Fit.of(name, read_model(folder / name, kinds=TASKS), rows_of(folder, by))
+
+
+def numbers(line):
+    return [cell.strip().replace(",", "") for cell in line.strip("| \n").split("|")]
+
+
+def test_the_page_shows_level_deciles_categories_and_what_privacy_cost(folder):
+    page = overview([folder / "private"], rows=rows_of(folder, "C9"), against=folder / "plain")
+    text = page.markdown
+    metrics = FinishedRun.read(folder / "private").record["metrics"]
+    assert f"300 rows, {metrics['test_num_positives']} clicks" in text
+    row = next(line for line in text.splitlines() if line.startswith("| private | 0."))
+    for name in ("auc", "log_loss", "normalised_entropy", "predicted_over_observed"):
+        assert f"{metrics[f'test_{name}']:.4f}" in row
+    section = text.partition("### Predicted and observed clicks: private")[2]
+    deciles, categories = re.findall(r"(?:^\|.*\n?)+", section, re.M)[:2]
+    for table, count in ((deciles, 10), (categories, None)):
+        cells = [numbers(line) for line in table.splitlines()[2:]]
+        assert count in (None, len(cells))
+        assert sum(int(cell[1]) for cell in cells) == 300
+        assert sum(int(cell[6]) for cell in cells) == metrics["test_num_positives"]
+    assert "reliability.svg" in page.figures
+    assert "No guarantee covers what is said of these rows" in text
+    assert "**plain has no guarantee**" in text
+    assert document(page).count("<figure>") == 3
+
+
+def test_the_cost_is_the_difference_of_the_metrics_with_its_standard_error(folder):
+    private, plain = fit_of(folder, "private"), fit_of(folder, "plain")
+    _, [[name, auc, loss, entropy, ratio]] = clicks.cost([private], plain)
+    assert name == "private"
+    one, other = private.metrics, plain.metrics
+    assert float(auc) == pytest.approx(one.auc - other.auc, abs=6e-5)
+    y, n = private.scores.labels, private.scores.labels.size
+    per_row = [
+        -np.where(y == 1, np.log(fit.probabilities), np.log1p(-fit.probabilities))
+        for fit in (private, plain)
+    ]
+    difference, error = map(float, loss.split(" ± "))
+    assert difference == pytest.approx((per_row[0] - per_row[1]).mean(), abs=6e-5)
+    assert error == pytest.approx((per_row[0] - per_row[1]).std() / math.sqrt(n), abs=6e-5)
+    found = one.normalised_entropy - other.normalised_entropy
+    assert float(entropy) == pytest.approx(found, abs=6e-5)
+    found = one.predicted_over_observed - other.predicted_over_observed
+    assert float(ratio) == pytest.approx(found, abs=6e-5)
+
+
+def test_a_model_without_privacy_that_was_trained_otherwise_is_said_to_be(folder, monkeypatch):
+    private, plain = (FinishedRun.read(folder / name) for name in ("private", "plain"))
+    assert clicks.differences(private, plain) == []
+    sampler = dataclasses.replace(plain.config.sampler, epochs=3)
+    config = dataclasses.replace(plain.config, sampler=sampler, learning_rate=0.1)
+    other = dataclasses.replace(plain, config=config)
+    found = ["epochs (2 and 3)", "learning rate (0.003 and 0.1)"]
+    assert clicks.differences(private, other) == found
+    monkeypatch.setattr(clicks, "differences", lambda run, twin: found)
+    text = overview([folder / "private"], rows=rows_of(folder), against=folder / "plain").markdown
+    assert (
+        "private and plain differ not only in noise and clipping, but in epochs (2 and 3); " in text
+    )
+
+
+def fit(logits, labels, name="a model"):
+    scores = Scores(np.array(logits, np.float32), np.array(labels), np.zeros(0, np.int32))
+    return clicks.Fit(name, scores, binary_metrics(scores.logits, scores.labels))
+
+
+def test_the_diagram_has_a_point_for_each_bin_of_rows_enough_and_counts_them_all():
+    logits = np.repeat([-2.0, 0.0, 2.0], [100, 50, FEWEST - 1])
+    labels = np.arange(logits.size) % 2
+    upper, lower = clicks.draw([fit(logits, labels)]).axes
+    (_, points) = upper.get_lines()[:2]
+    expected = 1 / (1 + np.exp(-np.array([-2.0, 0.0])))
+    assert points.get_xdata() == pytest.approx(expected)
+    assert points.get_ydata() == pytest.approx(0.5)
+    (steps,) = lower.patches
+    assert steps.get_data().values.sum() == logits.size
+
+
+def test_a_model_that_diverged_is_said_to_have_and_nothing_more_is_shown():
+    bad = fit([np.nan, 0.0], [0, 1], "bad")
+    text = clicks.section(
+        [fit([1.0, 0.0], [0, 1])], bad, clicks.Rows(Path("rows.csv")), "figure.svg"
+    )
+    assert "Diverged, so that nothing more is shown: bad." in text
+    assert "undefined" in text
+    assert "figure.svg" not in text
+    assert clicks.cost([bad], bad)[1] == [["bad", *["undefined"] * 4]]
+
+
+ASKED = ["report", "private", "--out", "page.html"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*ASKED, "--by", "C9"], "--by is about labelled rows: name them with --data"),
+        ([*ASKED, "--against", "plain"], "--against is about labelled rows"),
+        ([*ASKED, "--data", "store", "--by", "C99"], "no categorical column 'C99'; there are C1, "),
+        ([*ASKED, "--data", "store", "--against", "private"], "private was trained with noise"),
+        (["report", "line", "--data", "store"], "none of the runs is of a model of clicks"),
+        (["evaluate", "private", "store", "--by", "C99"], "no categorical column 'C99'"),
+        (["evaluate", "private", "store", "--against", "private"], "was trained with noise"),
+        (["evaluate", "line", "store", "--deciles"], "line is no model of clicks"),
+    ],
+    ids=lambda value: " ".join(value[-4:]) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_shown_is_one_line_and_leaves_no_page(here, words, message, capsys):
+    if not (here / "line").exists():
+        config = RunConfig(SETTINGS["deterministic"](batch_size=40), non_private=True, audit=False)
+        dpsgd.run(Line(), config, here / "line", name="tiny_task:Line")
+    assert cli.main(words) == 2
+    assert message in capsys.readouterr().err
+    assert not (here / "page.html").exists()
+
+
+def test_the_command_prints_the_same_tables_below_the_metrics(here, capsys):
+    assert cli.main(["evaluate", "private", "store", "--split", "test"]) == 0
+    alone = capsys.readouterr().out
+    words = ["--split", "test", "--deciles", "--by", "C9", "--against", "plain"]
+    assert cli.main(["evaluate", "private", "store", *words]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(alone)
+    tables = printed[len(alone) :]
+    assert "against plain, which has no guarantee" in tables
+    for group in fit_of(here, "private", "C9").deciles():
+        assert re.search(rf"^{group.name} +{group.rows} .* {group.observed} ", tables, re.M)
+    assert "clicks, by C9:" in tables
+    assert dict(line.split(": ") for line in alone.splitlines()).keys() == {
+        field.name for field in dataclasses.fields(fit_of(here, "private").metrics)
+    }
