@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from dpsgd.runs.config import RunConfig
     from dpsgd.runs.engine import resume, run
     from dpsgd.runs.task import Task
+    from dpsgd.trainer import Trained, train
     from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
     from dpsgd.training.guarantee import Guarantee
-    from dpsgd.training.loop import Block, Trained, train, train_blocks
+    from dpsgd.training.loop import Block, train_blocks
     from dpsgd.training.mechanism import Mechanism
     from dpsgd.training.modules import split_module
 
@@ -61,7 +62,8 @@ _MODULES = {
     "training.guarantee": ("Guarantee",),
     "noise.base": ("Independent", "Noise", "Secure"),
     "noise.keys": ("RootKey",),
-    "training.loop": ("Block", "Trained", "train", "train_blocks"),
+    "trainer": ("Trained", "train"),
+    "training.loop": ("Block", "train_blocks"),
     "training.mechanism": ("Mechanism",),
     "gradients.memory": ("explain",),
     "training.modules": ("split_module",),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -15,22 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accounting.profile import check_delta
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.losses import example_keys
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState, owned
 from dpsgd.training.blocks import in_background, most_passes, plan_blocks, with_rows
-from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
 from dpsgd.training.programs import executable
-from samplers import BatchSampler, BatchSource, IndexBlock, Population, UnitData
+from samplers import BatchSampler, BatchSource, IndexBlock, UnitData
 
 PyTree = Any
-
-_READ_BYTES = 2**24
-"""Most bytes of rows that are looked at together before training."""
 
 BLOCK_STEPS = 64
 """Steps of one dispatch, unless something else is asked for."""
@@ -170,7 +163,12 @@ class Layout(NamedTuple):
             index if self.streamed else None,
         )
         rows = index.size if self.streamed else sampler.num_examples
-        columns = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), data)
+        columns = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(
+                (rows, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)
+            ),
+            data,
+        )
         root = RootKey.from_entropy()  # only the shapes of its keys are read
         keys = _keys(algorithm, mechanism, root, 0)
         watch = Watch.nothing(state.params)
@@ -252,7 +250,7 @@ def train_blocks(
     algorithm: Algorithm,
     mechanism: Mechanism,
     state: TrainState,
-    data: PyTree,
+    data: PyTree | UnitData,
     *,
     root: RootKey,
     generation: int = 0,
@@ -271,7 +269,7 @@ def train_blocks(
       algorithm: From `dpsgd`.
       mechanism: Sampler, sigma and C.
       state: From `algorithm.init`, or a later one to continue from.
-      data: Pytree of arrays with one leading row per example, [num_examples, ...].
+      data: Pytree of arrays with one leading row per example, [num_examples, ...]; or `UnitData`.
       root: Secret from which the streams of sampling, noise and the loss derive.
       generation: Which continuation of the run this is; another one means other randomness. The
         same root and generation may repeat a run, or go on with it, and serve no other: two runs
@@ -288,10 +286,11 @@ def train_blocks(
       watch: What blocks show of themselves, to an audit; by default what training needs: nothing.
 
     Raises:
-      ValueError: if the data have not exactly the sampler's number of examples, or the parameters
-        hold batch statistics.
+      ValueError: if the data have not exactly the sampler's number of examples, or not the units
+        that it draws, the parameters hold batch statistics, or the loss could see other examples
+        than its own.
     """
-    check_num_examples(mechanism.sampler, data)
+    data = columns_of(mechanism.sampler, data)
     check_parameters(state.params)
     _check_noise_state(mechanism, state)
     noise_key, loss_key = _keys(algorithm, mechanism, root, generation)
@@ -331,14 +330,31 @@ def _inputs(
             yield steps, data, jax.device_put(plan)
 
 
-def check_num_examples(sampler: BatchSampler, data: PyTree) -> None:
-    """Raises ValueError unless each array of `data` has one row per example of the sampler."""
+def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
+    """Returns the arrays of `data`, or raises ValueError where they are not what a sampler draws.
+
+    Each must have one row per example of the sampler; and units, where the data say what they are,
+    must be those that it protects.
+    """
+    if isinstance(data, UnitData):
+        sampler.protected_unit(data.population)
+        data = data.columns
+    if not jax.tree.leaves(data):
+        raise ValueError("data holds no arrays")
     for path, column in jax.tree_util.tree_leaves_with_path(data):
+        name = f"data{jax.tree_util.keystr(path)}"
+        if not np.ndim(column) or not hasattr(column, "dtype"):
+            raise ValueError(
+                f"{name} is {type(column).__name__} and no array with one row for each example"
+            )
+        if not jnp.issubdtype(column.dtype, np.number) and column.dtype != np.bool_:
+            raise ValueError(f"{name} holds {column.dtype}, of which nothing can be computed")
         if column.shape[0] != sampler.num_examples:
             raise ValueError(
-                f"data{jax.tree_util.keystr(path)} has {column.shape[0]} rows, but the sampler "
-                f"was built for num_examples={sampler.num_examples}: its guarantee is for those"
+                f"{name} has {column.shape[0]} rows, but the sampler was built for "
+                f"num_examples={sampler.num_examples}: its guarantee is for those"
             )
+    return data
 
 
 def _check_noise_state(mechanism: Mechanism, state: TrainState) -> None:
@@ -351,135 +367,3 @@ def _check_noise_state(mechanism: Mechanism, state: TrainState) -> None:
             f"the state was not made for {mechanism.noise}: make it by algorithm.init(params, "
             "mechanism)"
         )
-
-
-def not_finite(tree: PyTree) -> list[str]:
-    """Returns the paths of the arrays with NaN or infinity; those of the host are read in parts.
-
-    >>> not_finite({"x": np.array([1.0, np.nan]), "y": np.array([0, 1])})
-    ["['x']"]
-    """
-    found = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            continue
-        if isinstance(leaf, jax.Array):
-            finite = bool(jnp.isfinite(leaf).all())
-        else:
-            rows = max(1, _READ_BYTES * len(leaf) // max(1, leaf.nbytes))
-            parts = (leaf[i : i + rows] for i in range(0, len(leaf), rows))
-            finite = all(bool(np.isfinite(part).all()) for part in parts)
-        if not finite:
-            found.append(jax.tree_util.keystr(path))
-    return found
-
-
-class Trained(NamedTuple):
-    """What a run leaves: parameters, and the guarantee of what ran."""
-
-    params: PyTree
-    guarantee: Guarantee
-
-
-NOT_AUDITED = (
-    "not audited: that the compiled step and the draws are what is claimed was not tested in this "
-    "run (dpsgd.audit.coupled tests it)"
-)
-
-
-def train(
-    algorithm: Algorithm,
-    mechanism: Mechanism,
-    params: PyTree,
-    data: PyTree | UnitData,
-    *,
-    delta: float | None = None,
-    root: RootKey | None = None,
-    block_steps: int = BLOCK_STEPS,
-    data_on: Literal["device", "host"] | None = None,
-    on_block: Callable[[int, PyTree], bool | None] | None = None,
-) -> Trained:
-    """Trains from `params`, through every step of the sampler unless `on_block` stops the run.
-
-    The guarantee is that of what ran. It is proved before the run begins: a mechanism that has none
-    is refused, unless it has no noise or `root` is from a seed, which the guarantee then says.
-
-    Args:
-      algorithm: From `dpsgd`.
-      mechanism: Sampler, sigma and C.
-      params: Initial parameters; they must not depend on the private data.
-      data: Pytree of arrays with one leading row per example; or `UnitData`, which say what a row
-        is: what is protected is then what they have. NaN or infinity among them gives a
-        warning, which looks at private rows and which no guarantee covers: it is for whoever holds
-        them, and tells neither how many they are nor which.
-      delta: Of the guarantee, in (0, 1); by default 1 / n.
-      root: Secret of this run and of no other; by default fresh from the operating system's
-        entropy. One from a seed gives a warning, and no guarantee.
-      block_steps: Steps per dispatch.
-      data_on: Where the data lie, see `train_blocks`.
-      on_block: Called after each block of at most `block_steps` steps (fewer where rows stream from
-        the host, or batches take several passes) with the number of steps that are done and a copy
-        of the parameters, to evaluate or to keep them; the run stops where it returns True. The
-        guarantee covers these parameters, with whatever is computed of them and of public rows;
-        what is computed of private rows is not covered. A run that is stopped costs what the whole
-        run costs, see `Guarantee.so_far`, which also says what is spent by then. An exception of
-        `on_block` is passed on, with a note of what the run has cost.
-
-    Raises:
-      ValueError: if a run was begun under `root` before, the data have not the units that the
-        sampler draws, the cost is not proved, and as for `train_blocks`.
-    """
-    root = RootKey.from_entropy() if root is None else root
-    # A run that is refused has not begun: it leaves the root to the next one.
-    columns = data.columns if isinstance(data, UnitData) else data
-    check_num_examples(mechanism.sampler, columns)
-    check_parameters(params)
-    guarantee = _planned(mechanism, data, delta, root)
-    root.begin_run()
-    if root.insecure and mechanism.noise_multiplier:
-        warnings.warn(guarantee.sentence(), stacklevel=2)
-    if found := not_finite(columns):
-        warnings.warn(
-            f"{', '.join(f'data{path}' for path in found)}: there is NaN or infinity among them; a "
-            "gradient that is not finite counts as zero, so that nothing is learned from its "
-            "example (this warning looked at private rows: no guarantee covers it)",
-            stacklevel=2,
-        )
-    done, whole = 0, mechanism.sampler.num_steps
-    blocks = train_blocks(
-        algorithm,
-        mechanism,
-        algorithm.init(params, mechanism),
-        columns,
-        root=root,
-        block_steps=block_steps,
-        data_on=data_on,
-        donate=True,
-    )
-    try:
-        with closing(blocks):
-            for block in blocks:
-                params, done = block.state.params, block.steps.stop
-                if on_block is not None and on_block(done, owned(params)):
-                    break
-    except BaseException as error:
-        error.add_note(f"training was cut short: {guarantee.stopped(done, whole).sentence()}")
-        raise
-    return Trained(params, guarantee if done == whole else guarantee.stopped(done, whole))
-
-
-def _planned(
-    mechanism: Mechanism, data: PyTree | UnitData, delta: float | None, root: RootKey
-) -> Guarantee:
-    """Returns the guarantee of the whole run, or raises ValueError where it has none."""
-    sampler = mechanism.sampler
-    rows = Population(sampler.num_examples)
-    population = data.population if isinstance(data, UnitData) else rows
-    noisy = mechanism.noise_multiplier > 0 and not root.insecure
-    planned = Guarantee.of(
-        mechanism,
-        check_delta(1 / sampler.num_examples if delta is None else delta),
-        unit=sampler.protected_unit(population) if noisy else sampler.unit,
-        reproducible_noise=root.insecure,
-    )
-    return dataclasses.replace(planned, notes=(*planned.notes, NOT_AUDITED))

@@ -69,6 +69,7 @@ class Population:
                         self._start,
                         scheme.data,
                         root=RootKey.from_insecure_seed(seed),
+                        audit=False,
                     ).params
                 )
                 for seed in range(SEEDS)

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks
+from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks, trainer
 from dpsgd.training import loop, programs
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
@@ -80,7 +80,7 @@ def blocks(sampler, sigma, clip, *, of=ALGORITHM, root=None, columns=None, **how
 def trained(of=ALGORITHM, params=None, columns=None, **how):
     """Parameters of a whole run, in blocks as above: they share one program."""
     rows = data() if columns is None else columns
-    return train(of, SHUFFLED, params or start(), rows, block_steps=4, **how).params
+    return train(of, SHUFFLED, params or start(), rows, audit=False, block_steps=4, **how).params
 
 
 @pytest.mark.parametrize("sampler", of_samplers(long=["accumulating poisson"]))
@@ -394,7 +394,7 @@ def test_a_root_serves_one_run_and_a_seed_warns_that_nothing_is_guaranteed():
 def test_data_that_are_not_finite_give_a_warning_that_tells_where_and_no_more(
     bad, on_device, monkeypatch
 ):
-    monkeypatch.setattr(loop, "_READ_BYTES", 100)  # a few rows at a time
+    monkeypatch.setattr(trainer, "_READ_BYTES", 100)  # a few rows at a time
     said = []
     for count in (1, 3):
         rows = data()

@@ -1,0 +1,211 @@
+"""`train`: parameters, and the guarantee of what ran, audited before it begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from accounting.profile import check_delta
+from dpsgd.audit.checks import UNSEEN
+from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.rows import Generated, generated_rows
+from dpsgd.noise.keys import RootKey
+from dpsgd.training.algorithm import Algorithm, TrainState, owned
+from dpsgd.training.guarantee import Guarantee
+from dpsgd.training.loop import BLOCK_STEPS, Layout, columns_of, train_blocks
+from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.modules import check_parameters
+from samplers import Population, UnitData
+
+PyTree = Any
+
+_READ_BYTES = 2**24
+"""Most bytes of rows that are looked at together before training."""
+
+_UNITS = 17
+"""Examples that an audit is given, or blocks of rows where these are clipped as one."""
+
+NOT_AUDITED = (
+    "not audited: that the compiled program and the draws are what is claimed was not tested in "
+    "this run (audit=True tests it)"
+)
+
+
+class Trained(NamedTuple):
+    """What a run leaves: parameters, and the guarantee of what ran."""
+
+    params: PyTree
+    guarantee: Guarantee
+
+
+def train(
+    algorithm: Algorithm,
+    mechanism: Mechanism,
+    params: PyTree,
+    data: PyTree | UnitData,
+    *,
+    delta: float | None = None,
+    root: RootKey | None = None,
+    audit: bool = True,
+    generated: Generated | None = None,
+    block_steps: int = BLOCK_STEPS,
+    data_on: Literal["device", "host"] | None = None,
+    on_block: Callable[[int, PyTree], bool | None] | None = None,
+) -> Trained:
+    """Trains from `params`, through every step of the sampler unless `on_block` stops the run.
+
+    The guarantee is that of what ran. It is proved before the run begins: a mechanism that has none
+    is refused, unless it has no noise or `root` is from a seed, which the guarantee then says. Then
+    the program that is about to train, and the sampler's draws, are audited: they do what the proof
+    assumes, or the run is refused.
+
+    **What the audit sees**: the compiled program itself, with the run's own shapes and optimizer,
+    under keys and on rows that are nobody's: clipping, noise, divisor, padding, the update, and
+    whole epochs of draws. **What nobody can see**: a loss or an optimizer that holds data in a
+    closure or behind a callback. Such data go around clipping and noise, and no epsilon covers
+    them: the loss is a function of parameters and one example, and the optimizer one of the private
+    gradient.
+
+    Args:
+      algorithm: From `dpsgd`.
+      mechanism: Sampler, sigma and C.
+      params: Initial parameters; they must not depend on the private data.
+      data: Pytree of arrays with one leading row per example; or `UnitData`, which say what a row
+        is: what is protected is then what they have. NaN or infinity among them gives a
+        warning, which looks at private rows and which no guarantee covers: it is for whoever holds
+        them, and tells neither how many they are nor which.
+      delta: Of the guarantee, in (0, 1); by default 1 / n.
+      root: Secret of this run and of no other; by default fresh from the operating system's
+        entropy. One from a seed gives a warning, and no guarantee.
+      audit: Whether the run is audited before it begins, which takes seconds; if not, the guarantee
+        says so. Without noise there is nothing to audit.
+      generated: Rows that are nobody's, for the audit: a pytree like `data` of a few rows, or a
+        function that makes so many. By default made of the shapes and types of the data alone:
+        floats are standard normal, whole numbers 0 or 1. It is worth giving where such rows have no
+        gradient, or take numbers for others than they are.
+      block_steps: Steps per dispatch.
+      data_on: Where the data lie, see `train_blocks`.
+      on_block: Called after each block of at most `block_steps` steps (fewer where rows stream from
+        the host, or batches take several passes) with the number of steps that are done and a copy
+        of the parameters, to evaluate or to keep them; the run stops where it returns True. The
+        guarantee covers these parameters, with whatever is computed of them and of public rows;
+        what is computed of private rows is not covered. A run that is stopped costs what the whole
+        run costs, see `Guarantee.so_far`, which also says what is spent by then. An exception of
+        `on_block` is passed on, with a note of what the run has cost.
+
+    Raises:
+      ValueError: if a run was begun under `root` before, the data have not the units that the
+        sampler draws, the cost is not proved, the audit fails, the loss could see other examples
+        than its own, and as for `train_blocks`.
+    """
+    root = RootKey.from_entropy() if root is None else root
+    # A run that is refused has not begun: it leaves the root to the next one.
+    columns = columns_of(mechanism.sampler, data)
+    check_parameters(params)
+    guarantee = _planned(mechanism, data, delta, root)
+    state = algorithm.init(params, mechanism)
+    layout = Layout.of(mechanism.sampler, columns, block_steps=block_steps, data_on=data_on)
+    if audit and mechanism.noise_multiplier:
+        note = _audited(algorithm, mechanism, state, columns, layout, generated)
+    else:
+        layout.program(algorithm, mechanism, state, columns)  # refuses what cannot be trained
+        note = NOT_AUDITED
+    guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
+    root.begin_run()
+    if root.insecure and mechanism.noise_multiplier:
+        warnings.warn(guarantee.sentence(), stacklevel=2)
+    if found := not_finite(columns):
+        warnings.warn(
+            f"{', '.join(f'data{path}' for path in found)}: there is NaN or infinity among them; a "
+            "gradient that is not finite counts as zero, so that nothing is learned from its "
+            "example (this warning looked at private rows: no guarantee covers it)",
+            stacklevel=2,
+        )
+    done, whole = 0, mechanism.sampler.num_steps
+    blocks = train_blocks(
+        algorithm,
+        mechanism,
+        state,
+        columns,
+        root=root,
+        block_steps=layout.block_steps,
+        data_on="host" if layout.streamed else "device",
+        donate=True,
+    )
+    try:
+        with closing(blocks):
+            for block in blocks:
+                params, done = block.state.params, block.steps.stop
+                if on_block is not None and on_block(done, owned(params)):
+                    break
+    except BaseException as error:
+        error.add_note(f"training was cut short: {guarantee.stopped(done, whole).sentence()}")
+        raise
+    return Trained(params, guarantee if done == whole else guarantee.stopped(done, whole))
+
+
+def not_finite(tree: PyTree) -> list[str]:
+    """Returns the paths of the arrays with NaN or infinity; those of the host are read in parts.
+
+    >>> not_finite({"x": np.array([1.0, np.nan]), "y": np.array([0, 1])})
+    ["['x']"]
+    """
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            continue
+        if isinstance(leaf, jax.Array):
+            finite = bool(jnp.isfinite(leaf).all())
+        else:
+            rows = max(1, _READ_BYTES * len(leaf) // max(1, leaf.nbytes))
+            parts = (leaf[i : i + rows] for i in range(0, len(leaf), rows))
+            finite = all(bool(np.isfinite(part).all()) for part in parts)
+        if not finite:
+            found.append(jax.tree_util.keystr(path))
+    return found
+
+
+def _planned(
+    mechanism: Mechanism, data: PyTree | UnitData, delta: float | None, root: RootKey
+) -> Guarantee:
+    """Returns the guarantee of the whole run, or raises ValueError where it has none."""
+    sampler = mechanism.sampler
+    rows = Population(sampler.num_examples)
+    population = data.population if isinstance(data, UnitData) else rows
+    noisy = mechanism.noise_multiplier > 0 and not root.insecure
+    return Guarantee.of(
+        mechanism,
+        check_delta(1 / sampler.num_examples if delta is None else delta),
+        unit=sampler.protected_unit(population) if noisy else sampler.unit,
+        reproducible_noise=root.insecure,
+    )
+
+
+def _audited(
+    algorithm: Algorithm,
+    mechanism: Mechanism,
+    state: TrainState,
+    columns: PyTree,
+    layout: Layout,
+    generated: Generated | None,
+) -> str:
+    """Audits a run that is about to begin; returns what a guarantee says of it, or raises."""
+    count = _UNITS * math.prod(mechanism.sampler.clipped_shape)
+    rows = generated_rows(columns, count, generated)
+    found = coupled_audit(algorithm, mechanism, state.params, rows, state=state, layout=layout)
+    found.require_passed()
+    made = len(found.checks) - len(found.left_out)
+    what = "the compiled program and the draws" if found.sampler_audited else "the compiled program"
+    note = f"audited before it began: {what} passed {made} checks, on generated rows"
+    if found.left_out:
+        left_out = "; ".join(f"{check.name} ({check.detail})" for check in found.left_out)
+        note += f"; not checked: {left_out}"
+    return f"{note}. {UNSEEN}"

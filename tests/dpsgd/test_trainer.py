@@ -1,0 +1,201 @@
+"""`train` audits what it is about to run: what is not what its guarantee assumes never begins."""
+
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks, trainer
+from dpsgd.audit.checks import AuditReport
+from dpsgd.audit.rows import generated_rows
+from dpsgd.training import programs
+from samplers import Multistage, Poisson, Shuffle, UnitTree, cap_contributions
+
+N, D = 60, 3
+SHUFFLED = Mechanism(Shuffle(N, 12, 2), 1.0, 1.0)
+
+
+def loss_fn(w, example):
+    return jnp.square(jnp.dot(w, example["x"]) - example["y"])
+
+
+ALGORITHM = dpsgd(loss_fn, optax.adam(0.1))
+
+
+def data(seed=0):
+    x = np.random.default_rng(seed).normal(size=(N, D))
+    return {"x": x, "y": np.arange(N) % 7}  # in 64 bits, as NumPy has them
+
+
+def trained(algorithm=ALGORITHM, mechanism=SHUFFLED, rows=None, **how):
+    rows = data() if rows is None else rows
+    return train(algorithm, mechanism, jnp.ones(D), rows, block_steps=4, **how)
+
+
+def audited(found):
+    (note,) = [note for note in found.guarantee.notes if "audited" in note]
+    return note
+
+
+def test_a_run_is_audited_by_the_program_that_trains_compiled_once(caplog):
+    programs._executable.cache_clear()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
+        note = audited(trained())
+    assert sum("Compiling jit(_run_block)" in message for message in caplog.messages) == 1
+    assert note.startswith("audited before it began: the compiled program and the draws passed ")
+    assert "holds in a closure" in note
+
+
+def doubled(clipped_sum, *arguments):
+    total, diagnostics = clipped_sum(*arguments)
+    return jax.tree.map(lambda leaf: 2 * leaf, total), diagnostics
+
+
+def test_a_run_that_fails_its_audit_never_begins_and_leaves_its_root():
+    root, seen = RootKey.from_entropy(), []
+    twice = functools.partial(doubled, ALGORITHM.clipped_sum)
+    with pytest.raises(ValueError, match="an example moves the sum by at most C") as failed:
+        trained(
+            ALGORITHM._replace(clipped_sum=twice), root=root, on_block=lambda *of: seen.append(of)
+        )
+    assert "do not train it" in str(failed.value)
+    assert "\n" not in str(failed.value)
+    assert not seen
+    trained(root=root, audit=False)
+    with pytest.raises(ValueError, match="a run was begun"):
+        trained(root=root, audit=False)
+
+
+@pytest.fixture
+def rows_of_audits(monkeypatch):
+    """What audits are given, none of which is made."""
+    given = []
+
+    def audit(algorithm, mechanism, params, rows, **how):
+        given.append(rows)
+        return AuditReport(())
+
+    monkeypatch.setattr(trainer, "coupled_audit", audit)
+    return given
+
+
+def test_without_an_audit_the_guarantee_says_so(rows_of_audits):
+    assert audited(trained(audit=False)).startswith("not audited: ")
+    assert audited(trained(mechanism=Mechanism(SHUFFLED.sampler, 0.0, 1.0))).startswith("not ")
+    assert not rows_of_audits
+
+
+def test_rows_of_an_audit_are_made_of_the_shapes_and_types_of_the_data_alone(rows_of_audits):
+    trained(rows=data(1))
+    trained(rows=jax.tree.map(np.zeros_like, data(2)))
+    first, second = rows_of_audits
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    assert set(np.unique(first["y"])) == {0, 1}
+    shapes = {
+        "half": jax.ShapeDtypeStruct((9, 2), jnp.bfloat16),
+        "flag": jax.ShapeDtypeStruct((9,), np.bool_),
+        "id": jax.ShapeDtypeStruct((9, 4), np.uint8),
+        "wave": jax.ShapeDtypeStruct((9,), np.complex64),
+    }
+    rows = generated_rows(shapes, 1000)
+    assert {name: (leaf.shape[1:], leaf.dtype) for name, leaf in rows.items()} == {
+        name: (leaf.shape[1:], leaf.dtype) for name, leaf in shapes.items()
+    }
+    assert rows["id"].max() == 1 == rows["flag"].max()
+    assert np.std(rows["half"].astype(float)) == pytest.approx(1, rel=0.2)
+
+
+def test_rows_of_an_audit_may_be_given(rows_of_audits):
+    some = jax.tree.map(lambda column: column[:5], data(3))
+    trained(generated=some)
+    trained(generated=lambda count: jax.tree.map(lambda column: column[:count], data(3)))
+    assert [len(rows["x"]) for rows in rows_of_audits] == [5, 17]
+    jax.tree.map(np.testing.assert_array_equal, rows_of_audits[0], some)
+
+
+@pytest.mark.parametrize(
+    ("generated", "message"),
+    [
+        ({"x": np.zeros((5, D))}, "generated rows are PyTreeDef"),
+        ({"x": np.zeros((5, 2)), "y": np.zeros(5, int)}, r"generated\['x'\] is float64\[5, 2\]"),
+        ({"x": np.zeros((5, D)), "y": np.zeros(5)}, r"\['y'\] is float64\[5\].*int64\[rows\]"),
+        ({"x": np.zeros((5, D)), "y": np.zeros(4, int)}, "different numbers of rows"),
+        ({"x": np.zeros((0, D)), "y": np.zeros(0, int)}, r"generated\['x'\] is float64\[0, 3\]"),
+        ({"x": np.zeros((5, D)), "y": 3}, r"generated\['y'\] is int64\[\]"),
+    ],
+)
+def test_rows_that_are_not_like_the_data_are_refused_in_a_line(generated, message, rows_of_audits):
+    root = RootKey.from_entropy()
+    with pytest.raises(ValueError, match=message) as refused:
+        trained(generated=generated, root=root)
+    assert "\n" not in str(refused.value)
+    root.begin_run()
+
+
+@jax.custom_batching.custom_vmap
+def shared(x):
+    return x
+
+
+@shared.def_vmap
+def _mean(axis_size, in_batched, x):
+    return jnp.broadcast_to(x.mean(0), x.shape), in_batched[0]
+
+
+TREE = UnitTree.from_columns({"who": np.arange(N) // 6})
+UNITS = Multistage(TREE, (2, 3), steps=4, clipped_level=1)
+
+
+@pytest.mark.parametrize("audit", [True, False])
+@pytest.mark.parametrize(
+    ("sampler", "rows"),
+    [(SHUFFLED.sampler, data()), (UNITS, TREE.data(data()))],
+    ids=["examples", "units"],
+)
+def test_a_loss_that_could_see_other_examples_is_refused_before_its_run_begins(
+    sampler, rows, audit
+):
+    algorithm = dpsgd(lambda w, x: jnp.sum(jnp.dot(shared(x["x"]), w)), optax.sgd(0.1))
+    root, mechanism = RootKey.from_entropy(), Mechanism(sampler, 1.0, 1.0)
+    with pytest.raises(ValueError, match="custom_vmap"):
+        trained(algorithm, mechanism, rows, root=root, audit=audit)
+    root.begin_run()
+    declared = []
+    state = algorithm.init(jnp.ones(D), mechanism)
+    blocks = train_blocks(algorithm, mechanism, state, rows, root=root, declare=declared.append)
+    with pytest.raises(ValueError, match="custom_vmap"):
+        next(blocks)
+    assert not declared
+
+
+def test_blocks_train_on_data_that_say_what_their_rows_are():
+    users = cap_contributions(np.arange(N) // 2, 2).of_users(data())
+    algorithm = dpsgd(lambda w, user: jnp.sum(user["x"] @ w), optax.sgd(0.1))
+    mechanism = Mechanism(Poisson(N // 2, 6), 1.0, 1.0)
+    state = algorithm.init(jnp.ones(D), mechanism)
+    ends = [
+        list(train_blocks(algorithm, mechanism, state, rows, root=RootKey.from_insecure_seed(1)))
+        for rows in (users, users.columns)
+    ]
+    for block, same in zip(*ends, strict=True):
+        np.testing.assert_array_equal(block.watched, same.watched)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({}, "data holds no arrays"),
+        ({"x": np.zeros((N, D)), "y": 1.0}, r"data\['y'\] is float and no array"),
+        ({"x": [1.0] * N}, r"data\['x'\]\[0\] is float and no array"),
+        ({"x": np.zeros((N - 1, D))}, r"data\['x'\] has 59 rows.* num_examples=60"),
+        ({"x": np.array(["a"] * N)}, r"data\['x'\] holds <U1"),
+    ],
+)
+def test_data_that_are_no_rows_are_refused_in_a_line(rows, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        trained(rows=rows)
+    assert "\n" not in str(refused.value)
