@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 from tiny_task import Line, config_of, line
@@ -85,6 +86,23 @@ def test_what_cannot_be_run_is_refused_before_the_run_directory_is_made(
         run(task, config_of(**settings), tmp_path / "run")
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+class Mixing(Line):
+    """The same loss, in a function with a rule of its own for batches."""
+
+    def loss(self, params, example):
+        error = jax.custom_batching.sequential_vmap(super().loss)
+        return error(jax.lax.stop_gradient(params), example) * params["w"].sum()
+
+
+@pytest.mark.parametrize("audit", [True, False])
+def test_a_loss_that_could_see_other_examples_is_refused_before_a_step_is_declared(audit, tmp_path):
+    config = RunConfig(BallsAndBins(160, 16, 2), noise_multiplier=1.0, audit=audit)
+    with pytest.raises(ValueError, match="examples could mix: the loss uses custom_vmap_call"):
+        run(Mixing(), config, tmp_path / "run")
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    assert not ledger.exists() or '"steps"' not in ledger.read_text()
 
 
 def test_an_existing_directory_is_left_as_it_is(tmp_path):
