@@ -48,7 +48,7 @@ def generated_rows(columns: PyTree, count: int, generated: Generated | None = No
     pairs = zip(jax.tree_util.tree_leaves_with_path(rows), jax.tree.leaves(columns), strict=True)
     for (path, leaf), column in pairs:
         same_type = canonicalize_dtype(leaf.dtype) == canonicalize_dtype(column.dtype)
-        if not same_type or leaf.shape[1:] != column.shape[1:] or not leaf.size:
+        if not (same_type and leaf.ndim and leaf.shape[1:] == column.shape[1:] and leaf.size):
             wanted = ", ".join(["rows", *map(str, column.shape[1:])])
             raise ValueError(
                 f"generated{jax.tree_util.keystr(path)} is {leaf.dtype}{list(leaf.shape)}, but the "
