@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd import Guarantee, Mechanism
+from dpsgd import Guarantee, Mechanism, trainer
+from dpsgd.audit.checks import AuditReport
 from dpsgd.models.bundle import GUARANTEE, MODEL, Bundle
 from dpsgd.runs.directory import RunDirectory
 from experiments.tasks.clicks.schema import DISPLAY_ADS
@@ -45,10 +46,15 @@ def exported_model(tmp_path_factory):
 
 
 @functools.cache
-def run(number):
+def run(number, audited=False):
     """(the names that an example defines, what it prints)."""
     namespace: dict = {}
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        if not audited:
+            patch.setattr(trainer, "coupled_audit", lambda *of, **how: AuditReport(()))
         exec(compile(EXAMPLES[number], "README.md", "exec"), namespace)
     return namespace, printed.getvalue()
 
@@ -57,6 +63,12 @@ def run(number):
 def test_every_python_example_runs_and_prints_a_guarantee(number):
     _, printed = run(number)
     assert re.search(r"\[\d+\.\d+, \d+\.\d+\]", printed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [i for i, text in enumerate(EXAMPLES) if " = train(" in text])
+def test_every_example_that_trains_passes_its_audit(number):
+    run(number, audited=True)
 
 
 def test_the_example_of_an_exported_model_predicts_a_probability_for_each_row():

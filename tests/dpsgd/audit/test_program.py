@@ -143,3 +143,17 @@ def test_without_noise_or_rows_there_is_nothing_to_audit():
     for rows in ({**ROWS, "x": ROWS["x"][:-1]}, jax.tree.map(lambda leaf: leaf[:0], ROWS)):
         with pytest.raises(ValueError, match="equally many rows"):
             AuditedProgram(ALGORITHM, Mechanism(POISSON, 1.0, 1.0), state, rows)
+
+
+def test_the_sum_of_a_loss_that_draws_is_one_whatever_the_noise():
+    def drawing(w, example, key):
+        return jnp.dot(w, jax.random.normal(key, (D,))) + 0 * example["ids"].sum()
+
+    algorithm, mechanism = dpsgd(drawing, optax.sgd(1.0)), Mechanism(POISSON, 2.0**-10, 1e3)
+    state = algorithm.init(jnp.zeros(D), mechanism)
+    program = AuditedProgram(algorithm, mechanism, state, ROWS)
+    sums = [
+        program.release([0, 1], generation=g)[0] - program.release(generation=g)[0] for g in (0, 1)
+    ]
+    assert np.linalg.norm(sums[0]) > 1
+    np.testing.assert_allclose(*sums, atol=1e-3)
