@@ -39,10 +39,10 @@ def generated_rows(columns: PyTree, count: int, generated: Generated | None = No
         rng = np.random.default_rng(0)
         return jax.tree.map(lambda leaf: _drawn(rng, (count, *leaf.shape[1:]), leaf.dtype), columns)
     rows = generated(count) if callable(generated) else generated
-    if jax.tree.structure(rows) != jax.tree.structure(columns):
+    structure: Any = jax.tree.structure(columns)
+    if structure != jax.tree.structure(rows):
         raise ValueError(
-            f"generated rows are {jax.tree.structure(rows)}, but the data are "
-            f"{jax.tree.structure(columns)}"
+            f"generated rows are {jax.tree.structure(rows)}, but the data are {structure}"
         )
     rows = jax.tree.map(np.asarray, rows)
     pairs = zip(jax.tree_util.tree_leaves_with_path(rows), jax.tree.leaves(columns), strict=True)
