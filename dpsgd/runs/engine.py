@@ -43,6 +43,7 @@ from dpsgd.runs.task import (
     load,
     task_record,
 )
+from dpsgd.training import programs
 from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.loop import BLOCK_STEPS, Block, Layout, repeats_exactly, train_blocks
@@ -121,6 +122,12 @@ class Job:
         sampler, data_on = self.mechanism.sampler, self.config.data_on
         return Layout.of(sampler, self.data, block_steps=BLOCK_STEPS, data_on=data_on)
 
+    def program_digest(self) -> str:
+        """Returns the digest of the program that trains, which is compiled by this."""
+        start = self.start()
+        program = self.layout.program(self.algorithm, self.mechanism, start, self.data)
+        return programs.digest(program)
+
     def audit(self, state: TrainState, progress: Progress) -> str:
         """Returns what the audit of the program and the sampler says, or refuses the run.
 
@@ -143,7 +150,7 @@ class Job:
         name = record["task"]["name"]
         same = identity(self.task, name)
         code = task_code_digest(self.task, name, self.mechanism.sampler, identity=same)
-        stated = fingerprint(record, digest, root, code)
+        stated = fingerprint(record, digest, root, code, self.program_digest())
         # Public, and a task's own: another start under one noise would show both without it.
         stated["initial_params"] = arrays_digest(self.params)
         return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit)
@@ -205,6 +212,7 @@ def run(
         root = RootKey.from_insecure_seed(config.insecure_seed)
     record = {"task": task_record(task, name), **config.record()}
     digest = job.digest()
+    terms = job.terms(record, digest, root)
     with RunDirectory.create(out) as folder:
         folder.write_json("config.json", record)
         folder.write_json("environment.json", environment())
@@ -212,7 +220,7 @@ def run(
         folder.write_json("audit.json", {"audit": audit})
         folder.write_json(DATA, {"data": [digest]})
         root.save(folder.root_path)
-        Ledger.create(folder.ledger_path, job.terms(record, digest, root)).close()
+        Ledger.create(folder.ledger_path, terms).close()
     with Ledger.open(folder.ledger_path) as ledger:
         return _finish(job, folder, ledger, root, None, audit, progress)
 

@@ -16,44 +16,34 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import jax
-
 import accounting
 import dpsgd
 import samplers
 from dpsgd import RootKey
 from dpsgd.runs.config import config_digest
 from dpsgd.runs.environment import environment
+from dpsgd.training.programs import compilation
 from samplers import BatchSampler
 from samplers.settings import name_of
 
-_JAX_OPTIONS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_disable_jit",
-    # What a loss draws from its key, or from one that it makes.
-    "jax_threefry_partitionable",
-    "jax_default_prng_impl",
-    "jax_random_seed_offset",
-    # How programs are compiled, beside XLA_FLAGS.
-    "jax_disable_most_optimizations",
-    "jax_optimization_level",
-    "jax_exec_time_optimization_effort",
-)
+BLINDED = ("data", "program")
+"""What only equal secrets make comparable."""
 
 
 def fingerprint(
-    config: Mapping[str, Any], data: str, root: RootKey, task_code: str
+    config: Mapping[str, Any], data: str, root: RootKey, task_code: str, program: str
 ) -> dict[str, Any]:
     """Returns what must be unchanged for a step to be repeated bit for bit, as JSON values.
 
-    It tells nothing about the data to whoever has not the root secret: their digest is blinded.
+    It tells nothing about the data to whoever has not the root secret: digests of them are blinded.
 
     Args:
       config: The run's configuration, as JSON values.
       data: What names the data.
       root: The run's secret.
       task_code: From `task_code_digest`.
+      program: The digest of the program that trains. It sees what code and options do not, such as
+        what a loss has read from a file; and is blinded: it could be of the data.
     """
     return {
         "config": config_digest(config),
@@ -63,20 +53,15 @@ def fingerprint(
         **environment(),
         "processor": _processor(),
         "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        **jax_options(),
+        "program": root.blind(program),
+        **compilation(),
     }
-
-
-def jax_options() -> dict[str, Any]:
-    """Returns the options of JAX on which numbers depend, as they are now."""
-    return {name: jax.config.values.get(name) for name in _JAX_OPTIONS}
 
 
 def differing(fingerprints: Sequence[Mapping[str, Any]], but: Collection[str] = ()) -> list[str]:
     """Returns the names of what is not alike in all of these fingerprints, but for some.
 
-    Between runs, whose digests of the data are blinded each by its own secret, "data" says nothing.
+    Between runs, each of which has its own secret, digests that are blinded say nothing: `BLINDED`.
     """
     names = dict.fromkeys(name for one in fingerprints for name in one if name not in but)
     return [n for n in names if any(one.get(n) != fingerprints[0].get(n) for one in fingerprints)]

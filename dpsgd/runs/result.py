@@ -9,7 +9,7 @@ from typing import Any
 
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.fingerprint import differing
+from dpsgd.runs.fingerprint import BLINDED, differing
 from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import History
 from dpsgd.runs.records import checked
@@ -111,7 +111,7 @@ class FinishedRun:
 def unlike(runs: Iterable[FinishedRun]) -> list[str]:
     """Returns what else differs between runs, or within one, than what was asked of them."""
     generations = (generation for run in runs for generation in run.history.generations)
-    return differing([g.terms.fingerprint for g in generations], but=("config", "data"))
+    return differing([g.terms.fingerprint for g in generations], but=("config", *BLINDED))
 
 
 def proved(history: History) -> dict[str, Any]:

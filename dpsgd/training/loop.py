@@ -171,6 +171,8 @@ class Layout(NamedTuple):
         )
         root = RootKey.from_entropy()  # only the shapes of its keys are read
         keys = _keys(algorithm, mechanism, root, 0)
+        # No weak types, as in `train_blocks`.
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
         watch = Watch.nothing(state.params)
         arguments = state, columns, plan, keys[0], mechanism.scales(), watch, keys[1]
         return compiled_block(algorithm, sampler, arguments)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
+import os
 import re
 from collections.abc import Callable, Hashable
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import jax
+from jaxlib.xla_client import hlo
 
 MOST_PROGRAMS = 32
 """Different programs that a process keeps compiled; a training step's takes 5 to 90 MB.
@@ -24,6 +29,65 @@ def compiler_options() -> dict[str, Any] | None:
     # LLVM takes half the width of AVX-512 by itself. The noise is all arithmetic: at the full width
     # it takes a fifth less.
     return {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
+
+
+def compilation() -> dict[str, Any]:
+    """Returns what a program's numbers may depend on beside its HLO, as it is now: JSON values.
+
+    Options of the compiler, flags of XLA with the content of a file that they name, variables of
+    the environment, and whatever is set in JAX but for what is known to change no number.
+    """
+    options: dict[str, Any] = {"compiler_options": compiler_options(), "xla_flags": _xla_flags()}
+    for name, value in sorted(os.environ.items()):
+        if _is_one(name, _VARIABLES) and not _is_one(name, _WITHOUT_EFFECT):
+            options[name] = value
+    for name, value in sorted(jax.config.values.items()):
+        if not _is_one(name, _WITHOUT_EFFECT):
+            plain = value is None or isinstance(value, bool | int | float | str)
+            options[name] = value if plain else str(value)
+    return options
+
+
+_VARIABLES = (
+    "XLA_*", "LIBTPU_INIT_ARGS", "NPROC", "DNNL_*", "ONEDNN_*", "CUBLAS_*", "CUDNN_*",
+    "NVIDIA_TF32_OVERRIDE", "TF_CUDNN_*",
+)  # fmt: skip
+"""What XLA and the libraries that it calls read in the environment; JAX's own are its options."""
+
+_WITHOUT_EFFECT = (
+    "XLA_FLAGS",  # which are named by themselves
+    # Where things lie, and how much room they have.
+    "XLA_PYTHON_CLIENT_*", "XLA_CLIENT_*", "jax_compilation_cache_*",
+    "jax_persistent_cache_*", "jax_enable_compilation_cache", "jax_raise_persistent_cache_errors",
+    "jax_remove_custom_partitioning_ptr_from_cache_key", "jax_*_visible_devices",
+    "jax_array_garbage_collection_guard", "jax_cross_host_*",
+    "jax_share_binary_between_hosts*", "jax_check_proxy_envs", "jax_enable_preemption_service",
+    # Which backend there is, is named by itself, and so are its devices.
+    "jax_platforms", "jax_platform_name", "jax_xla_backend",
+    # What is written of a program, and said of an error.
+    "jax_captured_constants_*", "jax_compiler_detailed_logging_min_ops", "jax_debug_log_modules",
+    "jax_distributed_debug", "jax_dump_ir_*", "jax_explain_cache_misses", "jax_include_*",
+    "jax_hlo_source_file_canonicalization_regex", "jax_log_*", "jax_logging_level",
+    "jax_pallas_verbose_errors", "jax_pprint_use_color",
+    "jax_source_url_schema", "jax_send_traceback_to_runtime", "jax_thread_guard", "jax_trace*",
+    "jax_transfer_guard*",
+)  # fmt: skip
+
+
+@functools.cache
+def _is_one(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _xla_flags() -> str:
+    """Returns the flags of XLA: its variable, or what is in the file that this names."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flags.strip() and not flags.strip().startswith("-"):
+        try:
+            return Path(flags.strip()).read_text()
+        except (OSError, ValueError):
+            return flags
+    return flags
 
 
 def compiled(
@@ -64,24 +128,33 @@ def executable(
     """
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple(map(jax.typeof, leaves))
-    return _executable(function, parts, donate_argnums, structure, shapes)
+    settings = json.dumps(compilation())  # another program under others
+    return _executable(function, parts, donate_argnums, settings, structure, shapes)
 
 
 def digest(program: jax.stages.Compiled) -> str:
     """Returns the SHA-256 of a program's optimised HLO, without names, places in files and paths.
 
-    It does not fix the machine code: that also depends on the compiler's version and options.
+    All that computes is in it: every constant with all of its numbers, layouts, fusions, the order
+    of operations, and what custom calls are given. Names are replaced by the order in which they
+    come. It does not fix the machine code: that also depends on the compiler, and on `compilation`.
     """
-    text = program.as_text()
-    assert text is not None
-    lines = (line for line in text.splitlines() if not _TABLE.match(line))
-    bare = _METADATA.sub("", "\n".join(lines))
-    return hashlib.sha256(bare.encode()).hexdigest()
+    options = hlo.HloPrintOptions()
+    options.print_metadata = False  # places in files, names of functions
+    options.print_program_shape = False  # which stands in the operations as well
+    options.print_large_constants = True  # two tables of one shape are two programs
+    executable = program.runtime_executable()
+    assert executable is not None
+    texts = [module.to_string(options) for module in executable.hlo_modules()]
+    names: dict[str, str] = {}
+    nameless = [
+        _NAME.sub(lambda match: names.setdefault(match[0], f"%{len(names)}"), text)
+        for text in (text.partition(",")[2] for text in texts)  # what comes first is its name
+    ]
+    return hashlib.sha256("\n".join(nameless).encode()).hexdigest()
 
 
-_TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames|\d+ [\"{])")
-"""Lines of the tables of files and functions, to which the metadata of operations refer."""
-_METADATA = re.compile(r", metadata=\{[^{}]*\}")
+_NAME = re.compile(r"%[\w.-]+")
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
@@ -91,7 +164,8 @@ def _compiled(function, parts, donate_argnums, *shapes):
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
-def _executable(function, parts, donate_argnums, structure, shapes):
+def _executable(function, parts, donate_argnums, settings, structure, shapes):
+    del settings
     like = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in shapes]
     arguments = jax.tree.unflatten(structure, like)
     return _jitted(function, parts, donate_argnums).lower(*arguments).compile()
