@@ -119,7 +119,7 @@ def train(
         layout.program(algorithm, mechanism, state, columns)  # refuses what cannot be trained
         note = NOT_AUDITED
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
-    root.begin_run()
+    run = root.begin_run()
     if root.insecure and mechanism.noise_multiplier:
         warnings.warn(guarantee.sentence(), stacklevel=2)
     if found := not_finite(columns):
@@ -139,6 +139,7 @@ def train(
         block_steps=layout.block_steps,
         data_on="host" if layout.streamed else "device",
         donate=True,
+        run=run,
     )
     try:
         with closing(blocks):

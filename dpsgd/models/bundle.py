@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpsgd.runs.files import parse_json
+from dpsgd.files import parse_json
 from dpsgd.runs.records import checked
 from dpsgd.runs.task import RECORD
 

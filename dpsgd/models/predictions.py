@@ -11,8 +11,8 @@ from typing import IO, Any
 import jax
 import numpy as np
 
+from dpsgd.files import write_atomically
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.files import write_atomically
 
 PyTree = Any
 

@@ -16,26 +16,40 @@ the other coordinates as its message (Aumasson, Neves, Wilcox-O'Hearn, Winnerlei
 smaller, fast as MD5", 2013; RFC 7693). Keyed BLAKE2b is a pseudorandom function, so the outputs for
 different coordinates are, to anybody who does not hold the root, independent and uniform, and none
 of them leads back to the root.
+
+**Claims.** One root serves one run: two runs under the same noise have a noise-free difference. So
+whoever trains *claims* the root in the name of its run, in memory and in every file that holds it,
+and is refused where another run has; an engine that goes on with a run names it again. A claim also
+says which file it was written to (its number in the file system), so that a copy is known to be
+one: with the copied keys, other releases may come of the original. What nobody can prevent is that
+a root is copied before it is claimed, or with all that surrounds it (an image of a disk).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import hmac
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
+from dpsgd.files import SECRET, fsync_folder, open_own
+
 ROOT_BYTES = 32
 """Length of the root secret: 256 bits."""
 
-_HEADER = "dpsgd-root-key-v1"
+_HEADER = "dpsgd-root-key-v2"
 _ORIGINS = {"entropy": False, "insecure-seed": True}  # how the file names `insecure`
 _MAX_COORDINATE = 2**64 - 1
+_CLAIM = "claim"
+_MOST_BYTES = 1 << 16
 
 
 class RootKey:
@@ -53,7 +67,7 @@ class RootKey:
     RootKey(<secret>, insecure=False)
     """
 
-    __slots__ = ("_begun", "_insecure", "_secret")
+    __slots__ = ("_files", "_insecure", "_is_copy", "_run", "_secret")
 
     def __init__(self, secret: bytes, *, insecure: bool) -> None:
         """Hold the 32 bytes `secret`; prefer `from_entropy`, `from_insecure_seed` and `load`."""
@@ -61,7 +75,14 @@ class RootKey:
             raise ValueError(f"a root secret has {ROOT_BYTES} bytes, got {len(secret)}")
         self._secret = bytes(secret)
         self._insecure = bool(insecure)
-        self._begun = False
+        self._run: str | None = None
+        self._files: tuple[Path, ...] = ()
+        self._is_copy = False
+
+    @property
+    def is_copy(self) -> bool:
+        """True if it was loaded from a copy of the file in which its run has claimed it."""
+        return self._is_copy
 
     @property
     def insecure(self) -> bool:
@@ -89,21 +110,57 @@ class RootKey:
         secret = hashlib.blake2b(message, digest_size=ROOT_BYTES, person=b"dpsgd insecure").digest()
         return cls(secret, insecure=True)
 
-    def begin_run(self) -> None:
-        """Note that a run begins under this root, and refuse a second one.
+    def begin_run(self, run: str | None = None) -> str:
+        """Claim the root for the run of this name, here and in its files, and refuse any other.
 
         Two runs of different data, parameters or settings under the same noise have a noise-free
         difference. An insecure root may be used again, to repeat a run: it gives no guarantee.
 
+        Args:
+          run: Names it, without a space; by default no other run has the name.
+
+        Returns:
+          The name.
+
         Raises:
-          ValueError: if a run was begun under this very object.
+          ValueError: if another run has claimed it.
+          OSError: if the claim cannot be written.
         """
-        if self._begun and not self._insecure:
+        run = run or secrets.token_hex(16)
+        if self._insecure or self._run == run:
+            return run
+        self._check_claim(self._run, run)
+        for path in self._files:
+            with contextlib.suppress(FileNotFoundError):  # removed: whoever has it has it in memory
+                descriptor = open_own(path, os.O_RDWR | os.O_APPEND, SECRET)
+                with os.fdopen(descriptor, "rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX)  # of two processes one is the first
+                    root, claim = _parse(file.read(_MOST_BYTES), path)
+                    if root != self:
+                        continue  # another one's file has taken its place
+                    self._check_claim(claim and claim[0], run)
+                    if claim is None:
+                        _append_claim(descriptor, run)
+        self._run = run
+        return run
+
+    def _check_claim(self, claim: str | None, run: str) -> None:
+        if claim not in (None, run):
             raise ValueError(
                 "a run was already begun under this root, and a second one would have the same "
                 "noise, which their difference is free of; take RootKey.from_entropy() for each"
             )
-        self._begun = True
+
+    def hold(self) -> None:
+        """Note that the files of this root are no copies: their run draws by keys of its own."""
+        for path in self._files:
+            if self._run and not self._insecure:
+                descriptor = open_own(path, os.O_RDWR | os.O_APPEND, SECRET)
+                try:
+                    _append_claim(descriptor, self._run)
+                finally:
+                    os.close(descriptor)
+        self._is_copy = False
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the root to its own new file, readable and writable by its owner alone (0600).
@@ -116,30 +173,31 @@ class RootKey:
           FileExistsError: if `path` exists.
           OSError: if the file cannot be written; nothing is left behind.
         """
-        path = Path(path)
+        path = Path(path).absolute()
         origin = next(name for name, insecure in _ORIGINS.items() if insecure == self._insecure)
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, SECRET)
         except FileExistsError:
             raise FileExistsError(
                 f"{path}: a file is already there, and a root key is never overwritten; "
                 "choose another run folder, or resume this one"
             ) from None
         try:
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                os.fchmod(file.fileno(), 0o600)  # whatever the umask and default ACLs made of it
-                file.write(f"{_HEADER} {origin} {self._secret.hex()}\n")
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                os.fchmod(descriptor, SECRET)  # whatever the umask and default ACLs made of it
+                os.write(descriptor, f"{_HEADER} {origin} {self._secret.hex()}\n".encode())
+                if self._run and not self._insecure:
+                    _append_claim(descriptor, self._run)
+                else:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
         except BaseException:
             with contextlib.suppress(OSError):
                 path.unlink()
             raise
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        fsync_folder(path.parent)
+        self._files += (path,)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RootKey:
@@ -148,33 +206,53 @@ class RootKey:
         Raises:
           FileNotFoundError: if there is no such file.
           PermissionError: if the file's mode lets anybody but its owner read, write or execute it.
-          ValueError: if it is not a regular file, or not a whole root-key file.
+          ValueError: if it is a link, has another name or another owner, is not a regular file, or
+            not a whole root-key file.
         """
-        path = Path(path)
+        path = Path(path).absolute()
         try:
-            # O_NONBLOCK: a named pipe in the file's place must not hang the run.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            descriptor = open_own(path, os.O_RDONLY, 0o777)
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"{path}: no root key here; without it a run can be neither resumed nor repeated"
             ) from None
-        mode = os.fstat(descriptor).st_mode  # of the opened file: no race with a rename
-        if not stat.S_ISREG(mode):
-            os.close(descriptor)
-            raise ValueError(f"{path}: a root key must be a regular file")
         with os.fdopen(descriptor, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
             if mode & 0o077:
                 raise PermissionError(
                     f"{path}: others than its owner can use this root key (mode "
-                    f"{stat.S_IMODE(mode):04o}), so the noise may not be secret; start a new run, "
+                    f"{mode:04o}), so the noise may not be secret; start a new run, "
                     f"or, if nobody read it, `chmod 600 {path}`"
                 )
-            words = file.read(4096).decode("ascii", errors="replace").split()
-        # The message must not quote the file: it may hold most of a secret.
-        if len(words) == 3 and words[0] == _HEADER and words[1] in _ORIGINS:
-            with contextlib.suppress(ValueError):
-                return cls(bytes.fromhex(words[2]), insecure=_ORIGINS[words[1]])
-        raise ValueError(f"{path}: not a root key, or a damaged one; restore it from a copy")
+            root, claim = _parse(file.read(_MOST_BYTES), path)
+            root._is_copy = claim is not None and claim[1] != _number(descriptor)
+        root._files = (path,)
+        return root
+
+    @staticmethod
+    def remove(path: str | os.PathLike[str]) -> None:
+        """Overwrite the secret in a file, under all names that the file has, and remove this one.
+
+        What a file system keeps of earlier blocks (snapshots, journals, flash memory) is beyond it,
+        and so are copies. A file that is not there is removed already.
+
+        Raises:
+          ValueError: if there is a link or something else in its place: the secret is not there.
+        """
+        path = Path(path)
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                descriptor = open_own(path, os.O_RDWR, SECRET, names=0)
+            except ValueError as error:
+                raise ValueError(
+                    f"the root secret was not removed: {error}, and remove it"
+                ) from None
+            try:
+                os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            path.unlink()
 
     def sampling_seed(self, generation: int) -> int:
         """Return the 256-bit seed of the sampling stream, for `numpy.random.SeedSequence`."""
@@ -249,3 +327,36 @@ def _coordinate(name: str, value: int) -> bytes:
     if not 0 <= value <= _MAX_COORDINATE:
         raise ValueError(f"{name} must be in [0, 2**64), got {value}")
     return int(value).to_bytes(8, "little")
+
+
+def _parse(content: bytes, path: Path) -> tuple[RootKey, tuple[str, str] | None]:
+    """Returns the root that a file holds, and the last claim on it: run and file number."""
+    lines = content.decode("ascii", errors="replace").split("\n")[:-1]  # what has no end is no line
+    words = lines[0].split() if lines else []
+    claims = [line.split() for line in lines[1:]]
+    # The message must not quote the file: it may hold most of a secret.
+    if len(words) == 3 and words[0] == _HEADER and words[1] in _ORIGINS:
+        with contextlib.suppress(ValueError):
+            root = RootKey(bytes.fromhex(words[2]), insecure=_ORIGINS[words[1]])
+            if all(len(claim) == 3 and claim[0] == _CLAIM for claim in claims):
+                return root, (claims[-1][1], claims[-1][2]) if claims else None
+    raise ValueError(f"{path}: not a root key, or a damaged one; restore it from a copy")
+
+
+def _append_claim(descriptor: int, run: str) -> None:
+    """Adds a claim to a file that is open for appending; when this returns, it is on the disk."""
+    line = f"{_CLAIM} {run} {_number(descriptor)}\n".encode()
+    whole = os.pread(descriptor, _MOST_BYTES, 0).rfind(b"\n") + 1
+    os.ftruncate(descriptor, whole)  # at most by a claim that a crash tore
+    try:
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, whole)
+        raise
+
+
+def _number(descriptor: int) -> str:
+    """Returns what tells an open file from its copies: its number in its file system."""
+    return str(os.fstat(descriptor).st_ino)

@@ -18,6 +18,7 @@ covers the rest of the state.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import tokenize
@@ -28,7 +29,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpsgd.runs.files import write_atomically
+from dpsgd.files import SECRET, make_folder, write_atomically
 
 if TYPE_CHECKING:
     from dpsgd.training.algorithm import TrainState
@@ -72,7 +73,9 @@ class Checkpoints:
         """
         import jax
 
-        self.folder.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            make_folder(self.folder, 0o700)
+        self._refuse_link()
         arrays = {
             _LEAF + jax.tree_util.keystr(at): np.asarray(leaf)
             for at, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.state)
@@ -82,10 +85,9 @@ class Checkpoints:
         path = self.folder / f"{int(checkpoint.state.step):012d}.npz"
 
         def write(file: IO[bytes]) -> None:
-            os.fchmod(file.fileno(), 0o600)  # the state may hold what subtracts noise
             np.savez(file, allow_pickle=False, **arrays)
 
-        write_atomically(path, write)
+        write_atomically(path, write, mode=SECRET)  # the state may hold what subtracts noise
         for old in self._paths()[KEPT:]:
             old.unlink()
 
@@ -98,6 +100,7 @@ class Checkpoints:
         Raises:
           ValueError: if all are damaged, or if they are of another model or optimizer.
         """
+        self._refuse_link()
         paths = self._paths()
         for path in paths:
             try:
@@ -126,10 +129,19 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Removes all checkpoints, and the folder."""
+        self._refuse_link()
         if self.folder.is_dir():
             for path in self.folder.iterdir():
                 path.unlink()
             self.folder.rmdir()
+
+    def _refuse_link(self) -> None:
+        """Raises ValueError if the folder lies elsewhere: there checkpoints outlive their run."""
+        if self.folder.is_symlink():
+            raise ValueError(
+                f"{self.folder} is a symbolic link to {os.readlink(self.folder)}, and must be the "
+                "folder itself: move that here, in place of the link"
+            )
 
     def _paths(self) -> list[Path]:
         """Whole files, newest first; what has not got its name yet does not match."""

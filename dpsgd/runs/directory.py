@@ -17,10 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpsgd.files import (
+    PUBLIC,
+    SECRET,
+    fsync_folder,
+    make_folder,
+    open_own,
+    parse_json,
+    write_atomically,
+)
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.checkpoint import DAMAGED, Checkpoints
 from dpsgd.runs.config import check_version, config_digest
-from dpsgd.runs.files import fsync_folder, parse_json, write_atomically
 from dpsgd.runs.history import History
 from dpsgd.runs.ledger import read
 from dpsgd.runs.records import checked
@@ -48,7 +56,8 @@ class RunDirectory:
     the model. `report.json` and `report.md` are written last, so a run that has them is whole.
     Until then `root.key` and `checkpoints` are there to go on from; afterwards nobody needs them,
     and they are removed: whoever finds the root secret can subtract the noise. What is not private
-    says so in its name. Each file appears under its name only when it is complete and on disk.
+    says so in its name, and only the owner can read it. Each file appears under its name only when
+    it is complete and on disk.
     """
 
     def __init__(self, path: Path):
@@ -72,7 +81,7 @@ class RunDirectory:
         """
         cls.refuse_existing(path)
         unfinished = path.with_name(f".{path.name}.unfinished-{secrets.token_hex(4)}")
-        unfinished.mkdir(parents=True)
+        make_folder(unfinished)
         run = cls(unfinished)
         try:
             yield run
@@ -182,7 +191,7 @@ class RunDirectory:
     def forget(self) -> None:
         """Removes what a finished run needs no more: checkpoints and the root secret."""
         self.checkpoints.remove()
-        self.root_path.unlink(missing_ok=True)
+        RootKey.remove(self.root_path)
         fsync_folder(self.path)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
@@ -195,7 +204,8 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> None:
         """Writes `text` to the file `name`."""
-        write_atomically(self.path / name, lambda file: file.write(text.encode()))
+        mode = SECRET if "not_private" in name else PUBLIC
+        write_atomically(self.path / name, lambda file: file.write(text.encode()), mode=mode)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Reads back an object that `write_json` wrote.
@@ -272,7 +282,8 @@ class RunDirectory:
     def append_diagnostics(self, first_step: int, diagnostics: Diagnostics) -> None:
         """Appends one JSON line a step. NOT covered by the guarantee: a file of its own."""
         rows = zip(*(column.tolist() for column in diagnostics), strict=True)
-        with open(self.path / DIAGNOSTICS, "a") as file:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        with os.fdopen(open_own(self.path / DIAGNOSTICS, flags, SECRET), "a") as file:
             for step, values in enumerate(rows, first_step):
                 line = {"step": step, **dict(zip(diagnostics._fields, values, strict=True))}
                 file.write(json.dumps(line) + "\n")
@@ -280,7 +291,8 @@ class RunDirectory:
     def cut_diagnostics(self, step: int) -> None:
         """Removes the lines from `step` on, which a resumed run will write again."""
         try:
-            with open(self.path / DIAGNOSTICS, "rb+") as file:
+            descriptor = open_own(self.path / DIAGNOSTICS, os.O_RDWR, SECRET)
+            with os.fdopen(descriptor, "rb+") as file:
                 if not os.fstat(file.fileno()).st_size:
                     return
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines:

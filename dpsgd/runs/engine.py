@@ -219,8 +219,9 @@ def run(
         folder.write_json("guarantee.json", planned.record())
         folder.write_json("audit.json", {"audit": audit})
         folder.write_json(DATA, {"data": [digest]})
+        with Ledger.create(folder.ledger_path, terms) as ledger:
+            root.begin_run(ledger.history.name)
         root.save(folder.root_path)
-        Ledger.create(folder.ledger_path, terms).close()
     with Ledger.open(folder.ledger_path) as ledger:
         return _finish(job, folder, ledger, root, None, audit, progress)
 
@@ -261,6 +262,7 @@ def resume(
     with Ledger.open(folder.ledger_path) as ledger:
         folder.history()  # refuses a ledger that is older than the checkpoints
         root = folder.root()
+        root.begin_run(ledger.history.name)
         begun = checked(record.get("task"), dict[str, Any], f"{where}: task")
         if task is None:
             task = load(begun, where)
@@ -270,7 +272,8 @@ def resume(
         _check_data(task, description)
         # What the task says of itself now is what is trained from here on.
         record = {**record, "task": {**begun, "description": plain(task.describe())}}
-        last = ledger.history.generations[-1].terms
+        generations = tuple(ledger.history.generations)
+        last = generations[-1].terms
         unchanged = config_digest(record) == last.fingerprint["config"]
         job = Job.of(task, config, functools.partial(_mechanism_of, last, out, config, unchanged))
         checkpoint = folder.checkpoints.latest(job.start())
@@ -293,7 +296,10 @@ def resume(
             step=step,
             origin=checkpoint.ledger_head if checkpoint else NO_HEAD,
             repeatable=repeats_exactly(),
+            alone=not root.is_copy,
         )
+        if generation.index == len(generations):
+            root.hold()
         folder.cut_diagnostics(step)
         if generation.terms.fingerprint != last.fingerprint:
             folder.withdraw("guarantee.json")  # planned for one generation: it would be too low now
@@ -432,6 +438,7 @@ def _train(
             data_on="host" if job.layout.streamed else "device",
             declare=ledger.declare,
             donate=True,
+            run=ledger.history.name,
         )
         done = first
         under_way: deque[Block] = deque()

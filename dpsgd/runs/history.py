@@ -36,8 +36,8 @@ import numpy as np
 
 from accounting import Bound, epsilon
 from accounting.profile import check_delta
+from dpsgd.files import parse_json
 from dpsgd.noise.base import Noise
-from dpsgd.runs.files import parse_json
 from dpsgd.runs.records import checked
 from dpsgd.training.guarantee import ADJACENCY, Guarantee, note_on_stopping, notes_on
 from dpsgd.training.mechanism import Mechanism
@@ -126,7 +126,8 @@ class Generation:
 
     Attributes:
       index: 0 for the first generation of a run, then 1, 2, ...
-      key: The number by which `RootKey` derives this generation's keys.
+      key: The number by which `RootKey` derives this generation's keys: 64 bits of the hash of the
+        line that begins it, and 0 for the first of a run whose noise is reproducible.
       terms: What it ran on.
       origin: Head of the ledger in the checkpoint that it began from; `NO_HEAD` for none.
       steps: What it declared.
@@ -193,6 +194,11 @@ class History:
         """The hash of the last line."""
         return self.heads[-1] if self.heads else NO_HEAD
 
+    @property
+    def name(self) -> str:
+        """Names the run: the hash of its first line."""
+        return self.heads[0]
+
     def check_head(self, head: str, holder: str) -> None:
         """Raises LedgerError unless the line with hash `head`, which `holder` recorded, is here."""
         if head != NO_HEAD and head not in self.heads:
@@ -256,10 +262,12 @@ class History:
             origin = checked(body["origin"], str, "origin")
             if index != len(self.generations):
                 raise ValueError(f"generation {index} does not follow the ones before")
-            # The root is new to the first generation; later ones must differ in all copies of it.
-            key = int(head[:16], 16) if index else 0
-            steps = range(first, first)
-            generation = Generation(index, key, Terms.from_record(body), origin, steps)
+            nonce = checked(body["nonce"], str, "nonce")
+            terms, steps = Terms.from_record(body), range(first, first)
+            if not nonce and (index or not terms.reproducible_noise):
+                raise ValueError("it has no nonce: in a copy the same keys would begin")
+            key = int(head[:16], 16) if nonce else 0
+            generation = Generation(index, key, terms, origin, steps)
             if index:
                 check_same_noise(self.generations[-1].terms, generation.terms)
             self.generations.append(generation)

@@ -13,8 +13,16 @@ same noise would hide two different sums, and their difference would be free of 
 addition. `Ledger.resume` decides, and a step may be repeated only on the very path on which it was
 first taken: from a state that this generation made, or began from.
 
-A later generation's keys are named by 64 bits of the hash of the line that begins it. So two copies
-of one run directory that go different ways do not share noise either; their prices add up.
+**Copies.** The line that begins a generation holds a nonce of 128 random bits, and 64 bits of the
+hash of the line name the generation's keys: two copies of one run directory that begin generations
+share neither noise nor batches, also where nothing but the machine's rounding tells them apart. A
+copy that goes on in a generation repeats its original bit for bit, or begins another: where bits do
+not repeat, whoever is not alone with a generation's keys (`RootKey.is_copy`) has them no more. (A
+run with reproducible noise is repeated by its seed: its first generation has no nonce.) Each ledger
+counts what its own directory released, and whoever sees the releases of two copies has the sum of
+both. What nobody can prevent: a directory that is rolled back with its ledger, its checkpoints and
+its root in place, or together with its whole disk, does not know of what it released since, which
+costs nothing more where bits repeat, and is not counted where they do not.
 
 **Integrity.** Each line ends with a SHA-256 hash of itself and of all lines before it. A checkpoint
 holds the hash of the last line at its time (the *head*), so a ledger that was edited, deleted or
@@ -29,10 +37,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
-from dpsgd.runs.files import fsync_folder
+from dpsgd.files import PUBLIC, fsync_folder, open_own
 from dpsgd.runs.history import (
     NO_HEAD,
     Generation,
@@ -82,7 +91,7 @@ class Ledger:
           FileExistsError: if there is one.
           OSError: if it cannot be written.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, PUBLIC)
         try:
             _lock(descriptor, path)
             fsync_folder(path.parent)
@@ -101,9 +110,11 @@ class Ledger:
           LedgerError: if it is missing, damaged, or open in another process.
         """
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+            descriptor = open_own(path, os.O_RDWR | os.O_APPEND)
         except FileNotFoundError:
             raise _missing(path) from None
+        except ValueError as error:
+            raise LedgerError(str(error)) from None
         try:
             _lock(descriptor, path)
             content = path.read_bytes()
@@ -117,18 +128,22 @@ class Ledger:
             raise
         return cls(path, descriptor, history)
 
-    def resume(self, terms: Terms, *, step: int, origin: str, repeatable: bool) -> Generation:
+    def resume(
+        self, terms: Terms, *, step: int, origin: str, repeatable: bool, alone: bool = True
+    ) -> Generation:
         """Returns the generation in which a run goes on from a checkpoint: the last, or a new one.
 
         The last generation goes on if its terms are unchanged and the checkpoint lies on its path
         (it was written in it, or is what it began from), and if the steps that were declared after
-        the checkpoint, which will be taken again, are repeated bit for bit.
+        the checkpoint, which will be taken again, are repeated bit for bit; and all that follow,
+        where others may go on from there.
 
         Args:
           terms: What the run would go on with.
           step: Steps done in the checkpoint; 0 for none.
           origin: Head of the ledger in the checkpoint; `NO_HEAD` for none.
           repeatable: Whether this machine repeats a computation bit for bit in another process.
+          alone: Whether nobody else has the keys of the last generation.
 
         Raises:
           LedgerError: if noise is secure in `terms` and was not before, or the other way about.
@@ -140,7 +155,8 @@ class Ledger:
             origin in self.history.heads[self.history.beginnings[-1] :]
         )
         again = step < last.steps.stop
-        if terms.record() == last.terms.record() and own and (repeatable or not again):
+        exact = repeatable or (alone and not again)
+        if terms.record() == last.terms.record() and own and exact:
             return last
         return self._begin(terms, step=step, origin=origin)
 
@@ -166,7 +182,10 @@ class Ledger:
         record = terms.record()
         Terms.from_record(record)  # what could not be read back is refused before it is written
         index = len(self.history.generations)
-        self._append({"generation": index, "first_step": step, "origin": origin, **record})
+        nonce = secrets.token_hex(16) if index or not terms.reproducible_noise else ""
+        self._append(
+            {"generation": index, "first_step": step, "origin": origin, "nonce": nonce, **record}
+        )
         return self.history.generations[-1]
 
     def _append(self, body: dict[str, Any]) -> None:

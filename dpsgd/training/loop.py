@@ -261,6 +261,7 @@ def train_blocks(
     declare: Callable[[range], None] = lambda steps: None,
     donate: bool = False,
     watch: Watch | None = None,
+    run: str = "train_blocks",
 ) -> Generator[Block]:
     """Runs `algorithm` from `state` to the sampler's last step, yielding every block as it begins.
 
@@ -286,15 +287,18 @@ def train_blocks(
       donate: Whether the buffers of `state` may be overwritten. By default it is copied, and holds
         after training what it held before.
       watch: What blocks show of themselves, to an audit; by default what training needs: nothing.
+      run: Names the run that claims the root, see `RootKey.begin_run`: by default, whatever is
+        trained by this function alone.
 
     Raises:
-      ValueError: if the data have not exactly the sampler's number of examples, or not the units
-        that it draws, the parameters hold batch statistics, or the loss could see other examples
-        than its own.
+      ValueError: if another run has claimed `root`, the data have not exactly the sampler's number
+        of examples, or not the units that it draws, the parameters hold batch statistics, or the
+        loss could see other examples than its own.
     """
     data = columns_of(mechanism.sampler, data)
     check_parameters(state.params)
     _check_noise_state(mechanism, state)
+    root.begin_run(run)
     noise_key, loss_key = _keys(algorithm, mechanism, root, generation)
     scales = mechanism.scales()
     watch = watch or Watch.nothing(state.params)
@@ -310,11 +314,11 @@ def train_blocks(
     with closing(in_background(inputs)) as blocks:
         for steps, rows, plan in blocks:
             arguments = state, rows, plan, noise_key, scales, watch, loss_key
-            run = compiled_block(algorithm, mechanism.sampler, arguments)  # or refuses the loss
+            program = compiled_block(algorithm, mechanism.sampler, arguments)  # or refuses the loss
             declare(steps)
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
-            state, log, watched = run(*arguments)
+            state, log, watched = program(*arguments)
             under_way.append(log)
             yield Block(state, steps, log, watched)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
+from dpsgd.files import write_atomically
 from dpsgd.runs.environment import environment
-from dpsgd.runs.files import write_atomically
 from experiments.benchmarks.rows import Row
 
 _LONGEST = 300

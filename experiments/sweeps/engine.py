@@ -9,10 +9,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpsgd.files import write_atomically
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.engine import rows_of
-from dpsgd.runs.files import write_atomically
 from dpsgd.runs.records import checked
 from dpsgd.runs.result import FinishedRun, unlike
 from dpsgd.runs.stop import Stopped

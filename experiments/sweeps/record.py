@@ -10,7 +10,7 @@ from typing import Any
 
 import tyro
 
-from dpsgd.runs.files import write_atomically
+from dpsgd.files import write_atomically
 from experiments.cli.errors import in_one_line
 from experiments.sweeps.config import AXES, SHIPPED
 from experiments.sweeps.engine import ASKED

@@ -61,7 +61,7 @@ def run(config: ReportConfig) -> None:
             raise ValueError(f"{option} is about labelled rows: name them with --data")
     with Console() as console:
         console.progress("reading the runs and their guarantees")
-        from dpsgd.runs.files import write_atomically
+        from dpsgd.files import write_atomically
         from experiments.reports.clicks import Rows
         from experiments.reports.html import document
         from experiments.reports.overview import overview

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from dpsgd.files import parse_json
 from dpsgd.runs.checkpoint import DAMAGED
-from dpsgd.runs.files import parse_json
 from dpsgd.runs.records import build, checked
 from experiments.tasks.clicks.schema import Schema
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import stat
 import subprocess
 import sys
@@ -171,12 +172,12 @@ def test_a_file_that_others_can_use_is_refused(tmp_path, mode):
     "content",
     [
         b"",
-        b"dpsgd-root-key-v1",
-        f"dpsgd-root-key-v1 entropy {SECRET.hex()[:-2]}\n".encode(),
-        f"dpsgd-root-key-v1 entropy {SECRET.hex()[:-1]}x\n".encode(),
-        f"dpsgd-root-key-v1 unknown {SECRET.hex()}\n".encode(),
-        f"dpsgd-root-key-v2 entropy {SECRET.hex()}\n".encode(),
-        f"dpsgd-root-key-v1 entropy {SECRET.hex()} more\n".encode(),
+        b"dpsgd-root-key-v2",
+        f"dpsgd-root-key-v2 entropy {SECRET.hex()[:-2]}\n".encode(),
+        f"dpsgd-root-key-v2 entropy {SECRET.hex()[:-1]}x\n".encode(),
+        f"dpsgd-root-key-v2 unknown {SECRET.hex()}\n".encode(),
+        f"dpsgd-root-key-v0 entropy {SECRET.hex()}\n".encode(),
+        f"dpsgd-root-key-v2 entropy {SECRET.hex()} more\n".encode(),
         b"\xff\x00" * 5000,
     ],
 )
@@ -242,3 +243,165 @@ def test_two_processes_with_entropy_draw_different_noise_keys():
     )
     assert len(json.loads(other.stdout)) == 4
     assert json.loads(other.stdout) != RootKey.from_entropy().noise_key(0).tolist()
+
+
+# --- One root serves one run ---------------------------------------------------------------------
+
+
+def refused(root, *run):
+    with pytest.raises(ValueError, match=r"already begun under this root.*from_entropy") as error:
+        root.begin_run(*run)
+    assert "\n" not in str(error.value)
+
+
+def test_a_root_is_claimed_in_its_file_whoever_loads_it(tmp_path):
+    path = tmp_path / "root.key"
+    RootKey(SECRET, insecure=False).save(path)
+    first, second = RootKey.load(path), RootKey.load(path)
+    first.begin_run()
+    refused(first)
+    refused(second)  # which was loaded before
+    refused(RootKey.load(path))
+    assert RootKey.load(path) == first
+
+
+def test_a_run_goes_on_by_its_name_and_no_other_does(tmp_path):
+    path = tmp_path / "root.key"
+    RootKey(SECRET, insecure=False).save(path)
+    assert RootKey.load(path).begin_run("this") == "this"
+    again = RootKey.load(path)
+    again.begin_run("this")
+    again.begin_run("this")
+    refused(again, "that")
+    refused(again)
+    assert path.read_text().count("\n") == 2  # claimed once
+
+
+def test_a_root_that_is_saved_after_it_was_used_says_so(tmp_path):
+    root = RootKey(SECRET, insecure=False)
+    root.begin_run()
+    for name in ("one", "two"):
+        root.save(tmp_path / name)
+        refused(RootKey.load(tmp_path / name))
+
+
+def test_every_file_of_a_root_is_claimed(tmp_path):
+    root = RootKey(SECRET, insecure=False)
+    for name in ("one", "two"):
+        root.save(tmp_path / name)
+    root.begin_run()
+    for name in ("one", "two"):
+        refused(RootKey.load(tmp_path / name))
+
+
+def test_a_seed_may_be_used_again(tmp_path):
+    root = RootKey.from_insecure_seed(3)
+    root.save(tmp_path / "root.key")
+    for one in (root, root, RootKey.load(tmp_path / "root.key")):
+        one.begin_run()
+
+
+def test_files_that_are_gone_or_another_root_s_are_left_alone(tmp_path):
+    root, path = RootKey(SECRET, insecure=False), tmp_path / "root.key"
+    for name in ("root.key", "gone.key"):
+        root.save(tmp_path / name)
+        (tmp_path / name).unlink()
+    RootKey.from_entropy().save(path)
+    before = path.read_bytes()
+    root.begin_run()
+    assert path.read_bytes() == before
+
+
+def test_a_torn_claim_is_none(tmp_path):
+    path = tmp_path / "root.key"
+    RootKey(SECRET, insecure=False).save(path)
+    with path.open("ab") as file:
+        file.write(b"claim half")
+    RootKey.load(path).begin_run("whole")
+    refused(RootKey.load(path))
+    RootKey.load(path).begin_run("whole")
+
+
+def test_a_full_disk_claims_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "root.key"
+    RootKey(SECRET, insecure=False).save(path)
+    before, root, write = path.read_bytes(), RootKey.load(path), os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, line: write(fd, line[:9]))
+        with pytest.raises(OSError, match="No space"):
+            root.begin_run()
+    assert path.read_bytes() == before
+    root.begin_run()
+
+
+def test_a_copy_is_known_until_its_run_has_keys_of_its_own(tmp_path):
+    path, copy = tmp_path / "root.key", tmp_path / "copy.key"
+    root = RootKey(SECRET, insecure=False)
+    root.begin_run("run")
+    root.save(path)
+    shutil.copy2(path, copy)
+    path.rename(tmp_path / "moved.key")
+    assert not RootKey.load(tmp_path / "moved.key").is_copy
+    loaded = RootKey.load(copy)
+    loaded.begin_run("run")
+    assert loaded.is_copy
+    assert RootKey.load(copy).is_copy
+    loaded.hold()
+    assert not loaded.is_copy
+    assert not RootKey.load(copy).is_copy
+
+
+# --- What lies in the place of a file ------------------------------------------------------------
+
+
+def link(path, elsewhere):
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def hard_link(path, elsewhere):
+    os.link(path, elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [(link, r"symbolic link to .*elsewhere.*move that here"), (hard_link, "2 names .*remove the")],
+)
+def test_a_root_of_another_name_is_refused(tmp_path, place, why):
+    path = tmp_path / "root.key"
+    RootKey(SECRET, insecure=False).save(path)
+    root = RootKey.load(path)
+    place(path, tmp_path / "elsewhere")
+    for use in (lambda: RootKey.load(path), root.begin_run):
+        with pytest.raises(ValueError, match=why) as error:
+            use()
+        assert "\n" not in str(error.value)
+
+
+def test_a_root_of_another_owner_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "root.key"
+    RootKey(SECRET, insecure=False).save(path)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(ValueError, match=rf"belongs to user {owner}, .*`chown {owner + 1} "):
+        RootKey.load(path)
+
+
+def test_a_root_that_is_removed_is_overwritten_under_all_of_its_names(tmp_path):
+    path, other = tmp_path / "root.key", tmp_path / "other.key"
+    RootKey(SECRET, insecure=False).save(path)
+    os.link(path, other)
+    RootKey.remove(path)
+    RootKey.remove(path)  # it is
+    assert not path.exists()
+    assert set(other.read_bytes()) == {0}
+
+
+def test_a_link_is_not_removed_for_the_secret_that_it_leads_to(tmp_path):
+    path, target = tmp_path / "root.key", tmp_path / "elsewhere"
+    RootKey(SECRET, insecure=False).save(target)
+    path.symlink_to(target)
+    with pytest.raises(ValueError, match=r"secret was not removed: .*link to .*elsewhere"):
+        RootKey.remove(path)
+    assert path.is_symlink()
+    assert target.read_text().count(SECRET.hex()) == 1  # it may be anybody's

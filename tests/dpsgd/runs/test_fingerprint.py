@@ -19,6 +19,8 @@ from dpsgd.training import programs
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[2]
 
+_UNOPTIMISED = jax.config.values["jax_disable_most_optimizations"]
+
 RESUME = """
 import sys
 from pathlib import Path
@@ -41,6 +43,7 @@ def resumed(run, *, path=(CHECKOUT, HERE), folder=CHECKOUT, **variables):
             **os.environ,
             # A program from a cache would be what the run was begun in: it is compiled again.
             "JAX_ENABLE_COMPILATION_CACHE": "0",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(_UNOPTIMISED)),
             "PYTHONPATH": os.pathsep.join(map(str, (*path, installed))),
             **variables,
         },
@@ -74,14 +77,17 @@ def test_another_process_in_another_checkout_and_folder_goes_on_to_the_same_bits
 @pytest.mark.parametrize(
     ("variables", "changed"),
     [
-        ({"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}, ["jax_disable_most_optimizations"]),
+        (
+            {"JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(not _UNOPTIMISED))},
+            ["jax_disable_most_optimizations"],
+        ),
         pytest.param(
             {"JAX_MEMORY_FITTING_LEVEL": "O0", "NPROC": "1"},
             ["jax_memory_fitting_level", "NPROC"],
             marks=pytest.mark.long,
         ),
     ],
-    ids=["unoptimised", "other options"],
+    ids=["optimised otherwise", "other options"],
 )
 def test_a_copy_that_is_compiled_otherwise_draws_other_noise(killed, finished, variables, changed):
     first, second = resumed(killed, **variables)

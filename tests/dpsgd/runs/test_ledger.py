@@ -331,7 +331,7 @@ def resumed(path, **changes):
 
 
 def test_everything_unchanged_keeps_the_keys(path):
-    assert resumed(declared(path)).key == 0
+    assert resumed(declared(path)).key == read(path).generations[0].key
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,8 @@ def test_anything_changed_brings_new_keys(path, changes):
 
 
 def test_nothing_to_repeat_keeps_the_keys_on_any_machine(path):
-    assert resumed(declared(path), step=16, repeatable=False).key == 0
+    generation = resumed(declared(path), step=16, repeatable=False)
+    assert generation.key == read(path).generations[0].key
 
 
 def test_a_checkpoint_from_before_the_generation_brings_new_keys(path):
@@ -380,6 +381,59 @@ def test_copies_of_a_run_that_go_different_ways_get_different_keys(path):
         for at, code in [(path, "b"), (copy, "c")]
     }
     assert len(keys) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"repeatable": False}, {"terms": terms(SAMPLERS[3], code="b")}],
+    ids=["machine", "code"],
+)
+def test_copies_that_are_resumed_in_one_way_get_different_keys(path, changes):
+    """Where bits do not repeat, two sums of equal code differ too: a difference without noise."""
+    declared(path)
+    copy = path.with_name("copy.jsonl")
+    copy.write_bytes(path.read_bytes())
+    generations = [resumed(at, **changes) for at in (path, copy)]
+    assert [generation.index for generation in generations] == [1, 1]
+    assert len({generation.key for generation in (*read(path).generations, *generations)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("repeatable", "alone", "index"),
+    [(True, True, 0), (True, False, 0), (False, True, 0), (False, False, 1)],
+)
+def test_a_copy_keeps_the_keys_only_where_it_repeats_what_its_original_does(
+    path, repeatable, alone, index
+):
+    declared(path)
+    generation = resumed(path, step=16, repeatable=repeatable, alone=alone)
+    assert generation.index == index
+
+
+def test_the_first_generation_of_a_run_has_keys_that_no_other_run_has(path):
+    keys = {
+        read(declared(path.with_name(name), blocks=[])).generations[0].key for name in ("a", "b")
+    }
+    assert len(keys) == 2
+    assert 0 not in keys
+
+
+def test_only_reproducible_noise_begins_without_a_nonce(path):
+    Ledger.create(path, terms(SAMPLERS[3], reproducible=True)).close()
+    assert read(path).generations[0].key == 0
+    body = json.loads(path.read_text())
+    del body["hash"]
+    path.write_bytes(line_of(body | {"reproducible_noise": False}, NO_HEAD)[0])
+    with pytest.raises(LedgerError, match="line 1: it has no nonce"):
+        read(path)
+
+
+@pytest.mark.parametrize("place", [os.link, os.symlink])
+def test_a_ledger_of_another_name_is_refused(path, place):
+    place(declared(path.with_name("elsewhere")), path)
+    with pytest.raises(LedgerError, match=r"names \(hard links\)|symbolic link to") as refused:
+        Ledger.open(path)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_run_that_dies_before_its_first_checkpoint_keeps_its_keys(path):

@@ -209,6 +209,44 @@ def test_what_is_changed_begins_a_generation_and_is_counted_in_addition(
     assert any(one.startswith("changed since: ") for one in lines)
 
 
+@pytest.mark.parametrize("declared", [0, 8], ids=["stopped", "killed"])
+def test_copies_share_no_noise_where_bits_do_not_repeat(stopped, tmp_path, monkeypatch, declared):
+    """As on a GPU, where two copies of one program differ in the last bits of their sums."""
+    monkeypatch.setattr(engine, "repeats_exactly", lambda: False)
+    if declared:
+        with Ledger.open(stopped / "ledger.jsonl") as ledger:
+            ledger.declare(range(16, 16 + declared))
+    root = RootKey.load(stopped / "root.key")
+    root.begin_run(read(stopped / "ledger.jsonl").name)
+    root.hold()  # the fixture is a copy by itself
+    copies = [shutil.copytree(stopped, tmp_path / name) for name in ("one", "two")]
+    runs = [stopped, *copies]
+    for out in runs:
+        resume(out)
+    before = read(stopped / "ledger.jsonl").generations[0].key
+    last = [read(out / "ledger.jsonl").generations[-1] for out in runs]
+    assert len({g.key for g in last}) == 3
+    # Whose bits nobody repeats goes on; a copy, or whoever had declared more, begins anew.
+    assert [g.key == before for g in last] == [not declared, False, False]
+    assert [g.steps for g in last[1:]] == [range(16, 30)] * 2
+    params = [np.load(out / "params.npz")["['w']"] for out in runs]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert np.abs(params[one] - params[other]).max() > 1e-4
+    counted = [read(out / "ledger.jsonl").guarantee().epsilon.upper for out in runs]
+    assert counted[1] == counted[2] > epsilon(last[0].terms.mechanism.privacy(), 1 / 160).upper
+
+
+def test_a_copy_that_began_anew_is_no_copy_anymore(stopped, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "repeats_exactly", lambda: False)
+    copy = shutil.copytree(stopped, tmp_path / "copy")
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_finish", stop_there)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                resume(copy)
+    assert len(read(copy / "ledger.jsonl").generations) == 2
+
+
 def test_diagnostics_have_each_step_once(finished, tmp_path):
     lines = (finished / DIAGNOSTICS).read_text().splitlines()
     assert [json.loads(one)["step"] for one in lines] == list(range(30))
@@ -367,10 +405,65 @@ def test_a_run_does_not_change_its_kind_of_noise_on_the_way(tmp_path):
 # --- Secrets -------------------------------------------------------------------------------------
 
 
-def secrets(root):
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_only_the_owner_writes_a_run_and_reads_what_is_not_private(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        out = run_and_stop(line, config_of(insecure_seed=3), tmp_path / "new" / "runs" / "run")
+        owns = {out / "root.key", out / "checkpoints", *(out / "checkpoints").iterdir()}
+        owns |= {out / DATA, out / DIAGNOSTICS}
+        for path in (out, out.parent, out.parent.parent, *out.rglob("*")):
+            most = 0o700 if path in owns or umask else 0o755
+            assert stat.S_IMODE(path.stat().st_mode) & ~most == 0, path
+        resume(out)
+        for path in out.rglob("*"):
+            assert stat.S_IMODE(path.stat().st_mode) & 0o133 == 0, path
+    finally:
+        os.umask(before)
+
+
+def test_a_root_of_another_run_is_refused(stopped, finished, tmp_path):
+    other = run_and_stop(line, config_of(), tmp_path / "other")
+    (stopped / "root.key").unlink()
+    shutil.copy2(other / "root.key", stopped / "root.key")
+    with pytest.raises(ValueError, match="a run was already begun under this root"):
+        resume(stopped)
+
+
+def test_the_root_of_a_run_serves_nothing_else(stopped):
+    root = RootKey.load(stopped / "root.key")
+    with pytest.raises(ValueError, match="a run was already begun under this root"):
+        root.begin_run()
+
+
+@pytest.mark.parametrize("name", ["root.key", "ledger.jsonl", "checkpoints", DIAGNOSTICS])
+def test_what_lies_elsewhere_is_refused_in_one_line(stopped, tmp_path, name):
+    (stopped / name).rename(tmp_path / "elsewhere")
+    (stopped / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=f"{name} is a symbolic link to .*: move that") as refused:
+        resume(stopped)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_link_that_was_put_in_place_of_the_secret_meanwhile_is_said(stopped, tmp_path):
+    (stopped / "root.key").rename(tmp_path / "elsewhere")
+    (stopped / "root.key").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"the root secret was not removed: .*elsewhere"):
+        RunDirectory(stopped).forget()
+    assert (tmp_path / "elsewhere").exists()
+
+
+def test_a_secret_that_was_linked_is_overwritten(stopped, tmp_path):
+    os.link(stopped / "root.key", tmp_path / "other name")
+    RunDirectory(stopped).forget()
+    assert not (stopped / "root.key").exists()
+    assert set((tmp_path / "other name").read_bytes()) == {0}
+
+
+def secrets(root, generation):
     """The root secret and everything derived from it, in the forms in which it could leak."""
-    noise = root.noise_key(0)
-    seed = root.sampling_seed(0)
+    noise = root.noise_key(generation)
+    seed = root.sampling_seed(generation)
     raw = [root._secret, noise.tobytes(), seed.to_bytes(32, "little"), seed.to_bytes(32, "big")]
     text = [root._secret.hex(), str(seed), *(str(word) for word in noise.tolist())]
     return [*raw, *(item.encode() for item in text)]
@@ -380,10 +473,11 @@ def test_without_its_one_file_a_run_directory_holds_no_secret(stopped):
     key = stopped / "root.key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     root = RootKey.load(key)
+    generation = read(stopped / "ledger.jsonl").generations[0].key
     for path in stopped.rglob("*"):
         if path.is_file() and path != key:
             content = path.read_bytes()
-            assert not any(secret in content for secret in secrets(root)), path
+            assert not any(secret in content for secret in secrets(root, generation)), path
 
 
 def test_an_export_holds_parameters_task_and_guarantee_and_nothing_else(
@@ -397,8 +491,9 @@ def test_an_export_holds_parameters_task_and_guarantee_and_nothing_else(
         np.testing.assert_array_equal(bundle["['w']"], whole["['w']"])
     assert contents(out, "guarantee.json") == contents(finished, "guarantee.json")
     root = RootKey.load(stopped / "root.key")  # the same run's
+    generation = read(stopped / "ledger.jsonl").generations[0].key
     for path in out.iterdir():
-        assert not any(secret in path.read_bytes() for secret in secrets(root))
+        assert not any(secret in path.read_bytes() for secret in secrets(root, generation))
     for word in (b"root", b"step", b"fingerprint", b"opt_state", b"digest", b"ledger"):
         assert word not in (out / "model.json").read_bytes() + (out / "params.npz").read_bytes()
     with pytest.raises(FileNotFoundError, match="goes on with it"):

@@ -383,6 +383,13 @@ def test_a_root_serves_one_run_and_a_seed_warns_that_nothing_is_guaranteed():
     other = {**data(), "x": data()["x"] + 1}
     with pytest.raises(ValueError, match="already begun under this root"):
         trained(columns=other, root=root)
+    with pytest.raises(ValueError, match="already begun under this root"):
+        next(blocks(SAMPLERS["poisson"], 1.0, 1.0, root=root))
+    root = RootKey.from_entropy()
+    for _ in range(2):  # which repeats itself, or goes on
+        next(blocks(SAMPLERS["poisson"], 1.0, 1.0, root=root))
+    with pytest.raises(ValueError, match="already begun under this root"):
+        trained(root=root)
     root = RootKey.from_insecure_seed(1)
     for _ in range(2):  # a run may be repeated where there is no guarantee to lose
         with pytest.warns(UserWarning, match="NO GUARANTEE: reproducible noise"):

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from dpsgd.runs.files import write_atomically
+from dpsgd.files import write_atomically
 from experiments.tasks.clicks.schema import MISSING, log_transform
 from experiments.tasks.clicks.store import Columns, Store, columns_of
 from experiments.tasks.clicks.synthetic.display import DISPLAY

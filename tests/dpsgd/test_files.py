@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from dpsgd.runs import files
-from dpsgd.runs.files import write_atomically
+from dpsgd import files
+from dpsgd.files import write_atomically
 
 
 def half(file):
