@@ -11,7 +11,7 @@ from dpsgd import RootKey, resume, run
 from dpsgd.audit.checks import UNSEEN
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit
-from dpsgd.training import loop
+from dpsgd.training import loop, programs
 
 pytestmark = pytest.mark.audit
 
@@ -92,6 +92,7 @@ def quiet_beginnings(monkeypatch):
 
     monkeypatch.setattr(loop, "plan_blocks", planned)
     monkeypatch.setattr(loop, "compiled_block", planted)
+    monkeypatch.setattr(programs, "digest", lambda program: "of what is no program")
 
 
 def test_a_run_that_goes_on_is_audited_where_it_goes_on(tmp_path, monkeypatch, request):
