@@ -19,8 +19,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,18 @@ class _Steps(NamedTuple):
     """float64[steps, coordinates] each."""
 
 
+class _Part(NamedTuple):
+    """What is kept of a leaf of a release."""
+
+    square: float
+    counts: Counts
+    sample: np.ndarray
+    moved: float
+    """How far rounding moves it, in standard deviations."""
+    cast: float
+    """How far, relative to it."""
+
+
 class _Looks:
     """The looks that are taken at a program's noise, and the tests that it goes through."""
 
@@ -87,7 +100,6 @@ class _Looks:
         self._linear = True  # what whitens is, as far as seen
         self._energy, self._law, self._lags = Several(), Several(), Several()
         self._square, self._draws = 0.0, 0  # of single steps, which are independent
-        self._counts = Counts(np.zeros(0, np.float32))
         self._unseen: list[str] = []
         self._rng = np.random.default_rng(0)  # of digits that rounding took away
 
@@ -183,8 +195,9 @@ class _Looks:
         mean = every.sum(axis=1) / math.sqrt(every.shape[1])
         where = functools.partial(_at_step, "mean, ", first)
         self._law.add(special.erfc(np.abs(mean) / math.sqrt(2)), where)
-        smooth = [self._smooth(k, leaf, drowned) for k, leaf in enumerate(block.leaves)]
-        self._add_distribution(np.concatenate(smooth, axis=1), drowned, "blocks")
+        if _law_of(drowned)[1] <= _COARSE:
+            smooth = [self._smooth(k, leaf, drowned) for k, leaf in enumerate(block.leaves)]
+            add_distribution(self._law, np.concatenate(smooth, axis=1), "a block")
 
     # Looks at whole releases.
 
@@ -194,7 +207,7 @@ class _Looks:
         everybody = np.arange(program.places) % program.units
         if drowned:
             noise = program.release(everybody, drowned, step=self._first)
-            self._look(noise, drowned, self._first, "a full batch")
+            self._look_at_batch(noise, drowned, "a full batch")
         one, other = (program.release(everybody, step=self._first, generation=g) for g in range(2))
         stddev, cell = _law_of(mechanism)
         rounding = [
@@ -205,13 +218,19 @@ class _Looks:
         noise = [(a - b) / np.float32(math.sqrt(2)) for a, b in zip(one, other, strict=True)]
         name = "a full batch at the run's own C"
         moved = 2 * cell + max(rounding, default=0.0)
-        self._look(noise, mechanism, self._first, name, without=sums_show, moved=moved)
+        self._look_at_batch(noise, mechanism, name, without=sums_show, moved=moved)
         if sums_show and program.poison is not None:  # whose gradients count as 0
             noise = program.release(np.full(program.places, program.poison), step=self._first)
             rest = set(range(len(self._names))) - sums_show
-            self._look(noise, mechanism, self._first, "a full batch of NaN", without=rest)
+            self._look_at_batch(noise, mechanism, "a full batch of NaN", without=rest)
         elif sums_show:
             self._unseen += [self._names[k] for k in sorted(sums_show)]
+
+    def _look_at_batch(
+        self, noise: list[np.ndarray], mechanism: Mechanism, what: str, **how: Any
+    ) -> None:
+        for number, part in self._look(noise, mechanism, self._first, what, **how).items():
+            self._add_law([part], f"{self._names[number]} of {what}")
 
     def _look_at_steps(self, blocks: list[_Steps]) -> tuple[list[_Steps], Several]:
         """Returns what steps by themselves show where blocks do too, and whether it repeats."""
@@ -224,7 +243,7 @@ class _Looks:
             for cast in set(self._casts)
         }
         in_blocks = {step for block in blocks for step in block.steps}
-        shown = []
+        shown, seen = [], []
         for number in numbers:
             sums = program.release(step=number)
             steps = range(number, number + 1)
@@ -238,12 +257,13 @@ class _Looks:
                 repeats[cast].add(leaf, f"{name} at step {number:,}")
                 if number == self._first:
                     add_lags(self._lags, leaf[:_LAGGED], name)
-            square, counts = self._look(sums, mechanism, number, f"step {number:,}")
-            self._square, self._draws = self._square + square, self._draws + size
-            self._counts += counts
-        every = "all single steps"
-        self._energy.add(variance_pvalue(self._square, self._draws), every)
-        self._counts.add_to(self._law, every, cell, max(self._casts))
+            seen.append(self._look(sums, mechanism, number, f"step {number:,}"))
+        for place, name in enumerate(self._names):
+            self._add_law([of_step[place] for of_step in seen], f"{name} of all single steps")
+        every = [part for of_step in seen for part in of_step.values()]
+        self._add_law(every, "all single steps")
+        self._square, self._draws = sum(part.square for part in every), size * len(seen)
+        self._energy.add(variance_pvalue(self._square, self._draws), "all single steps")
         found = Several()
         for runs in repeats.values():
             runs.add_to(found)
@@ -276,8 +296,8 @@ class _Looks:
         *,
         without: Collection[int] = (),
         moved: float | None = None,
-    ) -> tuple[float, Counts]:
-        """Tests whole leaves, and returns the sum of their squares, and counts.
+    ) -> dict[int, _Part]:
+        """Tests the squares in whole leaves, and all together; returns what is known of each leaf.
 
         Args:
           sums: Noise, float32[size] each.
@@ -288,26 +308,31 @@ class _Looks:
           moved: How far rounding moves them, in standard deviations; by default a cell.
         """
         stddev, cell = _law_of(mechanism)
-        moved = cell if moved is None else moved
         scale = np.float32(float(self._whitening(range(step, step + 1))[0][0, 0]) / stddev)
-        square, every = 0.0, Counts(np.zeros(0, np.float32))
-        samples = []
+        parts = {}
         for number, name in enumerate(self._names):
-            if number in without:
-                continue
-            leaf, cast = sums[number] * scale, self._casts[number]
-            where = f"{name} of {what}"
-            square += add_energies(self._energy, leaf.reshape(self._shapes[number]), where)
-            counts = Counts(leaf)
-            counts.add_to(self._law, where, moved, cast)
-            every += counts
-            sample = leaf[:: -(-leaf.size // _SAMPLE)].astype(np.float64)
-            samples.append(self._smooth(number, sample, mechanism))
-            self._add_distribution(samples[-1], mechanism, where)
-        if samples:
-            every.add_to(self._law, what, moved, max(self._casts))
-            self._add_distribution(np.concatenate(samples), mechanism, what)
-        return square, every
+            if number not in without:
+                leaf = sums[number] * scale
+                square = add_energies(
+                    self._energy, leaf.reshape(self._shapes[number]), f"{name} of {what}"
+                )
+                sample = leaf[:: -(-leaf.size // _SAMPLE)].astype(np.float64)
+                # Of a coarser grid, none: it has no density that draws could be compared with.
+                sample = self._smooth(number, sample[: None if cell <= _COARSE else 0], mechanism)
+                moved = cell if moved is None else moved
+                parts[number] = _Part(square, Counts(leaf), sample, moved, self._casts[number])
+        self._add_law(list(parts.values()), what)
+        return parts
+
+    def _add_law(self, parts: list[_Part], what: str) -> None:
+        """Tests the distribution of independent parts."""
+        if parts:
+            moved, cast = max(part.moved for part in parts), max(part.cast for part in parts)
+            counts = functools.reduce(operator.add, (part.counts for part in parts))
+            counts.add_to(self._law, what, moved, cast)
+            sample = np.concatenate([part.sample for part in parts])
+            if sample.size:
+                add_distribution(self._law, sample, what)
 
     def _smooth(self, number: int, values: np.ndarray, mechanism: Mechanism) -> np.ndarray:
         """Returns draws with digits in the place of those that rounding took away."""
@@ -320,10 +345,6 @@ class _Looks:
             binade = 2.0 ** np.floor(np.log2(np.maximum(np.abs(values) * unit, 2.0**-1000)))
             values = values + 2 * cast * binade / unit * digits
         return values
-
-    def _add_distribution(self, values: np.ndarray, mechanism: Mechanism, what: str) -> None:
-        if _law_of(mechanism)[1] <= _COARSE:
-            add_distribution(self._law, values, what)
 
     # What belongs together.
 

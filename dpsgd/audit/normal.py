@@ -91,15 +91,14 @@ class Counts:
         flat = np.abs(draws.ravel())
         far, near = flat[flat > BEYOND[0]], flat[flat < WITHIN[-1]]
         self.size = flat.size
-        # Not "<=": NaN is beyond everything.
-        self.beyond = np.array([np.count_nonzero(far > t) for t in BEYOND])
-        self.within = np.array([np.count_nonzero(near < t) for t in WITHIN])
-        self.odd = self.size - int(np.count_nonzero(np.isfinite(flat)))
+        beyond = [np.count_nonzero(far > t) for t in BEYOND]
+        within = [np.count_nonzero(near < t) for t in WITHIN]
+        odd = self.size - int(np.count_nonzero(np.isfinite(flat)))
+        self.counts = np.array([*beyond, *within, odd])
 
     def __add__(self, other: Counts) -> Counts:
         total = object.__new__(Counts)
-        for name in ("size", "beyond", "within", "odd"):
-            setattr(total, name, getattr(self, name) + getattr(other, name))
+        total.size, total.counts = self.size + other.size, self.counts + other.counts
         return total
 
     def add_to(self, tests: Several, name: str, cell: float, relative: float = 0.0) -> None:
@@ -111,28 +110,28 @@ class Counts:
           cell: How far rounding moves a draw at most, in standard deviations.
           relative: How far it moves a draw, relative to it, beyond that.
         """
-
-        def add(count: int, threshold: float, beyond: bool) -> None:
-            shifts = (cell + relative * threshold) * np.array([1, -1] if beyond else [-1, 1])
-            moved = np.maximum(0.0, threshold + shifts)
-            low, high = 2 * special.ndtr(-moved) if beyond else special.erf(moved / math.sqrt(2))
-            side = "beyond" if beyond else "within"
-            where = f"{count:,} of {self.size:,} {side} {threshold:g} sigma in {name}"
-            tests.add(_binomial_pvalue(count, self.size, low, high), where)
-
-        for count, threshold in zip(self.beyond, BEYOND, strict=True):
-            add(int(count), threshold, True)
-        for count, threshold in zip(self.within, WITHIN, strict=True):
-            add(int(count), threshold, False)
-        if self.odd:
-            tests.add(0.0, f"{self.odd:,} of {self.size:,} not finite in {name}")
+        moved = cell + relative * _THRESHOLDS
+        nearer, farther = np.maximum(0.0, _THRESHOLDS - moved), _THRESHOLDS + moved
+        beyond = np.arange(_THRESHOLDS.size) < len(BEYOND)
+        low = np.where(beyond, 2 * special.ndtr(-farther), special.erf(nearer * math.sqrt(0.5)))
+        high = np.where(beyond, 2 * special.ndtr(-nearer), special.erf(farther * math.sqrt(0.5)))
+        low, high = np.append(low, 0.0), np.append(high, 0.0)  # none that is not finite
+        # Binomial, with a probability that is between the two.
+        few = special.bdtr(self.counts.astype(np.float64), self.size, low)
+        many = special.bdtrc(self.counts - 1.0, self.size, high)
+        many = np.where(self.counts == 0, 1.0, many)
+        where = functools.partial(_counted, self.counts, self.size, name)
+        tests.add(np.minimum(1.0, 2 * np.minimum(few, many)), where)
 
 
-def _binomial_pvalue(count: int, size: int, low: float, high: float) -> float:
-    """Returns the two-sided p-value of a binomial count whose probability is in [low, high]."""
-    few = special.bdtr(count, size, low)
-    many = special.bdtrc(count - 1, size, high) if count else 1.0
-    return min(1.0, 2 * min(float(few), float(many)))
+_THRESHOLDS = np.array([*BEYOND, *WITHIN])
+
+
+def _counted(counts: np.ndarray, size: int, name: str, place: int) -> str:
+    what = f"{counts[place]:,} of {size:,} in {name}"
+    if place == _THRESHOLDS.size:
+        return f"{what} are not finite"
+    return f"{what} {'beyond' if place < len(BEYOND) else 'within'} {_THRESHOLDS[place]:g} sigma"
 
 
 def add_distribution(tests: Several, draws: np.ndarray, name: str) -> None:
