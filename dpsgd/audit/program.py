@@ -26,6 +26,9 @@ _UNITS = 16
 _SMALL = 2**26
 """Most bytes of a column that is filled with generated rows throughout, and not with zeros."""
 
+_CUT = 7, 8, 15, 16, 24, 30
+"""Copies of an example lie so that whoever reads their numbers in so many bits reads others."""
+
 _ALIKE = 1
 """Number of the example whose whole numbers are all alike, as where an id comes several times."""
 
@@ -50,6 +53,7 @@ class AuditedProgram:
       root: The audit's.
       units: Examples that are nobody's, by number 0, ..., units - 1.
       poison: Number of the poison, or None where rows hold no floats, or there is one row.
+      copies: Numbers of examples that are like example 0, and lie in other rows of the data.
       places: Of examples in the padded batch of a step; where steps take several passes, of two.
       program: The executable.
     """
@@ -85,7 +89,7 @@ class AuditedProgram:
         self.root = root or RootKey.from_entropy()
         self.state = jax.tree.map(_hosted, state._replace(noise=()))
         self.block = math.prod(sampler.clipped_shape)
-        self.units, self.poison, self._starts, columns = _columns(
+        self.units, self.poison, self.copies, self._starts, columns = _columns(
             rows, sampler.num_examples, self.block
         )
         self.layout = layout or Layout.of(sampler, columns)
@@ -264,8 +268,11 @@ def _sums(releases: PyTree, mechanism: Mechanism) -> list[np.ndarray]:
     return [leaf.astype(np.float32, copy=False) * b for leaf in leaves]
 
 
-def _columns(rows: PyTree, n: int, block: int) -> tuple[int, int | None, np.ndarray, PyTree]:
-    """Returns how many examples there are, which is poison, where each begins, and all n rows."""
+def _columns(rows: PyTree, n: int, block: int) -> tuple[int, int | None, range, np.ndarray, PyTree]:
+    """Returns how many examples there are, which is poison, the copies of one, and all n rows.
+
+    With them, before the last: where each example begins.
+    """
     counts = {len(leaf) for leaf in jax.tree.leaves(rows)}
     if len(counts) != 1 or 0 in counts:
         raise ValueError(f"the audit needs data with equally many rows, got {sorted(counts)}")
@@ -275,6 +282,10 @@ def _columns(rows: PyTree, n: int, block: int) -> tuple[int, int | None, np.ndar
     starts = np.linspace(0, n - block, units + poisoned).astype(np.int64)
     if poisoned:  # somewhere in the middle: first and last are examples like others
         starts = np.append(np.delete(starts, units // 2), starts[units // 2])
+    strewn = len(starts)
+    for start in (n // 3, *(2**bits + bits for bits in _CUT)):
+        if units > 1 and start + block <= n and np.abs(starts - start).min() >= block:
+            starts = np.append(starts, start)
 
     def column(leaf):
         leaf = np.asarray(leaf)
@@ -282,15 +293,17 @@ def _columns(rows: PyTree, n: int, block: int) -> tuple[int, int | None, np.ndar
         if made.nbytes <= _SMALL:
             made[:] = leaf[np.arange(n) % count]
         for number, start in enumerate(starts):
-            unit = leaf[(number * block + np.arange(block)) % count]
-            if number == units and _is_float(leaf):
+            one = number if number < strewn else 0
+            unit = leaf[(one * block + np.arange(block)) % count]
+            if poisoned and number == units and _is_float(leaf):
                 unit[:] = np.nan
             elif number == _ALIKE and unit.ndim > 1 and np.issubdtype(leaf.dtype, np.integer):
                 unit[:] = unit.min()
             made[start : start + block] = unit
         return made
 
-    return units, units if poisoned else None, starts, jax.tree.map(column, rows)
+    poison, copies = units if poisoned else None, range(strewn, len(starts))
+    return units, poison, copies, starts, jax.tree.map(column, rows)
 
 
 def _hosted(leaf: Any) -> Any:

@@ -74,17 +74,40 @@ def _singles(program: AuditedProgram, quiet: Mechanism) -> tuple[list[Check], li
     clip, last = quiet.l2_clip_norm, program.places - 1
     places = [0, last, last // 2, min(last, last // 2 + 1)]
     nobody = program.release((), quiet)
-    norms = [
-        norm((1, program.release([unit], quiet, at=[place])), (-1, nobody))
-        for unit, place in zip(range(min(_SINGLES, program.units)), places, strict=False)
-    ]
+    first = program.release([0], quiet, at=places[:1])
+    norms = [norm((1, first), (-1, nobody))]
+    for unit, place in zip(range(1, min(_SINGLES, program.units)), places[1:], strict=False):
+        norms.append(norm((1, program.release([unit], quiet, at=[place])), (-1, nobody)))
     allowed = clip * (1 + _RELATIVE) + _slack(program, quiet, nobody, 1, 0)
-    return [_at_most("an example moves the sum by at most C", max(norms), allowed)], norms
+    single = _at_most("an example moves the sum by at most C", max(norms), allowed)
+    return [single, _rows_check(program, quiet, nobody, first)], norms
+
+
+def _rows_check(
+    program: AuditedProgram, quiet: Mechanism, nobody: Release, first: Release
+) -> Check:
+    """Checks that the program reads the rows that it is told, wherever in the data they lie.
+
+    Else the sampler's law would be that of other rows. Copies of one example in rows far apart add
+    as much each; another row adds something else, which is about as long. How far equal rows may
+    differ in their own arithmetic is not proved: half of a gradient is far more.
+    """
+    copies = list(program.copies)[-program.places :]
+    size = norm((1, first), (-1, nobody))
+    if program.algorithm.takes_key or not copies or not 0 < size < math.inf:
+        why = "no two examples are alike" if size else "the generated rows have no gradients"
+        return _not_made((_ROWS,), why)[0]
+    at = np.linspace(0, program.places - 1, len(copies)).astype(int)
+    together, count = program.release(copies, quiet, at=at), len(copies)
+    off = norm((1, together), (-count, first), (count - 1, nobody))
+    slack = count * _slack(program, quiet, nobody, 1, 0)
+    return _at_most(_ROWS, off, size / 2 + slack)
 
 
 _RELATIVE = 1e-3
 """Of C: what an example's own arithmetic may add, over a sequence for example."""
 
+_ROWS = "the rows that are drawn are those that are read"
 _LOWER = "a lower C clips to it"
 _PLACES = "an example is clipped wherever it lies"
 _ONE_BY_ONE = "examples are clipped one by one: sums add up"

@@ -260,6 +260,7 @@ def test_every_check_of_the_audit_has_a_bug_to_catch(report):
         # in audit/test_sums.py, audit/test_update.py and noise/test_base.py
         "the program is given the scales of the configuration",
         "an example is clipped wherever it lies",
+        "the rows that are drawn are those that are read",
         "neighbours of a full batch differ by at most C",
         "the update sees the release alone",
         "batches of one release leave one state",
