@@ -175,13 +175,13 @@ def variance_pvalue(square: Any, size: Any) -> Any:
 
     Args:
       square: The sum, an array or a number; infinity and NaN, which never happen, give 0.
-      size: How many normals, > 0.
+      size: How many normals; none have the p-value 1.
     """
-    square, half = np.asarray(square, np.float64), np.asarray(size) / 2
+    square, half = np.asarray(square, np.float64), np.maximum(1, size) / 2
     finite = np.isfinite(square)
     some = np.where(finite, square, 0) / 2
     both = np.minimum(special.gammainc(half, some), special.gammaincc(half, some))
-    return np.where(finite, 2 * both, 0.0)
+    return np.where(np.asarray(size) == 0, 1.0, np.where(finite, 2 * both, 0.0))
 
 
 def correlation_pvalue(cosine: Any, size: Any) -> Any:

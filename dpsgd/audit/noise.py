@@ -47,7 +47,7 @@ _ALIGNED = 96  # watched coordinates that are a leaf's first; the others lie any
 _DRAWS = 2**18  # wanted of single steps: resolves 1 % of sigma
 _STEPS = 16  # most that are taken for it
 _TAIL = 4  # steps of a last block, where the run's is a full one
-_LARGE = 2**22  # coordinates of a model of which few single steps are taken
+_LARGE = 2**22  # coordinates of a model of which fewer steps are taken
 _SAMPLE = 2**14  # of each leaf: what is compared with the law
 _LAGGED = 2**22  # of each leaf: what is compared with itself
 _CELL = 2.0**-18  # of the grid of noise in float32, in standard deviations, at most
@@ -116,7 +116,6 @@ class _Looks:
         scale += f" (resolves {100 * 5.7 / math.sqrt(2 * draws):.2g} %)"
         tail = -special.ndtri(min(0.5, 10 / draws))
         return [
-            _arguments_check(mechanism, drowned),
             _keys_check(mechanism, self._program.root),
             self._energy.check("noise has standard deviation sigma C, in every leaf", scale),
             self._matrix_check(),
@@ -145,12 +144,16 @@ class _Looks:
     # Looks at whole blocks.
 
     def _blocks(self, drowned: Mechanism) -> list[_Steps]:
-        """Returns what a full block and the last show, their sums drowned."""
+        """Returns what a full block and the last show, their sums drowned.
+
+        With the last goes the one before it, which hands over to it, where that is cheap.
+        """
         size = self._program.layout.block_steps
         blocks = [self._block(drowned, self._first, min(size, self._end - self._first))]
         reached = blocks[0].steps.stop
         if reached < self._end:
             last = (self._end - self._first) % size or min(_TAIL, size)
+            last += size if sum(self._program.sizes) <= _LARGE else 0
             start = max(reached, self._end - last)
             blocks.append(self._block(drowned, start, self._end - start))
         for block in blocks:
@@ -217,7 +220,7 @@ class _Looks:
         sums_show = {k for k, moved in enumerate(rounding) if moved > _COARSE}
         noise = [(a - b) / np.float32(math.sqrt(2)) for a, b in zip(one, other, strict=True)]
         name = "a full batch at the run's own C"
-        moved = 2 * cell + max(rounding, default=0.0)
+        moved = 2 * cell + max((m for m in rounding if m <= _COARSE), default=0.0)
         self._look_at_batch(noise, mechanism, name, without=sums_show, moved=moved)
         if sums_show and program.poison is not None:  # whose gradients count as 0
             noise = program.release(np.full(program.places, program.poison), step=self._first)
@@ -259,7 +262,8 @@ class _Looks:
                     add_lags(self._lags, leaf[:_LAGGED], name)
             seen.append(self._look(sums, mechanism, number, f"step {number:,}"))
         for place, name in enumerate(self._names):
-            self._add_law([of_step[place] for of_step in seen], f"{name} of all single steps")
+            parts = [of_step[place] for of_step in seen if place in of_step]
+            self._add_law(parts, f"{name} of all single steps")
         every = [part for of_step in seen for part in of_step.values()]
         self._add_law(every, "all single steps")
         self._square, self._draws = sum(part.square for part in every), size * len(seen)
@@ -311,7 +315,7 @@ class _Looks:
         scale = np.float32(float(self._whitening(range(step, step + 1))[0][0, 0]) / stddev)
         parts = {}
         for number, name in enumerate(self._names):
-            if number not in without:
+            if number not in without and sums[number].size:
                 leaf = sums[number] * scale
                 square = add_energies(
                     self._energy, leaf.reshape(self._shapes[number]), f"{name} of {what}"
@@ -438,40 +442,14 @@ def _drowned(mechanism: Mechanism) -> Mechanism | None:
 def _law_of(mechanism: Mechanism) -> tuple[float, float]:
     """Returns the standard deviation that noise must have, and its cell in units of that.
 
-    That of the integer grid is rounded up to whole cells, as `_arguments_check` checks, and is that
-    of a normal that is rounded.
+    That of the integer grid is rounded up to whole cells, as `sum_checks` checks, and is that of a
+    normal that is rounded to them.
     """
     grid = mechanism.scales().grid
     if grid is None:
         return mechanism.noise_multiplier * mechanism.l2_clip_norm, _CELL
     cells = float(grid.cells)
     return float(grid.spacing) * math.sqrt(cells**2 + 1 / 12), 1 / cells
-
-
-def _arguments_check(mechanism: Mechanism, *others: Mechanism | None) -> Check:
-    """Checks the numbers that the program is given, by arithmetic on the configuration."""
-    passed = True
-    for one in (mechanism, *(other for other in others if other)):
-        scales, sampler = one.scales(), one.sampler
-        clip, stddev = float(scales.l2_clip_norm), float(scales.noise_stddev)
-        least = one.noise_multiplier * clip
-        passed &= abs(clip - one.l2_clip_norm) <= 2.0**-24 * one.l2_clip_norm
-        passed &= least <= stddev <= least * (1 + 2.0**-22)
-        passed &= float(scales.expected_batch_size) == float(
-            np.float32(sampler.expected_batch_size)
-        )
-        passed &= scales.noise == one.noise
-        if (grid := scales.grid) is not None:
-            spacing, (low, high) = float(grid.spacing), (int(word) for word in grid.max_square)
-            passed &= least <= float(grid.cells) * spacing <= least + spacing
-            passed &= high * 2**32 + low <= (clip / spacing) ** 2 * (1 + 2.0**-22)
-    scales = mechanism.scales()
-    return Check(
-        "the program is given sigma, C and b of the configuration",
-        bool(passed),
-        f"C {float(scales.l2_clip_norm):.6g}, sigma C {float(scales.noise_stddev):.6g}, "
-        f"b {float(scales.expected_batch_size):.6g}",
-    )
 
 
 def _keys_check(mechanism: Mechanism, root: RootKey) -> Check:

@@ -256,7 +256,6 @@ def test_every_check_of_the_audit_has_a_bug_to_catch(report):
         # whose bugs are in test_noise_mutants.py
         "no noise is used twice",
         "other generations and roots have other keys of noise",
-        "the program is given sigma, C and b of the configuration",
         # in audit/test_sums.py, audit/test_update.py and noise/test_base.py
         "the program is given the scales of the configuration",
         "an example is clipped wherever it lies",
