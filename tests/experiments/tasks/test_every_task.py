@@ -85,16 +85,19 @@ class Case:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_imports_no_other(name):
+def test_a_task_and_what_tasks_share_import_no_other(name):
+    folder = ROOT / "experiments" / "tasks"
     others = tuple(f"experiments.tasks.{other}." for other in TASKS if other != name)
-    for file in (ROOT / "experiments" / "tasks" / name).rglob("*.py"):
+    for file in [*(folder / name).rglob("*.py"), *folder.glob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                assert not f"{node.module}.".startswith(others), file
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                for alias in node.names:
+                    assert not f"{start}{alias.name}.".startswith(others), file
 
 
 def each_case(*, long=()):
-    """Every task, some of them in the long tests alone."""
+    """Every task, some or all of them in the long tests alone."""
     marked = [pytest.param(one, marks=[pytest.mark.long] * (one in long)) for one in CASES]
     return pytest.mark.parametrize("case", marked, indirect=True)
 
@@ -135,7 +138,7 @@ def crashed(case):
 
 
 @pytest.mark.crash
-@each_case(long=("clicks", "images"))
+@each_case(long=CASES)
 def test_killed_in_a_declaration_a_run_without_the_other_tasks_goes_on_to_the_same_bits(crashed):
     assert crashed == "write ledger.jsonl 3: the same bits\n"
 

@@ -90,7 +90,7 @@ def test_images_of_tensorflow_datasets_are_read_without_it(tmp_path):
     assert again.sizes == task.sizes
     [block] = again.read(folder, labelled=False, split="train")
     assert list(block) == ["image"]
-    assert again.predict(task.init(0), block).shape == (30, 3)
+    assert jax.eval_shape(again.predict, task.init(0), block).shape == (30, 3)
     with pytest.raises(SourceError, match=r"tfds:tiny/1.0.0 has no split 'tset': train, val"):
         again.read(folder, split="tset")
     with pytest.raises(ValueError, match=r"of shape \(6, 4, 3\) of 3 classes: the model takes"):
@@ -140,9 +140,9 @@ def test_the_network_takes_images_of_any_size_and_begins_without_an_opinion(shap
     rows = task.generated(6)
     assert rows["image"].shape == (6, *shape)
     params = task.init(0)
-    np.testing.assert_allclose(task.predict(params, rows), 0.25)
+    np.testing.assert_allclose(jax.jit(task.predict)(params, rows), 0.25)
     one = jax.tree.map(lambda leaf: leaf[0], rows)
-    assert task.loss(params, one) == pytest.approx(np.log(4))
+    assert jax.jit(task.loss)(params, one) == pytest.approx(np.log(4))
     assert task.loss is DescribedImages(Sizes(shape, 4, (3, 5))).loss  # what is compiled is shared
 
 

@@ -109,9 +109,9 @@ def test_the_loss_of_a_row_is_that_of_its_ratings_whatever_a_row_is(u_data):
     user = {"item": np.array([3, 5], np.int32), "rating": np.array([4, 1], np.float32)}
     padded = {name: np.append(column, 0).astype(column.dtype) for name, column in user.items()}
     padded["weight"] = np.array([1, 1, 0], np.float32)
-    loss = factorization.loss
+    loss = jax.jit(factorization.loss)
     assert loss(params, user) == pytest.approx(loss(params, padded))
-    assert loss(params, padded) == pytest.approx(factorization.loss_fn(params, padded))
+    assert loss(params, padded) == pytest.approx(jax.jit(factorization.loss_fn)(params, padded))
     one = {"item": np.int32(3), "rating": np.float32(4)}
     assert loss(params, one) == pytest.approx(0.5 * (4 - 3.5 - params["bias"][3]) ** 2)
 
@@ -123,11 +123,11 @@ def test_a_rating_is_predicted_from_the_other_ratings_of_its_user_alone(u_data):
     table = task.table
     rows = jax.tree.map(lambda *xs: np.concatenate(xs), *ratings.with_others(table, at_once=100))
     assert rows["item"].tolist() == table.item.tolist()
-    predicted = np.asarray(task.predict(params, rows))
+    predicted, own_part = np.asarray(task.predict(params, rows)), jax.jit(factorization.own_part)
     for row in (0, 70, 500):
         others = (table.user == table.user[row]) & (np.arange(table.user.size) != row)
         known = {"item": table.item[others], "rating": table.rating[others]}
-        own = factorization.own_part(params, known | {"weight": jax.numpy.ones(others.sum())})
+        own = own_part(params, known | {"weight": np.ones(others.sum(), np.float32)})
         features = np.append(1, params["factor"][table.item[row]])
         expected = 3.5 + params["bias"][table.item[row]] + features @ own
         assert predicted[row] == pytest.approx(np.clip(expected, 1, 5), abs=1e-4)
