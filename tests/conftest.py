@@ -7,10 +7,11 @@ import tomllib
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.insert(0, str(Path(__file__).parent))
 
+import checked_types
 import hypothesis
 import pytest
-from jaxtyping import install_import_hook
 
 # What one of the tests' many processes compiles, the others need not: neither files, also where the
 # environment forbids to keep them, nor JAX programs. What measures compiling opts out.
@@ -30,13 +31,7 @@ if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
         [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_use_fusion_emitters=false"]
     ).strip()
 
-# Annotations are promises; under the tests they are checked at every call.
-# (An int passes for a float, as the numeric tower of PEP 484 has it. Of a container the first item
-# is looked at, not a random one: a test that fails does so every time.)
-install_import_hook(
-    ["accounting", "samplers", "dpsgd", "experiments"],
-    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True, is_random=False))",
-)
+checked_types.install(["accounting", "samplers", "dpsgd", "experiments"])
 
 hypothesis.settings.register_profile("short", max_examples=50, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("long", max_examples=2_000, deadline=None)

@@ -219,8 +219,5 @@ def test_without_a_known_reason_no_interval_is_wide(monkeypatch):
     [(0.0, 2), (math.nan, 2), (1.0, 0), (1.0, 2.5), (1.0, 2, 0), (1.0, 2, 1, "kept"), (1.0, True)],
 )
 def test_bad_arguments_are_refused(arguments):
-    from beartype.roar import BeartypeCallHintViolation
-    from jaxtyping import TypeCheckError
-
-    with pytest.raises((ValueError, TypeCheckError, BeartypeCallHintViolation)):
+    with pytest.raises((ValueError, TypeError)):
         BallsAndBinsProfile(*arguments)
