@@ -320,7 +320,7 @@ class _Looks:
                 square = add_energies(
                     self._energy, leaf.reshape(self._shapes[number]), f"{name} of {what}"
                 )
-                sample = leaf[:: -(-leaf.size // _SAMPLE)].astype(np.float64)
+                sample = leaf[:: -(-leaf.size // _SAMPLE) or 1].astype(np.float64)
                 # Of a coarser grid, none: it has no density that draws could be compared with.
                 sample = self._smooth(number, sample[: None if cell <= _COARSE else 0], mechanism)
                 moved = cell if moved is None else moved

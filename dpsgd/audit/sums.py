@@ -32,6 +32,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -60,12 +61,13 @@ def sum_checks(program: AuditedProgram) -> list[Check]:
     checks, norms = _singles(program, quiet)
     seen = sorted(range(len(norms)), key=lambda unit: norms[unit])[-2:]
     least = norms[seen[0]]
-    if 0 < least < math.inf:
-        lower = min(mechanism.l2_clip_norm, least) / 2
-        quiet = _quiet(dataclasses.replace(mechanism, l2_clip_norm=lower))
-        checks += _Clipped(program, quiet, seen[-1], seen[0]).checks()
-    else:
+    lower = min(mechanism.l2_clip_norm, least) / 2
+    if not 0 < least < math.inf:
         checks += _not_made(_OF_CLIPPED, "the generated rows have gradients that are zero")
+    elif (quiet := _quiet(mechanism, lower)) is mechanism:
+        checks += _not_made(_OF_CLIPPED, "no C is small enough to clip the generated rows")
+    else:
+        checks += _Clipped(program, quiet, seen[-1], seen[0]).checks()
     return [given, *checks, _batch_free(program)]
 
 
@@ -321,9 +323,19 @@ def _at_most(name: str, found: float, allowed: float) -> Check:
     return Check(name, found <= allowed, f"{found:.6g} of {allowed:.6g} allowed")
 
 
-def _quiet(mechanism: Mechanism) -> Mechanism:
-    """Returns the mechanism with noise far below C; on an exact grid, with as little as it has."""
-    return _first_valid(mechanism, lambda k: {"noise_multiplier": _QUIET * 2.0**k}, range(20))
+def _quiet(mechanism: Mechanism, clip: float | None = None) -> Mechanism:
+    """Returns the mechanism with noise far below C; on an exact grid, with as little as it has.
+
+    Args:
+      mechanism: Of the run, which is returned where there is no other.
+      clip: Another C.
+    """
+    sigma, clip = mechanism.noise_multiplier, clip or mechanism.l2_clip_norm
+
+    def silenced(k: int) -> dict[str, float]:
+        return {"l2_clip_norm": clip, "noise_multiplier": _QUIET * 2.0**k if k < 20 else sigma}
+
+    return _first_valid(mechanism, silenced, range(21))
 
 
 def loud(mechanism: Mechanism) -> Mechanism:
@@ -373,7 +385,14 @@ def norm(*terms: tuple[int, Release]) -> float:
     return math.sqrt(square) if math.isfinite(square) else math.inf
 
 
+def flat(array: Any) -> np.ndarray:
+    """Returns the entries of an array, on the host; of keys, their words."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    return np.ravel(np.asarray(array))
+
+
 def same_bits(a: Any, b: Any) -> bool:
     """Whether two arrays are one to the bit."""
-    a, b = np.ravel(np.asarray(a)), np.ravel(np.asarray(b))
+    a, b = flat(a), flat(b)
     return a.dtype == b.dtype and np.array_equal(a.view(np.uint8), b.view(np.uint8))

@@ -13,6 +13,7 @@ from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks, trainer
 from dpsgd.audit.checks import AuditReport
 from dpsgd.audit.rows import generated_rows
 from dpsgd.training import programs
+from dpsgd.training.mechanism import SCALES
 from samplers import Multistage, Poisson, Shuffle, UnitTree, cap_contributions
 
 N, D = 60, 3
@@ -66,6 +67,19 @@ def test_a_run_that_fails_its_audit_never_begins_and_leaves_its_root():
     assert "\n" not in str(failed.value)
     assert not seen
     root.begin_run()  # or raises, where one was begun
+
+
+def test_a_run_that_is_odd_and_sound_passes():
+    def loss(params, example):
+        return loss_fn(params["w"], example) + params["empty"].sum()
+
+    # An optimizer that holds keys, a leaf without entries, and a C that cannot be lowered.
+    optimizer = optax.MultiSteps(optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)), 2)
+    params = {"w": jnp.ones(D), "empty": jnp.zeros((0, 2))}
+    mechanism = Mechanism(SHUFFLED.sampler, 1.0, SCALES[0])
+    note = audited(train(dpsgd(loss, optimizer), mechanism, params, data(), block_steps=4))
+    assert note.count("not checked") == 1
+    assert "no C is small enough" in note
 
 
 @pytest.fixture
