@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import tyro
@@ -34,7 +35,7 @@ class EpsilonConfig(GuaranteeConfig):
 
 def run(config: EpsilonConfig) -> None:
     """Runs `dpsgd epsilon`."""
-    from accounting import Bound, SelectionProfile, TrialCount, format_delta
+    from accounting import Bound, SelectionProfile, TrialCount, attack_advantage, format_delta
     from accounting import epsilon as price
     from accounting.estimates import episodic
     from dpsgd import Guarantee, Mechanism
@@ -60,9 +61,14 @@ def run(config: EpsilonConfig) -> None:
             print(f"  {name}: {bound:.4g}" if isinstance(bound, Bound) else f"  {name}: {bound}")
     if count is not None:
         with going_on("accounting for the search"):
-            best = price(SelectionProfile(sampler.privacy(config.noise_multiplier), count), delta)
+            search = SelectionProfile(sampler.privacy(config.noise_multiplier), count)
+            best = price(search, delta)
+            of_search = dataclasses.replace(
+                guarantee, epsilon=best, total_variation=attack_advantage(search)
+            )
         print(
             f"the best of {count.mean:g} such runs on average (negative binomial, shape "
             f"{count.shape:g}; nothing else released): epsilon <= {best.format_upper()} at delta "
-            f"{format_delta(delta)} ({guarantee.adjacency} adjacency, unit: one {guarantee.unit})"
+            f"{format_delta(delta)} ({guarantee.adjacency} adjacency, unit: one {guarantee.unit}); "
+            f"{of_search.attack()}"
         )

@@ -63,6 +63,7 @@ def test_a_private_choice_prints_nothing_else_of_the_data(tmp_path, capsys):
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("cap 5: chosen with epsilon 100.0000004, delta 0")
     assert "unit: one user" in line
+    assert line.endswith("accuracy of at most 1.0000")
 
 
 @pytest.mark.parametrize(

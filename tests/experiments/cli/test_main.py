@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from accounting import implied_advantage
 from experiments import cli, demo
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.synthetic import rows as synthetic
@@ -314,4 +315,8 @@ def test_private_search_costs_more_than_one_run_and_less_than_all(capsys):
     one = float(re.search(r"epsilon in \[[\d.]+, ([\d.]+)\]", said)[1])
     best = float(re.search(r"epsilon <= ([\d.]+)", said)[1])
     assert one < best < 3 * one
+    alone, search = map(float, re.findall(r"fair prior has an accuracy of at most ([\d.]+)", said))
+    # The search's is bounded by the chance that one of so many trials differs, not by its epsilon.
+    assert alone == pytest.approx(0.5987, abs=1e-4)
+    assert alone < search < (1 + implied_advantage(best, 1e-5)) / 2 < 0.95
     assert said.count("zero-out adjacency, unit: one example") == 2
