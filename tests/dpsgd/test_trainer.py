@@ -74,7 +74,7 @@ def test_a_run_that_is_odd_and_sound_passes():
         return loss_fn(params["w"], example) + params["empty"].sum()
 
     # An optimizer that holds keys, a leaf without entries, and a C that cannot be lowered.
-    optimizer = optax.MultiSteps(optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)), 2)
+    optimizer = optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1))
     params = {"w": jnp.ones(D), "empty": jnp.zeros((0, 2))}
     mechanism = Mechanism(SHUFFLED.sampler, 1.0, SCALES[0])
     note = audited(train(dpsgd(loss, optimizer), mechanism, params, data(), block_steps=4))
