@@ -15,7 +15,7 @@ from beartype import BeartypeConf, beartype
 # An int passes for a float, as the numeric tower of PEP 484 has it. Of a container the first item
 # is looked at, not a random one: a test that fails does so every time.
 CHECK = beartype(conf=BeartypeConf(is_pep484_tower=True, is_random=False, violation_type=TypeError))
-NAME = "_checked"
+NAME = "@checked"  # which no module can have for a name of its own
 CACHED = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
