@@ -195,7 +195,7 @@ class _Clipped:
         slack = self._slack(part.size, part.size - 1)
         checks.append(_at_most(_NEIGHBOURS, changed, clip * (1 + _RELATIVE) + slack))
         del everybody, without
-        return [*checks, *self._hidden(*halves, others, sums[1])]
+        return [*checks, *self._hidden(halves[0], halves[1], others, sums[1])]
 
     def _poisoned(self, places: np.ndarray) -> np.ndarray:
         return places if self.program.poison is not None else places[:0]

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from recording import recorder
 
 from dpsgd import (
     Mechanism,
@@ -20,7 +21,6 @@ from dpsgd import (
     train_blocks,
 )
 from dpsgd.audit.coupled import coupled_audit
-from dpsgd.audit.step import recorder
 from dpsgd.gradients.losses import example_keys, takes_key
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from samplers import BallsAndBins, BatchSource, Multistage, Poisson, Shuffle, UnitTree

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recording import recorder
 
 from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train_blocks
-from dpsgd.audit.step import recorder
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
 pytestmark = pytest.mark.usefixtures("unoptimised")

@@ -11,10 +11,10 @@ import optax
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from recording import recorder
 
 from dpsgd import Guarantee, Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
 from dpsgd.audit.coupled import coupled_audit
-from dpsgd.audit.step import recorder
 from dpsgd.noise.secure import rounded_gaussian
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from dpsgd.runs.history import NO_HEAD, LedgerError, Terms

@@ -1,4 +1,4 @@
-"""An optimizer that writes down what it is given: the releases of a whole run."""
+"""An optimizer of the tests' own that writes down what it is given: releases at one place."""
 
 from __future__ import annotations
 
