@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpsgd.audit.blocks import block_checks
 from dpsgd.audit.checks import AuditReport
 from dpsgd.audit.noise import noise_checks
 from dpsgd.audit.program import AuditedProgram
@@ -60,7 +61,8 @@ def coupled_audit(
     root = root or RootKey.from_entropy()
     state = state or algorithm.init(params, mechanism)
     program = AuditedProgram(algorithm, mechanism, state, rows, layout=layout, root=root)
-    checks = sum_checks(program) + update_checks(program) + noise_checks(program)
+    checks = sum_checks(program) + update_checks(program) + block_checks(program)
+    checks += noise_checks(program)
     sampler = mechanism.sampler
     checks += sampler_checks(sampler, claimed or sampler, seed=root.sampling_seed(0))
     return AuditReport(tuple(checks))

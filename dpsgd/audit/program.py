@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState
 from dpsgd.training.blocks import with_rows
-from dpsgd.training.loop import Layout, Watch, train_blocks
+from dpsgd.training.loop import Block, Layout, Watch, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from samplers import IndexBlock
 
@@ -28,6 +29,9 @@ _SMALL = 2**26
 
 _CUT = 7, 8, 15, 16, 24, 30
 """Copies of an example lie so that whoever reads their numbers in so many bits reads others."""
+
+_MARKED = 2**14
+"""Draws of the rows that are marked."""
 
 _ALIKE = 1
 """Number of the example whose whole numbers are all alike, as where an id comes several times."""
@@ -54,6 +58,8 @@ class AuditedProgram:
       units: Examples that are nobody's, by number 0, ..., units - 1.
       poison: Number of the poison, or None where rows hold no floats, or there is one row.
       copies: Numbers of examples that are like example 0, and lie in other rows of the data.
+      marked: Rows that no example lies in, and whose floats are NaN: they show in which batches of
+        whole blocks they are. bool[n].
       places: Of examples in the padded batch of a step; where steps take several passes, of two.
       program: The executable.
     """
@@ -92,6 +98,9 @@ class AuditedProgram:
         self.units, self.poison, self.copies, self._starts, columns = _columns(
             rows, sampler.num_examples, self.block
         )
+        self.marked = np.zeros(sampler.num_examples, bool)
+        if self.poison is not None:
+            self._mark(columns)
         self.layout = layout or Layout.of(sampler, columns)
         self.columns = columns if self.layout.streamed else jax.device_put(columns)
         self._passes = min(2, self.layout.passes) if sampler.accumulates else 1
@@ -100,6 +109,14 @@ class AuditedProgram:
         like = self.state._replace(noise=noise)
         self.program = self.layout.program(algorithm, mechanism, like, columns)
         self._spent: Any = None
+
+    def _mark(self, columns: PyTree) -> None:
+        n = len(self.marked)
+        self.marked[np.random.default_rng(0).integers(0, n, min(n // 2, _MARKED))] = True
+        for start in self._starts:
+            self.marked[start : start + self.block] = False
+        for leaf in filter(_is_float, jax.tree.leaves(columns)):
+            leaf[self.marked] = np.nan
 
     @property
     def first_step(self) -> int:
@@ -187,18 +204,7 @@ class AuditedProgram:
           The steps, and of each leaf float64[steps, coordinates].
         """
         mechanism = mechanism or self.mechanism
-        blocks = train_blocks(
-            self.algorithm,
-            mechanism,
-            self._begun(first_step),
-            self.columns,
-            root=self.root,
-            generation=generation,
-            block_steps=self.layout.block_steps,
-            data_on="host" if self.layout.streamed else "device",
-            donate=True,
-            watch=Watch(np.bool_(True), tuple(np.asarray(c, np.int32) for c in coordinates)),
-        )
+        blocks = self.blocks(first_step, mechanism, coordinates=coordinates, generation=generation)
         seen, stop = [], first_step
         with closing(blocks):
             for block in blocks:
@@ -209,6 +215,36 @@ class AuditedProgram:
         shown = np.concatenate(seen) * mechanism.sampler.expected_batch_size
         borders = np.cumsum([len(c) for c in coordinates])[:-1]
         return range(first_step, stop), np.split(shown, borders, axis=1)
+
+    def blocks(
+        self,
+        first_step: int,
+        mechanism: Mechanism,
+        *,
+        coordinates: Sequence[np.ndarray],
+        generation: int = 0,
+        declare: Callable[[range], None] = lambda steps: None,
+    ) -> Generator[Block]:
+        """Yields the blocks that `train_blocks` runs from `first_step` on, revealing releases."""
+        return train_blocks(
+            self.algorithm,
+            mechanism,
+            self._begun(first_step),
+            self.columns,
+            root=self.root,
+            generation=generation,
+            block_steps=self.layout.block_steps,
+            data_on="host" if self.layout.streamed else "device",
+            declare=declare,
+            donate=True,
+            watch=Watch(np.bool_(True), tuple(np.asarray(c, np.int32) for c in coordinates)),
+        )
+
+    def counted(self, members: Sequence[int] | np.ndarray) -> Diagnostics:
+        """Returns what a step says of a batch of these examples: float32 numbers."""
+        state = self._begun()
+        _, log, _ = self._called(state, members, None, 0, self.mechanism, 0, reveals=True)
+        return jax.tree.map(lambda column: np.asarray(column)[0], log)
 
     def _begun(self, step: int | None = None, *, spent: bool = False) -> TrainState:
         """Returns a state to be given away, at `step`; the optimizer's may be one left over."""

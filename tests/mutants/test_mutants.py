@@ -256,7 +256,9 @@ def test_every_check_of_the_audit_has_a_bug_to_catch(report):
         # whose bugs are in test_noise_mutants.py
         "no noise is used twice",
         "other generations and roots have other keys of noise",
-        # in audit/test_sums.py, audit/test_update.py and noise/test_base.py
+        # in audit/test_sums.py, audit/test_update.py, audit/test_blocks.py and noise/test_base.py
+        "blocks train on the batches that are drawn",
+        "blocks are given the keys, scales and steps of the run",
         "the program is given the scales of the configuration",
         "an example is clipped wherever it lies",
         "the rows that are drawn are those that are read",

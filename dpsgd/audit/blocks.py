@@ -1,0 +1,118 @@
+"""What the loop that dispatches blocks gives them: batches, keys, scales and steps.
+
+The last blocks of the run are run by `train_blocks`, which goes on from there: a full one and then
+the last, or, of a large model and under exact noise, the last steps alone. They are compared with
+
+* the batches that are read for their steps: their sizes, and how many of the marked rows are in
+  them, whose floats are NaN so that the step counts them;
+* the releases of the executable itself, called with the mechanism's key of the generation and the
+  number of the step: in steps at both ends of each block, the watched coordinates are the same.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+
+from dpsgd.audit.checks import Check
+from dpsgd.audit.program import AuditedProgram
+from dpsgd.audit.sums import loud
+from dpsgd.training.loop import WATCHED
+from dpsgd.training.mechanism import Mechanism
+from samplers import BatchSource
+
+_LARGE = 2**22  # coordinates of a model of which few steps are taken
+_TAIL = 2  # steps of the last block
+_GENERATION = 1
+_GRID = 2.0**-14  # of the noise's deviation: cells of its grid, and sums that are drowned
+_CASTS = {2: 2.0**-7, 4: 2.0**-20, 8: 2.0**-20}  # of a number, by the bytes of its type
+
+_BATCHES = "blocks train on the batches that are drawn"
+_STEPS = "blocks are given the keys, scales and steps of the run"
+
+
+def block_checks(program: AuditedProgram) -> list[Check]:
+    """Checks what the loop gives to the last blocks of the run."""
+    sampler, mechanism = program.mechanism.sampler, loud(program.mechanism)
+    large = mechanism.noise.exact or sum(program.sizes) > _LARGE
+    size = 0 if large else program.layout.block_steps
+    first = max(program.first_step, sampler.num_steps - size - _TAIL)
+    places = [np.arange(min(size, WATCHED), dtype=np.int32) for size in program.sizes]
+    source = BatchSource(sampler, program.root.sampling_seed(_GENERATION))
+    exact = program.poison is not None and _counts_poison(program)
+    declared: list[range] = []
+    batches = steps = ""
+    stop = first
+    seen: dict[int, np.ndarray] = {}
+    blocks = program.blocks(
+        first, mechanism, coordinates=places, generation=_GENERATION, declare=declared.append
+    )
+    with closing(blocks):
+        for block in blocks:
+            here = block.steps
+            if here.start != stop or declared[-1] != here or int(block.state.step) != here.stop:
+                steps = steps or f"steps {here.start:,} to {here.stop - 1:,} are others"
+            stop, log = here.stop, block.diagnostics
+            for j, step in enumerate(here):
+                wanted, marked = _batch(program, source, step)
+                found = int(log.batch_size[j])
+                if found != wanted or (exact and int(log.nonfinite_count[j]) < marked):
+                    batches = batches or f"step {step:,} is of another batch"
+            watched = np.asarray(block.watched)
+            ends = {here.start, here.stop - 1}
+            if mechanism.noise.bands > 1:  # the noise of a later step is not its own alone
+                ends &= {first}
+            seen |= {step: watched[step - here.start] for step in ends}
+    if stop != sampler.num_steps:
+        steps = steps or f"the run ends at step {stop:,} of {sampler.num_steps:,}"
+    for step, release in (seen if _drowned(mechanism) else {}).items():
+        if not _same(program, mechanism, step, release, places):
+            steps = steps or f"step {step:,} has another release than its key and number give"
+    what = f"{len(declared)} dispatched, steps {first:,} to {stop - 1:,}"
+    return [
+        Check(_BATCHES, not batches, batches or what),
+        Check(_STEPS, not steps, steps or what),
+    ]
+
+
+def _drowned(mechanism: Mechanism) -> bool:
+    """Whether sums are far below the cells of the noise's grid, or below what is compared."""
+    most = mechanism.sampler.padded_batch_size * mechanism.sampler.max_passes
+    return most <= mechanism.noise_multiplier * _GRID / 4
+
+
+def _counts_poison(program: AuditedProgram) -> bool:
+    """Whether a step counts NaN examples, which it does unless the loss hides NaN."""
+    assert program.poison is not None
+    counts = program.counted(np.full(program.places, program.poison))
+    return int(counts.nonfinite_count) == program.places
+
+
+def _batch(program: AuditedProgram, source: BatchSource, step: int) -> tuple[int, int]:
+    """Returns how many examples a batch has, and how many of these hold a marked row."""
+    block = source.fill(step, step + 1)
+    rows, weights = (x.reshape(-1, program.block) for x in (block.indices, block.weights))
+    real = weights.max(axis=1) > 0
+    return int(real.sum()), int((program.marked[rows].any(axis=1) & real).sum())
+
+
+def _same(
+    program: AuditedProgram,
+    mechanism: Mechanism,
+    step: int,
+    release: np.ndarray,
+    places: list[np.ndarray],
+) -> bool:
+    """Whether a step of a block released what the executable does by itself."""
+    sampler = mechanism.sampler
+    expected = program.release((), mechanism, step=step, generation=_GENERATION)
+    b, start = sampler.expected_batch_size, 0
+    stddev = mechanism.noise_multiplier * mechanism.l2_clip_norm
+    for leaf, at, dtype in zip(expected, places, program.dtypes, strict=True):
+        found = release[start : start + at.size].astype(np.float64) * b
+        allowed = _GRID * stddev + _CASTS[dtype.itemsize] * np.abs(leaf[at])
+        if not np.all(np.abs(found - leaf[at]) <= allowed):
+            return False
+        start += at.size
+    return True

@@ -1,0 +1,121 @@
+"""What the loop gives to blocks is seen in them: other batches, keys, scales or steps."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import Mechanism, RootKey, Secure, dpsgd
+from dpsgd.audit.blocks import block_checks
+from dpsgd.audit.program import AuditedProgram
+from dpsgd.training import loop
+from samplers import BallsAndBins, Multistage, Poisson, Shuffle, UnitTree
+
+pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
+
+N, D = 240, 20
+ROWS = {"x": np.random.default_rng(0).normal(size=(64, D)).astype(np.float32)}
+BATCHES = "blocks train on the batches that are drawn"
+STEPS = "blocks are given the keys, scales and steps of the run"
+SHUFFLE = Shuffle(N, 20, 12)  # 144 steps: the blocks that are looked at begin in an epoch's midst
+
+
+def loss_fn(params, example):
+    return jnp.sum(jnp.square(jnp.vdot(params, example["x"].mean(axis=tuple(range(
+        example["x"].ndim - 1)))) - 1))  # fmt: skip
+
+
+ALGORITHM = dpsgd(loss_fn, optax.sgd(0.1))
+
+
+def audited(sampler, *noise, step=0):
+    mechanism = Mechanism(sampler, 1.0, 0.5, *noise)
+    state = ALGORITHM.init(np.zeros(D, np.float32), mechanism)._replace(step=jnp.int32(step))
+    return AuditedProgram(ALGORITHM, mechanism, state, ROWS, root=RootKey.from_insecure_seed(2))
+
+
+def failed(program):
+    return {check.name for check in block_checks(program) if not check.passed}
+
+
+TREE = UnitTree.from_columns({"user": np.arange(N) // 6})
+
+
+@pytest.mark.parametrize(
+    ("sampler", "noise", "step"),
+    [
+        (SHUFFLE, (), 0),
+        (SHUFFLE, (Secure(),), 0),
+        (SHUFFLE, (), 143),
+        (Poisson(N, 20, 2), (), 0),
+        (BallsAndBins(N, 20, 8, overflow="accumulate", max_batch_size=8), (), 0),
+        (Multistage(TREE, (5, 4), steps=70, clipped_level=1), (), 0),
+    ],
+)
+def test_sound_blocks_pass(sampler, noise, step):
+    assert not failed(audited(sampler, *noise, step=step))
+
+
+def first_batches_again(patch):
+    def inputs(*arguments, sound=loop._inputs, **named):
+        first = None
+        for steps, rows, plan in sound(*arguments, **named):
+            first = plan if first is None else first
+            yield steps, rows, plan._replace(indices=first.indices, weights=first.weights)
+
+    patch.setattr(loop, "_inputs", inputs)
+
+
+def dispatched(patch, change):
+    """Changes the arguments of what the loop runs, and of nothing else."""
+
+    def compiled(*of, sound=loop.compiled_block):
+        program = sound(*of)
+        return lambda *arguments: program(*change(*arguments))
+
+    patch.setattr(loop, "compiled_block", compiled)
+
+
+def a_public_key_from_the_second_block_on(patch):
+    seen = []
+
+    def change(state, rows, plan, key, *rest):
+        seen.append(key)
+        return state, rows, plan, key if len(seen) == 1 else jnp.zeros_like(key), *rest
+
+    dispatched(patch, change)
+
+
+def no_noise_in_the_first_block_after_a_resume(patch):
+    seen = []
+
+    def change(state, rows, plan, key, scales, *rest):
+        seen.append(key)
+        faint = dataclasses.replace(scales, noise_stddev=np.float32(2.0**-100))
+        return state, rows, plan, key, faint if len(seen) == 1 else scales, *rest
+
+    dispatched(patch, change)
+
+
+def the_keys_of_the_first_generation(patch):
+    def keys(algorithm, mechanism, root, generation, sound=loop._keys):
+        return sound(algorithm, mechanism, root, 0)
+
+    patch.setattr(loop, "_keys", keys)
+
+
+@pytest.mark.parametrize(
+    ("plant", "checks"),
+    [
+        (first_batches_again, {BATCHES}),
+        (a_public_key_from_the_second_block_on, {STEPS}),
+        (no_noise_in_the_first_block_after_a_resume, {STEPS}),
+        (the_keys_of_the_first_generation, {STEPS}),
+    ],
+)
+def test_a_bug_of_the_loop_is_seen(plant, checks, monkeypatch):
+    program = audited(SHUFFLE)
+    plant(monkeypatch)
+    assert failed(program) == checks
