@@ -52,6 +52,7 @@ _SAMPLE = 2**14  # of each leaf: what is compared with the law
 _LAGGED = 2**22  # of each leaf: what is compared with itself
 _CELL = 2.0**-18  # of the grid of noise in float32, in standard deviations, at most
 _COARSE = 2.0**-6  # cells that are too coarse for a comparison with a density
+_FINE = 2.0**-10  # cells that are so fine that 0 is rare
 _MATRIX = 256  # steps of which M is looked at
 _PADDED = 2**14  # steps before those whose correlated noise is whitened, at most
 
@@ -97,6 +98,8 @@ class _Looks:
         self._end = program.mechanism.sampler.num_steps
         self._whitens = self._noise.bands == 1 or program.first_step <= _PADDED
         self._first = program.first_step if self._whitens else 0
+        # Of a coarse grid, magnitudes are not normal: 0 is common.
+        self._signless = _law_of(program.mechanism)[1] <= _FINE
         self._linear = True  # what whitens is, as far as seen
         self._energy, self._law, self._lags = Several(), Several(), Several()
         self._square, self._draws = 0.0, 0  # of single steps, which are independent
@@ -217,7 +220,9 @@ class _Looks:
             2.0 * float(np.max(np.abs(leaf), initial=0)) * max(2.0**-24, cast) / stddev
             for leaf, cast in zip(one, self._casts, strict=True)
         ]
-        sums_show = {k for k, moved in enumerate(rounding) if moved > _COARSE}
+        # Other keys are other sums where the loss takes one.
+        keyed = program.algorithm.takes_key
+        sums_show = {k for k, moved in enumerate(rounding) if keyed or moved > _COARSE}
         noise = [(a - b) / np.float32(math.sqrt(2)) for a, b in zip(one, other, strict=True)]
         name = "a full batch at the run's own C"
         moved = 2 * cell + max((m for m in rounding if m <= _COARSE), default=0.0)
@@ -361,8 +366,9 @@ class _Looks:
             if len(steps) > 1:  # a little of every pair
                 lags = range(1, len(steps) // 2 + 1)
                 add_lags(tests, every, "the steps of a block", lags)
-                add_lags(tests, magnitudes(every), "the steps of a block but for signs", lags)
-        _add_cosines(tests, vectors, names)
+                if self._signless:
+                    add_lags(tests, magnitudes(every), "the steps of a block but for signs", lags)
+        self._add_cosines(tests, vectors, names)
         blocks = [f"{s.start:,} to {s.stop - 1:,}" for s, _ in looked_at if len(s) > 1]
         others = sum(len(s) == 1 for s, _ in looked_at)
         detail = f"steps {', '.join(blocks)}" + (f" and {others} others" if others else "")
@@ -376,9 +382,15 @@ class _Looks:
             together.append(leaf.T.ravel())  # of two leaves, the first coordinates are compared
             vectors += list(leaf)
             names += [f"{name} at step {step:,}" for steps, _ in looked_at for step in steps]
-        _add_cosines(tests, together, self._names)
-        _add_cosines(tests, vectors, names)
+        self._add_cosines(tests, together, self._names)
+        self._add_cosines(tests, vectors, names)
         return tests.check("noise of different leaves is independent", f"{len(together)} leaves")
+
+    def _add_cosines(self, tests: Several, vectors: list[np.ndarray], names: list[str]) -> None:
+        """Tests pairs of vectors for what they share, and for what they share but for signs."""
+        add_cosines(tests, vectors, names)
+        if self._signless:
+            add_cosines(tests, [magnitudes(v) for v in vectors], names, " but for signs")
 
     def _matrix_check(self) -> Check:
         """Checks that what whitens the noise is a matrix M whose cost is the one that is priced.
@@ -405,12 +417,6 @@ class _Looks:
 
 def _at_step(what: str, first: int, place: int) -> str:
     return f"{what}step {first + place:,}"
-
-
-def _add_cosines(tests: Several, vectors: list[np.ndarray], names: list[str]) -> None:
-    """Tests pairs of vectors for what they share, and for what they share but for signs."""
-    add_cosines(tests, vectors, names)
-    add_cosines(tests, [magnitudes(vector) for vector in vectors], names, " but for signs")
 
 
 def _places(size: int) -> np.ndarray:

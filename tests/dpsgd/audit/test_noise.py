@@ -3,10 +3,14 @@
 Every test here fails by chance once in a million times, and seeds are fixed.
 """
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import special, stats
 
+from dpsgd import Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit import normal
 from dpsgd.audit.checks import (
     FALSE_ALARM,
@@ -15,6 +19,10 @@ from dpsgd.audit.checks import (
     correlation_pvalue,
     variance_pvalue,
 )
+from dpsgd.audit.noise import noise_checks
+from dpsgd.audit.program import AuditedProgram
+from dpsgd.training.loop import Layout
+from samplers import Poisson
 
 pytestmark = pytest.mark.audit
 
@@ -259,3 +267,39 @@ def test_all_pairs_of_vectors_are_compared_also_those_of_other_lengths(monkeypat
     void = test([*sound[:4], np.zeros(20), *sound[5:]])
     assert void.pvalue == 0
     assert "nothing" in void.where
+
+
+def loss_fn(params, example):
+    return jnp.dot(params["w"], example)
+
+
+def loss_of_a_key(params, example, key):
+    return jnp.dot(params["w"], example * jax.random.bernoulli(key, 0.5, (40,)))
+
+
+SAMPLER = Poisson(60, 6, 2)
+KINDS = {
+    "a loss that takes keys": (loss_of_a_key, Mechanism(SAMPLER, 0.5, 0.5)),
+    "an integer grid of few cells": (loss_fn, Mechanism(SAMPLER, 2.0**-23, 0.5, Secure())),
+    "hardly any noise": (loss_fn, Mechanism(SAMPLER, 2.0**-20, 0.5)),
+    "next to the least C": (loss_fn, Mechanism(SAMPLER, 2.0, 2.0**-95)),
+}
+
+
+@pytest.mark.parametrize(("loss", "mechanism"), KINDS.values(), ids=KINDS)
+def test_sound_noise_of_every_kind_passes_and_what_was_not_seen_is_told(loss, mechanism):
+    algorithm = dpsgd(loss, optax.sgd(0.1))
+    rows = np.random.default_rng(0).normal(size=(20, 40)).astype(np.float32)
+    program = AuditedProgram(
+        algorithm,
+        mechanism,
+        algorithm.init({"w": jnp.zeros(40)}, mechanism),
+        rows,
+        layout=Layout.of(SAMPLER, np.zeros((60, 40), np.float32), block_steps=8),
+        root=RootKey.from_insecure_seed(0),
+    )
+    checks = noise_checks(program)
+    assert all(check.passed for check in checks), checks
+    left_out = [check.name for check in checks if not check.made]
+    too_little_room = mechanism.l2_clip_norm < 2.0**-90
+    assert left_out == too_little_room * ["whole blocks have noise at every step"]
