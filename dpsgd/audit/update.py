@@ -13,7 +13,6 @@ likes. So the state after a step must be a function of g and of the state before
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -26,6 +25,7 @@ from dpsgd.audit.checks import Check
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import flat, loud, norm, same_bits
 from dpsgd.training.loop import repeats_exactly
+from dpsgd.training.programs import compiled
 
 PyTree = Any
 
@@ -49,9 +49,10 @@ def _made_of_the_release(program: AuditedProgram) -> Check:
     gradient = program.advanced(members, reveals=True).params
     before = program.state
     start = jax.tree.map(jnp.array, (before.opt_state, before.params))
-    run = jax.jit(functools.partial(_updated, optimizer), donate_argnums=(1, 2))
-    params, opt_state = run(gradient, *start)
-    del gradient, start
+    arguments = gradient, *start
+    run = compiled(_updated, (optimizer,), arguments, donate_argnums=(1, 2))
+    params, opt_state = run(*arguments)
+    del gradient, start, arguments
     expected = before._replace(step=before.step + 1, params=params, opt_state=opt_state)
     after = program.advanced(members, reveals=False)._replace(noise=())
     if (off := _off(after, expected, before)) is not None:
