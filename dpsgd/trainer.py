@@ -89,8 +89,8 @@ def train(
         says so. Without noise there is nothing to audit.
       generated: Rows that are nobody's, for the audit: a pytree like `data` of a few rows, or a
         function that makes so many. By default made of the shapes and types of the data alone:
-        floats are standard normal, whole numbers 0 or 1. It is worth giving where such rows have no
-        gradient, or take numbers for others than they are.
+        floats are standard normal, or their absolute values, and whole numbers 0 or 1. It is worth
+        giving where the guarantee says that such rows have no gradient.
       block_steps: Steps per dispatch.
       data_on: Where the data lie, see `train_blocks`.
       on_block: Called after each block of at most `block_steps` steps (fewer where rows stream from
@@ -199,14 +199,17 @@ def _audited(
     generated: Generated | None,
 ) -> str:
     """Audits a run that is about to begin; returns what a guarantee says of it, or raises."""
-    count = _UNITS * math.prod(mechanism.sampler.clipped_shape)
-    rows = generated_rows(columns, count, generated)
+    block = math.prod(mechanism.sampler.clipped_shape)
+    rows = generated_rows(columns, _UNITS * block, generated, block=block)
     found = coupled_audit(algorithm, mechanism, state.params, rows, state=state, layout=layout)
     found.require_passed()
     made = len(found.checks) - len(found.left_out)
     what = "the compiled program and the draws" if found.sampler_audited else "the compiled program"
     note = f"audited before it began: {what} passed {made} checks, on generated rows"
-    if found.left_out:
-        left_out = "; ".join(f"{check.name} ({check.detail})" for check in found.left_out)
-        note += f"; not checked: {left_out}"
+    reasons = dict.fromkeys(check.detail for check in found.left_out)
+    for why in reasons:
+        names = ", ".join(check.name for check in found.left_out if check.detail == why)
+        note += f"; not checked, as {why}: {names}"
+    if any("generated rows" in why for why in reasons):
+        note += " (train takes others: generated=)"
     return f"{note}. {UNSEEN}"

@@ -15,18 +15,21 @@ Generated = PyTree | Callable[[int], PyTree]
 """A few rows, or a function that makes as many as it is given, for those that know the data."""
 
 
-def generated_rows(columns: PyTree, count: int, generated: Generated | None = None) -> PyTree:
+def generated_rows(
+    columns: PyTree, count: int, generated: Generated | None = None, *, block: int = 1
+) -> PyTree:
     """Returns rows of the shapes and types of `columns`, none of whose values is read.
 
-    By default floats are standard normal, booleans fair coins and whole numbers 0 or 1: the only
+    By default floats are standard normal, in every other block their absolute values, of which
+    roots and logarithms can be taken. Booleans are fair coins, and whole numbers 0 or 1: the only
     ones that are sure to be labels of any classification and to name rows of any table of two. How
-    far they go in the data, only private rows could tell; `generated` may say more, or that floats
-    are not what they seem.
+    far they go in the data, only private rows could tell; `generated` may say more.
 
     Args:
       columns: Tree of arrays [rows, ...], or of their shapes.
       count: Rows that are wanted, at least one.
       generated: Rows like those of `columns`, any number, or a function of `count` that makes them.
+      block: Rows that are clipped as one.
 
     Raises:
       ValueError: if what `generated` gives has another structure, shape or type than `columns`.
@@ -36,8 +39,8 @@ def generated_rows(columns: PyTree, count: int, generated: Generated | None = No
     ((4, 2), dtype('float32'), True)
     """
     if generated is None:
-        rng = np.random.default_rng(0)
-        return jax.tree.map(lambda leaf: _drawn(rng, (count, *leaf.shape[1:]), leaf.dtype), columns)
+        rng, positive = np.random.default_rng(0), np.arange(count) // block % 2 == 1
+        return jax.tree.map(lambda x: _drawn(rng, positive, x.shape[1:], x.dtype), columns)
     rows = generated(count) if callable(generated) else generated
     structure: Any = jax.tree.structure(columns)
     if structure != jax.tree.structure(rows):
@@ -59,10 +62,15 @@ def generated_rows(columns: PyTree, count: int, generated: Generated | None = No
     return rows
 
 
-def _drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def _drawn(
+    rng: np.random.Generator, positive: np.ndarray, shape: tuple[int, ...], dtype: Any
+) -> np.ndarray:
+    shape = (positive.size, *shape)
     if jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_):
         return rng.integers(0, 2, shape).astype(dtype)
     drawn = rng.normal(size=shape)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         drawn = drawn + 1j * rng.normal(size=shape)
+    else:
+        drawn[positive] = np.abs(drawn[positive])
     return drawn.astype(dtype)

@@ -78,8 +78,7 @@ def test_a_run_that_is_odd_and_sound_passes():
     params = {"w": jnp.ones(D), "empty": jnp.zeros((0, 2))}
     mechanism = Mechanism(SHUFFLED.sampler, 1.0, SCALES[0])
     note = audited(train(dpsgd(loss, optimizer), mechanism, params, data(), block_steps=4))
-    assert note.count("not checked") == 1
-    assert "no C is small enough" in note
+    assert "not checked, as no C is small enough" in note
 
 
 @pytest.fixture
@@ -118,7 +117,9 @@ def test_rows_of_an_audit_are_made_of_the_shapes_and_types_of_the_data_alone(row
         name: (leaf.shape[1:], leaf.dtype) for name, leaf in shapes.items()
     }
     assert rows["id"].max() == 1 == rows["flag"].max()
-    assert np.std(rows["half"].astype(float)) == pytest.approx(1, rel=0.2)
+    half = rows["half"].astype(float)
+    assert np.sqrt(np.mean(half**2)) == pytest.approx(1, rel=0.2)
+    assert half[::2].min() < 0 < half[1::2].min()  # of which roots can be taken
 
 
 def test_rows_of_an_audit_may_be_given(rows_of_audits):
@@ -178,6 +179,7 @@ def test_a_loss_that_could_see_other_examples_is_refused_before_its_run_begins(
     root.begin_run()
     declared = []
     state = algorithm.init(jnp.ones(D), mechanism)
+    root = RootKey.from_entropy()
     blocks = train_blocks(algorithm, mechanism, state, rows, root=root, declare=declared.append)
     with pytest.raises(ValueError, match="custom_vmap"):
         next(blocks)
