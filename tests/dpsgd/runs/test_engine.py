@@ -44,7 +44,8 @@ class OfUsers(Line):
 
 
 def test_the_unit_of_a_run_is_that_of_its_data(tmp_path):
-    config = RunConfig(SETTINGS["poisson"](batch_size=10, epochs=1), noise_multiplier=1.0)
+    sampler = SETTINGS["poisson"](batch_size=10, epochs=1)
+    config = RunConfig(sampler, noise_multiplier=1.0, audit=False)
     record = run(OfUsers(), config, tmp_path / "run")
     assert record["unit"] == "user"
     assert record["num_examples"] == 40
