@@ -17,6 +17,7 @@ from dpsgd.training.algorithm import Algorithm, TrainState
 from dpsgd.training.blocks import with_rows
 from dpsgd.training.loop import Block, Layout, Watch, train_blocks
 from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.programs import put
 from samplers import IndexBlock
 
 PyTree = Any
@@ -102,7 +103,7 @@ class AuditedProgram:
         if self.poison is not None:
             self._mark(columns)
         self.layout = layout or Layout.of(sampler, columns)
-        self.columns = columns if self.layout.streamed else jax.device_put(columns)
+        self.columns = columns if self.layout.streamed else put(columns)
         self._passes = min(2, self.layout.passes) if sampler.accumulates else 1
         self.places = self._passes * sampler.padded_batch_size // self.block
         noise = jax.eval_shape(mechanism.noise.init, self.state.params)
@@ -279,7 +280,7 @@ class AuditedProgram:
         if self.algorithm.takes_key:
             loss_key = jnp.asarray(self.root.loss_key(0))  # one sum whatever the noise
         watch = Watch.nothing(state.params)._replace(reveals=np.bool_(reveals))
-        data, plan = jax.device_put((data, plan))
+        data, plan = put((data, plan))
         return self.program(state, data, plan, noise_key, mechanism.scales(), watch, loss_key)
 
     def _plan(self, members: np.ndarray, at: Any, padding: int | np.ndarray) -> IndexBlock:

@@ -30,6 +30,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
@@ -144,7 +145,9 @@ def scaled(x: Array, factor: Array) -> Array:
 
 
 def _clamped(x: Array) -> Array:
-    largest = float(jnp.finfo(jnp.float32).max)
+    largest = np.float32(
+        jnp.finfo(jnp.float32).max
+    )  # no float: where x64 is enabled, that is float64
     return lax.clamp(-largest, x, largest)
 
 

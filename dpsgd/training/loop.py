@@ -20,7 +20,7 @@ from dpsgd.training.algorithm import Algorithm, TrainState, owned
 from dpsgd.training.blocks import in_background, most_passes, plan_blocks, with_rows
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
-from dpsgd.training.programs import executable
+from dpsgd.training.programs import executable, put
 from samplers import BatchSampler, BatchSource, IndexBlock, UnitData
 
 PyTree = Any
@@ -327,13 +327,13 @@ def _inputs(
     source: BatchSource, data: PyTree, layout: Layout, *, first_step: int
 ) -> Iterator[tuple[range, PyTree, IndexBlock]]:
     """Yields steps, data and plan of every block, on the device."""
-    data = jax.tree.map(np.asarray, data) if layout.streamed else jax.device_put(data)
+    data = jax.tree.map(np.asarray, data) if layout.streamed else put(data)
     blocks = plan_blocks(source, first_step=first_step, block_steps=layout.block_steps)
     for steps, plan in blocks:
         if layout.streamed:
-            yield steps, *jax.device_put(with_rows(data, plan))
+            yield steps, *put(with_rows(data, plan))
         else:
-            yield steps, data, jax.device_put(plan)
+            yield steps, data, put(plan)
 
 
 def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -103,7 +104,7 @@ def _refuse_draws(moved: list[tuple[Any, ...]]) -> None:
 
 
 def check_parameters(params: PyTree) -> None:
-    """Raises ValueError if `params` hold batch statistics or random streams, of flax modules."""
+    """Raises ValueError if `params` hold batch statistics, random streams or what is float64."""
 
     def is_variable(x: Any) -> bool:
         return isinstance(x, nnx.Variable)
@@ -120,4 +121,9 @@ def check_parameters(params: PyTree) -> None:
             raise ValueError(
                 f"the parameters hold the random stream {name}, which is no parameter: take them "
                 "from split_module, and a loss_fn(params, example, key)"
+            )
+        if jax.config.values["jax_enable_x64"] and getattr(leaf, "dtype", None) == np.float64:
+            raise ValueError(
+                f"the parameters{name} are float64, and what clips and adds noise is proved for "
+                "float32: make them float32, or leave jax_enable_x64 out"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jaxlib.xla_client import hlo
 
 MOST_PROGRAMS = 32
@@ -127,7 +129,8 @@ def executable(
     Its text can be read before it has run, see `digest`. The arguments may be shapes.
     """
     leaves, structure = jax.tree.flatten(arguments)
-    shapes = tuple(map(jax.typeof, leaves))
+    with in_32_bits():
+        shapes = tuple(map(jax.typeof, leaves))
     settings = json.dumps(compilation())  # another program under others
     return _executable(function, parts, donate_argnums, settings, structure, shapes)
 
@@ -157,10 +160,36 @@ def digest(program: jax.stages.Compiled) -> str:
 _NAME = re.compile(r"%[\w.-]+")
 
 
+def in_32_bits() -> contextlib.AbstractContextManager:
+    """Has JAX make float32 and int32 of numbers, also where `jax_enable_x64` is set.
+
+    What clips and adds noise is proved and tested for float32; so a step is one program, bit for
+    bit, whatever the rest of a process computes in.
+    """
+    return jax.enable_x64(False)
+
+
+def put(tree: Any) -> Any:
+    """Puts arrays on the device, in 32 bits."""
+
+    def narrow(leaf):
+        wide = isinstance(leaf, jax.Array) and leaf.dtype in (np.float64, np.int64, np.uint64)
+        return np.asarray(leaf) if wide else leaf  # an array of NumPy's becomes what it should
+
+    with in_32_bits():
+        return jax.device_put(jax.tree.map(narrow, tree))
+
+
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _compiled(function, parts, donate_argnums, *shapes):
     del shapes  # one program each, so that what is counted and forgotten is a program
-    return _jitted(function, parts, donate_argnums)
+    jitted = _jitted(function, parts, donate_argnums)
+
+    def program(*arguments):
+        with in_32_bits():
+            return jitted(*arguments)
+
+    return program
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
@@ -168,7 +197,8 @@ def _executable(function, parts, donate_argnums, settings, structure, shapes):
     del settings
     like = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in shapes]
     arguments = jax.tree.unflatten(structure, like)
-    return _jitted(function, parts, donate_argnums).lower(*arguments).compile()
+    with in_32_bits():
+        return _jitted(function, parts, donate_argnums).lower(*arguments).compile()
 
 
 def _jitted(function, parts, donate_argnums):
