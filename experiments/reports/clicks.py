@@ -218,11 +218,12 @@ def draw(fits: Sequence[Fit], twin: Fit | None = None, *, bins: int = 15) -> Fig
         )
         counts, edges = np.histogram(fit.probabilities, bins, (0.0, 1.0))
         lower.stairs(counts, edges, color=color, lw=1.3, ls="--" if plain else "-")
-        largest = max(largest, *at, *rates)
+        largest = max(largest, fit.probabilities.max(), *rates)
     top = min(1.0, 1.08 * largest) or 1.0
     upper.set(ylabel="observed rate of clicks", xlim=(0, top), ylim=(0, min(1.0, 1.05 * top)))
     upper.legend(frameon=False, fontsize="small", loc="upper left")
     lower.set(xlabel="predicted probability of a click", ylabel="rows", yscale="log")
+    lower.set_ylim(bottom=0.7)
     for axes in (upper, lower):
         axes.grid(alpha=0.25, lw=0.5)
     return figure

@@ -133,6 +133,7 @@ def test_the_diagram_has_a_point_for_each_bin_of_rows_enough_and_counts_them_all
     assert points.get_ydata() == pytest.approx(0.5)
     (steps,) = lower.patches
     assert steps.get_data().values.sum() == logits.size
+    assert upper.get_xlim()[1] > 1 / (1 + math.exp(-2.0))  # all of them are seen
 
 
 def test_a_model_that_diverged_is_said_to_have_and_nothing_more_is_shown():
