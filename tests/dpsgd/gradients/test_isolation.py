@@ -76,7 +76,7 @@ def printed(x):
     return x
 
 
-def told_to_the_host(x, of):
+def passed_to_the_host(x, of):
     of(lambda x: None, x)
     return x
 
@@ -140,11 +140,14 @@ COULD_SEE_A_BATCH = {
     "ffi_call": (functools.partial(foreign, vmap_method="broadcast_all"), "whole batch"),
     "io_callback": (
         functools.partial(
-            told_to_the_host, of=lambda f, x: jax.experimental.io_callback(f, None, x)
+            passed_to_the_host, of=lambda f, x: jax.experimental.io_callback(f, None, x)
         ),
         "private rows",
     ),
-    "debug callback": (functools.partial(told_to_the_host, of=jax.debug.callback), "private rows"),
+    "debug callback": (
+        functools.partial(passed_to_the_host, of=jax.debug.callback),
+        "private rows",
+    ),
     "debug print": (printed, "private rows"),
     "rbg": (functools.partial(noisy, impl="rbg"), "threefry2x32"),
     "unsafe_rbg": (functools.partial(noisy, impl="unsafe_rbg"), "threefry2x32"),
