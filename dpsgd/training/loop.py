@@ -298,7 +298,6 @@ def train_blocks(
     data = columns_of(mechanism.sampler, data)
     check_parameters(state.params)
     _check_noise_state(mechanism, state)
-    root.begin_run(run)
     noise_key, loss_key = _keys(algorithm, mechanism, root, generation)
     scales = mechanism.scales()
     watch = watch or Watch.nothing(state.params)
@@ -315,6 +314,7 @@ def train_blocks(
         for steps, rows, plan in blocks:
             arguments = state, rows, plan, noise_key, scales, watch, loss_key
             program = compiled_block(algorithm, mechanism.sampler, arguments)  # or refuses the loss
+            root.begin_run(run)  # what is refused before has not begun
             declare(steps)
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
