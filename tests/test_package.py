@@ -88,7 +88,7 @@ def distributions(modules: set[str]) -> set[str]:
 
 def test_the_library_imports_what_it_declares_and_declares_nothing_else():
     needed = {name for floor in FLOORS[:3] for name in imports(floor, lazy=False)}
-    assert distributions(needed) == DECLARED
+    assert distributions(needed - {"jaxlib"}) == DECLARED  # jaxlib comes with jax, of one version
 
 
 @pytest.mark.parametrize("floor", FLOORS)
