@@ -220,9 +220,7 @@ class _Looks:
             2.0 * float(np.max(np.abs(leaf), initial=0)) * max(2.0**-24, cast) / stddev
             for leaf, cast in zip(one, self._casts, strict=True)
         ]
-        # Other keys are other sums where the loss takes one.
-        keyed = program.algorithm.takes_key
-        sums_show = {k for k, moved in enumerate(rounding) if keyed or moved > _COARSE}
+        sums_show = {k for k, moved in enumerate(rounding) if moved > _COARSE}
         noise = [(a - b) / np.float32(math.sqrt(2)) for a, b in zip(one, other, strict=True)]
         name = "a full batch at the run's own C"
         moved = 2 * cell + max((m for m in rounding if m <= _COARSE), default=0.0)

@@ -19,7 +19,7 @@ from dpsgd.audit.checks import (
     correlation_pvalue,
     variance_pvalue,
 )
-from dpsgd.audit.noise import noise_checks
+from dpsgd.audit.noise import _FINE, noise_checks
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.training.loop import Layout
 from samplers import Poisson
@@ -52,6 +52,15 @@ def test_magnitudes_of_normal_draws_are_normal_and_know_nothing_of_the_sign():
     assert stats.kstest(found, "norm").pvalue > 1e-6
     np.testing.assert_array_equal(found, normal.magnitudes(-draws))
     assert np.isfinite(normal.magnitudes(np.zeros(1))).all()
+
+
+def test_magnitudes_of_a_coarse_grid_are_not_normal_and_of_a_fine_one_they_are():
+    """Which is why a coarse one's are not compared."""
+    draws = np.random.default_rng(0).normal(size=2**18)
+    for cell, passes in ((_FINE, True), (0.5, False)):
+        tests = Several()
+        normal.add_lags(tests, normal.magnitudes(np.round(draws / cell) * cell), "leaf")
+        assert tests.check("name").passed == passes
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -279,7 +288,7 @@ def loss_of_a_key(params, example, key):
 
 SAMPLER = Poisson(60, 6, 2)
 KINDS = {
-    "a loss that takes keys": (loss_of_a_key, Mechanism(SAMPLER, 0.5, 0.5)),
+    "a loss that takes keys": (loss_of_a_key, Mechanism(SAMPLER, 0.05, 0.5)),
     "an integer grid of few cells": (loss_fn, Mechanism(SAMPLER, 2.0**-23, 0.5, Secure())),
     "hardly any noise": (loss_fn, Mechanism(SAMPLER, 2.0**-20, 0.5)),
     "next to the least C": (loss_fn, Mechanism(SAMPLER, 2.0, 2.0**-95)),
