@@ -17,6 +17,7 @@ most.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from samplers import RowLaw
 
 _GROUPS = 8  # of steps, for what is no coincidence, as an order that is reversed
 _LAGS = (*range(1, 9), *(2**k for k in range(4, 20)))
+_Choice = Callable[[], tuple[np.ndarray, np.ndarray]]
 _PAIRS = 48  # of draws of units, at each lag
 _COUPLED = 1024  # draws in which couples are looked for,
 _ENTRIES = 1_500_000  # and their entries, about
@@ -39,18 +41,18 @@ _ENTRIES = 1_500_000  # and their entries, about
 class _Counted(NamedTuple):
     """A count with its number of trials and their mean number of successes."""
 
-    count: float
+    seen: float
     trials: float
     expected: float
 
     def pvalue(self) -> float:
         if not self.trials:
             return 1.0
-        return float(count_pvalue(self.count, self.trials, min(1.0, self.expected / self.trials)))
+        return float(count_pvalue(self.seen, self.trials, min(1.0, self.expected / self.trials)))
 
     @classmethod
     def sum(cls, some: list[_Counted]) -> _Counted:
-        return cls(*np.sum(some, axis=0)) if some else cls(0, 0, 0)
+        return cls(*(sum(part) for part in zip(*some, strict=True))) if some else cls(0, 0, 0)
 
 
 def coincidence_checks(draws: Draws, law: RowLaw) -> list[Check]:
@@ -101,8 +103,8 @@ def _pairs(draws: Draws, law: RowLaw) -> tuple[tuple[float, str], tuple[float, s
         for of_lag in np.unique(lag[mine]):
             pooled = mine & (lag == of_lag) & _apart(seed, epoch, first, second, int(of_lag))
             if law.independent or not law.once:
-                of = [a[-1, first[pooled]] for a in (trials, expected)]
-                one = _Counted(count[-1, pooled].sum(), *(a.sum() for a in of))
+                of_first = (a[-1, first[pooled]].sum() for a in (trials, expected))
+                one = _Counted(count[-1, pooled].sum(), *of_first)
                 values.append(one.pvalue())
         shared, wanted = count[-1, mine].sum(), expected[-1, first[mine]].sum()
         detail = (
@@ -213,16 +215,16 @@ def _of_units(
 
 def _by_lot(draws: Draws, law: RowLaw, one: Draw, other: Draw) -> _Counted:
     entries = draws.lot.shuffled(one.examples)
-    _, first = np.unique(law.units[0, entries], return_index=True)
+    _, first = np.unique(draws.lot.of(0, entries), return_index=True)
     chosen = entries[first]
     expected = float(np.sum(law.rate(chosen, 0)))
     return _Counted(int(np.isin(chosen, other.examples).sum()), chosen.size, expected)
 
 
 def _within(draws: Draws, one: Draw, other: Draw) -> _Counted:
-    units, counts = zip(*(draws.lot.units(draw.examples) for draw in (one, other)), strict=True)
-    both, *at = np.intersect1d(*units, assume_unique=True, return_indices=True)
-    first, second = (count[places] for count, places in zip(counts, at, strict=True))
+    (units, counts), (others, of_others) = map(draws.lot.units, (one.examples, other.examples))
+    both, here, there = np.intersect1d(units, others, assume_unique=True, return_indices=True)
+    first, second = counts[here], of_others[there]
     shared = np.intersect1d(one.examples, other.examples, assume_unique=True).size
     return _Counted(shared, int(first.sum()), float(np.sum(first * second / draws.lot.sizes[both])))
 
@@ -240,7 +242,10 @@ def _examples(draws: Draws, law: RowLaw) -> list[Check]:
             name = "examples are independent of one another"
         chunk = int(draws.chunk_rows[0])
         distances = {d for d in (1, 2, 16, 256, 4096, chunk) if d < draws.rows}
-        return [_joint(name, draws, law, [lambda d=d: _couples(draws.rows, d) for d in distances])]
+        choices: list[_Choice] = [
+            functools.partial(_couples, draws.rows, d) for d in sorted(distances)
+        ]
+        return [_joint(name, draws, law, choices)]
     within = "neighbours in a unit take part together as often as claimed"
     any_two = "examples of a unit take part together as often as claimed"
     across = "examples of different units take part together as often as claimed"
@@ -259,9 +264,6 @@ def _couples(rows: int, distance: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _neighbours(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows[: rows.size // 2 * 2 : 2], rows[1::2]
-
-
-_Choice = Callable[[], tuple[np.ndarray, np.ndarray]]
 
 
 def _joint(name: str, draws: Draws, law: RowLaw, choices: list[_Choice]) -> Check:
@@ -294,8 +296,8 @@ def _joint(name: str, draws: Draws, law: RowLaw, choices: list[_Choice]) -> Chec
             # Steps are independent; or a couple that shares one shares no other.
             trials = trials[:1] if law.once else trials.sum(keepdims=True)
             count, expected = count.sum(keepdims=True), expected.sum(keepdims=True)
-        some = trials > 0
-        chance = np.minimum(1.0, expected[some] / trials[some])
-        pvalues.append(smallest(count_pvalue(count[some], trials[some], chance)))
+        any_of = trials > 0
+        chance = np.minimum(1.0, expected[any_of] / trials[any_of])
+        pvalues.append(smallest(count_pvalue(count[any_of], trials[any_of], chance)))
         found, wanted = found + count.sum(), wanted + expected.sum()
     return Check.of(name, smallest(pvalues), f"{int(found):,} couples, {wanted:.5g} expected")

@@ -21,10 +21,11 @@ from samplers import BatchSampler, BatchSource, RowLaw
 ENTRIES = 4_400_000
 """Participations wanted, over all draws: a rate that is wrong by 0.3 % is then found out."""
 
-_FEW, _MOST = 256, 4096  # draws, at most: of a small population, and of a large one
+_FEW, _MOST = 256, 3200  # draws, at most: of a small population, and of a large one
 _FIRST = 9  # epochs 0 to 8 are drawn, if a run has them
 _LARGE = 4_000_000  # examples: of more, a few epochs are drawn, and some chunks looked at closely
-_OF_LARGE = 5  # draws
+_OF_LARGE = 6  # draws
+_WATCHED = 2_000_000  # examples, of so many
 _BLOCK_STEPS = 64
 _AHEAD = 4  # seeds whose epochs are read ahead: each has a thread
 _BITS = 6  # of the number of a draw: so many are compared in all pairs
@@ -59,16 +60,17 @@ class Lot:
       seed: Of the lot.
 
     Attributes:
+      all: The examples.
       sizes: Examples of each innermost unit.
       rank: Of each example among those of its innermost unit, in ascending order.
     """
 
     def __init__(self, units: np.ndarray | None, rows: int, seed: int) -> None:
         self._rng = np.random.default_rng(seed % 2**128)
-        self._all = np.arange(rows)
+        self.all = np.arange(rows)
         self._units = units
         if units is None:
-            self._order = self._starts = self._all
+            self._order = self._starts = self.all
             return
         self._order = np.argsort(units[-1], kind="stable")
         self._starts = np.flatnonzero(np.diff(units[0][self._order], prepend=-1))
@@ -76,13 +78,17 @@ class Lot:
         self.sizes = np.bincount(units[-1])
         self.rank = np.empty(rows, np.int64)
         starts = np.cumsum(self.sizes) - self.sizes
-        self.rank[self._order] = self._all - starts[units[-1][self._order]]
+        self.rank[self._order] = self.all - starts[units[-1][self._order]]
         self._first = self._order[starts]
+
+    def of(self, level: int, examples: np.ndarray) -> np.ndarray:
+        """Returns the units of `level` that these examples lie in."""
+        assert self._units is not None
+        return self._units[level, examples]
 
     def units(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the innermost units of these examples, and how many each holds of them."""
-        assert self._units is not None
-        return np.unique(self._units[-1, examples], return_counts=True)
+        return np.unique(self.of(-1, examples), return_counts=True)
 
     def above(self, level: int, units: np.ndarray) -> np.ndarray:
         """Returns the units of `level` in which these innermost ones lie."""
@@ -95,8 +101,8 @@ class Lot:
 
     def apart(self) -> np.ndarray:
         """Returns examples of different outermost units: one of each, chosen anew."""
-        if self._starts is self._all:
-            return self._all
+        if self._starts is self.all:
+            return self.all
         chosen = self._rng.random(self._lengths.size) * self._lengths
         return self._order[self._starts + chosen.astype(np.int64)]
 
@@ -139,7 +145,7 @@ class Draws:
         self._large = sampler.num_examples > _LARGE and not units
         watched = np.arange(count)
         if self._large:
-            spread = np.linspace(0, count - 1, max(16, _LARGE // self._width - 16)).astype(int)
+            spread = np.linspace(0, count - 1, max(16, _WATCHED // self._width - 16)).astype(int)
             watched = np.unique([*watched[:8], *spread, *watched[-8:]])
         self._slot = np.full(count, -1)
         self._slot[watched] = np.arange(watched.size)
@@ -247,7 +253,8 @@ class Draws:
             self.fault = self.fault or "weights are not 0 or 1"
         if real[starts[-1] :].any():
             self.fault = self.fault or "a pass of no step has rows that count"
-        row_steps = np.repeat(first + np.arange(starts.size - 1), np.diff(starts))
+        row_steps = np.arange(first, first + starts.size - 1, dtype=np.int32)
+        row_steps = np.repeat(row_steps, np.diff(starts))
         counts = np.count_nonzero(real[: starts[-1]], axis=1)
         return block.indices[: starts[-1]][real[: starts[-1]]], np.repeat(row_steps, counts)
 

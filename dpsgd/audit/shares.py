@@ -111,11 +111,12 @@ def _cells_and_prefixes(
       law: For examples that take part once, a group of steps, or a prefix, is one trial.
     """
     rows, share = rows[:, None], np.cumsum(rates)
-    some, up_to = (trials, np.cumsum(trials)) if not law.once else (1, 1)
+    some = np.ones_like(trials) if law.once else trials
+    up_to = np.ones_like(trials) if law.once else np.cumsum(trials)
     cells = count_pvalue(count, rows * some, np.minimum(1.0, rates / some))
     count = np.cumsum(count, axis=1)[:, : -1 if law.once else None]  # everybody, in the end
-    share = np.minimum(1.0, share / up_to)[: count.shape[1]]
-    up_to = up_to if law.once else up_to[: count.shape[1]]
+    up_to = up_to[: count.shape[1]]
+    share = np.minimum(1.0, share[: count.shape[1]] / up_to)
     prefixes = count_pvalue(count, rows * up_to, share)
     return smallest([smallest(cells), smallest(prefixes)])
 
@@ -217,11 +218,14 @@ def _favourite(draws: Draws, law: RowLaw) -> Check:
         share = float(np.minimum(1.0, step_rates(draws, law)[: steps // 2].sum()))
         pvalues.append(smallest(count_pvalue(early[borders], len(some), share)))
     example, step = divmod(int(entry), steps)
+    always = stats.binom.sf(np.arange(len(some)), len(some), rates[-1])
+    caught = np.flatnonzero(len(pvalues) * draws.rows * steps * always <= FALSE_ALARM)
+    resolved = f"{caught[0] + 1} are found out" if caught.size else "too few to be sure of any"
     return Check.of(
         "nobody comes back to a step more often than claimed",
         smallest(pvalues),
         f"example {draws.numbers(example)} in step {step}: "
-        f"{counts.max(initial=0)} of {len(some)} epochs",
+        f"{counts.max(initial=0)} of {len(some)} epochs; {resolved}",
     )
 
 
@@ -256,7 +260,7 @@ def _unit_shares(draws: Draws, law: RowLaw) -> Check:
     for draw, (units, _) in zip(draws.all, draws.held, strict=True):
         takes_part[draw.examples] = True
         some = draws.lot.apart()
-        count += np.count_nonzero(takes_part[some])
+        count += int(np.count_nonzero(takes_part[some]))
         trials += some.size
         expected += float(np.sum(rate_of[some]))
         takes_part[draw.examples] = False
@@ -301,7 +305,7 @@ def _ranks(draws: Draws, law: RowLaw) -> Check:
     """Which examples of their units take part, given how many do: the first, ..., the last."""
     sizes, rank = draws.lot.sizes, draws.lot.rank
     entries = np.concatenate([draw.examples for draw in draws.independent])
-    of = sizes[law.units[-1]][entries]
+    of = sizes[draws.lot.of(-1, draws.lot.all)][entries]
     at = rank[entries]
     size, count = np.unique(of, return_counts=True)
     ranks = np.unique(np.linspace(0, size.max() - 1, min(size.max(), _RANKS)).astype(int))

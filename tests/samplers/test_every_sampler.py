@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
-from samplers import CHUNK, BatchSource, Deterministic, Poisson, UserPoisson, batch
+from samplers import CHUNK, BatchSource, Poisson, UserPoisson, batch
 from samplers.episodes import EpisodeSampler
 
 FALSE_ALARM = 1e-6
@@ -117,45 +116,6 @@ def test_an_epoch_has_its_exact_law(
     for seed in range(max(200, math.ceil(6 / min(filter(None, law.values()))))):
         counts[matrix(sampler, seed, 0).tobytes()] += 1
     assert_law(np.array(list(counts.values())), np.array(list(law.values())))
-
-
-def test_marginals_match_the_expected_batch_over_several_real_chunks(make_epochs):
-    # n spans three chunks, the last one partial; sizes of steps and of thirds of the data are exact
-    # binomial (Bonferroni over all counts).
-    n, b = 2 * CHUNK + 30_000, 20_000
-    sampler = make_epochs(n, b)
-    plan = sampler.plan(7, 0)
-    if isinstance(sampler, Deterministic):
-        assert plan.members(1)[0] == b
-        return
-    total = 0
-    for step in range(sampler.steps_per_epoch):
-        size = min(b, n - step * b)
-        probability = getattr(sampler, "sampling_prob", size / n)
-        thirds = np.bincount(plan.members(step) // CHUNK, minlength=3)
-        for drawn, examples in zip(thirds, (CHUNK, CHUNK, 30_000), strict=True):
-            # Shuffle's counts are hypergeometric, and spread less than the binomial tested here.
-            test = stats.binomtest(int(drawn), examples, probability)
-            assert test.pvalue > FALSE_ALARM / (3 * sampler.steps_per_epoch)
-        total += thirds.sum()
-    if not isinstance(sampler, Poisson):
-        assert total == n
-
-
-def test_epochs_are_independent_or_equal_as_the_mode_says(make_epochs, assert_law):
-    # Joint law of one example's participation in step 0 of two epochs, over many seeds.
-    sampler = make_epochs(6, 2, 2)
-    fixed = isinstance(sampler, Deterministic) or "fixed" in dataclasses.astuple(sampler)
-    q = 1 / 3
-    joint = np.zeros((2, 2))
-    for seed in range(200):
-        first, second = (matrix(sampler, seed, epoch) for epoch in (0, 1))
-        assert np.array_equal(first, second) or not fixed
-        joint[first[1, 0], second[1, 0]] += 1
-    if isinstance(sampler, Deterministic):
-        return
-    law = np.diag([1 - q, q]) if fixed else np.outer([1 - q, q], [1 - q, q])
-    assert_law(joint.ravel(), law.ravel())
 
 
 def test_every_bit_of_a_long_seed_matters(make):

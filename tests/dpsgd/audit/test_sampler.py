@@ -5,10 +5,12 @@ import functools
 
 import numpy as np
 import pytest
+from scipy import special, stats
 
 from dpsgd import Guarantee, Mechanism
-from dpsgd.audit.checks import FALSE_ALARM, LAW, AuditReport, count_pvalue
+from dpsgd.audit.checks import FALSE_ALARM, LAW, AuditReport, count_pvalue, entropy_pvalue
 from dpsgd.audit.sampler import sampler_checks
+from dpsgd.audit.shares import _positive_binomials
 from samplers import (
     BallsAndBins,
     Deterministic,
@@ -63,8 +65,6 @@ def test_every_sampler_is_audited_and_passes(sampler):
 
 def test_a_p_value_is_never_smaller_than_what_it_bounds():
     # Chernoff's bound against the exact tails, and where nothing can be otherwise.
-    from scipy import stats
-
     n, p = 60, 0.07
     for k in range(n + 1):
         tail = min(1.0, 2 * min(stats.binom.cdf(k, n, p), stats.binom.sf(k - 1, n, p)))
@@ -294,3 +294,22 @@ def test_pairs_in_a_tree_have_the_law_that_the_draws_have(number):
     ]:
         spread = np.sqrt(expected * (1 - expected) / runs)
         assert (np.abs(found - expected) <= 6 * spread + 1e-12).all()
+
+
+@pytest.mark.parametrize(("n", "law"), [(4, (0.5, 0.5)), (9, (0.1, 0.9)), (12, (0.2, 0.3, 0.5))])
+def test_the_p_value_of_relative_entropy_bounds_its_exact_tail(n, law):
+    # Every table of n trials, with its probability.
+    tables = [t for t in np.ndindex(*[n + 1] * len(law)) if sum(t) == n]
+    chances = np.exp([stats.multinomial(n, law).logpmf(t) for t in tables])
+    gained = special.rel_entr(tables, n * np.array(law)).sum(axis=1)
+    for g in gained:
+        assert entropy_pvalue(g, len(law) - 1) >= chances[gained >= g - 1e-12].sum() - 1e-12
+
+
+def test_the_p_value_of_binomials_that_are_not_0_bounds_their_exact_tail():
+    one, two = (stats.binom(m, 0.3).pmf(np.arange(m + 1)) for m in (3, 5))
+    one[0] = two[0] = 0
+    law = np.convolve(one / one.sum(), two / two.sum())
+    for total in range(2, 9):
+        tail = 2 * min(law[: total + 1].sum(), law[total:].sum())
+        assert _positive_binomials(total, np.array([3, 5]), 0.3) >= min(1, tail) * (1 - 1e-6)
