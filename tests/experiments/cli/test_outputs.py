@@ -85,9 +85,8 @@ def test_a_picture_is_replaced_where_that_is_asked_for_and_never_in_half(tmp_pat
 
 
 def test_a_page_is_replaced_with_its_figures_or_not_at_all(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        overview, "overview", lambda *asked: overview.Page("t", "# t\n", {"a.svg": b"<svg/>"})
-    )
+    page = overview.Page("t", "# t\n", {"a.svg": b"<svg/>"})
+    monkeypatch.setattr(overview, "overview", lambda *settings, **more: page)
     out = tmp_path / "page.html"
     assert cli.main(["report", "run", "--out", str(out)]) == 0
     out.unlink()
