@@ -110,8 +110,8 @@ import jax.numpy as jnp
 
 TABLE = np.random.default_rng({seed}).normal(size=100).astype(np.float32)
 
-def {name}(x):
-    return jnp.sin(x) {operation} TABLE
+def {name}(of_{name}):
+    return jnp.sin(of_{name}) {operation} TABLE
 """
 
     def digest(file="one.py", name="loss", seed=0, operation="+"):
