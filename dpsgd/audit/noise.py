@@ -48,6 +48,7 @@ _DRAWS = 2**18  # wanted of single steps: resolves 1 % of sigma
 _STEPS = 16  # most that are taken for it
 _TAIL = 4  # steps of a last block, where the run's is a full one
 _LARGE = 2**22  # coordinates of a model of which fewer steps are taken
+_EXACT = 7  # binary orders by which those of exact noise, which is slow, are fewer
 _SAMPLE = 2**14  # of each leaf: what is compared with the law
 _LAGGED = 2**22  # of each leaf: what is compared with itself
 _CELL = 2.0**-18  # of the grid of noise in float32, in standard deviations, at most
@@ -100,6 +101,8 @@ class _Looks:
         self._first = program.first_step if self._whitens else 0
         # Of a coarse grid, magnitudes are not normal: 0 is common.
         self._signless = _law_of(program.mechanism)[1] <= _FINE
+        large = _LARGE >> _EXACT if self._noise.exact else _LARGE
+        self._cheap = sum(program.sizes) <= large
         self._linear = True  # what whitens is, as far as seen
         self._energy, self._law, self._lags = Several(), Several(), Several()
         self._square, self._draws = 0.0, 0  # of single steps, which are independent
@@ -156,7 +159,10 @@ class _Looks:
         reached = blocks[0].steps.stop
         if reached < self._end:
             last = (self._end - self._first) % size or min(_TAIL, size)
-            last += size if sum(self._program.sizes) <= _LARGE else 0
+            if self._cheap:
+                last += size
+            elif self._noise.exact:
+                last = min(last, _TAIL)
             start = max(reached, self._end - last)
             blocks.append(self._block(drowned, start, self._end - start))
         for block in blocks:
@@ -287,7 +293,7 @@ class _Looks:
             [first + d for d in apart if first + d < end],
             [first - d for d in apart if d <= first],
         )
-        if size > _LARGE:
+        if not self._cheap:
             return sorted({first, *after[-1:], *before[-1:]})
         seen = {step for block in blocks for step in block.steps}
         wanted = min(_STEPS, _DRAWS // size)
