@@ -12,6 +12,7 @@ from experiments import benchmarks
 from experiments.benchmarks import (
     accounting,
     accounting_hard,
+    audit,
     gpu_program,
     ingest,
     noise,
@@ -123,6 +124,11 @@ def test_quick_benchmarks_measure_positive_figures(benchmark, measured, tmp_path
     # A share is a difference of two measured times.
     measured_alone = [name for name in rows if not name.startswith(("Opacus", "share"))]
     assert all(rows[name] > 0 for name in measured_alone)
+
+
+@pytest.mark.long
+def test_a_few_sound_audits_pass_and_are_quick():
+    assert audit.main(["--quick"]) == 0
 
 
 def test_work_takes_turns_there_and_back_after_a_round_that_is_not_counted():

@@ -1,0 +1,927 @@
+"""Whole audits at real sizes, each of a library into which one bug is planted.
+
+A bug is planted where it would be made: some lines of one function of the library become others,
+and the audit runs as it does before a run. A quick test sees that each can still be planted.
+"""
+
+# ruff: noqa: E501  lines that are planted are as long as they are
+
+import contextlib
+import functools
+import importlib
+import inspect
+import sys
+import textwrap
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import Mechanism, RootKey, dpsgd
+from dpsgd.audit import coupled
+from dpsgd.audit.sampler import sampler_checks
+from dpsgd.training import programs
+from samplers import (
+    BallsAndBins,
+    Multistage,
+    Poisson,
+    Shuffle,
+    UnitsThenPoisson,
+    UnitTree,
+    UserPoisson,
+)
+
+pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]
+
+OURS = ("accounting", "samplers", "dpsgd", "experiments")
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug of the library.
+
+    Attributes:
+      where: The function, "module:qualified name".
+      old: Part of its text, which is there once.
+      new: What stands in its place.
+      check: Of the audit, which must fail.
+      kind: Of what is audited.
+    """
+
+    where: str
+    old: str
+    new: str
+    check: str
+    kind: str = ""
+
+
+def plant(bug, patch):
+    """Replaces the function, wherever a module of the library knows it by name."""
+    module, _, qualified = bug.where.partition(":")
+    *owners, name = qualified.split(".")
+    owner = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    sound = inspect.getattr_static(owner, name)
+    function = inspect.unwrap(sound)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(bug.old) == 1, f"{bug.where} has not once: {bug.old}"
+    made = {}
+    code = f"from __future__ import annotations\n{source.replace(bug.old, bug.new)}"
+    exec(compile(code, f"<{bug.where}, planted>", "exec"), function.__globals__, made)
+    patch.setattr(owner, name, made[name])
+    for other in [m for known, m in sys.modules.items() if known.split(".")[0] in OURS]:
+        for known, value in list(vars(other).items()):
+            if value is sound:
+                patch.setattr(other, known, made[name])
+
+
+@contextlib.contextmanager
+def planted(bug):
+    """The library has the bug; what was compiled without it, or with it, is forgotten."""
+    with pytest.MonkeyPatch.context() as patch:
+        plant(bug, patch)
+        forget()
+        yield
+    forget()
+
+
+def forget():
+    for cache in (programs._executable, programs._compiled):
+        cache.cache_clear()
+    jax.clear_caches()
+
+
+STEPS = {
+    "no noise at the last step of a full block": Bug(
+        "dpsgd.training.loop:_run_block",
+        "state, gradient = update(state, total, noise_key, scales)",
+        "other = type(scales)(scales.l2_clip_norm, jnp.where(j == plan.starts.shape[0] - 2, 0.0, 1.0) * scales.noise_stddev, scales.expected_batch_size, scales.grid, scales.noise)\n        state, gradient = update(state, total, noise_key, other)",
+        "noise has standard deviation sigma C, in every leaf",
+    ),
+    "no noise at the first step of a block": Bug(
+        "dpsgd.training.loop:_run_block",
+        "state, gradient = update(state, total, noise_key, scales)",
+        "other = type(scales)(scales.l2_clip_norm, jnp.where(j == 0, 0.0, 1.0) * scales.noise_stddev, scales.expected_batch_size, scales.grid, scales.noise)\n        state, gradient = update(state, total, noise_key, other)",
+        "noise has standard deviation sigma C, in every leaf",
+    ),
+    "no noise in blocks that are not full": Bug(
+        "dpsgd.training.loop:_run_block",
+        "state, gradient = update(state, total, noise_key, scales)",
+        "other = type(scales)(scales.l2_clip_norm, jnp.where(plan.num_steps < plan.starts.shape[0] - 1, 0.0, 1.0) * scales.noise_stddev, scales.expected_batch_size, scales.grid, scales.noise)\n        state, gradient = update(state, total, noise_key, other)",
+        "noise has standard deviation sigma C, in every leaf",
+    ),
+    "no noise at the first step of the run": Bug(
+        "dpsgd.training.loop:_run_block",
+        "state, gradient = update(state, total, noise_key, scales)",
+        "other = type(scales)(scales.l2_clip_norm, jnp.where(state.step == 0, 0.0, 1.0) * scales.noise_stddev, scales.expected_batch_size, scales.grid, scales.noise)\n        state, gradient = update(state, total, noise_key, other)",
+        "noise has standard deviation sigma C, in every leaf",
+    ),
+    "no noise in every 50th step": Bug(
+        "dpsgd.training.loop:_run_block",
+        "state, gradient = update(state, total, noise_key, scales)",
+        "other = type(scales)(scales.l2_clip_norm, jnp.where(state.step % 50 == 49, 0.0, 1.0) * scales.noise_stddev, scales.expected_batch_size, scales.grid, scales.noise)\n        state, gradient = update(state, total, noise_key, other)",
+        "noise has standard deviation sigma C, in every leaf",
+    ),
+    "half the noise for batches above 16": Bug(
+        "dpsgd.training.loop:_run_block",
+        "state, gradient = update(state, total, noise_key, scales)",
+        "other = type(scales)(scales.l2_clip_norm, scales.noise_stddev / (1 + (plan.indices.shape[1] > 16)), scales.expected_batch_size, scales.grid, scales.noise)\n        state, gradient = update(state, total, noise_key, other)",
+        "noise has standard deviation sigma C, in every leaf",
+    ),
+    "less noise for small batches": Bug(
+        "dpsgd.training.loop:_run_block",
+        "state, gradient = update(state, total, noise_key, scales)",
+        "other = type(scales)(scales.l2_clip_norm, jnp.where(diagnostics.batch_size < 4, 0.5, 1.0) * scales.noise_stddev, scales.expected_batch_size, scales.grid, scales.noise)\n        state, gradient = update(state, total, noise_key, other)",
+        "noise and divisor do not depend on the batch",
+    ),
+    "less noise for large batches": Bug(
+        "dpsgd.training.loop:_run_block",
+        "state, gradient = update(state, total, noise_key, scales)",
+        "other = type(scales)(scales.l2_clip_norm, jnp.where(diagnostics.batch_size > plan.indices.shape[1] / 2, 0.5, 1.0) * scales.noise_stddev, scales.expected_batch_size, scales.grid, scales.noise)\n        state, gradient = update(state, total, noise_key, other)",
+        "noise and divisor do not depend on the batch",
+    ),
+    "the step within the block names the noise": Bug(
+        "dpsgd.training.loop:_run_block",
+        "state, gradient = update(state, total, noise_key, scales)",
+        "before = state.step\n        state, gradient = update(state._replace(step=j), total, noise_key, scales)\n        state = state._replace(step=before + 1)",
+        "noise of different steps is independent",
+    ),
+    "no noise in the first block after a resume": Bug(
+        "dpsgd.training.loop:train_blocks",
+        "            arguments = state, rows, plan, noise_key, scales, watch, loss_key\n",
+        "            resumed = int(state.step) == steps.start > 0 and not under_way\n            faint = dataclasses.replace(scales, noise_stddev=np.float32(2.0**-100))\n            arguments = (state, rows, plan, noise_key, faint if resumed else scales, watch,\n                         loss_key)\n",
+        "blocks are given the keys, scales and steps of the run",
+    ),
+    "a public key from the second block on": Bug(
+        "dpsgd.training.loop:train_blocks",
+        "            arguments = state,",
+        "            noise_key = noise_key * np.uint32(not under_way)\n            arguments = state,",
+        "blocks are given the keys, scales and steps of the run",
+    ),
+    "the key of the first generation for all": Bug(
+        "dpsgd.training.loop:train_blocks",
+        "_keys(algorithm, mechanism, root, generation)",
+        "_keys(algorithm, mechanism, root, 0)",
+        "blocks are given the keys, scales and steps of the run",
+    ),
+    "the noise of a block used for the next one as well": Bug(
+        "dpsgd.training.loop:_run_block",
+        "    return jax.lax.fori_loop(0, plan.num_steps, one_step, (state, log, watched))",
+        "    first = state.step\n    state = state._replace(step=first // 128 * 64 + first % 64)\n    state, log, watched = jax.lax.fori_loop(\n        0, plan.num_steps, one_step, (state, log, watched))\n    return state._replace(step=first + plan.num_steps), log, watched",
+        "blocks are given the keys, scales and steps of the run",
+    ),
+    "every block trains on the first one's batches": Bug(
+        "dpsgd.training.loop:_inputs",
+        "    for steps, plan in blocks:\n",
+        "    first = None\n    for steps, plan in blocks:\n        plan = first = plan if first is None else first\n",
+        "blocks train on the batches that are drawn",
+    ),
+    "leaves k and k + 16 share noise": Bug(
+        "dpsgd.noise.gaussian:_words",
+        '_word(leaf, "leaf")',
+        '(_word(leaf, "leaf") % 16)',
+        "noise of different leaves is independent",
+        "leaves",
+    ),
+    "leaves k and k + 32 share noise": Bug(
+        "dpsgd.noise.gaussian:_words",
+        '_word(leaf, "leaf")',
+        '(_word(leaf, "leaf") % 32)',
+        "noise of different leaves is independent",
+        "leaves",
+    ),
+    "the last leaf has the noise of the first": Bug(
+        "dpsgd.noise.gaussian:add_gaussian_noise",
+        "parts]\n        arrays = [",
+        "parts]\n        names = [(jnp.where(jnp.asarray(leaf) == len(totals) - 1, 0, leaf).astype(jnp.uint32), at) for leaf, at in names]\n        arrays = [",
+        "noise of different leaves is independent",
+    ),
+    "one noise for leaves of equal size": Bug(
+        "dpsgd.noise.gaussian:add_gaussian_noise",
+        "names = [_names(part, lined) for part in parts]",
+        "sizes = [total.size for total in totals]\n        numbers = jnp.array([sizes.index(size) for size in sizes], jnp.uint32)\n        names = [_names(part, lined) for part in parts]\n        names = [(numbers[leaf], place) for leaf, place in names]",
+        "noise has standard deviation sigma C, in every leaf",
+        "leaves",
+    ),
+    "no noise in leaves above 2^20": Bug(
+        "dpsgd.noise.gaussian:add_gaussian_noise",
+        "(whole + noise) * spacing",
+        "(whole + noise * (total.size <= 2**20)) * spacing",
+        "noise has standard deviation sigma C, in every leaf",
+        "leaves",
+    ),
+    "half the noise in leaves of one entry": Bug(
+        "dpsgd.noise.gaussian:add_gaussian_noise",
+        "stddev = jnp.asarray(stddev, jnp.float32)",
+        "stddev = jnp.asarray(stddev, jnp.float32)\n    ones = [leaf for leaf, total in enumerate(leaves) if total.size == 1]\n    inner = lax.platform_dependent\n    leaves = [x * (2.0 if k in ones else 1.0) for k, x in enumerate(leaves)]",
+        "an example moves the sum by at most C",
+    ),
+    "step number mod 64": Bug(
+        "dpsgd.noise.gaussian:add_gaussian_noise",
+        '_word(step, "step")',
+        '_word(step, "step") % 64',
+        "noise of different steps is independent",
+    ),
+    "step number mod 256": Bug(
+        "dpsgd.noise.gaussian:add_gaussian_noise",
+        '_word(step, "step")',
+        '_word(step, "step") % 256',
+        "noise of different steps is independent",
+    ),
+    "step number mod 1000": Bug(
+        "dpsgd.noise.gaussian:add_gaussian_noise",
+        '_word(step, "step")',
+        '_word(step, "step") % 1000',
+        "noise of different steps is independent",
+    ),
+    "step and leaf are interchangeable": Bug(
+        "dpsgd.noise.gaussian:_words",
+        '        zero + (_word(leaf, "leaf") ^ noise_key[2]),\n        zero + (_word(step, "step") ^ noise_key[3]),\n',
+        '        zero + ((_word(leaf, "leaf") + _word(step, "step")) ^ noise_key[2]),\n        zero + ((_word(leaf, "leaf") * _word(step, "step")) ^ noise_key[3]),\n',
+        "noise of different leaves is independent",
+    ),
+    "the noise repeats every 4096 coordinates": Bug(
+        "dpsgd.noise.gaussian:_words",
+        "    zero = jnp.zeros(shape, jnp.uint32)\n",
+        "    zero = jnp.zeros(shape, jnp.uint32)\n    position, one_axis = (jnp.arange(\n        math.prod(shape), dtype=jnp.uint32).reshape(shape) if position is None else position) % 4096, True\n",
+        "no noise is used twice",
+    ),
+    "no noise in the second half of a leaf": Bug(
+        "dpsgd.noise.gaussian:_rounded_noise",
+        "below = jnp.floor(scaled)",
+        "scaled = scaled * jnp.where(jnp.arange(scaled.size).reshape(scaled.shape) < max(64, scaled.size // 2), 1, 0)\n    below = jnp.floor(scaled)",
+        "noise has standard deviation sigma C, in every leaf",
+    ),
+    "no noise in the last entry of large leaves": Bug(
+        "dpsgd.noise.gaussian:_rounded_noise",
+        "below = jnp.floor(scaled)",
+        "scaled = jnp.where((jnp.arange(scaled.size) == scaled.size - 1).reshape(scaled.shape) & (scaled.size > 4096), 0.0, scaled)\n    below = jnp.floor(scaled)",
+        "noise is normal",
+    ),
+    "noise ends at 3 sigma": Bug(
+        "dpsgd.noise.gaussian:_rounded_noise",
+        "below = jnp.floor(scaled)",
+        "scaled = jnp.clip(scaled, -3 * cells, 3 * cells)\n    below = jnp.floor(scaled)",
+        "noise is normal",
+    ),
+    "noise is 2 % too small": Bug(
+        "dpsgd.noise.gaussian:_rounded_noise",
+        "below = jnp.floor(scaled)",
+        "scaled = 0.98 * scaled\n    below = jnp.floor(scaled)",
+        "noise has standard deviation sigma C, in every leaf",
+    ),
+    "noise is a sum of 12 uniform numbers": Bug(
+        "dpsgd.noise.gaussian:_rounded_noise",
+        "below = jnp.floor(scaled)",
+        "scaled = sum((w >> s & 0x3FF).astype(jnp.float32) - 511.5 for w in words for s in (0, 10, 20)) * (cells / 1024.0)\n    below = jnp.floor(scaled)",
+        "noise is normal",
+    ),
+    "noise is never negative": Bug(
+        "dpsgd.noise.gaussian:_rounded_noise",
+        "below = jnp.floor(scaled)",
+        "scaled = jnp.abs(scaled)\n    below = jnp.floor(scaled)",
+        "noise has standard deviation sigma C, in every leaf",
+    ),
+    "the key's words are not used": Bug(
+        "dpsgd.noise.gaussian:_words",
+        "return philox4x32(counter, (noise_key[0], noise_key[1]))",
+        "return philox4x32((*counter[:2], *(jnp.bitwise_xor(c, k) for c, k in zip(counter[2:], noise_key[2:]))), (noise_key[0] * 0, noise_key[1] * 0))",
+        "noise has standard deviation sigma C, in every leaf",
+    ),
+    "no noise in bfloat16 leaves": Bug(
+        "dpsgd.training.algorithm:_Update.__call__",
+        "gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.params)",
+        "raw = jax.tree.map(lambda s, p: (s / scales.expected_batch_size).astype(p.dtype), total, state.params)\n    gradient = jax.tree.map(lambda g, r: r if r.dtype == jnp.bfloat16 else g, gradient, raw)",
+        "noise has standard deviation sigma C, in every leaf",
+    ),
+    "half the noise in bfloat16 leaves": Bug(
+        "dpsgd.training.algorithm:_Update.__call__",
+        "gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.params)",
+        "raw = jax.tree.map(lambda s, p: (s / scales.expected_batch_size).astype(p.dtype), total, state.params)\n    gradient = jax.tree.map(lambda g, r: (g + r.astype(g.dtype)) / 2 if r.dtype == jnp.bfloat16 else g, gradient, raw)\n    gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.params)",
+        "noise has standard deviation sigma C, in every leaf",
+    ),
+    "momentum is made of sums without noise": Bug(
+        "dpsgd.training.algorithm:_Update.__call__",
+        "updates, opt_state = self.optimizer.update(gradient,",
+        "raw = jax.tree.map(lambda s, p: (s / scales.expected_batch_size).astype(p.dtype), total, state.params)\n    updates, opt_state = self.optimizer.update(raw,",
+        "the update sees the release alone",
+    ),
+    "the optimizer's state is made of sums without noise": Bug(
+        "dpsgd.training.algorithm:_Update.__call__",
+        "    params = optax",
+        "    raw = jax.tree.map(lambda s, p: (s / scales.expected_batch_size).astype(p.dtype), total, state.params)\n    _, opt_state = self.optimizer.update(raw, state.opt_state, state.params)\n    params = optax",
+        "the update sees the release alone",
+    ),
+    "a thousandth of the sum is added to the parameters": Bug(
+        "dpsgd.training.algorithm:_Update.__call__",
+        "    return TrainState",
+        "    raw = jax.tree.map(lambda s, p: (s / scales.expected_batch_size).astype(p.dtype), total, state.params)\n    params = jax.tree.map(lambda p, r: (p + 1e-3 * r).astype(p.dtype), params, raw)\n    return TrainState",
+        "the update sees the release alone",
+    ),
+    "the second moment sees the sum": Bug(
+        "dpsgd.training.algorithm:_Update.__call__",
+        "    return TrainState",
+        "    raw = jax.tree.map(lambda s, p: (s / scales.expected_batch_size).astype(p.dtype), total, state.params)\n    opt_state = jax.tree.map(lambda a, b: a + 0 * b, opt_state, opt_state)\n    leaves, made = jax.tree.flatten(opt_state)\n    last = leaves[-1] + 1e-3 * jax.tree.leaves(raw)[-1].astype(leaves[-1].dtype)\n    opt_state = jax.tree.unflatten(made, [*leaves[:-1], last])\n    return TrainState",
+        "the update sees the release alone",
+    ),
+    "divided by the realised size": Bug(
+        "dpsgd.training.loop:_run_block",
+        "state, gradient = update(state, total, noise_key, scales)",
+        "other = type(scales)(scales.l2_clip_norm, scales.noise_stddev, jnp.maximum(1.0, diagnostics.batch_size), scales.grid, scales.noise)\n        state, gradient = update(state, total, noise_key, other)",
+        "an example moves the sum by at most C",
+    ),
+    "the mechanism's scales with half the noise": Bug(
+        "dpsgd.training.mechanism:Mechanism.scales",
+        "stddev = np.float32(noise)",
+        "noise = noise / 2\n    stddev = np.float32(noise)",
+        "the program is given the scales of the configuration",
+    ),
+    "the mechanism's scales with twice the clip": Bug(
+        "dpsgd.training.mechanism:Mechanism.scales",
+        "return Scales(clip, stddev,",
+        "return Scales(2 * clip, stddev,",
+        "the program is given the scales of the configuration",
+    ),
+    "the mechanism's scales with 2 % more clip": Bug(
+        "dpsgd.training.mechanism:Mechanism.scales",
+        "return Scales(clip, stddev,",
+        "return Scales(np.float32(1.02) * clip, stddev,",
+        "the program is given the scales of the configuration",
+    ),
+    "the noise scaled to sigma, without C": Bug(
+        "dpsgd.training.mechanism:Mechanism.scales",
+        "noise = self.noise_multiplier * float(clip)",
+        "noise = self.noise_multiplier * float(clip) ** 2",
+        "the program is given the scales of the configuration",
+    ),
+    "the neighbour's norm in microbatches above 64": Bug(
+        "dpsgd.gradients.clipping:clipped_grad",
+        "factor = norms.clip_factor(norm, l2_clip_norm, real)",
+        "norm = jax.tree.map(lambda x: jnp.roll(x, 1) if x.size > 64 else x, norm)\n        factor = norms.clip_factor(norm, l2_clip_norm, real)",
+        "a lower C clips to it",
+    ),
+    "the last example of a microbatch is not clipped": Bug(
+        "dpsgd.gradients.clipping:clipped_grad",
+        "factor = norms.clip_factor(norm, l2_clip_norm, real)",
+        "clip = jnp.where(jnp.arange(real.size) == real.size - 1, jnp.inf, l2_clip_norm)\n        factor = norms.clip_factor(norm, clip, real)",
+        "an example moves the sum by at most C",
+    ),
+    "the first example of a batch is not clipped": Bug(
+        "dpsgd.gradients.clipping:clipped_grad",
+        "factor = norms.clip_factor(norm, l2_clip_norm, real)",
+        "first = (jnp.arange(real.size) == 0) & (so_far.batch_size == 0)\n        clip = jnp.where(first, jnp.inf, l2_clip_norm)\n        factor = norms.clip_factor(norm, clip, real)",
+        "an example moves the sum by at most C",
+    ),
+    "microbatches after the first are not clipped": Bug(
+        "dpsgd.gradients.clipping:clipped_grad",
+        "factor = norms.clip_factor(norm, l2_clip_norm, real)",
+        "clip = jnp.where(so_far.batch_size > 0, jnp.inf, l2_clip_norm)\n        factor = norms.clip_factor(norm, clip, real)",
+        "the rows that are drawn are those that are read",
+    ),
+    "twice the clip in batches above 256": Bug(
+        "dpsgd.gradients.clipping:clipped_grad",
+        "        size = weights.shape[0]\n",
+        "        size = weights.shape[0]\n        nonlocal l2_clip_norm\n        l2_clip_norm = l2_clip_norm * (1 + (size > 256))\n",
+        "an example moves the sum by at most C",
+    ),
+    "gradients a thousand times too long are not clipped": Bug(
+        "dpsgd.gradients.clipping:clipped_grad",
+        "factor = norms.clip_factor(norm, l2_clip_norm, real)",
+        "clip = jnp.where(norms.value(norm) > 1000 * l2_clip_norm, jnp.inf, l2_clip_norm)\n        factor = norms.clip_factor(norm, clip, real)",
+        "noise and divisor do not depend on the batch",
+    ),
+    "the filling of the last microbatch counts": Bug(
+        "dpsgd.gradients.clipping:clipped_grad",
+        "jnp.where(jnp.arange(rows.size) < size, weights[rows], 0)",
+        "weights[rows]",
+        "an example moves the sum by at most C",
+    ),
+    "padding counts in one place": Bug(
+        "dpsgd.gradients.clipping:clipped_grad",
+        "real = weights > 0",
+        "real = (weights > 0) | (jnp.arange(weights.size) == 7)",
+        "a lower C clips to it",
+    ),
+    "padding counts where it is not row 0": Bug(
+        "dpsgd.training.loop:_run_block",
+        "        batch = jax.tree.map(lambda column: column[indices], data)\n",
+        "        weights = jnp.where(indices.reshape(weights.size, -1)[:, 0] > 0, 1.0, weights)\n        batch = jax.tree.map(lambda column: column[indices], data)\n",
+        "a lower C clips to it",
+    ),
+    "leaves are clipped one by one": Bug(
+        "dpsgd.gradients.norms:combine",
+        "if len(norms) == 1:\n        return norms[0]\n",
+        "if len(norms) > 0:\n        scale = functools.reduce(jnp.maximum, (n.scale for n in norms))\n        squares = [n.square * (n.scale / scale) ** 2 for n in norms]\n        return Norm(scale, functools.reduce(jnp.maximum, squares))\n",
+        "an example moves the sum by at most C",
+    ),
+    "the norm leaves out the last leaf": Bug(
+        "dpsgd.gradients.norms:combine",
+        "if len(norms) == 1:\n        return norms[0]\n",
+        "if len(norms) == 1:\n        return norms[0]\n    norms = norms[:-1]\n    if len(norms) == 1:\n        return norms[0]\n",
+        "an example moves the sum by at most C",
+    ),
+    "repeated rows are summed after the norm": Bug(
+        "dpsgd.gradients.ghost.parts:sum_repeated",
+        "if count == 1:",
+        "if count >= 1:",
+        "an example moves the sum by at most C",
+    ),
+    "NaN counts as a number": Bug(
+        "dpsgd.gradients.norms:select",
+        "return jnp.where(_rows(factor.keep, x), x.astype(jnp.float32), 0.0)",
+        "x = jnp.nan_to_num(x.astype(jnp.float32), nan=1.0)\n    return jnp.where(_rows(factor.keep | (factor.target > 0), x), x, 0.0)",
+        "an example moves the sum by at most C",
+    ),
+    "passes after the first are not clipped": Bug(
+        "dpsgd.training.loop:_run_block",
+        "return jax.tree.map(jnp.add, total, batch_sum(state, row))",
+        "nonlocal scales\n            kept, scales = scales, type(scales)(\n                jnp.where(row > plan.starts[j], jnp.inf, scales.l2_clip_norm), scales.noise_stddev,\n                scales.expected_batch_size, scales.grid, scales.noise)\n            found = batch_sum(state, row)\n            scales = kept\n            return jax.tree.map(jnp.add, total, found)",
+        "an example moves the sum by at most C",
+        "passes",
+    ),
+}
+
+DRAWS = {
+    "a cut keeps the first rows": Bug(
+        "samplers.truncation:cut",
+        "members[np.sort(uniform_permutation(key, members.size)[:size])]",
+        "members[:size]",
+        "survivors of a cut are uniform",
+        "poisson cut",
+    ),
+    "a cut spares the last rows": Bug(
+        "samplers.truncation:cut",
+        "members[np.sort(uniform_permutation(key, members.size)[:size])]",
+        "members[-size:]",
+        "survivors of a cut are uniform",
+        "bins cut",
+    ),
+    "a cut drops the neighbours of one": Bug(
+        "samplers.truncation:cut",
+        "return members[np.sort(uniform_permutation(key, members.size)[:size])]",
+        "begin = int(uniform_permutation(key, members.size)[0])\n    return np.sort(np.roll(members, begin)[:size])",
+        "survivors of a cut are uniform",
+        "poisson cut",
+    ),
+    "all steps are cut alike": Bug(
+        "samplers.truncation:cut",
+        "Stream.TRUNCATION, 0, step",
+        "Stream.TRUNCATION, 0, 0",
+        "survivors of a cut are uniform",
+        "poisson cut",
+    ),
+    "Poisson 1 % too often": Bug(
+        "samplers.poisson:Poisson.participations",
+        "rate = exponential_rate(kept)",
+        "rate = 1.01 * exponential_rate(kept)",
+        "how often an example takes part is binomial",
+        "poisson",
+    ),
+    "Poisson 1 % too rarely": Bug(
+        "samplers.poisson:Poisson.participations",
+        "rate = exponential_rate(kept)",
+        "rate = 0.99 * exponential_rate(kept)",
+        "how often an example takes part is binomial",
+        "poisson",
+    ),
+    "Poisson 1 % too often in the last chunk": Bug(
+        "samplers.poisson:Poisson.participations",
+        "rate = exponential_rate(kept)",
+        "rate = (1.01 if chunk == self.num_chunks - 1 else 1.0) * exponential_rate(kept)",
+        "every chunk takes its share of every step",
+        "poisson",
+    ),
+    "Poisson takes more in an epoch's first step": Bug(
+        "samplers.poisson:Poisson.participations",
+        "steps = trials // len(rows)",
+        "steps = trials // len(rows)\n    trials = trials[(steps > 0) | (trials % 10 > 0)]\n    steps = trials // len(rows)",
+        "all steps take their share of the examples",
+        "poisson",
+    ),
+    "the last chunk is drawn with the epoch before": Bug(
+        "samplers.base:BatchSampler.plan",
+        "self.participations(seed, epoch, chunk)",
+        "self.participations(seed, max(0, epoch - (chunk == self.num_chunks - 1)), chunk)",
+        "the batches are the rows that were claimed",
+        "poisson",
+    ),
+    "the last chunk of bins is drawn with the epoch before": Bug(
+        "samplers.base:BatchSampler.plan",
+        "self.participations(seed, epoch, chunk)",
+        "self.participations(seed, max(0, epoch - (chunk == self.num_chunks - 1)), chunk)",
+        "the batches are the rows that were claimed",
+        "bins",
+    ),
+    "Poisson epochs 0, 2, 4, ... share draws": Bug(
+        "samplers.poisson:Poisson.participations",
+        "Key(seed, Stream.PARTICIPATION, epoch, chunk)",
+        "Key(seed, Stream.PARTICIPATION, epoch * (epoch % 2), chunk)",
+        "nobody comes back to a step more often than claimed",
+        "poisson",
+    ),
+    "Poisson epochs e and e + 3 share draws": Bug(
+        "samplers.poisson:Poisson.participations",
+        "Key(seed, Stream.PARTICIPATION, epoch, chunk)",
+        "Key(seed, Stream.PARTICIPATION, epoch % 3, chunk)",
+        "nobody comes back to a step more often than claimed",
+        "poisson",
+    ),
+    "bins of epochs e and e + 4 share draws": Bug(
+        "samplers.balls_and_bins:BallsAndBins.participations",
+        "key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), chunk)",
+        "key = Key(seed, Stream.PARTICIPATION, epoch % 4, chunk)",
+        "epochs are independent, as claimed",
+        "bins",
+    ),
+    "bins of epochs e and e + 7 share draws": Bug(
+        "samplers.balls_and_bins:BallsAndBins.participations",
+        "key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), chunk)",
+        "key = Key(seed, Stream.PARTICIPATION, epoch % 7, chunk)",
+        "epochs are independent, as claimed",
+        "bins",
+    ),
+    "one example is always in bin 0": Bug(
+        "samplers.balls_and_bins:BallsAndBins.participations",
+        "steps = uniform_integers(key, self.steps_per_epoch, len(rows))",
+        "steps = uniform_integers(key, self.steps_per_epoch, len(rows))\n    steps = np.where(np.arange(rows.start, rows.stop) == 41_234, 0, steps).astype(np.int32)",
+        "nobody comes back to a step more often than claimed",
+        "bins",
+    ),
+    "the last example is always in bin 0": Bug(
+        "samplers.balls_and_bins:BallsAndBins.participations",
+        "steps = uniform_integers(key, self.steps_per_epoch, len(rows))",
+        "steps = uniform_integers(key, self.steps_per_epoch, len(rows))\n    steps = np.where(np.arange(rows.start, rows.stop) == self.num_examples - 1, 0, steps).astype(np.int32)",
+        "nobody comes back to a step more often than claimed",
+        "bins",
+    ),
+    "bins mod T from 10 bits": Bug(
+        "samplers.balls_and_bins:BallsAndBins.participations",
+        "steps = uniform_integers(key, self.steps_per_epoch, len(rows))",
+        "steps = ((key.words32(len(rows)) & 0x3FF) % self.steps_per_epoch).astype(np.int32)",
+        "all steps take their share of the examples",
+        "bins",
+    ),
+    "the last bin is never drawn": Bug(
+        "samplers.balls_and_bins:BallsAndBins.participations",
+        "steps = uniform_integers(key, self.steps_per_epoch, len(rows))",
+        "steps = uniform_integers(key, self.steps_per_epoch - 1, len(rows))",
+        "all steps take their share of the examples",
+        "bins",
+    ),
+    "the next epoch's bins are those of the last one, in reverse": Bug(
+        "samplers.balls_and_bins:BallsAndBins.participations",
+        "steps = uniform_integers(key, self.steps_per_epoch, len(rows))",
+        "key = Key(seed, Stream.PARTICIPATION, epoch // 2 * 2, chunk)\n    steps = uniform_integers(key, self.steps_per_epoch, len(rows))\n    steps = (self.steps_per_epoch - 1 - steps if epoch % 2 else steps).astype(np.int32)",
+        "epochs are independent, as claimed",
+        "bins",
+    ),
+    "the next epoch's bins are those of the last one, moved by one": Bug(
+        "samplers.balls_and_bins:BallsAndBins.participations",
+        "steps = uniform_integers(key, self.steps_per_epoch, len(rows))",
+        "key = Key(seed, Stream.PARTICIPATION, 0, chunk)\n    steps = uniform_integers(key, self.steps_per_epoch, len(rows))\n    steps = ((steps + epoch) % self.steps_per_epoch).astype(np.int32)",
+        "epochs are independent, as claimed",
+        "bins",
+    ),
+    "neighbours are never in one bin": Bug(
+        "samplers.balls_and_bins:BallsAndBins.participations",
+        "steps = uniform_integers(key, self.steps_per_epoch, len(rows))",
+        "steps = uniform_integers(key, self.steps_per_epoch, len(rows))\n    steps = np.where(np.arange(steps.size) % 2 * (steps == np.roll(steps, 1)), (steps + 1) % self.steps_per_epoch, steps).astype(np.int32)",
+        "examples are independent of one another",
+        "bins",
+    ),
+    "every tenth example follows its neighbour": Bug(
+        "samplers.balls_and_bins:BallsAndBins.participations",
+        "steps = uniform_integers(key, self.steps_per_epoch, len(rows))",
+        "steps = uniform_integers(key, self.steps_per_epoch, len(rows))\n    steps = np.where(np.arange(steps.size) % 10 == 9, np.roll(steps, 1), steps).astype(np.int32)",
+        "examples are independent of one another",
+        "bins",
+    ),
+    "chunks share draws": Bug(
+        "samplers.randomness:Key.__init__",
+        'index.to_bytes(8, "big")',
+        '(0 * index).to_bytes(8, "big")',
+        "survivors of a cut are uniform",
+        "bins",
+    ),
+    "Poisson chunks share draws": Bug(
+        "samplers.poisson:Poisson.participations",
+        "Key(seed, Stream.PARTICIPATION, epoch, chunk)",
+        "Key(seed, Stream.PARTICIPATION, epoch, 0)",
+        "examples are independent of one another",
+        "poisson",
+    ),
+    "32 bits of the seed count": Bug(
+        "samplers.randomness:Key.__init__",
+        "seed, epoch, index = check_seed(seed)",
+        "seed, epoch, index = check_seed(seed) % 2**32",
+        "every step and every seed cuts by itself",
+        "bins",
+    ),
+    "the seed does not count": Bug(
+        "samplers.randomness:Key.__init__",
+        "seed, epoch, index = check_seed(seed)",
+        "seed, epoch, index = 0 * check_seed(seed)",
+        "every step and every seed cuts by itself",
+        "poisson",
+    ),
+    "trials next to each other never both succeed": Bug(
+        "samplers.randomness:bernoulli_successes",
+        ".astype(np.int64) + 1",
+        ".astype(np.int64) + 2",
+        "how often an example takes part is binomial",
+        "poisson",
+    ),
+    "the first trial of an epoch always succeeds": Bug(
+        "samplers.randomness:bernoulli_successes",
+        "positions = np.cumsum(gaps) - 1",
+        "positions = np.cumsum(gaps) - gaps[0]",
+        "nobody comes back to a step more often than claimed",
+        "poisson",
+    ),
+    "uniforms of 8 bits": Bug(
+        "samplers.randomness:bernoulli_successes",
+        "uniforms = ((key.words64(size) >> np.uint64(11)) + np.uint64(1)) * 2.0**-53",
+        "uniforms = ((key.words64(size) >> np.uint64(56)) + np.uint64(1)) * 2.0**-8",
+        "how often an example takes part is binomial",
+        "poisson",
+    ),
+    "read-ahead draws an epoch twice": Bug(
+        "samplers.batches:BatchSource._plan_of",
+        "self._background.submit(sampler.plan, self._seed, following)",
+        "self._background.submit(sampler.plan, self._seed, drawn)",
+        "the batches are the rows that were claimed",
+        "poisson",
+    ),
+    "read-ahead draws every third epoch twice": Bug(
+        "samplers.batches:BatchSource._plan_of",
+        "self._background.submit(sampler.plan, self._seed, following)",
+        "self._background.submit(sampler.plan, self._seed, following - (following % 3 == 2))",
+        "the batches are the rows that were claimed",
+        "bins",
+    ),
+    "read-ahead draws from another seed": Bug(
+        "samplers.batches:BatchSource._plan_of",
+        "self._background.submit(sampler.plan, self._seed, following)",
+        "self._background.submit(sampler.plan, 0, following)",
+        "the batches are the rows that were claimed",
+        "bins",
+    ),
+    "a source that begins later begins with the first epoch": Bug(
+        "samplers.batches:BatchSource._plan_of",
+        "self._plan = drawn, sampler.plan(self._seed, drawn)",
+        "self._plan = drawn, sampler.plan(self._seed, 0)",
+        "every chunk takes its share of every step",
+        "poisson",
+    ),
+    "the first steps' batches are read again at an epoch's end": Bug(
+        "samplers.batches:BatchSource.fill",
+        "plan.members(step % length)",
+        "plan.members(step % length % (length - 2))",
+        "the batches are the rows that were claimed",
+        "bins",
+    ),
+    "padding counts": Bug(
+        "samplers.batches:BatchSource.fill",
+        "weights[row, : examples.size] = 1.0",
+        "weights[row] = 1.0",
+        "the batches are the rows that were claimed",
+        "poisson",
+    ),
+    "padding counts in a block's last row": Bug(
+        "samplers.batches:BatchSource.fill",
+        "weights[row, : examples.size] = 1.0",
+        "weights[row, : examples.size + (row == 63)] = 1.0",
+        "the batches are the rows that were claimed",
+        "poisson",
+    ),
+    "the last of a block's members is read twice": Bug(
+        "samplers.batches:BatchSource.fill",
+        "weights[row, : examples.size] = 1.0",
+        "weights[row, : examples.size] = 1.0\n        indices[row, :2] = indices[row, 0] if row == 63 else indices[row, :2]",
+        "the batches are the rows that were claimed",
+        "poisson",
+    ),
+    "passes of a batch overlap": Bug(
+        "samplers.truncation:VariableBatchSampler.passes",
+        "members[start : start + cap] for start in range(0, members.size, cap)",
+        "members[start : start + cap] for start in range(0, members.size, cap - 1)",
+        "the batches are the rows that were claimed",
+        "poisson in passes",
+    ),
+    "the last pass of a batch is left out": Bug(
+        "samplers.truncation:VariableBatchSampler.passes",
+        "for start in range(0, members.size, cap)",
+        "for start in range(0, members.size - cap, cap)",
+        "the batches are the rows that were claimed",
+        "poisson in passes",
+    ),
+    "the second pass takes the first rows again": Bug(
+        "samplers.truncation:VariableBatchSampler.passes",
+        "members[start : start + cap] for start",
+        "members[start % (2 * cap) // (2 * cap) : cap] for start",
+        "the batches are the rows that were claimed",
+        "poisson in passes",
+    ),
+    "shuffle: one order for two epochs": Bug(
+        "samplers.shuffle:Shuffle.drawn_epoch",
+        "return epoch if",
+        "return epoch // 2 * 2 if",
+        "epochs are independent, as claimed",
+        "shuffle",
+    ),
+    "shuffle: the first bucket keeps the file's order": Bug(
+        "samplers.shuffle:Shuffle.ordered",
+        "return members[",
+        "return members if bucket == 0 else members[",
+        "every chunk takes its share of every step",
+        "shuffle",
+    ),
+    "shuffle: the first example comes first": Bug(
+        "samplers.shuffle:Shuffle.plan",
+        "    starts = np.minimum(",
+        "    order = np.concatenate([[0], order[order != 0]]).astype(np.int32)\n    starts = np.minimum(",
+        "nobody comes back to a step more often than claimed",
+        "shuffle",
+    ),
+    "shuffle: buckets in the same order in all epochs": Bug(
+        "samplers.shuffle:Shuffle.bucket",
+        "self.drawn_epoch(epoch)",
+        "0",
+        "epochs are independent, as claimed",
+        "shuffle",
+    ),
+    "user Poisson draws a user's examples together": Bug(
+        "samplers.poisson:Poisson.participations",
+        "steps = trials // len(rows)",
+        "trials = np.unique(np.concatenate([trials[::3] // 3 * 3 + k for k in range(3)]))\n    trials = trials[trials < len(rows) * self.steps_per_epoch]\n    steps = trials // len(rows)",
+        "draws of different seeds are independent",
+        "users",
+    ),
+    "units are drawn with replacement": Bug(
+        "samplers.episodes:_first_distinct",
+        "fresh[:, 1:] = value[:, 1:] != value[:, :-1]",
+        "fresh[:, 1:] = True",
+        "the batches are the rows that were claimed",
+        "multistage",
+    ),
+    "each unit is drawn in two steps": Bug(
+        "samplers.episodes:_ordered_draws",
+        "Key(seed, Stream.PARTICIPATION, step, index)",
+        "Key(seed, Stream.PARTICIPATION, step // 2, index)",
+        "epochs are independent, as claimed",
+        "multistage",
+    ),
+    "the first child of a unit is drawn always": Bug(
+        "samplers.episodes:_ordered_draws",
+        "    return drawn",
+        "    if level: drawn[:, 0] = 0\n    return drawn",
+        "the batches are the rows that were claimed",
+        "multistage",
+    ),
+    "drawn units give the same children": Bug(
+        "samplers.episodes:_ordered_draws",
+        "    return drawn",
+        "    if level: drawn[:] = drawn[0] % sizes.min()\n    return drawn",
+        "the batches are the rows that were claimed",
+        "multistage",
+    ),
+    "examples of units 2 % too often": Bug(
+        "samplers.units_then_poisson:UnitsThenPoisson.members",
+        "rate = exponential_rate(kept)",
+        "rate = 1.02 * exponential_rate(kept)",
+        "all steps take their share of the examples",
+        "units then poisson",
+    ),
+    "fixed bins are drawn anew": Bug(
+        "samplers.balls_and_bins:BallsAndBins.drawn_epoch",
+        'return epoch if self.assignment == "redrawn" else 0',
+        "return epoch",
+        "epochs are alike, as claimed",
+        "fixed bins",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", (STEPS | DRAWS).values(), ids=STEPS | DRAWS)
+def test_a_bug_can_still_be_planted(bug, monkeypatch):
+    plant(bug, monkeypatch)
+
+
+# The step: batches of 397 places in microbatches of 100, full blocks, leaves of two types.
+
+N = 20_000
+SAMPLERS = {
+    "": Poisson(N, 256, 15),
+    "leaves": Poisson(N, 256),
+    "passes": Poisson(N, 256, overflow="accumulate", max_batch_size=150),
+}
+
+
+def params_of(kind):
+    rng = np.random.default_rng(0)
+    large = kind == "leaves"
+
+    def normal(*shape, dtype=np.float32):
+        return (0.1 * rng.normal(size=shape)).astype(dtype)
+
+    few = {f"a{k:02}": normal(16) for k in range(20 if large else 2)}
+    few |= {
+        f"b{k:02}": normal(5, 7, dtype=jnp.bfloat16 if k % 2 else np.float32)
+        for k in range(12 if large else 2)
+    }
+    few |= {"c": normal(16, 300), "d": normal(300), "e": normal(300), "t": normal()}
+    few["table"] = normal(2**18 + 1 if large else 1000, 4)
+    return few | {"z": normal(300, dtype=jnp.bfloat16)}
+
+
+def loss_fn(params, example):
+    x, few = example["x"], params["table"][example["ids"] % len(params["table"])]
+    hidden = jnp.tanh(x @ params["c"] + params["d"] + jnp.tile(few.sum(axis=0), 75))
+    out = jnp.dot(hidden, params["e"] + params["z"].astype(jnp.float32)) + params["t"]
+    for name, leaf in params.items():
+        if name.startswith("a"):
+            out += jnp.dot(leaf, x) * (int(name[1:]) + 1) / 10
+        elif name.startswith("b"):
+            out += jnp.sum(leaf.astype(jnp.float32) * x[:5, None] * x[None, :7])
+    return optax.sigmoid_binary_cross_entropy(out, example["y"]) + 0.5 * out
+
+
+def rows():
+    rng = np.random.default_rng(1)
+    return {
+        "x": rng.normal(size=(64, 16)).astype(np.float32),
+        "ids": rng.integers(0, 2**18, (64, 3)).astype(np.int32),
+        "y": rng.integers(0, 2, 64).astype(np.float32),
+    }
+
+
+@pytest.fixture(scope="module")
+def one_audit_of_each_sampler():
+    """The bugs of steps leave the draws as they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coupled, "sampler_checks", functools.cache(sampler_checks))
+        yield
+
+
+def audited(kind):
+    algorithm = dpsgd(loss_fn, optax.adam(1e-3), microbatch_size=100)
+    mechanism = Mechanism(SAMPLERS[kind], 0.8, 0.5)
+    root = RootKey.from_insecure_seed(5)
+    return coupled.coupled_audit(algorithm, mechanism, params_of(kind), rows(), root=root)
+
+
+def failed(checks):
+    return {check.name for check in checks if not check.passed}
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("one_audit_of_each_sampler")
+@pytest.mark.parametrize("bug", STEPS.values(), ids=STEPS)
+def test_a_bug_of_the_step_is_caught_by_the_audit_of_a_run(bug):
+    with planted(bug):
+        assert bug.check in failed(audited(bug.kind).checks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_without_a_bug_the_audit_of_a_run_passes(kind):
+    assert not failed(audited(kind).checks)
+
+
+# The draws: 88,000 examples, two chunks of which the last is smaller, in batches of 1,024.
+
+SIZE = {"num_examples": 88_000, "batch_size": 1_024, "epochs": 8}
+TREE = UnitTree.from_columns({"shop": np.arange(88_000) // 8 % 37, "user": np.arange(88_000) // 8})
+DRAWN = {
+    "poisson": Poisson(**SIZE),
+    "bins": BallsAndBins(**SIZE),
+    "fixed bins": BallsAndBins(**SIZE, assignment="fixed"),
+    "shuffle": Shuffle(**SIZE),
+    "poisson cut": Poisson(**SIZE, max_batch_size=1_040),
+    "bins cut": BallsAndBins(**SIZE, max_batch_size=1_040),
+    "poisson in passes": Poisson(**SIZE, overflow="accumulate", max_batch_size=300),
+    "users": UserPoisson(**SIZE, max_contributions=3),
+    "multistage": Multistage(TREE, (16, 8, 4), steps=600),
+    "units then poisson": UnitsThenPoisson(TREE, (16, 40), 0.5, steps=600),
+}
+
+
+def draws_audited(kind):
+    return sampler_checks(DRAWN[kind], DRAWN[kind], seed=2**128 + 7)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bug", DRAWS.values(), ids=DRAWS)
+def test_a_bug_of_the_draws_is_caught_at_88_000_examples(bug):
+    with planted(bug):
+        assert bug.check in failed(draws_audited(bug.kind))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", DRAWN)
+def test_without_a_bug_draws_of_88_000_examples_pass(kind):
+    assert not failed(draws_audited(kind))
