@@ -39,7 +39,7 @@ from dpsgd.audit.normal import (
     magnitudes,
 )
 from dpsgd.audit.program import AuditedProgram
-from dpsgd.noise.keys import RootKey
+from dpsgd.noise.keys import ROOT_BYTES, RootKey
 from dpsgd.training.loop import WATCHED
 from dpsgd.training.mechanism import SCALES, Mechanism
 
@@ -463,12 +463,20 @@ def _law_of(mechanism: Mechanism) -> tuple[float, float]:
 
 
 def _keys_check(mechanism: Mechanism, root: RootKey) -> Check:
-    """Checks that another generation or root gives another key; programs are seen to heed it."""
-    keys = [mechanism.noise_key(root, generation) for generation in range(4)]
-    keys += [mechanism.noise_key(RootKey.from_entropy(), generation) for generation in range(2)]
-    distinct = len({key.tobytes() for key in keys})
+    """Checks that another generation or root gives other keys; programs are seen to heed them.
+
+    Among the roots are 0 and those that have one bit: each bit of a root must count.
+    """
+    generations = [*range(16), *(2**k for k in range(4, 64))]
+    bits = [0, *(1 << k for k in range(8 * ROOT_BYTES))]
+    roots = [RootKey(bit.to_bytes(ROOT_BYTES, "little"), insecure=False) for bit in bits]
+    of = [(root, generation) for generation in generations] + [(other, 0) for other in roots]
+    distinct = min(
+        len({mechanism.noise_key(*one).tobytes() for one in of}),
+        len({one.sampling_seed(generation) for one, generation in of}),
+    )
     return Check(
-        "other generations and roots have other keys of noise",
-        distinct == len(keys),
-        f"{distinct} of {len(keys)}",
+        "other generations and roots have other keys",
+        distinct == len(of),
+        f"{distinct} of {len(of)}",
     )

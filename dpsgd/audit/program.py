@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -31,8 +32,17 @@ _SMALL = 2**26
 _CUT = 7, 8, 15, 16, 24, 30
 """Copies of an example lie so that whoever reads their numbers in so many bits reads others."""
 
+_NEAR = 128
+"""Blocks of rows among the first of which huge examples find a place."""
+
 _MARKED = 2**14
 """Draws of the rows that are marked."""
+
+_HUGE = 2.0**50, -(2.0**50), 2.0**100, -(2.0**100), 2.0**127
+"""Times example 0: gradients overflow, or the squares of finite ones do.
+
+Not infinity: a loop of the loss might never come to its end.
+"""
 
 _ALIKE = 1
 """Number of the example whose whole numbers are all alike, as where an id comes several times."""
@@ -59,6 +69,8 @@ class AuditedProgram:
       units: Examples that are nobody's, by number 0, ..., units - 1.
       poison: Number of the poison, or None where rows hold no floats, or there is one row.
       copies: Numbers of examples that are like example 0, and lie in other rows of the data.
+      huge: Numbers of examples whose floats are those of example 0 times 2^50 and more, of both
+        signs; none where rows hold no floats, or there is no room.
       marked: Rows that no example lies in, and whose floats are NaN: they show in which batches of
         whole blocks they are. bool[n].
       places: Of examples in the padded batch of a step; where steps take several passes, of two.
@@ -96,7 +108,7 @@ class AuditedProgram:
         self.root = root or RootKey.from_entropy()
         self.state = jax.tree.map(_hosted, state._replace(noise=()))
         self.block = math.prod(sampler.clipped_shape)
-        self.units, self.poison, self.copies, self._starts, columns = _columns(
+        self.units, self.poison, self.copies, self.huge, self._starts, columns = _columns(
             rows, sampler.num_examples, self.block
         )
         self.marked = np.zeros(sampler.num_examples, bool)
@@ -167,6 +179,7 @@ class AuditedProgram:
         mechanism: Mechanism | None = None,
         *,
         reveals: bool,
+        step: int | None = None,
     ) -> TrainState:
         """Returns the state after one step from `state`, on the device: what training goes on with.
 
@@ -175,9 +188,10 @@ class AuditedProgram:
           mechanism: As for `release`.
           reveals: Whether the release itself, the private mean gradient, stands in the place of the
             parameters.
+          step: Another number of the step; by default the run's first.
         """
         mechanism, self._spent = mechanism or self.mechanism, None
-        state = self._begun()
+        state = self._begun(step)
         after, *_ = self._called(state, members, None, 0, mechanism, 0, reveals=reveals)
         return after
 
@@ -305,8 +319,10 @@ def _sums(releases: PyTree, mechanism: Mechanism) -> list[np.ndarray]:
     return [leaf.astype(np.float32, copy=False) * b for leaf in leaves]
 
 
-def _columns(rows: PyTree, n: int, block: int) -> tuple[int, int | None, range, np.ndarray, PyTree]:
-    """Returns how many examples there are, which is poison, the copies of one, and all n rows.
+def _columns(
+    rows: PyTree, n: int, block: int
+) -> tuple[int, int | None, range, range, np.ndarray, PyTree]:
+    """Returns how many examples there are, which is poison, copies of one, huge, and all n rows.
 
     With them, before the last: where each example begins.
     """
@@ -323,6 +339,14 @@ def _columns(rows: PyTree, n: int, block: int) -> tuple[int, int | None, range, 
     for start in (n // 3, *(2**bits + bits for bits in _CUT)):
         if units > 1 and start + block <= n and np.abs(starts - start).min() >= block:
             starts = np.append(starts, start)
+    copies = range(strewn, len(starts))
+    free = (
+        start
+        for start in range(0, min(n - block + 1, _NEAR * block), block)
+        if np.abs(starts - start).min() >= block
+    )
+    if poisoned:
+        starts = np.append(starts, list(itertools.islice(free, len(_HUGE)))).astype(np.int64)
 
     def column(leaf):
         leaf = np.asarray(leaf)
@@ -334,13 +358,18 @@ def _columns(rows: PyTree, n: int, block: int) -> tuple[int, int | None, range, 
             unit = leaf[(one * block + np.arange(block)) % count]
             if poisoned and number == units and _is_float(leaf):
                 unit[:] = np.nan
+            elif number >= copies.stop and _is_float(leaf):
+                most = float(jnp.finfo(leaf.dtype).max)
+                scaled = unit.astype(np.float64) * _HUGE[number - copies.stop]
+                unit[:] = np.clip(scaled, -most, most).astype(leaf.dtype)
             elif number == _ALIKE and unit.ndim > 1 and np.issubdtype(leaf.dtype, np.integer):
                 unit[:] = unit.min()
             made[start : start + block] = unit
         return made
 
-    poison, copies = units if poisoned else None, range(strewn, len(starts))
-    return units, poison, copies, starts, jax.tree.map(column, rows)
+    poison = units if poisoned else None
+    huge = range(copies.stop, len(starts))
+    return units, poison, copies, huge, starts, jax.tree.map(column, rows)
 
 
 def _hosted(leaf: Any) -> Any:

@@ -82,7 +82,23 @@ def _singles(program: AuditedProgram, quiet: Mechanism) -> tuple[list[Check], li
         norms.append(norm((1, program.release([unit], quiet, at=[place])), (-1, nobody)))
     allowed = clip * (1 + _RELATIVE) + _slack(program, quiet, nobody, 1, 0)
     single = _at_most("an example moves the sum by at most C", max(norms), allowed)
-    return [single, _rows_check(program, quiet, nobody, first)], norms
+    return [
+        single,
+        _huge_check(program, quiet, nobody),
+        _rows_check(program, quiet, nobody, first),
+    ], norms
+
+
+def _huge_check(program: AuditedProgram, quiet: Mechanism, nobody: Release) -> Check:
+    """Checks examples whose gradients, or the squares of these, are beyond what float32 holds."""
+    members = list(program.huge)[: program.places]
+    if not members:
+        why = "rows have no floats" if program.poison is None else "there is no room for more rows"
+        return _not_made((_HUGE,), why)[0]
+    count, clip = len(members), quiet.l2_clip_norm
+    together = program.release(members, quiet, at=np.arange(count))
+    allowed = count * clip * (1 + _RELATIVE) + _slack(program, quiet, nobody, count, 0)
+    return _at_most(_HUGE, norm((1, together), (-1, nobody)), allowed)
 
 
 def _rows_check(
@@ -109,6 +125,7 @@ def _rows_check(
 _RELATIVE = 1e-3
 """Of C: what an example's own arithmetic may add, over a sequence for example."""
 
+_HUGE = "huge examples move the sum by at most C each"
 _ROWS = "the rows that are drawn are those that are read"
 _LOWER = "a lower C clips to it"
 _PLACES = "an example is clipped wherever it lies"

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, dpsgd
-from dpsgd.audit.noise import noise_checks
+from dpsgd.audit.noise import _keys_check, noise_checks
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.noise.base import Independent
 from dpsgd.noise.gaussian import add_gaussian_noise
@@ -267,7 +267,7 @@ def test_a_planted_bug_of_the_noise_is_caught(bug):
     assert BUGS[bug].check in failed(noise_checks(program(bug)))
 
 
-KEYS = "other generations and roots have other keys of noise"
+KEYS = "other generations and roots have other keys"
 
 
 @pytest.mark.parametrize("field", ["noise_stddev", "expected_batch_size"])
@@ -284,12 +284,28 @@ def test_numbers_that_are_not_the_configurations_are_caught(monkeypatch, field):
 
 
 def test_keys_that_forget_generation_or_root_are_caught(monkeypatch):
+    mechanism = Mechanism(Poisson(N, B, 1), 1.0, 0.5)
+
+    def check():
+        return _keys_check(mechanism, RootKey.from_insecure_seed(0))
+
+    assert check().passed
+    assert check().name == KEYS
     for wrong in (
         lambda noise, root, generation: root.noise_key(0),
-        lambda noise, root, generation: np.full(4, generation, np.uint32),
+        lambda noise, root, generation: root.noise_key(generation % 16),
+        lambda noise, root, generation: np.full(2, generation, np.uint64),
+        lambda noise, root, generation: half_of(root).noise_key(generation),
     ):
-        monkeypatch.setattr(Independent, "key", wrong)
-        assert KEYS in failed(noise_checks(program()))
+        with monkeypatch.context() as patch:
+            patch.setattr(Independent, "key", wrong)
+            assert not check().passed
+    monkeypatch.setattr(RootKey, "sampling_seed", lambda root, generation: generation)
+    assert not check().passed
+
+
+def half_of(root):
+    return RootKey(root._secret[:16] * 2, insecure=False)
 
 
 @pytest.mark.parametrize("block", [0, 1], ids=["first", "second"])

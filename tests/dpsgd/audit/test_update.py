@@ -17,7 +17,7 @@ from samplers import Deterministic
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
 
-N, D = 60, 20
+N, D, STEPS = 60, 20, 18
 ROWS = {"x": np.random.default_rng(0).normal(size=(32, D)).astype(np.float32)}
 MADE, SAME = "the update sees the release alone", "batches of one release leave one state"
 
@@ -39,6 +39,12 @@ def first_moment_without_noise(after, total, b):
 def one_parameter_without_noise(after, total, b):
     b = after.params["b"] - 1e-3 * total["b"]
     return after._replace(params={**after.params, "b": b})
+
+
+def one_parameter_without_noise_in_the_last_step(after, total, b):
+    leaked = one_parameter_without_noise(after, total, b)
+    last = after.step == STEPS
+    return jax.tree.map(lambda x, y: jnp.where(last, x, y), leaked, after)
 
 
 def one_coordinate_of_a_moment_without_noise(after, total, b):
@@ -63,6 +69,7 @@ BUGS = {
     none: None,
     first_moment_without_noise: MADE,
     one_parameter_without_noise: MADE,
+    one_parameter_without_noise_in_the_last_step: MADE,
     one_coordinate_of_a_moment_without_noise: MADE,
     a_count_of_members: MADE,
     last_bits_that_tell: SAME,
