@@ -17,8 +17,12 @@ from scipy import special
 FALSE_ALARM = 1e-8
 """Probability, at most, that one check of randomness fails where nothing is wrong."""
 
-UNSEEN = "Not seen: what a loss or an optimizer does with data that it holds in a closure"
-"""What no look at releases shows: such a loss or optimizer brings the data along by itself."""
+UNSEEN = (
+    "Not seen: what a loss or an optimizer does with data that it holds in a closure; and what "
+    "happens only at steps, or for values in rows, that were not looked at"
+)
+"""What no look at releases shows: such a loss or optimizer brings the data along by itself. And of
+the steps of a long run some are looked at, on rows that were generated."""
 
 LAW = "the draws have the law that was claimed"
 """Name of the check that is left out where a sampler states no law."""

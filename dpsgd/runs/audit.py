@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -13,6 +14,7 @@ from dpsgd.runs.task import Trainable, arrays_digest
 from dpsgd.training.algorithm import Algorithm, TrainState
 from dpsgd.training.loop import Layout
 from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.programs import compilation
 from samplers import BatchSampler
 
 ROWS = 64
@@ -94,7 +96,8 @@ def _remembered(task: Trainable, *run: Any) -> AuditReport:
     algorithm, mechanism, state, layout = run
     if sum(leaf.nbytes for leaf in jax.tree.leaves(state)) > _KNOWN:
         return audit_program(task, *run)
-    key: Any = task, algorithm, mechanism, layout, arrays_digest(state)
+    settings = json.dumps(compilation())  # another program under others
+    key: Any = task, algorithm, mechanism, layout, arrays_digest(state), settings
     try:
         if (known := _passed.get(key)) is not None:
             return known

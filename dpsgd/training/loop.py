@@ -310,10 +310,12 @@ def train_blocks(
     layout = Layout.of(mechanism.sampler, data, block_steps=block_steps, data_on=data_on)
     inputs = _inputs(source, data, layout, first_step=int(state.step))
     under_way: deque[Diagnostics] = deque()
+    program = None  # one for all blocks, whatever is set in JAX meanwhile
     with closing(in_background(inputs)) as blocks:
         for steps, rows, plan in blocks:
             arguments = state, rows, plan, noise_key, scales, watch, loss_key
-            program = compiled_block(algorithm, mechanism.sampler, arguments)  # or refuses the loss
+            # The first time, this may refuse the loss.
+            program = program or compiled_block(algorithm, mechanism.sampler, arguments)
             root.begin_run(run)  # what is refused before has not begun
             declare(steps)
             if len(under_way) == 2:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 from tiny_task import Line, config_of, line, run_and_stop, short_blocks
@@ -11,6 +12,7 @@ from dpsgd import RootKey, resume, run
 from dpsgd.audit.checks import UNSEEN
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit
+from dpsgd.runs.engine import Job
 from dpsgd.training import loop, programs
 
 pytestmark = pytest.mark.audit
@@ -123,3 +125,18 @@ def test_equal_runs_of_a_process_are_audited_once(tmp_path, monkeypatch):
 def test_where_there_is_no_noise_there_is_nothing_to_audit(tmp_path):
     config = config_of(noise_multiplier=None, non_private=True, audit=True)
     assert run(line, config, tmp_path / "run")["audit"] == "not made: there is no noise"
+
+
+def test_an_audit_is_remembered_for_equal_runs_under_equal_settings(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        audit, "audit_program", lambda *run: made.append(run) or audit.AuditReport(())
+    )
+    job = Job.of(line, config_of(audit=True))
+    run = job.task, job.algorithm, job.mechanism, job.start(), job.layout
+    for _ in range(2):
+        audit._remembered(*run)
+    assert len(made) == 1
+    with jax.default_matmul_precision("bfloat16"):
+        audit._remembered(*run)
+    assert len(made) == 2

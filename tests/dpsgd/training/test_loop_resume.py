@@ -119,6 +119,23 @@ def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatc
     assert len(happened) == 4
 
 
+def test_a_run_keeps_the_program_with_which_it_began_whatever_is_set_meanwhile(monkeypatch):
+    used = []
+
+    def compile_block(*of, compiled=loop.compiled_block):
+        used.append(compiled(*of))
+        return used[-1]
+
+    monkeypatch.setattr(loop, "compiled_block", compile_block)
+    blocks = train_blocks(
+        ALGORITHM, mechanism(SAMPLERS[2]), initial(), data(), root=ROOT, block_steps=4
+    )
+    next(blocks)
+    with jax.default_matmul_precision("bfloat16"):
+        next(blocks)
+    assert len(used) == 1
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_resuming_draws_one_epoch_however_many_were_done(sampler, monkeypatch):
     sampler = sampler.with_epochs(200_000)
