@@ -206,10 +206,8 @@ def _audited(
     made = len(found.checks) - len(found.left_out)
     what = "the compiled program and the draws" if found.sampler_audited else "the compiled program"
     note = f"audited before it began: {what} passed {made} checks, on generated rows"
-    reasons = dict.fromkeys(check.detail for check in found.left_out)
-    for why in reasons:
-        names = ", ".join(check.name for check in found.left_out if check.detail == why)
-        note += f"; not checked, as {why}: {names}"
-    if any("generated rows" in why for why in reasons):
+    for why, names in found.reasons.items():
+        note += f"; not checked, as {why}: {', '.join(names)}"
+    if any("generated rows" in why for why in found.reasons):
         note += " (train takes others: generated=)"
     return f"{note}. {UNSEEN}"

@@ -73,6 +73,14 @@ class AuditReport:
         return tuple(check for check in self.checks if not check.made)
 
     @property
+    def reasons(self) -> dict[str, list[str]]:
+        """The names of the checks that were not made, by reason."""
+        found: dict[str, list[str]] = {}
+        for check in self.left_out:
+            found.setdefault(check.detail, []).append(check.name)
+        return found
+
+    @property
     def sampler_audited(self) -> bool:
         """Whether the sampler's draws were held against a law, which it must state."""
         return not any(check.name == LAW for check in self.left_out)
@@ -89,12 +97,18 @@ class AuditReport:
         return [*lines, UNSEEN, f"coupled audit: {verdict}"]
 
     def require_passed(self) -> None:
-        """Raises ValueError, naming the checks that failed, unless the audit passed."""
-        failed = [f"{check.name} ({check.detail})" for check in self.checks if not check.passed]
+        """Raises ValueError, naming the checks that failed, unless the audit passed.
+
+        What the first found is told: the others mostly follow from it.
+        """
+        failed = [check for check in self.checks if not check.passed]
         if failed:
+            first = failed[0]
+            others = "".join(f", '{check.name}'" for check in failed[1:])
             raise ValueError(
-                "the audit found that this run is not what its guarantee assumes: "
-                f"{'; '.join(failed)}. A sound run fails by chance once in a million: "
+                "the audit found that this run is not what its guarantee assumes; "
+                f"{len(failed)} of {len(self.checks)} checks failed: '{first.name}' "
+                f"({first.detail}){others}. A sound run fails by chance once in a million: "
                 "do not train it"
             )
 

@@ -63,7 +63,7 @@ def sum_checks(program: AuditedProgram) -> list[Check]:
     least = norms[seen[0]]
     lower = min(mechanism.l2_clip_norm, least) / 2
     if not 0 < least < math.inf:
-        checks += _not_made(_OF_CLIPPED, "the generated rows have gradients that are zero")
+        checks += _not_made(_OF_CLIPPED, _NO_GRADIENTS)
     elif (quiet := _quiet(mechanism, lower)) is mechanism:
         checks += _not_made(_OF_CLIPPED, "no C is small enough to clip the generated rows")
     else:
@@ -113,7 +113,7 @@ def _rows_check(
     copies = list(program.copies)[-program.places :]
     size = norm((1, first), (-1, nobody))
     if program.algorithm.takes_key or not copies or not 0 < size < math.inf:
-        why = "no two examples are alike" if size else "the generated rows have no gradients"
+        why = "no two examples are alike" if size else _NO_GRADIENTS
         return _not_made((_ROWS,), why)[0]
     at = np.linspace(0, program.places - 1, len(copies)).astype(int)
     together, count = program.release(copies, quiet, at=at), len(copies)
@@ -126,6 +126,7 @@ _RELATIVE = 1e-3
 """Of C: what an example's own arithmetic may add, over a sequence for example."""
 
 _HUGE = "huge examples move the sum by at most C each"
+_NO_GRADIENTS = "the generated rows have gradients that are zero"
 _ROWS = "the rows that are drawn are those that are read"
 _LOWER = "a lower C clips to it"
 _PLACES = "an example is clipped wherever it lies"

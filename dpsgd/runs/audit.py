@@ -57,9 +57,9 @@ def audit_run(
     line = f"passed: {kept} what the guarantee assumes, on generated rows"
     if not found.sampler_audited:
         line = f"SAMPLER NOT AUDITED; {line}"
-    if found.left_out:
-        left_out = "; ".join(f"{check.name} ({check.detail})" for check in found.left_out)
-        line += f". Not checked: {left_out}"
+    for why, names in found.reasons.items():
+        others = f" and {len(names) - 2} more (`dpsgd audit` lists them)" if names[2:] else ""
+        line += f". Not checked, as {why}: {', '.join(names[:2])}{others}"
     return f"{line}. {UNSEEN}"
 
 
