@@ -6,13 +6,16 @@ what it computes with only when it runs: an answer waits for nothing that it doe
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
 import dpsgd
+from dpsgd.runs.stop import INTERRUPTED
 from experiments.cli.errors import in_one_line
 
 COMMANDS = {
@@ -39,7 +42,11 @@ says so of the words, and which of them are left.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; what a user can mend ends in one clear line and exit status 2."""
+    """Runs one command; what a user can mend ends in one clear line and exit status 2.
+
+    Where the command is the process's own, Ctrl-C ends the process as well: XLA goes on with what
+    it compiles, and crashes where the interpreter is taken down under it.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
 
     def run() -> int:
@@ -52,7 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer, config = parse(words)
         return answer(config) or 0
 
-    return in_one_line("dpsgd", run)
+    status = in_one_line("dpsgd", run)
+    if argv is None and status == INTERRUPTED:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(status)
+    return status
 
 
 def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:

@@ -42,7 +42,8 @@ setattr(module, name, ctrl_c)
 
 MAIN = """
 from experiments import cli
-sys.exit(cli.main({words!r}))
+sys.argv[1:] = {words!r}
+sys.exit(cli.main())
 """
 
 
@@ -126,7 +127,15 @@ def answer(config):
 """
 
 
-@pytest.mark.parametrize("code", [LOST, PRINTED])
+CRASHING = """
+import atexit
+def answer(config):
+    atexit.register(os.abort)  # as XLA does, where the process ends while it compiles
+    ctrl_c()
+"""
+
+
+@pytest.mark.parametrize("code", [LOST, PRINTED, CRASHING])
 def test_ctrl_c_in_a_callback_or_in_an_extension_is_neither_lost_nor_printed(code, tmp_path):
     done = run(tmp_path / "interrupted.py", code + ANSWERED_BY, PRICE, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "dpsgd: interrupted\n")
