@@ -109,7 +109,7 @@ def _pairs(draws: Draws, law: RowLaw) -> tuple[tuple[float, str], tuple[float, s
         shared, wanted = count[-1, mine].sum(), expected[-1, first[mine]].sum()
         detail = (
             f"{int(mine.sum()):,} pairs by {chunks} chunks: {int(shared):,} coincidences, "
-            f"{wanted:.5g} expected"
+            f"{wanted:,.1f} expected"
         )
         found.append((smallest(values), detail))
     return found[0], found[1]
@@ -209,7 +209,7 @@ def _of_units(
         total += within
     count, _, expected = _Counted.sum(total)
     return smallest(pvalues), (
-        f"{len(total):,} pairs: {int(count):,} coincidences, {expected:.5g} expected"
+        f"{len(total):,} pairs: {int(count):,} coincidences, {expected:,.1f} expected"
     )
 
 

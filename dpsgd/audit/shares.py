@@ -74,11 +74,15 @@ def _participation(draws: Draws, law: RowLaw) -> Check:
         seen += [np.count_nonzero(count >= k) for k in range(4)]
     chances = stats.binom.sf(np.arange(3), draws.steps, np.mean(rates))
     some = chances > 0
+
+    def listed(counts: np.ndarray) -> str:
+        return " / ".join(f"{count:,.0f}" for count in counts)
+
     return Check.of(
         "how often an example takes part is binomial",
         smallest(count_pvalue(seen[1:][some], trials, chances[some])),
-        f"{seen[1:].tolist()} of {trials:,} take part 1, 2, 3 times an epoch at least, "
-        f"{[round(trials * chance) for chance in chances]} expected",
+        f"of {trials:,}, {listed(seen[1:])} take part 1, 2 and 3 times an epoch at least, "
+        f"{listed(trials * chances)} expected",
     )
 
 
@@ -89,13 +93,11 @@ def _step_shares(draws: Draws, law: RowLaw) -> Check:
     trials = np.ones(draws.steps, np.int64)
     pvalue = _cells_and_prefixes(count[None], np.array([rows]), rates, trials, law)
     expected = rows * float(rates.sum())
-    found = f"{int(count.sum()):,} participations, {expected:.7g} expected"
+    found = f"{int(count.sum()):,} participations, {expected:,.1f} expected (resolved: "
     if not law.once:
-        found += f" (resolved: {_resolution(expected, 2 * draws.steps)} of the rate)"
-    one = _resolution(expected / draws.steps, 2 * draws.steps)
-    return Check.of(
-        "all steps take their share of the examples", pvalue, f"{found} ({one} of one step's)"
-    )
+        found += f"{_resolution(expected, 2 * draws.steps)} of the rate, "
+    found += f"{_resolution(expected / draws.steps, 2 * draws.steps)} of one step's)"
+    return Check.of("all steps take their share of the examples", pvalue, found)
 
 
 def _cells_and_prefixes(

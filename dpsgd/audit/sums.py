@@ -125,8 +125,9 @@ def _rows_check(
 _RELATIVE = 1e-3
 """Of C: what an example's own arithmetic may add, over a sequence for example."""
 
-_HUGE = "huge examples move the sum by at most C each"
 _NO_GRADIENTS = "the generated rows have gradients that are zero"
+
+_HUGE = "huge examples move the sum by at most C each"
 _ROWS = "the rows that are drawn are those that are read"
 _LOWER = "a lower C clips to it"
 _PLACES = "an example is clipped wherever it lies"
