@@ -154,7 +154,7 @@ class RootKey:
     def hold(self) -> None:
         """Note that the files of this root are no copies: their run draws by keys of its own."""
         for path in self._files:
-            if self._run and not self._insecure:
+            if self._is_copy and self._run and not self._insecure:
                 descriptor = open_own(path, os.O_RDWR | os.O_APPEND, SECRET)
                 try:
                     _append_claim(descriptor, self._run)

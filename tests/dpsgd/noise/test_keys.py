@@ -405,3 +405,13 @@ def test_a_link_is_not_removed_for_the_secret_that_it_leads_to(tmp_path):
         RootKey.remove(path)
     assert path.is_symlink()
     assert target.read_text().count(SECRET.hex()) == 1  # it may be anybody's
+
+
+def test_a_file_that_is_no_copy_does_not_grow_with_the_generations_of_its_run(tmp_path):
+    path = tmp_path / "root.key"
+    RootKey.from_entropy().save(path)
+    root = RootKey.load(path)
+    root.begin_run("run")
+    content = path.read_bytes()
+    root.hold()
+    assert path.read_bytes() == content
