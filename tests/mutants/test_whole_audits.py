@@ -153,7 +153,7 @@ STEPS = {
     "no noise in the first block after a resume": Bug(
         "dpsgd.training.loop:train_blocks",
         "            arguments = state, rows, plan, noise_key, scales, watch, loss_key\n",
-        "            resumed = int(state.step) == steps.start > 0 and not under_way\n            faint = dataclasses.replace(scales, noise_stddev=np.float32(2.0**-100))\n            arguments = (state, rows, plan, noise_key, faint if resumed else scales, watch,\n                         loss_key)\n",
+        "            resumed = int(state.step) == steps.start > 0 and not under_way\n            import dataclasses\n            faint = dataclasses.replace(scales, noise_stddev=np.float32(2.0**-100))\n            arguments = (state, rows, plan, noise_key, faint if resumed else scales, watch,\n                         loss_key)\n",
         "blocks are given the keys, scales and steps of the run",
     ),
     "a public key from the second block on": Bug(
@@ -172,7 +172,7 @@ STEPS = {
         "dpsgd.training.loop:_run_block",
         "    return jax.lax.fori_loop(0, plan.num_steps, one_step, (state, log, watched))",
         "    first = state.step\n    state = state._replace(step=first // 128 * 64 + first % 64)\n    state, log, watched = jax.lax.fori_loop(\n        0, plan.num_steps, one_step, (state, log, watched))\n    return state._replace(step=first + plan.num_steps), log, watched",
-        "blocks are given the keys, scales and steps of the run",
+        "noise of different steps is independent",
     ),
     "every block trains on the first one's batches": Bug(
         "dpsgd.training.loop:_inputs",
