@@ -66,7 +66,7 @@ def block_checks(program: AuditedProgram) -> list[Check]:
             seen |= {step: watched[step - here.start] for step in ends}
     if stop != sampler.num_steps:
         steps = steps or f"the run ends at step {stop:,} of {sampler.num_steps:,}"
-    for step, release in (seen if _drowned(mechanism) else {}).items():
+    for step, release in (seen if _drowns(mechanism) else {}).items():
         if not _same(program, mechanism, step, release, places):
             steps = steps or f"step {step:,} has another release than its key and number give"
     what = f"{len(declared)} dispatched, steps {first:,} to {stop - 1:,}"
@@ -76,7 +76,7 @@ def block_checks(program: AuditedProgram) -> list[Check]:
     ]
 
 
-def _drowned(mechanism: Mechanism) -> bool:
+def _drowns(mechanism: Mechanism) -> bool:
     """Whether sums are far below the cells of the noise's grid, or below what is compared."""
     most = mechanism.sampler.padded_batch_size * mechanism.sampler.max_passes
     return most <= mechanism.noise_multiplier * _GRID / 4

@@ -72,11 +72,11 @@ def _survivors(sampler: BatchSampler, seeds: list[int], rng: np.random.Generator
     members = _some(rng, n, size)
     cuts = int(np.clip(_ROWS // size, 24, _CUTS))
     steps = sorted({*range(min(cuts - cuts // 4, sampler.num_steps)), sampler.num_steps - 1})
-    asked = [(seeds[0], step) for step in steps]
+    drawn = [(seeds[0], step) for step in steps]
     rest = [(seed, step) for step in steps for seed in seeds[1:9]]
-    asked += rest[: max(4, cuts - len(asked))]
-    kept = np.zeros((len(asked), size), np.float32)
-    for row, (seed, step) in zip(kept, asked, strict=True):
+    drawn += rest[: max(4, cuts - len(drawn))]
+    kept = np.zeros((len(drawn), size), np.float32)
+    for row, (seed, step) in zip(kept, drawn, strict=True):
         (survivors,) = sampler.passes(members, seed, step)
         row[np.isin(members, survivors)] = 1
     count, share = kept.sum(axis=0).astype(np.int64), cap / size
@@ -85,21 +85,21 @@ def _survivors(sampler: BatchSampler, seeds: list[int], rng: np.random.Generator
     of_residue = np.bincount(residues, minlength=_RESIDUES)
     some = of_residue > 0
     pvalues = [
-        smallest(count_pvalue(count, len(asked), share)),
-        smallest(count_pvalue(np.cumsum(count)[:-1], len(asked) * up_to, share)),
+        smallest(count_pvalue(count, len(drawn), share)),
+        smallest(count_pvalue(np.cumsum(count)[:-1], len(drawn) * up_to, share)),
         smallest(
             count_pvalue(
-                np.bincount(residues, count, _RESIDUES)[some], len(asked) * of_residue[some], share
+                np.bincount(residues, count, _RESIDUES)[some], len(drawn) * of_residue[some], share
             )
         ),
     ]
     detail = (
-        f"of {len(asked)} cuts of {size:,} rows, each survives {count.min()} to {count.max()}, "
-        f"{share * len(asked):.4g} expected"
+        f"of {len(drawn)} cuts of {size:,} rows, each survives {count.min()} to {count.max()}, "
+        f"{share * len(drawn):.4g} expected"
     )
     uniform = Check.of("survivors of a cut are uniform", smallest(pvalues), detail)
     # Any two cuts; and steps and the next ones, in pairs that share none.
-    first, second = np.triu_indices(len(asked), 1)
+    first, second = np.triu_indices(len(drawn), 1)
     both = (kept @ kept.T)[first, second].astype(np.int64)
     adjacent = both[(first < len(steps) - 1) & (first % 2 == 0) & (second == first + 1)]
     pvalues = [smallest(count_pvalue(both, cap, share))]
