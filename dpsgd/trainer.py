@@ -113,14 +113,15 @@ def train(
     guarantee = _planned(mechanism, data, delta, root)
     state = algorithm.init(params, mechanism)
     layout = Layout.of(mechanism.sampler, columns, block_steps=block_steps, data_on=data_on)
-    if audit and mechanism.noise_multiplier:
+    private = mechanism.noise_multiplier > 0
+    if audit and private:
         note = _audited(algorithm, mechanism, state, columns, layout, generated)
     else:
         layout.program(algorithm, mechanism, state, columns)  # refuses what cannot be trained
-        note = NOT_AUDITED
+        note = NOT_AUDITED if private else "not audited: there is no noise"
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
     run = root.begin_run()
-    if root.insecure and mechanism.noise_multiplier:
+    if root.insecure and private:
         warnings.warn(guarantee.sentence(), stacklevel=2)
     if found := not_finite(columns):
         warnings.warn(
