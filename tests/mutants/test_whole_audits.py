@@ -368,7 +368,7 @@ STEPS = {
         "dpsgd.gradients.clipping:clipped_grad",
         "factor = norms.clip_factor(norm, l2_clip_norm, real)",
         "clip = jnp.where(jnp.arange(real.size) == real.size - 1, jnp.inf, l2_clip_norm)\n        factor = norms.clip_factor(norm, clip, real)",
-        "an example moves the sum by at most C",
+        "an example is clipped wherever it lies",
     ),
     "the first example of a batch is not clipped": Bug(
         "dpsgd.gradients.clipping:clipped_grad",
