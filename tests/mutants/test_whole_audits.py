@@ -765,7 +765,7 @@ DRAWS = {
         "samplers.poisson:Poisson.participations",
         "steps = trials // len(rows)",
         "trials = np.unique(np.concatenate([trials[::3] // 3 * 3 + k for k in range(3)]))\n    trials = trials[trials < len(rows) * self.steps_per_epoch]\n    steps = trials // len(rows)",
-        "draws of different seeds are independent",
+        "examples are independent of one another",
         "users",
     ),
     "units are drawn with replacement": Bug(
