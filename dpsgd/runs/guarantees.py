@@ -7,9 +7,8 @@ import math
 from collections.abc import Hashable
 
 from accounting import Bound, attack_advantage
-from dpsgd.runs.history import History
+from dpsgd.runs.history import History, kinds_of
 from dpsgd.training.guarantee import UNKNOWN, Guarantee
-from dpsgd.training.mechanism import Mechanism
 
 
 def guarantee_of(history: History) -> Guarantee:
@@ -40,11 +39,8 @@ def _total_variation(history: History) -> Bound:
     triangle inequality, as each is bounded whatever the ones before released.
     """
     declared = [generation for generation in history.generations if generation.steps]
-    kinds: dict[Mechanism, list[range]] = {}
-    for generation in declared:
-        mechanism = dataclasses.replace(generation.terms.mechanism, l2_clip_norm=1.0)
-        kinds.setdefault(mechanism, []).append(generation.steps)
-    bounds = [attack_advantage(kind.privacy_of(stretches)) for kind, stretches in kinds.items()]
+    kinds = kinds_of(declared)
+    bounds = [attack_advantage(kind.privacy_of(stretches)) for kind, stretches in kinds]
     if any(bound.confidence < 1 for bound in bounds):
         return UNKNOWN
     total = math.fsum(bound.upper for bound in bounds)  # of one number: that number

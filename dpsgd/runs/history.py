@@ -298,11 +298,9 @@ def _void(declared: list[Generation]) -> str:
     return ""
 
 
-def _price(declared: list[Generation], delta: float) -> Bound:
-    """Bounds what the declared steps of all generations cost together."""
-    if not declared:
-        return Bound(0.0, 0.0, note="no step was declared: nothing was released")
-    kinds: list[tuple[Mechanism, list[range]]] = []  # which differ in more than the clipping norm
+def kinds_of(declared: list[Generation]) -> list[tuple[Mechanism, list[range]]]:
+    """Returns mechanisms that differ in more than the clipping norm, each with its stretches."""
+    kinds: list[tuple[Mechanism, list[range]]] = []
     for generation in declared:
         mechanism = generation.terms.mechanism
         for known, stretches in kinds:
@@ -311,6 +309,14 @@ def _price(declared: list[Generation], delta: float) -> Bound:
                 break
         else:
             kinds.append((mechanism, [generation.steps]))
+    return kinds
+
+
+def _price(declared: list[Generation], delta: float) -> Bound:
+    """Bounds what the declared steps of all generations cost together."""
+    if not declared:
+        return Bound(0.0, 0.0, note="no step was declared: nothing was released")
+    kinds = kinds_of(declared)
     bounds = [
         epsilon(mechanism.privacy_of(stretches), delta / len(kinds))
         for mechanism, stretches in kinds
