@@ -109,7 +109,10 @@ class Job:
 
     def start(self) -> TrainState:
         """Returns the state before the first step."""
-        return self.scheduled(self.algorithm.init(self.params, self.mechanism))
+        return self._from(self.params)
+
+    def _from(self, params: PyTree) -> TrainState:
+        return self.scheduled(self.algorithm.init(params, self.mechanism))
 
     def scheduled(self, state: TrainState) -> TrainState:
         """Returns a state, made now or read back, with the step sizes of this job."""
@@ -124,8 +127,8 @@ class Job:
 
     def program_digest(self) -> str:
         """Returns the digest of the program that trains, which is compiled by this."""
-        start = self.start()
-        program = self.layout.program(self.algorithm, self.mechanism, start, self.data)
+        shapes = jax.eval_shape(self._from, self.params)  # no table of the run's size is filled
+        program = self.layout.program(self.algorithm, self.mechanism, shapes, self.data)
         return programs.digest(program)
 
     def audit(self, state: TrainState, progress: Progress) -> str:
