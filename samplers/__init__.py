@@ -5,6 +5,7 @@ from samplers.base import CHUNK, BatchSampler, EpochPlan, EpochSampler, Particip
 from samplers.batches import BatchSource, IndexBatch, IndexBlock, batch
 from samplers.contribution import Contributions, cap_contributions
 from samplers.deterministic import Deterministic
+from samplers.full_batch import FullBatch
 from samplers.multistage import Episode, Multistage
 from samplers.poisson import Poisson
 from samplers.population import Population, UnitData
@@ -24,6 +25,7 @@ __all__ = [
     "Episode",
     "EpochPlan",
     "EpochSampler",
+    "FullBatch",
     "IndexBatch",
     "IndexBlock",
     "Multistage",

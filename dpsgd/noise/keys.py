@@ -286,6 +286,19 @@ class RootKey:
             np.uint32
         )
 
+    def child(self, purpose: str) -> RootKey:
+        """Return the root of another stream of the same run, such as the sums after training.
+
+        Its streams have nothing in common with this one's, nor with those of another purpose. It is
+        kept nowhere: whoever holds this root derives it again.
+        """
+        secret = hashlib.blake2b(
+            purpose.encode(), digest_size=ROOT_BYTES, key=self._secret, person=b"dpsgd child"
+        ).digest()
+        root = RootKey(secret, insecure=self._insecure)
+        root._run = self._run
+        return root
+
     def blind(self, text: str) -> str:
         """Return a keyed digest of `text`: equal for equal texts, random without the root.
 

@@ -46,6 +46,6 @@ def _total_variation(history: History) -> Bound:
     total = math.fsum(bound.upper for bound in bounds)  # of one number: that number
     upper = total if len(bounds) <= 1 else math.nextafter(total, math.inf)
     # A profile's lower end is that of whole epochs, drawn once.
-    sampler = history.generations[-1].terms.mechanism.sampler
-    whole = [generation.steps for generation in declared] == [range(sampler.num_steps)]
+    mechanism = history.generations[-1].terms.mechanism
+    whole = [generation.steps for generation in declared] == [range(mechanism.num_steps)]
     return Bound(bounds[0].lower if whole else 0.0, min(1.0, upper))

@@ -38,7 +38,8 @@ from accounting import Bound, epsilon
 from accounting.profile import check_delta
 from dpsgd.files import parse_json
 from dpsgd.noise.base import Noise
-from dpsgd.runs.records import checked
+from dpsgd.runs.records import build, checked, plain
+from dpsgd.training.full_sums import FullSums
 from dpsgd.training.guarantee import ADJACENCY, Guarantee, note_on_stopping, notes_on
 from dpsgd.training.mechanism import Mechanism
 from samplers.settings import UnknownSampler, kind_of, name_of
@@ -84,6 +85,7 @@ class Terms:
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
             "noise": mechanism.noise.describe(),
+            "full_sums": plain(mechanism.full_sums),
             "unit": self.unit,
             "adjacency": ADJACENCY,
             "delta": self.delta,
@@ -106,12 +108,14 @@ class Terms:
         if body["adjacency"] != ADJACENCY:
             raise ValueError("this version would account for it with another adjacency")
         clip = body["l2_clip_norm"]
+        sums = checked(body["full_sums"], dict[str, Any] | None, "full_sums")
         return cls(
             Mechanism(
                 sampler,
                 checked(body["noise_multiplier"], float, "noise_multiplier"),
                 math.inf if clip is None else checked(clip, float, "l2_clip_norm"),
                 Noise.from_description(checked(body["noise"], dict[str, Any], "noise")),
+                None if sums is None else build(FullSums, sums, "full_sums"),
             ),
             check_delta(checked(body["delta"], float, "delta")),
             checked(body["reproducible_noise"], bool, "reproducible_noise"),
@@ -244,7 +248,7 @@ class History:
     def _as_planned(self) -> list[Generation]:
         """Returns what is declared if the run comes to its end in its last generation."""
         *before, last = self.generations
-        steps = range(last.steps.start, last.terms.mechanism.sampler.num_steps)
+        steps = range(last.steps.start, last.terms.mechanism.num_steps)
         return [g for g in (*before, dataclasses.replace(last, steps=steps)) if g.steps]
 
     def extend(self, body: dict[str, Any], head: str) -> None:
@@ -326,11 +330,11 @@ def _price(declared: list[Generation], delta: float) -> Bound:
             "a sampler's privacy cost is an estimate, and an estimate is no guarantee"
         )
     only = declared[0]
-    if len(declared) == 1 and only.steps == range(only.terms.mechanism.sampler.num_steps):
+    if len(declared) == 1 and only.steps == range(only.terms.mechanism.num_steps):
         return bounds[0]
     covered = "; ".join(
         f"generation {g.index}: steps {g.steps.start:,} to {g.steps.stop - 1:,} of "
-        f"{g.terms.mechanism.sampler.num_steps:,}"
+        f"{g.terms.mechanism.num_steps:,}"
         for g in declared
     )
     note = (

@@ -173,7 +173,7 @@ class Ledger:
         missing = range(max(steps.start, last.steps.stop), steps.stop)
         if steps.start < last.steps.start or missing.start > last.steps.stop:
             raise ValueError(f"{steps} does not join the declared {last.steps}")
-        if steps.stop > last.terms.mechanism.sampler.num_steps:
+        if steps.stop > last.terms.mechanism.num_steps:
             raise ValueError(f"{steps} goes beyond the run's last step")
         if missing:
             self._append({"steps": [missing.start, missing.stop]})

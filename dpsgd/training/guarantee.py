@@ -99,7 +99,7 @@ class Guarantee:
         Raises:
           ValueError: if `delta` is not in (0, 1), or the sampler's privacy profile is not proved.
         """
-        whole = cls._of(mechanism, delta, mechanism.sampler.num_steps, reproducible_noise)
+        whole = cls._of(mechanism, delta, mechanism.num_steps, reproducible_noise)
         return dataclasses.replace(whole, unit=unit) if unit else whole
 
     @classmethod
@@ -125,13 +125,13 @@ class Guarantee:
         Args:
           mechanism: Sampler, sigma and C of the whole run, as planned.
           delta: In (0, 1).
-          steps: Steps that are done, at most `sampler.num_steps`: for all of them, this is `of`.
+          steps: Steps that are done, at most `mechanism.num_steps`: for all of them, this is `of`.
           reproducible_noise: Whether the noise came from a seed that can be guessed.
 
         Raises:
           ValueError: if `steps` is out of range, and as for `of`.
         """
-        steps, whole = operator.index(steps), mechanism.sampler.num_steps
+        steps, whole = operator.index(steps), mechanism.num_steps
         if not 0 <= steps <= whole:
             raise ValueError(f"steps must be in [0, {whole}], the run's number, got {steps}")
         return cls._of(mechanism, delta, steps, reproducible_noise)
@@ -140,7 +140,7 @@ class Guarantee:
     def _of(
         cls, mechanism: Mechanism, delta: float, steps: int, reproducible_noise: bool
     ) -> Guarantee:
-        void, scope, whole = "", "", mechanism.sampler.num_steps
+        void, scope, whole = "", "", mechanism.num_steps
         if reproducible_noise:
             void = "reproducible noise: whoever guesses the seed can subtract it"
         if mechanism.noise_multiplier == 0:
@@ -298,8 +298,7 @@ def _price(mechanism: Mechanism, delta: float, steps: int) -> Bound:
     Raises:
       ValueError: If the bound is not proved.
     """
-    sampler = mechanism.sampler
-    if steps == sampler.num_steps:
+    if steps == mechanism.num_steps:
         interval = epsilon(mechanism.privacy(), delta)
     elif steps == 0:
         interval = Bound(0.0, 0.0, note="no step was taken: nothing was released")
@@ -321,7 +320,7 @@ def _distance(mechanism: Mechanism, steps: int) -> Bound:
     """Bounds the total variation distance of the first `steps` steps, as `_price` does epsilon."""
     if steps == 0:
         return Bound(0.0, 0.0)
-    whole = steps == mechanism.sampler.num_steps
+    whole = steps == mechanism.num_steps
     profile = mechanism.privacy() if whole else mechanism.privacy_of([range(steps)])
     found = attack_advantage(profile)
     if found.confidence < 1:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from accounting import PrivacyProfile, format_delta, largest_count
+from accounting import PrivacyProfile, WithGaussianReleaseProfile, format_delta, largest_count
 from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.grid import SecureGrid
 from dpsgd.noise.keys import RootKey
-from samplers import BatchSampler
+from dpsgd.training.full_sums import FullSums
+from samplers import BatchSampler, FullBatch
 from samplers.base import MAX_STEPS
 
 SCALES = 2.0**-100, 2.0**96
@@ -42,12 +43,15 @@ class Mechanism:
         `SCALES`.
       noise: Its law over the steps: `Independent`, `Secure` or another `Noise`, whose cost is known
         for this sampler.
+      full_sums: What is released after the sampler's last step, if anything: noisy sums over all
+        rows, which count as further steps of the run.
     """
 
     sampler: BatchSampler
     noise_multiplier: float
     l2_clip_norm: float
     noise: Noise = _INDEPENDENT
+    full_sums: FullSums | None = None
 
     def __post_init__(self) -> None:
         sigma, clip = self.noise_multiplier, self.l2_clip_norm
@@ -80,16 +84,62 @@ class Mechanism:
                 )
         if self.noise.exact:
             self._grid()  # refuses what it cannot do
+        if self.full_sums is not None:
+            if sigma == 0:
+                raise ValueError("full_sums are private, and a run without noise is not")
+            if self.sampler.unit != "example":
+                raise ValueError(
+                    f"what is protected is a {self.sampler.unit}, and in full_sums each row by "
+                    "itself is clipped"
+                )
+            self.of_sums()  # refuses scales that float32 does not hold
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run: the sampler's, and one for each sum over all rows."""
+        return self.sampler.num_steps + (self.full_sums.count if self.full_sums else 0)
+
+    def of_sums(self) -> Mechanism:
+        """Returns the mechanism by which the sums over all rows are released.
+
+        Raises:
+          ValueError: if there are none.
+        """
+        sums = self.full_sums
+        if sums is None:
+            raise ValueError("this mechanism releases no sums over all rows")
+        sampler = FullBatch(self.sampler.num_examples, sums.count)
+        noise = self.noise if self.noise.bands == 1 else _INDEPENDENT
+        return Mechanism(sampler, sums.noise_multiplier, sums.l2_clip_norm, noise)
 
     def privacy(self) -> PrivacyProfile:
         """Returns what a whole run costs, or raises ValueError where there is no noise."""
         if self.noise_multiplier == 0:
             raise ValueError("noise_multiplier is 0: a run without noise has no privacy guarantee")
-        return self.noise.privacy(self.sampler, self.noise_multiplier)
+        return self._with_sums(self.noise.privacy(self.sampler, self.noise_multiplier))
 
     def privacy_of(self, stretches: Sequence[range]) -> PrivacyProfile:
-        """Bounds from above what parts of runs cost together, see `BatchSampler.privacy_of`."""
-        return self.noise.privacy_of(self.sampler, self.noise_multiplier, stretches)
+        """Bounds from above what parts of runs cost together, see `BatchSampler.privacy_of`.
+
+        The steps beyond the sampler's are sums over all rows: each counts, as often as it is
+        released under other noise.
+        """
+        last = self.sampler.num_steps
+        steps = [range(s.start, min(s.stop, last)) for s in stretches if s.start < last]
+        sums = sum(max(0, s.stop - max(s.start, last)) for s in stretches)
+        if not steps:
+            assert self.full_sums is not None, "there are no steps beyond the sampler's"
+            return self.full_sums.release(sums)
+        trained = self.noise.privacy_of(self.sampler, self.noise_multiplier, steps)
+        return self._with_sums(trained, sums)
+
+    def _with_sums(self, trained: PrivacyProfile, count: int | None = None) -> PrivacyProfile:
+        """Returns what the steps of the sampler cost with `count` sums, by default all."""
+        sums = self.full_sums
+        if sums is None or count == 0:
+            return trained
+        release = sums.release(count or sums.count)
+        return WithGaussianReleaseProfile(trained, release.noise_multiplier)
 
     def until(self, *, epsilon: float, delta: float) -> Mechanism:
         """Returns this mechanism with as many epochs as `epsilon` at `delta` pays for.
@@ -113,7 +163,8 @@ class Mechanism:
         self.privacy()  # refuses where there is no noise
 
         def privacy(epochs: int) -> PrivacyProfile:
-            return self.noise.privacy(self.sampler.with_epochs(epochs), self.noise_multiplier)
+            trained = self.noise.privacy(self.sampler.with_epochs(epochs), self.noise_multiplier)
+            return self._with_sums(trained)
 
         limit = min(1_000_000, MAX_STEPS // self.sampler.steps_per_epoch)
         epochs = largest_count(privacy, epsilon=epsilon, delta=delta, limit=limit)
