@@ -240,6 +240,7 @@ class History:
             l2_clip_norm=last.mechanism.l2_clip_norm,
             secure_noise=last.mechanism.noise.exact,
             noise=last.mechanism.noise.describe(),
+            full_sums=last.mechanism.full_sums,
             scope=scope,
             void=void,
             notes=notes,

@@ -17,6 +17,9 @@ class FullSums:
     release of sensitivity 1 with noise sigma / sqrt(k) does, whatever the ones before let the
     vectors be (`samplers.FullBatch`); and they compose with the steps of the run.
 
+    >>> print(FullSums(5, 20.0))
+    5 noisy sums over all rows (noise multiplier 20, clipping norm 1)
+
     Attributes:
       count: k >= 1.
       noise_multiplier: sigma > 0: standard deviation of a sum's noise, in units of C.
@@ -33,6 +36,11 @@ class FullSums:
         check_noise_multiplier(self.noise_multiplier)
         if not 0.0 < self.l2_clip_norm < math.inf:
             raise ValueError(f"l2_clip_norm must be finite and > 0, got {self.l2_clip_norm}")
+
+    def __str__(self) -> str:
+        """Returns what they are, in words."""
+        terms = f"noise multiplier {self.noise_multiplier:.6g}, clipping norm {self.l2_clip_norm:g}"
+        return f"{self.count} noisy {'sum' if self.count == 1 else 'sums'} over all rows ({terms})"
 
     def release(self, count: int) -> GaussianProfile:
         """Returns what `count` >= 1 of the releases cost together."""

@@ -19,6 +19,7 @@ from accounting import (
     implied_advantage,
 )
 from dpsgd.noise.base import Independent
+from dpsgd.training.full_sums import FullSums
 from dpsgd.training.mechanism import Mechanism
 from samplers.row_law import stated_law
 from samplers.settings import name_of
@@ -59,6 +60,7 @@ class Guarantee:
       l2_clip_norm: Bound on one unit's contribution to a step; infinite without clipping.
       secure_noise: Whether sums and noise were exact, so that floating point is covered.
       noise: What names its law, see `Noise.describe`.
+      full_sums: The sums over all rows that the run ends in, if any, see `Mechanism`.
       scope: What part of a run this is about, and on what condition; empty for a whole run.
       void: Why there is no guarantee, or empty.
       notes: What a reader should know about the interval.
@@ -73,6 +75,7 @@ class Guarantee:
     l2_clip_norm: float
     secure_noise: bool = False
     noise: Mapping[str, Any] = field(default_factory=Independent().describe)
+    full_sums: FullSums | None = None
     scope: str = ""
     void: str = ""
     notes: tuple[str, ...] = ()
@@ -164,6 +167,7 @@ class Guarantee:
             l2_clip_norm=mechanism.l2_clip_norm,
             secure_noise=mechanism.noise.exact,
             noise=mechanism.noise.describe(),
+            full_sums=mechanism.full_sums,
             scope=scope,
             void=void,
             notes=notes,
@@ -251,6 +255,7 @@ class Guarantee:
             "l2_clip_norm": self.l2_clip_norm if math.isfinite(self.l2_clip_norm) else None,
             "secure_noise": self.secure_noise,
             "noise": dict(self.noise),
+            "full_sums": dataclasses.asdict(self.full_sums) if self.full_sums else None,
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
         }
@@ -263,6 +268,11 @@ def notes_on(mechanism: Mechanism, delta: float, price: Bound) -> tuple[str, ...
         caveats += (
             f"the sampler {name_of(type(mechanism.sampler))} is not audited: it states no law of "
             "its rows, so that its draws are not held against what is claimed",
+        )
+    if (sums := mechanism.full_sums) is not None:
+        caveats += (
+            f"the run ends in {sums}, such as those of a calibration: they are counted as its last "
+            f"{sums.count} of {mechanism.num_steps:,} steps",
         )
     return (price.note, *caveats) if price.note else caveats
 

@@ -26,10 +26,11 @@ def run(config: LedgerConfig) -> None:
     history = RunDirectory.open(config.run, finished=False).history()
     for generation in history.generations:
         mechanism, steps = generation.terms.mechanism, generation.steps
+        sums = f"; in the end {mechanism.full_sums}" if mechanism.full_sums else ""
         print(
             f"generation {generation.index}: {counted(len(steps), 'step')} from {steps.start:,} "
-            f"declared of {mechanism.sampler.num_steps:,}; noise multiplier "
-            f"{mechanism.noise_multiplier:.6g}; {mechanism.sampler}"
+            f"declared of {mechanism.num_steps:,}; noise multiplier "
+            f"{mechanism.noise_multiplier:.6g}; {mechanism.sampler}{sums}"
         )
     with going_on("accounting"):
         guarantee = guarantee_of(history)

@@ -20,6 +20,7 @@ from dpsgd import Mechanism
 from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import NO_HEAD, LedgerError, Terms, line_of
 from dpsgd.runs.ledger import Ledger, read
+from dpsgd.training.full_sums import FullSums
 from samplers import (
     BallsAndBins,
     BatchSource,
@@ -191,6 +192,47 @@ def test_declared_steps_cost_as_much_as_the_epochs_they_enter(path, sampler):
     assert counted.lower == 0.0
     assert counted.upper == epsilon(sampler.privacy_of(SIGMA, [range(12)]), DELTA).upper
     assert "steps 0 to 11 of 40" in counted.note
+
+
+SUMS = FullSums(3, 6.0)
+
+
+@pytest.fixture
+def with_sums():
+    plain = terms(SAMPLERS[0])  # whose product with Gaussian releases is Gaussian
+    return replace(plain, mechanism=replace(plain.mechanism, full_sums=SUMS))
+
+
+def gaussian(epochs, sums):
+    """The cost of so many epochs in the order of the file, and so many sums."""
+    mu = math.sqrt(epochs / SIGMA**2 + sums / SUMS.noise_multiplier**2)
+    return epsilon(accounting.GaussianProfile(1 / mu), DELTA)
+
+
+def test_sums_over_all_rows_count_where_they_are_declared(path, with_sums):
+    with Ledger.create(path, with_sums) as ledger:
+        ledger.declare(range(40))
+        before = ledger.history.guarantee()
+        assert before.epsilon.upper == gaussian(4, 0).upper
+        (caveat,) = [note for note in before.notes if "stop" in note]
+        ledger.declare(range(40, 43))
+        whole = ledger.history.guarantee()
+        with pytest.raises(ValueError, match="beyond the run's last step"):
+            ledger.declare(range(43, 44))
+        again = replace(with_sums, fingerprint={"code": "b"})
+        ledger.resume(again, step=40, origin=ledger.history.heads[1], repeatable=True)
+        ledger.declare(range(40, 43))
+        twice = ledger.history.guarantee()
+    assert f"{whole.epsilon:.4f}" in caveat
+    for found, sums in ((whole, 3), (twice, 6)):
+        assert 0 <= found.epsilon.upper - gaussian(4, sums).lower < 0.1
+    assert twice.epsilon.upper > whole.epsilon.upper > before.epsilon.upper
+    assert read(path).guarantee() == twice
+    assert twice.full_sums == SUMS
+    assert twice.record()["full_sums"] == {
+        "count": 3, "noise_multiplier": 6.0, "l2_clip_norm": 1.0
+    }  # fmt: skip
+    assert any(str(SUMS) in note for note in twice.notes)
 
 
 def advantage(path):
