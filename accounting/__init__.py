@@ -21,6 +21,7 @@ from accounting.profiles.truncation import (
 from accounting.profiles.units_then_poisson import UnitsThenPoissonProfile
 from accounting.profiles.user_poisson import UserPoissonProfile
 from accounting.profiles.worst_leaf import WorstLeafProfile
+from accounting.releases.envelope import EnvelopeProfile
 from accounting.releases.gaussian_release import WithGaussianReleaseProfile
 from accounting.releases.pure_release import WithPureReleaseProfile
 from accounting.releases.selection import SelectionProfile, TrialCount
@@ -29,6 +30,7 @@ __all__ = [
     "BallsAndBinsProfile",
     "Bound",
     "ContradictoryBounds",
+    "EnvelopeProfile",
     "GaussianProfile",
     "MultistageProfile",
     "PoissonProfile",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, Protocol, runtime_checkable
@@ -82,6 +82,17 @@ class Bound:
         if inner.confidence < 1.0:
             upper = max(lower, upper)
         return cls(lower, upper, inner.confidence, inner.note if note is None else note)
+
+    @classmethod
+    def largest(cls, bounds: Iterable[Bound]) -> Bound:
+        """Bounds the largest of one or more numbers, each of them bounded."""
+        found = list(bounds)
+        return cls(
+            max(bound.lower for bound in found),
+            max(bound.upper for bound in found),
+            1.0 - math.fsum(1.0 - bound.confidence for bound in found),
+            "; ".join(dict.fromkeys(bound.note for bound in found if bound.note)),
+        )
 
     @property
     def width(self) -> float:

@@ -24,17 +24,19 @@ FLOORS = ["accounting", "samplers", "dpsgd", "experiments"]
 
 PUBLIC = {
     "accounting": """
-        BallsAndBinsProfile Bound ContradictoryBounds GaussianProfile MultistageProfile
-        PoissonProfile PrivacyProfile SelectionProfile ShuffleProfile TrialCount TruncatedProfile
-        UnitsThenPoissonProfile UserPoissonProfile WithPureReleaseProfile WorstLeafProfile
+        BallsAndBinsProfile Bound ContradictoryBounds EnvelopeProfile GaussianProfile
+        MultistageProfile PoissonProfile PrivacyProfile SelectionProfile ShuffleProfile TrialCount
+        TruncatedProfile UnitsThenPoissonProfile UserPoissonProfile WithGaussianReleaseProfile
+        WithPureReleaseProfile WorstLeafProfile
         attack_accuracy attack_advantage calibrate calibrate_advantage epsilon format_delta
         implied_advantage largest_count log_overflow_probability smallest_count
         smallest_max_batch_size
     """,
     "samplers": """
         BallsAndBins BatchSampler BatchSource CHUNK Contributions Deterministic Episode EpochPlan
-        EpochSampler IndexBatch IndexBlock Multistage Participations Poisson Population RowLaw
-        Shuffle TreeShape UnitData UnitTree UnitsThenPoisson UserPoisson batch cap_contributions
+        EpochSampler FullBatch IndexBatch IndexBlock Multistage Participations Poisson Population
+        RowLaw Shuffle TreeShape UnitData UnitTree UnitsThenPoisson UserPoisson batch
+        cap_contributions
     """,
     "dpsgd": """
         Algorithm Block Diagnostics Guarantee Independent Mechanism Noise RootKey RunConfig Secure

@@ -6,7 +6,7 @@ Why a leaf costs more whose path has smaller units is shown in `accounting.profi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,11 +67,11 @@ class WorstLeafProfile:
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
-        return _worst(profile.delta(epsilon, tolerance) for profile in self._profiles())
+        return Bound.largest(profile.delta(epsilon, tolerance) for profile in self._profiles())
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        return _worst(profile.epsilon(delta, tolerance) for profile in self._profiles())
+        return Bound.largest(profile.epsilon(delta, tolerance) for profile in self._profiles())
 
     def _profile(self, path: tuple[int, ...]) -> MultistageProfile:
         return MultistageProfile(
@@ -100,14 +100,3 @@ class _UpperOnly:
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds epsilon from above."""
         return Bound(0.0, self.profile.epsilon(delta, tolerance).upper)
-
-
-def _worst(bounds: Iterator[Bound]) -> Bound:
-    """Returns bounds on the largest of several numbers."""
-    found = list(bounds)
-    notes = dict.fromkeys(bound.note for bound in found if bound.note)
-    return Bound(
-        max(bound.lower for bound in found),
-        max(bound.upper for bound in found),
-        note="; ".join(notes),
-    )

@@ -127,12 +127,13 @@ class TrialCount:
             return log_ratio / -log_gamma
         return math.expm1(-self.shape * log_ratio) / math.expm1(self.shape * log_gamma)
 
-    def draw(self) -> int:
-        """Draws K by the operating system's entropy: it is as secret as the noise.
+    def draw(self, generator: np.random.Generator | None = None) -> int:
+        """Draws K, in an expected time that no mean and no shape makes long.
 
-        In an expected time that no mean and no shape makes long.
+        Args:
+          generator: As secret as the noise; by default of the operating system's entropy.
         """
-        generator = np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
+        generator = generator or np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
         gamma = self.gamma
         if gamma >= _LONG_TAIL:
             return self._draw_by_weights(generator.random(), gamma)

@@ -9,6 +9,7 @@ import pytest
 import accounting
 from accounting import (
     BallsAndBinsProfile,
+    EnvelopeProfile,
     GaussianProfile,
     MultistageProfile,
     PoissonProfile,
@@ -44,6 +45,7 @@ PROFILES = {
     "units": (lambda s: UnitsThenPoissonProfile(s, 3, 0.3, 0.2), LOOSE),
     "truncated": (lambda s: TruncatedProfile(GaussianProfile(s), 10, -60.0), ""),
     "pure release": (lambda s: WithPureReleaseProfile(GaussianProfile(s), 0.1), LOOSE),
+    "envelope": (lambda s: EnvelopeProfile((GaussianProfile(s), PoissonProfile(s, 0.1, 10))), ""),
     "selection": (lambda s: SelectionProfile(GaussianProfile(s), TrialCount(5.0)), LOOSE),
 }
 EVERY = pytest.mark.parametrize("name", PROFILES)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
 
-from accounting import Bound, GaussianProfile, SelectionProfile, TrialCount, epsilon
+from accounting import (
+    Bound,
+    EnvelopeProfile,
+    GaussianProfile,
+    SelectionProfile,
+    TrialCount,
+    epsilon,
+)
 from accounting.estimates.monte_carlo import MonteCarloProfile
 
 COUNTS = [TrialCount(m, shape) for m in (1.5, 10.0, 50.0) for shape in (-0.5, 0.0, 1.0, 3.0)]
@@ -204,3 +211,60 @@ def test_an_estimate_of_one_trial_gives_no_price_of_many():
         profile.epsilon(1e-3)
     with pytest.raises(ValueError, match="must be proved"):
         profile.delta(5.0)
+
+
+def test_an_envelope_is_the_largest_of_its_profiles_at_every_epsilon():
+    # N(1, 1) against N(0, 1), and randomised response: each is the larger one somewhere.
+    parts = (GaussianProfile(1.0), RandomisedResponse())
+    envelope = EnvelopeProfile(parts)
+    largest = set()
+    for eps in np.linspace(0.0, 3.0, 13):
+        bounds = [part.delta(eps) for part in parts]
+        assert envelope.delta(eps).upper == max(bound.upper for bound in bounds)
+        assert envelope.delta(eps).lower == max(bound.lower for bound in bounds)
+        largest.add(int(np.argmax([bound.upper for bound in bounds])))
+    assert largest == {0, 1}
+    assert epsilon(envelope, 1e-5).upper == epsilon(parts[0], 1e-5).upper
+    with pytest.raises(ValueError, match="at least one"):
+        EnvelopeProfile(())
+
+
+def test_the_best_of_trials_of_several_configurations_costs_at_most_the_envelopes_price():
+    """The sizes of noise differ, the candidate is drawn, and the score prefers the sharper one."""
+    count, eps = TrialCount(10.0, 0.0), 3.0
+    sharp, noisy = 1.0, 0.5  # mu of N(mu, 1) against N(0, 1)
+    gamma, power = count.gamma, count.shape + 1
+
+    def slope(tail):
+        return count.mean * (gamma / (gamma + (1 - gamma) * tail)) ** power
+
+    def delta(direction):
+        # All outcomes of the sharp candidate are better than those of the noisy one.
+        total = 0.0
+        for mu, better in ((sharp, 0.0), (noisy, 0.5)):
+            shift = direction * mu
+
+            def excess(y, shift=shift, better=better):
+                tails = [better + 0.5 * stats.norm.sf(y - at) for at in (shift, 0.0)]
+                p = slope(tails[0]) * 0.5 * stats.norm.pdf(y - shift)
+                q = slope(tails[1]) * 0.5 * stats.norm.pdf(y)
+                return max(0.0, p - math.exp(eps) * q)
+
+            total += integrate.quad(excess, -10, 10, limit=200, points=[-4, -2, 0, 2, 4])[0]
+        return total
+
+    envelope = EnvelopeProfile((GaussianProfile(1 / noisy), GaussianProfile(1 / sharp)))
+    bound = SelectionProfile(envelope, count).delta(eps)
+    noisy_alone = SelectionProfile(GaussianProfile(1 / noisy), count).delta(eps)
+    for direction in (-1, 1):
+        assert noisy_alone.upper < delta(direction) <= bound.upper
+
+
+@pytest.mark.parametrize("count", [TrialCount(10.0, 0.0), TrialCount(40.0, -0.5)], ids=str)
+def test_a_draw_from_a_keyed_stream_is_repeated_by_its_key(count):
+    def drawn(key):
+        return count.draw(np.random.Generator(np.random.Philox(key=key)))
+
+    first = [drawn(key) for key in range(100)]
+    assert first == [drawn(key) for key in range(100)]
+    assert len(set(first)) > 5
