@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from dpsgd.runs.task import Task
     from dpsgd.trainer import Trained, train
     from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
+    from dpsgd.training.full_sums import FullSums
     from dpsgd.training.guarantee import Guarantee
     from dpsgd.training.loop import Block, train_blocks
     from dpsgd.training.mechanism import Mechanism
     from dpsgd.training.modules import split_module
+    from dpsgd.training.platt import Platt, platt_sums
+    from dpsgd.training.refinement import Refinement, refine
 
 __version__ = "0.1.0"
 
@@ -30,10 +33,13 @@ __all__ = [
     "Algorithm",
     "Block",
     "Diagnostics",
+    "FullSums",
     "Guarantee",
     "Independent",
     "Mechanism",
     "Noise",
+    "Platt",
+    "Refinement",
     "RootKey",
     "RunConfig",
     "Secure",
@@ -45,6 +51,8 @@ __all__ = [
     "dpsgd",
     "explain",
     "load_exported",
+    "platt_sums",
+    "refine",
     "resume",
     "run",
     "split_module",
@@ -59,6 +67,7 @@ _MODULES = {
     "runs.config": ("RunConfig",),
     "runs.engine": ("resume", "run"),
     "runs.task": ("Task",),
+    "training.full_sums": ("FullSums",),
     "training.guarantee": ("Guarantee",),
     "noise.base": ("Independent", "Noise", "Secure"),
     "noise.keys": ("RootKey",),
@@ -67,6 +76,8 @@ _MODULES = {
     "training.mechanism": ("Mechanism",),
     "gradients.memory": ("explain",),
     "training.modules": ("split_module",),
+    "training.platt": ("Platt", "platt_sums"),
+    "training.refinement": ("Refinement", "refine"),
 }
 """What is imported on demand: the names above, by their modules."""
 

@@ -1,0 +1,302 @@
+"""What is made of noisy sums over all rows, after training: `Refinement`, and the run of its sums.
+
+A release is one step of an ordinary DP-SGD run, the full batch of `Mechanism.of_sums`: the
+parameters are a *state* and a vector of zeros, and a row's loss is the inner product of that vector
+with the row's statistic under the state, whose gradient in the vector is the statistic. So sums are
+clipped, noised, audited and refused as gradients are, by the same program; the optimizer is `fold`.
+
+**Claim.** What `refine` returns depends on the rows through its k noisy sums and through the
+parameters that it is given alone. Given these parameters and the state, which is made of earlier
+releases, a row's statistic is a function of that row, of norm at most C once it is clipped: `reads`
+and `statistic` are traced on one row, and refused where the trace could see others. So each sum is
+a Gaussian release of sensitivity C, whatever was released before, which is what `FullSums` costs.
+What follows is a function of the sums.
+
+**Noise.** Its key is derived from the run's root, the generation, and a digest of all that decides
+what is released: the compiled program, sigma and C, the state at the beginning and what is read of
+the rows. Two releases of different data, parameters, statistics or scales have independent noise,
+whoever begins them, under whatever root and generation; the same again is the same release, bit for
+bit where bits repeat, and tells nothing new. A key that depends on the data is as good as another:
+a keyed hash is a pseudorandom function, whose outputs are independent and uniform to whoever does
+not hold the root.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpsgd.gradients.isolation import isolated
+from dpsgd.noise.keys import RootKey
+from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
+from dpsgd.training.loop import Layout, columns_of, train_blocks
+from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.programs import compiled, digest, in_32_bits, put
+from samplers import UnitData
+
+PyTree = Any
+
+_READ_BYTES = 2**28
+"""What the rows that are read together may take, by an estimate from shapes alone."""
+
+_READ_ROWS = 65_536
+"""Most of them."""
+
+
+class Refinement(abc.ABC):
+    """What is made of noisy sums over all rows, after training: a calibration, a mean.
+
+    Subclasses are frozen dataclasses, equal where they are made of equal parts: what is compiled is
+    shared by equal ones. They hold no private data, which would go around clipping and noise.
+    """
+
+    @abc.abstractmethod
+    def reads(self, params: PyTree, example: PyTree) -> PyTree:
+        """Returns what the sums read of one row, given the released parameters; once for each."""
+
+    @abc.abstractmethod
+    def start(self) -> PyTree:
+        """Returns the state before the first sum, float32 leaves: a constant."""
+
+    @abc.abstractmethod
+    def statistic(self, state: PyTree, row: PyTree) -> Any:
+        """Returns the vector of a row, float32[d], which is clipped as one to the L2 norm C.
+
+        A vector with NaN or infinity counts as zero.
+
+        Args:
+          state: As the sums so far have left it.
+          row: What `reads` returned of it.
+        """
+
+    @abc.abstractmethod
+    def fold(self, state: PyTree, mean: Any) -> PyTree:
+        """Returns the state after a release, of the types and shapes of the one before.
+
+        It is kept to float32's rounding of how far it moved.
+
+        Args:
+          state: Before it.
+          mean: (sum of clipped vectors + sigma C z) / n, z standard normal: float32[d].
+        """
+
+    @abc.abstractmethod
+    def apply(self, params: PyTree, state: PyTree) -> PyTree:
+        """Returns what is released: the parameters, refined by the last state."""
+
+
+class SumsRun(NamedTuple):
+    """The run that releases the sums, as `train_blocks` and an audit take it."""
+
+    algorithm: Algorithm
+    mechanism: Mechanism
+    state: TrainState
+    rows: PyTree
+    """What is read of them."""
+
+
+def sums_run(refinement: Refinement, mechanism: Mechanism, params: PyTree, data: PyTree) -> SumsRun:
+    """Returns the run whose steps are the releases of sums over all rows.
+
+    Args:
+      refinement: What is summed.
+      mechanism: Of the sums, as `Mechanism.of_sums` has it.
+      params: Released parameters.
+      data: Arrays of rows, of any number.
+
+    Raises:
+      ValueError: if what is read of a row, or its statistic, could see other rows, or the statistic
+        is no vector.
+    """
+    rows = read_rows(refinement, params, data)
+    with in_32_bits():
+        start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), refinement.start())
+        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+        vector = jax.eval_shape(refinement.statistic, start, row)
+        if not isinstance(vector, jax.ShapeDtypeStruct) or len(vector.shape) != 1:
+            raise ValueError(f"a row's statistic must be a vector, float32[d], and it is {vector}")
+        algorithm = dpsgd(_Product(refinement), _folds(refinement))
+        both = {"state": start, "sum": jnp.zeros(vector.shape, jnp.float32)}
+        return SumsRun(algorithm, mechanism, algorithm.init(both, mechanism), rows)
+
+
+def refine(
+    refinement: Refinement,
+    mechanism: Mechanism,
+    params: PyTree,
+    data: PyTree | UnitData,
+    *,
+    root: RootKey,
+    generation: int = 0,
+    declare: Callable[[range], None] = lambda steps: None,
+    run: str = "train_blocks",
+) -> PyTree:
+    """Releases the sums over all rows of a run that has trained, and returns what they make.
+
+    Args:
+      refinement: What is summed, and what becomes of it.
+      mechanism: Of the run, with `full_sums`.
+      params: As training released them.
+      data: The rows that were trained on.
+      root: Of the run.
+      generation: Of the run.
+      declare: Called with the steps of all sums, T, ..., T + k - 1, before any of their noise
+        exists, T being the sampler's number of steps.
+      run: Names the run that claims the root, as in `train_blocks`.
+
+    Raises:
+      ValueError: if the mechanism has no such sums, another run has claimed `root`, the data have
+        not the mechanism's number of rows, or a row could see others.
+    """
+    first = mechanism.sampler.num_steps
+    return release(
+        refinement,
+        mechanism.of_sums(),
+        params,
+        columns_of(mechanism.sampler, data),
+        root=root,
+        generation=generation,
+        declare=lambda: declare(range(first, mechanism.num_steps)),
+        run=run,
+    )
+
+
+def release(
+    refinement: Refinement,
+    mechanism: Mechanism,
+    params: PyTree,
+    data: PyTree,
+    *,
+    root: RootKey,
+    run: str,
+    generation: int = 0,
+    declare: Callable[[], None] = lambda: None,
+) -> PyTree:
+    """Releases the sums of `mechanism`, a full batch each, and returns what they make.
+
+    Args:
+      refinement: What is summed, and what becomes of it.
+      mechanism: Of the sums.
+      params: Released parameters.
+      data: Arrays of rows.
+      root: Of the run.
+      run: Names the run that claims it.
+      generation: Of the run.
+      declare: Called before any noise of the sums exists.
+    """
+    algorithm, mechanism, state, rows = sums_run(refinement, mechanism, params, data)
+    program = Layout.of(mechanism.sampler, rows).program(algorithm, mechanism, state, rows)
+    root.begin_run(run)  # here and in the root's files: the stream below knows of neither
+    terms = digest(program), _digest((mechanism.scales(), state.params, rows))
+    blocks = train_blocks(
+        algorithm,
+        mechanism,
+        state,
+        rows,
+        root=root.child(" ".join(("full sums", *terms))),
+        generation=generation,
+        declare=lambda steps: None if steps.start else declare(),
+        donate=True,
+        run=run,
+    )
+    with closing(blocks):
+        for block in blocks:
+            state = block.state
+    arguments = params, state.params["state"]
+    return compiled(_applied, (refinement,), arguments)(*arguments)
+
+
+def read_rows(refinement: Refinement, params: PyTree, data: PyTree) -> PyTree:
+    """Returns what the sums read of each row: arrays of the host, [n, ...] each leaf.
+
+    Rows are read in parts of one size, as many together as memory allows.
+
+    Raises:
+      ValueError: if what is read of a row could depend on another.
+    """
+    columns = jax.tree.map(np.asarray, data)
+    count = len(jax.tree.leaves(columns)[0])
+    examples = put(jax.tree.map(lambda column: column[:1], columns))
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
+    with in_32_bits():
+        trace, shapes = jax.make_jaxpr(refinement.reads, return_shape=True)(params, like)
+    made = [v.aval for equation in trace.jaxpr.eqns for v in equation.outvars]
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in made if hasattr(x, "shape"))
+    size = max(1, min(count, _READ_ROWS, _READ_BYTES // max(1, size)))
+    read = jax.tree.map(lambda x: np.empty((count, *x.shape), x.dtype), shapes)
+    for start in range(0, count, size):
+        start = min(start, count - size)  # the last part overlaps: all are of one program
+        part = put(jax.tree.map(lambda column: column[start : start + size], columns))  # noqa: B023
+        arguments = params, part
+        found = compiled(_read, (refinement,), arguments)(*arguments)
+        for whole, some in zip(*map(jax.tree.leaves, (read, found)), strict=True):
+            whole[start : start + size] = some
+    return read
+
+
+def _read(refinement: Refinement, params: PyTree, part: PyTree) -> PyTree:
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), part)
+    return jax.vmap(isolated(refinement.reads, params, example), (None, 0))(params, part)
+
+
+def _applied(refinement: Refinement, params: PyTree, state: PyTree) -> PyTree:
+    return refinement.apply(params, state)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A loss whose gradient is the statistic of a row in "sum", and 0 in "state"."""
+
+    refinement: Refinement
+
+    def __call__(self, params, row):
+        state = jax.lax.stop_gradient(params["state"])
+        return jnp.dot(params["sum"], self.refinement.statistic(state, row).astype(jnp.float32))
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """The update: the state is folded, and "sum" stays 0. What noise "state" got is left."""
+
+    refinement: Refinement
+
+    def __call__(self, updates, opt_state, params):
+        old = params["state"]
+        new = self.refinement.fold(old, updates["sum"])
+        moved = jax.tree.map(lambda x, y: jnp.asarray(x - y, jnp.float32), new, old)
+        return {"state": moved, "sum": jnp.zeros_like(params["sum"])}, opt_state
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """The state of an optimizer that has none."""
+
+    def __call__(self, params):
+        return optax.EmptyState()
+
+
+def _folds(refinement: Refinement) -> optax.GradientTransformation:
+    return optax.GradientTransformation(_Nothing(), _Fold(refinement))
+
+
+def _digest(tree: PyTree) -> str:
+    """Returns a hash of arrays with their names, types and shapes."""
+    found = hashlib.blake2b(digest_size=32)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = np.ascontiguousarray(leaf)
+        found.update(
+            json.dumps([jax.tree_util.keystr(path), str(array.dtype), array.shape]).encode()
+        )
+        found.update(memoryview(array).cast("B") if array.size else b"")
+    return found.hexdigest()

@@ -1,0 +1,211 @@
+"""What is made of noisy sums over all rows is made of them alone, and no two share their noise."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpsgd import Mechanism, RootKey, Secure
+from dpsgd.training import refinement
+from dpsgd.training.full_sums import FullSums
+from dpsgd.training.refinement import Refinement, read_rows, refine
+from samplers import BallsAndBins, Poisson
+
+N, D, T = 400, 3, 8
+SAMPLER = Poisson(N, 50)
+ROWS = {"x": np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)}
+
+
+def read(params, example):
+    return example["x"] * params
+
+
+def itself(state, row):
+    return row
+
+
+@dataclass(frozen=True)
+class Means(Refinement):
+    """Adds up the means of what is read; the parameters come with them."""
+
+    read: Callable = read
+    of_row: Callable = itself
+    size: int = D
+
+    def reads(self, params, example):
+        return self.read(params, example)
+
+    def start(self):
+        return jnp.zeros(self.size)
+
+    def statistic(self, state, row):
+        return self.of_row(state, row)
+
+    def fold(self, state, mean):
+        return state + mean
+
+    def apply(self, params, state):
+        return params, state
+
+
+def mechanism(count=1, sigma=1e-6, clip=1.0, **fields):
+    return Mechanism(SAMPLER, 1.0, 1.0, full_sums=FullSums(count, sigma, clip), **fields)
+
+
+def released(means=None, of=None, rows=None, *, root=None, params=1.0, **how):
+    root = root or RootKey.from_entropy()
+    rows = ROWS if rows is None else rows
+    return np.asarray(
+        refine(means or Means(), of or mechanism(), jnp.float32(params), rows, root=root, **how)[1],
+        np.float64,
+    )
+
+
+def clipped_mean(rows, clip, steps=1):
+    norms = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    return steps * (rows * np.minimum(1, clip / norms)).sum(0) / len(rows)
+
+
+@pytest.mark.parametrize("noise", [{}, {"noise": Secure()}], ids=["independent", "secure"])
+@pytest.mark.parametrize("clip", [0.5, 2.0, 64.0])
+def test_a_sum_is_of_vectors_that_are_clipped_as_one(clip, noise):
+    sigma = 1e-5 if noise else 1e-7
+    found = released(of=mechanism(2, sigma, clip, **noise), params=2.0)
+    shrunk = 1 - 2.0**-12 if noise else 1  # as quantize says
+    expected = shrunk * clipped_mean(2 * ROWS["x"], clip, steps=2)
+    np.testing.assert_allclose(found, expected, atol=3e-6 * clip)
+
+
+def test_a_statistic_with_nan_or_infinity_counts_as_zero():
+    rows = {"x": ROWS["x"].copy()}
+    rows["x"][7, 1], rows["x"][9, 0] = np.nan, np.inf
+    rest = np.delete(ROWS["x"], [7, 9], axis=0)
+    np.testing.assert_allclose(
+        released(rows=rows), clipped_mean(rest, 1.0) * len(rest) / N, atol=1e-6
+    )
+
+
+def test_noise_is_sigma_c_over_n_in_every_coordinate_of_every_sum():
+    size, sigma, clip, count = 6_000, 3.0, 5.0, 2
+    wide = Means(of_row=lambda state, row: 0 * jnp.tile(row, size // D), size=size)
+    found = released(wide, mechanism(count, sigma, clip))
+    expected = sigma * clip / N * np.sqrt(count)
+    assert stats.kstest(found / expected, "norm").pvalue > 1e-6
+    total = float(np.sum((found / expected) ** 2))  # of chi-square's law
+    assert min(stats.chi2.cdf(total, size), stats.chi2.sf(total, size)) > 1e-6
+
+
+def test_the_steps_of_the_sums_are_declared_together_before_any_noise(monkeypatch):
+    declared, root = [], RootKey.from_entropy()
+
+    def stop(steps):
+        declared.append(steps)
+        raise InterruptedError
+
+    made = []
+    monkeypatch.setattr(refinement, "_applied", lambda *of: made.append(of))
+    with pytest.raises(InterruptedError):
+        released(of=mechanism(3), root=root, declare=stop)
+    assert declared == [range(T, T + 3)]
+    assert not made
+    monkeypatch.undo()
+    released(of=mechanism(3), root=root, declare=declared.append)
+    assert declared[1:] == [range(T, T + 3)]
+
+
+def test_releases_of_different_things_never_share_noise():
+    root, of = RootKey.from_entropy(), mechanism(2, 8.0, 2.0)
+    zeros = Means(of_row=lambda state, row: 0 * row)
+    doubled = Means(of_row=lambda state, row: 0.0 * (row + 1))
+    other = {"x": ROWS["x"] + np.float32(1e-6)}
+
+    def noise(means=zeros, of=of, rows=ROWS, scale=1.0, **how):
+        return released(means, of, rows, root=root, **how) * scale
+
+    found = {
+        "itself": noise(),
+        "other rows": noise(rows=other),
+        "other parameters": noise(params=1.5),
+        "another statistic": noise(doubled),
+        "another sigma": noise(of=mechanism(2, 4.0, 2.0), scale=2),
+        "another C": noise(of=mechanism(2, 8.0, 1.0), scale=2),
+        "another generation": noise(generation=1),
+        "another root": released(zeros, of),
+    }
+    names = list(found)
+    for i, one in enumerate(names):
+        for two in names[:i]:
+            assert np.abs(found[one] - found[two]).min() > 1e-6, (one, two)
+    np.testing.assert_array_equal(noise(), found["itself"])  # the same again is the same
+
+
+def test_another_run_under_the_root_is_refused_also_in_its_file(tmp_path):
+    root = RootKey.from_entropy()
+    root.save(tmp_path / "root.key")
+    released(root=root, run="one")
+    for again in (root, RootKey.load(tmp_path / "root.key")):
+        with pytest.raises(ValueError, match="a run was already begun under this root"):
+            released(root=again, run="two")
+    released(root=RootKey.load(tmp_path / "root.key"), run="one")
+
+
+@jax.custom_batching.custom_vmap
+def shared(x):
+    return x
+
+
+@shared.def_vmap
+def _mean(axis_size, in_batched, x):
+    return jnp.broadcast_to(x.mean(0), x.shape), in_batched[0]
+
+
+@pytest.mark.parametrize(
+    ("means", "message"),
+    [
+        (Means(read=lambda params, example: shared(example["x"])), "custom_vmap"),
+        (Means(of_row=lambda state, row: shared(row)), "custom_vmap"),
+        (Means(of_row=lambda state, row: row[0]), "a row's statistic must be a vector"),
+    ],
+)
+def test_what_could_see_other_rows_is_refused_before_the_run_is_known_of(means, message):
+    root, declared = RootKey.from_entropy(), []
+    with pytest.raises(ValueError, match=message):
+        released(means, root=root, declare=declared.append)
+    assert not declared
+    root.begin_run()  # or raises
+
+
+def test_rows_are_read_in_parts_as_they_are_at_once(monkeypatch):
+    whole = read_rows(Means(), jnp.float32(3), ROWS)
+    assert isinstance(whole, np.ndarray)
+    for most in (1, 7, N - 1):
+        monkeypatch.setattr(refinement, "_READ_ROWS", most)
+        np.testing.assert_array_equal(read_rows(Means(), jnp.float32(3), ROWS), whole)
+
+
+def test_releases_are_the_same_in_double_precision():
+    means, root = Means(), RootKey.from_insecure_seed(1)
+    of, wide = mechanism(2, 1.0), {"x": ROWS["x"].astype(np.float64)}
+    found = released(means, of, root=root)
+    with jax.enable_x64(True):
+        params, state = refine(means, of, np.float32(1), wide, root=root)
+    assert state.dtype == params.dtype == np.float32
+    np.testing.assert_array_equal(np.asarray(state, np.float64), found)
+
+
+def test_a_mechanism_without_sums_refines_nothing():
+    with pytest.raises(ValueError, match="releases no sums over all rows"):
+        released(of=dataclasses.replace(mechanism(), full_sums=None))
+
+
+def test_rows_that_the_mechanism_does_not_count_are_refused():
+    few = {"x": ROWS["x"][:-1]}
+    with pytest.raises(ValueError, match="399 rows, but the sampler was built for"):
+        released(rows=few)
+    of = dataclasses.replace(mechanism(), sampler=BallsAndBins(N - 1, 50))
+    assert released(of=of, rows=few).shape == (D,)
