@@ -39,9 +39,9 @@ PUBLIC = {
         cap_contributions
     """,
     "dpsgd": """
-        Algorithm Block Diagnostics Guarantee Independent Mechanism Noise RootKey RunConfig Secure
-        Task TrainState Trained TrainedModel clipped_grad dpsgd explain load_exported resume run
-        split_module train train_blocks
+        Algorithm Block Diagnostics FullSums Guarantee Independent Mechanism Noise Platt Refinement
+        RootKey RunConfig Secure Task TrainState Trained TrainedModel clipped_grad dpsgd explain
+        load_exported platt_sums refine resume run split_module train train_blocks
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""
