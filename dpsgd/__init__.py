@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dpsgd.noise.keys import RootKey
     from dpsgd.runs.config import RunConfig
     from dpsgd.runs.engine import resume, run
+    from dpsgd.runs.settings import Settings
     from dpsgd.runs.task import Task
     from dpsgd.trainer import Trained, train
     from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
@@ -43,6 +44,7 @@ __all__ = [
     "RootKey",
     "RunConfig",
     "Secure",
+    "Settings",
     "Task",
     "TrainState",
     "Trained",
@@ -66,6 +68,7 @@ _MODULES = {
     "models.model": ("TrainedModel", "load_exported"),
     "runs.config": ("RunConfig",),
     "runs.engine": ("resume", "run"),
+    "runs.settings": ("Settings",),
     "runs.task": ("Task",),
     "training.full_sums": ("FullSums",),
     "training.guarantee": ("Guarantee",),

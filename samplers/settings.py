@@ -40,8 +40,11 @@ KINDS: tuple[type[BatchSampler], ...] = (
 )
 """The samplers of this package: the one list that commands, runs and ledgers go by."""
 
-_DEFAULTS = {"batch_size": 1024, "epochs": 10, "steps": dataclasses.MISSING}
-"""What a run has where it does not say; samplers themselves are given their sizes."""
+DEFAULTS = {"batch_size": 1024, "epochs": 10}
+"""What samplers have where nobody says or chooses otherwise; they themselves are given sizes."""
+
+_LEFT_OPEN = "by default what the run chooses, see `dpsgd train`; elsewhere {}"
+"""What is added to the words on these fields."""
 
 _OF_DATA = {field.name for field in dataclasses.fields(Population)}
 
@@ -105,6 +108,8 @@ def kind_of(name: str, *, execute: bool = False) -> type[BatchSampler]:
 class SamplerSettings:
     """What a run says of its sampler. `settings_of` makes the type that a sampler's settings have.
 
+    Sizes that are None are left open: a run chooses them, see `open_sizes`; else `DEFAULTS` hold.
+
     >>> settings_of(BallsAndBins)(batch_size=10, assignment="fixed").build(Population(100))
     ... # doctest: +ELLIPSIS
     BallsAndBins(num_examples=100, batch_size=10, epochs=10, ..., assignment='fixed')
@@ -128,8 +133,9 @@ class SamplerSettings:
           ValueError: If the data have not what it draws, or cannot be drawn so.
         """
         chosen = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        chosen |= {name: DEFAULTS[name] for name in self.open_sizes()}
         size, n = chosen.get("batch_size", 1), population.num_examples
-        if size == _DEFAULTS["batch_size"] and 1 <= n < size:
+        if size == DEFAULTS["batch_size"] and 1 <= n < size:
             raise ValueError(
                 f"batch_size is {size} by default, which is more than the {n} training examples: "
                 "give a smaller one"
@@ -144,6 +150,15 @@ class SamplerSettings:
                         f"{_NEEDS[field.name]}"
                     )
         return self.sampler(**chosen)
+
+    def open_sizes(self) -> list[str]:
+        """Returns the names of the sizes that are left open.
+
+        >>> settings_of(Shuffle)(epochs=3).open_sizes()
+        ['batch_size']
+        """
+        names = [field.name for field in dataclasses.fields(self) if field.name in DEFAULTS]
+        return [name for name in names if getattr(self, name) is None]
 
     @classmethod
     def of_data(cls) -> set[str]:
@@ -175,7 +190,7 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
     """Returns the type of a sampler's settings, a frozen dataclass with the sampler's own words.
 
     >>> settings_of(Shuffle)()
-    Shuffle(batch_size=1024, epochs=10, order='redrawn')
+    Shuffle(batch_size=None, epochs=None, order='redrawn')
 
     Raises:
       ValueError: If the sampler is no frozen dataclass.
@@ -186,11 +201,18 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
     fields = []
     for field in _fields(kind):
         if field.name not in _OF_DATA and field.name != "target_delta":
-            default = _DEFAULTS.get(field.name, field.default)
-            fields.append((field.name, hints[field.name], dataclasses.field(default=default)))
+            hint, default = hints[field.name], field.default
+            if field.name in DEFAULTS:
+                hint, default = hint | None, None
+            elif field.name == "steps":
+                default = dataclasses.MISSING  # to be said, as no other length is right
+            fields.append((field.name, hint, dataclasses.field(default=default)))
     fields.sort(key=lambda field: field[2].default is not dataclasses.MISSING)
     summary = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
     words = _words_on_fields(kind)
+    for name, value in DEFAULTS.items():
+        if name in words:
+            words[name] = f"{words[name].rstrip('.')}; {_LEFT_OPEN.format(value)}."
     lines = [f"  {name}: {words[name]}" for name, *_ in fields if name in words]
     members = {
         "__doc__": "\n".join([summary, "", "Attributes:", *lines]) if lines else summary,

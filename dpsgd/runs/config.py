@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpsgd.runs.records import build, checked, plain
+from dpsgd.runs.settings import open_settings
 from samplers import BatchSampler, Population
 from samplers.settings import SamplerSettings, kind_of, name_of, settings_of
 
@@ -37,13 +38,16 @@ class RunConfig:
     """Delta of the guarantee; by default 1 / number of training examples."""
     non_private: bool = False
     """Train without clipping and noise: no guarantee."""
-    l2_clip_norm: float = 4.0
-    """Bound on the L2 norm of one example's gradient."""
+    l2_clip_norm: float | None = None
+    """Bound on the L2 norm of one example's gradient. Where this, learning_rate, batch_size or
+    epochs is left out, the task chooses it for the number of rows and the guarantee that is wanted;
+    4 if it has no rule of its own."""
     secure_noise: bool = False
     """Exact integer sums and exact noise from a cryptographic generator: the guarantee then holds
     for the floating-point program too. Slower: each example's gradient is formed by itself."""
-    learning_rate: float = 3e-3
-    """Peak step size of Adam, decayed to zero by a cosine."""
+    learning_rate: float | None = None
+    """Peak step size of Adam, decayed to zero by a cosine; by default chosen, 3e-3 without a
+    rule of the task."""
     microbatch_size: int | None = None
     """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
     checkpoint_seconds: float = 120.0
@@ -84,7 +88,7 @@ class RunConfig:
             raise ValueError(f"microbatch_size must be at least 1, got {self.microbatch_size}")
         if not 0 <= self.init_seed < 2**32:
             raise ValueError(f"init_seed must lie in [0, 2^32), got {self.init_seed}")
-        if not 0 < self.learning_rate < float("inf"):
+        if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"learning_rate must be finite and > 0, got {self.learning_rate}")
         if self.insecure_seed is not None and not 0 <= self.insecure_seed < 2**64:
             raise ValueError(f"insecure_seed must lie in [0, 2^64), got {self.insecure_seed}")
@@ -92,7 +96,7 @@ class RunConfig:
             raise ValueError(f"checkpoint_seconds must be >= 0, got {self.checkpoint_seconds}")
 
     def mechanism(self, population: Population) -> Mechanism:
-        """Returns the mechanism of a run on these data.
+        """Returns the mechanism of a run on these data, of which nothing is left open.
 
         Raises:
           ValueError: for a sampler that does not fit the data, or a target out of reach.
@@ -110,6 +114,7 @@ class RunConfig:
         if self.target_advantage is not None:
             sigma = _calibrated_advantage(sampler, self.target_advantage)
         assert sigma is not None, "check() admits exactly one of the four"
+        assert self.l2_clip_norm is not None, "`choose` leaves nothing open"
         return Mechanism(
             sampler, sigma, self.l2_clip_norm, Secure() if self.secure_noise else Independent()
         )
@@ -165,6 +170,8 @@ class RunConfig:
             config.check()
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
+        if names := open_settings(config):
+            raise ValueError(f"{where}: {names[0]} is no number")
         return config
 
 

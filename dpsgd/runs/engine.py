@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import report
+from dpsgd.runs import budget, report, settings
 from dpsgd.runs.audit import audit_run
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_name
@@ -86,15 +86,18 @@ class Job:
         task: Task,
         config: RunConfig,
         mechanism: Callable[[Population], Mechanism] | None = None,
+        *,
+        rows: tuple[PyTree, Population] | None = None,
     ) -> Job:
         """Returns the job of `config` on `task`.
 
         Args:
           task: What is trained.
-          config: How.
+          config: How, with nothing left open.
           mechanism: Gives the mechanism for the training rows; by default `config` does.
+          rows: Of the task, if they are at hand.
         """
-        data, population = rows_of(task)
+        data, population = rows or rows_of(task)
         chosen = (mechanism or config.mechanism)(population)
         unit = chosen.sampler.protected_unit(population)
         algorithm = dpsgd(_loss(task), ADAM, microbatch_size=config.microbatch_size)
@@ -116,7 +119,9 @@ class Job:
 
     def scheduled(self, state: TrainState) -> TrainState:
         """Returns a state, made now or read back, with the step sizes of this job."""
-        hyperparams = step_sizes(self.config.learning_rate, self.mechanism.sampler.num_steps)
+        rate = self.config.learning_rate
+        assert rate is not None, "`choose` leaves nothing open"
+        hyperparams = step_sizes(rate, self.mechanism.sampler.num_steps)
         return state._replace(opt_state=state.opt_state._replace(hyperparams=hyperparams))
 
     @functools.cached_property
@@ -165,9 +170,12 @@ def run(
     out: Path,
     *,
     name: str | None = None,
+    budget_minutes: float | None = None,
     progress: Progress = lambda line: None,
 ) -> dict[str, Any]:
     """Trains `task` as `config` says, writes its run directory, and returns its report.
+
+    What the configuration leaves open is chosen now, of what is public alone, and recorded.
 
     Everything that can be refused is refused before the run directory is made.
 
@@ -177,6 +185,8 @@ def run(
       out: The run directory; an existing one is never touched.
       name: By which `resume` finds the task again, "module:object"; by default its class, if it is
         a dataclass of JSON values.
+      budget_minutes: Time for the run on this machine: as many epochs are chosen as fit, but no
+        more than the task recommends for any time.
       progress: Called with one line of text whenever there is something to tell.
 
     Returns:
@@ -193,13 +203,15 @@ def run(
     RunDirectory.refuse_existing(out)
     progress("checking the data")
     _check_data(task, None)
+    rows = rows_of(task)
+    config, chosen = _chosen(task, config, rows, budget_minutes, progress)
     given = config.target_epsilon is None and config.target_advantage is None
     progress(
         "finding the guarantee of the run"
         if given
         else "finding the noise for the guarantee that is wanted"
     )
-    job = Job.of(task, config)
+    job = Job.of(task, config, rows=rows)
     insecure = config.insecure_seed is not None
     planned = Guarantee.of(job.mechanism, job.delta, unit=job.unit, reproducible_noise=insecure)
     if planned.epsilon is not None and math.isinf(planned.epsilon.upper):
@@ -213,7 +225,7 @@ def run(
         root = RootKey.from_entropy()
     else:
         root = RootKey.from_insecure_seed(config.insecure_seed)
-    record = {"task": task_record(task, name), **config.record()}
+    record = {"task": task_record(task, name), **config.record(), **chosen}
     digest = job.digest()
     terms = job.terms(record, digest, root)
     with RunDirectory.create(out) as folder:
@@ -310,6 +322,42 @@ def resume(
             changed = differing([last.fingerprint, generation.terms.fingerprint])
             progress(f"changed since: {', '.join(changed)}")
         return _finish(job, folder, ledger, root, checkpoint, audit, progress)
+
+
+def _chosen(
+    task: Task,
+    config: RunConfig,
+    rows: tuple[PyTree, Population],
+    minutes: float | None,
+    progress: Progress,
+) -> tuple[RunConfig, dict[str, Any]]:
+    """Returns a configuration with nothing left open, and the record of what was chosen."""
+    data, population = rows
+    names = settings.open_settings(config)
+    choose = functools.partial(settings.choose, task, config, population)
+    if minutes is None:
+        config, record = choose(), {}
+    elif "epochs" not in names:
+        raise ValueError(
+            "budget_minutes is the time by which epochs are chosen, and here they are given, or "
+            "the sampler has none: leave out one or the other"
+        )
+    else:
+        progress("timing steps on generated rows")
+
+        def epoch_seconds(tried: RunConfig) -> float:
+            job = Job.of(task, settings.any_noise(tried), rows=rows)
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data)
+            parts = job.algorithm, job.mechanism, job.start(), job.layout
+            return budget.epoch_seconds(*parts, shapes, task.generated)
+
+        config, seconds = budget.within(minutes, lambda n: choose(most_epochs=n), epoch_seconds)
+        record = {"budget_minutes": minutes, "epoch_seconds": seconds}
+    if not names:
+        return config, {}
+    record["settings"] = plain(settings.values(config, names))
+    progress(settings.sentence(record))
+    return config, {"chosen": record}
 
 
 def _check_data(task: Task, begun: Mapping[str, Any] | None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from accounting import Bound, format_delta
+from dpsgd.runs.settings import sentence
 
 UNDEFINED = "undefined"
 """What stands in place of a metric that is none."""
@@ -117,7 +118,7 @@ Not covered by the guarantee:
 
 ## Configuration
 
-```json
+{_choice(config)}```json
 {json.dumps(config, indent=2)}
 ```
 """
@@ -144,6 +145,14 @@ def _outcome(record: dict[str, Any]) -> str:
     """Returns a paragraph on a training that diverged, or nothing."""
     diverged = divergence(record)
     return f"**{diverged[0].upper()}{diverged[1:]}.**\n\n" if diverged else ""
+
+
+def _choice(config: Mapping[str, Any]) -> str:
+    """Returns a paragraph on the settings that the run chose by itself, or nothing."""
+    if "chosen" not in config:
+        return ""
+    line = sentence(config["chosen"])
+    return f"{line[0].upper()}{line[1:]}. What is not listed was given, or is the same for all.\n\n"
 
 
 def comparison(

@@ -14,8 +14,8 @@ from dpsgd import Independent, Mechanism, Secure
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.checks import AuditReport
 from dpsgd.runs.audit import audit_program
-from dpsgd.runs.config import RunConfig
 from dpsgd.runs.optimizer import ADAM, step_sizes
+from dpsgd.runs.settings import Settings
 from dpsgd.runs.task import Trainable
 from dpsgd.training.algorithm import dpsgd
 from experiments.cli.config import AuditConfig
@@ -40,7 +40,7 @@ def coupled(
     claimed = _claimed(config, mechanism.sampler)
     algorithm = dpsgd(task.loss, ADAM)
     state = algorithm.init(task.init(0), mechanism)
-    sizes = step_sizes(RunConfig.learning_rate, mechanism.sampler.num_steps)
+    sizes = step_sizes(Settings().learning_rate, mechanism.sampler.num_steps)
     state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
     return audit_program(task, algorithm, mechanism, state, claimed=claimed)
 

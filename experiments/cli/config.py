@@ -9,13 +9,12 @@ from typing import Literal
 
 from experiments.cli.errors import naming_options
 from samplers import BatchSampler, Population, TreeShape, UnitTree
-from samplers.settings import SETTINGS as SAMPLERS
-from samplers.settings import SamplerSettings
+from samplers.settings import DEFAULTS, SamplerSettings
 
 
 def check_default_batch_size(batch_size: int, num_examples: int) -> None:
     """Raises ValueError if the default is a larger batch than there are examples."""
-    if 1 <= num_examples < batch_size == SAMPLERS["poisson"].batch_size:
+    if 1 <= num_examples < batch_size == DEFAULTS["batch_size"]:
         raise ValueError(
             f"--batch-size is {batch_size} by default, which is more than the {num_examples} "
             "training examples: give a smaller one"

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.records import build
+from dpsgd.runs.settings import Settings
 from experiments.reports.metrics import Better
 from samplers.settings import SETTINGS, SamplerSettings
 
@@ -80,10 +81,10 @@ class Grid:
     """The same of the advantage of a membership attack, in (0, 1)."""
     non_private: bool = False
     """Also (or, without the three above, only) train without clipping and noise."""
-    batch_size: Integers = 1024
-    epochs: Integers = 10
-    learning_rate: Numbers = RunConfig.learning_rate
-    l2_clip_norm: Numbers = RunConfig.l2_clip_norm
+    batch_size: Integers = Settings.batch_size
+    epochs: Integers = Settings.epochs
+    learning_rate: Numbers = Settings.learning_rate
+    l2_clip_norm: Numbers = Settings.l2_clip_norm
     tune: AxisName | None = None
     """Axis whose best value on the validation rows is shown."""
     title: str = ""

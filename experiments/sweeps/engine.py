@@ -15,6 +15,7 @@ from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.engine import rows_of
 from dpsgd.runs.records import checked
 from dpsgd.runs.result import FinishedRun, unlike
+from dpsgd.runs.settings import any_noise
 from dpsgd.runs.stop import Stopped
 from dpsgd.runs.task import Task, data_digest, made_of, task_record
 from experiments.cli.tasks import find_task
@@ -211,12 +212,8 @@ def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
       ValueError: if the sampler does not fit the rows, or the noise cannot be had.
     """
     config = run.config
-    if not config.non_private:  # a run may calibrate its noise: that takes seconds
-        config = dataclasses.replace(
-            config, noise_multiplier=1.0, target_epsilon=None, target_advantage=None
-        )
     try:
-        sampler = config.mechanism(population).sampler
+        sampler = any_noise(config).mechanism(population).sampler
         sampler.protected_unit(population)
     except ValueError as error:
         raise ValueError(f"{where}, {run.cell.name}: {error}") from None

@@ -10,6 +10,7 @@ from typing import Any
 
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.records import build
+from dpsgd.runs.settings import Settings
 from experiments.sweeps.config import AXES, IN_SAMPLER, PRIVACY, Grid, Sweep
 from samplers.settings import SamplerSettings
 
@@ -56,7 +57,7 @@ class Cell:
         """Every value by which it differs from other cells, fit for a folder.
 
         >>> from samplers.settings import SETTINGS
-        >>> poisson = SETTINGS["poisson"]()
+        >>> poisson = SETTINGS["poisson"](batch_size=1024, epochs=10)
         >>> Cell(poisson, 3e-3, 4.0, noise_multiplier=0.5).name
         'poisson-sigma0.5-b1024-e10-lr0.003-c4'
         >>> Cell(poisson, 3e-3, 4.0).name  # nothing is clipped without noise
@@ -102,7 +103,7 @@ def cells(grid: Grid) -> list[Cell]:
             _sized(sampler, dict(zip(IN_SAMPLER, sizes, strict=True))),
             learning_rate,
             # Without privacy nothing is clipped: one cell, whatever norms its grid has.
-            l2_clip_norm if wanted else RunConfig.l2_clip_norm,
+            l2_clip_norm if wanted else Settings.l2_clip_norm,
             **wanted,
         )
         for sampler, sizes, learning_rate, l2_clip_norm, wanted in axes

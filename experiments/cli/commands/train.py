@@ -28,6 +28,9 @@ class Train(RunConfig):
     sampler: SamplerCommand
     out: Path
     """Run directory to create; an existing one is never touched."""
+    budget_minutes: float | None = None
+    """Time for the run on this machine: of the epochs that the task's rule takes, as many as fit,
+    found by timing a few steps on generated rows. By default the rule's own epochs."""
 
 
 def command(words: Sequence[str]) -> tuple[type[Train], list[str]]:
@@ -38,14 +41,21 @@ def command(words: Sequence[str]) -> tuple[type[Train], list[str]]:
 def run(asked: Train) -> None:
     """Runs `dpsgd train`."""
     config = RunConfig(**{f.name: getattr(asked, f.name) for f in dataclasses.fields(RunConfig)})
-    with Console() as console, naming_options(RunConfig, type(config.sampler)):
+    with Console() as console, naming_options(Train, type(config.sampler)):
         config.check()
         task = tasks.task_of(asked)
         console.progress("starting")
         import dpsgd
 
         name = asked.task[0]  # type: ignore[attr-defined]
-        record = dpsgd.run(task, config, asked.out, name=name, progress=console.progress)
+        record = dpsgd.run(
+            task,
+            config,
+            asked.out,
+            name=name,
+            budget_minutes=asked.budget_minutes,
+            progress=console.progress,
+        )
         show(console, asked.out, record)
 
 

@@ -78,7 +78,8 @@ class Signalling:
 
 def config_of(**settings):
     sampler = SETTINGS["balls-and-bins"](batch_size=16, epochs=3)
-    return RunConfig(**{"sampler": sampler, "noise_multiplier": 1.0, "audit": False, **settings})
+    given = {"noise_multiplier": 1.0, "l2_clip_norm": 4.0, "learning_rate": 3e-3, "audit": False}
+    return RunConfig(**{"sampler": sampler, **given, **settings})
 
 
 def run_and_stop(task, config, out):

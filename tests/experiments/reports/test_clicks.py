@@ -166,7 +166,8 @@ ASKED = ["report", "private", "--out", "page.html"]
 )
 def test_what_cannot_be_shown_is_one_line_and_leaves_no_page(here, words, message, capsys):
     if not (here / "line").exists():
-        config = RunConfig(SETTINGS["deterministic"](batch_size=40), non_private=True, audit=False)
+        sampler = SETTINGS["deterministic"](batch_size=40, epochs=1)
+        config = RunConfig(sampler, non_private=True, audit=False)
         dpsgd.run(Line(), config, here / "line", name="tiny_task:Line")
     assert cli.main(words) == 2
     assert message in capsys.readouterr().err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd import RunConfig
+from dpsgd import Settings
 from experiments.cli.commands.sweep import SweepConfig
 from experiments.sweeps.config import AXES, SHIPPED, Sweep
 from experiments.sweeps.engine import task_of
@@ -87,7 +87,7 @@ def test_a_run_without_clipping_is_the_same_whatever_norms_its_grid_has(tmp_path
     sweep = read(tmp_path, f'title = "t"\nrepetitions = 1\n{GRID}l2_clip_norm = {norms}\n')
     plain = [run.config for run in planned(sweep, tmp_path) if run.config.non_private]
     assert len(plain) == 2 * 2
-    assert {config.l2_clip_norm for config in plain} == {RunConfig.l2_clip_norm}
+    assert {config.l2_clip_norm for config in plain} == {Settings.l2_clip_norm}
 
 
 def test_secure_noise_is_asked_of_the_runs_that_have_noise(tmp_path):

@@ -635,8 +635,9 @@ MORE_FLAGS = {
     "epsilon": ["--delta"],
     "calibrate": ["--delta"],
     "train": [
-        "--target-epsilon", "--target-delta", "--l2-clip-norm", "--learning-rate", "--model",
-        "--microbatch-size", "--checkpoint-seconds", "--init-seed", "--insecure-seed",
+        "--target-epsilon", "--target-delta", "--budget-minutes", "--l2-clip-norm",
+        "--learning-rate", "--model", "--microbatch-size", "--checkpoint-seconds",
+        "--init-seed", "--insecure-seed",
     ],
 }  # fmt: skip
 

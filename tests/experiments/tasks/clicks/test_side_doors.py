@@ -45,7 +45,8 @@ def test_a_new_row_changes_no_shape_and_no_compiled_program(neighbours):
     programs, shapes = [], []
     for store in neighbours:
         task = Clicks(store.path, embedding_dim=2, max_buckets=8, hidden=(4,))
-        config = RunConfig(SETTINGS["poisson"](batch_size=16), noise_multiplier=1.0)
+        sampler = SETTINGS["poisson"](batch_size=16)
+        config = RunConfig(sampler, noise_multiplier=1.0, l2_clip_norm=1.0, learning_rate=0.1)
         job = Job.of(task, config)
         state = job.algorithm.init(job.params)
         layout = Layout.of(job.mechanism.sampler, job.data, block_steps=4)

@@ -1,0 +1,171 @@
+"""What a run is trained by where its user leaves it open: chosen once, before it begins.
+
+All that a choice goes by is public: the number of rows, the guarantee that is wanted, and how long
+a step takes on generated rows. `config.json` records plain numbers, and no resumed run chooses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from samplers import Population
+from samplers.settings import DEFAULTS, SamplerSettings
+
+if TYPE_CHECKING:
+    from dpsgd.runs.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is trained by. The defaults are those of a task that recommends nothing."""
+
+    batch_size: int = DEFAULTS["batch_size"]
+    """Expected number of rows in a batch."""
+    epochs: int = DEFAULTS["epochs"]
+    """Passes over the rows."""
+    l2_clip_norm: float = 4.0
+    """Bound on the L2 norm of what is clipped as one, which without privacy nothing is."""
+    learning_rate: float = 3e-3
+    """Peak step size of Adam."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What settings are chosen for, all of it public."""
+
+    num_examples: int
+    """Training rows n."""
+    target_delta: float
+    """Delta of the guarantee."""
+    noise_multiplier: float | None = None
+    """Given; this, one of the targets, or none of the three: without privacy."""
+    target_epsilon: float | None = None
+    """To be certified of the whole run."""
+    target_advantage: float | None = None
+    """The same of the advantage of a membership attack, in (0, 1)."""
+    batch_size: int | None = None
+    """Given, if it is."""
+    epochs: int | None = None
+    """Given, if they are."""
+    most_epochs: int | None = None
+    """For which there is time; None if nobody said how much."""
+
+    @property
+    def private(self) -> bool:
+        """Whether there is any noise."""
+        given = (self.noise_multiplier, self.target_epsilon, self.target_advantage)
+        return any(value is not None for value in given)
+
+
+def generic(aim: Aim) -> Settings:
+    """Returns the settings for a task that recommends none.
+
+    >>> generic(Aim(500, 1e-3, most_epochs=4))  # no larger batches than there are rows
+    Settings(batch_size=500, epochs=4, l2_clip_norm=4.0, learning_rate=0.003)
+    """
+    epochs = DEFAULTS["epochs"]
+    return Settings(
+        batch_size=min(DEFAULTS["batch_size"], aim.num_examples),
+        epochs=epochs if aim.most_epochs is None else min(epochs, aim.most_epochs),
+    )
+
+
+def open_settings(config: RunConfig) -> list[str]:
+    """Returns the names of the settings that a configuration leaves open."""
+    sampler = config.sampler
+    sizes = sampler.open_sizes() if isinstance(sampler, SamplerSettings) else []
+    names = ("l2_clip_norm", "learning_rate")
+    return [*sizes, *(name for name in names if getattr(config, name) is None)]
+
+
+def any_noise(config: RunConfig) -> RunConfig:
+    """Returns a configuration of the same program, with noise that need not be calibrated."""
+    if config.non_private:
+        return config
+    return dataclasses.replace(
+        config, noise_multiplier=1.0, target_epsilon=None, target_advantage=None
+    )
+
+
+def values(config: RunConfig, names: Iterable[str]) -> dict[str, Any]:
+    """Returns settings of a configuration by name, of the sampler or its own."""
+    return {name: getattr(config.sampler if name in DEFAULTS else config, name) for name in names}
+
+
+_WORDS = {
+    "batch_size": "batch size",
+    "epochs": "epochs",
+    "l2_clip_norm": "clipping norm",
+    "learning_rate": "learning rate",
+}
+
+
+def sentence(chosen: Mapping[str, Any]) -> str:
+    """Returns what a run chose for people.
+
+    Args:
+      chosen: As `config.json` records it: "settings" by name, and, where time was limited,
+        "budget_minutes" and "epoch_seconds".
+
+    >>> sentence({"settings": {"batch_size": 1024, "learning_rate": 3e-3}})
+    'chosen: batch size 1,024, learning rate 0.003'
+    """
+    found = [
+        f"{_WORDS[name]} {value:{',' if isinstance(value, int) else 'g'}}"
+        for name, value in chosen["settings"].items()
+    ]
+    line = f"chosen: {', '.join(found)}"
+    if "budget_minutes" in chosen:
+        minutes, seconds = chosen["budget_minutes"], chosen["epoch_seconds"]
+        line += f" (for {minutes:g} minutes, in which an epoch takes {seconds:.3g} s here)"
+    return line
+
+
+def choose(
+    task: Any, config: RunConfig, population: Population, *, most_epochs: int | None = None
+) -> RunConfig:
+    """Returns a configuration that leaves nothing open; what is given stays as it is.
+
+    Args:
+      task: Recommends settings, if it has a method `recommend` (see `dpsgd.runs.task.Task`).
+      config: As it was asked for.
+      population: What is public of the training rows.
+      most_epochs: For which there is time.
+
+    Raises:
+      ValueError: if what the task recommends are no settings, or cannot be run.
+    """
+    if not (names := open_settings(config)):
+        return config
+    sampler = config.sampler
+    if isinstance(sampler, SamplerSettings) and hasattr(sampler, "batch_size"):
+        batch_size, epochs = sampler.batch_size, getattr(sampler, "epochs", None)
+    else:  # its sizes are decided otherwise
+        built = config.build_sampler(population)
+        batch_size, epochs = max(1, round(built.expected_batch_size)), built.epochs
+    aim = Aim(
+        num_examples=population.num_examples,
+        target_delta=config.target_delta or 1 / population.num_examples,
+        noise_multiplier=config.noise_multiplier,
+        target_epsilon=config.target_epsilon,
+        target_advantage=config.target_advantage,
+        batch_size=batch_size,
+        epochs=epochs,
+        most_epochs=most_epochs,
+    )
+    recommend = getattr(task, "recommend", None)
+    settings = recommend(aim) if callable(recommend) else generic(aim)
+    if not isinstance(settings, Settings):
+        raise ValueError(
+            f"recommend() of the task must return dpsgd.Settings, got {type(settings).__name__}"
+        )
+    sizes = {name: getattr(settings, name) for name in names if name in DEFAULTS}
+    others = {name: getattr(settings, name) for name in names if name not in DEFAULTS}
+    if sizes:
+        sampler = dataclasses.replace(sampler, **sizes)
+    chosen = dataclasses.replace(config, sampler=sampler, **others)
+    chosen.check()
+    return chosen
