@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from accounting.profile import check_delta
-from dpsgd.audit.checks import UNSEEN
-from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.checks import UNSEEN, AuditReport
+from dpsgd.audit.coupled import audit_sums, coupled_audit
 from dpsgd.audit.rows import Generated, generated_rows
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState, owned
@@ -23,6 +23,7 @@ from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.loop import BLOCK_STEPS, Layout, columns_of, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.modules import check_parameters
+from dpsgd.training.refinement import Refinement, refine, sums_run
 from samplers import Population, UnitData
 
 PyTree = Any
@@ -56,6 +57,7 @@ def train(
     root: RootKey | None = None,
     audit: bool = True,
     generated: Generated | None = None,
+    refinement: Refinement | None = None,
     block_steps: int = BLOCK_STEPS,
     data_on: Literal["device", "host"] | None = None,
     on_block: Callable[[int, PyTree], bool | None] | None = None,
@@ -91,6 +93,9 @@ def train(
         function that makes so many. By default made of the shapes and types of the data alone:
         floats are standard normal, or their absolute values, and whole numbers 0 or 1. It is worth
         giving where the guarantee says that such rows have no gradient.
+      refinement: What is made, after the last step, of the mechanism's sums over all rows
+        (`Mechanism.full_sums`), such as `Platt`: the parameters that are returned are refined, and
+        the guarantee is that of both. A run that is stopped releases no sums.
       block_steps: Steps per dispatch.
       data_on: Where the data lie, see `train_blocks`.
       on_block: Called after each block of at most `block_steps` steps (fewer where rows stream from
@@ -104,8 +109,15 @@ def train(
     Raises:
       ValueError: if a run was begun under `root` before, the data have not the units that the
         sampler draws, the cost is not proved, the audit fails, the loss could see other examples
-        than its own, and as for `train_blocks`.
+        than its own, there is a refinement without sums or the other way round, and as for
+        `train_blocks`.
     """
+    if (refinement is None) != (mechanism.full_sums is None):
+        raise ValueError(
+            "a refinement is made of sums that the mechanism has none of: give it full_sums"
+            if refinement
+            else "the mechanism releases sums over all rows: give what is made of them, refinement="
+        )
     root = RootKey.from_entropy() if root is None else root
     # A run that is refused has not begun: it leaves the root to the next one.
     columns = columns_of(mechanism.sampler, data)
@@ -115,9 +127,12 @@ def train(
     layout = Layout.of(mechanism.sampler, columns, block_steps=block_steps, data_on=data_on)
     private = mechanism.noise_multiplier > 0
     if audit and private:
-        note = _audited(algorithm, mechanism, state, columns, layout, generated)
+        note = _audited(algorithm, mechanism, state, columns, layout, generated, refinement)
     else:
         layout.program(algorithm, mechanism, state, columns)  # refuses what cannot be trained
+        if refinement is not None:
+            one = generated_rows(columns, 1, generated)
+            sums_run(refinement, mechanism.of_sums(), params, one).program()  # so does this
         note = NOT_AUDITED if private else "not audited: there is no noise"
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
     run = root.begin_run()
@@ -130,7 +145,7 @@ def train(
             "example (this warning looked at private rows: no guarantee covers it)",
             stacklevel=2,
         )
-    done, whole = 0, mechanism.sampler.num_steps
+    done, whole = 0, mechanism.num_steps
     blocks = train_blocks(
         algorithm,
         mechanism,
@@ -148,6 +163,10 @@ def train(
                 params, done = block.state.params, block.steps.stop
                 if on_block is not None and on_block(done, owned(params)):
                     break
+            else:
+                if refinement is not None:
+                    params = refine(refinement, mechanism, params, data, root=root, run=run)
+                    done = whole
     except BaseException as error:
         error.add_note(f"training was cut short: {guarantee.stopped(done, whole).sentence()}")
         raise
@@ -198,14 +217,19 @@ def _audited(
     columns: PyTree,
     layout: Layout,
     generated: Generated | None,
+    refinement: Refinement | None,
 ) -> str:
     """Audits a run that is about to begin; returns what a guarantee says of it, or raises."""
     block = math.prod(mechanism.sampler.clipped_shape)
     rows = generated_rows(columns, _UNITS * block, generated, block=block)
     found = coupled_audit(algorithm, mechanism, state.params, rows, state=state, layout=layout)
+    if refinement is not None:
+        sums = audit_sums(refinement, mechanism, state.params, rows)
+        found = AuditReport(found.checks + sums.checks)
     found.require_passed()
     made = len(found.checks) - len(found.left_out)
     what = "the compiled program and the draws" if found.sampler_audited else "the compiled program"
+    what = f"{what}, and those of the sums over all rows," if refinement else what
     note = f"audited before it began: {what} passed {made} checks, on generated rows"
     for why, names in found.reasons.items():
         note += f"; not checked, as {why}: {', '.join(names)}"

@@ -26,6 +26,7 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState
 from dpsgd.training.loop import Layout
 from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.refinement import Refinement, sums_run
 from samplers import BatchSampler
 
 PyTree = Any
@@ -65,4 +66,30 @@ def coupled_audit(
     checks += noise_checks(program)
     sampler = mechanism.sampler
     checks += sampler_checks(sampler, claimed or sampler, seed=root.sampling_seed(0))
+    return AuditReport(tuple(checks))
+
+
+def audit_sums(
+    refinement: Refinement,
+    mechanism: Mechanism,
+    params: PyTree,
+    rows: PyTree,
+    *,
+    root: RootKey | None = None,
+) -> AuditReport:
+    """Audits the program that releases sums over all rows after a run, as `refine` calls it.
+
+    Args:
+      refinement: What is summed.
+      mechanism: Of the run, with `full_sums`.
+      params: Parameters of the run, such as its first: the program does not depend on them.
+      rows: Examples that are nobody's, as for the audit of the run.
+      root: As for `coupled_audit`.
+
+    Raises:
+      ValueError: if there are no sums, or a row could see others.
+    """
+    algorithm, sums, state, read = sums_run(refinement, mechanism.of_sums(), params, rows)
+    found = coupled_audit(algorithm, sums, state.params, read, state=state, root=root)
+    checks = (check._replace(name=f"of sums over all rows: {check.name}") for check in found.checks)
     return AuditReport(tuple(checks))

@@ -105,6 +105,13 @@ class SumsRun(NamedTuple):
     rows: PyTree
     """What is read of them."""
 
+    def program(self) -> jax.stages.Compiled:
+        """Returns the executable that releases them, or raises as `train_blocks` does."""
+        n = self.mechanism.sampler.num_examples
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), self.rows)
+        layout = Layout.of(self.mechanism.sampler, rows)
+        return layout.program(self.algorithm, self.mechanism, self.state, rows)
+
 
 def sums_run(refinement: Refinement, mechanism: Mechanism, params: PyTree, data: PyTree) -> SumsRun:
     """Returns the run whose steps are the releases of sums over all rows.
@@ -116,9 +123,16 @@ def sums_run(refinement: Refinement, mechanism: Mechanism, params: PyTree, data:
       data: Arrays of rows, of any number.
 
     Raises:
-      ValueError: if what is read of a row, or its statistic, could see other rows, or the statistic
-        is no vector.
+      ValueError: if what is read of a row, or its statistic, could see other rows, the statistic is
+        no vector, or the refinement has no hash.
     """
+    try:
+        hash(refinement)
+    except TypeError as error:
+        raise ValueError(
+            f"{type(refinement).__name__} must be a frozen dataclass of parts that have a hash, "
+            f"such as functions and numbers: {error}"
+        ) from None
     rows = read_rows(refinement, params, data)
     with in_32_bits():
         start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), refinement.start())
@@ -195,8 +209,9 @@ def release(
       generation: Of the run.
       declare: Called before any noise of the sums exists.
     """
-    algorithm, mechanism, state, rows = sums_run(refinement, mechanism, params, data)
-    program = Layout.of(mechanism.sampler, rows).program(algorithm, mechanism, state, rows)
+    sums = sums_run(refinement, mechanism, params, data)
+    algorithm, mechanism, state, rows = sums
+    program = sums.program()  # refuses what cannot be released
     root.begin_run(run)  # here and in the root's files: the stream below knows of neither
     terms = digest(program), _digest((mechanism.scales(), state.params, rows))
     blocks = train_blocks(

@@ -1,7 +1,10 @@
 """`train` audits what it is about to run: what is not what its guarantee assumes never begins."""
 
+import dataclasses
 import functools
 import logging
+import re
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +12,20 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks, trainer
+from dpsgd import (
+    FullSums,
+    Guarantee,
+    Mechanism,
+    Refinement,
+    RootKey,
+    dpsgd,
+    train,
+    train_blocks,
+    trainer,
+)
 from dpsgd.audit.checks import AuditReport
 from dpsgd.audit.rows import generated_rows
-from dpsgd.training import programs
+from dpsgd.training import programs, refinement
 from dpsgd.training.mechanism import SCALES
 from samplers import Multistage, Poisson, Shuffle, UnitTree, cap_contributions
 
@@ -214,3 +227,96 @@ def test_data_that_are_no_rows_are_refused_in_a_line(rows, message):
     with pytest.raises(ValueError, match=message) as refused:
         trained(rows=rows)
     assert "\n" not in str(refused.value)
+
+
+@dataclass(frozen=True)
+class Shifted(Refinement):
+    """Moves every weight by the mean of x, in two sums."""
+
+    size: int = D
+
+    def reads(self, params, example):
+        return example["x"]
+
+    def start(self):
+        return jnp.zeros(self.size)
+
+    def statistic(self, state, row):
+        return row / 2
+
+    def fold(self, state, mean):
+        return state + mean
+
+    def apply(self, params, state):
+        return params + state
+
+
+SUMS = dataclasses.replace(SHUFFLED, full_sums=FullSums(2, 2.0, 8.0))
+
+
+def test_a_refined_run_is_the_run_and_its_sums_and_its_guarantee_that_of_both():
+    of, ends = dataclasses.replace(SUMS, full_sums=FullSums(2, 1e-5, 8.0)), []
+    for how in ({}, {"mechanism": of, "refinement": Shifted()}):
+        with pytest.warns(UserWarning, match="NO GUARANTEE"):
+            ends.append(trained(root=RootKey.from_insecure_seed(1), audit=False, **how).params)
+    plain, found = ends
+    np.testing.assert_allclose(found - plain, data()["x"].mean(0), atol=1e-4)
+    guarantee = trained(mechanism=SUMS, refinement=Shifted(), audit=False).guarantee
+    assert guarantee.epsilon == Guarantee.of(SUMS, 1 / N).epsilon
+    assert guarantee.epsilon.upper > trained(audit=False).guarantee.epsilon.upper
+    assert not guarantee.scope
+
+
+def test_the_audit_of_a_refined_run_is_of_both_programs():
+    count = re.compile(r"passed (\d+) checks")
+    plain = audited(trained())
+    both = audited(trained(mechanism=SUMS, refinement=Shifted()))
+    assert int(count.search(both)[1]) > 1.8 * int(count.search(plain)[1])
+    assert "and those of the sums over all rows" in both
+
+
+def test_a_run_whose_sums_fail_their_audit_never_begins(monkeypatch):
+    def twice(*parts):
+        sound = dpsgd(*parts)
+        return sound._replace(clipped_sum=functools.partial(doubled, sound.clipped_sum))
+
+    monkeypatch.setattr(refinement, "dpsgd", twice)
+    root, seen = RootKey.from_entropy(), []
+    wanted = "of sums over all rows: an example moves the sum by at most C"
+    of = dataclasses.replace(SUMS, full_sums=FullSums(2, 2.0, 0.1))  # which clips
+    with pytest.raises(ValueError, match=wanted):
+        trained(mechanism=of, refinement=Shifted(), root=root, on_block=lambda *of: seen.append(of))
+    assert not seen
+    root.begin_run()  # or raises
+
+
+def test_a_stopped_run_releases_no_sums(monkeypatch):
+    monkeypatch.setattr(trainer, "refine", lambda *of, **how: pytest.fail("sums were released"))
+    for stop in (4, SHUFFLED.num_steps):
+        found = trained(
+            mechanism=SUMS,
+            refinement=Shifted(),
+            audit=False,
+            on_block=lambda done, params, stop=stop: done == stop,
+        )
+        assert f"stopped after {stop} of {SUMS.num_steps} steps" in found.guarantee.scope
+        assert found.guarantee.epsilon == Guarantee.of(SUMS, 1 / N).epsilon
+
+
+def test_sums_and_a_refinement_come_together():
+    with pytest.raises(ValueError, match="give it full_sums"):
+        trained(refinement=Shifted())
+    with pytest.raises(ValueError, match="refinement="):
+        trained(mechanism=SUMS)
+
+
+@pytest.mark.parametrize("audit", [True, False])
+def test_a_refinement_that_could_see_other_rows_is_refused_before_its_run_begins(audit):
+    class Mixing(Shifted):
+        def reads(self, params, example):
+            return shared(example["x"])
+
+    root = RootKey.from_entropy()
+    with pytest.raises(ValueError, match="custom_vmap"):
+        trained(mechanism=SUMS, refinement=Mixing(), root=root, audit=audit)
+    root.begin_run()
