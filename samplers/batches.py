@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -143,8 +144,7 @@ class BatchSource:
             starts.append(len(members))
         done = len(starts) - 1
         shape = max(len(members), passes or 0), sampler.padded_batch_size
-        indices = np.zeros(shape, dtype=np.int32)
-        weights = np.zeros(shape, dtype=np.float32)
+        indices, weights = zeros(shape, np.int32), zeros(shape, np.float32)
         for row, examples in enumerate(members):
             if examples.size > shape[1]:
                 raise ValueError(
@@ -155,6 +155,14 @@ class BatchSource:
             weights[row, : examples.size] = 1.0
         starts += [len(members)] * (steps - done)
         return IndexBlock(indices, weights, np.asarray(starts, np.int32), np.int32(done))
+
+
+def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Returns zeros that take no memory until they are written, nor a copy on the way to a CPU."""
+    size, aligned = math.prod(shape) * np.dtype(dtype).itemsize, 64
+    raw = np.zeros(size + aligned, np.uint8)
+    first = -raw.ctypes.data % aligned
+    return raw[first : first + size].view(dtype).reshape(shape)
 
 
 def batch(sampler: BatchSampler, seed: int, step: int) -> IndexBatch:

@@ -11,6 +11,7 @@ from accounting import GaussianProfile, PrivacyProfile
 from samplers.base import (
     MAX_EXAMPLES,
     BatchSampler,
+    EpochPlan,
     Participations,
     check_steps,
     positive_integer,
@@ -34,7 +35,7 @@ class FullBatch(BatchSampler):
     """Size n of the training set, a public number."""
     epochs: int = 1
     """Number E of steps."""
-    max_batch_size: int = 65_536
+    max_batch_size: int = 4_096
     """Rows of one pass, at most."""
 
     def __post_init__(self) -> None:
@@ -96,6 +97,12 @@ class FullBatch(BatchSampler):
         return Participations(
             np.arange(rows.start, rows.stop, dtype=np.int32), np.zeros(len(rows), np.int32)
         )
+
+    def plan(self, seed: int, epoch: int) -> EpochPlan:
+        """Returns the one step of an epoch: all rows, which need not be sorted by step."""
+        del seed, epoch
+        n = self.num_examples
+        return EpochPlan(np.array([0, n]), np.arange(n, dtype=np.int32))
 
     def passes(self, members: np.ndarray, seed: int, step: int) -> list[np.ndarray]:
         """Cuts all rows into passes."""

@@ -90,11 +90,16 @@ def _counts_poison(program: AuditedProgram) -> bool:
 
 
 def _batch(program: AuditedProgram, source: BatchSource, step: int) -> tuple[int, int]:
-    """Returns how many examples a batch has, and how many of these hold a marked row."""
-    block = source.fill(step, step + 1)
-    rows, weights = (x.reshape(-1, program.block) for x in (block.indices, block.weights))
-    real = weights.max(axis=1) > 0
-    return int(real.sum()), int((program.marked[rows].any(axis=1) & real).sum())
+    """Returns how many examples a batch has, and how many of these hold a marked row.
+
+    The first as a step counts them: in float32, pass by pass, which beyond 2^24 rounds.
+    """
+    block = source.fill(step, step + 1, passes=1)  # of nobody, too
+    shape = len(block.indices), -1, program.block
+    rows, weights = (x.reshape(shape) for x in (block.indices, block.weights))
+    real = weights.max(axis=2) > 0
+    counted = np.cumsum(real.sum(axis=1), dtype=np.float32)
+    return int(counted[-1]), int((program.marked[rows].any(axis=2) & real).sum())
 
 
 def _same(

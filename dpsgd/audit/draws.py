@@ -27,6 +27,7 @@ _LARGE = 4_000_000  # examples: of more, a few epochs are drawn, and some chunks
 _OF_LARGE = 6  # draws
 _WATCHED = 2_000_000  # examples, of so many
 _BLOCK_STEPS = 64
+_PART = 2**20  # entries that are counted together
 _AHEAD = 4  # seeds whose epochs are read ahead: each has a thread
 _BITS = 6  # of the number of a draw: so many are compared in all pairs
 _SHARED = 30_000_000  # entries that pairs share, about, at most
@@ -154,10 +155,13 @@ class Draws:
         self.rows = int(self.chunk_rows.sum())
         self.lot = Lot(law.units if law else None, self.rows, seed)
         redrawn = law is None or law.redrawn
+        certain = law is not None and law.certain
         self.fault, self.cut = "", False
         self.all: list[Draw] = []
         self.seeds: list[int] = []
-        for number, epochs in enumerate(_wanted(sampler, redrawn, large=self._large)):
+        for number, epochs in enumerate(
+            _wanted(sampler, redrawn, certain=certain, large=self._large)
+        ):
             self.seeds.append(_other(seed, number))
             self.all += self._read(number, epochs)
         fixed = law is not None and law.batch_sizes is not None
@@ -236,14 +240,21 @@ class Draws:
                 block_steps=_BLOCK_STEPS,
             )
             for steps, block in blocks:
-                examples, at = self._entries(block, steps.start)
-                for epoch in range(steps.start // length, -(-steps.stop // length)):
-                    mine = slice(*np.searchsorted(at, [epoch * length, (epoch + 1) * length]))
-                    part = examples[mine], at[mine] - epoch * length
-                    parts.setdefault(epoch, []).append(part)
-                    if (epoch + 1) * length <= steps.stop:
-                        whole = map(np.concatenate, zip(*parts.pop(epoch), strict=True))
-                        yield self._made(number, epoch, *whole)
+                entries = self._entries(block, steps.start)
+                del block  # of many millions of rows, what lingers is felt
+                yield from self._ended(number, steps, *entries, parts)
+                del entries
+
+    def _ended(
+        self, number: int, steps: range, examples: np.ndarray, at: np.ndarray, parts: dict
+    ) -> Iterator[Draw]:
+        """Yields the epochs that end in a block of steps; the rest of it is kept in `parts`."""
+        length = self.steps
+        for epoch in range(steps.start // length, -(-steps.stop // length)):
+            mine = slice(*np.searchsorted(at, [epoch * length, (epoch + 1) * length]))
+            parts.setdefault(epoch, []).append((examples[mine], at[mine] - epoch * length))
+            if (epoch + 1) * length <= steps.stop:
+                yield self._made(number, epoch, *_together(parts.pop(epoch)))
 
     def _entries(self, block, first: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns what counts of a block: examples, and steps of the run."""
@@ -273,9 +284,9 @@ class Draws:
             present = np.zeros(n, bool)
             present[examples] = True
             strays = n + examples.size - 2 * int(np.count_nonzero(present))
-        sizes = np.bincount(steps, minlength=self.steps)
+        sizes = _counts(steps, self.steps)
         chunks = examples // self._width
-        by_chunk = np.bincount(chunks, minlength=self._slot.size)
+        by_chunk = _counts(chunks, self._slot.size)
         if self._large:
             some = self._slot[chunks] >= 0
             examples, steps, chunks = examples[some], steps[some], chunks[some]
@@ -289,13 +300,32 @@ class Draws:
         return Draw(number, epoch, places.astype(np.int32), when, sizes, by_chunk, strays)
 
 
-def _wanted(sampler: BatchSampler, redrawn: bool, *, large: bool) -> list[list[range]]:
+def _together(parts: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+    """Returns the columns of parts of a table; of one part, its own."""
+    if len(parts) == 1:
+        return list(parts[0])
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def _counts(numbers: np.ndarray, length: int) -> np.ndarray:
+    """Returns how often each number below `length` comes, without a copy of all in 64 bits."""
+    found = np.zeros(length, np.int64)
+    for start in range(0, numbers.size, _PART):
+        found += np.bincount(numbers[start : start + _PART], minlength=length)
+    return found
+
+
+def _wanted(
+    sampler: BatchSampler, redrawn: bool, *, certain: bool, large: bool
+) -> list[list[range]]:
     """Returns the epochs to read under each seed, as ranges."""
     entries = (
         sampler.expected_batch_size * math.prod(sampler.clipped_shape) * sampler.steps_per_epoch
     )
     most = min(_MOST, max(_FEW, sampler.num_examples // 16))
     draws = _OF_LARGE if large else min(most, max(_FIRST + 1, math.ceil(ENTRIES / entries)))
+    if certain:  # each entry of each draw is known
+        draws = 2
     first = 3 if large or not redrawn else max(_FIRST, draws // 4)
     first = min(first, sampler.epochs)
     chosen = {*range(first), sampler.epochs - 1}

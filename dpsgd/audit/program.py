@@ -20,6 +20,7 @@ from dpsgd.training.loop import Block, Layout, Watch, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.programs import put
 from samplers import IndexBlock
+from samplers.batches import zeros
 
 PyTree = Any
 
@@ -305,7 +306,7 @@ class AuditedProgram:
         numbers[at], weights[at] = members, 1.0
         rows = self._starts[numbers][:, None] + np.arange(self.block)
         shape = self.layout.passes, self.mechanism.sampler.padded_batch_size
-        indices, taking = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        indices, taking = zeros(shape, np.int32), zeros(shape, np.float32)
         indices[: self._passes] = rows.reshape(self._passes, -1)
         taking[: self._passes] = weights.reshape(self._passes, -1)
         starts = np.full(self.layout.block_steps + 1, self._passes, np.int32)
@@ -350,7 +351,7 @@ def _columns(
 
     def column(leaf):
         leaf = np.asarray(leaf)
-        made = _zeros((n, *leaf.shape[1:]), leaf.dtype)
+        made = zeros((n, *leaf.shape[1:]), leaf.dtype)
         if made.nbytes <= _SMALL:
             made[:] = leaf[np.arange(n) % count]
         for number, start in enumerate(starts):
@@ -379,11 +380,3 @@ def _hosted(leaf: Any) -> Any:
 
 def _is_float(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
-def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Returns zeros that take no memory until they are written, nor a copy on the way to a CPU."""
-    size, aligned = math.prod(shape) * np.dtype(dtype).itemsize, 64
-    raw = np.zeros(size + aligned, np.uint8)
-    first = -raw.ctypes.data % aligned
-    return raw[first : first + size].view(dtype).reshape(shape)

@@ -35,8 +35,10 @@ def plan_blocks(
     stop = sampler.num_steps if stop is None else stop
     while step < stop:
         block = source.fill(step, min(step + block_steps, stop), steps=block_steps, passes=passes)
-        yield range(step, step + int(block.num_steps)), block
-        step += int(block.num_steps)
+        steps = range(step, step + int(block.num_steps))
+        yield steps, block
+        del block  # it may be large: not to be kept while the next one is made
+        step = steps.stop
 
 
 def with_rows(data: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:

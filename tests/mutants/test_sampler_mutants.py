@@ -17,6 +17,7 @@ from samplers import (
     BatchSource,
     Deterministic,
     EpochPlan,
+    FullBatch,
     Multistage,
     Participations,
     Poisson,
@@ -376,6 +377,58 @@ class LastBatchShort(Shuffle):
         return EpochPlan(np.append(starts[:-1], starts[-1] - 1), examples[:-1])
 
 
+# ------------------------------------------------------------------------------- all rows at once
+
+
+class OneRowLeftOut(FullBatch):
+    """In the middle, where it is no border of anything."""
+
+    def plan(self, seed, epoch):
+        (_, n), examples = super().plan(seed, epoch)
+        return EpochPlan(np.array([0, n - 1]), np.delete(examples, n // 2))
+
+
+class OneRowCountedTwice(FullBatch):
+    def plan(self, seed, epoch):
+        (_, n), examples = super().plan(seed, epoch)
+        return EpochPlan(np.array([0, n + 1]), np.insert(examples, n // 2, examples[n // 2]))
+
+
+class OneRowForAnother(FullBatch):
+    def plan(self, seed, epoch):
+        starts, examples = super().plan(seed, epoch)
+        examples[examples.size // 2] = examples[examples.size // 2 - 1]
+        return EpochPlan(starts, examples)
+
+
+class FirstChunkAlone(FullBatch):
+    def plan(self, seed, epoch):
+        examples = np.arange(CHUNK, dtype=np.int32)
+        return EpochPlan(np.array([0, CHUNK]), examples)
+
+
+class LaterSumsOfTheFirstHalf(FullBatch):
+    def drawn_epoch(self, epoch):
+        return epoch
+
+    def plan(self, seed, epoch):
+        (_, n), examples = super().plan(seed, epoch)
+        return EpochPlan(np.array([0, n // 2 if epoch else n]), examples[: n // 2 if epoch else n])
+
+
+class SumsPassesAgain(FullBatch):
+    """Takes the first pass in the place of the last."""
+
+    def passes(self, members, seed, step):
+        passes = super().passes(members, seed, step)
+        return [*passes[:-1], passes[0][: passes[-1].size]]
+
+
+class SumsOfOnePass(FullBatch):
+    def passes(self, members, seed, step):
+        return super().passes(members, seed, step)[:1]
+
+
 def planted(bug, sampler):
     """Returns a sampler of this kind, with the bug."""
     kind = dataclasses.dataclass(frozen=True)(type(bug.__name__, (bug, type(sampler)), {}))
@@ -392,7 +445,9 @@ MANY = UnitTree.even((60, 2, 4), ("shop", "shelf"))
 UNITS = Multistage(TREE, (3, 2, 4), steps=200)
 POISSON_IN_UNITS = UnitsThenPoisson(UnitTree.even((20, 400), ("shop",)), (4,), 0.3, steps=200)
 OF_USERS = UserPoisson(N, B, EPOCHS, max_contributions=3)
+FULL = FullBatch(N, 4, max_batch_size=64)
 SOUND = [POISSON, BINS, FIXED, SHUFFLE, IN_ORDER, CUT, PASSED, UNITS, POISSON_IN_UNITS, OF_USERS]
+SOUND += [FULL]
 
 CLAIMS = {
     "shuffle claimed as Poisson": (SHUFFLE, POISSON, OFTEN),
@@ -445,6 +500,13 @@ BUGS = {
     LastPassDropped: [(PASSED, PASSES), (dataclasses.replace(PASSED, max_batch_size=40), PASSES)],
     PassesOverlap: [(PASSED, PASSES)],
     LastBatchShort: [(SHUFFLE, ONCE), (SHUFFLE, HOLD)],
+    OneRowLeftOut: [(FULL, ONCE), (FULL, HOLD)],
+    OneRowCountedTwice: [(FULL, READ)],
+    OneRowForAnother: [(FULL, READ)],
+    FirstChunkAlone: [(FULL, READ), (FULL, ONCE), (FULL, HOLD)],
+    LaterSumsOfTheFirstHalf: [(FULL, READ), (FULL, ONCE)],
+    SumsPassesAgain: [(FULL, READ)],
+    SumsOfOnePass: [(FULL, READ), (FULL, ONCE)],
 }
 
 
