@@ -20,11 +20,11 @@ from samplers.truncation import VariableBatchSampler
 class BallsAndBins(VariableBatchSampler):
     """Every example falls into one of the epoch's T = ceil(n / b) batches, all independently.
 
-    Guarantees (before truncation, see `overflow`):
+    Guarantees (before truncation, see `overflow`; c = `cycle_length` is 1 by default):
       * Each example takes part exactly once an epoch.
-      * Its step is uniform on the T steps and independent of all other examples'; and of other
-        epochs' where `assignment` is "redrawn".
-      * A batch has a Binomial(n, 1 / T) number of examples; it may be empty.
+      * Its step is uniform on the T / c steps of its group, which are all steps where c = 1, and
+        independent of all other examples'; and of other epochs' where `assignment` is "redrawn".
+      * A batch has a Binomial(n, 1 / T) number of examples where c = 1; it may be empty.
 
     Source: L. Chua et al., Balls-and-Bins Sampling for DP-SGD (AISTATS 2025), Algorithm 2.
     """
@@ -39,8 +39,8 @@ class BallsAndBins(VariableBatchSampler):
 
     @property
     def sampling_prob(self) -> float:
-        """Probability 1 / T that an example takes part in a given step."""
-        return 1.0 / self.steps_per_epoch
+        """Probability c / T that an example takes part in a given step of its group."""
+        return self.cycle_length / self.steps_per_epoch
 
     @property
     def independent_steps(self) -> int:
@@ -48,9 +48,10 @@ class BallsAndBins(VariableBatchSampler):
         return self.steps_per_epoch * (self.epochs if self.assignment == "redrawn" else 1)
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the profile of E epochs of T bins, and of truncation.
+        """Returns the profile of E epochs of T / c bins, and of truncation.
 
-        One epoch is (1/T) sum_t N(e_t, sigma^2 I) against N(0, sigma^2 I), attained; redrawn epochs
+        Groups are public, so that an example falls into one of T / c known steps; with T for T / c,
+        one epoch is (1/T) sum_t N(e_t, sigma^2 I) against N(0, sigma^2 I), attained; redrawn epochs
         are independent, so they compose; a fixed assignment shows the same bin E times, which is
         one epoch with noise sigma / sqrt(E).
 
@@ -58,7 +59,7 @@ class BallsAndBins(VariableBatchSampler):
         """
         return self.with_truncation(
             BallsAndBinsProfile(
-                noise_multiplier, self.steps_per_epoch, self.epochs, assignment=self.assignment
+                noise_multiplier, self.group_steps, self.epochs, assignment=self.assignment
             ),
             self.independent_steps,
         )
@@ -81,13 +82,14 @@ class BallsAndBins(VariableBatchSampler):
         return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(stretches))))
 
     def row_law(self) -> IndependentRows:
-        """Returns the law: rows are independent, each with one uniform step of an epoch."""
+        """Returns the law: rows are independent, each with one uniform step of its group."""
         return IndependentRows(
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
             once=True,
             redrawn=self.assignment == "redrawn",
             probability=self.sampling_prob,
+            cycle_length=self.cycle_length,
         )
 
     def drawn_epoch(self, epoch: int) -> int:
@@ -98,5 +100,6 @@ class BallsAndBins(VariableBatchSampler):
         """Draws the rows of one chunk: one bin for each example."""
         rows = self.chunk_range(chunk)
         key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), chunk)
-        steps = uniform_integers(key, self.steps_per_epoch, len(rows))
-        return Participations(np.arange(rows.start, rows.stop, dtype=np.int32), steps)
+        examples = np.arange(rows.start, rows.stop, dtype=np.int32)
+        bins = uniform_integers(key, self.group_steps, len(rows))
+        return Participations(examples, self.steps_of(examples, bins))

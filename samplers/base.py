@@ -11,7 +11,7 @@ import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -92,10 +92,16 @@ class BatchSampler(abc.ABC):
     Most have n, b and E, see `EpochSampler`.
     """
 
-    separation: ClassVar[int] = 1
-    """The privacy cost holds for noise that is correlated over so many consecutive steps at most;
-    1 is independent noise. More takes a proof of its own where the cost counts on nobody knowing
-    the steps of an example; where it holds for known steps, they must be so far apart."""
+    @property
+    def separation(self) -> int:
+        """Least distance of any two steps that one example may take part in.
+
+        The privacy cost holds for noise that is correlated over so many consecutive steps at most
+        (`dpsgd.noise.base.Noise` has the proof); 1 is independent noise. The steps must be a public
+        set, or such that the cost holds whatever they are. That those in which the example does
+        take part are so far apart is not enough.
+        """
+        return 1
 
     if TYPE_CHECKING:  # fields of the one sampler, properties of the other
 
@@ -191,6 +197,17 @@ class BatchSampler(abc.ABC):
         Args:
           noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
         """
+
+    def correlated_privacy(self, noise_multiplier: float) -> PrivacyProfile:
+        """Returns what all steps cost under noise that is correlated over up to `separation`.
+
+        As much as under independent noise; the lower end, too, where an example has its last step
+        `separation` steps or more before the run's last, and constant gradients.
+
+        Args:
+          noise_multiplier: As for `privacy`.
+        """
+        return self.privacy(noise_multiplier)
 
     def row_law(self) -> RowLaw:
         """Returns the law of the participation matrix, with which audits compare the draws.

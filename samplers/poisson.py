@@ -19,15 +19,24 @@ from samplers.truncation import VariableBatchSampler
 class Poisson(VariableBatchSampler):
     """Every example takes part in every step with probability q = b / n, all independently.
 
-    Guarantees (before truncation, see `overflow`):
-      * The entries of the participation matrix are independent and equal to 1 with probability q.
-      * A batch has a Binomial(n, q) number of examples; it may be empty.
+    Guarantees (before truncation, see `overflow`; c = `cycle_length` is 1 by default):
+      * The entries of the participation matrix are independent and equal to 1 with probability c q
+        in the steps of an example's group, which are all steps where c = 1, and 0 in others.
+      * A batch has a Binomial(n, q) number of examples where c = 1; it may be empty.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cycle_length * self.batch_size > self.num_examples:
+            raise ValueError(
+                f"cycle_length * batch_size must be at most num_examples = {self.num_examples}, "
+                f"got {self.cycle_length} * {self.batch_size}: a group has no batch_size examples"
+            )
 
     @property
     def sampling_prob(self) -> float:
-        """Probability q = b / n that an example takes part in a step."""
-        return self.batch_size / self.num_examples
+        """Probability c q = c b / n that an example takes part in a step of its group."""
+        return self.cycle_length * self.batch_size / self.num_examples
 
     @property
     def independent_steps(self) -> int:
@@ -39,7 +48,7 @@ class Poisson(VariableBatchSampler):
 
         In each step the example is in the sum with probability q, whatever happened in the others:
         ((1 - q) N(0, sigma^2) + q N(1, sigma^2))^(T E) against N(0, sigma^2)^(T E) dominates, and
-        is attained.
+        is attained. Where c > 1, groups are public, and those are T E / c steps at probability c q.
 
         Source: Y. Zhu, J. Dong, Y.-X. Wang, Optimal Accounting of Differential Privacy via
         Characteristic Function (2022), for the pair; accounting.profiles.poisson for its
@@ -48,18 +57,26 @@ class Poisson(VariableBatchSampler):
         return self.privacy_of(noise_multiplier, [range(self.num_steps)])
 
     def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
-        """Returns the profile of as many steps as the stretches have: all steps are independent."""
-        steps = sum(map(len, stretches))
-        profile = PoissonProfile(noise_multiplier, self.sampling_prob, steps)
-        return self.with_truncation(profile, steps)
+        """Returns the profile of as many steps as the stretches have: all steps are independent.
+
+        Where c > 1, of the group that has most.
+        """
+        cycle = self.cycle_length
+        most = max(
+            sum(len(range(s.start + (g - s.start) % cycle, s.stop, cycle)) for s in stretches)
+            for g in range(cycle)
+        )
+        profile = PoissonProfile(noise_multiplier, self.sampling_prob, most)
+        return self.with_truncation(profile, sum(map(len, stretches)))
 
     def row_law(self) -> IndependentRows:
-        """Returns the law: all entries are independent."""
+        """Returns the law: all entries of a group's examples and steps are independent."""
         return IndependentRows(
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
             once=False,
             probability=self.sampling_prob,
+            cycle_length=self.cycle_length,
         )
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
@@ -67,11 +84,12 @@ class Poisson(VariableBatchSampler):
         rows = self.chunk_range(chunk)
         with localcontext() as context:  # 1 - b/n to 50 digits: right for small q
             context.prec = 50
-            kept = Decimal(self.num_examples - self.batch_size) / Decimal(self.num_examples)
+            left = self.num_examples - self.cycle_length * self.batch_size
+            kept = Decimal(left) / Decimal(self.num_examples)
         rate = exponential_rate(kept)
         trials = bernoulli_successes(
-            Key(seed, Stream.PARTICIPATION, epoch, chunk), rate, len(rows) * self.steps_per_epoch
+            Key(seed, Stream.PARTICIPATION, epoch, chunk), rate, len(rows) * self.group_steps
         )
         steps = trials // len(rows)  # with a remainder by hand: many times faster than divmod
-        offsets = trials - steps * len(rows)
-        return Participations((rows.start + offsets).astype(np.int32), steps.astype(np.int32))
+        examples = (rows.start + trials - steps * len(rows)).astype(np.int32)
+        return Participations(examples, self.steps_of(examples, steps.astype(np.int32)))

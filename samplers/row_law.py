@@ -8,6 +8,7 @@ drawn at the run's own size and held against it.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +43,7 @@ class RowLaw(abc.ABC):
       batch_sizes: Rows of each batch of an epoch, int64[T]; None where they are random.
       leaf_probability: With which each example of a drawn innermost unit takes part by itself; None
         where they do not.
+      cycle_length: c: example i takes part in steps t = i mod c alone.
     """
 
     steps_per_epoch: int
@@ -53,6 +55,7 @@ class RowLaw(abc.ABC):
     any_order: bool = False
     batch_sizes: np.ndarray | None = None
     leaf_probability: float | None = None
+    cycle_length: int = 1
 
     @property
     def units(self) -> np.ndarray | None:
@@ -80,22 +83,34 @@ class RowLaw(abc.ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IndependentRows(RowLaw):
-    """All rows are independent, and take part in each step with one probability.
+    """All rows are independent, and take part in each step of theirs with one probability.
 
     Attributes:
-      probability: Of each entry to be 1.
+      probability: Of each entry to be 1 that may be.
     """
 
     probability: float
     independent: bool = True
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
-        """Returns the probability."""
-        return np.asarray(self.probability)
+        """Returns the probability in the steps of an example's group, else 0."""
+        if self.cycle_length == 1:
+            return np.asarray(self.probability)
+        own = (np.asarray(examples) - steps) % self.cycle_length == 0
+        return np.where(own, self.probability, 0.0)
 
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns its square."""
-        return np.asarray(self.probability**2)
+        """Returns the product of both rates."""
+        return np.asarray(self.rate(first, steps) * self.rate(second, steps))
+
+    def folded(self) -> IndependentRows:
+        """Returns the law of where an example's steps lie among those of its group.
+
+        These are independent from row to row, whatever the groups: the law of a sampler with T / c
+        steps, and no groups.
+        """
+        length = self.steps_per_epoch // self.cycle_length
+        return dataclasses.replace(self, steps_per_epoch=length, cycle_length=1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -143,7 +158,7 @@ class KnownOrder(RowLaw):
 
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
         """Returns 1 in the step of both, else 0."""
-        return self.rate(first, steps) * self.rate(second, steps)
+        return np.asarray(self.rate(first, steps) * self.rate(second, steps))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from accounting import PoissonProfile, PrivacyProfile, ShuffleProfile, epsilon
+from accounting.profiles.upper_end import UpperEnd
 from samplers.base import EpochPlan, EpochSampler, Participations, group
 from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
 from samplers.row_law import RandomOrder
@@ -55,6 +56,19 @@ class Shuffle(EpochSampler):
         several epochs Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024).
         """
         return ShuffleProfile(noise_multiplier, self.steps_per_epoch, self.epochs, order=self.order)
+
+    @property
+    def separation(self) -> int:
+        """An epoch where the order is fixed: the cost holds for any known order."""
+        return self.steps_per_epoch if self.order == "fixed" else 1
+
+    def correlated_privacy(self, noise_multiplier: float) -> PrivacyProfile:
+        """Returns the upper end of `privacy`, which is the cost of a known order.
+
+        The lower end is not proved: it permutes sums of independent noise.
+        """
+        profile = self.privacy(noise_multiplier)
+        return profile if self.separation == 1 else UpperEnd(profile)
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
         """Returns what the common practice of taking this run for Poisson's would have claimed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -50,7 +50,15 @@ def cut(members: np.ndarray, size: int, seed: int, step: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class VariableBatchSampler(EpochSampler, abc.ABC):
-    """A sampler whose batches have a Binomial(n, sampling_prob) number of examples each.
+    """A sampler whose batches have a binomial number of examples each.
+
+    Where c = `cycle_length` is above 1, example i takes part only in steps t = i mod c, counted
+    over the whole run: its *group*. Any two steps that it may take part in are then c apart or
+    more, which is what noise that is correlated over c steps asks for. Groups are public, and
+    protect nothing: the fewer steps a group has in an epoch, the less sampling amplifies. An
+    epoch has a multiple of c steps. Each step draws from one group, of m = n / c examples, rounded
+    up or down; a batch has Binomial(m, sampling_prob) of them, in the mean the public divisor or
+    less than sampling_prob more or fewer.
 
     Where `overflow` is "truncate", a batch of more than B = `padded_batch_size` examples is cut to
     B of them, each choice being equally likely. The guarantee pays for it: whether any of the run's
@@ -62,7 +70,7 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
     The default B is the smallest for which (1 + e^eps) tau <= 1e-5 delta at eps = 10, hence at any
     smaller eps: about 7 standard deviations above the mean. At a larger eps the cost is larger, and
     always part of `privacy`. The bound on tau is (number of batches drawn) *
-    Pr[Binomial(n, sampling_prob) > B].
+    Pr[Binomial(ceil(n / c), sampling_prob) > B]: a larger group overflows more often.
 
     Source: L. Chua et al., Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024),
     Proposition 3.2 and Theorem 3.3.
@@ -76,9 +84,19 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
     overflow: Literal["truncate", "accumulate"] = "truncate"
     """What is done with a larger batch. truncate: drop the excess at random, and pay for it in
     delta; accumulate: take several passes for one update, nothing is dropped and nothing paid."""
+    cycle_length: int = field(default=1, kw_only=True)
+    """Steps after which those come again that an example may take part in: example i, in steps i,
+    i + cycle_length, and so on. Noise may be correlated over so many steps."""
 
     def __post_init__(self) -> None:
+        cycle = positive_integer("cycle_length", self.cycle_length)
+        object.__setattr__(self, "cycle_length", cycle)
         super().__post_init__()
+        if cycle > super().steps_per_epoch:
+            raise ValueError(
+                f"cycle_length must be at most the {super().steps_per_epoch} steps of an epoch, "
+                f"got {cycle}: take a smaller one, or smaller batches"
+            )
         if self.overflow not in ("truncate", "accumulate"):
             raise ValueError(f'overflow must be "truncate" or "accumulate", got {self.overflow!r}')
         check_target_delta(self.target_delta)
@@ -91,7 +109,7 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
         """The `padded_batch_size` where `max_batch_size` is None."""
         delta = 1.0 / self.num_examples if self.target_delta is None else self.target_delta
         return default_max_batch_size(
-            self.num_examples, self.sampling_prob, self.independent_steps, delta
+            self.largest_group, self.sampling_prob, self.independent_steps, delta
         )
 
     @property
@@ -102,7 +120,7 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
     @property
     @abc.abstractmethod
     def sampling_prob(self) -> float:
-        """Probability that an example takes part in a given step."""
+        """Probability that an example takes part in a given step of its group."""
 
     @property
     @abc.abstractmethod
@@ -111,8 +129,28 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
 
     @property
     def expected_batch_size(self) -> float:
-        """Mean n * sampling_prob of a batch's size, by which the noisy sum is divided."""
-        return self.num_examples * self.sampling_prob
+        """Mean n * sampling_prob / c of a batch's size, by which the noisy sum is divided."""
+        return self.num_examples * self.sampling_prob / self.cycle_length
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps T of one epoch: ceil(n / b), rounded up to a multiple of the cycle."""
+        return -(-super().steps_per_epoch // self.cycle_length) * self.cycle_length
+
+    @property
+    def group_steps(self) -> int:
+        """Steps of an epoch that an example may take part in: T / c."""
+        return self.steps_per_epoch // self.cycle_length
+
+    @property
+    def largest_group(self) -> int:
+        """Examples of the largest group: ceil(n / c)."""
+        return -(-self.num_examples // self.cycle_length)
+
+    @property
+    def separation(self) -> int:
+        """The cycle: an example's steps are that far apart, in all epochs."""
+        return self.cycle_length
 
     @property
     def accumulates(self) -> bool:
@@ -127,6 +165,16 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
         probability below 1e-5 delta; it gets them all the same.
         """
         return -(-self.default_batch_size // self.padded_batch_size) if self.accumulates else 1
+
+    def steps_of(self, examples: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Returns the steps of an epoch that have these places among those of the examples' groups.
+
+        Args:
+          examples: int32[entries].
+          places: In [0, group_steps): int32[entries].
+        """
+        cycle = self.cycle_length
+        return places if cycle == 1 else places * np.int32(cycle) + examples % np.int32(cycle)
 
     def terms(self) -> dict[str, Any]:
         """Returns what the cost depends on, the cap that is in use among it."""
@@ -144,9 +192,9 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
           num_batches: How many batches the mechanism draws.
         """
         cap = self.padded_batch_size
-        if self.accumulates or cap >= self.num_examples:
+        if self.accumulates or cap >= self.largest_group:
             return profile
-        log_psi = log_overflow_probability(self.num_examples, self.sampling_prob, cap)
+        log_psi = log_overflow_probability(self.largest_group, self.sampling_prob, cap)
         return TruncatedProfile(profile, num_batches, log_psi)
 
     def passes(self, members: np.ndarray, seed: int, step: int) -> list[np.ndarray]:

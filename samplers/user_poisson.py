@@ -25,6 +25,11 @@ class UserPoisson(Poisson):
     def __post_init__(self) -> None:
         check_count("max_contributions", self.max_contributions)
         super().__post_init__()
+        if self.cycle_length > 1:
+            raise ValueError(
+                "cycle_length keeps the steps of an example apart, and not those of a user, whose "
+                f"examples are of several groups: UserPoisson has none, got {self.cycle_length}"
+            )
 
     @property
     def unit(self) -> str:

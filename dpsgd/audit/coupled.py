@@ -65,7 +65,8 @@ def coupled_audit(
     checks = sum_checks(program) + update_checks(program) + block_checks(program)
     checks += noise_checks(program)
     sampler = mechanism.sampler
-    checks += sampler_checks(sampler, claimed or sampler, seed=root.sampling_seed(0))
+    seed, bands = root.sampling_seed(0), mechanism.noise.bands
+    checks += sampler_checks(sampler, claimed or sampler, seed=seed, bands=bands)
     return AuditReport(tuple(checks))
 
 

@@ -7,6 +7,7 @@ the 128th in front, and have the first epochs again.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator
@@ -174,6 +175,19 @@ class Draws:
         # Which innermost units the draws have examples of, and of how many.
         self.held = [self.lot.units(draw.examples) for draw in self.all] if units else []
         self.independent = [d for d in self.all if redrawn or d.epoch == 0]
+
+    def folded(self, cycle_length: int) -> Draws:
+        """Returns these draws with the steps of an example counted among those of its group."""
+        folded = copy.copy(self)
+        folded.steps = self.steps // cycle_length
+
+        def fold(draw: Draw) -> Draw:
+            sizes = draw.sizes.reshape(-1, cycle_length).sum(axis=1)
+            return draw._replace(steps=draw.steps // np.int32(cycle_length), sizes=sizes)
+
+        folded.all = [fold(draw) for draw in self.all]
+        folded.independent = [fold(draw) for draw in self.independent]
+        return folded
 
     @cached_property
     def merged(self) -> tuple[list[Draw], np.ndarray, np.ndarray]:

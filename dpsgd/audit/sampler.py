@@ -22,12 +22,16 @@ from dpsgd.audit.cuts import cut_checks
 from dpsgd.audit.draws import Draws
 from dpsgd.audit.shares import share_checks
 from samplers import BatchSampler, RowLaw
-from samplers.row_law import stated_law
+from samplers.row_law import IndependentRows, stated_law
 
 READ = "the batches are the rows that were claimed"
 
+_SEPARATED = 1_000_000  # participations of which the steps are compared, about
 
-def sampler_checks(sampler: BatchSampler, claimed: BatchSampler, *, seed: int) -> list[Check]:
+
+def sampler_checks(
+    sampler: BatchSampler, claimed: BatchSampler, *, seed: int, bands: int = 1
+) -> list[Check]:
     """Checks the draws of `sampler` against the law that the guarantee of `claimed` assumes.
 
     A check that fails where others rely on what it says is the last one.
@@ -36,6 +40,7 @@ def sampler_checks(sampler: BatchSampler, claimed: BatchSampler, *, seed: int) -
       sampler: Who draws, at its own n, b and E.
       claimed: Whose guarantee is claimed; the same object, unless a claim about another is tested.
       seed: Of the draws; must not be the run's.
+      bands: Steps over which the noise is correlated.
     """
     law = stated_law(claimed)
     if law is not None and law.units is not None and law.units.shape[1] != sampler.num_examples:
@@ -54,8 +59,8 @@ def sampler_checks(sampler: BatchSampler, claimed: BatchSampler, *, seed: int) -
     checks.append(_length(sampler, law))
     if law.once:
         checks.append(_bounded_participation(draws, law))
-    if claimed.separation > 1:
-        checks.append(_separation(draws, claimed.separation))
+    if bands > 1:
+        checks.append(_separation(draws, law, bands, claimed.separation))
     if law.any_order and claimed is not sampler:
         return checks
     if sampler.steps_per_epoch != law.steps_per_epoch:
@@ -71,6 +76,12 @@ def sampler_checks(sampler: BatchSampler, claimed: BatchSampler, *, seed: int) -
             return checks
     if law.certain:
         return [*checks, _certain(draws, law)]
+    if law.cycle_length > 1:
+        groups = _groups(draws, law)
+        if not (groups.passed and isinstance(law, IndependentRows)):
+            return [*checks, groups]
+        checks.append(groups)
+        draws, law = draws.folded(law.cycle_length), law.folded()
     return checks + share_checks(draws, law) + coincidence_checks(draws, law)
 
 
@@ -123,21 +134,42 @@ def _bounded_participation(draws: Draws, law: RowLaw) -> Check:
     )
 
 
-def _separation(draws: Draws, claimed: int) -> Check:
-    """Two participations of an example are as many steps apart as correlated noise relies on."""
-    length, nearest = draws.steps, draws.sampler.num_steps
-    for seed in range(len(draws.seeds)):
-        of_seed = [draw for draw in draws.all if draw.seed == seed]
-        examples = np.concatenate([draw.examples for draw in of_seed])
-        steps = np.concatenate([draw.steps + draw.epoch * length for draw in of_seed])
-        order = np.lexsort((steps, examples))
-        apart = np.diff(steps[order])[np.diff(examples[order]) == 0]
-        nearest = min(nearest, int(apart.min(initial=nearest)))
+def _separation(draws: Draws, law: RowLaw | None, bands: int, priced: int) -> Check:
+    """Two steps of an example are as far apart as correlated noise relies on.
+
+    Two that it may take part in: under whatever seed; under one seed where any order is priced.
+    """
+    length, end = draws.steps, draws.sampler.num_steps
+    entries = np.cumsum([draw.examples.size for draw in draws.all])
+    some = draws.all[: max(2, int(np.searchsorted(entries, _SEPARATED)))]
+    seeds = sorted({draw.seed for draw in some})
+    nearest = end
+    for together in [[seed] for seed in seeds] if law is not None and law.any_order else [seeds]:
+        keys = [
+            draw.examples.astype(np.int64) * end + (draw.steps + draw.epoch * length)
+            for draw in some
+            if draw.seed in together
+        ]
+        examples, steps = np.divmod(np.unique(np.concatenate(keys)), end)
+        apart = np.diff(steps)[np.diff(examples) == 0]
+        nearest = min(nearest, int(apart.min(initial=end)))
     return Check(
-        "participations are as far apart as claimed",
-        nearest >= claimed,
-        f"{nearest} steps, {claimed} priced",
+        "participations are as far apart as correlated noise needs",
+        min(nearest, priced) >= bands,
+        f"{nearest} steps, {priced} priced, noise of {bands} bands",
     )
+
+
+def _groups(draws: Draws, law: RowLaw) -> Check:
+    """Everybody takes part in the steps of their group alone."""
+    cycle = law.cycle_length
+    wrong = sum(
+        int(np.count_nonzero((draws.numbers(draw.examples) - draw.steps) % cycle))
+        for draw in draws.all
+    )
+    entries = sum(draw.examples.size for draw in draws.all)
+    detail = f"{wrong:,} of {entries:,} participations do not"
+    return Check("everybody keeps to the steps of their group", wrong == 0, detail)
 
 
 def _batches(draws: Draws, law: RowLaw) -> Check:

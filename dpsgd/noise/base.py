@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from accounting import PrivacyProfile
+from accounting.profiles.upper_end import UpperEnd
 from dpsgd.noise.grid import SecureGrid, secure_grid
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler
@@ -30,14 +31,41 @@ class Noise(abc.ABC):
     coordinate, z standard normal and independent. M is lower triangular, each of its columns has
     norm at most 1, and at most `bands` entries from the diagonal down. Independent noise has M = 1.
 
-    **What it costs.** M is public and invertible, so the releases are worth M S + sigma C z. An
-    example that takes part in step t moves M S by column t of M times its gradient: at most C in
-    norm, in the steps t to t + bands - 1. Where its steps are known, and no two of them are less
-    than `bands` apart, these do not overlap, and it moves M S, participation by participation, as
-    it would move sums under independent noise. Where a price counts on nobody knowing the steps,
-    distance is not enough: the columns of two steps that it may have taken part in are not
-    orthogonal, and less is hidden by not knowing which of them it was. A sampler says what is
-    proved of its own price: `BatchSampler.separation`.
+    **What it costs.** M is public and invertible, so the releases are worth M S + sigma C z. Let
+    *any two steps that one example may take part in* be `bands` apart or more, and these steps be
+    public (`BatchSampler.separation`). Then it costs what the same sampler does under independent
+    noise. For the example that is zeroed out or not, let s be such a step,
+    u_s its clipped gradient there (|u_s| <= C, chosen in view of what was released before s), and
+    m_s column s of M, which reaches from row s to row s + bands - 1.
+
+    1. Given who else takes part, what others add to a row is a function of earlier releases; x_t is
+       row t without it. If the example is zeroed out, all x_t are independent N(0, (sigma C)^2 I).
+       If it takes part in step s, the likelihood of its rows grows by the factor
+
+           L_s = exp(<u_s, sum_t M_ts x_t> / (sigma C)^2 - |u_s|^2 |m_s|^2 / (2 (sigma C)^2)),
+
+       and those of different steps by the product of such factors, as they have no row in common.
+    2. So the likelihood ratio of the run is the mean, over the law of who takes part when, of
+       products of factors: a polynomial, affine in each L_s, with coefficients that are not
+       negative and made of other factors.
+    3. Take the last s. Given all that is known before step s, which fixes u_s and all other
+       factors, L_s = exp(a Z - a^2 / 2) with Z standard normal and a = |u_s| |m_s| / (sigma C) <= 1
+       / sigma. As a function of a^2 that is a martingale: it grows in convex order. So replacing it
+       by exp(Z' / sigma - 1 / (2 sigma^2)), with a Z' of its own, makes the mean of every convex
+       function of the ratio larger or leaves it as it is. Then take the step before s, and so on.
+    4. What is left is the ratio of the same sampler with independent noise, and delta(epsilon), in
+       both directions, is the mean of a convex function of the ratio where the example is zeroed
+       out: (X - e^eps)_+ and (1 - e^eps X)_+.
+
+    Constant gradients attain it where columns have norm 1 and none of the example's is cut off by
+    the end of the run. None of this needs signs of M, or groups of equal size. In a generation that
+    is begun anew (other keys, no history) rows are new, so M has a block for each generation, whose
+    columns are cut off at its end; all pairs of a step and a generation are columns of their own,
+    and stretches compose as they do under independent noise.
+
+    Distance between the steps in which the example *does* take part is not enough: plain
+    balls-and-bins keeps one step an epoch, but the columns of two steps that it may have taken part
+    in are not orthogonal, and less is hidden by not knowing which of them it was.
 
     Source: C. A. Choquette-Choo, A. Ganesh, R. McKenna, H. B. McMahan, K. Rush, A. Thakurta, Z. Xu,
     (Amplified) Banded Matrix Factorization (NeurIPS 2023); S. Denisov, H. B. McMahan, K. Rush,
@@ -71,6 +99,8 @@ class Noise(abc.ABC):
     def init(self, like: PyTree) -> PyTree:
         """Returns what `add` needs to know of earlier steps, before the first; empty by default.
 
+        A generation that is begun anew begins with it, wherever it begins.
+
         It is part of `TrainState` and of checkpoints, and as secret as the root: whoever has it can
         subtract noise.
 
@@ -100,38 +130,37 @@ class Noise(abc.ABC):
     def privacy(self, sampler: BatchSampler, noise_multiplier: float) -> PrivacyProfile:
         """Returns what a whole run costs: what it would under independent noise, or a refusal.
 
+        The class has the proof.
+
         Raises:
           ValueError: if the sampler's guarantee does not hold for noise of so many bands.
         """
         self._check_separation(sampler)
-        return sampler.privacy(noise_multiplier)
+        if self.bands == 1:
+            return sampler.privacy(noise_multiplier)
+        return sampler.correlated_privacy(noise_multiplier)
 
     def privacy_of(
         self, sampler: BatchSampler, noise_multiplier: float, stretches: Sequence[range]
     ) -> PrivacyProfile:
         """Bounds from above what parts of a run cost together, see `BatchSampler.privacy_of`.
 
-        The first steps of a run cost at most what all of them do. Of correlated noise, no other
-        parts are priced: what was begun anew has noise in common with what went before.
+        Of correlated noise, each part begins with other keys and without what `init` keeps.
 
         Raises:
           ValueError: if there is no such guarantee.
         """
         self._check_separation(sampler)
-        if self.bands == 1:
-            return sampler.privacy_of(noise_multiplier, stretches)
-        if len(stretches) == 1 and stretches[0].start == 0:
-            return sampler.privacy(noise_multiplier)
-        raise ValueError(
-            f"{self} is correlated over steps: a run that was begun anew has no guarantee"
-        )
+        found = sampler.privacy_of(noise_multiplier, stretches)
+        return found if self.bands == 1 else UpperEnd(found)
 
     def _check_separation(self, sampler: BatchSampler) -> None:
         if self.bands > sampler.separation:
             raise ValueError(
                 f"{self} is correlated over {self.bands} steps, and the guarantee of "
-                f"{type(sampler).__name__} holds for noise with up to {sampler.separation}: "
-                "take Independent() noise, or a sampler that keeps participations apart"
+                f"{type(sampler).__name__} holds for noise with up to {sampler.separation}, as far "
+                "apart as the steps that an example may take part in: take Independent() noise, or "
+                "a larger cycle_length of BallsAndBins or Poisson, or a fixed order"
             )
 
     def whiten(self, noises: np.ndarray) -> np.ndarray:

@@ -315,6 +315,10 @@ def resume(
         )
         if generation.index == len(generations):
             root.hold()
+        if checkpoint and checkpoint.ledger_head == generation.origin:
+            # Begun anew: rows that were released before have no part in its noise.
+            state = checkpoint.state._replace(noise=job.start().noise)
+            checkpoint = checkpoint._replace(state=state)
         folder.cut_diagnostics(step)
         if generation.terms.fingerprint != last.fingerprint:
             folder.withdraw("guarantee.json")  # planned for one generation: it would be too low now

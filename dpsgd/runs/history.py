@@ -298,8 +298,6 @@ def _void(declared: list[Generation]) -> str:
         return "no noise was added"
     if any(generation.terms.reproducible_noise for generation in declared):
         return "reproducible noise: whoever guesses the seed can subtract it"
-    if len(declared) > 1 and declared[0].terms.mechanism.noise.bands > 1:
-        return "noise that is correlated over steps was begun anew, and that has no known cost"
     return ""
 
 

@@ -69,6 +69,7 @@ SURVIVORS = "survivors of a cut are uniform"
 CUTS = "every step and every seed cuts by itself"
 RANKS = "examples of a unit take part alike"
 HOLD = "batches hold as many rows and units as claimed"
+GROUPS = "everybody keeps to the steps of their group"
 
 
 # --------------------------------------------------------------------------- keys and epochs
@@ -176,6 +177,27 @@ class MovedByOneStep(BallsAndBins):
     def participations(self, seed, epoch, chunk):
         examples, steps = super().participations(seed, 0, chunk)
         return Participations(examples, (steps + np.int32(epoch)) % self.steps_per_epoch)
+
+
+class GroupsOfEachEpoch(BallsAndBins):
+    """Puts every example into another group in each epoch."""
+
+    def participations(self, seed, epoch, chunk):
+        examples, steps = super().participations(seed, epoch, chunk)
+        cycle = np.int32(self.cycle_length)
+        return Participations(
+            examples, steps - steps % cycle + (examples + np.int32(epoch)) % cycle
+        )
+
+
+class FirstCycleFavoured(BallsAndBins):
+    """Draws the first of a group's steps for every eighth example more often."""
+
+    def participations(self, seed, epoch, chunk):
+        examples, steps = super().participations(seed, epoch, chunk)
+        _, others = super().participations(seed + 2**128, epoch, chunk)
+        favoured = examples % 8 == 0
+        return Participations(examples, np.where(favoured, np.minimum(steps, others), steps))
 
 
 # ------------------------------------------------------------------------------------- rates
@@ -446,7 +468,10 @@ UNITS = Multistage(TREE, (3, 2, 4), steps=200)
 POISSON_IN_UNITS = UnitsThenPoisson(UnitTree.even((20, 400), ("shop",)), (4,), 0.3, steps=200)
 OF_USERS = UserPoisson(N, B, EPOCHS, max_contributions=3)
 FULL = FullBatch(N, 4, max_batch_size=64)
+CYCLIC = BallsAndBins(N, B, EPOCHS, cycle_length=4)
+CYCLIC_POISSON = Poisson(N, B, EPOCHS, cycle_length=4)
 SOUND = [POISSON, BINS, FIXED, SHUFFLE, IN_ORDER, CUT, PASSED, UNITS, POISSON_IN_UNITS, OF_USERS]
+SOUND += [CYCLIC, CYCLIC_POISSON, dataclasses.replace(CYCLIC, assignment="fixed")]
 SOUND += [FULL]
 
 CLAIMS = {
@@ -457,14 +482,18 @@ CLAIMS = {
     "shuffle claimed as balls-and-bins": (SHUFFLE, BINS, SIZES),
     "fixed bins claimed as redrawn": (FIXED, BINS, EPOCHS_APART),
     "redrawn bins claimed as fixed": (BINS, FIXED, EPOCHS_ALIKE),
+    "bins of all steps claimed as cyclic": (BINS, CYCLIC, GROUPS),
+    "Poisson in all steps claimed as cyclic": (POISSON, CYCLIC_POISSON, GROUPS),
     "nine epochs priced as one": (
         POISSON, POISSON.with_epochs(1), "the run has no more steps than priced"),
     "nine orders priced as one": (
         SHUFFLE, SHUFFLE.with_epochs(1), "nobody takes part more often than priced"),
 }  # fmt: skip
 BUGS = {
-    EpochIgnored: [(POISSON, EPOCHS_APART), (BINS, EPOCHS_APART)],
-    SeedIgnored: [(POISSON, SEEDS), (BINS, SEEDS)],
+    EpochIgnored: [(POISSON, EPOCHS_APART), (BINS, EPOCHS_APART), (CYCLIC, EPOCHS_APART)],
+    SeedIgnored: [(POISSON, SEEDS), (BINS, SEEDS), (CYCLIC_POISSON, SEEDS)],
+    GroupsOfEachEpoch: [(CYCLIC, GROUPS)],
+    FirstCycleFavoured: [(CYCLIC, STEPS)],
     EvenEpochsShare: [(POISSON, EPOCHS_APART), (OF_USERS, EPOCHS_APART)],
     EpochsByFoursShare: [(BINS, EPOCHS_APART)],
     LastChunkOfTheEpochBefore: [(POISSON, EPOCHS_APART), (BINS, EPOCHS_APART)],

@@ -1,0 +1,178 @@
+"""Cyclic sampling: examples of a public group share the steps that they may take part in."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from accounting import BallsAndBinsProfile, PoissonProfile, TruncatedProfile, epsilon
+from accounting.profiles.truncation import log_overflow_probability
+from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
+
+KINDS = pytest.mark.parametrize("kind", [BallsAndBins, Poisson])
+
+
+def matrix(sampler, seed, epoch=0):
+    found = np.zeros((sampler.num_examples, sampler.steps_per_epoch), np.uint8)
+    plan = sampler.plan(seed, epoch)
+    for step in range(sampler.steps_per_epoch):
+        found[plan.members(step), step] = 1
+    return found
+
+
+@KINDS
+@pytest.mark.parametrize("cycle", [1, 2, 3, 5])
+def test_steps_of_an_example_are_those_of_its_group_in_every_epoch_and_chunk(
+    kind, cycle, small_chunks
+):
+    small_chunks(7)
+    sampler = kind(31, 5, 3, cycle_length=cycle)
+    assert sampler.steps_per_epoch == -(-7 // cycle) * cycle
+    assert sampler.separation == cycle
+    apart = np.arange(31)[:, None] - np.arange(sampler.num_steps)
+    seen = np.concatenate([matrix(sampler, 1, epoch) for epoch in range(3)], axis=1)
+    assert not seen[apart % cycle != 0].any()
+    if kind is BallsAndBins:
+        assert (seen.reshape(31, 3, -1).sum(axis=2) == 1).all()
+
+
+@pytest.mark.parametrize(
+    "sampler", [BallsAndBins(5, 1, cycle_length=2), Poisson(5, 2, cycle_length=2)], ids=repr
+)
+def test_a_cyclic_epoch_has_its_exact_law(sampler, assert_law):
+    # Every matrix is a cell, so that rates, independence and groups are all implied.
+    n, steps = sampler.num_examples, sampler.steps_per_epoch
+    own = [range(i % 2, steps, 2) for i in range(n)]
+    if isinstance(sampler, BallsAndBins):
+        rows = [[((t,), 1 / len(some)) for t in some] for some in own]
+    else:
+        q = 4 / 5
+        rows = [
+            [
+                (chosen, q ** len(chosen) * (1 - q) ** (len(some) - len(chosen)))
+                for size in range(len(some) + 1)
+                for chosen in itertools.combinations(some, size)
+            ]
+            for some in own
+        ]
+    law = {}
+    for outcome in itertools.product(*rows):
+        cell = np.zeros((n, steps), np.uint8)
+        for i, (chosen, _) in enumerate(outcome):
+            cell[i, list(chosen)] = 1
+        law[cell.tobytes()] = math.prod(p for _, p in outcome)
+    rare = {cell for cell, p in law.items() if p < 1e-3}
+    counts = dict.fromkeys(law, 0)
+    for seed in range(8000):
+        counts[matrix(sampler, seed).tobytes()] += 1
+    kept = [cell for cell in law if cell not in rare]
+    together = [[sum(of[cell] for cell in rare)] if rare else [] for of in (counts, law)]
+    assert_law(
+        np.array([counts[cell] for cell in kept] + together[0]),
+        np.array([law[cell] for cell in kept] + together[1]),
+    )
+
+
+def test_the_price_is_that_of_the_steps_that_remain_possible():
+    bins = BallsAndBins(4000, 40, 3, cycle_length=4, overflow="accumulate")
+    assert bins.privacy(0.8) == BallsAndBinsProfile(0.8, 25, 3)
+    fixed = BallsAndBins(4000, 40, 3, assignment="fixed", cycle_length=4, overflow="accumulate")
+    assert fixed.privacy(0.8) == BallsAndBinsProfile(0.8, 25, 3, "fixed")
+    poisson = Poisson(4000, 40, 3, cycle_length=4, overflow="accumulate")
+    assert poisson.privacy(0.8) == PoissonProfile(0.8, 0.04, 75)
+    for sampler in (bins, fixed):
+        one = sampler.with_epochs(1)
+        assert sampler.privacy_of(0.8, [range(7)]) == one.privacy(0.8)
+    assert bins.privacy_of(0.8, [range(99, 101), range(150, 152)]) == bins.privacy(0.8)
+
+
+@pytest.mark.parametrize(
+    ("stretches", "most"),
+    [([range(8)], 2), ([range(3, 4)], 1), ([range(3, 8)], 2), ([range(1, 4), range(5, 9)], 2)],
+)
+def test_a_stretch_of_cyclic_poisson_counts_the_steps_of_the_group_that_has_most(stretches, most):
+    sampler = Poisson(4000, 40, cycle_length=4, overflow="accumulate")
+    steps = [t for stretch in stretches for t in stretch]
+    assert most == max(sum(t % 4 == g for t in steps) for g in range(4))
+    assert sampler.privacy_of(1.0, stretches) == PoissonProfile(1.0, 0.04, most)
+
+
+def test_truncation_pays_for_the_largest_group():
+    # Groups of 334, 333, 333 examples; 34 cycles of 3 steps.
+    bins = BallsAndBins(1000, 10, 2, max_batch_size=30, cycle_length=3)
+    psi = log_overflow_probability(334, 1 / 34, 30)
+    assert bins.privacy(1.0) == TruncatedProfile(BallsAndBinsProfile(1.0, 34, 2), 204, psi)
+    poisson = Poisson(1000, 10, 2, max_batch_size=30, cycle_length=3)
+    psi = log_overflow_probability(334, 0.03, 30)
+    assert poisson.privacy(1.0) == TruncatedProfile(PoissonProfile(1.0, 0.03, 68), 204, psi)
+    whole = BallsAndBins(1000, 10, 2, max_batch_size=334, cycle_length=3)
+    assert whole.privacy(1.0) == BallsAndBinsProfile(1.0, 34, 2)
+    for sampler in (bins, poisson):
+        alike = sampler.with_epochs(2)
+        assert epsilon(alike.privacy(1.0), 1e-5).upper > epsilon(whole.privacy(1.0), 1e-5).upper
+
+
+@KINDS
+def test_means_of_batches_are_close_to_the_public_divisor(kind):
+    sampler = kind(31, 5, cycle_length=3)
+    groups = np.bincount(np.arange(31) % 3)
+    apart = np.abs(groups * sampler.sampling_prob - sampler.expected_batch_size)
+    assert apart.max() <= sampler.sampling_prob
+    assert sampler.expected_batch_size == pytest.approx(5 if kind is Poisson else 31 / 9, rel=1e-15)
+
+
+def test_cyclic_poisson_costs_what_dp_accounting_says():
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    sampler = Poisson(4000, 40, 3, cycle_length=8, overflow="accumulate")
+    step = from_gaussian_mechanism(1.0, sampling_prob=0.08, value_discretization_interval=1e-4)
+    wanted = step.self_compose(sampler.num_steps // 8).get_epsilon_for_delta(1e-5)
+    found = epsilon(sampler.privacy(1.0), 1e-5)
+    assert found.upper == pytest.approx(wanted, abs=1e-3)
+
+
+REFUSED = {
+    "more than the steps of an epoch": (
+        lambda: BallsAndBins(100, 10, cycle_length=11), "at most the 10 steps of an epoch, got 11"),
+    "a probability above 1": (
+        lambda: Poisson(101, 10, cycle_length=11), r"at most num_examples = 101, got 11 \* 10"),
+    "not even 1": (
+        lambda: BallsAndBins(100, 10, cycle_length=0), "cycle_length must be at least 1"),
+    "of users": (
+        lambda: UserPoisson(100, 10, max_contributions=3, cycle_length=2),
+        "examples are of several groups"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_cycles_that_cannot_be_are_refused_in_one_line(what):
+    make, message = REFUSED[what]
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_known_orders_keep_participations_an_epoch_apart():
+    assert Deterministic(100, 10, 3).separation == 10
+    fixed = Shuffle(100, 10, 3, order="fixed")
+    assert fixed.separation == 10
+    assert Shuffle(100, 10, 3).separation == 1
+    correlated, plain = (epsilon(p(2.0), 1e-5) for p in (fixed.correlated_privacy, fixed.privacy))
+    assert (correlated.lower, correlated.upper) == (0.0, plain.upper)
+    assert "no lower end is proved" in correlated.note
+    assert Deterministic(100, 10, 3).correlated_privacy(2.0) == Deterministic(100, 10, 3).privacy(
+        2.0
+    )
+
+
+def test_a_run_asks_for_a_cycle_as_it_does_for_a_batch_size():
+    from samplers import Population
+    from samplers.settings import SETTINGS
+
+    settings = SETTINGS["balls-and-bins"](batch_size=10, cycle_length=4)
+    assert settings.build(Population(100)) == BallsAndBins(100, 10, 10, cycle_length=4)
+    assert "cycle_length: Steps after which" in str(type(settings).__doc__)
+    assert settings.build(Population(100)).terms()["cycle_length"] == 4
