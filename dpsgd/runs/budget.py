@@ -21,7 +21,7 @@ PyTree = Any
 Clock = Callable[[], float]
 
 RESERVE = 0.1
-"""Part of the time that is kept for the audit before the run and the evaluation after it."""
+"""Part of the time that is kept for what cannot be foreseen, such as the evaluation's."""
 
 _UNLIMITED = 10_000
 """More epochs than any rule takes."""
@@ -46,7 +46,8 @@ def within(
     """Returns the configuration with the most epochs for which there is time, and the time of one.
 
     Args:
-      minutes: All the time there is, from now on: timing, with its compilation, is part of it.
+      minutes: All the time there is, from now on. Timing, with its compilation, is part of it; so
+        are the search for the noise and the audit, which are taken to last as long again.
       choose: Returns the configuration for so many epochs at most.
       epoch_seconds: Times an epoch of a configuration, of which the batch size alone matters.
       clock: In seconds.
@@ -64,14 +65,14 @@ def within(
         if size not in timed:
             timed[size] = epoch_seconds(config)
         spent = clock() - started
-        fitting = int(((1 - RESERVE) * 60 * minutes - spent) / timed[size])
+        fitting = int(((1 - RESERVE) * 60 * minutes - 2 * spent) / timed[size])
         if epochs <= fitting:
             return config, timed[size]
         if most == 1:
             raise ValueError(
-                f"budget_minutes is {minutes:g}, and not even one epoch fits: it takes "
-                f"{timed[size]:.1f} s here, after {spent:.1f} s of compiling and timing; give more "
-                "time, or train a smaller model"
+                f"budget_minutes is {minutes:g}, and not even one epoch fits: here it takes "
+                f"{timed[size]:.1f} s, and compiling, timing and auditing {2 * spent:.1f} s; give "
+                "more time, or train a smaller model"
             )
         most = max(1, min(fitting, most - 1))  # less each time: the loop ends
 

@@ -39,15 +39,14 @@ class RunConfig:
     non_private: bool = False
     """Train without clipping and noise: no guarantee."""
     l2_clip_norm: float | None = None
-    """Bound on the L2 norm of one example's gradient. Where this, learning_rate, batch_size or
-    epochs is left out, the task chooses it for the number of rows and the guarantee that is wanted;
-    4 if it has no rule of its own."""
+    """Bound on the L2 norm of one example's gradient; by default the task's rule chooses it, 4 if
+    it has none."""
     secure_noise: bool = False
     """Exact integer sums and exact noise from a cryptographic generator: the guarantee then holds
     for the floating-point program too. Slower: each example's gradient is formed by itself."""
     learning_rate: float | None = None
-    """Peak step size of Adam, decayed to zero by a cosine; by default chosen, 3e-3 without a
-    rule of the task."""
+    """Peak step size of Adam, decayed to zero by a cosine; by default the task's rule chooses it,
+    3e-3 if it has none."""
     microbatch_size: int | None = None
     """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
     checkpoint_seconds: float = 120.0

@@ -23,6 +23,11 @@ class Train(RunConfig):
     module:object, whose module lies in the current folder or where Python finds modules. `dpsgd
     train --task NAME --help` lists the settings of that task among those below. A sampler of your
     own is named likewise, sampler:module:name.
+
+    Of batch size, epochs, clipping norm and learning rate, what is left out is chosen before the
+    run for the number of rows and the guarantee that is wanted, and recorded. The rule for clicks
+    was found on the validation rows of a public data set: whoever chooses by rows of their own that
+    are private pays for it, and the guarantee of a run does not cover that.
     """
 
     sampler: SamplerCommand
