@@ -1,4 +1,4 @@
-r"""Composition of many equal releases: a certified convolution power by tilted FFT.
+r"""Composition of many releases: certified convolution powers by tilted FFT.
 
 **What is computed.** A likelihood ratio on a grid gives, for each direction, a loss distribution:
 masses m_k under the first law at losses base + k h (+ an offset), and partners s_k, the masses
@@ -7,7 +7,9 @@ under the second law times e^{base + k h}; s = m where offsets are 0. After T in
     delta(eps) = inf_T + sum_K ( m*_K - e^{eps - (T base + K h)} s*_K )_+
 
 with m*, s* the T-fold convolution powers: exact for an upper ratio (all offsets 0), and a lower
-bound for a lower one, as the sum of the T indices is a post-processing of the releases.
+bound for a lower one, as the sum of the T indices is a post-processing of the releases. So it is
+where some releases have another law, on a grid of the same step: sums, powers and bounds below are
+then products over the laws.
 
 **Tilting.** FFTs have absolute, not relative, errors. The masses are first multiplied by
 e^{t k h}/Z, which makes the part that matters for (eps, delta) the bulk of the power; afterwards
@@ -28,8 +30,9 @@ transform of w, |W| <= 1, M the computed modulus plus its error.
   angle <= pi / 4 with two roundings), u each of two additions (one for radix 2); where a pass
   multiplies by sqrt(1/2) after a sum instead, 3 u. So an output errs by at most (6.2 L + 6.2) u
   sum |x| <= a sum |x| with a = 8 u L, for L >= 4, the scaling of the inverse included.
-- *The power*: a product of transforms W' = W + e, |e| <= a, is off by T a M^{T-1}; T - 1 complex
-  products (by repeated squaring, errors add up as in a chain) by sqrt(5) (T - 1) u M^T.
+- *The power*: a product of transforms W' = W + e, |e| <= a, is off by T a M^{T-1} (of several laws:
+  the sum over them, each times the others' moduli); T - 1 complex products (by repeated squaring,
+  errors add up as in a chain) by sqrt(5) (T - 1) u M^T.
 - *The inverse* averages: each entry is off by the mean over frequencies of these two, and by a
   times the mean of M^T. Mass outside the window of N indices wraps around: it is at most WRAP by
   Chernoff's bound. Each entry is moved by the sum, outward; the mass above the window goes to
@@ -43,7 +46,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -103,33 +106,11 @@ class LossDistribution:
         drift, shift = ratio.drift, ratio.shift
         return cls(upper, ratio.step, base, masses, partners, infinity, drift, shift)
 
-    def tilt(
-        self, count: int, *, delta: float | None = None, epsilon: float | None = None
-    ) -> float:
-        """Returns the tilt t > 0 at which Chernoff's bound is least: on delta at `epsilon`.
-
-        Or on epsilon at `delta`, where no epsilon is given.
-        """
-        log_moment = self._log_moment()
-        if epsilon is None and delta is None:
-            raise ValueError("give delta or epsilon: the point at which the result is to be sharp")
-
-        def bound(log_tilt: float) -> float:
-            tilt = math.exp(log_tilt)
-            power = count * log_moment(tilt) + _log_peak(tilt)
-            if epsilon is not None:
-                return power - tilt * epsilon
-            return (power - math.log(delta or 1.0)) / tilt
-
-        return _minimise(bound)
-
     def compose(self, count: int, tilt: float) -> ComposedLoss:
         """Returns the loss of `count` independent releases, computed at one `tilt`."""
-        if not self.upper:
-            return self._centred(tilt)._compose(count, tilt)
-        return self._compose(count, tilt)
+        return compose([(self, count)], tilt)
 
-    def _centred(self, tilt: float) -> LossDistribution:
+    def centred(self, tilt: float) -> LossDistribution:
         """Returns the same law with offsets that have mean 0 under the tilted masses.
 
         s_k is the second law's mass times e^{base + k h} for any base: with this one the sum of
@@ -144,50 +125,7 @@ class LossDistribution:
         both = (self.masses > 0.0) & (self.partners > 0.0)
         return np.log(np.where(both, self.masses, 1.0)) - np.log(np.where(both, self.partners, 1.0))
 
-    def _compose(self, count: int, tilt: float) -> ComposedLoss:
-        exponent = np.arange(self.masses.size) * self.step * tilt
-        low, size = self._window(count, tilt)
-        offsets = np.arange(size) + float(low)
-        undone = offsets * self.step * tilt
-        first = _power(self.masses, exponent, count, low, size)
-        # In logarithms: at high tilts the units of the two powers are hundreds of e-folds apart.
-        unit = np.exp(np.minimum(first.log_unit - undone, 700.0))
-        errors, tilting = first.error * unit, first.rounding
-        if self.upper:
-            partners = first.entries * unit
-            masses = partners + errors
-        else:
-            second = _power(self.partners, exponent, count, low, size)
-            log_partner_unit = second.log_unit - undone
-            # Where a partner is beyond the range of floats its mass is left out.
-            within = log_partner_unit < 700.0
-            masses = np.where(within, np.maximum(first.entries * unit - errors, 0.0), 0.0)
-            partners = np.maximum(second.entries, 0.0) + second.error
-            partners = np.where(within, partners * np.exp(np.minimum(log_partner_unit, 700.0)), 0.0)
-            tilting = max(tilting, second.rounding)
-        infinity = -math.expm1(count * math.log1p(-min(self.infinity, 1.0 - 1e-16)))
-        if self.upper:
-            # Above the window the tilted mass is <= WRAP, and e^{-t K h} below its last value.
-            infinity += WRAP * math.exp(min(first.log_unit - float(undone[-1]), 700.0))
-        largest = abs(first.log_unit) + max(abs(float(undone[0])), abs(float(undone[-1])))
-        tilting += ROUNDING * (4.0 * largest + 8.0)
-        # What the values are off by adds up, and is an error of the masses times values as well;
-        # beside it, the step, the base and what they are multiplied by are rounded.
-        farthest = abs(self.base) + self.masses.size * self.step
-        shift = count * (self.shift + 8.0 * ROUNDING * (1.0 + farthest))
-        drift = count * (self.drift + 64.0 * ROUNDING) + shift + tilting
-        return ComposedLoss(
-            self.upper,
-            count * self.base + offsets * self.step,
-            masses,
-            partners,
-            errors,
-            infinity,
-            drift,
-            shift,
-        )
-
-    def _log_moment(self) -> Callable[[float], float]:
+    def log_moment(self) -> Callable[[float], float]:
         """Returns about log E[e^{tilt loss}], from some thousands of atoms: to choose a tilt by.
 
         It is that of the indices, centred as `compose` centres them: which sums of losses a tilt of
@@ -206,64 +144,160 @@ class LossDistribution:
 
         return centred
 
-    def _window(self, count: int, tilt: float) -> tuple[int, int]:
-        """Returns the first index and the size, a power of two, of the FFT's window.
 
-        The tilted sum of `count` indices is outside with probability <= WRAP: that of the masses
-        and, where they differ, that of the partners, whose bulk is elsewhere after many releases.
-        """
-        low, high = _reach(self.masses, self.step, count, tilt)
-        if not self.upper:
-            other_low, other_high = _reach(self.partners, self.step, count, tilt)
-            low, high = min(low, other_low), max(high, other_high)
-        size = 1 << max(4, (high - low).bit_length())
-        if size > LARGEST:
-            raise GridError(f"no finer grid is computed: it has {size} points, more than {LARGEST}")
-        return low, size
+Parts = Sequence[tuple[LossDistribution, int]]
+"""Laws of releases on grids of one step and of one side, each with how many there are."""
 
 
-def _reach(mass: Array, step: float, count: int, tilt: float) -> tuple[int, int]:
-    """Returns indices beyond which the tilted sum of `count` has probability <= WRAP in all.
+def compose(parts: Parts, tilt: float) -> ComposedLoss:
+    """Returns the loss of independent releases, computed at one `tilt`.
+
+    Raises:
+      GridError: If the composition's grid would have more than LARGEST points.
+    """
+    upper, step = parts[0][0].upper, parts[0][0].step
+    if not upper:
+        parts = [(law.centred(tilt), count) for law, count in parts]
+    masses = [(law.masses, count) for law, count in parts]
+    partners = [(law.partners, count) for law, count in parts]
+    low, size = _window([masses] if upper else [masses, partners], step, tilt)
+    offsets = np.arange(size) + float(low)
+    undone = offsets * step * tilt
+    first = _power(masses, step * tilt, low, size)
+    # In logarithms: at high tilts the units of the two powers are hundreds of e-folds apart.
+    unit = np.exp(np.minimum(first.log_unit - undone, 700.0))
+    errors, tilting = first.error * unit, first.rounding
+    if upper:
+        composed_partners = first.entries * unit
+        composed = composed_partners + errors
+    else:
+        second = _power(partners, step * tilt, low, size)
+        log_partner_unit = second.log_unit - undone
+        # Where a partner is beyond the range of floats its mass is left out.
+        within = log_partner_unit < 700.0
+        composed = np.where(within, np.maximum(first.entries * unit - errors, 0.0), 0.0)
+        entries = np.maximum(second.entries, 0.0) + second.error
+        partner_unit = np.exp(np.minimum(log_partner_unit, 700.0))
+        composed_partners = np.where(within, entries * partner_unit, 0.0)
+        tilting = max(tilting, second.rounding)
+    finite = sum(count * math.log1p(-min(law.infinity, 1.0 - 1e-16)) for law, count in parts)
+    infinity = -math.expm1(finite)
+    if upper:
+        # Above the window the tilted mass is <= WRAP, and e^{-t K h} below its last value.
+        infinity += WRAP * math.exp(min(first.log_unit - float(undone[-1]), 700.0))
+    largest = abs(first.log_unit) + max(abs(float(undone[0])), abs(float(undone[-1])))
+    tilting += ROUNDING * (4.0 * largest + 8.0)
+    # What the values are off by adds up, and is an error of the masses times values as well;
+    # beside it, the step, the base and what they are multiplied by are rounded.
+    base = shift = drift = 0.0
+    for law, count in parts:
+        farthest = abs(law.base) + law.masses.size * step
+        base += count * law.base
+        shift += count * (law.shift + 8.0 * ROUNDING * (1.0 + farthest))
+        drift += count * (law.drift + 64.0 * ROUNDING)
+    drift += shift + tilting
+    loss = base + offsets * step
+    return ComposedLoss(upper, loss, composed, composed_partners, errors, infinity, drift, shift)
+
+
+def best_tilt(parts: Parts, *, delta: float | None = None, epsilon: float | None = None) -> float:
+    """Returns the tilt t > 0 at which Chernoff's bound is least: on delta at `epsilon`.
+
+    Or on epsilon at `delta`, where no epsilon is given.
+    """
+    if epsilon is None and delta is None:
+        raise ValueError("give delta or epsilon: the point at which the result is to be sharp")
+    log_moments = [(law.log_moment(), count) for law, count in parts]
+
+    def bound(log_tilt: float) -> float:
+        tilt = math.exp(log_tilt)
+        power = sum(count * log_moment(tilt) for log_moment, count in log_moments)
+        power += _log_peak(tilt)
+        if epsilon is not None:
+            return power - tilt * epsilon
+        return (power - math.log(delta or 1.0)) / tilt
+
+    return _minimise(bound)
+
+
+Masses = Sequence[tuple[Array, int]]
+"""Each law's masses, by index, and how many releases have it."""
+
+
+def _window(sums: Sequence[Masses], step: float, tilt: float) -> tuple[int, int]:
+    """Returns the first index and the size, a power of two, of the FFT's window.
+
+    Each tilted sum of indices is outside with probability <= WRAP: that of the masses and, where
+    they differ, that of the partners, whose bulk is elsewhere after many releases.
+    """
+    ends = [_reach(masses, step, tilt) for masses in sums]
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    size = 1 << max(4, (high - low).bit_length())
+    if size > LARGEST:
+        raise GridError(f"no finer grid is computed: it has {size} points, more than {LARGEST}")
+    return low, size
+
+
+def _reach(masses: Masses, step: float, tilt: float) -> tuple[int, int]:
+    """Returns indices beyond which the tilted sum has probability <= WRAP in all.
 
     By Chernoff's bound at a few tilts a > 0, b < 0 on top of `tilt`.
     """
-    loss = np.arange(mass.size) * step
-    weight = _tilted(mass, loss * tilt)[0]
-    mean = float(np.dot(weight, loss))
-    deviation = math.sqrt(max(float(np.dot(weight, (loss - mean) ** 2)), step**2))
+    laws, total_mean, variance = [], 0.0, 0.0
+    for mass, count in masses:
+        loss = np.arange(mass.size) * step
+        weight = _tilted(mass, loss * tilt)[0]
+        mean = float(np.dot(weight, loss))
+        total_mean += count * mean
+        variance += count * max(float(np.dot(weight, (loss - mean) ** 2)), step**2)
+        laws.append((loss - mean, weight, count))
     reach = []
     for sign in (-1.0, 1.0):
-        centred = sign * (loss - mean)
-        best = count * max(centred[0], centred[-1])
+        best = sum(count * max(sign * loss[0], sign * loss[-1]) for loss, _, count in laws)
         # The bound falls, then rises, in the tilt: upwards from the normal law's, then downwards.
         for multiples in (2.0 ** np.arange(0.0, 4.5, 0.5), 2.0 ** np.arange(-0.5, -8.5, -0.5)):
             last = math.inf
             for multiple in multiples:
-                extra = float(multiple) * 9.0 / (math.sqrt(count) * deviation)
-                log_mean = _log_mean(centred, weight, extra)
-                bound = (count * log_mean - math.log(WRAP / 4.0)) / extra
+                extra = float(multiple) * 9.0 / math.sqrt(variance)
+                log_means = sum(n * _log_mean(sign * loss, w, extra) for loss, w, n in laws)
+                bound = (log_means - math.log(WRAP / 4.0)) / extra
                 best = min(best, bound)
                 if bound > last:
                     break
                 last = bound
         reach.append(best)
-    low = math.floor((count * mean - reach[0]) / step) - 1
-    high = math.ceil((count * mean + reach[1]) / step) + 1
-    return max(low, 0), min(high, count * (mass.size - 1))
+    low = math.floor((total_mean - reach[0]) / step) - 1
+    high = math.ceil((total_mean + reach[1]) / step) + 1
+    return max(low, 0), min(high, sum(count * (mass.size - 1) for mass, count in masses))
 
 
 def compose_both(
-    ratio: LikelihoodRatio, count: int, *, delta: float | None = None, epsilon: float | None = None
+    ratio: LikelihoodRatio,
+    count: int,
+    release: LikelihoodRatio | None = None,
+    *,
+    delta: float | None = None,
+    epsilon: float | None = None,
 ) -> tuple[ComposedLoss, ComposedLoss]:
     """Returns the losses, in both directions, of `count` releases, sharp near `delta` or `epsilon`.
+
+    Args:
+      ratio: The law of each.
+      count: How many.
+      release: That of one further release, on the same grid; None for none.
+      delta: Where the result is to be sharp, or
+      epsilon: there.
 
     Raises:
       GridError: If the composition's grid would have more than LARGEST points.
     """
+    ratios = [(ratio, count)] if release is None else [(ratio, count), (release, 1)]
+    if any(other.side != ratio.side or other.step != ratio.step for other, _ in ratios):
+        raise ValueError("releases are composed on grids of one side and one step")
 
     def composed(direction: Direction) -> ComposedLoss:
-        loss = LossDistribution.of(ratio, direction)
-        return loss.compose(count, loss.tilt(count, delta=delta, epsilon=epsilon))
+        parts = [(LossDistribution.of(law, direction), number) for law, number in ratios]
+        return compose(parts, best_tilt(parts, delta=delta, epsilon=epsilon))
 
     return composed("remove"), composed("add")
 
@@ -391,39 +425,49 @@ class _Power(NamedTuple):
     """Bound on the relative error of each entry by the tilt's exponents."""
 
 
-def _power(mass: Array, exponent: Array, count: int, low: int, size: int) -> _Power:
-    """Returns the convolution power of e^exponent times `mass`, by FFT (see the module)."""
-    weight, log_sum = _tilted(mass, exponent)
-    with np.errstate(divide="ignore"):
-        log_mass = np.abs(np.log(mass[mass > 0.0]))
-    rounding = (
-        count
-        * ROUNDING
-        * float(
-            2.0 * log_mass.max(initial=0.0)
-            + 3.0 * np.abs(exponent).max()
-            + 2.0 * abs(log_sum)
-            + 80.0
-        )
-    )
-    if weight.size > size:
-        weight = np.concatenate([weight, np.zeros(-weight.size % size)]).reshape(-1, size).sum(0)
+def _power(masses: Masses, tilted_step: float, low: int, size: int) -> _Power:
+    """Returns the laws' convolution powers, convolved and tilted, by FFT (see the module).
+
+    Args:
+      masses: Of each law.
+      tilted_step: The tilt times the grid's step.
+      low: First index of the window.
+      size: How many there are.
+    """
     relative = 8.0 * ROUNDING * math.log2(size)
-    spectrum = fft.rfft(weight, size)
-    modulus = np.abs(spectrum) * (1.0 + 4.0 * ROUNDING) + relative
-    with np.errstate(under="ignore", divide="ignore"):
-        log_modulus = np.log(modulus)
+    power = np.ones(size // 2 + 1, np.complex128)
+    log_this = np.zeros(power.size)
+    log_unit = rounding = 0.0
+    log_moduli = []
+    for mass, count in masses:
+        exponent = np.arange(mass.size) * tilted_step
+        weight, log_sum = _tilted(mass, exponent)
+        log_unit += count * log_sum
+        log_mass = np.abs(np.log(mass[mass > 0.0])).max(initial=0.0)
+        exponents = 2.0 * log_mass + 3.0 * abs(float(exponent[-1])) + 2.0 * abs(log_sum) + 80.0
+        rounding += count * ROUNDING * float(exponents)
+        if weight.size > size:
+            weight = np.concatenate([weight, np.zeros(-weight.size % size)])
+            weight = weight.reshape(-1, size).sum(0)
+        square, remaining = fft.rfft(weight, size), count
+        with np.errstate(divide="ignore"):
+            log_modulus = np.log(np.abs(square) * (1.0 + 4.0 * ROUNDING) + relative)
+        log_this += count * log_modulus
+        log_moduli.append(log_modulus)
+        while remaining:
+            if remaining & 1:
+                power = power * square
+            remaining >>= 1
+            if remaining:
+                square = square * square
+    with np.errstate(under="ignore"):
         # Each frequency of rfft but the ends stands for two.
-        previous = 2.0 * float(np.exp((count - 1) * log_modulus).sum()) / size
-        this = 2.0 * float(np.exp(count * log_modulus).sum()) / size
-    power, square, remaining = np.ones_like(spectrum), spectrum, count
-    while remaining:
-        if remaining & 1:
-            power = power * square
-        remaining >>= 1
-        if remaining:
-            square = square * square
+        this = 2.0 * float(np.exp(log_this).sum()) / size
+        error = sum(
+            count * relative * 2.0 * float(np.exp(log_this - log_modulus).sum()) / size
+            for (_, count), log_modulus in zip(masses, log_moduli, strict=True)
+        )
     result = fft.irfft(power, size)
-    error = count * relative * previous + 2.3 * (count - 1) * ROUNDING * this
-    error += relative * this + WRAP
-    return _Power(np.roll(result, -(low % size)), count * log_sum, error * 1.0001, rounding)
+    products = sum(count for _, count in masses) - 1
+    error += 2.3 * products * ROUNDING * this + relative * this + WRAP
+    return _Power(np.roll(result, -(low % size)), log_unit, error * 1.0001, rounding)

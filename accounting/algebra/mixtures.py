@@ -18,7 +18,7 @@ import numpy as np
 from scipy import special
 
 from accounting.algebra.cells import Array, log_normal_cells, normal_drift
-from accounting.algebra.likelihood_ratio import ROUNDING
+from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.algebra.refinement import GridError
 
 EDGE_DRIFT = 1e-12
@@ -112,6 +112,19 @@ def check_grid(largest_loss: float, step: float, cells: float) -> None:
         raise GridError(f"no finer grid is computed: losses are beyond {_LARGEST_LOSS:.0f}")
     if cells > MOST_CELLS:
         raise GridError(f"no finer grid is computed: it has more than {MOST_CELLS} cells")
+
+
+def gaussian_ratio(
+    noise_multiplier: float, step: float, side: Side, tail: float
+) -> LikelihoodRatio:
+    """Returns the law of X of one Gaussian release (see `LikelihoodRatio.gaussian`).
+
+    Raises:
+      GridError: If its grid would be too large.
+    """
+    reach = (0.5 / noise_multiplier - float(special.ndtri(tail))) / noise_multiplier
+    check_grid(reach, step, 2.0 * reach / step)
+    return LikelihoodRatio.gaussian(noise_multiplier, step, side, tail)
 
 
 def solve_increasing(

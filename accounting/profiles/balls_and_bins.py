@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -12,6 +12,7 @@ from scipy import special
 
 from accounting.algebra.composition import compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
+from accounting.algebra.mixtures import gaussian_ratio
 from accounting.algebra.refinement import (
     Curve,
     GridBounds,
@@ -28,7 +29,13 @@ from accounting.profile import (
     check_noise_multiplier,
     epsilon_from_delta,
 )
-from accounting.profiles.gaussian import GaussianProfile, as_redrawn, check_mode
+from accounting.profiles.gaussian import (
+    GaussianProfile,
+    as_redrawn,
+    check_mode,
+    check_release,
+    composed_noise,
+)
 from accounting.profiles.largest_release import LargestRelease
 
 _MANY_EPOCHS = 8
@@ -61,6 +68,9 @@ class BallsAndBinsProfile:
     - 'fixed': one assignment is kept; the E releases of a bin have a sufficient statistic, their
       sum, so that it is one epoch at s / sqrt(E).
 
+    A further Gaussian release without a lot, at noise multiplier `release`, multiplies the
+    likelihood ratio by its own.
+
     >>> f"{BallsAndBinsProfile(1.0, bins=565).epsilon(2.7e-8):.2f}"
     '[0.40, 0.41]'
 
@@ -69,43 +79,51 @@ class BallsAndBinsProfile:
 
     Raises:
       ValueError: If `noise_multiplier` is not positive and finite, `bins` or `epochs` is not an
-        integer >= 1, or `assignment` is neither 'redrawn' nor 'fixed'.
+        integer >= 1, `assignment` is neither 'redrawn' nor 'fixed', or `release` is not positive.
     """
 
     noise_multiplier: float
     bins: int
     epochs: int = 1
     assignment: Literal["redrawn", "fixed"] = "redrawn"
+    release: float = math.inf
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
         check_count("bins", self.bins)
         check_count("epochs", self.epochs)
         check_mode("assignment", self.assignment)
+        check_release(self.release)
+
+    def with_gaussian_release(self, noise_multiplier: float) -> BallsAndBinsProfile:
+        """Returns the profile with a further Gaussian release."""
+        return replace(self, release=composed_noise(self.release, noise_multiplier))
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0, as sharply as `tolerance` in epsilon allows."""
         check_epsilon(epsilon)
         sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
-        known_order = GaussianProfile(sigma / math.sqrt(epochs))
+        known_order = GaussianProfile(composed_noise(sigma / math.sqrt(epochs), self.release))
         if self.bins == 1:
             return known_order.delta(epsilon)
-        closed = LargestRelease(sigma, self.bins, epochs)
+        closed = LargestRelease(sigma, self.bins, epochs, self.release)
         upper = min(known_order.delta(epsilon).upper, closed.upper_delta(epsilon))
         within = Bound(closed.lower_delta(epsilon), upper)
-        return refine_delta(_Grids(sigma, self.bins, epochs), epsilon, within, tolerance, tolerance)
+        grids = _Grids(sigma, self.bins, epochs, self.release)
+        return refine_delta(grids, epsilon, within, tolerance, tolerance)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
         check_delta(delta)
         sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
-        known_order = GaussianProfile(sigma / math.sqrt(epochs))
+        known_order = GaussianProfile(composed_noise(sigma / math.sqrt(epochs), self.release))
         if self.bins == 1:
             return known_order.epsilon(delta)
-        closed = LargestRelease(sigma, self.bins, epochs)
+        closed = LargestRelease(sigma, self.bins, epochs, self.release)
         upper = min(known_order.epsilon(delta).upper, closed.upper_epsilon(delta))
         within = Bound(closed.lower_epsilon(delta), upper)
-        return refine_epsilon(_Grids(sigma, self.bins, epochs), delta, within, tolerance)
+        grids = _Grids(sigma, self.bins, epochs, self.release)
+        return refine_epsilon(grids, delta, within, tolerance)
 
 
 def _tail(delta: float, epochs: int) -> float:
@@ -119,11 +137,12 @@ def _tail(delta: float, epochs: int) -> float:
 
 @dataclass(frozen=True)
 class _Grids:
-    """The grids of all epochs."""
+    """The grids of all epochs, and of a further release."""
 
     sigma: float
     bins: int
     epochs: int
+    release: float
     first: float = 0.2
     coarsest: float = 0.2
     gap_note: str = ""
@@ -136,7 +155,8 @@ class _Grids:
         rare = epsilon is not None and delta <= _RARE
         if grid.work() > (0.1 * _MOST_WORK if rare else _MOST_WORK):
             raise GridError("no finer grid is computed: it would take too long")
-        return GridBounds(_curves(grid, self.epochs, delta, epsilon), finest=grid.finest())
+        curves = _curves(grid, self.epochs, self.release, delta, epsilon)
+        return GridBounds(curves, finest=grid.finest())
 
 
 class _Grid(NamedTuple):
@@ -200,8 +220,15 @@ def _ratios(grid: _Grid, epochs: int) -> tuple[LikelihoodRatio, LikelihoodRatio]
     return low.power(epochs), high.power(epochs)
 
 
+def _release(noise_multiplier: float, beside: LikelihoodRatio) -> LikelihoodRatio | None:
+    """Returns the likelihood ratio of the further release on the grid of `beside`, if any."""
+    if noise_multiplier == math.inf:
+        return None
+    return gaussian_ratio(noise_multiplier, beside.step, beside.side, beside.tail)
+
+
 def _curves(
-    grid: _Grid, epochs: int, delta: float, epsilon: float | None
+    grid: _Grid, epochs: int, release: float, delta: float, epsilon: float | None
 ) -> list[tuple[Curve, Curve]]:
     """Returns pairs of lower and upper bounds on delta(epsilon): the profile is the pairs' maximum.
 
@@ -210,12 +237,17 @@ def _curves(
     would take too long.
     """
     low, high = _epoch(grid)
+    beside = {side.side: _release(release, side) for side in (low, high)}
     # Each doubling is four convolutions of a lower ratio, and two of an upper one.
-    direct = 6.0 * epochs.bit_length() * max(low.q.size, high.q.size) ** 2
+    atoms = max(low.q.size, high.q.size)
+    direct = 6.0 * epochs.bit_length() * atoms**2
+    if beside["upper"]:
+        direct += 6.0 * atoms * math.sqrt(epochs) * beside["upper"].q.size
     if epochs >= _MANY_EPOCHS or direct > 6e7:
         with contextlib.suppress(GridError):
             lows, highs = (
-                compose_both(side, epochs, delta=delta, epsilon=epsilon) for side in (low, high)
+                compose_both(side, epochs, beside[side.side], delta=delta, epsilon=epsilon)
+                for side in (low, high)
             )
             at = epsilon
             if at is None:
@@ -227,5 +259,8 @@ def _curves(
             negligible = error <= 1e-4 * max(part.delta(at) for part in lows)
             if negligible or direct > _MOST_WORK:
                 return [(lows[0].delta, highs[0].delta), (lows[1].delta, highs[1].delta)]
-    below, above = _ratios(grid, epochs)
+    below, above = (
+        ratio if (other := _release(release, ratio)) is None else ratio.product(other)
+        for ratio in _ratios(grid, epochs)
+    )
     return [(below.delta, above.delta)]

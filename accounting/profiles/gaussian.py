@@ -57,6 +57,28 @@ class GaussianProfile:
             check_delta(delta),
         )
 
+    def with_gaussian_release(self, noise_multiplier: float) -> GaussianProfile:
+        """Returns the profile of this release and another one."""
+        return GaussianProfile(composed_noise(self.noise_multiplier, noise_multiplier))
+
+
+def composed_noise(noise_multiplier: float, release: float) -> float:
+    """Returns the noise multiplier of the one Gaussian release that costs what two do.
+
+    Their losses are normal and add up, and so do the inverse squares; infinite noise is no release.
+
+    >>> composed_noise(3.0, 4.0), composed_noise(3.0, float("inf"))
+    (2.4, 3.0)
+    """
+    less, more = sorted((noise_multiplier, release))
+    return less / math.hypot(1.0, less / more)
+
+
+def check_release(noise_multiplier: float) -> None:
+    """Raises ValueError unless this is the noise multiplier of a further release, or infinite."""
+    if noise_multiplier != math.inf:
+        check_noise_multiplier(noise_multiplier)
+
 
 def check_mode(name: str, mode: str) -> None:
     """Raises ValueError unless `mode`, which is called `name`, is one that `as_redrawn` knows."""

@@ -22,9 +22,14 @@ In several, X <= x (1 + r T e^{-c}) where also Y_1 >= c, so that, for every r an
 
     H_eps(P || Q) <= G(eps + E log T - E log(1 + r T e^{-c})) + E t(r) + E Phi(s c - 1/(2s)).
 
+A further Gaussian release, at noise multiplier rho, multiplies X by an independent Z: the product
+of x and Z is that of a Gaussian release at the noise of both. G is its profile, and what is said of
+several epochs holds of one as well.
+
 **From above, Q || P.** H_eps(Q || P) <= Q(X < 1/a), and X >= max_t X_t/T in each epoch. In one,
 that is at most Phi(s (log T - eps) + 1/(2s))^T. In several it is, for every l > 0, at most
-e^{-l eps} E_Q[(max_t X_t/T)^{-l}]^E, by Markov's inequality; see `_log_moments`.
+e^{-l eps} E_Q[(max_t X_t/T)^{-l}]^E, by Markov's inequality; see `_log_moments`. With a further
+release, times E_Q[Z^{-l}] = e^{l (l + 1) / (2 rho^2)}.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ from scipy import special
 
 from accounting.algebra.cells import Array
 from accounting.profile import epsilon_from_delta
-from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.gaussian import GaussianProfile, composed_noise
 
 _ROUNDING = 1e-14
 """Relative slack for the roundings of the few sums here; G brings its own."""
@@ -52,6 +57,7 @@ class LargestRelease(NamedTuple):
     noise_multiplier: float
     bins: int
     epochs: int
+    release: float = math.inf
 
     def lower_delta(self, epsilon: float) -> float:
         """Returns a lower bound on delta at `epsilon` >= 0."""
@@ -70,7 +76,7 @@ class LargestRelease(NamedTuple):
             return 1.0
         log_share = math.log(guess) + math.log(1e-5)
         moved = self._moved(log_share)
-        if self.epochs > 1:
+        if self._several:
             shifted = epsilon + self.epochs * math.log(self.bins) - moved
         elif moved < epsilon:
             shifted = math.log(self.bins) + epsilon + math.log1p(-math.exp(moved - epsilon))
@@ -89,24 +95,30 @@ class LargestRelease(NamedTuple):
         curve = self._gaussian().delta
         shifted = epsilon_from_delta(lambda e: curve(e).upper, lambda e: 0.0, rest).upper
         epsilon = -_down(-shifted, -self.epochs * math.log(self.bins))
-        epsilon = epsilon + moved if self.epochs > 1 else float(np.logaddexp(epsilon, moved))
+        epsilon = epsilon + moved if self._several else float(np.logaddexp(epsilon, moved))
         epsilon += _ROUNDING * abs(epsilon)
         if not (0.0 <= epsilon < math.inf) or self._log_add(epsilon) > math.log(delta):
             return math.inf
         return epsilon
 
     def _gaussian(self) -> GaussianProfile:
-        return GaussianProfile(self.noise_multiplier / math.sqrt(self.epochs))
+        epochs = self.noise_multiplier / math.sqrt(self.epochs)
+        return GaussianProfile(composed_noise(epochs, self.release))
+
+    @property
+    def _several(self) -> bool:
+        """Whether X has more factors than one epoch's."""
+        return self.epochs > 1 or self.release < math.inf
 
     def _moved(self, log_share: float) -> float:
-        """Returns log r of one epoch, or E log(1 + r T e^{-c}) of several.
+        """Returns log r of one epoch alone, or E log(1 + r T e^{-c}) of several.
 
         The events that are left out then have at most the mass e^`log_share`.
         """
-        sigma, bins, epochs = self
-        part = log_share - math.log(epochs) - (math.log(2.0) if epochs > 1 else 0.0)
+        sigma, bins, epochs, _ = self
+        part = log_share - math.log(epochs) - (math.log(2.0) if self._several else 0.0)
         log_r = min(-part, (_quantile(part - math.log(bins)) - 0.5 / sigma) / sigma)
-        if epochs == 1:
+        if not self._several:
             return log_r
         c = (0.5 / sigma - _quantile(part)) / sigma
         exponent = log_r + math.log(bins) - c
@@ -115,14 +127,16 @@ class LargestRelease(NamedTuple):
 
     def _log_add(self, epsilon: float) -> float:
         """Bounds the logarithm of H_epsilon(Q || P)."""
-        sigma, bins, epochs = self
-        if epochs == 1:
+        sigma, bins, epochs, release = self
+        if not self._several:
             at = sigma * (math.log(bins) - epsilon) + 0.5 / sigma
             return bins * float(special.log_ndtr(at + 1e-12 * abs(at) + 1e-9))
         slopes, log_moments = _log_moments(bins)
         each = log_moments + slopes * (sigma * math.log(bins) + 0.5 / sigma)
-        bounds = epochs * each - slopes * sigma * epsilon
-        return float(bounds.min()) + 1e-12 * epochs * float(np.abs(each).max())
+        powers = slopes * sigma
+        beside = 0.5 * (powers / release) * ((powers + 1.0) / release)
+        bounds = epochs * each + beside - powers * epsilon
+        return float(bounds.min()) + 1e-12 * float((epochs * np.abs(each) + beside).max())
 
 
 def _quantile(log_tail: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -14,6 +14,7 @@ from scipy import special
 
 from accounting.algebra.composition import compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
+from accounting.algebra.mixtures import gaussian_ratio
 from accounting.algebra.refinement import GridError
 from accounting.profile import (
     EPSILON_TOLERANCE,
@@ -26,7 +27,13 @@ from accounting.profile import (
     wanted_width,
 )
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
-from accounting.profiles.gaussian import GaussianProfile, as_redrawn, check_mode
+from accounting.profiles.gaussian import (
+    GaussianProfile,
+    as_redrawn,
+    check_mode,
+    check_release,
+    composed_noise,
+)
 from accounting.profiles.max_events import (
     max_event_lower_bound,
     maximum_buckets,
@@ -59,25 +66,34 @@ class ShuffleProfile:
     - 'redrawn' ('dynamic' in the papers): every epoch draws a new order; the epochs compose.
     - 'fixed' ('persistent'): one random order is kept: one epoch at s / sqrt(E).
 
+    A further Gaussian release without a lot, at noise multiplier `release`, composes with both.
+
     Sources: Chua et al., "How Private are DP-SGD Implementations?", ICML 2024 (the pair and its
     events); "Scalable DP-SGD", NeurIPS 2024 (several epochs); "Balls-and-Bins Sampling for
     DP-SGD", AISTATS 2025, Proposition 3.3 (the order of the samplers).
 
     Raises:
       ValueError: If `noise_multiplier` is not positive and finite, `steps_per_epoch` or `epochs`
-        is not an integer >= 1, or `order` is neither 'redrawn' nor 'fixed'.
+        is not an integer >= 1, `order` is neither 'redrawn' nor 'fixed', or `release` is not
+        positive.
     """
 
     noise_multiplier: float
     steps_per_epoch: int
     epochs: int = 1
     order: Literal["redrawn", "fixed"] = "redrawn"
+    release: float = math.inf
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
         check_count("steps_per_epoch", self.steps_per_epoch)
         check_count("epochs", self.epochs)
         check_mode("order", self.order)
+        check_release(self.release)
+
+    def with_gaussian_release(self, noise_multiplier: float) -> ShuffleProfile:
+        """Returns the profile with a further Gaussian release."""
+        return replace(self, release=composed_noise(self.release, noise_multiplier))
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
@@ -109,18 +125,19 @@ class ShuffleProfile:
         return Bound(lower, upper, note=_UNKNOWN if upper - lower > wanted else "")
 
     def _deterministic(self) -> GaussianProfile:
-        return GaussianProfile(self.noise_multiplier / math.sqrt(self.epochs))
+        epochs = self.noise_multiplier / math.sqrt(self.epochs)
+        return GaussianProfile(composed_noise(epochs, self.release))
 
     def _balls_and_bins(self) -> BallsAndBinsProfile:
         return BallsAndBinsProfile(
-            self.noise_multiplier, self.steps_per_epoch, self.epochs, self.order
+            self.noise_multiplier, self.steps_per_epoch, self.epochs, self.order, self.release
         )
 
     def _as_redrawn(self) -> tuple[float, int]:
         return as_redrawn(self.noise_multiplier, self.epochs, self.order)
 
     def _little_noise_delta(self, epsilon: float) -> float:
-        """Lower bound on delta in closed form, sharp where there is little noise."""
+        """Lower bound on delta of the epochs in closed form, sharp where there is little noise."""
         sigma, epochs = self._as_redrawn()
         return sum_of_maxima_lower_bound(
             epsilon, noise_multiplier=sigma, bins=self.steps_per_epoch, epochs=epochs
@@ -134,7 +151,7 @@ class ShuffleProfile:
         Of several epochs sharp near the epsilon or the delta that is given.
         """
         sigma, epochs = self._as_redrawn()
-        if epochs == 1:
+        if epochs == 1 and self.release == math.inf:
             return functools.partial(
                 max_event_lower_bound,
                 noise_multiplier=sigma,
@@ -142,13 +159,23 @@ class ShuffleProfile:
                 shifts=_SHIFTS,
             )
         ratio = _one_epoch(sigma, self.steps_per_epoch)
-        if epochs < _MANY_EPOCHS and ratio.q.size <= _MANY_ATOMS:
-            return _several_epochs(sigma, self.steps_per_epoch, epochs).delta
         try:
-            parts = compose_both(ratio, epochs, epsilon=at_epsilon, delta=at_delta)
+            if epochs < _MANY_EPOCHS and ratio.q.size <= _MANY_ATOMS:
+                several = _several_epochs(sigma, self.steps_per_epoch, epochs)
+                beside = self._beside(several)
+                return (several.product(beside) if beside else several).delta
+            parts = compose_both(
+                ratio, epochs, self._beside(ratio), epsilon=at_epsilon, delta=at_delta
+            )
         except GridError:
             return lambda epsilon: 0.0
         return lambda epsilon: max(part.delta(epsilon) for part in parts)
+
+    def _beside(self, ratio: LikelihoodRatio) -> LikelihoodRatio | None:
+        """Returns the likelihood ratio of the further release, on the grid of `ratio`, if any."""
+        if self.release == math.inf:
+            return None
+        return gaussian_ratio(self.release, ratio.step, ratio.side, ratio.tail)
 
 
 @lru_cache(maxsize=16)

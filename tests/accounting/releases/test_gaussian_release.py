@@ -1,0 +1,182 @@
+"""A Gaussian release composes with any profile as the product of their pairs, from both sides."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from accounting import (
+    BallsAndBinsProfile,
+    Bound,
+    GaussianProfile,
+    PrivacyProfile,
+    ShuffleProfile,
+    TruncatedProfile,
+    WithGaussianReleaseProfile,
+    calibrate,
+)
+
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A profile of which nothing is known but its answers."""
+
+    profile: PrivacyProfile
+    confidence: float = 1.0
+
+    def delta(self, epsilon, tolerance=1e-3):
+        found = self.profile.delta(epsilon, tolerance)
+        return Bound(found.lower, found.upper, self.confidence)
+
+    def epsilon(self, delta, tolerance=1e-3):
+        found = self.profile.epsilon(delta, tolerance)
+        return Bound(found.lower, found.upper, self.confidence)
+
+
+@functools.cache
+def exact(law, sigma, release, epsilon):
+    """The larger direction's delta, by the sum of (p - e^epsilon q)_+ over a grid of all outputs.
+
+    Of one Poisson-sampled release at rate 0.3, or of one epoch of two bins, and of the other one.
+    """
+    x = np.linspace(-7.0 * sigma, 1.0 + 7.0 * sigma, 401 if law == "two bins" else 4001)
+    y = np.linspace(-7.0 * release, 1.0 + 7.0 * release, 401)
+    at = [stats.norm.pdf(x, mean, sigma) * (x[1] - x[0]) for mean in (0.0, 1.0)]
+    if law == "two bins":
+        q = np.outer(at[0], at[0])
+        p = 0.5 * (np.outer(at[0], at[1]) + np.outer(at[1], at[0]))
+    else:
+        q, p = at[0], 0.7 * at[0] + 0.3 * at[1]
+    remove = add = 0.0
+    for z in y:
+        seen, unseen = (stats.norm.pdf(z, mean, release) * (y[1] - y[0]) for mean in (1.0, 0.0))
+        remove += np.maximum(seen * p - math.exp(epsilon) * unseen * q, 0.0).sum()
+        add += np.maximum(unseen * q - math.exp(epsilon) * seen * p, 0.0).sum()
+    return max(remove, add)
+
+
+LAWS = {
+    "two bins": lambda sigma: BallsAndBinsProfile(sigma, 2),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(
+    ("sigma", "release", "epsilon"),
+    [(0.8, 2.0, 1.5), (1.0, 0.7, 0.3), (1.0, 0.7, 0.0), (0.7, 3.0, 0.0), (1.5, 1.5, 2.0)],
+)
+def test_the_product_is_that_of_the_pairs_below_the_release_s_own_losses_as_well(
+    law, sigma, release, epsilon
+):
+    truth = exact(law, sigma, release, epsilon)
+    product = WithGaussianReleaseProfile(LAWS[law](sigma), release)
+    assert isinstance(product, PrivacyProfile)
+    bound = product.delta(epsilon)
+    assert bound.lower * (1.0 - 1e-3) <= truth <= bound.upper * (1.0 + 1e-3)
+    assert bound.upper <= truth * (1.0 + 5e-3)
+    opaque = WithGaussianReleaseProfile(Opaque(LAWS[law](sigma)), release).delta(epsilon)
+    # Of two directions only the larger curve is known there.
+    assert opaque.lower * (1.0 - 1e-3) <= truth <= opaque.upper * (1.0 + 1e-3)
+    assert opaque.upper <= truth * 1.05
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
+@pytest.mark.parametrize(("sigma", "release"), [(2.0, 20.0), (0.5, 3.0), (2.0, 0.4), (3.0, 1e6)])
+def test_two_gaussian_releases_are_one_whatever_is_known_of_the_first(sigma, release, delta):
+    both = GaussianProfile(1.0 / math.hypot(1.0 / sigma, 1.0 / release))
+    closed = WithGaussianReleaseProfile(GaussianProfile(sigma), release)
+    truth, found = both.epsilon(delta), closed.epsilon(delta)
+    assert found.lower == pytest.approx(truth.lower, rel=1e-9)
+    assert found.upper == pytest.approx(truth.upper, rel=1e-9)
+    averaged = WithGaussianReleaseProfile(Opaque(GaussianProfile(sigma)), release)
+    bound = averaged.epsilon(delta)
+    assert bound.lower <= truth.upper <= bound.upper <= truth.upper + 1e-3 * max(1.0, truth.upper)
+    for epsilon in (0.0, 0.5 * truth.lower, truth.upper):
+        upper, least = averaged.delta(epsilon).upper, both.delta(epsilon)
+        assert least.lower <= upper <= least.upper * 1.01
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-12])
+@pytest.mark.parametrize("release", [1.0, 20.0])
+@pytest.mark.parametrize(
+    "run",
+    [BallsAndBinsProfile(0.8, 86, 10), BallsAndBinsProfile(1.0, 20, 2)],
+)
+def test_both_ends_meet_between_the_parts_and_basic_composition(run, release, delta):
+    alone, gaussian = run.epsilon(delta), GaussianProfile(release)
+    product = WithGaussianReleaseProfile(run, release)
+    bound = product.epsilon(delta)
+    assert not bound.note
+    assert bound.width <= 1e-3 * min(1.0, bound.upper)
+    assert bound.lower >= max(alone.lower, gaussian.epsilon(delta).lower)
+    basic = run.epsilon(0.5 * delta).upper + gaussian.epsilon(0.5 * delta).upper
+    assert bound.upper < basic
+    assert (
+        product.delta(bound.upper).lower <= delta <= product.delta(bound.lower).upper * (1 + 1e-9)
+    )
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        GaussianProfile(1.0),
+        BallsAndBinsProfile(1.0, 10, 2),
+        BallsAndBinsProfile(1.0, 10, 2, "fixed"),
+        ShuffleProfile(1.0, 10, 2),
+        Opaque(BallsAndBinsProfile(1.0, 10)),
+    ],
+    ids=repr,
+)
+def test_the_cost_falls_in_the_release_s_noise_to_that_of_the_run_alone(run):
+    found = [WithGaussianReleaseProfile(run, r).epsilon(DELTA) for r in (0.5, 2.0, 8.0, 1e6)]
+    alone = run.epsilon(DELTA)
+    assert all(less.upper < more.upper for more, less in itertools.pairwise(found))
+    assert found[-1].upper == pytest.approx(alone.upper, abs=2e-3)
+    assert found[0].lower >= GaussianProfile(0.5).epsilon(DELTA).lower
+
+
+def test_as_many_releases_are_one_of_less_noise():
+    run, product = BallsAndBinsProfile(1.0, 10, 2), WithGaussianReleaseProfile
+    four = functools.reduce(product, [6.0] * 4, run)
+    assert four.epsilon(DELTA) == product(run, 3.0).epsilon(DELTA)
+    opaque = functools.reduce(product, [6.0] * 4, Opaque(run))
+    assert opaque.epsilon(DELTA).upper == product(Opaque(run), 3.0).epsilon(DELTA).upper
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])
+def test_what_a_cut_costs_is_paid_once(epsilon):
+    cut = TruncatedProfile(GaussianProfile(2.0), 100, -25.0)
+    bound = WithGaussianReleaseProfile(cut, 2.0).delta(epsilon)
+    both = GaussianProfile(math.sqrt(2.0)).delta(epsilon)
+    cost = (1.0 + math.exp(epsilon)) * 100.0 * math.exp(-25.0)
+    assert bound.upper == pytest.approx(both.upper + cost, rel=1e-6)
+    assert bound.lower == pytest.approx(max(0.0, both.lower - cost), rel=1e-6)
+
+
+def test_noise_is_found_for_the_total():
+    def privacy(sigma):
+        return WithGaussianReleaseProfile(BallsAndBinsProfile(sigma, 50, 2), 10.0)
+
+    sigma = calibrate(privacy, epsilon=2.0, delta=DELTA)
+    assert privacy(sigma).epsilon(DELTA).upper <= 2.0 < privacy(0.998 * sigma).epsilon(DELTA).lower
+
+
+def test_an_estimate_is_not_composed():
+    product = WithGaussianReleaseProfile(Opaque(GaussianProfile(1.0), 0.99), 2.0)
+    for question, at in ((product.epsilon, DELTA), (product.delta, 1.0)):
+        with pytest.raises(ValueError, match="must be proved"):
+            question(at)
+
+
+def test_a_further_release_has_noise():
+    for profile in (BallsAndBinsProfile, ShuffleProfile):
+        with pytest.raises(ValueError, match="noise_multiplier"):
+            profile(1.0, 10, release=0.0)
