@@ -66,7 +66,10 @@ def run(demo: Demo) -> int:
         for name in COMPARED:
             console.line(f"training with the {name} sampler")
             sampler = SETTINGS[name](batch_size=demo.batch_size, epochs=demo.epochs)
-            config = dpsgd.RunConfig(sampler, noise_multiplier=demo.noise_multiplier)
+            # What samplers cost is compared, and no calibration beside them.
+            config = dpsgd.RunConfig(
+                sampler, noise_multiplier=demo.noise_multiplier, calibration="none"
+            )
             records.append(
                 dpsgd.run(task, config, out / name, name="clicks", progress=console.progress)
             )

@@ -8,14 +8,17 @@ from typing import Any
 
 import jax
 
-from dpsgd.audit.checks import UNSEEN, AuditReport
-from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.checks import UNSEEN, AuditReport, Check
+from dpsgd.audit.coupled import audit_sums, coupled_audit
 from dpsgd.runs.task import Trainable, arrays_digest
 from dpsgd.training.algorithm import Algorithm, TrainState
 from dpsgd.training.loop import Layout
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.programs import compilation
+from dpsgd.training.refinement import Refinement
 from samplers import BatchSampler
+
+PyTree = Any
 
 ROWS = 64
 """Examples that are generated for an audit, or blocks of rows where these are clipped as one."""
@@ -30,9 +33,10 @@ def audit_run(
     mechanism: Mechanism,
     state: TrainState,
     layout: Layout,
+    refinement: Refinement | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> str:
-    """Audits the program and the sampler of a run that begins or goes on; says what was checked.
+    """Audits what is left of a run, its program and sampler and sums; says what was checked.
 
     All is the run's own, the compiled program included, but rows and keys: the audit tells nothing
     about anybody. A process audits equal runs once.
@@ -43,6 +47,7 @@ def audit_run(
       mechanism: Sampler, sigma and C.
       state: Where the run begins or goes on.
       layout: Of its blocks.
+      refinement: What is made of the sums over all rows that it ends in, if any.
       progress: Called with one line of text.
 
     Raises:
@@ -50,11 +55,21 @@ def audit_run(
     """
     if not mechanism.noise_multiplier:
         return "not made: there is no noise"
-    progress("auditing the program and the sampler")
-    found = _remembered(task, algorithm, mechanism, state, layout)
+    checks: tuple[Check, ...] = ()
+    what = []
+    if int(state.step) < mechanism.sampler.num_steps:
+        progress("auditing the program and the sampler")
+        found = _remembered(task, algorithm, mechanism, state, layout)
+        checks += found.checks
+        what.append("program and sampler" if found.sampler_audited else "the program")
+    if refinement is not None:
+        progress("auditing the sums over all rows")
+        checks += _remembered_sums(task, refinement, mechanism, state.params).checks
+        what.append("the sums over all rows")
+    found = AuditReport(checks)
     found.require_passed()
-    kept = "program and sampler keep" if found.sampler_audited else "the program keeps"
-    line = f"passed: {kept} what the guarantee assumes, on generated rows"
+    keep = "keeps" if what == ["the program"] else "keep"
+    line = f"passed: {' and '.join(what)} {keep} what the guarantee assumes, on generated rows"
     if not found.sampler_audited:
         line = f"SAMPLER NOT AUDITED; {line}"
     for why, names in found.reasons.items():
@@ -94,16 +109,37 @@ def audit_program(
 def _remembered(task: Trainable, *run: Any) -> AuditReport:
     """Returns the audit of a run; a process makes it once for equal ones of small states."""
     algorithm, mechanism, state, layout = run
-    if sum(leaf.nbytes for leaf in jax.tree.leaves(state)) > _KNOWN:
+
+    def make() -> AuditReport:
         return audit_program(task, *run)
-    settings = json.dumps(compilation())  # another program under others
-    key: Any = task, algorithm, mechanism, layout, arrays_digest(state), settings
+
+    if sum(leaf.nbytes for leaf in jax.tree.leaves(state)) > _KNOWN:
+        return make()
+    return _once(make, task, algorithm, mechanism, layout, arrays_digest(state))
+
+
+def _remembered_sums(
+    task: Trainable, refinement: Refinement, mechanism: Mechanism, params: PyTree
+) -> AuditReport:
+    """Returns the audit of sums over all rows; a process makes it once for equal ones."""
+
+    def make() -> AuditReport:
+        return audit_sums(refinement, mechanism, params, task.generated(ROWS))
+
+    if sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > _KNOWN:
+        return make()
+    return _once(make, task, refinement, mechanism.of_sums(), arrays_digest(params))
+
+
+def _once(make: Callable[[], AuditReport], *key: Any) -> AuditReport:
+    """Returns an audit, if it passed before the one that was made of an equal key."""
+    key = (*key, json.dumps(compilation()))  # another program under others
     try:
         if (known := _passed.get(key)) is not None:
             return known
     except TypeError:  # a part of it has no hash
-        return audit_program(task, *run)
-    found = audit_program(task, *run)
+        return make()
+    found = make()
     if found.passed:
         if len(_passed) == 256:
             _passed.clear()

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dpsgd.runs.calibration import platt, privacy_with
 from dpsgd.runs.records import build, checked, plain
 from dpsgd.runs.settings import open_settings
 from samplers import BatchSampler, Population
 from samplers.settings import SamplerSettings, kind_of, name_of, settings_of
 
 if TYPE_CHECKING:
+    from dpsgd.training.full_sums import FullSums
     from dpsgd.training.mechanism import Mechanism
 
 
@@ -41,6 +43,11 @@ class RunConfig:
     l2_clip_norm: float | None = None
     """Bound on the L2 norm of one example's gradient; by default the task's rule chooses it, 4 if
     it has none."""
+    calibration: Literal["none", "platt"] | None = None
+    """After training, fit a scale and a shift of the model's logit to noisy sums over all training
+    rows (Platt scaling): clipping bends predicted probabilities, and this mends them. Epsilon is
+    for training and calibration together. By default platt, where the task offers it (clicks do)
+    and there are rows enough; none without privacy, where nothing is clipped."""
     secure_noise: bool = False
     """Exact integer sums and exact noise from a cryptographic generator: the guarantee then holds
     for the floating-point program too. Slower: each example's gradient is formed by itself."""
@@ -106,16 +113,30 @@ class RunConfig:
         sampler = self.build_sampler(population)
         if self.non_private:
             return Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=float("inf"))
+        delta = self.target_delta or 1 / population.num_examples
+        sums = self.full_sums(sampler, delta) if self.calibration == "platt" else None
         sigma = self.noise_multiplier
         if self.target_epsilon is not None:
-            delta = self.target_delta or 1 / population.num_examples
-            sigma = _calibrated(sampler, self.target_epsilon, delta)
+            sigma = _calibrated(sampler, sums, self.target_epsilon, delta)
         if self.target_advantage is not None:
-            sigma = _calibrated_advantage(sampler, self.target_advantage)
+            sigma = _calibrated_advantage(sampler, sums, self.target_advantage)
         assert sigma is not None, "check() admits exactly one of the four"
         assert self.l2_clip_norm is not None, "`choose` leaves nothing open"
-        return Mechanism(
-            sampler, sigma, self.l2_clip_norm, Secure() if self.secure_noise else Independent()
+        noise = Secure() if self.secure_noise else Independent()
+        return Mechanism(sampler, sigma, self.l2_clip_norm, noise, sums)
+
+    def full_sums(self, sampler: BatchSampler, delta: float) -> FullSums:
+        """Returns the sums over all rows that a calibration of the run takes.
+
+        Raises:
+          ValueError: if it cannot be calibrated.
+        """
+        return platt(
+            sampler,
+            delta,
+            noise_multiplier=self.noise_multiplier,
+            target_epsilon=self.target_epsilon,
+            target_advantage=self.target_advantage,
         )
 
     def build_sampler(self, population: Population) -> BatchSampler:
@@ -185,19 +206,21 @@ def sampler_name(record: Mapping[str, Any], where: str) -> str:
 
 
 @functools.lru_cache
-def _calibrated(sampler: BatchSampler, epsilon: float, delta: float) -> float:
+def _calibrated(
+    sampler: BatchSampler, sums: FullSums | None, epsilon: float, delta: float
+) -> float:
     """Returns the smallest sufficient noise: once for all repetitions of a run in one process."""
     from accounting import calibrate
 
-    return calibrate(sampler.privacy, epsilon=epsilon, delta=delta)
+    return calibrate(privacy_with(sums, sampler), epsilon=epsilon, delta=delta)
 
 
 @functools.lru_cache
-def _calibrated_advantage(sampler: BatchSampler, advantage: float) -> float:
+def _calibrated_advantage(sampler: BatchSampler, sums: FullSums | None, advantage: float) -> float:
     """Returns the smallest noise that keeps an attack's advantage: once for all repetitions."""
     from accounting import calibrate_advantage
 
-    return calibrate_advantage(sampler.privacy, advantage=advantage)
+    return calibrate_advantage(privacy_with(sums, sampler), advantage=advantage)
 
 
 def check_version(record: Mapping[str, Any], path: Path) -> None:

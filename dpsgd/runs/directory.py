@@ -44,6 +44,9 @@ DIAGNOSTICS = "diagnostics_not_private.jsonl"
 DATA = "data_not_private.json"
 """Which data a run was trained on: by a digest of private rows, which no noise hides."""
 
+CALIBRATION = "calibration.json"
+"""What the noisy sums after the last step came to: released, and part of the model."""
+
 _HEADER_BYTES = 1 << 16
 """More than what stands before the numbers of an array in a file."""
 
@@ -53,11 +56,11 @@ class RunDirectory:
 
     `config.json`, `environment.json` and `guarantee.json` say what was asked, where and at what
     price; `audit.json` what was checked first; `ledger.jsonl` what was released; `params.npz` is
-    the model. `report.json` and `report.md` are written last, so a run that has them is whole.
-    Until then `root.key` and `checkpoints` are there to go on from; afterwards nobody needs them,
-    and they are removed: whoever finds the root secret can subtract the noise. What is not private
-    says so in its name, and only the owner can read it. Each file appears under its name only when
-    it is complete and on disk.
+    the model, and `calibration.json` what calibrated it. `report.json` and `report.md` are written
+    last, so a run that has them is whole. Until then `root.key` and `checkpoints` are there to go
+    on from; afterwards nobody needs them, and they are removed: whoever finds the root secret can
+    subtract the noise. What is not private says so in its name, and only the owner can read it.
+    Each file appears under its name only when it is complete and on disk.
     """
 
     def __init__(self, path: Path):

@@ -20,11 +20,11 @@ import jax
 import numpy as np
 
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import budget, report, settings
+from dpsgd.runs import budget, calibration, report, settings
 from dpsgd.runs.audit import audit_run
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_name
-from dpsgd.runs.directory import DATA, RunDirectory
+from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.environment import environment
 from dpsgd.runs.fingerprint import differing, fingerprint, task_code_digest
 from dpsgd.runs.guarantees import guarantee_of
@@ -48,10 +48,33 @@ from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.loop import BLOCK_STEPS, Block, Layout, repeats_exactly, train_blocks
 from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.refinement import Refinement, refine, sums_run
 from samplers import Population, UnitData
 
 PyTree = Any
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Reported(Refinement):
+    """A task's refinement, which says beside the parameters what came of its sums."""
+
+    of: Refinement
+
+    def reads(self, params: PyTree, example: PyTree) -> PyTree:
+        return self.of.reads(params, example)
+
+    def start(self) -> PyTree:
+        return self.of.start()
+
+    def statistic(self, state: PyTree, row: PyTree) -> Any:
+        return self.of.statistic(state, row)
+
+    def fold(self, state: PyTree, mean: Any) -> PyTree:
+        return self.of.fold(state, mean)
+
+    def apply(self, params: PyTree, state: PyTree) -> PyTree:
+        return self.of.apply(params, state), self.of.summary(state)
 
 
 @dataclass(frozen=True)
@@ -68,6 +91,7 @@ class Job:
       algorithm: Loss, clipping and optimizer.
       mechanism: Sampler, sigma and C.
       delta: At which the guarantee is given.
+      refinement: What is made of the sums over all rows that the mechanism ends in, if any.
     """
 
     task: Task
@@ -79,6 +103,7 @@ class Job:
     algorithm: Algorithm
     mechanism: Mechanism
     delta: float
+    refinement: _Reported | None
 
     @classmethod
     def of(
@@ -103,7 +128,11 @@ class Job:
         algorithm = dpsgd(_loss(task), ADAM, microbatch_size=config.microbatch_size)
         delta = config.target_delta or 1 / population.num_examples
         params = task.init(config.init_seed)
-        return cls(task, config, data, population, unit, params, algorithm, chosen, delta)
+        refined = calibration.refinement_of(task, chosen)
+        refinement = _Reported(refined) if refined else None
+        return cls(
+            task, config, data, population, unit, params, algorithm, chosen, delta, refinement
+        )
 
     def digest(self) -> str:
         """Returns a text that names the training rows: a secret, as they are."""
@@ -131,10 +160,15 @@ class Job:
         return Layout.of(sampler, self.data, block_steps=BLOCK_STEPS, data_on=data_on)
 
     def program_digest(self) -> str:
-        """Returns the digest of the program that trains, which is compiled by this."""
+        """Returns the digest of the programs that train, which are compiled by this."""
         shapes = jax.eval_shape(self._from, self.params)  # no table of the run's size is filled
         program = self.layout.program(self.algorithm, self.mechanism, shapes, self.data)
-        return programs.digest(program)
+        digests = [programs.digest(program)]
+        if self.refinement is not None:
+            rows = self.task.generated(1)
+            sums = sums_run(self.refinement, self.mechanism.of_sums(), self.params, rows)
+            digests.append(programs.digest(sums.program()))
+        return " ".join(digests)
 
     def audit(self, state: TrainState, progress: Progress) -> str:
         """Returns what the audit of the program and the sampler says, or refuses the run.
@@ -145,7 +179,8 @@ class Job:
         """
         if not self.config.audit:
             return "not made: it was switched off"
-        return audit_run(self.task, self.algorithm, self.mechanism, state, self.layout, progress)
+        run = self.task, self.algorithm, self.mechanism, state, self.layout, self.refinement
+        return audit_run(*run, progress)
 
     def terms(self, record: Mapping[str, Any], digest: str, root: RootKey) -> Terms:
         """Returns what a generation of this job is declared under.
@@ -205,6 +240,7 @@ def run(
     _check_data(task, None)
     rows = rows_of(task)
     config, chosen = _chosen(task, config, rows, budget_minutes, progress)
+    config = calibration.decided(task, config, rows[1])
     given = config.target_epsilon is None and config.target_advantage is None
     progress(
         "finding the guarantee of the run"
@@ -295,9 +331,19 @@ def resume(
         if checkpoint:
             checkpoint = checkpoint._replace(state=job.scheduled(checkpoint.state))
         step = int(checkpoint.state.step) if checkpoint else 0
+        planned, steps = last.mechanism, job.mechanism.sampler.num_steps
+        if (
+            job.refinement
+            and job.mechanism.num_steps != planned.num_steps
+            and step > min(steps, planned.sampler.num_steps)
+        ):
+            raise ValueError(
+                f"{out} is at step {step:,} of {planned.num_steps:,}, too late for "
+                f"{job.mechanism.num_steps:,}: sums over all rows follow the last step once"
+            )
         digest = job.digest()
         terms = job.terms(record, digest, root)
-        if step < job.mechanism.sampler.num_steps:
+        if step < job.mechanism.num_steps:
             audit = job.audit(checkpoint.state if checkpoint else job.start(), progress)
             folder.write_json("audit.json", {"audit": audit})
         else:
@@ -383,6 +429,12 @@ def _mechanism_of(
             f"the task has {rows:,} training examples, and {out} was begun on "
             f"{sampler.num_examples:,}: its guarantee is for those"
         )
+    if (config.calibration == "platt") != (last.mechanism.full_sums is not None):
+        begun = "none" if last.mechanism.full_sums is None else "platt"
+        raise ValueError(
+            f"{out} was begun with calibration {begun} and goes on only so: what its guarantee "
+            "covers was planned for it; start a new run"
+        )
     if not unchanged:
         return config.mechanism(population)
     # A ledger knows a tree of units by its shape alone, of which nothing can be drawn.
@@ -435,8 +487,13 @@ def _finish(
     progress: Progress,
 ) -> dict[str, Any]:
     """Trains from `checkpoint` to the end, evaluates, and writes model and report."""
+    last = checkpoint or Checkpoint(job.start(), NO_HEAD, 0.0)
     with _full_disk_explained(folder):
-        last = _train(job, folder, ledger, root, checkpoint, progress)
+        with stop_requests() as stop:
+            if last.state.step < job.mechanism.sampler.num_steps:
+                last = _train(job, folder, ledger, root, last, stop, progress)
+            if last.state.step < job.mechanism.num_steps:
+                last = _refine(job, folder, ledger, root, last, stop, progress)
         folder.write_params(last.state.params)
         progress("evaluating")
         sampler = job.mechanism.sampler
@@ -445,8 +502,9 @@ def _finish(
             "ledger_head": ledger.history.head,
             "params_sha256": folder.params_digest(),
             "audit": audit,
-            "metrics": _metrics(job.task, last.state.params),
+            "metrics": _numbers(job.task.metrics(last.state.params)),
             "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),
+            "calibration": folder.read_json(CALIBRATION) if job.refinement else None,
             "training_seconds": last.seconds,
             "examples_per_second": sampler.num_steps * sampler.expected_batch_size / last.seconds,
         }
@@ -457,10 +515,10 @@ def _finish(
     return record
 
 
-def _metrics(task: Task, params: PyTree) -> dict[str, float | None]:
-    """Returns the metrics of a task as JSON values: None for one that is undefined."""
+def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
+    """Returns numbers as JSON values: None for one that is undefined."""
     found = {}
-    for name, value in task.metrics(params).items():
+    for name, value in values.items():
         number = value if isinstance(value, int) else float(value)
         found[name] = number if math.isfinite(number) else None
     return found
@@ -471,55 +529,97 @@ def _train(
     folder: RunDirectory,
     ledger: Ledger,
     root: RootKey,
-    checkpoint: Checkpoint | None,
+    last: Checkpoint,
+    stop: Callable[[], bool],
     progress: Progress,
 ) -> Checkpoint:
     """Takes the steps that are left, with a checkpoint now and then and one at the end."""
     generation: Generation = ledger.history.generations[-1]
     num_steps = job.mechanism.sampler.num_steps
-    last = checkpoint or Checkpoint(job.start(), NO_HEAD, 0.0)
     first = int(last.state.step)
     before, started, saved = last.seconds, time.perf_counter(), time.perf_counter()
     progress(f"steps {first:,} to {num_steps:,}")
-    with stop_requests() as stop:
-        blocks = train_blocks(
-            job.algorithm,
-            job.mechanism,
-            last.state,
-            job.data,
-            root=root,
-            generation=generation.key,
-            block_steps=job.layout.block_steps,
-            data_on="host" if job.layout.streamed else "device",
-            declare=ledger.declare,
-            donate=True,
-            run=ledger.history.name,
-        )
-        done = first
-        under_way: deque[Block] = deque()
-        for block in blocks:
-            under_way.append(block)
-            stopping = stop()
-            due = time.perf_counter() - saved >= job.config.checkpoint_seconds
-            save = due or stopping or block.steps.stop == num_steps
-            # One block stays under way while the one before is written down, but for a checkpoint.
-            while len(under_way) > (0 if save else 1):
-                past = under_way.popleft()
-                folder.append_diagnostics(past.steps.start, past.diagnostics)
-                done = past.steps.stop
-            elapsed = time.perf_counter() - started
-            if done > first:
-                left = elapsed / (done - first) * (num_steps - done)
-                progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
-            if save:
-                last = Checkpoint(block.state, ledger.history.head, before + elapsed)
-                folder.checkpoints.save(last)
-                saved = time.perf_counter()
-            if stopping and done < num_steps:
-                raise Stopped(
-                    f"stopped at step {done:,} of {num_steps:,}, all of it saved: "
-                    f"`dpsgd resume {folder.path}` goes on"
-                )
+    blocks = train_blocks(
+        job.algorithm,
+        job.mechanism,
+        last.state,
+        job.data,
+        root=root,
+        generation=generation.key,
+        block_steps=job.layout.block_steps,
+        data_on="host" if job.layout.streamed else "device",
+        declare=ledger.declare,
+        donate=True,
+        run=ledger.history.name,
+    )
+    done = first
+    under_way: deque[Block] = deque()
+    for block in blocks:
+        under_way.append(block)
+        stopping = stop()
+        due = time.perf_counter() - saved >= job.config.checkpoint_seconds
+        save = due or stopping or block.steps.stop == num_steps
+        # One block stays under way while the one before is written down, but for a checkpoint.
+        while len(under_way) > (0 if save else 1):
+            past = under_way.popleft()
+            folder.append_diagnostics(past.steps.start, past.diagnostics)
+            done = past.steps.stop
+        elapsed = time.perf_counter() - started
+        if done > first:
+            left = elapsed / (done - first) * (num_steps - done)
+            progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
+        if save:
+            last = Checkpoint(block.state, ledger.history.head, before + elapsed)
+            folder.checkpoints.save(last)
+            saved = time.perf_counter()
+        if stopping and done < num_steps:
+            raise Stopped(
+                f"stopped at step {done:,} of {num_steps:,}, all of it saved: "
+                f"`dpsgd resume {folder.path}` goes on"
+            )
+    return last
+
+
+def _refine(
+    job: Job,
+    folder: RunDirectory,
+    ledger: Ledger,
+    root: RootKey,
+    last: Checkpoint,
+    stop: Callable[[], bool],
+    progress: Progress,
+) -> Checkpoint:
+    """Releases the sums over all rows, and saves what is made of them: nothing releases them twice.
+
+    They are declared when the checkpoint of the last step is on the disk, so that a run that dies
+    here goes on from these very parameters.
+    """
+    mechanism = job.mechanism
+    assert job.refinement is not None, "a mechanism has sums over all rows for a refinement alone"
+
+    def declare(steps: range) -> None:
+        if stop():
+            raise Stopped(
+                f"stopped before the {mechanism.full_sums}, all of it saved: `dpsgd resume "
+                f"{folder.path}` goes on"
+            )
+        ledger.declare(steps)
+
+    progress(f"calibrating by {mechanism.full_sums}")
+    params, summary = refine(
+        job.refinement,
+        mechanism,
+        last.state.params,
+        job.data,
+        root=root,
+        generation=ledger.history.generations[-1].key,
+        declare=declare,
+        run=ledger.history.name,
+    )
+    folder.write_json(CALIBRATION, _numbers(summary))
+    state = last.state._replace(step=np.int32(mechanism.num_steps), params=params)
+    last = Checkpoint(state, ledger.history.head, last.seconds)
+    folder.checkpoints.save(last)
     return last
 
 

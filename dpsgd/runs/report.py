@@ -9,6 +9,7 @@ from typing import Any
 
 from accounting import Bound, format_delta
 from dpsgd.runs.settings import sentence
+from dpsgd.training.full_sums import FullSums
 
 UNDEFINED = "undefined"
 """What stands in place of a metric that is none."""
@@ -109,7 +110,7 @@ Not covered by the guarantee:
 
 ## Quality
 
-{_outcome(record)}{table(*by_split(record["metrics"]))}
+{_outcome(record)}{calibration(record)}{table(*by_split(record["metrics"]))}
 
 ## Speed
 
@@ -138,6 +139,19 @@ def _meaning(record: dict[str, Any]) -> str:
         "changes the law of the trained parameters by no more than this epsilon and delta.\n"
         "Whoever sees them, knows all else and guesses at even odds whether it was there is right\n"
         f"with probability {Bound(accuracy, accuracy).format_upper('.4f')} at most."
+    )
+
+
+def calibration(record: dict[str, Any]) -> str:
+    """Returns a paragraph on what calibrated a model, or nothing."""
+    if not record["calibration"]:
+        return ""
+    found = ", ".join(
+        f"{k.replace('_', ' ')} {metric(v)}" for k, v in record["calibration"].items()
+    )
+    return (
+        f"The model is calibrated, by {FullSums(**record['full_sums'])} after its last step: "
+        f"{found}.\nThat is part of its parameters, and of what the guarantee counts.\n\n"
     )
 
 

@@ -74,8 +74,8 @@ class FinishedRun:
         record = run.read_json("report.json")
         where = f"{path / 'report.json'} is damaged, or of another version"
         kinds = {name: kind for name, (kind, *_) in _FIGURES.items()}
-        metrics = dict[str, float | None]
-        checked_fields(record, {"audit": str, "metrics": metrics, **kinds}, where)
+        kinds |= {"metrics": dict[str, float | None], "calibration": dict[str, float | None] | None}
+        checked_fields(record, {"audit": str, **kinds}, where)
         for name, (_, least, most) in _FIGURES.items():
             if record[name] is not None and not least <= record[name] <= most:
                 shown = f"{record[name]!s:.20}"

@@ -82,11 +82,15 @@ def open_settings(config: RunConfig) -> list[str]:
 
 
 def any_noise(config: RunConfig) -> RunConfig:
-    """Returns a configuration of the same program, with noise that need not be calibrated."""
+    """Returns a configuration of the same training, with noise that need not be found."""
     if config.non_private:
         return config
     return dataclasses.replace(
-        config, noise_multiplier=1.0, target_epsilon=None, target_advantage=None
+        config,
+        noise_multiplier=1.0,
+        target_epsilon=None,
+        target_advantage=None,
+        calibration="none",
     )
 
 

@@ -66,6 +66,9 @@ class Task(Trainable, Protocol):
     * `recommend(aim)`, the `dpsgd.Settings` that a run takes where its user gives none, for a
       `dpsgd.runs.settings.Aim`: the number of rows and the guarantee that is wanted. It must look
       at no row. By default `dpsgd.runs.settings.generic`;
+    * `calibration()`, a `dpsgd.training.refinement.Refinement`, such as `Platt`: what private runs
+      make of noisy sums over all rows after their last step, to be part of the model; equal tasks
+      have equal ones (`RunConfig.calibration`);
     * `described(description, where)`, a static method that returns what predicts, reads and
       evaluates, from what `describe` returned and without the training rows; `where` begins the
       line of its ValueError. By default a task is made of the settings, but for `data`.

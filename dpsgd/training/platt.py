@@ -30,7 +30,7 @@ Deep Learning with Differential Privacy (2021), on why clipping miscalibrates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +107,10 @@ class Platt(Refinement):
     def apply(self, params: PyTree, state: PyTree) -> PyTree:
         """Returns the rescaled parameters."""
         return self.rescaled(params, state[0] / self._scale, state[1])
+
+    def summary(self, state: PyTree) -> Mapping[str, Any]:
+        """Returns a and c."""
+        return {"logit_scale": state[0] / self._scale, "logit_shift": state[1]}
 
     @property
     def _scale(self) -> float:

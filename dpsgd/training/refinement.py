@@ -27,7 +27,7 @@ import abc
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -94,6 +94,11 @@ class Refinement(abc.ABC):
     @abc.abstractmethod
     def apply(self, params: PyTree, state: PyTree) -> PyTree:
         """Returns what is released: the parameters, refined by the last state."""
+
+    def summary(self, state: PyTree) -> Mapping[str, Any]:
+        """Returns what a report says of the last state: scalars by name; nothing by default."""
+        del state
+        return {}
 
 
 class SumsRun(NamedTuple):

@@ -150,6 +150,8 @@ def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
             init_seed=begun % 2**32,
             # Asked of all runs, and there is no noise in this one that could be secure.
             secure_noise=config.secure_noise and not cell.non_private,
+            # What a sweep does not ask for is no part of what it compares.
+            calibration="none" if cell.non_private else config.calibration or "none",
         )
         try:
             config.check()

@@ -27,6 +27,7 @@ class SweepConfig:
 
         [run]                         # what else all runs share, as `dpsgd train` has it
         target_delta = 1e-6
+        calibration = "platt"         # none where nothing is said, and in runs without privacy
 
         [[grid]]                      # one or more; each is a panel of the figure
         x = "noise_multiplier"        # the axis of the panel

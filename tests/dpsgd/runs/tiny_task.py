@@ -12,6 +12,9 @@ import pytest
 from dpsgd import RunConfig, run
 from dpsgd.runs import engine
 from dpsgd.runs.stop import Stopped
+from dpsgd.training import platt
+from dpsgd.training.full_sums import FullSums
+from dpsgd.training.refinement import Refinement
 from samplers.settings import SETTINGS
 
 
@@ -58,7 +61,54 @@ class Scaled(Line):
         return self.scale * super().loss(params, example)
 
 
+@dataclass(frozen=True)
+class Slope(Refinement):
+    """Scales the weights to the least squares on the rows."""
+
+    divisor: float
+
+    def reads(self, params, example):
+        return {"at": example["x"] @ params["w"], "y": example["y"]}
+
+    def start(self):
+        return jnp.ones(())
+
+    def statistic(self, state, row):
+        at, y = row["at"], row["y"]
+        return jnp.stack([at * (y - state * at), at**2]) / self.divisor
+
+    def fold(self, state, mean):
+        return state + mean[0] / jnp.maximum(mean[1], 1e-2)
+
+    def apply(self, params, state):
+        return {"w": params["w"] * state}
+
+    def summary(self, state):
+        return {"slope": state}
+
+
+@dataclass(frozen=True)
+class Calibrated(Line):
+    """The same, which private runs calibrate."""
+
+    divisor: float = 20.0
+
+    def calibration(self):
+        return Slope(self.divisor)
+
+
 line = Line()
+calibrated = Calibrated()
+SUMS = FullSums(3, 4.0)
+
+
+@contextmanager
+def few_rows_are_calibrated():
+    """Has runs of so few rows be calibrated by `SUMS`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(platt, "platt_sums", lambda num_examples, *, epsilon: SUMS)
+        yield
+
 
 BLOCK = 8
 

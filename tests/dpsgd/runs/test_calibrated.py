@@ -1,0 +1,335 @@
+"""A run may end in a calibration of its model: part of its cost, of its ledger and of its end."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from tiny_task import (
+    SUMS,
+    Calibrated,
+    Signalling,
+    calibrated,
+    config_of,
+    few_rows_are_calibrated,
+    line,
+    short_blocks,
+)
+
+from dpsgd import Guarantee, resume, run
+from dpsgd.audit import coupled
+from dpsgd.noise import gaussian
+from dpsgd.runs import audit, engine
+from dpsgd.runs.checkpoint import Checkpoints
+from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS, RunDirectory
+from dpsgd.runs.guarantees import guarantee_of
+from dpsgd.runs.ledger import Ledger, read
+from dpsgd.runs.stop import Stopped
+from samplers.settings import SETTINGS
+
+RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", CALIBRATION, DIAGNOSTICS)
+STEPS, WHOLE = 30, 33
+ORDERED = SETTINGS["deterministic"](batch_size=16, epochs=3)  # priced at once
+
+
+@pytest.fixture(autouse=True)
+def few_rows():
+    with few_rows_are_calibrated():
+        yield
+
+
+def config(**settings):
+    return config_of(sampler=ORDERED, **settings)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("calibrated") / "run"
+    with few_rows_are_calibrated(), short_blocks():
+        run(calibrated, config(insecure_seed=3), out)
+    return out
+
+
+def params(out):
+    with np.load(out / "params.npz") as found:
+        return found["['w']"]
+
+
+def contents(out, name):
+    return json.loads((out / name).read_text())
+
+
+def declared(out):
+    return [generation.steps for generation in read(out / "ledger.jsonl").generations]
+
+
+# --- Part of the model and of its cost -----------------------------------------------------------
+
+
+def test_the_model_is_what_the_sums_make_of_the_trained_one(whole, tmp_path):
+    plain = run(calibrated, config(insecure_seed=3, calibration="none"), tmp_path / "plain")
+    slope = contents(whole, CALIBRATION)["slope"]
+    np.testing.assert_allclose(params(whole), slope * params(tmp_path / "plain"), rtol=1e-6)
+    assert abs(slope - 1.0) > 0.01
+    found = contents(whole, "report.json")
+    assert found["metrics"]["test_error"] == pytest.approx(
+        calibrated.metrics({"w": params(whole)})["test_error"]
+    )
+    assert found["calibration"] == {"slope": slope}
+    assert plain["calibration"] is None
+    assert not (tmp_path / "plain" / CALIBRATION).exists()
+    text = (whole / "report.md").read_text()
+    assert f"slope {slope:.4f}" in text
+    assert str(SUMS) in text
+
+
+def test_what_a_run_costs_is_what_training_and_calibration_cost_together(tmp_path):
+    record = run(calibrated, config(), tmp_path / "run")
+    history = read(tmp_path / "run" / "ledger.jsonl")
+    mechanism = history.generations[0].terms.mechanism
+    assert declared(tmp_path / "run") == [range(WHOLE)]
+    assert mechanism.full_sums == SUMS
+    assert record["full_sums"] == dataclasses.asdict(SUMS)
+    planned = Guarantee.of(mechanism, 1 / 160)
+    assert record["epsilon_upper"] == planned.epsilon.upper == guarantee_of(history).epsilon.upper
+    alone = Guarantee.of(dataclasses.replace(mechanism, full_sums=None), 1 / 160)
+    assert record["epsilon_upper"] > alone.epsilon.upper + 0.1
+    assert any(str(SUMS) in note for note in record["notes"])
+
+
+@pytest.mark.parametrize("target", [{"target_epsilon": 3.0}, {"target_advantage": 0.4}])
+def test_a_target_is_met_by_both_together(tmp_path, target):
+    sigmas = []
+    for calibration in ("none", "platt"):
+        out = tmp_path / calibration
+        asked = config(noise_multiplier=None, calibration=calibration, **target)
+        record = run(calibrated, asked, out)
+        upper = {"target_epsilon": "epsilon_upper", "target_advantage": "attack_advantage_upper"}
+        for name, most in target.items():
+            assert 0.98 * most <= record[upper[name]] <= most
+        sigmas.append(record["noise_multiplier"])
+    assert sigmas[1] > 1.01 * sigmas[0]
+
+
+# --- Which runs are calibrated -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "resolved"),
+    [
+        (calibrated, {}, "platt"),
+        (calibrated, {"calibration": "none"}, "none"),
+        (calibrated, {"calibration": "platt"}, "platt"),
+        (calibrated, {"noise_multiplier": None, "non_private": True}, "none"),
+        (line, {}, "none"),
+    ],
+)
+def test_private_runs_of_a_task_that_offers_it_are_calibrated(tmp_path, task, settings, resolved):
+    run(task, config(**settings), tmp_path / "run")
+    assert contents(tmp_path / "run", "config.json")["calibration"] == resolved
+    assert (tmp_path / "run" / CALIBRATION).exists() == (resolved == "platt")
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "rows", "why"),
+    [
+        (line, {}, SUMS, "the task, a Line, offers none"),
+        (calibrated, {"noise_multiplier": None, "non_private": True}, SUMS, "without privacy noth"),
+        (calibrated, {}, None, "on 160 training rows, at epsilon .*, its noise would cost more"),
+    ],
+)
+def test_a_calibration_that_cannot_be_had_is_refused_in_one_line(
+    tmp_path, task, settings, rows, why, monkeypatch
+):
+    monkeypatch.setattr("dpsgd.training.platt.platt_sums", lambda count, *, epsilon: rows)
+    with pytest.raises(ValueError, match=f"^calibration platt cannot be had: .*{why}") as refused:
+        run(task, config(calibration="platt", **settings), tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+    run(task, config(**settings), tmp_path / "run")  # nobody asked
+    assert contents(tmp_path / "run", "config.json")["calibration"] == "none"
+
+
+# --- Stopped and killed --------------------------------------------------------------------------
+
+
+class Death(BaseException):
+    """What no code expects."""
+
+
+def dies(*of, **how):
+    raise Death
+
+
+def killed(out, where, monkeypatch, **settings):
+    """A run that ended at a moment, as a crash ends it: nothing is done after it."""
+    with monkeypatch.context() as patch:
+        MOMENTS[where](patch)
+        with pytest.raises(Death):
+            run(calibrated, config(**settings), out)
+    return out
+
+
+def after_declaring(patch):
+    sound = Ledger.declare
+
+    def declare(ledger, steps):
+        sound(ledger, steps)
+        if steps.start == STEPS:
+            dies()
+
+    patch.setattr(Ledger, "declare", declare)
+
+
+def before_the_second_checkpoint(patch):
+    sound = Checkpoints.save
+
+    def save(checkpoints, checkpoint):
+        if checkpoint.state.step == WHOLE:
+            dies()
+        sound(checkpoints, checkpoint)
+
+    patch.setattr(Checkpoints, "save", save)
+
+
+MOMENTS = {
+    "before the sums": lambda patch: patch.setattr(engine, "refine", dies),
+    "declared and not released": after_declaring,
+    "released and not saved": before_the_second_checkpoint,
+    "evaluating": lambda patch: patch.setattr(Calibrated, "metrics", dies),
+}
+DECLARED = dict(zip(MOMENTS, (STEPS, WHOLE, WHOLE, WHOLE), strict=True))
+SAVED = dict(zip(MOMENTS, (STEPS, STEPS, STEPS, WHOLE), strict=True))
+
+
+@pytest.mark.parametrize("where", MOMENTS)
+def test_killed_around_its_sums_a_run_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch, where):
+    out = killed(tmp_path / "run", where, monkeypatch, insecure_seed=3)
+    assert declared(out) == [range(DECLARED[where])]
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "train_blocks", dies)  # no step is left
+        resume(out, calibrated)
+    for name in RELEASED:
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+    assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
+
+
+@pytest.mark.parametrize("where", MOMENTS)
+def test_where_bits_do_not_repeat_sums_count_once_more(tmp_path, monkeypatch, where):
+    monkeypatch.setattr(engine, "repeats_exactly", lambda: False)
+    out = killed(tmp_path / "run", where, monkeypatch)
+    before = guarantee_of(read(out / "ledger.jsonl")).epsilon.upper
+    record = resume(out, calibrated)
+    again = DECLARED[where] > SAVED[where]
+    assert declared(out) == [range(WHOLE), range(STEPS, WHOLE)] if again else [range(WHOLE)]
+    planned = Guarantee.of(read(out / "ledger.jsonl").generations[0].terms.mechanism, 1 / 160)
+    assert (record["epsilon_upper"] > planned.epsilon.upper) == again
+    assert record["epsilon_upper"] >= before
+
+
+def test_sums_under_another_generation_have_other_noise(tmp_path, monkeypatch):
+    stopped = killed(tmp_path / "run", "declared and not released", monkeypatch)
+    copy = shutil.copytree(stopped, tmp_path / "copy")
+    resume(stopped, calibrated)
+    monkeypatch.setattr(engine, "repeats_exactly", lambda: False)
+    resume(copy, calibrated)
+    one, other = (contents(out, CALIBRATION)["slope"] for out in (stopped, copy))
+    assert abs(one - other) > 1e-4
+
+
+def test_what_was_declared_before_the_sums_is_the_cost_of_the_steps(tmp_path, monkeypatch, capsys):
+    from experiments.cli import main
+
+    out = killed(tmp_path / "run", "before the sums", monkeypatch)
+    history = RunDirectory.open(out, finished=False).history()
+    mechanism = dataclasses.replace(history.generations[0].terms.mechanism, full_sums=None)
+    found = guarantee_of(history)
+    assert found.epsilon.upper == Guarantee.of(mechanism, 1 / 160).epsilon.upper
+    assert "if no release decides to stop there" in found.sentence()
+    assert main(["ledger", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "30 steps from 0 declared of 33" in printed
+    assert f"; in the end {SUMS}" in printed
+
+
+def test_sigterm_before_the_sums_stops_the_run_where_it_can_go_on(whole, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+
+    def stopping(*of, **how):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return sound(*of, **how)
+
+    sound = engine.refine
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "refine", stopping)
+        with pytest.raises(Stopped, match=r"stopped before the 3 noisy sums .* all of it saved"):
+            run(calibrated, config(insecure_seed=3), out)
+    assert declared(out) == [range(STEPS)]
+    resume(out, calibrated)
+    for name in RELEASED:
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(("begun", "edited"), [("platt", "none"), ("none", "platt")])
+def test_a_run_goes_on_only_with_the_calibration_that_it_was_begun_with(
+    tmp_path, monkeypatch, begun, edited
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "train_blocks", Signalling(engine.train_blocks))
+        with pytest.raises(Stopped):
+            run(calibrated, config(calibration=begun), tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    file.write_text(
+        file.read_text().replace(f'"calibration": "{begun}"', f'"calibration": "{edited}"')
+    )
+    ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=f"begun with calibration {begun} and goes on only so"):
+        resume(tmp_path / "run", calibrated)
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
+
+
+def test_a_resumed_run_does_not_choose_its_sums_again(tmp_path, monkeypatch):
+    out = killed(tmp_path / "run", "before the sums", monkeypatch)
+    monkeypatch.setattr("dpsgd.training.platt.platt_sums", dies)
+    assert resume(out, calibrated)["full_sums"] == dataclasses.asdict(SUMS)
+
+
+# --- The audit -----------------------------------------------------------------------------------
+
+
+def test_the_sums_are_audited_before_the_run_and_before_it_goes_on(tmp_path, monkeypatch):
+    audit._passed.clear()
+    made, sound = [], coupled.coupled_audit
+
+    def counted(*of, **how):
+        made.append(of[1])
+        return sound(*of, **how)
+
+    for module in (audit, coupled):
+        monkeypatch.setattr(module, "coupled_audit", counted)
+    out = killed(tmp_path / "run", "before the sums", monkeypatch, audit=True)
+    assert [mechanism.full_sums for mechanism in made] == [SUMS, None]
+    assert made[1] == made[0].of_sums()
+    audit._passed.clear()
+    record = resume(out, calibrated)
+    assert [mechanism.full_sums for mechanism in made[2:]] == [None]  # no step is left
+    assert record["audit"].startswith("passed: the sums over all rows keep what the guarantee")
+
+
+def test_a_run_whose_sums_have_next_to_no_noise_is_refused_and_leaves_nothing(
+    tmp_path, monkeypatch
+):
+    audit._passed.clear()
+    sound = gaussian.add_gaussian_noise
+
+    def cut(total, key, step, stddev, **more):
+        of_sums = "sum" in total  # and not of the model
+        return sound(total, key, step, stddev / 100 if of_sums else stddev, **more)
+
+    monkeypatch.setattr(gaussian, "add_gaussian_noise", cut)
+    with pytest.raises(ValueError, match=r"audit found .*noise.*do not train it"):
+        run(Calibrated(divisor=21.0), config(audit=True), tmp_path / "run")  # compiled anew
+    assert not list(tmp_path.iterdir())
