@@ -20,7 +20,8 @@ proportional to (1 + R^2 / S^2) (S^2 + M), and is least at S^2 = R sqrt(M), whic
 M = R^2 / 16.
 
 **Noise cannot throw it away.** Eigenvalues of the Hessian are at least `_LEAST_CURVATURE`, a step
-is at most `_STEP` long in either number, and a and c keep to `_RANGE`.
+is at most `_STEP` long in either number (one that overflows is left out), and a and c keep to
+`_RANGE`.
 
 Source: J. Platt, Probabilistic Outputs for Support Vector Machines and Comparisons to Regularized
 Likelihood Methods (1999); Z. Bu, H. Wang, Z. Dai, Q. Long, On the Convergence and Calibration of
@@ -101,6 +102,7 @@ class Platt(Refinement):
         step = -axes @ ((axes.T @ mean[:2]) / jnp.maximum(curvatures, _LEAST_CURVATURE))
         units = jnp.array([self._scale, 1.0])
         step = step / jnp.maximum(1.0, jnp.max(jnp.abs(step) / (units * jnp.array(_STEP))))
+        step = jnp.where(jnp.all(jnp.isfinite(step)), step, 0.0)
         low, high = (units * jnp.array(ends) for ends in zip(*_RANGE, strict=True))
         return jnp.clip(state + step, low, high)
 
@@ -127,8 +129,12 @@ def platt_sums(num_examples: int, *, epsilon: float = 1.0) -> FullSums | None:
     B k / (2 mu^2 sigma^2). Their sum is least at sigma^2 = n sqrt(B k / (2 A)) / mu, where it is
     sqrt(2 A B k) / (mu n).
 
-    A and B are of click models, and only decide how good the choice is, never what is guaranteed.
-    The choice depends on public numbers alone.
+    A and B were measured where a quarter of the labels are 1 (of rarer ones A is larger: 400 for a
+    twelfth); they decide how good the choice is, and never what is guaranteed. The choice depends
+    on public numbers alone. By simulation, at epsilon 1 and 8, the noise of a and c costs 5e-5 and
+    1e-5 of log loss at n = 88,000, and the run's sigma grows by 1.0 and 0.2 %; a tenth of that at
+    n = 10^6, nothing at 4 10^7, and at n = 10^4 the noise costs 4e-4 and 6e-5, sigma 9 and 1.4 %.
+    Miscalibrated logits, a = 0.75 and c = 0.1, cost 0.018.
 
     Args:
       num_examples: n.
@@ -147,7 +153,7 @@ def platt_sums(num_examples: int, *, epsilon: float = 1.0) -> FullSums | None:
 _STEPS = 4
 """k: so many Newton steps end within 1e-3, from a in [0.3, 1.5] and c in [-1, 1]."""
 _NOISE_LOSS = 120.0
-"""A: log loss of the last gradient's noise, in units of sigma^2 / n^2."""
+"""A: log loss of the last gradient's noise, in units of sigma^2 / n^2; 100 to 150."""
 _SIGMA_LOSS = 0.004
 """B: how log loss grows with the logarithm of the run's sigma, between epsilon 8 and 1."""
 _MOST_LOSS = 1e-3

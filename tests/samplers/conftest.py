@@ -16,6 +16,7 @@ from samplers import (
     BallsAndBins,
     BatchSampler,
     Deterministic,
+    FullBatch,
     Multistage,
     Poisson,
     Shuffle,
@@ -38,6 +39,11 @@ def units_then_poisson(n: int, b: int, epochs: int = 1, **options: Any) -> Batch
     return UnitsThenPoisson(tree, drawn, 0.5, steps=-(-n // b) * epochs, **options)
 
 
+def full_batch(n: int, b: int, epochs: int = 1) -> BatchSampler:
+    """All n examples in each step."""
+    return FullBatch(n, -(-n // b) * epochs)
+
+
 EPOCH_SAMPLERS: dict[str, Callable[..., BatchSampler]] = {
     "deterministic": Deterministic,
     "shuffle": Shuffle,
@@ -47,7 +53,11 @@ EPOCH_SAMPLERS: dict[str, Callable[..., BatchSampler]] = {
     "balls-and-bins-fixed": functools.partial(BallsAndBins, assignment="fixed"),
     "user-poisson": functools.partial(UserPoisson, max_contributions=3),
 }
-SAMPLERS = EPOCH_SAMPLERS | {"multistage": multistage, "units-then-poisson": units_then_poisson}
+SAMPLERS = EPOCH_SAMPLERS | {
+    "multistage": multistage,
+    "units-then-poisson": units_then_poisson,
+    "full-batch": full_batch,
+}
 
 FALSE_ALARM = 1e-6  # of each statistical test; seeds are fixed, so a test that passes stays so
 

@@ -267,6 +267,7 @@ DRAWS_FOR_EVER = {
     "user-poisson": "8b12de0bc3edc392",
     "multistage": "58668dbf7593157c",
     "units-then-poisson": "bb801ced14a31295",
+    "full-batch": "cf32ef826301e2f1",
 }
 
 

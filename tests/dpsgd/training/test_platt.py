@@ -1,0 +1,168 @@
+"""Noised Newton steps find the Platt scaling of an exact fit, and no noise throws it away."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import optimize, special
+
+from accounting import GaussianProfile, calibrate
+from dpsgd import Mechanism, Platt, RootKey, platt_sums, refine
+from dpsgd.training.full_sums import FullSums
+from dpsgd.training.platt import L2_CLIP_NORM
+from dpsgd.training.refinement import sums_run
+from samplers import Poisson
+
+N, RANGE, STEPS = 4_000, 6.0, 4
+
+
+def logit(params, example):
+    return example["l"]
+
+
+def label(example):
+    return example["y"]
+
+
+def pair(params, a, c):
+    return jnp.stack([a, c])
+
+
+PLATT = Platt(logit, label, pair)
+
+
+def rows(a, c, rate=-1.1, n=N, seed=0):
+    """Logits that a l + c would calibrate, and labels."""
+    rng = np.random.default_rng(seed)
+    calibrated = rng.normal(rate, 0.9, n)
+    labels = rng.random(n) < special.expit(calibrated)
+    return {
+        "l": ((calibrated - c) / a).astype(np.float32),
+        "y": labels.astype(np.float32),
+    }
+
+
+def log_loss(both, data):
+    z = both[0] * data["l"] + both[1]
+    return float(np.mean(np.logaddexp(0, z) - data["y"] * z))
+
+
+def exact(data):
+    """(a, c) of least log loss on logits cut to the range, by an optimizer from elsewhere."""
+    cut = {"l": np.clip(data["l"].astype(np.float64), -RANGE, RANGE), "y": data["y"]}
+    return optimize.minimize(log_loss, [1.0, 0.0], (cut,), method="Nelder-Mead", tol=1e-9).x
+
+
+def fitted(data, sums, seed=0, platt=PLATT):
+    mechanism = Mechanism(Poisson(len(data["y"]), 10), 1.0, 1.0, full_sums=sums)
+    return np.asarray(refine(platt, mechanism, (), data, root=RootKey.from_insecure_seed(seed)))
+
+
+@pytest.mark.parametrize("c", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("a", [0.3, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("rate", [-1.1, 0.0])
+def test_without_noise_the_steps_end_at_the_exact_fit(a, c, rate):
+    data = rows(a, c, rate)
+    found = fitted(data, FullSums(STEPS, 1e-6, L2_CLIP_NORM))
+    np.testing.assert_allclose(found, exact(data), atol=1e-3)
+    assert platt_sums(10**6).count == STEPS
+
+
+def test_nobody_is_clipped_and_the_bound_is_attained():
+    # All logits, labels and states: the norm of a statistic is at most C, and next to it somewhere.
+    x = np.linspace(-2, 2, 81, dtype=np.float32)
+    states = np.stack(np.meshgrid(np.geomspace(1 / 8, 4, 9) * 3, np.linspace(-8, 8, 33)), -1)
+    statistic = jax.vmap(PLATT.statistic, (None, 0))
+    norms = jax.jit(
+        jax.vmap(
+            lambda state: [
+                jnp.linalg.norm(statistic(state, {"x": x, "y": jnp.full(81, y)}), axis=1)
+                for y in (0.0, 1.0)
+            ]
+        )
+    )(states.reshape(-1, 2).astype(np.float32))
+    most = np.max(norms)
+    assert np.sqrt(5) - 1e-3 < most < L2_CLIP_NORM * (1 - 2e-6)
+    data = rows(0.3, -1.0)
+    sums = Mechanism(Poisson(N, 10), 1.0, 1.0, full_sums=FullSums(1, 1.0, L2_CLIP_NORM)).of_sums()
+    run = sums_run(PLATT, sums, (), data)
+    _, counted = jax.jit(run.algorithm.clipped_sum)(
+        run.state.params, run.rows, jnp.ones(N), sums.scales()
+    )
+    assert (counted.clipped_count, counted.nonfinite_count) == (0, 0)
+
+
+def test_gradient_and_hessian_are_those_of_the_log_loss():
+    state, x = jnp.array([1.7, -0.4]), 1.3
+
+    def loss(state, y):
+        z = state[0] * x + state[1]
+        return jnp.logaddexp(0.0, z) - y * z
+
+    @jax.jit
+    def all_of(y):
+        derivatives = jax.grad(loss)(state, y), jax.hessian(loss)(state, y)
+        return PLATT.statistic(state, {"x": x, "y": y}), *derivatives
+
+    for y in (0.0, 1.0):
+        v, gradient, ((xx, xc), (_, cc)) = all_of(y)
+        np.testing.assert_allclose(v[:2], gradient, rtol=1e-5)
+        weight = np.sqrt(8 / 5)
+        np.testing.assert_allclose(v[2:] / weight, [xx, np.sqrt(2) * xc, cc], rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e4, 1e30, np.inf, np.nan])
+def test_whatever_is_released_a_and_c_stay_in_their_range(scale):
+    drawn = scale * np.random.default_rng(0).normal(size=(200, STEPS, 5)).astype(np.float32)
+
+    @jax.jit
+    @jax.vmap
+    def ends(means):
+        state = PLATT.start()
+        for mean in means:
+            state = PLATT.fold(state, mean)
+        return PLATT.apply((), state)
+
+    found = np.asarray(ends(drawn))
+    assert np.isfinite(found).all()
+    assert found[:, 0].min() >= 1 / 8 - 1e-6
+    assert found[:, 0].max() <= 4
+    assert np.abs(found[:, 1]).max() <= 8
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_the_noise_that_is_chosen_costs_little_log_loss(epsilon):
+    data = rows(0.75, 0.1, n=88_000)
+    sums = platt_sums(88_000, epsilon=epsilon)
+    least, without = log_loss(exact(data), data), log_loss((1, 0), data)
+    lost = [log_loss(fitted(data, sums, seed), data) - least for seed in range(8)]
+    assert without - least > 0.01
+    assert min(lost) >= 0
+    assert np.mean(lost) < 2e-4
+    # What the run's noise grows by, to pay for them.
+    mu = 1 / calibrate(GaussianProfile, epsilon=epsilon, delta=1 / 88_000)
+    assert sums.count / sums.noise_multiplier**2 < 0.025 * mu**2
+
+
+def test_the_more_rows_the_more_noise_and_few_rows_release_nothing():
+    assert platt_sums(1_000) is None
+    assert platt_sums(1) is None
+    sigmas = [platt_sums(n).noise_multiplier for n in (10_000, 88_000, 10**6, 37 * 10**6)]
+    assert sigmas == sorted(sigmas)
+    assert platt_sums(10_000, epsilon=0.1) is None
+    assert platt_sums(88_000, epsilon=1.0).noise_multiplier > 2 * (
+        platt_sums(88_000, epsilon=8.0).noise_multiplier
+    )
+
+
+def test_a_row_whose_logit_is_no_number_counts_for_nothing():
+    data = rows(0.7, 0.1)
+    data["l"][3], data["y"][4] = np.nan, np.nan
+    kept = {name: np.delete(column, [3, 4]) for name, column in data.items()}
+    sums = FullSums(STEPS, 1e-6, L2_CLIP_NORM)
+    np.testing.assert_allclose(fitted(data, sums), exact(kept), atol=1e-3)
+
+
+def test_a_range_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="largest_logit must be finite and > 0, got 0"):
+        Platt(logit, label, pair, largest_logit=0)

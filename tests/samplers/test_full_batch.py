@@ -1,0 +1,53 @@
+"""The full batch: every row in every step, once, in passes of one shape, at any number of rows."""
+
+import numpy as np
+import pytest
+
+from accounting import GaussianProfile
+from samplers import BatchSource, FullBatch
+from samplers.base import CHUNK
+
+
+@pytest.mark.parametrize(
+    ("n", "most"), [(1, 4096), (50, 50), (50, 7), (CHUNK + 9, 4096), (2 * CHUNK, CHUNK)]
+)
+def test_the_passes_of_a_step_are_all_rows_once(n, most):
+    sampler = FullBatch(n, 3, max_batch_size=most)
+    source = BatchSource(sampler, 0)
+    assert sampler.num_steps == 3
+    for step in range(3):
+        passes = source.passes(step)
+        assert len(passes) == sampler.max_passes == -(-n // most)
+        assert sampler.accumulates == (len(passes) > 1)
+        assert {batch.indices.size for batch in passes} == {min(n, most)}
+        read = np.concatenate([batch.indices[batch.weights > 0] for batch in passes])
+        np.testing.assert_array_equal(read, np.arange(n))
+
+
+def test_the_shape_of_a_pass_does_not_grow_with_the_rows():
+    few, many = FullBatch(88_000), FullBatch(2**31 - 1)
+    assert few.padded_batch_size == many.padded_batch_size
+    assert (many.max_passes - 1) * many.padded_batch_size < 2**31 - 1
+    assert many.expected_batch_size == 2**31 - 1
+
+
+@pytest.mark.parametrize("count", [1, 4, 25])
+def test_sums_over_all_rows_cost_one_release_with_less_noise(count):
+    cost = FullBatch(1000, count).privacy(3.0)
+    assert cost == GaussianProfile(3.0 / count**0.5)
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ((0,), "num_examples must be at least 1"),
+        ((2**31,), r"num_examples must be at most 2\^31 - 1"),
+        ((9, 0), "epochs must be at least 1"),
+        ((9, 2**31), "a run has at most"),
+        ((9, 1, 0), "max_batch_size must be at least 1"),
+    ],
+)
+def test_terms_that_are_none_are_refused_in_a_line(terms, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        FullBatch(*terms)
+    assert "\n" not in str(refused.value)
