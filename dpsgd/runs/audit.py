@@ -56,20 +56,22 @@ def audit_run(
     if not mechanism.noise_multiplier:
         return "not made: there is no noise"
     checks: tuple[Check, ...] = ()
-    what = []
+    parts = []
     if int(state.step) < mechanism.sampler.num_steps:
         progress("auditing the program and the sampler")
         found = _remembered(task, algorithm, mechanism, state, layout)
         checks += found.checks
-        what.append("program and sampler" if found.sampler_audited else "the program")
+        parts += ["program", "sampler"] if found.sampler_audited else ["the program"]
     if refinement is not None:
         progress("auditing the sums over all rows")
         checks += _remembered_sums(task, refinement, mechanism, state.params).checks
-        what.append("the sums over all rows")
+        parts.append("sums over all rows")
     found = AuditReport(checks)
     found.require_passed()
-    keep = "keeps" if what == ["the program"] else "keep"
-    line = f"passed: {' and '.join(what)} {keep} what the guarantee assumes, on generated rows"
+    *first, last = parts
+    audited = f"{', '.join(first)} and {last}" if first else last
+    keep = "keeps" if parts == ["the program"] else "keep"
+    line = f"passed: {audited} {keep} what the guarantee assumes, on generated rows"
     if not found.sampler_audited:
         line = f"SAMPLER NOT AUDITED; {line}"
     for why, names in found.reasons.items():

@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 
 from dpsgd.training.modules import split_module
+from dpsgd.training.platt import Platt
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import ModelConfig
 
@@ -96,6 +97,8 @@ class PureFunctions(NamedTuple):
     """(params, example) -> logit."""
     predict: Callable[[PyTree, PyTree], jax.Array]
     """(params, rows) -> probability of the label 1 of each row."""
+    calibration: Platt
+    """Scale and shift of the logit, fitted after training: they go into its layer."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -110,7 +113,23 @@ def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
     def predict(params: PyTree, rows: PyTree) -> jax.Array:
         return jax.nn.sigmoid(jax.vmap(logit, in_axes=(None, 0))(params, rows))
 
-    return PureFunctions(loss, logit, predict)
+    return PureFunctions(loss, logit, predict, Platt(logit, _label, _rescaled))
+
+
+def _label(example: PyTree) -> jax.Array:
+    return example["label"]
+
+
+def _rescaled(params: PyTree, scale: Any, shift: Any) -> PyTree:
+    """Returns parameters whose logit is scale * logit + shift: those of its layer are changed."""
+
+    def leaf(at, x):
+        layer, name = (key.key for key in at[:2])
+        if layer != "logit":
+            return x
+        return scale * x + (shift if name == "bias" else 0.0)
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
 
 
 def functional(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
+    from dpsgd.training.platt import Platt
     from experiments.tasks.clicks.evaluate import Scores
     from experiments.tasks.clicks.schema import Schema
     from experiments.tasks.clicks.store import Store
@@ -39,6 +40,10 @@ class ClickModels:
     def loss(self) -> Callable[[PyTree, PyTree], Any]:
         """(params, example) -> cross entropy in nats: one function for all tasks alike."""
         return self._functions.loss
+
+    def calibration(self) -> Platt:
+        """Returns Platt scaling, whose two numbers go into the last layer."""
+        return self._functions.calibration
 
     @property
     def predict(self) -> Callable[[PyTree, PyTree], Any]:

@@ -316,7 +316,7 @@ def test_the_sums_are_audited_before_the_run_and_before_it_goes_on(tmp_path, mon
     audit._passed.clear()
     record = resume(out, calibrated)
     assert [mechanism.full_sums for mechanism in made[2:]] == [None]  # no step is left
-    assert record["audit"].startswith("passed: the sums over all rows keep what the guarantee")
+    assert record["audit"].startswith("passed: sums over all rows keep what the guarantee")
 
 
 def test_a_run_whose_sums_have_next_to_no_noise_is_refused_and_leaves_nothing(

@@ -8,7 +8,7 @@ import os
 import shutil
 import tracemalloc
 import zipfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from dpsgd import RunConfig, load_exported, runs
 from dpsgd.models import predictions
 from dpsgd.models.bundle import Bundle
 from dpsgd.runs.directory import RunDirectory
+from dpsgd.training import platt
+from dpsgd.training.full_sums import FullSums
 from experiments import cli
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.formats import check_columns
@@ -101,6 +103,29 @@ def test_a_loaded_model_says_of_raw_rows_what_the_trained_one_says(home, table, 
     first = {name: values[:1] for name, values in table.items() if name != "label"}
     np.testing.assert_allclose(model.predict(first), expected[:1], rtol=1e-6)
     assert model.predict({name: [] for name in table}).shape == (0,)
+
+
+def test_a_calibrated_model_is_exported_and_asked_as_such(home, table, monkeypatch):
+    sums = FullSums(4, 8.0)
+    monkeypatch.setattr(platt, "platt_sums", lambda num_examples, *, epsilon: sums)
+    task = Clicks(home / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
+    logits = {}
+    for calibration in ("none", "platt"):
+        out = home / calibration
+        sampler = Deterministic(ROWS * 4 // 5, 40, 2)
+        asked = RunConfig(sampler, noise_multiplier=1.0, audit=False, insecure_seed=7)
+        asked = replace(asked, calibration=calibration)
+        runs.run(task, asked, out, name="clicks")
+        assert run("export", out, home / f"{calibration}-model") == 0
+        model = load_exported(home / f"{calibration}-model")
+        p = model.predict(table).astype(np.float64)
+        logits[calibration] = np.log(p / (1 - p))
+    found = json.loads((out / "calibration.json").read_text())
+    expected = found["logit_scale"] * logits["none"] + found["logit_shift"]
+    np.testing.assert_allclose(logits["platt"], expected, atol=1e-4)
+    assert np.abs(logits["platt"] - logits["none"]).max() > 1e-2
+    assert model.guarantee["full_sums"] == asdict(sums)
+    assert not (home / "platt-model" / "calibration.json").exists()  # it is in the parameters
 
 
 def test_a_loaded_model_says_what_its_sizes_are(home):

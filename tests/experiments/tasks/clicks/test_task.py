@@ -64,6 +64,19 @@ def test_loss_prediction_and_metrics_are_of_one_model(task):
     assert metrics["validation_auc"] == again["auc"]
 
 
+def test_the_calibration_scales_and_shifts_the_logit_in_its_last_layer(task):
+    params, rows = task.init(0), task.columns()
+    fitted = task.calibration()
+    assert fitted is Clicks(task.data, **SIZES).calibration()
+    logit = jax.vmap(fitted.logit, in_axes=(None, 0))
+    rescaled = fitted.rescaled(params, 0.5, -0.25)
+    np.testing.assert_allclose(
+        logit(rescaled, rows), 0.5 * logit(params, rows) - 0.25, rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_array_equal(jax.vmap(fitted.label)(rows), rows["label"])
+    assert jax.tree.structure(rescaled) == jax.tree.structure(params)
+
+
 def test_what_is_described_is_enough_to_predict_without_the_store(task):
     record = json.loads(json.dumps(task.describe()))
     again = Clicks.described(record)
