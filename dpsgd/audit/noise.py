@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -46,6 +46,8 @@ from dpsgd.training.mechanism import SCALES, Mechanism
 _ALIGNED = 96  # watched coordinates that are a leaf's first; the others lie anywhere
 _DRAWS = 2**18  # wanted of single steps: resolves 1 % of sigma
 _STEPS = 16  # most that are taken for it
+_FEW = 2**13  # of fewer draws, steps of other generations are taken too: resolves 5 % of sigma
+_ROWS = 2**20  # whose gradients are formed for these, about
 _TAIL = 4  # steps of a last block, where the run's is a full one
 _LARGE = 2**22  # coordinates of a model of which fewer steps are taken
 _EXACT = 7  # binary orders by which those of exact noise, which is slow, are fewer
@@ -54,6 +56,7 @@ _LAGGED = 2**22  # of each leaf: what is compared with itself
 _CELL = 2.0**-18  # of the grid of noise in float32, in standard deviations, at most
 _COARSE = 2.0**-6  # cells that are too coarse for a comparison with a density
 _FINE = 2.0**-10  # cells that are so fine that 0 is rare
+_OTHERS = 2  # generations before those that are looked at for more draws
 _MATRIX = 256  # steps of which M is looked at
 _PADDED = 2**14  # steps before those whose correlated noise is whitened, at most
 
@@ -66,7 +69,7 @@ def noise_checks(program: AuditedProgram) -> list[Check]:
 class _Steps(NamedTuple):
     """Watched coordinates of steps, whitened and in standard deviations."""
 
-    steps: range
+    steps: Sequence[int]
     leaves: list[np.ndarray]
     """float64[steps, coordinates] each."""
 
@@ -116,6 +119,7 @@ class _Looks:
         blocks = self._blocks(drowned) if drowned else []
         self._look_at_batches(drowned)
         steps, repeats = self._look_at_steps(blocks)
+        others = self._look_at_generations(repeats)
         looked_at = [*blocks, *steps]
         draws = self._draws
         scale = f"{math.sqrt(self._square / draws):.4g} sigma C over {draws:,} draws"
@@ -126,8 +130,8 @@ class _Looks:
             self._energy.check("noise has standard deviation sigma C, in every leaf", scale),
             self._matrix_check(),
             self._law.check("noise is normal", f"tails to {tail:.2g} sigma"),
-            self._steps_check(looked_at),
-            self._leaves_check(looked_at),
+            self._steps_check(looked_at, others),
+            self._leaves_check(looked_at + others),
             self._lags.check("noise of different coordinates is independent"),
             repeats.check("no noise is used twice"),
             *self._left_out(drowned),
@@ -247,12 +251,11 @@ class _Looks:
     def _look_at_steps(self, blocks: list[_Steps]) -> tuple[list[_Steps], Several]:
         """Returns what steps by themselves show where blocks do too, and whether it repeats."""
         program, mechanism = self._program, self._mechanism
-        stddev, cell = _law_of(mechanism)
+        stddev, _ = _law_of(mechanism)
         size = sum(program.sizes)
         numbers = self._step_numbers(blocks, size)
         repeats = {
-            cast: Repeats(size * len(numbers), 2 * (0.4 * cell + max(2.0**-24, cast)))
-            for cast in set(self._casts)
+            cast: Repeats(size * len(numbers), self._most_likely(cast)) for cast in set(self._casts)
         }
         in_blocks = {step for block in blocks for step in block.steps}
         shown, seen = [], []
@@ -281,6 +284,45 @@ class _Looks:
         for runs in repeats.values():
             runs.add_to(found)
         return shown, found
+
+    def _look_at_generations(self, repeats: Several) -> list[_Steps]:
+        """Returns what the same steps show of nobody in other generations, of a few coordinates.
+
+        A sum of five numbers, released four times, is too little to tell half of a noise from all:
+        so the axes of what is tested are generations, steps and coordinates.
+        """
+        program, mechanism = self._program, self._mechanism
+        sampler = mechanism.sampler
+        steps = range(self._first, min(self._end, self._first + program.layout.block_steps))
+        a_generation = len(steps) * sum(map(len, self._places))
+        rows = 0 if sampler.accumulates else len(steps) * sampler.padded_batch_size
+        if program.layout.streamed:
+            rows = program.layout.passes * sampler.padded_batch_size
+        count = min(math.ceil((_FEW - self._draws) / a_generation), _ROWS // max(1, rows))
+        if count <= 0 or self._noise.bands > 1:
+            return []
+        shown = [
+            program.of_nobody(steps, coordinates=self._places, generation=_OTHERS + number)
+            for number in range(count)
+        ]
+        leaves = [np.stack(leaf) for leaf in zip(*shown, strict=True)]
+        stddev, cell = _law_of(mechanism)
+        found, parts = Repeats(a_generation * count, self._most_likely(max(self._casts))), []
+        for number, leaf in enumerate(leaves):
+            if leaf.size:
+                what = f"{self._names[number]} of {count} generations"
+                found.add(leaf.ravel(), what)
+                parts.append(self._part(number, leaf / np.float32(stddev), mechanism, what, cell))
+                self._add_law(parts[-1:], what)
+        found.add_to(repeats)
+        self._add_law(parts, f"{count} generations")
+        self._square += sum(part.square for part in parts)
+        self._draws += a_generation * count
+        every = [leaf.reshape(count * len(steps), -1) / stddev for leaf in leaves]
+        for name, leaf in zip(self._names, every, strict=True):
+            where = [f"coordinate {place} of {name}" for place in range(leaf.shape[1])]
+            self._add_cosines(self._lags, list(leaf.T), where)
+        return [_Steps([*steps] * count, every)]
 
     def _step_numbers(self, blocks: list[_Steps], size: int) -> list[int]:
         """Returns the first step, those 2^k before and after it, and more of a small model.
@@ -325,17 +367,26 @@ class _Looks:
         parts = {}
         for number, name in enumerate(self._names):
             if number not in without and sums[number].size:
-                leaf = sums[number] * scale
-                square = add_energies(
-                    self._energy, leaf.reshape(self._shapes[number]), f"{name} of {what}"
-                )
-                sample = leaf[:: -(-leaf.size // _SAMPLE) or 1].astype(np.float64)
-                # Of a coarser grid, none: it has no density that draws could be compared with.
-                sample = self._smooth(number, sample[: None if cell <= _COARSE else 0], mechanism)
+                leaf = (sums[number] * scale).reshape(self._shapes[number])
                 moved = cell if moved is None else moved
-                parts[number] = _Part(square, Counts(leaf), sample, moved, self._casts[number])
+                parts[number] = self._part(number, leaf, mechanism, f"{name} of {what}", moved)
         self._add_law(list(parts.values()), what)
         return parts
+
+    def _part(
+        self, number: int, leaf: np.ndarray, mechanism: Mechanism, what: str, moved: float
+    ) -> _Part:
+        """Tests the squares in a leaf's noise, in standard deviations; returns what is known."""
+        square, flat = add_energies(self._energy, leaf, what), leaf.ravel()
+        sample = flat[:: -(-flat.size // _SAMPLE) or 1].astype(np.float64)
+        # Of a coarser grid, none: it has no density that draws could be compared with.
+        coarse = _law_of(mechanism)[1] > _COARSE
+        sample = self._smooth(number, sample[: 0 if coarse else None], mechanism)
+        return _Part(square, Counts(flat), sample, moved, self._casts[number])
+
+    def _most_likely(self, cast: float) -> float:
+        """Returns a bound on the probability of any one value, where casts have this roundoff."""
+        return 2 * (0.4 * _law_of(self._mechanism)[1] + max(2.0**-24, cast))
 
     def _add_law(self, parts: list[_Part], what: str) -> None:
         """Tests the distribution of independent parts."""
@@ -361,7 +412,7 @@ class _Looks:
 
     # What belongs together.
 
-    def _steps_check(self, looked_at: list[_Steps]) -> Check:
+    def _steps_check(self, looked_at: list[_Steps], others: list[_Steps]) -> Check:
         tests, vectors, names = Several(), [], []
         for steps, leaves in looked_at:
             every = np.concatenate(leaves, axis=1)
@@ -372,6 +423,10 @@ class _Looks:
                 add_lags(tests, every, "the steps of a block", lags)
                 if self._signless:
                     add_lags(tests, magnitudes(every), "the steps of a block but for signs", lags)
+        for steps, leaves in others:  # of the same generations, together
+            every, distinct = np.concatenate(leaves, axis=1), sorted(set(steps))
+            vectors += [every[place :: len(distinct)].ravel() for place in range(len(distinct))]
+            names += [f"step {step:,} of other generations" for step in distinct]
         self._add_cosines(tests, vectors, names)
         blocks = [f"{s.start:,} to {s.stop - 1:,}" for s, _ in looked_at if len(s) > 1]
         others = sum(len(s) == 1 for s, _ in looked_at)

@@ -170,7 +170,8 @@ class AuditedProgram:
         """
         mechanism = mechanism or self.mechanism
         state = self._begun(step, spent=True)
-        after, *_ = self._called(state, members, at, padding, mechanism, generation, reveals=True)
+        plan = self._plan(members, at, padding)
+        after, *_ = self._called(state, plan, mechanism, generation, reveals=True)
         self._spent = after.opt_state  # given away in the next call: no release depends on it
         return _sums(after.params, mechanism)
 
@@ -193,8 +194,40 @@ class AuditedProgram:
         """
         mechanism, self._spent = mechanism or self.mechanism, None
         state = self._begun(step)
-        after, *_ = self._called(state, members, None, 0, mechanism, 0, reveals=reveals)
+        after, *_ = self._called(state, self._plan(members), mechanism, 0, reveals=reveals)
         return after
+
+    def of_nobody(
+        self, steps: range, *, coordinates: Sequence[np.ndarray], generation: int
+    ) -> list[np.ndarray]:
+        """Returns coordinates of the releases of steps in which nobody takes part, as one block.
+
+        Steps that may take several passes then take none: they cost next to nothing.
+
+        Args:
+          steps: At most as many as a block has.
+          coordinates: As for `watched`.
+          generation: Which names the noise.
+
+        Returns:
+          Of each leaf float32[steps, coordinates].
+        """
+        shape = self.layout.passes, self.mechanism.sampler.padded_batch_size
+        starts = np.zeros(self.layout.block_steps + 1, np.int32)
+        nobody, weights = zeros(shape, np.int32), zeros(shape, np.float32)
+        plan = IndexBlock(nobody, weights, starts, np.int32(len(steps)))
+        after, _, shown = self._called(
+            self._begun(steps.start, spent=True),
+            plan,
+            self.mechanism,
+            generation,
+            reveals=True,
+            coordinates=coordinates,
+        )
+        self._spent = after.opt_state
+        b = np.float32(self.mechanism.sampler.expected_batch_size)
+        borders = np.cumsum([len(c) for c in coordinates])[:-1]
+        return np.split(np.asarray(shown)[: len(steps)] * b, borders, axis=1)
 
     def watched(
         self,
@@ -259,7 +292,7 @@ class AuditedProgram:
     def counted(self, members: Sequence[int] | np.ndarray) -> Diagnostics:
         """Returns what a step says of a batch of these examples: float32 numbers."""
         state = self._begun()
-        _, log, _ = self._called(state, members, None, 0, self.mechanism, 0, reveals=True)
+        _, log, _ = self._called(state, self._plan(members), self.mechanism, 0, reveals=True)
         return jax.tree.map(lambda column: np.asarray(column)[0], log)
 
     def _begun(self, step: int | None = None, *, spent: bool = False) -> TrainState:
@@ -277,16 +310,14 @@ class AuditedProgram:
     def _called(
         self,
         state: TrainState,
-        members: Any,
-        at: Any,
-        padding: int | np.ndarray,
+        plan: IndexBlock,
         mechanism: Mechanism,
         generation: int,
         *,
         reveals: bool,
+        coordinates: Sequence[np.ndarray] | None = None,
     ) -> Any:
-        """Returns what the executable makes of a block of one step."""
-        plan = self._plan(np.asarray(members, np.int64), at, padding)
+        """Returns what the executable makes of a block."""
         data = self.columns
         if self.layout.streamed:
             data, plan = with_rows(data, plan)
@@ -295,10 +326,14 @@ class AuditedProgram:
         if self.algorithm.takes_key:
             loss_key = jnp.asarray(self.root.loss_key(0))  # one sum whatever the noise
         watch = Watch.nothing(state.params)._replace(reveals=np.bool_(reveals))
+        if coordinates is not None:
+            watch = watch._replace(places=tuple(coordinates))
         data, plan = put((data, plan))
         return self.program(state, data, plan, noise_key, mechanism.scales(), watch, loss_key)
 
-    def _plan(self, members: np.ndarray, at: Any, padding: int | np.ndarray) -> IndexBlock:
+    def _plan(self, members: Any, at: Any = None, padding: int | np.ndarray = 0) -> IndexBlock:
+        """Returns the plan of a block of one step."""
+        members = np.asarray(members, np.int64)
         if at is None:
             at = np.random.default_rng(0).permutation(self.places)[: members.size]
         numbers = np.broadcast_to(padding, self.places).copy()
