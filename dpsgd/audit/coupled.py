@@ -16,18 +16,19 @@ from __future__ import annotations
 from typing import Any
 
 from dpsgd.audit.blocks import block_checks
-from dpsgd.audit.checks import AuditReport
+from dpsgd.audit.checks import AuditReport, Check
 from dpsgd.audit.noise import noise_checks
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sampler import sampler_checks
 from dpsgd.audit.sums import sum_checks
 from dpsgd.audit.update import update_checks
+from dpsgd.noise.base import Independent
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState
 from dpsgd.training.loop import Layout
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.refinement import Refinement, sums_run
-from samplers import BatchSampler
+from samplers import BatchSampler, FullBatch
 
 PyTree = Any
 
@@ -90,7 +91,16 @@ def audit_sums(
     Raises:
       ValueError: if there are no sums, or a row could see others.
     """
-    algorithm, sums, state, read = sums_run(refinement, mechanism.of_sums(), params, rows)
-    found = coupled_audit(algorithm, sums, state.params, read, state=state, root=root)
-    checks = (check._replace(name=f"of sums over all rows: {check.name}") for check in found.checks)
+    sums = mechanism.full_sums
+    algorithm, released, state, read = sums_run(refinement, mechanism.of_sums(), params, rows)
+    assert sums is not None, "or of_sums had refused"
+    # Of what is priced, whatever the run of the sums says of itself.
+    sampler = FullBatch(mechanism.sampler.num_examples, sums.count)
+    noise = released.noise if released.noise.bands == 1 else Independent()
+    priced = Mechanism(sampler, sums.noise_multiplier, sums.l2_clip_norm, noise)
+    found = coupled_audit(algorithm, priced, state.params, read, state=state, root=root)
+    same = Check("they are released as they are priced", released == priced, str(sums))
+    checks = (
+        check._replace(name=f"sums over all rows: {check.name}") for check in (same, *found.checks)
+    )
     return AuditReport(tuple(checks))

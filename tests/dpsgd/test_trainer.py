@@ -282,7 +282,7 @@ def test_a_run_whose_sums_fail_their_audit_never_begins(monkeypatch):
 
     monkeypatch.setattr(refinement, "dpsgd", twice)
     root, seen = RootKey.from_entropy(), []
-    wanted = "of sums over all rows: an example moves the sum by at most C"
+    wanted = "sums over all rows: an example moves the sum by at most C"
     of = dataclasses.replace(SUMS, full_sums=FullSums(2, 2.0, 0.1))  # which clips
     with pytest.raises(ValueError, match=wanted):
         trained(mechanism=of, refinement=Shifted(), root=root, on_block=lambda *of: seen.append(of))
