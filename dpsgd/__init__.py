@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dpsgd.runs.engine import resume, run
     from dpsgd.runs.settings import Settings
     from dpsgd.runs.task import Task
+    from dpsgd.statistics import Released, private_histogram, private_mean, private_sum
     from dpsgd.trainer import Trained, train
     from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
     from dpsgd.training.full_sums import FullSums
@@ -41,6 +42,7 @@ __all__ = [
     "Noise",
     "Platt",
     "Refinement",
+    "Released",
     "RootKey",
     "RunConfig",
     "Secure",
@@ -54,6 +56,9 @@ __all__ = [
     "explain",
     "load_exported",
     "platt_sums",
+    "private_histogram",
+    "private_mean",
+    "private_sum",
     "refine",
     "resume",
     "run",
@@ -74,6 +79,7 @@ _MODULES = {
     "training.guarantee": ("Guarantee",),
     "noise.base": ("Independent", "Noise", "Secure"),
     "noise.keys": ("RootKey",),
+    "statistics": ("Released", "private_histogram", "private_mean", "private_sum"),
     "trainer": ("Trained", "train"),
     "training.loop": ("Block", "train_blocks"),
     "training.mechanism": ("Mechanism",),

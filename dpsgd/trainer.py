@@ -226,11 +226,15 @@ def _audited(
     if refinement is not None:
         sums = audit_sums(refinement, mechanism, state.params, rows)
         found = AuditReport(found.checks + sums.checks)
+    return audit_note(found, ", and those of the sums over all rows," if refinement else "")
+
+
+def audit_note(found: AuditReport, others: str = "") -> str:
+    """Returns what a guarantee says of the audit of a run, or raises ValueError if it failed."""
     found.require_passed()
     made = len(found.checks) - len(found.left_out)
     what = "the compiled program and the draws" if found.sampler_audited else "the compiled program"
-    what = f"{what}, and those of the sums over all rows," if refinement else what
-    note = f"audited before it began: {what} passed {made} checks, on generated rows"
+    note = f"audited before it began: {what}{others} passed {made} checks, on generated rows"
     for why, names in found.reasons.items():
         note += f"; not checked, as {why}: {', '.join(names)}"
     if any("generated rows" in why for why in found.reasons):

@@ -60,6 +60,7 @@ ROOMS = {
     "training": 1,
     "audit": 2,
     "trainer": 3,
+    "statistics": 3,
     "runs": 3,
     "models": 4,
 }

@@ -1,0 +1,210 @@
+"""A private sum, mean or histogram of rows, with the guarantee of what was released.
+
+Each is one sum over all rows, released as those after a run are (`dpsgd.training.refinement`): by
+the same clipping and noise, and audited before. Within a run, whose cost then counts it, write it
+as a `Refinement`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from accounting import GaussianProfile, calibrate
+from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.rows import generated_rows
+from dpsgd.noise.base import Independent, Noise
+from dpsgd.noise.keys import RootKey
+from dpsgd.trainer import NOT_AUDITED, audit_note
+from dpsgd.training.guarantee import Guarantee
+from dpsgd.training.loop import columns_of
+from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.refinement import Refinement, release, sums_run
+from samplers import FullBatch
+
+_ROWS = 17
+"""Rows that an audit is given."""
+
+_ONE_ROW = 1 + 2.0**-19
+"""Clipping norm under which a vector of norm 1 is not clipped, for all rounding of norms."""
+
+
+class Released(NamedTuple):
+    """What was released of rows, and the guarantee of it."""
+
+    value: np.ndarray
+    """float64[d]."""
+    guarantee: Guarantee
+
+
+def private_sum(
+    rows: Any,
+    *,
+    l2_clip_norm: float,
+    epsilon: float,
+    delta: float | None = None,
+    noise: Noise = Independent(),  # noqa: B008
+    root: RootKey | None = None,
+    audit: bool = True,
+) -> Released:
+    """Returns the sum of vectors, each clipped to the L2 norm C, and Gaussian noise sigma C z.
+
+    Neighbours differ in one row that counts as zero; how many there are is public. sigma is the
+    smallest at which (epsilon, delta) holds. A row with NaN or infinity counts as zero.
+
+    Args:
+      rows: Vectors, [n, d].
+      l2_clip_norm: C, chosen without a look at the rows.
+      epsilon: What may be spent, > 0.
+      delta: In (0, 1); by default 1 / n.
+      noise: Its law: `Independent()`, or `Secure()`, which shrinks what it adds up by 2^-12.
+      root: Secret of this release and of no other; by default fresh entropy. One from a seed gives
+        no guarantee.
+      audit: Whether the program is audited before it releases, which takes a second.
+
+    Raises:
+      ValueError: if the rows are no such array, an argument is out of range, or the audit fails.
+    """
+    mean, guarantee = private_mean(
+        rows,
+        l2_clip_norm=l2_clip_norm,
+        epsilon=epsilon,
+        delta=delta,
+        noise=noise,
+        root=root,
+        audit=audit,
+    )
+    return Released(mean * len(rows), guarantee)
+
+
+def private_mean(
+    rows: Any,
+    *,
+    l2_clip_norm: float,
+    epsilon: float,
+    delta: float | None = None,
+    noise: Noise = Independent(),  # noqa: B008
+    root: RootKey | None = None,
+    audit: bool = True,
+) -> Released:
+    """Returns what `private_sum` does, divided by the public number of rows n.
+
+    >>> rows = np.random.default_rng(0).normal(0.5, 0.1, size=(10_000, 2))
+    >>> mean, guarantee = private_mean(rows, l2_clip_norm=1.0, epsilon=1.0)
+    >>> bool(np.abs(mean - 0.5).max() < 0.01), guarantee.epsilon.upper <= 1.0
+    (True, True)
+    """
+    rows = _vectors(rows)
+    if rows.ndim != 2 or not jnp.issubdtype(rows.dtype, jnp.floating):
+        raise ValueError(f"rows must be vectors, float[n, d], and are {rows.dtype}{rows.shape}")
+    of = _Mean(rows.shape[1])
+    return _released(of, rows, l2_clip_norm, epsilon, delta, noise, root, audit)
+
+
+def private_histogram(
+    bins: Any,
+    count: int,
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    noise: Noise = Independent(),  # noqa: B008
+    root: RootKey | None = None,
+    audit: bool = True,
+) -> Released:
+    """Returns how many rows lie in each bin, with Gaussian noise.
+
+    A row is in one bin, and its vector, 1 there and 0 elsewhere, has norm 1, which is C. One whose
+    number is none of 0, ..., `count` - 1 is in no bin. Counts may be negative, and no integers.
+
+    >>> counts, guarantee = private_histogram(np.arange(10_000) % 3, 4, epsilon=1.0, audit=False)
+    >>> bool(np.abs(counts - [3334, 3333, 3333, 0]).max() < 50), guarantee.epsilon.upper <= 1.0
+    (True, True)
+
+    Args:
+      bins: Number of each row's bin, integers [n].
+      count: Number of bins, a public number: bins that were found in the rows tell of them.
+      epsilon: As for `private_sum`.
+      delta: As there.
+      noise: As there.
+      root: As there.
+      audit: As there.
+    """
+    bins = _vectors(bins)
+    if bins.ndim != 1 or not np.issubdtype(bins.dtype, np.integer):
+        raise ValueError(f"bins must be whole numbers, int[n], and are {bins.dtype}{bins.shape}")
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
+    least = np.iinfo(np.int32)
+    bins = np.clip(bins, least.min, least.max).astype(np.int32)  # who is in none is in none still
+    of = _Histogram(count)
+    mean, guarantee = _released(of, bins, _ONE_ROW, epsilon, delta, noise, root, audit)
+    return Released(mean * len(bins), guarantee)
+
+
+def _vectors(rows: Any) -> np.ndarray:
+    rows = np.asarray(rows)
+    if not rows.size:
+        raise ValueError("there are no rows")
+    return rows
+
+
+def _released(
+    of: _Mean,
+    rows: np.ndarray,
+    l2_clip_norm: float,
+    epsilon: float,
+    delta: float | None,
+    noise: Noise,
+    root: RootKey | None,
+    audit: bool,
+) -> Released:
+    """Audits the program of one sum over all rows, and releases it once."""
+    root = RootKey.from_entropy() if root is None else root
+    delta = 1 / max(2, len(rows)) if delta is None else delta
+    sigma = calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
+    mechanism = Mechanism(FullBatch(len(rows)), sigma, l2_clip_norm, noise)
+    guarantee = Guarantee.of(mechanism, delta, reproducible_noise=root.insecure)
+    note = NOT_AUDITED
+    if audit:
+        run = sums_run(of, mechanism, (), generated_rows(rows, _ROWS))
+        found = coupled_audit(run.algorithm, mechanism, run.state.params, run.rows, state=run.state)
+        note = audit_note(found)
+    guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
+    columns = columns_of(mechanism.sampler, rows)
+    mean = release(of, mechanism, (), columns, root=root, run=root.begin_run())
+    return Released(np.asarray(mean, np.float64), guarantee)
+
+
+@dataclass(frozen=True)
+class _Mean(Refinement):
+    """The mean of vectors."""
+
+    size: int
+
+    def reads(self, params, example):
+        return example
+
+    def start(self):
+        return jnp.zeros(self.size)
+
+    def statistic(self, state, row):
+        return row
+
+    def fold(self, state, mean):
+        return state + mean
+
+    def apply(self, params, state):
+        return state
+
+
+@dataclass(frozen=True)
+class _Histogram(_Mean):
+    """The share of rows in each bin."""
+
+    def statistic(self, state, row):
+        return jax.nn.one_hot(row, self.size)

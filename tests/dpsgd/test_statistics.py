@@ -1,0 +1,106 @@
+"""Private sums, means and histograms: what they release, at which noise, with which guarantee."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from accounting import GaussianProfile
+from dpsgd import (
+    RootKey,
+    Secure,
+    dpsgd,
+    private_histogram,
+    private_mean,
+    private_sum,
+)
+from dpsgd.training import refinement
+
+N = 500
+ROWS = np.random.default_rng(0).normal(size=(N, 3))
+EXACT = {"epsilon": 1e5, "delta": 0.1, "audit": False}  # next to no noise
+
+
+@pytest.mark.parametrize("noise", [{}, {"noise": Secure()}], ids=["independent", "secure"])
+def test_sum_and_mean_are_of_rows_clipped_to_c(noise):
+    rows = ROWS.copy()
+    rows[0, 0], rows[1, 2], rows[2] = np.nan, np.inf, 1e30
+    norms = np.linalg.norm(rows[2:], axis=1, keepdims=True)
+    expected = (rows[2:] * np.minimum(1, 1.5 / norms)).sum(0)
+    found = private_sum(rows, l2_clip_norm=1.5, **EXACT, **noise).value
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=0.05)
+    mean = private_mean(rows, l2_clip_norm=1.5, **EXACT, **noise).value
+    np.testing.assert_allclose(mean * N, expected, rtol=1e-3, atol=0.05)
+
+
+def test_a_histogram_counts_rows_and_none_beyond_its_bins():
+    bins = np.array([0, 0, 2, 5, -1, 2**40, -(2**40), 3, 3, 3])
+    found = private_histogram(bins, 4, **EXACT).value
+    np.testing.assert_allclose(found, [2, 0, 1, 3], atol=0.05)
+
+
+def test_noise_has_the_deviation_of_its_guarantee_and_is_no_other_release_s():
+    size, clip = 2_000, 2.0
+    zeros = np.zeros((N, size))
+    one, two = (
+        private_sum(zeros, l2_clip_norm=clip, epsilon=1.0, delta=1e-3, audit=False)
+        for _ in range(2)
+    )
+    sigma = one.guarantee.noise_multiplier
+    assert GaussianProfile(sigma).epsilon(1e-3).upper <= 1.0
+    assert GaussianProfile(sigma * 0.999).epsilon(1e-3).lower > 0.99
+    for value, stddev in ((one.value, 1), (two.value, 1), (one.value - two.value, np.sqrt(2))):
+        total = float(np.sum((value / (sigma * clip * stddev)) ** 2))
+        assert min(stats.chi2.cdf(total, size), stats.chi2.sf(total, size)) > 1e-6
+    assert one.guarantee.l2_clip_norm == clip
+
+
+def test_a_root_serves_one_release_and_one_of_a_seed_gives_no_guarantee():
+    root = RootKey.from_entropy()
+    private_histogram(np.zeros(9, int), 2, root=root, **EXACT)
+    with pytest.raises(ValueError, match="a run was already begun under this root"):
+        private_histogram(np.ones(9, int), 2, root=root, **EXACT)
+    seeded = private_histogram(np.zeros(9, int), 2, root=RootKey.from_insecure_seed(1), **EXACT)
+    assert seeded.guarantee.epsilon is None
+    assert seeded.guarantee.sentence().startswith("NO GUARANTEE: reproducible noise")
+
+
+def doubled(clipped_sum, *arguments):
+    total, diagnostics = clipped_sum(*arguments)
+    return jax.tree.map(lambda leaf: 2 * leaf, total), diagnostics
+
+
+def test_what_is_released_is_audited_before(monkeypatch):
+    found = private_mean(ROWS, l2_clip_norm=0.1, epsilon=1.0)
+    assert "the compiled program and the draws passed" in found.guarantee.notes[-1]
+    assert "not audited" in private_mean(ROWS, l2_clip_norm=1.0, **EXACT).guarantee.notes[-1]
+
+    def twice(*parts):
+        sound = dpsgd(*parts)
+        return sound._replace(clipped_sum=functools.partial(doubled, sound.clipped_sum))
+
+    monkeypatch.setattr(refinement, "dpsgd", twice)
+    with pytest.raises(ValueError, match="an example moves the sum by at most C"):
+        private_mean(ROWS, l2_clip_norm=0.1, epsilon=1.0)
+
+
+@pytest.mark.parametrize(
+    ("release", "message"),
+    [
+        (lambda: private_mean([], l2_clip_norm=1, epsilon=1), "there are no rows"),
+        (lambda: private_mean(ROWS[0], l2_clip_norm=1, epsilon=1), r"vectors, .* float64\(3,\)"),
+        (lambda: private_sum(ROWS > 0, l2_clip_norm=1, epsilon=1), "rows must be vectors"),
+        (lambda: private_sum(ROWS, l2_clip_norm=0, epsilon=1), "l2_clip_norm must be > 0"),
+        (lambda: private_sum(ROWS, l2_clip_norm=1, epsilon=-1), "epsilon"),
+        (lambda: private_sum(ROWS, l2_clip_norm=1, epsilon=1, delta=1), "delta"),
+        (lambda: private_histogram(ROWS[0], 3, epsilon=1), "bins must be whole numbers"),
+        (lambda: private_histogram(jnp.zeros(3, int), 0, epsilon=1), "count must be at least 1"),
+    ],
+)
+def test_what_cannot_be_released_is_refused_in_a_line(release, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        release()
+    assert "\n" not in str(refused.value)
