@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -69,9 +69,10 @@ def noise_checks(program: AuditedProgram) -> list[Check]:
 class _Steps(NamedTuple):
     """Watched coordinates of steps, whitened and in standard deviations."""
 
-    steps: Sequence[int]
+    steps: range
     leaves: list[np.ndarray]
-    """float64[steps, coordinates] each."""
+    """float64[generations * steps, coordinates] each."""
+    generations: int = 1
 
 
 class _Part(NamedTuple):
@@ -322,7 +323,7 @@ class _Looks:
         for name, leaf in zip(self._names, every, strict=True):
             where = [f"coordinate {place} of {name}" for place in range(leaf.shape[1])]
             self._add_cosines(self._lags, list(leaf.T), where)
-        return [_Steps([*steps] * count, every)]
+        return [_Steps(steps, every, count)]
 
     def _step_numbers(self, blocks: list[_Steps], size: int) -> list[int]:
         """Returns the first step, those 2^k before and after it, and more of a small model.
@@ -414,7 +415,7 @@ class _Looks:
 
     def _steps_check(self, looked_at: list[_Steps], others: list[_Steps]) -> Check:
         tests, vectors, names = Several(), [], []
-        for steps, leaves in looked_at:
+        for steps, leaves, _ in looked_at:
             every = np.concatenate(leaves, axis=1)
             vectors += list(every)
             names += [f"step {step:,}" for step in steps]
@@ -423,24 +424,28 @@ class _Looks:
                 add_lags(tests, every, "the steps of a block", lags)
                 if self._signless:
                     add_lags(tests, magnitudes(every), "the steps of a block but for signs", lags)
-        for steps, leaves in others:  # of the same generations, together
-            every, distinct = np.concatenate(leaves, axis=1), sorted(set(steps))
-            vectors += [every[place :: len(distinct)].ravel() for place in range(len(distinct))]
-            names += [f"step {step:,} of other generations" for step in distinct]
+        for steps, leaves, _ in others:  # each of all generations
+            every = np.concatenate(leaves, axis=1)
+            vectors += [every[place :: len(steps)].ravel() for place in range(len(steps))]
+            names += [f"step {step:,} of other generations" for step in steps]
         self._add_cosines(tests, vectors, names)
-        blocks = [f"{s.start:,} to {s.stop - 1:,}" for s, _ in looked_at if len(s) > 1]
-        others = sum(len(s) == 1 for s, _ in looked_at)
-        detail = f"steps {', '.join(blocks)}" + (f" and {others} others" if others else "")
+        blocks = [f"{s.start:,} to {s.stop - 1:,}" for s, *_ in looked_at if len(s) > 1]
+        single = sum(len(s) == 1 for s, *_ in looked_at)
+        detail = f"steps {', '.join(blocks)}" + (f" and {single} others" if single else "")
         return tests.check("noise of different steps is independent", detail)
 
     def _leaves_check(self, looked_at: list[_Steps]) -> Check:
         tests, vectors, names = Several(), [], []
         together = []
         for number, name in enumerate(self._names):
-            leaf = np.concatenate([leaves[number][:, :_ALIGNED] for _, leaves in looked_at])
+            leaf = np.concatenate([leaves[number][:, :_ALIGNED] for _, leaves, _ in looked_at])
             together.append(leaf.T.ravel())  # of two leaves, the first coordinates are compared
             vectors += list(leaf)
-            names += [f"{name} at step {step:,}" for steps, _ in looked_at for step in steps]
+            names += [
+                f"{name} at step {step:,}"
+                for steps, _, generations in looked_at
+                for step in [*steps] * generations
+            ]
         self._add_cosines(tests, together, self._names)
         self._add_cosines(tests, vectors, names)
         return tests.check("noise of different leaves is independent", f"{len(together)} leaves")
