@@ -156,6 +156,15 @@ class PrivacyProfile(Protocol):
         ...
 
 
+@runtime_checkable
+class ComposesWithGaussian(PrivacyProfile, Protocol):
+    """A profile that knows its own product with a Gaussian release."""
+
+    def with_gaussian_release(self, noise_multiplier: float) -> PrivacyProfile:
+        """Returns the profile of the mechanism and a Gaussian release of sensitivity 1."""
+        ...
+
+
 def epsilon(profile: PrivacyProfile, delta: float) -> Bound:
     """Bounds the smallest epsilon that `profile` guarantees at `delta`.
 

@@ -22,6 +22,7 @@ the term j = 0 is o(v) - o_G(v). (Where M(c)^T is not near 1 nothing needs to be
 c > 1 the same sum of M(z)^T alone is that of h(v) = E[(X_T - e^v)_+], which is o(v) for v >= 0, and
 for c < 0 that of E[(e^v - X_T)_+], which is o(v) for v <= 0.) Nothing was discretised; c, where the
 sum's terms cancel least, is about Chernoff's, so that o has relative accuracy however small it is.
+A further release without a lot is one more factor of X_T, and its moments are one of M(z)^T.
 
 **Errors**, each bounded in `Inversion`:
 
@@ -94,7 +95,7 @@ class Inversion:
             raise NotInvertibleError("no tilt has a moment within range")
         if self.unit - min(loss, 0.0) < _LEAST_LOG:
             raise NotInvertibleError("the result is beyond the range of floats")
-        log_power = count * float(tilts.log_moments(np.array([tilt]))[0])
+        log_power = float(tilts.log_powers(np.array([tilt]))[0])
         # An error e of M is one of count e (M^T / M) / (z (z - 1)).
         node_accuracy = (
             accuracy
@@ -129,7 +130,8 @@ class Inversion:
             lines.append(Line(releases, tilt, best_height, node_accuracy))
 
         def log_end(y: float) -> float:
-            return count * min(one.log_decay(y) for one in lines) - math.log(math.pi * y)
+            decay = count * min(one.log_decay(y) for one in lines) + self._log_beside(y)
+            return decay - math.log(math.pi * y)
 
         low = high = math.log(step)
         while log_end(math.exp(high)) > last:
@@ -151,6 +153,11 @@ class Inversion:
         self._z = tilt + 1j * step * np.arange(terms + 1)
         self._terms, self._errors = self._sum_terms()
 
+    def _log_beside(self, y: float) -> float:
+        """Returns a bound on the log of the other release's |moment| at all y' >= `y`."""
+        found = complex(self.releases.log_beside(complex(self.tilt, y)))
+        return found.real + 8.0 * ROUNDING * abs(found)
+
     def _alias(self, b: float) -> tuple[float, float]:
         """Returns b and a bound on log k(b) M(b)^T."""
         return b, 0.0 if b in (0.0, 1.0) else _log_size(self.releases, b)
@@ -161,8 +168,9 @@ class Inversion:
         rows = max(1, _BLOCK // line.size)
         parts = [line.log_moment(z[first : first + rows]) for first in range(0, z.size, rows)]
         with np.errstate(invalid="ignore"):  # -inf where all terms of M(z) underflow: lost, below
-            log_power = count * np.concatenate([part[0] for part in parts])
+            log_power = self.releases.log_power(z, np.concatenate([part[0] for part in parts]))
         error = count * np.concatenate([part[1] for part in parts])
+        error += 16.0 * ROUNDING * np.abs(self.releases.log_beside(z))
         other = 0.5 * self._deviation**2 * (z * (z - 1.0))
         subtracted = self._deviation > 0.0
         shift = -(z - 1.0) * self.loss - self.unit
@@ -186,7 +194,8 @@ class Inversion:
             )
         if lost.any():
             first = float(z[lost].imag.min())
-            bound = count * line.log_decay(first) - (c - 1.0) * self.loss - self.unit
+            bound = count * line.log_decay(first) + self._log_beside(first)
+            bound -= (c - 1.0) * self.loss + self.unit
             errors[lost] = math.exp(min(bound, 700.0)) + np.abs(normal[lost])
         weights = np.full(z.size, self._step / math.pi)
         weights[0] *= 0.5
@@ -252,8 +261,8 @@ def _log_size(releases: Releases, b: float) -> float:
     """Returns a bound on log k(b) M(b)^T."""
     line = Line(releases, b, releases.height(b), 40.0)
     log_moment, error = line.log_moment(np.array([complex(b)]))
-    log_power = releases.count * (float(log_moment.real[0]) + float(error[0]))
-    return log_peak(b) + log_power + 1e-9 + 4.0 * ROUNDING * abs(log_power)
+    log_power = releases.log_power(b, float(log_moment.real[0]) + float(error[0]))
+    return log_peak(b) + log_power + 1e-9 + 16.0 * ROUNDING * abs(log_power)
 
 
 def _log_normal_value(loss: float, deviation: float, log_factor: float) -> tuple[float, float]:
@@ -337,9 +346,10 @@ class Curves:
     def _add_ceiling(self, epsilon: float, enough: float, tilts: Tilts) -> float:
         """Bounds H_epsilon(Q || P) by Chernoff's bound at a tilt where that is <= `enough`, if any.
 
-        X >= 1 - q: beyond the log of its inverse, `count` times, there is no loss.
+        X >= 1 - q: beyond the log of its inverse, `count` times, they have no loss by themselves.
         """
-        if epsilon > -self.releases.count * math.log1p(-self.releases.sampling_prob) * (
+        alone = self.releases.release == math.inf
+        if alone and epsilon > -self.releases.count * math.log1p(-self.releases.sampling_prob) * (
             1.0 + 1e-12
         ):
             return 0.0

@@ -1,6 +1,7 @@
 r"""One release's moments on a line of complex numbers, with proved errors.
 
-X = 1 - q + q exp(Y), Y ~ N(-1/(2 s^2), 1/s^2), and M(z) = E[X^z], with M(0) = M(1) = 1.
+X = 1 - q + q exp(Y), Y ~ N(-1/(2 s^2), 1/s^2), and M(z) = E[X^z], with M(0) = M(1) = 1. One that
+takes no lot, at noise r, has the moments e^{z (z - 1) / (2 r^2)}.
 
 E[X] = 1 and M(z) - 1 = E[g], g = X^z - 1 - z (X - 1), second order in log X: so its rounding is
 relative to M(z) - 1. With Y = (u - 1/(2s))/s it is an integral against the normal density of u,
@@ -45,11 +46,24 @@ class NotInvertibleError(ValueError):
 
 @dataclass(frozen=True)
 class Releases:
-    """`count` releases at `noise_multiplier`, each with the example at `sampling_prob` < 1."""
+    """`count` releases at `noise_multiplier`, each with the example at `sampling_prob` < 1.
+
+    And one, without a lot, whose noise multiplier is `release`; infinite for none.
+    """
 
     noise_multiplier: float
     sampling_prob: float
     count: int
+    release: float = math.inf
+
+    def log_power(self, z: Any, log_moment: Any) -> Any:
+        """Returns the log of E[X^z] of all releases together, with that of each, `log_moment`."""
+        return self.count * log_moment + self.log_beside(z)
+
+    def log_beside(self, z: Any) -> Any:
+        """Returns log E[X^z] of the release without a lot, to 8 roundings; it falls in Im z."""
+        mu = 1.0 / self.release
+        return 0.5 * (mu * z) * (mu * (z - 1.0))
 
     def log_ratio(self, u: Real, height: float) -> Complex:
         """Returns log X at u + i height, 0 <= height < pi s; complex [nodes].

@@ -49,6 +49,10 @@ class Tilts:
             )
         return found
 
+    def log_powers(self, tilts: Real) -> Real:
+        """Returns about the log of the moments of all releases together."""
+        return np.asarray(self._releases.log_power(tilts, self.log_moments(tilts)))
+
     def _law(self, x: Real) -> tuple[Real, Real]:
         """Returns log X and the log of the weights at nodes `x`."""
         sigma, rate = self._releases.noise_multiplier, self._releases.sampling_prob
@@ -80,7 +84,7 @@ class Tilts:
 
     def log_ceiling(self, tilts: Real) -> Real:
         """Returns about the log of (M(c)^T - 1) / (c (c - 1)), whose e^{-(c - 1) v} is o's size."""
-        total = self._releases.count * self.log_moments(tilts)
+        total = self.log_powers(tilts)
         with np.errstate(divide="ignore", invalid="ignore"):
             less_one = np.where(total > 1e-6, np.log(-np.expm1(-total)), np.log(total) - total)
             return total + less_one - np.log(np.abs(tilts * (tilts - 1.0)))
@@ -99,7 +103,7 @@ class Tilts:
         def bound(c: Real) -> Real:
             rate = c - 1.0
             peak = rate * np.log(rate) - c * np.log(c)
-            power = self._releases.count * self.log_moments(c)
+            power = self.log_powers(c)
             by_transform = np.logaddexp(0.0, np.log(rate) + self.log_ceiling(c) - log_delta)
             return np.minimum(np.maximum(peak + power - log_delta, 0.0), by_transform) / rate
 
@@ -113,7 +117,7 @@ class Tilts:
 
         They are to be about e^target.
         """
-        c, count = tilt, self._releases.count
+        c = tilt
         fractions = np.array([0.05, 0.1, 0.2, 0.4, 0.7])
         growing = 2.0 ** np.arange(-5.0, 5.0)
         if c > 1.0:
@@ -127,10 +131,10 @@ class Tilts:
             sides = sides[sides <= self.largest]
             if not subtracted:  # both h's bounds and the put's are for their own b alone
                 sides = sides[(sides > 1.0) == (c > 1.0)]
-            log_moments = self.log_moments(sides)
+            log_powers = self.log_powers(sides)
             candidates = [
-                ((log_peak(b) + count * log_moment - (b - 1.0) * loss - target) / abs(b - c), b)
-                for b, log_moment in zip(sides.tolist(), log_moments.tolist(), strict=True)
+                ((log_peak(b) + log_power - (b - 1.0) * loss - target) / abs(b - c), b)
+                for b, log_power in zip(sides.tolist(), log_powers.tolist(), strict=True)
             ]
             if plain:  # o <= 1, and o <= e^v
                 ends = (0.0, 1.0) if subtracted else (1.0 if c > 1.0 else 0.0,)
@@ -149,7 +153,7 @@ class Tilts:
         units = self.log_ceiling(tilts) - (tilts - 1.0) * loss
         target = float(units[0]) - accuracy
         best, least = tilt, math.inf
-        powers = self._releases.count * self.log_moments(tilts)
+        powers = self.log_powers(tilts)
         for c, unit, power in zip(tilts.tolist(), units.tolist(), powers.tolist(), strict=True):
             if unit > units[0] + 4.0 or not math.isfinite(unit):
                 break

@@ -94,7 +94,7 @@ from accounting.algebra.mixtures import (
     solve_increasing,
 )
 from accounting.profile import (
-    PrivacyProfile,
+    ComposesWithGaussian,
     check_count,
 )
 from accounting.profiles.gaussian import GaussianProfile
@@ -191,11 +191,11 @@ class MultistageProfile(RepeatedProfile):
         level = self.clipped_level or len(self.draws)
         return [math.prod(self.draws[j:level]) for j in range(1, level + 1)]
 
-    def simpler(self) -> PrivacyProfile | None:
+    def simpler(self) -> ComposesWithGaussian | None:
         """Returns the Gaussian mechanism's profile where every leaf is drawn."""
         return self.ceiling() if outcomes(self.draws, self.sizes).succeeds == 1.0 else None
 
-    def ceiling(self) -> PrivacyProfile:
+    def ceiling(self) -> GaussianProfile:
         """Returns the profile if it were known who is drawn, and x always were."""
         return GaussianProfile(self.noise_multiplier / self._own() / math.sqrt(self.steps))
 
@@ -206,7 +206,7 @@ class MultistageProfile(RepeatedProfile):
     def ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
         """Returns the glued pair ('upper') or the concrete pairs ('lower') of one release."""
         if side == "upper":
-            return [self.release(step, tail)]
+            return [self.glued(step, tail)]
         ratios = []
         for with_x, without_x in self.concrete_pairs():
             edges = ratio_edges(with_x, without_x, 0.25 * step, tail)
@@ -224,7 +224,7 @@ class MultistageProfile(RepeatedProfile):
             return 1.0 - a + a * self._pair("without").divergence(1.0 / a)
         return self._pair("with").divergence(a)
 
-    def release(self, step: float, tail: float) -> LikelihoodRatio:
+    def glued(self, step: float, tail: float) -> LikelihoodRatio:
         """Returns the pair that dominates one release in both orders: glued, and bridged at 1.
 
         Args:

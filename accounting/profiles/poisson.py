@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
@@ -26,7 +26,7 @@ from accounting.profile import (
     epsilon_from_delta,
     wanted_width,
 )
-from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.gaussian import GaussianProfile, check_release, composed_noise
 from accounting.profiles.repeated import RepeatedGrids
 
 _SHARP = 1e-6
@@ -50,6 +50,8 @@ class PoissonProfile:
     beyond the bulk) one step's likelihood ratio is discretised as a spread and as a contraction
     (see `likelihood_ratio`), and its T-th power is taken by tilted FFT with certified errors (see
     `composition`), on finer and finer grids until the two ends agree or a note says why not.
+    A further Gaussian release without a lot, at noise multiplier `release`, multiplies moments and
+    likelihood ratios by its own.
 
     >>> f"{PoissonProfile(1.0, 0.01, 1000).epsilon(1e-5):.2f}"
     '[1.82, 1.83]'
@@ -61,17 +63,23 @@ class PoissonProfile:
 
     Raises:
       ValueError: If `noise_multiplier` is not positive and finite, `sampling_prob` is not in
-        (0, 1], or `steps` is not an integer >= 1.
+        (0, 1], `steps` is not an integer >= 1, or `release` is not positive.
     """
 
     noise_multiplier: float
     sampling_prob: float
     steps: int
+    release: float = math.inf
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
         check_count("steps", self.steps)
         check_probability("sampling_prob", self.sampling_prob)
+        check_release(self.release)
+
+    def with_gaussian_release(self, noise_multiplier: float) -> PoissonProfile:
+        """Returns the profile with a further Gaussian release."""
+        return replace(self, release=composed_noise(self.release, noise_multiplier))
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0, as sharply as `tolerance` in epsilon allows."""
@@ -79,7 +87,7 @@ class PoissonProfile:
         exact = self._deterministic().delta(epsilon)
         if self.sampling_prob == 1.0:
             return exact
-        if self.steps == 1:
+        if self.steps == 1 and self.release == math.inf:
             return Bound(*self._one_step(epsilon))
         lower, upper = 0.0, exact.upper
         for curves in self._curves():
@@ -98,7 +106,7 @@ class PoissonProfile:
         exact = self._deterministic().epsilon(delta)
         if self.sampling_prob == 1.0:
             return exact
-        if self.steps == 1:
+        if self.steps == 1 and self.release == math.inf:
             return epsilon_from_delta(
                 lambda e: self._one_step(e)[1], lambda e: self._one_step(e)[0], delta
             )
@@ -120,9 +128,9 @@ class PoissonProfile:
 
     def _curves(self) -> Iterator[Curves]:
         """Yields the profile by inversion, sharper and sharper."""
-        if 0.5 / self.noise_multiplier**2 > _LARGEST_LOSS:
+        if 0.5 / min(self.noise_multiplier, self.release) ** 2 > _LARGEST_LOSS:
             return
-        releases = Releases(self.noise_multiplier, self.sampling_prob, self.steps)
+        releases = Releases(self.noise_multiplier, self.sampling_prob, self.steps, self.release)
         for accuracy in ACCURACIES:
             yield Curves(releases, accuracy)
 
@@ -144,7 +152,7 @@ class PoissonProfile:
 
     def _grids(self) -> RepeatedGrids:
         rate, variance = self.sampling_prob, math.expm1(min(1.0 / self.noise_multiplier**2, 700.0))
-        return RepeatedGrids(self._ratios, rate * math.sqrt(variance), self.steps)
+        return RepeatedGrids(self._ratios, rate * math.sqrt(variance), self.steps, self.release)
 
     def _ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
         """Returns one release's law of X on a grid, where that has not too many atoms."""
@@ -158,7 +166,8 @@ class PoissonProfile:
 
     def _deterministic(self) -> GaussianProfile:
         """The profile without sampling: it is q = 1, and an upper bound for every q."""
-        return GaussianProfile(self.noise_multiplier / math.sqrt(self.steps))
+        steps = self.noise_multiplier / math.sqrt(self.steps)
+        return GaussianProfile(composed_noise(steps, self.release))
 
 
 def _around(sigma: float, epsilon: float) -> tuple[float, float]:

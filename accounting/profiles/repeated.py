@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
-import functools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from accounting.algebra.composition import ComposedLoss, compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
+from accounting.algebra.mixtures import gaussian_ratio
 from accounting.algebra.refinement import (
     Curve,
     GridBounds,
@@ -20,12 +21,14 @@ from accounting.algebra.refinement import (
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
+    ComposesWithGaussian,
     PrivacyProfile,
     check_count,
     check_delta,
     check_epsilon,
     check_noise_multiplier,
 )
+from accounting.profiles.gaussian import check_release, composed_noise
 
 _FINEST = 2e-3
 _COARSEST_STEP = 500.0
@@ -38,7 +41,7 @@ _FEW_DIGITS = 1e-4
 
 @dataclass(frozen=True)
 class RepeatedGrids:
-    """The grids of `steps` equal releases: one release's, composed by FFT.
+    """The grids of `steps` equal releases, and of a further one: composed by FFT.
 
     The resolution is the grid step, in log X, relative to the deviation of one release's X: many
     releases of tiny deviation need a coarse one, as all of them share a grid.
@@ -47,6 +50,7 @@ class RepeatedGrids:
       ratios: See `RepeatedProfile.ratios`.
       deviation: About that of one release's X under Q.
       steps: How many releases.
+      release: Noise multiplier of a further Gaussian release without a lot; infinite for none.
       coarsest: See `Grids`.
       gap_note: See `Grids`.
     """
@@ -54,6 +58,7 @@ class RepeatedGrids:
     ratios: Callable[[Side, float, float], Sequence[LikelihoodRatio]]
     deviation: float
     steps: int
+    release: float = math.inf
     gap_note: str = ""
     first: float = 0.4
     coarsest: float = 1e6
@@ -82,7 +87,13 @@ class RepeatedGrids:
         tail = max(tail / self.steps, 1e-300)
         # The upper ratio first: where no grid serves it says so at once.
         (ratio,), below = self.ratios("upper", step, tail), self.ratios("lower", step, tail)
-        compose = functools.partial(compose_both, count=self.steps, delta=delta, epsilon=epsilon)
+
+        def compose(law: LikelihoodRatio) -> tuple[ComposedLoss, ComposedLoss]:
+            beside = None
+            if self.release < math.inf:
+                beside = gaussian_ratio(self.release, step, law.side, tail)
+            return compose_both(law, self.steps, beside, delta=delta, epsilon=epsilon)
+
         high, low = compose(ratio), [part for law in below for part in compose(law)]
 
         def floor(lower: float, upper: float) -> float:
@@ -103,10 +114,13 @@ class RepeatedProfile(abc.ABC):
     The gap between the two ends has two sources: the grid, which is refined until it matters no
     more, and, for some mechanisms, a gap between what is proved and what a concrete pair of data
     sets shows.
+
+    A further Gaussian release without a lot, at noise multiplier `release`, composes with both.
     """
 
     noise_multiplier: float
     steps: int
+    release: float = field(default=math.inf, kw_only=True)
 
     gap_note: ClassVar[str] = ""
     """Why the two ends of the finest grids may still be apart; empty where they meet."""
@@ -114,6 +128,11 @@ class RepeatedProfile(abc.ABC):
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
         check_count("steps", self.steps)
+        check_release(self.release)
+
+    def with_gaussian_release(self, noise_multiplier: float) -> RepeatedProfile:
+        """Returns the profile with a further Gaussian release."""
+        return replace(self, release=composed_noise(self.release, noise_multiplier))
 
     @abc.abstractmethod
     def ratios(self, side: Side, step: float, tail: float) -> Sequence[LikelihoodRatio]:
@@ -133,18 +152,24 @@ class RepeatedProfile(abc.ABC):
         """Returns about the deviation of one release's X under Q, to choose the grid by."""
 
     @abc.abstractmethod
-    def ceiling(self) -> PrivacyProfile:
-        """Returns a closed-form profile that is never below this one."""
+    def ceiling(self) -> ComposesWithGaussian:
+        """Returns a closed-form profile of the releases that is never below this one's."""
 
-    def simpler(self) -> PrivacyProfile | None:
-        """Returns the same law under another name, where there is one."""
+    def simpler(self) -> ComposesWithGaussian | None:
+        """Returns the releases' law under another name, where there is one."""
         return None
+
+    def _beside(self, releases: ComposesWithGaussian) -> PrivacyProfile:
+        """Returns the product of a profile of the releases with the further one."""
+        if self.release == math.inf:
+            return releases
+        return releases.with_gaussian_release(self.release)
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
         if simpler := self.simpler():
-            return simpler.delta(epsilon, tolerance)
-        upper = self.ceiling().delta(check_epsilon(epsilon)).upper
+            return self._beside(simpler).delta(epsilon, tolerance)
+        upper = self._beside(self.ceiling()).delta(check_epsilon(epsilon)).upper
         return refine_delta(self._grids(), epsilon, Bound(0.0, upper), tolerance)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
@@ -154,10 +179,10 @@ class RepeatedProfile(abc.ABC):
         an epsilon above 10.
         """
         if simpler := self.simpler():
-            return simpler.epsilon(delta, tolerance)
-        upper = self.ceiling().epsilon(check_delta(delta)).upper
+            return self._beside(simpler).epsilon(delta, tolerance)
+        upper = self._beside(self.ceiling()).epsilon(check_delta(delta)).upper
         within = Bound(0.0, upper)
         return refine_epsilon(self._grids(), delta, within, tolerance, 0.1 * tolerance)
 
     def _grids(self) -> RepeatedGrids:
-        return RepeatedGrids(self.ratios, self.deviation(), self.steps, self.gap_note)
+        return RepeatedGrids(self.ratios, self.deviation(), self.steps, self.release, self.gap_note)

@@ -11,7 +11,7 @@ from scipy import special
 
 from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.algebra.mixtures import check_grid
-from accounting.profile import PrivacyProfile, check_probability
+from accounting.profile import ComposesWithGaussian, check_probability
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.repeated import RepeatedProfile
@@ -63,13 +63,13 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         if self.siblings != int(self.siblings) or self.siblings < 0:
             raise ValueError(f"siblings must be an integer >= 0, got {self.siblings}")
 
-    def simpler(self) -> PrivacyProfile | None:
+    def simpler(self) -> ComposesWithGaussian | None:
         """Returns Poisson's profile where every unit is drawn."""
         if self.unit_prob < 1.0:
             return None
         return PoissonProfile(self.noise_multiplier, self.sampling_prob, self.steps)
 
-    def ceiling(self) -> PrivacyProfile:
+    def ceiling(self) -> GaussianProfile:
         """Returns the profile without sampling."""
         return GaussianProfile(self.noise_multiplier / math.sqrt(self.steps))
 

@@ -18,7 +18,7 @@ from accounting.algebra.mixtures import (
     solve_increasing,
 )
 from accounting.profile import (
-    PrivacyProfile,
+    ComposesWithGaussian,
     check_count,
     check_probability,
 )
@@ -67,12 +67,12 @@ class UserPoissonProfile(RepeatedProfile):
         check_count("max_contributions", self.max_contributions)
         check_probability("sampling_prob", self.sampling_prob)
 
-    def ceiling(self) -> PrivacyProfile:
+    def ceiling(self) -> GaussianProfile:
         """Returns the profile of all tau examples in every step."""
         sensitivity = self.max_contributions * math.sqrt(self.steps)
         return GaussianProfile(self.noise_multiplier / sensitivity)
 
-    def simpler(self) -> PrivacyProfile | None:
+    def simpler(self) -> ComposesWithGaussian | None:
         """Returns Poisson's profile for one example, or the Gaussian's where all take part."""
         if self.sampling_prob == 1.0:
             return self.ceiling()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile
+from accounting.profiles.gaussian import composed_noise
 from accounting.profiles.multistage import MultistageProfile
 
 _MOST_PATHS = 4
@@ -48,6 +49,7 @@ class WorstLeafProfile:
       draws: n_j, children drawn of each drawn unit.
       paths: For each kind of leaf, the N_j on its path.
       clipped_level: As for `MultistageProfile`.
+      release: Noise multiplier of a further Gaussian release without a lot; infinite for none.
 
     Raises:
       ValueError: If a number is out of range, or more are drawn than there are.
@@ -58,12 +60,17 @@ class WorstLeafProfile:
     draws: tuple[int, ...]
     paths: tuple[tuple[int, ...], ...]
     clipped_level: int | None = None
+    release: float = math.inf
 
     def __post_init__(self) -> None:
         if not self.paths:
             raise ValueError("paths must name the sizes along the path of at least one leaf")
         for path in self.paths:
             self._profile(path)
+
+    def with_gaussian_release(self, noise_multiplier: float) -> WorstLeafProfile:
+        """Returns the profile with a further Gaussian release."""
+        return replace(self, release=composed_noise(self.release, noise_multiplier))
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
@@ -75,7 +82,12 @@ class WorstLeafProfile:
 
     def _profile(self, path: tuple[int, ...]) -> MultistageProfile:
         return MultistageProfile(
-            self.noise_multiplier, self.steps, self.draws, path, self.clipped_level
+            self.noise_multiplier,
+            self.steps,
+            self.draws,
+            path,
+            self.clipped_level,
+            release=self.release,
         )
 
     def _profiles(self) -> list[PrivacyProfile]:

@@ -34,7 +34,6 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from scipy import special
@@ -43,6 +42,7 @@ from accounting.algebra.cells import Array, log_normal_cells
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
+    ComposesWithGaussian,
     PrivacyProfile,
     check_delta,
     check_epsilon,
@@ -65,15 +65,6 @@ _NARROWEST = 1e-5
 _UP = 1.0 + 1e-9
 """Outward rounding of sums of products of masses."""
 _NOTE = "the lower end is that of one of both parts alone"
-
-
-@runtime_checkable
-class ComposesWithGaussian(PrivacyProfile, Protocol):
-    """A profile that knows its product with a Gaussian release."""
-
-    def with_gaussian_release(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the profile of the mechanism and a Gaussian release of sensitivity 1."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,10 @@ PROFILES = {
     "units": (lambda s: UnitsThenPoissonProfile(s, 3, 0.3, 0.2), LOOSE),
     "truncated": (lambda s: TruncatedProfile(GaussianProfile(s), 10, -60.0), ""),
     "gaussian release": (lambda s: WithGaussianReleaseProfile(BallsAndBinsProfile(s, 10), 2.0), ""),
+    "release beside stages": (
+        lambda s: WithGaussianReleaseProfile(WorstLeafProfile(s, 5, (1,), ((10,), (12,))), 2.0),
+        LOOSE,
+    ),
     "pure release": (lambda s: WithPureReleaseProfile(GaussianProfile(s), 0.1), LOOSE),
     "envelope": (lambda s: EnvelopeProfile((GaussianProfile(s), PoissonProfile(s, 0.1, 10))), ""),
     "selection": (lambda s: SelectionProfile(GaussianProfile(s), TrialCount(5.0)), LOOSE),

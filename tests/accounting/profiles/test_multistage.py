@@ -106,7 +106,7 @@ def lower_bounds(means, zeroed, probabilities, sigma, cells):
 def proved(draws, sizes, sigma):
     """The bound at RATIOS before and after it becomes a likelihood ratio."""
     profile = MultistageProfile(sigma, 1, draws, sizes)
-    ratio = profile.release(0.02, 1e-12)
+    ratio = profile.glued(0.02, 1e-12)
     glued = np.array([profile.divergence(a) for a in RATIOS])
     minorant = []
     for a in RATIOS:
@@ -283,7 +283,7 @@ def test_the_bound_is_below_that_of_known_units():
 @pytest.mark.parametrize("tail", [1e-14, 1e-3])
 def test_a_release_keeps_all_mass_of_both_laws_however_coarse_its_tail(tail):
     for draws, sizes, sigma, *_ in CHECK_VALUES:
-        ratio = MultistageProfile(sigma, 1, draws, sizes).release(0.01, tail)
+        ratio = MultistageProfile(sigma, 1, draws, sizes).glued(0.01, tail)
         assert ratio.q.sum() + ratio.zero == pytest.approx(1.0, abs=1e-13)
         assert ratio.p.sum() + ratio.infinity == pytest.approx(1.0, abs=1e-13)
         assert np.all(ratio.q >= 0)
@@ -292,7 +292,7 @@ def test_a_release_keeps_all_mass_of_both_laws_however_coarse_its_tail(tail):
 
 def test_the_composition_agrees_with_direct_convolution():
     profile = MultistageProfile(2.0, 4, (1, 5), (10, 10))
-    power = profile.release(0.01, 1e-16).power(4)
+    power = profile.glued(0.01, 1e-16).power(4)
     for eps in (0.5, 2.0):
         assert profile.delta(eps).upper == pytest.approx(power.delta(eps), rel=0.01)
 
