@@ -165,6 +165,33 @@ class ComposesWithGaussian(PrivacyProfile, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class UpperEnd:
+    """The upper end of another profile, with 0 as lower end and a note that says so.
+
+    >>> from accounting import GaussianProfile
+    >>> UpperEnd(GaussianProfile(2.0)).delta(1.0).lower
+    0.0
+    """
+
+    profile: PrivacyProfile
+
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds delta at `epsilon` >= 0 from above."""
+        return _upper_end(self.profile.delta(epsilon, tolerance))
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds the smallest epsilon >= 0 that holds with `delta` from above."""
+        return _upper_end(self.profile.epsilon(delta, tolerance))
+
+
+def _upper_end(found: Bound) -> Bound:
+    note = "no lower end is proved"
+    return Bound(
+        0.0, found.upper, found.confidence, f"{found.note}; {note}" if found.note else note
+    )
+
+
 def epsilon(profile: PrivacyProfile, delta: float) -> Bound:
     """Bounds the smallest epsilon that `profile` guarantees at `delta`.
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from accounting import PoissonProfile, PrivacyProfile, ShuffleProfile, epsilon
-from accounting.profiles.upper_end import UpperEnd
+from accounting.profile import UpperEnd
 from samplers.base import EpochPlan, EpochSampler, Participations, group
 from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
 from samplers.row_law import RandomOrder

@@ -23,7 +23,8 @@ second law: E u is a sum of normal masses.
 **From below.** Either part is a post-processing of both.
 
 A `TruncatedProfile` bounds a mechanism that equals another unless a batch overflows, whatever else
-the two release: so the product is that of the other one, truncated; the cut is paid for once.
+the two release: so the product is that of the other one, truncated; the cut is paid for once. An
+`UpperEnd` is one of the product as well.
 
 Source: Y. Zhu, J. Dong, Y.-X. Wang, "Optimal Accounting of Differential Privacy via Characteristic
 Function", AISTATS 2022, arXiv:2106.08567.
@@ -44,6 +45,7 @@ from accounting.profile import (
     Bound,
     ComposesWithGaussian,
     PrivacyProfile,
+    UpperEnd,
     check_delta,
     check_epsilon,
     check_noise_multiplier,
@@ -105,9 +107,9 @@ class WithGaussianReleaseProfile:
 
     @functools.cached_property
     def _product(self) -> PrivacyProfile:
-        if isinstance(self.profile, TruncatedProfile):
-            uncut = WithGaussianReleaseProfile(self.profile.profile, self.noise_multiplier)
-            return replace(self.profile, profile=uncut)
+        if isinstance(self.profile, TruncatedProfile | UpperEnd):
+            inner = WithGaussianReleaseProfile(self.profile.profile, self.noise_multiplier)
+            return replace(self.profile, profile=inner)
         if isinstance(self.profile, ComposesWithGaussian):
             return self.profile.with_gaussian_release(self.noise_multiplier)
         return _Averaged(self.profile, self.noise_multiplier)

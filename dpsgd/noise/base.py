@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from accounting import PrivacyProfile
-from accounting.profiles.upper_end import UpperEnd
+from accounting.profile import UpperEnd
 from dpsgd.noise.grid import SecureGrid, secure_grid
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler

@@ -22,6 +22,7 @@ from accounting import (
     WithGaussianReleaseProfile,
     calibrate,
 )
+from accounting.profile import UpperEnd
 
 DELTA = 1e-5
 
@@ -166,6 +167,17 @@ def test_what_a_cut_costs_is_paid_once(epsilon):
     cost = (1.0 + math.exp(epsilon)) * 100.0 * math.exp(-25.0)
     assert bound.upper == pytest.approx(both.upper + cost, rel=1e-6)
     assert bound.lower == pytest.approx(max(0.0, both.lower - cost), rel=1e-6)
+
+
+def test_of_an_upper_end_the_product_s_alone_is_proved():
+    product = WithGaussianReleaseProfile(UpperEnd(BallsAndBinsProfile(1.0, 10)), 2.0)
+    whole = WithGaussianReleaseProfile(BallsAndBinsProfile(1.0, 10), 2.0)
+    for found, known in (
+        (product.epsilon(DELTA), whole.epsilon(DELTA)),
+        (product.delta(0.5), whole.delta(0.5)),
+    ):
+        assert (found.lower, found.upper) == (0.0, known.upper)
+        assert found.note
 
 
 def test_noise_is_found_for_the_total():
