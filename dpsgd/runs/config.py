@@ -46,7 +46,7 @@ class RunConfig:
     calibration: Literal["none", "platt"] | None = None
     """After training, fit a scale and a shift of the model's logit to noisy sums over all training
     rows (Platt scaling): clipping bends predicted probabilities, and this mends them. Epsilon is
-    for training and calibration together. By default platt, where the task offers it (clicks do)
+    for training and calibration together. By default platt, where the task offers it
     and there are rows enough; none without privacy, where nothing is clipped."""
     secure_noise: bool = False
     """Exact integer sums and exact noise from a cryptographic generator: the guarantee then holds
