@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd import Guarantee, Mechanism, trainer
+from dpsgd import Guarantee, Mechanism, statistics, trainer
 from dpsgd.audit.checks import AuditReport
 from dpsgd.models.bundle import GUARANTEE, MODEL, Bundle
 from dpsgd.runs.directory import RunDirectory
@@ -54,7 +54,12 @@ def run(number, audited=False):
         pytest.MonkeyPatch.context() as patch,
     ):
         if not audited:
-            patch.setattr(trainer, "coupled_audit", lambda *of, **how: AuditReport(()))
+            for module, audit in (
+                (trainer, "coupled_audit"),
+                (trainer, "audit_sums"),
+                (statistics, "coupled_audit"),
+            ):
+                patch.setattr(module, audit, lambda *of, **how: AuditReport(()))
         exec(compile(EXAMPLES[number], "README.md", "exec"), namespace)
     return namespace, printed.getvalue()
 
