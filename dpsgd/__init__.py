@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dpsgd.gradients.memory import explain
     from dpsgd.models.model import TrainedModel, load_exported
     from dpsgd.noise.base import Independent, Noise, Secure
+    from dpsgd.noise.correlated import BandedToeplitz
     from dpsgd.noise.keys import RootKey
     from dpsgd.runs.config import RunConfig
     from dpsgd.runs.engine import resume, run
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Algorithm",
+    "BandedToeplitz",
     "Block",
     "Diagnostics",
     "FullSums",
@@ -78,6 +80,7 @@ _MODULES = {
     "training.full_sums": ("FullSums",),
     "training.guarantee": ("Guarantee",),
     "noise.base": ("Independent", "Noise", "Secure"),
+    "noise.correlated": ("BandedToeplitz",),
     "noise.keys": ("RootKey",),
     "statistics": ("Released", "private_histogram", "private_mean", "private_sum"),
     "trainer": ("Trained", "train"),

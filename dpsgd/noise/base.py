@@ -174,7 +174,7 @@ class Noise(abc.ABC):
     def describe(self) -> dict[str, Any]:
         """Returns what names this noise in a ledger, as JSON values, see `from_description`."""
         kind = type(self)
-        name = _BUILT_IN.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+        name = _built_in().get(kind, f"{kind.__module__}:{kind.__qualname__}")
         return {"name": name, **dataclasses.asdict(self)}
 
     @staticmethod
@@ -186,7 +186,7 @@ class Noise(abc.ABC):
         """
         fields = dict(described)
         name = fields.pop("name", None)
-        kinds = {built_in: kind for kind, built_in in _BUILT_IN.items()}
+        kinds = {built_in: kind for kind, built_in in _built_in().items()}
         kind = kinds[name] if name in kinds else _found(str(name))
         try:
             return kind(**fields)
@@ -240,7 +240,10 @@ class Secure(Noise):
         return jax.tree.map(lambda leaf: leaf / scales.expected_batch_size, noised), state
 
 
-_BUILT_IN: dict[type[Noise], str] = {Independent: "independent", Secure: "secure"}
+def _built_in() -> dict[type[Noise], str]:
+    from dpsgd.noise.correlated import BandedToeplitz
+
+    return {Independent: "independent", Secure: "secure", BandedToeplitz: "banded toeplitz"}
 
 
 def _found(name: str) -> type[Noise]:

@@ -150,6 +150,8 @@ def add_gaussian_noise(
     stddev: jax.typing.ArrayLike,
     *,
     divisor: jax.typing.ArrayLike = 1.0,
+    noise: Any = None,
+    spread: float = 1.0,
 ) -> Any:
     """Return `tree` plus independent Gaussian noise on one public grid, over `divisor`.
 
@@ -168,6 +170,11 @@ def add_gaussian_noise(
         stddev that is negative, infinite or NaN gives NaN.
       divisor: what the noised sum is divided by, a public float32 scalar; may be traced. Divided
         here, the mean costs CPUs no second pass over the sum, and no second array of its size.
+      noise: in place of z, a tree like `tree` of what depends on no data; it is rounded as z is,
+        by U of the same blocks, which must have no part in it.
+      spread: standard deviation of `noise`, or more. The grid is the coarser for it by a power of
+        two, so that X stays below 2^24 as far as 10 times that: beyond, the normal law has mass
+        1.5e-23.
 
     Raises:
       ValueError: if a leaf is not float32 or has an axis of 2^32 or more, `noise_key` is not uint32
@@ -192,7 +199,8 @@ def add_gaussian_noise(
     stddev = jnp.asarray(stddev, jnp.float32)
     # A traced stddev that is wrong must spoil the result, and never lead to too little noise.
     stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
-    spacing = grid(stddev)
+    coarser = max(0, math.ceil(math.log2(spread * 10 / 32)))  # 32 * 2^(GRID_BITS + 1) is 2^24
+    spacing = grid(stddev) * 2.0**coarser if coarser else grid(stddev)
     cells = jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing  # in [2^GRID_BITS, 2^(GRID_BITS + 1))
     # Unknown to the compiler, which would multiply by the inverse of a constant: other bits.
     divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
@@ -201,20 +209,22 @@ def add_gaussian_noise(
     def rounded_noise(*arguments: Any) -> jax.Array:
         return _rounded_noise(*arguments)
 
-    def noised(row: jax.typing.ArrayLike, totals: list, names: list) -> list:
+    def noised(row: jax.typing.ArrayLike, totals: list, names: list, given: list) -> list:
         outputs = []
-        for total, (leaf, position) in zip(totals, names, strict=True):
+        for total, (leaf, position), z in zip(totals, names, given, strict=True):
             # Times the inverse: exact like the division, as both are powers of two.
             total_cells = total * (1 / spacing)
             whole = jnp.round(total_cells)
             fraction = total_cells - whole
             one_axis = position is not None or _fits_a_line(total)
-            noise = rounded_noise(noise_key, step, leaf, row, cells, fraction, position, one_axis)
-            outputs.append((whole + noise) * spacing / divisor)
+            rounded = rounded_noise(
+                noise_key, step, leaf, row, cells, fraction, position, one_axis, z
+            )
+            outputs.append((whole + rounded) * spacing / divisor)
         return outputs
 
     def fused(totals: list) -> list:
-        return noised(0, totals, [(np.uint32(leaf), None) for leaf in range(len(totals))])
+        return noised(0, totals, [(np.uint32(leaf), None) for leaf in range(len(totals))], given)
 
     def in_place(totals: list) -> list:
         rows = lax.optimization_barrier(jnp.uint32(1))
@@ -222,12 +232,17 @@ def add_gaussian_noise(
         lined = {leaf: total.size for leaf, total in enumerate(totals) if _fits_a_line(total)}
         parts = [*packs(lined), *([leaf] for leaf in range(len(totals)) if leaf not in lined)]
         names = [_names(part, lined) for part in parts]
-        arrays = [
-            join([totals[leaf] for leaf in part]) if part[0] in lined else totals[part[0]]
-            for part in parts
-        ]
+
+        def side_by_side(leaves: list) -> list:
+            return [
+                join([leaves[leaf] for leaf in part]) if part[0] in lined else leaves[part[0]]
+                for part in parts
+            ]
+
+        arrays = side_by_side(totals)
+        lines = [None] * len(parts) if noise is None else side_by_side(given)
         arrays = lax.fori_loop(
-            jnp.uint32(0), rows, lambda row, arrays: noised(row, arrays, names), arrays
+            jnp.uint32(0), rows, lambda row, arrays: noised(row, arrays, names, lines), arrays
         )
         outputs = list(totals)
         for part, array in zip(parts, arrays, strict=True):
@@ -243,8 +258,27 @@ def add_gaussian_noise(
     # depends on the row, nothing is computed and stored beforehand. The barrier keeps XLA from
     # knowing the number of rows, and from taking the loop away.
     totals = [jnp.asarray(total) for total in leaves]
+    given = [None] * len(leaves) if noise is None else jax.tree.leaves(noise)
     outputs = lax.platform_dependent(totals, cpu=in_place, default=fused)
     return jax.tree.unflatten(structure, outputs)
+
+
+def normal_line(
+    noise_key: Any, step: Any, pack: list[int], sizes: list[int], row: Any = 0
+) -> jax.Array:
+    """Return the `standard_normal` noise of one or more leaves side by side: float32 `[numbers]`.
+
+    Args:
+      noise_key: uint32 `[4]`.
+      step: the training step.
+      pack: the numbers of the leaves.
+      sizes: of these leaves, fewer than 2^32 in all.
+      row: 0, or a traced 0, on which every number then depends.
+    """
+    leaf, position = _names(pack, dict(zip(pack, sizes, strict=True)))
+    step, shape = _word(step, "step"), (sum(sizes),)
+    words = _words(noise_key, step, leaf, shape, row, one_axis=True, position=position)
+    return _radius(words[0], words[1]) * _half_circle_sine(words[2])
 
 
 def _names(pack: list[int], sizes: dict[int, int]) -> tuple[Any, jax.Array | None]:
@@ -265,10 +299,18 @@ def _fits_a_line(total: jax.Array) -> bool:
     return total.size < _COUNTED and all(axis is None for axis in jax.typeof(total).sharding.spec)
 
 
-def _rounded_noise(noise_key, step, leaf, row, cells, fraction, position, one_axis) -> jax.Array:
-    """Return float32 integers, the stochastic rounding of `fraction` + `cells` standard normals."""
+def _rounded_noise(
+    noise_key, step, leaf, row, cells, fraction, position, one_axis, noise=None
+) -> jax.Array:
+    """Return float32 integers, the stochastic rounding of `fraction` + `cells` standard normals.
+
+    Or of as many times `noise`.
+    """
     words = _words(noise_key, step, leaf, fraction.shape, row, one_axis=one_axis, position=position)
-    scaled = (_radius(words[0], words[1]) * cells) * _half_circle_sine(words[2])
+    if noise is None:
+        scaled = (_radius(words[0], words[1]) * cells) * _half_circle_sine(words[2])
+    else:
+        scaled = noise * cells
     below = jnp.floor(scaled)
     threshold = ((words[3] >> 9).astype(jnp.float32) + 0.5) * np.float32(2.0**-23)
     return below + jnp.ceil((scaled - below) + (fraction - threshold))

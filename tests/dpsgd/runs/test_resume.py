@@ -17,7 +17,7 @@ import pytest
 from tiny_task import Line, Scaled, config_of, line, run_and_stop, short_blocks
 
 from accounting import epsilon
-from dpsgd import RootKey, resume, run
+from dpsgd import BandedToeplitz, Independent, RootKey, RunConfig, resume, run
 from dpsgd.models.model import export
 from dpsgd.runs import engine, fingerprint
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
@@ -26,6 +26,7 @@ from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import stop_requests
 from dpsgd.training.programs import compilation
+from samplers.settings import SETTINGS
 
 RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS)
 
@@ -207,6 +208,59 @@ def test_what_is_changed_begins_a_generation_and_is_counted_in_addition(
     assert upper > epsilon(sampler.privacy(1.0), 1 / 160).upper  # the second epoch counts twice
     assert report["generations"] == 2
     assert any(one.startswith("changed since: ") for one in lines)
+
+
+@pytest.fixture
+def correlated(monkeypatch):
+    """Has runs add noise of two bands, over cyclic batches."""
+    mechanism = RunConfig.mechanism
+
+    def banded(self, population):
+        return dataclasses.replace(mechanism(self, population), noise=BandedToeplitz((1.0, 0.5)))
+
+    monkeypatch.setattr(RunConfig, "mechanism", banded)
+    sampler = SETTINGS["balls-and-bins"](batch_size=16, epochs=3, cycle_length=2)
+    return config_of(insecure_seed=3, sampler=sampler)
+
+
+def test_a_run_of_correlated_noise_goes_on_with_its_history_which_is_private(correlated, tmp_path):
+    run(line, correlated, tmp_path / "whole")
+    cut = run_and_stop(line, correlated, tmp_path / "cut")
+    for path in (cut / "checkpoints").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with np.load(path) as saved:
+            assert any(name.startswith("state.noise") and saved[name].any() for name in saved)
+    resume(cut)
+    assert_same(cut, tmp_path / "whole")
+    assert not (cut / "checkpoints").exists()
+    assert not any(b"noise[" in path.read_bytes() for path in cut.iterdir() if path.is_file())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_correlated_noise_that_is_begun_anew_begins_without_history(
+    correlated, tmp_path, monkeypatch, again
+):
+    out = run_and_stop(line, dataclasses.replace(correlated, insecure_seed=None), tmp_path / "run")
+    changed_settings(monkeypatch, out)
+    begun, train_blocks = [], engine.train_blocks
+
+    def seen(algorithm, mechanism, state, *rest, **how):
+        begun.append([np.asarray(row).any() for row in state.noise])
+        return train_blocks(algorithm, mechanism, state, *rest, **how)
+
+    monkeypatch.setattr(engine, "train_blocks", seen)
+    if again:  # a process that dies before anything is saved begins as the one before it
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_finish", stop_there)
+            with pytest.raises(KeyboardInterrupt):
+                resume(out)
+    report = resume(out)
+    first, second = read(out / "ledger.jsonl").generations
+    assert (first.steps, second.steps) == (range(16), range(16, 30))
+    assert begun == [[False]]
+    independent = dataclasses.replace(first.terms.mechanism, noise=Independent())
+    stretches = independent.privacy_of([first.steps, second.steps])
+    assert report["epsilon_upper"] == epsilon(stretches, 1 / 160).upper
 
 
 @pytest.mark.parametrize("declared", [0, 8], ids=["stopped", "killed"])

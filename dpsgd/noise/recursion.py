@@ -1,0 +1,121 @@
+"""Noise that is made of fresh normals and of the noise of the steps before, in one pass.
+
+With M Toeplitz of the coefficients c, each step computes n_t = z_t / c_0 - sum_j (c_j / c_0)
+n_{t-j} of the n that are kept in a ring: n_s lies in row s mod (b - 1), in the oldest one's place.
+
+*Claim.* The n are a pure function of key and steps, whatever the data are: what rounds the release
+(`dpsgd.noise.gaussian`) has no part in what is kept. So releases are a stochastic rounding of S_t +
+sigma C n_t by independent U, post-processing of it, as for independent noise: no low-order bit of
+them betrays S_t.
+
+*In floats.* The ratios c_j / c_0 are rounded to float32, and 1 / c_0 in their favour, upwards, so
+that the columns of the matrix that is used have norms of at most 1. Each n_t errs by some 2^-24 of
+itself times sqrt(b): a perturbation of z_t, which depends on no data, by a relative 1e-6 or so. It
+comes on top of what `dpsgd.noise.gaussian` does not prove of the law of z.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpsgd.noise.gaussian import normal_line
+from dpsgd.packing import packs, split
+
+_COUNTED = 2**32
+
+
+def no_history(like: Any, bands: int) -> tuple[jax.Array, ...]:
+    """Returns the rows before the first step: float32[bands - 1, coordinates] for each pack.
+
+    Args:
+      like: Arrays, or their shapes, of the sums.
+      bands: b; nothing is kept where it is 1.
+
+    Raises:
+      ValueError: if an array has 2^32 coordinates or more.
+    """
+    sizes = _sizes(like)
+    if bands == 1:
+        return ()
+    shapes = [(bands - 1, sum(sizes[leaf] for leaf in pack)) for pack in packs(sizes)]
+    return tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
+
+
+def next_noise(
+    like: Any,
+    history: tuple[jax.Array, ...],
+    noise_key: Any,
+    step: Any,
+    coefficients: tuple[float, ...],
+) -> tuple[Any, tuple[jax.Array, ...]]:
+    """Returns the noise of a step in standard deviations, a tree like `like`, and the new history.
+
+    Args:
+      like: Tree of the sums.
+      history: From `no_history`, or the step before.
+      noise_key: uint32[4].
+      step: int32 scalar, >= 0.
+      coefficients: c_0, ..., c_{b-1}.
+    """
+    leaves, structure = jax.tree.flatten(like)
+    parts, kept = packs(_sizes(like)), len(coefficients) - 1
+    ratios, gain = _rounded(coefficients)
+
+    def line(part: list[int], row: Any = 0) -> jax.Array:
+        return normal_line(noise_key, step, part, [leaves[k].size for k in part], row)
+
+    if not kept:
+        rows = [gain * line(part) for part in parts]
+        return _unpacked(rows, parts, leaves, structure), ()
+    slot = jnp.asarray(step, jnp.int32) % kept
+    lag = (slot - 1 - np.arange(kept, dtype=np.int32)) % kept  # of row k: n of step t - 1 - lag
+    weights = jnp.asarray(ratios)[lag]
+
+    def advanced(row: Any, history: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        found = []
+        for part, before in zip(parts, history, strict=True):
+            past = jnp.matmul(weights, before, precision=lax.Precision.HIGHEST)  # no TF32
+            noise = gain * line(part, row) - past
+            found.append(lax.dynamic_update_index_in_dim(before, noise, slot, 0))
+        return tuple(found)
+
+    def in_place(history: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        # A loop over one row keeps CPUs from computing the noise once for each of its uses: see
+        # `add_gaussian_noise`.
+        rows = lax.optimization_barrier(jnp.uint32(1))
+        return lax.fori_loop(jnp.uint32(0), rows, advanced, history)
+
+    history = lax.platform_dependent(history, cpu=in_place, default=lambda h: advanced(0, h))
+    rows = [lax.dynamic_index_in_dim(kept_rows, slot, 0, keepdims=False) for kept_rows in history]
+    return _unpacked(rows, parts, leaves, structure), history
+
+
+def _sizes(like: Any) -> dict[int, int]:
+    sizes = {k: int(np.prod(np.shape(leaf))) for k, leaf in enumerate(jax.tree.leaves(like))}
+    if max(sizes.values(), default=0) >= _COUNTED:
+        raise ValueError("correlated noise takes arrays of fewer than 2^32 numbers")
+    return sizes
+
+
+def _unpacked(rows: list, parts: list[list[int]], leaves: list, structure: Any) -> Any:
+    found = list(leaves)
+    for row, part in zip(rows, parts, strict=True):
+        for k, leaf in zip(part, split(row, [leaves[k].shape for k in part]), strict=True):
+            found[k] = leaf
+    return jax.tree.unflatten(structure, found)
+
+
+def _rounded(coefficients: tuple[float, ...]) -> tuple[np.ndarray, np.float32]:
+    """Returns all c_j / c_0, j >= 1, in float32, and at least the norm of these and 1."""
+    ratios = np.array([c / coefficients[0] for c in coefficients[1:]], np.float32)
+    square = 1 + sum(Fraction(float(ratio)) ** 2 for ratio in ratios)
+    gain = np.float32(float(square) ** 0.5)
+    while Fraction(float(gain)) ** 2 < square:
+        gain = np.nextafter(gain, np.float32(np.inf))
+    return ratios, gain

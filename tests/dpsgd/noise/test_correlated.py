@@ -1,0 +1,382 @@
+"""Banded noise: what is computed, what it costs, where it may not be used, what audits see."""
+
+import itertools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import special
+
+from accounting import BallsAndBinsProfile, GaussianProfile, epsilon
+from dpsgd import BandedToeplitz, Guarantee, Independent, Mechanism, Noise, RootKey, dpsgd, train
+from dpsgd.audit.coupled import coupled_audit
+from dpsgd.noise.gaussian import grid, standard_normal
+from dpsgd.noise.recursion import _rounded
+from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
+
+THREE = BandedToeplitz((1.0, 0.6, 0.3))
+KEY = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
+LIKE = {"large": (70, 70), "scalar": (), "small": (3, 5)}
+
+
+def noises_of(noise, steps, first=0, total=0.0):
+    """What is added to constant sums in some steps, in standard deviations, by leaf."""
+    sampler = Deterministic(64, 8, 8)
+    mechanism = Mechanism(sampler, 0.7, 3.0, noise=noise)
+    scales = mechanism.scales()
+    sums = {name: jnp.full(shape, total, jnp.float32) for name, shape in LIKE.items()}
+    state, releases, states = noise.init(sums), [], []
+    add = jax.jit(lambda state, step: noise.add(sums, state, KEY, step, scales))
+    for step in range(first, first + steps):
+        release, state = add(state, step)
+        releases.append(jax.tree.map(lambda x: np.asarray(x, np.float64) * 8, release))
+        states.append(state)
+    return releases, states
+
+
+# ----------------------------------------------------------------------------- what is computed
+
+
+@pytest.mark.parametrize(
+    "noise", [THREE, BandedToeplitz((1.0,)), BandedToeplitz((1, -0.5))], ids=str
+)
+@pytest.mark.parametrize("first", [0, 5])
+def test_whitened_noise_is_the_fresh_noise_of_each_step_in_every_leaf(noise, first):
+    releases, _ = noises_of(noise, 7, first)
+    stddev = 0.7 * 3.0
+    for number, (name, shape) in enumerate(LIKE.items()):
+        n = np.stack([release[name].ravel() for release in releases]) / stddev
+        z = [standard_normal(KEY, t, number, shape).ravel() for t in range(first, first + 7)]
+        # The grid has 2^18 cells to a standard deviation, and rounding moves by one at most.
+        np.testing.assert_allclose(noise.whiten(n), np.stack(z), atol=8 * 2.0**-18)
+
+
+def test_noise_and_what_is_kept_of_it_depend_on_no_data():
+    one, kept = noises_of(THREE, 6)
+    other, also_kept = noises_of(THREE, 6, total=1000.37)
+    jax.tree.map(np.testing.assert_array_equal, kept, also_kept)
+    for a, b in zip(one, other, strict=True):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(y - x, 1000.37, atol=3e-4), a, b)
+
+
+@pytest.mark.parametrize(
+    ("noise", "coarser"), [(THREE, 1), (BandedToeplitz((1.0, -0.99)), 4)], ids=str
+)
+def test_releases_lie_on_one_public_grid_on_which_the_noise_is_exact(noise, coarser):
+    assert noise.spread / 3.2 <= coarser
+    cell = float(grid(0.7 * 3.0)) * coarser
+    for release in noises_of(noise, 4, total=0.1234567)[0]:
+        for leaf in release.values():
+            assert (leaf / cell == np.round(leaf / cell)).all()
+            assert abs(leaf / cell).max() < 2**24
+    assert (np.mod(release["large"] / (2 * cell), 1) == 0.5).any()  # and on no coarser one
+
+
+@pytest.mark.parametrize("coefficients", [(3.0, 1.0), (1.0, 0.5, 0.375), (0.1, -0.03, 0.01), (7,)])
+def test_columns_have_norm_one_at_most_and_are_exact_in_a_ledger(coefficients):
+    from fractions import Fraction
+
+    noise = BandedToeplitz(coefficients)
+    c = [Fraction(x) for x in noise.coefficients]
+    assert 1 - Fraction(1, 2**48) <= sum(x * x for x in c) <= 1
+    np.testing.assert_allclose(
+        noise.coefficients, np.array(coefficients) / np.linalg.norm(coefficients), rtol=1e-14
+    )
+    assert BandedToeplitz(noise.coefficients) == noise
+    assert hash(BandedToeplitz(list(noise.coefficients))) == hash(noise)
+    assert Noise.from_description(json.loads(json.dumps(noise.describe()))) == noise
+    ratios, gain = _rounded(tuple(noise.coefficients))  # what the program computes with
+    assert 1 + sum(Fraction(float(r)) ** 2 for r in ratios) <= Fraction(float(gain)) ** 2
+    assert gain == pytest.approx(1 / noise.coefficients[0], rel=2e-7)
+
+
+@pytest.mark.parametrize("coefficients", [(1.0, 0.6, 0.3), (1.0, -0.9), (1.0, 0.2, -0.4, 0.3)])
+def test_spread_is_the_standard_deviation_of_the_noise(coefficients):
+    noise, steps = BandedToeplitz(coefficients), 400
+    inverse = np.linalg.inv(noise.whiten(np.eye(steps)))
+    assert np.linalg.norm(inverse[-1]) == pytest.approx(noise.spread, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "message"),
+    [
+        ((), "at least one"),
+        ((0.0, 1.0), "the first > 0"),
+        ((-1.0, 0.5), "the first > 0"),
+        ((1.0, math.nan), "must be finite"),
+        ((1.0, 1.0), "grows from step to step"),
+        ((1.0, -1.0), "grows from step to step"),
+        ((1.0, 0.0, 1.5), "grows from step to step"),
+        ((1.0, -2.5, 1.0), "grows from step to step"),
+        ((1.0, -0.99999), "more than 32 times"),
+    ],
+)
+def test_coefficients_that_make_no_noise_or_explode_are_refused_in_one_line(coefficients, message):
+    with pytest.raises(ValueError, match=message) as error:
+        BandedToeplitz(coefficients)
+    assert "\n" not in str(error.value)
+
+
+# --------------------------------------------------------------------------------- what it costs
+
+
+def matrix_of(noise, steps):
+    return noise.whiten(np.eye(steps))
+
+
+def simulated(outcomes, matrix, sigma, eps, draws=400_000):
+    """Means and errors of delta(eps) of both directions, gradients being constant.
+
+    An example takes part in the steps that are the keys of `outcomes`, with their probabilities.
+    """
+    rng = np.random.default_rng(1)
+    means = np.stack([matrix[:, list(steps)].sum(axis=1) for steps in outcomes])
+    chances = np.array(list(outcomes.values()))
+
+    def ratio(rows):
+        logs = rows @ means.T / sigma**2 - np.sum(means**2, axis=1) / (2 * sigma**2)
+        return special.logsumexp(logs, axis=1, b=chances)
+
+    noise = sigma * rng.normal(size=(draws, len(matrix)))
+    took = means[rng.choice(len(chances), draws, p=chances)]
+    both = eps - ratio(took + noise), eps + ratio(noise)
+    return [_mean(np.maximum(0.0, -np.expm1(x))) for x in both]
+
+
+def _mean(values):
+    # Of bounded draws: beyond 5.4 standard errors once in 10^7 times.
+    return float(values.mean()), 5.4 * float(values.std()) / math.sqrt(len(values))
+
+
+def products(*epochs):
+    """Outcomes of epochs, in each of which one step is drawn."""
+    return {steps: 1 / math.prod(map(len, epochs)) for steps in itertools.product(*epochs)}
+
+
+HALF = BandedToeplitz((1.0, 0.5))
+
+
+def test_a_group_that_changes_from_epoch_to_epoch_costs_more_than_cyclic_sampling():
+    # T = 4, b = 2, two epochs: the last step of group 1 is next to the first of group 0.
+    matrix, priced = matrix_of(HALF, 8), BallsAndBinsProfile(0.8, 2, 2).delta(1.0)
+    changed = simulated(products((1, 3), (4, 6)), matrix, 0.8, 1.0)
+    assert max(mean - error for mean, error in changed) > priced.upper * 1.1
+    first, second = (
+        simulated(products((g, g + 2), (g + 4, g + 6)), matrix, 0.8, 1.0) for g in (0, 1)
+    )
+    for (mean, error), (cut, also) in zip(first, second, strict=True):
+        assert mean - error <= priced.upper
+        assert cut + also < mean - error  # whose last column is cut off by the end of the run
+    mean, error = max(first)  # one direction is the dearer one
+    assert mean + error >= priced.lower
+
+
+def test_bands_over_plain_bins_cost_more_than_these_bins():
+    # Steps of one epoch in which an example may take part are next to each other.
+    plain = simulated(products(range(8)), matrix_of(HALF, 8), 0.8, 1.0)
+    assert (
+        max(mean - error for mean, error in plain)
+        > 1.4 * BallsAndBinsProfile(0.8, 8).delta(1.0).upper
+    )
+
+
+def test_bands_over_two_orders_cost_more_than_a_known_order():
+    # Last in one epoch and first in the next: the columns overlap, and their sum is longer.
+    length = np.linalg.norm(matrix_of(HALF, 8)[:, [3, 4]].sum(axis=1))
+    worst = GaussianProfile(0.8 / length).delta(1.0)
+    assert worst.lower > 1.1 * GaussianProfile(0.8 / math.sqrt(2)).delta(1.0).upper
+
+
+@pytest.mark.parametrize(
+    ("sampler", "reach"),
+    [
+        (BallsAndBins(64, 8, 2), 1),
+        (BallsAndBins(64, 8, 2, assignment="fixed"), 1),
+        (BallsAndBins(64, 8, 2, cycle_length=2), 2),
+        (Poisson(64, 8, 2), 1),
+        (Poisson(64, 8, 2, cycle_length=2), 2),
+        (UserPoisson(64, 8, 2, max_contributions=2), 1),
+        (Shuffle(64, 8, 2), 1),
+    ],
+    ids=repr,
+)
+def test_noise_is_refused_where_steps_of_an_example_may_be_nearer_than_its_bands(sampler, reach):
+    mechanism = Mechanism(sampler, 0.8, 1.0, noise=THREE)
+    for price in (mechanism.privacy, lambda: mechanism.privacy_of([range(4)])):
+        with pytest.raises(
+            ValueError, match=f"over 3 steps, .* holds for noise with up to {reach}"
+        ) as error:
+            price()
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        BallsAndBins(64, 8, 2, cycle_length=3),
+        BallsAndBins(64, 8, 2, assignment="fixed", cycle_length=4),
+        Poisson(64, 8, 2, cycle_length=4),
+        Deterministic(64, 8, 2),
+        Shuffle(64, 8, 2, order="fixed"),
+    ],
+    ids=repr,
+)
+def test_noise_costs_what_independent_noise_does_where_all_possible_steps_are_apart(sampler):
+    correlated, independent = (
+        Mechanism(sampler, 0.8, 1.0, noise=n) for n in (THREE, Independent())
+    )
+    one, other = (epsilon(m.privacy(), 1e-3) for m in (correlated, independent))
+    assert one.upper == other.upper
+    assert one.lower == (0.0 if isinstance(sampler, Shuffle) else other.lower)
+    stretches = [range(5), range(3, 11)]
+    one, other = (epsilon(m.privacy_of(stretches), 1e-3) for m in (correlated, independent))
+    assert one.upper == other.upper
+
+
+GRADIENTS = {
+    "constant": lambda past: np.ones(len(past)),
+    "of the last row's sign": lambda past: (
+        np.sign(past[:, -1]) if past.size else np.ones(len(past))
+    ),
+    "large after large rows": lambda past: np.where(past.sum(axis=1) > 0, 1.0, 0.2),
+    "small once it shows": lambda past: np.where(past.max(axis=1, initial=-9) > 1.2, 0.1, 1.0),
+}
+
+
+def whole_mechanism(gradient, group, epochs, sigma, eps, draws):
+    """Simulates T = 8 steps an epoch, b = 2, cyclic balls-and-bins: deltas of both directions.
+
+    The gradient of the example's step is made of all rows before it; the ratio, by the chain rule.
+    """
+    rng, steps, cycles = np.random.default_rng(2), 8 * epochs, 4
+    matrix = matrix_of(HALF, steps)
+    deltas = []
+    for present in (True, False):
+        chosen = rng.integers(cycles, size=(draws, epochs)) * 2 + 8 * np.arange(epochs) + group
+        rows, logs = np.zeros((draws, steps)), np.zeros((draws, steps))
+        gradients = np.zeros((draws, steps))
+        for t in range(steps):
+            if t % 2 == group:
+                gradients[:, t] = gradient(rows[:, :t])
+            rows[:, t] = sigma * rng.normal(size=draws)
+            for s in (t - 1, t):
+                if s >= 0 and s % 2 == group and present:
+                    rows[:, t] += matrix[t, s] * gradients[:, s] * (chosen == s).any(axis=1)
+        for s in range(group, steps, 2):
+            along = rows @ matrix[:, s] * gradients[:, s]
+            length = (gradients[:, s] * np.linalg.norm(matrix[:, s])) ** 2
+            logs[:, s] = (along - length / 2) / sigma**2
+        own = logs[:, group::2].reshape(draws, epochs, cycles)
+        ratio = special.logsumexp(own - math.log(cycles), axis=2).sum(axis=1)
+        deltas.append(_mean(np.maximum(0.0, -np.expm1(eps + (-ratio if present else ratio)))))
+    return deltas
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("what", GRADIENTS)
+def test_the_simulated_loss_of_correlated_noise_is_never_above_the_certified_upper_end(
+    what, epochs
+):
+    price = BallsAndBinsProfile(0.8, 4, epochs).delta(0.25)
+    for group in (0, 1):
+        found = whole_mechanism(GRADIENTS[what], group, epochs, 0.8, 0.25, 60_000)
+        assert max(mean - error for mean, error in found) <= price.upper
+        if what == "constant" and group == 0:  # whose last column is whole
+            assert max(mean + error for mean, error in found) >= price.lower
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_constant_gradients_of_the_first_group_attain_the_price_within_one_percent(epochs):
+    price = BallsAndBinsProfile(0.8, 4, epochs).delta(0.25)
+    mean, error = max(whole_mechanism(GRADIENTS["constant"], 0, epochs, 0.8, 0.25, 1_500_000))
+    assert mean - error <= price.upper
+    assert mean == pytest.approx(price.upper, rel=0.01)
+
+
+# --------------------------------------------------------------------------- training and audits
+
+N, D = 48, 300
+SAMPLER = BallsAndBins(N, 4, 2, cycle_length=3, overflow="accumulate")
+
+
+def loss_fn(params, example):
+    return jnp.sum(jnp.square(params["w"] - example))
+
+
+def rows():
+    return np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+
+
+def test_a_run_trains_with_correlated_noise_is_audited_and_says_what_it_costs():
+    algorithm, params = dpsgd(loss_fn, optax.sgd(0.1)), {"w": jnp.zeros(D)}
+    mechanism = Mechanism(SAMPLER, 1.0, 1.0, noise=THREE)
+    trained = train(algorithm, mechanism, params, rows(), delta=1e-3)
+    independent = Guarantee.of(Mechanism(SAMPLER, 1.0, 1.0), 1e-3)
+    assert trained.guarantee.epsilon == independent.epsilon
+    assert trained.guarantee.record()["noise"] == THREE.describe()
+    assert any("passed" in note for note in trained.guarantee.notes)
+    plain = Mechanism(BallsAndBins(N, 4, 2), 1.0, 1.0, noise=THREE)
+    with pytest.raises(ValueError, match="noise with up to 1, as far apart"):
+        train(algorithm, plain, params, rows(), delta=1e-3)
+
+
+def bug(add):
+    from dataclasses import dataclass
+
+    kind = type(add.__name__, (BandedToeplitz,), {"add": add, "__doc__": add.__doc__})
+    return dataclass(frozen=True)(kind)((1.0, 0.6, 0.3))
+
+
+def independent_noise(self, total, state, key, step, scales):
+    return Independent().add(total, state, key, step, scales)[0], state
+
+
+def another_matrix(self, total, state, key, step, scales):
+    return BandedToeplitz((1.0, 0.6, 0.5)).add(total, state, key, step, scales)
+
+
+def history_lost(self, total, state, key, step, scales):
+    kept = jax.tree.map(lambda row: jnp.where(step == 9, 0.0, row), state)
+    return THREE.add(total, kept, key, step, scales)
+
+
+def history_shifted(self, total, state, key, step, scales):
+    kept = jax.tree.map(lambda row: jnp.where(step == 9, row[::-1], row), state)
+    return THREE.add(total, kept, key, step, scales)
+
+
+def history_of_the_first_step(self, total, state, key, step, scales):
+    noised, after = THREE.add(total, state, key, step, scales)
+    return noised, jax.tree.map(lambda old, new: jnp.where(step == 0, new, old), state, after)
+
+
+BUGS = [independent_noise, another_matrix, history_lost, history_shifted, history_of_the_first_step]
+
+
+@pytest.mark.parametrize("add", BUGS, ids=lambda add: add.__name__)
+def test_the_audit_whitens_noise_and_sees_that_it_is_not_what_is_claimed(add):
+    report = coupled_audit(
+        dpsgd(loss_fn, optax.sgd(0.1)),
+        Mechanism(SAMPLER, 1.0, 1.0, noise=bug(add)),
+        {"w": jnp.zeros(D), "others": [jnp.zeros(200)] * 8},
+        rows(),
+        root=RootKey.from_insecure_seed(1),
+    )
+    failed = {check.name for check in report.checks if not check.passed}
+    assert failed & {
+        "noise of different steps is independent",
+        "noise has standard deviation sigma C, in every leaf",
+    }
+
+
+def test_the_audit_sees_bands_that_are_longer_than_the_cycle():
+    from dpsgd.audit.sampler import sampler_checks
+
+    for bands, passed in ((3, True), (4, False)):
+        checks = sampler_checks(SAMPLER, SAMPLER, seed=3, bands=bands)
+        assert all(check.passed for check in checks) == passed
