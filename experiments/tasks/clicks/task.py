@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
+    from dpsgd.runs.settings import Aim, Settings
     from dpsgd.training.platt import Platt
     from experiments.tasks.clicks.evaluate import Scores
     from experiments.tasks.clicks.schema import Schema
@@ -137,6 +138,12 @@ class ClickModels:
                 f"there is no categorical column {by!a:.60}; there are {', '.join(names) or 'none'}"
             )
         return score(self._functions.logit, params, blocks, None if by is None else names.index(by))
+
+    def recommend(self, aim: Aim) -> Settings:
+        """Returns the settings of a run where its user gives none, see `recommendation`."""
+        from experiments.tasks.clicks.recommendation import recommended
+
+        return recommended(aim)
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` rows of the columns of the schema, which are nobody's."""

@@ -1,0 +1,82 @@
+"""Which settings a run on clicks takes where its user gives none."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting import attack_advantage, calibrate
+from dpsgd.runs.settings import Aim, Settings, generic
+from experiments.tasks.clicks.recommendation import MOST_EPOCHS, USUAL_VISITS, recommended
+from samplers import BallsAndBins
+
+EPSILONS = st.none() | st.floats(0.01, 100)
+ROWS = st.integers(1, 40_000_000)
+
+
+def steps(n, settings):
+    return math.ceil(n / settings.batch_size) * settings.epochs
+
+
+@pytest.mark.parametrize(
+    ("n", "epsilon", "expected"),
+    [
+        (1_000, 8.0, Settings(64, 30, 4.0, 0.0045)),
+        (10_000, 1.0, Settings(512, 30, 4.0, 0.0065)),
+        (88_000, 1.0, Settings(4096, 30, 4.0, 0.0062)),
+        (88_000, 3.0, Settings(4096, 30, 4.0, 0.0050)),
+        (88_000, 8.0, Settings(4096, 30, 4.0, 0.0038)),
+        (88_000, None, Settings(256, 1, 4.0, 0.0054)),
+        (1_000_000, 3.0, Settings(4096, 3, 4.0, 0.0073)),
+        (40_000_000, 8.0, Settings(32_768, 1, 4.0, 0.0057)),
+    ],
+)
+def test_the_settings_by_rows_and_epsilon(n, epsilon, expected):
+    assert recommended(Aim(n, 1 / n, target_epsilon=epsilon)) == expected
+
+
+@given(n=ROWS, epsilon=EPSILONS, in_time=st.none() | st.integers(1, 10_000))
+def test_settings_are_sane_for_any_number_of_rows_and_any_guarantee(n, epsilon, in_time):
+    found = recommended(Aim(n, 0.5, target_epsilon=epsilon, most_epochs=in_time))
+    assert 1 <= found.epochs <= (1 if epsilon is None else MOST_EPOCHS)
+    assert found.epochs <= (in_time or max(1, USUAL_VISITS // n))
+    assert 1 <= found.batch_size <= min(n, 32_768)
+    assert 0 < found.learning_rate <= 0.2
+    if n >= 88_000:
+        assert steps(n, found) >= 200
+
+
+@given(n=ROWS, epsilon=EPSILONS, epochs=st.integers(1, 500), batch_size=st.integers(1, 10_000))
+def test_what_is_given_is_kept_and_the_rate_goes_with_it(n, epsilon, epochs, batch_size):
+    batch_size = min(n, batch_size)
+    sizes = {"epochs": epochs, "batch_size": batch_size}
+    found = recommended(Aim(n, 0.5, target_epsilon=epsilon, **sizes))
+    assert (found.epochs, found.batch_size) == (epochs, batch_size)
+    whole = recommended(Aim(n, 0.5, target_epsilon=epsilon, epochs=epochs, batch_size=n))
+    ratio = math.sqrt(steps(n, whole) / steps(n, found))
+    assert found.learning_rate == pytest.approx(whole.learning_rate * ratio, rel=0.11)  # 2 digits
+
+
+def test_given_time_there_are_as_many_epochs_and_no_more_than_are_good_for_something():
+    for in_time, epochs in ((1, 1), (7, 7), (1000, MOST_EPOCHS)):
+        aim = Aim(4_000_000, 1e-6, target_epsilon=3.0, most_epochs=in_time)
+        assert recommended(aim).epochs == epochs
+
+
+def test_at_given_noise_all_runs_have_the_settings_that_commands_take_without_a_choice():
+    for sigma in (0.3, 10.0):
+        aim = Aim(88_000, 1e-5, noise_multiplier=sigma)
+        assert recommended(aim) == generic(aim) == Settings(1024, 10, 4.0, 3e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_an_advantage_has_the_settings_of_an_epsilon_that_is_about_its_own(epsilon):
+    sampler = BallsAndBins(88_000, 1024, 30)
+    sigma = calibrate(sampler.privacy, epsilon=epsilon, delta=1 / 88_000)
+    advantage = attack_advantage(sampler.privacy(sigma)).upper
+    found = recommended(Aim(88_000, 1e-5, target_advantage=advantage))
+    assert -10 * math.log1p(-advantage) == pytest.approx(epsilon, rel=0.25)
+    rate = recommended(Aim(88_000, 1e-5, target_epsilon=epsilon)).learning_rate
+    assert found.learning_rate == pytest.approx(rate, rel=0.05)
