@@ -66,8 +66,8 @@ def refinement_of(task: Any, mechanism: Mechanism) -> Refinement | None:
         return None
     if not _offers(task):
         raise ValueError(
-            f"the run ends in {mechanism.full_sums}, and its task, a {type(task).__name__}, has no "
-            "calibration() any more (see dpsgd.runs.task.Task)"
+            f"the run ends in {mechanism.full_sums}, of which its task, a {type(task).__name__}, "
+            "makes nothing: it has no calibration() (see dpsgd.runs.task.Task)"
         )
     return task.calibration()
 

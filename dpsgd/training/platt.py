@@ -147,7 +147,8 @@ def platt_sums(num_examples: int, *, epsilon: float = 1.0) -> FullSums | None:
     if math.sqrt(2 * _NOISE_LOSS * _SIGMA_LOSS * _STEPS) / (mu * num_examples) > _MOST_LOSS:
         return None
     square = num_examples * math.sqrt(_SIGMA_LOSS * _STEPS / (2 * _NOISE_LOSS)) / mu
-    return FullSums(_STEPS, math.sqrt(square), L2_CLIP_NORM)
+    sigma = float(f"{math.sqrt(square):.2g}")  # equal for about equal runs
+    return FullSums(_STEPS, sigma, L2_CLIP_NORM)
 
 
 _STEPS = 4

@@ -13,7 +13,9 @@ from accounting import epsilon, format_delta
 from dpsgd import Independent, Mechanism, Secure
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.checks import AuditReport
-from dpsgd.runs.audit import audit_program
+from dpsgd.audit.coupled import audit_sums
+from dpsgd.runs.audit import ROWS, audit_program
+from dpsgd.runs.calibration import refinement_of
 from dpsgd.runs.optimizer import ADAM, step_sizes
 from dpsgd.runs.settings import Settings
 from dpsgd.runs.task import Trainable
@@ -36,13 +38,18 @@ def coupled(
       progress: Called with one line of text whenever there is something to tell.
     """
     mechanism = _mechanism(config)
+    refinement = refinement_of(task, mechanism)
     progress("compiling and running the program that trains")
     claimed = _claimed(config, mechanism.sampler)
     algorithm = dpsgd(task.loss, ADAM)
     state = algorithm.init(task.init(0), mechanism)
     sizes = step_sizes(Settings().learning_rate, mechanism.sampler.num_steps)
     state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
-    return audit_program(task, algorithm, mechanism, state, claimed=claimed)
+    found = audit_program(task, algorithm, mechanism, state, claimed=claimed)
+    if refinement is None:
+        return found
+    sums = audit_sums(refinement, mechanism, state.params, task.generated(ROWS))
+    return AuditReport(found.checks + sums.checks)
 
 
 def black_box(config: AuditConfig, progress: Progress = lambda line: None) -> BlackBoxReport:
@@ -55,6 +62,11 @@ def black_box(config: AuditConfig, progress: Progress = lambda line: None) -> Bl
     Raises:
       ValueError: if there is too little noise for any finite claim, or too few trials.
     """
+    if config.calibration != "none":
+        raise ValueError(
+            "--black-box looks at the steps of a run alone: leave out --calibration, which the "
+            "audit without it looks at"
+        )
     mechanism = _mechanism(config)
     delta = 1 / config.num_examples if config.delta is None else config.delta
     progress("accounting for the claim")
@@ -129,9 +141,10 @@ def _bins(report: BlackBoxReport) -> list[float]:
 
 
 def _mechanism(config: AuditConfig) -> Mechanism:
-    sampler, _ = config.build(drawn=True)
+    sampler, delta = config.build(drawn=True)
     noise = Secure() if config.secure_noise else Independent()
-    return Mechanism(sampler, config.noise_multiplier, config.l2_clip_norm, noise)
+    sums = config.full_sums(sampler, delta, noise_multiplier=config.noise_multiplier)
+    return Mechanism(sampler, config.noise_multiplier, config.l2_clip_norm, noise, sums)
 
 
 def _claimed(config: AuditConfig, sampler: BatchSampler) -> BatchSampler:

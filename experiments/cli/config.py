@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from experiments.cli.errors import naming_options
 from samplers import BatchSampler, Population, TreeShape, UnitTree
@@ -51,6 +51,9 @@ class GuaranteeConfig:
     """What the units of each level are, for the guarantee's words."""
     largest_unit: int | None = None
     """Examples of the largest unit; by default as many as of the smallest."""
+    calibration: Literal["none", "platt"] = "none"
+    """platt: the run also calibrates its model, as `dpsgd train` does with clicks by default, and
+    all that is said is about both together."""
 
     def check(self) -> None:
         """Raises ValueError, as the command line names them, for values without a guarantee."""
@@ -109,6 +112,26 @@ class GuaranteeConfig:
         with naming_options(type(self.sampler)):
             sampler = self.sampler.build(self.population(drawn=drawn), self.delta)
         return sampler, 1 / self.num_examples if self.delta is None else self.delta
+
+    def full_sums(self, sampler: BatchSampler, delta: float, **wanted: float | None) -> Any:
+        """Returns the sums over all rows of the calibration that is asked for, or None.
+
+        Args:
+          sampler: From `build`.
+          delta: From `build`.
+          **wanted: By what they are chosen, see `dpsgd.runs.calibration.platt`.
+
+        Raises:
+          ValueError: if the run cannot be calibrated.
+        """
+        if self.calibration == "none":
+            return None
+        from dpsgd.runs.calibration import platt
+
+        try:
+            return platt(sampler, delta, **wanted)
+        except ValueError as error:
+            raise ValueError(f"--calibration {self.calibration} cannot be had: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -35,18 +35,24 @@ def run(config: CalibrateConfig) -> None:
     """Runs `dpsgd calibrate`."""
     from accounting import Bound, calibrate, calibrate_advantage, format_delta
     from dpsgd import Guarantee, Mechanism
+    from dpsgd.runs.calibration import privacy_with
 
     with going_on("calibrating"):
         sampler, delta = config.build()
         unit = sampler.protected_unit(config.population())
+        wanted = {"target_epsilon": config.epsilon, "target_advantage": config.target_advantage}
+        sums = config.full_sums(sampler, delta, **wanted)
+        privacy = privacy_with(sums, sampler)
         if config.target_advantage is not None:
-            sigma = calibrate_advantage(sampler.privacy, advantage=config.target_advantage)
+            sigma = calibrate_advantage(privacy, advantage=config.target_advantage)
         else:
             assert config.epsilon is not None, "check() admits exactly one of the two"
-            sigma = calibrate(sampler.privacy, epsilon=config.epsilon, delta=delta)
-        guarantee = Guarantee.of(Mechanism(sampler, sigma, 1.0), delta, unit=unit)
+            sigma = calibrate(privacy, epsilon=config.epsilon, delta=delta)
+        guarantee = Guarantee.of(Mechanism(sampler, sigma, 1.0, full_sums=sums), delta, unit=unit)
     # Rounded up: the printed number suffices as it stands.
     printed = Bound(sigma, sigma).format_upper(".6g")
+    if sums is not None:
+        printed += f", then {sums},"
     if config.target_advantage is not None:
         print(
             f"noise multiplier {printed} gives attack advantage <= {config.target_advantage}: "

@@ -46,7 +46,8 @@ def run(config: EpsilonConfig) -> None:
         unit = sampler.protected_unit(config.population())
         trials = config.mean_trials
         count = None if trials is None else TrialCount(trials, config.trials_shape)
-        mechanism = Mechanism(sampler, config.noise_multiplier, 1.0)
+        sums = config.full_sums(sampler, delta, noise_multiplier=config.noise_multiplier)
+        mechanism = Mechanism(sampler, config.noise_multiplier, 1.0, full_sums=sums)
         guarantee = Guarantee.of(mechanism, delta, unit=unit)
     print(guarantee.sentence())
     for note in guarantee.notes:
@@ -61,7 +62,7 @@ def run(config: EpsilonConfig) -> None:
             print(f"  {name}: {bound:.4g}" if isinstance(bound, Bound) else f"  {name}: {bound}")
     if count is not None:
         with going_on("accounting for the search"):
-            search = SelectionProfile(sampler.privacy(config.noise_multiplier), count)
+            search = SelectionProfile(mechanism.privacy(), count)
             best = price(search, delta)
             of_search = dataclasses.replace(
                 guarantee, epsilon=best, total_variation=attack_advantage(search)

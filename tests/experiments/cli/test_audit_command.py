@@ -21,6 +21,15 @@ def test_the_step_of_clicks_is_audited_without_a_store(capsys):
     assert capsys.readouterr().out.strip().endswith("coupled audit: consistent")
 
 
+def test_the_sums_of_a_calibration_are_audited_too(capsys):
+    question = ["audit", "sampler:deterministic", "--num-examples", "20000", "--batch-size", "500"]
+    question += ["--epochs", "1", "--noise-multiplier", "1", "--calibration", "platt", *TINY]
+    assert main(question) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert sum("of sums over all rows: " in line for line in lines) > 10
+    assert lines[-1] == "coupled audit: consistent"
+
+
 def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(capsys, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "dpsgd" / "runs")  # of `tiny_task`
     question = ["audit", "--task", "tiny_task:Line", *SHUFFLE]

@@ -74,6 +74,56 @@ def test_any_sampler_may_have_users_for_rows(capsys):
     assert "at delta 1e-05 (zero-out adjacency, unit: one user)" in printed
 
 
+def test_a_calibration_is_paid_for_out_of_the_same_target(capsys):
+    words = ["sampler:deterministic", "--num-examples", "88000", "--epochs", "5"]
+    found = {}
+    for calibration in ("none", "platt"):
+        both = [*words, "--calibration", calibration]
+        line = asked(capsys, "calibrate", *both, "--epsilon", "3")
+        sigma = float(line.split("noise multiplier ")[1].split()[0].strip(","))
+        first, *notes = asked(capsys, "epsilon", *both, "--noise-multiplier", sigma).splitlines()
+        assert 2.99 < upper(first) <= 3.0
+        found[calibration] = sigma
+        named = "noisy sums over all rows" in line and any("noisy sums" in note for note in notes)
+        assert named == (calibration == "platt")
+    assert found["platt"] > 1.001 * found["none"]
+    alone = asked(capsys, "epsilon", *words, "--noise-multiplier", found["platt"])
+    assert upper(alone) < 2.999
+
+
+def test_the_best_of_several_calibrated_runs_costs_more_than_that_of_uncalibrated_ones(capsys):
+    words = ["sampler:deterministic", "--num-examples", "88000", "--noise-multiplier", "3"]
+    costs = [
+        float(
+            asked(capsys, "epsilon", *words, "--mean-trials", "5", "--calibration", calibration)
+            .split("epsilon <= ")[1]
+            .split()[0]
+        )
+        for calibration in ("none", "platt")
+    ]
+    assert costs[1] > 1.0005 * costs[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["calibrate", "sampler:deterministic", "--num-examples", "2000", "--epsilon", "1"],
+         "on 2,000 training rows, at epsilon 1, its noise would cost more than it mends"),
+        (["calibrate", "sampler:user-poisson", "--num-examples", "88000", "--epsilon", "1",
+          "--max-contributions", "3"], "its sums clip each row by itself, and a user is protected"),
+        (["audit", "sampler:deterministic", "--num-examples", "88000", "--noise-multiplier", "3",
+          "--black-box"], "--black-box looks at the steps of a run alone: leave out --calibration"),
+        (["audit", "--task", "images", "sampler:deterministic", "--num-examples", "88000",
+          "--noise-multiplier", "3"], "its task, a Images, makes nothing: it has no calibration()"),
+    ],
+)  # fmt: skip
+def test_a_calibration_that_cannot_be_had_is_one_line(capsys, words, why):
+    assert main([*words, "--calibration", "platt"]) == 2
+    printed = capsys.readouterr().err
+    assert why in printed
+    assert printed.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
