@@ -314,9 +314,8 @@ def _digest(tree: PyTree) -> str:
     """Returns a hash of arrays with their names, types and shapes."""
     found = hashlib.blake2b(digest_size=32)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        array = np.ascontiguousarray(leaf)
-        found.update(
-            json.dumps([jax.tree_util.keystr(path), str(array.dtype), array.shape]).encode()
-        )
-        found.update(memoryview(array).cast("B") if array.size else b"")
+        array = np.asarray(leaf)
+        terms = jax.tree_util.keystr(path), str(array.dtype), array.shape
+        found.update(json.dumps(terms).encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return found.hexdigest()

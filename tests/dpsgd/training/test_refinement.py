@@ -13,6 +13,7 @@ from scipy import stats
 from dpsgd import Mechanism, RootKey, Secure
 from dpsgd.training import refinement
 from dpsgd.training.full_sums import FullSums
+from dpsgd.training.loop import train_blocks
 from dpsgd.training.refinement import Refinement, read_rows, refine
 from samplers import BallsAndBins, Poisson
 
@@ -144,6 +145,37 @@ def test_releases_of_different_things_never_share_noise():
     np.testing.assert_array_equal(noise(), found["itself"])  # the same again is the same
 
 
+def test_noise_of_sums_is_no_noise_of_the_steps(monkeypatch):
+    root, seen = RootKey.from_entropy(), []
+
+    def blocks(*of, root, **how):
+        seen.append(root)
+        return train_blocks(*of, root=root, **how)
+
+    monkeypatch.setattr(refinement, "train_blocks", blocks)
+    released(root=root)
+    released(root=root, rows={"x": -ROWS["x"]})
+    keys = [np.array(one.noise_key(g)) for one in (root, *seen) for g in range(3)]
+    assert len({key.tobytes() for key in keys}) == 9
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({"a": np.zeros(2, np.float32)}, {"b": np.zeros(2, np.float32)}),
+        ({"a": np.zeros(2, np.float32)}, {"a": np.zeros((2, 1), np.float32)}),
+        ({"a": np.zeros(2, np.float32)}, {"a": np.zeros(2, np.int32)}),
+        ({"a": np.zeros(2, np.float32)}, {"a": np.float32([0, -0.0])}),
+        ({"a": np.arange(4.0)}, {"a": np.arange(4.0)[::-1]}),
+        ([np.zeros(1), np.zeros(0)], [np.zeros(0), np.zeros(1)]),
+        ([jnp.zeros(2, jnp.bfloat16)], [jnp.ones(2, jnp.bfloat16)]),
+    ],
+)
+def test_what_is_not_the_same_has_another_digest(one, two):
+    assert refinement._digest(one) != refinement._digest(two)
+    assert refinement._digest(one) == refinement._digest(jax.tree.map(np.array, one))
+
+
 def test_another_run_under_the_root_is_refused_also_in_its_file(tmp_path):
     root = RootKey.from_entropy()
     root.save(tmp_path / "root.key")
@@ -170,6 +202,7 @@ def _mean(axis_size, in_batched, x):
         (Means(read=lambda params, example: shared(example["x"])), "custom_vmap"),
         (Means(of_row=lambda state, row: shared(row)), "custom_vmap"),
         (Means(of_row=lambda state, row: row[0]), "a row's statistic must be a vector"),
+        (Means(size=[D]), "Means must be a frozen dataclass of parts that have a hash"),
     ],
 )
 def test_what_could_see_other_rows_is_refused_before_the_run_is_known_of(means, message):
