@@ -291,6 +291,19 @@ def test_a_run_goes_on_only_with_the_calibration_that_it_was_begun_with(
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
 
 
+@pytest.mark.parametrize(("where", "epochs"), [("before the sums", 2), ("evaluating", 4)])
+def test_a_run_whose_steps_are_over_does_not_change_their_number(
+    tmp_path, monkeypatch, where, epochs
+):
+    out = killed(tmp_path / "run", where, monkeypatch)
+    file = out / "config.json"
+    file.write_text(file.read_text().replace('"epochs": 3', f'"epochs": {epochs}'))
+    ledger = (out / "ledger.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"of 33, too late for (23|43): sums over all rows follow"):
+        resume(out, calibrated)
+    assert (out / "ledger.jsonl").read_bytes() == ledger
+
+
 def test_a_resumed_run_does_not_choose_its_sums_again(tmp_path, monkeypatch):
     out = killed(tmp_path / "run", "before the sums", monkeypatch)
     monkeypatch.setattr("dpsgd.training.platt.platt_sums", dies)

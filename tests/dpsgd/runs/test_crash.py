@@ -17,11 +17,12 @@ pytestmark = pytest.mark.crash
 
 
 LINE = '{"name": "tiny_task:line"}'
+CALIBRATED = '{"name": "tiny_task:calibrated"}'
 
 
-def drive(folder, *arguments):
+def drive(folder, *arguments, task=LINE):
     done = subprocess.run(
-        [sys.executable, DRIVER, LINE, *map(str, (folder, *arguments))],
+        [sys.executable, DRIVER, task, *map(str, (folder, *arguments))],
         cwd=DRIVER.parents[3],
         env=dict(os.environ, PYTHONPATH=str(DRIVER.parents[3])),
         capture_output=True,
@@ -45,6 +46,14 @@ def test_killed_where_it_hurts_a_run_goes_on_to_the_same_bits(tmp_path):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_killed_at_any_file_operation_a_run_goes_on_to_the_same_bits(tmp_path, sampler):
     assert len(drive(tmp_path, sampler, "points")) >= 50
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_killed_at_any_file_operation_a_calibrated_run_goes_on_to_the_same_bits(tmp_path):
+    points = drive(tmp_path, "deterministic", "points", task=CALIBRATED)
+    for file in ("calibration.json", ".000000000013.npz"):  # 10 steps and 3 sums
+        assert any(file in point for point in points)
 
 
 @pytest.mark.long
