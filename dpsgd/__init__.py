@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dpsgd.runs.engine import resume, run
     from dpsgd.runs.settings import Settings
     from dpsgd.runs.task import Task
+    from dpsgd.selection.engine import select
     from dpsgd.statistics import Released, private_histogram, private_mean, private_sum
     from dpsgd.trainer import Trained, train
     from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
@@ -64,6 +65,7 @@ __all__ = [
     "refine",
     "resume",
     "run",
+    "select",
     "split_module",
     "train",
     "train_blocks",
@@ -77,6 +79,7 @@ _MODULES = {
     "runs.engine": ("resume", "run"),
     "runs.settings": ("Settings",),
     "runs.task": ("Task",),
+    "selection.engine": ("select",),
     "training.full_sums": ("FullSums",),
     "training.guarantee": ("Guarantee",),
     "noise.base": ("Independent", "Noise", "Secure"),

@@ -115,6 +115,31 @@ def make_folder(path: Path, mode: int = 0o755) -> None:
     path.mkdir(mode=mode)
 
 
+def destroy(path: Path) -> None:
+    """Overwrites and removes the file `path`, or the folder with all that is in it.
+
+    What is gone is destroyed already, so that a process which dies in the midst of it can be
+    followed by another. What a file system keeps of earlier blocks (snapshots, journals, flash
+    memory) is beyond it, and so are copies. A link is removed, and not followed.
+
+    Raises:
+      OSError: if it cannot be overwritten or removed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        for inner in list(path.iterdir()):
+            destroy(inner)
+        path.rmdir()
+        return
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISREG(path.lstat().st_mode):
+            with open(path, "r+b", buffering=0) as file:
+                left = os.fstat(file.fileno()).st_size
+                while left > 0:
+                    left -= file.write(bytes(min(left, 1 << 20)))
+                os.fsync(file.fileno())
+        path.unlink()
+
+
 def _locked(path: Path, mode: int) -> IO[bytes]:
     """Opens the file `path` for this process alone, until it is closed."""
     file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT, mode), "r+b")

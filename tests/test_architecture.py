@@ -62,6 +62,7 @@ ROOMS = {
     "trainer": 3,
     "statistics": 3,
     "runs": 3,
+    "selection": 4,
     "models": 4,
 }
 """How high the rooms of dpsgd lie: what is imported lies lower, or beside it."""

@@ -29,7 +29,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpsgd.files import SECRET, make_folder, write_atomically
+from dpsgd.files import SECRET, destroy, make_folder, write_atomically
 
 if TYPE_CHECKING:
     from dpsgd.training.algorithm import TrainState
@@ -66,7 +66,7 @@ class Checkpoints:
         self.folder = folder
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Writes `checkpoint`, and then removes all but the newest two.
+        """Writes `checkpoint`, and then destroys all but the newest two.
 
         Raises:
           OSError: if it cannot be written; the ones before are still there.
@@ -89,7 +89,7 @@ class Checkpoints:
 
         write_atomically(path, write, mode=SECRET)  # the state may hold what subtracts noise
         for old in self._paths()[KEPT:]:
-            old.unlink()
+            destroy(old)
 
     def latest(self, like: TrainState) -> Checkpoint | None:
         """Returns the newest checkpoint that is not damaged, or None if there never was one.
@@ -128,12 +128,9 @@ class Checkpoints:
         return None
 
     def remove(self) -> None:
-        """Removes all checkpoints, and the folder."""
+        """Destroys all checkpoints, and the folder."""
         self._refuse_link()
-        if self.folder.is_dir():
-            for path in self.folder.iterdir():
-                path.unlink()
-            self.folder.rmdir()
+        destroy(self.folder)
 
     def _refuse_link(self) -> None:
         """Raises ValueError if the folder lies elsewhere: there checkpoints outlive their run."""

@@ -47,6 +47,9 @@ DATA = "data_not_private.json"
 CALIBRATION = "calibration.json"
 """What the noisy sums after the last step came to: released, and part of the model."""
 
+SECRETS = "secret"
+"""Folder of a private selection under way: nobody may see it, and nothing of it stays."""
+
 _HEADER_BYTES = 1 << 16
 """More than what stands before the numbers of an array in a file."""
 
@@ -109,6 +112,11 @@ class RunDirectory:
           FileNotFoundError: if there is none, or its run did not finish.
         """
         run = cls(path)
+        if (path / SECRETS).is_dir() and not run.finished:
+            raise FileNotFoundError(
+                f"{path} is a private selection that is not finished: the command that began it "
+                "goes on with it"
+            )
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"{path} is not the directory of a run")
         if finished and not run.finished:

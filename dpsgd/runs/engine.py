@@ -28,7 +28,7 @@ from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.environment import environment
 from dpsgd.runs.fingerprint import differing, fingerprint, task_code_digest
 from dpsgd.runs.guarantees import guarantee_of
-from dpsgd.runs.history import NO_HEAD, Generation, Terms
+from dpsgd.runs.history import NO_HEAD, Generation
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.optimizer import ADAM, step_sizes
 from dpsgd.runs.records import checked, plain
@@ -43,6 +43,7 @@ from dpsgd.runs.task import (
     load,
     task_record,
 )
+from dpsgd.runs.terms import Terms
 from dpsgd.training import programs
 from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
 from dpsgd.training.guarantee import Guarantee

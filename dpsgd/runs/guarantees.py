@@ -16,13 +16,15 @@ def guarantee_of(history: History) -> Guarantee:
 
     A process computes it once for all runs that declared alike.
     """
-    declared = tuple(
+    declared: Hashable = tuple(
         (g.terms.mechanism, g.terms.delta, g.terms.unit, g.terms.reproducible_noise, g.steps)
         for g in history.generations
     )
+    if history.selection is not None:
+        declared = declared, history.selection.key
     if declared not in _guarantees:
         guarantee = history.guarantee()
-        if guarantee.epsilon is not None:
+        if guarantee.epsilon is not None and history.selection is None:
             guarantee = dataclasses.replace(guarantee, total_variation=_total_variation(history))
         _guarantees[declared] = guarantee
     return _guarantees[declared]

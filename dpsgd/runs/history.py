@@ -27,22 +27,18 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from accounting import Bound, epsilon
-from accounting.profile import check_delta
 from dpsgd.files import parse_json
-from dpsgd.noise.base import Noise
-from dpsgd.runs.records import build, checked, plain
-from dpsgd.training.full_sums import FullSums
+from dpsgd.runs.records import checked
+from dpsgd.runs.selection import Selection
+from dpsgd.runs.terms import Terms
 from dpsgd.training.guarantee import ADJACENCY, Guarantee, note_on_stopping, notes_on
 from dpsgd.training.mechanism import Mechanism
-from samplers.settings import UnknownSampler, kind_of, name_of
+from samplers.settings import UnknownSampler
 
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v1").hexdigest()
 """The head of a ledger without lines."""
@@ -50,78 +46,6 @@ NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v1").hexdigest()
 
 class LedgerError(ValueError):
     """A ledger that cannot be believed, or is in use: one line that says why."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Everything but the steps that the price of a generation depends on, and what it ran on.
-
-    Attributes:
-      mechanism: Sampler, sigma and C.
-      delta: The delta at which the guarantee is given.
-      reproducible_noise: Whether the noise came from a seed that can be guessed.
-      fingerprint: Whatever the numbers of a step depend on, as JSON values: releases are repeated
-        only where all of it is unchanged. It must not tell anything about private data.
-      unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row of
-        the data is an example.
-    """
-
-    mechanism: Mechanism
-    delta: float
-    reproducible_noise: bool
-    fingerprint: Mapping[str, Any]
-    unit: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
-
-    def record(self) -> dict[str, Any]:
-        """Returns the terms as JSON values."""
-        mechanism = self.mechanism
-        sampler = mechanism.sampler
-        finite = math.isfinite(mechanism.l2_clip_norm)
-        record = {
-            "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
-            "noise_multiplier": mechanism.noise_multiplier,
-            "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
-            "noise": mechanism.noise.describe(),
-            "full_sums": plain(mechanism.full_sums),
-            "unit": self.unit,
-            "adjacency": ADJACENCY,
-            "delta": self.delta,
-            "reproducible_noise": self.reproducible_noise,
-            "fingerprint": dict(self.fingerprint),
-        }
-        return json.loads(json.dumps(record, allow_nan=False, default=_plain))  # as it is read back
-
-    @classmethod
-    def from_record(cls, body: Mapping[str, Any]) -> Terms:
-        """Returns the terms in a line of the ledger, as `record` gave them.
-
-        The sampler has the price of the one that was recorded; a tree it knows by its shape alone.
-        """
-        fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
-        # Whoever reads a ledger executes nothing that it names.
-        sampler = kind_of(checked(fields.pop("name"), str, "name")).from_terms(fields)
-        if "noise" not in body:
-            raise ValueError("it is of an earlier version, which said otherwise what noise is")
-        if body["adjacency"] != ADJACENCY:
-            raise ValueError("this version would account for it with another adjacency")
-        clip = body["l2_clip_norm"]
-        sums = checked(body["full_sums"], dict[str, Any] | None, "full_sums")
-        return cls(
-            Mechanism(
-                sampler,
-                checked(body["noise_multiplier"], float, "noise_multiplier"),
-                math.inf if clip is None else checked(clip, float, "l2_clip_norm"),
-                Noise.from_description(checked(body["noise"], dict[str, Any], "noise")),
-                None if sums is None else build(FullSums, sums, "full_sums"),
-            ),
-            check_delta(checked(body["delta"], float, "delta")),
-            checked(body["reproducible_noise"], bool, "reproducible_noise"),
-            checked(body["fingerprint"], dict[str, Any], "fingerprint"),
-            checked(body["unit"], str, "unit"),
-        )
 
 
 @dataclass(frozen=True)
@@ -152,11 +76,14 @@ class History:
       generations: With what each declared; at least one.
       heads: The hash of each line.
       beginnings: The line that begins each generation.
+      selection: What its first line declares, of the ledger of a private selection, whose model is
+        the one generation, if it was released.
     """
 
     generations: list[Generation] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
     beginnings: list[int] = field(default_factory=list)
+    selection: Selection | None = None
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> History:
@@ -189,7 +116,7 @@ class History:
                     f"{path}, line {number}: {reason or 'damaged'}; the ledger was edited or "
                     "damaged, so what was released cannot be counted; restore it from a copy"
                 ) from None
-        if not history.generations:
+        if not history.heads:
             raise LedgerError(f"{path} is empty: what was released cannot be counted")
         return history
 
@@ -213,6 +140,8 @@ class History:
 
     def guarantee(self) -> Guarantee:
         """Returns the guarantee that covers everything declared, by the ledger alone."""
+        if self.selection is not None:
+            return self.selection.guarantee(*(g.terms for g in self.generations))
         declared = [generation for generation in self.generations if generation.steps]
         last = self.generations[-1].terms
         void, scope, interval = _void(declared), "", None
@@ -254,7 +183,11 @@ class History:
 
     def extend(self, body: dict[str, Any], head: str) -> None:
         """Takes in one more line, or raises ValueError if it does not follow the ones before."""
-        if "steps" in body:
+        if "selection" in body:
+            if self.heads:
+                raise ValueError("a selection is declared before all else")
+            object.__setattr__(self, "selection", Selection.from_record(body["selection"]))
+        elif "steps" in body:
             last = self.generations[-1]
             first, stop = checked(body["steps"], list[int], "steps")
             if first != last.steps.stop or stop <= first:
@@ -273,6 +206,10 @@ class History:
                 raise ValueError("it has no nonce: in a copy the same keys would begin")
             key = int(head[:16], 16) if nonce else 0
             generation = Generation(index, key, terms, origin, steps)
+            if self.selection is not None:
+                if index:
+                    raise ValueError("a selection releases one model")
+                self.selection.check_released(terms)
             if index:
                 check_same_noise(self.generations[-1].terms, generation.terms)
             self.generations.append(generation)
@@ -350,10 +287,3 @@ def line_of(body: dict[str, Any], previous: str) -> tuple[bytes, str]:
     text = json.dumps(body, allow_nan=False)
     head = hashlib.sha256(f"{previous} {text}".encode()).hexdigest()
     return f'{text[:-1]}, "hash": "{head}"}}\n'.encode(), head
-
-
-def _plain(value: Any) -> Any:
-    """Returns a number of NumPy's as Python's, which JSON knows."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise ValueError(f"a ledger holds JSON values, and {value!r} is none")

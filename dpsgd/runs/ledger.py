@@ -47,10 +47,10 @@ from dpsgd.runs.history import (
     Generation,
     History,
     LedgerError,
-    Terms,
     check_same_noise,
     line_of,
 )
+from dpsgd.runs.terms import Terms
 
 
 class Ledger:

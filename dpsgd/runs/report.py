@@ -89,6 +89,7 @@ def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
         "unit": record["unit"],
         "steps": f"{record['num_steps']:,}",
         "training examples": f"{record['num_examples']:,}",
+        **_selected(record),
     }
     return f"""# Run with the {record["sampler"]} sampler
 
@@ -114,7 +115,7 @@ Not covered by the guarantee:
 
 ## Speed
 
-{record["training_seconds"]:.1f} s of training, {record["examples_per_second"]:,.0f} examples/s,
+{_speed(record)}
 {record["num_params"]:,} parameters.
 
 ## Configuration
@@ -153,6 +154,31 @@ def calibration(record: dict[str, Any]) -> str:
         f"The model is calibrated, by {FullSums(**record['full_sums'])} after its last step: "
         f"{found}.\nThat is part of its parameters, and of what the guarantee counts.\n\n"
     )
+
+
+def seconds(record: dict[str, Any]) -> str:
+    """Returns how long a run trained; nothing where that is secret."""
+    found = record["training_seconds"]
+    return "" if found is None else f"{found:.1f}"
+
+
+def _speed(record: dict[str, Any]) -> str:
+    if record["training_seconds"] is None:
+        return "How long it took is secret: it tells of the number of trials."
+    rate = record["examples_per_second"]
+    return f"{seconds(record)} s of training, {rate:,.0f} examples/s,"
+
+
+def _selected(record: dict[str, Any]) -> dict[str, str]:
+    """Returns how a model was selected, if it was."""
+    found = record["selection"]
+    if found is None:
+        return {}
+    return {
+        "trials": f"a secret number, {found['mean_trials']:g} on average (negative binomial, shape "
+        f"{found['trials_shape']:g})",
+        "candidates": f"{found['candidates']:,}, the best by {found['score']}",
+    }
 
 
 def _outcome(record: dict[str, Any]) -> str:
@@ -194,7 +220,7 @@ def comparison(
                 metric(record["metrics"][name]) if name in record["metrics"] else ""
                 for name in metrics
             ),
-            f"{record['training_seconds']:.1f}",
+            seconds(record),
         ]
         for record in records
     ]

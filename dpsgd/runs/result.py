@@ -22,10 +22,13 @@ _LARGEST = 1e39
 
 _FIGURES: dict[str, tuple[Any, float, float]] = {
     "num_params": (int, 1, _LARGEST),
-    "training_seconds": (float, 0, _LARGEST),
-    "examples_per_second": (float, 0, _LARGEST),
+    "training_seconds": (float | None, 0, _LARGEST),
+    "examples_per_second": (float | None, 0, _LARGEST),
 }
-"""What a report alone says: the type of each figure, its least and its largest value."""
+"""What a report alone says: the type of each figure, its least and its largest value.
+
+Times are None where they are secret: those of a private selection.
+"""
 
 _ENVIRONMENT: dict[str, Any] = {
     "packages": dict[str, str],
@@ -87,9 +90,13 @@ class FinishedRun:
 
     @property
     def mechanism(self) -> Mechanism | None:
-        """What its price can be asked of at another delta; None after a change of course."""
+        """What its price can be asked of at another delta; None after a change of course.
+
+        None as well of a model that was selected: its mechanism costs less than the selection.
+        """
         generations = self.history.generations
-        return generations[0].terms.mechanism if len(generations) == 1 else None
+        alone = len(generations) == 1 and self.history.selection is None
+        return generations[0].terms.mechanism if alone else None
 
     @property
     def data(self) -> list[str | None]:
@@ -123,6 +130,7 @@ def proved(history: History) -> dict[str, Any]:
         "num_examples": sampler.num_examples,
         "num_steps": sampler.num_steps,
         "generations": len(history.generations),
+        "selection": history.selection.summary() if history.selection else None,
     }
 
 

@@ -65,6 +65,7 @@ class Guarantee:
       void: Why there is no guarantee, or empty.
       notes: What a reader should know about the interval.
       total_variation: Interval that contains the mechanism's delta(0), from its own profile.
+      left_out: What it does not cover beside what no guarantee does.
     """
 
     epsilon: Bound | None
@@ -80,6 +81,7 @@ class Guarantee:
     void: str = ""
     notes: tuple[str, ...] = ()
     total_variation: Bound = UNKNOWN
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -212,7 +214,8 @@ class Guarantee:
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What the guarantee leaves out, in sentences."""
-        return NOT_COVERED if self.secure_noise else (*NOT_COVERED, FLOATING_POINT)
+        always = NOT_COVERED if self.secure_noise else (*NOT_COVERED, FLOATING_POINT)
+        return (*self.left_out, *always)
 
     def sentence(self) -> str:
         """Returns the guarantee in one line."""

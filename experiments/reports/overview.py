@@ -166,8 +166,8 @@ def _glance(
                 for found in [run.record["metrics"]]
                 for metric in shown
             ),
-            f"{run.record['training_seconds']:.1f} s",
-            f"{run.record['examples_per_second']:,.0f}",
+            f"{seconds} s" if (seconds := report.seconds(run.record)) else "secret",
+            f"{run.record['examples_per_second']:,.0f}" if seconds else "secret",
         ]
         for name, run in runs.items()
     ]
@@ -291,14 +291,23 @@ def _not_covered(runs: Runs) -> str:
 
 
 def _reproduce(runs: Runs) -> str:
-    commands = "\n".join(
-        train_command(run.task, run.config, Path(name)) for name, run in runs.items()
-    )
+    commands = "\n".join(_command(name, run) for name, run in runs.items())
     return (
         "## Do it again\n\nBatches and noise are drawn anew from the operating system's entropy, "
         "so the figures agree up to the noise; with `--insecure-seed` they are the same ones.\n\n"
         f"```sh\n{commands}\n```"
     )
+
+
+def _command(name: str, run: FinishedRun) -> str:
+    """Returns the command that does a run, or the selection of a model, again."""
+    if run.history.selection is None:
+        return train_command(run.task, run.config, Path(name))
+    if not (file := run.path / engine.ASKED).is_file():
+        return f"# of {name}: by a program alone, see dpsgd.select"
+    data = run.task["settings"].get("data")
+    words = ["dpsgd", "sweep", str(file), *([data] if data else []), "--private", "--out", name]
+    return shlex.join(words)
 
 
 def _where(runs: Runs, sweeps: Sweeps) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -102,8 +102,7 @@ class Grid:
                 raise ValueError(f"{name} holds a value twice: {list(values)}")
             kind = int if name in IN_SAMPLER else float
             object.__setattr__(self, name, tuple(map(kind, values)))
-        given = self.sampler if isinstance(self.sampler, tuple) else (self.sampler,)
-        object.__setattr__(self, "sampler", given)
+        object.__setattr__(self, "sampler", self._samplers)
         if not self.samplers():
             raise ValueError("sampler names none")
         given = [name for name in PRIVACY if getattr(self, name)]
@@ -119,23 +118,60 @@ class Grid:
 
     def samplers(self) -> list[SamplerSettings]:
         """Returns the samplers that are asked for, with sizes yet to be set."""
-        found: list[Any] = []
-        for i, given in enumerate(self.sampler):
-            fields = {"name": given} if isinstance(given, str) else dict(given)
-            name = fields.pop("name", None)
-            if not isinstance(name, str) or name not in SETTINGS:
-                raise ValueError(
-                    f"sampler[{i}]: there is no sampler {name!r}; there are {', '.join(SETTINGS)}"
-                )
-            for axis in IN_SAMPLER:
-                if axis in fields:
-                    raise ValueError(f"sampler[{i}]: {axis} is an axis of the grid")
-            found.append(build(SETTINGS[name], fields, f"sampler[{i}]"))
-        return found
+        return samplers_of(self._samplers)
+
+    @property
+    def _samplers(self) -> tuple[str | Mapping[str, Any], ...]:
+        return self.sampler if isinstance(self.sampler, tuple) else (self.sampler,)
+
+
+def samplers_of(given: Sequence[str | Mapping[str, Any]]) -> list[SamplerSettings]:
+    """Returns samplers by name, or by tables of a name and settings, with sizes yet to be set.
+
+    Raises:
+      ValueError: if there is no such sampler, or a size is among its own settings.
+    """
+    found: list[Any] = []
+    for i, one in enumerate(given):
+        fields = {"name": one} if isinstance(one, str) else dict(one)
+        name = fields.pop("name", None)
+        if not isinstance(name, str) or name not in SETTINGS:
+            raise ValueError(
+                f"sampler[{i}]: there is no sampler {name!r}; there are {', '.join(SETTINGS)}"
+            )
+        for axis in IN_SAMPLER:
+            if axis in fields:
+                raise ValueError(f"sampler[{i}]: {axis} is an axis of the grid")
+        found.append(build(SETTINGS[name], fields, f"sampler[{i}]"))
+    return found
+
+
+class OfTask:
+    """A file that names what is trained: a task by name, or a table of a name and its settings."""
+
+    task: str | Mapping[str, Any]
+
+    def check_task(self) -> None:
+        """Raises ValueError if no task is named, or its data are."""
+        if not isinstance(self.task_name, str):
+            raise ValueError("task: name is missing")
+        if "data" in self.settings:
+            raise ValueError("task: the command names the data, not the file")
+
+    @property
+    def task_name(self) -> Any:
+        """The name of the task."""
+        return self.task if isinstance(self.task, str) else self.task.get("name")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The task's own settings, as far as they are given."""
+        given = {} if isinstance(self.task, str) else self.task
+        return {name: value for name, value in given.items() if name != "name"}
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(OfTask):
     """What a file asks for.
 
     The runs of a sweep with `repetitions` draw their randomness from the operating system, as any
@@ -174,27 +210,13 @@ class Sweep:
             raise ValueError(f"insecure_seeds holds a seed twice: {list(self.insecure_seeds)}")
         if not self.grid:
             raise ValueError("grid is missing: give at least one [[grid]]")
-        if not isinstance(self.task_name, str):
-            raise ValueError("task: name is missing")
-        if "data" in self.settings:
-            raise ValueError("task: the command names the data, not the file")
+        self.check_task()
         known = {f.name for f in dataclasses.fields(RunConfig)} - set(self.OWN)
         for name in self.run:
             if name in self.OWN[:-1]:
                 raise ValueError(f"run: {name} belongs into a [[grid]]")
             if name not in known:
                 raise ValueError(f"run: {name!a} is unknown; there are {', '.join(sorted(known))}")
-
-    @property
-    def task_name(self) -> Any:
-        """The name of the task."""
-        return self.task if isinstance(self.task, str) else self.task.get("name")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The task's own settings, as far as they are given."""
-        given = {} if isinstance(self.task, str) else self.task
-        return {name: value for name, value in given.items() if name != "name"}
 
     @classmethod
     def read(cls, path: Path) -> Sweep:
@@ -216,21 +238,34 @@ class Sweep:
           ValueError: if it asks for something that is not there or not possible; the line begins
             with `where` and names the key.
         """
-        try:
-            fields = tomllib.loads(content.decode())
-        except RecursionError:
-            raise ValueError(f"{where} is nested too deeply") from None
-        except ValueError as error:
-            raise ValueError(f"{where} is not TOML: {error}") from None
-        tables = fields.get("grid", [])
-        if not isinstance(tables, list):
-            raise ValueError(f"{where}, grid: each begins with [[grid]], in two pairs of brackets")
-        grids = [build(Grid, table, f"{where}, grid {i}") for i, table in enumerate(tables, 1)]
+        fields = tables(content, where)
+        if fields.keys() & {"target_epsilon", "target_advantage", "mean_trials", "score"}:
+            raise ValueError(f"{where} is the file of a private selection: add --private")
+        grids = [
+            build(Grid, table, f"{where}, grid {i}") for i, table in enumerate(fields["grid"], 1)
+        ]
         return build(cls, {**fields, "grid": grids}, where)
 
 
-def file_of(path: Path) -> Path:
-    """Returns `path` if there is such a file, or the shipped sweep of that name.
+def tables(content: bytes, where: str) -> dict[str, Any]:
+    """Returns what a TOML file holds, with its grids as a list.
+
+    Raises:
+      ValueError: if it is not TOML, or its grids are no tables; the line begins with `where`.
+    """
+    try:
+        fields = tomllib.loads(content.decode())
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is not TOML: {error}") from None
+    if not isinstance(fields.setdefault("grid", []), list):
+        raise ValueError(f"{where}, grid: each begins with [[grid]], in two pairs of brackets")
+    return fields
+
+
+def file_of(path: Path, folder: Path = SHIPPED) -> Path:
+    """Returns `path` if there is such a file, or the one of that name that is shipped in `folder`.
 
     A folder is no such file: `dpsgd sweep no-noise store --out no-noise` can be said again.
 
@@ -239,7 +274,7 @@ def file_of(path: Path) -> Path:
     """
     if path.exists() and not path.is_dir():
         return path
-    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.toml"))}
+    shipped = {file.stem: file for file in sorted(folder.glob("*.toml"))}
     if str(path) not in shipped:
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"{path} {problem}; shipped are {', '.join(shipped)}")

@@ -20,7 +20,7 @@ from dpsgd.runs.stop import Stopped
 from dpsgd.runs.task import Task, data_digest, made_of, task_record
 from experiments.cli.tasks import find_task
 from experiments.sweeps import tables
-from experiments.sweeps.config import Sweep
+from experiments.sweeps.config import OfTask, Sweep
 from experiments.sweeps.figure import draw
 from experiments.sweeps.plan import PlannedRun, plan
 from experiments.sweeps.summary import Summary, summarize
@@ -98,7 +98,7 @@ def run_sweep(
     return summary
 
 
-def task_of(sweep: Sweep, data: Path | None, where: str) -> Task:
+def task_of(sweep: OfTask, data: Path | None, where: str) -> Task:
     """Returns the task that a sweep trains.
 
     Args:

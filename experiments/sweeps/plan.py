@@ -100,7 +100,7 @@ def cells(grid: Grid) -> list[Cell]:
     )
     found = [
         Cell(
-            _sized(sampler, dict(zip(IN_SAMPLER, sizes, strict=True))),
+            sized(sampler, dict(zip(IN_SAMPLER, sizes, strict=True))),
             learning_rate,
             # Without privacy nothing is clipped: one cell, whatever norms its grid has.
             l2_clip_norm if wanted else Settings.l2_clip_norm,
@@ -111,7 +111,7 @@ def cells(grid: Grid) -> list[Cell]:
     return list({cell.name: cell for cell in found}.values())
 
 
-def _sized(sampler: SamplerSettings, sizes: dict[str, int]) -> SamplerSettings:
+def sized(sampler: SamplerSettings, sizes: dict[str, int]) -> SamplerSettings:
     """Returns the sampler with those of the sizes that are settings of it."""
     names = {field.name for field in dataclasses.fields(sampler)}
     return dataclasses.replace(sampler, **{k: v for k, v in sizes.items() if k in names})

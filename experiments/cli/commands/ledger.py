@@ -23,7 +23,14 @@ def run(config: LedgerConfig) -> None:
     from dpsgd.runs.directory import RunDirectory
     from dpsgd.runs.guarantees import guarantee_of
 
-    history = RunDirectory.open(config.run, finished=False).history()
+    folder = RunDirectory(config.run)
+    if not folder.ledger_path.is_file():
+        folder = RunDirectory.open(config.run, finished=False)
+    history = folder.history()
+    if history.selection is not None:
+        print(f"private selection: {history.selection.sentence()}")
+        if not history.generations:
+            print("nothing is released yet; whatever will be costs what is said below")
     for generation in history.generations:
         mechanism, steps = generation.terms.mechanism, generation.steps
         sums = f"; in the end {mechanism.full_sums}" if mechanism.full_sums else ""

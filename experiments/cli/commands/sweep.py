@@ -41,11 +41,18 @@ class SweepConfig:
     With `tune = "learning_rate"` each point shows the rate that is best on the validation rows.
     Figure and tables show the task's own metric first; `headline = "test_log_loss"` and
     `better = "lower"` at the top of the file name another one.
+
+    With --private, one model is released and nothing else: the best of a random number of trials,
+    each a random candidate of the grids, with the guarantee of the whole. Then the file's top has
+    `target_epsilon` (of the whole; or `target_advantage`), `mean_trials` (10), `trials_shape` (0)
+    and `score` (the headline on the validation rows), a [[grid]] any settings of a run, each with
+    one value or a list, and there are no repetitions. How many trials there are is a secret, and so
+    is how long they take: let nobody time them, or look into the folder before it is finished.
     """
 
     config: tyro.conf.Positional[Path]
     """File of the sweep, or the name of a shipped one: equal-noise-1024, equal-noise-8192,
-    equal-privacy, fixed-guarantee, no-noise."""
+    equal-privacy, fixed-guarantee, no-noise; with --private: private-selection."""
     data: tyro.conf.Positional[Path | None] = None
     """Where the task's rows lie, such as a store (see `dpsgd prepare`); left out for a task that
     brings its own."""
@@ -55,12 +62,16 @@ class SweepConfig:
     """Metric to show, in place of the file's or the task's own."""
     better: Literal["higher", "lower"] | None = None
     """Which of its values are better."""
+    private: bool = False
+    """Release the best of a random number of trials alone, and count the choice."""
     workers: int | None = None
     """Runs at once, each with its share of the cores; by default one a core on a CPU, else one."""
 
 
 def run(config: SweepConfig) -> None:
     """Runs `dpsgd sweep`."""
+    if config.private:
+        return _select(config)
     from experiments.sweeps.config import Sweep, file_of
 
     file = file_of(config.config)
@@ -97,3 +108,25 @@ def run(config: SweepConfig) -> None:
         for statement in summary.statements:
             console.line(f"- {statement}")
         console.line(f"written: {', '.join(map(str, written))}")
+
+
+def _select(config: SweepConfig) -> None:
+    """Runs `dpsgd sweep --private`."""
+    for option in ("headline", "better", "workers"):
+        if getattr(config, option) is not None:
+            why = "trials run one after another" if option == "workers" else "the file has a score"
+            raise ValueError(f"--{option} does not go with --private: {why}")
+    from experiments.sweeps import private
+    from experiments.sweeps.config import file_of
+
+    where = str(config.config)
+    asked = file_of(config.config, private.SHIPPED).read_bytes()
+    sweep = private.PrivateSweep.parse(asked, where)
+    with Console() as console:
+        console.progress("starting")
+        from experiments.cli.commands.train import show
+        from experiments.sweeps.engine import task_of
+
+        task, progress = task_of(sweep, config.data, where), console.progress
+        record = private.select(sweep, task, config.out, asked, where=where, progress=progress)
+        show(console, config.out, record)

@@ -26,8 +26,9 @@ from dpsgd.audit.coupled import coupled_audit
 from dpsgd.audit.sampler import sampler_checks
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
-from dpsgd.runs.history import NO_HEAD, LedgerError, Terms
+from dpsgd.runs.history import NO_HEAD, LedgerError
 from dpsgd.runs.ledger import Ledger, read
+from dpsgd.runs.terms import Terms
 from dpsgd.training.algorithm import privatize
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 

@@ -19,8 +19,8 @@ from accounting import (
     implied_advantage,
 )
 from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train, train_blocks
-from dpsgd.runs.history import Terms
 from dpsgd.runs.ledger import Ledger
+from dpsgd.runs.terms import Terms
 from samplers import (
     BallsAndBins,
     Deterministic,

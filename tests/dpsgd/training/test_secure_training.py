@@ -17,8 +17,9 @@ from dpsgd import Guarantee, Independent, Mechanism, RootKey, Secure, dpsgd, tra
 from dpsgd.audit.coupled import coupled_audit
 from dpsgd.noise.secure import rounded_gaussian
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
-from dpsgd.runs.history import NO_HEAD, LedgerError, Terms
+from dpsgd.runs.history import NO_HEAD, LedgerError
 from dpsgd.runs.ledger import Ledger, read
+from dpsgd.runs.terms import Terms
 from dpsgd.training import programs
 from dpsgd.training.guarantee import FLOATING_POINT
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle

@@ -11,8 +11,8 @@ import pytest
 
 import dpsgd
 from dpsgd import Mechanism
-from dpsgd.runs.history import Terms
 from dpsgd.runs.ledger import Ledger
+from dpsgd.runs.terms import Terms
 from experiments import cli
 from experiments.cli import commands
 from samplers import Deterministic

@@ -1,0 +1,98 @@
+"""The terms of a generation: all but its steps that its privacy cost depends on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accounting.profile import check_delta
+from dpsgd.noise.base import Noise
+from dpsgd.runs.records import build, checked, plain
+from dpsgd.training.full_sums import FullSums
+from dpsgd.training.guarantee import ADJACENCY
+from dpsgd.training.mechanism import Mechanism
+from samplers.settings import kind_of, name_of
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Everything but the steps that the price of a generation depends on, and what it ran on.
+
+    Attributes:
+      mechanism: Sampler, sigma and C.
+      delta: The delta at which the guarantee is given.
+      reproducible_noise: Whether the noise came from a seed that can be guessed.
+      fingerprint: Whatever the numbers of a step depend on, as JSON values: releases are repeated
+        only where all of it is unchanged. It must not tell anything about private data.
+      unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row of
+        the data is an example.
+    """
+
+    mechanism: Mechanism
+    delta: float
+    reproducible_noise: bool
+    fingerprint: Mapping[str, Any]
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
+
+    def record(self) -> dict[str, Any]:
+        """Returns the terms as JSON values."""
+        mechanism = self.mechanism
+        sampler = mechanism.sampler
+        finite = math.isfinite(mechanism.l2_clip_norm)
+        record = {
+            "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
+            "noise_multiplier": mechanism.noise_multiplier,
+            "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
+            "noise": mechanism.noise.describe(),
+            "full_sums": plain(mechanism.full_sums),
+            "unit": self.unit,
+            "adjacency": ADJACENCY,
+            "delta": self.delta,
+            "reproducible_noise": self.reproducible_noise,
+            "fingerprint": dict(self.fingerprint),
+        }
+        return json.loads(json.dumps(record, allow_nan=False, default=_plain))  # as it is read back
+
+    @classmethod
+    def from_record(cls, body: Mapping[str, Any]) -> Terms:
+        """Returns the terms in a line of the ledger, as `record` gave them.
+
+        The sampler has the price of the one that was recorded; a tree it knows by its shape alone.
+        """
+        fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
+        # Whoever reads a ledger executes nothing that it names.
+        sampler = kind_of(checked(fields.pop("name"), str, "name")).from_terms(fields)
+        if "noise" not in body:
+            raise ValueError("it is of an earlier version, which said otherwise what noise is")
+        if body["adjacency"] != ADJACENCY:
+            raise ValueError("this version would account for it with another adjacency")
+        clip = body["l2_clip_norm"]
+        sums = checked(body["full_sums"], dict[str, Any] | None, "full_sums")
+        return cls(
+            Mechanism(
+                sampler,
+                checked(body["noise_multiplier"], float, "noise_multiplier"),
+                math.inf if clip is None else checked(clip, float, "l2_clip_norm"),
+                Noise.from_description(checked(body["noise"], dict[str, Any], "noise")),
+                None if sums is None else build(FullSums, sums, "full_sums"),
+            ),
+            check_delta(checked(body["delta"], float, "delta")),
+            checked(body["reproducible_noise"], bool, "reproducible_noise"),
+            checked(body["fingerprint"], dict[str, Any], "fingerprint"),
+            checked(body["unit"], str, "unit"),
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Returns a number of NumPy's as Python's, which JSON knows."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise ValueError(f"a ledger holds JSON values, and {value!r} is none")

@@ -1,0 +1,1 @@
+"""The best of a random number of private runs, of which nothing else is seen: `dpsgd.select`."""

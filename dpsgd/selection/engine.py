@@ -1,0 +1,267 @@
+"""Private selection carried out: a random number of trials, one released model.
+
+1. *Prepare.* The candidates' noise is found, so that the whole meets its target, and each candidate
+   is audited. So what can be refused is refused before anything is drawn, for no reason that the
+   data have a part in; and all programs are compiled, whichever of them trials will need.
+2. *Declare.* The ledger's first line says the law of the number of trials and every candidate. From
+   here on the selection counts, whatever becomes of it.
+3. *Draw.* The number K of trials, from a root that lies in a folder that nobody else can read.
+4. *Try.* K times: a candidate is drawn, and trained as any run is, under a root of its own from
+   the operating system's entropy, in the secret folder. One after another: several at once would
+   show the smaller of K and their number to whoever counts processes. Nothing is printed meanwhile,
+   by the task neither: lines can be counted. Of two trials the worse one is destroyed at once.
+5. *Release.* The best model, its configuration, and the guarantee of the whole; all at the end.
+6. *Destroy.* The secret folder is overwritten and removed.
+
+Killed anywhere, the same call goes on: the number of trials, the candidates and the ties are
+functions of the root (`Vault`), a finished trial keeps its score, and one under way goes on as a
+run does. If it cannot (the code or the machine has changed, so that a run would begin another
+generation, which would cost more than a trial may), it is destroyed and begun anew: nothing of it
+was released, and what was changed has nothing to do with what came out. A trial that fails counts
+as the worst, and is not tried again: that would be another law.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from accounting import TrialCount
+from dpsgd.files import destroy, make_folder, write_atomically
+from dpsgd.noise.keys import RootKey
+from dpsgd.runs import engine
+from dpsgd.runs.config import RunConfig
+from dpsgd.runs.directory import SECRETS, RunDirectory
+from dpsgd.runs.history import NO_HEAD, History, line_of
+from dpsgd.runs.result import FinishedRun
+from dpsgd.runs.selection import Selection
+from dpsgd.runs.stop import Stopped, stop_requests
+from dpsgd.runs.task import Task
+from dpsgd.runs.terms import Terms
+from dpsgd.selection.candidates import Candidates, config_of
+from dpsgd.selection.release import NOTHING, ended, release, release_nothing
+from dpsgd.selection.vault import Vault
+
+DEFAULT_COUNT = TrialCount(mean=10.0, shape=0.0)
+"""The law of the number of trials, if none is asked for: logarithmic."""
+
+ROOT = "root.key"
+
+
+def select(
+    task: Task,
+    candidates: Sequence[RunConfig],
+    out: Path,
+    *,
+    score: str,
+    better: Literal["higher", "lower"],
+    count: TrialCount = DEFAULT_COUNT,
+    name: str | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Trains a random number of candidates, and releases the best with the guarantee of the whole.
+
+    What a candidate's configuration asks for (`target_epsilon` or `target_advantage`) is asked of
+    the whole selection, and must be alike in all; the noise that this takes is found. With
+    `noise_multiplier` each candidate has its own. Called again, it goes on where it was.
+
+    Args:
+      task: What is trained.
+      candidates: How a trial may be trained; each trial is one of them, equally likely.
+      out: Folder to make; a selection that was begun there is gone on with. In the end it is a run
+        directory of the best model, for all that reads runs.
+      score: By which the best is chosen: one of the task's metrics, of rows that are not protected.
+      better: Which of its values are better.
+      count: The law of the number of trials.
+      name: As for `dpsgd.run`.
+      progress: Called with one line of text whenever there is something to tell. How many trials
+        there are, which of them is under way and how good they are is never told.
+
+    Returns:
+      What `report.json` holds, as for `dpsgd.run`; how long it took is None.
+
+    Raises:
+      FileExistsError: if there is something else at `out`; it is left as it is.
+      ValueError: for what cannot be selected from, or is not what was begun in `out`; or if every
+        trial failed, so that nothing is released.
+      OSError: if the disk is full; the same call then goes on.
+      Stopped: if SIGTERM or SIGINT asked for it; the same call then goes on.
+    """
+    folder = RunDirectory(out)
+    begun = folder.ledger_path.is_file() and folder.history().selection is not None
+    if not begun:
+        RunDirectory.refuse_existing(out)
+    progress("checking the data")
+    asked = Candidates(task, name, tuple(candidates), score, better, count)
+    if not begun:
+        _begin(asked, folder, progress)
+    if ended(folder):
+        _declared(asked, folder, None)
+    else:
+        if not (out / SECRETS).is_dir():
+            raise ValueError(
+                f"{out} holds a selection that cannot go on without the secrets it was begun with; "
+                "what it declared counts all the same: name another folder"
+            )
+        root = RootKey.load(out / SECRETS / ROOT)
+        selection = _declared(asked, folder, root)
+        if begun:
+            asked.rehearse(selection, progress)
+        with stop_requests() as stop, _nameless_errors(out):
+            _carry_out(asked, selection, folder, root, stop, progress)
+    destroy(out / SECRETS)
+    if (out / NOTHING).exists():
+        raise ValueError(
+            f"{out}: every trial failed or diverged, and nothing is released; what was declared "
+            "counts all the same. Begin another selection, of other candidates"
+        )
+    return FinishedRun.read(out).record
+
+
+def _begin(asked: Candidates, folder: RunDirectory, progress: Callable[[str], None]) -> None:
+    """Declares a selection in a new folder, once nothing is left that could be refused."""
+    progress("finding the noise for the guarantee that is wanted")
+    root = RootKey.from_entropy()
+    selection = asked.declared(root)
+    asked.rehearse(selection, progress)
+    with RunDirectory.create(folder.path) as made:
+        content, head = line_of({"selection": selection.record()}, NO_HEAD)
+        make_folder(made.path / SECRETS, 0o700)
+        root.begin_run(head)
+        root.save(made.path / SECRETS / ROOT)
+        write_atomically(made.ledger_path, lambda file: file.write(content))
+
+
+def _declared(asked: Candidates, folder: RunDirectory, root: RootKey | None) -> Selection:
+    """Returns the selection that was begun in a folder, which must be the one that is asked for.
+
+    Args:
+      asked: What is asked for.
+      folder: Where it was begun.
+      root: Its root, while it is not finished.
+
+    Raises:
+      ValueError: if it is another one, or a copy of one that may go on elsewhere.
+    """
+    history, where = folder.history(), folder.path
+    selection = history.selection
+    assert selection is not None
+    if root is not None:
+        root.begin_run(history.name)
+        if root.is_copy:
+            raise ValueError(
+                f"{where} is a copy of a selection that is not finished: both would have the same "
+                "number of trials, and two releases under one number have another cost; go on "
+                "where it was begun, or begin another one"
+            )
+    ours, theirs = asked.asked(root), dict(selection.fingerprint)
+    if root is None:  # and with it, what made the data's digest comparable, is destroyed
+        theirs["data"] = folder.data()[-1] if folder.finished else asked.data
+    changed = [key for key, value in ours.items() if theirs.get(key) != value]
+    changed += ["score"] * ((selection.score, selection.better) != (asked.score, asked.better))
+    changed += ["law of the number of trials"] * (selection.count != asked.count)
+    if changed:
+        raise ValueError(
+            f"{where} holds another selection, with another {', '.join(changed)}: what it declared "
+            "stays as it is; name another folder"
+        )
+    return selection
+
+
+def _carry_out(
+    asked: Candidates,
+    selection: Selection,
+    folder: RunDirectory,
+    root: RootKey,
+    stop: Callable[[], bool],
+    progress: Callable[[str], None],
+) -> None:
+    """Tries until all trials are finished, and releases the best."""
+    progress("trials are under way; how many is a secret, and so is the time that they take")
+    law, better = selection.count, selection.better
+    with contextlib.closing(Vault(folder.path / SECRETS, root, law, better)) as vault:
+
+        def candidate(trial: int) -> Terms:
+            return selection.candidates[vault.candidate(trial, len(selection.candidates))]
+
+        vault.clear()
+        while vault.done < vault.count:
+            if stop():
+                raise Stopped
+            trial = vault.done + 1
+            vault.finish(_score(asked, candidate(trial), vault.folder(trial)))
+        best = vault.best
+        assert best is not None, "there is at least one trial"
+        progress("releasing the best")
+        if best.score is None:
+            release_nothing(folder)
+        else:
+            release(asked, candidate(best.number), vault.folder(best.number), folder, root)
+
+
+def _score(asked: Candidates, terms: Terms, path: Path) -> float | None:
+    """Carries out a trial, and returns its score; None for one that failed."""
+    while True:
+        try:
+            with _silence():
+                if path.exists():
+                    record = engine.resume(path, asked.task)
+                else:
+                    record = engine.run(asked.task, config_of(terms), path, name=asked.name)
+        except (Stopped, OSError, MemoryError):
+            raise
+        except Exception:
+            # The reason may be of the data: nobody is given it. The rehearsal found all others.
+            return None
+        if _as_declared(RunDirectory(path).history(), terms):
+            return record["metrics"].get(asked.score)
+        destroy(path)
+
+
+def _as_declared(history: History, terms: Terms) -> bool:
+    """Returns whether a finished trial released what its candidate declares, and no more.
+
+    Raises:
+      AssertionError: if it is not one of its candidate at all: then no price is known.
+    """
+    found = history.generations[0].terms
+    same = dataclasses.replace(found, fingerprint={}) == dataclasses.replace(terms, fingerprint={})
+    if not same or found.fingerprint["config"] != terms.fingerprint["config"]:
+        raise AssertionError("a trial was trained otherwise than its candidate declares")
+    return [g.steps for g in history.generations] == [range(terms.mechanism.num_steps)]
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Has nothing that a trial prints, warns of or logs be seen: it could be counted."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            open(os.devnull, "w") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _nameless_errors(out: Path) -> Iterator[None]:
+    """Has errors, and being stopped, tell nothing of the trial that was under way."""
+    try:
+        yield
+    except Stopped:
+        raise Stopped("stopped, all of it saved: the same command goes on") from None
+    except MemoryError:
+        raise MemoryError("out of memory: the same command goes on") from None
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else "a file could not be written"
+        raise OSError(f"{out}: {reason}; nothing is lost: the same command goes on") from None

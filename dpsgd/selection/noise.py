@@ -1,0 +1,130 @@
+"""The noise of the candidates of a selection: the least at which the whole meets its target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from accounting import (
+    EnvelopeProfile,
+    PrivacyProfile,
+    SelectionProfile,
+    TrialCount,
+    attack_advantage,
+    calibrate,
+    calibrate_advantage,
+)
+
+Privacy = Callable[[float], PrivacyProfile]
+"""Maps a noise multiplier to the profile of a mechanism that uses it."""
+
+
+Profiles = Callable[[list[float]], list[PrivacyProfile]]
+"""Maps a noise multiplier of each candidate to the profiles of the trials that have them."""
+
+_STEP = 1.0005
+"""By which noise is raised until the trials suffice, where they differ from what was searched."""
+_MOST_STEPS = 200
+
+
+def for_epsilon(
+    candidates: Sequence[Privacy],
+    count: TrialCount,
+    *,
+    epsilon: float,
+    delta: float,
+    profiles: Profiles | None = None,
+) -> list[float]:
+    r"""Returns each candidate's noise multiplier, so that the selection costs at most `epsilon`.
+
+    The theorem of `accounting.SelectionProfile` asks a trial's profile at two points alone: with an
+    e of :math:`(1 - \gamma) \delta(e) \le \gamma (\exp(e) - 1)`, the whole costs at most
+    :math:`b + (\eta + 1) e` where :math:`\delta(b) \le \delta / E[K]`. So the first candidate has
+    the least noise at which its own selection meets the target; its (e, b) are those that every
+    other one has to meet, each by the least noise that does. What is returned was seen to suffice,
+    for the envelope of all.
+
+    Args:
+      candidates: One or more; equal ones are best left out.
+      count: The law of the number of trials.
+      epsilon: What the whole may cost.
+      delta: At which.
+      profiles: Those of the trials themselves, where they are only about those of `candidates`.
+
+    Raises:
+      ValueError: if no noise suffices.
+    """
+    first, *others = candidates
+    sigma = calibrate(lambda s: SelectionProfile(first(s), count), epsilon=epsilon, delta=delta)
+    sigmas = [sigma]
+    shared = delta / count.mean / _ROUNDING
+    b = first(sigma).epsilon(shared).upper
+    e = (epsilon - b) / (count.shape + 1.0)
+    condition = count.gamma / (1.0 - count.gamma) * math.expm1(e) / _ROUNDING
+    for privacy in others:
+        needed = [calibrate(privacy, epsilon=b, delta=shared)]
+        if condition < 1.0:
+            needed.append(calibrate(privacy, epsilon=e, delta=condition))
+        sigmas.append(max(needed))
+    return _sufficient(
+        sigmas,
+        lambda found: _whole(found, count).epsilon(delta).upper <= epsilon,
+        profiles or _of(candidates),
+        f"epsilon <= {epsilon} at delta {delta}",
+    )
+
+
+_ROUNDING = 1.0 + 1e-6
+
+
+def for_advantage(
+    candidates: Sequence[Privacy],
+    count: TrialCount,
+    *,
+    advantage: float,
+    profiles: Profiles | None = None,
+) -> list[float]:
+    """Returns the same for the advantage of a membership attack on what is released.
+
+    That of the whole grows in a trial's total variation distance alone: each candidate has the
+    least noise at which a selection among trials of its own kind meets the target.
+
+    Args:
+      candidates: As for `for_epsilon`.
+      count: The law of the number of trials.
+      advantage: The largest that is allowed.
+      profiles: As for `for_epsilon`.
+
+    Raises:
+      ValueError: if no noise suffices.
+    """
+
+    def selection(privacy: Privacy) -> Privacy:
+        return lambda sigma: SelectionProfile(privacy(sigma), count)
+
+    return _sufficient(
+        [calibrate_advantage(selection(privacy), advantage=advantage) for privacy in candidates],
+        lambda found: attack_advantage(_whole(found, count)).upper <= advantage,
+        profiles or _of(candidates),
+        f"an attack advantage <= {advantage}",
+    )
+
+
+def _sufficient(
+    sigmas: list[float], met: Callable[[list[PrivacyProfile]], bool], profiles: Profiles, what: str
+) -> list[float]:
+    """Returns these noise multipliers, all raised a little if need be."""
+    for _ in range(_MOST_STEPS):
+        if met(profiles(sigmas)):
+            return sigmas
+        sigmas = [sigma * _STEP for sigma in sigmas]
+    raise ValueError(f"no noise was found at which the selection has {what}")
+
+
+def _of(candidates: Sequence[Privacy]) -> Profiles:
+    return lambda sigmas: [p(sigma) for p, sigma in zip(candidates, sigmas, strict=True)]
+
+
+def _whole(profiles: Sequence[PrivacyProfile], count: TrialCount) -> SelectionProfile:
+    """Returns the profile of a selection among trials of these profiles."""
+    return SelectionProfile(EnvelopeProfile(tuple(profiles)), count)

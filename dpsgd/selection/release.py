@@ -1,0 +1,93 @@
+"""What is released of a selection: a run directory of the best model, under the whole's guarantee.
+
+Nothing of the trial's own ledger, guarantee, environment or times is taken over: they would tell
+the price of one trial, and of the others. A second attempt writes the same again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from dpsgd.files import write_atomically
+from dpsgd.noise.keys import RootKey
+from dpsgd.runs import report
+from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
+from dpsgd.runs.environment import environment
+from dpsgd.runs.fingerprint import fingerprint, task_code_digest
+from dpsgd.runs.guarantees import guarantee_of
+from dpsgd.runs.history import NO_HEAD, History, line_of
+from dpsgd.runs.result import proved
+from dpsgd.runs.task import identity
+from dpsgd.runs.terms import Terms
+from dpsgd.selection.candidates import Candidates
+
+NOTHING = "nothing_released.json"
+"""In place of a model, where every trial failed."""
+
+_PARAMS = "params.npz"
+_KEPT = ("audit", "metrics", "num_params", "calibration")
+"""What the trial's report says that tells nothing of other trials, nor of the time."""
+
+
+def ended(folder: RunDirectory) -> bool:
+    """Returns whether all that is released is there."""
+    return folder.finished or (folder.path / NOTHING).exists()
+
+
+def release_nothing(folder: RunDirectory) -> None:
+    """Writes down that no trial came to anything."""
+    folder.write_json(NOTHING, {"why": "every trial failed or diverged"})
+
+
+def release(
+    asked: Candidates, terms: Terms, best: Path, folder: RunDirectory, root: RootKey
+) -> None:
+    """Writes the run directory of the best trial.
+
+    Args:
+      asked: What was selected from.
+      terms: The candidate that the trial was, as it is declared.
+      best: The trial's own run directory.
+      folder: Of the selection.
+      root: Of the selection.
+    """
+    trial = RunDirectory(best)
+    record, own = trial.read_json("config.json"), trial.read_json("report.json")
+    task, name, sampler = asked.task, record["task"]["name"], terms.mechanism.sampler
+    code = task_code_digest(task, name, sampler, identity=identity(task, name))
+    stated = fingerprint(record, asked.data, root, code, "")
+    history = _write_ledger(folder, dataclasses.replace(terms, fingerprint=stated), root)
+    folder.write_json("config.json", record)
+    folder.write_json("environment.json", environment())
+    folder.write_json("audit.json", {"audit": own["audit"]})
+    folder.write_json("guarantee.json", guarantee_of(history).record())
+    folder.write_json(DATA, {"data": [asked.data]})
+    if own["calibration"]:
+        folder.write_json(CALIBRATION, own["calibration"])
+    params = (best / _PARAMS).read_bytes()
+    write_atomically(folder.path / _PARAMS, lambda file: file.write(params))
+    found: dict[str, Any] = {
+        **proved(history),
+        "ledger_head": history.head,
+        "params_sha256": folder.params_digest(),
+        **{key: own[key] for key in _KEPT},
+        "training_seconds": None,
+        "examples_per_second": None,
+    }
+    folder.write_text("report.md", report.markdown(found, record))
+    folder.write_json("report.json", found)
+
+
+def _write_ledger(folder: RunDirectory, terms: Terms, root: RootKey) -> History:
+    """Adds to what was declared that a model of these terms is released."""
+    content = folder.ledger_path.read_bytes()
+    head, content = folder.history().name, content[: content.index(b"\n") + 1]
+    beginning = {"generation": 0, "first_step": 0, "origin": NO_HEAD, "nonce": root.blind("model")}
+    for body in (beginning | terms.record(), {"steps": [0, terms.mechanism.num_steps]}):
+        line, head = line_of(body, head)
+        content += line
+    history = History.parse(content, folder.ledger_path)
+    write_atomically(folder.ledger_path, lambda file: file.write(content))
+    return history

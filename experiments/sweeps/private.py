@@ -1,0 +1,185 @@
+"""A private selection as its file asks for it: `dpsgd sweep --private`.
+
+Trials differ in what is chosen, and one model is released: see `dpsgd.selection.engine`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accounting import TrialCount
+from dpsgd.files import write_atomically
+from dpsgd.runs.config import RunConfig
+from dpsgd.runs.records import build, checked
+from dpsgd.runs.task import Task
+from experiments.reports.metrics import Better
+from experiments.sweeps.config import IN_SAMPLER, OfTask, samplers_of, tables
+from experiments.sweeps.plan import sized
+
+SHIPPED = Path(__file__).parent / "selections"
+"""Selections that can be asked for by name."""
+
+_WHOLE = ("target_epsilon", "target_advantage")
+_REFUSED = ("non_private", "insecure_seed")
+
+
+@dataclass(frozen=True)
+class PrivateSweep(OfTask):
+    """What a file asks for.
+
+    A grid's candidates are all combinations of its values, a list standing for several; it may hold
+    any setting of a run. All candidates of all grids are equally likely to be a trial.
+    """
+
+    grid: tuple[Mapping[str, Any], ...]
+    task: str | Mapping[str, Any] = "clicks"
+    """What is trained: a task by name, or a table of a name and the task's own settings."""
+    target_epsilon: float | None = None
+    """What the whole selection may cost; this, target_advantage, or noise_multiplier of trials."""
+    target_advantage: float | None = None
+    """The same of the advantage of a membership attack."""
+    mean_trials: float = 10.0
+    """How many trials there are on average."""
+    trials_shape: float = 0.0
+    """Shape of the law of that number: 0 is logarithmic, 1 geometric."""
+    score: str | None = None
+    """The metric that chooses; by default the task's headline, on the validation rows."""
+    better: Better | None = None
+    """Which of its values are better, if that is not the task's own metric."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that all candidates share, named as in `RunConfig`."""
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        self.check_task()
+        if not self.grid:
+            raise ValueError("grid is missing: give at least one [[grid]]")
+        for name in (*_WHOLE, *_REFUSED):
+            if name in self.run or any(name in grid for grid in self.grid):
+                mend = "is of the whole selection: give it above all tables"
+                raise ValueError(f"{name} {'voids it' if name in _REFUSED else mend}")
+        TrialCount(self.mean_trials, self.trials_shape)
+
+    @property
+    def count(self) -> TrialCount:
+        """The law of the number of trials."""
+        return TrialCount(self.mean_trials, self.trials_shape)
+
+    @classmethod
+    def parse(cls, content: bytes, where: str) -> PrivateSweep:
+        """Returns the selection that is asked for by `content`, a TOML file.
+
+        Raises:
+          ValueError: if it asks for something that is not there or not possible; the line begins
+            with `where` and names the key.
+        """
+        fields = tables(content, where)
+        if "repetitions" in fields or "insecure_seeds" in fields:
+            raise ValueError(
+                f"{where} is the file of a sweep that shows every run: leave out --private, or see "
+                "`dpsgd sweep --help` for what a private selection's file holds"
+            )
+        return build(cls, fields, where)
+
+    def candidates(self, where: str) -> list[RunConfig]:
+        """Returns how a trial may be trained, each once, in the order of the file.
+
+        Raises:
+          ValueError: for a setting that is unknown or of the wrong type; the line begins with
+            `where`.
+        """
+        whole = {name: getattr(self, name) for name in _WHOLE}
+        found: dict[str, RunConfig] = {}
+        for number, grid in enumerate(self.grid, 1):
+            at = f"{where}, grid {number}"
+            axes = {
+                name: value if isinstance(value, list) else [value] for name, value in grid.items()
+            }
+            try:
+                samplers = samplers_of(axes.pop("sampler", ["balls-and-bins"]))
+            except ValueError as error:
+                raise ValueError(f"{at}, {error}") from None
+            for name, values in axes.items():
+                if not values:
+                    raise ValueError(f"{at}: {name} needs a value at least")
+            for sampler, *values in itertools.product(samplers, *axes.values()):
+                setting = dict(zip(axes, values, strict=True))
+                sizes = {
+                    name: checked(setting.pop(name), int, f"{at}, {name}")
+                    for name in IN_SAMPLER
+                    if name in setting
+                }
+                settings = {**self.run, **setting, **whole, "sampler": sized(sampler, sizes)}
+                config = build(RunConfig, settings, at)
+                try:
+                    config.check()
+                except ValueError as error:
+                    raise ValueError(f"{at}: {error}") from None
+                found.setdefault(repr(config.record()), config)
+        return list(found.values())
+
+    def scored(self, task: Task, where: str) -> tuple[str, Better]:
+        """Returns the metric that chooses, and which of its values are better.
+
+        Raises:
+          ValueError: if neither the file nor the task says so, or it is one of training rows.
+        """
+        description = task.describe()
+        headline = str(description.get("headline") or "")
+        own = f"validation_{headline.partition('_')[2]}" if "_" in headline else None
+        score = self.score or own
+        if score is None:
+            raise ValueError(
+                f"{where}: score is missing, and the task names no headline of its own"
+            )
+        if score.startswith("train"):
+            raise ValueError(f"{where}: score: {score} is of rows that are protected")
+        same = score.partition("_")[2] == headline.partition("_")[2]
+        better = self.better or (description.get("better") if same else None)
+        if better not in ("higher", "lower"):
+            raise ValueError(f'{where}: better is missing: "higher" or "lower" values of {score}?')
+        return score, better
+
+
+def select(
+    sweep: PrivateSweep,
+    task: Task,
+    out: Path,
+    asked: bytes,
+    *,
+    where: str = "sweep",
+    progress: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Carries out a private selection, or goes on with it; returns the report of what is released.
+
+    Args:
+      sweep: What is asked for.
+      task: What is trained.
+      out: Folder of the selection; in the end that of the released model.
+      asked: The selection's own file, kept beside the model.
+      where: What the file is called in errors.
+      progress: Called with one line of text whenever there is something to tell.
+
+    Raises:
+      ValueError, OSError, Stopped: as `dpsgd.select`.
+    """
+    import dpsgd
+    from experiments.sweeps.engine import ASKED
+
+    score, better = sweep.scored(task, where)
+    record = dpsgd.select(
+        task,
+        sweep.candidates(where),
+        out,
+        score=score,
+        better=better,
+        count=sweep.count,
+        name=sweep.task_name,
+        progress=progress,
+    )
+    write_atomically(out / ASKED, lambda file: file.write(asked))
+    return record

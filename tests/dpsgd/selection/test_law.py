@@ -1,0 +1,289 @@
+"""Which candidate is released, and how a selection goes on that was killed: the theory's law."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from toy_trials import COUNT, RATES, SCORE, content, scripted, select, so_many
+
+from accounting import TrialCount
+from dpsgd import RootKey
+from dpsgd.runs.directory import SECRETS, RunDirectory
+from dpsgd.runs.result import FinishedRun
+from dpsgd.selection import engine
+from dpsgd.selection.vault import Trial, Vault
+
+CANDIDATES = (None, 0.2, 0.5, 0.5)
+"""Scores of four candidates: one fails, two are equally good."""
+
+
+def law_of_released(count):
+    """P(the candidate is released): f is the generating function of K, by its own series."""
+    k = np.arange(1, 100_000)
+    steps = np.log((1 - count.gamma) * (k + count.shape) / (k + 1))
+    weights = np.exp(np.concatenate([[0.0], np.cumsum(steps)]))
+    weights /= weights.sum()
+
+    def f(x):
+        return float(weights @ x ** np.arange(1, weights.size + 1))
+
+    good = 1 - f(0.5)
+    return [f(0.25), f(0.5) - f(0.25), good / 2, good / 2]
+
+
+def released(folder, seed, count):
+    """Goes through a selection among candidates whose scores are fixed; returns who is released."""
+    folder.mkdir()
+    root = RootKey.from_insecure_seed(seed)
+    vault = Vault(folder, root, count, "higher")
+    try:
+        while vault.done < vault.count:
+            vault.finish(CANDIDATES[vault.candidate(vault.done + 1, len(CANDIDATES))])
+        return vault.candidate(vault.best.number, len(CANDIDATES))
+    finally:
+        vault.close()
+        shutil.rmtree(folder)
+
+
+def p_value(tmp_path, count, runs=400):
+    seen = Counter(released(tmp_path / "vault", seed, count) for seed in range(runs))
+    expected = np.array(law_of_released(count)) * runs
+    return stats.chisquare([seen[i] for i in range(len(CANDIDATES))], expected).pvalue
+
+
+@pytest.fixture
+def unsynced(monkeypatch):
+    """Nobody waits for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.mark.parametrize(
+    ("count", "runs"),
+    [
+        (COUNT, 400),
+        pytest.param(COUNT, 3000, marks=pytest.mark.long),
+        pytest.param(TrialCount(10.0, 0.0), 1000, marks=pytest.mark.long),
+        pytest.param(TrialCount(3.0, 1.0), 3000, marks=pytest.mark.long),
+        pytest.param(TrialCount(3.0, -0.5), 3000, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_the_released_candidate_has_the_law_of_the_theory(count, runs, tmp_path, unsynced):
+    # Fixed seeds; over all seeds the false alarm is 1e-6.
+    assert p_value(tmp_path, count, runs) > 1e-6
+
+
+BUGS = {
+    "a number of trials that is not random": (
+        TrialCount, "draw", lambda self, generator=None: round(self.mean),
+    ),
+    "a candidate that is drawn once": (
+        Vault, "candidate", lambda self, trial, n: self._stream("candidates", 1) % n,
+    ),
+    "a failed trial that is good": (
+        Trial, "merit", lambda self, better: (1.0 if self.score is None else self.score, self.tie),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_another_law_would_be_seen(bug, tmp_path, unsynced, monkeypatch):
+    monkeypatch.setattr(*BUGS[bug])
+    assert p_value(tmp_path, COUNT) < 1e-6
+
+
+@pytest.mark.parametrize("bug", [False, True])
+def test_equal_scores_are_told_apart_by_fair_lots(bug, tmp_path, unsynced, monkeypatch):
+    """Of two trials with equal scores each is released half the time; false alarm 1e-6."""
+    if bug:
+        monkeypatch.setattr(Trial, "merit", lambda self, better: (self.score, -self.number))
+    wins = 0
+    for seed in range(200):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        vault = Vault(folder, RootKey.from_insecure_seed(seed), COUNT, "lower")
+        vault.finish(0.5)
+        vault.finish(0.5)
+        wins += vault.best.number == 1
+        vault.close()
+    assert (stats.binomtest(wins, 200).pvalue < 1e-6) == bug
+
+
+def test_the_number_of_trials_is_drawn_from_the_root_once_and_then_read(tmp_path, unsynced):
+    numbers = []
+    for seed in range(40):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        root = RootKey.from_insecure_seed(seed)
+        for attempt in range(3):  # killed before the number was written down, and after
+            if attempt == 1:
+                (folder / "journal.jsonl").unlink()
+            law = COUNT if attempt < 2 else TrialCount(1000.0, 1.0)  # as by another version
+            vault = Vault(folder, root, law, "lower")
+            numbers.append(vault.count)
+            vault.close()
+        assert len(set(numbers[-3:])) == 1
+    assert len(set(numbers)) > 3
+    vault = Vault(tmp_path / "0", RootKey.from_insecure_seed(0), COUNT, "lower")
+    with pytest.raises(ValueError, match="another process is selecting"):
+        Vault(tmp_path / "0", RootKey.from_insecure_seed(0), COUNT, "lower")
+    vault.close()
+
+
+class Snapshots:
+    """Copies a folder before every file operation: what a kill at that moment would leave."""
+
+    def __init__(self, folder, to, every):
+        self.folder, self.to, self.every, self.count, self.open = folder, to, every, 0, True
+
+    def __enter__(self):
+        self.patch = pytest.MonkeyPatch()
+        for name in ("fsync", "replace", "rename", "unlink", "rmdir", "write"):
+            self.patch.setattr(os, name, self.before(getattr(os, name)))
+        return self
+
+    def __exit__(self, *error):
+        self.patch.undo()
+
+    def before(self, operation):
+        def snapped(*args, **options):
+            self.count += self.open
+            if self.open and self.count % self.every == 0:
+                self.open = False  # not of copying itself
+                shutil.copytree(self.folder, self.to / f"{self.count:04d}")
+                self.open = True
+            return operation(*args, **options)
+
+        return snapped
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("every", [19, pytest.param(1, marks=pytest.mark.long)])
+def test_killed_at_any_file_operation_a_selection_goes_on_to_the_same_release(
+    every, trained, tmp_path, monkeypatch
+):
+    here, to = tmp_path / "here", tmp_path / "snapshots"
+    here.mkdir()
+    to.mkdir()
+    monkeypatch.setattr(RootKey, "from_entropy", lambda: RootKey(b"r" * 32, insecure=False))
+    monkeypatch.setattr(RootKey, "is_copy", False)  # these copies stand for the folder itself
+    with so_many(4), scripted(trained) as undisturbed, Snapshots(here, to, every):
+        select(here / "out")
+    assert len(undisturbed.begun) == 4
+    expected = content(here)
+    finished = 0
+    for at in sorted(to.iterdir()):
+        journal = at / "out" / SECRETS / "journal.jsonl"
+        lines = journal.read_bytes().count(b"\n") if journal.exists() else 0
+        over = (at / "out" / "report.json").exists()
+        with so_many(4 if lines == 0 else 9), scripted(trained) as trials:
+            select(at / "out")
+        found = {name: held for name, held in content(at).items() if ".unfinished-" not in name}
+        assert found == expected, at.name
+        assert not any(path.is_dir() for path in (at / "out").iterdir())
+        # What stands in the journal is not tried again, nor is a trial that came to its end.
+        begun = 0 if over else 4 - max(0, lines - 1)
+        assert len(trials.begun) in (begun, begun - 1)
+        assert trials.begun == undisturbed.begun[4 - len(trials.begun) :]
+        finished += over
+    assert finished >= 1
+    assert len(list(to.iterdir())) > 5
+
+
+@pytest.mark.parametrize("bug", ["count drawn again", "candidates drawn again", "scores forgotten"])
+def test_a_selection_that_goes_on_otherwise_would_be_seen(bug, trained, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    stop = iter([False, False, False, True])
+    monkeypatch.setattr(Vault, "_stream", lambda self, purpose, number: 7 * number)
+    with so_many(4), scripted(trained) as trials:
+        monkeypatch.setattr(engine, "stop_requests", lambda: _Stops(stop))
+        with pytest.raises(engine.Stopped):
+            select(out)
+        assert len(trials.begun) == 3
+        before = list(trials.begun)
+        monkeypatch.undo()
+        if bug == "count drawn again":
+            monkeypatch.setattr(Vault, "_read", lambda self: [])
+        elif bug == "candidates drawn again":
+            monkeypatch.setattr(Vault, "_stream", lambda self, purpose, number: 7 * number + 1)
+        else:
+            monkeypatch.setattr(Vault, "finish", Vault._take)
+        with so_many(9), contextlib.suppress(AssertionError, ValueError):
+            select(out)
+    again = trials.begun[len(before) :]
+    assert again != [RATES[7 * 4 % 3]]
+
+
+class _Stops:
+    def __init__(self, answers):
+        self.answers = answers
+
+    def __enter__(self):
+        return lambda: next(self.answers)
+
+    def __exit__(self, *error):
+        return None
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tiny_task import Line
+from toy_trials import grid, select, COUNT
+from dpsgd import RunConfig
+from dpsgd.runs import engine
+from samplers.settings import SETTINGS
+engine.BLOCK_STEPS = 4
+configs = grid(checkpoint_seconds=0.0)
+print("begun", flush=True)
+select(Path(sys.argv[1]), configs)
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_killed_by_sigkill_at_random_moments_a_real_selection_comes_to_its_end(tmp_path):
+    out, rng = tmp_path / "out", np.random.default_rng(3)
+    path = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "runs"), *sys.path]
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
+    }
+    kills, numbers = 0, set()
+    for attempt in range(40):
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(out)], env=environ, stdout=subprocess.PIPE
+        )
+        assert process.stdout.readline() == b"begun\n"
+        deadline = time.monotonic() + (rng.uniform(0.5, 4.0) if attempt < 12 else 300)
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+        process.stdout.close()
+        journal = out / SECRETS / "journal.jsonl"
+        if journal.exists() and (first := journal.read_text().partition("\n")[0]):
+            numbers.add(json.loads(first)["trials"])
+        if process.returncode == 0:
+            break
+    assert process.returncode == 0
+    assert kills >= 2
+    assert len(numbers) <= 1
+    assert not (out / SECRETS).exists()
+    run = FinishedRun.read(out)
+    assert run.record["metrics"][SCORE] > 0
+    assert RunDirectory(out).history().selection is not None

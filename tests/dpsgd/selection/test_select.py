@@ -1,0 +1,382 @@
+"""Of a selection the best model stays, under the guarantee of the whole, and nothing else."""
+
+import json
+import os
+import shutil
+import stat
+
+import pytest
+from tiny_task import Line, config_of
+from toy_trials import (
+    COUNT,
+    RATES,
+    SCORE,
+    candidate,
+    content,
+    grid,
+    guarantees,
+    scripted,
+    select,
+    so_many,
+    stopped,
+)
+
+from accounting import SelectionProfile, TrialCount, epsilon
+from dpsgd import RootKey, resume
+from dpsgd.files import destroy
+from dpsgd.models.model import export
+from dpsgd.runs import guarantees as pricing
+from dpsgd.runs.directory import SECRETS, RunDirectory
+from dpsgd.runs.guarantees import guarantee_of
+from dpsgd.runs.history import LedgerError, line_of
+from dpsgd.runs.result import FinishedRun
+from dpsgd.runs.selection import Selection
+from dpsgd.runs.stop import Stopped
+from dpsgd.selection import engine
+from dpsgd.selection.vault import Vault
+from samplers import Population
+
+RELEASED = {
+    "audit.json", "config.json", "data_not_private.json", "environment.json", "guarantee.json",
+    "ledger.jsonl", "params.npz", "report.json", "report.md",
+}  # fmt: skip
+
+
+def profile_of_trial():
+    return candidate().mechanism(Population(160)).privacy()
+
+
+def price_of_trial():
+    return epsilon(profile_of_trial(), 1 / 160).upper
+
+
+def price_of_whole():
+    return epsilon(SelectionProfile(profile_of_trial(), COUNT), 1 / 160).upper
+
+
+def test_the_best_of_real_trials_is_released_with_the_guarantee_of_the_whole(tmp_path):
+    out = tmp_path / "out"
+    lines = []
+    with so_many(2):
+        record = select(out, lines=lines)
+    assert set(os.listdir(tmp_path)) == {"out"}
+    assert set(os.listdir(out)) == RELEASED
+    assert record["epsilon_upper"] == price_of_whole() > 1.2 * price_of_trial()
+    run = FinishedRun.read(out)
+    assert run.record == record
+    assert run.mechanism is None  # its price at another delta is not the selection's
+    assert run.config.learning_rate in RATES
+    assert record["selection"] == {
+        "mean_trials": 3.0, "trials_shape": 0.0, "score": SCORE, "better": "lower", "candidates": 3,
+    }  # fmt: skip
+    assert select(out, lines=lines) == resume(out) == record  # said again, nothing is done again
+    assert lines.count("releasing the best") == 1
+
+
+def test_everything_that_reads_the_model_states_the_price_of_the_whole(trained, tmp_path):
+    out, bundle = tmp_path / "out", tmp_path / "model"
+    with scripted(trained), so_many(3):
+        record = select(out)
+    export(out, bundle)
+    whole = price_of_whole()
+    assert {*guarantees(out), record["epsilon_upper"]} == {whole}
+    assert json.loads((bundle / "guarantee.json").read_text())["epsilon_upper"] == whole
+    assert guarantee_of(RunDirectory(out).history()).epsilon.upper == whole
+    sentence = guarantee_of(RunDirectory(out).history()).sentence()
+    assert sentence in (out / "report.md").read_text()
+    assert sentence in (bundle / "guarantee.json").read_text()
+    # Also to whoever priced a run of the very same mechanism before.
+    alone = guarantee_of(RunDirectory(trained[0.02]).history())
+    assert alone.epsilon.upper == pytest.approx(price_of_trial(), rel=1e-3)
+    assert guarantee_of(RunDirectory(out).history()).epsilon.upper == whole
+    digits = alone.epsilon.format_upper(".4f")
+    assert not any(digits.encode() in held for held in content(tmp_path).values())
+
+
+def test_what_the_guarantee_leaves_out_names_time_and_the_rows_that_chose(trained, tmp_path):
+    with scripted(trained), so_many(1):
+        record = select(tmp_path / "out")
+    left_out = " ".join(record["not_covered"])
+    assert "how long the selection took" in left_out
+    assert f"the rows of {SCORE}" in left_out
+    assert "they are not protected" in left_out
+    assert "best of a secret number of trials" in record["guarantee"]
+    assert record["training_seconds"] is record["examples_per_second"] is None
+
+
+def leftovers(folder, trials, baseline=RELEASED):
+    """Returns what a released folder shows of losers, of the trials' number, or of the secrets."""
+    found = [name for name in content(folder) if name not in baseline]
+    found += [str(path) for path in folder.rglob("*") if path.is_dir()]
+    for name, held in content(folder).items():
+        found += [f"{name}: a trial's ledger" for text in trials.texts if text in held]
+        found += [
+            f"{name}: a score of a loser" for text in (b"0.323232", b"0.4545") if text in held
+        ]
+    return found
+
+
+SCORES = dict(zip(RATES, (0.323232, 0.2, 0.454545), strict=True))
+
+
+def test_nothing_of_losers_or_their_number_remains(trained, tmp_path, capfd, monkeypatch):
+    """One trial and seven leave equal names, sizes, modes, times and lines, but for the model."""
+    shown = {}
+    monkeypatch.setattr(RootKey, "from_entropy", lambda: RootKey(b"s" * 32, insecure=False))
+    for count in (1, 7):
+        out, lines = tmp_path / str(count) / "out", []
+        out.parent.mkdir()
+        # Whatever else is tried, the first trial is the best.
+        monkeypatch.setattr(Vault, "candidate", lambda self, trial, n: 1 if trial == 1 else 0)
+        with scripted(trained, SCORES) as trials, so_many(count):
+            select(out, lines=lines)
+        assert len(trials.begun) == count
+        assert not leftovers(out, trials)
+        assert not list(out.parent.glob(".*"))
+        files = {
+            path.name: (path.stat().st_size, stat.S_IMODE(path.stat().st_mode))
+            for path in (out, *out.iterdir())
+        }
+        times = len({path.stat().st_mtime_ns for path in out.iterdir()})
+        shown[count] = (files, times, lines, capfd.readouterr())
+    assert shown[1] == shown[7]
+    assert shown[1][3] == ("", "")
+
+
+@pytest.mark.parametrize("bug", ["losers stay", "folder stays", "journal copied"])
+def test_what_is_left_of_a_loser_would_be_seen(bug, trained, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    if bug == "folder stays":
+        monkeypatch.setattr(engine, "destroy", lambda path: None)
+    elif bug == "losers stay":
+        monkeypatch.setattr(engine, "destroy", lambda path: shutil.move(path, out / "trials"))
+    else:
+        release = engine.release
+
+        def copying(asked, terms, best, folder, root):
+            shutil.copy(out / SECRETS / "journal.jsonl", out / "audit.json")
+            release(asked, terms, best, folder, root)
+            shutil.copy(out / SECRETS / "journal.jsonl", out / "audit.json")
+
+        monkeypatch.setattr(engine, "release", copying)
+    with scripted(trained, SCORES) as trials, so_many(7):
+        select(out)
+    assert leftovers(out, trials)
+
+
+def test_files_of_losers_and_secrets_are_overwritten(trained, tmp_path):
+    """Of every secret file that there was, a second name shows zeros."""
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    kept.mkdir()
+    finish = Vault.finish
+
+    def linking(self, score):
+        for path in self.path.rglob("*"):
+            if path.is_file() and not (kept / f"{path.parent.name}-{path.name}").exists():
+                os.link(path, kept / f"{path.parent.name}-{path.name}")
+        finish(self, score)
+
+    with scripted(trained), so_many(3), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Vault, "finish", linking)
+        select(out)
+    held = content(kept)
+    assert {"secret-root.key", "secret-journal.jsonl", "1-params.npz", "2-ledger.jsonl"} <= {*held}
+    assert not any(any(one) for one in held.values())
+
+
+def test_a_folder_that_is_destroyed_twice_or_holds_links_is_gone(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"stays")
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "secret").write_bytes(b"x" * 3_000_000)
+    (folder / "link").symlink_to(outside)
+    (folder / "dangling").symlink_to(tmp_path / "nowhere")
+    destroy(folder)
+    destroy(folder)
+    assert not folder.exists()
+    assert outside.read_bytes() == b"stays"
+
+
+def test_while_it_is_under_way_its_secrets_are_the_owners_and_its_ledger_is_public(
+    trained, tmp_path
+):
+    out = tmp_path / "out"
+    seen = {}
+
+    def look(self, score):
+        seen.update({path: stat.S_IMODE(path.stat().st_mode) for path in self.path.iterdir()})
+        seen[self.path] = stat.S_IMODE(self.path.stat().st_mode)
+        history = RunDirectory(out).history()
+        assert not history.generations
+        assert guarantee_of(history).epsilon.upper == price_of_whole()
+        with pytest.raises(FileNotFoundError, match="the command that began it goes on with it"):
+            FinishedRun.read(out)
+        with pytest.raises(FileNotFoundError, match="the command that began it goes on with it"):
+            resume(out)
+        raise Stopped("at trial 1 of 4")
+
+    with scripted(trained), so_many(4), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Vault, "finish", look)
+        with pytest.raises(Stopped, match=r"^stopped, all of it saved: the same command goes on$"):
+            select(out)
+    secrets = out / SECRETS
+    assert seen[secrets] == 0o700
+    assert seen[secrets / "root.key"] == seen[secrets / "journal.jsonl"] == 0o600
+    assert stat.S_IMODE((out / "ledger.jsonl").stat().st_mode) == 0o644
+    assert set(os.listdir(out)) == {"ledger.jsonl", SECRETS}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"configs": grid()[:2]}, "candidates"),
+        ({"configs": grid(target_delta=1e-3)}, "candidates"),
+        ({"task": Line(seed=1)}, "task, data"),
+        ({"count": TrialCount(4.0, 0.0)}, "law of the number of trials"),
+        ({"better": "higher"}, "score"),
+    ],
+)
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_selection_does_not_go_on_in_its_place(changed, named, finished, trained, tmp_path):
+    out = tmp_path / "out"
+    with scripted(trained), so_many(2):
+        if finished:
+            select(out)
+        else:
+            with stopped():
+                select(out)
+        before = content(out)
+        with pytest.raises(ValueError, match=f"another {named}: what it declared stays") as error:
+            select(out, **changed)
+        assert "\n" not in str(error.value)
+        assert content(out) == before
+
+
+def test_other_folders_and_copies_are_refused(trained, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with scripted(trained), so_many(2):
+        for name in ("file", "."):
+            with pytest.raises(FileExistsError, match="left as it is"):
+                select(tmp_path / name)
+        with pytest.raises(FileExistsError, match="left as it is"):
+            select(trained[0.01])
+        with stopped():
+            select(tmp_path / "out")
+        shutil.copytree(tmp_path / "out", tmp_path / "copy")
+        with pytest.raises(ValueError, match="is a copy of a selection"):
+            select(tmp_path / "copy")
+        destroy(tmp_path / "out" / SECRETS)
+        with pytest.raises(ValueError, match="cannot go on without the secrets"):
+            select(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("configs", "message"),
+    [
+        ([], "at least one candidate"),
+        ([config_of(non_private=True, noise_multiplier=None)], "without privacy"),
+        ([config_of(insecure_seed=1)], "insecure_seed voids"),
+        ([config_of(), config_of(noise_multiplier=None, target_epsilon=3.0)], "or none"),
+        (
+            [config_of(noise_multiplier=None, target_epsilon=e) for e in (3.0, 4.0)],
+            "target_epsilon is that of the whole",
+        ),
+        ([config_of(target_delta=1e-3), config_of()], "target_delta is that of the whole"),
+    ],
+)
+def test_what_cannot_be_selected_from_is_refused_before_a_folder_is_made(
+    configs, message, tmp_path
+):
+    with pytest.raises(ValueError, match=message):
+        select(tmp_path / "out", configs)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_score_that_is_not_measured_is_refused_before_anything_is_drawn(tmp_path):
+    with pytest.raises(ValueError, match="no metric 'validation_auc'; there are test_error"):
+        select(tmp_path / "out", grid()[:1], score="validation_auc")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trial_that_fails_or_diverges_is_the_worst_and_its_reason_is_not_told(
+    trained, tmp_path, capfd, monkeypatch
+):
+    for better, bad in (("lower", 1e30), ("higher", -1e30)):
+        out = tmp_path / better
+        scores = dict(zip(RATES, (None, bad, ValueError("row 17 holds 42")), strict=True))
+        monkeypatch.setattr(Vault, "candidate", lambda self, t, n: (0, 2, 1, 2)[t - 1])
+        with scripted(trained, scores) as trials, so_many(4):
+            record = select(out, better=better)
+        assert record["metrics"][SCORE] == bad
+        assert len(trials.begun) == 4  # none is tried again
+        assert "row 17" not in "".join(capfd.readouterr())
+        assert not leftovers(out, trials)
+
+
+def test_where_every_trial_failed_nothing_is_released_and_that_is_final(trained, tmp_path):
+    out = tmp_path / "out"
+    scores = dict.fromkeys(RATES)
+    with scripted(trained, scores) as trials, so_many(3):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="nothing is released; what was declared counts"):
+                select(out)
+    assert len(trials.begun) == 3
+    assert set(os.listdir(out)) == {"ledger.jsonl", "nothing_released.json"}
+    assert guarantee_of(RunDirectory(out).history()).epsilon.upper == price_of_whole()
+
+
+def test_an_error_of_the_disk_names_no_trial_and_loses_none(trained, tmp_path):
+    out = tmp_path / "out"
+    with scripted(trained) as trials, so_many(3):
+        finish = Vault.finish
+
+        def full(self, score):
+            if self.done == 1:
+                raise OSError(28, "No space left on device", str(self.folder(2)))
+            finish(self, score)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Vault, "finish", full)
+            with pytest.raises(OSError, match=r"No space left.*nothing is lost") as error:
+                select(out)
+        assert f"{SECRETS}/" not in str(error.value)
+        select(out)
+    assert len(trials.begun) == 3
+
+
+def test_a_trial_of_another_mechanism_than_declared_is_never_released(trained, tmp_path):
+    with scripted(trained) as trials, so_many(1):
+        trials.trained = {rate: trained[0.01] for rate in RATES}  # whatever was asked for
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Vault, "candidate", lambda self, t, n: 1)
+            with pytest.raises(AssertionError, match="otherwise than its candidate declares"):
+                select(tmp_path / "out")
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
+def test_the_price_of_one_trial_for_that_of_the_whole_would_be_seen(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        Selection, "profile", property(lambda self: self.candidates[0].mechanism.privacy())
+    )
+    monkeypatch.setattr(pricing, "_guarantees", {})
+    with scripted(trained), so_many(2):
+        record = select(tmp_path / "out")
+    assert record["epsilon_upper"] < price_of_whole()
+
+
+def test_a_ledger_that_releases_what_was_not_declared_is_refused(trained, tmp_path):
+    out = tmp_path / "out"
+    with scripted(trained), so_many(1):
+        select(out)
+    lines = (out / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    bodies = [json.loads(line) for line in lines]
+    for change in ({"noise_multiplier": 9.0}, {"delta": 0.5}, {"unit": "user"}):
+        head, held = bodies[0]["hash"], lines[0]
+        for body in bodies[1:]:
+            body = {key: value for key, value in body.items() if key != "hash"}
+            line_, head = line_of({**body, **(change if "generation" in body else {})}, head)
+            held += line_
+        (out / "ledger.jsonl").write_bytes(held)
+        with pytest.raises(LedgerError, match="none of the candidates that were declared"):
+            RunDirectory(out).history()
