@@ -40,7 +40,7 @@ def recommended(aim: Aim) -> Settings:
     epochs = aim.epochs or _epochs(aim)
     batch_size = aim.batch_size or min(n, _batch_size(n, epochs, aim.private))
     steps = math.ceil(n / batch_size) * epochs
-    rate = _distance(epochs, epsilon) / math.sqrt(steps)
+    rate = 6e-3 / epochs**1.5 if epsilon is None else _distance(epochs, epsilon) / math.sqrt(steps)
     return Settings(batch_size, epochs, L2_CLIP_NORM, float(f"{rate:.2g}"))
 
 
@@ -69,16 +69,14 @@ def _batch_size(n: int, epochs: int, private: bool) -> int:
     would be below 1 they are better.
     """
     steps, most = (600, 32_768) if private else (300, 1024)
-    return 2 ** round(math.log2(min(most, max(64, n * epochs / steps))))
+    return 2 ** round(math.log2(min(most, max(32, n * epochs / steps))))
 
 
-def _distance(epochs: int, epsilon: float | None) -> float:
+def _distance(epochs: int, epsilon: float) -> float:
     """Returns the learning rate times the root of the number of steps: alike for all batches.
 
     Where noise outweighs gradients, Adam's steps are a random walk, and this is its length. In many
     epochs it is to be shorter than in few, the sooner the less noise there is.
     """
-    if epsilon is None:
-        return 0.1
     many = 17 * (8 / min(10.0, max(0.5, epsilon))) ** 0.4
     return 0.2 / math.hypot(1, epochs / many)
