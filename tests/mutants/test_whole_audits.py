@@ -6,26 +6,20 @@ and the audit runs as it does before a run. A quick test sees that each can stil
 
 # ruff: noqa: E501  lines that are planted are as long as they are
 
-import contextlib
 import functools
-import importlib
-import inspect
-import sys
-import textwrap
-from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from planting import Bug, plant, planted
 
-from dpsgd import Mechanism, RootKey, dpsgd
+from dpsgd import FullSums, Mechanism, Platt, RootKey, dpsgd
 from dpsgd.audit import coupled
 from dpsgd.audit.sampler import sampler_checks
-from dpsgd.training import programs
 from samplers import (
     BallsAndBins,
+    FullBatch,
     Multistage,
     Poisson,
     Shuffle,
@@ -35,65 +29,6 @@ from samplers import (
 )
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]
-
-OURS = ("accounting", "samplers", "dpsgd", "experiments")
-
-
-@dataclass(frozen=True)
-class Bug:
-    """A bug of the library.
-
-    Attributes:
-      where: The function, "module:qualified name".
-      old: Part of its text, which is there once.
-      new: What stands in its place.
-      check: Of the audit, which must fail.
-      kind: Of what is audited.
-    """
-
-    where: str
-    old: str
-    new: str
-    check: str
-    kind: str = ""
-
-
-def plant(bug, patch):
-    """Replaces the function, wherever a module of the library knows it by name."""
-    module, _, qualified = bug.where.partition(":")
-    *owners, name = qualified.split(".")
-    owner = importlib.import_module(module)
-    for part in owners:
-        owner = getattr(owner, part)
-    sound = inspect.getattr_static(owner, name)
-    function = inspect.unwrap(sound)
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(bug.old) == 1, f"{bug.where} has not once: {bug.old}"
-    made = {}
-    code = f"from __future__ import annotations\n{source.replace(bug.old, bug.new)}"
-    exec(compile(code, f"<{bug.where}, planted>", "exec"), function.__globals__, made)
-    patch.setattr(owner, name, made[name])
-    for other in [m for known, m in sys.modules.items() if known.split(".")[0] in OURS]:
-        for known, value in list(vars(other).items()):
-            if value is sound:
-                patch.setattr(other, known, made[name])
-
-
-@contextlib.contextmanager
-def planted(bug):
-    """The library has the bug; what was compiled without it, or with it, is forgotten."""
-    with pytest.MonkeyPatch.context() as patch:
-        plant(bug, patch)
-        forget()
-        yield
-    forget()
-
-
-def forget():
-    for cache in (programs._executable, programs._compiled):
-        cache.cache_clear()
-    jax.clear_caches()
-
 
 STEPS = {
     "no noise at the last step of a full block": Bug(
@@ -333,6 +268,83 @@ STEPS = {
         "state, gradient = update(state, total, noise_key, scales)",
         "other = type(scales)(scales.l2_clip_norm, scales.noise_stddev, jnp.maximum(1.0, diagnostics.batch_size), scales.grid, scales.noise)\n        state, gradient = update(state, total, noise_key, other)",
         "an example moves the sum by at most C",
+    ),
+    "a step is the sum of its first pass": Bug(
+        "dpsgd.training.loop:_run_block",
+        "plan.starts[j], plan.starts[j + 1], add, zeros",
+        "plan.starts[j], plan.starts[j] + 1, add, zeros",
+        "blocks train on the batches that are drawn",
+        "sums",
+    ),
+    "sums over all rows: padding of the last pass counts": Bug(
+        "dpsgd.training.loop:_run_block",
+        "weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)",
+        "weights = jnp.ones(indices.shape[0])",
+        "padding is inert",
+        "sums",
+    ),
+    "sums over all rows: the statistic is not clipped": Bug(
+        "dpsgd.training.refinement:sums_run",
+        "algorithm = dpsgd(_Product(refinement), _folds(refinement))",
+        "sound = dpsgd(_Product(refinement), _folds(refinement))\n        algorithm = sound._replace(clipped_sum=lambda p, b, w, s: sound.clipped_sum(p, b, w, type(s)(1e12 + 0 * s.l2_clip_norm, s.noise_stddev, s.expected_batch_size, s.grid, s.noise)))",
+        "a lower C clips to it",
+        "sums",
+    ),
+    "sums over all rows: gradient and Hessian are clipped by themselves": Bug(
+        "dpsgd.training.refinement:sums_run",
+        "algorithm = dpsgd(_Product(refinement), _folds(refinement))",
+        "sound = dpsgd(_Product(refinement), _folds(refinement))\n        cut = [dpsgd(lambda p, r, mask=mask: _Product(refinement)(p | {'sum': p['sum'] * mask}, r), _folds(refinement)) for mask in (jnp.arange(5) < 2, jnp.arange(5) >= 2)]\n        def both_sums(p, b, w, s):\n            (one, log), (two, _) = (part.clipped_sum(p, b, w, s) for part in cut)\n            return jax.tree.map(jnp.add, one, two), log\n        algorithm = sound._replace(clipped_sum=both_sums)",
+        "a lower C clips to it",
+        "sums",
+    ),
+    "sums over all rows: no noise on the Hessian": Bug(
+        "dpsgd.training.algorithm:_Update.__call__",
+        "gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.params)",
+        "raw = total['sum'] / scales.expected_batch_size\n    gradient = gradient | {'sum': jnp.where(jnp.arange(5) < 2, gradient['sum'], raw)}",
+        "noise has standard deviation sigma C, in every leaf",
+        "sums",
+    ),
+    "sums over all rows: a tenth less noise": Bug(
+        "dpsgd.noise.gaussian:_rounded_noise",
+        "below = jnp.floor(scaled)",
+        "scaled = 0.9 * scaled\n    below = jnp.floor(scaled)",
+        "noise has standard deviation sigma C, in every leaf",
+        "sums",
+    ),
+    "sums over all rows: the noise of one is used for the next": Bug(
+        "dpsgd.noise.gaussian:add_gaussian_noise",
+        '_word(step, "step")',
+        '_word(step, "step") // 2',
+        "no noise is used twice",
+        "sums",
+    ),
+    "sums over all rows: gradient and Hessian share noise": Bug(
+        "dpsgd.training.algorithm:_Update.__call__",
+        "gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.params)",
+        "raw = total['sum'] / scales.expected_batch_size\n    gradient = gradient | {'sum': raw + (gradient['sum'] - raw)[jnp.arange(5) % 3]}",
+        "noise of different coordinates is independent",
+        "sums",
+    ),
+    "sums over all rows: the fold sees them without noise": Bug(
+        "dpsgd.training.algorithm:_Update.__call__",
+        "    return TrainState",
+        "    raw = jax.tree.map(lambda s, p: (s / scales.expected_batch_size).astype(p.dtype), total, state.params)\n    params = params | {'state': params['state'] + 0.01 * raw['sum'][:2]}\n    return TrainState",
+        "the update sees the release alone",
+        "sums",
+    ),
+    "sums over all rows: divided by how many were clipped": Bug(
+        "dpsgd.training.loop:_run_block",
+        "state, gradient = update(state, total, noise_key, scales)",
+        "other = type(scales)(scales.l2_clip_norm, scales.noise_stddev, jnp.maximum(1.0, diagnostics.clipped_count), scales.grid, scales.noise)\n        state, gradient = update(state, total, noise_key, other)",
+        "noise and divisor do not depend on the batch",
+        "sums",
+    ),
+    "sums over all rows: more of them than are priced": Bug(
+        "dpsgd.training.mechanism:Mechanism.of_sums",
+        "sums.count)",
+        "2 * sums.count)",
+        "they are released as they are priced",
+        "sums",
     ),
     "the mechanism's scales with half the noise": Bug(
         "dpsgd.training.mechanism:Mechanism.scales",
@@ -803,6 +815,27 @@ DRAWS = {
         "all steps take their share of the examples",
         "units then poisson",
     ),
+    "sums over all rows leave out the last pass": Bug(
+        "samplers.full_batch:FullBatch.passes",
+        "for start in range(0, members.size, size)",
+        "for start in range(0, members.size - size, size)",
+        "the batches are the rows that were claimed",
+        "full batch",
+    ),
+    "sums over all rows take the first row again": Bug(
+        "samplers.full_batch:FullBatch.plan",
+        "np.arange(n, dtype=np.int32)",
+        "np.maximum(np.arange(n, dtype=np.int32) - 1, 0)",
+        "the batches are the rows that were claimed",
+        "full batch",
+    ),
+    "sums over all rows are of the first 65,536": Bug(
+        "samplers.full_batch:FullBatch.plan",
+        "n = self.num_examples",
+        "n = min(65_536, self.num_examples)",
+        "everybody takes part once an epoch",
+        "full batch",
+    ),
     "fixed bins are drawn anew": Bug(
         "samplers.balls_and_bins:BallsAndBins.drawn_epoch",
         'return epoch if self.assignment == "redrawn" else 0',
@@ -825,6 +858,7 @@ SAMPLERS = {
     "": Poisson(N, 256, 15),
     "leaves": Poisson(N, 256),
     "passes": Poisson(N, 256, overflow="accumulate", max_batch_size=150),
+    "sums": Poisson(N, 256),
 }
 
 
@@ -874,15 +908,26 @@ def one_audit_of_each_sampler():
         yield
 
 
+SUMS = Platt(
+    logit=lambda params, example: jnp.dot(params, example["x"]),
+    label=lambda example: example["y"],
+    rescaled=lambda params, a, c: a * params,
+)
+
+
 def audited(kind):
+    root = RootKey.from_insecure_seed(5)
+    if kind == "sums":
+        mechanism = Mechanism(SAMPLERS[kind], 0.8, 0.5, full_sums=FullSums(4, 30.0, 2.2361))
+        return coupled.audit_sums(SUMS, mechanism, np.full(16, 0.3, np.float32), rows(), root=root)
     algorithm = dpsgd(loss_fn, optax.adam(1e-3), microbatch_size=100)
     mechanism = Mechanism(SAMPLERS[kind], 0.8, 0.5)
-    root = RootKey.from_insecure_seed(5)
     return coupled.coupled_audit(algorithm, mechanism, params_of(kind), rows(), root=root)
 
 
 def failed(checks):
-    return {check.name for check in checks if not check.passed}
+    of_sums = "sums over all rows: "
+    return {check.name.removeprefix(of_sums) for check in checks if not check.passed}
 
 
 @pytest.mark.long
@@ -912,6 +957,7 @@ DRAWN = {
     "poisson cut": Poisson(**SIZE, max_batch_size=1_040),
     "bins cut": BallsAndBins(**SIZE, max_batch_size=1_040),
     "poisson in passes": Poisson(**SIZE, overflow="accumulate", max_batch_size=300),
+    "full batch": FullBatch(88_000, 4),
     "users": UserPoisson(**SIZE, max_contributions=3),
     "multistage": Multistage(TREE, (16, 8, 4), steps=600),
     "units then poisson": UnitsThenPoisson(TREE, (16, 40), 0.5, steps=600),

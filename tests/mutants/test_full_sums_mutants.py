@@ -1,0 +1,440 @@
+"""Planted bugs of sums over all rows: what they clip, add, read, declare and cost.
+
+Those of a release are planted into one program, which holds them all; which is at work is a column
+of the rows. Those around it are planted into the library, where they would be made.
+"""
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from planting import Bug, plant
+from scipy import optimize, special
+
+from dpsgd import FullSums, Mechanism, Platt, Refinement, RootKey, dpsgd
+from dpsgd.audit.coupled import audit_sums
+from dpsgd.audit.sampler import sampler_checks
+from dpsgd.noise.gaussian import add_gaussian_noise
+from dpsgd.training import refinement
+from dpsgd.training.loop import train_blocks
+from samplers import Deterministic, Poisson
+
+pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]
+
+N = 300
+SUMS = FullSums(4, 6.0, 2.2361)
+MECHANISM = Mechanism(Poisson(N, 50), 1.0, 1.0, full_sums=SUMS)
+PARAMS = {"w": jnp.full(8, 0.3), "b": jnp.zeros(())}
+RNG = np.random.default_rng(0)
+ROWS = {
+    "x": RNG.normal(size=(64, 8)).astype(np.float32),
+    "y": RNG.integers(0, 2, 64).astype(np.float32),
+}
+CURVED = 2  # coordinates from here on are the Hessian's
+
+
+def logit(params, example):
+    return jnp.dot(params["w"], example["x"]) + params["b"]
+
+
+def label(example):
+    return example["y"]
+
+
+def rescaled(params, a, c):
+    return {"w": a * params["w"], "b": a * params["b"] + c}
+
+
+class Numbered(Platt):
+    """Reads the number of the bug beside what it reads."""
+
+    def reads(self, params, example):
+        return super().reads(params, example) | {"bug": example["bug"]}
+
+
+# Bugs of a release: of its noise, given that of the sum before; of the sum; of what they become.
+
+
+def no_noise_on_the_hessian(noise, before):
+    return noise | {"sum": noise["sum"].at[CURVED:].set(0)}
+
+
+def half_the_noise_on_the_hessian(noise, before):
+    return noise | {"sum": noise["sum"].at[CURVED:].multiply(0.5)}
+
+
+def less_noise_on_one_number(noise, before):
+    return noise | {"sum": noise["sum"].at[CURVED].multiply(0.7)}
+
+
+def the_noise_of_the_sum_before(noise, before):
+    return before
+
+
+def half_of_the_noise_of_the_sum_before(noise, before):
+    return jax.tree.map(lambda z, y: (z + y) / math.sqrt(2), noise, before)
+
+
+def one_noise_for_gradient_and_hessian(noise, before):
+    both = noise["sum"]
+    return noise | {"sum": both.at[CURVED : 2 * CURVED].set(both[:CURVED])}
+
+
+def gradient_and_hessian_clipped_separately(params, batch, weights, scales):
+    """An example may then add the square root of 2 times C."""
+    vectors = jax.vmap(PLATT.statistic, (None, 0))(params["state"], batch)
+    vectors = jnp.where(jnp.isfinite(vectors).all(axis=1, keepdims=True), vectors, 0)
+    parts = [clipped(part, scales) for part in jnp.split(vectors, [CURVED], axis=1)]
+    return weights @ jnp.concatenate(parts, axis=1)
+
+
+def statistic_of_the_mean_row(params, batch, weights, scales):
+    count = jnp.maximum(1, weights.sum())
+    mean = {name: weights @ jnp.nan_to_num(batch[name]) / count for name in ("x", "y")}
+    return count * clipped(PLATT.statistic(params["state"], mean), scales)
+
+
+def clipped(vectors, scales):
+    norms = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors * jnp.minimum(1, scales.l2_clip_norm / jnp.maximum(norms, 1e-30))
+
+
+def no_bug():
+    """What the audit passes."""
+
+
+def not_clipped():
+    """Planted in C."""
+
+
+def padding_summed():
+    """Planted in the weights."""
+
+
+def divided_by_the_clipped():
+    """Planted in the update: as many as there are whose statistic is longer than C."""
+
+
+def divided_by_the_present():
+    """Planted in the update: as many as take part."""
+
+
+def the_fold_sees_the_sum():
+    """Planted in the update: the next state has a hundredth of the mean without its noise."""
+
+
+DEVIATION = "noise has standard deviation sigma C, in every leaf"
+CLIPPED = "a lower C clips to it"
+DIVISOR = "noise and divisor do not depend on the batch"
+NOISES = {
+    no_noise_on_the_hessian: DEVIATION,
+    half_the_noise_on_the_hessian: DEVIATION,
+    less_noise_on_one_number: DEVIATION,
+    the_noise_of_the_sum_before: "no noise is used twice",
+    half_of_the_noise_of_the_sum_before: "noise of different steps is independent",
+    one_noise_for_gradient_and_hessian: "noise of different coordinates is independent",
+}
+TOTALS = {
+    gradient_and_hessian_clipped_separately: CLIPPED,
+    statistic_of_the_mean_row: "examples are clipped one by one: sums add up",
+}
+OTHERS = {
+    not_clipped: CLIPPED,
+    padding_summed: "padding is inert",
+    divided_by_the_clipped: DIVISOR,
+    divided_by_the_present: DIVISOR,
+    the_fold_sees_the_sum: "the update sees the release alone",
+}
+RELEASES = NOISES | TOTALS | OTHERS
+NUMBERS = {bug: number for number, bug in enumerate([no_bug, *RELEASES])}
+PLATT = Numbered(logit, label, rescaled)
+
+
+@functools.cache
+def with_every_bug(loss_fn, optimizer):
+    """Returns what `dpsgd` does, with the bug that the rows' "bug" numbers."""
+    algorithm = dpsgd(loss_fn, optimizer)
+    seen = []  # by the sum, for the update after it
+
+    def clipped_sum(params, batch, weights, scales):
+        number = batch["bug"].max()
+
+        def at(bug, planted, sound):
+            return jnp.where(number == NUMBERS[bug], planted, sound)
+
+        loose = dataclasses.replace(
+            scales, l2_clip_norm=at(not_clipped, 2.0**40, scales.l2_clip_norm)
+        )
+        weights = at(padding_summed, jnp.ones_like(weights), weights)
+        total, diagnostics = algorithm.clipped_sum(params, batch, weights, loose)
+        for bug in TOTALS:
+            vector = at(bug, bug(params, batch, weights, scales), total["sum"])
+            total = total | {"sum": vector}
+        seen.append((at, diagnostics))
+        return total, diagnostics
+
+    def update(state, total, key, scales):
+        at, diagnostics = seen.pop()
+        zeros = jax.tree.map(jnp.zeros_like, total)
+        sound, before = (
+            add_gaussian_noise(zeros, key, step, scales.noise_stddev)
+            for step in (state.step, jnp.maximum(state.step, 1) - 1)
+        )
+        noise = sound
+        for bug in NOISES:
+            noise = jax.tree.map(functools.partial(at, bug), bug(sound, before), noise)
+        b = scales.expected_batch_size
+        b = at(divided_by_the_clipped, jnp.maximum(1, diagnostics.clipped_count), b)
+        b = at(divided_by_the_present, jnp.maximum(1, diagnostics.batch_size), b)
+        # The least noise there is, 2^-100: without any, it would be another program.
+        faint = dataclasses.replace(
+            scales, noise_stddev=jnp.zeros_like(scales.noise_stddev), expected_batch_size=b
+        )
+        state, gradient = algorithm.update(state, jax.tree.map(jnp.add, total, noise), key, faint)
+        shown = at(the_fold_sees_the_sum, 1e-2 / N, 0.0) * total["sum"][:CURVED]
+        params = state.params | {"state": state.params["state"] + shown}
+        return state._replace(params=params), gradient
+
+    update.optimizer = optimizer
+    return algorithm._replace(clipped_sum=clipped_sum, update=update)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """One audit of the sampler, and an eighth of the noise."""
+    cached = functools.cache(sampler_checks)
+    monkeypatch.setattr("dpsgd.audit.coupled.sampler_checks", cached)
+    monkeypatch.setattr("dpsgd.audit.noise._FEW", 2**11)
+
+
+def audited(of=MECHANISM, bug=no_bug):
+    rows = ROWS | {"bug": np.full(64, NUMBERS[bug], np.int32)}
+    root = RootKey.from_insecure_seed(0)
+    found = audit_sums(PLATT, of, PARAMS, rows, root=root)
+    assert all(check.name.startswith("sums over all rows: ") for check in found.checks)
+    return found
+
+
+def failed(found):
+    checks = (check.name for check in found.checks if not check.passed)
+    return {name.removeprefix("sums over all rows: ") for name in checks}
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(("bug", "check"), RELEASES.items(), ids=[bug.__name__ for bug in RELEASES])
+def test_a_planted_bug_of_a_release_is_caught(bug, check, monkeypatch):
+    monkeypatch.setattr(refinement, "dpsgd", with_every_bug)
+    assert check in failed(audited(bug=bug))
+
+
+@pytest.mark.usefixtures("few")
+def test_without_a_bug_the_same_audit_of_sums_passes(monkeypatch):
+    monkeypatch.setattr(refinement, "dpsgd", with_every_bug)
+    found = audited()
+    assert found.passed, found.lines()
+    assert not found.left_out, found.left_out
+
+
+# Bugs around a release: what it costs, declares and reads, and under which key and scales it is.
+
+
+def gaussian_epsilon(mu, delta):
+    """Epsilon of one Gaussian release whose mean an example moves by mu standard deviations.
+
+    Source: B. Balle, Y.-X. Wang, Improving the Gaussian Mechanism (2018), Theorem 8.
+    """
+
+    def excess(epsilon):
+        a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+        return special.ndtr(a) - math.exp(epsilon) * special.ndtr(b) - delta
+
+    return optimize.brentq(excess, 0, 50 * (mu + mu**2))
+
+
+def costs_are_those_of_one_gaussian_release():
+    # In a known order an example takes part once an epoch: all that is released is Gaussian.
+    epochs, sigma, count, of_sum = 2, 2.5, 3, 6.0
+    order = Deterministic(100, 25, epochs)
+    of = Mechanism(order, sigma, 1.0, full_sums=FullSums(count, of_sum))
+    last = order.num_steps
+    costs = {
+        "a run": (of.privacy(), epochs, count),
+        "the sums alone": (of.privacy_of([range(last, last + count)]), 0, count),
+        "one sum": (of.privacy_of([range(last, last + 1)]), 0, 1),
+        "a run whose sums were released again": (
+            of.privacy_of([range(last + count), range(last, last + count)]), epochs, 2 * count),
+        "a run that was stopped": (of.privacy_of([range(last)]), epochs, 0),
+        "a run under the sums' mechanism": (of.of_sums().privacy(), 0, count),
+    }  # fmt: skip
+    for what, (cost, steps, sums) in costs.items():
+        mu = math.sqrt(steps / sigma**2 + sums / of_sum**2)
+        for delta in (1e-3, 1e-6):
+            found, exact = cost.epsilon(delta), gaussian_epsilon(mu, delta)
+            assert found.upper >= exact * (1 - 1e-9), (what, found, exact)
+            assert found.upper <= exact * 1.001, (what, found, exact)
+            assert found.lower <= exact * (1 + 1e-9), (what, found, exact)
+
+
+def every_sum_is_declared_before_its_noise():
+    declared, of = [], whole()
+    root = RootKey.from_entropy()
+    refinement.refine(Kept(), of, PARAMS, ROWS, root=root, declare=declared.append)
+    assert declared == [range(of.sampler.num_steps, of.num_steps)]
+
+
+def noise_is_none_of_the_steps():
+    # The same program under the run's own key is what the steps would have drawn from.
+    root, of = RootKey.from_insecure_seed(3), whole()
+    found = refinement.refine(Kept(), of, PARAMS, ROWS, root=root)
+    algorithm, sums, state, read = refinement.sums_run(Kept(), of.of_sums(), PARAMS, ROWS)
+    *_, block = train_blocks(algorithm, sums, state, read, root=root)
+    assert np.abs(np.asarray(found) - np.asarray(block.state.params["state"])).min() > 0
+
+
+def each_row_is_read_by_itself():
+    read = refinement.read_rows(Kept(), PARAMS, ROWS)
+    for row in (0, 7):
+        alone = jax.tree.map(lambda column, row=row: column[row : row + 1], ROWS)
+        np.testing.assert_array_equal(refinement.read_rows(Kept(), PARAMS, alone)[0], read[row])
+
+
+def what_could_read_other_rows_is_refused():
+    with pytest.raises(ValueError, match="custom_vmap"):
+        refinement.read_rows(Mixed(), PARAMS, ROWS)
+
+
+def what_holds_rows_is_refused():
+    with pytest.raises(ValueError, match="parts that have a hash"):
+        refinement.sums_run(Kept(ROWS["x"]), whole().of_sums(), PARAMS, ROWS)
+
+
+@dataclass(frozen=True)
+class Kept(Refinement):
+    """Adds up the means of two columns."""
+
+    held: object = None
+
+    def reads(self, params, example):
+        return example["x"][:2]
+
+    def start(self):
+        return jnp.zeros(2)
+
+    def statistic(self, state, row):
+        return row
+
+    def fold(self, state, mean):
+        return state + mean
+
+    def apply(self, params, state):
+        return state
+
+
+class Mixed(Kept):
+    """Reads what a mean over the batch, hidden in a custom rule, makes of a row."""
+
+    def reads(self, params, example):
+        return shared(example["x"])[:2]
+
+
+@jax.custom_batching.custom_vmap
+def shared(x):
+    return x
+
+
+@shared.def_vmap
+def _mean(axis_size, in_batched, x):
+    return jnp.broadcast_to(x.mean(0), x.shape), in_batched[0]
+
+
+def whole():
+    """The mechanism of 64 rows."""
+    return dataclasses.replace(MECHANISM, sampler=Poisson(64, 16))
+
+
+CLAIMS = [
+    costs_are_those_of_one_gaussian_release,
+    every_sum_is_declared_before_its_noise,
+    noise_is_none_of_the_steps,
+    each_row_is_read_by_itself,
+    what_could_read_other_rows_is_refused,
+    what_holds_rows_is_refused,
+]
+OF_SUMS = "dpsgd.training.mechanism:Mechanism.of_sums"
+BUGS = {
+    "priced once in place of k times": Bug(
+        "dpsgd.training.full_sums:FullSums.release",
+        "self.noise_multiplier / math.sqrt(count)", "self.noise_multiplier",
+        costs_are_those_of_one_gaussian_release),
+    "sums over all rows cost as much as one": Bug(
+        "samplers.full_batch:FullBatch.privacy",
+        "noise_multiplier / math.sqrt(self.epochs)", "noise_multiplier",
+        costs_are_those_of_one_gaussian_release),
+    "a run costs what its steps do": Bug(
+        "dpsgd.training.mechanism:Mechanism._with_sums",
+        "if sums is None or count == 0:", "if sums is None or not count:",
+        costs_are_those_of_one_gaussian_release),
+    "sums that are released again are free": Bug(
+        "dpsgd.training.mechanism:Mechanism.privacy_of",
+        "return self._with_sums(trained, sums)", "return self._with_sums(trained, sums and None)",
+        costs_are_those_of_one_gaussian_release),
+    "sums are free beside steps": Bug(
+        "dpsgd.training.mechanism:Mechanism.privacy_of",
+        "return self._with_sums(trained, sums)", "return trained",
+        costs_are_those_of_one_gaussian_release),
+    "only the first sum is declared": Bug(
+        "dpsgd.training.refinement:refine",
+        "range(first, mechanism.num_steps)", "range(first, first + 1)",
+        every_sum_is_declared_before_its_noise),
+    "sums are declared as steps of the sampler": Bug(
+        "dpsgd.training.refinement:refine",
+        "range(first, mechanism.num_steps)", "range(mechanism.num_steps - first)",
+        every_sum_is_declared_before_its_noise),
+    "the noise of the steps": Bug(
+        "dpsgd.training.refinement:release",
+        'root.child(" ".join(("full sums", *terms)))', "root",
+        noise_is_none_of_the_steps),
+    "rows are read less their mean": Bug(
+        "dpsgd.training.refinement:_read",
+        "return jax.vmap(isolated(refinement.reads, params, example), (None, 0))(params, part)",
+        "read = jax.vmap(refinement.reads, (None, 0))(params, part)\n"
+        "    return jax.tree.map(lambda x: x - x.mean(0), read)",
+        each_row_is_read_by_itself),
+    "nobody looks whether rows mix": Bug(
+        "dpsgd.training.refinement:_read",
+        "isolated(refinement.reads, params, example)", "refinement.reads",
+        what_could_read_other_rows_is_refused),
+}  # fmt: skip
+UNPRICED = {
+    "half of the noise": Bug(
+        OF_SUMS, "sums.noise_multiplier, sums", "sums.noise_multiplier / 2, sums", ""),
+    "twice the clip": Bug(OF_SUMS, "sums.l2_clip_norm", "2 * sums.l2_clip_norm", ""),
+    "one sum more": Bug(OF_SUMS, "sums.count)", "sums.count + 1)", ""),
+    "sums of half of the rows": Bug(
+        OF_SUMS, "self.sampler.num_examples", "self.sampler.num_examples // 2", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=[claim.__name__ for claim in CLAIMS])
+def test_sums_over_all_rows_do_what_is_claimed(claim):
+    claim()
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+def test_a_planted_bug_of_sums_breaks_a_claim(bug, monkeypatch):
+    plant(bug, monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        bug.check()
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("bug", UNPRICED.values(), ids=UNPRICED)
+def test_sums_that_are_not_those_that_are_priced_fail_their_audit(bug, monkeypatch):
+    monkeypatch.setattr(refinement, "dpsgd", with_every_bug)
+    plant(bug, monkeypatch)
+    assert "they are released as they are priced" in failed(audited())
