@@ -2,7 +2,8 @@
 
 What an optimizer has moved is a sum over steps, and independent noise adds up in it. Noise whose
 increments cancel adds up to less, at the same cost where no two steps that an example may take part
-in lie within a band: `dpsgd.noise.base.Noise` has the proof. It imports no JAX.
+in lie within a band: `dpsgd.noise.base.Noise` has the proof, `dpsgd.noise.strategies` chooses the
+coefficients. It imports no JAX.
 """
 
 from __future__ import annotations

@@ -1,0 +1,217 @@
+r"""Which coefficients correlated noise should have: those that disturb a run's iterates least.
+
+The iterates of a linear optimizer are A g, with g the gradients of N steps and A lower triangular:
+prefix sums for SGD, those of weighted sums with momentum and a schedule of step sizes. Noise of the
+law n = S^{-1} z, z of standard deviation sigma C, disturbs them by A S^{-1} z, in the mean square
+over steps and in each coordinate by
+
+.. math:: \sigma^2 C^2 \, |A S^{-1}|_F^2 / N.
+
+A, S and sigma are public, so choosing them costs nothing. It imports no JAX.
+
+Source: S. Denisov et al., Improved Differential Privacy for SGD via Optimal Private Linear
+Operators on Adaptive Streams (NeurIPS 2022); C. A. Choquette-Choo et al., (Amplified) Banded
+Matrix Factorization (NeurIPS 2023).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize, signal
+
+from accounting import calibrate
+from dpsgd.noise.base import Noise
+from dpsgd.noise.correlated import BandedToeplitz
+from samplers import BatchSampler
+
+_CELLS = 2**22
+"""Numbers of a table of columns that is made at once."""
+
+_COLUMNS = 256
+"""Columns of A S^{-1} that an optimisation looks at, where step sizes differ."""
+
+_NEGLIGIBLE = 1e-10
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a run's iterates are made of: gradients, summed by SGD.
+
+    With momentum beta and step sizes eta_t it is v_t = beta v_{t-1} + g_t, and the iterate moves by
+    -eta_t v_t: as `optax.sgd(schedule, momentum)` does.
+
+    Attributes:
+      num_steps: N >= 1.
+      momentum: beta in [0, 1).
+      step_sizes: All eta_t, by any factor; None where they are alike.
+
+    Raises:
+      ValueError: If one of them is out of range, or there are not N step sizes.
+    """
+
+    num_steps: int
+    momentum: float = 0.0
+    step_sizes: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise ValueError(f"num_steps must be at least 1, got {self.num_steps}")
+        if not 0.0 <= self.momentum < 1.0:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if self.step_sizes is not None:
+            sizes = tuple(map(float, self.step_sizes))
+            object.__setattr__(self, "step_sizes", sizes)
+            if len(sizes) != self.num_steps:
+                raise ValueError(f"{self.num_steps} steps have {len(sizes)} step_sizes")
+            if not (all(map(math.isfinite, sizes)) and any(sizes)):
+                raise ValueError("step_sizes must be finite, and not all 0")
+
+    def mean_square(self, noise: Noise) -> float:
+        """Returns |A S^{-1}|_F^2 / N: the mean square error of an iterate at sigma C = 1.
+
+        >>> from dpsgd import Independent
+        >>> Workload(num_steps=9).mean_square(Independent())
+        5.0
+        """
+        column = noise.whiten(np.eye(min(noise.bands, self.num_steps)))[:, 0]  # S is Toeplitz
+        return self._squares(self._response(column), self.num_steps)[0] / self.num_steps
+
+    def _response(self, column: np.ndarray) -> np.ndarray:
+        """Returns how a unit of z in one step moves v in those from it on: [N]."""
+        impulse = np.zeros(self.num_steps)
+        impulse[0] = 1.0
+        return signal.lfilter([1.0], np.convolve(column, [1.0, -self.momentum]), impulse)
+
+    def _squares(self, response: np.ndarray, columns: int) -> tuple[float, np.ndarray]:
+        """Returns |A S^{-1}|_F^2 and its gradient by the response.
+
+        Args:
+          response: Of v: h[N].
+          columns: How many are looked at, evenly spaced and weighted; all, if at least N.
+        """
+        steps = self.num_steps
+        if self.step_sizes is None:
+            # Column s, entry t: sum of the first t - s + 1 of h. There are N - k entries of k + 1.
+            moved, counts = np.cumsum(response), np.arange(steps, 0.0, -1.0)
+            by_moved = 2.0 * counts * moved
+            return float(counts @ moved**2), np.cumsum(by_moved[::-1])[::-1]
+        sizes = np.asarray(self.step_sizes)
+        reach = np.flatnonzero(np.abs(response) > _NEGLIGIBLE * np.abs(response).max())[-1] + 1
+        h = response[:reach]
+        padded = np.concatenate([sizes, np.zeros(reach)])
+        windows = np.lib.stride_tricks.sliding_window_view(padded, reach)
+        chosen = np.arange(steps)
+        if columns < steps:
+            chosen = np.unique(np.linspace(0, steps - 1, columns).round().astype(int))
+        weights = np.gradient(chosen.astype(float)) if chosen.size > 1 else np.ones(1)
+        weights *= steps / weights.sum()
+        total, gradient = 0.0, np.zeros(steps)
+        for part in np.array_split(np.arange(chosen.size), -(-chosen.size * reach // _CELLS)):
+            s, weight = chosen[part], weights[part]
+            moved = np.cumsum(windows[s] * h, axis=1)
+            counts = (s[:, None] + np.arange(reach) < steps).astype(float)
+            counts[:, -1] += np.maximum(0, steps - s - reach)  # and stays so to the end
+            total += float(weight @ np.sum(counts * moved**2, axis=1))
+            by_moved = 2.0 * weight[:, None] * counts * moved
+            by_entry = np.cumsum(by_moved[:, ::-1], axis=1)[:, ::-1]
+            gradient[:reach] += np.sum(by_entry * windows[s], axis=0)
+        return total, gradient
+
+
+def banded_square_root(bands: int) -> BandedToeplitz:
+    """Returns the noise of the first coefficients of (1 - x)^{-1/2}, c_j = binom(2j, j) / 4^j.
+
+    >>> banded_square_root(2).coefficients[1] / banded_square_root(2).coefficients[0]
+    0.5
+
+    Args:
+      bands: b >= 1.
+
+    Source: N. Kalinin, C. Lampert, Banded Square Root Matrix Factorization for Differentially
+    Private Model Training (NeurIPS 2024).
+    """
+    if bands < 1:
+        raise ValueError(f"bands must be at least 1, got {bands}")
+    j = np.arange(1, bands)
+    return BandedToeplitz(np.cumprod([1.0, *((2 * j - 1) / (2 * j))]).tolist())
+
+
+def optimized(workload: Workload, bands: int) -> BandedToeplitz:
+    """Returns banded noise that disturbs the iterates of a run least, as far as descent finds.
+
+    It minimises |A S^{-1}|_F times the norm of the column over c_1, ..., c_{b-1} by L-BFGS, from
+    the banded square root. The response h = 1 / ((1 - beta x) c(x)) has the derivatives -x^j h / c,
+    so that a step costs one recursion, whatever N.
+
+    Args:
+      workload: Of the run.
+      bands: b >= 1; no more than N count.
+    """
+    start = np.array(banded_square_root(min(bands, workload.num_steps)).coefficients)
+    start /= start[0]
+    if start.size == 1:
+        return BandedToeplitz((1.0,))
+
+    def objective(tail: np.ndarray) -> tuple[float, np.ndarray]:
+        column = np.concatenate([[1.0], tail])
+        with np.errstate(all="ignore"):
+            response = workload._response(column)
+            squares, by_response = workload._squares(response, _COLUMNS)
+            again = signal.lfilter([1.0], column, response)
+            size = 1 << (2 * response.size - 1).bit_length()
+            lags = np.fft.irfft(np.fft.rfft(by_response, size) * np.fft.rfft(again, size).conj())
+            norm = float(column @ column)
+            gradient = 2.0 * tail / norm - lags[1 : tail.size + 1] / squares
+        if not (math.isfinite(squares) and np.isfinite(gradient).all()):
+            return 1e10, np.zeros_like(tail)  # it explodes: the search steps back
+        return math.log(squares) + math.log(norm), gradient
+
+    found = optimize.minimize(
+        objective, start[1:], jac=True, method="L-BFGS-B", options={"maxiter": 300}
+    )
+    column = np.concatenate([[1.0], found.x])
+    candidates = [BandedToeplitz(start.tolist())]
+    # In a short run noise may grow, which is refused; this moves zeros outwards.
+    for nearer in (1.0, 0.9999, 0.999, 0.99, 0.97, 0.9):
+        with contextlib.suppress(ValueError):
+            candidates.append(BandedToeplitz((column * nearer ** np.arange(column.size)).tolist()))
+            break
+    return min(candidates, key=workload.mean_square)
+
+
+class PricedError(NamedTuple):
+    """What noise costs and does under a guarantee.
+
+    Attributes:
+      noise_multiplier: sigma.
+      rmse: Root of the mean square error of an iterate in each coordinate, over C and the size of
+        a step that is 1.
+    """
+
+    noise_multiplier: float
+    rmse: float
+
+
+def error_at(
+    noise: Noise, workload: Workload, sampler: BatchSampler, *, epsilon: float, delta: float
+) -> PricedError:
+    """Returns the sigma of a guarantee, and what noise of it does to the iterates.
+
+    Args:
+      noise: Its law.
+      workload: Of the run.
+      sampler: Of the run.
+      epsilon: > 0.
+      delta: In (0, 1).
+
+    Raises:
+      ValueError: If the noise has no guarantee under the sampler, or none is in reach.
+    """
+    sigma = calibrate(lambda sigma: noise.privacy(sampler, sigma), epsilon=epsilon, delta=delta)
+    return PricedError(sigma, sigma * math.sqrt(workload.mean_square(noise)))

@@ -1,0 +1,140 @@
+"""Coefficients of correlated noise: the error they leave in iterates, and which leave least."""
+
+import math
+
+import numpy as np
+import pytest
+
+from accounting import epsilon
+from dpsgd import BandedToeplitz, Independent
+from dpsgd.noise.strategies import Workload, banded_square_root, error_at, optimized
+from samplers import BallsAndBins, Deterministic, Poisson
+
+DELTA = 2.7e-8
+TABLE = {  # bands: steps; sigma and RMSE over that of one band at epsilon 1, and at 5
+    1: (36_000, (0.5520, 1.0), (0.4150, 1.0)),
+    16: (36_000, (0.7089, 0.4001), (0.4894, 0.3674)),
+    64: (36_032, (0.8333, 0.2601), (0.5398, 0.2241)),
+    256: (36_096, (1.0190, 0.1757), (0.6035, 0.1384)),
+}
+"""Cyclic balls-and-bins of one epoch with the banded square root, for prefix sums."""
+
+
+def schedule(steps):
+    return np.cos(np.linspace(0, 1.4, steps)).tolist()
+
+
+WORKLOADS = {
+    "prefix sums": Workload(40),
+    "momentum": Workload(40, momentum=0.9),
+    "schedule": Workload(40, step_sizes=schedule(40)),
+    "momentum and schedule": Workload(40, 0.7, schedule(40)),
+    "an end without steps": Workload(40, step_sizes=[1.0] * 30 + [0.0] * 10),
+}
+
+
+def matrix_of(workload):
+    """A, column by column: what SGD makes of a gradient of 1 in one step and none in others."""
+    n = workload.num_steps
+    columns = np.zeros((n, n))
+    for s in range(n):
+        v = x = 0.0
+        for t in range(n):
+            v = workload.momentum * v + (t == s)
+            x += (workload.step_sizes[t] if workload.step_sizes else 1.0) * v
+            columns[t, s] = x
+    return columns
+
+
+@pytest.mark.parametrize("what", WORKLOADS)
+@pytest.mark.parametrize(
+    "noise", [Independent(), BandedToeplitz((1.0, 0.6, 0.3)), BandedToeplitz((1, -0.4))], ids=str
+)
+def test_the_error_of_a_strategy_is_that_of_its_matrices(what, noise):
+    workload = WORKLOADS[what]
+    inverse = np.linalg.inv(noise.whiten(np.eye(workload.num_steps)))
+    wanted = np.sum((matrix_of(workload) @ inverse) ** 2) / workload.num_steps
+    assert workload.mean_square(noise) == pytest.approx(wanted, rel=1e-8)
+
+
+@pytest.mark.parametrize("what", WORKLOADS)
+def test_no_coefficients_nearby_have_less_error_than_the_optimised_ones(what):
+    workload, rng = WORKLOADS[what], np.random.default_rng(0)
+    best = optimized(workload, 4)
+    least = workload.mean_square(best)
+    assert least < 0.98 * workload.mean_square(banded_square_root(4))
+    for _ in range(50):
+        moved = np.array(best.coefficients) + 1e-2 * rng.normal(size=4)
+        assert workload.mean_square(BandedToeplitz(moved.tolist())) > least * (1 - 1e-6)
+
+
+def test_a_schedule_of_many_steps_is_optimised_by_some_of_its_columns():
+    workload = Workload(1000, 0.9, schedule(1000))
+    noise, root = optimized(workload, 8), banded_square_root(8)
+    alike = optimized(Workload(1000, 0.9), 8)
+    least = workload.mean_square(noise)
+    assert least <= min(workload.mean_square(alike), 0.9 * workload.mean_square(root))
+
+
+@pytest.mark.parametrize("bands", TABLE)
+def test_the_optimised_strategy_is_at_least_as_good_as_the_square_root_which_has_its_error(bands):
+    steps, *columns = TABLE[bands]
+    workload, noise = Workload(steps), banded_square_root(bands)
+    alone = Workload(36_000).mean_square(Independent())
+    for (sigma, rmse), (one, _) in zip(columns, TABLE[1][1:], strict=True):
+        found = sigma / one * math.sqrt(workload.mean_square(noise) / alone)
+        assert found == pytest.approx(rmse, rel=5e-3)
+    best = workload.mean_square(optimized(workload, bands))
+    assert best <= workload.mean_square(noise) * (0.7 if bands > 1 else 1)
+
+
+@pytest.mark.parametrize(
+    ("bands", "which"),
+    [
+        pytest.param(bands, k, marks=() if (bands, k) == (256, 1) else pytest.mark.long)
+        for bands in TABLE
+        for k in (0, 1)
+    ],
+)
+def test_the_noise_of_cyclic_balls_and_bins_is_that_of_the_table(bands, which):
+    steps, *columns = TABLE[bands]
+    sampler = BallsAndBins(36_000 * 1024, 1024, cycle_length=bands, overflow="accumulate")
+    assert sampler.num_steps == steps
+    noise, (sigma, _), eps = banded_square_root(bands), columns[which], (1, 5)[which]
+    assert epsilon(noise.privacy(sampler, sigma * 1.005), DELTA).upper <= eps
+    assert epsilon(noise.privacy(sampler, sigma * 0.995), DELTA).lower >= eps
+
+
+def test_a_strategy_is_priced_under_the_sampler_that_it_is_for():
+    sampler, workload = Deterministic(1000, 10, 2), Workload(200)
+    alone, banded = (
+        error_at(noise, workload, sampler, epsilon=2.0, delta=1e-5)
+        for noise in (Independent(), banded_square_root(50))
+    )
+    assert alone.noise_multiplier == banded.noise_multiplier  # nothing is amplified
+    assert banded.rmse < 0.35 * alone.rmse
+    with pytest.raises(ValueError, match="holds for noise with up to 1"):
+        error_at(banded_square_root(2), workload, Poisson(1000, 10, 2), epsilon=2.0, delta=1e-5)
+
+
+def test_short_runs_have_strategies_too():
+    assert optimized(Workload(1), 8).bands == 1
+    assert optimized(Workload(3), 8).bands == 3
+    assert optimized(Workload(5), 1) == banded_square_root(1) == BandedToeplitz((1.0,))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Workload(0), "num_steps must be at least 1"),
+        (lambda: Workload(3, 1.0), r"momentum must be in \[0, 1\)"),
+        (lambda: Workload(3, step_sizes=[1.0]), "3 steps have 1 step_sizes"),
+        (lambda: Workload(2, step_sizes=[0.0, 0.0]), "not all 0"),
+        (lambda: Workload(2, step_sizes=[1.0, math.inf]), "must be finite"),
+        (lambda: banded_square_root(0), "bands must be at least 1"),
+    ],
+)
+def test_workloads_that_cannot_be_are_refused_in_one_line(make, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
