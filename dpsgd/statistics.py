@@ -94,9 +94,9 @@ def private_mean(
 ) -> Released:
     """Returns what `private_sum` does, divided by the public number of rows n.
 
-    >>> rows = np.random.default_rng(0).normal(0.5, 0.1, size=(10_000, 2))
+    >>> rows = np.random.default_rng(0).normal(0.5, 0.1, size=(2_000, 2))
     >>> mean, guarantee = private_mean(rows, l2_clip_norm=1.0, epsilon=1.0)
-    >>> bool(np.abs(mean - 0.5).max() < 0.01), guarantee.epsilon.upper <= 1.0
+    >>> bool(np.abs(mean - 0.5).max() < 0.05), guarantee.epsilon.upper <= 1.0
     (True, True)
     """
     rows = _vectors(rows)

@@ -1,8 +1,5 @@
 """Private sums, means and histograms: what they release, at which noise, with which guarantee."""
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,15 +9,16 @@ from accounting import GaussianProfile
 from dpsgd import (
     RootKey,
     Secure,
-    dpsgd,
     private_histogram,
     private_mean,
     private_sum,
+    statistics,
 )
-from dpsgd.training import refinement
+from dpsgd.audit.checks import AuditReport, Check
+from samplers import FullBatch
 
 N = 500
-ROWS = np.random.default_rng(0).normal(size=(N, 3))
+ROWS = np.random.default_rng(7).normal(size=(N, 3))
 EXACT = {"epsilon": 1e5, "delta": 0.1, "audit": False}  # next to no noise
 
 
@@ -30,15 +28,16 @@ def test_sum_and_mean_are_of_rows_clipped_to_c(noise):
     rows[0, 0], rows[1, 2], rows[2] = np.nan, np.inf, 1e30
     norms = np.linalg.norm(rows[2:], axis=1, keepdims=True)
     expected = (rows[2:] * np.minimum(1, 1.5 / norms)).sum(0)
-    found = private_sum(rows, l2_clip_norm=1.5, **EXACT, **noise).value
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=0.05)
-    mean = private_mean(rows, l2_clip_norm=1.5, **EXACT, **noise).value
-    np.testing.assert_allclose(mean * N, expected, rtol=1e-3, atol=0.05)
+    for release, divisor in ((private_sum, 1), (private_mean, N)):
+        found = release(rows, l2_clip_norm=1.5, **EXACT, **noise).value
+        np.testing.assert_allclose(found * divisor, expected, rtol=1e-3, atol=0.05)
+
+
+BINS = np.array([0, 0, 2, 5, -1, 2**40, -(2**40), 3, 3, 3])
 
 
 def test_a_histogram_counts_rows_and_none_beyond_its_bins():
-    bins = np.array([0, 0, 2, 5, -1, 2**40, -(2**40), 3, 3, 3])
-    found = private_histogram(bins, 4, **EXACT).value
+    found = private_histogram(BINS, 4, **EXACT).value
     np.testing.assert_allclose(found, [2, 0, 1, 3], atol=0.05)
 
 
@@ -60,31 +59,32 @@ def test_noise_has_the_deviation_of_its_guarantee_and_is_no_other_release_s():
 
 def test_a_root_serves_one_release_and_one_of_a_seed_gives_no_guarantee():
     root = RootKey.from_entropy()
-    private_histogram(np.zeros(9, int), 2, root=root, **EXACT)
+    private_histogram(BINS, 4, root=root, **EXACT)
     with pytest.raises(ValueError, match="a run was already begun under this root"):
-        private_histogram(np.ones(9, int), 2, root=root, **EXACT)
-    seeded = private_histogram(np.zeros(9, int), 2, root=RootKey.from_insecure_seed(1), **EXACT)
+        private_histogram(BINS + 1, 4, root=root, **EXACT)
+    seeded = private_histogram(BINS, 4, root=RootKey.from_insecure_seed(1), **EXACT)
     assert seeded.guarantee.epsilon is None
     assert seeded.guarantee.sentence().startswith("NO GUARANTEE: reproducible noise")
 
 
-def doubled(clipped_sum, *arguments):
-    total, diagnostics = clipped_sum(*arguments)
-    return jax.tree.map(lambda leaf: 2 * leaf, total), diagnostics
-
-
-def test_what_is_released_is_audited_before(monkeypatch):
-    found = private_mean(ROWS, l2_clip_norm=0.1, epsilon=1.0)
-    assert "the compiled program and the draws passed" in found.guarantee.notes[-1]
-    assert "not audited" in private_mean(ROWS, l2_clip_norm=1.0, **EXACT).guarantee.notes[-1]
-
-    def twice(*parts):
-        sound = dpsgd(*parts)
-        return sound._replace(clipped_sum=functools.partial(doubled, sound.clipped_sum))
-
-    monkeypatch.setattr(refinement, "dpsgd", twice)
-    with pytest.raises(ValueError, match="an example moves the sum by at most C"):
-        private_mean(ROWS, l2_clip_norm=0.1, epsilon=1.0)
+@pytest.mark.parametrize("passed", [True, False])
+def test_what_is_released_is_audited_before_and_never_released_if_that_fails(monkeypatch, passed):
+    seen, report = [], AuditReport((Check("sums add up", passed, "as wanted"),))
+    monkeypatch.setattr(statistics, "coupled_audit", lambda *of, **how: seen.append(of) or report)
+    monkeypatch.setattr(statistics, "release", lambda *of, **how: np.zeros(3))
+    how = {"l2_clip_norm": 0.5, "epsilon": 1.0}
+    if not passed:
+        with pytest.raises(ValueError, match="checks failed: 'sums add up'"):
+            private_mean(ROWS, **how)
+        return
+    assert "the draws passed 1 checks" in private_mean(ROWS, **how).guarantee.notes[-1]
+    _, mechanism, params, rows = seen[0]
+    assert (mechanism.sampler, mechanism.l2_clip_norm) == (FullBatch(N), 0.5)
+    assert rows.shape[1:] == (3,)
+    assert not np.isin(rows, ROWS.astype(np.float32)).any()
+    assert set(params) == {"state", "sum"}
+    assert "not audited" in private_mean(ROWS, audit=False, **how).guarantee.notes[-1]
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize(

