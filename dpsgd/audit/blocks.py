@@ -7,11 +7,14 @@ the last, or, of a large model and under exact noise, the last steps alone. They
   them, whose floats are NaN so that the step counts them;
 * the releases of the executable itself, called with the mechanism's key of the generation and the
   number of the step: in steps at both ends of each block, the watched coordinates are the same.
+  Noise that is correlated is whitened for it, which leaves what is fresh in a step: a history that
+  is lost or shifted on the way leaves more.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,10 +26,14 @@ from dpsgd.training.mechanism import Mechanism
 from samplers import BatchSource
 
 _LARGE = 2**22  # coordinates of a model of which few steps are taken
+_COMPARED = 2**23  # coordinates of all blocks of correlated noise of which every step is compared
 _TAIL = 2  # steps of the last block
 _GENERATION = 1
 _GRID = 2.0**-14  # of the noise's deviation: cells of its grid, and sums that are drowned
 _CASTS = {2: 2.0**-7, 4: 2.0**-20, 8: 2.0**-20}  # of a number, by the bytes of its type
+
+PADDED = 2**14
+"""Steps before those whose correlated noise is whitened, at most."""
 
 _BATCHES = "blocks train on the batches that are drawn"
 _STEPS = "blocks are given the keys, scales and steps of the run"
@@ -44,7 +51,8 @@ def block_checks(program: AuditedProgram) -> list[Check]:
     declared: list[range] = []
     batches = steps = ""
     stop = first
-    seen: dict[int, np.ndarray] = {}
+    rows: list[np.ndarray] = []
+    ends: set[int] = set()
     blocks = program.blocks(
         first, mechanism, coordinates=places, generation=_GENERATION, declare=declared.append
     )
@@ -59,16 +67,17 @@ def block_checks(program: AuditedProgram) -> list[Check]:
                 found = int(log.batch_size[j])
                 if found != wanted or (exact and int(log.nonfinite_count[j]) < marked):
                     batches = batches or f"step {step:,} is of another batch"
-            watched = np.asarray(block.watched)
-            ends = {here.start, here.stop - 1}
-            if mechanism.noise.bands > 1:  # the noise of a later step is not its own alone
-                ends &= {first}
-            seen |= {step: watched[step - here.start] for step in ends}
+            rows.append(np.asarray(block.watched, np.float64)[: len(here)])
+            ends |= {here.start, here.stop - 1}
     if stop != sampler.num_steps:
         steps = steps or f"the run ends at step {stop:,} of {sampler.num_steps:,}"
-    for step, release in (seen if _drowns(mechanism) else {}).items():
-        if not _same(program, mechanism, step, release, places):
-            steps = steps or f"step {step:,} has another release than its key and number give"
+    if mechanism.noise.bands > 1 and (stop - first) * sum(program.sizes) <= _COMPARED:
+        ends = set(range(first, stop))  # what is lost within a block is seen there
+    if _drowns(mechanism):
+        fresh = _fresh(mechanism, first, np.concatenate(rows), ends)
+        for step, release in fresh.items():
+            if not _same(program, mechanism, step, release, places):
+                steps = steps or f"step {step:,} has another release than its key and number give"
     what = f"{len(declared)} dispatched, steps {first:,} to {stop - 1:,}"
     return [
         Check(_BATCHES, not batches, batches or what),
@@ -102,11 +111,42 @@ def _batch(program: AuditedProgram, source: BatchSource, step: int) -> tuple[int
     return int(counted[-1]), int((program.marked[rows].any(axis=2) & real).sum())
 
 
+class _Fresh(NamedTuple):
+    """What is fresh in the release of a step."""
+
+    noise: np.ndarray
+    size: np.ndarray
+    """Of what it was made of, in all."""
+    share: float
+    """Of it in a step that has none before it."""
+    reach: float
+    """Most that it is of releases of size 1."""
+
+
+def _fresh(
+    mechanism: Mechanism, first: int, rows: np.ndarray, steps: set[int]
+) -> dict[int, _Fresh]:
+    """Returns what is fresh in some steps of blocks that begin at `first`, with no history."""
+    noise, matrix = mechanism.noise, np.eye(len(rows))
+    if noise.bands > 1:
+        if first > PADDED:
+            rows, matrix = rows[:1], noise.whiten(np.eye(1))
+        else:
+            matrix = noise.whiten(np.eye(first + len(rows), len(rows), -first))[first:]
+    size, reach = np.abs(matrix) @ np.abs(rows), np.abs(matrix).sum(axis=1)
+    fresh = matrix @ rows
+    return {
+        first + k: _Fresh(fresh[k], size[k], matrix[k, k], reach[k])
+        for k in range(len(rows))
+        if first + k in steps
+    }
+
+
 def _same(
     program: AuditedProgram,
     mechanism: Mechanism,
     step: int,
-    release: np.ndarray,
+    release: _Fresh,
     places: list[np.ndarray],
 ) -> bool:
     """Whether a step of a block released what the executable does by itself."""
@@ -115,9 +155,10 @@ def _same(
     b, start = sampler.expected_batch_size, 0
     stddev = mechanism.noise_multiplier * mechanism.l2_clip_norm
     for leaf, at, dtype in zip(expected, places, program.dtypes, strict=True):
-        found = release[start : start + at.size].astype(np.float64) * b
-        allowed = _GRID * stddev + _CASTS[dtype.itemsize] * np.abs(leaf[at])
-        if not np.all(np.abs(found - leaf[at]) <= allowed):
+        here = slice(start, start + at.size)
+        found, wanted = release.noise[here] * b, release.share * leaf[at].astype(np.float64)
+        allowed = _GRID * stddev * release.reach + _CASTS[dtype.itemsize] * release.size[here] * b
+        if not np.all(np.abs(found - wanted) <= allowed):
             return False
         start += at.size
     return True

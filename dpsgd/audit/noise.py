@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
+from dpsgd.audit.blocks import PADDED
 from dpsgd.audit.checks import Check, Several, variance_pvalue
 from dpsgd.audit.normal import (
     Counts,
@@ -58,7 +59,6 @@ _COARSE = 2.0**-6  # cells that are too coarse for a comparison with a density
 _FINE = 2.0**-10  # cells that are so fine that 0 is rare
 _OTHERS = 2  # generations before those that are looked at for more draws
 _MATRIX = 256  # steps of which M is looked at
-_PADDED = 2**14  # steps before those whose correlated noise is whitened, at most
 
 
 def noise_checks(program: AuditedProgram) -> list[Check]:
@@ -101,7 +101,7 @@ class _Looks:
         self._casts = [unit / 2 if unit > 2.0**-20 else 0.0 for unit in units]
         self._places = [_places(size) for size in program.sizes]
         self._end = program.mechanism.sampler.num_steps
-        self._whitens = self._noise.bands == 1 or program.first_step <= _PADDED
+        self._whitens = self._noise.bands == 1 or program.first_step <= PADDED
         self._first = program.first_step if self._whitens else 0
         # Of a coarse grid, magnitudes are not normal: 0 is common.
         self._signless = _law_of(program.mechanism)[1] <= _FINE
@@ -145,7 +145,7 @@ class _Looks:
             why = f"C = {self._mechanism.l2_clip_norm:.3g} is next to the least there is"
             found.append(("whole blocks have noise at every step", why))
         if not self._whitens:
-            why = f"noise that is correlated is whitened up to step {_PADDED:,}"
+            why = f"noise that is correlated is whitened up to step {PADDED:,}"
             found.append(("a run that goes on does so with its noise", why))
         if self._unseen:
             why = f"{', '.join(self._unseen[:3])}: the sum leaves no digits"
@@ -330,7 +330,7 @@ class _Looks:
 
         Of a large one, the largest 2^k alone: it is a multiple of all others.
         """
-        first, end = self._first, self._end if self._noise.bands == 1 else min(self._end, _PADDED)
+        first, end = self._first, self._end if self._noise.bands == 1 else min(self._end, PADDED)
         apart = [2**k for k in range(end.bit_length())]
         after, before = (
             [first + d for d in apart if first + d < end],

@@ -355,23 +355,28 @@ def history_of_the_first_step(self, total, state, key, step, scales):
     return noised, jax.tree.map(lambda old, new: jnp.where(step == 0, new, old), state, after)
 
 
-BUGS = [independent_noise, another_matrix, history_lost, history_shifted, history_of_the_first_step]
+LAW = "noise of different steps is independent"
+STEPS = "blocks are given the keys, scales and steps of the run"
+BUGS = {
+    independent_noise: LAW,
+    another_matrix: LAW,
+    history_lost: STEPS,  # once, in a step of which few coordinates are watched
+    history_shifted: STEPS,
+    history_of_the_first_step: LAW,
+}
 
 
-@pytest.mark.parametrize("add", BUGS, ids=lambda add: add.__name__)
-def test_the_audit_whitens_noise_and_sees_that_it_is_not_what_is_claimed(add):
+@pytest.mark.parametrize(("add", "seen_by"), BUGS.items(), ids=[add.__name__ for add in BUGS])
+def test_the_audit_whitens_noise_and_sees_that_it_is_not_what_is_claimed(add, seen_by):
     report = coupled_audit(
         dpsgd(loss_fn, optax.sgd(0.1)),
         Mechanism(SAMPLER, 1.0, 1.0, noise=bug(add)),
-        {"w": jnp.zeros(D), "others": [jnp.zeros(200)] * 8},
+        {"w": jnp.zeros(D)},
         rows(),
         root=RootKey.from_insecure_seed(1),
     )
     failed = {check.name for check in report.checks if not check.passed}
-    assert failed & {
-        "noise of different steps is independent",
-        "noise has standard deviation sigma C, in every leaf",
-    }
+    assert seen_by in failed
 
 
 def test_the_audit_sees_bands_that_are_longer_than_the_cycle():
