@@ -47,7 +47,7 @@ def within(
 
     Args:
       minutes: All the time there is, from now on. Timing, with its compilation, is part of it; so
-        are the search for the noise and the audit, which are taken to last as long again.
+        are the search for the noise and the audit, taken to last as long as the latest timing.
       choose: Returns the configuration for so many epochs at most.
       epoch_seconds: Times an epoch of a configuration, of which the batch size alone matters.
       clock: In seconds.
@@ -58,23 +58,30 @@ def within(
     if not 0 < minutes < math.inf:
         raise ValueError(f"budget_minutes must be finite and > 0, got {minutes}")
     started, timed = clock(), dict[int, float]()
-    most = _UNLIMITED
+    most, left, seconds, overhead = _UNLIMITED, math.inf, 0.0, 0.0
     while True:
         config = choose(most)
         size, epochs = config.sampler.batch_size, config.sampler.epochs
-        if size not in timed:
-            timed[size] = epoch_seconds(config)
-        spent = clock() - started
-        fitting = int(((1 - RESERVE) * 60 * minutes - 2 * spent) / timed[size])
-        if epochs <= fitting:
-            return config, timed[size]
-        if most == 1:
+        # An epoch of batches that were not timed is taken to last as long as the latest that were.
+        seconds = timed.get(size, seconds)
+        new = size not in timed and left > 0 and (most == 1 or epochs * seconds <= left)
+        if new:
+            begun = clock()
+            timed[size] = seconds = epoch_seconds(config)
+            overhead = clock() - begun
+        spent = clock() - started + overhead
+        left = (1 - RESERVE) * 60 * minutes - spent
+        fitting = max(1, int(left / seconds))
+        if size in timed and epochs * seconds <= left and not (new and fitting > most):
+            return config, seconds
+        if most == 1 and not (new and fitting > 1):
             raise ValueError(
                 f"budget_minutes is {minutes:g}, and not even one epoch fits: here it takes "
-                f"{timed[size]:.1f} s, and compiling, timing and auditing {2 * spent:.1f} s; give "
-                "more time, or train a smaller model"
+                f"{seconds:.1f} s, and compiling, timing and auditing {spent:.1f} s; give more "
+                "time, or train a smaller model"
             )
-        most = max(1, min(fitting, most - 1))  # less each time: the loop ends
+        # More only where others were just timed, and else less: the loop ends.
+        most = fitting if new else min(fitting, most - 1)
 
 
 def epoch_seconds(

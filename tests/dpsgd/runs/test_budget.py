@@ -58,20 +58,41 @@ class Larger(Line):
         return Settings(batch_size=16 if epochs > 20 else 80, epochs=epochs)
 
 
-def test_where_fewer_epochs_go_with_other_batches_these_are_timed_too():
+@pytest.mark.parametrize(
+    ("seconds", "epochs", "sizes"),
+    [
+        (110.0, 50, [16]),
+        (30.0, 15, [16, 80]),  # in which 20 of larger batches fit too, and 50 of smaller do not
+        (5.0, 10, [16, 80]),
+        (0.6, 1, [16, 80]),
+    ],
+)
+def test_where_fewer_epochs_go_with_other_batches_these_are_timed_too(seconds, epochs, sizes):
     timed = []
 
     def epoch_seconds(config):
         timed.append(config.sampler.batch_size)
         return {16: 2.0, 80: 0.5}[config.sampler.batch_size]
 
-    clock = Clock()
     choice = lambda most: choose(Larger(), OPEN, Population(160), most_epochs=most)  # noqa: E731
-    for minutes, epochs in ((0.5 / 0.9, 15), (2 / 0.9, 50), (0.1 / 0.9, 3), (0.02 / 0.9, 1)):
-        timed.clear()
-        config, seconds = budget.within(minutes, choice, epoch_seconds, clock=clock)
-        assert (config.sampler.epochs, seconds) == (epochs, 2.0 if epochs > 20 else 0.5)
-        assert sorted(set(timed)) == sorted(timed)  # each once
+    minutes = seconds / 60 / (1 - budget.RESERVE)
+    config, found = budget.within(minutes, choice, epoch_seconds, clock=Clock())
+    assert timed == sizes  # each once
+    assert found == (2.0 if sizes == [16] else 0.5)
+    assert config.sampler.epochs == epochs
+
+
+def test_the_audit_is_taken_to_last_as_long_as_the_latest_timing_alone():
+    clock = Clock()
+
+    def epoch_seconds(config):
+        clock.now += {16: 10.0, 80: 4.0}[config.sampler.batch_size]
+        return 1.0
+
+    choice = lambda most: choose(Larger(), OPEN, Population(160), most_epochs=most)  # noqa: E731
+    minutes = 36.0 / 60 / (1 - budget.RESERVE)
+    config, _ = budget.within(minutes, choice, epoch_seconds, clock=clock)
+    assert config.sampler.epochs == 18  # of 36 s, 10 + 4 are spent, and 4 are kept
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
