@@ -276,7 +276,8 @@ def train_blocks(
       root: Secret from which the streams of sampling, noise and the loss derive.
       generation: Which continuation of the run this is; another one means other randomness. The
         same root and generation may repeat a run, or go on with it, and serve no other: two runs
-        under one noise have a noise-free difference.
+        under one noise have a noise-free difference. One that is begun anew begins with the
+        `noise` of `algorithm.init`, or correlated noise costs more than is said.
       block_steps: Steps per dispatch.
       data_on: Where the data lie. "device": only indices and weights travel. "host": in memory or
         memory-mapped, and each block's rows travel with it; to the same bits. By default "host" if
