@@ -23,13 +23,19 @@ _LEAST = 1e-6
 """Epsilon at which no number of rows is enough."""
 
 
-def decided(task: Any, config: RunConfig, population: Population) -> RunConfig:
+def decided(
+    task: Any,
+    config: RunConfig,
+    population: Population,
+    progress: Callable[[str], None] = lambda line: None,
+) -> RunConfig:
     """Returns a configuration that says whether its run is calibrated: by default, if it can be.
 
     Args:
       task: What is trained.
-      config: As it was asked for, or recorded.
+      config: As it was asked for.
       population: What is public of the training rows.
+      progress: Called with one line of text, if the task offers what its run cannot have.
 
     Raises:
       ValueError: if it is asked for and cannot be had.
@@ -39,6 +45,8 @@ def decided(task: Any, config: RunConfig, population: Population) -> RunConfig:
     why = _why_not(task, config, population)
     if why and config.calibration:
         raise ValueError(f"calibration {config.calibration} cannot be had: {why}")
+    if why and _offers(task) and not config.non_private:
+        progress(f"no calibration: {why}")
     return dataclasses.replace(config, calibration="none" if why else "platt")
 
 

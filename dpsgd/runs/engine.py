@@ -241,7 +241,7 @@ def run(
     _check_data(task, None)
     rows = rows_of(task)
     config, chosen = _chosen(task, config, rows, budget_minutes, progress)
-    config = calibration.decided(task, config, rows[1])
+    config = calibration.decided(task, config, rows[1], progress)
     given = config.target_epsilon is None and config.target_advantage is None
     progress(
         "finding the guarantee of the run"

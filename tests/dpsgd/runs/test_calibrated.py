@@ -19,7 +19,7 @@ from tiny_task import (
     short_blocks,
 )
 
-from dpsgd import Guarantee, resume, run
+from dpsgd import Guarantee, Secure, resume, run
 from dpsgd.audit import coupled
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit, engine
@@ -114,6 +114,14 @@ def test_a_target_is_met_by_both_together(tmp_path, target):
     assert sigmas[1] > 1.01 * sigmas[0]
 
 
+@pytest.mark.long
+def test_exact_noise_is_that_of_the_sums_too(tmp_path):
+    record = run(calibrated, config(secure_noise=True), tmp_path / "run")
+    mechanism = read(tmp_path / "run" / "ledger.jsonl").generations[0].terms.mechanism
+    assert mechanism.of_sums().noise == mechanism.noise == Secure()
+    assert record["epsilon_upper"] == Guarantee.of(mechanism, 1 / 160).epsilon.upper
+
+
 # --- Which runs are calibrated -------------------------------------------------------------------
 
 
@@ -149,8 +157,10 @@ def test_a_calibration_that_cannot_be_had_is_refused_in_one_line(
         run(task, config(calibration="platt", **settings), tmp_path / "run")
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
-    run(task, config(**settings), tmp_path / "run")  # nobody asked
+    lines = []
+    run(task, config(**settings), tmp_path / "run", progress=lines.append)  # nobody asked
     assert contents(tmp_path / "run", "config.json")["calibration"] == "none"
+    assert any(line.startswith("no calibration: on 160") for line in lines) == (rows is None)
 
 
 # --- Stopped and killed --------------------------------------------------------------------------
