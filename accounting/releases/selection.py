@@ -246,7 +246,7 @@ class SelectionProfile:
         one = self._delta(check_epsilon(epsilon), tolerance)
         distance = self._delta(0.0, tolerance).upper
         upper = min(1.0, self.count.hit_probability(distance) * _UP)
-        rest = epsilon - self._surcharge
+        rest = epsilon - self._surcharge(tolerance)
         if rest >= 0.0:
             upper = min(upper, self.count.mean * self._delta(rest, tolerance).upper * _UP)
         return Bound(one.lower, upper, note=one.note)
@@ -255,30 +255,38 @@ class SelectionProfile:
         """Bounds the smallest epsilon >= 0 that holds with `delta` in (0, 1)."""
         one = _proved(self.trial.epsilon(check_delta(delta), tolerance))
         shared = _proved(self.trial.epsilon(delta / self.count.mean / _UP, tolerance))
-        upper = (shared.upper + self._surcharge) * _UP
+        upper = (shared.upper + self._surcharge(tolerance)) * _UP
         return Bound(one.lower, upper, note="the lower end is that of one trial")
 
     def _delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         return _proved(self.trial.delta(epsilon, tolerance))
 
+    def _surcharge(self, tolerance: float) -> float:
+        """Returns (eta + 1) e for an e that meets the theorem's condition, about the smallest.
+
+        With T(e) = log(1 + delta(e) (1 - gamma) / gamma) it is T(e) <= e. T falls, so that every e
+        has the smallest between itself and T(e), of which the larger meets it.
+        """
+        found = self._surcharges
+        if tolerance not in found:
+            gamma = self.count.gamma
+            low, high, e, before = 0.0, 1e3, 0.5, (0.0, 0.0)
+            while high - low > 1e-3 * high + 1e-4 * tolerance:
+                value = math.log1p(self._delta(e, tolerance).upper * _UP * (1.0 - gamma) / gamma)
+                low, high = max(low, min(e, value)), min(high, max(e, value))
+                rise, run = value - e - before[1], e - before[0]
+                # By secants of T(e) - e, in which every second end of a bracket would stay.
+                guess = e - (value - e) * run / rise if before[0] and rise else math.sqrt(e * value)
+                before = e, value - e
+                e = guess + math.copysign(3e-4 * high, guess - e)
+                if not low < e < high:
+                    e = math.sqrt(max(low, 1e-9) * high)
+            found[tolerance] = (self.count.shape + 1.0) * high
+        return found[tolerance]
+
     @cached_property
-    def _surcharge(self) -> float:
-        """(eta + 1) e for an e that was seen to meet the theorem's condition."""
-        gamma = self.count.gamma
-        odds = gamma / (1.0 - gamma)
-
-        def met(e: float) -> bool:
-            return self._delta(e).upper * _UP <= odds * math.expm1(e)
-
-        low, high = 0.0, 1 / 16
-        while not met(high):
-            low, high = high, 2.0 * high
-            if high > 700.0:
-                return math.inf
-        while high - low > 1e-3 * high + 1e-6:
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if met(middle) else (middle, high)
-        return (self.count.shape + 1.0) * high
+    def _surcharges(self) -> dict[float, float]:
+        return {}
 
 
 def _proved(bound: Bound) -> Bound:
