@@ -39,6 +39,19 @@ def test_it_agrees_with_direct_convolutions(side, count):
     assert add.delta(0.2) == pytest.approx(direct.add(0.2), rel=1e-5)
 
 
+@pytest.mark.parametrize("side", ["lower", "upper"])
+@pytest.mark.parametrize("epsilon", [0.2, 1.0])
+def test_another_release_is_convolved_as_well(side, epsilon):
+    one = LikelihoodRatio.subsampled_gaussian(0.8, 0.2, 0.01, side)
+    other = LikelihoodRatio.gaussian(2.0, 0.01, side)
+    direct = one.product(one).product(other)
+    remove, add = compose_both(one, 2, other, epsilon=epsilon)
+    assert remove.delta(epsilon) == pytest.approx(direct.remove(epsilon), rel=1e-5)
+    assert add.delta(epsilon) == pytest.approx(direct.add(epsilon), rel=1e-5)
+    with pytest.raises(ValueError, match="one side and one step"):
+        compose_both(one, 2, LikelihoodRatio.gaussian(2.0, 0.02, side), epsilon=epsilon)
+
+
 @pytest.mark.parametrize("tilted_for", [0.5, 8.0])
 def test_a_tilt_for_another_epsilon_loosens_but_never_breaks_the_bound(tilted_for):
     for epsilon in (1.0, 4.0, 10.0):

@@ -21,9 +21,12 @@ SHARP = [
 LOOSE = [(0.3, 10, 1, 1e-8), (0.5, 3, 1, 1e-30), (0.2, 100, 4, 1e-10), (1.0, 50, 3, 1e-3)]
 
 
-@pytest.mark.parametrize(("sigma", "bins", "epochs", "delta"), SHARP)
-def test_at_little_noise_both_ends_agree(sigma, bins, epochs, delta):
-    closed = LargestRelease(sigma, bins, epochs)
+@pytest.mark.parametrize(
+    ("sigma", "bins", "epochs", "delta", "release"),
+    [*((*at, math.inf) for at in SHARP), *((*at, 0.5) for at in SHARP[3:])],
+)
+def test_at_little_noise_both_ends_agree(sigma, bins, epochs, delta, release):
+    closed = LargestRelease(sigma, bins, epochs, release)
     lower, upper = closed.lower_epsilon(delta), closed.upper_epsilon(delta)
     assert lower <= upper <= lower + 1e-5 + 1e-10 * lower
     assert closed.lower_delta(lower) <= closed.upper_delta(lower)
@@ -31,13 +34,21 @@ def test_at_little_noise_both_ends_agree(sigma, bins, epochs, delta):
     assert closed.upper_delta(upper) == pytest.approx(delta, rel=1e-3)
 
 
+@pytest.mark.parametrize("release", [math.inf, 0.5])
 @pytest.mark.parametrize(("sigma", "bins", "epochs", "delta"), LOOSE)
-def test_where_they_are_not_sharp_the_algebra_lies_between_them(sigma, bins, epochs, delta):
-    closed = LargestRelease(sigma, bins, epochs)
+def test_where_they_are_not_sharp_the_algebra_lies_between_them(
+    sigma, bins, epochs, delta, release
+):
+    closed = LargestRelease(sigma, bins, epochs, release)
     low, high = (
         LikelihoodRatio.gaussian(sigma, 0.1, side).average(bins).power(epochs)
         for side in ("lower", "upper")
     )
+    if release < math.inf:
+        low, high = (
+            ratio.product(LikelihoodRatio.gaussian(release, ratio.step, ratio.side))
+            for ratio in (low, high)
+        )
     lower, upper = closed.lower_epsilon(delta), closed.upper_epsilon(delta)
     assert high.delta(lower) >= delta * (1 - 1e-9)
     assert math.isinf(upper) or low.delta(upper) <= delta

@@ -20,6 +20,7 @@ from accounting import (
     ShuffleProfile,
     TruncatedProfile,
     WithGaussianReleaseProfile,
+    WorstLeafProfile,
     calibrate,
 )
 from accounting.profile import UpperEnd
@@ -154,6 +155,7 @@ def test_it_agrees_with_another_accountant():
         PoissonProfile(1.0, 0.05, 20),
         BallsAndBinsProfile(1.0, 10, 2),
         ShuffleProfile(1.0, 10, 2),
+        WorstLeafProfile(1.0, 2, (1,), ((4,),)),
         Opaque(BallsAndBinsProfile(1.0, 10)),
     ],
     ids=repr,
