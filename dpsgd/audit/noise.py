@@ -48,6 +48,7 @@ _ALIGNED = 96  # watched coordinates that are a leaf's first; the others lie any
 _DRAWS = 2**18  # wanted of single steps: resolves 1 % of sigma
 _STEPS = 16  # most that are taken for it
 _FEW = 2**13  # of fewer draws, steps of other generations are taken too: resolves 5 % of sigma
+_GENERATIONS = 512  # at most
 _ROWS = 2**20  # whose gradients are formed for these, about
 _TAIL = 4  # steps of a last block, where the run's is a full one
 _LARGE = 2**22  # coordinates of a model of which fewer steps are taken
@@ -299,7 +300,8 @@ class _Looks:
         rows = 0 if sampler.accumulates else len(steps) * sampler.padded_batch_size
         if program.layout.streamed:
             rows = program.layout.passes * sampler.padded_batch_size
-        count = min(math.ceil((_FEW - self._draws) / a_generation), _ROWS // max(1, rows))
+        wanted = math.ceil((_FEW - self._draws) / a_generation)
+        count = min(wanted, _GENERATIONS, _ROWS // max(1, rows))
         if count <= 0 or self._noise.bands > 1:
             return []
         shown = [

@@ -11,7 +11,7 @@ from dpsgd import Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.blocks import block_checks
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.training import loop
-from samplers import BallsAndBins, Multistage, Poisson, Shuffle, UnitTree
+from samplers import BallsAndBins, FullBatch, Multistage, Poisson, Shuffle, UnitTree
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
 
@@ -119,3 +119,30 @@ def test_a_bug_of_the_loop_is_seen(plant, checks, monkeypatch):
     program = audited(SHUFFLE)
     plant(monkeypatch)
     assert failed(program) == checks
+
+
+@pytest.mark.long
+def test_a_sum_of_more_rows_than_float32_can_count_is_sound_and_one_without_its_last_pass_is_not():
+    def product(params, example):
+        return params * example["x"]
+
+    algorithm = dpsgd(product, optax.sgd(0.1))
+    full = FullBatch(2**24 + 3)
+    mechanism = Mechanism(full, 1.0, 0.5)
+    state = algorithm.init(np.zeros((), np.float32), mechanism)
+    rows = {"x": ROWS["x"][:, 0]}
+    program = AuditedProgram(algorithm, mechanism, state, rows, root=RootKey.from_insecure_seed(2))
+    assert not failed(program)
+
+    def all_but_the_last_pass(*arguments, sound=loop.compiled_block):
+        compiled = sound(*arguments)
+
+        def run(state, data, plan, *rest):
+            starts = np.maximum(np.asarray(plan.starts) - 1, 0)
+            return compiled(state, data, plan._replace(starts=jnp.asarray(starts)), *rest)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "compiled_block", all_but_the_last_pass)
+        assert BATCHES in failed(program)
