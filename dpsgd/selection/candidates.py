@@ -166,7 +166,8 @@ class Candidates:
         ]
 
         def at(config: RunConfig, sigma: float) -> RunConfig:
-            return dataclasses.replace(settings.any_noise(config), noise_multiplier=sigma)
+            none: dict[str, Any] = dict.fromkeys(_NOISE)
+            return dataclasses.replace(config, **{**none, "noise_multiplier": sigma})
 
         def profiles(sigmas: list[float]) -> list[PrivacyProfile]:
             pairs = zip(unique.values(), sigmas, strict=True)

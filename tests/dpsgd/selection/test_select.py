@@ -6,7 +6,7 @@ import shutil
 import stat
 
 import pytest
-from tiny_task import Line, config_of
+from tiny_task import SUMS, Line, calibrated, config_of, few_rows_are_calibrated
 from toy_trials import (
     COUNT,
     RATES,
@@ -33,6 +33,8 @@ from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.selection import Selection
 from dpsgd.runs.stop import Stopped
 from dpsgd.selection import engine
+from dpsgd.selection.candidates import Candidates
+from dpsgd.selection.candidates import config_of as trial_of
 from dpsgd.selection.vault import Vault
 from samplers import Population
 
@@ -380,3 +382,17 @@ def test_a_ledger_that_releases_what_was_not_declared_is_refused(trained, tmp_pa
         (out / "ledger.jsonl").write_bytes(held)
         with pytest.raises(LedgerError, match="none of the candidates that were declared"):
             RunDirectory(out).history()
+
+
+def test_a_trial_is_calibrated_and_the_whole_counts_it():
+    config = candidate(noise_multiplier=None, target_epsilon=8.0)
+    with few_rows_are_calibrated():
+        asked = Candidates(calibrated, None, (config,), SCORE, "lower", COUNT)
+        selection = asked.declared(RootKey.from_entropy())
+        (terms,) = selection.candidates
+        assert terms.mechanism == trial_of(terms).mechanism(asked.rows[1])
+    assert terms.mechanism.full_sums == SUMS
+    whole = SelectionProfile(terms.mechanism.privacy(), COUNT)
+    upper = epsilon(whole, terms.delta).upper
+    assert 7.9 < upper <= 8.0
+    assert selection.guarantee().epsilon.upper == upper

@@ -1,0 +1,113 @@
+"""A private selection's file, and `dpsgd sweep --private`."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tiny_task import Line
+
+from accounting import TrialCount
+from dpsgd.runs.result import FinishedRun
+from experiments import cli
+from experiments.reports.overview import overview
+from experiments.sweeps.config import Sweep, file_of
+from experiments.sweeps.private import SHIPPED, PrivateSweep
+
+FILE = """
+target_epsilon = 8.0
+mean_trials = 2.0
+score = "test_error"
+better = "lower"
+
+[task]
+name = "tiny_task:Line"
+width = 3
+
+[run]
+audit = false
+
+[[grid]]
+sampler = "deterministic"
+batch_size = 32
+epochs = 2
+learning_rate = [0.01, 0.02]
+"""
+
+
+def parse(text):
+    return PrivateSweep.parse(text.encode(), "FILE")
+
+
+def test_the_candidates_are_all_combinations_of_a_grids_values_each_once():
+    sweep = parse(FILE + "l2_clip_norm = [1, 4.0]\n" + FILE[FILE.index("[[grid]]") :])
+    found = sweep.candidates("FILE")
+    assert [(c.learning_rate, c.l2_clip_norm) for c in found] == [
+        (0.01, 1), (0.01, 4.0), (0.02, 1), (0.02, 4.0), (0.01, None), (0.02, None),
+    ]  # fmt: skip
+    assert {c.target_epsilon for c in found} == {8.0}
+    assert {(c.sampler.batch_size, c.sampler.epochs, c.audit) for c in found} == {(32, 2, False)}
+    assert sweep.count == TrialCount(2.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[[grid]]", "[[grid]]\ntarget_epsilon = 3", "target_epsilon is of the whole selection"),
+        ("[[grid]]", "[[grid]]\nnon_private = true", "non_private voids it"),
+        ("audit = false", "insecure_seed = 1", "insecure_seed voids it"),
+        ("0.02]", '"high"]', "learning_rate: str is not an instance of float"),
+        ("learning_rate", "rate", "'rate' is unknown"),
+        ("[0.01, 0.02]", "[]", "learning_rate needs a value at least"),
+        ("mean_trials = 2.0", "mean_trials = 0.5", "the mean number of trials must be in"),
+        ("mean_trials", "repetitions", "a sweep that shows every run: leave out --private"),
+        ('"deterministic"', '"lottery"', "there is no sampler 'lottery'"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_named_in_one_line(old, new, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        parse(FILE.replace(old, new, 1)).candidates("FILE")
+    assert str(error.value).startswith("FILE")
+    assert "\n" not in str(error.value)
+
+
+def test_the_score_is_the_headline_on_the_validation_rows_and_never_of_rows_that_train():
+    class Described(Line):
+        def describe(self):
+            return {"headline": "test_auc", "better": "higher"}
+
+    own = parse(FILE.replace('score = "test_error"\nbetter = "lower"\n', ""))
+    assert own.scored(Described(), "FILE") == ("validation_auc", "higher")
+    other = parse(FILE.replace('better = "lower"\n', ""))
+    with pytest.raises(ValueError, match="better is missing"):
+        other.scored(Described(), "FILE")
+    with pytest.raises(ValueError, match="rows that are protected"):
+        parse(FILE.replace("test_error", "train_auc")).scored(Described(), "FILE")
+
+
+def test_shipped_selections_can_be_asked_for_by_name_and_need_the_option():
+    for path in SHIPPED.glob("*.toml"):
+        content = file_of(Path(path.stem), SHIPPED).read_bytes()
+        assert len(PrivateSweep.parse(content, path.stem).candidates(path.stem)) > 1
+        with pytest.raises(ValueError, match="add --private"):
+            Sweep.parse(content, path.stem)
+
+
+def test_the_command_releases_a_model_whose_report_states_the_whole(tmp_path, capsys):
+    (tmp_path / "file.toml").write_text(FILE)
+    command = ["sweep", str(tmp_path / "file.toml"), "--private", "--out", str(tmp_path / "out")]
+    assert cli.main(command) == 0
+    run = FinishedRun.read(tmp_path / "out")
+    assert 7.9 < run.record["epsilon_upper"] <= 8.0
+    said = capsys.readouterr().out
+    assert run.record["guarantee"] in " ".join(said.split())
+    page = overview([tmp_path / "out"]).markdown
+    assert run.record["guarantee"] in page
+    assert "--private --out out" in page
+    assert "curves.svg" not in page  # of one trial's mechanism
+    assert cli.main(["ledger", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert told.splitlines()[-1] == run.record["guarantee"]
+    assert cli.main([*command, "--workers", "2"]) == 2
+    (tmp_path / "file.toml").write_text(FILE.replace("0.02", "0.03"))
+    assert cli.main(command) == 2
+    assert "another candidates" in capsys.readouterr().err
