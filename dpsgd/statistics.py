@@ -176,8 +176,8 @@ def _released(
         note = audit_note(found)
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
     columns = columns_of(mechanism.sampler, rows)
-    mean = release(of, mechanism, (), columns, root=root, run=root.begin_run())
-    return Released(np.asarray(mean, np.float64), guarantee)
+    found = release(of, mechanism, (), columns, root=root, run=root.begin_run())
+    return Released(np.asarray(found.params, np.float64), guarantee)
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,8 @@ def train(
                     break
             else:
                 if refinement is not None:
-                    params = refine(refinement, mechanism, params, data, root=root, run=run)
+                    refined = refine(refinement, mechanism, params, data, root=root, run=run)
+                    params = refined.params
                     done = whole
     except BaseException as error:
         error.add_note(f"training was cut short: {guarantee.stopped(done, whole).sentence()}")

@@ -57,28 +57,6 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class _Reported(Refinement):
-    """A task's refinement, which says beside the parameters what came of its sums."""
-
-    of: Refinement
-
-    def reads(self, params: PyTree, example: PyTree) -> PyTree:
-        return self.of.reads(params, example)
-
-    def start(self) -> PyTree:
-        return self.of.start()
-
-    def statistic(self, state: PyTree, row: PyTree) -> Any:
-        return self.of.statistic(state, row)
-
-    def fold(self, state: PyTree, mean: Any) -> PyTree:
-        return self.of.fold(state, mean)
-
-    def apply(self, params: PyTree, state: PyTree) -> PyTree:
-        return self.of.apply(params, state), self.of.summary(state)
-
-
-@dataclass(frozen=True)
 class Job:
     """Everything a run computes with, made from its task and its configuration alone.
 
@@ -104,7 +82,7 @@ class Job:
     algorithm: Algorithm
     mechanism: Mechanism
     delta: float
-    refinement: _Reported | None
+    refinement: Refinement | None
 
     @classmethod
     def of(
@@ -129,8 +107,7 @@ class Job:
         algorithm = dpsgd(_loss(task), ADAM, microbatch_size=config.microbatch_size)
         delta = config.target_delta or 1 / population.num_examples
         params = task.init(config.init_seed)
-        refined = calibration.refinement_of(task, chosen)
-        refinement = _Reported(refined) if refined else None
+        refinement = calibration.refinement_of(task, chosen)
         return cls(
             task, config, data, population, unit, params, algorithm, chosen, delta, refinement
         )
@@ -607,7 +584,7 @@ def _refine(
         ledger.declare(steps)
 
     progress(f"calibrating by {mechanism.full_sums}")
-    params, summary = refine(
+    refined = refine(
         job.refinement,
         mechanism,
         last.state.params,
@@ -617,8 +594,8 @@ def _refine(
         declare=declare,
         run=ledger.history.name,
     )
-    folder.write_json(CALIBRATION, _numbers(summary))
-    state = last.state._replace(step=np.int32(mechanism.num_steps), params=params)
+    folder.write_json(CALIBRATION, _numbers(refined.summary))
+    state = last.state._replace(step=np.int32(mechanism.num_steps), params=refined.params)
     last = Checkpoint(state, ledger.history.head, last.seconds)
     folder.checkpoints.save(last)
     return last

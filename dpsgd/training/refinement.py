@@ -101,6 +101,15 @@ class Refinement(abc.ABC):
         return {}
 
 
+class Refined(NamedTuple):
+    """What noisy sums over all rows made."""
+
+    params: PyTree
+    """As `Refinement.apply` returned them."""
+    summary: Mapping[str, Any]
+    """As `Refinement.summary` returned it."""
+
+
 class SumsRun(NamedTuple):
     """The run that releases the sums, as `train_blocks` and an audit take it."""
 
@@ -160,7 +169,7 @@ def refine(
     generation: int = 0,
     declare: Callable[[range], None] = lambda steps: None,
     run: str = "train_blocks",
-) -> PyTree:
+) -> Refined:
     """Releases the sums over all rows of a run that has trained, and returns what they make.
 
     Args:
@@ -201,7 +210,7 @@ def release(
     run: str,
     generation: int = 0,
     declare: Callable[[], None] = lambda: None,
-) -> PyTree:
+) -> Refined:
     """Releases the sums of `mechanism`, a full batch each, and returns what they make.
 
     Args:
@@ -270,8 +279,8 @@ def _read(refinement: Refinement, params: PyTree, part: PyTree) -> PyTree:
     return jax.vmap(isolated(refinement.reads, params, example), (None, 0))(params, part)
 
 
-def _applied(refinement: Refinement, params: PyTree, state: PyTree) -> PyTree:
-    return refinement.apply(params, state)
+def _applied(refinement: Refinement, params: PyTree, state: PyTree) -> Refined:
+    return Refined(refinement.apply(params, state), refinement.summary(state))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dpsgd import (
     statistics,
 )
 from dpsgd.audit.checks import AuditReport, Check
+from dpsgd.training.refinement import Refined
 from samplers import FullBatch
 
 N = 500
@@ -71,7 +72,7 @@ def test_a_root_serves_one_release_and_one_of_a_seed_gives_no_guarantee():
 def test_what_is_released_is_audited_before_and_never_released_if_that_fails(monkeypatch, passed):
     seen, report = [], AuditReport((Check("sums add up", passed, "as wanted"),))
     monkeypatch.setattr(statistics, "coupled_audit", lambda *of, **how: seen.append(of) or report)
-    monkeypatch.setattr(statistics, "release", lambda *of, **how: np.zeros(3))
+    monkeypatch.setattr(statistics, "release", lambda *of, **how: Refined(np.zeros(3), {}))
     how = {"l2_clip_norm": 0.5, "epsilon": 1.0}
     if not passed:
         with pytest.raises(ValueError, match="checks failed: 'sums add up'"):

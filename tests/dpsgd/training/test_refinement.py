@@ -61,10 +61,8 @@ def mechanism(count=1, sigma=1e-6, clip=1.0, **fields):
 def released(means=None, of=None, rows=None, *, root=None, params=1.0, **how):
     root = root or RootKey.from_entropy()
     rows = ROWS if rows is None else rows
-    return np.asarray(
-        refine(means or Means(), of or mechanism(), jnp.float32(params), rows, root=root, **how)[1],
-        np.float64,
-    )
+    found = refine(means or Means(), of or mechanism(), jnp.float32(params), rows, root=root, **how)
+    return np.asarray(found.params[1], np.float64)
 
 
 def clipped_mean(rows, clip, steps=1):
@@ -226,7 +224,7 @@ def test_releases_are_the_same_in_double_precision():
     of, wide = mechanism(2, 1.0), {"x": ROWS["x"].astype(np.float64)}
     found = released(means, of, root=root)
     with jax.enable_x64(True):
-        params, state = refine(means, of, np.float32(1), wide, root=root)
+        params, state = refine(means, of, np.float32(1), wide, root=root).params
     assert state.dtype == params.dtype == np.float32
     np.testing.assert_array_equal(np.asarray(state, np.float64), found)
 
