@@ -154,7 +154,8 @@ class Selection:
             notes=notes,
             total_variation=distance,
             left_out=(
-                "how long the selection took, which tells of the number of trials: that number "
+                "how long the selection took, and what else its machine shows of it (processes, "
+                "disk use, numbers of files), which tells of the number of trials: that number "
                 "must stay secret",
                 f"the rows of {self.score}, by which the best trial was chosen: they are not "
                 "protected",

@@ -27,6 +27,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -191,11 +192,12 @@ def _carry_out(
             return selection.candidates[vault.candidate(trial, len(selection.candidates))]
 
         vault.clear()
-        while vault.done < vault.count:
-            if stop():
-                raise Stopped
-            trial = vault.done + 1
-            vault.finish(_score(asked, candidate(trial), vault.folder(trial)))
+        with _silence():  # between trials as well: also the gaps of a live line could be counted
+            while vault.done < vault.count:
+                if stop():
+                    raise Stopped
+                trial = vault.done + 1
+                vault.finish(_score(asked, candidate(trial), vault.folder(trial)))
         best = vault.best
         assert best is not None, "there is at least one trial"
         progress("releasing the best")
@@ -209,11 +211,10 @@ def _score(asked: Candidates, terms: Terms, path: Path) -> float | None:
     """Carries out a trial, and returns its score; None for one that failed."""
     while True:
         try:
-            with _silence():
-                if path.exists():
-                    record = engine.resume(path, asked.task)
-                else:
-                    record = engine.run(asked.task, config_of(terms), path, name=asked.name)
+            if path.exists():
+                record = engine.resume(path, asked.task)
+            else:
+                record = engine.run(asked.task, config_of(terms), path, name=asked.name)
         except (Stopped, OSError, MemoryError):
             raise
         except Exception:
@@ -239,8 +240,12 @@ def _as_declared(history: History, terms: Terms) -> bool:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Has nothing that a trial prints, warns of or logs be seen: it could be counted."""
-    before = logging.root.manager.disable
+    """Has nothing that trials print, warn of or log be seen: it could be counted.
+
+    Nor what compiled code and other processes write to the descriptors, past Python's streams.
+    """
+    before, streams = logging.root.manager.disable, (sys.stdout, sys.stderr)
+    kept: dict[int, int] = {}
     logging.disable(logging.CRITICAL)
     try:
         with (
@@ -248,9 +253,24 @@ def _silence() -> Iterator[None]:
             contextlib.redirect_stdout(nowhere),
             contextlib.redirect_stderr(nowhere),
         ):
+            _flush(*streams)
+            for descriptor in (1, 2):
+                with contextlib.suppress(OSError):  # it is closed
+                    kept[descriptor] = os.dup(descriptor)
+                    os.dup2(nowhere.fileno(), descriptor)
             yield
     finally:
+        _flush(*streams, sys.__stdout__, sys.__stderr__)  # what is left in a buffer, to nowhere
+        for descriptor, saved in kept.items():
+            os.dup2(saved, descriptor)
+            os.close(saved)
         logging.disable(before)
+
+
+def _flush(*streams: Any) -> None:
+    for stream in streams:
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or closed
+            stream.flush()
 
 
 @contextmanager
