@@ -187,3 +187,17 @@ def test_the_table_of_epochs_is_what_was_recorded():
             epochs = int(column.split()[0])
             points = results_of("fixed-guarantee", **asked, learning_rate=1e-2, epochs=epochs)
             assert cell in [auc_of(point) for point in points], (label, column)
+
+
+def test_the_table_of_click_models_is_what_was_recorded():
+    record = json.loads((ROOT / "experiments/records/useful.json").read_text())
+    row = {row["name"]: row["value"] for row in record["benchmarks"][0]["rows"]}
+    rows = table_rows("| test AUC | log loss | predicted / observed | command |")
+    assert [label for label, _ in rows] == ["no privacy", "epsilon 8", "epsilon 3", "epsilon 1"]
+    for label, cells in rows:
+        for figure, column in (("AUC", "test AUC"), ("log loss", "log loss")):
+            name = f"{figure}, {label}, test rows"
+            assert cells[column] == f"{row[name]:.4f} ± {row[f'standard error of {name}']:.4f}"
+        level = row[f"predicted / observed, {label}, test rows"]
+        assert cells["predicted / observed"] == f"{level:.3f}"
+    assert all(row["holds"] is not False for b in record["benchmarks"] for row in b["rows"])

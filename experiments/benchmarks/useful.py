@@ -1,12 +1,12 @@
 """What makes a private model useful to others than its makers, beside its bars.
 
-    scripts/bench useful --store STORE --json useful.json       (an hour of CPU time)
+    scripts/bench useful --store STORE --json useful.json       (20 minutes of CPU time)
     scripts/bench useful --store STORE --kept-aside 10000       (rows that nobody tuned on)
     scripts/bench useful                                        (what needs no rows)
 
 Click models at the defaults of `dpsgd train`, trained on the rows of STORE to a certified epsilon,
 calibration included: a seed of the initial parameters each, mean and standard error on test rows,
-beside models without privacy of the same code, and beside private ones that are not calibrated.
+beside models without privacy of the same code, and beside a private one that is not calibrated.
 `--written FOLDER` keeps what each run gave: the runs that are there are not made again.
 
 The privacy cost of choosing: the best of a random number of runs, 10 on average, of which nothing
