@@ -9,7 +9,6 @@ from typing import Any
 
 from accounting import Bound, format_delta
 from dpsgd.runs.settings import sentence
-from dpsgd.training.full_sums import FullSums
 
 UNDEFINED = "undefined"
 """What stands in place of a metric that is none."""
@@ -87,7 +86,7 @@ def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
         "attack advantage [lower, upper]": advantage(record),
         "adjacency": record["adjacency"],
         "unit": record["unit"],
-        "steps": f"{record['num_steps']:,}",
+        "steps": _steps(record),
         "training examples": f"{record['num_examples']:,}",
         **_selected(record),
     }
@@ -151,9 +150,14 @@ def calibration(record: dict[str, Any]) -> str:
         f"{k.replace('_', ' ')} {metric(v)}" for k, v in record["calibration"].items()
     )
     return (
-        f"The model is calibrated, by {FullSums(**record['full_sums'])} after its last step: "
-        f"{found}.\nThat is part of its parameters, and of what the guarantee counts.\n\n"
+        f"The model was calibrated after its last step: {found}.\n"
+        "That is part of its parameters, and of what the guarantee counts.\n\n"
     )
+
+
+def _steps(record: dict[str, Any]) -> str:
+    steps, sums = f"{record['num_steps']:,}", record["full_sums"]
+    return f"{steps}, then {sums['count']} sums over all rows" if sums else steps
 
 
 def seconds(record: dict[str, Any]) -> str:

@@ -33,11 +33,10 @@ def run(config: LedgerConfig) -> None:
             print("nothing is released yet; whatever will be costs what is said below")
     for generation in history.generations:
         mechanism, steps = generation.terms.mechanism, generation.steps
-        sums = f"; in the end {mechanism.full_sums}" if mechanism.full_sums else ""
         print(
             f"generation {generation.index}: {counted(len(steps), 'step')} from {steps.start:,} "
             f"declared of {mechanism.num_steps:,}; noise multiplier "
-            f"{mechanism.noise_multiplier:.6g}; {mechanism.sampler}{sums}"
+            f"{mechanism.noise_multiplier:.6g}; {mechanism.sampler}"
         )
     with going_on("accounting"):
         guarantee = guarantee_of(history)

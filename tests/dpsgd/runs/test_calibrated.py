@@ -83,7 +83,7 @@ def test_the_model_is_what_the_sums_make_of_the_trained_one(whole, tmp_path):
     assert not (tmp_path / "plain" / CALIBRATION).exists()
     text = (whole / "report.md").read_text()
     assert f"slope {slope:.4f}" in text
-    assert str(SUMS) in text
+    assert f"{STEPS}, then {SUMS.count} sums over all rows" in text
 
 
 def test_what_a_run_costs_is_what_training_and_calibration_cost_together(tmp_path):
@@ -262,7 +262,7 @@ def test_what_was_declared_before_the_sums_is_the_cost_of_the_steps(tmp_path, mo
     assert main(["ledger", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "30 steps from 0 declared of 33" in printed
-    assert f"; in the end {SUMS}" in printed
+    assert f"note: the run ends in {SUMS}" in printed
 
 
 def test_sigterm_before_the_sums_stops_the_run_where_it_can_go_on(whole, tmp_path, monkeypatch):
