@@ -44,7 +44,7 @@ def decided(
         return config
     why = _why_not(task, config, population)
     if why and config.calibration:
-        raise ValueError(f"calibration {config.calibration} cannot be had: {why}")
+        raise ValueError(f"calibration {config.calibration} cannot be had: {why}; leave it out")
     if why and _offers(task) and not config.non_private:
         progress(f"no calibration: {why}")
     return dataclasses.replace(config, calibration="none" if why else "platt")

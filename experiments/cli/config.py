@@ -131,7 +131,9 @@ class GuaranteeConfig:
         try:
             return platt(sampler, delta, **wanted)
         except ValueError as error:
-            raise ValueError(f"--calibration {self.calibration} cannot be had: {error}") from None
+            raise ValueError(
+                f"--calibration {self.calibration} cannot be had: {error}; leave it out"
+            ) from None
 
 
 @dataclass(frozen=True)

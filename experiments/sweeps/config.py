@@ -275,6 +275,10 @@ def file_of(path: Path, folder: Path = SHIPPED) -> Path:
     if path.exists() and not path.is_dir():
         return path
     shipped = {file.stem: file for file in sorted(folder.glob("*.toml"))}
+    others = {file.stem for file in SHIPPED.rglob("*.toml")} - shipped.keys()
+    if str(path) in others:
+        mend = "is a private selection: add" if folder == SHIPPED else "shows every run: leave out"
+        raise ValueError(f"{path} {mend} --private")
     if str(path) not in shipped:
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"{path} {problem}; shipped are {', '.join(shipped)}")

@@ -39,14 +39,15 @@ class SweepConfig:
     A grid's axes are noise_multiplier, target_epsilon or target_advantage, batch_size, epochs,
     learning_rate and l2_clip_norm, each with one value or a list: its runs are all combinations.
     With `tune = "learning_rate"` each point shows the rate that is best on the validation rows.
-    Figure and tables show the task's own metric first; `headline = "test_log_loss"` and
-    `better = "lower"` at the top of the file name another one.
+    Figure and tables show the task's own metric first; the top of the file names another one by
+    headline = "test_log_loss" and better = "lower".
 
     With --private, one model is released and nothing else: the best of a random number of trials,
-    each a random candidate of the grids, with the guarantee of the whole. Then the file's top has
-    `target_epsilon` (of the whole; or `target_advantage`), `mean_trials` (10), `trials_shape` (0)
-    and `score` (the headline on the validation rows), a [[grid]] any settings of a run, each with
-    one value or a list, and there are no repetitions. How many trials there are is a secret, and so
+    each a random candidate of the grids, with the guarantee of the whole. Then the top of the file
+    has target_epsilon or target_advantage, which are of the whole, and, where the defaults will not
+    do, mean_trials (10), trials_shape (0), and score (by default the headline on the validation
+    rows); a [[grid]] has any settings of a run, each with one value or a list; and there are no
+    repetitions. How many trials there are is a secret, and so
     is how long they take: let nobody time them, or look into the folder before it is finished.
     """
 

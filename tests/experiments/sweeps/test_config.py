@@ -8,9 +8,10 @@ import pytest
 
 from dpsgd import Settings
 from experiments.cli.commands.sweep import SweepConfig
-from experiments.sweeps.config import AXES, SHIPPED, Sweep
+from experiments.sweeps.config import AXES, SHIPPED, Sweep, file_of
 from experiments.sweeps.engine import task_of
 from experiments.sweeps.plan import cells, plan
+from experiments.sweeps.private import SHIPPED as SELECTIONS
 from samplers.settings import SETTINGS
 
 GRID = """
@@ -199,6 +200,13 @@ def test_a_file_that_is_not_there_is_answered_with_those_that_are_shipped(tmp_pa
         Sweep.read(tmp_path / "missing.toml")
     with pytest.raises(FileNotFoundError, match=r"is a folder; shipped are .*equal-privacy"):
         Sweep.read(tmp_path)
+
+
+def test_a_shipped_file_of_the_other_kind_says_whether_it_takes_the_option():
+    with pytest.raises(ValueError, match="private-selection is a private selection: add --private"):
+        file_of(Path("private-selection"))
+    with pytest.raises(ValueError, match="no-noise shows every run: leave out --private"):
+        file_of(Path("no-noise"), SELECTIONS)
 
 
 def test_a_shipped_sweep_whose_folder_has_its_name_goes_on_by_the_same_command(
