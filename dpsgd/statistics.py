@@ -172,8 +172,10 @@ def _released(
     note = NOT_AUDITED
     if audit:
         run = sums_run(of, mechanism, (), generated_rows(rows, _ROWS))
-        found = coupled_audit(run.algorithm, mechanism, run.state.params, run.rows, state=run.state)
-        note = audit_note(found)
+        report = coupled_audit(
+            run.algorithm, mechanism, run.state.params, run.rows, state=run.state
+        )
+        note = audit_note(report)
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
     columns = columns_of(mechanism.sampler, rows)
     found = release(of, mechanism, (), columns, root=root, run=root.begin_run())
