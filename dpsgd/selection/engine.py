@@ -222,7 +222,8 @@ def _score(asked: Candidates, terms: Terms, path: Path) -> float | None:
             return None
         if _as_declared(RunDirectory(path).history(), terms):
             return record["metrics"].get(asked.score)
-        destroy(path)
+        # Under another name: what is destroyed in part is no trial to go on with (`Vault.clear`).
+        destroy(path.rename(path.with_name(f"{path.name}.gone")))
 
 
 def _as_declared(history: History, terms: Terms) -> bool:

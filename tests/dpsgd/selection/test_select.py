@@ -347,6 +347,27 @@ def test_an_error_of_the_disk_names_no_trial_and_loses_none(trained, tmp_path):
     assert len(trials.begun) == 3
 
 
+def test_a_trial_that_was_destroyed_in_part_is_begun_anew(trained, tmp_path, monkeypatch):
+    out, declared = tmp_path / "out", iter([False])
+    monkeypatch.setattr(engine, "_as_declared", lambda *_: next(declared, True))
+
+    def killed(path):
+        (path / "config.json").unlink()
+        raise Stopped
+
+    with scripted(trained) as trials, so_many(2):
+        monkeypatch.setattr(
+            engine.engine, "resume", lambda path, task: RunDirectory.open(path, finished=False)
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "destroy", killed)
+            with pytest.raises(Stopped):
+                select(out)
+        select(out)
+    assert len(trials.begun) == 3
+    assert set(os.listdir(out)) == RELEASED
+
+
 def test_a_trial_of_another_mechanism_than_declared_is_never_released(trained, tmp_path):
     with scripted(trained) as trials, so_many(1):
         trials.trained = {rate: trained[0.01] for rate in RATES}  # whatever was asked for
