@@ -88,7 +88,6 @@ def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
         "unit": record["unit"],
         "steps": _steps(record),
         "training examples": f"{record['num_examples']:,}",
-        **_selected(record),
     }
     return f"""# Run with the {record["sampler"]} sampler
 
@@ -171,18 +170,6 @@ def _speed(record: dict[str, Any]) -> str:
         return "How long it took is secret: it tells of the number of trials."
     rate = record["examples_per_second"]
     return f"{seconds(record)} s of training, {rate:,.0f} examples/s,"
-
-
-def _selected(record: dict[str, Any]) -> dict[str, str]:
-    """Returns how a model was selected, if it was."""
-    found = record["selection"]
-    if found is None:
-        return {}
-    return {
-        "trials": f"a secret number, {found['mean_trials']:g} on average (negative binomial, shape "
-        f"{found['trials_shape']:g})",
-        "candidates": f"{found['candidates']:,}, the best by {found['score']}",
-    }
 
 
 def _outcome(record: dict[str, Any]) -> str:

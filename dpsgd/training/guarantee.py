@@ -28,7 +28,7 @@ ADJACENCY = "zero-out"
 """One unit is replaced by the null example, whose gradient is 0; how many there are is public."""
 
 NOT_COVERED = (
-    "the choice of hyper-parameters, where it looked at private data",
+    "choices of hyper-parameters that looked at private data and are not counted above",
     "the diagnostics of training (losses, clipped fractions, batch sizes, metrics on its rows)",
     "evaluation on rows that were not training examples",
     "side channels, such as how long a step takes",

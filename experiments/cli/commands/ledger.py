@@ -27,10 +27,8 @@ def run(config: LedgerConfig) -> None:
     if not folder.ledger_path.is_file():
         folder = RunDirectory.open(config.run, finished=False)
     history = folder.history()
-    if history.selection is not None:
-        print(f"private selection: {history.selection.sentence()}")
-        if not history.generations:
-            print("nothing is released yet; whatever will be costs what is said below")
+    if history.selection is not None and not history.generations:
+        print("nothing is released yet; whatever will be costs what is said below")
     for generation in history.generations:
         mechanism, steps = generation.terms.mechanism, generation.steps
         print(
