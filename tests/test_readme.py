@@ -95,11 +95,11 @@ def test_the_library_example_reaches_a_certified_two_and_learns():
 
 DRIVER = """
 import os, sys
-from dpsgd.runs import engine
+from dpsgd.runs import job
 from dpsgd.runs.ledger import Ledger
 from experiments import cli
 
-engine.BLOCK_STEPS = 8
+job.BLOCK_STEPS = 8
 
 def die_in_the_fourth_declaration():
     declare, times = Ledger.declare, iter(range(3))

@@ -201,7 +201,7 @@ def trained_on(model: TrainedModel, data: Path, *, kinds: Mapping[str, str]) -> 
     Of an exported model nobody knows: what it was trained on stays in the house.
     """
     from dpsgd.runs.directory import RunDirectory
-    from dpsgd.runs.engine import rows_of
+    from dpsgd.runs.job import rows_of
     from dpsgd.runs.task import data_digest, load
 
     known = [digest for digest in RunDirectory(model.path).data() if digest]

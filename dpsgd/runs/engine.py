@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 import errno
 import functools
-import json
 import math
 import time
-import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,160 +18,33 @@ import numpy as np
 
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import budget, calibration, report, settings
-from dpsgd.runs.audit import audit_run
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_name
 from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.environment import environment
-from dpsgd.runs.fingerprint import differing, fingerprint, task_code_digest
+from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import NO_HEAD, Generation
+from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger
-from dpsgd.runs.optimizer import ADAM, step_sizes
 from dpsgd.runs.records import checked, plain
 from dpsgd.runs.result import FinishedRun, proved
 from dpsgd.runs.stop import Stopped, stop_requests
 from dpsgd.runs.task import (
     Task,
-    arrays_digest,
     check_task,
-    data_digest,
-    identity,
     load,
     task_record,
 )
 from dpsgd.runs.terms import Terms
-from dpsgd.training import programs
-from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
 from dpsgd.training.guarantee import Guarantee
-from dpsgd.training.loop import BLOCK_STEPS, Block, Layout, repeats_exactly, train_blocks
+from dpsgd.training.loop import Block, repeats_exactly, train_blocks
 from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.refinement import Refinement, refine, sums_run
-from samplers import Population, UnitData
+from dpsgd.training.refinement import refine
+from samplers import Population
 
 PyTree = Any
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything a run computes with, made from its task and its configuration alone.
-
-    Attributes:
-      task: What is trained.
-      config: How.
-      data: Its training rows.
-      population: What is public of them.
-      unit: What is protected: it is read from the type of the data.
-      params: Initial parameters.
-      algorithm: Loss, clipping and optimizer.
-      mechanism: Sampler, sigma and C.
-      delta: At which the guarantee is given.
-      refinement: What is made of the sums over all rows that the mechanism ends in, if any.
-    """
-
-    task: Task
-    config: RunConfig
-    data: PyTree
-    population: Population
-    unit: str
-    params: PyTree
-    algorithm: Algorithm
-    mechanism: Mechanism
-    delta: float
-    refinement: Refinement | None
-
-    @classmethod
-    def of(
-        cls,
-        task: Task,
-        config: RunConfig,
-        mechanism: Callable[[Population], Mechanism] | None = None,
-        *,
-        rows: tuple[PyTree, Population] | None = None,
-    ) -> Job:
-        """Returns the job of `config` on `task`.
-
-        Args:
-          task: What is trained.
-          config: How, with nothing left open.
-          mechanism: Gives the mechanism for the training rows; by default `config` does.
-          rows: Of the task, if they are at hand.
-        """
-        data, population = rows or rows_of(task)
-        chosen = (mechanism or config.mechanism)(population)
-        unit = chosen.sampler.protected_unit(population)
-        algorithm = dpsgd(_loss(task), ADAM, microbatch_size=config.microbatch_size)
-        delta = config.target_delta or 1 / population.num_examples
-        params = task.init(config.init_seed)
-        refinement = calibration.refinement_of(task, chosen)
-        return cls(
-            task, config, data, population, unit, params, algorithm, chosen, delta, refinement
-        )
-
-    def digest(self) -> str:
-        """Returns a text that names the training rows: a secret, as they are."""
-        tree = self.population.tree
-        return data_digest(self.task, self.data, tree.shape.digest if tree else "")
-
-    def start(self) -> TrainState:
-        """Returns the state before the first step."""
-        return self._from(self.params)
-
-    def _from(self, params: PyTree) -> TrainState:
-        return self.scheduled(self.algorithm.init(params, self.mechanism))
-
-    def scheduled(self, state: TrainState) -> TrainState:
-        """Returns a state, made now or read back, with the step sizes of this job."""
-        rate = self.config.learning_rate
-        assert rate is not None, "`choose` leaves nothing open"
-        hyperparams = step_sizes(rate, self.mechanism.sampler.num_steps)
-        return state._replace(opt_state=state.opt_state._replace(hyperparams=hyperparams))
-
-    @functools.cached_property
-    def layout(self) -> Layout:
-        """How the blocks of this job are laid out, found once: all it runs is of one program."""
-        sampler, data_on = self.mechanism.sampler, self.config.data_on
-        return Layout.of(sampler, self.data, block_steps=BLOCK_STEPS, data_on=data_on)
-
-    def program_digest(self) -> str:
-        """Returns the digest of the programs that train, which are compiled by this."""
-        shapes = jax.eval_shape(self._from, self.params)  # no table of the run's size is filled
-        program = self.layout.program(self.algorithm, self.mechanism, shapes, self.data)
-        digests = [programs.digest(program)]
-        if self.refinement is not None:
-            rows = self.task.generated(1)
-            sums = sums_run(self.refinement, self.mechanism.of_sums(), self.params, rows)
-            digests.append(programs.digest(sums.program()))
-        return " ".join(digests)
-
-    def audit(self, state: TrainState, progress: Progress) -> str:
-        """Returns what the audit of the program and the sampler says, or refuses the run.
-
-        Args:
-          state: With which the run begins, or goes on.
-          progress: Called with one line of text.
-        """
-        if not self.config.audit:
-            return "not made: it was switched off"
-        run = self.task, self.algorithm, self.mechanism, state, self.layout, self.refinement
-        return audit_run(*run, progress)
-
-    def terms(self, record: Mapping[str, Any], digest: str, root: RootKey) -> Terms:
-        """Returns what a generation of this job is declared under.
-
-        Args:
-          record: The configuration of the run.
-          digest: What names its data.
-          root: Its secret.
-        """
-        name = record["task"]["name"]
-        same = identity(self.task, name)
-        code = task_code_digest(self.task, name, self.mechanism.sampler, identity=same)
-        stated = fingerprint(record, digest, root, code, self.program_digest())
-        # Public, and a task's own: another start under one noise would show both without it.
-        stated["initial_params"] = arrays_digest(self.params)
-        return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit)
 
 
 def run(
@@ -417,42 +287,6 @@ def _mechanism_of(
         return config.mechanism(population)
     # A ledger knows a tree of units by its shape alone, of which nothing can be drawn.
     return dataclasses.replace(last.mechanism, sampler=sampler.of(population))
-
-
-def rows_of(task: Task) -> tuple[PyTree, Population]:
-    """Returns the training rows of a task, and what is public of them.
-
-    Raises:
-      ValueError: if there are none, or columns have different numbers of them.
-    """
-    data = task.columns()
-    columns = data.columns if isinstance(data, UnitData) else data
-    rows = {len(leaf) if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(columns)}
-    if len(rows) != 1 or 0 in rows:
-        raise ValueError(
-            f"columns() of the task must be arrays with equally many rows, one an example; they "
-            f"have {', '.join(map(str, sorted(rows))) or 'none'}"
-        )
-    return columns, data.population if isinstance(data, UnitData) else Population(rows.pop())
-
-
-def _loss(task: Task) -> Callable[..., Any]:
-    """Returns the loss of a task: that of the first of equal tasks, which share programs so."""
-    loss = task.loss
-    if not isinstance(loss, types.MethodType):
-        return loss
-    try:
-        hash(task)
-    except TypeError:
-        return loss
-    same: Any = task
-    return _first(same, json.dumps(task_record(task), sort_keys=True)).loss
-
-
-@functools.lru_cache(maxsize=16)
-def _first(task: Task, record: str) -> Task:
-    del record  # what is described otherwise, or has other settings, is not equal
-    return task
 
 
 def _finish(

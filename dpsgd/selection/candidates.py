@@ -15,7 +15,7 @@ from accounting import PrivacyProfile, TrialCount
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import calibration, settings
 from dpsgd.runs.config import RunConfig, config_digest
-from dpsgd.runs.engine import Job, rows_of
+from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.records import plain
 from dpsgd.runs.selection import Selection
 from dpsgd.runs.task import Task, check_task, data_digest, task_record

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 import dpsgd
 from dpsgd import RootKey, RunConfig, TrainState
-from dpsgd.runs.engine import Job
+from dpsgd.runs.job import Job
 from dpsgd.training.blocks import plan_blocks
 from dpsgd.training.loop import BLOCK_STEPS, Watch, compiled_block
 from experiments.benchmarks.rows import Row, options_of, positive, report

@@ -32,7 +32,7 @@ from accounting import (
     calibrate_advantage,
 )
 from accounting import epsilon as price
-from dpsgd.runs.engine import rows_of
+from dpsgd.runs.job import rows_of
 from dpsgd.runs.settings import choose
 from dpsgd.selection.engine import DEFAULT_COUNT
 from experiments.benchmarks import click_models

@@ -12,7 +12,7 @@ from typing import Any
 from dpsgd.files import write_atomically
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.engine import rows_of
+from dpsgd.runs.job import rows_of
 from dpsgd.runs.records import checked
 from dpsgd.runs.result import FinishedRun, unlike
 from dpsgd.runs.settings import any_noise

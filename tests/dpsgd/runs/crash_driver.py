@@ -27,7 +27,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
-from dpsgd.runs import engine
+from dpsgd.runs import engine, job
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS
 from dpsgd.runs.fingerprint import code_digest
@@ -45,7 +45,7 @@ SAMPLERS = {name: SETTINGS[name](**SIZES) for name in PLAIN} | {  # and in sever
 OPERATIONS = ("write", "fsync", "replace", "rename", "unlink", "rmdir", "ftruncate")
 
 # Blocks so short that the run has several, and a checkpoint after each.
-engine.BLOCK_STEPS = 4
+job.BLOCK_STEPS = 4
 
 # A task that offers a calibration has one, on however few rows.
 platt.platt_sums = lambda num_examples, *, epsilon: FullSums(3, 4.0)

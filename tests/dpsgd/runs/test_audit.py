@@ -12,7 +12,7 @@ from dpsgd import RootKey, resume, run
 from dpsgd.audit.checks import UNSEEN
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit
-from dpsgd.runs.engine import Job
+from dpsgd.runs.job import Job
 from dpsgd.training import loop, programs
 
 pytestmark = pytest.mark.audit

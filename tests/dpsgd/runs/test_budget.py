@@ -10,8 +10,11 @@ from test_settings import OPEN, Recommending
 from tiny_task import Line, config_of
 
 from dpsgd import Settings, run
-from dpsgd.runs import budget, engine
+from dpsgd.runs import budget
+from dpsgd.runs.job import Job
 from dpsgd.runs.settings import choose
+from dpsgd.training import programs
+from dpsgd.training.loop import Layout
 from samplers import BallsAndBins, Population
 from samplers.settings import SETTINGS
 
@@ -116,17 +119,17 @@ def test_an_epoch_is_timed_on_generated_rows_with_the_program_of_the_run(
 ):
     sampler = SETTINGS["balls-and-bins"](batch_size=16, epochs=epochs)
     config = choose(Line(), config_of(sampler=sampler, data_on=data_on), Population(160))
-    job = engine.Job.of(Line(), config)
+    job = Job.of(Line(), config)
     program = job.program_digest()
     compiled = []
     inner = budget.train_blocks
 
     def train_blocks(algorithm, mechanism, state, rows, **options):
-        layout = engine.Layout.of(
+        layout = Layout.of(
             mechanism.sampler, rows, block_steps=options["block_steps"], data_on=options["data_on"]
         )
         shapes = jax.eval_shape(lambda: state)
-        compiled.append(engine.programs.digest(layout.program(algorithm, mechanism, shapes, rows)))
+        compiled.append(programs.digest(layout.program(algorithm, mechanism, shapes, rows)))
         return inner(algorithm, mechanism, state, rows, **options)
 
     monkeypatch.setattr(budget, "train_blocks", train_blocks)
@@ -148,7 +151,7 @@ def test_the_time_of_an_epoch_is_that_of_its_steps_and_of_what_precedes_them(ste
 
     monkeypatch.setattr(budget, "train_blocks", train_blocks)
     sampler = SETTINGS["shuffle"](batch_size=160 // steps, epochs=1)
-    job = engine.Job.of(Line(), choose(Line(), config_of(sampler=sampler), Population(160)))
+    job = Job.of(Line(), choose(Line(), config_of(sampler=sampler), Population(160)))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), job.data)
     parts = job.algorithm, job.mechanism, job.start(), job.layout
     seconds = budget.epoch_seconds(*parts, shapes, Line().generated, clock=clock)

@@ -9,7 +9,7 @@ import pytest
 from tiny_task import Line, config_of, line
 
 from dpsgd import RunConfig, resume, run
-from dpsgd.runs import engine
+from dpsgd.runs import job
 from dpsgd.runs.result import FinishedRun
 from samplers import BallsAndBins, cap_contributions
 from samplers.settings import SETTINGS
@@ -139,5 +139,5 @@ class Faint(Line):
 def test_equal_tasks_share_a_loss_only_where_their_settings_are_the_same():
     ones, two = (Faint(), Faint()), Faint(scale=2.0)
     assert ones[0] == ones[1] == two
-    assert engine._loss(ones[0]) == engine._loss(ones[1])
-    assert engine._loss(two).__self__ is two
+    assert job._loss(ones[0]) == job._loss(ones[1])
+    assert job._loss(two).__self__ is two

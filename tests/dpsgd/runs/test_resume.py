@@ -19,7 +19,7 @@ from tiny_task import Line, Scaled, config_of, line, run_and_stop, short_blocks
 from accounting import epsilon
 from dpsgd import BandedToeplitz, Independent, RootKey, RunConfig, resume, run
 from dpsgd.models.model import export
-from dpsgd.runs import engine, fingerprint
+from dpsgd.runs import engine, fingerprint, job
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.ledger import Ledger, LedgerError, read
@@ -153,7 +153,7 @@ def changed_code(monkeypatch, stopped):
 
 
 def changed_task_code(monkeypatch, stopped):
-    monkeypatch.setattr(engine, "task_code_digest", lambda *of, **more: "other code")
+    monkeypatch.setattr(job, "task_code_digest", lambda *of, **more: "other code")
     return line
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpsgd import RunConfig, run
-from dpsgd.runs import engine
+from dpsgd.runs import engine, job
 from dpsgd.runs.stop import Stopped
 from dpsgd.training import platt
 from dpsgd.training.full_sums import FullSums
@@ -145,5 +145,5 @@ def run_and_stop(task, config, out):
 def short_blocks():
     """Has runs take blocks of few steps: a short run has several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "BLOCK_STEPS", BLOCK)
+        patch.setattr(job, "BLOCK_STEPS", BLOCK)
         yield

@@ -241,9 +241,9 @@ from pathlib import Path
 from tiny_task import Line
 from toy_trials import grid, select, COUNT
 from dpsgd import RunConfig
-from dpsgd.runs import engine
+from dpsgd.runs import job
 from samplers.settings import SETTINGS
-engine.BLOCK_STEPS = 4
+job.BLOCK_STEPS = 4
 configs = grid(checkpoint_seconds=0.0)
 print("begun", flush=True)
 select(Path(sys.argv[1]), configs)

@@ -25,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpsgd.runs import engine
+from dpsgd.runs import engine, job
 from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.history import NO_HEAD, line_of
 from dpsgd.runs.stop import STOPPED, Stopped
@@ -379,7 +379,7 @@ def test_a_damaged_store_is_refused_by_name_or_trains_on_the_right_rows(
 def short_blocks():
     """A short run has several blocks, and goes on in the program that it began in."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "BLOCK_STEPS", 8)
+        patch.setattr(job, "BLOCK_STEPS", 8)
         yield
 
 

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from dpsgd import RootKey
-from dpsgd.runs import engine
+from dpsgd.runs import engine, job
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.stop import STOPPED
 from experiments.cli import main
@@ -32,7 +32,7 @@ def arguments(store, out, *more):
 def short_blocks():
     """A short run has several blocks, and goes on in the program that it began in."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "BLOCK_STEPS", 8)
+        patch.setattr(job, "BLOCK_STEPS", 8)
         yield
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dpsgd import RunConfig
-from dpsgd.runs.engine import Job
+from dpsgd.runs.job import Job
 from dpsgd.training.loop import Layout
 from dpsgd.training.programs import digest
 from experiments.tasks.clicks.criteo import display
