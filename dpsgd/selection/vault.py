@@ -4,6 +4,8 @@ Everything random of the selection itself is a function of the root, so that who
 repeats it: the number of trials, which candidate each of them is, and how ties are broken. The
 number is written down as well, before the first trial, since another version might draw it
 otherwise. A trial is finished once its line stands in the journal; its score is never asked again.
+
+Trials come and go in a folder within the secret one: of that, times and links are anybody's to see.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ class Vault:
           ValueError: if another process is at it, or the journal is damaged.
         """
         self.path, self._root, self._better = path, root, better
+        self._trials = path / "trials"
+        self._trials.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._journal = open_own(path / "journal.jsonl", flags, SECRET)
         try:
@@ -91,7 +95,7 @@ class Vault:
 
     def folder(self, trial: int) -> Path:
         """Returns where a trial's run lies."""
-        return self.path / str(trial)
+        return self._trials / str(trial)
 
     def finish(self, score: float | None) -> None:
         """Writes down what the next trial came to, and destroys whichever is not the best."""
@@ -102,8 +106,8 @@ class Vault:
     def clear(self) -> None:
         """Destroys the runs of all finished trials but the best one."""
         best = self.best.number if self.best else None
-        for path in list(self.path.iterdir()):
-            if path.is_dir() and path.name not in (str(best), str(self.done + 1)):
+        for path in list(self._trials.iterdir()):
+            if path.name not in (str(best), str(self.done + 1)):
                 destroy(path)
 
     def _take(self, score: float | None) -> None:

@@ -229,6 +229,21 @@ def test_while_it_is_under_way_its_secrets_are_the_owners_and_its_ledger_is_publ
     assert set(os.listdir(out)) == {"ledger.jsonl", SECRETS}
 
 
+def test_who_may_not_look_into_the_secret_folder_sees_no_trial_come_or_go(trained, tmp_path):
+    seen, finish = [], Vault.finish
+
+    def look(self, score):
+        found = self.path.stat()
+        seen.append((found.st_mtime_ns, found.st_ctime_ns, found.st_nlink, found.st_size))
+        finish(self, score)
+
+    with scripted(trained), so_many(4), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Vault, "finish", look)
+        select(tmp_path / "out")
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
