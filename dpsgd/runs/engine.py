@@ -189,6 +189,12 @@ def resume(
                 f"{out} is at step {step:,} of {planned.num_steps:,}, too late for "
                 f"{job.mechanism.num_steps:,}: sums over all rows follow the last step once"
             )
+        same = dataclasses.replace(last, mechanism=job.mechanism).record() == last.record()
+        if step >= job.mechanism.num_steps and not same:
+            raise ValueError(
+                f"{out} has no step left to take, and its config.json asks for another noise, "
+                "clipping norm or sampler than its steps had: restore the configuration"
+            )
         digest = job.digest()
         terms = job.terms(record, digest, root)
         if step < job.mechanism.num_steps:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import stat
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -454,6 +455,24 @@ def test_a_run_does_not_change_its_kind_of_noise_on_the_way(tmp_path):
     with pytest.raises(LedgerError, match="begun with secure noise and goes on only so"):
         resume(out)
     assert (out / "ledger.jsonl").read_bytes() == ledger
+
+
+@pytest.mark.parametrize("change", [{"noise_multiplier": 50.0}, {"l2_clip_norm": 9.0}])
+def test_a_run_without_a_step_left_does_not_take_over_another_mechanism(tmp_path, change):
+    """Its report would name a noise that nothing was released under."""
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunDirectory, "write_params", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(line, config_of(), out)
+    config, ledger = out / "config.json", (out / "ledger.jsonl").read_bytes()
+    asked = config.read_text()
+    config.write_text(json.dumps({**json.loads(asked), **change}))
+    with pytest.raises(ValueError, match=r"no step left to take.*restore the configuration$"):
+        resume(out, line)
+    assert (out / "ledger.jsonl").read_bytes() == ledger
+    config.write_text(asked)
+    assert resume(out, line)["generations"] == 1
 
 
 # --- Secrets -------------------------------------------------------------------------------------
