@@ -133,6 +133,9 @@ def banded_square_root(bands: int) -> BandedToeplitz:
     Args:
       bands: b >= 1.
 
+    Raises:
+      ValueError: If `bands` is less.
+
     Source: N. Kalinin, C. Lampert, Banded Square Root Matrix Factorization for Differentially
     Private Model Training (NeurIPS 2024).
     """

@@ -211,7 +211,7 @@ def comparison(
                 metric(record["metrics"][name]) if name in record["metrics"] else ""
                 for name in metrics
             ),
-            seconds(record),
+            seconds(record) or "secret",
         ]
         for record in records
     ]

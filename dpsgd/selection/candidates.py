@@ -87,7 +87,7 @@ class Candidates:
         tree = population.tree
         return data_digest(self.task, columns, tree.shape.digest if tree else "")
 
-    def asked(self, root: RootKey | None = None) -> dict[str, Any]:
+    def fingerprint(self, root: RootKey | None = None) -> dict[str, Any]:
         """Returns what must be unchanged where a selection goes on, as JSON values.
 
         Args:
@@ -118,8 +118,8 @@ class Candidates:
             digest = config_digest({"task": self.record, **config.record()})
             stated = {"config": digest, "settings": plain(config.record())}
             terms.append(Terms(mechanism, delta, False, stated, unit))
-        asked = self.asked(root)
-        selection = Selection(self.count, tuple(terms), self.score, self.better, asked)
+        fingerprint = self.fingerprint(root)
+        selection = Selection(self.count, tuple(terms), self.score, self.better, fingerprint)
         epsilon = selection.guarantee().epsilon
         if epsilon is None or math.isinf(epsilon.upper):
             raise ValueError("no finite epsilon is certified for this selection: raise its noise")

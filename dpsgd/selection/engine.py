@@ -99,11 +99,11 @@ def select(
     if not begun:
         RunDirectory.refuse_existing(out)
     progress("checking the data")
-    asked = Candidates(task, name, tuple(candidates), score, better, count)
+    wanted = Candidates(task, name, tuple(candidates), score, better, count)
     if not begun:
-        _begin(asked, folder, progress)
+        _begin(wanted, folder, progress)
     if ended(folder):
-        _declared(asked, folder, None)
+        _declared(wanted, folder, None)
     else:
         if not (out / SECRETS).is_dir():
             raise ValueError(
@@ -111,11 +111,11 @@ def select(
                 "what it declared counts all the same: name another folder"
             )
         root = RootKey.load(out / SECRETS / ROOT)
-        selection = _declared(asked, folder, root)
+        selection = _declared(wanted, folder, root)
         if begun:
-            asked.rehearse(selection, progress)
+            wanted.rehearse(selection, progress)
         with stop_requests() as stop, _nameless_errors(out):
-            _carry_out(asked, selection, folder, root, stop, progress)
+            _carry_out(wanted, selection, folder, root, stop, progress)
     destroy(out / SECRETS)
     if (out / NOTHING).exists():
         raise ValueError(
@@ -125,12 +125,12 @@ def select(
     return FinishedRun.read(out).record
 
 
-def _begin(asked: Candidates, folder: RunDirectory, progress: Callable[[str], None]) -> None:
+def _begin(wanted: Candidates, folder: RunDirectory, progress: Callable[[str], None]) -> None:
     """Declares a selection in a new folder, once nothing is left that could be refused."""
     progress("finding the noise for the guarantee that is wanted")
     root = RootKey.from_entropy()
-    selection = asked.declared(root)
-    asked.rehearse(selection, progress)
+    selection = wanted.declared(root)
+    wanted.rehearse(selection, progress)
     with RunDirectory.create(folder.path) as made:
         content, head = line_of({"selection": selection.record()}, NO_HEAD)
         make_folder(made.path / SECRETS, 0o700)
@@ -139,11 +139,11 @@ def _begin(asked: Candidates, folder: RunDirectory, progress: Callable[[str], No
         write_atomically(made.ledger_path, lambda file: file.write(content))
 
 
-def _declared(asked: Candidates, folder: RunDirectory, root: RootKey | None) -> Selection:
+def _declared(wanted: Candidates, folder: RunDirectory, root: RootKey | None) -> Selection:
     """Returns the selection that was begun in a folder, which must be the one that is asked for.
 
     Args:
-      asked: What is asked for.
+      wanted: What is asked for.
       folder: Where it was begun.
       root: Its root, while it is not finished.
 
@@ -161,12 +161,12 @@ def _declared(asked: Candidates, folder: RunDirectory, root: RootKey | None) -> 
                 "number of trials, and two releases under one number have another cost; go on "
                 "where it was begun, or begin another one"
             )
-    ours, theirs = asked.asked(root), dict(selection.fingerprint)
+    ours, theirs = wanted.fingerprint(root), dict(selection.fingerprint)
     if root is None:  # and with it, what made the data's digest comparable, is destroyed
-        theirs["data"] = folder.data()[-1] if folder.finished else asked.data
+        theirs["data"] = folder.data()[-1] if folder.finished else wanted.data
     changed = [key for key, value in ours.items() if theirs.get(key) != value]
-    changed += ["score"] * ((selection.score, selection.better) != (asked.score, asked.better))
-    changed += ["law of the number of trials"] * (selection.count != asked.count)
+    changed += ["score"] * ((selection.score, selection.better) != (wanted.score, wanted.better))
+    changed += ["law of the number of trials"] * (selection.count != wanted.count)
     if changed:
         raise ValueError(
             f"{where} holds another selection, with another {', '.join(changed)}: what it declared "
@@ -176,7 +176,7 @@ def _declared(asked: Candidates, folder: RunDirectory, root: RootKey | None) -> 
 
 
 def _carry_out(
-    asked: Candidates,
+    wanted: Candidates,
     selection: Selection,
     folder: RunDirectory,
     root: RootKey,
@@ -197,31 +197,31 @@ def _carry_out(
                 if stop():
                     raise Stopped
                 trial = vault.done + 1
-                vault.finish(_score(asked, candidate(trial), vault.folder(trial)))
+                vault.finish(_score(wanted, candidate(trial), vault.folder(trial)))
         best = vault.best
         assert best is not None, "there is at least one trial"
         progress("releasing the best")
         if best.score is None:
             release_nothing(folder)
         else:
-            release(asked, candidate(best.number), vault.folder(best.number), folder, root)
+            release(wanted, candidate(best.number), vault.folder(best.number), folder, root)
 
 
-def _score(asked: Candidates, terms: Terms, path: Path) -> float | None:
+def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
     """Carries out a trial, and returns its score; None for one that failed."""
     while True:
         try:
             if path.exists():
-                record = engine.resume(path, asked.task)
+                record = engine.resume(path, wanted.task)
             else:
-                record = engine.run(asked.task, config_of(terms), path, name=asked.name)
+                record = engine.run(wanted.task, config_of(terms), path, name=wanted.name)
         except (Stopped, OSError, MemoryError):
             raise
         except Exception:
             # The reason may be of the data: nobody is given it. The rehearsal found all others.
             return None
         if _as_declared(RunDirectory(path).history(), terms):
-            return record["metrics"].get(asked.score)
+            return record["metrics"].get(wanted.score)
         # Under another name: what is destroyed in part is no trial to go on with (`Vault.clear`).
         destroy(path.rename(path.with_name(f"{path.name}.gone")))
 

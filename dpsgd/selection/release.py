@@ -42,12 +42,12 @@ def release_nothing(folder: RunDirectory) -> None:
 
 
 def release(
-    asked: Candidates, terms: Terms, best: Path, folder: RunDirectory, root: RootKey
+    wanted: Candidates, terms: Terms, best: Path, folder: RunDirectory, root: RootKey
 ) -> None:
     """Writes the run directory of the best trial.
 
     Args:
-      asked: What was selected from.
+      wanted: What was selected from.
       terms: The candidate that the trial was, as it is declared.
       best: The trial's own run directory.
       folder: Of the selection.
@@ -55,15 +55,15 @@ def release(
     """
     trial = RunDirectory(best)
     record, own = trial.read_json("config.json"), trial.read_json("report.json")
-    task, name, sampler = asked.task, record["task"]["name"], terms.mechanism.sampler
+    task, name, sampler = wanted.task, record["task"]["name"], terms.mechanism.sampler
     code = task_code_digest(task, name, sampler, identity=identity(task, name))
-    stated = fingerprint(record, asked.data, root, code, "")
+    stated = fingerprint(record, wanted.data, root, code, "")
     history = _write_ledger(folder, dataclasses.replace(terms, fingerprint=stated), root)
     folder.write_json("config.json", record)
     folder.write_json("environment.json", environment())
     folder.write_json("audit.json", {"audit": own["audit"]})
     folder.write_json("guarantee.json", guarantee_of(history).record())
-    folder.write_json(DATA, {"data": [asked.data]})
+    folder.write_json(DATA, {"data": [wanted.data]})
     if own["calibration"]:
         folder.write_json(CALIBRATION, own["calibration"])
     params = (best / _PARAMS).read_bytes()
