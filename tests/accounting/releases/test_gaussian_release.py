@@ -112,7 +112,7 @@ def test_two_gaussian_releases_are_one_whatever_is_known_of_the_first(sigma, rel
 @pytest.mark.parametrize(
     "run",
     [
-        BallsAndBinsProfile(0.8, 20, 8),
+        pytest.param(BallsAndBinsProfile(0.8, 20, 8), marks=pytest.mark.long),
         BallsAndBinsProfile(1.0, 10, 2),
         PoissonProfile(0.8, 0.02, 500),
     ],
@@ -156,7 +156,7 @@ def test_it_agrees_with_another_accountant():
         BallsAndBinsProfile(1.0, 10, 2),
         ShuffleProfile(1.0, 10, 2),
         WorstLeafProfile(1.0, 2, (1,), ((4,),)),
-        Opaque(BallsAndBinsProfile(1.0, 10)),
+        Opaque(BallsAndBinsProfile(1.0, 4)),
     ],
     ids=repr,
 )
@@ -200,7 +200,7 @@ def test_of_an_upper_end_the_product_s_alone_is_proved():
 
 def test_noise_is_found_for_the_total():
     def privacy(sigma):
-        return WithGaussianReleaseProfile(BallsAndBinsProfile(sigma, 50, 2), 10.0)
+        return WithGaussianReleaseProfile(BallsAndBinsProfile(sigma, 10), 10.0)
 
     sigma = calibrate(privacy, epsilon=2.0, delta=DELTA)
     assert privacy(sigma).epsilon(DELTA).upper <= 2.0 < privacy(0.998 * sigma).epsilon(DELTA).lower

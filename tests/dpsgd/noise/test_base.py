@@ -1,6 +1,7 @@
 """Noise is a law over steps: whatever it is, it is trained, resumed, audited and recorded alike."""
 
 import dataclasses
+import functools
 import json
 from dataclasses import dataclass
 
@@ -113,7 +114,8 @@ class Undecorated(TwoBands):
 SAMPLER = Deterministic(N, 8, 2)
 NOISES = [Independent(), Secure(), TwoBands(), BandedToeplitz((1.0, 0.6, 0.3))]
 EVERY_NOISE = pytest.mark.parametrize("noise", NOISES, ids=repr)
-OTHER_NOISES = [pytest.param(NOISES[0], marks=pytest.mark.long), *NOISES[1:]]
+LONG = functools.partial(pytest.param, marks=pytest.mark.long)
+OTHER_NOISES = [LONG(NOISES[0]), NOISES[1], LONG(NOISES[2]), NOISES[3]]
 
 
 def loss_fn(params, example):
@@ -185,7 +187,13 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("noise", [*NOISES[2:], *LIES], ids=repr)
+# A run with banded noise passes its audit in the tests of that; half of the noise that nothing
+# rescales is easier to see than half that is rescaled.
+@pytest.mark.parametrize(
+    "noise",
+    [NOISES[2], LONG(NOISES[3]), *(LONG(n) if n == Half() else n for n in LIES)],
+    ids=repr,
+)
 def test_the_audit_tests_the_law_that_the_noise_claims(noise):
     report = coupled_audit(
         dpsgd(loss_fn, optax.sgd(0.1)),

@@ -1,5 +1,6 @@
 """Banded noise: what is computed, what it costs, where it may not be used, what audits see."""
 
+import functools
 import itertools
 import json
 import math
@@ -23,16 +24,19 @@ KEY = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
 LIKE = {"large": (70, 70), "scalar": (), "small": (3, 5)}
 
 
+@functools.cache
+def adding(noise):
+    """The compiled program that adds the noise of a step to sums."""
+    scales = Mechanism(Deterministic(64, 8, 8), 0.7, 3.0, noise=noise).scales()
+    return jax.jit(lambda sums, state, step: noise.add(sums, state, KEY, step, scales))
+
+
 def noises_of(noise, steps, first=0, total=0.0):
     """What is added to constant sums in some steps, in standard deviations, by leaf."""
-    sampler = Deterministic(64, 8, 8)
-    mechanism = Mechanism(sampler, 0.7, 3.0, noise=noise)
-    scales = mechanism.scales()
     sums = {name: jnp.full(shape, total, jnp.float32) for name, shape in LIKE.items()}
     state, releases, states = noise.init(sums), [], []
-    add = jax.jit(lambda state, step: noise.add(sums, state, KEY, step, scales))
     for step in range(first, first + steps):
-        release, state = add(state, step)
+        release, state = adding(noise)(sums, state, step)
         releases.append(jax.tree.map(lambda x: np.asarray(x, np.float64) * 8, release))
         states.append(state)
     return releases, states
@@ -128,7 +132,7 @@ def matrix_of(noise, steps):
     return noise.whiten(np.eye(steps))
 
 
-def simulated(outcomes, matrix, sigma, eps, draws=400_000):
+def simulated(outcomes, matrix, sigma, eps, draws=100_000):
     """Means and errors of delta(eps) of both directions, gradients being constant.
 
     An example takes part in the steps that are the keys of `outcomes`, with their probabilities.
@@ -282,8 +286,9 @@ def test_the_simulated_loss_of_correlated_noise_is_never_above_the_certified_upp
     what, epochs
 ):
     price = BallsAndBinsProfile(0.8, 4, epochs).delta(0.25)
+    draws = 60_000 if what == "constant" else 20_000  # the others stay below the certified end
     for group in (0, 1):
-        found = whole_mechanism(GRADIENTS[what], group, epochs, 0.8, 0.25, 60_000)
+        found = whole_mechanism(GRADIENTS[what], group, epochs, 0.8, 0.25, draws)
         assert max(mean - error for mean, error in found) <= price.upper
         if what == "constant" and group == 0:  # whose last column is whole
             assert max(mean + error for mean, error in found) >= price.lower
@@ -366,7 +371,19 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize(("add", "seen_by"), BUGS.items(), ids=[add.__name__ for add in BUGS])
+# Of the bugs that one check sees, the short tier has the one that is the hardest to see.
+@pytest.mark.parametrize(
+    ("add", "seen_by"),
+    [
+        pytest.param(
+            add,
+            seen_by,
+            id=add.__name__,
+            marks=[] if add in (another_matrix, history_lost) else pytest.mark.long,
+        )
+        for add, seen_by in BUGS.items()
+    ],
+)
 def test_the_audit_whitens_noise_and_sees_that_it_is_not_what_is_claimed(add, seen_by):
     report = coupled_audit(
         dpsgd(loss_fn, optax.sgd(0.1)),
