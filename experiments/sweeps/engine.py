@@ -18,7 +18,7 @@ from dpsgd.runs.result import FinishedRun, unlike
 from dpsgd.runs.settings import any_noise
 from dpsgd.runs.stop import Stopped
 from dpsgd.runs.task import Task, data_digest, made_of, task_record
-from experiments.cli.tasks import find_task
+from experiments.cli.tasks import find_task, needs_data
 from experiments.sweeps import tables
 from experiments.sweeps.config import OfTask, Sweep
 from experiments.sweeps.figure import draw
@@ -112,6 +112,11 @@ def task_of(sweep: OfTask, data: Path | None, where: str) -> Task:
     found = find_task(sweep.task_name)
     settings = {**sweep.settings, **({} if data is None else {"data": str(data.resolve())})}
     if isinstance(found, type):
+        if data is None and needs_data(found):
+            raise ValueError(
+                f"{where}: its data are missing: name where the rows of the task {sweep.task_name} "
+                "lie, after the file"
+            )
         return made_of(found, settings, sweep.task_name, f"{where}, task")
     if settings:
         raise ValueError(

@@ -171,7 +171,7 @@ def test_what_cannot_be_run_is_refused_by_file_and_key(tmp_path, text, words):
     ("task", "problem"),
     [
         ('task = "click"', "did you mean clicks?"),
-        ('task = "clicks"', "data is missing"),
+        ('task = "clicks"', "data are missing"),
         ('[task]\nname = "clicks"\nembedding_dim = 0', "embedding_dim must be at least 1"),
         ('[task]\nname = "clicks"\nhidden = [4, -1]', "hidden: each layer has at least 1"),
         ('[task]\nname = "clicks"\nmax_buckets = 12', "max_buckets must be a power"),
@@ -184,7 +184,7 @@ def test_what_cannot_be_run_is_refused_by_file_and_key(tmp_path, text, words):
 )
 def test_a_task_that_cannot_be_made_is_refused_in_one_line(tmp_path, task, problem):
     sweep = read(tmp_path, f"{HEAD}{task}\n{GRID}")
-    data = None if problem == "data is missing" or "tiny" in task else tmp_path
+    data = None if problem == "data are missing" or "tiny" in task else tmp_path
     with pytest.raises(ValueError, match=r"^[^\n]*$") as refused:
         task_of(sweep, data, "sweep.toml")
     assert problem in str(refused.value)
