@@ -21,6 +21,7 @@ from tiny_task import (
 
 from dpsgd import Guarantee, Secure, resume, run
 from dpsgd.audit import coupled
+from dpsgd.audit.checks import AuditReport, Check
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit, engine
 from dpsgd.runs.checkpoint import Checkpoints
@@ -326,10 +327,11 @@ def test_a_resumed_run_does_not_choose_its_sums_again(tmp_path, monkeypatch):
 def test_the_sums_are_audited_before_the_run_and_before_it_goes_on(tmp_path, monkeypatch):
     audit._passed.clear()
     made, sound = [], coupled.coupled_audit
+    passed = AuditReport((Check("sums add up", True, "as wanted"),))
 
     def counted(*of, **how):
         made.append(of[1])
-        return sound(*of, **how)
+        return sound(*of, **how) if len(made) > 2 else passed  # the last one is carried out
 
     for module in (audit, coupled):
         monkeypatch.setattr(module, "coupled_audit", counted)
@@ -354,5 +356,6 @@ def test_a_run_whose_sums_have_next_to_no_noise_is_refused_and_leaves_nothing(
 
     monkeypatch.setattr(gaussian, "add_gaussian_noise", cut)
     with pytest.raises(ValueError, match=r"audit found .*noise.*do not train it"):
-        run(Calibrated(divisor=21.0), config(audit=True), tmp_path / "run")  # compiled anew
+        # Compiled anew, and of weights enough to be audited by few releases.
+        run(Calibrated(width=64, divisor=21.0), config(audit=True), tmp_path / "run")
     assert not list(tmp_path.iterdir())
