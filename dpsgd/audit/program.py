@@ -395,7 +395,7 @@ def _columns(
             if poisoned and number == units and _is_float(leaf):
                 unit[:] = np.nan
             elif number >= copies.stop and _is_float(leaf):
-                most = float(jnp.finfo(leaf.dtype).max)
+                most = min(float(jnp.finfo(t).max) for t in (leaf.dtype, np.float32))
                 scaled = unit.astype(np.float64) * _HUGE[number - copies.stop]
                 unit[:] = np.clip(scaled, -most, most).astype(leaf.dtype)
             elif number == _ALIKE and unit.ndim > 1 and np.issubdtype(leaf.dtype, np.integer):

@@ -55,6 +55,7 @@ def audited(found):
     return note
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # as of huge rows that 32 bits do not hold
 def test_a_run_is_audited_by_the_program_that_trains_compiled_once(caplog):
     programs._executable.cache_clear()
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
