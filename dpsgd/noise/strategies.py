@@ -80,7 +80,8 @@ class Workload:
         5.0
         """
         column = noise.whiten(np.eye(min(noise.bands, self.num_steps)))[:, 0]  # S is Toeplitz
-        return self._squares(self._response(column), self.num_steps)[0] / self.num_steps
+        squares, _ = self._squares(self._response(column), self.num_steps, gradient=False)
+        return squares / self.num_steps
 
     def _response(self, column: np.ndarray) -> np.ndarray:
         """Returns how a unit of z in one step moves v in those from it on: [N]."""
@@ -88,12 +89,15 @@ class Workload:
         impulse[0] = 1.0
         return signal.lfilter([1.0], np.convolve(column, [1.0, -self.momentum]), impulse)
 
-    def _squares(self, response: np.ndarray, columns: int) -> tuple[float, np.ndarray]:
+    def _squares(
+        self, response: np.ndarray, columns: int, *, gradient: bool = True
+    ) -> tuple[float, np.ndarray]:
         """Returns |A S^{-1}|_F^2 and its gradient by the response.
 
         Args:
           response: Of v: h[N].
           columns: How many are looked at, evenly spaced and weighted; all, if at least N.
+          gradient: Whether it is wanted, where it costs much; else 0.
         """
         steps = self.num_steps
         if self.step_sizes is None:
@@ -109,19 +113,24 @@ class Workload:
         chosen = np.arange(steps)
         if columns < steps:
             chosen = np.unique(np.linspace(0, steps - 1, columns).round().astype(int))
-        weights = np.gradient(chosen.astype(float)) if chosen.size > 1 else np.ones(1)
+        weights = np.ones(chosen.size)
+        if columns < steps:
+            weights = np.gradient(chosen.astype(float))
+            weights[[0, -1]] = (weights[[0, -1]] + 1.0) / 2.0  # each end is one of N as well
         weights *= steps / weights.sum()
-        total, gradient = 0.0, np.zeros(steps)
+        total, by_response = 0.0, np.zeros(steps)
         for part in np.array_split(np.arange(chosen.size), -(-chosen.size * reach // _CELLS)):
             s, weight = chosen[part], weights[part]
             moved = np.cumsum(windows[s] * h, axis=1)
             counts = (s[:, None] + np.arange(reach) < steps).astype(float)
             counts[:, -1] += np.maximum(0, steps - s - reach)  # and stays so to the end
             total += float(weight @ np.sum(counts * moved**2, axis=1))
+            if not gradient:
+                continue
             by_moved = 2.0 * weight[:, None] * counts * moved
             by_entry = np.cumsum(by_moved[:, ::-1], axis=1)[:, ::-1]
-            gradient[:reach] += np.sum(by_entry * windows[s], axis=0)
-        return total, gradient
+            by_response[:reach] += np.sum(by_entry * windows[s], axis=0)
+        return total, by_response
 
 
 def banded_square_root(bands: int) -> BandedToeplitz:
@@ -165,6 +174,8 @@ def optimized(workload: Workload, bands: int) -> BandedToeplitz:
         column = np.concatenate([[1.0], tail])
         with np.errstate(all="ignore"):
             response = workload._response(column)
+            if not np.isfinite(response).all():
+                return 1e10, np.zeros_like(tail)  # it explodes: the search steps back
             squares, by_response = workload._squares(response, _COLUMNS)
             again = signal.lfilter([1.0], column, response)
             size = 1 << (2 * response.size - 1).bit_length()
@@ -185,7 +196,12 @@ def optimized(workload: Workload, bands: int) -> BandedToeplitz:
         with contextlib.suppress(ValueError):
             candidates.append(BandedToeplitz((column * nearer ** np.arange(column.size)).tolist()))
             break
-    return min(candidates, key=workload.mean_square)
+
+    def squares(noise: BandedToeplitz) -> float:
+        response = workload._response(np.array(noise.coefficients))
+        return workload._squares(response, _COLUMNS, gradient=False)[0]
+
+    return min(candidates, key=squares)
 
 
 class PricedError(NamedTuple):

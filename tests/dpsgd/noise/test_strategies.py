@@ -76,6 +76,20 @@ def test_a_schedule_of_many_steps_is_optimised_by_some_of_its_columns():
     assert least <= min(workload.mean_square(alike), 0.9 * workload.mean_square(root))
 
 
+def test_some_columns_stand_for_all_where_step_sizes_change_slowly():
+    workload = Workload(1000, 0.9, np.cos(np.linspace(0, 1.4, 1000)).tolist())
+    noise = banded_square_root(8)
+    response = workload._response(np.array(noise.coefficients))
+    some, _ = workload._squares(response, 256)
+    assert some / 1000 == pytest.approx(workload.mean_square(noise), rel=1e-5)
+
+
+def test_a_search_that_tries_noise_which_explodes_steps_back():
+    cosine = 1 + np.cos(np.pi * np.arange(20_000) / 20_000)
+    found = optimized(Workload(20_000, 0.9, cosine.tolist()), 4)
+    assert found.coefficients[1] > banded_square_root(4).coefficients[1]
+
+
 @pytest.mark.parametrize("bands", TABLE)
 def test_the_optimised_strategy_is_at_least_as_good_as_the_square_root_which_has_its_error(bands):
     steps, *columns = TABLE[bands]
