@@ -1,0 +1,252 @@
+"""`dpsgd plan`: what to choose before a run; so far over how many steps its noise is correlated."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from experiments.cli import outputs
+from experiments.cli.config import GuaranteeConfig
+from experiments.cli.console import Console
+from experiments.cli.sampler_commands import SamplerCommand
+
+if TYPE_CHECKING:
+    from dpsgd.noise.planning import Candidate
+    from samplers import BatchSampler
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGT", 1)}
+
+_NEAR = 1.02
+"""Up to so many times the least error a smaller b is named beside the best."""
+
+_ADAM = (
+    "b = 1 is best, independent noise: Adam gains nothing from correlated noise. It divides by the "
+    "size of what it sees in single steps, and in a single step correlated noise is larger"
+)
+
+
+@dataclass(frozen=True)
+class PlanConfig(GuaranteeConfig):
+    """Print over how many steps b a run's noise should be correlated, and what that gains.
+
+    Each b meets the target. The error is what noise leaves in the iterates of the optimizer: the
+    root of its mean square, relative to independent noise (b = 1), at the same distance moved. It
+    is no metric of a model: less of it can be worth much or little.
+    """
+
+    what: tyro.conf.Positional[Literal["noise"]] = tyro.MISSING
+    """What is planned."""
+    sampler: SamplerCommand
+    target_epsilon: float = tyro.MISSING
+    """The epsilon to guarantee."""
+    optimizer: str = tyro.MISSING
+    """sgd; momentum:0.9, which is SGD with that momentum; or adam."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Step sizes of the run: falling to zero by a cosine, or all alike."""
+    memory: str | None = None
+    """Most memory for the last b - 1 noise vectors, such as 8GB or 512MiB; needs --num-params."""
+    num_params: int | None = None
+    """Parameters of the model."""
+    bands: tuple[int, ...] = ()
+    """Which b to try, besides 1; by default powers of two up to what is possible, or 1,024."""
+    plot: Path | None = None
+    """Figure of error and noise multiplier over b to write, .png, .pdf or .svg."""
+    overwrite: bool = False
+    """Replace a figure that is there under that name."""
+
+    def check(self) -> None:
+        """Raises ValueError, as the command line names them, for values that cannot be."""
+        super().check()
+        if self.calibration != "none":
+            raise ValueError("--calibration is for what follows the steps: leave it out of a plan")
+        if not 0 < self.target_epsilon < float("inf"):
+            raise ValueError(f"--target-epsilon must be finite and > 0, got {self.target_epsilon}")
+        if getattr(self.sampler, "cycle_length", 1) != 1:
+            raise ValueError("--cycle-length is what is planned: leave it out, or give --bands")
+        if self.num_params is not None and self.num_params < 1:
+            raise ValueError(f"--num-params must be at least 1, got {self.num_params}")
+        if self.memory is not None and self.num_params is None:
+            raise ValueError("--memory needs --num-params: a noise vector has so many numbers")
+
+
+def momentum_of(optimizer: str) -> float | None:
+    """Returns the momentum of an optimizer of SGD's kind, and None for Adam.
+
+    >>> momentum_of("momentum:0.9"), momentum_of("sgd"), momentum_of("adam")
+    (0.9, 0.0, None)
+
+    Raises:
+      ValueError: if it is none of these.
+    """
+    if optimizer in ("sgd", "adam"):
+        return 0.0 if optimizer == "sgd" else None
+    name, _, number = optimizer.partition(":")
+    try:
+        beta = float(number) if name == "momentum" else -1.0
+    except ValueError:
+        beta = -1.0
+    if not 0.0 <= beta < 1.0:
+        raise ValueError(
+            f"--optimizer must be sgd, adam, or momentum:BETA with BETA in [0, 1), got {optimizer}"
+        )
+    return beta
+
+
+def bytes_of(size: str) -> float:
+    """Returns the bytes that --memory names.
+
+    >>> bytes_of("8GB"), bytes_of("0.5 MiB")
+    (8000000000.0, 524288.0)
+
+    Raises:
+      ValueError: if it names none.
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(|[KMGT]i?)B?", size.strip())
+    if found is None:
+        raise ValueError(f"--memory must be a size such as 8GB or 512MiB, got {size}")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def run(config: PlanConfig) -> None:
+    """Runs `dpsgd plan`."""
+    sampler, delta = config.build()
+    momentum = momentum_of(config.optimizer)
+    memory = None if config.memory is None else bytes_of(config.memory)
+    if config.plot is not None:
+        outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
+    from accounting import Bound, format_delta
+    from dpsgd.noise import planning
+    from dpsgd.training.guarantee import ADJACENCY
+
+    of_sampler = planning.most_bands(sampler)
+    most = planning.most_bands(sampler, memory=memory, num_params=config.num_params)
+    limit = _limit(sampler, of_sampler) if most == of_sampler else f"{config.memory} holds no more"
+    for b in config.bands:
+        if b < 1:
+            raise ValueError(f"--bands must be at least 1, got {b}")
+        if b > most:
+            raise ValueError(f"--bands must be at most {most} here, got {b}: {limit}")
+    if momentum is None and any(b > 1 for b in config.bands):
+        raise ValueError("--bands is of no use with --optimizer adam, whose best b is 1: leave out")
+    tried = sorted({1, *(config.bands or planning.tried_bands(most))})
+    if config.plot is not None and (momentum is None or tried == [1]):
+        raise ValueError("--plot draws several b, and here is b = 1 alone: leave it out")
+    with Console() as console:
+        found = planning.plan(
+            sampler,
+            tried,
+            epsilon=config.target_epsilon,
+            delta=delta,
+            momentum=momentum,
+            schedule=config.schedule,
+            progress=console.progress,
+        )
+        unit = sampler.protected_unit(config.population())
+        terms = f"delta {format_delta(delta)} ({ADJACENCY} adjacency, unit: one {unit})"
+        console.line(f"each with epsilon <= {config.target_epsilon} at {terms}:")
+        rows = [
+            [
+                f"{c.bands:,}",
+                # Rounded up: the printed number suffices as it stands.
+                Bound(c.noise_multiplier, c.noise_multiplier).format_upper(".6g"),
+                f"{c.error:.4f}",
+                f"{c.sampler.num_steps:,}",
+                _memory(c.bands, config.num_params),
+            ]
+            for c in found
+        ]
+        console.table(["b", "sigma", "error", "steps", "memory"], rows)
+        best = min(found, key=lambda c: c.error)
+        if momentum is None:
+            console.line(_ADAM + ".")
+            return
+        console.line(_verdict(found, best, most))
+        if most < of_sampler or most == 1:
+            console.line(f"b is at most {most:,}: {limit}.")
+        if best.bands > 1:
+            for line in _usage(best, momentum, config.schedule):
+                console.line(line)
+        if config.plot is not None:
+            from matplotlib.figure import Figure
+
+            from experiments.figures import noise_plan
+            from experiments.figures.drawing import save
+
+            figure = Figure(figsize=(9, 4), layout="constrained")
+            title = f"{type(sampler).__name__}, {config.optimizer}, ε ≤ {config.target_epsilon:g}"
+            noise_plan.draw(figure, found, best, f"{title}, δ = {format_delta(delta)}")
+            save(figure, config.plot)
+            console.line(f"drawn: {config.plot}")
+
+
+def _limit(sampler: BatchSampler, most: int) -> str:
+    if most > 1 or sampler.steps_per_epoch == 1:
+        return f"so many steps an epoch has ({most:,}), and an example may come once in b"
+    return (
+        f"{type(sampler).__name__} keeps no two steps of an example apart, as correlated noise "
+        "asks for; balls-and-bins, poisson and deterministic can"
+    )
+
+
+def _memory(bands: int, num_params: int | None) -> str:
+    from dpsgd.noise.planning import history_bytes
+
+    if num_params is None:
+        return f"{bands - 1:,} x parameters"
+    size = float(history_bytes(bands, num_params))
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} GB" if size < 1000 else f"{size:,.0f} GB"
+
+
+def _verdict(found: list[Candidate], best: Candidate, most: int) -> str:
+    if best.bands > 1:
+        near = next(c for c in found if c.error <= _NEAR * best.error)
+        hint = ""
+        if near.bands < best.bands:
+            hint = f"; b = {near.bands:,} leaves {near.error:.3g}, with less memory"
+        elif best.bands == max(c.bands for c in found) < most:
+            hint = "; a larger b, which --bands tries, may leave less"
+        return (
+            f"b = {best.bands:,} is best: its noise leaves {best.error:.3g} of the error of "
+            f"independent noise, at {best.noise_multiplier / found[0].noise_multiplier:.3g} times "
+            f"the sigma{hint}."
+        )
+    if len(found) == 1:
+        return "b = 1, independent noise, is all that was tried."
+    least = min(found[1:], key=lambda c: c.error)
+    return (
+        f"b = 1 is best, independent noise: with b = {least.bands} sampling amplifies as with "
+        f"{least.bands} times fewer steps, which asks for "
+        f"{least.noise_multiplier / found[0].noise_multiplier:.3g} times the sigma, and that is "
+        "more than correlation gains: so it is with few steps an epoch and a small epsilon."
+    )
+
+
+def _usage(best: Candidate, momentum: float, schedule: str) -> list[str]:
+    """Returns the lines that make the mechanism in Python."""
+    import dataclasses
+
+    from accounting import Bound
+
+    drawn = best.sampler
+    settings = ", ".join(
+        f"{field.name}={value!r}"
+        for field in dataclasses.fields(drawn)  # type: ignore[arg-type]  # a frozen dataclass
+        if (value := getattr(drawn, field.name)) != field.default
+    )
+    sigma = Bound(best.noise_multiplier, best.noise_multiplier).format_upper(".6g")
+    return [
+        "With dpsgd.train, whose optimizer is optax.sgd(step sizes, momentum):",
+        f"  sampler = {type(drawn).__name__}({settings})",
+        f"  noise = dpsgd.noise.planning.best_noise(sampler, {best.bands}, momentum={momentum!r}, "
+        f"schedule={schedule!r})  # BandedToeplitz(coefficients)",
+        f"  mechanism = dpsgd.Mechanism(sampler, {sigma}, l2_clip_norm, noise)",
+    ]

@@ -1,0 +1,121 @@
+"""Over how many steps noise is to be correlated: errors at equal guarantees, and what limits b."""
+
+import math
+
+import pytest
+
+from accounting import epsilon
+from dpsgd import BandedToeplitz, Independent, Mechanism
+from dpsgd.noise import planning
+from dpsgd.noise.planning import best_noise, most_bands, plan, tried_bands, workload
+from dpsgd.noise.strategies import error_at
+from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
+
+
+@pytest.fixture
+def uncalibrated(monkeypatch):
+    """Every sigma is 1, once its guarantee was asked for."""
+    monkeypatch.setattr(planning, "calibrate", lambda privacy, **of: 1.0 if privacy(1.0) else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("eps", "sigmas", "error"),
+    [
+        pytest.param(1.0, (0.5520, 0.7089), 0.4001, marks=pytest.mark.long),
+        (5.0, (0.4150, 0.4894), 0.3674),
+    ],
+)
+def test_one_epoch_of_36_000_steps_takes_the_noise_of_the_table_and_leaves_no_more_error(
+    eps, sigmas, error
+):
+    sampler = BallsAndBins(36_000 * 1024, 1024, overflow="accumulate")
+    alone, banded = plan(sampler, [16], epsilon=eps, delta=2.7e-8, schedule="constant")
+    assert (alone.bands, banded.bands) == (1, 16)
+    assert alone.noise_multiplier == pytest.approx(sigmas[0], rel=5e-3)
+    assert banded.noise_multiplier == pytest.approx(sigmas[1], rel=5e-3)
+    assert alone.error == 1.0
+    assert 0.2 < banded.error <= error
+
+
+def test_every_candidate_is_a_mechanism_of_the_guarantee():
+    sampler = BallsAndBins(4000, 100, 2)
+    for found in plan(sampler, [4], epsilon=3.0, delta=1e-4, momentum=0.9):
+        mechanism = Mechanism(found.sampler, found.noise_multiplier, 1.0, found.noise)
+        assert found.sampler.cycle_length == found.bands == mechanism.noise.bands
+        assert 2.98 < epsilon(mechanism.privacy(), 1e-4).upper <= 3.0
+        assert found.noise == best_noise(found.sampler, found.bands, momentum=0.9)
+
+
+def test_errors_are_those_of_strategies_where_runs_have_equal_steps():
+    sampler = Deterministic(500, 5, 2)
+    alone, banded = plan(sampler, [7], epsilon=2.0, delta=1e-3, momentum=0.5)
+    run = workload(sampler, momentum=0.5)
+    one, other = (
+        error_at(c.noise, run, sampler, epsilon=2.0, delta=1e-3).rmse for c in (alone, banded)
+    )
+    assert banded.error == pytest.approx(other / one, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [BallsAndBins, Poisson])
+def test_more_steps_than_wanted_are_compared_at_the_distance_that_they_move(kind, uncalibrated):
+    """Of 10 steps, b = 7 makes 14: the noise of a unit moved is that of sums over both."""
+    one, found = plan(kind(100, 10), [7], epsilon=5.0, delta=1e-2, schedule="constant")
+    assert found.sampler.num_steps == 14
+    alone, spread = (
+        math.sqrt(workload(c.sampler, schedule="constant").mean_square(c.noise))
+        for c in (one, found)
+    )
+    size = {BallsAndBins: 100 / 14, Poisson: 10}[kind]
+    assert found.error == pytest.approx(spread / (14 * size) / (alone / (10 * 10)))
+
+
+def test_adam_gains_nothing_and_is_answered_by_independent_noise():
+    (only,) = plan(BallsAndBins(4000, 100), [4, 8], epsilon=3.0, delta=1e-4, momentum=None)
+    assert only.noise == Independent()
+    assert only.error == 1.0
+
+
+def test_few_steps_an_epoch_at_a_small_epsilon_gain_nothing_and_many_do():
+    few = plan(BallsAndBins(800, 100), [2], epsilon=0.2, delta=1e-4)
+    assert min(few, key=lambda c: c.error).bands == 1
+    many = plan(BallsAndBins(20_000, 100), [4], epsilon=8.0, delta=1e-4)
+    assert min(many, key=lambda c: c.error).bands == 4
+    assert isinstance(many[-1].noise, BandedToeplitz)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "most"),
+    [
+        (BallsAndBins(1000, 100, 3), 10),
+        (BallsAndBins(1000, 100, 3, cycle_length=5), 10),
+        (Poisson(1050, 100, 3), 10),  # a group of 1 in 11 has no 100 examples
+        (Deterministic(1050, 100, 3), 11),
+        (Shuffle(1050, 100, 3, order="fixed"), 11),
+        (Shuffle(1050, 100, 3), 1),
+        (UserPoisson(1000, 100, 3, max_contributions=2), 1),
+    ],
+)
+def test_the_most_bands_are_those_that_a_sampler_has_a_guarantee_for(sampler, most, uncalibrated):
+    assert most_bands(sampler) == most
+    assert plan(sampler, [most], epsilon=9.0, delta=0.1)[-1].bands == most
+    with pytest.raises(ValueError, match=rf"bands must be in \[1, {most}\]") as error:
+        plan(sampler, [most + 1], epsilon=9.0, delta=0.1)
+    assert "\n" not in str(error.value)
+
+
+def test_the_history_fits_into_the_memory():
+    sampler = BallsAndBins(1000, 10)
+    assert most_bands(sampler, memory=4e6 * 7, num_params=1_000_000) == 8
+    assert most_bands(sampler, memory=4e6 * 7 - 1, num_params=1_000_000) == 7
+    assert most_bands(sampler, memory=1.0, num_params=1_000_000) == 1
+    assert most_bands(sampler, memory=1e12, num_params=1_000_000) == 100
+
+
+def test_powers_of_two_are_tried_up_to_what_is_possible():
+    assert tried_bands(88) == [1, 2, 4, 8, 16, 32, 64, 88]
+    assert tried_bands(36_000)[-2:] == [512, 1024]
+
+
+def test_a_schedule_that_is_not_known_is_refused():
+    with pytest.raises((TypeError, ValueError), match="schedule"):  # the first by checked types
+        workload(Deterministic(100, 10), schedule="linear")

@@ -1,0 +1,112 @@
+"""`dpsgd plan noise` answers in numbers that suffice, says why where 1 is best, and draws them."""
+
+import re
+
+import pytest
+
+import dpsgd
+import samplers
+from accounting import epsilon
+from experiments import cli
+
+SIZES = ["--num-examples", "3000", "--batch-size", "100", "--delta", "1e-4"]
+BALLS = ["plan", "noise", "sampler:balls-and-bins", *SIZES, "--target-epsilon", "8"]
+
+
+def answer(words, capsys):
+    assert cli.main(words) == 0
+    return capsys.readouterr().out
+
+
+def test_the_lines_for_python_make_the_mechanism_of_the_best_answer(capsys, tmp_path):
+    plot = tmp_path / "plan.png"
+    out = answer(
+        [*BALLS, "--optimizer", "momentum:0.9", "--bands", "2", "6", "--plot", str(plot)], capsys
+    )
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    rows = {int(b): float(e) for b, e in re.findall(r"^(\d+) +[\d.]+ +([\d.]+)", out, re.MULTILINE)}
+    assert list(rows) == [1, 2, 6]
+    assert rows[1] == 1.0
+    best = min(rows, key=rows.__getitem__)
+    assert best > 1
+    assert f"b = {best} is best: its noise leaves {rows[best]:.3g}" in out
+    lines = out.partition("With dpsgd.train")[2].partition("\n")[2].splitlines()[:3]
+    from dpsgd.noise import planning  # noqa: F401  # what the lines name
+
+    names = {**vars(samplers), "dpsgd": dpsgd, "l2_clip_norm": 1.0}
+    exec("\n".join(line.strip() for line in lines), names)
+    mechanism = names["mechanism"]
+    assert mechanism.noise.bands == mechanism.sampler.cycle_length == best
+    assert 7.95 < epsilon(mechanism.privacy(), 1e-4).upper <= 8
+
+
+def test_adam_is_answered_by_1_and_the_reason(capsys):
+    out = answer([*BALLS, "--optimizer", "adam"], capsys)
+    assert "b = 1 is best, independent noise: Adam gains nothing" in out
+    assert "divides by" in out
+    assert "With dpsgd.train" not in out
+
+
+def test_where_few_steps_gain_nothing_it_says_so(capsys):
+    words = [*BALLS[:-1], "0.2", "--optimizer", "sgd", "--batch-size", "500", "--bands", "2"]
+    out = answer(words, capsys)
+    assert "b = 1 is best, independent noise: with b = 2 sampling amplifies" in out
+    assert "few steps an epoch and a small epsilon" in out
+
+
+def test_memory_limits_what_is_tried_and_a_smaller_b_that_is_nearly_as_good_is_named(capsys):
+    words = ["plan", "noise", "sampler:deterministic", *SIZES, "--target-epsilon", "8"]
+    words += ["--optimizer", "sgd", "--num-params", "1000000", "--memory", "80MB"]
+    out = answer(words, capsys)
+    assert "\n21 " in out
+    assert "80 MB" in out
+    assert "b is at most 21: 80MB holds no more." in out
+    assert "\n32 " not in out
+
+
+@pytest.mark.parametrize("sampler", ["shuffle", "user-poisson"])
+def test_other_samplers_have_independent_noise_alone_and_one_line_says_so(sampler, capsys):
+    words = ["plan", "noise", f"sampler:{sampler}", *SIZES, "--target-epsilon", "8"]
+    words += ["--max-contributions", "2"] if sampler == "user-poisson" else []
+    out = answer([*words, "--optimizer", "sgd"], capsys)
+    (line,) = (line for line in out.splitlines() if "keeps no two steps" in line)
+    assert line.startswith("b is at most 1: ")
+    assert line.endswith("balls-and-bins, poisson and deterministic can.")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--optimizer", "rmsprop"], "--optimizer must be sgd, adam, or momentum:BETA"),
+        (["--optimizer", "momentum:1"], "--optimizer must be sgd, adam, or momentum:BETA"),
+        (["--optimizer", "momentum:x"], "--optimizer must be sgd, adam, or momentum:BETA"),
+        (["--optimizer", "sgd", "--memory", "8GB"], "--memory needs --num-params"),
+        (
+            ["--optimizer", "sgd", "--memory", "much", "--num-params", "9"],
+            "--memory must be a size such as 8GB",
+        ),
+        (["--optimizer", "sgd", "--num-params", "0"], "--num-params must be at least 1, got 0"),
+        (["--optimizer", "sgd", "--bands", "31"], "--bands must be at most 30 here, got 31: so"),
+        (
+            ["--optimizer", "sgd", "--bands", "9", "--num-params", "1000", "--memory", "16 kB"],
+            "--memory must be a size such as",
+        ),
+        (
+            ["--optimizer", "sgd", "--bands", "9", "--num-params", "1000", "--memory", "16KB"],
+            "--bands must be at most 5 here, got 9: 16KB holds no more",
+        ),
+        (["--optimizer", "sgd", "--bands", "0"], "--bands must be at least 1, got 0"),
+        (["--optimizer", "adam", "--bands", "2"], "--bands is of no use with --optimizer adam"),
+        (["--optimizer", "adam", "--plot", "x.png"], "--plot draws several b, and here is b = 1"),
+        (["--optimizer", "sgd", "--plot", "x.txt"], "--plot must end in .png, .pdf or .svg"),
+        (["--optimizer", "sgd", "--cycle-length", "2"], "--cycle-length is what is planned"),
+        (["--optimizer", "sgd", "--calibration", "platt"], "--calibration is for what follows"),
+        (["--optimizer", "sgd", "--target-epsilon", "0"], "--target-epsilon must be finite and"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(words, message, capsys):
+    assert cli.main([*BALLS, *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"dpsgd: {message}")
+    assert captured.err.count("\n") == 1
+    assert not captured.out
