@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 
@@ -79,11 +79,16 @@ def most_bands(
       memory: Bytes for the history; None for any number. It needs `num_params`.
       num_params: Parameters of the model.
     """
-    cyclic = isinstance(sampler, (BallsAndBins, Poisson)) and not isinstance(sampler, UserPoisson)
-    most = sampler.num_examples // sampler.batch_size if cyclic else sampler.separation
+    most = sampler.separation
+    if _is_cyclic(sampler):
+        most = sampler.num_examples // sampler.batch_size  # each group needs a batch
     if memory is None or num_params is None:
         return most
     return min(most, 1 + int(memory // history_bytes(2, num_params)))
+
+
+def _is_cyclic(sampler: BatchSampler) -> TypeGuard[BallsAndBins | Poisson]:
+    return isinstance(sampler, (BallsAndBins, Poisson)) and not isinstance(sampler, UserPoisson)
 
 
 def tried_bands(most: int) -> list[int]:
@@ -175,8 +180,7 @@ def plan(
     found: list[Candidate] = []
     for b in tried:
         progress(f"b = {b}")
-        cyclic = most > 1 and isinstance(sampler, (BallsAndBins, Poisson))
-        drawn: BatchSampler = replace(sampler, cycle_length=b) if cyclic else sampler
+        drawn = replace(sampler, cycle_length=b) if _is_cyclic(sampler) else sampler
         noise: Noise = Independent()
         error = 1.0
         if momentum is not None:

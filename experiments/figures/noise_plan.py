@@ -42,8 +42,8 @@ def draw(figure: Figure, found: Sequence[Candidate], best: Candidate, title: str
     left.annotate(
         f"b = {best.bands:,}: {best.error:.3g}",
         (best.bands, best.error),
-        xytext=(0, -18),
+        xytext=(6, 12),
         textcoords="offset points",
-        ha="center",
+        ha="left" if best.bands == 1 else "right",
     )
     figure.suptitle(f"{title}; best marked", fontsize="medium")

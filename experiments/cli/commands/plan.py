@@ -245,7 +245,8 @@ def _usage(best: Candidate, momentum: float, schedule: str) -> list[str]:
     sigma = Bound(best.noise_multiplier, best.noise_multiplier).format_upper(".6g")
     return [
         "With dpsgd.train, whose optimizer is optax.sgd(step sizes, momentum):",
-        f"  sampler = {type(drawn).__name__}({settings})",
+        "  import dpsgd, samplers, dpsgd.noise.planning",
+        f"  sampler = samplers.{type(drawn).__name__}({settings})",
         f"  noise = dpsgd.noise.planning.best_noise(sampler, {best.bands}, momentum={momentum!r}, "
         f"schedule={schedule!r})  # BandedToeplitz(coefficients)",
         f"  mechanism = dpsgd.Mechanism(sampler, {sigma}, l2_clip_norm, noise)",
