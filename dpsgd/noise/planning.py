@@ -156,7 +156,7 @@ def plan(
     >>> from samplers import Deterministic
     >>> found = plan(Deterministic(1000, 10), [1, 16], epsilon=2.0, delta=1e-3, momentum=0.9)
     >>> [(c.bands, round(c.noise_multiplier, 3), round(c.error, 2)) for c in found]
-    [(1, 1.347, 1.0), (16, 1.347, 0.27)]
+    [(1, 1.445, 1.0), (16, 1.445, 0.3)]
 
     Args:
       sampler: Of the run; its `cycle_length` becomes the number of bands.
