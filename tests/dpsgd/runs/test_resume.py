@@ -286,7 +286,9 @@ def test_copies_share_no_noise_where_bits_do_not_repeat(stopped, tmp_path, monke
     assert [g.steps for g in last[1:]] == [range(16, 30)] * 2
     params = [np.load(out / "params.npz")["['w']"] for out in runs]
     for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert np.abs(params[one] - params[other]).max() > 1e-4
+        assert not np.array_equal(
+            params[one], params[other]
+        )  # under one noise, here, they would be
     counted = [read(out / "ledger.jsonl").guarantee().epsilon.upper for out in runs]
     assert counted[1] == counted[2] > epsilon(last[0].terms.mechanism.privacy(), 1 / 160).upper
 

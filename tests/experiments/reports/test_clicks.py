@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
         ("plain", {"non_private": True}),
     ):
         sampler = SETTINGS["deterministic"](batch_size=400, epochs=2)
-        config = RunConfig(sampler, audit=False, **noise)
+        config = RunConfig(sampler, learning_rate=3e-3, audit=False, **noise)
         dpsgd.run(task, config, folder / name, name="clicks")
     return folder
 
