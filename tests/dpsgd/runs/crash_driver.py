@@ -44,12 +44,6 @@ SAMPLERS = {name: SETTINGS[name](**SIZES) for name in PLAIN} | {  # and in sever
 }
 OPERATIONS = ("write", "fsync", "replace", "rename", "unlink", "rmdir", "ftruncate")
 
-# Blocks so short that the run has several, and a checkpoint after each.
-job.BLOCK_STEPS = 4
-
-# A task that offers a calibration has one, on however few rows.
-platt.platt_sums = lambda num_examples, *, epsilon: FullSums(3, 4.0)
-
 
 def go_on(task, out, sampler):
     """What a user does: resume if there is a run, else train."""
@@ -199,7 +193,11 @@ def at_random(task, folder, sampler, count, seed):
         out = folder / f"run-{runs}"
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # whoever collects tests imports this too, and is to keep what it has
+    # Blocks so short that the run has several, and a checkpoint after each.
+    job.BLOCK_STEPS = 4
+    # A task that offers a calibration has one, on however few rows.
+    platt.platt_sums = lambda num_examples, *, epsilon: FullSums(3, 4.0)
     task, folder, (sampler, kind, *rest) = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     folder.mkdir(parents=True, exist_ok=True)
     code_digest()  # of what is imported now: whoever edits a file meanwhile changes no run
