@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,16 +9,13 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from experiments.cli import outputs
-from experiments.cli.config import GuaranteeConfig
+from experiments.cli.config import GuaranteeConfig, bytes_of
 from experiments.cli.console import Console
 from experiments.cli.sampler_commands import SamplerCommand
 
 if TYPE_CHECKING:
     from dpsgd.noise.planning import Candidate
     from samplers import BatchSampler
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGT", 1)}
 
 _NEAR = 1.02
 """Up to so many times the least error a smaller b is named beside the best."""
@@ -97,26 +93,11 @@ def momentum_of(optimizer: str) -> float | None:
     return beta
 
 
-def bytes_of(size: str) -> float:
-    """Returns the bytes that --memory names.
-
-    >>> bytes_of("8GB"), bytes_of("0.5 MiB")
-    (8000000000.0, 524288.0)
-
-    Raises:
-      ValueError: if it names none.
-    """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(|[KMGT]i?)B?", size.strip())
-    if found is None:
-        raise ValueError(f"--memory must be a size such as 8GB or 512MiB, got {size}")
-    return float(found[1]) * _UNITS[found[2]]
-
-
 def run(config: PlanConfig) -> None:
     """Runs `dpsgd plan`."""
     sampler, delta = config.build()
     momentum = momentum_of(config.optimizer)
-    memory = None if config.memory is None else bytes_of(config.memory)
+    memory = None if config.memory is None else bytes_of(config.memory, "--memory")
     if config.plot is not None:
         outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
     from accounting import Bound, format_delta

@@ -1,0 +1,57 @@
+"""Where a run computes, as the command line says it: what `train` and `resume` share."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from experiments.cli.config import bytes_of
+
+NEVER = "never"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicesConfig:
+    """The devices of a run. Other ones change the bits of a model, and never its guarantee."""
+
+    num_devices: int | None = None
+    """Devices that train together; by default all there are. Each takes its part of every batch."""
+    shard_rows_from: str | None = None
+    """Size, such as 512MB, from which a parameter, and what the optimizer keeps of it, is dealt out
+    over the devices by its rows; or never. By default where the whole state would take more than
+    half of a device."""
+    coordinator: str | None = None
+    """HOST:PORT at which the processes of a run meet: an address of process 0. By default what
+    Slurm or Kubernetes says, if they started several, and else there is one process."""
+    num_processes: int | None = None
+    """Processes that train together, with --coordinator; all are given the same command."""
+    process_id: int | None = None
+    """Which of them this one is, from 0 on, with --coordinator."""
+    watchdog_seconds: float = 600.0
+    """Time without a step after which a run of several processes ends, as one of them hangs."""
+
+    def check_devices(self) -> None:
+        """Raises ValueError, as the command line names them, for values that cannot be."""
+        if self.num_devices is not None and self.num_devices < 1:
+            raise ValueError(f"--num-devices must be at least 1, got {self.num_devices}")
+        if self.shard_rows_from not in (None, NEVER):
+            bytes_of(self.shard_rows_from, "--shard-rows-from")
+        together = self.coordinator, self.num_processes, self.process_id
+        if None in together and any(value is not None for value in together):
+            raise ValueError("--coordinator, --num-processes and --process-id are given together")
+        if self.coordinator is not None:
+            assert self.num_processes is not None  # given together
+            assert self.process_id is not None
+            host, _, port = self.coordinator.rpartition(":")
+            if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+                raise ValueError(f"--coordinator must be HOST:PORT, got {self.coordinator}")
+            if self.num_processes < 1:
+                raise ValueError(f"--num-processes must be at least 1, got {self.num_processes}")
+            if not 0 <= self.process_id < self.num_processes:
+                raise ValueError(
+                    f"--process-id must lie in [0, {self.num_processes}), got {self.process_id}"
+                )
+        if not 0 < self.watchdog_seconds < float("inf"):
+            raise ValueError(
+                f"--watchdog-seconds must be finite and > 0, got {self.watchdog_seconds}"
+            )
