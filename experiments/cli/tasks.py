@@ -110,6 +110,24 @@ def task_of(config: Any) -> Any:
     return found(**{f.name: getattr(config.settings, f.name) for f in fields_of(config.settings)})
 
 
+def without_data(config: Any) -> Any:
+    """Returns the task that a configuration of a `command` asks for, whose rows are not looked at.
+
+    Clicks without a store are those of Criteo Display Ads.
+    """
+    name, found = config.task
+    settings = getattr(config, "settings", None)
+    if settings is None or getattr(settings, "data", "") is not None or not needs_data(found):
+        return task_of(config)
+    if name != "clicks":
+        raise ValueError(f"--data is missing: the task {name} needs it")
+    from experiments.tasks.clicks.schema import DISPLAY_ADS
+    from experiments.tasks.clicks.task import Clicks, DescribedClicks
+
+    sizes = Clicks(**{**dataclasses.asdict(settings), "data": Path()}).sizes
+    return DescribedClicks(sizes, DISPLAY_ADS, 0)
+
+
 def needs_data(kind: type) -> bool:
     """Returns whether tasks of `kind` have no rows unless a setting `data` says where they lie."""
     missing = dataclasses.MISSING

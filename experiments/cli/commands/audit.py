@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from experiments.cli import outputs, tasks
 from experiments.cli.config import AuditConfig, check_noise
@@ -47,7 +44,7 @@ def run(config: Audit) -> int:
         from experiments.cli import audit
 
         if not config.black_box:
-            report = audit.coupled(_task(config), config, console.progress)
+            report = audit.coupled(tasks.without_data(config), config, console.progress)
             for line in report.lines():
                 console.line(line)
             return 0 if report.passed else 1
@@ -56,18 +53,3 @@ def run(config: Audit) -> int:
         for line in (*bound.lines(), f"plot: {config.plot}"):
             console.line(line)
         return 1 if bound.violation else 0
-
-
-def _task(config: Audit) -> Any:
-    """Returns the task that is audited; clicks without a store are those of Criteo Display Ads."""
-    name, found = config.task  # type: ignore[attr-defined]
-    settings = getattr(config, "settings", None)
-    if settings is None or getattr(settings, "data", "") is not None or not tasks.needs_data(found):
-        return tasks.task_of(config)
-    if name != "clicks":
-        raise ValueError(f"--data is missing: the task {name} needs it")
-    from experiments.tasks.clicks.schema import DISPLAY_ADS
-    from experiments.tasks.clicks.task import Clicks, DescribedClicks
-
-    sizes = Clicks(**{**dataclasses.asdict(settings), "data": Path()}).sizes
-    return DescribedClicks(sizes, DISPLAY_ADS, 0)
