@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from accounting import BallsAndBinsProfile, PrivacyProfile
-from samplers.base import Participations
+from samplers.base import Participations, example_dtype
 from samplers.randomness import Key, Stream, uniform_integers
 from samplers.row_law import IndependentRows
 from samplers.truncation import VariableBatchSampler
@@ -77,7 +77,7 @@ class BallsAndBins(VariableBatchSampler):
             self,
             epochs=len(stretches),
             assignment="redrawn",
-            max_batch_size=self.padded_batch_size,
+            max_batch_size=self.lane_batch_size,
         )
         return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(stretches))))
 
@@ -100,6 +100,6 @@ class BallsAndBins(VariableBatchSampler):
         """Draws the rows of one chunk: one bin for each example."""
         rows = self.chunk_range(chunk)
         key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), chunk)
-        examples = np.arange(rows.start, rows.stop, dtype=np.int32)
+        examples = np.arange(rows.start, rows.stop, dtype=example_dtype(self.num_examples))
         bins = uniform_integers(key, self.group_steps, len(rows))
         return Participations(examples, self.steps_of(examples, bins))

@@ -10,19 +10,21 @@ import abc
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from accounting import PrivacyProfile
+from samplers.lanes import Lanes
 from samplers.population import Population
 from samplers.row_law import RowLaw
 
 CHUNK = 65_536
 """Examples whose rows are drawn together, from one key: part of the definition of every draw."""
 
-MAX_EXAMPLES = 2**31 - 1  # indices are int32
+MAX_EXAMPLES = 2**31 - 1  # of a lane: indices are int32
+MAX_LANES = 2**15  # then products of L and n are below 2^63
 MAX_STEPS = 2**31 - 1  # so is the step of a training state
 
 
@@ -30,19 +32,20 @@ class Participations(NamedTuple):
     """Nonzero entries of the participation matrix, for one chunk of examples and one epoch."""
 
     examples: np.ndarray
-    """Who takes part: int32[entries]."""
+    """Who takes part: int32[entries]; int64 where there are more than 2^31 - 1 examples."""
     steps: np.ndarray
     """When, counted from the epoch's first step: int32[entries]."""
 
 
 class EpochPlan(NamedTuple):
-    """The participation matrix of one epoch, by columns."""
+    """The participation matrix of one epoch, by columns; or a lane's part of it."""
 
     starts: np.ndarray
     """Where each step's examples begin: int64[steps_per_epoch + 1]."""
     examples: np.ndarray
-    """Examples step after step: int32[entries]. Within a step they ascend, or come block after
-    block where blocks are clipped as one (`BatchSampler.clipped_shape`)."""
+    """Examples step after step: int32[entries], counted within the lane if it is of one; int64
+    where there are more than 2^31 - 1. Within a step they ascend, or come block after block where
+    blocks are clipped as one (`BatchSampler.clipped_shape`)."""
 
     def members(self, step: int) -> np.ndarray:
         """Returns who takes part in a step of the epoch: a view, int32[size]."""
@@ -66,7 +69,33 @@ def group(entries: Participations, num_groups: int) -> EpochPlan:
     matrix.has_canonical_format = True  # no entry comes twice: nothing to be looked for and summed
     rows = matrix.tocsr()
     rows.sort_indices()
-    return EpochPlan(rows.indptr.astype(np.int64), rows.indices.astype(np.int32, copy=False))
+    examples = rows.indices.astype(entries.examples.dtype, copy=False)
+    return EpochPlan(rows.indptr.astype(np.int64), examples)
+
+
+def joined(plans: Sequence[EpochPlan], lanes: Lanes) -> EpochPlan:
+    """Returns the plan of all lanes from each lane's own: step after step, lane after lane."""
+    if len(plans) == 1:
+        return plans[0]
+    starts = np.sum([plan.starts for plan in plans], axis=0)
+    examples = np.empty(starts[-1], example_dtype(lanes.num_examples))
+    begins = starts[:-1].copy()
+    for lane, plan in enumerate(plans):
+        sizes = np.diff(plan.starts)
+        places = np.repeat(begins - plan.starts[:-1], sizes) + np.arange(plan.examples.size)
+        examples[places] = plan.examples.astype(examples.dtype) + lanes.examples(lane).start
+        begins += sizes
+    return EpochPlan(starts, examples)
+
+
+def example_dtype(num_examples: int) -> type[np.signedinteger]:
+    """Returns the type of examples' numbers: int32, or int64 where there are more than 2^31 - 1."""
+    return np.int32 if num_examples <= MAX_EXAMPLES else np.int64
+
+
+def chunk_ranges(size: int) -> list[range]:
+    """Returns `size` examples as chunks of `CHUNK`, the last of which may be smaller."""
+    return [range(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK)]
 
 
 def positive_integer(name: str, value: Any) -> int:
@@ -124,6 +153,24 @@ class BatchSampler(abc.ABC):
         @property
         def padded_batch_size(self) -> int:
             """Rows of a padded batch."""
+
+    @property
+    def lanes(self) -> int:
+        """Number L of lanes, consecutive stretches of the examples (`Lanes`), drawn each by itself.
+
+        A lane's part of a batch is cut and padded by itself. Whether anything is cut depends on
+        draws alone, and where lanes begin is public.
+        """
+        return 1
+
+    def lane_range(self, lane: int) -> range:
+        """Returns the examples of a lane, 0 <= lane < lanes."""
+        return Lanes(self.num_examples, self.lanes).examples(lane)
+
+    @property
+    def lane_batch_size(self) -> int:
+        """Rows of a lane's part of a padded batch."""
+        return self.padded_batch_size // self.lanes
 
     @property
     def clipped_shape(self) -> tuple[int, ...]:
@@ -223,7 +270,7 @@ class BatchSampler(abc.ABC):
 
         >>> from samplers import Deterministic
         >>> Deterministic(num_examples=100, batch_size=10).terms()
-        {'num_examples': 100, 'batch_size': 10, 'epochs': 1}
+        {'num_examples': 100, 'batch_size': 10, 'epochs': 1, 'lanes': 1}
         """
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(_dataclass(self))}
 
@@ -280,21 +327,49 @@ class BatchSampler(abc.ABC):
         """
 
     def plan(self, seed: int, epoch: int) -> EpochPlan:
-        """Draws one epoch of the whole matrix: the chunks' rows, sorted by step."""
-        chunks = [self.participations(seed, epoch, chunk) for chunk in range(self.num_chunks)]
+        """Draws one epoch of the whole matrix: all lanes of it."""
+        plans = [self.lane_plan(seed, epoch, lane) for lane in range(self.lanes)]
+        return joined(plans, Lanes(self.num_examples, self.lanes))
+
+    def lane_plan(self, seed: int, epoch: int, lane: int) -> EpochPlan:
+        """Draws a lane's part of one epoch: its rows of the chunks that it touches, by step.
+
+        Rows of a chunk are drawn alike whoever draws them, so that the matrix is the same for every
+        number of lanes.
+
+        Args:
+          seed: The sampling secret, an integer >= 0 of any size.
+          epoch: Epoch, counted from 0.
+          lane: Which, counted from 0.
+        """
+        own = self.lane_range(lane)
+        chunks = []
+        for chunk in range(own.start // CHUNK, -(-own.stop // CHUNK)):
+            entries = self.participations(seed, epoch, chunk)
+            rows = self.chunk_range(chunk)
+            if not own.start <= rows.start <= rows.stop <= own.stop:
+                mine = (entries.examples >= own.start) & (entries.examples < own.stop)
+                entries = Participations(entries.examples[mine], entries.steps[mine])
+            if own.start:
+                within = (entries.examples - own.start).astype(np.int32)
+                entries = entries._replace(examples=within)
+            chunks.append(entries)
         examples, steps = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
         del chunks
-        return group(Participations(examples, steps), self.steps_per_epoch)
+        return group(
+            Participations(examples.astype(np.int32, copy=False), steps), self.steps_per_epoch
+        )
 
-    def passes(self, members: np.ndarray, seed: int, step: int) -> list[np.ndarray]:
-        """Cuts a step's examples into passes of at most max_batch_size, as a rule one.
+    def passes(self, members: np.ndarray, seed: int, step: int, lane: int = 0) -> list[np.ndarray]:
+        """Cuts a lane's part of a step into passes of `lane_batch_size` at most, as a rule one.
 
         Args:
           members: Who takes part, in the order of the plan: int32[size].
           seed: The sampling secret.
           step: Step, counted over the whole run.
+          lane: Which; several lanes have one pass each.
         """
-        del seed, step
+        del seed, step, lane
         return [members]
 
 
@@ -321,12 +396,22 @@ class EpochSampler(BatchSampler):
     """Examples in a batch b: the (largest) expected number where batches vary in size."""
     epochs: int = 1
     """Passes E over the data: the run has E * ceil(n / b) steps."""
+    lanes: int = field(default=1, kw_only=True)
+    """Consecutive stretches L of the examples, whose parts of every batch are drawn, cut and padded
+    each by itself: rows may then lie on L machines."""
 
     def __post_init__(self) -> None:
-        for name in ("num_examples", "batch_size", "epochs"):
+        for name in ("num_examples", "batch_size", "epochs", "lanes"):
             object.__setattr__(self, name, positive_integer(name, getattr(self, name)))
-        if self.num_examples > MAX_EXAMPLES:
-            raise ValueError(f"num_examples must be at most 2^31 - 1, got {self.num_examples}")
+        if self.lanes > min(self.num_examples, MAX_LANES):
+            raise ValueError(
+                f"lanes must be at most {min(self.num_examples, MAX_LANES)}, got {self.lanes}"
+            )
+        if self.num_examples > self.lanes * MAX_EXAMPLES:
+            raise ValueError(
+                "num_examples must be at most 2^31 - 1 for each lane, got "
+                f"{self.num_examples} with lanes = {self.lanes}"
+            )
         if self.batch_size > self.num_examples:
             raise ValueError(
                 f"batch_size must be at most num_examples = {self.num_examples}, "
@@ -345,6 +430,11 @@ class EpochSampler(BatchSampler):
         return float(self.batch_size)
 
     @property
+    def lane_batch_size(self) -> int:
+        """Rows of a lane's part of a padded batch: ceil(b / L), as batches are taken in turn."""
+        return -(-self.batch_size // self.lanes)
+
+    @property
     def padded_batch_size(self) -> int:
-        """Rows of a padded batch."""
-        return self.batch_size
+        """Rows of a padded batch, all lanes together."""
+        return self.lanes * self.lane_batch_size

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samplers.base import BatchSampler, EpochPlan
+from samplers.base import BatchSampler, EpochPlan, example_dtype
 from samplers.randomness import check_seed
 
 
@@ -26,18 +26,24 @@ class IndexBlock(NamedTuple):
 
     Step j of the block is the passes `starts[j] : starts[j + 1]`. Most samplers need one pass a
     step; a batch larger than one pass is summed over several before its single noisy update.
+
+    Of a sampler of several lanes, columns are the lanes that are held, `lane_batch_size` each.
     """
 
     indices: Any
-    """Examples; 0 where padded: int32[passes, padded_batch_size]."""
+    """Examples, counted within their lane; 0 where padded: int32[passes, columns], which are
+    padded_batch_size of all lanes."""
     weights: Any
-    """1 for an example, 0 for padding: float32[passes, padded_batch_size]."""
+    """1 for an example, 0 for padding: float32[passes, columns]."""
     starts: Any
     """Where each step's passes begin: int32[steps + 1]."""
     num_steps: Any
     """Steps of the block that are real: int32 scalar."""
     places: Any = None
-    """Where rows that travel lie in their block: int32[passes, padded_batch_size]."""
+    """Where the examples lie among the rows that are held, or that travel with the block, if not at
+    `indices`; 0 where padded: int32[passes, columns], or int64 of more than 2^31 - 1 rows."""
+    lanes: Any = None
+    """The lane of each column, where the sampler has several: int32[columns]."""
 
 
 class BatchSource:
@@ -51,28 +57,53 @@ class BatchSource:
       sampler: Who draws.
       seed: The sampling secret: an integer >= 0 of any size, in real runs of 128 bits or more from
         the operating system.
+      lanes: Consecutive lanes that are held: no others are drawn, nor are their rows needed. By
+        default all.
       read_ahead: Whether a thread draws the plan of each next epoch while one is read, and keeps
         it: nobody who reads on waits for a draw but the first. (Nothing is drawn ahead where one
         draw serves all epochs.)
 
     Attributes:
       sampler: Who draws.
+      lanes: Which lanes are held.
+      rows: The examples that they hold; `places` are counted from the first.
 
     Raises:
-      ValueError: `seed` is negative or no integer.
+      ValueError: `seed` is negative or no integer, or there are not these lanes.
     """
 
-    def __init__(self, sampler: BatchSampler, seed: int, *, read_ahead: bool = False) -> None:
+    def __init__(
+        self,
+        sampler: BatchSampler,
+        seed: int,
+        *,
+        lanes: range | None = None,
+        read_ahead: bool = False,
+    ) -> None:
         self.sampler = sampler
+        self.lanes = range(sampler.lanes) if lanes is None else lanes
+        if not (self.lanes.step == 1 and 0 <= self.lanes.start < self.lanes.stop <= sampler.lanes):
+            raise ValueError(
+                f"lanes must be consecutive ones of the sampler's {sampler.lanes}, got {lanes}"
+            )
+        first, last = (sampler.lane_range(lane) for lane in (self.lanes[0], self.lanes[-1]))
+        self.rows = range(first.start, last.stop)
         self._seed = check_seed(seed)
         self._background = ThreadPoolExecutor(1, "next epoch") if read_ahead else None
-        self._plan: tuple[int, EpochPlan] | None = None
-        self._next: tuple[int, Future[EpochPlan]] | None = None
+        self._plan: tuple[int, list[EpochPlan]] | None = None
+        self._next: tuple[int, Future[list[EpochPlan]]] | None = None
 
     def __repr__(self) -> str:
         return f"BatchSource({self.sampler!r}, seed=<secret>)"
 
-    def _plan_of(self, epoch: int) -> EpochPlan:
+    def _draw(self, epoch: int) -> list[EpochPlan]:
+        """Returns the plans of the lanes that are held."""
+        sampler = self.sampler
+        if sampler.lanes == 1:
+            return [sampler.plan(self._seed, epoch)]
+        return [sampler.lane_plan(self._seed, epoch, lane) for lane in self.lanes]
+
+    def _plan_of(self, epoch: int) -> list[EpochPlan]:
         sampler = self.sampler
         drawn = sampler.drawn_epoch(epoch)
         if self._plan is None or self._plan[0] != drawn:
@@ -80,23 +111,26 @@ class BatchSource:
             if self._next is not None and self._next[0] == drawn:
                 self._plan = drawn, self._next[1].result()
             else:
-                self._plan = drawn, sampler.plan(self._seed, drawn)
+                self._plan = drawn, self._draw(drawn)
             self._next = None
             if self._background is not None and epoch + 1 < sampler.epochs:
                 following = sampler.drawn_epoch(epoch + 1)
                 if following != drawn:
-                    draw = self._background.submit(sampler.plan, self._seed, following)
-                    self._next = following, draw
+                    self._next = following, self._background.submit(self._draw, following)
         return self._plan[1]
 
     def passes(self, step: int) -> list[IndexBatch]:
         """Returns the passes of a step: one, or more where `overflow` is "accumulate".
 
+        Indices are counted among the rows of the lanes that are held: of all lanes, they are the
+        examples.
+
         Raises:
           ValueError: `step` is not in [0, num_steps).
         """
         block = self.fill(step, step + 1)
-        return [IndexBatch(*row) for row in zip(block.indices, block.weights, strict=True)]
+        indices = block.indices if block.places is None else block.places
+        return [IndexBatch(*row) for row in zip(indices, block.weights, strict=True)]
 
     def batch(self, step: int) -> IndexBatch:
         """Returns the batch of a step that has one pass.
@@ -127,7 +161,7 @@ class BatchSource:
         Raises:
           ValueError: a step is not in [0, num_steps).
         """
-        members: list[np.ndarray] = []
+        members: list[list[np.ndarray]] = []  # of each pass, lane after lane
         starts = [0]
         sampler, epoch = self.sampler, -1
         num_steps, length = sampler.num_steps, sampler.steps_per_epoch
@@ -136,25 +170,41 @@ class BatchSource:
                 raise ValueError(f"step must be in [0, {num_steps}), got {step}")
             if step // length != epoch:
                 epoch = step // length
-                plan = self._plan_of(epoch)
-            cut = sampler.passes(plan.members(step % length), self._seed, step)
-            if passes is not None and members and len(members) + len(cut) > passes:
+                plans = self._plan_of(epoch)
+            cut = [
+                sampler.passes(plan.members(step % length), self._seed, step, lane)
+                for lane, plan in zip(self.lanes, plans, strict=True)
+            ]
+            several = list(zip(*cut, strict=True))
+            if passes is not None and members and len(members) + len(several) > passes:
                 break
-            members += cut
+            members += several
             starts.append(len(members))
-        done = len(starts) - 1
-        shape = max(len(members), passes or 0), sampler.padded_batch_size
+        done, cap = len(starts) - 1, sampler.lane_batch_size
+        shape = max(len(members), passes or 0), len(self.lanes) * cap
         indices, weights = zeros(shape, np.int32), zeros(shape, np.float32)
-        for row, examples in enumerate(members):
-            if examples.size > shape[1]:
-                raise ValueError(
-                    f"a batch of the steps {start} to {start + done - 1} has {examples.size} rows, "
-                    f"and a padded one {shape[1]}: the sampler's passes do not keep to the cap"
-                )
-            indices[row, : examples.size] = examples
-            weights[row, : examples.size] = 1.0
+        places = zeros(shape, example_dtype(len(self.rows))) if sampler.lanes > 1 else None
+        begins = [sampler.lane_range(lane).start - self.rows.start for lane in self.lanes]
+        for row, parts in enumerate(members):
+            for k, examples in enumerate(parts):
+                if examples.size > cap:
+                    raise ValueError(
+                        f"a batch of the steps {start} to {start + done - 1} has {examples.size} "
+                        f"rows of lane {self.lanes[k]}, and a padded one {cap}: the sampler's "
+                        "passes do not keep to the cap"
+                    )
+                columns = slice(k * cap, k * cap + examples.size)
+                indices[row, columns] = examples
+                weights[row, columns] = 1.0
+                if places is not None:
+                    places[row, columns] = examples + places.dtype.type(begins[k])
         starts += [len(members)] * (steps - done)
-        return IndexBlock(indices, weights, np.asarray(starts, np.int32), np.int32(done))
+        lanes = None
+        if places is not None:
+            lanes = np.repeat(np.array(self.lanes, np.int32), cap)
+        return IndexBlock(
+            indices, weights, np.asarray(starts, np.int32), np.int32(done), places, lanes
+        )
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

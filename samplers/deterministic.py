@@ -8,16 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from accounting import GaussianProfile, PrivacyProfile
-from samplers.base import EpochSampler, Participations
+from samplers.base import EpochSampler, Participations, example_dtype
+from samplers.lanes import Lanes
 from samplers.row_law import KnownOrder
 
 
 @dataclass(frozen=True)
 class Deterministic(EpochSampler):
-    """Example i takes part in step floor(i / b) of every epoch, b = `batch_size`.
+    """Takes b = `batch_size` after b examples: i takes part in step floor(i / b) of every epoch.
 
-    The last batch of an epoch is smaller where b does not divide n; it is padded, and its noisy sum
-    is divided by b like any other.
+    Several `lanes` are read in turn, each by itself in order: the example that is i-th in turn
+    (`Lanes`) takes part in step floor(i / b). The last batch of an epoch is smaller where b does
+    not divide n; it is padded, and its noisy sum is divided by b like any other.
 
     Guarantees:
       * Each example takes part exactly once an epoch, in the same step of each.
@@ -53,6 +55,7 @@ class Deterministic(EpochSampler):
             epochs=self.epochs,
             batch_size=self.batch_size,
             batch_sizes=sizes,
+            lanes=Lanes(self.num_examples, self.lanes),
         )
 
     def drawn_epoch(self, epoch: int) -> int:
@@ -63,5 +66,8 @@ class Deterministic(EpochSampler):
         """Returns the rows of one chunk; `seed` and `epoch` do not matter."""
         del seed, epoch
         rows = self.chunk_range(chunk)
-        examples = np.arange(rows.start, rows.stop, dtype=np.int32)
-        return Participations(examples, examples // np.int32(self.batch_size))
+        examples = np.arange(rows.start, rows.stop, dtype=example_dtype(self.num_examples))
+        if self.lanes == 1:
+            return Participations(examples, examples // np.int32(self.batch_size))
+        places = Lanes(self.num_examples, self.lanes).in_turn(examples)
+        return Participations(examples, (places // self.batch_size).astype(np.int32))

@@ -9,7 +9,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 
 from accounting import PoissonProfile, PrivacyProfile
-from samplers.base import Participations
+from samplers.base import Participations, example_dtype
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.row_law import IndependentRows
 from samplers.truncation import VariableBatchSampler
@@ -91,5 +91,6 @@ class Poisson(VariableBatchSampler):
             Key(seed, Stream.PARTICIPATION, epoch, chunk), rate, len(rows) * self.group_steps
         )
         steps = trials // len(rows)  # with a remainder by hand: many times faster than divmod
-        examples = (rows.start + trials - steps * len(rows)).astype(np.int32)
+        examples = rows.start + trials - steps * len(rows)
+        examples = examples.astype(example_dtype(self.num_examples))
         return Participations(examples, self.steps_of(examples, steps.astype(np.int32)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from samplers.lanes import Lanes
 from samplers.tree import TreeShape, UnitTree
 
 if TYPE_CHECKING:
@@ -115,38 +116,53 @@ class IndependentRows(RowLaw):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RandomOrder(RowLaw):
-    """A uniformly random order of the examples is cut into batches of given sizes.
+    """Each lane's examples come in a uniformly random order of their own, and lanes in turn.
 
-    So the entries of a step are a draw without replacement: a permutation distribution, which is
-    negatively associated (Joag-Dev and Proschan, Theorem 2.11).
+    So the entries of a step are a draw without replacement from each lane: permutation
+    distributions, which are negatively associated (Joag-Dev and Proschan, Theorem 2.11), and
+    independent ones together are so, too (property P7).
+
+    Attributes:
+      batch_size: b.
+      lanes: Of the examples; one where nothing else is said.
     """
 
+    batch_size: int
     batch_sizes: np.ndarray
+    lanes: Lanes
     once: bool = True
 
-    @cached_property
-    def _n(self) -> int:
-        return int(self.batch_sizes.sum())
+    def _shares(self, examples: Any, steps: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns of each example the lane, how many of it a batch takes, and how many it has."""
+        lane, steps = self.lanes.of(examples), np.asarray(steps)
+        start = self.lanes.starts_in(lane, steps * self.batch_size)
+        stop = self.lanes.starts_in(lane, (steps + 1) * self.batch_size)
+        return lane, (stop - start).astype(np.float64), self.lanes.size(lane).astype(np.float64)
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
-        """Returns size / n of the step's batch."""
-        return self.batch_sizes[steps] / self._n
+        """Returns the share of the example's lane that is in the step's batch."""
+        _, taken, size = self._shares(examples, steps)
+        return taken / size
 
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns size (size - 1) / (n (n - 1))."""
-        size = self.batch_sizes[steps].astype(np.float64)
-        return size * (size - 1) / (self._n * max(1.0, self._n - 1.0))
+        """Returns size (size - 1) / (n (n - 1)) of one lane, and both rates' product of two."""
+        lane, taken, size = self._shares(first, steps)
+        other, _, _ = self._shares(second, steps)
+        together = taken * (taken - 1) / (size * np.maximum(1.0, size - 1.0))
+        return np.where(lane == other, together, taken / size * self.rate(second, steps))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KnownOrder(RowLaw):
-    """Example i takes part in step floor(i / b) of every epoch.
+    """Of every epoch step t has the examples t b to (t + 1) b - 1, in turn where lanes are several.
 
     Attributes:
       batch_size: b.
+      lanes: Of the examples.
     """
 
     batch_size: int
+    lanes: Lanes
     once: bool = True
     redrawn: bool = False
     certain: bool = True
@@ -154,7 +170,8 @@ class KnownOrder(RowLaw):
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
         """Returns 1 in an example's own step, else 0."""
-        return (np.asarray(examples) // self.batch_size == steps).astype(np.float64)
+        own = self.lanes.in_turn(np.asarray(examples)) // self.batch_size
+        return (own == steps).astype(np.float64)
 
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
         """Returns 1 in the step of both, else 0."""

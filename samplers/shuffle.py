@@ -11,7 +11,15 @@ import numpy as np
 
 from accounting import PoissonProfile, PrivacyProfile, ShuffleProfile, epsilon
 from accounting.profile import UpperEnd
-from samplers.base import EpochPlan, EpochSampler, Participations, group
+from samplers.base import (
+    EpochPlan,
+    EpochSampler,
+    Participations,
+    chunk_ranges,
+    example_dtype,
+    group,
+)
+from samplers.lanes import Lanes
 from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
 from samplers.row_law import RandomOrder
 
@@ -22,11 +30,14 @@ class Shuffle(EpochSampler):
 
     What is certified is the cost of batches in a known order. The last batch of an epoch is smaller
     where b does not divide n; it is padded, and its noisy sum is divided by b like any other.
+    Several `lanes` are shuffled each by itself, and read in turn (`Lanes`).
 
     Guarantees:
       * Each example takes part exactly once an epoch.
-      * Every order of the examples is equally likely, and independent of every other epoch's where
-        `order` is "redrawn".
+      * Every order of a lane's examples is equally likely, and independent of other lanes' and,
+        where `order` is "redrawn", of every other epoch's.
+      * A batch has floor(b / L) to ceil(b / L) examples of each of the L lanes, an epoch's last
+        ones apart; how many they are is no chance.
     """
 
     order: Literal["redrawn", "fixed"] = "redrawn"
@@ -42,15 +53,17 @@ class Shuffle(EpochSampler):
 
         Upper: given the order, or all epochs' orders, an example enters one known sum an epoch, as
         with `Deterministic`. Both neighbours draw the orders alike, so delta(epsilon) is at most
-        the mean over orders of deterministic's, whatever the sizes of the batches.
+        the mean over orders of deterministic's, whatever the sizes of the batches, and whichever
+        orders the lanes leave possible.
 
         Lower: let all other gradients be -1 and the example's 1 or 0. The sums, less the public
         sums of -1, are N(2 e_t, sigma^2 I) or N(e_t, sigma^2 I), with the example's step t uniform
-        on T steps. If the last batch is smaller, t is not uniform. But then permute the T observed
-        sums of each epoch by a uniform permutation of its own (the same one in all epochs for
-        order="fixed"): this is a post-processing, and it leaves exactly the pair of a uniform t. So
-        a lower bound on delta(epsilon) from that pair bounds the real one, which can only be
-        larger. The same holds with all other gradients 0, which gives the pair of balls-and-bins.
+        on T steps. If the last batch is smaller, or a lane's share of batches varies, t is not
+        uniform. But then permute the T observed sums of each epoch by a uniform permutation of its
+        own (the same one in all epochs for order="fixed"): this is a post-processing, and it leaves
+        exactly the pair of a uniform t. So a lower bound on delta(epsilon) from that pair bounds
+        the real one, which can only be larger. The same holds with all other gradients 0, which
+        gives the pair of balls-and-bins.
 
         Source: L. Chua et al., How Private are DP-SGD Implementations? (ICML 2024), section 4; for
         several epochs Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024).
@@ -98,31 +111,36 @@ class Shuffle(EpochSampler):
         return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(stretches))))
 
     def row_law(self) -> RandomOrder:
-        """Returns the law: a uniform order, though the upper end of the cost holds for any."""
+        """Returns the law: uniform orders, though the upper end of the cost holds for any."""
         starts = np.arange(self.steps_per_epoch, dtype=np.int64) * self.batch_size
         return RandomOrder(
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
             redrawn=self.order == "redrawn",
             any_order=True,
+            batch_size=self.batch_size,
             batch_sizes=np.minimum(self.batch_size, self.num_examples - starts),
+            lanes=Lanes(self.num_examples, self.lanes),
         )
 
     def drawn_epoch(self, epoch: int) -> int:
         """Returns `epoch`, or 0 if the order is fixed."""
         return epoch if self.order == "redrawn" else 0
 
-    def bucket(self, seed: int, epoch: int, chunk: int) -> np.ndarray:
-        """Draws the bucket, uniform on {0, ..., num_chunks - 1}, of each example of a chunk."""
-        key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), chunk)
-        return uniform_integers(key, self.num_chunks, len(self.chunk_range(chunk)))
+    def bucket(self, seed: int, epoch: int, chunk: int, lane: int = 0) -> np.ndarray:
+        """Draws the bucket, one for each chunk of the lane, of each example of one of them."""
+        chunks = chunk_ranges(len(self.lane_range(lane)))
+        key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), lane << 32 | chunk)
+        return uniform_integers(key, len(chunks), len(chunks[chunk]))
 
-    def ordered(self, seed: int, epoch: int, bucket: int, members: np.ndarray) -> np.ndarray:
+    def ordered(
+        self, seed: int, epoch: int, bucket: int, members: np.ndarray, lane: int = 0
+    ) -> np.ndarray:
         """Puts the members of a bucket, given in ascending order, in uniformly random order."""
-        key = Key(seed, Stream.ORDER, self.drawn_epoch(epoch), bucket)
+        key = Key(seed, Stream.ORDER, self.drawn_epoch(epoch), lane << 32 | bucket)
         return members[uniform_permutation(key, members.size)]
 
-    def plan(self, seed: int, epoch: int) -> EpochPlan:
+    def lane_plan(self, seed: int, epoch: int, lane: int) -> EpochPlan:
         """Draws one epoch: examples fall into buckets, buckets are ordered, and laid end to end.
 
         Exactly uniform: the law of the resulting order stays the same when the examples are
@@ -133,19 +151,28 @@ class Shuffle(EpochSampler):
 
         Source: C. R. Rao (1961) and M. Sandelius, A Simple Randomization Procedure (1962).
         """
-        examples = np.arange(self.num_examples, dtype=np.int32)
-        drawn = [self.bucket(seed, epoch, chunk) for chunk in range(self.num_chunks)]
-        buckets = group(Participations(examples, np.concatenate(drawn)), self.num_chunks)
+        size = len(self.lane_range(lane))
+        examples, count = np.arange(size, dtype=np.int32), len(chunk_ranges(size))
+        drawn = [self.bucket(seed, epoch, chunk, lane) for chunk in range(count)]
+        buckets = group(Participations(examples, np.concatenate(drawn)), count)
         order = np.concatenate(
-            [self.ordered(seed, epoch, g, buckets.members(g)) for g in range(self.num_chunks)]
+            [self.ordered(seed, epoch, g, buckets.members(g), lane) for g in range(count)]
         )
-        starts = np.minimum(
-            np.arange(self.steps_per_epoch + 1, dtype=np.int64) * self.batch_size, order.size
-        )
+        lanes = Lanes(self.num_examples, self.lanes)
+        starts = lanes.batch_starts(lane, self.batch_size, self.steps_per_epoch)
         for step in range(self.steps_per_epoch):
             order[starts[step] : starts[step + 1]].sort()
         return EpochPlan(starts, order)
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Returns the rows of one chunk; it draws the epoch, as all rows depend on one another."""
-        return self.plan(seed, epoch).rows(self.chunk_range(chunk))
+        """Returns the rows of one chunk; it draws its lanes, as all their rows hang together."""
+        rows, lanes = self.chunk_range(chunk), Lanes(self.num_examples, self.lanes)
+        first, last = lanes.of(np.array([rows.start, rows.stop - 1]))
+        found = []
+        for lane in range(first, last + 1):
+            own = lanes.examples(lane)
+            some = range(max(rows.start - own.start, 0), min(rows.stop - own.start, len(own)))
+            examples, steps = self.lane_plan(seed, epoch, lane).rows(some)
+            examples = examples.astype(example_dtype(self.num_examples), copy=False)
+            found.append((examples + own.start if own.start else examples, steps))
+        return Participations(*(np.concatenate(part) for part in zip(*found, strict=True)))

@@ -42,9 +42,10 @@ def default_max_batch_size(
     return smallest_max_batch_size(num_examples, sampling_prob, num_batches, log_tau)
 
 
-def cut(members: np.ndarray, size: int, seed: int, step: int) -> np.ndarray:
+def cut(members: np.ndarray, size: int, seed: int, step: int, lane: int = 0) -> np.ndarray:
     """Returns `size` of a step's examples in their order, each choice being equally likely."""
-    key = Key(seed, Stream.TRUNCATION, 0, step)  # each step of the run draws its own cut
+    # Each step of the run draws its own cut, of each lane: there are at most 2^31 steps.
+    key = Key(seed, Stream.TRUNCATION, 0, lane << 32 | step)
     return members[np.sort(uniform_permutation(key, members.size)[:size])]
 
 
@@ -60,25 +61,28 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
     up or down; a batch has Binomial(m, sampling_prob) of them, in the mean the public divisor or
     less than sampling_prob more or fewer.
 
-    Where `overflow` is "truncate", a batch of more than B = `padded_batch_size` examples is cut to
-    B of them, each choice being equally likely. The guarantee pays for it: whether any of the run's
-    batches overflows does not depend on what the data are, and where none does the two mechanisms
-    are the same. With tau the probability that one does, for every event S
+    Where `overflow` is "truncate", a batch of more than B = `lane_batch_size` examples is cut to
+    B of them, each choice being equally likely; of several `lanes`, each one's part of a batch. The
+    guarantee pays for it: whether any of the run's batches overflows does not depend on what the
+    data are, and where none does the two mechanisms are the same. With tau the probability that one
+    does, for every event S
 
         P'(S) <= P(S) + tau <= e^eps Q(S) + delta + tau <= e^eps Q'(S) + delta + (1 + e^eps) tau.
 
     The default B is the smallest for which (1 + e^eps) tau <= 1e-5 delta at eps = 10, hence at any
     smaller eps: about 7 standard deviations above the mean. At a larger eps the cost is larger, and
-    always part of `privacy`. The bound on tau is (number of batches drawn) *
-    Pr[Binomial(ceil(n / c), sampling_prob) > B]: a larger group overflows more often.
+    always part of `privacy`. The bound on tau is L * (number of batches drawn) *
+    Pr[Binomial(m, sampling_prob) > B], with L lanes and m = ceil(n / (L c)): of the at most
+    ceil(n / L) consecutive examples of a lane, at most ceil(n / (L c)) are in one group, and the
+    more there are the more often they overflow.
 
     Source: L. Chua et al., Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024),
     Proposition 3.2 and Theorem 3.3.
     """
 
     max_batch_size: int | None = None
-    """Most examples B in one pass of the fixed-shape program; by default so many that truncation
-    costs at most 1e-5 of delta."""
+    """Most examples B of each lane in one pass of the fixed-shape program; by default so many that
+    truncation costs at most 1e-5 of delta."""
     target_delta: float | None = None
     """The delta for which the default cap is chosen; 1 / num_examples by default."""
     overflow: Literal["truncate", "accumulate"] = "truncate"
@@ -99,6 +103,11 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
             )
         if self.overflow not in ("truncate", "accumulate"):
             raise ValueError(f'overflow must be "truncate" or "accumulate", got {self.overflow!r}')
+        if self.accumulates and self.lanes > 1:
+            raise ValueError(
+                'overflow="accumulate" takes as many passes as the fullest lane needs, which who '
+                f"holds one lane does not know: with {self.lanes} lanes, truncate"
+            )
         check_target_delta(self.target_delta)
         if self.max_batch_size is not None:
             cap = positive_integer("max_batch_size", self.max_batch_size)
@@ -106,15 +115,15 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
 
     @cached_property
     def default_batch_size(self) -> int:
-        """The `padded_batch_size` where `max_batch_size` is None."""
+        """The `lane_batch_size` where `max_batch_size` is None."""
         delta = 1.0 / self.num_examples if self.target_delta is None else self.target_delta
         return default_max_batch_size(
-            self.largest_group, self.sampling_prob, self.independent_steps, delta
+            self.largest_group, self.sampling_prob, self.lanes * self.independent_steps, delta
         )
 
     @property
-    def padded_batch_size(self) -> int:
-        """Rows B of a padded batch: `max_batch_size`, or what is chosen in its place."""
+    def lane_batch_size(self) -> int:
+        """Rows B of a lane's part of a padded batch: `max_batch_size`, or what is chosen for it."""
         return self.default_batch_size if self.max_batch_size is None else self.max_batch_size
 
     @property
@@ -144,8 +153,8 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
 
     @property
     def largest_group(self) -> int:
-        """Examples of the largest group: ceil(n / c)."""
-        return -(-self.num_examples // self.cycle_length)
+        """Most examples that one lane has of one group: ceil(n / (L c))."""
+        return -(-self.num_examples // (self.lanes * self.cycle_length))
 
     @property
     def separation(self) -> int:
@@ -159,12 +168,12 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
 
     @property
     def max_passes(self) -> int:
-        """Passes of padded_batch_size examples that hold any batch of the run.
+        """Passes of lane_batch_size examples that hold any batch of the run.
 
         By the union bound that sets `default_batch_size`, a batch of the run needs more with
         probability below 1e-5 delta; it gets them all the same.
         """
-        return -(-self.default_batch_size // self.padded_batch_size) if self.accumulates else 1
+        return -(-self.default_batch_size // self.lane_batch_size) if self.accumulates else 1
 
     def steps_of(self, examples: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Returns the steps of an epoch that have these places among those of the examples' groups.
@@ -178,30 +187,30 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
 
     def terms(self) -> dict[str, Any]:
         """Returns what the cost depends on, the cap that is in use among it."""
-        return {**super().terms(), "max_batch_size": self.padded_batch_size}
+        return {**super().terms(), "max_batch_size": self.lane_batch_size}
 
     def with_epochs(self, epochs: int) -> VariableBatchSampler:
         """Returns this sampler with another number of epochs; the cap stays as it is."""
-        return dataclasses.replace(self, epochs=epochs, max_batch_size=self.padded_batch_size)
+        return dataclasses.replace(self, epochs=epochs, max_batch_size=self.lane_batch_size)
 
     def with_truncation(self, profile: PrivacyProfile, num_batches: int) -> PrivacyProfile:
         """Adds to a profile of the untruncated mechanism what `overflow` costs.
 
         Args:
           profile: What the mechanism costs where no batch is cut.
-          num_batches: How many batches the mechanism draws.
+          num_batches: How many batches the mechanism draws, each of all lanes.
         """
-        cap = self.padded_batch_size
+        cap = self.lane_batch_size
         if self.accumulates or cap >= self.largest_group:
             return profile
         log_psi = log_overflow_probability(self.largest_group, self.sampling_prob, cap)
-        return TruncatedProfile(profile, num_batches, log_psi)
+        return TruncatedProfile(profile, self.lanes * num_batches, log_psi)
 
-    def passes(self, members: np.ndarray, seed: int, step: int) -> list[np.ndarray]:
-        """Cuts a step's examples to `padded_batch_size` at random, or into several passes."""
-        cap = self.padded_batch_size
+    def passes(self, members: np.ndarray, seed: int, step: int, lane: int = 0) -> list[np.ndarray]:
+        """Cuts a step's examples to `lane_batch_size` at random, or into several passes."""
+        cap = self.lane_batch_size
         if members.size <= cap:
             return [members]
         if self.accumulates:
             return [members[start : start + cap] for start in range(0, members.size, cap)]
-        return [cut(members, cap, seed, step)]
+        return [cut(members, cap, seed, step, lane)]

@@ -105,7 +105,8 @@ def _batch(program: AuditedProgram, source: BatchSource, step: int) -> tuple[int
     """
     block = source.fill(step, step + 1, passes=1)  # of nobody, too
     shape = len(block.indices), -1, program.block
-    rows, weights = (x.reshape(shape) for x in (block.indices, block.weights))
+    places = block.indices if block.places is None else block.places
+    rows, weights = (x.reshape(shape) for x in (places, block.weights))
     real = weights.max(axis=2) > 0
     counted = np.cumsum(real.sum(axis=1), dtype=np.float32)
     return int(counted[-1]), int((program.marked[rows].any(axis=2) & real).sum())

@@ -215,7 +215,7 @@ class AuditedProgram:
         shape = self.layout.passes, self.mechanism.sampler.padded_batch_size
         starts = np.zeros(self.layout.block_steps + 1, np.int32)
         nobody, weights = zeros(shape, np.int32), zeros(shape, np.float32)
-        plan = IndexBlock(nobody, weights, starts, np.int32(len(steps)))
+        plan = self._in_lanes(IndexBlock(nobody, weights, starts, np.int32(len(steps))))
         after, _, shown = self._called(
             self._begun(steps.start, spent=True),
             plan,
@@ -346,7 +346,18 @@ class AuditedProgram:
         taking[: self._passes] = weights.reshape(self._passes, -1)
         starts = np.full(self.layout.block_steps + 1, self._passes, np.int32)
         starts[0] = 0
-        return IndexBlock(indices, taking, starts, np.int32(1))
+        return self._in_lanes(IndexBlock(indices, taking, starts, np.int32(1)))
+
+    def _in_lanes(self, plan: IndexBlock) -> IndexBlock:
+        """Returns a plan of rows of the data as one of a sampler of several lanes has them.
+
+        All lanes are held: which of them a column is of decides about its key alone.
+        """
+        sampler = self.mechanism.sampler
+        if sampler.lanes == 1:
+            return plan
+        lanes = np.repeat(np.arange(sampler.lanes, dtype=np.int32), sampler.lane_batch_size)
+        return plan._replace(places=plan.indices, lanes=lanes)
 
 
 def _sums(releases: PyTree, mechanism: Mechanism) -> list[np.ndarray]:

@@ -45,10 +45,11 @@ def with_rows(data: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:
     """Returns the rows of the data that a plan names, and the plan with their places among these.
 
     Args:
-      data: Pytree of NumPy arrays, in memory or memory-mapped, with one row per example.
+      data: Pytree of NumPy arrays, in memory or memory-mapped, with one row per example; of lanes,
+        with the rows that are held.
       plan: Of NumPy arrays.
     """
-    rows = plan.indices.ravel()
+    rows = (plan.indices if plan.places is None else plan.places).ravel()
     places = np.arange(rows.size, dtype=np.int32).reshape(plan.indices.shape)
     return jax.tree.map(lambda column: column[rows], data), plan._replace(places=places)
 

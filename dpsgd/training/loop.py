@@ -160,7 +160,8 @@ class Layout(NamedTuple):
             index.update(dtype=jnp.float32),
             jax.ShapeDtypeStruct((self.block_steps + 1,), jnp.int32),
             jax.ShapeDtypeStruct((), jnp.int32),
-            index if self.streamed else None,
+            index if self.streamed or sampler.lanes > 1 else None,
+            jax.ShapeDtypeStruct(index.shape[1:], jnp.int32) if sampler.lanes > 1 else None,
         )
         rows = index.size if self.streamed else sampler.num_examples
         columns = jax.tree.map(
@@ -213,7 +214,7 @@ def _run_block(
         if not takes_key:
             return clipped_sum(state.params, batch, weights, scales)
         first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is clipped as one
-        keys = example_keys(loss_key, state.step, first)
+        keys = example_keys(loss_key, state.step, first, plan.lanes)
         return clipped_sum(state.params, batch, weights, scales, keys)
 
     def step_sum(state, j):

@@ -351,14 +351,14 @@ class UnitsStay(Multistage):
 
 
 class FirstRowsKept:
-    def passes(self, members, seed, step):
+    def passes(self, members, seed, step, lane=0):
         return [members[: self.padded_batch_size]]
 
 
 class LateRowsFavoured(Poisson):
     """Cuts from the first three quarters alone."""
 
-    def passes(self, members, seed, step):
+    def passes(self, members, seed, step, lane=0):
         excess, chosen = members.size - self.padded_batch_size, members.size * 3 // 4
         if excess <= 0:
             return [members]
@@ -367,29 +367,29 @@ class LateRowsFavoured(Poisson):
 
 
 class OneCutForAllSteps(Poisson):
-    def passes(self, members, seed, step):
-        return super().passes(members, seed, 0)
+    def passes(self, members, seed, step, lane=0):
+        return super().passes(members, seed, 0, lane)
 
 
 class OneCutForTwoSteps(Poisson):
-    def passes(self, members, seed, step):
-        return super().passes(members, seed, step // 2)
+    def passes(self, members, seed, step, lane=0):
+        return super().passes(members, seed, step // 2, lane)
 
 
 class OneCutForAllSeeds(Poisson):
-    def passes(self, members, seed, step):
-        return super().passes(members, 0, step)
+    def passes(self, members, seed, step, lane=0):
+        return super().passes(members, 0, step, lane)
 
 
 class LastPassDropped(Poisson):
-    def passes(self, members, seed, step):
-        passes = super().passes(members, seed, step)
+    def passes(self, members, seed, step, lane=0):
+        passes = super().passes(members, seed, step, lane)
         return passes[:-1] if len(passes) > 1 else passes
 
 
 class PassesOverlap(Poisson):
-    def passes(self, members, seed, step):
-        first, *others = super().passes(members, seed, step)
+    def passes(self, members, seed, step, lane=0):
+        first, *others = super().passes(members, seed, step, lane)
         return [first, *(np.append(first[-1:], other[1:]) for other in others)]
 
 
@@ -441,14 +441,14 @@ class LaterSumsOfTheFirstHalf(FullBatch):
 class SumsPassesAgain(FullBatch):
     """Takes the first pass in the place of the last."""
 
-    def passes(self, members, seed, step):
-        passes = super().passes(members, seed, step)
+    def passes(self, members, seed, step, lane=0):
+        passes = super().passes(members, seed, step, lane)
         return [*passes[:-1], passes[0][: passes[-1].size]]
 
 
 class SumsOfOnePass(FullBatch):
-    def passes(self, members, seed, step):
-        return super().passes(members, seed, step)[:1]
+    def passes(self, members, seed, step, lane=0):
+        return super().passes(members, seed, step, lane)[:1]
 
 
 def planted(bug, sampler):

@@ -158,13 +158,13 @@ class NotShuffled(Shuffle):
 
 
 class CapNotKept(Poisson):
-    def passes(self, members, seed, step):
+    def passes(self, members, seed, step, lane=0):
         return [members]
 
 
 class CutTooShort(Poisson):
-    def passes(self, members, seed, step):
-        return [part[:-1] for part in super().passes(members, seed, step)]
+    def passes(self, members, seed, step, lane=0):
+        return [part[:-1] for part in super().passes(members, seed, step, lane)]
 
 
 HOLDS = "batches hold as many rows and units as claimed"
