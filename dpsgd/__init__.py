@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dpsgd.gradients.memory import explain
     from dpsgd.models.model import TrainedModel, load_exported
     from dpsgd.noise.base import Independent, Noise, Secure
+    from dpsgd.noise.buffered import BufferedToeplitz
     from dpsgd.noise.correlated import BandedToeplitz
     from dpsgd.noise.keys import RootKey
     from dpsgd.runs.config import RunConfig
@@ -37,6 +38,7 @@ __all__ = [
     "Algorithm",
     "BandedToeplitz",
     "Block",
+    "BufferedToeplitz",
     "Diagnostics",
     "FullSums",
     "Guarantee",
@@ -83,6 +85,7 @@ _MODULES = {
     "training.full_sums": ("FullSums",),
     "training.guarantee": ("Guarantee",),
     "noise.base": ("Independent", "Noise", "Secure"),
+    "noise.buffered": ("BufferedToeplitz",),
     "noise.correlated": ("BandedToeplitz",),
     "noise.keys": ("RootKey",),
     "statistics": ("Released", "private_histogram", "private_mean", "private_sum"),

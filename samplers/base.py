@@ -132,6 +132,14 @@ class BatchSampler(abc.ABC):
         """
         return 1
 
+    @property
+    def period(self) -> int | None:
+        """Steps T after which everybody who took part does so again, and never else.
+
+        In a known order, or such that the cost holds given the order; None where there is none.
+        """
+        return None
+
     if TYPE_CHECKING:  # fields of the one sampler, properties of the other
 
         @property

@@ -46,6 +46,11 @@ class Deterministic(EpochSampler):
         """An epoch: everybody takes part in the same step of each."""
         return self.steps_per_epoch
 
+    @property
+    def period(self) -> int:
+        """An epoch."""
+        return self.steps_per_epoch
+
     def row_law(self) -> KnownOrder:
         """Returns the law: consecutive batches, though the cost holds for any known order."""
         steps = np.arange(self.steps_per_epoch, dtype=np.int64)

@@ -75,6 +75,11 @@ class Shuffle(EpochSampler):
         """An epoch where the order is fixed: the cost holds for any known order."""
         return self.steps_per_epoch if self.order == "fixed" else 1
 
+    @property
+    def period(self) -> int | None:
+        """An epoch where the order is fixed: the cost holds given the order."""
+        return self.steps_per_epoch if self.order == "fixed" else None
+
     def correlated_privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the upper end of `privacy`, which is the cost of a known order.
 

@@ -39,9 +39,9 @@ PUBLIC = {
         cap_contributions
     """,
     "dpsgd": """
-        Algorithm BandedToeplitz Block Diagnostics FullSums Guarantee Independent Mechanism Noise
-        Platt Refinement Released RootKey RunConfig Secure Settings Task TrainState Trained
-        TrainedModel clipped_grad dpsgd explain load_exported platt_sums private_histogram
+        Algorithm BandedToeplitz Block BufferedToeplitz Diagnostics FullSums Guarantee Independent
+        Mechanism Noise Platt Refinement Released RootKey RunConfig Secure Settings Task TrainState
+        Trained TrainedModel clipped_grad dpsgd explain load_exported platt_sums private_histogram
         private_mean private_sum refine resume run select split_module train train_blocks
     """,
 }

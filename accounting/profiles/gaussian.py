@@ -28,6 +28,10 @@ class GaussianProfile:
 
     E passes in one fixed order are E releases of one coordinate: one release at s / sqrt(E).
 
+    Attributes:
+      noise_multiplier: s.
+      relative_error: How far s may be from the truth, relative to it; both ends allow for it.
+
     >>> f"{GaussianProfile(1.0).epsilon(1e-5):.4f}"
     '[4.3771, 4.3772]'
 
@@ -35,31 +39,38 @@ class GaussianProfile:
     Theorem 8 (arXiv 1805.06530).
 
     Raises:
-      ValueError: If `noise_multiplier` is not positive and finite.
+      ValueError: If `noise_multiplier` is not positive and finite, or `relative_error` is not in
+        [0, 1).
     """
 
     noise_multiplier: float
+    relative_error: float = 0.0
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
+        if not 0.0 <= self.relative_error < 1.0:
+            raise ValueError(f"relative_error must be in [0, 1), got {self.relative_error}")
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0; `tolerance` is not needed."""
-        value, error = gaussian_delta(self.noise_multiplier, check_epsilon(epsilon))
-        return Bound(max(0.0, value - error), min(1.0, value + error))
+        check_epsilon(epsilon)
+        return Bound(max(0.0, self._lower(epsilon)), min(1.0, self._upper(epsilon)))
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`; `tolerance` is not needed."""
-        sigma = self.noise_multiplier
-        return epsilon_from_delta(
-            lambda e: sum(gaussian_delta(sigma, e)),
-            lambda e: operator.sub(*gaussian_delta(sigma, e)),
-            check_delta(delta),
-        )
+        return epsilon_from_delta(self._upper, self._lower, check_delta(delta))
+
+    def _upper(self, epsilon: float) -> float:
+        return sum(gaussian_delta(self.noise_multiplier * (1.0 - self.relative_error), epsilon))
+
+    def _lower(self, epsilon: float) -> float:
+        sigma = self.noise_multiplier * (1.0 + self.relative_error)
+        return operator.sub(*gaussian_delta(sigma, epsilon))
 
     def with_gaussian_release(self, noise_multiplier: float) -> GaussianProfile:
         """Returns the profile of this release and another one."""
-        return GaussianProfile(composed_noise(self.noise_multiplier, noise_multiplier))
+        noise = composed_noise(self.noise_multiplier, noise_multiplier)
+        return GaussianProfile(noise, self.relative_error)
 
 
 def composed_noise(noise_multiplier: float, release: float) -> float:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
+from scipy import linalg, special
 
 from dpsgd.audit.blocks import PADDED
 from dpsgd.audit.checks import Check, Several, variance_pvalue
@@ -471,14 +471,27 @@ class _Looks:
             and longest <= 1 + 1e-9
             and not np.triu(matrix, 1).any()
             and not np.tril(matrix, -self._noise.bands).any()
+            and self._column_is_priced(matrix)
         )
         reach = int(np.max(np.subtract(*np.nonzero(matrix)), initial=0)) + 1
-        detail = f"{reach} of {self._noise.bands} bands, columns of norm {longest:.6g} of 1 allowed"
+        bands = min(self._noise.bands, len(matrix))
+        detail = f"{reach} of {bands} bands, columns of norm {longest:.6g} of 1 allowed"
         return Check(
             "noise has the bands and the columns that were claimed",
             bool(passed),
             detail if self._linear else f"{detail}; and what whitens is no matrix",
         )
+
+    def _column_is_priced(self, matrix: np.ndarray) -> bool:
+        """Whether columns are all the one whose overlap is priced, where they may overlap."""
+        if self._noise.bands <= self._mechanism.sampler.separation:
+            return True
+        impulse = np.eye(min(self._end, PADDED), 1)
+        found, column = self._noise.whiten(impulse)[:, 0], self._noise.column(len(impulse))
+        if column is None or not np.allclose(found, column, rtol=1e-6, atol=0):
+            return False
+        toeplitz = np.tril(linalg.toeplitz(column[: len(matrix)]))
+        return bool(np.allclose(matrix, toeplitz, rtol=1e-6, atol=0))
 
 
 def _at_step(what: str, first: int, place: int) -> str:

@@ -60,7 +60,7 @@ def sampler_checks(
     if law.once:
         checks.append(_bounded_participation(draws, law))
     if bands > 1:
-        checks.append(_separation(draws, law, bands, claimed.separation))
+        checks.append(_separation(draws, law, bands, claimed))
     if law.any_order and claimed is not sampler:
         return checks
     if sampler.steps_per_epoch != law.steps_per_epoch:
@@ -134,16 +134,18 @@ def _bounded_participation(draws: Draws, law: RowLaw) -> Check:
     )
 
 
-def _separation(draws: Draws, law: RowLaw | None, bands: int, priced: int) -> Check:
+def _separation(draws: Draws, law: RowLaw | None, bands: int, claimed: BatchSampler) -> Check:
     """Two steps of an example are as far apart as correlated noise relies on.
 
-    Two that it may take part in: under whatever seed; under one seed where any order is priced.
+    Two that it may take part in: under whatever seed; under one seed where any order is priced. Of
+    noise that reaches further than that, all are whole epochs apart.
     """
     length, end = draws.steps, draws.sampler.num_steps
     entries = np.cumsum([draw.examples.size for draw in draws.all])
     some = draws.all[: max(2, int(np.searchsorted(entries, _SEPARATED)))]
     seeds = sorted({draw.seed for draw in some})
-    nearest = end
+    nearest, priced, period = end, claimed.separation, claimed.period
+    regular = True
     for together in [[seed] for seed in seeds] if law is not None and law.any_order else [seeds]:
         keys = [
             draw.examples.astype(np.int64) * end + (draw.steps + draw.epoch * length)
@@ -153,10 +155,15 @@ def _separation(draws: Draws, law: RowLaw | None, bands: int, priced: int) -> Ch
         examples, steps = np.divmod(np.unique(np.concatenate(keys)), end)
         apart = np.diff(steps)[np.diff(examples) == 0]
         nearest = min(nearest, int(apart.min(initial=end)))
+        regular &= not (apart % (period or 1)).any()
+    if bands > priced:  # what is priced instead is a known order, in which everybody comes back
+        passed, reach = period is not None and regular, "noise that reaches over several epochs"
+    else:
+        passed, reach = nearest >= bands, f"noise of {bands} bands"
     return Check(
         "participations are as far apart as correlated noise needs",
-        min(nearest, priced) >= bands,
-        f"{nearest} steps, {priced} priced, noise of {bands} bands",
+        passed,
+        f"{nearest} steps, {priced} priced, {reach}",
     )
 
 

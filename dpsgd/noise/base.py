@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from accounting import PrivacyProfile
+from accounting import GaussianProfile, PrivacyProfile
 from accounting.profile import UpperEnd
 from dpsgd.noise.grid import SecureGrid, secure_grid
 from dpsgd.noise.keys import RootKey
+from dpsgd.noise.sensitivity import relative_error, squared_sensitivity
 from samplers import BatchSampler
+from samplers.row_law import stated_law
 
 if TYPE_CHECKING:
     from dpsgd.training.mechanism import Scales
@@ -62,6 +65,9 @@ class Noise(abc.ABC):
     is begun anew (other keys, no history) rows are new, so M has a block for each generation, whose
     columns are cut off at its end; all pairs of a step and a generation are columns of their own,
     and stretches compose as they do under independent noise.
+
+    In a known order, in which an example takes part in steps that are one epoch apart, columns may
+    reach over several of them: see `dpsgd.noise.sensitivity`.
 
     Distance between the steps in which the example *does* take part is not enough: plain
     balls-and-bins keeps one step an epoch, but the columns of two steps that it may have taken part
@@ -127,15 +133,32 @@ class Noise(abc.ABC):
           scales: C, sigma C, b and the grid.
         """
 
+    @property
+    def kept(self) -> int:
+        """Vectors of the size of the parameters, in float32, that `init` returns."""
+        return self.bands - 1
+
+    def column(self, num_steps: int) -> np.ndarray | None:
+        """Returns the first entries of every column of M from its diagonal down: float64[steps].
+
+        None, by default, where columns differ or an entry is negative.
+        """
+        del num_steps
+        return None
+
     def privacy(self, sampler: BatchSampler, noise_multiplier: float) -> PrivacyProfile:
         """Returns what a whole run costs: what it would under independent noise, or a refusal.
 
-        The class has the proof.
+        The class has the proof. Of noise that reaches further than the steps of an example are
+        apart, which are an epoch apart in a known order: `dpsgd.noise.sensitivity` has it.
 
         Raises:
           ValueError: if the sampler's guarantee does not hold for noise of so many bands.
         """
-        self._check_separation(sampler)
+        if self.bands > sampler.separation:
+            found = self._in_known_order(sampler, noise_multiplier, [range(sampler.num_steps)])
+            law = stated_law(sampler)
+            return found if law is not None and law.certain else UpperEnd(found)
         if self.bands == 1:
             return sampler.privacy(noise_multiplier)
         return sampler.correlated_privacy(noise_multiplier)
@@ -150,18 +173,30 @@ class Noise(abc.ABC):
         Raises:
           ValueError: if there is no such guarantee.
         """
-        self._check_separation(sampler)
+        if self.bands > sampler.separation:
+            return UpperEnd(self._in_known_order(sampler, noise_multiplier, stretches))
         found = sampler.privacy_of(noise_multiplier, stretches)
         return found if self.bands == 1 else UpperEnd(found)
 
-    def _check_separation(self, sampler: BatchSampler) -> None:
-        if self.bands > sampler.separation:
+    def _in_known_order(
+        self, sampler: BatchSampler, noise_multiplier: float, stretches: Sequence[range]
+    ) -> GaussianProfile:
+        """Returns what stretches cost together where everybody comes back after an epoch."""
+        period = sampler.period
+        columns = [self.column(len(steps)) for steps in stretches]
+        if period is None or any(column is None for column in columns):
+            reach = f"{self.bands:,}" if self.bands < sampler.num_steps else "all"
+            positive = "" if period is None else ", or without negative coefficients"
             raise ValueError(
-                f"{self} is correlated over {self.bands} steps, and the guarantee of "
+                f"{self} is correlated over {reach} steps, and the guarantee of "
                 f"{type(sampler).__name__} holds for noise with up to {sampler.separation}, as far "
-                "apart as the steps that an example may take part in: take Independent() noise, or "
-                "a larger cycle_length of BallsAndBins or Poisson, or a fixed order"
+                f"apart as the steps that an example may take part in{positive}: take "
+                "Independent() noise, BandedToeplitz noise of no more bands than a cycle_length of "
+                "BallsAndBins or Poisson, or a fixed order"
             )
+        square = sum(squared_sensitivity(c, period) for c in columns if c is not None)
+        error = max(relative_error(len(steps), period) for steps in stretches)
+        return GaussianProfile(noise_multiplier / math.sqrt(square), relative_error=error)
 
     def whiten(self, noises: np.ndarray) -> np.ndarray:
         """Returns M n: independent and standard normal, if n has the law that is claimed.
@@ -241,9 +276,15 @@ class Secure(Noise):
 
 
 def _built_in() -> dict[type[Noise], str]:
+    from dpsgd.noise.buffered import BufferedToeplitz
     from dpsgd.noise.correlated import BandedToeplitz
 
-    return {Independent: "independent", Secure: "secure", BandedToeplitz: "banded toeplitz"}
+    return {
+        Independent: "independent",
+        Secure: "secure",
+        BandedToeplitz: "banded toeplitz",
+        BufferedToeplitz: "buffered toeplitz",
+    }
 
 
 def _found(name: str) -> type[Noise]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpsgd.noise.base import Noise
 
-_SPREAD = 32.0
+MAX_SPREAD = 32.0
 """Most standard deviations of independent noise that correlated noise may have in a step."""
 
 
@@ -58,10 +58,10 @@ class BandedToeplitz(Noise):
                 f"{given!s:.60}"
             )
         object.__setattr__(self, "coefficients", _normalised(given))
-        if not self.spread <= _SPREAD:
+        if not self.spread <= MAX_SPREAD:
             raise ValueError(
                 f"noise of the coefficients {given!s:.60} grows from step to step, or to "
-                f"more than {_SPREAD:g} times that of independent noise: c_0 + c_1 x + ... must "
+                f"more than {MAX_SPREAD:g} times that of independent noise: c_0 + c_1 x + ... must "
                 "have its zeros well outside |x| <= 1"
             )
 
@@ -82,6 +82,16 @@ class BandedToeplitz(Noise):
         are below 1 in size (Schur and Cohn). It grows with t, as it is a sum of squares.
         """
         return _spread(tuple(self.coefficients))
+
+    def column(self, num_steps: int) -> np.ndarray | None:
+        """Returns the coefficients that the program computes with, and zeros; None if one is < 0.
+
+        Ratios in 32 bits, and what multiplies z: see `dpsgd.noise.recursion`.
+        """
+        ratios, gain = rounded(tuple(self.coefficients))
+        found = np.zeros(max(num_steps, self.bands))
+        found[: self.bands] = np.concatenate([[1.0], ratios]) / float(gain)
+        return found[:num_steps] if (found >= 0).all() else None
 
     def whiten(self, noises: np.ndarray) -> np.ndarray:
         """Returns z = M n."""
@@ -111,6 +121,16 @@ class BandedToeplitz(Noise):
             total, key, step, stddev, divisor=divisor, noise=noise, spread=self.spread
         )
         return noised, state
+
+
+def rounded(coefficients: tuple[float, ...]) -> tuple[np.ndarray, np.float32]:
+    """Returns all c_j / c_0, j >= 1, in float32, and at least the norm of these and 1."""
+    ratios = np.array([c / coefficients[0] for c in coefficients[1:]], np.float32)
+    square = 1 + sum(Fraction(float(ratio)) ** 2 for ratio in ratios)
+    gain = np.float32(float(square) ** 0.5)
+    while Fraction(float(gain)) ** 2 < square:
+        gain = np.nextafter(gain, np.float32(np.inf))
+    return ratios, gain
 
 
 @functools.lru_cache(maxsize=64)

@@ -240,10 +240,14 @@ def add_gaussian_noise(
             ]
 
         arrays = side_by_side(totals)
-        lines = [None] * len(parts) if noise is None else side_by_side(given)
-        arrays = lax.fori_loop(
-            jnp.uint32(0), rows, lambda row, arrays: noised(row, arrays, names, lines), arrays
-        )
+        lines = [] if noise is None else side_by_side(given)
+
+        def advanced(row: jax.Array, arrays: list) -> list:
+            # Plus 0, which depends on the row: else its rounding would be stored beforehand.
+            here = [z + row.astype(jnp.float32) for z in lines] or [None] * len(parts)
+            return noised(row, arrays, names, here)
+
+        arrays = lax.fori_loop(jnp.uint32(0), rows, advanced, arrays)
         outputs = list(totals)
         for part, array in zip(parts, arrays, strict=True):
             found = split(array, [shapes[leaf] for leaf in part]) if part[0] in lined else [array]

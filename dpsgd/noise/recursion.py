@@ -1,6 +1,6 @@
 """Noise that is made of fresh normals and of the noise of the steps before, in one pass.
 
-With M Toeplitz of the coefficients c, each step computes n_t = z_t / c_0 - sum_j (c_j / c_0)
+With M Toeplitz of few coefficients c, each step computes n_t = z_t / c_0 - sum_j (c_j / c_0)
 n_{t-j} of the n that are kept in a ring: n_s lies in row s mod (b - 1), in the oldest one's place.
 
 *Claim.* The n are a pure function of key and steps, whatever the data are: what rounds the release
@@ -12,11 +12,17 @@ them betrays S_t.
 that the columns of the matrix that is used have norms of at most 1. Each n_t errs by some 2^-24 of
 itself times sqrt(b): a perturbation of z_t, which depends on no data, by a relative 1e-6 or so. It
 comes on top of what `dpsgd.noise.gaussian` does not prove of the law of z.
+
+*With buffers* n_t = gamma z_t - sum_i omega_i B_i, and B_i <- lambda_i B_i + n_t. All factors are
+float32 numbers from the first, so nothing of the law is rounded, only sums are: by 2^-24 of a
+buffer in each step, which decays as the buffer does. So z is perturbed, by what depends on no data,
+by about 2^-24 sum_i omega_i |B_i| (1 - lambda_i^2)^{-1/2}, where roundings go in all directions,
+and by (1 - lambda_i)^{-1} in place of the root at worst: the slower a buffer decays, the more. With
+lambda = 1 - 10^-5 this is some 1e-5 of z. As n cancels in sums, slow buffers do not grow.
 """
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
 import jax
@@ -24,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dpsgd.noise.correlated import rounded
 from dpsgd.noise.gaussian import normal_line
 from dpsgd.packing import packs, split
 
@@ -65,7 +72,7 @@ def next_noise(
     """
     leaves, structure = jax.tree.flatten(like)
     parts, kept = packs(_sizes(like)), len(coefficients) - 1
-    ratios, gain = _rounded(coefficients)
+    ratios, gain = rounded(coefficients)
 
     def line(part: list[int], row: Any = 0) -> jax.Array:
         return normal_line(noise_key, step, part, [leaves[k].size for k in part], row)
@@ -96,6 +103,68 @@ def next_noise(
     return _unpacked(rows, parts, leaves, structure), history
 
 
+def empty_buffers(like: Any, count: int) -> tuple[tuple[jax.Array, ...], ...]:
+    """Returns the buffers before the first step: so many float32[coordinates] for each pack.
+
+    Args:
+      like: Arrays, or their shapes, of the sums.
+      count: m.
+
+    Raises:
+      ValueError: if an array has 2^32 coordinates or more.
+    """
+    sizes = _sizes(like)
+    lengths = [sum(sizes[leaf] for leaf in pack) for pack in packs(sizes)]
+    return tuple(tuple(jnp.zeros(size, jnp.float32) for _ in range(count)) for size in lengths)
+
+
+def next_buffered_noise(
+    like: Any,
+    buffers: tuple[tuple[jax.Array, ...], ...],
+    noise_key: Any,
+    step: Any,
+    gain: float,
+    exponentials: tuple[tuple[float, float], ...],
+) -> tuple[Any, tuple[tuple[jax.Array, ...], ...]]:
+    """Returns the noise of a step in standard deviations, a tree like `like`, and new buffers.
+
+    Args:
+      like: Tree of the sums.
+      buffers: From `empty_buffers`, or the step before.
+      noise_key: uint32[4].
+      step: int32 scalar, >= 0.
+      gain: gamma; a float32 number, as are all that follow.
+      exponentials: (omega, lambda) of each buffer.
+    """
+    leaves, structure = jax.tree.flatten(like)
+    parts = packs(_sizes(like))
+    factors = [(np.float32(weight), np.float32(decay)) for weight, decay in exponentials]
+
+    past = [
+        sum(weight * buffer for (weight, _), buffer in zip(factors, before, strict=True))
+        for before in buffers
+    ]
+
+    def noises(row: Any, past: list[jax.Array]) -> list[jax.Array]:
+        sizes = [[leaves[k].size for k in part] for part in parts]
+        return [
+            np.float32(gain) * normal_line(noise_key, step, part, of_part, row) - before
+            for part, of_part, before in zip(parts, sizes, past, strict=True)
+        ]
+
+    def in_place(past: list[jax.Array]) -> list[jax.Array]:
+        # As above: without the loop, CPUs compute it for each buffer anew.
+        rows = lax.optimization_barrier(jnp.uint32(1))
+        return lax.fori_loop(jnp.uint32(0), rows, noises, past)
+
+    rows = lax.platform_dependent(past, cpu=in_place, default=lambda past: noises(0, past))
+    after = tuple(
+        tuple(decay * buffer + row for (_, decay), buffer in zip(factors, before, strict=True))
+        for before, row in zip(buffers, rows, strict=True)
+    )
+    return _unpacked(rows, parts, leaves, structure), after
+
+
 def _sizes(like: Any) -> dict[int, int]:
     sizes = {k: int(np.prod(np.shape(leaf))) for k, leaf in enumerate(jax.tree.leaves(like))}
     if max(sizes.values(), default=0) >= _COUNTED:
@@ -109,13 +178,3 @@ def _unpacked(rows: list, parts: list[list[int]], leaves: list, structure: Any) 
         for k, leaf in zip(part, split(row, [leaves[k].shape for k in part]), strict=True):
             found[k] = leaf
     return jax.tree.unflatten(structure, found)
-
-
-def _rounded(coefficients: tuple[float, ...]) -> tuple[np.ndarray, np.float32]:
-    """Returns all c_j / c_0, j >= 1, in float32, and at least the norm of these and 1."""
-    ratios = np.array([c / coefficients[0] for c in coefficients[1:]], np.float32)
-    square = 1 + sum(Fraction(float(ratio)) ** 2 for ratio in ratios)
-    gain = np.float32(float(square) ** 0.5)
-    while Fraction(float(gain)) ** 2 < square:
-        gain = np.nextafter(gain, np.float32(np.inf))
-    return ratios, gain

@@ -14,6 +14,7 @@ import pytest
 from accounting import epsilon
 from dpsgd import (
     BandedToeplitz,
+    BufferedToeplitz,
     Guarantee,
     Independent,
     Mechanism,
@@ -112,10 +113,16 @@ class Undecorated(TwoBands):
 
 
 SAMPLER = Deterministic(N, 8, 2)
-NOISES = [Independent(), Secure(), TwoBands(), BandedToeplitz((1.0, 0.6, 0.3))]
+NOISES = [
+    Independent(),
+    Secure(),
+    TwoBands(),
+    BandedToeplitz((1.0, 0.6, 0.3)),
+    BufferedToeplitz((0.4, 0.2), (0.5, 0.9)),
+]
 EVERY_NOISE = pytest.mark.parametrize("noise", NOISES, ids=repr)
 LONG = functools.partial(pytest.param, marks=pytest.mark.long)
-OTHER_NOISES = [LONG(NOISES[0]), NOISES[1], LONG(NOISES[2]), NOISES[3]]
+OTHER_NOISES = [LONG(NOISES[0]), NOISES[1], LONG(NOISES[2]), *NOISES[3:]]
 
 
 def loss_fn(params, example):
@@ -218,7 +225,7 @@ def test_the_audit_tests_how_far_apart_participations_are_claimed_to_be(separati
     class Apart(Deterministic):
         """Six steps an epoch, so that everybody takes part again after six."""
 
-    Apart.separation = separation
+    Apart.separation, Apart.period = separation, None
     sampler, passed = Apart(N, 8, 2), separation == bands == 6
     checks = {c.name: c for c in sampler_checks(sampler, sampler, seed=0, bands=bands)}
     assert checks[APART].passed == passed
@@ -253,7 +260,7 @@ def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path)
     assert read(tmp_path / "ledger").generations[0].terms.mechanism.noise == noise
     record = json.loads((tmp_path / "ledger").read_text().splitlines()[0])
     assert record["noise"]["name"].split(":")[-1] in (
-        "independent", "secure", "TwoBands", "banded toeplitz",
+        "independent", "secure", "TwoBands", "banded toeplitz", "buffered toeplitz",
     )  # fmt: skip
 
 

@@ -13,13 +13,24 @@ import pytest
 from scipy import special
 
 from accounting import BallsAndBinsProfile, GaussianProfile, epsilon
-from dpsgd import BandedToeplitz, Guarantee, Independent, Mechanism, Noise, RootKey, dpsgd, train
+from dpsgd import (
+    BandedToeplitz,
+    BufferedToeplitz,
+    Guarantee,
+    Independent,
+    Mechanism,
+    Noise,
+    RootKey,
+    dpsgd,
+    train,
+)
 from dpsgd.audit.coupled import coupled_audit
+from dpsgd.noise.correlated import rounded
 from dpsgd.noise.gaussian import grid, standard_normal
-from dpsgd.noise.recursion import _rounded
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
 
 THREE = BandedToeplitz((1.0, 0.6, 0.3))
+BUFFERED = BufferedToeplitz((0.4, 0.2), (0.5, 0.96))
 KEY = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
 LIKE = {"large": (70, 70), "scalar": (), "small": (3, 5)}
 
@@ -46,7 +57,7 @@ def noises_of(noise, steps, first=0, total=0.0):
 
 
 @pytest.mark.parametrize(
-    "noise", [THREE, BandedToeplitz((1.0,)), BandedToeplitz((1, -0.5))], ids=str
+    "noise", [THREE, BandedToeplitz((1.0,)), BandedToeplitz((1, -0.5)), BUFFERED], ids=str
 )
 @pytest.mark.parametrize("first", [0, 5])
 def test_whitened_noise_is_the_fresh_noise_of_each_step_in_every_leaf(noise, first):
@@ -59,9 +70,10 @@ def test_whitened_noise_is_the_fresh_noise_of_each_step_in_every_leaf(noise, fir
         np.testing.assert_allclose(noise.whiten(n), np.stack(z), atol=8 * 2.0**-18)
 
 
-def test_noise_and_what_is_kept_of_it_depend_on_no_data():
-    one, kept = noises_of(THREE, 6)
-    other, also_kept = noises_of(THREE, 6, total=1000.37)
+@pytest.mark.parametrize("noise", [THREE, BUFFERED], ids=str)
+def test_noise_and_what_is_kept_of_it_depend_on_no_data(noise):
+    one, kept = noises_of(noise, 6)
+    other, also_kept = noises_of(noise, 6, total=1000.37)
     jax.tree.map(np.testing.assert_array_equal, kept, also_kept)
     for a, b in zip(one, other, strict=True):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(y - x, 1000.37, atol=3e-4), a, b)
@@ -93,7 +105,7 @@ def test_columns_have_norm_one_at_most_and_are_exact_in_a_ledger(coefficients):
     assert BandedToeplitz(noise.coefficients) == noise
     assert hash(BandedToeplitz(list(noise.coefficients))) == hash(noise)
     assert Noise.from_description(json.loads(json.dumps(noise.describe()))) == noise
-    ratios, gain = _rounded(tuple(noise.coefficients))  # what the program computes with
+    ratios, gain = rounded(tuple(noise.coefficients))  # what the program computes with
     assert 1 + sum(Fraction(float(r)) ** 2 for r in ratios) <= Fraction(float(gain)) ** 2
     assert gain == pytest.approx(1 / noise.coefficients[0], rel=2e-7)
 
