@@ -10,6 +10,12 @@ above after it. After a power failure the newest checkpoint may be there without
 not at all. To fsync its dozen files behind it, and to tell which of them are torn, would be more
 code than this, and more to believe than one file with one rename.
 
+**Several processes.** What lies whole in every process is written by process 0, into that one file.
+Of an array whose rows lie in several, each process writes its own rows into a part, and waits for
+its fsync; when all have, process 0 writes the file, which names every part by its SHA-256. A
+checkpoint is whole if every part is the one that is named; else it gives way, in every process, to
+the one before. Any number of processes reads it. (A state of one process has no parts.)
+
 A checkpoint holds the state and the head of the ledger at its time, by which a ledger that was
 rolled back is recognised. It holds no key: see `dpsgd.noise.keys`. But what noise needs from step
 to step, if anything, is as secret as one, so that only the owner can read the file; the guarantee
@@ -19,17 +25,23 @@ covers the rest of the state.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dpsgd.files import SECRET, destroy, make_folder, write_atomically
+from dpsgd.files import SECRET, destroy, make_folder, parse_json, write_atomically
+from dpsgd.runs.processes import Processes
+from dpsgd.runs.records import checked
 
 if TYPE_CHECKING:
     from dpsgd.training.algorithm import TrainState
@@ -43,6 +55,7 @@ DAMAGED = (
 )  # fmt: skip
 """What NumPy and zipfile raise on damaged bytes, by the field that is hit."""
 _LEAF = "state"
+_PARTS = "parts"
 
 
 class Checkpoint(NamedTuple):
@@ -62,8 +75,15 @@ class Checkpoint(NamedTuple):
 class Checkpoints:
     """The folder of a run's checkpoints, named by their step."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, processes: Processes | None = None):
+        """Names a folder.
+
+        Args:
+          folder: Which may not be there yet.
+          processes: Of the run, all of which save and read together; by default those there are.
+        """
         self.folder = folder
+        self._processes = processes or Processes.current()
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Writes `checkpoint`, and then destroys all but the newest two.
@@ -76,20 +96,66 @@ class Checkpoints:
         with contextlib.suppress(FileExistsError):
             make_folder(self.folder, 0o700)
         self._refuse_link()
-        arrays = {
-            _LEAF + jax.tree_util.keystr(at): np.asarray(leaf)
+        leaves = {
+            _LEAF + jax.tree_util.keystr(at): leaf
             for at, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.state)
         }
-        arrays["ledger_head"] = np.array(checkpoint.ledger_head)
-        arrays["seconds"] = np.array(checkpoint.seconds)
-        path = self.folder / f"{int(checkpoint.state.step):012d}.npz"
+        dealt = {name: leaf for name, leaf in leaves.items() if _is_dealt_out(leaf)}
+        name = f"{int(checkpoint.state.step):012d}"
+        parts = self._save_parts(name, dealt) if dealt else []
+        if self._processes.first:
+            arrays = {name: np.asarray(leaves[name]) for name in leaves.keys() - dealt.keys()}
+            arrays["ledger_head"] = np.array(checkpoint.ledger_head)
+            arrays["seconds"] = np.array(checkpoint.seconds)
+            if parts:
+                arrays[_PARTS] = np.array(json.dumps(parts))
+
+            def write(file: IO[bytes]) -> None:
+                np.savez(file, allow_pickle=False, **arrays)
+
+            # The state may hold what subtracts noise.
+            write_atomically(self.folder / f"{name}.npz", write, mode=SECRET)
+            self._destroy_old()
+
+    def _save_parts(self, name: str, dealt: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Writes the rows that lie in this process; returns what describes all parts, when all are.
+
+        Args:
+          name: Of the checkpoint.
+          dealt: Arrays whose rows lie in several processes.
+        """
+        processes, found, rows = self._processes, hashlib.sha256(), []
 
         def write(file: IO[bytes]) -> None:
-            np.savez(file, allow_pickle=False, **arrays)
+            for leaf, array in dealt.items():
+                for shard in array.addressable_shards:
+                    start, stop, _ = shard.index[0].indices(array.shape[0])
+                    if shard.data.shape[1:] != array.shape[1:]:
+                        raise ValueError(f"{leaf} is dealt out along another axis than its rows")
+                    if shard.replica_id:  # in another place, too
+                        continue
+                    content = np.ascontiguousarray(shard.data)
+                    rows.append([leaf, start, stop, file.tell()])
+                    found.update(content.reshape(-1).view(np.uint8).data)
+                    file.write(content.reshape(-1).view(np.uint8).data)
 
-        write_atomically(path, write, mode=SECRET)  # the state may hold what subtracts noise
-        for old in self._paths()[KEPT:]:
-            destroy(old)
+        part = f"{name}.part-{processes.index}-of-{processes.count}"
+        write_atomically(self.folder / part, write, mode=SECRET)
+        described = {
+            "name": part,
+            "sha256": found.hexdigest(),
+            "rows": rows,
+            "leaves": {leaf: [str(x.dtype), list(x.shape)] for leaf, x in dealt.items()},
+        }
+        return processes.gather(described)
+
+    def _destroy_old(self) -> None:
+        """Destroys all but the newest two, and older parts that a dying process may have left."""
+        kept = [path.stem for path in self._paths()[:KEPT]]
+        for path in sorted(self.folder.glob("[0-9]*"), reverse=True):
+            name = path.name.partition(".")[0]
+            if name not in kept and name < kept[0]:  # another process may be at the next one
+                destroy(path)
 
     def latest(self, like: TrainState) -> Checkpoint | None:
         """Returns the newest checkpoint that is not damaged, or None if there never was one.
@@ -101,21 +167,50 @@ class Checkpoints:
           ValueError: if all are damaged, or if they are of another model or optimizer.
         """
         self._refuse_link()
-        paths = self._paths()
+        names = self._processes.share([path.name for path in self._paths()])
+        paths = [self.folder / name for name in names]
         for path in paths:
             try:
                 with np.load(path, allow_pickle=False) as saved:
-                    members = {name: saved[name] for name in saved.files}
+                    members: dict[str, Any] = {name: saved[name] for name in saved.files}
                 head, seconds = str(members.pop("ledger_head")), float(members.pop("seconds"))
+                if _PARTS in members:
+                    members |= self._read_parts(str(members.pop(_PARTS)))
             except DAMAGED:
-                continue
-            return Checkpoint(_restore(members, like, path), head, seconds)
+                head = ""
+            # One for which it is damaged, or not there, takes all of them to the one before.
+            if all(self._processes.gather(bool(head))):
+                return Checkpoint(_restore(members, like, path), head, seconds)
         if paths:
             raise ValueError(
                 f"{self.folder}: every checkpoint is damaged; restore one from a copy, or remove "
                 "them to begin again from the initial parameters"
             )
         return None
+
+    def _read_parts(self, described: str) -> dict[str, PartedRows]:
+        """Returns the arrays whose rows lie in parts; each process checks its share of these.
+
+        Raises:
+          ValueError: if a part is not the one that is named.
+        """
+        arrays: dict[str, PartedRows] = {}
+        for number, part in enumerate(checked(parse_json(described.encode()), list[Any], _PARTS)):
+            file = self.folder / checked(part["name"], str, "name")
+            if number % self._processes.count == self._processes.index:
+                with file.open("rb") as content:
+                    if hashlib.file_digest(content, "sha256").hexdigest() != part["sha256"]:
+                        raise ValueError(f"{file} is damaged")
+            for leaf, (dtype, shape) in part["leaves"].items():
+                arrays.setdefault(leaf, PartedRows(tuple(shape), np.dtype(dtype), []))
+            for leaf, start, stop, offset in part["rows"]:
+                arrays[leaf].pieces.append((start, stop, file, offset))
+        for array in arrays.values():
+            array.pieces.sort(key=lambda piece: piece[0])
+            stops = [0, *(piece[1] for piece in array.pieces)]
+            if stops != [*(piece[0] for piece in array.pieces), array.shape[0]]:
+                raise ValueError("rows are missing")
+        return arrays
 
     def latest_head(self) -> str | None:
         """Returns the ledger's head in the newest checkpoint that can be read; None without one."""
@@ -145,7 +240,41 @@ class Checkpoints:
         return sorted(self.folder.glob("[0-9]*.npz"), reverse=True)
 
 
-def _restore(members: dict[str, np.ndarray], like: TrainState, path: Path) -> TrainState:
+@dataclass(frozen=True)
+class PartedRows:
+    """An array whose rows lie in several files: those are read that are indexed."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    pieces: list[tuple[int, int, Path, int]]
+    """First row, one beyond the last, file, and where in it they begin: in order."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.rows(slice(None)), dtype)
+
+    def rows(self, index: slice) -> np.ndarray:
+        """Returns consecutive rows."""
+        first, last, _ = index.indices(self.shape[0])
+        found = []
+        for start, stop, file, offset in self.pieces:
+            low, high = max(first, start), min(last, stop)
+            if low < high:
+                shape = (stop - start, *self.shape[1:])
+                piece = np.memmap(file, self.dtype, "r", offset, shape)
+                found.append(piece[low - start : high - start])
+        return np.concatenate(found) if found else np.empty((0, *self.shape[1:]), self.dtype)
+
+
+def _is_dealt_out(leaf: Any) -> bool:
+    """Whether no process has all of an array."""
+    import jax
+
+    if not isinstance(leaf, jax.Array):
+        return False
+    return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+
+
+def _restore(members: Mapping[str, Any], like: TrainState, path: Path) -> TrainState:
     import jax
 
     def leaf(at, wanted):
@@ -156,7 +285,9 @@ def _restore(members: dict[str, np.ndarray], like: TrainState, path: Path) -> Tr
                 f"{path} is of another model or optimizer: no {name} of shape {np.shape(wanted)}"
             )
         dtype = np.dtype(wanted.dtype)
-        if array.dtype.kind == "V":  # bfloat16 and its kin, to NumPy bytes without a meaning
+        if (
+            isinstance(array, np.ndarray) and array.dtype.kind == "V"
+        ):  # bfloat16 and its kin, to NumPy bytes without a meaning
             array = array.view(dtype)
         if array.dtype != dtype:
             raise ValueError(f"{path}: {name} is {array.dtype}, and the model needs {dtype}")

@@ -97,15 +97,27 @@ class History:
           LedgerError: if it is damaged, or there is no line.
         """
         history = cls()
+        history.read_on(content, path)
+        if not history.heads:
+            raise LedgerError(f"{path} is empty: what was released cannot be counted")
+        return history
+
+    def read_on(self, content: bytes, path: Path) -> None:
+        """Takes in the lines that follow, or raises LedgerError, as `parse` does.
+
+        Args:
+          content: What the file holds after the lines that were read.
+          path: Where it lies, for the message.
+        """
         lines = content.split(b"\n")[:-1]  # what has no end is not a line
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(lines, len(self.heads) + 1):
             try:
                 body = checked(parse_json(line), dict[str, Any], "it")
                 stated = body.pop("hash")
-                expected, head = line_of(body, history.head)
+                expected, head = line_of(body, self.head)
                 if stated != head or expected != line + b"\n":
                     raise ValueError("its hash does not fit it and the lines before")
-                history.extend(body, head)
+                self.extend(body, head)
             except UnknownSampler as error:
                 raise LedgerError(
                     f"{path}, line {number} cannot be accounted for: {error}"
@@ -116,9 +128,6 @@ class History:
                     f"{path}, line {number}: {reason or 'damaged'}; the ledger was edited or "
                     "damaged, so what was released cannot be counted; restore it from a copy"
                 ) from None
-        if not history.heads:
-            raise LedgerError(f"{path} is empty: what was released cannot be counted")
-        return history
 
     @property
     def head(self) -> str:

@@ -34,10 +34,12 @@ not return: nothing was drawn under it, and it is removed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ from dpsgd.runs.history import (
     check_same_noise,
     line_of,
 )
+from dpsgd.runs.processes import Processes
 from dpsgd.runs.terms import Terms
 
 
@@ -200,6 +203,83 @@ class Ledger:
             os.ftruncate(self._descriptor, length)
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         self.history.extend(body, head)
+
+
+class SharedLedger:
+    """The ledger of a run of several processes: process 0 writes it, and the others read it.
+
+    **Claim.** No process takes part in the sum of a block, of which noise is made, before the line
+    that declares the block is on the disk, and part of the file that this process reads at its own
+    path. For process 0 returns from `Ledger.declare` first, and sends the head of its ledger; the
+    others read the file on, and go on when it ends in this head and declares these steps. A sum
+    needs all of them. So a process 0 that dies between its line and the sum has declared too much,
+    never too little; and processes that see different files, as of a directory that is not shared,
+    take no step together.
+
+    Attributes:
+      history: What the ledger says.
+    """
+
+    history: History
+
+    def __init__(self, path: Path, processes: Processes, writer: Ledger | None) -> None:
+        """Joins the processes at the ledger of a run that all of them see; all must call this.
+
+        Args:
+          path: The file.
+          processes: Of the run.
+          writer: The open ledger, in process 0.
+
+        Raises:
+          LedgerError: if they see different ones.
+        """
+        self.path = path
+        self._processes = processes
+        self._writer = writer
+        self._size = 0
+        self.history = writer.history if writer else History()
+        self._follow()
+
+    def resume(self, terms: Terms, **where: Any) -> Generation:
+        """Returns the generation in which the run goes on, see `Ledger.resume`."""
+        if self._writer:
+            self._writer.resume(terms, **where)
+        self._follow()
+        return self.history.generations[-1]
+
+    def declare(self, steps: range) -> None:
+        """Returns when `steps` are declared, and this process has seen that they are."""
+        if self._writer:
+            self._writer.declare(steps)
+        self._follow()
+        declared = self.history.generations[-1].steps
+        if not (declared.start <= steps.start and steps.stop <= declared.stop):
+            raise LedgerError(f"{self.path}: process 0 has not declared {steps}, and takes them")
+
+    def _follow(self) -> None:
+        """Reads on what process 0 has written, and compares the ledger with its."""
+        head = self._processes.share(self.history.head)
+        if self._writer:
+            return
+        ends = time.monotonic() + _VISIBLE_SECONDS
+        while True:  # other machines may see a file that is shared a little later
+            with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+                file.seek(self._size)
+                while self.history.head != head and (line := file.readline()).endswith(b"\n"):
+                    self.history.read_on(line, self.path)
+                    self._size += len(line)
+            if self.history.head == head:
+                return
+            if time.monotonic() > ends:
+                raise LedgerError(
+                    f"{self.path} is not the ledger of process 0: all processes must share one run "
+                    "directory, on one file system"
+                )
+            time.sleep(0.1)
+
+
+_VISIBLE_SECONDS = 10.0
+"""After which a line that one machine has written, and fsynced, is seen by all."""
 
 
 def read(path: Path) -> History:

@@ -85,6 +85,7 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
         return
     usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     requested = threading.Event()
+    _listening.append(requested)
 
     def ask(number: int, frame: object) -> None:
         requested.set()
@@ -96,5 +97,17 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     try:
         yield requested.is_set
     finally:
+        _listening.remove(requested)
         for number, handler in usual.items():
             signal.signal(number, handler)
+
+
+_listening: list[threading.Event] = []
+
+
+def request(number: int) -> None:
+    """Asks what this process does to stop: as the signal `number` would, which may come as well."""
+    if _listening:
+        _listening[-1].set()
+    else:
+        os.kill(os.getpid(), number)

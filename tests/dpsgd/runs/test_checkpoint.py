@@ -2,15 +2,20 @@
 
 import errno
 import os
+import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from several import together
 
 from dpsgd import TrainState
+from dpsgd.runs import checkpoint
 from dpsgd.runs.checkpoint import KEPT, Checkpoint, Checkpoints
+from dpsgd.runs.processes import Processes
 
 
 def state(step, *, size=3, dtype=jnp.float32):
@@ -149,3 +154,111 @@ def test_no_temporary_file_is_taken_for_a_checkpoint(checkpoints):
     assert_is(checkpoints.latest(LIKE), 1)
     checkpoints.remove()
     assert not checkpoints.folder.exists()
+
+
+class Dealt:
+    """An array of which each process has some rows, one of them in two places."""
+
+    def __init__(self, array, index, count):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        bounds = [k * len(array) // count for k in range(count + 1)]
+        rows = slice(bounds[index], bounds[index + 1]), *(slice(None),) * (array.ndim - 1)
+        self.addressable_shards = [
+            SimpleNamespace(index=rows, data=array[rows], replica_id=replica) for replica in (0, 1)
+        ]
+
+
+@pytest.fixture
+def dealt(monkeypatch):
+    monkeypatch.setattr(checkpoint, "_is_dealt_out", lambda leaf: isinstance(leaf, Dealt))
+
+
+def table(step, dtype=np.float32):
+    rows = (np.arange(24).reshape(8, 3) + step).astype(dtype)
+    return TrainState(np.int32(step), {"table": rows, "dense": np.float32([step])}, (), rows + 1)
+
+
+def save_parts(folder, steps=(1, 2), count=2, dtype=np.float32):
+    def work(processes):
+        for step in steps:
+            whole = table(step, dtype)
+            rows = Dealt(whole.params["table"], processes.index, count)
+            noise = Dealt(whole.noise, processes.index, count)
+            state = whole._replace(params={**whole.params, "table": rows}, noise=noise)
+            Checkpoints(folder, processes).save(Checkpoint(state, f"head {step}", 1.5))
+
+    assert together(count, work) == [None] * count
+
+
+def assert_all_have(folder, step, count=2, dtype=np.float32):
+    like = table(0, dtype)
+    for found in together(count, lambda p: Checkpoints(folder, p).latest(like)):
+        assert found.ledger_head == f"head {step}"
+        jax.tree.map(np.testing.assert_array_equal, found.state, table(step, dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_rows_of_several_processes_come_back_in_any_number_of_them(tmp_path, dealt, dtype):
+    save_parts(tmp_path / "c", dtype=dtype)
+    for count in (1, 2, 3):
+        assert_all_have(tmp_path / "c", 2, count, dtype)
+
+
+def test_rows_that_are_indexed_are_read_across_parts(tmp_path, dealt):
+    save_parts(tmp_path / "c", count=3)
+    rows = Checkpoints(tmp_path / "c", Processes()).latest(table(0)).state.params["table"]
+    for start, stop in ((0, 8), (1, 3), (2, 7), (5, 8), (4, 4)):
+        np.testing.assert_array_equal(
+            rows.rows(slice(start, stop)), table(2).params["table"][start:stop]
+        )
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("harm", ["bit", "cut", "gone", "older"])
+def test_a_part_that_is_damaged_takes_all_to_the_checkpoint_before(tmp_path, dealt, part, harm):
+    save_parts(tmp_path / "c")
+    path, older = (tmp_path / f"c/{step:012d}.part-{part}-of-2" for step in (2, 1))
+    content = bytearray(path.read_bytes())
+    content[7] ^= 1
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"bit": content, "cut": content[:-1], "older": older.read_bytes()}[harm])
+    assert_all_have(tmp_path / "c", 1)
+    assert_all_have(tmp_path / "c", 1, count=1)
+    # Its head is known all the same: a ledger that is older than that is refused.
+    assert Checkpoints(tmp_path / "c").latest_head() == "head 2"
+
+
+def test_a_checkpoint_that_one_process_cannot_read_is_read_by_none(tmp_path, dealt):
+    save_parts(tmp_path / "c")
+    shutil.copytree(tmp_path / "c", tmp_path / "other")
+    (tmp_path / "other/000000000002.npz").unlink()
+
+    def work(processes):
+        return Checkpoints(tmp_path / ("other" if processes.index else "c"), processes).latest(
+            table(0)
+        )
+
+    found = together(2, work)
+    assert [one.ledger_head for one in found] == ["head 1", "head 1"]
+
+
+def test_a_checkpoint_without_the_file_that_names_its_parts_is_none(tmp_path, dealt):
+    save_parts(tmp_path / "c")
+    (tmp_path / "c/000000000002.npz").unlink()
+    assert_all_have(tmp_path / "c", 1)
+
+
+def test_parts_are_secret_and_go_with_their_checkpoint(tmp_path, dealt):
+    folder = tmp_path / "c"
+    save_parts(folder, steps=(1,))
+    (folder / "000000000000.part-1-of-2").write_bytes(b"of one that never came to be")
+    save_parts(folder, steps=(2, 3, 4))
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        f"{step:012d}.{kind}" for step in (3, 4) for kind in ("npz", "part-0-of-2", "part-1-of-2")
+    }
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    Checkpoints(folder).remove()
+    assert not folder.exists()

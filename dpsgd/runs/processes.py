@@ -1,0 +1,262 @@
+"""The processes of one run: how they meet, what one tells the others, and how they end together.
+
+They are those of `jax.distributed`, and talk by its store of keys and values: a few short messages
+a block of steps. Sums of gradients travel apart from these, by the collectives of a step, and
+without noise: the network between the processes must be as private as the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HEARTBEAT_SECONDS = 15
+"""After which JAX takes a process for dead that does not answer, and ends the others."""
+
+PATIENCE_SECONDS = 600.0
+"""For which processes wait for each other where they have the same to do."""
+
+_LEAVING_SECONDS = 3.0
+"""For which process 0, at whose address all meet, stays for the others to read why it ends."""
+
+_FAILED = "dpsgd/failed"
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Lost(ConnectionError):
+    """Another process of the run ended, or does not answer: one line that says so."""
+
+
+class Processes:
+    """The processes of a run, as one of them sees them. All make the same calls in the same order.
+
+    Where there is one alone, each call returns at once what it was given.
+
+    Attributes:
+      index: Which this is, from 0 on.
+      count: How many there are.
+    """
+
+    def __init__(self, index: int = 0, count: int = 1, client: Any = None) -> None:
+        """Holds a client of JAX's store; use `current`."""
+        self.index = index
+        self.count = count
+        self._client = client
+        self._numbers = itertools.count()
+        self._sent: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"Processes(index={self.index}, count={self.count})"
+
+    @classmethod
+    def current(cls) -> Processes:
+        """Returns the processes that `jax.distributed` has brought together, or this one alone."""
+        global _current
+        # JAX exports no store of values; and where it was not imported there is none.
+        distributed = sys.modules.get("jax._src.distributed")
+        if _current.count == 1 and distributed is not None:
+            state = distributed.global_state
+            if state.client is not None and state.num_processes > 1:
+                _current = cls(state.process_id, state.num_processes, state.client)
+        return _current
+
+    @property
+    def first(self) -> bool:
+        """Whether this is process 0, which alone writes what the run releases."""
+        return self.index == 0
+
+    def share(self, value: Any = None, *, patience: float = PATIENCE_SECONDS) -> Any:
+        """Returns the JSON value that process 0 gives.
+
+        Args:
+          value: Read of process 0 alone.
+          patience: Seconds for which to wait for it.
+
+        Raises:
+          Lost: if it does not come.
+        """
+        if self.count == 1:
+            return value
+        number = next(self._numbers)
+        if self.first:
+            self._set(f"dpsgd/{number}/all", json.dumps(value))
+            self._sent.append(number)
+            return value
+        return json.loads(self._get(f"dpsgd/{number}/all", patience))
+
+    def gather(self, value: Any, *, patience: float = PATIENCE_SECONDS) -> list[Any]:
+        """Returns the JSON values of all processes, in their order.
+
+        Args:
+          value: Of this one.
+          patience: Seconds for which to wait for each.
+
+        Raises:
+          Lost: if one does not come.
+        """
+        if self.count == 1:
+            return [value]
+        number = next(self._numbers)
+        if not self.first:
+            self._set(f"dpsgd/{number}/{self.index}", json.dumps(value))
+            return json.loads(self._get(f"dpsgd/{number}/all", patience))
+        others = range(1, self.count)
+        texts = [self._get(f"dpsgd/{number}/{other}", patience) for other in others]
+        values = [value, *map(json.loads, texts)]
+        for read in self._sent:  # who is here has read what was sent before
+            self._client.key_value_delete(f"dpsgd/{read}/")
+        self._set(f"dpsgd/{number}/all", json.dumps(values))
+        self._sent = [number]
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Returns whether the flag of any process is set: the same in all."""
+        return any(self.gather(bool(flag)))
+
+    def barrier(self, *, patience: float = PATIENCE_SECONDS) -> None:
+        """Waits until all processes are here.
+
+        Raises:
+          Lost: if one does not come.
+        """
+        self.gather(None, patience=patience)
+
+    def clock(self) -> float:
+        """Returns the time of process 0, in seconds: decisions that follow it are the same in all.
+
+        No more than one thread may read it.
+        """
+        return self.share(time.monotonic())
+
+    def check_alike(self, parts: Mapping[str, Any], *, patience: float = math.inf) -> None:
+        """Compares what must be the same in all processes, of which nothing is sent but digests.
+
+        They are keyed by a number that is drawn for this, so that they say nothing afterwards.
+
+        Args:
+          parts: JSON values by what they are of. They may be secrets.
+          patience: Seconds for which to wait for each process: rows are read before.
+
+        Raises:
+          ValueError: if any differs, in every process alike: one line that names what, and where.
+        """
+        key = bytes.fromhex(self.share(secrets.token_hex(32), patience=patience))
+        digests = {
+            name: hashlib.blake2b(json.dumps(part, sort_keys=True).encode(), key=key).hexdigest()
+            for name, part in parts.items()
+        }
+        self.check_same(self.gather(digests, patience=patience))
+
+    @staticmethod
+    def check_same(values: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError unless all processes gave the same values by the same names.
+
+        Args:
+          values: Of each process, from `gather`.
+        """
+        for index, value in enumerate(values):
+            names = sorted({*value, *values[0]})
+            if found := [n for n in names if value.get(n) != values[0].get(n)]:
+                raise ValueError(
+                    f"process {index} has not what process 0 has: {', '.join(found)}; all must be "
+                    "given the same command and the same data, on machines of one kind"
+                )
+
+    def fail(self, reason: str) -> None:
+        """Tells the others that this process ends, and why; they end when they next wait for it."""
+        if self.count == 1:
+            return
+        with contextlib.suppress(Exception):  # another one was first, or the store is gone
+            self._client.key_value_set(_FAILED, f"process {self.index}: {reason}")
+        if self.first:
+            time.sleep(_LEAVING_SECONDS)
+
+    def _set(self, key: str, value: str) -> None:
+        try:
+            self._client.key_value_set(key, value)
+        except Exception as error:
+            raise self._lost(error) from None
+
+    def _get(self, key: str, patience: float) -> str:
+        """Returns a value when it is there, or raises as soon as any process has failed."""
+        ends = time.monotonic() + patience
+        while True:
+            try:
+                return self._client.blocking_key_value_get(key, 1000)
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise self._lost(error) from None
+            if failed := dict(self._client.key_value_dir_get("dpsgd/")).get(_FAILED):
+                raise Lost(f"another process ended; {failed}")
+            if time.monotonic() > ends:
+                raise Lost(f"another process did not answer for {patience:.0f} s: {self._who(key)}")
+
+    def _who(self, key: str) -> str:
+        owner = key.rpartition("/")[2]
+        return f"process {'0' if owner == 'all' else owner} of {self.count}"
+
+    @staticmethod
+    def _lost(error: Exception) -> Lost:
+        return Lost(f"another process ended: {str(error).partition(chr(10))[0]}")
+
+
+_current = Processes()
+
+
+def launched_by_cluster() -> bool:
+    """Whether Slurm or Kubernetes started this process as one of several.
+
+    Kubernetes says so of the pods of an indexed job; JAX asks it for the rest by its package
+    `kubernetes`.
+    """
+    slurm = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1 and "SLURM_PROCID" in os.environ
+    return slurm or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
+
+
+def connect(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> Processes:
+    """Brings the processes of a run together; before JAX has made anything of its devices.
+
+    On CPUs sums go by Gloo, on GPUs by NCCL.
+
+    Args:
+      coordinator: HOST:PORT of process 0, at which they meet; by default what the cluster says.
+      num_processes: How many there are, likewise.
+      process_id: Which this is, from 0 on, likewise.
+
+    Raises:
+      RuntimeError: if JAX was used before.
+    """
+    import jax
+
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # On one machine nobody else is to find the port.
+    loopback = coordinator is not None and coordinator.rpartition(":")[0] in _LOOPBACK
+    jax.distributed.initialize(
+        coordinator,
+        num_processes,
+        process_id,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+        coordinator_bind_address=coordinator if loopback else None,
+    )
+    return Processes.current()
+
+
+def disconnect() -> None:
+    """Leaves when all processes do: process 0, at whose address they meet, must not be early."""
+    import jax
+
+    jax.distributed.shutdown()

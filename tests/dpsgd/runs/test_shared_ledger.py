@@ -1,0 +1,122 @@
+"""No process takes part in a block that the ledger, which all of them see, does not declare."""
+
+import shutil
+
+import pytest
+from several import together
+
+from dpsgd import Mechanism
+from dpsgd.runs import ledger as module
+from dpsgd.runs.history import NO_HEAD, LedgerError
+from dpsgd.runs.ledger import Ledger, SharedLedger, read
+from dpsgd.runs.processes import Lost
+from dpsgd.runs.terms import Terms
+from samplers import Deterministic
+
+
+def terms(code="a"):
+    mechanism = Mechanism(Deterministic(num_examples=640, batch_size=64, epochs=4), 2.0, 1.0)
+    return Terms(mechanism, 1e-4, False, {"code": code})
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_VISIBLE_SECONDS", 0.2)
+    path = tmp_path / "ledger.jsonl"
+    Ledger.create(path, terms()).close()
+    return path
+
+
+def shared(work, *paths, count=2):
+    """Calls `work(ledger, processes)` in each process, the last path being that of all further."""
+
+    def join(processes):
+        path = paths[min(processes.index, len(paths) - 1)]
+        if processes.first:
+            with Ledger.open(path) as writer:
+                return work(SharedLedger(path, processes, writer), processes)
+        return work(SharedLedger(path, processes, None), processes)
+
+    return together(count, join)
+
+
+def test_all_see_what_is_declared_before_they_go_on(path):
+    def work(ledger, processes):
+        for start in range(0, 24, 8):
+            ledger.declare(range(start, start + 8))
+            assert read(path).generations[-1].steps.stop >= start + 8
+        return ledger.history
+
+    histories = shared(work, path, count=3)
+    assert histories == [read(path)] * 3
+
+
+def test_a_generation_that_the_first_begins_is_that_of_all(path):
+    def work(ledger, processes):
+        ledger.declare(range(8))
+        other = {"step": 0, "origin": NO_HEAD, "repeatable": True}
+        assert ledger.resume(terms(), **other).index == 0
+        return ledger.resume(terms("b"), **other)
+
+    found = shared(work, path)
+    assert found[0] == found[1]
+    assert found[0].index == 1
+
+
+def test_steps_that_are_taken_before_they_are_declared_are_taken_by_nobody(path):
+    """As in a process 0 that writes its line when the sum is made."""
+
+    def work(ledger, processes):
+        if processes.first:
+            ledger._writer.declare = lambda steps: None
+        ledger.declare(range(8))
+
+    found = shared(work, path, count=3)
+    assert all(isinstance(error, LedgerError) for error in found)
+    assert "process 0 has not declared range(0, 8)" in str(found[1])
+
+
+def test_two_ledgers_that_differ_from_the_first_line_are_refused(path, tmp_path):
+    other = tmp_path / "other" / "ledger.jsonl"
+    other.parent.mkdir()
+    Ledger.create(other, terms()).close()
+    _, found = shared(lambda ledger, processes: ledger, path, other)
+    assert isinstance(found, LedgerError)
+    assert "must share one run directory" in str(found)
+
+
+def test_a_copy_of_the_directory_takes_no_step(path, tmp_path):
+    other = shutil.copytree(path.parent, tmp_path.with_name(f"{tmp_path.name}-copy")) / path.name
+
+    def work(ledger, processes):
+        ledger.declare(range(8))
+
+    _, found = shared(work, path, other)
+    assert "must share one run directory" in str(found)
+
+
+def test_a_process_that_finds_no_ledger_is_told_that_it_must_be_shared(path, tmp_path):
+    _, found = shared(lambda ledger, processes: ledger, path, tmp_path / "nowhere" / "ledger.jsonl")
+    assert "must share one run directory" in str(found)
+
+
+def test_a_line_that_could_not_be_written_lets_nobody_go_on(path, monkeypatch):
+    monkeypatch.setattr("dpsgd.runs.processes._LEAVING_SECONDS", 0)
+
+    def work(ledger, processes):
+        try:
+            if processes.first:
+                ledger._writer.declare = full
+            ledger.declare(range(8))
+        except OSError as error:
+            processes.fail(str(error))
+            raise
+
+    def full(steps):
+        raise OSError("the disk is full")
+
+    first, second = shared(work, path)
+    assert type(first) is OSError
+    assert isinstance(second, Lost)
+    assert "process 0: the disk is full" in str(second)
+    assert not read(path).generations[-1].steps
