@@ -173,6 +173,8 @@ class Noise(abc.ABC):
         Raises:
           ValueError: if there is no such guarantee.
         """
+        if list(stretches) == [range(sampler.num_steps)]:
+            return self.privacy(sampler, noise_multiplier)
         if self.bands > sampler.separation:
             return UpperEnd(self._in_known_order(sampler, noise_multiplier, stretches))
         found = sampler.privacy_of(noise_multiplier, stretches)

@@ -18,15 +18,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, TypeGuard
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
 import numpy as np
 
-from accounting import calibrate
+from accounting import PrivacyProfile, calibrate, calibrate_advantage
 from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.strategies import Workload, optimized
 from samplers import BallsAndBins, BatchSampler, Poisson, UserPoisson
+
+if TYPE_CHECKING:
+    from dpsgd.training.full_sums import FullSums
 
 Schedule = Literal["cosine", "constant"]
 """Step sizes of a run: those that fall to zero by a cosine, as `dpsgd train` has them, or alike."""
@@ -145,10 +147,12 @@ def plan(
     sampler: BatchSampler,
     bands: Sequence[int],
     *,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
     momentum: float | None = 0.0,
     schedule: Schedule = "cosine",
+    full_sums: FullSums | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Candidate]:
     """Returns a run with each number of bands, at one guarantee: what noise leaves in iterates.
@@ -161,12 +165,14 @@ def plan(
     Args:
       sampler: Of the run; its `cycle_length` becomes the number of bands.
       bands: What is tried, besides 1, which always is.
-      epsilon: To guarantee, > 0.
-      delta: In (0, 1).
+      epsilon: To guarantee, > 0, at `delta` in (0, 1).
+      delta: As said.
+      advantage: Of a membership attack, in (0, 1): to guarantee in place of both.
       momentum: beta of SGD in [0, 1); None for an optimizer whose steps are no sums of gradients,
         as Adam's: it divides by the size of what it sees in single steps, in which correlated noise
         is larger, so that 1 alone is tried.
       schedule: Of its step sizes.
+      full_sums: Over all rows, if the run ends in some: the guarantee is for both.
       progress: Called with one line of text before each number of bands.
 
     Raises:
@@ -188,6 +194,30 @@ def plan(
             noise = optimized(run, b) if b > 1 else noise
             distance = drawn.expected_batch_size * sum(run.step_sizes or [float(run.num_steps)])
             error = math.sqrt(run.mean_square(noise, _COLUMNS)) / distance
-        sigma = calibrate(partial(noise.privacy, drawn), epsilon=epsilon, delta=delta)
+        sigma = _calibrated(noise, drawn, full_sums, epsilon, delta, advantage)
         found.append(Candidate(drawn, noise, sigma, sigma * error))
     return [replace(c, error=c.error / found[0].error) for c in found]
+
+
+def _calibrated(
+    noise: Noise,
+    sampler: BatchSampler,
+    sums: FullSums | None,
+    epsilon: float | None,
+    delta: float | None,
+    advantage: float | None,
+) -> float:
+    """Returns the smallest sigma with which a run, its sums included, has the guarantee."""
+
+    def privacy(sigma: float) -> PrivacyProfile:
+        if sums is None:
+            return noise.privacy(sampler, sigma)
+        from dpsgd.training.mechanism import Mechanism
+
+        return Mechanism(sampler, sigma, 1.0, noise, sums).privacy()
+
+    if advantage is not None:
+        return calibrate_advantage(privacy, advantage=advantage)
+    if epsilon is None or delta is None:
+        raise ValueError("give epsilon and delta, or advantage")
+    return calibrate(privacy, epsilon=epsilon, delta=delta)

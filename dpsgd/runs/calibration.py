@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from samplers import BatchSampler, Population
 
 if TYPE_CHECKING:
     from accounting import PrivacyProfile
+    from dpsgd.noise.base import Noise
     from dpsgd.runs.config import RunConfig
     from dpsgd.training.full_sums import FullSums
     from dpsgd.training.mechanism import Mechanism
@@ -129,10 +131,20 @@ def platt(
     return sums
 
 
-def privacy_with(sums: FullSums | None, sampler: BatchSampler) -> Callable[[float], PrivacyProfile]:
-    """Returns what a run costs by the noise multiplier of its steps, if it ends in `sums`."""
+def privacy_with(
+    sums: FullSums | None, sampler: BatchSampler, noise: Noise | None = None
+) -> Callable[[float], PrivacyProfile]:
+    """Returns what a run costs by the noise multiplier of its steps, if it ends in `sums`.
+
+    Args:
+      sums: Over all rows, if it ends in some.
+      sampler: Of its steps.
+      noise: Its law; by default that of independent noise.
+    """
+    from dpsgd.noise.base import Independent
     from dpsgd.training.mechanism import Mechanism
 
+    law = noise or Independent()
     if sums is None:
-        return sampler.privacy
-    return lambda sigma: Mechanism(sampler, sigma, 1.0, full_sums=sums).privacy()
+        return functools.partial(law.privacy, sampler)
+    return lambda sigma: Mechanism(sampler, sigma, 1.0, law, sums).privacy()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dpsgd.runs import correlation
 from dpsgd.runs.calibration import platt, privacy_with
 from dpsgd.runs.records import build, checked, plain
 from dpsgd.runs.settings import open_settings
@@ -18,6 +19,7 @@ from samplers import BatchSampler, Population
 from samplers.settings import SamplerSettings, kind_of, name_of, settings_of
 
 if TYPE_CHECKING:
+    from dpsgd.noise.base import Noise
     from dpsgd.training.full_sums import FullSums
     from dpsgd.training.mechanism import Mechanism
 
@@ -51,9 +53,22 @@ class RunConfig:
     secure_noise: bool = False
     """Exact integer sums and exact noise from a cryptographic generator: the guarantee then holds
     for the floating-point program too. Slower: each example's gradient is formed by itself."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """What makes steps of private gradients; their sizes fall to zero by a cosine."""
     learning_rate: float | None = None
-    """Peak step size of Adam, decayed to zero by a cosine; by default the task's rule chooses it,
-    3e-3 if it has none."""
+    """Peak step size; by default the task's rule chooses it. If it has none, it is 3e-3 of Adam,
+    and (1 - momentum) of SGD."""
+    momentum: float = 0.0
+    """Of SGD, in [0, 1): v = momentum v + gradient, and a step is by -v times its size."""
+    bands: int | Literal["auto"] | None = None
+    """Steps b over which noise is correlated, so that it adds up to less in what SGD sums; as it
+    asks for, the sampler's cycle_length becomes b. auto: what disturbs the iterates least at the
+    guarantee that is wanted, which may be 1, and for Adam is. By default noise is independent."""
+    bands_memory: str = "2GiB"
+    """Most memory for the last b - 1 noise vectors that auto may choose, such as 8GB."""
+    coefficients: tuple[float, ...] | None = None
+    """Of correlated noise, b numbers, see `dpsgd.BandedToeplitz`; by default those that disturb the
+    iterates of SGD least."""
     microbatch_size: int | None = None
     """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
     checkpoint_seconds: float = 120.0
@@ -96,6 +111,13 @@ class RunConfig:
             raise ValueError(f"init_seed must lie in [0, 2^32), got {self.init_seed}")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"learning_rate must be finite and > 0, got {self.learning_rate}")
+        if self.optimizer not in ("adam", "sgd"):
+            raise ValueError(f'optimizer must be "adam" or "sgd", got {self.optimizer!r}')
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError("momentum is a setting of SGD: give optimizer sgd, or leave it out")
+        correlation.check(self)
         if self.insecure_seed is not None and not 0 <= self.insecure_seed < 2**64:
             raise ValueError(f"insecure_seed must lie in [0, 2^64), got {self.insecure_seed}")
         if not self.checkpoint_seconds >= 0:
@@ -107,7 +129,6 @@ class RunConfig:
         Raises:
           ValueError: for a sampler that does not fit the data, or a target out of reach.
         """
-        from dpsgd.noise.base import Independent, Secure
         from dpsgd.training.mechanism import Mechanism
 
         sampler = self.build_sampler(population)
@@ -115,15 +136,24 @@ class RunConfig:
             return Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=float("inf"))
         delta = self.target_delta or 1 / population.num_examples
         sums = self.full_sums(sampler, delta) if self.calibration == "platt" else None
-        sigma = self.noise_multiplier
+        noise, sigma = self.noise(), self.noise_multiplier
         if self.target_epsilon is not None:
-            sigma = _calibrated(sampler, sums, self.target_epsilon, delta)
+            sigma = _calibrated(sampler, noise, sums, self.target_epsilon, delta)
         if self.target_advantage is not None:
-            sigma = _calibrated_advantage(sampler, sums, self.target_advantage)
+            sigma = _calibrated_advantage(sampler, noise, sums, self.target_advantage)
         assert sigma is not None, "check() admits exactly one of the four"
         assert self.l2_clip_norm is not None, "`choose` leaves nothing open"
-        noise = Secure() if self.secure_noise else Independent()
         return Mechanism(sampler, sigma, self.l2_clip_norm, noise, sums)
+
+    def noise(self) -> Noise:
+        """Returns the law of the noise, of which nothing is left open."""
+        from dpsgd.noise.base import Independent, Secure
+        from dpsgd.noise.correlated import BandedToeplitz
+
+        if self.coefficients is not None:
+            return BandedToeplitz(self.coefficients)
+        assert self.bands in (None, 1), "`correlation.decided` leaves nothing open"
+        return Secure() if self.secure_noise else Independent()
 
     def full_sums(self, sampler: BatchSampler, delta: float) -> FullSums:
         """Returns the sums over all rows that a calibration of the run takes.
@@ -145,9 +175,13 @@ class RunConfig:
         Raises:
           ValueError: if it does not fit them.
         """
-        if isinstance(self.sampler, SamplerSettings):
-            return self.sampler.build(population, self.target_delta)
-        return self.sampler.of(population)
+        sampler = correlation.kept_apart(self.sampler, self.bands)
+        if isinstance(sampler, SamplerSettings):
+            sampler = sampler.build(population, self.target_delta)
+        else:
+            sampler = sampler.of(population)
+        correlation.check_apart(sampler, self.bands)
+        return sampler
 
     def record(self) -> dict[str, Any]:
         """Returns the configuration as JSON values, from which `from_record` makes it again."""
@@ -192,6 +226,8 @@ class RunConfig:
             raise ValueError(f"{where}: {error}") from None
         if names := open_settings(config):
             raise ValueError(f"{where}: {names[0]} is no number")
+        if config.bands not in (None, 1) and config.coefficients is None:
+            raise ValueError(f"{where}: coefficients are missing, and bands are {config.bands}")
         return config
 
 
@@ -207,20 +243,22 @@ def sampler_name(record: Mapping[str, Any], where: str) -> str:
 
 @functools.lru_cache
 def _calibrated(
-    sampler: BatchSampler, sums: FullSums | None, epsilon: float, delta: float
+    sampler: BatchSampler, noise: Noise, sums: FullSums | None, epsilon: float, delta: float
 ) -> float:
     """Returns the smallest sufficient noise: once for all repetitions of a run in one process."""
     from accounting import calibrate
 
-    return calibrate(privacy_with(sums, sampler), epsilon=epsilon, delta=delta)
+    return calibrate(privacy_with(sums, sampler, noise), epsilon=epsilon, delta=delta)
 
 
 @functools.lru_cache
-def _calibrated_advantage(sampler: BatchSampler, sums: FullSums | None, advantage: float) -> float:
+def _calibrated_advantage(
+    sampler: BatchSampler, noise: Noise, sums: FullSums | None, advantage: float
+) -> float:
     """Returns the smallest noise that keeps an attack's advantage: once for all repetitions."""
     from accounting import calibrate_advantage
 
-    return calibrate_advantage(privacy_with(sums, sampler), advantage=advantage)
+    return calibrate_advantage(privacy_with(sums, sampler, noise), advantage=advantage)
 
 
 def check_version(record: Mapping[str, Any], path: Path) -> None:

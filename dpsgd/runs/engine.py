@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import budget, calibration, report, settings
+from dpsgd.runs import budget, calibration, correlation, report, settings
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_name
 from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
@@ -89,6 +89,7 @@ def run(
     rows = rows_of(task)
     config, chosen = _chosen(task, config, rows, budget_minutes, progress)
     config = calibration.decided(task, config, rows[1], progress)
+    config, correlated = correlation.decided(config, rows[1], _counted(task, config), progress)
     given = config.target_epsilon is None and config.target_advantage is None
     progress(
         "finding the guarantee of the run"
@@ -109,6 +110,10 @@ def run(
         root = RootKey.from_entropy()
     else:
         root = RootKey.from_insecure_seed(config.insecure_seed)
+    if correlated:
+        correlated["noise_multiplier"] = job.mechanism.noise_multiplier
+        chosen = {"chosen": {**chosen.get("chosen", {}), "noise": correlated}}
+        progress(settings.sentence({"noise": correlated}))
     record = {"task": task_record(task, name), **config.record(), **chosen}
     digest = job.digest()
     terms = job.terms(record, digest, root)
@@ -246,6 +251,11 @@ def _chosen(
             "budget_minutes is the time by which epochs are chosen, and here they are given, or "
             "the sampler has none: leave out one or the other"
         )
+    elif config.bands == "auto":
+        raise ValueError(
+            "bands auto goes by the number of steps, and budget_minutes chooses it by their time, "
+            "which bands make longer: give a number of bands, or epochs"
+        )
     else:
         progress("timing steps on generated rows")
 
@@ -262,6 +272,11 @@ def _chosen(
     record["settings"] = plain(settings.values(config, names))
     progress(settings.sentence(record))
     return config, {"chosen": record}
+
+
+def _counted(task: Task, config: RunConfig) -> Callable[[], int]:
+    """Returns what counts the parameters of a model."""
+    return lambda: sum(map(np.size, jax.tree.leaves(task.init(config.init_seed))))
 
 
 def _check_data(task: Task, begun: Mapping[str, Any] | None) -> None:

@@ -17,7 +17,7 @@ from dpsgd.runs import calibration
 from dpsgd.runs.audit import audit_run
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
-from dpsgd.runs.optimizer import ADAM, step_sizes
+from dpsgd.runs.optimizer import ADAM, SGD, hyperparameters
 from dpsgd.runs.task import Task, arrays_digest, data_digest, identity, task_record
 from dpsgd.runs.terms import Terms
 from dpsgd.training import programs
@@ -78,7 +78,8 @@ class Job:
         data, population = rows or rows_of(task)
         chosen = (mechanism or config.mechanism)(population)
         unit = chosen.sampler.protected_unit(population)
-        algorithm = dpsgd(_loss(task), ADAM, microbatch_size=config.microbatch_size)
+        optimizer = SGD if config.optimizer == "sgd" else ADAM
+        algorithm = dpsgd(_loss(task), optimizer, microbatch_size=config.microbatch_size)
         delta = config.target_delta or 1 / population.num_examples
         params = task.init(config.init_seed)
         refinement = calibration.refinement_of(task, chosen)
@@ -100,9 +101,12 @@ class Job:
 
     def scheduled(self, state: TrainState) -> TrainState:
         """Returns a state, made now or read back, with the step sizes of this job."""
-        rate = self.config.learning_rate
-        assert rate is not None, "`choose` leaves nothing open"
-        hyperparams = step_sizes(rate, self.mechanism.sampler.num_steps)
+        config = self.config
+        assert config.learning_rate is not None, "`choose` leaves nothing open"
+        momentum = config.momentum if config.optimizer == "sgd" else None
+        hyperparams = hyperparameters(
+            config.learning_rate, self.mechanism.sampler.num_steps, momentum
+        )
         return state._replace(opt_state=state.opt_state._replace(hyperparams=hyperparams))
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""The optimizer of runs: one object for all, so that runs that differ in numbers share programs."""
+"""The optimizers of runs: one object each, so that runs that differ in numbers share programs."""
 
 from __future__ import annotations
 
@@ -9,24 +9,39 @@ import jax.numpy as jnp
 import optax
 
 
-def step_sizes(learning_rate: float, num_steps: int) -> dict[str, jax.Array]:
-    """Returns the hyperparameters of the state of `ADAM`.
+def hyperparameters(
+    learning_rate: float, num_steps: int, momentum: float | None = None
+) -> dict[str, jax.Array]:
+    """Returns the hyperparameters of the state of `ADAM`, or of `SGD` where there is a momentum.
 
     Args:
       learning_rate: Peak step size.
       num_steps: After which it has fallen to zero.
+      momentum: beta of SGD, in [0, 1).
     """
-    return {"learning_rate": jnp.float32(learning_rate), "num_steps": jnp.float32(num_steps)}
+    found = {"learning_rate": jnp.float32(learning_rate), "num_steps": jnp.float32(num_steps)}
+    return found if momentum is None else {**found, "momentum": jnp.float32(momentum)}
 
 
-def _cosine_adam(learning_rate: Any, num_steps: Any) -> optax.GradientTransformation:
-    """Returns Adam whose steps shrink from `learning_rate` to zero by a cosine."""
+def _cosine(learning_rate: Any, num_steps: Any) -> optax.Schedule:
+    """Returns step sizes that shrink from `learning_rate` to zero by a cosine."""
 
     def schedule(step):
         return learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(step / num_steps, 1.0)))
 
-    return optax.adam(schedule)
+    return schedule
+
+
+def _cosine_adam(learning_rate: Any, num_steps: Any) -> optax.GradientTransformation:
+    return optax.adam(_cosine(learning_rate, num_steps))
+
+
+def _cosine_sgd(learning_rate: Any, num_steps: Any, momentum: Any) -> optax.GradientTransformation:
+    return optax.sgd(_cosine(learning_rate, num_steps), momentum)
 
 
 ADAM = optax.inject_hyperparams(_cosine_adam)(learning_rate=0.0, num_steps=1.0)
-"""Adam whose step sizes are state, see `step_sizes`."""
+"""Adam whose step sizes are state, see `hyperparameters`."""
+
+SGD = optax.inject_hyperparams(_cosine_sgd)(learning_rate=0.0, num_steps=1.0, momentum=0.0)
+"""SGD whose step sizes and momentum are state: v = momentum v + g, and a step by -v."""

@@ -29,7 +29,7 @@ class Settings:
     l2_clip_norm: float = 4.0
     """Bound on the L2 norm of what is clipped as one, which without privacy nothing is."""
     learning_rate: float = 3e-3
-    """Peak step size of Adam."""
+    """Peak step size, here of Adam."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,12 @@ class Aim:
     """Given, if they are."""
     most_epochs: int | None = None
     """For which there is time; None if nobody said how much."""
+    optimizer: str = "adam"
+    """Which it is: adam or sgd."""
+    momentum: float = 0.0
+    """Of SGD."""
+    bands: int | str | None = None
+    """Steps over which noise is correlated, "auto" if they are chosen later; None for one."""
 
     @property
     def private(self) -> bool:
@@ -70,7 +76,19 @@ def generic(aim: Aim) -> Settings:
     return Settings(
         batch_size=min(DEFAULTS["batch_size"], aim.num_examples),
         epochs=epochs if aim.most_epochs is None else min(epochs, aim.most_epochs),
+        learning_rate=default_rate(aim.optimizer, aim.momentum),
     )
+
+
+def default_rate(optimizer: str, momentum: float) -> float:
+    """Returns the peak step size where nobody chooses it.
+
+    A gradient moves the parameters of SGD by 1 / (1 - momentum) times the step size in all.
+
+    >>> default_rate("adam", 0.0), default_rate("sgd", 0.9)
+    (0.003, 0.1)
+    """
+    return Settings.learning_rate if optimizer == "adam" else float(f"{1 - momentum:.6g}")
 
 
 def open_settings(config: RunConfig) -> list[str]:
@@ -85,8 +103,14 @@ def any_noise(config: RunConfig) -> RunConfig:
     """Returns a configuration of the same training, with noise that need not be found."""
     if config.non_private:
         return config
+    if isinstance(bands := config.bands, int) and bands > 1 and config.coefficients is None:
+        from dpsgd.noise.strategies import banded_square_root
+
+        coefficients = tuple(banded_square_root(bands).coefficients)
+        config = dataclasses.replace(config, coefficients=coefficients)
     return dataclasses.replace(
         config,
+        bands=None if bands == "auto" else bands,
         noise_multiplier=1.0,
         target_epsilon=None,
         target_advantage=None,
@@ -111,16 +135,21 @@ def sentence(chosen: Mapping[str, Any]) -> str:
     """Returns what a run chose for people.
 
     Args:
-      chosen: As `config.json` records it: "settings" by name, and, where time was limited,
-        "budget_minutes" and "epoch_seconds".
+      chosen: As `config.json` records it: "settings" by name, what the "noise" became if bands
+        were asked for, and, where time was limited, "budget_minutes" and "epoch_seconds".
 
     >>> sentence({"settings": {"batch_size": 1024, "learning_rate": 3e-3}})
     'chosen: batch size 1,024, learning rate 0.003'
     """
     found = [
         f"{_WORDS[name]} {value:{',' if isinstance(value, int) else 'g'}}"
-        for name, value in chosen["settings"].items()
+        for name, value in chosen.get("settings", {}).items()
     ]
+    if noise := chosen.get("noise"):
+        bands, sigma = noise["bands"], noise["noise_multiplier"]
+        of = f"of {bands:,} bands" if bands > 1 else "independent"
+        why = f", as {noise['why']}" if "why" in noise else ""
+        found.append(f"noise {of}, sigma {sigma:.4g}{why}")
     line = f"chosen: {', '.join(found)}"
     if "budget_minutes" in chosen:
         minutes, seconds = chosen["budget_minutes"], chosen["epoch_seconds"]
@@ -159,6 +188,9 @@ def choose(
         batch_size=batch_size,
         epochs=epochs,
         most_epochs=most_epochs,
+        optimizer=config.optimizer,
+        momentum=config.momentum,
+        bands=config.bands,
     )
     recommend = getattr(task, "recommend", None)
     settings = recommend(aim) if callable(recommend) else generic(aim)

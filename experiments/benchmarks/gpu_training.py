@@ -23,7 +23,7 @@ from jax import lax
 
 import samplers
 from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, RunConfig, dpsgd, runs, train_blocks
-from dpsgd.runs.optimizer import ADAM, step_sizes
+from dpsgd.runs.optimizer import ADAM, hyperparameters
 from dpsgd.runs.result import FinishedRun
 from dpsgd.training.loop import Watch, block_function
 from dpsgd.training.programs import compiler_options
@@ -281,7 +281,7 @@ def epoch(model: ModelConfig, rows: int, test_rows: int, batch_size: int) -> Ite
 
     def blocks(seed: int):
         state = algorithm.init(jax.tree.map(jnp.array, params))
-        sizes = step_sizes(3e-3, sampler.num_steps)
+        sizes = hyperparameters(3e-3, sampler.num_steps)
         state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
         root = RootKey.from_insecure_seed(seed)
         return train_blocks(algorithm, mechanism, state, columns, root=root, data_on="device")

@@ -16,7 +16,7 @@ from dpsgd.audit.checks import AuditReport
 from dpsgd.audit.coupled import audit_sums
 from dpsgd.runs.audit import ROWS, audit_program
 from dpsgd.runs.calibration import refinement_of
-from dpsgd.runs.optimizer import ADAM, step_sizes
+from dpsgd.runs.optimizer import ADAM, hyperparameters
 from dpsgd.runs.settings import Settings
 from dpsgd.runs.task import Trainable
 from dpsgd.training.algorithm import dpsgd
@@ -43,7 +43,7 @@ def coupled(
     claimed = _claimed(config, mechanism.sampler)
     algorithm = dpsgd(task.loss, ADAM)
     state = algorithm.init(task.init(0), mechanism)
-    sizes = step_sizes(Settings().learning_rate, mechanism.sampler.num_steps)
+    sizes = hyperparameters(Settings().learning_rate, mechanism.sampler.num_steps)
     state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
     found = audit_program(task, algorithm, mechanism, state, claimed=claimed)
     if refinement is None:

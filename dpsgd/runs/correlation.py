@@ -1,0 +1,155 @@
+"""Over how many steps a run's noise is correlated, and how: decided before it begins.
+
+All that it goes by is public: the run's steps, their sizes and the guarantee that is wanted.
+`config.json` records plain numbers, and no resumed run decides anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dpsgd.sizes import bytes_of
+from samplers import BatchSampler, Population
+
+if TYPE_CHECKING:
+    from dpsgd.runs.config import RunConfig
+
+Progress = Callable[[str], None]
+
+NEAR = 1.02
+"""Up to so many times the least error a smaller number of bands is taken: it needs less memory."""
+
+ADAM = (
+    "Adam gains nothing from correlated noise: it divides by the size of what it sees in single "
+    "steps, and in a single step correlated noise is larger"
+)
+
+
+def check(config: RunConfig) -> None:
+    """Raises ValueError, which names the setting, for bands that no run can have."""
+    bands = config.bands
+    if bands is None or bands == 1:
+        if config.coefficients is not None:
+            raise ValueError("coefficients are those of correlated noise: give bands as well")
+        return
+    if bands != "auto" and not (isinstance(bands, int) and bands >= 1):
+        raise ValueError(f'bands must be an integer >= 1 or "auto", got {bands!r}')
+    bytes_of(config.bands_memory, "bands_memory")
+    if config.non_private:
+        raise ValueError("bands correlate noise, and non_private has none: leave one of them out")
+    if config.secure_noise:
+        raise ValueError("secure_noise is exact where it is independent: leave out bands")
+    if config.coefficients is not None:
+        if len(config.coefficients) != bands:
+            raise ValueError(
+                f"coefficients must be as many as bands, {bands}, got {len(config.coefficients)}"
+            )
+        config.noise()  # refuses those that no noise has
+
+
+def kept_apart(sampler: Any, bands: int | str | None) -> Any:
+    """Returns a sampler, or its settings, with the cycle that so many bands ask for.
+
+    It is left as it is where it has a cycle already, or can have none.
+    """
+    if isinstance(bands, int) and bands > 1 and getattr(sampler, "cycle_length", None) == 1:
+        return dataclasses.replace(sampler, cycle_length=bands)
+    return sampler
+
+
+def check_apart(sampler: BatchSampler, bands: int | str | None) -> None:
+    """Raises ValueError if a sampler keeps no two steps of an example so far apart."""
+    if not isinstance(bands, int) or bands <= (apart := sampler.separation):
+        return
+    name = type(sampler).__name__
+    if apart > 1:
+        raise ValueError(
+            f"bands must be at most {apart} here, got {bands}: two steps that an example may take "
+            f"part in are so far apart under {name}"
+        )
+    raise ValueError(
+        f"bands {bands}: {name} keeps no two steps of an example apart, as correlated noise asks "
+        "for; balls-and-bins, poisson, deterministic and shuffle with a fixed order can"
+    )
+
+
+def decided(
+    config: RunConfig,
+    population: Population,
+    num_params: Callable[[], int],
+    progress: Progress = lambda line: None,
+) -> tuple[RunConfig, dict[str, Any]]:
+    """Returns a configuration with the bands and coefficients of its noise, and the record of it.
+
+    Args:
+      config: With nothing else left open.
+      population: What is public of the training rows.
+      num_params: Counts the model's parameters.
+      progress: Called with one line of text.
+
+    Raises:
+      ValueError: if bands are asked for that the run cannot have.
+    """
+    from dpsgd.noise import planning
+
+    record: dict[str, Any] = {}
+    if config.bands == "auto":
+        found = _best(config, population, num_params, progress)
+        config, record["why"] = dataclasses.replace(config, bands=found[0]), found[1]
+    sampler = config.build_sampler(population)
+    if config.bands in (None, 1):
+        return config, record and {"bands": 1, **record}
+    if config.optimizer == "adam":
+        progress(f"note: {ADAM}")
+    config = dataclasses.replace(config, sampler=kept_apart(config.sampler, config.bands))
+    if config.coefficients is None:
+        progress("finding the noise that disturbs the iterates least")
+        noise = planning.best_noise(sampler, config.bands, momentum=config.momentum)
+        config = dataclasses.replace(config, coefficients=noise.coefficients)
+    return config, {"bands": config.bands, **record}
+
+
+def _best(
+    config: RunConfig, population: Population, num_params: Callable[[], int], progress: Progress
+) -> tuple[int, str]:
+    """Returns the number of bands that leaves least error at the wanted guarantee, and why."""
+    from dpsgd.noise import planning
+
+    if config.optimizer == "adam":
+        return 1, ADAM
+    sampler = config.build_sampler(population)
+    memory = bytes_of(config.bands_memory, "bands_memory")
+    of_sampler = planning.most_bands(sampler)
+    if of_sampler == 1:
+        return 1, f"{type(sampler).__name__} keeps no two steps of an example apart"
+    most = planning.most_bands(sampler, memory=memory, num_params=num_params())
+    if most == 1:
+        return 1, f"{config.bands_memory} hold no noise vector of the model"
+    delta = config.target_delta or 1 / population.num_examples
+    wanted: dict[str, float | None] = {
+        "epsilon": config.target_epsilon, "advantage": config.target_advantage
+    }  # fmt: skip
+    if config.noise_multiplier is not None:
+        if sampler.separation < of_sampler:
+            raise ValueError(
+                "bands auto compares at one guarantee, and under this sampler that of a "
+                "noise_multiplier depends on bands: give target_epsilon, target_advantage or bands"
+            )
+        wanted["epsilon"] = sampler.privacy(config.noise_multiplier).epsilon(delta).upper
+    sums = config.full_sums(sampler, delta) if config.calibration == "platt" else None
+    candidates = planning.plan(
+        sampler,
+        planning.tried_bands(most),
+        delta=delta,
+        **wanted,
+        momentum=config.momentum,
+        full_sums=sums,
+        progress=lambda line: progress(f"comparing correlated noise: {line}"),
+    )
+    least = min(candidate.error for candidate in candidates)
+    best = next(candidate for candidate in candidates if candidate.error <= NEAR * least)
+    if best.bands == 1:
+        return 1, "at this guarantee a larger b asks for more noise than correlation saves"
+    return best.bands, f"it leaves {best.error:.2g} of the error of independent noise"
