@@ -18,17 +18,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeGuard
+from typing import Literal, TypeGuard
 
 import numpy as np
 
-from accounting import PrivacyProfile, calibrate, calibrate_advantage
+from accounting import (
+    PrivacyProfile,
+    WithGaussianReleaseProfile,
+    calibrate,
+    calibrate_advantage,
+)
 from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.strategies import Workload, optimized
 from samplers import BallsAndBins, BatchSampler, Poisson, UserPoisson
-
-if TYPE_CHECKING:
-    from dpsgd.training.full_sums import FullSums
 
 Schedule = Literal["cosine", "constant"]
 """Step sizes of a run: those that fall to zero by a cosine, as `dpsgd train` has them, or alike."""
@@ -152,7 +154,7 @@ def plan(
     advantage: float | None = None,
     momentum: float | None = 0.0,
     schedule: Schedule = "cosine",
-    full_sums: FullSums | None = None,
+    release: float | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Candidate]:
     """Returns a run with each number of bands, at one guarantee: what noise leaves in iterates.
@@ -172,7 +174,8 @@ def plan(
         as Adam's: it divides by the size of what it sees in single steps, in which correlated noise
         is larger, so that 1 alone is tried.
       schedule: Of its step sizes.
-      full_sums: Over all rows, if the run ends in some: the guarantee is for both.
+      release: Noise multiplier of a Gaussian release that the run ends in, if it does: the
+        guarantee is for both.
       progress: Called with one line of text before each number of bands.
 
     Raises:
@@ -194,7 +197,7 @@ def plan(
             noise = optimized(run, b) if b > 1 else noise
             distance = drawn.expected_batch_size * sum(run.step_sizes or [float(run.num_steps)])
             error = math.sqrt(run.mean_square(noise, _COLUMNS)) / distance
-        sigma = _calibrated(noise, drawn, full_sums, epsilon, delta, advantage)
+        sigma = _calibrated(noise, drawn, release, epsilon, delta, advantage)
         found.append(Candidate(drawn, noise, sigma, sigma * error))
     return [replace(c, error=c.error / found[0].error) for c in found]
 
@@ -202,19 +205,16 @@ def plan(
 def _calibrated(
     noise: Noise,
     sampler: BatchSampler,
-    sums: FullSums | None,
+    release: float | None,
     epsilon: float | None,
     delta: float | None,
     advantage: float | None,
 ) -> float:
-    """Returns the smallest sigma with which a run, its sums included, has the guarantee."""
+    """Returns the smallest sigma with which a run, and what it ends in, has the guarantee."""
 
     def privacy(sigma: float) -> PrivacyProfile:
-        if sums is None:
-            return noise.privacy(sampler, sigma)
-        from dpsgd.training.mechanism import Mechanism
-
-        return Mechanism(sampler, sigma, 1.0, noise, sums).privacy()
+        steps = noise.privacy(sampler, sigma)
+        return steps if release is None else WithGaussianReleaseProfile(steps, release)
 
     if advantage is not None:
         return calibrate_advantage(privacy, advantage=advantage)

@@ -145,7 +145,7 @@ def _best(
         delta=delta,
         **wanted,
         momentum=config.momentum,
-        full_sums=sums,
+        release=sums and sums.release(sums.count).noise_multiplier,
         progress=lambda line: progress(f"comparing correlated noise: {line}"),
     )
     least = min(candidate.error for candidate in candidates)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,25 +28,6 @@ def check_noise(noise_multiplier: float) -> None:
             f"--noise-multiplier must be finite and > 0, got {noise_multiplier}; without noise "
             "there is no guarantee"
         )
-
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGT", 1)}
-
-
-def bytes_of(size: str, option: str) -> int:
-    """Returns the bytes that `option` names.
-
-    >>> bytes_of("8GB", "--memory"), bytes_of("0.5 MiB", "--memory")
-    (8000000000, 524288)
-
-    Raises:
-      ValueError: if it names none.
-    """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(|[KMGT]i?)B?", size.strip())
-    if found is None:
-        raise ValueError(f"{option} must be a size such as 8GB or 512MiB, got {size}")
-    return int(float(found[1]) * _UNITS[found[2]])
 
 
 @dataclass(frozen=True)

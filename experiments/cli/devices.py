@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from experiments.cli.config import bytes_of
+from dpsgd.sizes import bytes_of
 
 NEVER = "never"
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from dpsgd.sizes import bytes_of
 from experiments.cli import outputs
-from experiments.cli.config import GuaranteeConfig, bytes_of
+from experiments.cli.config import GuaranteeConfig
 from experiments.cli.console import Console
 from experiments.cli.sampler_commands import SamplerCommand
 
