@@ -116,15 +116,39 @@ class IndependentRows(RowLaw):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RandomOrder(RowLaw):
-    """Each lane's examples come in a uniformly random order of their own, and lanes in turn.
+    """A uniformly random order of the examples is cut into batches of given sizes.
 
-    So the entries of a step are a draw without replacement from each lane: permutation
-    distributions, which are negatively associated (Joag-Dev and Proschan, Theorem 2.11), and
-    independent ones together are so, too (property P7).
+    So the entries of a step are a draw without replacement: a permutation distribution, which is
+    negatively associated (Joag-Dev and Proschan, Theorem 2.11).
+    """
+
+    batch_sizes: np.ndarray
+    once: bool = True
+
+    @cached_property
+    def _n(self) -> int:
+        return int(self.batch_sizes.sum())
+
+    def rate(self, examples: Any, steps: Any) -> np.ndarray:
+        """Returns size / n of the step's batch."""
+        return self.batch_sizes[steps] / self._n
+
+    def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
+        """Returns size (size - 1) / (n (n - 1))."""
+        size = self.batch_sizes[steps].astype(np.float64)
+        return size * (size - 1) / (self._n * max(1.0, self._n - 1.0))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RandomOrders(RowLaw):
+    """Each lane's examples come in a `RandomOrder` of their own, independently, and lanes in turn.
+
+    Independent families of negatively associated entries are so together (Joag-Dev and Proschan,
+    property P7).
 
     Attributes:
       batch_size: b.
-      lanes: Of the examples; one where nothing else is said.
+      lanes: Of the examples.
     """
 
     batch_size: int
@@ -132,24 +156,36 @@ class RandomOrder(RowLaw):
     lanes: Lanes
     once: bool = True
 
-    def _shares(self, examples: Any, steps: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns of each example the lane, how many of it a batch takes, and how many it has."""
-        lane, steps = self.lanes.of(examples), np.asarray(steps)
-        start = self.lanes.starts_in(lane, steps * self.batch_size)
-        stop = self.lanes.starts_in(lane, (steps + 1) * self.batch_size)
-        return lane, (stop - start).astype(np.float64), self.lanes.size(lane).astype(np.float64)
+    def of_lane(self, lane: int) -> RandomOrder:
+        """Returns the law of one lane's rows."""
+        starts = self.lanes.batch_starts(lane, self.batch_size, self.steps_per_epoch)
+        return RandomOrder(
+            steps_per_epoch=self.steps_per_epoch,
+            epochs=self.epochs,
+            redrawn=self.redrawn,
+            any_order=self.any_order,
+            batch_sizes=np.diff(starts),
+        )
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
         """Returns the share of the example's lane that is in the step's batch."""
-        _, taken, size = self._shares(examples, steps)
-        return taken / size
+        lanes = self.lanes.of(examples)
+        return self._taken(lanes, steps) / self.lanes.size(lanes)
 
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns size (size - 1) / (n (n - 1)) of one lane, and both rates' product of two."""
-        lane, taken, size = self._shares(first, steps)
-        other, _, _ = self._shares(second, steps)
-        together = taken * (taken - 1) / (size * np.maximum(1.0, size - 1.0))
-        return np.where(lane == other, together, taken / size * self.rate(second, steps))
+        """Returns as `RandomOrder` does of one lane, and both rates' product of two."""
+        lanes, taken = self.lanes.of(first), self._taken(self.lanes.of(first), steps)
+        others = np.maximum(1, self.lanes.size(lanes) - 1)
+        within = self.rate(first, steps) * (taken - 1) / others
+        across = self.rate(first, steps) * self.rate(second, steps)
+        return np.where(lanes == self.lanes.of(second), within, across)
+
+    def _taken(self, lanes: Any, steps: Any) -> Any:
+        """Returns how many examples of lanes the batches of these steps take."""
+        start = np.asarray(steps, np.int64) * self.batch_size
+        return self.lanes.starts_in(lanes, start + self.batch_size) - self.lanes.starts_in(
+            lanes, start
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -21,7 +21,7 @@ from samplers.base import (
 )
 from samplers.lanes import Lanes
 from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
-from samplers.row_law import RandomOrder
+from samplers.row_law import RandomOrder, RandomOrders
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ class Shuffle(EpochSampler):
         redrawn = replace(self, epochs=len(stretches), order="redrawn")
         return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(stretches))))
 
-    def row_law(self) -> RandomOrder:
+    def row_law(self) -> RandomOrder | RandomOrders:
         """Returns the law: uniform orders, though the upper end of the cost holds for any."""
         starts = np.arange(self.steps_per_epoch, dtype=np.int64) * self.batch_size
-        return RandomOrder(
+        law = RandomOrders(
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
             redrawn=self.order == "redrawn",
@@ -127,6 +127,7 @@ class Shuffle(EpochSampler):
             batch_sizes=np.minimum(self.batch_size, self.num_examples - starts),
             lanes=Lanes(self.num_examples, self.lanes),
         )
+        return law.of_lane(0) if self.lanes == 1 else law
 
     def drawn_epoch(self, epoch: int) -> int:
         """Returns `epoch`, or 0 if the order is fixed."""

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpsgd.training.blocks import plan_blocks
-from samplers import BatchSampler, BatchSource, RowLaw
+from samplers import BatchSampler, BatchSource, IndexBlock, RowLaw
+from samplers.lanes import Lanes
 
 ENTRIES = 4_400_000
 """Participations wanted, over all draws: a rate that is wrong by 0.3 % is then found out."""
@@ -44,12 +45,17 @@ class Draw(NamedTuple):
     """Who takes part, ascending: int32[entries], places among the watched examples."""
     steps: np.ndarray
     """When, counted from the epoch's first step; ascending for each example: int32[entries]."""
-    sizes: np.ndarray
-    """Rows of each step, of all examples: int64[T]."""
+    parts: np.ndarray
+    """Rows of each step, of all examples of each lane: int64[lanes, T]."""
     by_chunk: np.ndarray
     """Participations of each chunk of all examples: int64[chunks]."""
     strays: int
     """How many examples do not take part once, and how often beyond it; counted where they must."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Rows of each step, of all examples: int64[T]."""
+        return self.parts.sum(axis=0)
 
 
 class Lot:
@@ -148,7 +154,7 @@ class Draws:
         watched = np.arange(count)
         if self._large:
             spread = np.linspace(0, count - 1, max(16, _WATCHED // self._width - 16)).astype(int)
-            watched = np.unique([*watched[:8], *spread, *watched[-8:]])
+            watched = np.unique([*watched[:8], *spread, *watched[-8:], *self._lane_borders()])
         self._slot = np.full(count, -1)
         self._slot[watched] = np.arange(watched.size)
         self._watched = watched
@@ -166,9 +172,9 @@ class Draws:
             self.seeds.append(_other(seed, number))
             self.all += self._read(number, epochs)
         fixed = law is not None and law.batch_sizes is not None
-        cap = sampler.padded_batch_size
+        cap = sampler.lane_batch_size
         if not (fixed or sampler.accumulates or cap >= sampler.num_examples):
-            self.cut = any((draw.sizes >= cap).any() for draw in self.all)
+            self.cut = any((draw.parts >= cap).any() for draw in self.all)
         self.read = self.all
         if self.cut:
             self.all = [self._planned(draw.seed, draw.epoch) for draw in self.read]
@@ -182,8 +188,8 @@ class Draws:
         folded.steps = self.steps // cycle_length
 
         def fold(draw: Draw) -> Draw:
-            sizes = draw.sizes.reshape(-1, cycle_length).sum(axis=1)
-            return draw._replace(steps=draw.steps // np.int32(cycle_length), sizes=sizes)
+            parts = draw.parts.reshape(len(draw.parts), -1, cycle_length).sum(axis=2)
+            return draw._replace(steps=draw.steps // np.int32(cycle_length), parts=parts)
 
         folded.all = [fold(draw) for draw in self.all]
         folded.independent = [fold(draw) for draw in self.independent]
@@ -229,18 +235,24 @@ class Draws:
     def compared(self) -> Iterator[tuple[Draw, Draw]]:
         """Yields what was read of an epoch, and its rows by `participations` of a few chunks.
 
-        All of the one that lies in the chunks of the other; of a large population, in the last.
+        All of the one that lies in the chunks of the other: in the first and the last, of a large
+        population in the last, and where lanes meet.
         """
         sampler, last = self.sampler, self.sampler.num_chunks - 1
         few = [draw for draw in self.read if draw.seed == 0]
         few = [few[0], few[-1]] if self._large else [*few[:_FIRST], *few[_FIRST:][-_FIRST:]]
-        chunks = [last] if self._large else sorted({0, last})
+        chunks = sorted({last if self._large else 0, last, *self._lane_borders()})
         for draw in few:
             rows = [sampler.participations(self.seeds[0], draw.epoch, chunk) for chunk in chunks]
             examples, steps = (np.concatenate(part) for part in zip(*rows, strict=True))
             some = np.isin(self._watched[self.chunks(draw.examples)], chunks)
             read = draw._replace(examples=draw.examples[some], steps=draw.steps[some])
             yield read, self._made(0, draw.epoch, examples, steps)
+
+    def _lane_borders(self) -> set[int]:
+        """Returns the chunks at either side of where lanes meet."""
+        begins = [self.sampler.lane_range(lane).start for lane in range(1, self.sampler.lanes)]
+        return {(begin - k) // self._width for begin in begins for k in (0, 1)}
 
     def _read(self, number: int, epochs: list[range]) -> Iterator[Draw]:
         source = BatchSource(self.sampler, self.seeds[number], read_ahead=number < _AHEAD)
@@ -254,6 +266,8 @@ class Draws:
                 block_steps=_BLOCK_STEPS,
             )
             for steps, block in blocks:
+                if number == 0 and steps.start == 0:
+                    self._compare_lanes(block)
                 entries = self._entries(block, steps.start)
                 del block  # of many millions of rows, what lingers is felt
                 yield from self._ended(number, steps, *entries, parts)
@@ -280,8 +294,34 @@ class Draws:
             self.fault = self.fault or "a pass of no step has rows that count"
         row_steps = np.arange(first, first + starts.size - 1, dtype=np.int32)
         row_steps = np.repeat(row_steps, np.diff(starts))
-        counts = np.count_nonzero(real[: starts[-1]], axis=1)
-        return block.indices[: starts[-1]][real[: starts[-1]]], np.repeat(row_steps, counts)
+        real = real[: starts[-1]]
+        at = np.repeat(row_steps, np.count_nonzero(real, axis=1))
+        examples = block.indices[: starts[-1]][real]
+        if block.lanes is not None:  # all are held, so that places are numbers of examples
+            within, examples = examples, block.places[: starts[-1]][real]
+            begins = np.array([self.sampler.lane_range(k).start for k in range(self.sampler.lanes)])
+            if not np.array_equal(
+                within, examples - np.broadcast_to(begins[block.lanes], real.shape)[real]
+            ):
+                self.fault = self.fault or "places and numbers in a lane are of different examples"
+        return examples, at
+
+    def _compare_lanes(self, block: IndexBlock) -> None:
+        """Compares the first block with what those read who hold one lane each."""
+        sampler, cap = self.sampler, self.sampler.lane_batch_size
+        for lane in range(sampler.lanes if sampler.lanes > 1 else 0):
+            source = BatchSource(sampler, self.seeds[0], lanes=range(lane, lane + 1))
+            own = source.fill(0, int(block.num_steps), passes=len(block.indices))
+            columns = slice(lane * cap, (lane + 1) * cap)
+            here = [part[:, columns] for part in (block.indices, block.weights)]
+            placed = (own.places + source.rows.start) * (own.weights > 0)
+            if not (
+                np.array_equal(own.indices, here[0])
+                and np.array_equal(own.weights, here[1])
+                and np.array_equal(placed, block.places[:, columns])
+                and np.array_equal(own.lanes, block.lanes[columns])
+            ):
+                self.fault = self.fault or f"whoever holds lane {lane} alone reads other batches"
 
     def _planned(self, number: int, epoch: int) -> Draw:
         starts, examples = self.sampler.plan(self.seeds[number], epoch)
@@ -298,7 +338,9 @@ class Draws:
             present = np.zeros(n, bool)
             present[examples] = True
             strays = n + examples.size - 2 * int(np.count_nonzero(present))
-        sizes = _counts(steps, self.steps)
+        lanes = self.sampler.lanes
+        cells = steps if lanes == 1 else Lanes(n, lanes).of(examples) * self.steps + steps
+        parts = _counts(cells, lanes * self.steps).reshape(lanes, -1)
         chunks = examples // self._width
         by_chunk = _counts(chunks, self._slot.size)
         if self._large:
@@ -311,7 +353,7 @@ class Draws:
             self.fault = self.fault or f"a batch of epoch {epoch} has an example twice"
         places = keys // self.steps
         when = (keys - places * self.steps).astype(np.int32)
-        return Draw(number, epoch, places.astype(np.int32), when, sizes, by_chunk, strays)
+        return Draw(number, epoch, places.astype(np.int32), when, parts, by_chunk, strays)
 
 
 def _together(parts: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:

@@ -20,9 +20,11 @@ from dpsgd.audit.checks import LAW, Check
 from dpsgd.audit.coincidences import coincidence_checks
 from dpsgd.audit.cuts import cut_checks
 from dpsgd.audit.draws import Draws
+from dpsgd.audit.lanes import lane_checks
 from dpsgd.audit.shares import share_checks
 from samplers import BatchSampler, RowLaw
-from samplers.row_law import IndependentRows, stated_law
+from samplers.lanes import Lanes
+from samplers.row_law import IndependentRows, RandomOrders, stated_law
 
 READ = "the batches are the rows that were claimed"
 
@@ -76,6 +78,8 @@ def sampler_checks(
             return checks
     if law.certain:
         return [*checks, _certain(draws, law)]
+    if isinstance(law, RandomOrders):
+        return checks + lane_checks(sampler, law, seed)
     if law.cycle_length > 1:
         groups = _groups(draws, law)
         if not (groups.passed and isinstance(law, IndependentRows)):
@@ -92,13 +96,15 @@ def _columns_are_rows(draws: Draws) -> Check:
     """
     if draws.fault:
         return Check(READ, False, draws.fault)
-    cap, compared = draws.sampler.padded_batch_size, 0
+    cap, compared = draws.sampler.lane_batch_size, 0
     for read, rows in draws.compared():
         compared += 1
         given, wanted = draws.keys(read), draws.keys(rows)
         missing = np.setdiff1d(wanted, given, assume_unique=True)
         if draws.cut:
-            missing = missing[read.sizes[missing % draws.steps] < cap]
+            examples, steps = np.divmod(missing, draws.steps)
+            lanes = Lanes(draws.sampler.num_examples, draws.sampler.lanes)
+            missing = missing[read.parts[lanes.of(draws.numbers(examples)), steps] < cap]
         if missing.size or np.setdiff1d(given, wanted, assume_unique=True).size:
             return Check(READ, False, f"they differ in epoch {read.epoch}")
     if draws.cut and (fault := _wrong_sizes(draws)):
@@ -110,7 +116,7 @@ def _columns_are_rows(draws: Draws) -> Check:
 def _wrong_sizes(draws: Draws) -> str:
     """Returns which batch was not cut to the cap, if any."""
     for read, drawn in zip(draws.read, draws.all, strict=True):
-        if not np.array_equal(read.sizes, np.minimum(drawn.sizes, draws.sampler.padded_batch_size)):
+        if not np.array_equal(read.parts, np.minimum(drawn.parts, draws.sampler.lane_batch_size)):
             return f"batches of epoch {read.epoch} are not what is left of the drawn ones"
     return ""
 

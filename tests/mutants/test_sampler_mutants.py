@@ -69,6 +69,7 @@ SURVIVORS = "survivors of a cut are uniform"
 CUTS = "every step and every seed cuts by itself"
 RANKS = "examples of a unit take part alike"
 HOLD = "batches hold as many rows and units as claimed"
+LANES_APART = "lanes are drawn each by itself"
 GROUPS = "everybody keeps to the steps of their group"
 
 
@@ -399,6 +400,61 @@ class LastBatchShort(Shuffle):
         return EpochPlan(np.append(starts[:-1], starts[-1] - 1), examples[:-1])
 
 
+# ------------------------------------------------------------------------------------------ lanes
+
+
+class FirstLaneTwice:
+    """Draws lane 1 as lane 0."""
+
+    def lane_plan(self, seed, epoch, lane):
+        return super().lane_plan(seed, epoch, 0 if lane == 1 else lane)
+
+
+class LastLaneNever:
+    def lane_plan(self, seed, epoch, lane):
+        plan = super().lane_plan(seed, epoch, lane)
+        if lane < self.lanes - 1:
+            return plan
+        return EpochPlan(np.zeros_like(plan.starts), plan.examples[:0])
+
+
+class LanesReadOneFurther:
+    """Takes rows for those after them."""
+
+    def lane_plan(self, seed, epoch, lane):
+        plan = super().lane_plan(seed, epoch, lane)
+        last = len(self.lane_range(lane)) - 1
+        examples = np.where(plan.examples == last, 0, plan.examples + 1).astype(np.int32)
+        return EpochPlan(plan.starts, examples)
+
+
+class LanesBeginLate:
+    """Leaves out the first row of each lane but the first."""
+
+    def lane_range(self, lane):
+        rows = super().lane_range(lane)
+        return range(rows.start + (lane > 0), rows.stop)
+
+
+class LanesOverlap:
+    def lane_range(self, lane):
+        rows = super().lane_range(lane)
+        return range(rows.start - (lane > 0), rows.stop)
+
+
+class LanesCutAlike:
+    def passes(self, members, seed, step, lane=0):
+        return super().passes(members, seed, step, 0)
+
+
+class LanesShuffledAlike:
+    def bucket(self, seed, epoch, chunk, lane=0):
+        return super().bucket(seed, epoch, chunk, 0)
+
+    def ordered(self, seed, epoch, bucket, members, lane=0):
+        return super().ordered(seed, epoch, bucket, members, 0)
+
+
 # ------------------------------------------------------------------------------- all rows at once
 
 
@@ -475,9 +531,13 @@ OF_USERS = UserPoisson(N, B, EPOCHS, max_contributions=3)
 FULL = FullBatch(N, 4, max_batch_size=64)
 CYCLIC = BallsAndBins(N, B, EPOCHS, cycle_length=4)
 CYCLIC_POISSON = Poisson(N, B, EPOCHS, cycle_length=4)
+LANES = {"lanes": 4, "max_batch_size": 11}
+POISSON_LANES, BIN_LANES = (dataclasses.replace(one, **LANES) for one in (POISSON, BINS))
+SHUFFLE_LANES = dataclasses.replace(SHUFFLE, lanes=4)
+LANES_IN_ORDER = dataclasses.replace(IN_ORDER, lanes=7)
 SOUND = [POISSON, BINS, FIXED, SHUFFLE, IN_ORDER, CUT, PASSED, UNITS, POISSON_IN_UNITS, OF_USERS]
 SOUND += [CYCLIC, CYCLIC_POISSON, dataclasses.replace(CYCLIC, assignment="fixed")]
-SOUND += [FULL]
+SOUND += [FULL, POISSON_LANES, BIN_LANES, SHUFFLE_LANES, LANES_IN_ORDER]
 
 CLAIMS = {
     "shuffle claimed as Poisson": (SHUFFLE, POISSON, OFTEN),
@@ -534,6 +594,13 @@ BUGS = {
     LastPassDropped: [(PASSED, PASSES), (dataclasses.replace(PASSED, max_batch_size=40), PASSES)],
     PassesOverlap: [(PASSED, PASSES)],
     LastBatchShort: [(SHUFFLE, ONCE), (SHUFFLE, HOLD)],
+    FirstLaneTwice: [(POISSON_LANES, READ), (BIN_LANES, READ), (LANES_IN_ORDER, READ)],
+    LastLaneNever: [(POISSON_LANES, READ), (BIN_LANES, ONCE), (SHUFFLE_LANES, HOLD)],
+    LanesReadOneFurther: [(POISSON_LANES, READ), (BIN_LANES, READ)],
+    LanesBeginLate: [(POISSON_LANES, READ), (BIN_LANES, ONCE), (SHUFFLE_LANES, ONCE)],
+    LanesOverlap: [(POISSON_LANES, READ), (BIN_LANES, READ)],
+    LanesCutAlike: [(POISSON_LANES, CUTS)],
+    LanesShuffledAlike: [(SHUFFLE_LANES, LANES_APART)],
     OneRowLeftOut: [(FULL, ONCE), (FULL, HOLD)],
     OneRowCountedTwice: [(FULL, READ)],
     OneRowForAnother: [(FULL, READ)],
@@ -603,6 +670,35 @@ def first_row_not_weighed(monkeypatch):
         return block
 
     monkeypatch.setattr(BatchSource, "fill", weighed)
+
+
+def first_lane_held_by_all(monkeypatch):
+    draw = BatchSource._draw
+
+    def drawn(self, epoch):
+        if len(self.lanes) == 1 < self.sampler.lanes:
+            return [self.sampler.lane_plan(self._seed, epoch, 0)]
+        return draw(self, epoch)
+
+    monkeypatch.setattr(BatchSource, "_draw", drawn)
+
+
+def second_lane_placed_as_the_first(monkeypatch):
+    fill = BatchSource.fill
+
+    def moved(self, *args, **kwargs):
+        block = fill(self, *args, **kwargs)
+        cap = self.sampler.lane_batch_size
+        block.places[:, cap : 2 * cap] = block.indices[:, cap : 2 * cap]
+        return block
+
+    monkeypatch.setattr(BatchSource, "fill", moved)
+
+
+@pytest.mark.parametrize("plant", [first_lane_held_by_all, second_lane_placed_as_the_first])
+def test_a_planted_bug_of_a_source_that_holds_lanes_is_caught(plant, monkeypatch):
+    plant(monkeypatch)
+    assert READ in failed(POISSON_LANES)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,11 @@ SAMPLERS = {
     "multistage, one level": Multistage(UnitTree.even((40,), ()), (5,), steps=100),
     "units then Poisson": UnitsThenPoisson(UNEVEN, (4,), 0.3, steps=200),
     "user poisson": UserPoisson(*SIZES, max_contributions=5),
+    "deterministic, lanes": Deterministic(*SIZES, lanes=7),
+    "shuffle, lanes": Shuffle(*SIZES, lanes=3),
+    "shuffle, fixed, lanes": Shuffle(*SIZES, order="fixed", lanes=2),
+    "poisson, lanes, cut": Poisson(*SIZES, max_batch_size=10, lanes=4),
+    "bins, lanes": BallsAndBins(*SIZES, lanes=4, cycle_length=2),
 }
 
 

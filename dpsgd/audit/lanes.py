@@ -1,0 +1,113 @@
+"""Orders that are drawn lane by lane: some lanes are held against their laws, and one another.
+
+That one lane's order is like another's is counted by the rows that have one step in both. Given the
+first order, it is the sum of a_(i, pi(i)) for the other one's uniform order pi, see `coincidences`:
+log E exp(s (X - E X)) <= E X s^2 / (1 - s) (S. Chatterjee, 2007, the proof of Proposition 1.1), so
+that the tail of Proposition 1.1 holds for sums of counts that are independent given first orders.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from accounting import PrivacyProfile
+from dpsgd.audit.checks import Check, smallest
+from dpsgd.audit.coincidences import coincidence_checks
+from dpsgd.audit.draws import Draws
+from dpsgd.audit.shares import share_checks
+from samplers import BatchSampler, EpochPlan, Participations
+from samplers.row_law import RandomOrders
+
+APART = "lanes are drawn each by itself"
+
+
+@dataclass(frozen=True)
+class _Lane(BatchSampler):
+    """One lane of a sampler, as a sampler of its rows alone."""
+
+    sampler: BatchSampler
+    number: int
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.sampler.lane_range(self.number))
+
+    @property
+    def epochs(self) -> int:
+        return self.sampler.epochs
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.sampler.steps_per_epoch
+
+    @property
+    def expected_batch_size(self) -> float:
+        return self.num_examples / self.steps_per_epoch
+
+    @property
+    def padded_batch_size(self) -> int:
+        return self.sampler.lane_batch_size
+
+    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
+        return self.sampler.privacy(noise_multiplier)
+
+    def drawn_epoch(self, epoch: int) -> int:
+        return self.sampler.drawn_epoch(epoch)
+
+    def plan(self, seed: int, epoch: int) -> EpochPlan:
+        return self.sampler.lane_plan(seed, epoch, self.number)
+
+    def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
+        return self.plan(seed, epoch).rows(self.chunk_range(chunk))
+
+
+def lane_checks(sampler: BatchSampler, law: RandomOrders, seed: int) -> list[Check]:
+    """Returns the checks of some lanes' orders: each name once, whichever lane it is of.
+
+    Args:
+      sampler: Who draws, of several lanes.
+      law: With which its draws are compared.
+      seed: Not the run's.
+    """
+    lanes = sorted({0, 1, sampler.lanes - 1})
+    draws = [Draws(_Lane(sampler, lane), law.of_lane(lane), seed) for lane in lanes]
+    of_lanes = [
+        [*share_checks(some, law.of_lane(lane)), *coincidence_checks(some, law.of_lane(lane))]
+        for lane, some in zip(lanes, draws, strict=True)
+    ]
+    checks = [_worst(lanes, same) for same in zip(*of_lanes, strict=True)]
+    return [*checks, _apart(draws, law, lanes)]
+
+
+def _worst(lanes: list[int], checks: tuple[Check, ...]) -> Check:
+    """Returns the check of the lane that comes nearest to failing, corrected by their number."""
+    pvalues = [1.0 * check.passed if check.pvalue is None else check.pvalue for check in checks]
+    worst = int(np.argmin(pvalues))
+    check = checks[worst]
+    detail = f"lane {lanes[worst]} of {len(lanes)} looked at: {check.detail}"
+    if check.pvalue is None:
+        return check._replace(detail=detail)
+    return Check.of(check.name, len(checks) * check.pvalue, detail)
+
+
+def _apart(draws: list[Draws], law: RandomOrders, lanes: list[int]) -> Check:
+    """Counts the rows that have the same step in two lanes, in each of several draws."""
+    pvalues, found, wanted = [], 0, 0.0
+    for one, other in itertools.combinations(range(len(lanes)), 2):
+        rates = law.of_lane(lanes[other]).rate(0, np.arange(law.steps_per_epoch))
+        count, expected = 0, 0.0
+        for first, second in zip(draws[one].independent, draws[other].independent, strict=True):
+            rows = min(draws[one].rows, draws[other].rows)
+            steps = first.steps[first.examples < rows]
+            count += int(np.count_nonzero(steps == second.steps[second.examples < rows]))
+            expected += float(rates[steps].sum())
+        apart = abs(count - expected)
+        pvalues.append(min(1.0, 2 * float(np.exp(-(apart**2) / (4 * expected + 2 * apart)))))
+        found, wanted = found + count, wanted + expected
+    detail = (
+        f"lanes {', '.join(map(str, lanes))}: {found:,} rows share a step, {wanted:,.1f} expected"
+    )
+    return Check.of(APART, smallest(np.array(pvalues)), detail)
