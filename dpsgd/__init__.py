@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dpsgd.training.loop import Block, train_blocks
     from dpsgd.training.mechanism import Mechanism
     from dpsgd.training.modules import split_module
+    from dpsgd.training.placement import Placement
     from dpsgd.training.platt import Platt, platt_sums
     from dpsgd.training.refinement import Refinement, refine
 
@@ -45,6 +46,7 @@ __all__ = [
     "Independent",
     "Mechanism",
     "Noise",
+    "Placement",
     "Platt",
     "Refinement",
     "Released",
@@ -94,6 +96,7 @@ _MODULES = {
     "training.mechanism": ("Mechanism",),
     "gradients.memory": ("explain",),
     "training.modules": ("split_module",),
+    "training.placement": ("Placement",),
     "training.platt": ("Platt", "platt_sums"),
     "training.refinement": ("Refinement", "refine"),
 }

@@ -23,6 +23,7 @@ from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.loop import BLOCK_STEPS, Layout, columns_of, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.modules import check_parameters
+from dpsgd.training.placement import Placement
 from dpsgd.training.refinement import Refinement, refine, sums_run
 from samplers import Population, UnitData
 
@@ -60,6 +61,7 @@ def train(
     refinement: Refinement | None = None,
     block_steps: int = BLOCK_STEPS,
     data_on: Literal["device", "host"] | None = None,
+    placement: Placement | None = None,
     on_block: Callable[[int, PyTree], bool | None] | None = None,
 ) -> Trained:
     """Trains from `params`, through every step of the sampler unless `on_block` stops the run.
@@ -98,6 +100,7 @@ def train(
         the guarantee is that of both. A run that is stopped releases no sums.
       block_steps: Steps per dispatch.
       data_on: Where the data lie, see `train_blocks`.
+      placement: Which devices compute, such as `Placement.default()`, all; by default one.
       on_block: Called after each block of at most `block_steps` steps (fewer where rows stream from
         the host, or batches take several passes) with the number of steps that are done and a copy
         of the parameters, to evaluate or to keep them; the run stops where it returns True. The
@@ -124,7 +127,9 @@ def train(
     check_parameters(params)
     guarantee = _planned(mechanism, data, delta, root)
     state = algorithm.init(params, mechanism)
-    layout = Layout.of(mechanism.sampler, columns, block_steps=block_steps, data_on=data_on)
+    layout = Layout.of(
+        mechanism.sampler, columns, block_steps=block_steps, data_on=data_on, placement=placement
+    )
     private = mechanism.noise_multiplier > 0
     if audit and private:
         note = _audited(algorithm, mechanism, state, columns, layout, generated, refinement)
@@ -132,7 +137,8 @@ def train(
         layout.program(algorithm, mechanism, state, columns)  # refuses what cannot be trained
         if refinement is not None:
             one = generated_rows(columns, 1, generated)
-            sums_run(refinement, mechanism.of_sums(), params, one).program()  # so does this
+            sums = sums_run(refinement, mechanism.of_sums(), params, one, placement)
+            sums.program()  # so does this
         note = NOT_AUDITED if private else "not audited: there is no noise"
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
     run = root.begin_run()
@@ -154,6 +160,7 @@ def train(
         root=root,
         block_steps=layout.block_steps,
         data_on="host" if layout.streamed else "device",
+        placement=placement,
         donate=True,
         run=run,
     )
@@ -165,8 +172,15 @@ def train(
                     break
             else:
                 if refinement is not None:
-                    refined = refine(refinement, mechanism, params, data, root=root, run=run)
-                    params = refined.params
+                    params = refine(
+                        refinement,
+                        mechanism,
+                        params,
+                        data,
+                        root=root,
+                        placement=placement,
+                        run=run,
+                    ).params
                     done = whole
     except BaseException as error:
         error.add_note(f"training was cut short: {guarantee.stopped(done, whole).sentence()}")
@@ -225,7 +239,7 @@ def _audited(
     rows = generated_rows(columns, _UNITS * block, generated, block=block)
     found = coupled_audit(algorithm, mechanism, state.params, rows, state=state, layout=layout)
     if refinement is not None:
-        sums = audit_sums(refinement, mechanism, state.params, rows)
+        sums = audit_sums(refinement, mechanism, state.params, rows, placement=layout.placement)
         found = AuditReport(found.checks + sums.checks)
     return audit_note(found, ", and those of the sums over all rows," if refinement else "")
 

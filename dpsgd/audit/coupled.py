@@ -27,6 +27,7 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState
 from dpsgd.training.loop import Layout
 from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.placement import Placement
 from dpsgd.training.refinement import Refinement, sums_run
 from samplers import BatchSampler, FullBatch
 
@@ -77,6 +78,7 @@ def audit_sums(
     params: PyTree,
     rows: PyTree,
     *,
+    placement: Placement | None = None,
     root: RootKey | None = None,
 ) -> AuditReport:
     """Audits the program that releases sums over all rows after a run, as `refine` calls it.
@@ -86,19 +88,23 @@ def audit_sums(
       mechanism: Of the run, with `full_sums`.
       params: Parameters of the run, such as its first: the program does not depend on them.
       rows: Examples that are nobody's, as for the audit of the run.
+      placement: Of the run: which devices compute; by default one.
       root: As for `coupled_audit`.
 
     Raises:
       ValueError: if there are no sums, or a row could see others.
     """
     sums = mechanism.full_sums
-    algorithm, released, state, read = sums_run(refinement, mechanism.of_sums(), params, rows)
+    run = sums_run(refinement, mechanism.of_sums(), params, rows, placement)
+    algorithm, released, state, read, _ = run
     assert sums is not None, "or of_sums had refused"
     # Of what is priced, whatever the run of the sums says of itself.
     sampler = FullBatch(mechanism.sampler.num_examples, sums.count)
     noise = released.noise if released.noise.bands == 1 else Independent()
     priced = Mechanism(sampler, sums.noise_multiplier, sums.l2_clip_norm, noise)
-    found = coupled_audit(algorithm, priced, state.params, read, state=state, root=root)
+    found = coupled_audit(
+        algorithm, priced, state.params, read, state=state, layout=run.layout, root=root
+    )
     same = Check("they are released as they are priced", released == priced, str(sums))
     checks = (
         check._replace(name=f"sums over all rows: {check.name}") for check in (same, *found.checks)

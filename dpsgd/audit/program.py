@@ -15,10 +15,9 @@ import numpy as np
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState
-from dpsgd.training.blocks import with_rows
 from dpsgd.training.loop import Block, Layout, Watch, train_blocks
 from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.programs import put
+from dpsgd.training.placement import hosted
 from samplers import IndexBlock
 from samplers.batches import zeros
 
@@ -107,7 +106,7 @@ class AuditedProgram:
         sampler = mechanism.sampler
         self.algorithm, self.mechanism = algorithm, mechanism
         self.root = root or RootKey.from_entropy()
-        self.state = jax.tree.map(_hosted, state._replace(noise=()))
+        self.state = hosted(state._replace(noise=()))
         self.block = math.prod(sampler.clipped_shape)
         self.units, self.poison, self.copies, self.huge, self._starts, columns = _columns(
             rows, sampler.num_examples, self.block
@@ -116,7 +115,7 @@ class AuditedProgram:
         if self.poison is not None:
             self._mark(columns)
         self.layout = layout or Layout.of(sampler, columns)
-        self.columns = columns if self.layout.streamed else put(columns)
+        self.columns = self.layout.put_data(columns)
         self._passes = min(2, self.layout.passes) if sampler.accumulates else 1
         self.places = self._passes * sampler.padded_batch_size // self.block
         noise = jax.eval_shape(mechanism.noise.init, self.state.params)
@@ -284,6 +283,7 @@ class AuditedProgram:
             generation=generation,
             block_steps=self.layout.block_steps,
             data_on="host" if self.layout.streamed else "device",
+            placement=self.layout.placement,
             declare=declare,
             donate=True,
             watch=Watch(np.bool_(True), tuple(np.asarray(c, np.int32) for c in coordinates)),
@@ -305,7 +305,7 @@ class AuditedProgram:
             state = state._replace(opt_state=left_over)
         noise = jax.tree.map(jnp.array, self.mechanism.noise.init(self.state.params))
         number = self.first_step if step is None else step
-        return state._replace(step=jnp.int32(number), noise=noise)
+        return self.layout.put_state(state._replace(step=jnp.int32(number), noise=noise))
 
     def _called(
         self,
@@ -318,9 +318,7 @@ class AuditedProgram:
         coordinates: Sequence[np.ndarray] | None = None,
     ) -> Any:
         """Returns what the executable makes of a block."""
-        data = self.columns
-        if self.layout.streamed:
-            data, plan = with_rows(data, plan)
+        data, plan = self.layout.put_block(self.mechanism.sampler, self.columns, plan)
         noise_key = jnp.asarray(mechanism.noise_key(self.root, generation))
         loss_key = None
         if self.algorithm.takes_key:
@@ -328,7 +326,6 @@ class AuditedProgram:
         watch = Watch.nothing(state.params)._replace(reveals=np.bool_(reveals))
         if coordinates is not None:
             watch = watch._replace(places=tuple(coordinates))
-        data, plan = put((data, plan))
         return self.program(state, data, plan, noise_key, mechanism.scales(), watch, loss_key)
 
     def _plan(self, members: Any, at: Any = None, padding: int | np.ndarray = 0) -> IndexBlock:
@@ -417,11 +414,6 @@ def _columns(
     poison = units if poisoned else None
     huge = range(copies.stop, len(starts))
     return units, poison, copies, huge, starts, jax.tree.map(column, rows)
-
-
-def _hosted(leaf: Any) -> Any:
-    """Returns an array of the host, or the keys of a random generator as they are."""
-    return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
 
 
 def _is_float(leaf: Any) -> bool:

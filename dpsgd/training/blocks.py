@@ -41,17 +41,39 @@ def plan_blocks(
         step = steps.stop
 
 
-def with_rows(data: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:
+def with_rows(data: PyTree, plan: IndexBlock, devices: int = 1) -> tuple[PyTree, IndexBlock]:
     """Returns the rows of the data that a plan names, and the plan with their places among these.
 
     Args:
       data: Pytree of NumPy arrays, in memory or memory-mapped, with one row per example; of lanes,
         with the rows that are held.
       plan: Of NumPy arrays.
+      devices: Of how many the rows are: device after device has those of its places in all passes,
+        which are counted within it.
     """
-    rows = (plan.indices if plan.places is None else plan.places).ravel()
-    places = np.arange(rows.size, dtype=np.int32).reshape(plan.indices.shape)
+    passes, width = plan.indices.shape
+    held = plan.indices if plan.places is None else plan.places
+    parts = held.reshape(passes, devices, width // devices)
+    rows = parts.swapaxes(0, 1).ravel()
+    places = np.arange(rows.size // devices, dtype=np.int32).reshape(passes, -1)
+    places = np.tile(places, devices)
     return jax.tree.map(lambda column: column[rows], data), plan._replace(places=places)
+
+
+def widened(plan: IndexBlock, width: int) -> IndexBlock:
+    """Returns a plan of so many columns, those that it had not of weight 0."""
+
+    def wide(x: np.ndarray | None) -> np.ndarray | None:
+        if x is None:
+            return None
+        return np.pad(x, [*((0, 0),) * (x.ndim - 1), (0, width - x.shape[-1])])
+
+    return plan._replace(
+        indices=wide(plan.indices),
+        weights=wide(plan.weights),
+        places=wide(plan.places),
+        lanes=wide(plan.lanes),
+    )
 
 
 def in_background(items: Iterator[_T]) -> Generator[_T]:

@@ -7,19 +7,22 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.losses import example_keys
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState, owned
-from dpsgd.training.blocks import in_background, most_passes, plan_blocks, with_rows
+from dpsgd.training.blocks import in_background, most_passes, plan_blocks, widened, with_rows
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
+from dpsgd.training.placement import AXIS, Placement
 from dpsgd.training.programs import executable, put
 from samplers import BatchSampler, BatchSource, IndexBlock, UnitData
 
@@ -101,12 +104,23 @@ def block_function(
     return functools.partial(_run_block, *_parts(algorithm, sampler))
 
 
-def compiled_block(algorithm: Algorithm, sampler: BatchSampler, arguments: tuple[Any, ...]):
+def compiled_block(
+    algorithm: Algorithm,
+    sampler: BatchSampler,
+    arguments: tuple[Any, ...],
+    layout: Layout | None = None,
+):
     """Returns the executable of `block_function` for arguments of these shapes, see `executable`.
 
-    The first argument's buffers are given away.
+    The first argument's buffers are given away. Without a `layout` it is that of one device.
     """
-    return executable(_run_block, _parts(algorithm, sampler), arguments, donate_argnums=(0,))
+    parts, shardings = _parts(algorithm, sampler, layout), None
+    if layout is not None and (placement := layout.placement) is not None:
+        state, whole = placement.state(arguments[0]), placement.replicated
+        rows = placement.by_rows if layout.streamed else whole
+        places = state, rows, placement.plan(arguments[2]), whole, whole, whole, whole
+        shardings = places, (state, whole, whole)
+    return executable(_run_block, parts, arguments, donate_argnums=(0,), shardings=shardings)
 
 
 class Layout(NamedTuple):
@@ -116,11 +130,13 @@ class Layout(NamedTuple):
       block_steps: Steps of a full block.
       passes: Rows of its plan, each the indices of one pass.
       streamed: Whether each block's rows of the data travel with it; else all lie on the device.
+      placement: Which devices compute; None is one.
     """
 
     block_steps: int
     passes: int
     streamed: bool
+    placement: Placement | None = None
 
     @classmethod
     def of(
@@ -130,6 +146,7 @@ class Layout(NamedTuple):
         *,
         block_steps: int = BLOCK_STEPS,
         data_on: Literal["device", "host"] | None = None,
+        placement: Placement | None = None,
     ) -> Layout:
         """Returns the layout of a run, see `train_blocks` for the arguments."""
         leaves = jax.tree.leaves(data)
@@ -142,7 +159,8 @@ class Layout(NamedTuple):
         if data_on == "host":
             a_step = sampler.padded_batch_size * size / sampler.num_examples
             block_steps = max(1, min(block_steps, int(STREAMED_BYTES / a_step)))
-        return cls(block_steps, most_passes(sampler, block_steps), data_on == "host")
+        passes = most_passes(sampler, block_steps)
+        return cls(block_steps, passes, data_on == "host", placement)
 
     def program(self, algorithm: Algorithm, mechanism: Mechanism, state: TrainState, data: PyTree):
         """Returns the executable that `train_blocks` runs, from shapes alone.
@@ -154,7 +172,7 @@ class Layout(NamedTuple):
           data: Training rows, or their shapes.
         """
         sampler = mechanism.sampler
-        index = jax.ShapeDtypeStruct((self.passes, sampler.padded_batch_size), jnp.int32)
+        index = jax.ShapeDtypeStruct((self.passes, self._width(sampler)), jnp.int32)
         plan = IndexBlock(
             index,
             index.update(dtype=jnp.float32),
@@ -176,7 +194,45 @@ class Layout(NamedTuple):
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
         watch = Watch.nothing(state.params)
         arguments = state, columns, plan, keys[0], mechanism.scales(), watch, keys[1]
-        return compiled_block(algorithm, sampler, arguments)
+        return compiled_block(algorithm, sampler, arguments, self)
+
+    def put_state(self, state: TrainState) -> TrainState:
+        """Puts a state where it belongs, in buffers that may be given away if those here may be."""
+        if self.placement is not None:
+            state = self.placement.put_state(state)
+        # No weak types: one program for a state that was just made and for one that was read back.
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
+
+    def put_data(self, data: PyTree) -> PyTree:
+        """Puts the data where blocks read them: of those that travel, nothing yet."""
+        if self.streamed:
+            return jax.tree.map(np.asarray, data)
+        placement = self.placement
+        return put(data) if placement is None else placement.put(data, placement.replicated)
+
+    def put_block(
+        self, sampler: BatchSampler, data: PyTree, plan: IndexBlock
+    ) -> tuple[PyTree, IndexBlock]:
+        """Puts on the devices what a block reads; returns its rows, and its plan.
+
+        Args:
+          sampler: Which drew it.
+          data: From `put_data`.
+          plan: Of NumPy arrays, as wide as the sampler's padded batch.
+        """
+        placement = self.placement
+        if placement is None:
+            return put(with_rows(data, plan)) if self.streamed else (data, put(plan))
+        plan = widened(plan, self._width(sampler))
+        if self.streamed:
+            rows, plan = with_rows(data, plan, len(placement.devices))
+            data = placement.put(rows, placement.by_rows)
+        return data, placement.put(plan, placement.plan(plan))
+
+    def _width(self, sampler: BatchSampler) -> int:
+        """Returns how many places a pass has, with those that fill up what the devices share."""
+        size, unit = sampler.padded_batch_size, math.prod(sampler.clipped_shape)
+        return size if self.placement is None else self.placement.width(size, unit)
 
 
 def _keys(
@@ -187,17 +243,74 @@ def _keys(
     return jnp.asarray(mechanism.noise_key(root, generation)), loss
 
 
-def _parts(algorithm: Algorithm, sampler: BatchSampler) -> tuple[Any, ...]:
-    functions = algorithm.clipped_sum, algorithm.update, algorithm.takes_key
-    return *functions, sampler.accumulates, sampler.clipped_shape
+def _parts(
+    algorithm: Algorithm, sampler: BatchSampler, layout: Layout | None = None
+) -> tuple[Any, ...]:
+    cut = algorithm.takes_key, sampler.accumulates, sampler.clipped_shape
+    where = (layout.placement, layout.streamed) if layout else (None, False)
+    return _StepSum(algorithm.clipped_sum, *cut, *where), algorithm.update
+
+
+@dataclass(frozen=True)
+class _StepSum:
+    """The sum of clipped gradients of a step: over its passes, and over the devices."""
+
+    clipped_sum: Callable
+    takes_key: bool
+    accumulates: bool
+    clipped_shape: tuple[int, ...]
+    placement: Placement | None
+    dealt: bool
+    """Whether each device has rows of its own, and `places` are among these."""
+
+    def __call__(self, state, j, data, plan, scales, loss_key):
+        if self.placement is None:
+            return self._here(state.params, state.step, j, data, plan, scales, loss_key)
+        specs = jax.tree.map(lambda sharding: sharding.spec, self.placement.plan(plan))
+        whole = PartitionSpec()
+        rows = PartitionSpec(AXIS) if self.dealt else whole
+        over_devices = jax.shard_map(
+            self._here_and_there,
+            mesh=self.placement.mesh,
+            in_specs=(whole, whole, whole, rows, specs, whole, whole),
+            out_specs=whole,
+            check_vma=False,  # which would put primitives of its own into the trace of a loss
+        )
+        return over_devices(state.params, state.step, j, data, plan, scales, loss_key)
+
+    def _here_and_there(self, *arguments):
+        return jax.lax.psum(self._here(*arguments), AXIS)
+
+    def _here(self, params, step, j, data, plan, scales, loss_key):
+        """Returns the sum over the places of `plan`, a device's or all."""
+
+        def batch_sum(row):
+            places = plan.indices if plan.places is None else plan.places
+            indices = places[row].reshape(-1, *self.clipped_shape)
+            weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)
+            batch = jax.tree.map(lambda column: column[indices], data)
+            if not self.takes_key:
+                return self.clipped_sum(params, batch, weights, scales)
+            first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is one
+            keys = example_keys(loss_key, step, first, plan.lanes)
+            return self.clipped_sum(params, batch, weights, scales, keys)
+
+        if not self.accumulates:
+            return batch_sum(j)
+        zeros = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+            jax.eval_shape(batch_sum, jnp.int32(0)),
+        )
+
+        def add(row, total):
+            return jax.tree.map(jnp.add, total, batch_sum(row))
+
+        return jax.lax.fori_loop(plan.starts[j], plan.starts[j + 1], add, zeros)
 
 
 def _run_block(
-    clipped_sum: Callable,
+    step_sum: _StepSum,
     update: Callable,
-    takes_key: bool,
-    accumulates: bool,
-    clipped_shape: tuple[int, ...],
     state: TrainState,
     data: PyTree,
     plan: IndexBlock,
@@ -206,33 +319,9 @@ def _run_block(
     watch: Watch,
     loss_key: Any = None,
 ) -> tuple[TrainState, Diagnostics, Any]:
-    def batch_sum(state, row):
-        places = plan.indices if plan.places is None else plan.places
-        indices = places[row].reshape(-1, *clipped_shape)
-        weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)
-        batch = jax.tree.map(lambda column: column[indices], data)
-        if not takes_key:
-            return clipped_sum(state.params, batch, weights, scales)
-        first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is clipped as one
-        keys = example_keys(loss_key, state.step, first, plan.lanes)
-        return clipped_sum(state.params, batch, weights, scales, keys)
-
-    def step_sum(state, j):
-        if not accumulates:
-            return batch_sum(state, j)
-        zeros = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-            jax.eval_shape(batch_sum, state, jnp.int32(0)),
-        )
-
-        def add(row, total):
-            return jax.tree.map(jnp.add, total, batch_sum(state, row))
-
-        return jax.lax.fori_loop(plan.starts[j], plan.starts[j + 1], add, zeros)
-
     def one_step(j, carry):
         state, log, watched = carry
-        total, diagnostics = step_sum(state, j)
+        total, diagnostics = step_sum(state, j, data, plan, scales, loss_key)
         state, gradient = update(state, total, noise_key, scales)
         # In the one pass over all coordinates that the update is: a select costs nothing there.
         shown = jax.tree.map(functools.partial(jnp.where, watch.reveals), gradient, state.params)
@@ -262,6 +351,7 @@ def train_blocks(
     declare: Callable[[range], None] = lambda steps: None,
     donate: bool = False,
     watch: Watch | None = None,
+    placement: Placement | None = None,
     run: str = "train_blocks",
 ) -> Generator[Block]:
     """Runs `algorithm` from `state` to the sampler's last step, yielding every block as it begins.
@@ -289,6 +379,8 @@ def train_blocks(
       donate: Whether the buffers of `state` may be overwritten. By default it is copied, and holds
         after training what it held before.
       watch: What blocks show of themselves, to an audit; by default what training needs: nothing.
+      placement: Which devices compute; by default one. On others the same steps have other bits, as
+        sums are added up in another order: to go on with a run on others is another generation.
       run: Names the run that claims the root, see `RootKey.begin_run`: by default, whatever is
         trained by this function alone.
 
@@ -303,13 +395,11 @@ def train_blocks(
     noise_key, loss_key = _keys(algorithm, mechanism, root, generation)
     scales = mechanism.scales()
     watch = watch or Watch.nothing(state.params)
-    if donate:
-        # No weak types: one program for a state that was just made and for one that was read back.
-        state = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
-    else:
-        state = owned(state)
+    layout = Layout.of(
+        mechanism.sampler, data, block_steps=block_steps, data_on=data_on, placement=placement
+    )
+    state = layout.put_state(state if donate else owned(state))
     source = BatchSource(mechanism.sampler, root.sampling_seed(generation), read_ahead=True)
-    layout = Layout.of(mechanism.sampler, data, block_steps=block_steps, data_on=data_on)
     inputs = _inputs(source, data, layout, first_step=int(state.step))
     under_way: deque[Diagnostics] = deque()
     program = None  # one for all blocks, whatever is set in JAX meanwhile
@@ -317,7 +407,7 @@ def train_blocks(
         for steps, rows, plan in blocks:
             arguments = state, rows, plan, noise_key, scales, watch, loss_key
             # The first time, this may refuse the loss.
-            program = program or compiled_block(algorithm, mechanism.sampler, arguments)
+            program = program or compiled_block(algorithm, mechanism.sampler, arguments, layout)
             root.begin_run(run)  # what is refused before has not begun
             declare(steps)
             if len(under_way) == 2:
@@ -331,13 +421,10 @@ def _inputs(
     source: BatchSource, data: PyTree, layout: Layout, *, first_step: int
 ) -> Iterator[tuple[range, PyTree, IndexBlock]]:
     """Yields steps, data and plan of every block, on the device."""
-    data = jax.tree.map(np.asarray, data) if layout.streamed else put(data)
+    data = layout.put_data(data)
     blocks = plan_blocks(source, first_step=first_step, block_steps=layout.block_steps)
     for steps, plan in blocks:
-        if layout.streamed:
-            yield steps, *put(with_rows(data, plan))
-        else:
-            yield steps, data, put(plan)
+        yield steps, *layout.put_block(source.sampler, data, plan)
 
 
 def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:

@@ -17,6 +17,8 @@ import jax
 import numpy as np
 from jaxlib.xla_client import hlo
 
+PyTree = Any
+
 MOST_PROGRAMS = 32
 """Different programs that a process keeps compiled; a training step's takes 5 to 90 MB.
 
@@ -123,16 +125,27 @@ def executable(
     arguments: tuple[Any, ...],
     *,
     donate_argnums: tuple[int, ...] = (),
+    shardings: tuple[PyTree, PyTree] | None = None,
 ) -> jax.stages.Compiled:
     """Returns what `compiled` does, compiled already: it runs nothing but these shapes.
 
     Its text can be read before it has run, see `digest`. The arguments may be shapes.
+
+    Args:
+      function: As for `compiled`, and so the next three.
+      parts: Of the program.
+      arguments: Those that it will be called with, or their shapes.
+      donate_argnums: Which of them give their buffers away.
+      shardings: Of the arguments, and of what is returned: trees that are prefixes of theirs. By
+        default all is on one device.
     """
     leaves, structure = jax.tree.flatten(arguments)
     with in_32_bits():
         shapes = tuple(map(jax.typeof, leaves))
     settings = json.dumps(compilation())  # another program under others
-    return _executable(function, parts, donate_argnums, settings, structure, shapes)
+    places, tree = jax.tree.flatten(shardings)
+    where = tuple(places), tree
+    return _executable(function, parts, donate_argnums, where, settings, structure, shapes)
 
 
 def digest(program: jax.stages.Compiled) -> str:
@@ -169,15 +182,15 @@ def in_32_bits() -> contextlib.AbstractContextManager:
     return jax.enable_x64(False)
 
 
-def put(tree: Any) -> Any:
-    """Puts arrays on the device, in 32 bits."""
+def put(tree: PyTree, onto: Callable[[PyTree], PyTree] = jax.device_put) -> PyTree:
+    """Puts arrays on the device, or wherever `onto` does, in 32 bits."""
 
     def narrow(leaf):
         wide = isinstance(leaf, jax.Array) and leaf.dtype in (np.float64, np.int64, np.uint64)
         return np.asarray(leaf) if wide else leaf  # an array of NumPy's becomes what it should
 
     with in_32_bits():
-        return jax.device_put(jax.tree.map(narrow, tree))
+        return onto(jax.tree.map(narrow, tree))
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
@@ -193,17 +206,22 @@ def _compiled(function, parts, donate_argnums, *shapes):
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
-def _executable(function, parts, donate_argnums, settings, structure, shapes):
+def _executable(function, parts, donate_argnums, where, settings, structure, shapes):
     del settings
+    shardings = jax.tree.unflatten(where[1], where[0])
+    placed = {}
+    if shardings is not None:
+        placed = {"in_shardings": shardings[0], "out_shardings": shardings[1]}
     like = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in shapes]
     arguments = jax.tree.unflatten(structure, like)
     with in_32_bits():
-        return _jitted(function, parts, donate_argnums).lower(*arguments).compile()
+        return _jitted(function, parts, donate_argnums, **placed).lower(*arguments).compile()
 
 
-def _jitted(function, parts, donate_argnums):
+def _jitted(function, parts, donate_argnums, **shardings):
     return jax.jit(
         functools.partial(function, *parts),
         donate_argnums=donate_argnums,
         compiler_options=compiler_options(),
+        **shardings,
     )

@@ -42,6 +42,7 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
 from dpsgd.training.loop import Layout, columns_of, train_blocks
 from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.placement import Placement, hosted
 from dpsgd.training.programs import compiled, digest, in_32_bits, put
 from samplers import UnitData
 
@@ -118,16 +119,28 @@ class SumsRun(NamedTuple):
     state: TrainState
     rows: PyTree
     """What is read of them."""
+    placement: Placement | None = None
+    """Which devices compute."""
+
+    @property
+    def layout(self) -> Layout:
+        """How its blocks are laid out."""
+        n = self.mechanism.sampler.num_examples
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), self.rows)
+        return Layout.of(self.mechanism.sampler, rows, placement=self.placement)
 
     def program(self) -> jax.stages.Compiled:
         """Returns the executable that releases them, or raises as `train_blocks` does."""
-        n = self.mechanism.sampler.num_examples
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), self.rows)
-        layout = Layout.of(self.mechanism.sampler, rows)
-        return layout.program(self.algorithm, self.mechanism, self.state, rows)
+        return self.layout.program(self.algorithm, self.mechanism, self.state, self.rows)
 
 
-def sums_run(refinement: Refinement, mechanism: Mechanism, params: PyTree, data: PyTree) -> SumsRun:
+def sums_run(
+    refinement: Refinement,
+    mechanism: Mechanism,
+    params: PyTree,
+    data: PyTree,
+    placement: Placement | None = None,
+) -> SumsRun:
     """Returns the run whose steps are the releases of sums over all rows.
 
     Args:
@@ -135,6 +148,7 @@ def sums_run(refinement: Refinement, mechanism: Mechanism, params: PyTree, data:
       mechanism: Of the sums, as `Mechanism.of_sums` has it.
       params: Released parameters.
       data: Arrays of rows, of any number.
+      placement: Which devices compute; by default one.
 
     Raises:
       ValueError: if what is read of a row, or its statistic, could see other rows, the statistic is
@@ -156,7 +170,7 @@ def sums_run(refinement: Refinement, mechanism: Mechanism, params: PyTree, data:
             raise ValueError(f"a row's statistic must be a vector, float32[d], and it is {vector}")
         algorithm = dpsgd(_Product(refinement), _folds(refinement))
         both = {"state": start, "sum": jnp.zeros(vector.shape, jnp.float32)}
-        return SumsRun(algorithm, mechanism, algorithm.init(both, mechanism), rows)
+        return SumsRun(algorithm, mechanism, algorithm.init(both, mechanism), rows, placement)
 
 
 def refine(
@@ -168,6 +182,7 @@ def refine(
     root: RootKey,
     generation: int = 0,
     declare: Callable[[range], None] = lambda steps: None,
+    placement: Placement | None = None,
     run: str = "train_blocks",
 ) -> Refined:
     """Releases the sums over all rows of a run that has trained, and returns what they make.
@@ -181,6 +196,7 @@ def refine(
       generation: Of the run.
       declare: Called with the steps of all sums, T, ..., T + k - 1, before any of their noise
         exists, T being the sampler's number of steps.
+      placement: Which devices compute; by default one.
       run: Names the run that claims the root, as in `train_blocks`.
 
     Raises:
@@ -196,6 +212,7 @@ def refine(
         root=root,
         generation=generation,
         declare=lambda: declare(range(first, mechanism.num_steps)),
+        placement=placement,
         run=run,
     )
 
@@ -210,6 +227,7 @@ def release(
     run: str,
     generation: int = 0,
     declare: Callable[[], None] = lambda: None,
+    placement: Placement | None = None,
 ) -> Refined:
     """Releases the sums of `mechanism`, a full batch each, and returns what they make.
 
@@ -222,9 +240,12 @@ def release(
       run: Names the run that claims it.
       generation: Of the run.
       declare: Called before any noise of the sums exists.
+      placement: Which devices compute; by default one.
     """
-    sums = sums_run(refinement, mechanism, params, data)
-    algorithm, mechanism, state, rows = sums
+    if placement is not None:
+        params = hosted(params)
+    sums = sums_run(refinement, mechanism, params, data, placement)
+    algorithm, mechanism, state, rows, _ = sums
     program = sums.program()  # refuses what cannot be released
     root.begin_run(run)  # here and in the root's files: the stream below knows of neither
     terms = digest(program), _digest((mechanism.scales(), state.params, rows))
@@ -237,12 +258,16 @@ def release(
         generation=generation,
         declare=lambda steps: None if steps.start else declare(),
         donate=True,
+        placement=placement,
         run=run,
     )
     with closing(blocks):
         for block in blocks:
             state = block.state
-    arguments = params, state.params["state"]
+    arguments = (
+        params,
+        state.params["state"] if placement is None else hosted(state.params["state"]),
+    )
     return compiled(_applied, (refinement,), arguments)(*arguments)
 
 

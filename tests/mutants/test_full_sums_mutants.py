@@ -291,7 +291,7 @@ def noise_is_none_of_the_steps():
     # The same program under the run's own key is what the steps would have drawn from.
     root, of = RootKey.from_insecure_seed(3), whole()
     found = refinement.refine(Kept(), of, PARAMS, ROWS, root=root).params
-    algorithm, sums, state, read = refinement.sums_run(Kept(), of.of_sums(), PARAMS, ROWS)
+    algorithm, sums, state, read, _ = refinement.sums_run(Kept(), of.of_sums(), PARAMS, ROWS)
     *_, block = train_blocks(algorithm, sums, state, read, root=root)
     assert np.abs(np.asarray(found) - np.asarray(block.state.params["state"])).min() > 0
 

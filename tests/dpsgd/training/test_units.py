@@ -89,7 +89,7 @@ def test_the_loop_clips_each_drawn_unit_as_one(level):
 
 
 def test_a_loss_sees_the_levels_below_its_unit_as_axes(monkeypatch):
-    def traced(algorithm, sampler, arguments):
+    def traced(algorithm, sampler, *_):
         return functools.partial(jax.eval_shape, loop.block_function(algorithm, sampler))
 
     monkeypatch.setattr(loop, "compiled_block", traced)

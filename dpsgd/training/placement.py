@@ -1,0 +1,169 @@
+"""Where a step is computed, and what of its state lies where: the devices of one mesh.
+
+A step over several devices is the step of one: the same sum over the same batch gets the same noise
+once. Each device clips and sums the gradients of its part of the batch, the parts are added up, and
+the update is made of the total.
+
+**Parameters on every device.** The sum is taken in `jax.shard_map`, so that the one all-reduce of a
+step stands behind all of its passes and microbatches. Total and state are then the same everywhere,
+and so are noise and update, which every device makes for itself, without another word: noise is a
+pure function of key, step, leaf and coordinate (`dpsgd.noise.gaussian`), the key being the run's
+and not a device's.
+
+**Padding.** The places of a padded batch are dealt out in equal runs, in units of what is clipped
+as one. Places that fill it up have weight 0 like all padding, and add exactly zero.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dpsgd.training.programs import put
+from samplers import IndexBlock
+
+PyTree = Any
+
+AXIS = "devices"
+"""The one axis of the mesh."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The devices of a run.
+
+    Attributes:
+      devices: In order of process, then of number; one or more.
+
+    Raises:
+      ValueError: if there is none, or they are not in that order.
+    """
+
+    devices: tuple[jax.Device, ...]
+
+    def __post_init__(self) -> None:
+        if not self.devices or tuple(sorted(set(self.devices), key=_order)) != self.devices:
+            raise ValueError(
+                "devices must be one or more, each once, in order of process and number, got "
+                f"{list(self.devices)}"
+            )
+
+    @classmethod
+    def default(cls) -> Placement:
+        """Returns all devices of all processes."""
+        return cls(tuple(sorted(jax.devices(), key=_order)))
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        """Of one axis, `AXIS`."""
+        return Mesh(np.array(self.devices), (AXIS,))
+
+    @property
+    def num_processes(self) -> int:
+        """Of the devices."""
+        return len({device.process_index for device in self.devices})
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """Of what lies whole on every device."""
+        return self._sharding()
+
+    @property
+    def by_rows(self) -> NamedSharding:
+        """Of an array whose axis 0 is dealt out."""
+        return self._sharding(AXIS)
+
+    def state(self, shapes: PyTree) -> PyTree:
+        """Returns the sharding of each leaf of a state, or of part of one.
+
+        Args:
+          shapes: Arrays, or their shapes.
+        """
+        return jax.tree.map(lambda _: self.replicated, shapes)
+
+    def plan(self, plan: IndexBlock) -> IndexBlock:
+        """Returns the shardings of a plan: each device has its places of every pass."""
+        columns = self._sharding(None, AXIS)
+        return IndexBlock(
+            columns,
+            columns,
+            *(self.replicated,) * 2,
+            None if plan.places is None else columns,
+            None if plan.lanes is None else self.by_rows,
+        )
+
+    def width(self, size: int, unit: int) -> int:
+        """Returns the least multiple of `unit`s for each device that has `size` places."""
+        together = unit * len(self.devices)
+        return -(-size // together) * together
+
+    def put(self, tree: PyTree, shardings: PyTree) -> PyTree:
+        """Puts arrays on the devices, in 32 bits: each process what its own devices hold of them.
+
+        Args:
+          tree: Arrays, whole in every process.
+          shardings: A tree that is a prefix of it.
+        """
+        return put(tree, lambda tree: jax.tree.map(_placed, tree, _broadcast(shardings, tree)))
+
+    def put_state(self, state: PyTree) -> PyTree:
+        """Puts a state on the devices: in buffers of its own, or as it is where it lies there."""
+        return jax.tree.map(_placed, state, self.state(state))
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what decides the bits of a step, as JSON values."""
+        return {
+            "devices": [[device.process_index, device.id] for device in self.devices],
+            "processes": self.num_processes,
+        }
+
+    def _sharding(self, *axes: str | None) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+
+def hosted(tree: PyTree) -> PyTree:
+    """Returns arrays of NumPy with all rows of `tree`, in every process; leaf by leaf.
+
+    Every process must call it. Keys of random generators stay what they are.
+    """
+    return jax.tree.map(_hosted, tree)
+
+
+def _order(device: jax.Device) -> tuple[int, int]:
+    return device.process_index, device.id
+
+
+def _broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
+    """Returns a tree like `tree` of the leaves of a prefix of it."""
+    return jax.tree.map(lambda one, part: jax.tree.map(lambda _: one, part), prefix, tree)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _hosted(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array) or _is_key(leaf):
+        return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+        from jax.experimental import multihost_utils
+
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    return np.asarray(leaf)
+
+
+def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
+        return leaf
+    if isinstance(leaf, jax.Array) and _is_key(leaf):
+        words = _placed(jax.random.key_data(leaf), sharding)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
+    # By way of the host: an array that is put where it lies already would share its buffer.
+    array = np.asarray(leaf)
+    array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
