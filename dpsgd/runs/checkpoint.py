@@ -169,17 +169,18 @@ class Checkpoints:
         self._refuse_link()
         names = self._processes.share([path.name for path in self._paths()])
         paths = [self.folder / name for name in names]
+        members: dict[str, Any]
         for path in paths:
             try:
                 with np.load(path, allow_pickle=False) as saved:
-                    members: dict[str, Any] = {name: saved[name] for name in saved.files}
+                    members = {name: saved[name] for name in saved.files}
                 head, seconds = str(members.pop("ledger_head")), float(members.pop("seconds"))
                 if _PARTS in members:
                     members |= self._read_parts(str(members.pop(_PARTS)))
             except DAMAGED:
-                head = ""
+                members = {}
             # One for which it is damaged, or not there, takes all of them to the one before.
-            if all(self._processes.gather(bool(head))):
+            if all(self._processes.gather(bool(members))):
                 return Checkpoint(_restore(members, like, path), head, seconds)
         if paths:
             raise ValueError(
