@@ -1,4 +1,10 @@
-"""One run of a task: to a run directory with the model and the guarantee that it has earned."""
+"""One run of a task: to a run directory with the model and the guarantee that it has earned.
+
+**Several processes** (`dpsgd.runs.processes`) call the functions here alike, and compute alike.
+Process 0 alone writes what is here, and the ledger before anybody takes part in a block; the others
+read the root secret and the ledger in the directory that all of them share. What depends on time or
+on signals is decided once for all. Whoever fails ends all of them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,7 @@ import jax
 import numpy as np
 
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import budget, calibration, correlation, report, settings
+from dpsgd.runs import budget, calibration, correlation, report, settings, watchdog
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_name
 from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
@@ -26,7 +32,8 @@ from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import NO_HEAD, Generation
 from dpsgd.runs.job import Job, rows_of
-from dpsgd.runs.ledger import Ledger
+from dpsgd.runs.ledger import Ledger, SharedLedger, joined
+from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import checked, plain
 from dpsgd.runs.result import FinishedRun, proved
 from dpsgd.runs.stop import Stopped, stop_requests
@@ -81,6 +88,7 @@ def run(
       OSError: if the disk is full; `resume` then goes on.
       Stopped: if SIGTERM or SIGINT asked for it; `resume` then goes on.
     """
+    processes = Processes.current()
     config.check()
     check_task(task, name or "the task")
     RunDirectory.refuse_existing(out)
@@ -105,28 +113,34 @@ def run(
             "raise noise_multiplier, or max_batch_size or overflow='accumulate' where batches "
             "are cut"
         )
-    audit = job.audit(job.start(), progress)
-    if config.insecure_seed is None:
-        root = RootKey.from_entropy()
-    else:
-        root = RootKey.from_insecure_seed(config.insecure_seed)
     if correlated:
         correlated["noise_multiplier"] = job.mechanism.noise_multiplier
         chosen = {"chosen": {**chosen.get("chosen", {}), "noise": correlated}}
         progress(settings.sentence({"noise": correlated}))
     record = {"task": task_record(task, name), **config.record(), **chosen}
     digest = job.digest()
-    terms = job.terms(record, digest, root)
-    with RunDirectory.create(out) as folder:
-        folder.write_json("config.json", record)
-        folder.write_json("environment.json", environment())
-        folder.write_json("guarantee.json", planned.record())
-        folder.write_json("audit.json", {"audit": audit})
-        folder.write_json(DATA, {"data": [digest]})
-        with Ledger.create(folder.ledger_path, terms) as ledger:
-            root.begin_run(ledger.history.name)
-        root.save(folder.root_path)
-    with Ledger.open(folder.ledger_path) as ledger:
+    _check_alike(job, record, digest, processes)
+    audit = job.audit(job.start(), progress)
+    if processes.first:
+        if config.insecure_seed is None:
+            root = RootKey.from_entropy()
+        else:
+            root = RootKey.from_insecure_seed(config.insecure_seed)
+        terms = job.terms(record, digest, root)
+        with RunDirectory.create(out) as made:
+            made.write_json("config.json", record)
+            made.write_json("environment.json", environment())
+            made.write_json("guarantee.json", planned.record())
+            made.write_json("audit.json", {"audit": audit})
+            made.write_json(DATA, {"data": [digest]})
+            with Ledger.create(made.ledger_path, terms) as ledger:
+                root.begin_run(ledger.history.name)
+            root.save(made.root_path)
+    folder = RunDirectory(out)
+    with joined(folder.ledger_path, processes) as ledger:
+        if not processes.first:
+            root = _shared_root(folder, ledger)
+        _check_root(root, processes)
         return _finish(job, folder, ledger, root, None, audit, progress)
 
 
@@ -151,10 +165,12 @@ def resume(
       ValueError: if ledger, checkpoints or data are damaged, or another process is at it.
       OSError, Stopped: as for `run`.
     """
+    processes = Processes.current()
     folder = RunDirectory.open(out, finished=False)
     if folder.finished:
         report_of = FinishedRun.read(out).record
-        folder.forget()  # in case the run died just before it did
+        if processes.first:
+            folder.forget()  # in case the run died just before it did
         progress("the run is finished")
         return report_of
     where = f"{out / 'config.json'} is damaged, or of another version"
@@ -163,10 +179,10 @@ def resume(
     if ":" in (sampler := sampler_name(record, where)):
         progress(f"importing the module of the run's own sampler, {sampler}")
     config = RunConfig.from_record(record, where, execute=True)
-    with Ledger.open(folder.ledger_path) as ledger:
+    with joined(folder.ledger_path, processes) as ledger:
         folder.history()  # refuses a ledger that is older than the checkpoints
-        root = folder.root()
-        root.begin_run(ledger.history.name)
+        root = _shared_root(folder, ledger)
+        _check_root(root, processes)
         begun = checked(record.get("task"), dict[str, Any], f"{where}: task")
         if task is None:
             task = load(begun, where)
@@ -184,6 +200,8 @@ def resume(
         if checkpoint:
             checkpoint = checkpoint._replace(state=job.scheduled(checkpoint.state))
         step = int(checkpoint.state.step) if checkpoint else 0
+        origin = checkpoint.ledger_head if checkpoint else NO_HEAD
+        processes.check_alike({"last checkpoint": [step, origin]})
         planned, steps = last.mechanism, job.mechanism.sampler.num_steps
         if (
             job.refinement
@@ -202,35 +220,63 @@ def resume(
             )
         digest = job.digest()
         terms = job.terms(record, digest, root)
+        _check_alike(job, record, digest, processes)
         if step < job.mechanism.num_steps:
             audit = job.audit(checkpoint.state if checkpoint else job.start(), progress)
-            folder.write_json("audit.json", {"audit": audit})
+            if processes.first:
+                folder.write_json("audit.json", {"audit": audit})
         else:
             stated = folder.read_json("audit.json").get("audit")
             audit = checked(stated, str, f"{out / 'audit.json'} is damaged: audit")
-        if record["task"] != begun:
-            folder.write_json("config.json", record)
-        folder.note_data(digest)
+        if processes.first:
+            if record["task"] != begun:
+                folder.write_json("config.json", record)
+            folder.note_data(digest)
         generation = ledger.resume(
             terms,
             step=step,
-            origin=checkpoint.ledger_head if checkpoint else NO_HEAD,
+            origin=origin,
             repeatable=repeats_exactly(),
             alone=not root.is_copy,
         )
-        if generation.index == len(generations):
+        if generation.index == len(generations) and processes.first:
             root.hold()
         if checkpoint and checkpoint.ledger_head == generation.origin:
             # Begun anew: rows that were released before have no part in its noise.
             state = checkpoint.state._replace(noise=job.start().noise)
             checkpoint = checkpoint._replace(state=state)
-        folder.cut_diagnostics(step)
+        if processes.first:
+            folder.cut_diagnostics(step)
         if generation.terms.fingerprint != last.fingerprint:
-            folder.withdraw("guarantee.json")  # planned for one generation: it would be too low now
-            folder.write_json("environment.json", environment())
+            if processes.first:
+                folder.withdraw("guarantee.json")  # planned for one generation: too low now
+                folder.write_json("environment.json", environment())
             changed = differing([last.fingerprint, generation.terms.fingerprint])
             progress(f"changed since: {', '.join(changed)}")
         return _finish(job, folder, ledger, root, checkpoint, audit, progress)
+
+
+def _check_alike(job: Job, record: Mapping[str, Any], digest: str, processes: Processes) -> None:
+    """Raises ValueError, which names what differs, unless all processes would declare one run."""
+    if processes.count == 1:
+        return
+    # Under a root that is nobody's, so that digests of equal data and programs are equal.
+    terms = job.terms(record, digest, RootKey(bytes(32), insecure=True)).record()
+    parts = {**terms.pop("fingerprint"), **terms}
+    del parts["platform"]  # the machine's kernel changes no number
+    processes.check_alike(parts)
+
+
+def _shared_root(folder: RunDirectory, ledger: Ledger | SharedLedger) -> RootKey:
+    """Returns the root secret of the run that the ledger is of."""
+    root = folder.root()
+    root.begin_run(ledger.history.name)
+    return root
+
+
+def _check_root(root: RootKey, processes: Processes) -> None:
+    """Raises ValueError unless all processes have one root: others' noise would be another."""
+    processes.check_alike({"root secret": root.blind("processes")})
 
 
 def _chosen(
@@ -258,14 +304,18 @@ def _chosen(
         )
     else:
         progress("timing steps on generated rows")
+        clock = Processes.current().clock
 
         def epoch_seconds(tried: RunConfig) -> float:
             job = Job.of(task, settings.any_noise(tried), rows=rows)
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data)
             parts = job.algorithm, job.mechanism, job.start(), job.layout
-            return budget.epoch_seconds(*parts, shapes, task.generated)
+            return budget.epoch_seconds(*parts, shapes, task.generated, clock=clock)
 
-        config, seconds = budget.within(minutes, lambda n: choose(most_epochs=n), epoch_seconds)
+        def chosen(most: int) -> RunConfig:
+            return choose(most_epochs=most)
+
+        config, seconds = budget.within(minutes, chosen, epoch_seconds, clock=clock)
         record = {"budget_minutes": minutes, "epoch_seconds": seconds}
     if not names:
         return config, {}
@@ -313,7 +363,7 @@ def _mechanism_of(
 def _finish(
     job: Job,
     folder: RunDirectory,
-    ledger: Ledger,
+    ledger: Ledger | SharedLedger,
     root: RootKey,
     checkpoint: Checkpoint | None,
     audit: str,
@@ -327,25 +377,31 @@ def _finish(
                 last = _train(job, folder, ledger, root, last, stop, progress)
             if last.state.step < job.mechanism.num_steps:
                 last = _refine(job, folder, ledger, root, last, stop, progress)
-        folder.write_params(last.state.params)
-        progress("evaluating")
-        sampler = job.mechanism.sampler
-        record = {
-            **proved(ledger.history),
-            "ledger_head": ledger.history.head,
-            "params_sha256": folder.params_digest(),
-            "audit": audit,
-            "metrics": _numbers(job.task.metrics(last.state.params)),
-            "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),
-            "calibration": folder.read_json(CALIBRATION) if job.refinement else None,
-            "training_seconds": last.seconds,
-            "examples_per_second": sampler.num_steps * sampler.expected_batch_size / last.seconds,
-        }
-        folder.write_json("guarantee.json", guarantee_of(ledger.history).record())
-        folder.write_text("report.md", report.markdown(record, folder.read_json("config.json")))
-        folder.write_json("report.json", record)
-        folder.forget()
-    return record
+        params = last.state.params
+        record = None
+        processes = Processes.current()
+        if processes.first:
+            folder.write_params(params)
+            progress("evaluating")
+            sampler = job.mechanism.sampler
+            record = {
+                **proved(ledger.history),
+                "ledger_head": ledger.history.head,
+                "params_sha256": folder.params_digest(),
+                "audit": audit,
+                "metrics": _numbers(job.task.metrics(params)),
+                "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),
+                "calibration": folder.read_json(CALIBRATION) if job.refinement else None,
+                "training_seconds": last.seconds,
+                "examples_per_second": (
+                    sampler.num_steps * sampler.expected_batch_size / last.seconds
+                ),
+            }
+            folder.write_json("guarantee.json", guarantee_of(ledger.history).record())
+            folder.write_text("report.md", report.markdown(record, folder.read_json("config.json")))
+            folder.write_json("report.json", record)
+            folder.forget()
+    return processes.share(record, patience=math.inf)
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
@@ -360,13 +416,14 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
 def _train(
     job: Job,
     folder: RunDirectory,
-    ledger: Ledger,
+    ledger: Ledger | SharedLedger,
     root: RootKey,
     last: Checkpoint,
     stop: Callable[[], bool],
     progress: Progress,
 ) -> Checkpoint:
     """Takes the steps that are left, with a checkpoint now and then and one at the end."""
+    processes = Processes.current()
     generation: Generation = ledger.history.generations[-1]
     num_steps = job.mechanism.sampler.num_steps
     first = int(last.state.step)
@@ -389,13 +446,16 @@ def _train(
     under_way: deque[Block] = deque()
     for block in blocks:
         under_way.append(block)
-        stopping = stop()
+        watchdog.step()
         due = time.perf_counter() - saved >= job.config.checkpoint_seconds
+        stopping, due = map(any, zip(*processes.gather([stop(), due]), strict=True))
         save = due or stopping or block.steps.stop == num_steps
         # One block stays under way while the one before is written down, but for a checkpoint.
         while len(under_way) > (0 if save else 1):
             past = under_way.popleft()
-            folder.append_diagnostics(past.steps.start, past.diagnostics)
+            diagnostics = past.diagnostics
+            if processes.first:
+                folder.append_diagnostics(past.steps.start, diagnostics)
             done = past.steps.stop
         elapsed = time.perf_counter() - started
         if done > first:
@@ -410,13 +470,14 @@ def _train(
                 f"stopped at step {done:,} of {num_steps:,}, all of it saved: "
                 f"`dpsgd resume {folder.path}` goes on"
             )
+    watchdog.rest()
     return last
 
 
 def _refine(
     job: Job,
     folder: RunDirectory,
-    ledger: Ledger,
+    ledger: Ledger | SharedLedger,
     root: RootKey,
     last: Checkpoint,
     stop: Callable[[], bool],
@@ -427,11 +488,11 @@ def _refine(
     They are declared when the checkpoint of the last step is on the disk, so that a run that dies
     here goes on from these very parameters.
     """
-    mechanism = job.mechanism
+    mechanism, processes = job.mechanism, Processes.current()
     assert job.refinement is not None, "a mechanism has sums over all rows for a refinement alone"
 
     def declare(steps: range) -> None:
-        if stop():
+        if processes.any(stop()):
             raise Stopped(
                 f"stopped before the {mechanism.full_sums}, all of it saved: `dpsgd resume "
                 f"{folder.path}` goes on"
@@ -449,7 +510,8 @@ def _refine(
         declare=declare,
         run=ledger.history.name,
     )
-    folder.write_json(CALIBRATION, _numbers(refined.summary))
+    if processes.first:
+        folder.write_json(CALIBRATION, _numbers(refined.summary))
     state = last.state._replace(step=np.int32(mechanism.num_steps), params=refined.params)
     last = Checkpoint(state, ledger.history.head, last.seconds)
     folder.checkpoints.save(last)

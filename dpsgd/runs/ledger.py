@@ -40,6 +40,8 @@ import fcntl
 import os
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +280,21 @@ class SharedLedger:
             time.sleep(0.1)
 
 
-_VISIBLE_SECONDS = 10.0
+@contextmanager
+def joined(path: Path, processes: Processes) -> Iterator[Ledger | SharedLedger]:
+    """Opens the ledger of a run in all of its processes: process 0 owns the run.
+
+    Raises:
+      LedgerError: if it is missing, damaged, or open in another run, or they see different ones.
+    """
+    if not processes.first:
+        yield SharedLedger(path, processes, None)
+        return
+    with Ledger.open(path) as ledger:
+        yield ledger if processes.count == 1 else SharedLedger(path, processes, ledger)
+
+
+_VISIBLE_SECONDS = 60.0
 """After which a line that one machine has written, and fsynced, is seen by all."""
 
 
