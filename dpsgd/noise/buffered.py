@@ -109,7 +109,7 @@ class BufferedToeplitz(Noise):
 
         It is gamma (1 + sum_{ij} w_i w_j / (1 - l_i l_j))^{1/2}, of the exponentials of `inverse`.
         """
-        weights, decays = _inverse(tuple(self.weights), tuple(self.decays))
+        weights, decays = inverted(np.array(self.weights), np.array(self.decays))
         if not decays.min() > -1.0:
             return math.inf
         terms = np.outer(weights, weights) / (1.0 - np.outer(decays, decays))
@@ -117,7 +117,7 @@ class BufferedToeplitz(Noise):
 
     def column(self, num_steps: int) -> np.ndarray:
         """Returns c_0, ..., as the program has them: none is negative."""
-        return _exponentials(np.array(self.weights), np.array(self.decays), num_steps) / self.gain
+        return exponentials(np.array(self.weights), np.array(self.decays), num_steps) / self.gain
 
     def inverse(self, num_steps: int) -> np.ndarray:
         """Returns the first entries of the columns of M^{-1}, Toeplitz as well: float64[steps].
@@ -126,8 +126,8 @@ class BufferedToeplitz(Noise):
         1 - x u' (1 - x (Lambda - u u'))^{-1} u: a sum of exponentials whose decays are the
         eigenvalues of that matrix.
         """
-        weights, decays = _inverse(tuple(self.weights), tuple(self.decays))
-        return self.gain * _exponentials(-weights, decays, num_steps)
+        weights, decays = inverted(np.array(self.weights), np.array(self.decays))
+        return self.gain * exponentials(-weights, decays, num_steps)
 
     def whiten(self, noises: np.ndarray) -> np.ndarray:
         """Returns z = M n."""
@@ -161,8 +161,8 @@ class BufferedToeplitz(Noise):
         return noised, state
 
 
-def _exponentials(weights: np.ndarray, decays: np.ndarray, num_steps: int) -> np.ndarray:
-    """Returns 1 and the sums of weights times powers of decays, the first of them power 0."""
+def exponentials(weights: np.ndarray, decays: np.ndarray, num_steps: int) -> np.ndarray:
+    """Returns 1, and then the sums of weights times the powers 0, 1, ... of decays."""
     found = np.zeros(num_steps)
     found[0] = 1.0
     powers = np.arange(num_steps - 1)
@@ -181,8 +181,7 @@ def _gain(weights: tuple[float, ...], decays: tuple[float, ...]) -> float:
     return float(found)
 
 
-@functools.lru_cache(maxsize=64)
-def _inverse(weights: tuple[float, ...], decays: tuple[float, ...]) -> tuple[np.ndarray, ...]:
+def inverted(weights: np.ndarray, decays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns weights, of which the negatives are meant, and decays of the inverse."""
     roots = np.sqrt(weights)
     values, vectors = np.linalg.eigh(np.diag(decays) - np.outer(roots, roots))

@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, signal
+from scipy import fft, optimize, signal
 
 from accounting import calibrate
 from dpsgd.noise.base import Noise
+from dpsgd.noise.buffered import BufferedToeplitz, exponentials, inverted
 from dpsgd.noise.correlated import BandedToeplitz
+from dpsgd.noise.sensitivity import overlapped
 from samplers import BatchSampler
 
 _CELLS = 2**22
@@ -35,6 +37,9 @@ _CELLS = 2**22
 
 _COLUMNS = 256
 """Columns of A S^{-1} that an optimisation looks at, where step sizes differ."""
+
+_FEW_COLUMNS = 32
+"""At least, of those of noise that does not end."""
 
 _NEGLIGIBLE = 1e-10
 
@@ -84,16 +89,31 @@ class Workload:
           columns: How many columns of A S^{-1} stand for all where step sizes differ, by default
             all: with 256, and step sizes that change slowly, it is right to 1e-5.
         """
-        column = noise.whiten(np.eye(min(noise.bands, self.num_steps)))[:, 0]  # S is Toeplitz
+        if isinstance(noise, BufferedToeplitz):
+            inverse = noise.inverse(self.num_steps)
+        else:
+            column = noise.whiten(np.eye(min(noise.bands, self.num_steps), 1))[:, 0]
+            inverse = self._inverse(column)  # S is Toeplitz
         columns = self.num_steps if columns is None else columns
-        squares, _ = self._squares(self._response(column), columns, gradient=False)
+        squares, _ = self._squares(self._response(inverse), columns, gradient=False)
         return squares / self.num_steps
 
-    def _response(self, column: np.ndarray) -> np.ndarray:
+    def _inverse(self, column: np.ndarray) -> np.ndarray:
+        """Returns the columns of S^{-1} where those of S are `column`: [N]."""
+        return signal.lfilter([1.0], column, np.eye(1, self.num_steps)[0])
+
+    def _response(self, inverse: np.ndarray) -> np.ndarray:
         """Returns how a unit of z in one step moves v in those from it on: [N]."""
-        impulse = np.zeros(self.num_steps)
-        impulse[0] = 1.0
-        return signal.lfilter([1.0], np.convolve(column, [1.0, -self.momentum]), impulse)
+        return signal.lfilter([1.0], [1.0, -self.momentum], inverse)
+
+    def _by_column(
+        self, by_response: np.ndarray, response: np.ndarray, inverse: np.ndarray
+    ) -> np.ndarray:
+        """Returns the gradient by the column c of S: -x^j h / c are derivatives of the response."""
+        size = fft.next_fast_len(2 * self.num_steps, real=True)
+        again = fft.irfft(fft.rfft(response, size) * fft.rfft(inverse, size), size)
+        transformed = fft.rfft(by_response, size) * fft.rfft(again[: self.num_steps], size).conj()
+        return -fft.irfft(transformed, size)[: self.num_steps]
 
     def _squares(
         self, response: np.ndarray, columns: int, *, gradient: bool = True
@@ -164,8 +184,7 @@ def optimized(workload: Workload, bands: int) -> BandedToeplitz:
     """Returns banded noise that disturbs the iterates of a run least, as far as descent finds.
 
     It minimises |A S^{-1}|_F times the norm of the column over c_1, ..., c_{b-1} by L-BFGS, from
-    the banded square root. The response h = 1 / ((1 - beta x) c(x)) has the derivatives -x^j h / c,
-    so that a step costs one recursion, whatever N.
+    the banded square root.
 
     Args:
       workload: Of the run.
@@ -179,15 +198,14 @@ def optimized(workload: Workload, bands: int) -> BandedToeplitz:
     def objective(tail: np.ndarray) -> tuple[float, np.ndarray]:
         column = np.concatenate([[1.0], tail])
         with np.errstate(all="ignore"):
-            response = workload._response(column)
+            inverse = workload._inverse(column)
+            response = workload._response(inverse)
             if not np.isfinite(response).all():
                 return 1e10, np.zeros_like(tail)  # it explodes: the search steps back
             squares, by_response = workload._squares(response, _COLUMNS)
-            again = signal.lfilter([1.0], column, response)
-            size = 1 << (2 * response.size - 1).bit_length()
-            lags = np.fft.irfft(np.fft.rfft(by_response, size) * np.fft.rfft(again, size).conj())
+            by_column = workload._by_column(by_response, response, inverse)
             norm = float(column @ column)
-            gradient = 2.0 * tail / norm - lags[1 : tail.size + 1] / squares
+            gradient = 2.0 * tail / norm + by_column[1 : tail.size + 1] / squares
         if not (math.isfinite(squares) and np.isfinite(gradient).all()):
             return 1e10, np.zeros_like(tail)  # it explodes: the search steps back
         return math.log(squares) + math.log(norm), gradient
@@ -203,6 +221,69 @@ def optimized(workload: Workload, bands: int) -> BandedToeplitz:
             candidates.append(BandedToeplitz((column * nearer ** np.arange(column.size)).tolist()))
             break
     return min(candidates, key=lambda noise: workload.mean_square(noise, _COLUMNS))
+
+
+def optimized_buffers(workload: Workload, buffers: int, period: int) -> BufferedToeplitz:
+    """Returns buffered noise that disturbs the iterates of a run in a known order least.
+
+    It minimises |A S^{-1}|_F times the sensitivity of the columns that are an epoch apart, over the
+    logarithms of weights and of lambda / (1 - lambda), by L-BFGS. No decay is above 1 - 2^-20:
+    `dpsgd.noise.recursion` says what slower buffers would lose in 32 bits.
+
+    Args:
+      workload: Of the run.
+      buffers: m >= 1; with 4, more hardly help.
+      period: Steps T of an epoch.
+
+    Raises:
+      ValueError: If `buffers` or `period` is less than 1.
+
+    Source: H. B. McMahan, Z. Xu, Y. Zhang, A Hassle-free Algorithm for Strong Differential Privacy
+    in Federated Learning Systems (2024).
+    """
+    for name, value in (("buffers", buffers), ("period", period)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    steps = workload.num_steps
+    powers = np.arange(max(steps - 1, 1))
+    columns = min(_COLUMNS, max(_FEW_COLUMNS, _CELLS // steps))
+
+    def numbers(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        weights, odds = np.exp(logs.reshape(2, buffers))
+        return weights, odds / (1.0 + odds)
+
+    def objective(logs: np.ndarray) -> tuple[float, np.ndarray]:
+        weights, decays = numbers(logs)
+        inverse_weights, inverse_decays = inverted(weights, decays)
+        if not inverse_decays.min() > -1.0:
+            return 1e10, np.zeros_like(logs)  # it explodes: the search steps back
+        inverse = exponentials(-inverse_weights, inverse_decays, steps)
+        column = exponentials(weights, decays, steps)
+        response = workload._response(inverse)
+        squares, by_response = workload._squares(response, columns)
+        by_column = workload._by_column(by_response, response, inverse) / squares
+        overlap = overlapped(column, period)
+        square = float(overlap @ overlap)
+        padded = np.pad(overlap, (0, -steps % period)).reshape(-1, period)
+        by_column += 2.0 / square * padded[::-1].cumsum(axis=0)[::-1].ravel()[:steps]
+        table = decays[:, None] ** powers[: steps - 1]
+        slopes = np.zeros_like(table)
+        slopes[:, 1:] = powers[1 : steps - 1] * table[:, :-1]
+        by_weights, by_decays = table @ by_column[1:], weights * (slopes @ by_column[1:])
+        gradient = np.concatenate([by_weights * weights, by_decays * decays * (1.0 - decays)])
+        return math.log(squares) + math.log(square), gradient
+
+    rates = np.geomspace(1.0, 2.0 / (steps + 1), 2 * buffers + 1)[1::2]  # one over odds
+    start = np.concatenate([0.5 * np.log(rates / rates.sum()) - 1.0, -np.log(rates)])
+    bounds = [(-16.0, 1.0)] * buffers + [(-7.0, math.log(2.0**20))] * buffers
+    found = optimize.minimize(
+        objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 300}
+    )
+    weights, decays = numbers(found.x)
+    while True:
+        with contextlib.suppress(ValueError):
+            return BufferedToeplitz(weights.tolist(), decays.tolist())
+        weights *= 0.97  # in a short run noise may grow, which is refused
 
 
 class PricedError(NamedTuple):

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from accounting import epsilon
-from dpsgd import BandedToeplitz, Independent
-from dpsgd.noise.strategies import Workload, banded_square_root, error_at, optimized
+from dpsgd import BandedToeplitz, BufferedToeplitz, Independent
+from dpsgd.noise.sensitivity import squared_sensitivity
+from dpsgd.noise.strategies import (
+    Workload,
+    banded_square_root,
+    error_at,
+    optimized,
+    optimized_buffers,
+)
 from samplers import BallsAndBins, Deterministic, Poisson
 
 DELTA = 2.7e-8
@@ -48,7 +55,14 @@ def matrix_of(workload):
 
 @pytest.mark.parametrize("what", WORKLOADS)
 @pytest.mark.parametrize(
-    "noise", [Independent(), BandedToeplitz((1.0, 0.6, 0.3)), BandedToeplitz((1, -0.4))], ids=str
+    "noise",
+    [
+        Independent(),
+        BandedToeplitz((1.0, 0.6, 0.3)),
+        BandedToeplitz((1, -0.4)),
+        BufferedToeplitz((0.4, 0.2), (0.5, 0.9)),
+    ],
+    ids=str,
 )
 def test_the_error_of_a_strategy_is_that_of_its_matrices(what, noise):
     workload = WORKLOADS[what]
@@ -129,7 +143,57 @@ def test_a_strategy_is_priced_under_the_sampler_that_it_is_for():
         error_at(banded_square_root(2), workload, Poisson(1000, 10, 2), epsilon=2.0, delta=1e-5)
 
 
+def disturbance(noise, workload, period):
+    """Square of the error at equal guarantees, by any factor."""
+    column = noise.column(workload.num_steps)
+    return workload.mean_square(noise) * squared_sensitivity(column, period)
+
+
+@pytest.mark.parametrize("period", [40, 15])
+@pytest.mark.parametrize("what", WORKLOADS)
+def test_no_buffers_nearby_have_less_error_than_the_optimised_ones(what, period):
+    workload, rng = WORKLOADS[what], np.random.default_rng(0)
+    best = optimized_buffers(workload, 2, period)
+    least = disturbance(best, workload, period)
+    for _ in range(50):
+        weights = np.array(best.weights) * np.exp(1e-2 * rng.normal(size=2))
+        rates = (1 - np.array(best.decays)) * np.exp(1e-2 * rng.normal(size=2))
+        moved = BufferedToeplitz(weights.tolist(), (1 - rates).tolist())
+        assert disturbance(moved, workload, period) > least * (1 - 1e-5)
+
+
+def cosine(steps):
+    return (1 + np.cos(np.pi * np.arange(steps) / steps)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("workload", "period", "buffers", "within"),
+    [
+        (Workload(400), 400, 2, 1.01),
+        (Workload(400), 400, 4, 1.0005),
+        (Workload(600, 0.9, cosine(600)), 600, 4, 1.005),
+        (Workload(600, 0.9, cosine(600)), 200, 4, 1.06),  # as columns overlap
+        (Workload(880, 0.9, cosine(880)), 88, 4, 1.08),
+    ],
+    ids=lambda of: f"{of.num_steps} steps" if isinstance(of, Workload) else str(of),
+)
+def test_few_buffers_leave_little_more_error_than_the_best_bands_of_an_epoch(
+    workload, period, buffers, within
+):
+    sampler = Deterministic(period * 10, 10, workload.num_steps // period)
+    banded, buffered = (
+        error_at(noise, workload, sampler, epsilon=2.0, delta=1e-5)
+        for noise in (optimized(workload, period), optimized_buffers(workload, buffers, period))
+    )
+    assert 0.99 < buffered.rmse / banded.rmse < within
+    assert buffers <= (period - 1) / 10  # of the memory
+
+
 def test_short_runs_have_strategies_too():
+    assert optimized_buffers(Workload(1), 2, 1).kept == 2
+    assert optimized_buffers(Workload(3), 1, 2).kept == 1
+    # Momentum as slow as this asks for noise that is nearly refused.
+    assert optimized_buffers(Workload(200, 0.999), 3, 200).spread <= 32
     assert optimized(Workload(1), 8).bands == 1
     assert optimized(Workload(3), 8).bands == 3
     assert optimized(Workload(5), 1) == banded_square_root(1) == BandedToeplitz((1.0,))
@@ -144,6 +208,8 @@ def test_short_runs_have_strategies_too():
         (lambda: Workload(2, step_sizes=[0.0, 0.0]), "not all 0"),
         (lambda: Workload(2, step_sizes=[1.0, math.inf]), "must be finite"),
         (lambda: banded_square_root(0), "bands must be at least 1"),
+        (lambda: optimized_buffers(Workload(3), 0, 3), "buffers must be at least 1"),
+        (lambda: optimized_buffers(Workload(3), 1, 0), "period must be at least 1"),
     ],
 )
 def test_workloads_that_cannot_be_are_refused_in_one_line(make, message):
