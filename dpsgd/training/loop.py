@@ -279,7 +279,8 @@ class _StepSum:
         return over_devices(state.params, state.step, j, data, plan, scales, loss_key)
 
     def _here_and_there(self, *arguments):
-        return jax.lax.psum(self._here(*arguments), AXIS)
+        assert self.placement is not None, "or there is only here"
+        return self.placement.total(self._here(*arguments))
 
     def _here(self, params, step, j, data, plan, scales, loss_key):
         """Returns the sum over the places of `plan`, a device's or all."""

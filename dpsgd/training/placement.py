@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -115,6 +116,26 @@ class Placement:
         """Puts a state on the devices: in buffers of its own, or as it is where it lies there."""
         return jax.tree.map(_placed, state, self.state(state))
 
+    def total(self, tree: PyTree) -> PyTree:
+        """Returns the sum over the devices of what each has, in `jax.shard_map`: the same in all.
+
+        On CPUs numbers are added up in the order of the devices, however many processes these are
+        of, so that bits do not depend on it. An all-reduce does so within a process; Gloo's begins
+        each part of an array with another device, and from three on adds up in another order.
+        """
+        if self.num_processes == 1 or self.devices[0].platform != "cpu":
+            return jax.lax.psum(tree, AXIS)
+        leaves, structure = jax.tree.flatten(tree)
+        totals: dict[Any, jax.Array] = {}
+        for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+            flat = jnp.concatenate([leaf.ravel() for leaf in leaves if leaf.dtype == dtype])
+            totals[dtype] = _in_order(flat, len(self.devices))
+        found = []
+        for leaf in leaves:
+            mine, totals[leaf.dtype] = jnp.split(totals[leaf.dtype], [leaf.size])
+            found.append(mine.reshape(leaf.shape))
+        return jax.tree.unflatten(structure, found)
+
     def describe(self) -> dict[str, Any]:
         """Returns what decides the bits of a step, as JSON values."""
         return {
@@ -132,6 +153,16 @@ def hosted(tree: PyTree) -> PyTree:
     Every process must call it. Keys of random generators stay what they are.
     """
     return jax.tree.map(_hosted, tree)
+
+
+def _in_order(vector: jax.Array, devices: int) -> jax.Array:
+    """Returns the sum over all devices in their order; as many bytes travel as in an all-reduce."""
+    size = vector.size
+    part = -(-size // devices)
+    parts = jnp.pad(vector, (0, part * devices - size)).reshape(devices, part)
+    mine = jax.lax.all_to_all(parts, AXIS, 0, 0)  # row r: what device r has of my part
+    total = functools.reduce(jnp.add, [mine[device] for device in range(devices)])
+    return jax.lax.all_gather(total, AXIS, tiled=True)[:size]
 
 
 def _order(device: jax.Device) -> tuple[int, int]:
