@@ -24,6 +24,7 @@ from dpsgd.audit.coupled import coupled_audit
 from dpsgd.gradients.losses import example_keys, takes_key
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from samplers import BallsAndBins, BatchSource, Multistage, Poisson, Shuffle, UnitTree
+from samplers.lanes import Lanes
 
 N, D = 40, 2
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
@@ -46,11 +47,15 @@ def columns(zeroed=()):
     return {"me": np.arange(N, dtype=np.int32), "scale": scale}
 
 
-def expected(generation, steps):
+def expected(generation, steps, lanes=1):
     """The draws of every example in each step, for the keys as they are defined: [steps, N, D]."""
-    key = ROOT.loss_key(generation)
-
-    keys = jax.jit(jax.vmap(example_keys, (None, 0, None)))(key, jnp.arange(steps), jnp.arange(N))
+    key, numbers, of = ROOT.loss_key(generation), np.arange(N), None
+    if lanes > 1:
+        of = Lanes(N, lanes).of(numbers)
+        numbers = numbers - of * N // lanes
+    keys = jax.jit(jax.vmap(example_keys, (None, 0, None, None)))(
+        key, jnp.arange(steps), numbers, of
+    )
     return np.asarray(drawn(keys))
 
 
@@ -88,6 +93,8 @@ LAYOUTS = {
         Poisson(N, 8, 2, overflow="accumulate", max_batch_size=3),
         {"data_on": "host", "block_steps": 4},
     ),
+    "three lanes": (Poisson(N, 8, 2, max_batch_size=14, lanes=3), {}),
+    "two lanes, of rows that travel": (Shuffle(N, 8, 2, lanes=2), {"data_on": "host"}),
 }
 
 
@@ -101,12 +108,19 @@ def test_draws_are_a_function_of_row_number_and_step_in_every_layout(sampler, ho
         for one in source.passes(step):
             taken[step, one.indices[one.weights > 0]] = 1.0
     assert taken.sum() > N
-    np.testing.assert_array_equal(found, taken * expected(generation, sampler.num_steps))
+    np.testing.assert_array_equal(
+        found, taken * expected(generation, sampler.num_steps, sampler.lanes)
+    )
 
 
 def test_draws_differ_between_examples_steps_and_generations():
     draws = np.concatenate([expected(generation, 10) for generation in (0, 1)])
     assert np.unique(draws).size > 0.999 * draws.size  # of 2^24 values
+
+
+def test_draws_differ_between_lanes():
+    one, other = expected(0, 10, lanes=2)[:, :20], expected(0, 10, lanes=2)[:, 20:]
+    assert np.mean(one == other) < 0.001
 
 
 def test_an_example_that_is_zeroed_changes_no_other_ones_draws():

@@ -21,6 +21,7 @@ SAMPLERS = [
     BallsAndBins(**SIZES, max_batch_size=32),
     BallsAndBins(**SIZES, assignment="fixed", max_batch_size=32),
     Poisson(**SIZES, overflow="accumulate", max_batch_size=3),
+    BallsAndBins(**SIZES, max_batch_size=10, lanes=3),
 ]
 ROOT = RootKey(bytes(range(32)), insecure=False)
 
@@ -141,13 +142,13 @@ def test_resuming_draws_one_epoch_however_many_were_done(sampler, monkeypatch):
     sampler = sampler.with_epochs(200_000)
     private = mechanism(sampler)
     first = sampler.num_steps - 4
-    drawn, planned, usual = [], [], type(sampler).plan
+    drawn, planned, usual = [], [], type(sampler).lane_plan
 
-    def plan(self, seed, epoch):
+    def lane_plan(self, seed, epoch, lane):
         drawn.append(epoch)
-        return usual(self, seed, epoch)
+        return usual(self, seed, epoch, lane)
 
-    monkeypatch.setattr(type(sampler), "plan", plan)
+    monkeypatch.setattr(type(sampler), "lane_plan", lane_plan)
     idle = lambda state, *inputs: (state, None, None)  # noqa: E731  what is drawn is asked, not trained
     monkeypatch.setattr(loop, "compiled_block", lambda *of: idle)
     start = initial()._replace(step=jnp.int32(first))
