@@ -122,6 +122,7 @@ def epoch_seconds(
             root=RootKey.from_entropy(),
             block_steps=layout.block_steps,
             data_on="host" if layout.streamed else "device",
+            placement=layout.placement,
         )
         began = clock()
         for block in blocks:

@@ -47,6 +47,7 @@ from dpsgd.runs.terms import Terms
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.loop import Block, repeats_exactly, train_blocks
 from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.placement import Placement, on_one_device
 from dpsgd.training.refinement import refine
 from samplers import Population
 
@@ -61,6 +62,7 @@ def run(
     *,
     name: str | None = None,
     budget_minutes: float | None = None,
+    placement: Placement | None = None,
     progress: Progress = lambda line: None,
 ) -> dict[str, Any]:
     """Trains `task` as `config` says, writes its run directory, and returns its report.
@@ -77,6 +79,7 @@ def run(
         a dataclass of JSON values.
       budget_minutes: Time for the run on this machine: as many epochs are chosen as fit, but no
         more than the task recommends for any time.
+      placement: On which devices it is trained; by default one.
       progress: Called with one line of text whenever there is something to tell.
 
     Returns:
@@ -95,7 +98,7 @@ def run(
     progress("checking the data")
     _check_data(task, None)
     rows = rows_of(task)
-    config, chosen = _chosen(task, config, rows, budget_minutes, progress)
+    config, chosen = _chosen(task, config, rows, budget_minutes, placement, progress)
     config = calibration.decided(task, config, rows[1], progress)
     config, correlated = correlation.decided(config, rows[1], _counted(task, config), progress)
     given = config.target_epsilon is None and config.target_advantage is None
@@ -104,7 +107,7 @@ def run(
         if given
         else "finding the noise for the guarantee that is wanted"
     )
-    job = Job.of(task, config, rows=rows)
+    job = Job.of(task, config, rows=rows, placement=placement)
     insecure = config.insecure_seed is not None
     planned = Guarantee.of(job.mechanism, job.delta, unit=job.unit, reproducible_noise=insecure)
     if planned.epsilon is not None and math.isinf(planned.epsilon.upper):
@@ -148,6 +151,7 @@ def resume(
     out: Path,
     task: Task | None = None,
     *,
+    placement: Placement | None = None,
     progress: Progress = lambda line: None,
 ) -> dict[str, Any]:
     """Goes on with the run in `out` from its last checkpoint, and returns its report.
@@ -158,6 +162,8 @@ def resume(
     Args:
       out: Its run directory.
       task: What is trained; by default it is made again of what the configuration says.
+      placement: On which devices it goes on; by default one. Others than before add up in another
+        order, so that a generation begins and steps that were declared already count once more.
       progress: Called with one line of text whenever there is something to tell.
 
     Raises:
@@ -195,7 +201,8 @@ def resume(
         generations = tuple(ledger.history.generations)
         last = generations[-1].terms
         unchanged = config_digest(record) == last.fingerprint["config"]
-        job = Job.of(task, config, functools.partial(_mechanism_of, last, out, config, unchanged))
+        mechanism = functools.partial(_mechanism_of, last, out, config, unchanged)
+        job = Job.of(task, config, mechanism, placement=placement)
         checkpoint = folder.checkpoints.latest(job.start())
         if checkpoint:
             checkpoint = checkpoint._replace(state=job.scheduled(checkpoint.state))
@@ -284,6 +291,7 @@ def _chosen(
     config: RunConfig,
     rows: tuple[PyTree, Population],
     minutes: float | None,
+    placement: Placement | None,
     progress: Progress,
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Returns a configuration with nothing left open, and the record of what was chosen."""
@@ -307,7 +315,7 @@ def _chosen(
         clock = Processes.current().clock
 
         def epoch_seconds(tried: RunConfig) -> float:
-            job = Job.of(task, settings.any_noise(tried), rows=rows)
+            job = Job.of(task, settings.any_noise(tried), rows=rows, placement=placement)
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data)
             parts = job.algorithm, job.mechanism, job.start(), job.layout
             return budget.epoch_seconds(*parts, shapes, task.generated, clock=clock)
@@ -377,7 +385,7 @@ def _finish(
                 last = _train(job, folder, ledger, root, last, stop, progress)
             if last.state.step < job.mechanism.num_steps:
                 last = _refine(job, folder, ledger, root, last, stop, progress)
-        params = last.state.params
+        params = on_one_device(last.state.params)
         record = None
         processes = Processes.current()
         if processes.first:
@@ -440,6 +448,7 @@ def _train(
         data_on="host" if job.layout.streamed else "device",
         declare=ledger.declare,
         donate=True,
+        placement=job.placement,
         run=ledger.history.name,
     )
     done = first
@@ -503,7 +512,7 @@ def _refine(
     refined = refine(
         job.refinement,
         mechanism,
-        last.state.params,
+        on_one_device(last.state.params),
         job.data,
         root=root,
         generation=ledger.history.generations[-1].key,

@@ -24,6 +24,7 @@ from dpsgd.training import programs
 from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
 from dpsgd.training.loop import BLOCK_STEPS, Layout
 from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.placement import Placement
 from dpsgd.training.refinement import Refinement, sums_run
 from samplers import Population, UnitData
 
@@ -45,6 +46,7 @@ class Job:
       mechanism: Sampler, sigma and C.
       delta: At which the guarantee is given.
       refinement: What is made of the sums over all rows that the mechanism ends in, if any.
+      placement: On which devices it is trained; None is one.
     """
 
     task: Task
@@ -57,6 +59,7 @@ class Job:
     mechanism: Mechanism
     delta: float
     refinement: Refinement | None
+    placement: Placement | None = None
 
     @classmethod
     def of(
@@ -66,6 +69,7 @@ class Job:
         mechanism: Callable[[Population], Mechanism] | None = None,
         *,
         rows: tuple[PyTree, Population] | None = None,
+        placement: Placement | None = None,
     ) -> Job:
         """Returns the job of `config` on `task`.
 
@@ -74,6 +78,7 @@ class Job:
           config: How, with nothing left open.
           mechanism: Gives the mechanism for the training rows; by default `config` does.
           rows: Of the task, if they are at hand.
+          placement: On which devices; by default one.
         """
         data, population = rows or rows_of(task)
         chosen = (mechanism or config.mechanism)(population)
@@ -83,9 +88,8 @@ class Job:
         delta = config.target_delta or 1 / population.num_examples
         params = task.init(config.init_seed)
         refinement = calibration.refinement_of(task, chosen)
-        return cls(
-            task, config, data, population, unit, params, algorithm, chosen, delta, refinement
-        )
+        parts = data, population, unit, params, algorithm, chosen, delta, refinement, placement
+        return cls(task, config, *parts)
 
     def digest(self) -> str:
         """Returns a text that names the training rows: a secret, as they are."""
@@ -113,7 +117,8 @@ class Job:
     def layout(self) -> Layout:
         """How the blocks of this job are laid out, found once: all it runs is of one program."""
         sampler, data_on = self.mechanism.sampler, self.config.data_on
-        return Layout.of(sampler, self.data, block_steps=BLOCK_STEPS, data_on=data_on)
+        where = {"data_on": data_on, "placement": self.placement}
+        return Layout.of(sampler, self.data, block_steps=BLOCK_STEPS, **where)
 
     def program_digest(self) -> str:
         """Returns the digest of the programs that train, which are compiled by this."""
@@ -150,6 +155,9 @@ class Job:
         same = identity(self.task, name)
         code = task_code_digest(self.task, name, self.mechanism.sampler, identity=same)
         stated = fingerprint(record, digest, root, code, self.program_digest())
+        if self.placement is not None:
+            stated["devices"] = [device.device_kind for device in self.placement.devices]
+            stated["placement"] = self.placement.describe()
         # Public, and a task's own: another start under one noise would show both without it.
         stated["initial_params"] = arrays_digest(self.params)
         return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit)

@@ -155,6 +155,22 @@ def hosted(tree: PyTree) -> PyTree:
     return jax.tree.map(_hosted, tree)
 
 
+def on_one_device(tree: PyTree) -> PyTree:
+    """Returns arrays with all rows of `tree` on one device of this process, to compute with.
+
+    Every process must call it. What is no array of JAX's stays what it is.
+    """
+
+    def leaf(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
+            return x
+        if x.is_fully_replicated:
+            return x.addressable_data(0)
+        return jax.device_put(_hosted(x), x.addressable_shards[0].device)
+
+    return jax.tree.map(leaf, tree)
+
+
 def _in_order(vector: jax.Array, devices: int) -> jax.Array:
     """Returns the sum over all devices in their order; as many bytes travel as in an all-reduce."""
     size = vector.size

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dpsgd.sizes import bytes_of
-
-NEVER = "never"
+if TYPE_CHECKING:
+    from dpsgd.training.placement import Placement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,10 +16,37 @@ class DevicesConfig:
 
     num_devices: int | None = None
     """Devices that train together; by default all there are. Each takes its part of every batch."""
-    shard_rows_from: str | None = None
-    """Size, such as 512MB, from which a parameter, and what the optimizer keeps of it, is dealt out
-    over the devices by its rows; or never. By default where the whole state would take more than
-    half of a device."""
+
+    def check_devices(self) -> None:
+        """Raises ValueError, as the command line names them, for values that cannot be."""
+        if self.num_devices is not None and self.num_devices < 1:
+            raise ValueError(f"--num-devices must be at least 1, got {self.num_devices}")
+
+    def placement(self) -> Placement | None:
+        """Returns the devices of a run; None for one.
+
+        Raises:
+          ValueError: if there are not so many.
+        """
+        self.check_devices()
+        import jax
+
+        from dpsgd.training.placement import Placement
+
+        devices = Placement.default().devices
+        count = self.num_devices or len(devices)
+        if count > len(devices):
+            raise ValueError(
+                f"--num-devices is {count}, and this machine has {len(devices)} of the kind "
+                f"{jax.default_backend()}"
+            )
+        return None if count == 1 else Placement(devices[:count])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessesConfig:
+    """The processes of a run, on one host or several."""
+
     coordinator: str | None = None
     """HOST:PORT at which the processes of a run meet: an address of process 0. By default what
     Slurm or Kubernetes says, if they started several, and else there is one process."""
@@ -30,12 +57,8 @@ class DevicesConfig:
     watchdog_seconds: float = 600.0
     """Time without a step after which a run of several processes ends, as one of them hangs."""
 
-    def check_devices(self) -> None:
+    def check_processes(self) -> None:
         """Raises ValueError, as the command line names them, for values that cannot be."""
-        if self.num_devices is not None and self.num_devices < 1:
-            raise ValueError(f"--num-devices must be at least 1, got {self.num_devices}")
-        if self.shard_rows_from not in (None, NEVER):
-            bytes_of(self.shard_rows_from, "--shard-rows-from")
         together = self.coordinator, self.num_processes, self.process_id
         if None in together and any(value is not None for value in together):
             raise ValueError("--coordinator, --num-processes and --process-id are given together")

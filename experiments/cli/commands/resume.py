@@ -7,9 +7,11 @@ from pathlib import Path
 
 import tyro
 
+from experiments.cli.devices import DevicesConfig
 
-@dataclass(frozen=True)
-class ResumeConfig:
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeConfig(DevicesConfig):
     """Go on with a run that was stopped, from its last checkpoint."""
 
     run: tyro.conf.Positional[Path]
@@ -23,6 +25,7 @@ def run(config: ResumeConfig) -> None:
     from experiments.cli.commands.train import show
     from experiments.cli.console import Console
 
+    config.check_devices()
     with Console() as console:
         console.progress("starting")
         import dpsgd
@@ -31,4 +34,6 @@ def run(config: ResumeConfig) -> None:
 
         look_in_the_current_folder()
         task = task_of(config.run, data=config.data)
-        show(console, config.run, dpsgd.resume(config.run, task, progress=console.progress))
+        placement = config.placement()
+        record = dpsgd.resume(config.run, task, placement=placement, progress=console.progress)
+        show(console, config.run, record)

@@ -11,12 +11,13 @@ from typing import Any
 from dpsgd.runs.config import RunConfig
 from experiments.cli import tasks
 from experiments.cli.console import Console
+from experiments.cli.devices import DevicesConfig
 from experiments.cli.errors import naming_options
 from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(RunConfig):
+class Train(RunConfig, DevicesConfig):
     """Train a task privately and write a run directory with the guarantee it earned.
 
     --task NAME says which: clicks, by default, another built-in one, or one of your own as
@@ -48,6 +49,7 @@ def run(asked: Train) -> None:
     config = RunConfig(**{f.name: getattr(asked, f.name) for f in dataclasses.fields(RunConfig)})
     with Console() as console, naming_options(Train, type(config.sampler)):
         config.check()
+        asked.check_devices()
         task = tasks.task_of(asked)
         console.progress("starting")
         import dpsgd
@@ -59,6 +61,7 @@ def run(asked: Train) -> None:
             asked.out,
             name=name,
             budget_minutes=asked.budget_minutes,
+            placement=asked.placement(),
             progress=console.progress,
         )
         show(console, asked.out, record)

@@ -1,25 +1,30 @@
-"""Where a run computes: what cannot be is said in one line, by its option."""
+"""Where a run computes: all devices that there are, by the command; what cannot be is a line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from experiments.cli.devices import DevicesConfig
+from experiments.cli.devices import DevicesConfig, ProcessesConfig
+from experiments.tasks.clicks.criteo import display
+from experiments.tasks.clicks.synthetic import rows as synthetic
+
+DRIVER = Path(__file__).with_name("devices_driver.py")
 
 TOGETHER = {"coordinator": "host0:1234", "num_processes": 4, "process_id": 3}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"num_devices": 8, "shard_rows_from": "512MB"}, {"shard_rows_from": "never"}, TOGETHER],
-)
-def test_what_can_be_is_taken(settings):
-    DevicesConfig(**settings).check_devices()
+@pytest.mark.parametrize("settings", [{}, TOGETHER])
+def test_processes_that_can_be_are_taken(settings):
+    ProcessesConfig(**settings).check_processes()
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_devices": 0}, "--num-devices must be at least 1, got 0"),
-        ({"shard_rows_from": "some"}, "--shard-rows-from must be a size such as 8GB or 512MiB"),
         ({"num_processes": 2}, "--coordinator, --num-processes and --process-id are given togeth"),
         ({**TOGETHER, "process_id": None}, "are given together"),
         ({**TOGETHER, "coordinator": "host0"}, "--coordinator must be HOST:PORT, got host0"),
@@ -30,6 +35,64 @@ def test_what_can_be_is_taken(settings):
         ({"watchdog_seconds": 0.0}, "--watchdog-seconds must be finite and > 0"),
     ],
 )
-def test_what_cannot_be_is_named_by_its_option(settings, message):
-    with pytest.raises(ValueError, match=f"^{message}" if message[0] == "-" else message):
-        DevicesConfig(**settings).check_devices()
+def test_processes_that_cannot_be_are_named_by_their_option(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ProcessesConfig(**settings).check_processes()
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [(0, "--num-devices must be at least 1, got 0"), (10_000, "--num-devices is 10000, and")],
+)
+def test_devices_that_are_not_there_are_refused(devices, message):
+    config = DevicesConfig(num_devices=devices)
+    with pytest.raises(ValueError, match=message):
+        config.placement()
+
+
+def test_one_device_needs_no_placement():
+    assert DevicesConfig(num_devices=1).placement() is None
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clicks")
+    synthetic.write_raw(folder / "train.txt", 3_000, seed=1)
+    display.prepare(folder / "train.txt", folder / "store")
+    return folder / "store"
+
+
+def drive(store, folder, *words):
+    done = subprocess.run(
+        [sys.executable, DRIVER, store, folder, *words],
+        env=dict(os.environ, PYTHONPATH=str(DRIVER.parents[3])),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check_moved(moved):
+    assert moved["devices"] == [8, 4]
+    assert {"devices", "placement"} <= set(moved["changed"])
+    assert moved["steps"] == [[0, 16], [8, 24]], "what was declared already counts once more"
+    assert 0.4 < moved["auc"] < 0.7
+
+
+@pytest.mark.crash
+def test_a_run_takes_all_devices_and_on_others_it_is_another_generation(store, tmp_path):
+    check_moved(drive(store, tmp_path, "moved")["moved"])
+
+
+@pytest.mark.long
+@pytest.mark.crash
+@pytest.mark.parametrize("options", [[]])
+def test_a_killed_run_on_all_devices_goes_on_to_the_same_bits(store, tmp_path, options):
+    found = drive(store, tmp_path, "undisturbed", "killed", "moved", *options)
+    undisturbed, killed, moved = found.values()
+    assert undisturbed["steps"] == killed["steps"] == [[0, 24]]
+    assert undisturbed["devices"] == killed["devices"] == [8]
+    assert killed["equal"]
+    assert not moved["equal"]
+    check_moved(moved)
