@@ -30,6 +30,18 @@ def check_noise(noise_multiplier: float) -> None:
         )
 
 
+def check_target(
+    epsilon: float | None, advantage: float | None, option: str = "--target-epsilon"
+) -> None:
+    """Raises ValueError, as the command line names it, unless there is one target of a run."""
+    if (epsilon is None) == (advantage is None):
+        raise ValueError(f"give exactly one of {option} and --target-advantage")
+    if epsilon is not None and not 0 < epsilon < float("inf"):
+        raise ValueError(f"{option} must be finite and > 0, got {epsilon}")
+    if advantage is not None and not 0 < advantage < 1:
+        raise ValueError(f"--target-advantage must lie in (0, 1), got {advantage}")
+
+
 @dataclass(frozen=True)
 class GuaranteeConfig:
     """The run that a guarantee is asked for, of data that are known by public sizes alone."""

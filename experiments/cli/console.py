@@ -45,6 +45,13 @@ class Console:
         """Shows `line` as what is going on now."""
         self._now.begin(line)
 
+    def tell(self, line: str) -> None:
+        """Shows `line` as what is going on now; what was chosen, or is to be noted, stays."""
+        if line.startswith(("chosen: ", "note: ")):
+            self.line(line)
+        else:
+            self.progress(line)
+
     def line(self, text: str) -> None:
         """Prints `text` to stay."""
         self._console.print(text, soft_wrap=True)

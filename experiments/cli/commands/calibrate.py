@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from experiments.cli.config import GuaranteeConfig
+from experiments.cli.config import GuaranteeConfig, check_target
 from experiments.cli.console import going_on
 from experiments.cli.sampler_commands import SamplerCommand
 
@@ -23,12 +23,7 @@ class CalibrateConfig(GuaranteeConfig):
     def check(self) -> None:
         """Raises ValueError, as the command line names them, for values without a guarantee."""
         super().check()
-        if (self.epsilon is None) == (self.target_advantage is None):
-            raise ValueError("give exactly one of --epsilon and --target-advantage")
-        if self.epsilon is not None and not 0 < self.epsilon < float("inf"):
-            raise ValueError(f"--epsilon must be finite and > 0, got {self.epsilon}")
-        if self.target_advantage is not None and not 0 < self.target_advantage < 1:
-            raise ValueError(f"--target-advantage must lie in (0, 1), got {self.target_advantage}")
+        check_target(self.epsilon, self.target_advantage, "--epsilon")
 
 
 def run(config: CalibrateConfig) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from dpsgd.runs.correlation import ADAM
 from dpsgd.sizes import bytes_of
 from experiments.cli import outputs
-from experiments.cli.config import GuaranteeConfig
+from experiments.cli.config import GuaranteeConfig, check_target
 from experiments.cli.console import Console
 from experiments.cli.sampler_commands import SamplerCommand
 
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
 
 _NEAR = 1.02
 """Up to so many times the least error a smaller b is named beside the best."""
-
-_ADAM = (
-    "b = 1 is best, independent noise: Adam gains nothing from correlated noise. It divides by the "
-    "size of what it sees in single steps, and in a single step correlated noise is larger"
-)
 
 
 @dataclass(frozen=True)
@@ -39,8 +35,11 @@ class PlanConfig(GuaranteeConfig):
     what: tyro.conf.Positional[Literal["noise"]] = tyro.MISSING
     """What is planned."""
     sampler: SamplerCommand
-    target_epsilon: float = tyro.MISSING
-    """The epsilon to guarantee."""
+    target_epsilon: float | None = None
+    """The epsilon to guarantee; give this or target_advantage."""
+    target_advantage: float | None = None
+    """The largest advantage of a membership attack (its true positive rate minus its false positive
+    rate) to allow."""
     optimizer: str = tyro.MISSING
     """sgd; momentum:0.9, which is SGD with that momentum; or adam."""
     schedule: Literal["cosine", "constant"] = "cosine"
@@ -61,8 +60,7 @@ class PlanConfig(GuaranteeConfig):
         super().check()
         if self.calibration != "none":
             raise ValueError("--calibration is for what follows the steps: leave it out of a plan")
-        if not 0 < self.target_epsilon < float("inf"):
-            raise ValueError(f"--target-epsilon must be finite and > 0, got {self.target_epsilon}")
+        check_target(self.target_epsilon, self.target_advantage)
         if getattr(self.sampler, "cycle_length", 1) != 1:
             raise ValueError("--cycle-length is what is planned: leave it out, or give --bands")
         if self.num_params is not None and self.num_params < 1:
@@ -124,13 +122,17 @@ def run(config: PlanConfig) -> None:
             tried,
             epsilon=config.target_epsilon,
             delta=delta,
+            advantage=config.target_advantage,
             momentum=momentum,
             schedule=config.schedule,
             progress=console.progress,
         )
         unit = sampler.protected_unit(config.population())
-        terms = f"delta {format_delta(delta)} ({ADJACENCY} adjacency, unit: one {unit})"
-        console.line(f"each with epsilon <= {config.target_epsilon} at {terms}:")
+        terms = f"({ADJACENCY} adjacency, unit: one {unit})"
+        target = f"epsilon <= {config.target_epsilon} at delta {format_delta(delta)}"
+        if config.target_advantage is not None:
+            target = f"attack advantage <= {config.target_advantage}"
+        console.line(f"each with {target} {terms}:")
         rows = [
             [
                 f"{c.bands:,}",
@@ -145,7 +147,7 @@ def run(config: PlanConfig) -> None:
         console.table(["b", "sigma", "error", "steps", "memory"], rows)
         best = min(found, key=lambda c: c.error)
         if momentum is None:
-            console.line(_ADAM + ".")
+            console.line(f"b = 1 is best, independent noise: {ADAM}.")
             return
         console.line(_verdict(found, best, most))
         if most < of_sampler or most == 1:
@@ -160,8 +162,11 @@ def run(config: PlanConfig) -> None:
             from experiments.figures.drawing import save
 
             figure = Figure(figsize=(9, 4), layout="constrained")
-            title = f"{type(sampler).__name__}, {config.optimizer}, ε ≤ {config.target_epsilon:g}"
-            noise_plan.draw(figure, found, best, f"{title}, δ = {format_delta(delta)}")
+            title = f"ε ≤ {config.target_epsilon}, δ = {format_delta(delta)}"
+            if config.target_advantage is not None:
+                title = f"attack advantage ≤ {config.target_advantage}"
+            title = f"{type(sampler).__name__}, {config.optimizer}, {title}"
+            noise_plan.draw(figure, found, best, title)
             save(figure, config.plot)
             console.line(f"drawn: {config.plot}")
 
@@ -225,7 +230,12 @@ def _usage(best: Candidate, momentum: float, schedule: str) -> list[str]:
         if (value := getattr(drawn, field.name)) != field.default
     )
     sigma = Bound(best.noise_multiplier, best.noise_multiplier).format_upper(".6g")
+    command = []
+    if schedule == "cosine":
+        beta = f" --momentum {momentum:g}" if momentum else ""
+        command = [f"With `dpsgd train`: --optimizer sgd{beta} --bands {best.bands}"]
     return [
+        *command,
         "With dpsgd.train, whose optimizer is optax.sgd(step sizes, momentum):",
         "  import dpsgd, samplers, dpsgd.noise.planning",
         f"  sampler = samplers.{type(drawn).__name__}({settings})",

@@ -62,7 +62,7 @@ def run(asked: Train) -> None:
             name=name,
             budget_minutes=asked.budget_minutes,
             placement=asked.placement(),
-            progress=console.progress,
+            progress=console.tell,
         )
         show(console, asked.out, record)
 

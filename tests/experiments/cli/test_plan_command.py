@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from accounting import epsilon
+from accounting import attack_advantage, epsilon
 from experiments import cli
+from samplers import BallsAndBins
 
 SIZES = ["--num-examples", "3000", "--batch-size", "100", "--delta", "1e-4"]
 BALLS = ["plan", "noise", "sampler:balls-and-bins", *SIZES, "--target-epsilon", "8"]
@@ -28,12 +29,24 @@ def test_the_lines_for_python_make_the_mechanism_of_the_best_answer(capsys, tmp_
     best = min(rows, key=rows.__getitem__)
     assert best > 1
     assert f"b = {best} is best: its noise leaves {rows[best]:.3g}" in out
+    assert f"With `dpsgd train`: --optimizer sgd --momentum 0.9 --bands {best}\n" in out
     lines = out.partition("With dpsgd.train")[2].partition("\n")[2].splitlines()[:4]
     names = {"l2_clip_norm": 1.0}
     exec("\n".join(line.strip() for line in lines), names)
     mechanism = names["mechanism"]
     assert mechanism.noise.bands == mechanism.sampler.cycle_length == best
     assert 7.95 < epsilon(mechanism.privacy(), 1e-4).upper <= 8
+
+
+def test_a_plan_for_an_attack_advantage_has_the_noise_of_it(capsys):
+    words = [*BALLS[:-2], "--target-advantage", "0.2", "--optimizer", "sgd", "--bands", "4"]
+    out = answer(words, capsys)
+    assert "each with attack advantage <= 0.2 (zero-out adjacency, unit: one example):" in out
+    sigmas = dict(re.findall(r"^(\d+) +([\d.]+)", out, re.MULTILINE))
+    for b, sigma in sigmas.items():
+        sampler = BallsAndBins(3000, 100, 10, cycle_length=int(b))
+        assert 0.199 < attack_advantage(sampler.privacy(float(sigma))).upper <= 0.2
+    assert list(sigmas) == ["1", "4"]
 
 
 def test_adam_is_answered_by_1_and_the_reason(capsys):
@@ -97,6 +110,7 @@ def test_other_samplers_have_independent_noise_alone_and_one_line_says_so(sample
         (["--optimizer", "sgd", "--plot", "x.txt"], "--plot must end in .png, .pdf or .svg"),
         (["--optimizer", "sgd", "--cycle-length", "2"], "--cycle-length is what is planned"),
         (["--optimizer", "sgd", "--calibration", "platt"], "--calibration is for what follows"),
+        (["--optimizer", "sgd", "--target-advantage", "0.1"], "give exactly one of --target-eps"),
         (["--optimizer", "sgd", "--target-epsilon", "0"], "--target-epsilon must be finite and"),
     ],
 )
