@@ -16,7 +16,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from scipy import signal
 
 from dpsgd.noise.base import Noise
 from dpsgd.noise.correlated import MAX_SPREAD
@@ -131,6 +130,8 @@ class BufferedToeplitz(Noise):
 
     def whiten(self, noises: np.ndarray) -> np.ndarray:
         """Returns z = M n."""
+        from scipy import signal  # it takes long, and a price needs none of it
+
         found = np.array(noises, np.float64)
         for weight, decay in zip(self.weights, self.decays, strict=True):
             found += signal.lfilter([0.0, weight], [1.0, -decay], noises, axis=0)

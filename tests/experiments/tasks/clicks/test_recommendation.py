@@ -1,6 +1,7 @@
 """Which settings a run on clicks takes where its user gives none."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -37,10 +38,26 @@ def test_the_settings_by_rows_and_epsilon(n, epsilon, expected):
     assert recommended(Aim(n, 1 / n, target_epsilon=epsilon)) == expected
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "momentum", "expected"),
+    [
+        (8.0, 0.9, Settings(2048, 20, 4.0, 0.21)),
+        (1.0, 0.9, Settings(2048, 20, 4.0, 0.1)),
+        (1.0, 0.0, Settings(2048, 20, 4.0, 1.0)),
+    ],
+)
+def test_the_settings_of_sgd_go_by_the_distance_that_it_moves(epsilon, momentum, expected):
+    aim = Aim(88_000, 1e-5, target_epsilon=epsilon, optimizer="sgd", momentum=momentum)
+    assert recommended(aim) == expected
+    few = recommended(replace(aim, epochs=10, batch_size=1000))
+    distance = expected.learning_rate * steps(88_000, expected)
+    assert few.learning_rate * steps(88_000, few) == pytest.approx(distance, rel=0.06)
+
+
 @given(n=ROWS, epsilon=EPSILONS, in_time=st.none() | st.integers(1, 10_000))
 def test_settings_are_sane_for_any_number_of_rows_and_any_guarantee(n, epsilon, in_time):
     found = recommended(Aim(n, 0.5, target_epsilon=epsilon, most_epochs=in_time))
-    assert 1 <= found.epochs <= (1 if epsilon is None else MOST_EPOCHS)
+    assert 1 <= found.epochs <= (1 if epsilon is None else MOST_EPOCHS["adam"])
     assert found.epochs <= (in_time or max(1, USUAL_VISITS // n))
     assert 1 <= found.batch_size <= min(n, 32_768)
     assert 0 < found.learning_rate <= 0.2
