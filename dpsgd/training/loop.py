@@ -205,8 +205,10 @@ class Layout(NamedTuple):
 
     def put_data(self, data: PyTree) -> PyTree:
         """Puts the data where blocks read them: of those that travel, nothing yet."""
+        # What is mapped from files stays there; other arrays that are none of JAX's are read whole.
         if self.streamed:
-            return jax.tree.map(np.asarray, data)
+            return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
+        data = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), data)
         placement = self.placement
         return put(data) if placement is None else placement.put(data, placement.replicated)
 

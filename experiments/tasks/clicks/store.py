@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,50 @@ class Shard:
     def __post_init__(self) -> None:
         if self.rows < 0:
             raise ValueError(f"rows must be at least 0, got {self.rows}")
+
+
+class Joined:
+    """Arrays, one after the other, as one that is read where it is looked at.
+
+    Rows are taken by slices, which are views, and by integer arrays, which read and copy.
+
+    >>> rows = Joined([np.arange(3), np.arange(3, 5)])
+    >>> rows[np.array([4, 0, 3])], np.asarray(rows[2:4])
+    (array([4, 0, 3]), array([2, 3]))
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self._arrays = [array for array in arrays if len(array)] or list(arrays[:1])
+        self._ends = np.cumsum([len(array) for array in self._arrays])
+        self.dtype = self._arrays[0].dtype
+        self.shape = (int(self._ends[-1]), *self._arrays[0].shape[1:])
+        self.ndim = len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("rows of several shards are one array by a copy alone")
+        return np.concatenate(self._arrays, dtype=dtype)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Joined | np.ndarray:
+        """Return the rows of a slice without step, or of an array of numbers in [0, len)."""
+        begins = self._ends - [len(array) for array in self._arrays]
+        if isinstance(rows, slice):
+            if rows.step not in (None, 1):
+                raise IndexError("rows of several shards are sliced without a step")
+            first, last, _ = rows.indices(len(self))
+            limits = zip(self._arrays, begins.tolist(), strict=True)
+            return Joined([x[max(first - at, 0) : max(last - at, 0)] for x, at in limits])
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"rows must be in [0, {len(self)})")
+        found = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
+        part = np.searchsorted(self._ends, rows, side="right")
+        for number, (array, at) in enumerate(zip(self._arrays, begins, strict=True)):
+            mine = part == number
+            found[mine] = array[rows[mine] - at]
+        return found
 
 
 _KINDS = {
@@ -211,21 +255,31 @@ class Store:
                     file = self.path / shard.files[column]["name"]
                     raise StoreError(f"{file} is damaged: its checksum is not the manifest's")
 
-    def load(self, split: str) -> Columns:
-        """Return the columns of `split`, read-only.
+    def load(self, split: str, rows: range | None = None) -> dict[str, Any]:
+        """Return the columns of `split`, or of some of its rows: read-only and memory-mapped.
 
-        Memory-mapped, with no copy, if the split lies in one shard; else joined in memory.
+        A column is an array if its rows lie in one shard, else a `Joined` one. No row is read
+        before it is looked at: a process that holds some lanes of the rows reads those alone.
+
+        Args:
+            split: One of `splits`.
+            rows: Consecutive rows, counted from the first of the split; by default all.
 
         Raises:
-            StoreError: there is no such split.
+            StoreError: there is no such split, or it has not these rows.
         """
         begin, end = self._range(split)
+        if rows is not None:
+            if rows.step != 1 or not 0 <= rows.start <= rows.stop <= end - begin:
+                raise StoreError(f"{split} of {self.path} has {end - begin:,} rows, and not {rows}")
+            begin, end = begin + rows.start, begin + rows.stop
         parts = self._parts(begin, end) or [(self.shards[0], 0, 0)]
-        columns = {}
+        columns: dict[str, Any] = {}
         for column in columns_of(self.schema):
             arrays = [self._map(shard, column)[a:b] for shard, a, b in parts]
-            columns[column] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-            columns[column].flags.writeable = False
+            for array in arrays:
+                array.flags.writeable = False
+            columns[column] = arrays[0] if len(arrays) == 1 else Joined(arrays)
         return columns
 
     def blocks(self, split: str, rows: int = 1 << 16) -> Iterator[Columns]:

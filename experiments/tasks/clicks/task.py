@@ -237,7 +237,7 @@ class Clicks(ClickModels):
         return self.store.hash_seed
 
     def columns(self) -> PyTree:
-        """Returns the training rows, memory-mapped."""
+        """Returns the training rows, memory-mapped: whoever holds some lanes reads their rows."""
         return self.store.load("train")
 
     def metrics(self, params: PyTree) -> dict[str, float]:
