@@ -111,6 +111,13 @@ def decided(
     return config, {"bands": config.bands, **record}
 
 
+def as_decided(config: RunConfig, found: RunConfig) -> RunConfig:
+    """Returns a configuration with what `decided` has added to it in another, if it has."""
+    sampler = kept_apart(config.sampler, config.bands)
+    coefficients = config.coefficients or found.coefficients
+    return dataclasses.replace(config, sampler=sampler, coefficients=coefficients)
+
+
 def _best(
     config: RunConfig, population: Population, num_params: Callable[[], int], progress: Progress
 ) -> tuple[int, str]:

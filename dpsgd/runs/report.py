@@ -9,6 +9,7 @@ from typing import Any
 
 from accounting import Bound, format_delta
 from dpsgd.runs.settings import sentence
+from dpsgd.training.guarantee import words_on
 
 UNDEFINED = "undefined"
 """What stands in place of a metric that is none."""
@@ -80,6 +81,7 @@ def markdown(record: dict[str, Any], config: dict[str, Any]) -> str:
         "sampler": record["sampler"],
         "noise multiplier": _number(record["noise_multiplier"]),
         "clipping norm": _number(record["l2_clip_norm"]),
+        "noise": words_on(record["noise"]),
         "sums and noise": "exact, cryptographic" if record["secure_noise"] else "32-bit floats",
         "epsilon [lower, upper]": interval(record),
         "delta": format_delta(record["delta"]),

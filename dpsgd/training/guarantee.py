@@ -18,7 +18,7 @@ from accounting import (
     format_delta,
     implied_advantage,
 )
-from dpsgd.noise.base import Independent
+from dpsgd.noise.base import Independent, Noise
 from dpsgd.training.full_sums import FullSums
 from dpsgd.training.mechanism import Mechanism
 from samplers.row_law import stated_law
@@ -228,8 +228,13 @@ class Guarantee:
         return (
             f"epsilon in {self.epsilon:.4f} at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
-            f"({self.adjacency} adjacency, unit: one {self.unit}); {self.attack()}"
+            f"({self.adjacency} adjacency, unit: one {self.unit}{self._correlated()}); "
+            f"{self.attack()}"
         )
+
+    def _correlated(self) -> str:
+        words = words_on(self.noise)
+        return "" if words == INDEPENDENT else f", {words}"
 
     def attack(self) -> str:
         """Returns what bounds a membership attack, or that nothing does, in words."""
@@ -278,6 +283,22 @@ def notes_on(mechanism: Mechanism, delta: float, price: Bound) -> tuple[str, ...
             f"{sums.count} of {mechanism.num_steps:,} steps",
         )
     return (price.note, *caveats) if price.note else caveats
+
+
+INDEPENDENT = "independent noise"
+
+
+def words_on(noise: Mapping[str, Any]) -> str:
+    """Returns what a noise is called, of which this is the description.
+
+    >>> words_on({"name": "banded toeplitz", "coefficients": [4, 3]}), words_on({"name": "secure"})
+    ('BandedToeplitz noise of 2 bands', 'independent noise')
+    """
+    try:
+        law = Noise.from_description(noise)
+    except ValueError:  # of a module that is not imported here
+        return f"{noise.get('name')} noise"
+    return str(law) if law.bands > 1 else INDEPENDENT
 
 
 def note_on_stopping(whole: str) -> str:

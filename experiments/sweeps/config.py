@@ -27,6 +27,7 @@ AxisName = Literal[
     "epochs",
     "learning_rate",
     "l2_clip_norm",
+    "bands",
 ]
 Integers = int | tuple[int, ...]
 Numbers = float | tuple[float, ...]
@@ -51,6 +52,7 @@ AXES = {
     "epochs": Axis("e", "epochs", "epochs"),
     "learning_rate": Axis("lr", "learning rate", "learning rate"),
     "l2_clip_norm": Axis("c", "C", "clipping norm C"),
+    "bands": Axis("bands", "bands", "steps b over which noise is correlated"),
 }
 PRIVACY = ("noise_multiplier", "target_epsilon", "target_advantage")
 """Axes that runs without privacy have no place on."""
@@ -85,6 +87,8 @@ class Grid:
     epochs: Integers = Settings.epochs
     learning_rate: Numbers = Settings.learning_rate
     l2_clip_norm: Numbers = Settings.l2_clip_norm
+    bands: Integers = 1
+    """Steps over which noise is correlated; 1 is independent noise."""
     tune: AxisName | None = None
     """Axis whose best value on the validation rows is shown."""
     title: str = ""
@@ -100,7 +104,7 @@ class Grid:
                     raise ValueError(f"{name}[{i}] must be finite and > 0, got {shown}")
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} holds a value twice: {list(values)}")
-            kind = int if name in IN_SAMPLER else float
+            kind = int if name in (*IN_SAMPLER, "bands") else float
             object.__setattr__(self, name, tuple(map(kind, values)))
         object.__setattr__(self, "sampler", self._samplers)
         if not self.samplers():
@@ -244,6 +248,13 @@ class Sweep(OfTask):
         grids = [
             build(Grid, table, f"{where}, grid {i}") for i, table in enumerate(fields["grid"], 1)
         ]
+        shared = fields.get("run")
+        if isinstance(shared, dict) and shared.get("optimizer", "adam") != "adam":
+            for i, table in enumerate(fields["grid"], 1):
+                if "learning_rate" not in table:
+                    raise ValueError(
+                        f"{where}, grid {i}: learning_rate is missing, and its default is Adam's"
+                    )
         return build(cls, {**fields, "grid": grids}, where)
 
 

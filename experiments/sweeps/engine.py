@@ -11,6 +11,7 @@ from typing import Any
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.config import RunConfig
+from dpsgd.runs.correlation import as_decided
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.job import rows_of
 from dpsgd.runs.records import checked
@@ -222,7 +223,7 @@ def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
         sampler.protected_unit(population)
     except ValueError as error:
         raise ValueError(f"{where}, {run.cell.name}: {error}") from None
-    return sampler.padded_batch_size, sampler.accumulates, config.non_private
+    return sampler.padded_batch_size, sampler.accumulates, config.non_private, config.bands
 
 
 def _finished(run: PlannedRun, task: Mapping[str, Any], digest: str) -> bool:
@@ -260,7 +261,8 @@ def _refuse_another(
       same_data: Whether it was on the same data.
     """
     names = [field.name for field in dataclasses.fields(found)]
-    differing = [name for name in names if getattr(found, name) != getattr(run.config, name)]
+    asked = as_decided(run.config, found)
+    differing = [name for name in names if getattr(found, name) != getattr(asked, name)]
     if not differing:
         for part in ("settings", "description"):
             ours, theirs = dict(task[part]), dict(begun.get(part) or {})

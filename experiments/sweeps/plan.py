@@ -25,6 +25,7 @@ class Cell:
     noise_multiplier: float | None = None
     target_epsilon: float | None = None
     target_advantage: float | None = None
+    bands: int = 1
 
     @property
     def non_private(self) -> bool:
@@ -33,7 +34,7 @@ class Cell:
 
     def value(self, axis: str) -> Any:
         """Returns where the cell lies on an axis of its grid; None where it has no place there."""
-        if self.non_private and axis == "l2_clip_norm":
+        if self.non_private and axis in ("l2_clip_norm", "bands"):
             return None
         return getattr(self.sampler if axis in IN_SAMPLER else self, axis, None)
 
@@ -66,7 +67,7 @@ class Cell:
         values = [
             f"{short}{_digits(value)}"
             for axis, (short, _, _) in AXES.items()
-            if (value := self.value(axis)) is not None
+            if (value := self.value(axis)) is not None and (axis, value) != ("bands", 1)
         ]
         private = ["nonprivate"] if self.non_private else []
         return "-".join([self.sampler_name.replace(" ", "-"), *private, *values])
@@ -95,7 +96,7 @@ def cells(grid: Grid) -> list[Cell]:
     axes = itertools.product(
         grid.samplers(),
         itertools.product(*(getattr(grid, axis) for axis in IN_SAMPLER)),
-        *(getattr(grid, axis) for axis in ("learning_rate", "l2_clip_norm")),
+        *(getattr(grid, axis) for axis in ("learning_rate", "l2_clip_norm", "bands")),
         privacy,
     )
     found = [
@@ -104,9 +105,10 @@ def cells(grid: Grid) -> list[Cell]:
             learning_rate,
             # Without privacy nothing is clipped: one cell, whatever norms its grid has.
             l2_clip_norm if wanted else Settings.l2_clip_norm,
+            bands=bands if wanted else 1,
             **wanted,
         )
-        for sampler, sizes, learning_rate, l2_clip_norm, wanted in axes
+        for sampler, sizes, learning_rate, l2_clip_norm, bands, wanted in axes
     ]
     return list({cell.name: cell for cell in found}.values())
 
@@ -139,6 +141,7 @@ def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
         settings = {
             **sweep.run,
             **{axis: getattr(cell, axis) for axis in AXES if axis not in IN_SAMPLER},
+            "bands": cell.bands if cell.bands > 1 else None,
             "sampler": cell.sampler,
             "non_private": cell.non_private,
             "insecure_seed": seed,

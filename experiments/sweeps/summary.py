@@ -15,6 +15,7 @@ import scipy.stats
 
 from accounting import Bound, format_delta
 from dpsgd.runs.report import UNDEFINED
+from dpsgd.training.guarantee import INDEPENDENT, words_on
 from experiments.reports.metrics import Headline
 from experiments.sweeps.config import AXES, PRIVACY, Grid, Sweep
 from experiments.sweeps.plan import Cell, PlannedRun, cells
@@ -300,8 +301,13 @@ class Summary:
             f"Mean ± one standard deviation over independent runs, {counts} of each: models of "
             f"{sizes([report['num_params'] for report in reports])} parameters, trained on "
             f"{sizes([report['num_examples'] for report in reports])} examples"
-            f"{f', tested on {sizes(tested)}' if tested else ''}."
+            f"{f', tested on {sizes(tested)}' if tested else ''}{self._noise()}."
         )
+
+    def _noise(self) -> str:
+        """Returns how the noise of all runs is correlated, where they have it in common."""
+        found = {words_on(r["noise"]) for r in self.reports if r["noise_multiplier"]}
+        return f", by {found.pop()}" if len(found) == 1 and INDEPENDENT not in found else ""
 
     @property
     def statements(self) -> list[str]:

@@ -76,6 +76,7 @@ def summary_of():
                     "test_num_examples": 910,
                 },
                 "noise_multiplier": sigma,
+                "noise": {"name": "independent"},
                 "epsilon_lower": None,
                 "epsilon_upper": None,
                 "delta": 1.0001e-5,

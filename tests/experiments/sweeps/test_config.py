@@ -91,6 +91,19 @@ def test_a_run_without_clipping_is_the_same_whatever_norms_its_grid_has(tmp_path
     assert {config.l2_clip_norm for config in plain} == {Settings.l2_clip_norm}
 
 
+def test_bands_are_an_axis_of_the_runs_that_have_noise(tmp_path):
+    text = f'title = "t"\nrepetitions = 1\n{GRID}bands = [1, 4]\n'.replace('"shuffle"', '"poisson"')
+    runs = planned(read(tmp_path, text), tmp_path)
+    assert {run.config.bands for run in runs if not run.config.non_private} == {None, 4}
+    assert {run.config.bands for run in runs if run.config.non_private} == {None}
+    names = {run.name for run in runs}
+    assert len(names) == len(runs)
+    assert {
+        "poisson-sigma1-b1024-e1-lr0.003-c4-r0",
+        "poisson-sigma1-b1024-e1-lr0.003-c4-bands4-r0",
+    } < names
+
+
 def test_secure_noise_is_asked_of_the_runs_that_have_noise(tmp_path):
     shared = "[run]\nsecure_noise = true\n"
     runs = planned(read(tmp_path, f'title = "t"\nrepetitions = 1\n{shared}{GRID}'), tmp_path)
@@ -155,6 +168,12 @@ REFUSED = {
     "no number at all": (HEAD + GRID + f"learning_rate = {10**400}\n", "too large for a float"),
     "too deep": ("x = " + "[" * 100_000, "nested too deeply"),
     "no name": (HEAD + GRID.replace('"poisson"', '["poisson"]'), "sampler[1]: there is no sampler"),
+    "rate of Adam": (
+        HEAD + '[run]\noptimizer = "sgd"\n' + GRID,
+        "grid 1: learning_rate is missing",
+    ),
+    "bands for all": (HEAD + "[run]\nbands = 3\n" + GRID, "bands belongs into a [[grid]]"),
+    "no bands": (HEAD + GRID + "bands = 0\n", "bands[0] must be finite and > 0"),
     "out of range": (HEAD + "[run]\ntarget_delta = 2.0\n" + GRID, "target_delta"),
 }
 

@@ -26,7 +26,7 @@ from dpsgd.runs.stop import Stopped
 from experiments import cli
 from experiments.cli.errors import in_one_line
 from experiments.reports.overview import overview
-from experiments.sweeps import engine, workers
+from experiments.sweeps import engine, tables, workers
 from experiments.sweeps.config import Sweep
 from experiments.sweeps.plan import plan
 from experiments.sweeps.summary import INSECURE
@@ -132,6 +132,31 @@ def test_a_run_that_fails_is_named_and_keeps_no_other_from_being_finished(
     with pytest.raises(ValueError, match=r"1 of 2 runs failed.*poisson-.*no finite epsilon"):
         engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
     assert [name[:7] for name in finished(tmp_path / "out")] == ["shuffle"]
+
+
+def test_bands_are_compared_at_one_guarantee_and_found_again(tmp_path, in_this_process):
+    text = ONE.replace("insecure_seeds = [1]", "repetitions = 1").replace(
+        "shuffle", "balls-and-bins"
+    )
+    text = text.replace("audit = false", 'audit = false\noptimizer = "sgd"\nmomentum = 0.9')
+    text = text.replace(
+        'x = "noise_multiplier"', 'x = "bands"\nbands = [1, 4]\nlearning_rate = 0.01'
+    )
+    text = text.replace("noise_multiplier = 1", "target_epsilon = 3")
+    summary = engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
+    before = finished(tmp_path / "out")
+    one, four = summary.results
+    assert (one.cell.bands, four.cell.bands) == (1, 4)
+    assert one.noise_multiplier < four.noise_multiplier
+    assert all(2.9 < result.epsilon.upper <= 3 for result in (one, four))
+    (report,) = four.reports
+    assert "BandedToeplitz noise of 4 bands" in report["guarantee"]
+    (panel,) = summary.panels
+    shown = tables.tables(panel)["noise multiplier σ"]
+    assert shown[0] == ["bands", "balls-and-bins"]
+    assert [row[0] for row in shown[1]] == ["1", "4"]
+    again = engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
+    assert (again.record(), finished(tmp_path / "out")) == (summary.record(), before)
 
 
 def test_a_run_that_diverged_is_finished_and_the_others_are_shown(tmp_path, in_this_process):
