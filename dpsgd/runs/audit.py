@@ -10,6 +10,7 @@ import jax
 
 from dpsgd.audit.checks import UNSEEN, AuditReport, Check
 from dpsgd.audit.coupled import audit_sums, coupled_audit
+from dpsgd.runs.processes import Processes
 from dpsgd.runs.task import Trainable, arrays_digest
 from dpsgd.training.algorithm import Algorithm, TrainState
 from dpsgd.training.loop import Layout
@@ -89,7 +90,7 @@ def audit_program(
     *,
     claimed: BatchSampler | None = None,
 ) -> AuditReport:
-    """Audits the program that trains a task.
+    """Audits the program that trains a task, in all processes that train it.
 
     Args:
       task: What is trained.
@@ -103,9 +104,8 @@ def audit_program(
     for size in mechanism.sampler.clipped_shape:
         block *= size
     rows = task.generated(ROWS * block)
-    return coupled_audit(
-        algorithm, mechanism, state.params, rows, state=state, layout=layout, claimed=claimed
-    )
+    how = {"state": state, "layout": layout, "claimed": claimed, "root": Processes.current().root()}
+    return coupled_audit(algorithm, mechanism, state.params, rows, **how)
 
 
 def _remembered(task: Trainable, *run: Any) -> AuditReport:
@@ -126,7 +126,8 @@ def _remembered_sums(
     """Returns the audit of sums over all rows; a process makes it once for equal ones."""
 
     def make() -> AuditReport:
-        return audit_sums(refinement, mechanism, params, task.generated(ROWS))
+        root = Processes.current().root()
+        return audit_sums(refinement, mechanism, params, task.generated(ROWS), root=root)
 
     if sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > _KNOWN:
         return make()

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.noise.keys import RootKey
 from dpsgd.runs.config import RunConfig
+from dpsgd.runs.processes import Processes
 from dpsgd.training.algorithm import Algorithm, TrainState
 from dpsgd.training.loop import Layout, train_blocks
 from dpsgd.training.mechanism import Mechanism
@@ -119,7 +119,7 @@ def epoch_seconds(
             mechanism,
             state._replace(step=first),
             rows,
-            root=RootKey.from_entropy(),
+            root=Processes.current().root(),
             block_steps=layout.block_steps,
             data_on="host" if layout.streamed else "device",
             placement=layout.placement,

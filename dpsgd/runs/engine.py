@@ -39,11 +39,13 @@ from dpsgd.runs.result import FinishedRun, proved
 from dpsgd.runs.stop import Stopped, stop_requests
 from dpsgd.runs.task import (
     Task,
+    arrays_digest,
     check_task,
     load,
     task_record,
 )
 from dpsgd.runs.terms import Terms
+from dpsgd.training.algorithm import TrainState
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.loop import Block, repeats_exactly, train_blocks
 from dpsgd.training.mechanism import Mechanism
@@ -471,6 +473,7 @@ def _train(
             left = elapsed / (done - first) * (num_steps - done)
             progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
         if save:
+            _check_state(block.state, processes)
             last = Checkpoint(block.state, ledger.history.head, before + elapsed)
             folder.checkpoints.save(last)
             saved = time.perf_counter()
@@ -481,6 +484,13 @@ def _train(
             )
     watchdog.rest()
     return last
+
+
+def _check_state(state: TrainState, processes: Processes) -> None:
+    """Raises ValueError unless what all processes compute for themselves is the same in all."""
+    if processes.count > 1:
+        whole = [leaf for leaf in jax.tree.leaves(state) if leaf.is_fully_replicated]
+        processes.check_alike({"state of training": arrays_digest(whole)})
 
 
 def _refine(

@@ -7,6 +7,7 @@ without noise: the network between the processes must be as private as the rows.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import itertools
@@ -16,8 +17,14 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from dpsgd.noise.keys import ROOT_BYTES, RootKey
+from dpsgd.runs import watchdog
+from dpsgd.runs.stop import Stopped
 
 HEARTBEAT_SECONDS = 15
 """After which JAX takes a process for dead that does not answer, and ends the others."""
@@ -130,6 +137,13 @@ class Processes:
         """
         self.gather(None, patience=patience)
 
+    def root(self) -> RootKey:
+        """Returns a fresh root that all have, for steps on rows that are nobody's.
+
+        It travels with the other messages, and no run may have it: that of a run lies in its file.
+        """
+        return RootKey(bytes.fromhex(self.share(secrets.token_hex(ROOT_BYTES))), insecure=False)
+
     def clock(self) -> float:
         """Returns the time of process 0, in seconds: decisions that follow it are the same in all.
 
@@ -205,7 +219,7 @@ class Processes:
         return f"process {'0' if owner == 'all' else owner} of {self.count}"
 
     @staticmethod
-    def _lost(error: Exception) -> Lost:
+    def _lost(error: BaseException) -> Lost:
         return Lost(f"another process ended: {str(error).partition(chr(10))[0]}")
 
 
@@ -222,6 +236,74 @@ def launched_by_cluster() -> bool:
     return slurm or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
 
 
+@contextmanager
+def together(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    watchdog_seconds: float,
+    out: Path,
+) -> Iterator[Processes]:
+    """Has the context be carried out by all processes of a run, or, where there is one, by this.
+
+    Each has a watchdog (`dpsgd.runs.watchdog`) from here on, and whatever ends one of them ends all
+    within 30 seconds, in one line and with another exit status than 0. It must come before JAX is
+    used, or a thread is begun.
+
+    Args:
+      coordinator: As for `connect`; None for what the cluster says, if it started several.
+      num_processes: As for `connect`.
+      process_id: As for `connect`.
+      watchdog_seconds: The most without a step.
+      out: The run directory, for what is said.
+
+    Raises:
+      Lost: if another process ended.
+    """
+    if num_processes == 1 or (coordinator is None and not launched_by_cluster()):
+        yield Processes()
+        return
+    this = "this process" if process_id is None else f"process {process_id} of {num_processes}"
+    goes_on = f"`dpsgd resume {out}` of all processes goes on where it was saved"
+
+    def line(met: bool, why: str) -> str:
+        if not met:
+            place = coordinator or "the address that the cluster says"
+            return (
+                f"{this} did not meet the others at {place} ({why}): start all of them, each with "
+                "its own --process-id and otherwise alike, and choose a port that is free"
+            )
+        aborted = why in ("SIGABRT", "SIGSEGV")
+        because = "another one ended, or did not answer" if aborted else why
+        return f"{this} was ended: {because}; {goes_on}"
+
+    watchdog.watched(watchdog_seconds, line)
+    processes = connect(coordinator, num_processes, process_id)
+    watchdog.met()
+    try:
+        yield processes
+    except Stopped:  # as all do
+        disconnect()
+        raise
+    except BaseException as error:
+        # JAX would wait for the others before it lets the interpreter end.
+        atexit.register(_end)
+        if type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" not in str(error):
+            error = Processes._lost(error)
+        processes.fail(str(error).partition("\n")[0] or type(error).__name__)
+        if isinstance(error, Lost):
+            raise Lost(f"{error}; {goes_on}") from None
+        raise
+    disconnect()
+
+
+def _end() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(2)
+
+
 def connect(
     coordinator: str | None = None,
     num_processes: int | None = None,
@@ -229,7 +311,8 @@ def connect(
 ) -> Processes:
     """Brings the processes of a run together; before JAX has made anything of its devices.
 
-    On CPUs sums go by Gloo, on GPUs by NCCL.
+    On CPUs sums go by Gloo, on GPUs by NCCL. Where this fails, JAX ends the process; `together` has
+    that said in a line.
 
     Args:
       coordinator: HOST:PORT of process 0, at which they meet; by default what the cluster says.

@@ -27,10 +27,11 @@ def counted(count: int, noun: str) -> str:
 class Console:
     """A terminal with one live progress line; where output is a file, plain lines."""
 
-    def __init__(self, *, stderr: bool = False) -> None:
+    def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
         import rich.console
 
-        self._console = rich.console.Console(highlight=False, markup=False, stderr=stderr)
+        how = {"stderr": stderr, "quiet": quiet}
+        self._console = rich.console.Console(highlight=False, markup=False, **how)
         self._now = _Now()
         self._status = self._console.status(self._now)
 

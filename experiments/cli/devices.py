@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dpsgd.runs.processes import Processes
     from dpsgd.training.placement import Placement
 
 
@@ -35,6 +38,8 @@ class DevicesConfig:
 
         devices = Placement.default().devices
         count = self.num_devices or len(devices)
+        if count < len(devices) and jax.process_count() > 1:
+            raise ValueError("--num-devices is for one process: of several, each takes all it has")
         if count > len(devices):
             raise ValueError(
                 f"--num-devices is {count}, and this machine has {len(devices)} of the kind "
@@ -78,3 +83,11 @@ class ProcessesConfig:
             raise ValueError(
                 f"--watchdog-seconds must be finite and > 0, got {self.watchdog_seconds}"
             )
+
+    def together(self, out: Path) -> AbstractContextManager[Processes]:
+        """Returns the context that all processes of the run in `out` carry out."""
+        self.check_processes()
+        from dpsgd.runs.processes import together
+
+        given = self.coordinator, self.num_processes, self.process_id
+        return together(*given, watchdog_seconds=self.watchdog_seconds, out=out)

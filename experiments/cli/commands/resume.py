@@ -7,11 +7,11 @@ from pathlib import Path
 
 import tyro
 
-from experiments.cli.devices import DevicesConfig
+from experiments.cli.devices import DevicesConfig, ProcessesConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResumeConfig(DevicesConfig):
+class ResumeConfig(DevicesConfig, ProcessesConfig):
     """Go on with a run that was stopped, from its last checkpoint."""
 
     run: tyro.conf.Positional[Path]
@@ -26,7 +26,7 @@ def run(config: ResumeConfig) -> None:
     from experiments.cli.console import Console
 
     config.check_devices()
-    with Console() as console:
+    with config.together(config.run) as processes, Console(quiet=not processes.first) as console:
         console.progress("starting")
         import dpsgd
         from experiments.cli.tasks import look_in_the_current_folder

@@ -11,13 +11,13 @@ from typing import Any
 from dpsgd.runs.config import RunConfig
 from experiments.cli import tasks
 from experiments.cli.console import Console
-from experiments.cli.devices import DevicesConfig
+from experiments.cli.devices import DevicesConfig, ProcessesConfig
 from experiments.cli.errors import naming_options
 from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(RunConfig, DevicesConfig):
+class Train(RunConfig, DevicesConfig, ProcessesConfig):
     """Train a task privately and write a run directory with the guarantee it earned.
 
     --task NAME says which: clicks, by default, another built-in one, or one of your own as
@@ -47,9 +47,14 @@ def command(words: Sequence[str]) -> tuple[type[Train], list[str]]:
 def run(asked: Train) -> None:
     """Runs `dpsgd train`."""
     config = RunConfig(**{f.name: getattr(asked, f.name) for f in dataclasses.fields(RunConfig)})
-    with Console() as console, naming_options(Train, type(config.sampler)):
+    with naming_options(Train, type(config.sampler)):
         config.check()
         asked.check_devices()
+    with (
+        asked.together(asked.out) as processes,
+        Console(quiet=not processes.first) as console,
+        naming_options(Train, type(config.sampler)),
+    ):
         task = tasks.task_of(asked)
         console.progress("starting")
         import dpsgd

@@ -1,4 +1,9 @@
-"""Several processes are one run: they agree, or they say in what they do not."""
+"""Several processes are one run: they agree, or they say in what they do not, and end together."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from several import Store, together
@@ -84,3 +89,25 @@ def test_one_that_does_not_come_is_named():
     first, _, third = together(3, work)
     assert str(first) == "another process did not answer for 0 s: process 1 of 3"
     assert isinstance(third, Lost)
+
+
+# --- Whole runs, of real processes ---------------------------------------------------------------
+
+DRIVER = Path(__file__).with_name("process_driver.py")
+
+
+def drive(folder, *arguments):
+    done = subprocess.run(
+        [sys.executable, DRIVER, *map(str, (folder, *arguments))],
+        cwd=DRIVER.parents[3],
+        env=dict(os.environ, PYTHONPATH=str(DRIVER.parents[3])),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.processes
+def test_two_processes_that_are_killed_go_on_to_the_bits_of_one_with_two_devices(tmp_path):
+    assert len(drive(tmp_path, "killed")) == 3
