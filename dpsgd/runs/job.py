@@ -117,8 +117,9 @@ class Job:
     def layout(self) -> Layout:
         """How the blocks of this job are laid out, found once: all it runs is of one program."""
         sampler, data_on = self.mechanism.sampler, self.config.data_on
-        where = {"data_on": data_on, "placement": self.placement}
-        return Layout.of(sampler, self.data, block_steps=BLOCK_STEPS, **where)
+        return Layout.of(
+            sampler, self.data, block_steps=BLOCK_STEPS, data_on=data_on, placement=self.placement
+        )
 
     def program_digest(self) -> str:
         """Returns the digest of the programs that train, which are compiled by this."""

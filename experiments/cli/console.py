@@ -24,6 +24,19 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def sized(size: float) -> str:
+    """Returns a number of bytes with its unit.
+
+    >>> sized(0), sized(80e6), sized(1.5e12)
+    ('0 B', '80 MB', '1,500 GB')
+    """
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} GB" if size < 1000 else f"{size:,.0f} GB"
+
+
 class Console:
     """A terminal with one live progress line; where output is a file, plain lines."""
 

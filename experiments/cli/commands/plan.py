@@ -1,7 +1,8 @@
-"""`dpsgd plan`: what to choose before a run; so far over how many steps its noise is correlated."""
+"""`dpsgd plan`: what to choose before a run: how its noise is correlated, and its devices."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,9 +11,10 @@ import tyro
 
 from dpsgd.runs.correlation import ADAM
 from dpsgd.sizes import bytes_of
-from experiments.cli import outputs
+from experiments.cli import devices_plan, outputs, tasks
 from experiments.cli.config import GuaranteeConfig, check_target
-from experiments.cli.console import Console
+from experiments.cli.console import Console, sized
+from experiments.cli.devices_plan import DevicesPlan
 from experiments.cli.sampler_commands import SamplerCommand
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ class PlanConfig(GuaranteeConfig):
     Each b meets the target. The error is what noise leaves in the iterates of the optimizer: the
     root of its mean square, relative to independent noise (b = 1), at the same distance moved. It
     is no metric of a model: less of it can be worth much or little.
+
+    `dpsgd plan devices --help` is about what a run needs of several devices.
     """
 
     what: tyro.conf.Positional[Literal["noise"]] = tyro.MISSING
@@ -92,8 +96,21 @@ def momentum_of(optimizer: str) -> float | None:
     return beta
 
 
-def run(config: PlanConfig) -> None:
+def command(words: Sequence[str]) -> tuple[type[PlanConfig | DevicesPlan], list[str]]:
+    """Returns what can be asked about what words name first, and the words that say the rest."""
+    if words[:1] == ["devices"]:
+        return tasks.command(DevicesPlan, words, place=False)
+    return PlanConfig, list(words)
+
+
+def run(config: PlanConfig | DevicesPlan) -> None:
     """Runs `dpsgd plan`."""
+    if isinstance(config, DevicesPlan):
+        return devices_plan.run(config)
+    return _plan_noise(config)
+
+
+def _plan_noise(config: PlanConfig) -> None:
     sampler, delta = config.build()
     momentum = momentum_of(config.optimizer)
     memory = None if config.memory is None else bytes_of(config.memory, "--memory")
@@ -185,12 +202,7 @@ def _memory(bands: int, num_params: int | None) -> str:
 
     if num_params is None:
         return f"{bands - 1:,} x parameters"
-    size = float(history_bytes(bands, num_params))
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} GB" if size < 1000 else f"{size:,.0f} GB"
+    return sized(history_bytes(bands, num_params))
 
 
 def _verdict(found: list[Candidate], best: Candidate, most: int) -> str:

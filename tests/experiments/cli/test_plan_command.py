@@ -120,3 +120,34 @@ def test_what_cannot_be_planned_is_refused_in_one_line(words, message, capsys):
     assert captured.err.startswith(f"dpsgd: {message}")
     assert captured.err.count("\n") == 1
     assert not captured.out
+
+
+DEVICES = ["plan", "devices", "sampler:deterministic", "--num-examples", "3000"]
+DEVICES += ["--batch-size", "100", "--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
+
+
+def test_devices_are_planned_for_without_any(capsys):
+    out = answer([*DEVICES, "--num-devices", "1"], capsys)
+    assert "batches of b = 100, 1 device on 1 host; nothing dealt out" in out
+    assert "nothing is exchanged" in out
+    assert "a batch takes 100 places, 100 on each device: 0.0% of b are padding" in out
+    assert "efficiency 100%" in out
+    assert "assumed, and not measured: memory 4.3TB/s" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num-devices", "3", "--num-hosts", "2"], "--num-devices must be a multiple of --num-"),
+        (["--num-devices", "2", "--link-bandwidth", "0"], "--link-bandwidth must be > 0"),
+        (["--num-devices", "2", "--network-bandwidth", "x"], "--network-bandwidth must be a size"),
+        (["--num-devices", "2", "--device-memory", "x"], "--device-memory must be a size"),
+        (["--num-devices", "2", "--tflops", "0"], "--tflops must be finite and > 0"),
+        (["--num-devices", "2", "--overhead-us", "-1"], "--overhead-us must be finite and >= 0"),
+        (["--num-devices", "999"], "plan in one of its own"),
+    ],
+)
+def test_devices_that_cannot_be_planned_for_are_refused_in_one_line(words, message, capsys):
+    assert cli.main([*DEVICES, *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

@@ -1,0 +1,186 @@
+"""`dpsgd plan devices`: what a run would hold, send and take on several devices."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from dpsgd.sizes import bytes_of
+from experiments.cli import tasks
+from experiments.cli.config import GuaranteeConfig
+from experiments.cli.console import Console, counted, sized
+from experiments.cli.sampler_commands import SamplerCommand
+
+if TYPE_CHECKING:
+    from dpsgd.training.planning import Rates, StepPlan
+    from samplers import BatchSampler
+
+
+@dataclass(frozen=True)
+class DevicesPlan(GuaranteeConfig):
+    """Print what a run would hold, send and take on several devices, none of which is needed here.
+
+    The program of the run is compiled for as many devices as are asked for, which this machine's
+    processor stands in for: bytes and exchanges are read in it. Times are a prediction from rates
+    that are stated below; nothing is timed. --task NAME says whose step, as for `dpsgd train`.
+    """
+
+    what: tyro.conf.Positional[Literal["devices"]] = tyro.MISSING
+    """What is planned."""
+    sampler: SamplerCommand
+    num_devices: int = field(kw_only=True)
+    """Devices, of all hosts together."""
+    num_hosts: int = 1
+    """Hosts, with equally many devices each."""
+    data_on: Literal["device", "host"] | None = None
+    """Where the training rows lie, as for `dpsgd train`; by default on each device if they take no
+    more than half of it."""
+    microbatch_size: int | None = None
+    """As for `dpsgd train`."""
+    device_memory: str = "141GB"
+    """Of each device; by default an H200's."""
+    memory_bandwidth: str = "4.3TB"
+    """Assumed of each device's memory, a second."""
+    tflops: float = 130.0
+    """Assumed of each device's matrix products: 10^12 operations a second."""
+    link_bandwidth: str = "450GB"
+    """Assumed between devices of a host, a second, for each device and direction: NVLink's."""
+    network_bandwidth: str = "50GB"
+    """Assumed between hosts, a second, for each device and direction: an InfiniBand adapter's of
+    400 Gb/s for each device."""
+    latency_us: float = 20.0
+    """Microseconds that every exchange is assumed to take at least."""
+    overhead_us: float = 100.0
+    """Microseconds of a step that are assumed to be no device's to share: some 60 kernels begin."""
+
+    def check(self) -> None:
+        """Raises ValueError, as the command line names them, for values that cannot be."""
+        super().check()
+        if self.num_hosts < 1 or self.num_devices < 1 or self.num_devices % self.num_hosts:
+            raise ValueError(
+                f"--num-devices must be a multiple of --num-hosts, got {self.num_devices} and "
+                f"{self.num_hosts}"
+            )
+        if not 0 < self.tflops < math.inf:
+            raise ValueError(f"--tflops must be finite and > 0, got {self.tflops}")
+        for option, value in {"latency": self.latency_us, "overhead": self.overhead_us}.items():
+            if not 0 <= value < math.inf:
+                raise ValueError(f"--{option}-us must be finite and >= 0, got {value}")
+
+    def rates(self) -> Rates:
+        """Returns what is assumed."""
+        from dpsgd.training.planning import Rates
+
+        sizes = {
+            "memory": "memory_bandwidth",
+            "link": "link_bandwidth",
+            "network": "network_bandwidth",
+        }
+        found = {}
+        for name, option in sizes.items():
+            shown = f"--{option.replace('_', '-')}"
+            found[name] = float(bytes_of(getattr(self, option), shown))
+            if not found[name]:
+                raise ValueError(f"{shown} must be > 0, got {getattr(self, option)}")
+        seconds = {"latency": 1e-6 * self.latency_us, "overhead": 1e-6 * self.overhead_us}
+        return Rates(**found, arithmetic=1e12 * self.tflops, **seconds)
+
+
+def run(config: DevicesPlan) -> None:
+    """Answers `dpsgd plan devices`."""
+    sampler, _ = config.build()
+    rates, memory = config.rates(), bytes_of(config.device_memory, "--device-memory")
+    with Console() as console:
+        console.progress("compiling the step")
+        plan = _planned(config, sampler, memory)
+        _show(console, config, plan, rates, memory)
+
+
+def _planned(config: DevicesPlan, sampler: BatchSampler, memory: int) -> StepPlan:
+    """Returns the plan of the run that is asked for, compiled for devices that are not there."""
+    import jax
+
+    with contextlib.suppress(RuntimeError):  # the devices of this process are chosen already
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", config.num_devices)
+    if (found := len(jax.devices("cpu"))) < config.num_devices:
+        raise ValueError(f"this process has {counted(found, 'device')}: plan in one of its own")
+    from dpsgd import Mechanism, dpsgd
+    from dpsgd.runs.optimizer import ADAM
+    from dpsgd.training.loop import Layout
+    from dpsgd.training.placement import Placement
+    from dpsgd.training.planning import StepPlan
+
+    task = tasks.without_data(config)
+    algorithm = dpsgd(task.loss, ADAM, microbatch_size=config.microbatch_size)
+    mechanism = Mechanism(sampler, 1.0, 1.0)
+    params = jax.eval_shape(lambda: task.init(0))
+    state = jax.eval_shape(algorithm.init, params)
+    rows = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((sampler.num_examples, *x.shape[1:]), x.dtype),
+        task.generated(1),
+    )
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(rows))
+    data_on = config.data_on or ("host" if size > memory / 2 else "device")
+    placement = Placement(tuple(jax.devices("cpu")[: config.num_devices]))
+    layout = Layout.of(sampler, rows, data_on=data_on, placement=placement)
+    return StepPlan.of(task.loss, algorithm, mechanism, state, rows, layout)
+
+
+def _show(console: Console, config: DevicesPlan, plan: StepPlan, rates: Rates, memory: int) -> None:
+    """Prints a plan."""
+    hosts, devices = config.num_hosts, config.num_devices
+    console.line(
+        f"{plan.num_params:,} parameters, batches of b = {plan.expected_batch_size:,.0f}, "
+        f"{counted(devices, 'device')} on {counted(hosts, 'host')}; "
+        + (f"dealt out by rows: {', '.join(plan.sharded)}" if plan.sharded else "nothing dealt out")
+    )
+    held = [[name, sized(size)] for name, size in plan.held.items() if size]
+    console.table(["on each device", "bytes"], [*held, ["together", sized(plan.total)]])
+    if plan.total > memory:
+        console.line(f"that is MORE than a device has, {sized(memory)}")
+    console.line("")
+    table = [
+        [f"{kind}{where}", f"{len(sizes):,}", sized(sum(sizes)), sized(max(sizes))]
+        for (kind, where), sizes in _exchanges(plan).items()
+    ]
+    if table:
+        console.table(["exchanged in each step", "times", "bytes", "largest"], table)
+    else:
+        console.line("nothing is exchanged")
+    console.line("")
+    b, places = plan.expected_batch_size, plan.places
+    lanes = f", in {plan.lanes:,} lanes" if plan.lanes > 1 else ""
+    console.line(
+        f"a batch takes {places:,} places{lanes}, {places // devices:,} on each device: "
+        f"{places / b - 1:.1%} of b are padding"
+    )
+    computing = plan.seconds(rates)
+    exchanging = plan.exchange_seconds(rates, hosts)
+    console.line(
+        f"predicted: {1e3 * computing:.3g} ms computing and {1e3 * exchanging:.3g} ms exchanging a "
+        f"step, {b / (computing + exchanging):,.3g} examples a second; efficiency "
+        f"{plan.efficiency(rates, hosts):.0%} (of as many devices that train by themselves on "
+        "their share of a batch)"
+    )
+    console.line(
+        f"assumed, and not measured: memory {config.memory_bandwidth}/s, {config.tflops:g} "
+        f"TFLOP/s, {config.link_bandwidth}/s between devices, "
+        + (f"{config.network_bandwidth}/s between hosts, " if hosts > 1 else "")
+        + f"{config.latency_us:g} us an exchange, and that nothing overlaps; bytes and exchanges "
+        "are those of the program compiled for processors"
+    )
+
+
+def _exchanges(plan: StepPlan) -> dict[tuple[str, str], list[int]]:
+    """Returns the sizes of what a step exchanges, by its kind and by where it stands."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for one in plan.exchanged:
+        if one.depth:
+            where = " (in a loop of the step)" if one.depth > 1 else ""
+            found.setdefault((one.kind, where), []).append(one.size)
+    return found

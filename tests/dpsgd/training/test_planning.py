@@ -1,0 +1,101 @@
+"""What is planned for several devices is what their program holds and sends."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpsgd.training.collectives import Collective
+from dpsgd.training.planning import Rates
+
+ROOT = Path(__file__).parents[3]
+
+PLANS = """
+import json, os, sys
+os.environ["JAX_PLATFORMS"] = "cpu"
+import jax, jax.numpy as jnp, optax
+jax.config.update("jax_num_cpu_devices", 8)
+from dpsgd import Mechanism, dpsgd
+from dpsgd.training.loop import Layout
+from dpsgd.training.placement import Placement
+from dpsgd.training.planning import StepPlan
+from samplers import Deterministic
+
+def loss(params, example):
+    row = params["table"][example["id"]]
+    return (row @ params["out"] - example["y"]) ** 2
+
+params = {"table": jnp.zeros((1024, 32)), "out": jnp.zeros(32)}
+rows = {"id": jnp.zeros(500, jnp.int32), "y": jnp.zeros(500)}
+algorithm = dpsgd(loss, optax.adam(0.1))
+mechanism = Mechanism(Deterministic(500, 50), 1.0, 1.0)
+found = []
+for count, data_on in ((8, "device"), (2, "host")):
+    placement = Placement(tuple(jax.devices()[:count]))
+    layout = Layout.of(mechanism.sampler, rows, placement=placement, data_on=data_on)
+    state = jax.eval_shape(algorithm.init, params)
+    plan = StepPlan.of(loss, algorithm, mechanism, state, rows, layout)
+    program = layout.program(algorithm, mechanism, state, rows).memory_analysis()
+    found.append({
+        "num_params": plan.num_params, "updated": plan.updated, "held": plan.held,
+        "arguments": program.argument_size_in_bytes, "temporary": program.temp_size_in_bytes,
+        "exchanged": plan.exchanged, "places": plan.places, "flops": plan.flops,
+    })
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def plans():
+    done = subprocess.run(
+        [sys.executable, "-c", PLANS],
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_bytes_of_a_device_are_those_of_its_program(plans):
+    for plan, blocks in zip(plans, (3, 3), strict=True):
+        held = dict(plan["held"])
+        assert held.pop("gradients and activations") == plan["temporary"]
+        # Of the blocks that wait, one is an argument; keys, scales and what is watched are more.
+        held["blocks of batches"] /= blocks
+        assert 0 <= plan["arguments"] - sum(held.values()) < 2_000
+
+
+def test_replicated_parameters_are_added_up_once_a_step(plans):
+    for plan, places in zip(plans, (56, 50), strict=True):
+        assert plan["num_params"] == plan["updated"] == 1024 * 32 + 32
+        assert plan["held"]["parameters"] == 4 * plan["num_params"]
+        assert plan["places"] == places
+        diagnostics = 4 * 4
+        assert plan["exchanged"] == [["all-reduce", 4 * plan["num_params"] + diagnostics, 1]]
+
+
+def test_the_operations_of_an_example_are_those_of_its_gradient(plans):
+    # A product of 32 numbers, and both factors' gradients, twice each; little else.
+    assert 6 * 32 - 32 <= plans[0]["flops"] <= 6 * 32 + 64
+
+
+@pytest.mark.parametrize(
+    ("kind", "rings"), [("all-reduce", 2), ("all-gather", 1), ("reduce-scatter", 1)]
+)
+def test_exchanges_go_round_within_hosts_and_between_them(kind, rings):
+    rates = Rates(link=8e9, network=1e9, latency=0.5)
+    one = Collective(kind, 8_000_000_000, 1)
+    assert rates.exchange_seconds(one, 8, 1) == pytest.approx(0.5 + rings * 7 / 8)
+    assert rates.exchange_seconds(one, 2, 2) == pytest.approx(0.5 + rings * 8 / 2)
+    assert rates.exchange_seconds(one, 16, 2) == pytest.approx(0.5 + rings * (7 / 8 + 0.5))
+
+
+def test_every_device_sends_the_others_their_parts():
+    rates = Rates(link=8e9, network=1e9, latency=0.5)
+    one = Collective("all-to-all", 8_000_000_000, 1)
+    assert rates.exchange_seconds(one, 8, 1) == pytest.approx(0.5 + 7 / 8)
+    assert rates.exchange_seconds(one, 16, 2) == pytest.approx(0.5 + 7 / 16 + 8 * 8 / 16)
