@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 EXTRAS = {
+    "apache_beam": "beam",
     "array_record": "tfds",
     "dp_accounting": "peers",
     "importlib_resources": "tfds",

@@ -2,45 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from experiments.tasks.splits import FRACTIONS, check_fractions
+
 if TYPE_CHECKING:
+    from experiments.beam.pieces import Source
+    from experiments.beam.pipelines import Runner
     from experiments.cli.console import Console
+    from experiments.tasks.clicks.raw.format import RawFormat
+
+Paths = Annotated[
+    tuple[Path, ...],
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="FILE [FILE ...] STORE", help_behavior_hint="(required)"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnBeam:
+    """Where work is done that many machines can share."""
+
+    beam: bool = False
+    """By an Apache Beam pipeline (the extra `beam`): bit for bit the same, by as many workers as
+    its runner has, which all see the files under the same paths."""
+    runner: str | None = None
+    """Of the pipeline: DirectRunner (this machine, the default), DataflowRunner, SparkRunner,
+    FlinkRunner, or another that Beam knows."""
+    beam_options: tuple[str, ...] = ()
+    """Options of the pipeline, NAME=VALUE each: direct_num_workers=8, for example."""
+
+    def chosen(self) -> Runner | None:
+        """Returns the runner; None where this process does the work."""
+        if not self.beam:
+            if self.runner is not None or self.beam_options:
+                raise ValueError("--runner and --beam-options are for a pipeline: add --beam")
+            return None
+        from experiments.beam.pipelines import LOCAL, Runner
+
+        return Runner(self.runner or LOCAL, self.beam_options)
 
 
 @dataclass(frozen=True)
-class PrepareCriteoDisplay:
+class FromFiles(OnBeam):
+    """Files, and the store that they become."""
+
+    paths: Paths
+    """Files, one after the other, and the store to create."""
+
+    @property
+    def out(self) -> Path:
+        """The store to create."""
+        return self.paths[-1]
+
+    def files(self) -> tuple[Path, ...]:
+        """Returns the files, or raises ValueError where there is none or no store."""
+        if len(self.paths) < 2:
+            raise ValueError(
+                "give a FILE or several, and then the STORE to create, before all options"
+            )
+        if self.out.is_file():
+            raise ValueError(f"{self.out} is a file; the last path is the STORE to create")
+        return self.paths[:-1]
+
+
+@dataclass(frozen=True)
+class PrepareCriteoDisplay(FromFiles):
     """Prepare the Criteo Display Ads data (`train.txt` or `train.txt.gz`) for training.
 
-    The rows keep their order: the first 80 % train, the next 10 % validate, the last 10 % test.
+    Raw files have a label, 13 counts and 26 hexadecimal categoricals, tab separated. The rows keep
+    their order: the first 80 % train, the next 10 % validate, the last 10 % test.
     """
 
-    source: tyro.conf.Positional[Path]
-    """Raw file: label, 13 counts, 26 hexadecimal categoricals, tab separated."""
-    out: tyro.conf.Positional[Path]
-    """Store to create."""
     hash_seed: int = 0
     """Public seed of the hash that maps categorical values to buckets."""
 
 
 @dataclass(frozen=True)
-class PrepareCriteoSearch:
+class PrepareCriteoSearch(FromFiles):
     """Prepare the Criteo Sponsored Search Conversion Log, to predict Sale from categories alone.
 
-    A public random split: 80 % of the rows train, 10 % validate, 10 % test. SalesAmountInEuro,
-    time_delay_for_conversion and product_price are left out: they are known only after a sale, or
-    go with one, and a model that sees them reads the answer.
+    Raw files have 23 columns, tab separated, -1 where missing; plain or .gz. A public random split:
+    80 % of the rows train, 10 % validate, 10 % test. SalesAmountInEuro, time_delay_for_conversion
+    and product_price are left out: they are known only after a sale, or go with one, and a model
+    that sees them reads the answer.
     """
 
-    source: tyro.conf.Positional[Path]
-    """Raw file: 23 columns, tab separated, -1 where missing; plain or .gz."""
-    out: tyro.conf.Positional[Path]
-    """Store to create."""
     hash_seed: int = 0
     """Public seed of the hash that maps categorical values to buckets."""
     include: tuple[
@@ -50,7 +102,7 @@ class PrepareCriteoSearch:
 
 
 @dataclass(frozen=True)
-class PrepareCsv:
+class PrepareCsv(FromFiles):
     """Prepare your own table: CSV, TSV or Parquet files with a column of zeros and ones.
 
     Only named columns are read, and the others listed: to guess what they hold would be to learn it
@@ -58,14 +110,7 @@ class PrepareCsv:
     a missing value.
     """
 
-    paths: Annotated[
-        tuple[Path, ...],
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="FILE [FILE ...] STORE", help_behavior_hint="(required)"),
-    ]
-    """Files, one after the other, which have all named columns in any order; and the store to
-    create."""
-    label: str
+    label: str = field(kw_only=True)
     """Column to predict: 0 or 1, false or true."""
     categories: tuple[str, ...] = ()
     """Columns whose values are hashed: texts, integers, booleans or dates."""
@@ -86,11 +131,6 @@ class PrepareCsv:
     """Fractions of the rows that train, validate and test."""
     hash_seed: int = 0
     """Public seed of the hash that maps categorical values to buckets."""
-
-    @property
-    def out(self) -> Path:
-        """The store to create."""
-        return self.paths[-1]
 
 
 @dataclass(frozen=True)
@@ -162,13 +202,11 @@ def run(config: Prepare) -> None:
             console.progress(f"{rows:,} rows")
 
         match config.format:
-            case PrepareCriteoDisplay(source, out, hash_seed):
-                store = display.prepare(source, out, hash_seed=hash_seed, progress=progress)
-                rows = store.num_rows
-            case PrepareCriteoSearch(source, out, hash_seed, include):
-                format = replace(search.FORMAT, schema=schema.sponsored_search(include))
-                store = format.prepare(source, out, hash_seed=hash_seed, progress=progress)
-                rows = store.num_rows
+            case PrepareCriteoDisplay() as asked:
+                rows = _prepare_raw(display.FORMAT, asked, console, progress)
+            case PrepareCriteoSearch() as asked:
+                format = replace(search.FORMAT, schema=schema.sponsored_search(asked.include))
+                rows = _prepare_raw(format, asked, console, progress)
             case PrepareCsv() as asked:
                 rows = _prepare_csv(asked, console, progress)
             case PrepareTfds(name, out):
@@ -186,32 +224,71 @@ def run(config: Prepare) -> None:
         console.line(f"{counted(rows, 'row')} in {config.format.out}")
 
 
+def _prepare_raw(
+    format: RawFormat,
+    asked: PrepareCriteoDisplay | PrepareCriteoSearch,
+    console: Console,
+    progress: Callable[[int], None],
+) -> int:
+    """Prepares raw files, and returns the number of rows."""
+    files, runner = asked.files(), asked.chosen()
+    if runner is None:
+        store = format.prepare(files, asked.out, hash_seed=asked.hash_seed, progress=progress)
+        return store.num_rows
+    from experiments.beam.pieces import RawSource
+
+    source = RawSource(format, asked.hash_seed, FRACTIONS)
+    return _prepare_on(runner, files, asked.out, source, format.source(files), console)
+
+
 def _prepare_csv(asked: PrepareCsv, console: Console, progress: Callable[[int], None]) -> int:
-    """Prepares a table, says which columns are left out, and returns the number of rows."""
+    """Prepares tables, says which columns are left out, and returns the number of rows."""
     from experiments.tasks.clicks.tabular.files import listed
     from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 
-    if len(asked.paths) < 2:
-        raise ValueError("give a FILE or several, and then the STORE to create, before all options")
-    *files, out = asked.paths
-    if out.is_file():
-        raise ValueError(f"{out} is a file; the last path is the STORE to create")
-    schema = table_schema(
-        asked.label,
-        categories=asked.categories,
-        numbers=asked.numbers,
-        buckets=asked.buckets,
-        transform=asked.transform,
-        missing=asked.missing,
+    files, runner = asked.files(), asked.chosen()
+    format = TableFormat(
+        table_schema(
+            asked.label,
+            categories=asked.categories,
+            numbers=asked.numbers,
+            buckets=asked.buckets,
+            transform=asked.transform,
+            missing=asked.missing,
+        )
     )
-    prepared = TableFormat(schema).prepare(
-        files,
-        out,
-        order=asked.order,
-        fractions=asked.split,
-        hash_seed=asked.hash_seed,
-        progress=progress,
-    )
-    if prepared.left_out:
-        console.line(f"left out: {listed(prepared.left_out)}")
-    return prepared.store.num_rows
+    if runner is None:
+        prepared = format.prepare(
+            files,
+            asked.out,
+            order=asked.order,
+            fractions=asked.split,
+            hash_seed=asked.hash_seed,
+            progress=progress,
+        )
+        rows, left_out = prepared.store.num_rows, prepared.left_out
+    else:
+        from experiments.beam.pieces import TableSource
+
+        check_fractions(asked.split)
+        left_out = format.left_out([format.open(path) for path in files])
+        source = TableSource(format, asked.hash_seed, asked.order, asked.split)
+        rows = _prepare_on(runner, files, asked.out, source, format.source(files), console)
+    if left_out:
+        console.line(f"left out: {listed(left_out)}")
+    return rows
+
+
+def _prepare_on(
+    runner: Runner,
+    files: Sequence[Path],
+    out: Path,
+    source: Source,
+    manifest: dict[str, Any],
+    console: Console,
+) -> int:
+    """Prepares files by a pipeline, and returns the number of rows."""
+    from experiments.beam.prepare import prepare
+
+    console.progress(f"a pipeline on {runner.name}")
+    return prepare(files, out, source, manifest, runner.write_store).num_rows

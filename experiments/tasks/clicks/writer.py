@@ -15,11 +15,10 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal
 
 import numpy as np
@@ -41,8 +40,91 @@ from experiments.tasks.splits import FRACTIONS, chronological_split, random_spli
 Order = Literal["chronological", "random"]
 """How test rows are told apart: the last of the file, or by their numbers at random."""
 
+WORK = "work-"
+"""Begins the name of a folder in which many workers write what becomes the files of a store."""
+
 ROWS_PER_SHARD = 1 << 26
 """So large that data sets of up to 67M rows are one shard, which every split reads with no copy."""
+
+
+class PartialStore:
+    """The directory of a store under way: a context that leaves a whole store or nothing.
+
+    Attributes:
+        out: The store to be.
+        path: Where its files are written meanwhile.
+
+    Raises:
+        StoreError: `out` exists; another process is writing it; or the disk is full.
+    """
+
+    def __init__(self, out: str | os.PathLike[str]) -> None:
+        self.out = Path(out)
+        self.path = self.out.parent / f".{self.out.name}.partial"
+        self._lock: int | None = None
+
+    def __enter__(self) -> PartialStore:
+        refuse_existing(self.out)
+        with one_line_errors(self.out):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock_directory(self.path)
+            try:
+                for file in self.path.iterdir():  # left by a run that died
+                    if file.name.startswith(WORK) and file.is_dir() and not file.is_symlink():
+                        shutil.rmtree(file)
+                    elif file.name != MANIFEST and file.suffix != ".npy":
+                        raise StoreError(f"{file} is in the way; remove it")
+                    else:
+                        file.unlink()
+            except BaseException:
+                self._unlock()
+                raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._lock is not None:  # not finished
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        assert self._lock is not None
+        os.close(self._lock)
+        self._lock = None
+
+    def finish(
+        self,
+        schema: Schema,
+        *,
+        hash_seed: int,
+        num_rows: int,
+        splits: Splits,
+        source: Mapping[str, Any],
+        shards: Sequence[Mapping[str, Any]],
+    ) -> Store:
+        """Write the manifest, give the store its name and return it.
+
+        `shards` are {"rows": rows, "files": {column: {"name": name, "sha256": digest}}}.
+        """
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "schema": asdict(schema),
+            "hash_seed": hash_seed,
+            "integer_transform": INTEGER_TRANSFORMS[schema.transform],
+            "num_rows": num_rows,
+            "splits": dict(splits),
+            "source": dict(source),
+            "shards": list(shards),
+        }
+        with one_line_errors(self.out, lambda: num_rows):
+            with open(self.path / MANIFEST, "wb") as file:
+                file.write(json.dumps(manifest, indent=1).encode() + b"\n")
+                _flush_to_disk(file)
+            _flush_directory(self.path)
+            os.rename(self.path, self.out)
+            self._unlock()
+            _flush_directory(self.out.parent)
+        return Store.open(self.out)
 
 
 class StoreWriter:
@@ -68,10 +150,8 @@ class StoreWriter:
         self.schema = schema
         self.hash_seed = hash_seed
         self._rows_per_shard = rows_per_shard
-        self._partial = self.out.parent / f".{self.out.name}.partial"
+        self._partial = PartialStore(out)
         self._parts: dict[str, _Part] = {}
-        self._numbers = itertools.count()
-        self._lock: int | None = None
 
     @property
     def num_rows(self) -> int:
@@ -85,36 +165,13 @@ class StoreWriter:
         return dict(zip(self._parts, zip([0, *ends[:-1]], ends, strict=True), strict=True))
 
     def __enter__(self) -> StoreWriter:
-        refuse_existing(self.out)
-        with self._errors():
-            self._partial.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock_directory(self._partial)
-            try:
-                for file in self._partial.iterdir():  # left by a run that died
-                    if file.name != MANIFEST and file.suffix != ".npy":
-                        raise StoreError(f"{file} is in the way; remove it")
-                    file.unlink()
-            except BaseException:
-                self._unlock()
-                raise
+        self._partial.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         for part in self._parts.values():
             part.abandon()
-        if self._lock is not None:  # not finished
-            shutil.rmtree(self._partial, ignore_errors=True)
-            self._unlock()
-
-    def _unlock(self) -> None:
-        assert self._lock is not None
-        os.close(self._lock)
-        self._lock = None
+        self._partial.__exit__(*exc_info)
 
     def append(self, columns: Columns, part: str = "") -> None:
         """Add rows: the columns of a store, with any number of rows.
@@ -165,31 +222,18 @@ class StoreWriter:
                 self._part("").begin_shard()
             for part in self._parts.values():
                 part.end_shard()
-            manifest = {
-                "format": FORMAT,
-                "version": VERSION,
-                "schema": asdict(self.schema),
-                "hash_seed": self.hash_seed,
-                "integer_transform": INTEGER_TRANSFORMS[self.schema.transform],
-                "num_rows": self.num_rows,
-                "splits": dict(splits),
-                "source": dict(source),
-                "shards": [shard for part in self._parts.values() for shard in part.shards],
-            }
-            with open(self._partial / MANIFEST, "wb") as file:
-                file.write(json.dumps(manifest, indent=1).encode() + b"\n")
-                _flush_to_disk(file)
-            _flush_directory(self._partial)
-            os.rename(self._partial, self.out)
-            self._unlock()
-            _flush_directory(self.out.parent)
-        return Store.open(self.out)
+        return self._partial.finish(
+            self.schema,
+            hash_seed=self.hash_seed,
+            num_rows=self.num_rows,
+            splits=splits,
+            source=source,
+            shards=[shard for part in self._parts.values() for shard in part.shards],
+        )
 
     def _part(self, name: str) -> _Part:
         if name not in self._parts:
-            self._parts[name] = _Part(
-                self._partial, self.schema, self._rows_per_shard, self._numbers
-            )
+            self._parts[name] = _Part(self._partial.path, self.schema, self._rows_per_shard, name)
         return self._parts[name]
 
     def _errors(self) -> AbstractContextManager[None]:
@@ -199,14 +243,12 @@ class StoreWriter:
 class _Part:
     """Rows that lie together: a series of shards, of which the last may be open."""
 
-    def __init__(
-        self, directory: Path, schema: Schema, rows_per_shard: int, numbers: Iterator[int]
-    ) -> None:
+    def __init__(self, directory: Path, schema: Schema, rows_per_shard: int, name: str) -> None:
         self.rows = 0
         self.shards: list[dict[str, Any]] = []
         self._directory, self._schema = directory, schema
-        self._rows_per_shard, self._numbers = rows_per_shard, numbers
-        self._files: dict[str, _ColumnFile] = {}
+        self._rows_per_shard, self._name = rows_per_shard, name
+        self._files: dict[str, ColumnFile] = {}
         self._shard_rows = 0
 
     def append(self, columns: Columns) -> None:
@@ -224,10 +266,9 @@ class _Part:
                 self.end_shard()
 
     def begin_shard(self) -> None:
-        number = next(self._numbers)
         for name, (dtype, width) in columns_of(self._schema).items():
-            file = self._directory / f"{number:05d}.{name}.npy"
-            self._files[name] = _ColumnFile(file, dtype, width)
+            file = self._directory / shard_file(self._name, len(self.shards), name)
+            self._files[name] = ColumnFile(file, dtype, width)
         self._shard_rows = 0
 
     def end_shard(self) -> None:
@@ -245,7 +286,16 @@ class _Part:
             file.abandon()
 
 
-class _ColumnFile:
+def shard_file(part: str, number: int, column: str) -> str:
+    """Return the name of a file: which rows it holds depends on their order alone.
+
+    >>> shard_file("", 0, "label"), shard_file("test", 3, "label")
+    ('00000.label.npy', 'test.00003.label.npy')
+    """
+    return f"{part}{'.' * bool(part)}{number:05d}.{column}.npy"
+
+
+class ColumnFile:
     """One ``.npy`` file written row by row; its header, of fixed length, comes last."""
 
     def __init__(self, path: Path, dtype: np.dtype, width: int | None) -> None:
@@ -287,7 +337,7 @@ class _ColumnFile:
 
 
 @contextmanager
-def one_line_errors(out: Path, rows: Callable[[], int]) -> Iterator[None]:
+def one_line_errors(out: Path, rows: Callable[[], int] = lambda: 0) -> Iterator[None]:
     """Turn an OSError while `out` is written into a StoreError of one line."""
     try:
         yield

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -12,7 +14,7 @@ class DataError(ValueError):
     """The input is not what its format says: one line that names file, line, column and finding.
 
     `line` counts from 1, as does `row` where a file has no lines; they and `column` are None where
-    the fault is that of the file.
+    the fault is that of the file. `problem` is the line without its beginning, which names these.
     """
 
     def __init__(
@@ -29,7 +31,27 @@ class DataError(ValueError):
         where += "" if row is None else f", row {row}"
         where += "" if column is None else f", column {column}"
         super().__init__(f"{where}: {problem}")
-        self.source, self.line, self.column = source, line, column
+        self.source, self.line, self.row, self.column = source, line, row, column
+        self.problem = problem
+
+
+def paths_of(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Return the paths of one file or several, of which no two lead to one file.
+
+    Whoever has a row in it would have two, and the guarantee of a run is for one.
+
+    Raises:
+        ValueError: two do, or there is none.
+    """
+    paths = [Path(p) for p in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+    if not paths:
+        raise ValueError("give a file to read")
+    found = set()
+    for path in paths:
+        if (real := path.resolve()) in found:
+            raise ValueError(f"{path} is given twice, and each of its rows would be two examples")
+        found.add(real)
+    return paths
 
 
 def open_raw(path: Path, file_name: str) -> io.IOBase:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from experiments.tasks.clicks.raw.fields import Kind, Lines, Text, is_missing
-from experiments.tasks.clicks.raw.files import DataError, open_raw, read_raw
+from experiments.tasks.clicks.raw.files import DataError, open_raw, paths_of, read_raw
 from experiments.tasks.clicks.schema import MISSING, Schema, log_transform
 from experiments.tasks.clicks.store import Columns, Store
 from experiments.tasks.clicks.writer import Order, StoreWriter
@@ -29,6 +29,8 @@ from experiments.tasks.clicks.writer import Order, StoreWriter
 BLOCK_BYTES = 1 << 22
 BLOCK_ROWS = 1 << 14
 MAX_LINE_BYTES = 1 << 20
+LONG = f"longer than {MAX_LINE_BYTES} bytes"
+"""What is wrong with such a line."""
 
 
 @dataclass(frozen=True)
@@ -64,28 +66,36 @@ class RawFormat:
 
     def prepare(
         self,
-        source: str | os.PathLike[str],
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         out: str | os.PathLike[str],
         *,
         hash_seed: int = 0,
         progress: Callable[[int], None] | None = None,
     ) -> Store:
-        """Turn a raw file `source` into a store in the new directory `out`, and return the store.
+        """Turn a raw file, or several one after the other, into a store in the new directory `out`.
 
         `progress` is called with the number of rows done, after every block. Memory is constant.
         Either `out` is a whole store in the end or it does not exist.
 
         Raises:
-            DataError: `source` cannot be read or is not in the format.
+            DataError: a file cannot be read or is not in the format.
             StoreError: `out` exists, or cannot be written.
+            ValueError: a file is there twice.
         """
+        paths = paths_of(source)
         return self.write(
             out,
-            self.read(source, hash_seed=hash_seed),
+            (block for path in paths for block in self.read(path, hash_seed=hash_seed)),
             hash_seed=hash_seed,
-            source=lambda: {"format": self.schema.name, "file": Path(source).name},
+            source=lambda: self.source(paths),
             progress=progress,
         )
+
+    def source(self, paths: Sequence[Path]) -> dict[str, Any]:
+        """Return where rows are from, for the manifest of their store."""
+        names = [path.name for path in paths]
+        files = {"files": names} if len(names) > 1 else {"file": names[0]}
+        return {"format": self.schema.name, **files}
 
     def write(
         self,
@@ -127,12 +137,12 @@ class RawFormat:
                 format = self._without_label(1 + text[: text.find(b"\n")].count(b"\t"))
             block = format.parse(text, hash_seed)
             if block is None:
-                format._explain(path, text, first_line)
+                raise next(format.faults(path, text, first_line))
             else:
                 rows += len(block["categories"])
                 yield block
         if rows == 0:
-            raise DataError(path, f"is empty; expected lines of {len(self.columns)} columns")
+            raise DataError(path, self.empty)
 
     def encode(self, rows: Mapping[str, Any], *, hash_seed: int = 0) -> Columns:
         """Return rows of a table as the columns that a raw file with the same rows has, unlabelled.
@@ -264,47 +274,61 @@ class RawFormat:
                     end = len(text)
                 if end:
                     if blank is not None:
-                        raise DataError(path, self._blank, line=blank)
+                        raise DataError(path, self.blank, line=blank)
                     yield text[:end], line
                     line += text.count(b"\n", 0, end)
                 if end < len(text) and blank is None:
                     blank = line  # and `line` is of no more use: a row is an error from here on
                 if len(carry) > MAX_LINE_BYTES:
                     if blank is not None:
-                        raise DataError(path, self._blank, line=blank)
-                    raise DataError(path, f"longer than {MAX_LINE_BYTES} bytes", line=line)
+                        raise DataError(path, self.blank, line=blank)
+                    raise DataError(path, LONG, line=line)
 
-    def _explain(self, path: Path, text: bytes, first_line: int) -> None:
-        """Raise the DataError of the first line of `text` that is not in the format."""
+    def faults(self, path: Path, text: bytes, first_line: int) -> Iterator[DataError]:
+        """Yield what is wrong with each line of `text`, which `parse` refused: one fault a line."""
+        found = False
         for number, line in enumerate(text.split(b"\n")[:-1], start=first_line):
-            line = line.removesuffix(b"\r")
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                found = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
-                raise DataError(path, f"{found} is not UTF-8 text", line=number) from None
-            if not line:
-                raise DataError(path, self._blank, line=number)
-            fields = line.split(b"\t")
-            if len(fields) != len(self.columns):
-                hint = self.hints.get(len(fields), "")
-                raise DataError(
-                    path,
-                    f"found {len(fields)} column{'s' * (len(fields) != 1)}, expected "
-                    f"{len(self.columns)} separated by tabs: {self.summary}{hint and f' ({hint})'}",
-                    line=number,
-                )
-            for (name, role, _), field in zip(self._roles, fields, strict=True):
-                kind = self.columns[name] if role else Text()
-                if not kind.accepts(field):
-                    shown = field.decode("utf-8")
-                    shown = ascii(shown if len(shown) <= 40 else shown[:40] + "...")
-                    problem = f"found {shown}, expected {kind.wanted}"
-                    raise DataError(path, problem, line=number, column=name)
-        raise AssertionError(f"{path}: a block from line {first_line} was refused without a reason")
+            if (fault := self._fault(path, line.removesuffix(b"\r"), number)) is not None:
+                found = True
+                yield fault
+        if not found:
+            raise AssertionError(f"{path}: a block from line {first_line} was refused for nothing")
+
+    def _fault(self, path: Path, line: bytes, number: int) -> DataError | None:
+        """Return what is first wrong with a line; None if nothing is."""
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            found = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
+            return DataError(path, f"{found} is not UTF-8 text", line=number)
+        if not line:
+            return DataError(path, self.blank, line=number)
+        fields = line.split(b"\t")
+        if len(fields) != len(self.columns):
+            hint = self.hints.get(len(fields), "")
+            return DataError(
+                path,
+                f"found {len(fields)} column{'s' * (len(fields) != 1)}, expected "
+                f"{len(self.columns)} separated by tabs: {self.summary}{hint and f' ({hint})'}",
+                line=number,
+            )
+        for (name, role, _), field in zip(self._roles, fields, strict=True):
+            kind = self.columns[name] if role else Text()
+            if not kind.accepts(field):
+                shown = field.decode("utf-8")
+                shown = ascii(shown if len(shown) <= 40 else shown[:40] + "...")
+                problem = f"found {shown}, expected {kind.wanted}"
+                return DataError(path, problem, line=number, column=name)
+        return None
 
     @property
-    def _blank(self) -> str:
+    def empty(self) -> str:
+        """What is wrong with a file without rows."""
+        return f"is empty; expected lines of {len(self.columns)} columns"
+
+    @property
+    def blank(self) -> str:
+        """What is wrong with a blank line that a row follows."""
         return f"a blank line between rows, expected {len(self.columns)} columns"
 
 

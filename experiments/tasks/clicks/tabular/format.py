@@ -15,13 +15,16 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from experiments.tasks.clicks.raw.files import DataError
+from experiments.tasks.clicks.raw.files import DataError, paths_of
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns, Store
 from experiments.tasks.clicks.tabular.encoding import ColumnError, encode
 from experiments.tasks.clicks.tabular.files import TableFile, open_table
 from experiments.tasks.clicks.writer import Order, StoreWriter
 from experiments.tasks.splits import FRACTIONS, check_fractions
+
+EMPTY = "has a header and no rows"
+"""What is wrong with a file if all are so."""
 
 BUCKETS = 1 << 16
 """Hash buckets of a category, unless others are asked for."""
@@ -119,16 +122,22 @@ class TableFormat:
             ValueError: the fractions do not add up to 1, or a file is there twice.
         """
         check_fractions(fractions)
-        _refuse_twice([Path(source) for source in sources])
-        files = [open_table(Path(source), self._wanted(labelled=True)) for source in sources]
-        left_out = dict.fromkeys(name for file in files for name in file.names)
-        for name in self._wanted(labelled=True):
-            del left_out[name]
+        paths = paths_of(sources)
+        files = [self.open(path) for path in paths]
         with StoreWriter(out, self.schema, hash_seed=hash_seed) as writer:
             blocks = self._blocks(files, hash_seed, labelled=True)
             splits = writer.append_all(blocks, order, fractions, progress)
-            source = {"format": self.schema.name, "files": [file.path.name for file in files]}
-            return Prepared(writer.finish(splits=splits, source=source), tuple(left_out))
+            store = writer.finish(splits=splits, source=self.source(paths))
+            return Prepared(store, self.left_out(files))
+
+    def source(self, paths: Sequence[Path]) -> dict[str, Any]:
+        """Return where rows are from, for the manifest of their store."""
+        return {"format": self.schema.name, "files": [path.name for path in paths]}
+
+    def left_out(self, files: Sequence[TableFile]) -> tuple[str, ...]:
+        """Return the columns of files that are not among those of the schema."""
+        named = dict.fromkeys(name for file in files for name in file.names)
+        return tuple(name for name in named if name not in self._wanted(labelled=True))
 
     def read(
         self, source: str | os.PathLike[str], *, hash_seed: int = 0, labelled: bool = True
@@ -180,29 +189,26 @@ class TableFormat:
         """Yield the rows of files, one after the other; some have to have rows."""
         found = False
         for file in files:
-            rows = 0
-            for batch in file.batches(self._wanted(labelled)):
-                try:
-                    block = encode(batch, self.schema, hash_seed, labelled=labelled)
-                except ColumnError as error:
-                    raise file.located(error, rows) from None
-                rows += len(block["categories"])
+            for block in self.blocks(file, hash_seed, labelled):
                 found = True
                 yield block
         if not found:
-            raise DataError(files[0].path, "has a header and no rows")
+            raise DataError(files[0].path, EMPTY)
 
+    def blocks(self, file: TableFile, hash_seed: int, labelled: bool = True) -> Iterator[Columns]:
+        """Yield the rows of an opened file, which may have none; as `read` does."""
+        rows = 0
+        for batch in file.batches(self._wanted(labelled)):
+            try:
+                block = encode(batch, self.schema, hash_seed, labelled=labelled)
+            except ColumnError as error:
+                raise file.located(error, rows) from None
+            rows += len(block["categories"])
+            yield block
 
-def _refuse_twice(paths: Sequence[Path]) -> None:
-    """Raise ValueError if two paths lead to one file.
-
-    Whoever has a row in it would have two, and the guarantee of a run is for one.
-    """
-    found = set()
-    for path in paths:
-        if (real := path.resolve()) in found:
-            raise ValueError(f"{path} is given twice, and each of its rows would be two examples")
-        found.add(real)
+    def open(self, path: Path) -> TableFile:
+        """Open a file whose rows have labels; a DataError if it lacks a column."""
+        return open_table(path, self._wanted(labelled=True))
 
 
 def _array(values: Any, column: str) -> pa.Array:

@@ -1,0 +1,111 @@
+"""How pipelines are run: on the runner that is named, with an error of one line."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+logging.disable(logging.WARNING)  # Beam warns of clients that it lacks and we do not want
+import apache_beam as beam  # noqa: E402
+from apache_beam.options.pipeline_options import PipelineOptions  # noqa: E402
+
+logging.disable(logging.NOTSET)
+
+from experiments.beam.prepare import StoreWork  # noqa: E402
+
+LOCAL = "DirectRunner"
+"""The runner of this machine."""
+
+
+class PipelineError(ValueError):
+    """A pipeline that came to no end: one line that says why."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Where pipelines run.
+
+    Attributes:
+        name: Of the runner, as Beam knows it.
+        options: Of the pipeline, each as "name=value", or "name" alone for a flag.
+    """
+
+    name: str = LOCAL
+    options: tuple[str, ...] = ()
+
+    def write_store(self, work: StoreWork) -> None:
+        """Have the work of a store done."""
+
+        def build(pipeline: beam.Pipeline) -> None:
+            pieces = _dealt(pipeline, "ranges", work.ranges) | "parse" >> beam.Map(work.parse)
+            every = beam.pvalue.AsList(pieces)
+            _ = (
+                pipeline
+                | "all ranges" >> beam.Create([None])
+                | "lay out" >> beam.FlatMap(lambda _, parsed: work.lay_out(parsed), every)
+                | "deal columns" >> beam.Reshuffle()
+                | "write" >> beam.MapTuple(work.write)
+            )
+
+        self._run(build)
+
+    def _run(self, build: Callable[[beam.Pipeline], None]) -> None:
+        """Run the pipeline that `build` makes to its end.
+
+        Raises:
+            ValueError: there is no such runner, or it does not know an option.
+            PipelineError: the pipeline failed.
+        """
+        with _quiet(self.name == LOCAL):
+            pipeline = beam.Pipeline(options=self._options())
+            build(pipeline)
+            try:
+                state = pipeline.run().wait_until_finish()
+            except Exception as error:
+                raise PipelineError(
+                    f"the pipeline on {self.name} failed: {_reason(error)}"
+                ) from error
+        if str(state) != "DONE":
+            raise PipelineError(f"the pipeline on {self.name} ended as {state}")
+
+    def _options(self) -> PipelineOptions:
+        for option in self.options:
+            if not re.match(r"[a-z]\w*(=|$)", option):
+                raise ValueError(f"--beam-options: {option!a:.60} is no NAME=VALUE")
+        flags = [f"--runner={self.name}", *(f"--{option}" for option in self.options)]
+        if self.name == LOCAL:
+            flags.insert(0, "--default_sdk_harness_log_level=ERROR")
+        options = PipelineOptions(flags)
+        known = {name for name in options.get_all_options(retain_unknown_options=False)}
+        unknown = [o for o in self.options if o.partition("=")[0] not in known]
+        if unknown:
+            raise ValueError(f"--beam-options: Beam has no option {', '.join(unknown)}")
+        return options
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of what a worker raised, which runners bury in tracebacks."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    raised = [line for line in lines if re.match(r"([\w.]+\.)?\w*(Error|Exception)\b.*:", line)]
+    return (raised[-1:] or [line for line in lines if line] or [type(error).__name__])[0][:400]
+
+
+@contextmanager
+def _quiet(local: bool) -> Iterator[None]:
+    """Have Beam log no less than errors while a pipeline runs on this machine."""
+    logger = logging.getLogger()
+    before = logger.level
+    if local:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _dealt(pipeline: beam.Pipeline, name: str, items: Sequence) -> beam.PCollection:
+    """Return `items` as a collection whose elements any workers may take."""
+    return pipeline | name >> beam.Create(items) | f"deal {name}" >> beam.Reshuffle()

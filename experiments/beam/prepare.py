@@ -1,0 +1,200 @@
+"""A store of many raw files, by a pipeline: bit for bit the one that a single process makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpsgd.files import SECRET, write_atomically
+from experiments.beam.assembly import (
+    Selector,
+    ShardLayout,
+    in_order,
+    lay_out,
+    write_column,
+    write_text,
+)
+from experiments.beam.pieces import Piece, Source, all_faults, write_piece
+from experiments.beam.ranges import RANGE_BYTES, ByteRange
+from experiments.tasks.clicks.raw.files import DataError, paths_of
+from experiments.tasks.clicks.store import Store, StoreError, columns_of
+from experiments.tasks.clicks.writer import (
+    ROWS_PER_SHARD,
+    WORK,
+    PartialStore,
+    one_line_errors,
+    shard_file,
+)
+
+NAMED = 10
+"""Faults that an error names; where there are more, a file names all."""
+
+LAYOUT = "layout.json"
+
+
+class FaultyLines(ValueError):
+    """Files with lines that are no rows: one line that names them, or the first and a file of all.
+
+    Attributes:
+        faults: The first of them.
+        count: How many there are.
+    """
+
+    def __init__(self, faults: Sequence[DataError], count: int, listing: Path) -> None:
+        more = f"; and {count - len(faults):,} more, all named in {listing}"
+        super().__init__(
+            f"no store was made, for {count:,} fault{'s' * (count != 1)}: "
+            + "; ".join(map(str, faults))
+            + (more if count > len(faults) else "")
+        )
+        self.faults, self.count = tuple(faults), count
+
+
+def prepare(
+    sources: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    source: Source,
+    manifest_source: dict[str, Any],
+    carry_out: Callable[[StoreWork], None],
+    *,
+    range_bytes: int = RANGE_BYTES,
+    rows_per_shard: int = ROWS_PER_SHARD,
+) -> Store:
+    """Turn raw files, one after the other, into a store, and return the store.
+
+    All workers must see the files and `out` under the same paths.
+
+    Args:
+        sources: The files, each as large as it likes.
+        out: Store to create; whole in the end, or absent.
+        source: How they are read.
+        manifest_source: Where the rows are from, for the manifest.
+        carry_out: Has the work done, in any order and by anybody: a pipeline.
+        range_bytes: Bytes of a file that are one task; the store does not depend on it.
+        rows_per_shard: Most rows of a shard.
+
+    Raises:
+        FaultyLines: some are not in the format.
+        DataError: a file cannot be read.
+        StoreError: `out` exists, or cannot be written.
+        PipelineError: the pipeline failed; the command may be given again.
+    """
+    paths = [path.absolute() for path in paths_of(sources)]
+    out = Path(out)
+    listing = out.with_name(f"{out.name}.faults_not_private.txt")
+    with PartialStore(out) as partial, one_line_errors(out):
+        listing.unlink(missing_ok=True)
+        # Workers of a run that died may go on for a while: they have a folder of their own.
+        folder = partial.path.absolute() / f"{WORK}{secrets.token_hex(8)}"
+        folder.mkdir()
+        ranges = source.ranges(paths, range_bytes)
+        carry_out(StoreWork(source, folder, tuple(ranges), rows_per_shard))
+        layout = json.loads((folder / LAYOUT).read_text())
+        if layout["faulty"]:
+            raise _faulty(all_faults(_pieces(layout), source, folder), listing)
+        shards = list(_finished_shards(layout["shards"], source, folder, partial.path))
+        for rest in folder.iterdir():
+            rest.unlink()
+        folder.rmdir()
+        return partial.finish(
+            source.schema,
+            hash_seed=source.hash_seed,
+            num_rows=layout["num_rows"],
+            splits={name: tuple(ends) for name, ends in layout["splits"].items()},
+            source=manifest_source,
+            shards=shards,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreWork:
+    """What workers do: parse every range; when all are parsed, lay out; write what that yields.
+
+    Each may be begun any number of times, as long as one end of each is told on.
+
+    Attributes:
+        source: How files are read.
+        folder: Where all is written.
+        ranges: What there is to parse.
+        rows_per_shard: Most rows of a shard.
+    """
+
+    source: Source
+    folder: Path
+    ranges: tuple[ByteRange, ...]
+    rows_per_shard: int
+
+    def parse(self, span: ByteRange) -> Piece:
+        """Write the piece of a range."""
+        return write_piece(span, self.source, self.folder)
+
+    def lay_out(self, pieces: Iterable[Piece]) -> Iterator[tuple[ShardLayout, str]]:
+        """Yield what is to be written: each column of each shard, or nothing where faults are."""
+        found = in_order(list(pieces), self.ranges)
+        faulty = any(True for _ in all_faults(found, self.source, self.folder))
+        record: dict[str, Any] = {
+            "faulty": faulty,
+            "pieces": [dataclasses.asdict(p) for p in found],
+        }
+        if not faulty:
+            layout = lay_out(found, self.source, rows_per_shard=self.rows_per_shard)
+            shards = [[shard.part, shard.number, shard.rows] for shard in layout.shards]
+            record |= {"num_rows": layout.num_rows, "splits": layout.splits, "shards": shards}
+            record["pieces"] = []
+            columns = columns_of(self.source.schema)
+            yield from ((shard, column) for shard in layout.shards for column in columns)
+        write_text(self.folder / LAYOUT, json.dumps(record))
+
+    def write(self, shard: ShardLayout, column: str) -> None:
+        """Write one column of one shard."""
+        selector = Selector(self.source.order, self.source.fractions)
+        write_column(shard, column, self.source.schema, selector, self.folder)
+
+
+def _pieces(layout: dict[str, Any]) -> list[Piece]:
+    return [Piece(**{**record, "span": ByteRange(**record["span"])}) for record in layout["pieces"]]
+
+
+def _finished_shards(
+    shards: Sequence[Any], source: Source, folder: Path, store: Path
+) -> Iterator[dict[str, Any]]:
+    """Yield shards, each (part, number, rows), as a manifest has them, and move their files."""
+    for part, number, rows in shards:
+        files = {}
+        for column in columns_of(source.schema):
+            name = shard_file(part, number, column)
+            try:
+                digest = (folder / f"{name}.sha256").read_text()
+                os.rename(folder / name, store / name)
+            except FileNotFoundError:
+                raise StoreError(f"the pipeline ended and {name} was not written") from None
+            files[column] = {"name": name, "sha256": digest}
+        yield {"rows": rows, "files": files}
+
+
+def _faulty(faults: Iterator[DataError], listing: Path) -> FaultyLines:
+    """Return the error that names all faults, of which `listing` holds those that it does not."""
+    first = [fault for _, fault in zip(range(NAMED), faults, strict=False)]
+    count = len(first)
+
+    def write(file) -> None:
+        nonlocal count
+        for fault in first:
+            file.write(f"{fault}\n".encode())
+        for fault in rest:
+            count += 1
+            file.write(f"{fault}\n".encode())
+
+    rest = iter(faults)
+    another = next(rest, None)
+    if another is not None:
+        first.append(another)
+        count += 1
+        write_atomically(listing, write, mode=SECRET)
+        del first[NAMED:]
+    return FaultyLines(first, count, listing)

@@ -1,0 +1,85 @@
+"""Raw files, and workers as bad as a pipeline's may be."""
+
+import random
+
+import pytest
+
+from experiments.beam.pieces import RawSource, TableSource
+from experiments.beam.prepare import prepare
+from experiments.tasks.clicks.criteo import display, search
+from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
+from experiments.tasks.splits import FRACTIONS
+
+FORMATS = {"criteo-display": display.FORMAT, "criteo-search": search.FORMAT}
+TABLE = TableFormat(table_schema("y", categories=("c",), numbers=("x",)))
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    """Pieces are flushed to the disk one by one: that costs these tests most of their time."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+@pytest.fixture(scope="session")
+def raw_files(tmp_path_factory):
+    """Three raw files of each format, of 400, 1 and 150 rows."""
+    folder = tmp_path_factory.mktemp("raw")
+    files = {}
+    for name in FORMATS:
+        files[name] = [folder / f"{name}-{number}.txt" for number in range(3)]
+        for seed, (path, rows) in enumerate(zip(files[name], (400, 1, 150), strict=True)):
+            synthetic.write_raw(path, rows, seed=seed, log=synthetic.LOGS[name])
+    return files
+
+
+@pytest.fixture(scope="session")
+def table_files(tmp_path_factory):
+    """Two tables, in one of which a value holds a line end."""
+    folder = tmp_path_factory.mktemp("tables")
+    one, two = folder / "may.csv", folder / "june.csv"
+    one.write_text("y,c,x,z\n" + "".join(f'{i % 2},"a\n{i % 7}",{i},0\n' for i in range(100)))
+    two.write_text("x,y,c\n" + "".join(f"{i},{i % 2},b\n" for i in range(50)))
+    return [one, two]
+
+
+def raw_source(name):
+    return RawSource(FORMATS[name], 0, FRACTIONS)
+
+
+def table_source():
+    return TableSource(TABLE, 0, "random", FRACTIONS)
+
+
+class Workers:
+    """Carry out the work of a store in a random order, dying and beginning anew as they go.
+
+    What a dead worker returned is lost; the task is given to another, also where the first did it.
+    """
+
+    def __init__(self, seed=0, deaths=()):
+        self.random, self.deaths = random.Random(seed), dict.fromkeys(deaths, False)
+
+    def __call__(self, work):
+        pieces = self.every(work.parse, work.ranges)
+        tasks = self.every(lambda found: list(work.lay_out(found)), [pieces])[0]
+        self.every(lambda task: work.write(*task), tasks)
+
+    def every(self, function, tasks):
+        tasks = self.random.sample(list(tasks), len(tasks))
+        results = []
+        for task in tasks:
+            attempts = [self.attempt(function, task) for _ in range(self.random.choice([1, 1, 2]))]
+            results.append(self.random.choice(attempts))  # the others are lost with their workers
+        return results
+
+    def attempt(self, function, task):
+        return function(task)
+
+
+def contents(store):
+    return {path.name: path.read_bytes() for path in store.iterdir()}
+
+
+def prepared(files, out, source, carry_out, **options):
+    return prepare(files, out, source, source.format.source(files), carry_out, **options)

@@ -1,0 +1,193 @@
+"""Pipelines make the same store, on one machine's runners, and die in one line."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("apache_beam", reason="Beam is not installed: see experiments/beam/README.md")
+
+from experiments import cli
+from experiments.beam import pieces, pipelines
+from experiments.beam.pipelines import PipelineError, Runner
+from experiments.beam.prepare import FaultyLines
+from tests.experiments.beam.conftest import FORMATS, TABLE, contents, prepared, raw_source
+
+ROOT = Path(__file__).resolve().parents[3]
+PROCESSES = ("direct_num_workers=2", "direct_running_mode=multi_processing")
+RETRYING = "BundleBasedDirectRunner"
+"""Runs what raised again, up to four times."""
+
+
+@pytest.fixture(scope="module")
+def local(raw_files, tmp_path_factory):
+    out = tmp_path_factory.mktemp("local") / "store"
+    FORMATS["criteo-display"].prepare(raw_files["criteo-display"], out)
+    return out
+
+
+@pytest.mark.parametrize("runner", [Runner(), Runner(RETRYING)], ids=lambda runner: runner.name)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_pipeline_makes_the_store_of_one_process(raw_files, tmp_path, name, runner):
+    FORMATS[name].prepare(raw_files[name], tmp_path / "a")
+    out = tmp_path / "b"
+    prepared(raw_files[name], out, raw_source(name), runner.write_store, range_bytes=30_000)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_what_a_runner_repeats_is_neither_lost_nor_doubled(raw_files, local, tmp_path, monkeypatch):
+    attempts = []
+    append = pieces.PieceWriter.append
+
+    def dying(self, columns):
+        append(self, columns)
+        attempts.append(self)
+        if len(attempts) in (1, 2, 5):
+            raise RuntimeError("the worker died in the midst of its range")
+
+    monkeypatch.setattr(pieces.PieceWriter, "append", dying)
+    runner, files = Runner(RETRYING), raw_files["criteo-display"]
+    prepared(
+        files, tmp_path / "s", raw_source("criteo-display"), runner.write_store, range_bytes=30_000
+    )
+    assert len(attempts) > 8
+    assert contents(tmp_path / "s") == contents(local)
+
+
+def test_a_worker_that_raises_everywhere_ends_the_command_in_one_line(
+    raw_files, tmp_path, monkeypatch
+):
+    def raising(self, columns):
+        raise RuntimeError("no way")
+
+    monkeypatch.setattr(pieces.PieceWriter, "append", raising)
+    with pytest.raises(PipelineError, match=r"the pipeline on DirectRunner failed: .*no way"):
+        prepared(
+            raw_files["criteo-display"],
+            tmp_path / "s",
+            raw_source("criteo-display"),
+            Runner().write_store,
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_lines_come_out_of_a_pipeline_by_name(tmp_path):
+    bad = tmp_path / "bad.txt"
+    bad.write_text("x\ny\n")
+    with pytest.raises(FaultyLines, match=r"line 1.*line 2"):
+        prepared([bad], tmp_path / "s", raw_source("criteo-display"), Runner().write_store)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--runner", "NoRunner"], "Unexpected pipeline runner: NoRunner"),
+        (["--beam-options", "no_option=1"], "--beam-options: Beam has no option no_option=1"),
+        (["--beam-options", "--x"], "is no NAME=VALUE"),
+    ],
+)
+def test_options_that_beam_does_not_know_are_one_line(raw_files, tmp_path, capsys, words, line):
+    (file, *_) = raw_files["criteo-display"]
+    asked = ["prepare", "criteo-display", str(file), str(tmp_path / "s"), "--beam"]
+    if words[-1] == "--x":
+        with pytest.raises(ValueError, match=line):
+            Runner(options=("--x",))._options()
+        return
+    assert cli.main([*asked, *words]) == 2
+    assert line in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_makes_the_same_store(table_files, raw_files, local, tmp_path, capsys):
+    files = [str(file) for file in raw_files["criteo-display"]]
+    assert cli.main(["prepare", "criteo-display", *files, str(tmp_path / "a"), "--beam"]) == 0
+    assert contents(tmp_path / "a") == contents(local)
+    TABLE.prepare(table_files, tmp_path / "b")
+    words = ["--label", "y", "--categories", "c", "--numbers", "x", "--beam"]
+    tables = [str(file) for file in table_files]
+    assert cli.main(["prepare", "csv", *tables, str(tmp_path / "c"), *words]) == 0
+    assert contents(tmp_path / "b") == contents(tmp_path / "c")
+    assert "left out: z" in capsys.readouterr().out
+
+
+PROGRAM = """
+import sys
+from experiments.cli import main
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def workers_of(command: int) -> list[int]:
+    """Processes below `command` in which Beam's workers run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                words = (entry / "cmdline").read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if b"sdk_worker_main" in words and (parent == command or parent in found):
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for worker processes in /proc")
+@pytest.mark.parametrize("moment", ["at the beginning", "in the midst"])
+def test_a_killed_worker_process_loses_and_doubles_nothing(tmp_path, moment):
+    from experiments.tasks.clicks.synthetic import rows as synthetic
+
+    raw = tmp_path / "raw.txt"
+    synthetic.write_raw(raw, 300_000, seed=0)
+    FORMATS["criteo-display"].prepare(raw, tmp_path / "a")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    words = ["prepare", "criteo-display", str(raw), str(tmp_path / "b"), "--beam"]
+    command = [sys.executable, str(program), *words, "--beam-options", *PROCESSES]
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths}
+
+    def start():
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+    first = start()
+    deadline = time.monotonic() + 120
+    partial = tmp_path / ".b.partial"
+    while time.monotonic() < deadline:
+        writing = list(partial.glob("work-*/.*")) if partial.exists() else []
+        workers = workers_of(first.pid)
+        if workers and (moment == "at the beginning" or writing):
+            os.kill(workers[-1], signal.SIGKILL)
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("no worker was seen")
+    try:
+        _, failed = first.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        first.kill()
+        first.communicate()
+        failed = "a runner that waits for its dead worker, and was killed"
+    if first.returncode == 0:
+        assert contents(tmp_path / "a") == contents(tmp_path / "b")
+        return
+    assert not (tmp_path / "b").exists(), failed
+    second = start()
+    _, failed = second.communicate(timeout=300)
+    assert second.returncode == 0, failed
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert not partial.exists()
+
+
+def test_pipelines_are_quiet_afterwards_as_before():
+    import logging
+
+    before = logging.getLogger().level
+    Runner()._run(lambda pipeline: pipelines._dealt(pipeline, "numbers", [1, 2]))
+    assert logging.getLogger().level == before

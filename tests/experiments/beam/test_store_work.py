@@ -1,0 +1,263 @@
+"""Whoever parses, in whatever order, and whoever dies: one store, that of one process."""
+
+import errno
+import gzip
+import json
+import os
+import random
+from dataclasses import replace
+
+import pytest
+
+from experiments.beam import assembly, pieces
+from experiments.beam.prepare import NAMED, FaultyLines
+from experiments.tasks.clicks.raw.files import DataError
+from experiments.tasks.clicks.store import Store, StoreError
+from experiments.tasks.clicks.writer import ColumnFile, StoreWriter
+from experiments.tasks.splits import FRACTIONS
+from tests.experiments.beam.conftest import (
+    FORMATS,
+    TABLE,
+    Workers,
+    contents,
+    prepared,
+    raw_source,
+    table_source,
+)
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def one_process(request, raw_files, tmp_path_factory):
+    """A format's name, its files, and the store that one process makes of them."""
+    files = raw_files[request.param]
+    out = tmp_path_factory.mktemp("local") / "store"
+    FORMATS[request.param].prepare(files, out)
+    return request.param, files, out
+
+
+@pytest.mark.parametrize("range_bytes", [7_000, 1 << 26])
+def test_the_store_is_bit_for_bit_that_of_one_process(one_process, tmp_path, range_bytes):
+    name, files, local = one_process
+    out = tmp_path / "store"
+    store = prepared(files, out, raw_source(name), Workers(range_bytes), range_bytes=range_bytes)
+    store.verify()
+    assert contents(out) == contents(local)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_several_files_are_one_after_the_other_as_if_they_were_one(one_process, tmp_path):
+    name, files, local = one_process
+    joined = tmp_path / "joined.txt"
+    joined.write_bytes(b"".join(file.read_bytes() for file in files))
+    one = FORMATS[name].prepare(joined, tmp_path / "store")
+    several = Store.open(local)
+    assert (one.num_rows, one.splits, one.shards) == (551, several.splits, several.shards)
+    assert several.source["files"] == [file.name for file in files]
+
+
+@pytest.mark.parametrize("rows_per_shard", [31])
+def test_shards_are_cut_where_one_process_cuts_them(one_process, tmp_path, rows_per_shard):
+    name, files, _ = one_process
+    source = raw_source(name)
+    with StoreWriter(
+        tmp_path / "a", source.schema, hash_seed=0, rows_per_shard=rows_per_shard
+    ) as w:
+        blocks = (block for file in files for block in source.format.read(file, block_bytes=3_000))
+        splits = w.append_all(blocks, source.order)
+        w.finish(splits=splits, source=source.format.source(files))
+    prepared(
+        files, tmp_path / "b", source, Workers(), range_bytes=20_000, rows_per_shard=rows_per_shard
+    )
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_gzip_files_and_files_without_a_last_line_end_are_read_alike(one_process, tmp_path):
+    name, files, local = one_process
+    changed = [tmp_path / file.name for file in files]
+    changed[0].write_bytes(gzip.compress(files[0].read_bytes()))
+    changed[1].write_bytes(files[1].read_bytes().rstrip(b"\n"))
+    changed[2].write_bytes(files[2].read_bytes().replace(b"\n", b"\r\n") + b"\r\n\n\n")
+    out = tmp_path / "store"
+    prepared(changed, out, raw_source(name), Workers(), range_bytes=20_000)
+    assert contents(out) == contents(local)
+
+
+def test_tables_are_tasks_by_the_file(table_files, tmp_path):
+    TABLE.prepare(table_files, tmp_path / "a", fractions=FRACTIONS)
+    prepared(table_files, tmp_path / "b", table_source(), Workers(), range_bytes=10)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+class Dying(Workers):
+    """Die in the midst of writing, each task once or several times."""
+
+    def __init__(self, seed, monkeypatch):
+        super().__init__(seed)
+        self.left = 0
+        self.deaths = 0
+        for owner, name in [
+            (pieces.PieceWriter, "append"),
+            (ColumnFile, "append"),
+            (os, "replace"),
+        ]:
+            monkeypatch.setattr(owner, name, self.mortal(getattr(owner, name)))
+
+    def mortal(self, function):
+        def call(*arguments, **options):
+            if self.left > 0:
+                self.left -= 1
+                if self.left == 0:
+                    self.deaths += 1
+                    raise KeyboardInterrupt  # nothing that code would handle
+            return function(*arguments, **options)
+
+        return call
+
+    def attempt(self, function, task):
+        while True:
+            self.left = self.random.randrange(8)
+            try:
+                return function(task)
+            except KeyboardInterrupt:
+                continue
+            finally:
+                self.left = 0
+
+
+def test_workers_that_die_lose_and_double_nothing(one_process, tmp_path, monkeypatch):
+    name, files, local = one_process
+    workers = Dying(3, monkeypatch)
+    prepared(files, tmp_path / "store", raw_source(name), workers, range_bytes=20_000)
+    assert workers.deaths > 10
+    assert contents(tmp_path / "store") == contents(local)
+
+
+@pytest.mark.parametrize("change", ["lost", "doubled"])
+def test_a_runner_that_loses_or_doubles_a_range_is_refused(one_process, tmp_path, change):
+    name, files, _ = one_process
+
+    class Runner(Workers):
+        def every(self, function, tasks):
+            done = super().every(function, tasks)
+            return done[1:] if change == "lost" else [*done, done[0]]
+
+    with pytest.raises(StoreError, match="ranges of"):
+        prepared(files, tmp_path / "store", raw_source(name), Runner(), range_bytes=20_000)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_died_leaves_nothing_in_the_way(one_process, tmp_path):
+    name, files, local = one_process
+    work = tmp_path / ".store.partial" / "work-0123"
+    work.mkdir(parents=True)
+    (work / "00000-0000000.label").write_bytes(b"x")
+    prepared(files, tmp_path / "store", raw_source(name), Workers(), range_bytes=20_000)
+    assert contents(tmp_path / "store") == contents(local)
+
+
+def with_faults(files, folder, seed, count):
+    """Copies of `files` with `count` bad lines, and where these are."""
+    rng = random.Random(seed)
+    lines = [file.read_bytes().split(b"\n")[:-1] for file in files]
+    places = [(f, n) for f, found in enumerate(lines) for n in range(len(found))]
+    bad = sorted(rng.sample(places, count))
+    copies = [folder / file.name for file in files]
+    for f, n in bad:
+        damaged = [b"x", lines[f][n] + b"\t", b"7" + lines[f][n], b"\xff"]
+        lines[f][n] = rng.choice([*damaged, *([b""] if n + 9 < len(lines[f]) else [])])
+    for copy, found in zip(copies, lines, strict=True):
+        copy.write_bytes(b"\n".join(found) + b"\n")
+    return copies, [(copies[f], n + 1) for f, n in bad]
+
+
+@pytest.mark.parametrize("range_bytes", [9_000, 1 << 26])
+@pytest.mark.parametrize("seed", range(2))
+def test_all_bad_lines_are_named_at_once_by_file_and_line(one_process, tmp_path, range_bytes, seed):
+    name, files, _ = one_process
+    copies, places = with_faults(files, tmp_path, seed, 8)
+    with pytest.raises(FaultyLines) as found:
+        prepared(
+            copies, tmp_path / "store", raw_source(name), Workers(seed), range_bytes=range_bytes
+        )
+    assert [(fault.source, fault.line) for fault in found.value.faults] == places
+    assert found.value.count == len(places)
+    with pytest.raises(DataError) as first:
+        FORMATS[name].prepare(copies, tmp_path / "store")
+    assert str(found.value.faults[0]) == str(first.value)
+    assert sorted(tmp_path.iterdir()) == sorted(copies)
+
+
+def test_more_faults_than_a_line_holds_are_all_named_in_a_file_for_the_owner_alone(
+    one_process, tmp_path
+):
+    name, files, local = one_process
+    copies, places = with_faults(files, tmp_path, 0, 40)
+    out, listing = tmp_path / "store", tmp_path / "store.faults_not_private.txt"
+    with pytest.raises(FaultyLines, match=f"and {len(places) - NAMED} more, all named in") as found:
+        prepared(copies, out, raw_source(name), Workers(), range_bytes=20_000)
+    assert len(found.value.faults) == NAMED
+    named = [line.split(": ")[0].split(", column")[0] for line in listing.read_text().splitlines()]
+    assert named == [f"{path}, line {line}" for path, line in places]
+    assert listing.stat().st_mode & 0o777 == 0o600
+    assert not out.exists()
+    prepared(files, out, raw_source(name), Workers(), range_bytes=20_000)
+    assert contents(out) == contents(local)
+    assert not listing.exists()
+
+
+def test_what_is_wrong_with_a_whole_file_is_named_beside_the_others(one_process, tmp_path):
+    name, files, _ = one_process
+    empty, cut, bad = tmp_path / "empty.txt", tmp_path / "cut.gz", tmp_path / "bad.txt"
+    empty.write_bytes(b"\n\n")
+    cut.write_bytes(gzip.compress(files[0].read_bytes())[:-100])
+    bad.write_bytes(b"x\n")
+    with pytest.raises(FaultyLines) as found:
+        prepared([empty, cut, bad], tmp_path / "s", raw_source(name), Workers(), range_bytes=1)
+    problems = [str(fault).removeprefix(f"{tmp_path}/") for fault in found.value.faults]
+    assert problems[0].startswith("empty.txt: is empty")
+    assert problems[1].startswith("cut.gz: the gzip stream is truncated")
+    assert problems[2].startswith("bad.txt, line 1: found 1 column")
+    assert len(problems) == 3
+
+
+def test_one_fault_of_each_table_is_named(table_files, tmp_path):
+    bad = tmp_path / "bad.csv"
+    bad.write_text("y,c,x\n1,a,2\n1,a,q\n")
+    with pytest.raises(FaultyLines) as found:
+        prepared([bad, table_files[0]], tmp_path / "s", table_source(), Workers())
+    assert [(f.source, f.line, f.column) for f in found.value.faults] == [(bad, 3, "x")]
+
+
+def test_a_piece_that_is_damaged_is_no_part_of_a_store(one_process, tmp_path):
+    name, files, _ = one_process
+
+    class Cutting(Workers):
+        def every(self, function, tasks):
+            done = super().every(function, tasks)
+            for file in sorted(tmp_path.glob(".store.partial/work-*/00000-0000000.label")):
+                file.write_bytes(file.read_bytes()[:-1])
+            return done
+
+    with pytest.raises(StoreError, match=r"has not the .* rows that were parsed"):
+        prepared(files, tmp_path / "store", raw_source(name), Cutting())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(one_process, tmp_path, monkeypatch):
+    name, files, _ = one_process
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(assembly.ColumnFile, "append", full)
+    with pytest.raises(StoreError, match="the disk is full"):
+        prepared(files, tmp_path / "store", raw_source(name), Workers())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_hash_seed_reaches_the_workers_and_the_manifest(one_process, tmp_path):
+    name, files, local = one_process
+    FORMATS[name].prepare(files, tmp_path / "a", hash_seed=5)
+    prepared(files, tmp_path / "b", replace(raw_source(name), hash_seed=5), Workers())
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") != contents(local)
+    assert json.loads((tmp_path / "b" / "manifest.json").read_text())["hash_seed"] == 5
