@@ -2,7 +2,8 @@ r"""Over how many steps noise should be correlated: what each choice costs, and 
 
 Noise of b bands adds up to less, the larger b is. Under a sampler that draws it asks for more of
 it: the sampler takes `cycle_length` b, and amplifies as one with b times fewer steps. Without draws
-it asks for b - 1 kept noise vectors alone. All of that is public, so choosing costs nothing.
+it asks for b - 1 kept noise vectors alone, and noise of m buffers, which is correlated over all
+steps, for m of them. All of that is public, so choosing costs nothing.
 
 Runs of different b may have different numbers of steps N and public divisors B, as cycles round the
 steps of an epoch up. They are compared at the same sum of step sizes eta_t, so at the same
@@ -18,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, TypeGuard
 
 import numpy as np
@@ -29,7 +31,8 @@ from accounting import (
     calibrate_advantage,
 )
 from dpsgd.noise.base import Independent, Noise
-from dpsgd.noise.strategies import Workload, optimized
+from dpsgd.noise.buffered import BufferedToeplitz
+from dpsgd.noise.strategies import Workload, optimized, optimized_buffers
 from samplers import BallsAndBins, BatchSampler, Poisson, UserPoisson
 
 Schedule = Literal["cosine", "constant"]
@@ -37,6 +40,8 @@ Schedule = Literal["cosine", "constant"]
 
 _COLUMNS = 256
 _MOST_TRIED = 1024
+_MOST_BUFFERS = 5
+_GAIN = 1e-3  # of a further buffer, relative to the error, for it to be named
 
 
 @dataclass(frozen=True)
@@ -47,27 +52,44 @@ class Candidate:
       sampler: What it is drawn by, with the cycle that the noise needs.
       noise: Its law.
       noise_multiplier: sigma of the guarantee.
-      error: Of the iterates, over that of independent noise: 1 where bands is 1.
+      rmse: Of the iterates, over the distance that gradients of size C move them in one direction.
+      alone: That of independent noise, or what else it is compared with.
     """
 
     sampler: BatchSampler
     noise: Noise
     noise_multiplier: float
-    error: float
+    rmse: float
+    alone: float
+
+    @property
+    def error(self) -> float:
+        """Of the iterates, over that of independent noise: 1 where bands is 1."""
+        return self.rmse / self.alone
 
     @property
     def bands(self) -> int:
-        """Steps b over which noise is correlated."""
+        """Steps b over which noise is correlated; more than there are where it has buffers."""
         return self.noise.bands
 
+    @property
+    def buffered(self) -> bool:
+        """Whether noise has buffers in place of bands."""
+        return isinstance(self.noise, BufferedToeplitz)
 
-def history_bytes(bands: int, num_params: int) -> int:
-    """Returns what b - 1 kept noise vectors take, in float32.
+    @property
+    def name(self) -> str:
+        """The number of bands, or BLT and that of buffers."""
+        return f"BLT {self.noise.kept}" if self.buffered else f"{self.bands:,}"
 
-    >>> history_bytes(16, 1_000_000)
+
+def history_bytes(kept: int, num_params: int) -> int:
+    """Returns what kept noise vectors take, in float32: b - 1 of bands, m of buffers.
+
+    >>> history_bytes(15, 1_000_000)
     60000000
     """
-    return 4 * (bands - 1) * num_params
+    return 4 * kept * num_params
 
 
 def most_bands(
@@ -88,7 +110,7 @@ def most_bands(
         most = sampler.num_examples // sampler.batch_size  # each group needs a batch
     if memory is None or num_params is None:
         return most
-    return min(most, 1 + int(memory // history_bytes(2, num_params)))
+    return min(most, 1 + int(memory // history_bytes(1, num_params)))
 
 
 def _is_cyclic(sampler: BatchSampler) -> TypeGuard[BallsAndBins | Poisson]:
@@ -103,6 +125,28 @@ def tried_bands(most: int) -> list[int]:
     """
     most = min(most, _MOST_TRIED)
     return sorted({2**k for k in range(most.bit_length())} | {most})
+
+
+def tried_buffers(
+    sampler: BatchSampler, *, memory: float | None = None, num_params: int | None = None
+) -> list[int]:
+    """Returns numbers of buffers up to 5 that fit; none unless the order is known.
+
+    >>> from samplers import Deterministic
+    >>> tried_buffers(Deterministic(1000, 100), memory=1e9, num_params=100_000_000)
+    [1, 2]
+
+    Args:
+      sampler: Of the run.
+      memory: As for `most_bands`.
+      num_params: Likewise.
+    """
+    if sampler.period is None:
+        return []
+    most = _MOST_BUFFERS
+    if memory is not None and num_params is not None:
+        most = min(most, int(memory // history_bytes(1, num_params)))
+    return list(range(1, most + 1))
 
 
 def workload(
@@ -128,27 +172,46 @@ def workload(
 
 
 def best_noise(
-    sampler: BatchSampler, bands: int, *, momentum: float = 0.0, schedule: Schedule = "cosine"
+    sampler: BatchSampler,
+    bands: int = 1,
+    *,
+    buffers: int = 0,
+    momentum: float = 0.0,
+    schedule: Schedule = "cosine",
 ) -> Noise:
     """Returns noise over so many steps that disturbs the iterates of a run of SGD least.
 
     Args:
       sampler: Of the run.
       bands: b >= 1; independent noise if 1.
+      buffers: m, for noise over all steps in place of bands; 0 for bands.
       momentum: beta in [0, 1).
       schedule: Of its step sizes.
 
     Raises:
-      ValueError: As `workload` does.
+      ValueError: As `workload` does, or if there are buffers and the order is not known.
     """
     run = workload(sampler, momentum=momentum, schedule=schedule)
+    if buffers:
+        return _buffered(run, buffers, sampler)
     return optimized(run, bands) if bands > 1 else Independent()
+
+
+def _buffered(run: Workload, buffers: int, sampler: BatchSampler) -> BufferedToeplitz:
+    if sampler.period is None:
+        raise ValueError(
+            f"buffers correlate noise over all steps, which asks for an order that is known, and "
+            f"{type(sampler).__name__} draws: take Deterministic or Shuffle with a fixed order, or "
+            "bands"
+        )
+    return optimized_buffers(run, buffers, sampler.period)
 
 
 def plan(
     sampler: BatchSampler,
     bands: Sequence[int],
     *,
+    buffers: Sequence[int] = (),
     epsilon: float | None = None,
     delta: float | None = None,
     advantage: float | None = None,
@@ -159,14 +222,21 @@ def plan(
 ) -> list[Candidate]:
     """Returns a run with each number of bands, at one guarantee: what noise leaves in iterates.
 
+    And then with each number of buffers.
+
     >>> from samplers import Deterministic
     >>> found = plan(Deterministic(1000, 10), [1, 16], epsilon=2.0, delta=1e-3, momentum=0.9)
     >>> [(c.bands, round(c.noise_multiplier, 3), round(c.error, 2)) for c in found]
     [(1, 1.445, 1.0), (16, 1.445, 0.3)]
+    >>> found = plan(found[0].sampler, [], buffers=[2], epsilon=2.0, delta=1e-3, momentum=0.9)
+    >>> [(c.name, round(c.error, 2)) for c in found]
+    [('1', 1.0), ('BLT 2', 0.24)]
 
     Args:
       sampler: Of the run; its `cycle_length` becomes the number of bands.
       bands: What is tried, besides 1, which always is.
+      buffers: Likewise, in ascending order, where the order is known. Those that gain less than
+        a thousandth of the error over fewer are left out.
       epsilon: To guarantee, > 0, at `delta` in (0, 1).
       delta: As said.
       advantage: Of a membership attack, in (0, 1): to guarantee in place of both.
@@ -185,21 +255,68 @@ def plan(
     for b in bands:
         if not 1 <= b <= most:
             raise ValueError(f"bands must be in [1, {most}] under this sampler, got {b}")
-    tried = sorted({1, *bands}) if momentum is not None else [1]
+    made = partial(
+        candidate,
+        sampler,
+        epsilon=epsilon,
+        delta=delta,
+        advantage=advantage,
+        momentum=momentum,
+        schedule=schedule,
+        release=release,
+    )
     found: list[Candidate] = []
-    for b in tried:
+    for b in sorted({1, *bands}) if momentum is not None else [1]:
         progress(f"b = {b}")
-        drawn = replace(sampler, cycle_length=b) if _is_cyclic(sampler) else sampler
-        noise: Noise = Independent()
-        error = 1.0
-        if momentum is not None:
-            run = workload(drawn, momentum=momentum, schedule=schedule)
-            noise = optimized(run, b) if b > 1 else noise
-            distance = drawn.expected_batch_size * sum(run.step_sizes or [float(run.num_steps)])
-            error = math.sqrt(run.mean_square(noise, _COLUMNS)) / distance
-        sigma = _calibrated(noise, drawn, release, epsilon, delta, advantage)
-        found.append(Candidate(drawn, noise, sigma, sigma * error))
-    return [replace(c, error=c.error / found[0].error) for c in found]
+        found.append(made(b))
+    least = math.inf
+    for m in buffers if momentum is not None else ():
+        progress(f"{m} buffers")
+        buffered = made(buffers=m)
+        if buffered.rmse <= (1.0 - _GAIN) * least:
+            found.append(buffered)
+            least = buffered.rmse
+    return [replace(c, alone=found[0].rmse) for c in found]
+
+
+def candidate(
+    sampler: BatchSampler,
+    bands: int = 1,
+    *,
+    buffers: int = 0,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
+    momentum: float | None = 0.0,
+    schedule: Schedule = "cosine",
+    release: float | None = None,
+) -> Candidate:
+    """Returns a run with the best noise of so many bands, or buffers: compared with itself.
+
+    Args:
+      sampler: Of the run; its `cycle_length` becomes the number of bands.
+      bands: b >= 1.
+      buffers: m, in place of bands; 0 for bands.
+      epsilon: As for `plan`, like all that follow.
+      delta: Likewise.
+      advantage: Likewise.
+      momentum: Likewise.
+      schedule: Likewise.
+      release: Likewise.
+
+    Raises:
+      ValueError: As `plan` does.
+    """
+    drawn = replace(sampler, cycle_length=bands) if _is_cyclic(sampler) else sampler
+    noise: Noise = Independent()
+    error = 1.0
+    if momentum is not None:
+        run = workload(drawn, momentum=momentum, schedule=schedule)
+        noise = best_noise(drawn, bands, buffers=buffers, momentum=momentum, schedule=schedule)
+        distance = drawn.expected_batch_size * sum(run.step_sizes or [float(run.num_steps)])
+        error = math.sqrt(run.mean_square(noise, _COLUMNS)) / distance
+    sigma = _calibrated(noise, drawn, release, epsilon, delta, advantage)
+    return Candidate(drawn, noise, sigma, sigma * error, sigma * error)
 
 
 def _calibrated(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -201,19 +201,14 @@ def optimized(workload: Workload, bands: int) -> BandedToeplitz:
             inverse = workload._inverse(column)
             response = workload._response(inverse)
             if not np.isfinite(response).all():
-                return 1e10, np.zeros_like(tail)  # it explodes: the search steps back
+                return math.inf, np.zeros_like(tail)
             squares, by_response = workload._squares(response, _COLUMNS)
             by_column = workload._by_column(by_response, response, inverse)
             norm = float(column @ column)
             gradient = 2.0 * tail / norm + by_column[1 : tail.size + 1] / squares
-        if not (math.isfinite(squares) and np.isfinite(gradient).all()):
-            return 1e10, np.zeros_like(tail)  # it explodes: the search steps back
-        return math.log(squares) + math.log(norm), gradient
+            return math.log(squares) + math.log(norm), gradient
 
-    found = optimize.minimize(
-        objective, start[1:], jac=True, method="L-BFGS-B", options={"maxiter": 300}
-    )
-    column = np.concatenate([[1.0], found.x])
+    column = np.concatenate([[1.0], _descent(objective, start[1:])])
     candidates = [BandedToeplitz(start.tolist())]
     # In a short run noise may grow, which is refused; this moves zeros outwards.
     for nearer in (1.0, 0.9999, 0.999, 0.99, 0.97, 0.9):
@@ -221,6 +216,30 @@ def optimized(workload: Workload, bands: int) -> BandedToeplitz:
             candidates.append(BandedToeplitz((column * nearer ** np.arange(column.size)).tolist()))
             break
     return min(candidates, key=lambda noise: workload.mean_square(noise, _COLUMNS))
+
+
+def _descent(
+    objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    start: np.ndarray,
+    bounds: Sequence[tuple[float, float]] | None = None,
+) -> np.ndarray:
+    """Returns where L-BFGS comes to, which never goes up from `start`.
+
+    Noise that explodes counts as a little above the start: a search that saw how much more it is
+    would step back so far that it took what is left of the step for a standstill.
+    """
+    wall = objective(start)[0] + 1.0
+
+    def walled(at: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = objective(at)
+        if value < wall and np.isfinite(gradient).all():
+            return value, gradient
+        return wall, np.zeros_like(at)
+
+    options = {"maxiter": 300}
+    return optimize.minimize(
+        walled, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
+    ).x
 
 
 def optimized_buffers(workload: Workload, buffers: int, period: int) -> BufferedToeplitz:
@@ -256,7 +275,7 @@ def optimized_buffers(workload: Workload, buffers: int, period: int) -> Buffered
         weights, decays = numbers(logs)
         inverse_weights, inverse_decays = inverted(weights, decays)
         if not inverse_decays.min() > -1.0:
-            return 1e10, np.zeros_like(logs)  # it explodes: the search steps back
+            return math.inf, np.zeros_like(logs)
         inverse = exponentials(-inverse_weights, inverse_decays, steps)
         column = exponentials(weights, decays, steps)
         response = workload._response(inverse)
@@ -276,10 +295,7 @@ def optimized_buffers(workload: Workload, buffers: int, period: int) -> Buffered
     rates = np.geomspace(1.0, 2.0 / (steps + 1), 2 * buffers + 1)[1::2]  # one over odds
     start = np.concatenate([0.5 * np.log(rates / rates.sum()) - 1.0, -np.log(rates)])
     bounds = [(-16.0, 1.0)] * buffers + [(-7.0, math.log(2.0**20))] * buffers
-    found = optimize.minimize(
-        objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 300}
-    )
-    weights, decays = numbers(found.x)
+    weights, decays = numbers(_descent(objective, start, bounds))
     while True:
         with contextlib.suppress(ValueError):
             return BufferedToeplitz(weights.tolist(), decays.tolist())

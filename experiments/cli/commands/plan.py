@@ -22,16 +22,20 @@ if TYPE_CHECKING:
     from samplers import BatchSampler
 
 _NEAR = 1.02
-"""Up to so many times the least error a smaller b is named beside the best."""
+"""Up to so many times the least error, noise that keeps less is named beside the best."""
+
+_NEARLY, _TENTH = 1.1, 0.1
+"""Likewise, up to the first, noise that keeps at most so much of what the best does."""
 
 
 @dataclass(frozen=True)
 class PlanConfig(GuaranteeConfig):
     """Print over how many steps b a run's noise should be correlated, and what that gains.
 
-    Each b meets the target. The error is what noise leaves in the iterates of the optimizer: the
-    root of its mean square, relative to independent noise (b = 1), at the same distance moved. It
-    is no metric of a model: less of it can be worth much or little.
+    In a fixed order also buffered noise (BLT), over all steps, which keeps few vectors. Each meets
+    the target. The error is what noise leaves in the iterates of the optimizer: the root of its
+    mean square, relative to independent noise (b = 1), at the same distance moved. It is no metric
+    of a model: less of it can be worth much or little.
 
     `dpsgd plan devices --help` is about what a run needs of several devices.
     """
@@ -49,11 +53,13 @@ class PlanConfig(GuaranteeConfig):
     schedule: Literal["cosine", "constant"] = "cosine"
     """Step sizes of the run: falling to zero by a cosine, or all alike."""
     memory: str | None = None
-    """Most memory for the last b - 1 noise vectors, such as 8GB or 512MiB; needs --num-params."""
+    """Most memory for kept noise vectors, such as 8GB or 512MiB; needs --num-params."""
     num_params: int | None = None
     """Parameters of the model."""
     bands: tuple[int, ...] = ()
     """Which b to try, besides 1; by default powers of two up to what is possible, or 1,024."""
+    buffers: tuple[int, ...] | None = None
+    """How many buffers to try, in a fixed order; by default up to 5."""
     plot: Path | None = None
     """Figure of error and noise multiplier over b to write, .png, .pdf or .svg."""
     overwrite: bool = False
@@ -131,12 +137,17 @@ def _plan_noise(config: PlanConfig) -> None:
     if momentum is None and any(b > 1 for b in config.bands):
         raise ValueError("--bands is of no use with --optimizer adam, whose best b is 1: leave out")
     tried = sorted({1, *(config.bands or planning.tried_bands(most))})
-    if config.plot is not None and (momentum is None or tried == [1]):
+    buffers = planning.tried_buffers(sampler, memory=memory, num_params=config.num_params)
+    if config.buffers is not None:
+        _check_buffers(config, sampler, momentum, max(buffers, default=0))
+        buffers = sorted(set(config.buffers))
+    if config.plot is not None and (momentum is None or (tried == [1] and not buffers)):
         raise ValueError("--plot draws several b, and here is b = 1 alone: leave it out")
     with Console() as console:
         found = planning.plan(
             sampler,
             tried,
+            buffers=buffers,
             epsilon=config.target_epsilon,
             delta=delta,
             advantage=config.target_advantage,
@@ -152,16 +163,18 @@ def _plan_noise(config: PlanConfig) -> None:
         console.line(f"each with {target} {terms}:")
         rows = [
             [
-                f"{c.bands:,}",
+                c.name,
                 # Rounded up: the printed number suffices as it stands.
                 Bound(c.noise_multiplier, c.noise_multiplier).format_upper(".6g"),
                 f"{c.error:.4f}",
                 f"{c.sampler.num_steps:,}",
-                _memory(c.bands, config.num_params),
+                _memory(c.noise.kept, config.num_params),
             ]
             for c in found
         ]
         console.table(["b", "sigma", "error", "steps", "memory"], rows)
+        if any(c.buffered for c in found):
+            console.line("BLT m: noise of m buffers, correlated over all steps, for a fixed order.")
         best = min(found, key=lambda c: c.error)
         if momentum is None:
             console.line(f"b = 1 is best, independent noise: {ADAM}.")
@@ -197,24 +210,60 @@ def _limit(sampler: BatchSampler, most: int) -> str:
     )
 
 
-def _memory(bands: int, num_params: int | None) -> str:
+def _check_buffers(
+    config: PlanConfig, sampler: BatchSampler, momentum: float | None, most: int
+) -> None:
+    """Raises ValueError for --buffers that cannot be, `most` being tried by default."""
+    if momentum is None:
+        raise ValueError("--buffers is of no use with --optimizer adam, whose best b is 1")
+    if sampler.period is None:
+        raise ValueError(
+            f"--buffers needs a fixed order, in which an example comes back after an epoch: "
+            f"{type(sampler).__name__} draws; deterministic and shuffle with --order fixed do not"
+        )
+    for m in config.buffers or ():
+        if m < 1:
+            raise ValueError(f"--buffers must be at least 1, got {m}")
+        if config.memory is not None and m > most < 5:
+            raise ValueError(
+                f"--buffers must be at most {most} here, got {m}: {config.memory} holds no more"
+            )
+
+
+def _memory(kept: int, num_params: int | None) -> str:
     from dpsgd.noise.planning import history_bytes
 
     if num_params is None:
-        return f"{bands - 1:,} x parameters"
-    return sized(history_bytes(bands, num_params))
+        return f"{kept:,} x parameters"
+    return sized(history_bytes(kept, num_params))
+
+
+def _named(candidate: Candidate) -> str:
+    kept = candidate.noise.kept
+    if candidate.buffered:
+        return f"BLT of {kept} buffer{'s' if kept > 1 else ''}"
+    return f"b = {candidate.name}"
 
 
 def _verdict(found: list[Candidate], best: Candidate, most: int) -> str:
     if best.bands > 1:
-        near = next(c for c in found if c.error <= _NEAR * best.error)
+        near = min(
+            (
+                c
+                for c in found
+                if c.error <= _NEAR * best.error
+                or (c.error <= _NEARLY * best.error and c.noise.kept <= _TENTH * best.noise.kept)
+            ),
+            key=lambda c: c.noise.kept,
+        )
         hint = ""
-        if near.bands < best.bands:
-            hint = f"; b = {near.bands:,} leaves {near.error:.3g}, with less memory"
+        if near.noise.kept < best.noise.kept:
+            hint = f"; {_named(near)} leaves {near.error:.3g}, and keeps {near.noise.kept:,} vector"
+            hint += f"{'s' if near.noise.kept > 1 else ''} in place of {best.noise.kept:,}"
         elif best.bands == max(c.bands for c in found) < most:
             hint = "; a larger b, which --bands tries, may leave less"
         return (
-            f"b = {best.bands:,} is best: its noise leaves {best.error:.3g} of the error of "
+            f"{_named(best)} is best: its noise leaves {best.error:.3g} of the error of "
             f"independent noise, at {best.noise_multiplier / found[0].noise_multiplier:.3g} times "
             f"the sigma{hint}."
         )
@@ -242,8 +291,9 @@ def _usage(best: Candidate, momentum: float, schedule: str) -> list[str]:
         if (value := getattr(drawn, field.name)) != field.default
     )
     sigma = Bound(best.noise_multiplier, best.noise_multiplier).format_upper(".6g")
+    what = f"buffers={best.noise.kept}" if best.buffered else f"{best.bands}"
     command = []
-    if schedule == "cosine":
+    if schedule == "cosine" and not best.buffered:
         beta = f" --momentum {momentum:g}" if momentum else ""
         command = [f"With `dpsgd train`: --optimizer sgd{beta} --bands {best.bands}"]
     return [
@@ -251,7 +301,7 @@ def _usage(best: Candidate, momentum: float, schedule: str) -> list[str]:
         "With dpsgd.train, whose optimizer is optax.sgd(step sizes, momentum):",
         "  import dpsgd, samplers, dpsgd.noise.planning",
         f"  sampler = samplers.{type(drawn).__name__}({settings})",
-        f"  noise = dpsgd.noise.planning.best_noise(sampler, {best.bands}, momentum={momentum!r}, "
-        f"schedule={schedule!r})  # BandedToeplitz(coefficients)",
+        f"  noise = dpsgd.noise.planning.best_noise(sampler, {what}, momentum={momentum!r}, "
+        f"schedule={schedule!r})  # {type(best.noise).__name__}",
         f"  mechanism = dpsgd.Mechanism(sampler, {sigma}, l2_clip_norm, noise)",
     ]

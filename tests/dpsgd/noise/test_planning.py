@@ -1,13 +1,22 @@
 """Over how many steps noise is to be correlated: errors at equal guarantees, and what limits b."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from accounting import epsilon
 from dpsgd import BandedToeplitz, Independent, Mechanism
 from dpsgd.noise import planning
-from dpsgd.noise.planning import best_noise, most_bands, plan, tried_bands, workload
+from dpsgd.noise.planning import (
+    best_noise,
+    candidate,
+    most_bands,
+    plan,
+    tried_bands,
+    tried_buffers,
+    workload,
+)
 from dpsgd.noise.strategies import error_at
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
 
@@ -109,6 +118,33 @@ def test_the_history_fits_into_the_memory():
     assert most_bands(sampler, memory=4e6 * 7 - 1, num_params=1_000_000) == 7
     assert most_bands(sampler, memory=1.0, num_params=1_000_000) == 1
     assert most_bands(sampler, memory=1e12, num_params=1_000_000) == 100
+
+
+def test_a_known_order_is_offered_buffers_whose_guarantee_is_the_same():
+    sampler = Deterministic(2000, 10, 2)
+    how = {"epsilon": 2.0, "delta": 1e-4, "momentum": 0.9}
+    one, banded, *buffered = plan(sampler, [8], buffers=[1, 2, 3, 4], **how)
+    assert (one.error, banded.bands) == (1.0, 8)
+    assert 1 <= len(buffered) < 4  # what hardly gains is left out
+    assert [c.name for c in buffered] == [f"BLT {k}" for k in range(1, len(buffered) + 1)]
+    for found in buffered:
+        assert found.error < 0.5 * banded.error
+        mechanism = Mechanism(found.sampler, found.noise_multiplier, 1.0, found.noise)
+        assert 1.99 < epsilon(mechanism.privacy(), 1e-4).upper <= 2.0
+        assert found.noise == best_noise(sampler, buffers=found.noise.kept, momentum=0.9)
+        assert found.noise_multiplier > one.noise_multiplier  # as columns overlap
+    shuffled = candidate(Shuffle(2000, 10, 2, order="fixed"), buffers=1, **how)
+    assert shuffled == replace(buffered[0], sampler=shuffled.sampler, alone=shuffled.rmse)
+
+
+def test_buffers_are_for_known_orders_and_as_many_as_fit():
+    sampler = Deterministic(1000, 100)
+    assert tried_buffers(sampler) == [1, 2, 3, 4, 5]
+    assert tried_buffers(sampler, memory=4e6 * 2, num_params=1_000_000) == [1, 2]
+    assert tried_buffers(BallsAndBins(1000, 100)) == tried_buffers(Shuffle(1000, 100)) == []
+    with pytest.raises(ValueError, match=r"order that is known, and BallsAndBins draws") as error:
+        plan(BallsAndBins(1000, 100), [], buffers=[2], epsilon=9.0, delta=0.1)
+    assert "\n" not in str(error.value)
 
 
 def test_powers_of_two_are_tried_up_to_what_is_possible():

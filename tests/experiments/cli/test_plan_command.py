@@ -49,6 +49,25 @@ def test_a_plan_for_an_attack_advantage_has_the_noise_of_it(capsys):
     assert list(sigmas) == ["1", "4"]
 
 
+def test_a_fixed_order_is_offered_buffers_and_the_lines_for_python_make_them(capsys, tmp_path):
+    words = ["plan", "noise", "sampler:deterministic", *SIZES, "--target-epsilon", "8"]
+    plot = tmp_path / "plan.png"
+    words += ["--optimizer", "sgd", "--bands", "8", "30", "--buffers", "2", "--plot", str(plot)]
+    out = answer(words, capsys)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    (row,) = (line for line in out.splitlines() if line.startswith("BLT 2 "))
+    assert row.rstrip().endswith("2 x parameters")
+    assert "BLT of 2 buffers leaves" in out
+    assert "keeps 2 vectors in place of 29" in out
+    out = answer([*words[:-2], "--bands", "8"], capsys)
+    assert "BLT of 2 buffers is best" in out
+    lines = out.partition("With dpsgd.train")[2].partition("\n")[2].splitlines()[:4]
+    names = {"l2_clip_norm": 1.0}
+    exec("\n".join(line.strip() for line in lines), names)
+    assert names["mechanism"].noise.kept == 2
+    assert 7.95 < epsilon(names["mechanism"].privacy(), 1e-4).upper <= 8
+
+
 def test_adam_is_answered_by_1_and_the_reason(capsys):
     out = answer([*BALLS, "--optimizer", "adam"], capsys)
     assert "b = 1 is best, independent noise: Adam gains nothing" in out
@@ -105,6 +124,8 @@ def test_other_samplers_have_independent_noise_alone_and_one_line_says_so(sample
             "--bands must be at most 5 here, got 9: 16KB holds no more",
         ),
         (["--optimizer", "sgd", "--bands", "0"], "--bands must be at least 1, got 0"),
+        (["--optimizer", "sgd", "--buffers", "2"], "--buffers needs a fixed order, in which an"),
+        (["--optimizer", "adam", "--buffers", "2"], "--buffers is of no use with --optimizer adam"),
         (["--optimizer", "adam", "--bands", "2"], "--bands is of no use with --optimizer adam"),
         (["--optimizer", "adam", "--plot", "x.png"], "--plot draws several b, and here is b = 1"),
         (["--optimizer", "sgd", "--plot", "x.txt"], "--plot must end in .png, .pdf or .svg"),
