@@ -84,6 +84,7 @@ def clipped_grad(
     method: str = "ghost",
     microbatch_size: int | None = None,
     grid: SecureGrid | None = None,
+    devices: int = 1,
 ) -> Callable[..., tuple[SumTree, Diagnostics]]:
     r"""Builds the function (params, batch, weights) -> (sum of clipped gradients, diagnostics).
 
@@ -118,6 +119,9 @@ def clipped_grad(
       grid: Of the secure mode, from `secure_grid`: each clipped gradient is truncated to integers
         of norm $C / g$ at most, and the sum is theirs, int32 and exact. For it all gradients of a
         microbatch are formed, as by "vmap".
+      devices: Among how many the compiler deals out the batch, in equal runs. A microbatch then
+        has its part of each run, and `microbatch_size` examples on each device: one that were of
+        consecutive examples would have every device compute all of it.
 
     Returns:
       A pure function of `params` (tree of floating-point arrays), `batch` (tree of arrays with a
@@ -181,7 +185,7 @@ def clipped_grad(
             jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), dtype), params),
             Diagnostics(*(jnp.float32(0),) * 4),
         )
-        size = weights.shape[0]
+        size = weights.shape[0] // devices
         together = microbatch_size
         if together is None:
             formed = method == "vmap" or grid is not None
@@ -197,15 +201,22 @@ def clipped_grad(
 
         # The last microbatch is filled up with copies of the last row, at weight zero.
         rows = jnp.minimum(jnp.arange(count * together), size - 1)
-        weights = jnp.where(jnp.arange(rows.size) < size, weights[rows], 0)
+
+        def filled(x: Array) -> Array:
+            return x[rows] if devices == 1 else x.reshape(devices, size, *x.shape[1:])[:, rows]
 
         def split(x: Array) -> Array:
-            return x.reshape((count, together, *x.shape[1:]))
+            if devices == 1:
+                return x.reshape((count, together, *x.shape[1:]))
+            dealt = x.reshape((devices, count, together, *x.shape[2:])).swapaxes(0, 1)
+            return dealt.reshape((count, devices * together, *x.shape[2:]))
+
+        weights = jnp.where(jnp.arange(rows.size) < size, filled(weights), 0)
 
         def body(carry, xs):
             return add_microbatch(params, carry, *xs), None
 
-        xs = (jax.tree.map(lambda x: split(x[rows]), batch), split(weights))
+        xs = (jax.tree.map(lambda x: split(filled(x)), batch), split(weights))
         return lax.scan(body, carry, xs)[0]
 
     return clipped_sum

@@ -52,7 +52,8 @@ class Algorithm(NamedTuple):
     """(params, batch, weights, scales) -> (sum of clipped per-example gradients, diagnostics).
 
     The sum is in float32, or in the secure mode in integers, int32. Where the loss takes a key, a
-    fifth argument is the keys of the batch's examples."""
+    fifth argument is the keys of the batch's examples. By name it takes `devices`, among how many
+    the compiler deals the batch out where the parameters are."""
     update: Callable[[TrainState, PyTree, Any, Scales], tuple[TrainState, PyTree]]
     """(state, sum, noise_key, scales) -> (state after one noisy update, what the update was made
     of: the private mean gradient, in the types of the parameters)."""
@@ -114,8 +115,8 @@ def dpsgd(
         parameters and of itself, and neighbours have the same keys (`dpsgd.gradients.losses` has
         the proof).
       optimizer: Any optax transformation; it sees only the private mean gradient.
-      microbatch_size: Examples whose gradients are formed together; None for as many as fit, see
-        `clipped_grad`.
+      microbatch_size: Examples whose gradients are formed together, on each device; None for as
+        many as fit, see `clipped_grad`.
 
     Raises:
       ValueError: if `microbatch_size` is below one, or the signature of `loss_fn` does not tell
@@ -158,12 +159,13 @@ class _ClippedSum:
     loss_fn: LossFn
     microbatch_size: int | None
 
-    def __call__(self, params, batch, weights, scales, keys=None):
+    def __call__(self, params, batch, weights, scales, keys=None, *, devices=1):
         gradient = clipped_grad(
             self.loss_fn,
             l2_clip_norm=scales.l2_clip_norm,
             microbatch_size=self.microbatch_size,
             grid=scales.grid,
+            devices=devices,
         )
         return gradient(params, batch, weights, keys)
 

@@ -117,6 +117,11 @@ def compiled_block(
     parts, shardings = _parts(algorithm, sampler, layout), None
     if layout is not None and (placement := layout.placement) is not None:
         state, whole = placement.state(arguments[0]), placement.replicated
+        if placement.deals(arguments[0].params) and arguments[4].grid is not None:
+            raise ValueError(
+                "secure noise is drawn for whole arrays, and the gradient of every example is "
+                "formed: parameters cannot be dealt out by rows, leave out shard_rows_from"
+            )
         rows = placement.by_rows if layout.streamed else whole
         places = state, rows, placement.plan(arguments[2]), whole, whole, whole, whole
         shardings = places, (state, whole, whole)
@@ -266,37 +271,52 @@ class _StepSum:
     """Whether each device has rows of its own, and `places` are among these."""
 
     def __call__(self, state, j, data, plan, scales, loss_key):
-        if self.placement is None:
-            return self._here(state.params, state.step, j, data, plan, scales, loss_key)
-        specs = jax.tree.map(lambda sharding: sharding.spec, self.placement.plan(plan))
-        whole = PartitionSpec()
-        rows = PartitionSpec(AXIS) if self.dealt else whole
-        over_devices = jax.shard_map(
-            self._here_and_there,
-            mesh=self.placement.mesh,
-            in_specs=(whole, whole, whole, rows, specs, whole, whole),
-            out_specs=whole,
+        placement, whole, dealt = self.placement, PartitionSpec(), PartitionSpec(AXIS)
+        batch = functools.partial(self._batch, state.step)
+        if placement is None:
+            return self._sum(self.clipped_sum, batch, state.params, j, data, plan, scales, loss_key)
+        columns = jax.tree.map(lambda sharding: sharding.spec, placement.plan(plan))
+        rows = dealt if self.dealt else whole
+        over_devices = functools.partial(
+            jax.shard_map,
+            mesh=placement.mesh,
             check_vma=False,  # which would put primitives of its own into the trace of a loss
         )
-        return over_devices(state.params, state.step, j, data, plan, scales, loss_key)
+        if placement.deals(state.params):
+            # Each device looks up its own rows; what follows is dealt out by the compiler.
+            batch = over_devices(batch, in_specs=(whole, rows, columns, whole), out_specs=dealt)
+            clipped_sum = functools.partial(self.clipped_sum, devices=len(placement.devices))
+            total, diagnostics = self._sum(
+                clipped_sum, batch, state.params, j, data, plan, scales, loss_key
+            )
+            shardings = placement.params(state.params)
+            return jax.lax.with_sharding_constraint(total, shardings), diagnostics
 
-    def _here_and_there(self, *arguments):
-        assert self.placement is not None, "or there is only here"
-        return self.placement.total(self._here(*arguments))
+        def whole_sum(step, *arguments):
+            batch = functools.partial(self._batch, step)
+            return placement.total(self._sum(self.clipped_sum, batch, *arguments))
 
-    def _here(self, params, step, j, data, plan, scales, loss_key):
-        """Returns the sum over the places of `plan`, a device's or all."""
+        specs = whole, whole, whole, rows, columns, whole, whole
+        summed = over_devices(whole_sum, in_specs=specs, out_specs=whole)
+        return summed(state.step, state.params, j, data, plan, scales, loss_key)
+
+    def _batch(self, step, row, data, plan, loss_key):
+        """Returns what is clipped in one pass: examples, their weights, and their keys if any."""
+        places = plan.indices if plan.places is None else plan.places
+        indices = places[row].reshape(-1, *self.clipped_shape)
+        weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)
+        batch = jax.tree.map(lambda column: column[indices], data)
+        if not self.takes_key:
+            return batch, weights, ()
+        first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is clipped as one
+        return batch, weights, (example_keys(loss_key, step, first, plan.lanes),)
+
+    def _sum(self, clipped_sum, batch_of, params, j, data, plan, scales, loss_key):
+        """Returns the sum over the passes of step `j`."""
 
         def batch_sum(row):
-            places = plan.indices if plan.places is None else plan.places
-            indices = places[row].reshape(-1, *self.clipped_shape)
-            weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)
-            batch = jax.tree.map(lambda column: column[indices], data)
-            if not self.takes_key:
-                return self.clipped_sum(params, batch, weights, scales)
-            first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is one
-            keys = example_keys(loss_key, step, first, plan.lanes)
-            return self.clipped_sum(params, batch, weights, scales, keys)
+            batch, weights, keys = batch_of(row, data, plan, loss_key)
+            return clipped_sum(params, batch, weights, scales, *keys)
 
         if not self.accumulates:
             return batch_sum(j)

@@ -17,16 +17,21 @@ as one. Places that fill it up have weight 0 like all padding, and add exactly z
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dpsgd.packing import SMALL
 from dpsgd.training.programs import put
 from samplers import IndexBlock
+
+if TYPE_CHECKING:
+    from dpsgd.training.algorithm import TrainState
 
 PyTree = Any
 
@@ -36,16 +41,19 @@ AXIS = "devices"
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of a run.
+    """The devices of a run, and which arrays of its state are dealt out among them.
 
     Attributes:
       devices: In order of process, then of number; one or more.
+      shard_rows_from: Bytes from which on a leaf of the parameters is dealt out by rows, and what
+        is like it in the state of optimizer and noise; by default none is.
 
     Raises:
-      ValueError: if there is none, or they are not in that order.
+      ValueError: if there is no device, they are not in that order, or `shard_rows_from` below 1.
     """
 
     devices: tuple[jax.Device, ...]
+    shard_rows_from: int | None = None
 
     def __post_init__(self) -> None:
         if not self.devices or tuple(sorted(set(self.devices), key=_order)) != self.devices:
@@ -53,11 +61,13 @@ class Placement:
                 "devices must be one or more, each once, in order of process and number, got "
                 f"{list(self.devices)}"
             )
+        if self.shard_rows_from is not None and self.shard_rows_from < 1:
+            raise ValueError(f"shard_rows_from must be at least 1, got {self.shard_rows_from}")
 
     @classmethod
-    def default(cls) -> Placement:
-        """Returns all devices of all processes."""
-        return cls(tuple(sorted(jax.devices(), key=_order)))
+    def default(cls, *, shard_rows_from: int | None = None) -> Placement:
+        """Returns that of all devices of all processes."""
+        return cls(tuple(sorted(jax.devices(), key=_order)), shard_rows_from)
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -79,13 +89,66 @@ class Placement:
         """Of an array whose axis 0 is dealt out."""
         return self._sharding(AXIS)
 
-    def state(self, shapes: PyTree) -> PyTree:
-        """Returns the sharding of each leaf of a state, or of part of one.
+    def deals(self, params: PyTree) -> bool:
+        """Whether a leaf of the parameters is dealt out; see `state` for what it raises."""
+        return bool(self._tables(params))
+
+    def params(self, shapes: PyTree) -> PyTree:
+        """Returns the sharding of each leaf of the parameters, see `state`."""
+        return self._like(self._tables(shapes), shapes)
+
+    def state(self, shapes: TrainState) -> TrainState:
+        """Returns the sharding of each leaf of a state.
+
+        A leaf of the parameters of `shard_rows_from` bytes or more, with as many rows as devices or
+        more, is dealt out by rows; with it, by shape, what is like it in the optimizer's state, and
+        rows of as many numbers in that of the noise.
 
         Args:
-          shapes: Arrays, or their shapes.
+          shapes: A state, or its shapes.
+
+        Raises:
+          ValueError: if the rows of such a leaf do not divide by the devices.
         """
-        return jax.tree.map(lambda _: self.replicated, shapes)
+        tables = self._tables(shapes.params)
+        numbers = {math.prod(shape) for shape in tables}
+
+        def of_noise(leaf: Any) -> NamedSharding:
+            lined = len(leaf.shape) == 2 and leaf.shape[1] in numbers
+            return self._sharding(None, AXIS) if lined else self.replicated
+
+        return type(shapes)(
+            self.replicated,
+            self._like(tables, shapes.params),
+            self._like(tables, shapes.opt_state),
+            jax.tree.map(of_noise, shapes.noise),
+        )
+
+    def _like(self, tables: set[tuple[int, ...]], shapes: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda leaf: self.by_rows if leaf.shape in tables else self.replicated, shapes
+        )
+
+    def _tables(self, params: PyTree) -> set[tuple[int, ...]]:
+        """Returns the shapes of the leaves that are dealt out."""
+        found: set[tuple[int, ...]] = set()
+        if self.shard_rows_from is None or len(self.devices) == 1:
+            return found
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            size, rows = math.prod(leaf.shape), leaf.shape[0] if leaf.shape else 0
+            if size * leaf.dtype.itemsize < max(self.shard_rows_from, 4 * SMALL + 1):
+                continue
+            if rows < len(self.devices):
+                continue
+            if rows % len(self.devices):
+                more = -rows % len(self.devices)
+                raise ValueError(
+                    f"params{jax.tree_util.keystr(path)} is to be dealt out by rows, and {rows:,} "
+                    f"do not divide by {len(self.devices)} devices: give it {more} more, which "
+                    "nobody looks up, or raise shard_rows_from"
+                )
+            found.add(leaf.shape)
+        return found
 
     def plan(self, plan: IndexBlock) -> IndexBlock:
         """Returns the shardings of a plan: each device has its places of every pass."""
@@ -141,6 +204,7 @@ class Placement:
         return {
             "devices": [[device.process_index, device.id] for device in self.devices],
             "processes": self.num_processes,
+            "shard_rows_from": self.shard_rows_from,
         }
 
     def _sharding(self, *axes: str | None) -> NamedSharding:
