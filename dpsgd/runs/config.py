@@ -175,11 +175,11 @@ class RunConfig:
         Raises:
           ValueError: if it does not fit them.
         """
-        sampler = correlation.kept_apart(self.sampler, self.bands)
-        if isinstance(sampler, SamplerSettings):
-            sampler = sampler.build(population, self.target_delta)
-        else:
-            sampler = sampler.of(population)
+        with correlation.apart(self.sampler, self.bands) as sampler:
+            if isinstance(sampler, SamplerSettings):
+                sampler = sampler.build(population, self.target_delta)
+            else:
+                sampler = sampler.of(population)
         correlation.check_apart(sampler, self.bands)
         return sampler
 

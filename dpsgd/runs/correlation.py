@@ -7,7 +7,9 @@ All that it goes by is public: the run's steps, their sizes and the guarantee th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dpsgd.sizes import bytes_of
@@ -57,6 +59,19 @@ def kept_apart(sampler: Any, bands: int | str | None) -> Any:
     if isinstance(bands, int) and bands > 1 and getattr(sampler, "cycle_length", None) == 1:
         return dataclasses.replace(sampler, cycle_length=bands)
     return sampler
+
+
+@contextmanager
+def apart(sampler: Any, bands: int | str | None) -> Iterator[Any]:
+    """Gives what `kept_apart` returns; if the data do not fit the cycle, it is the bands' fault."""
+    kept = sampler
+    try:
+        kept = kept_apart(sampler, bands)
+        yield kept
+    except ValueError as error:
+        if re.search("cycle.length", str(error)) and kept != sampler:
+            raise ValueError(f"bands {bands}: {error}") from None
+        raise
 
 
 def check_apart(sampler: BatchSampler, bands: int | str | None) -> None:

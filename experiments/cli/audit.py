@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from accounting import epsilon, format_delta
-from dpsgd import Independent, Mechanism, Secure
+from dpsgd import Independent, Mechanism, Noise, Secure
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.checks import AuditReport
 from dpsgd.audit.coupled import audit_sums
+from dpsgd.noise.planning import best_noise
 from dpsgd.runs.audit import ROWS, audit_program
 from dpsgd.runs.calibration import refinement_of
+from dpsgd.runs.correlation import apart, check_apart, kept_apart
 from dpsgd.runs.optimizer import ADAM, hyperparameters
 from dpsgd.runs.settings import Settings
 from dpsgd.runs.task import Trainable
@@ -141,8 +143,13 @@ def _bins(report: BlackBoxReport) -> list[float]:
 
 
 def _mechanism(config: AuditConfig) -> Mechanism:
-    sampler, delta = config.build(drawn=True)
-    noise = Secure() if config.secure_noise else Independent()
+    bands = config.bands or 1
+    with apart(config.sampler, bands) as kept:
+        sampler, delta = replace(config, sampler=kept).build(drawn=True)
+    check_apart(sampler, bands)
+    noise: Noise = Secure() if config.secure_noise else Independent()
+    if bands > 1:
+        noise = best_noise(sampler, bands)
     sums = config.full_sums(sampler, delta, noise_multiplier=config.noise_multiplier)
     return Mechanism(sampler, config.noise_multiplier, config.l2_clip_norm, noise, sums)
 
@@ -153,8 +160,8 @@ def _claimed(config: AuditConfig, sampler: BatchSampler) -> BatchSampler:
         return sampler
     if config.claim not in SETTINGS:
         raise ValueError(f"--claim {config.claim}: there are {', '.join(SETTINGS)}")
-    kind = SETTINGS[config.claim]
-    both = {f.name for f in fields(kind)} & {f.name for f in fields(config.sampler)}
+    kind, drawn = SETTINGS[config.claim], kept_apart(config.sampler, config.bands)
+    both = {f.name for f in fields(kind)} & {f.name for f in fields(drawn)}
     both -= {"max_batch_size", "overflow"}  # what is claimed chooses anew
-    claim = replace(config, sampler=kind(**{name: getattr(config.sampler, name) for name in both}))
+    claim = replace(config, sampler=kind(**{name: getattr(drawn, name) for name in both}))
     return claim.build(drawn=True)[0]

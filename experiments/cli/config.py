@@ -158,6 +158,9 @@ class AuditConfig(GuaranteeConfig):
     """Bound on the L2 norm of one example's gradient."""
     secure_noise: bool = False
     """Audit exact sums and exact noise, as of a run with --secure-noise."""
+    bands: int | None = None
+    """Audit noise that is correlated over so many steps, as of a run with --bands; as in a run, the
+    sampler's cycle_length becomes this."""
     claim: str | None = None
     """Hold the run to the guarantee of this sampler, in place of its own: see what, for example,
     shuffling that is claimed to be Poisson really costs."""

@@ -37,6 +37,10 @@ def run(config: Audit) -> int:
     """Runs `dpsgd audit`; the status is 1 if a violation was found."""
     config.check()
     check_noise(config.noise_multiplier)
+    if config.bands is not None and config.bands < 1:
+        raise ValueError(f"--bands must be at least 1, got {config.bands}")
+    if config.secure_noise and (config.bands or 1) > 1:
+        raise ValueError("--secure-noise is exact where it is independent: leave out --bands")
     if config.black_box:
         outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
     with Console() as console:
