@@ -14,13 +14,12 @@ from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import optax
 
 from accounting import calibrate
 from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.noise.base import Noise
 from dpsgd.noise.planning import best_noise
+from dpsgd.runs.optimizer import ADAM, SGD, hyperparameters
 from experiments.benchmarks.rows import Row
 from experiments.tasks.clicks.task import Clicks
 from samplers import BallsAndBins, BatchSampler, Deterministic
@@ -81,19 +80,6 @@ def _sigma(sampler: BatchSampler, noise: Noise, epsilon: float) -> float:
     return calibrate(privacy, epsilon=epsilon, delta=1 / sampler.num_examples)
 
 
-def _cosine(learning_rate: Any, num_steps: Any) -> optax.Schedule:
-    return lambda step: (
-        learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(step / num_steps, 1.0)))
-    )
-
-
-# Step sizes are state, so that runs of one shape share a program.
-_ADAM = optax.inject_hyperparams(lambda rate, steps: optax.adam(_cosine(rate, steps)))(0.0, 1.0)
-_SGD = optax.inject_hyperparams(
-    lambda rate, steps, momentum: optax.sgd(_cosine(rate, steps), momentum)
-)(0.0, 1.0, 0.9)
-
-
 @dataclass(frozen=True)
 class Auc:
     """Area under the ROC curve of a model."""
@@ -142,17 +128,10 @@ class Models:
         """Returns the parameters that a run ends with."""
         columns = self.task.columns()
         mechanism = setting.mechanism(len(columns["label"]))
-        steps = {"rate": setting.learning_rate, "steps": float(mechanism.num_steps)}
-        if setting.momentum is not None:
-            steps["momentum"] = setting.momentum
-        optimizer = _ADAM if setting.momentum is None else _SGD
-        algorithm = dpsgd(self.task.loss, optimizer)
+        algorithm = dpsgd(self.task.loss, ADAM if setting.momentum is None else SGD)
         state = algorithm.init(self.task.init(seed), mechanism)
-        state = state._replace(
-            opt_state=state.opt_state._replace(
-                hyperparams={name: jnp.float32(value) for name, value in steps.items()}
-            )
-        )
+        sizes = hyperparameters(setting.learning_rate, mechanism.num_steps, setting.momentum)
+        state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
         for block in train_blocks(
             algorithm, mechanism, state, columns, root=RootKey.from_insecure_seed(seed)
         ):
