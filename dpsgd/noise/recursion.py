@@ -23,6 +23,7 @@ lambda = 1 - 10^-5 this is some 1e-5 of z. As n cancels in sums, slow buffers do
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -84,22 +85,19 @@ def next_noise(
     lag = (slot - 1 - np.arange(kept, dtype=np.int32)) % kept  # of row k: n of step t - 1 - lag
     weights = jnp.asarray(ratios)[lag]
 
-    def advanced(row: Any, history: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        found = []
-        for part, before in zip(parts, history, strict=True):
-            past = jnp.matmul(weights, before, precision=lax.Precision.HIGHEST)  # no TF32
-            noise = gain * line(part, row) - past
-            found.append(lax.dynamic_update_index_in_dim(before, noise, slot, 0))
-        return tuple(found)
+    past = [
+        jnp.matmul(weights, before, precision=lax.Precision.HIGHEST)  # no TF32
+        for before in history
+    ]
 
-    def in_place(history: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        # A loop over one row keeps CPUs from computing the noise once for each of its uses: see
-        # `add_gaussian_noise`.
-        rows = lax.optimization_barrier(jnp.uint32(1))
-        return lax.fori_loop(jnp.uint32(0), rows, advanced, history)
+    def noises(row: Any, past: list[jax.Array]) -> list[jax.Array]:
+        return [gain * line(part, row) - sums for part, sums in zip(parts, past, strict=True)]
 
-    history = lax.platform_dependent(history, cpu=in_place, default=lambda h: advanced(0, h))
-    rows = [lax.dynamic_index_in_dim(kept_rows, slot, 0, keepdims=False) for kept_rows in history]
+    rows = _once(noises, past)
+    history = tuple(
+        lax.dynamic_update_index_in_dim(before, row, slot, 0)
+        for before, row in zip(history, rows, strict=True)
+    )
     return _unpacked(rows, parts, leaves, structure), history
 
 
@@ -152,17 +150,27 @@ def next_buffered_noise(
             for part, of_part, before in zip(parts, sizes, past, strict=True)
         ]
 
-    def in_place(past: list[jax.Array]) -> list[jax.Array]:
-        # As above: without the loop, CPUs compute it for each buffer anew.
-        rows = lax.optimization_barrier(jnp.uint32(1))
-        return lax.fori_loop(jnp.uint32(0), rows, noises, past)
-
-    rows = lax.platform_dependent(past, cpu=in_place, default=lambda past: noises(0, past))
+    rows = _once(noises, past)
     after = tuple(
         tuple(decay * buffer + row for (_, decay), buffer in zip(factors, before, strict=True))
         for before, row in zip(buffers, rows, strict=True)
     )
     return _unpacked(rows, parts, leaves, structure), after
+
+
+def _once(
+    noises: Callable[[Any, list[jax.Array]], list[jax.Array]], past: list[jax.Array]
+) -> list[jax.Array]:
+    """Returns `noises` of row 0; CPUs do not compute it anew for each of its uses.
+
+    A loop over one row sees to that, see `add_gaussian_noise`.
+    """
+
+    def in_place(past: list[jax.Array]) -> list[jax.Array]:
+        rows = lax.optimization_barrier(jnp.uint32(1))
+        return lax.fori_loop(jnp.uint32(0), rows, noises, past)
+
+    return lax.platform_dependent(past, cpu=in_place, default=lambda past: noises(0, past))
 
 
 def _sizes(like: Any) -> dict[int, int]:

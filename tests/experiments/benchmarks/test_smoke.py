@@ -13,6 +13,7 @@ from experiments.benchmarks import (
     accounting,
     accounting_hard,
     audit,
+    correlated,
     gpu_program,
     ingest,
     noise,
@@ -104,6 +105,16 @@ def test_hard_questions_are_drawn_and_compared():
         pytest.param(
             step,
             ["DP / non-private step, 1M, batch 256", "noise alone, 1M, batch 256"],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            correlated,
+            [
+                "error, optimised / banded square root, T 36000, b 16",
+                "simulated / certified delta, E 1, gradients constant, first group",
+                "refused: shuffling that is redrawn",
+                "step of SGD, b 16 / b 1, 1M parameters, batch 256",
+            ],
             marks=pytest.mark.long,
         ),
         pytest.param(
