@@ -97,10 +97,10 @@ def reference(bands: Iterable[int]) -> Iterator[Row]:
             found = error_at(root, workload, sampler, epsilon=epsilon, delta=DELTA)
             relative = found.rmse / alone.setdefault(epsilon, found.rmse)
             at = f"T {sampler.num_steps}, b {b}, epsilon {epsilon:g}"
-            for name, value, known in (
-                ("noise multiplier", found.noise_multiplier, sigma),
-                ("error / that of b 1", relative, rmse),
-            ):
+            figures = [("noise multiplier", found.noise_multiplier, sigma)]
+            if b > 1:
+                figures.append(("error / that of b 1", relative, rmse))
+            for name, value, known in figures:
                 yield Row(f"{name}, {at}", value, "")
                 off = 100 * abs(value / known - 1)
                 yield Row.at_most(f"{name}, off the reference, {at}", off, "%", MOST_OFF)
@@ -460,15 +460,11 @@ def main(argv: list[str] | None = None) -> int:
         "--written", type=Path, metavar="FOLDER", help="keep what each run gave, to go on later"
     )
     options = parser.parse_args(argv)
-    bands, draws, rounds, sizes = (
-        list(REFERENCE),
-        options.draws,
-        options.rounds,
-        ("8M", (256, 1024)),
-    )
+    bands, draws, rounds = list(REFERENCE), options.draws, options.rounds
+    name, batch_sizes = "8M", [256, BARRED]
     parts = set(options.parts)
     if options.quick:
-        bands, draws, rounds, sizes = [16], 20_000, 1, ("1M", (256,))
+        bands, draws, rounds, name, batch_sizes = [16], 20_000, 1, "1M", [256]
         parts -= {"peers", "models"}
     found: list[Row] = []
     if "reference" in parts:
