@@ -60,13 +60,21 @@ def with_rows(data: PyTree, plan: IndexBlock, devices: int = 1) -> tuple[PyTree,
     return jax.tree.map(lambda column: column[rows], data), plan._replace(places=places)
 
 
-def widened(plan: IndexBlock, width: int) -> IndexBlock:
-    """Returns a plan of so many columns, those that it had not of weight 0."""
+def widened(plan: IndexBlock, width: int, parts: int = 1) -> IndexBlock:
+    """Returns a plan of so many columns: those that it had not, at the end of each part, weigh 0.
+
+    Args:
+      plan: Of NumPy arrays.
+      width: Of the columns, a multiple of `parts`.
+      parts: Equal runs of columns, each of which is filled up by itself.
+    """
 
     def wide(x: np.ndarray | None) -> np.ndarray | None:
         if x is None:
             return None
-        return np.pad(x, [*((0, 0),) * (x.ndim - 1), (0, width - x.shape[-1])])
+        x = x.reshape(*x.shape[:-1], parts, -1)
+        x = np.pad(x, [*((0, 0),) * (x.ndim - 1), (0, width // parts - x.shape[-1])])
+        return x.reshape(*x.shape[:-2], width)
 
     return plan._replace(
         indices=wide(plan.indices),

@@ -156,6 +156,8 @@ class Layout(NamedTuple):
         """Returns the layout of a run, see `train_blocks` for the arguments."""
         leaves = jax.tree.leaves(data)
         size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+        if data_on is None and len(_held(sampler, placement)) < sampler.lanes:
+            data_on = "host"
         if data_on is None:
             # None for CPUs, which share the host's memory.
             memory = jax.local_devices()[0].memory_stats() or {}
@@ -224,22 +226,40 @@ class Layout(NamedTuple):
 
         Args:
           sampler: Which drew it.
-          data: From `put_data`.
-          plan: Of NumPy arrays, as wide as the sampler's padded batch.
+          data: From `put_data`; or the rows of those lanes alone that are `held`.
+          plan: Of NumPy arrays, of all lanes; or of those that are held.
         """
         placement = self.placement
         if placement is None:
             return put(with_rows(data, plan)) if self.streamed else (data, put(plan))
-        plan = widened(plan, self._width(sampler))
+        groups, width = self._groups(sampler), self._width(sampler)
+        if plan.indices.shape[1] < sampler.padded_batch_size:
+            own, devices = widened(plan, width // groups), len(placement.devices) // groups
+            rows, own = with_rows(data, own, devices)
+            rows = placement.put_parts(rows, placement.by_rows)
+            return rows, placement.put_parts(own, placement.plan(own))
+        plan = widened(plan, width, groups)
         if self.streamed:
             rows, plan = with_rows(data, plan, len(placement.devices))
             data = placement.put(rows, placement.by_rows)
         return data, placement.put(plan, placement.plan(plan))
 
+    def held(self, sampler: BatchSampler) -> range:
+        """Returns the lanes that this process draws and reads the rows of."""
+        return _held(sampler, self.placement) if self.streamed else range(sampler.lanes)
+
+    def _groups(self, sampler: BatchSampler) -> int:
+        """Returns how many processes have lanes of their own."""
+        return sampler.lanes // len(self.held(sampler))
+
     def _width(self, sampler: BatchSampler) -> int:
         """Returns how many places a pass has, with those that fill up what the devices share."""
         size, unit = sampler.padded_batch_size, math.prod(sampler.clipped_shape)
         return size if self.placement is None else self.placement.width(size, unit)
+
+
+def _held(sampler: BatchSampler, placement: Placement | None) -> range:
+    return range(sampler.lanes) if placement is None else placement.lanes(sampler)
 
 
 def _keys(
@@ -422,7 +442,8 @@ def train_blocks(
         mechanism.sampler, data, block_steps=block_steps, data_on=data_on, placement=placement
     )
     state = layout.put_state(state if donate else owned(state))
-    source = BatchSource(mechanism.sampler, root.sampling_seed(generation), read_ahead=True)
+    seed, held = root.sampling_seed(generation), layout.held(mechanism.sampler)
+    source = BatchSource(mechanism.sampler, seed, lanes=held, read_ahead=True)
     inputs = _inputs(source, data, layout, first_step=int(state.step))
     under_way: deque[Diagnostics] = deque()
     program = None  # one for all blocks, whatever is set in JAX meanwhile
@@ -444,6 +465,8 @@ def _inputs(
     source: BatchSource, data: PyTree, layout: Layout, *, first_step: int
 ) -> Iterator[tuple[range, PyTree, IndexBlock]]:
     """Yields steps, data and plan of every block, on the device."""
+    if len(source.rows) < source.sampler.num_examples:  # what is mapped from files is not read yet
+        data = jax.tree.map(lambda column: column[source.rows.start : source.rows.stop], data)
     data = layout.put_data(data)
     blocks = plan_blocks(source, first_step=first_step, block_steps=layout.block_steps)
     for steps, plan in blocks:

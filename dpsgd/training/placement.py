@@ -10,6 +10,9 @@ and so are noise and update, which every device makes for itself, without anothe
 pure function of key, step, leaf and coordinate (`dpsgd.noise.gaussian`), the key being the run's
 and not a device's.
 
+**Lanes.** Processes that can share a sampler's lanes evenly draw, read and pad each its own, where
+rows travel to the devices: of batches and data, nothing is then of all processes but the sum.
+
 **Padding.** The places of a padded batch are dealt out in equal runs, in units of what is clipped
 as one. Places that fill it up have weight 0 like all padding, and add exactly zero.
 """
@@ -28,7 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpsgd.packing import SMALL
 from dpsgd.training.programs import put
-from samplers import IndexBlock
+from samplers import BatchSampler, IndexBlock
 
 if TYPE_CHECKING:
     from dpsgd.training.algorithm import TrainState
@@ -78,6 +81,20 @@ class Placement:
     def num_processes(self) -> int:
         """Of the devices."""
         return len({device.process_index for device in self.devices})
+
+    def lanes(self, sampler: BatchSampler) -> range:
+        """Returns the lanes whose parts of batches are of this process's devices.
+
+        All of them, unless they can be shared out evenly, and so can the devices.
+        """
+        processes = [device.process_index for device in self.devices]
+        each = sorted(set(processes))
+        even = len({processes.count(one) for one in each}) == 1
+        if not even or sampler.lanes % len(each):
+            return range(sampler.lanes)
+        share = sampler.lanes // len(each)
+        first = each.index(jax.process_index()) * share
+        return range(first, first + share)
 
     @property
     def replicated(self) -> NamedSharding:
@@ -174,6 +191,20 @@ class Placement:
           shardings: A tree that is a prefix of it.
         """
         return put(tree, lambda tree: jax.tree.map(_placed, tree, _broadcast(shardings, tree)))
+
+    def put_parts(self, tree: PyTree, shardings: PyTree) -> PyTree:
+        """Puts arrays on the devices of which each process has the part of its own devices.
+
+        Args:
+          tree: Arrays of NumPy: what the process's devices hold, device after device.
+          shardings: A tree that is a prefix of it.
+        """
+
+        def part(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+            array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+            return jax.make_array_from_process_local_data(sharding, array)
+
+        return put(tree, lambda tree: jax.tree.map(part, tree, _broadcast(shardings, tree)))
 
     def put_state(self, state: PyTree) -> PyTree:
         """Puts a state on the devices: in buffers of its own, or as it is where it lies there."""

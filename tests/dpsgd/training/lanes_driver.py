@@ -1,0 +1,106 @@
+"""Trains on lanes by several processes, and by one process that has them all: to the same bits.
+
+    python lanes_driver.py SAMPLER LANES PROCESSES FOLDER
+
+Every process is forked from this one, which has imported what they need, and begun no thread.
+"""
+
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd.runs.processes import connect, disconnect
+from dpsgd.training.placement import Placement
+from samplers import BallsAndBins, BatchSource, Poisson, Shuffle
+
+N = 101
+KINDS = {"bins": BallsAndBins, "poisson": Poisson, "shuffle": Shuffle}
+
+
+class Guarded:
+    """A column of which some rows may be read."""
+
+    def __init__(self, rows, own):
+        self.rows, self.own = rows, own
+        self.shape, self.dtype, self.ndim = rows.shape, rows.dtype, rows.ndim
+
+    def __getitem__(self, some):
+        numbers = np.arange(len(self.rows))[some]
+        assert numbers.min() >= self.own.start, "rows of a lane before are read"
+        assert numbers.max() < self.own.stop, "rows of a lane behind are read"
+        return self.rows[some]
+
+
+def loss(params, example, key):
+    dropped = example["x"] * jax.random.bernoulli(key, 0.5, (5,))
+    return (jnp.dot(params["w"], dropped) - example["y"] / N) ** 2
+
+
+def train(kind, lanes, processes, process_id, port, out):
+    """Writes the parameters after all steps."""
+    devices = lanes // processes
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    if processes > 1:
+        connect(f"127.0.0.1:{port}", processes, process_id)
+    sampler, placement = kind(N, 12, 2, lanes=lanes), Placement.default()
+    rng = np.random.default_rng(0)
+    data = {"x": rng.normal(size=(N, 5)).astype(np.float32), "y": np.arange(N, dtype=np.float32)}
+    held = placement.lanes(sampler)
+    assert held == range(process_id * devices, (process_id + 1) * devices)
+    own = BatchSource(sampler, 0, lanes=held).rows
+    data = {name: Guarded(rows, own) for name, rows in data.items()}
+    algorithm = dpsgd(loss, optax.adam(0.05))
+    state = algorithm.init({"w": jnp.zeros(5)})
+    for block in train_blocks(
+        algorithm,
+        Mechanism(sampler, 0.7, 1.0),
+        state,
+        data,
+        root=RootKey.from_insecure_seed(3),
+        block_steps=4,
+        data_on="host" if processes == 1 else None,
+        placement=placement,
+    ):
+        state = block.state
+    np.save(out, np.asarray(state.params["w"].addressable_data(0)))
+    if processes > 1:
+        disconnect()
+
+
+def together(kind, lanes, processes, folder):
+    """Returns what each of so many processes ends with."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    children, outs = [], [folder / f"{processes}-{index}.npy" for index in range(processes)]
+    for index, out in enumerate(outs):
+        child = os.fork()
+        if not child:
+            try:
+                train(kind, lanes, processes, index, port, out)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        children.append(child)
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children), "a process failed"
+    return [np.load(out) for out in outs]
+
+
+if __name__ == "__main__":
+    name, lanes, processes, folder = sys.argv[1:]
+    of = KINDS[name], int(lanes)
+    (alone,) = together(*of, 1, Path(folder))
+    assert np.abs(alone).max() > 0.01
+    for params in together(*of, int(processes), Path(folder)):
+        assert params.tobytes() == alone.tobytes(), (params, alone)
+    print("the same bits")
