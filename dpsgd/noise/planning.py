@@ -269,13 +269,11 @@ def plan(
     for b in sorted({1, *bands}) if momentum is not None else [1]:
         progress(f"b = {b}")
         found.append(made(b))
-    least = math.inf
+    buffered = []
     for m in buffers if momentum is not None else ():
         progress(f"{m} buffers")
-        buffered = made(buffers=m)
-        if buffered.rmse <= (1.0 - _GAIN) * least:
-            found.append(buffered)
-            least = buffered.rmse
+        buffered.append(made(buffers=m))
+    found += gaining(buffered)
     return [replace(c, alone=found[0].rmse) for c in found]
 
 
@@ -317,6 +315,16 @@ def candidate(
         error = math.sqrt(run.mean_square(noise, _COLUMNS)) / distance
     sigma = _calibrated(noise, drawn, release, epsilon, delta, advantage)
     return Candidate(drawn, noise, sigma, sigma * error, sigma * error)
+
+
+def gaining(found: Sequence[Candidate]) -> list[Candidate]:
+    """Returns those that leave less error than all before them, by a thousandth or more."""
+    least, kept = math.inf, []
+    for one in found:
+        if one.rmse <= (1.0 - _GAIN) * least:
+            kept.append(one)
+            least = one.rmse
+    return kept
 
 
 def _calibrated(

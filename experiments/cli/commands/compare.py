@@ -1,18 +1,27 @@
-"""`dpsgd compare`: every sampler's privacy cost over the noise."""
+"""`dpsgd compare`: every sampler's privacy cost over the noise, or the noise of one cost over b."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from experiments.cli import outputs
 from experiments.cli.config import check_default_batch_size
 from experiments.cli.console import Console
+from experiments.cli.optimizers import momentum_of
+
+_NOISE = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """Print and draw the certified epsilon of every sampler over the noise multiplier."""
+    """Print and draw the certified epsilon of every sampler over the noise multiplier.
+
+    With --target-epsilon what noise leaves in the iterates of the optimizer, in its place: the root
+    of its mean square at that guarantee, over the steps b over which it is correlated, relative to
+    independent noise and at the same distance moved. It is no metric of a model.
+    """
 
     num_examples: int
     """Training examples (public)."""
@@ -22,8 +31,16 @@ class CompareConfig:
     """Passes over the examples."""
     delta: float | None = None
     """Delta of the guarantee; by default 1 / num_examples."""
-    noise_multipliers: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
+    noise_multipliers: tuple[float, ...] = _NOISE
     """Where to evaluate."""
+    target_epsilon: float | None = None
+    """The epsilon that all have; compares noise over b."""
+    optimizer: str = "sgd"
+    """Of that: sgd, or momentum:0.9, which is SGD with that momentum."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Step sizes of that: falling to zero by a cosine, or all alike."""
+    bands: tuple[int, ...] = ()
+    """Which b, besides 1; by default powers of two up to what is possible, or 1,024."""
     out: Path | None = None
     """Picture to draw, .png, .pdf or .svg."""
     overwrite: bool = False
@@ -44,6 +61,16 @@ def run(config: CompareConfig) -> None:
     if config.delta is not None and not 0 < config.delta < 1:
         raise ValueError(f"--delta must lie in (0, 1), got {config.delta}")
     check_default_batch_size(config.batch_size, config.num_examples)
+    if config.target_epsilon is None:
+        for name, given in (("bands", config.bands), ("optimizer", config.optimizer != "sgd")):
+            if given:
+                raise ValueError(f"--{name} is about noise at one guarantee: give --target-epsilon")
+        _compare_epsilons(config)
+    else:
+        _compare_noise(config, config.target_epsilon)
+
+
+def _compare_epsilons(config: CompareConfig) -> None:
     from matplotlib.figure import Figure
 
     from accounting import format_delta
@@ -51,7 +78,7 @@ def run(config: CompareConfig) -> None:
     from experiments.figures.drawing import save
 
     samplers = comparison.all_samplers(config.num_examples, config.batch_size, config.epochs)
-    delta = 1 / config.num_examples if config.delta is None else config.delta
+    delta = _delta(config)
     with Console() as console:
         found = comparison.curves(
             comparison.prices(samplers), config.noise_multipliers, delta, console.progress
@@ -64,3 +91,62 @@ def run(config: CompareConfig) -> None:
             comparison.draw(figure.subplots(), found, f"{title}, δ = {format_delta(delta)}")
             save(figure, config.out)
             console.line(f"drawn: {config.out}")
+
+
+def _compare_noise(config: CompareConfig, epsilon: float) -> None:
+    if not 0 < epsilon < float("inf"):
+        raise ValueError(f"--target-epsilon must be finite and > 0, got {epsilon}")
+    if config.noise_multipliers != _NOISE:
+        raise ValueError("--noise-multipliers and --target-epsilon: leave one of them out")
+    momentum = momentum_of(config.optimizer)
+    if momentum is None:
+        raise ValueError(
+            "--optimizer adam gains nothing from correlated noise, so there is nothing to compare: "
+            "give sgd or momentum:BETA"
+        )
+    from dpsgd.noise.planning import most_bands
+    from experiments.figures import noise_comparison
+
+    samplers = noise_comparison.samplers(config.num_examples, config.batch_size, config.epochs)
+    most = min(map(most_bands, samplers.values()), default=1)
+    if most == 1:
+        raise ValueError("an epoch has one step, and there is no b above 1: lower --batch-size")
+    for b in config.bands:
+        if not 1 <= b <= most:
+            raise ValueError(f"--bands must be in [1, {most}] here, got {b}")
+    from matplotlib.figure import Figure
+
+    from accounting import format_delta
+    from experiments.figures.comparison import TERMS
+    from experiments.figures.drawing import save
+
+    delta = _delta(config)
+    with Console() as console:
+        found = noise_comparison.curves(
+            samplers,
+            noise_comparison.Guarantee(epsilon, delta),
+            momentum=momentum,
+            schedule=config.schedule,
+            bands=config.bands,
+            progress=console.progress,
+        )
+        console.line(
+            f"error of the iterates of {config.optimizer}, over that of independent noise, each "
+            f"with epsilon <= {epsilon} at delta {format_delta(delta)} ({TERMS})"
+        )
+        console.table(*noise_comparison.table(found))
+        console.line("BLT m: noise of m buffers, correlated over all steps, for a fixed order.")
+        if config.out is not None:
+            figure = Figure(figsize=(11, 4.8), layout="constrained")
+            sizes = f"n = {config.num_examples:,}, batches of {config.batch_size:,}"
+            title = (
+                f"{sizes}, E = {config.epochs}, {config.optimizer}, {config.schedule} step sizes"
+            )
+            title += f"; each ε ≤ {epsilon:g}, δ = {format_delta(delta)}"
+            noise_comparison.draw(figure, found, title)
+            save(figure, config.out)
+            console.line(f"drawn: {config.out}")
+
+
+def _delta(config: CompareConfig) -> float:
+    return 1 / config.num_examples if config.delta is None else config.delta

@@ -15,6 +15,7 @@ from experiments.cli import devices_plan, outputs, tasks
 from experiments.cli.config import GuaranteeConfig, check_target
 from experiments.cli.console import Console, sized
 from experiments.cli.devices_plan import DevicesPlan
+from experiments.cli.optimizers import momentum_of
 from experiments.cli.sampler_commands import SamplerCommand
 
 if TYPE_CHECKING:
@@ -77,29 +78,6 @@ class PlanConfig(GuaranteeConfig):
             raise ValueError(f"--num-params must be at least 1, got {self.num_params}")
         if self.memory is not None and self.num_params is None:
             raise ValueError("--memory needs --num-params: a noise vector has so many numbers")
-
-
-def momentum_of(optimizer: str) -> float | None:
-    """Returns the momentum of an optimizer of SGD's kind, and None for Adam.
-
-    >>> momentum_of("momentum:0.9"), momentum_of("sgd"), momentum_of("adam")
-    (0.9, 0.0, None)
-
-    Raises:
-      ValueError: if it is none of these.
-    """
-    if optimizer in ("sgd", "adam"):
-        return 0.0 if optimizer == "sgd" else None
-    name, _, number = optimizer.partition(":")
-    try:
-        beta = float(number) if name == "momentum" else -1.0
-    except ValueError:
-        beta = -1.0
-    if not 0.0 <= beta < 1.0:
-        raise ValueError(
-            f"--optimizer must be sgd, adam, or momentum:BETA with BETA in [0, 1), got {optimizer}"
-        )
-    return beta
 
 
 def command(words: Sequence[str]) -> tuple[type[PlanConfig | DevicesPlan], list[str]]:

@@ -1,0 +1,206 @@
+"""What does noise leave in a run's iterates? Each sampler's error over bands, at one guarantee.
+
+Under samplers that draw, b bands ask for a cycle of b steps, and the noise of b times fewer steps;
+in a fixed order they ask for memory alone, and buffers (BLT) for less of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from dpsgd.noise.planning import (
+    Candidate,
+    Schedule,
+    candidate,
+    gaining,
+    most_bands,
+    tried_bands,
+    tried_buffers,
+)
+from experiments.figures.comparison import all_samplers
+from experiments.figures.drawing import BUFFERED, COLORS, label_ones_twos_fives
+from experiments.processes import each
+from samplers import BatchSampler
+
+_WORDS = {"poisson": "cyclic Poisson", "balls-and-bins": "cyclic balls-and-bins"}
+
+
+class Guarantee(NamedTuple):
+    """What every run in the comparison has."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class NoiseCurve:
+    """Runs of one sampler, at one guarantee.
+
+    Attributes:
+      name: Of the sampler.
+      banded: With 1, 2, ... bands.
+      buffered: With 1, 2, ... buffers, as long as more gain; none where the sampler draws.
+    """
+
+    name: str
+    banded: tuple[Candidate, ...]
+    buffered: tuple[Candidate, ...]
+
+
+def samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, BatchSampler]:
+    """Returns the samplers under which noise may be correlated, by their names."""
+    found = all_samplers(num_examples, batch_size, epochs)
+    return {name: sampler for name, sampler in found.items() if most_bands(sampler) > 1}
+
+
+def curves(
+    of: dict[str, BatchSampler],
+    guarantee: Guarantee,
+    *,
+    momentum: float,
+    schedule: Schedule,
+    bands: Sequence[int] = (),
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[NoiseCurve]:
+    """Returns the runs of each sampler, compared with independent noise where that does best.
+
+    They are computed on all processors.
+
+    Args:
+      of: Samplers, by their names.
+      guarantee: Of each run.
+      momentum: beta of SGD in [0, 1).
+      schedule: Of its step sizes.
+      bands: What is tried, besides 1; by default powers of two up to what is possible.
+      progress: Called with one line of text after each run.
+
+    Raises:
+      ValueError: If a number of bands is not possible under one of the samplers.
+    """
+    most = min(map(most_bands, of.values()))
+    if wrong := [b for b in bands if not 1 <= b <= most]:
+        raise ValueError(f"bands must be in [1, {most}], got {wrong[0]}")
+    tried = sorted({1, *(bands or tried_bands(most))})
+    made = partial(_candidate, guarantee, momentum, schedule)
+    jobs = [(sampler, b, 0) for sampler in of.values() for b in tried]
+    jobs += [(sampler, 1, m) for sampler in of.values() for m in tried_buffers(sampler)]
+    found: list[Candidate] = []
+    progress(f"0 of {len(jobs)} runs")
+    for done, one in enumerate(each(made, jobs), 1):
+        found.append(one)
+        progress(f"{done} of {len(jobs)} runs")
+    alone = min(c.rmse for c in found if c.bands == 1)
+    runs = iter([replace(c, alone=alone) for c in found])
+    banded = {name: tuple(next(runs) for _ in tried) for name in of}
+    buffered = {name: [next(runs) for _ in tried_buffers(of[name])] for name in of}
+    return [NoiseCurve(name, banded[name], tuple(gaining(buffered[name]))) for name in of]
+
+
+def _candidate(
+    guarantee: Guarantee, momentum: float, schedule: Schedule, job: tuple[BatchSampler, int, int]
+) -> Candidate:
+    sampler, bands, buffers = job
+    return candidate(
+        sampler,
+        bands,
+        buffers=buffers,
+        epsilon=guarantee.epsilon,
+        delta=guarantee.delta,
+        momentum=momentum,
+        schedule=schedule,
+    )
+
+
+def table(found: Sequence[NoiseCurve]) -> tuple[list[str], list[list[str]]]:
+    """Returns (header, rows): a row for each number of bands and buffers, errors and sigmas."""
+    header = ["b"]
+    for curve in found:
+        header += [_WORDS.get(curve.name, curve.name), "sigma"]
+    rows = []
+    for kind in ("banded", "buffered"):
+        for name in dict.fromkeys(c.name for curve in found for c in getattr(curve, kind)):
+            row = [name]
+            for curve in found:
+                of = next((c for c in getattr(curve, kind) if c.name == name), None)
+                row += [f"{of.error:.4f}", f"{of.noise_multiplier:.4g}"] if of else ["", ""]
+            rows.append(row)
+    return header, rows
+
+
+def draw(figure: Figure, found: Sequence[NoiseCurve], title: str) -> None:
+    """Draws the errors over the bands, and the noise multipliers beside them.
+
+    Buffers are drawn where bands have their memory: m of them at b = m + 1.
+
+    Args:
+      figure: Empty; two panels are drawn into it.
+      found: From `curves`.
+      title: Of the whole.
+    """
+    left, right = figure.subplots(1, 2)
+    _panel(left, found, lambda c: c.error)
+    _panel(right, found, lambda c: c.noise_multiplier)
+    left.axhline(1.0, color="#888888", lw=1.2, ls="--", zorder=1)
+    left.annotate(
+        "independent noise",
+        (1.0, 1.0),
+        xycoords=("axes fraction", "data"),
+        xytext=(-4, 4),
+        textcoords="offset points",
+        ha="right",
+        color="#666666",
+        fontsize="small",
+    )
+    left.set_ylabel("error of the iterates, over independent noise's")
+    right.set_ylabel("noise multiplier σ")
+    left.legend(frameon=False, loc="upper right", fontsize="small")
+    left.set_yscale("log")
+    label_ones_twos_fives(left.yaxis)
+    right.set_ylim(bottom=0)
+    figure.suptitle(title, fontsize="medium")
+
+
+def _count(buffered: Sequence[Candidate]) -> str:
+    return "1 buffer" if len(buffered) == 1 else f"1 to {len(buffered)} buffers"
+
+
+def _panel(axes: Axes, found: Sequence[NoiseCurve], of: Callable[[Candidate], float]) -> None:
+    # Poisson and balls-and-bins lie next to each other: open circles let the lower one be seen.
+    styles = {"deterministic": ("-", "o", "full"), "poisson": ("-", "s", "none")}
+    for curve in found:
+        line, marker, fill = styles.get(curve.name, ("--", "o", "full"))
+        axes.plot(
+            [c.bands for c in curve.banded],
+            [of(c) for c in curve.banded],
+            ls=line,
+            marker=marker,
+            fillstyle=fill,
+            color=COLORS[curve.name],
+            ms=7 if fill == "none" else 4,
+            lw=1.5,
+            label=f"{_WORDS.get(curve.name, f'{curve.name} order')}, bands",
+        )
+        if curve.buffered:
+            axes.plot(
+                [c.noise.kept + 1 for c in curve.buffered],
+                [of(c) for c in curve.buffered],
+                "D-",
+                color=BUFFERED,
+                ms=5,
+                lw=1.5,
+                label=f"{curve.name} order, {_count(curve.buffered)}",
+            )
+    axes.set(xscale="log")
+    axes.set_xlabel("steps b over which noise is correlated: b - 1 vectors are kept")
+    axes.xaxis.set_major_locator(LogLocator(base=2))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(alpha=0.25, lw=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
