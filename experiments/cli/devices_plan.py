@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -39,6 +40,11 @@ class DevicesPlan(GuaranteeConfig):
     data_on: Literal["device", "host"] | None = None
     """Where the training rows lie, as for `dpsgd train`; by default on each device if they take no
     more than half of it."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Adam keeps two numbers of each parameter, SGD one."""
+    bands: int = 1
+    """Steps over which noise is correlated, as for `dpsgd train`: it keeps the noise of all but
+    one."""
     microbatch_size: int | None = None
     """As for `dpsgd train`."""
     device_memory: str = "141GB"
@@ -65,6 +71,8 @@ class DevicesPlan(GuaranteeConfig):
                 f"--num-devices must be a multiple of --num-hosts, got {self.num_devices} and "
                 f"{self.num_hosts}"
             )
+        if self.bands < 1:
+            raise ValueError(f"--bands must be at least 1, got {self.bands}")
         if not 0 < self.tflops < math.inf:
             raise ValueError(f"--tflops must be finite and > 0, got {self.tflops}")
         for option, value in {"latency": self.latency_us, "overhead": self.overhead_us}.items():
@@ -92,7 +100,11 @@ class DevicesPlan(GuaranteeConfig):
 
 def run(config: DevicesPlan) -> None:
     """Answers `dpsgd plan devices`."""
-    sampler, _ = config.build()
+    from dpsgd.runs.correlation import check_apart, kept_apart
+
+    drawn = dataclasses.replace(config, sampler=kept_apart(config.sampler, config.bands))
+    sampler, _ = drawn.build()
+    check_apart(sampler, config.bands)
     rates, memory = config.rates(), bytes_of(config.device_memory, "--device-memory")
     with Console() as console:
         console.progress("compiling the step")
@@ -109,17 +121,20 @@ def _planned(config: DevicesPlan, sampler: BatchSampler, memory: int) -> StepPla
         jax.config.update("jax_num_cpu_devices", config.num_devices)
     if (found := len(jax.devices("cpu"))) < config.num_devices:
         raise ValueError(f"this process has {counted(found, 'device')}: plan in one of its own")
-    from dpsgd import Mechanism, dpsgd
-    from dpsgd.runs.optimizer import ADAM
+    from dpsgd import BandedToeplitz, Independent, Mechanism, dpsgd
+    from dpsgd.runs.optimizer import ADAM, SGD
     from dpsgd.training.loop import Layout
     from dpsgd.training.placement import Placement
     from dpsgd.training.planning import StepPlan
 
     task = tasks.without_data(config)
-    algorithm = dpsgd(task.loss, ADAM, microbatch_size=config.microbatch_size)
-    mechanism = Mechanism(sampler, 1.0, 1.0)
+    optimizer = SGD if config.optimizer == "sgd" else ADAM
+    algorithm = dpsgd(task.loss, optimizer, microbatch_size=config.microbatch_size)
+    # Any coefficients: what is kept, and the program, depend on their number alone.
+    noise = BandedToeplitz([0.5**j for j in range(config.bands)]) if config.bands > 1 else None
+    mechanism = Mechanism(sampler, 1.0, 1.0, noise or Independent())
     params = jax.eval_shape(lambda: task.init(0))
-    state = jax.eval_shape(algorithm.init, params)
+    state = jax.eval_shape(lambda params: algorithm.init(params, mechanism), params)
     rows = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((sampler.num_examples, *x.shape[1:]), x.dtype),
         task.generated(1),
