@@ -24,7 +24,7 @@ from dpsgd.training import programs
 from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
 from dpsgd.training.loop import BLOCK_STEPS, Layout
 from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.placement import Placement
+from dpsgd.training.placement import Placement, hosted
 from dpsgd.training.refinement import Refinement, sums_run
 from samplers import Population, UnitData
 
@@ -46,7 +46,8 @@ class Job:
       mechanism: Sampler, sigma and C.
       delta: At which the guarantee is given.
       refinement: What is made of the sums over all rows that the mechanism ends in, if any.
-      placement: On which devices it is trained; None is one.
+      placement: On which devices it is trained; None is one. Where it does not say what is dealt
+        out among them, large tables are if the state would take more than half of a device.
     """
 
     task: Task
@@ -88,6 +89,12 @@ class Job:
         delta = config.target_delta or 1 / population.num_examples
         params = task.init(config.init_seed)
         refinement = calibration.refinement_of(task, chosen)
+        if placement is not None:
+            state = jax.eval_shape(lambda params: algorithm.init(params, chosen), params)
+            if chosen.scales().grid is None:  # exact sums are never dealt out
+                placement = placement.fitting(state, placement.memory)
+            if placement.deals(state.params):
+                params = hosted(params)  # a device that keeps them whole has room for little else
         parts = data, population, unit, params, algorithm, chosen, delta, refinement, placement
         return cls(task, config, *parts)
 
@@ -98,7 +105,11 @@ class Job:
 
     def start(self) -> TrainState:
         """Returns the state before the first step."""
-        return self._from(self.params)
+        if self.placement is None or not self.placement.deals(self.params):
+            return self._from(self.params)
+        where = self.placement.state(jax.eval_shape(self._from, self.params))
+        params = self.placement.put(self.params, where.params)
+        return jax.jit(self._from, out_shardings=where)(params)  # no device makes the whole
 
     def _from(self, params: PyTree) -> TrainState:
         return self.scheduled(self.algorithm.init(params, self.mechanism))

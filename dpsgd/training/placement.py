@@ -19,6 +19,7 @@ as one. Places that fill it up have weight 0 like all padding, and add exactly z
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ PyTree = Any
 
 AXIS = "devices"
 """The one axis of the mesh."""
+
+TABLE_BYTES = 2**26
+"""Bytes from which on a leaf is dealt out where nobody says so, and the state is too large."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,31 @@ class Placement:
     def by_rows(self) -> NamedSharding:
         """Of an array whose axis 0 is dealt out."""
         return self._sharding(AXIS)
+
+    @property
+    def memory(self) -> float:
+        """Bytes of the smallest device of this process; infinite where they do not say."""
+        here = [d for d in self.devices if d.process_index == jax.process_index()]
+        return min((d.memory_stats() or {}).get("bytes_limit", math.inf) for d in here)
+
+    def fitting(self, state: TrainState, memory: float) -> Placement:
+        """Returns this placement; or one that deals out tables where a state would fill devices.
+
+        That is where it leaves open what is dealt out, and the whole state would take more than
+        half of a device. A table stays whole whose rows do not divide by the devices.
+
+        Args:
+          state: A state, or its shapes.
+          memory: Bytes of a device.
+        """
+        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
+        if self.shard_rows_from is not None or size <= memory / 2:
+            return self
+        dealt = dataclasses.replace(self, shard_rows_from=TABLE_BYTES)
+        try:
+            return dealt if dealt.deals(state.params) else self
+        except ValueError:
+            return self
 
     def deals(self, params: PyTree) -> bool:
         """Whether a leaf of the parameters is dealt out; see `state` for what it raises."""

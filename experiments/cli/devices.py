@@ -8,9 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpsgd.sizes import bytes_of
+
 if TYPE_CHECKING:
     from dpsgd.runs.processes import Processes
     from dpsgd.training.placement import Placement
+
+
+def rows_from(size: str | None) -> int | None:
+    """Returns the bytes that --shard-rows-from names, if it is given.
+
+    Raises:
+      ValueError: if it names none.
+    """
+    if size is None:
+        return None
+    if not (found := bytes_of(size, "--shard-rows-from")):
+        raise ValueError(f"--shard-rows-from must be at least 1 byte, got {size}")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +35,16 @@ class DevicesConfig:
     num_devices: int | None = None
     """Devices that train together; by default all there are. Each takes its part of every batch."""
 
+    shard_rows_from: str | None = None
+    """Size, such as 512MB, from which on a parameter, and what the optimizer keeps of it, is dealt
+    out over the devices by its rows. By default no parameter is, but where the whole state would
+    take more than half of a device: then each of 64MiB or more."""
+
     def check_devices(self) -> None:
         """Raises ValueError, as the command line names them, for values that cannot be."""
         if self.num_devices is not None and self.num_devices < 1:
             raise ValueError(f"--num-devices must be at least 1, got {self.num_devices}")
+        rows_from(self.shard_rows_from)
 
     def placement(self) -> Placement | None:
         """Returns the devices of a run; None for one.
@@ -45,7 +66,7 @@ class DevicesConfig:
                 f"--num-devices is {count}, and this machine has {len(devices)} of the kind "
                 f"{jax.default_backend()}"
             )
-        return None if count == 1 else Placement(devices[:count])
+        return None if count == 1 else Placement(devices[:count], rows_from(self.shard_rows_from))
 
 
 @dataclass(frozen=True, kw_only=True)

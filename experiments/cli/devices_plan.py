@@ -14,6 +14,7 @@ from dpsgd.sizes import bytes_of
 from experiments.cli import tasks
 from experiments.cli.config import GuaranteeConfig
 from experiments.cli.console import Console, counted, sized
+from experiments.cli.devices import rows_from
 from experiments.cli.sampler_commands import SamplerCommand
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class DevicesPlan(GuaranteeConfig):
     data_on: Literal["device", "host"] | None = None
     """Where the training rows lie, as for `dpsgd train`; by default on each device if they take no
     more than half of it."""
+    shard_rows_from: str | None = None
+    """As for `dpsgd train`: size from which on a parameter is dealt out by its rows. By default
+    those of 64MiB, where the whole state would take more than half of a device."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam keeps two numbers of each parameter, SGD one."""
     bands: int = 1
@@ -141,7 +145,8 @@ def _planned(config: DevicesPlan, sampler: BatchSampler, memory: int) -> StepPla
     )
     size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(rows))
     data_on = config.data_on or ("host" if size > memory / 2 else "device")
-    placement = Placement(tuple(jax.devices("cpu")[: config.num_devices]))
+    devices = tuple(jax.devices("cpu")[: config.num_devices])
+    placement = Placement(devices, rows_from(config.shard_rows_from)).fitting(state, memory)
     layout = Layout.of(sampler, rows, data_on=data_on, placement=placement)
     return StepPlan.of(task.loss, algorithm, mechanism, state, rows, layout)
 

@@ -28,6 +28,17 @@ INITIAL_LOGIT = -1.0
 """Clicks are rarer than their absence: the data set's publishers state about one in four."""
 
 
+def table_rows(rows: int) -> int:
+    """Returns the rows of a stacked table of so many: a large one's divide by up to 64 devices.
+
+    Nobody looks up those that are more.
+
+    >>> table_rows(1_000), table_rows(6_023_194)
+    (1000, 6023232)
+    """
+    return rows if rows < 2**16 else -(-rows // 64) * 64
+
+
 class ClickModel(nnx.Module):
     """Maps one example to the logit of its click probability."""
 
@@ -36,7 +47,7 @@ class ClickModel(nnx.Module):
         self.max_buckets = config.max_buckets
         schema.table_offsets(config.max_buckets)  # refused before a table is made
         self.embedding = nnx.Embed(
-            sum(schema.table_sizes(config.max_buckets)),
+            table_rows(sum(schema.table_sizes(config.max_buckets))),
             config.embedding_dim,
             embedding_init=nnx.initializers.normal(0.01),
             rngs=rngs,

@@ -29,7 +29,7 @@ IMPORTED = flax, optax, evaluate, model
 
 TRAIN = [
     "sampler:poisson", "--batch-size", "200", "--epochs", "2", "--noise-multiplier", "1",
-    "--embedding-dim", "2", "--max-buckets", "64", "--hidden", "4", "--checkpoint-seconds", "0",
+    "--embedding-dim", "2", "--hidden", "4", "--checkpoint-seconds", "0",
     "--insecure-seed", "1", "--no-audit", "--calibration", "none",
 ]  # fmt: skip
 
@@ -63,15 +63,16 @@ def equal(one, other):
 def main(store, folder, *words):
     names = [word for word in words if not word.startswith("-")]
     options = words[len(names) :]
+    devices = [option for option in options if option.startswith("--shard")]
     found = {}
     for name in names:
         out = folder / name
         killed_at = None if name == "undisturbed" else 16
         command(out, "train", store, *TRAIN, *options, "--out", out, killed_at=killed_at)
         if name == "killed":
-            command(out, "resume", out, *options)
+            command(out, "resume", out, *devices)
         if name == "moved":
-            command(out, "resume", out, *options, "--num-devices", "4")
+            command(out, "resume", out, *devices, "--num-devices", "4")
         generations = ledger.read(out / "ledger.jsonl").generations
         found[name] = {
             "equal": equal(folder / names[0], out),

@@ -12,6 +12,8 @@ from experiments.cli.devices import DevicesConfig, ProcessesConfig
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.synthetic import rows as synthetic
 
+SMALL = "--max-buckets=64"
+DEALT = ["--max-buckets=4096", "--shard-rows-from=100KB"]
 DRIVER = Path(__file__).with_name("devices_driver.py")
 
 TOGETHER = {"coordinator": "host0:1234", "num_processes": 4, "process_id": 3}
@@ -41,11 +43,16 @@ def test_processes_that_cannot_be_are_named_by_their_option(settings, message):
 
 
 @pytest.mark.parametrize(
-    ("devices", "message"),
-    [(0, "--num-devices must be at least 1, got 0"), (10_000, "--num-devices is 10000, and")],
+    ("settings", "message"),
+    [
+        ({"num_devices": 0}, "--num-devices must be at least 1, got 0"),
+        ({"num_devices": 10_000}, "--num-devices is 10000, and"),
+        ({"shard_rows_from": "some"}, "--shard-rows-from must be a size such as 8GB or 512MiB"),
+        ({"shard_rows_from": "0.1B"}, "--shard-rows-from must be at least 1 byte, got 0.1B"),
+    ],
 )
-def test_devices_that_are_not_there_are_refused(devices, message):
-    config = DevicesConfig(num_devices=devices)
+def test_devices_that_are_not_there_are_refused(settings, message):
+    config = DevicesConfig(**settings)
     with pytest.raises(ValueError, match=message):
         config.placement()
 
@@ -82,12 +89,12 @@ def check_moved(moved):
 
 @pytest.mark.crash
 def test_a_run_takes_all_devices_and_on_others_it_is_another_generation(store, tmp_path):
-    check_moved(drive(store, tmp_path, "moved")["moved"])
+    check_moved(drive(store, tmp_path, "moved", SMALL)["moved"])
 
 
 @pytest.mark.long
 @pytest.mark.crash
-@pytest.mark.parametrize("options", [[]])
+@pytest.mark.parametrize("options", [[SMALL], DEALT], ids=["whole", "dealt out"])
 def test_a_killed_run_on_all_devices_goes_on_to_the_same_bits(store, tmp_path, options):
     found = drive(store, tmp_path, "undisturbed", "killed", "moved", *options)
     undisturbed, killed, moved = found.values()
