@@ -41,15 +41,15 @@ def test_the_settings_by_rows_and_epsilon(n, epsilon, expected):
 @pytest.mark.parametrize(
     ("epsilon", "momentum", "expected"),
     [
-        (8.0, 0.9, Settings(2048, 20, 4.0, 0.21)),
-        (1.0, 0.9, Settings(2048, 20, 4.0, 0.1)),
-        (1.0, 0.0, Settings(2048, 20, 4.0, 1.0)),
+        (8.0, 0.9, Settings(1024, 10, 4.0, 0.21)),
+        (1.0, 0.9, Settings(1024, 10, 4.0, 0.1)),
+        (1.0, 0.0, Settings(1024, 10, 4.0, 1.0)),
     ],
 )
 def test_the_settings_of_sgd_go_by_the_distance_that_it_moves(epsilon, momentum, expected):
     aim = Aim(88_000, 1e-5, target_epsilon=epsilon, optimizer="sgd", momentum=momentum)
     assert recommended(aim) == expected
-    few = recommended(replace(aim, epochs=10, batch_size=1000))
+    few = recommended(replace(aim, epochs=20, batch_size=2000))
     distance = expected.learning_rate * steps(88_000, expected)
     assert few.learning_rate * steps(88_000, few) == pytest.approx(distance, rel=0.06)
 
