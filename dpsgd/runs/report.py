@@ -9,7 +9,7 @@ from typing import Any
 
 from accounting import Bound, format_delta
 from dpsgd.runs.settings import sentence
-from dpsgd.training.guarantee import words_on
+from dpsgd.training.guarantee import INDEPENDENT, words_on
 
 UNDEFINED = "undefined"
 """What stands in place of a metric that is none."""
@@ -201,11 +201,14 @@ def comparison(
         found = dict.fromkeys(name for record in records for name in record["metrics"])
         shown = [name for name in found if not name.endswith("num_examples")]
         metrics = [name for name in shown if name.startswith("test_")] or shown
-    header = ["sampler", "sigma", "epsilon [lo, up]", "delta"]
+    noises = [words_on(record["noise"]) for record in records]
+    correlated = any(noise != INDEPENDENT for noise in noises)
+    header = ["sampler", *(["noise"] if correlated else []), "sigma", "epsilon [lo, up]", "delta"]
     header += [*(name.replace("_", " ") for name in metrics), "seconds"]
     rows = [
         [
             record["sampler"],
+            *([noise] if correlated else []),
             f"{record['noise_multiplier']:.4g}",
             interval(record),
             format_delta(record["delta"]),
@@ -215,7 +218,7 @@ def comparison(
             ),
             seconds(record) or "secret",
         ]
-        for record in records
+        for record, noise in zip(records, noises, strict=True)
     ]
     return header, rows
 

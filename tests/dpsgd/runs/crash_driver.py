@@ -42,6 +42,7 @@ SAMPLERS = {name: SETTINGS[name](**SIZES) for name in PLAIN} | {  # and in sever
     f"{name}-accumulate": SETTINGS[name](**SIZES, max_batch_size=20, overflow="accumulate")
     for name in ("poisson", "balls-and-bins")
 }
+SAMPLERS["balls-and-bins-bands"] = SETTINGS["balls-and-bins"](**SIZES)  # and of correlated noise
 OPERATIONS = ("write", "fsync", "replace", "rename", "unlink", "rmdir", "ftruncate")
 
 
@@ -58,6 +59,8 @@ def go_on(task, out, sampler):
     config = RunConfig(
         SAMPLERS[sampler],
         noise_multiplier=1.0,
+        optimizer="sgd" if sampler.endswith("bands") else "adam",
+        bands=3 if sampler.endswith("bands") else None,
         checkpoint_seconds=0.0,
         insecure_seed=1,  # so that an undisturbed run draws the same
         audit=False,

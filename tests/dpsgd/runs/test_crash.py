@@ -10,7 +10,7 @@ import pytest
 DRIVER = Path(__file__).with_name("crash_driver.py")
 SAMPLERS = [
     "deterministic", "shuffle", "poisson", "balls-and-bins",
-    "poisson-accumulate", "balls-and-bins-accumulate",
+    "poisson-accumulate", "balls-and-bins-accumulate", "balls-and-bins-bands",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.crash
@@ -32,13 +32,13 @@ def drive(folder, *arguments, task=LINE):
     return done.stdout.splitlines()
 
 
-def test_killed_where_it_hurts_a_run_goes_on_to_the_same_bits(tmp_path):
+def test_killed_where_it_hurts_a_run_goes_on_to_the_same_bits_with_its_kept_noise(tmp_path):
     points = [
         "write ledger.jsonl 3",  # half of a declaration is written
         "replace .000000000008.npz.unfinished 1",  # steps were taken, and no checkpoint tells
         "unlink root.key 1",  # finished, and not yet tidied up
     ]
-    assert len(drive(tmp_path, "balls-and-bins", "points", *points)) == len(points)
+    assert len(drive(tmp_path, "balls-and-bins-bands", "points", *points)) == len(points)
 
 
 @pytest.mark.long
