@@ -146,6 +146,15 @@ class BatchSource:
             )
         return passes[0]
 
+    def cut(self, step: int) -> list[tuple[np.ndarray, ...]]:
+        """Returns the passes of a step in [0, num_steps), each the examples of lane after lane."""
+        sampler, length = self.sampler, self.sampler.steps_per_epoch
+        parts = [
+            sampler.passes(plan.members(step % length), self._seed, step, lane)
+            for lane, plan in zip(self.lanes, self._plan_of(step // length), strict=True)
+        ]
+        return list(zip(*parts, strict=True))
+
     def fill(
         self, start: int, stop: int, *, steps: int = 0, passes: int | None = None
     ) -> IndexBlock:
@@ -161,21 +170,13 @@ class BatchSource:
         Raises:
           ValueError: a step is not in [0, num_steps).
         """
-        members: list[list[np.ndarray]] = []  # of each pass, lane after lane
+        members: list[tuple[np.ndarray, ...]] = []  # of each pass, lane after lane
         starts = [0]
-        sampler, epoch = self.sampler, -1
-        num_steps, length = sampler.num_steps, sampler.steps_per_epoch
+        sampler = self.sampler
         for step in range(start, stop):
-            if not 0 <= step < num_steps:
-                raise ValueError(f"step must be in [0, {num_steps}), got {step}")
-            if step // length != epoch:
-                epoch = step // length
-                plans = self._plan_of(epoch)
-            cut = [
-                sampler.passes(plan.members(step % length), self._seed, step, lane)
-                for lane, plan in zip(self.lanes, plans, strict=True)
-            ]
-            several = list(zip(*cut, strict=True))
+            if not 0 <= step < sampler.num_steps:
+                raise ValueError(f"step must be in [0, {sampler.num_steps}), got {step}")
+            several = self.cut(step)
             if passes is not None and members and len(members) + len(several) > passes:
                 break
             members += several

@@ -32,6 +32,7 @@ from dpsgd.runs.config import check_version, config_digest
 from dpsgd.runs.history import History
 from dpsgd.runs.ledger import read
 from dpsgd.runs.records import checked
+from dpsgd.training import batch_files
 
 if TYPE_CHECKING:
     from dpsgd import Diagnostics
@@ -43,6 +44,9 @@ DIAGNOSTICS = "diagnostics_not_private.jsonl"
 
 DATA = "data_not_private.json"
 """Which data a run was trained on: by a digest of private rows, which no noise hides."""
+
+BATCHES = "batches.json"
+"""Where the batches lie that were drawn ahead, if any were."""
 
 CALIBRATION = "calibration.json"
 """What the noisy sums after the last step came to: released, and part of the model."""
@@ -199,8 +203,27 @@ class RunDirectory:
         """Reads the root secret."""
         return RootKey.load(self.root_path)
 
+    @property
+    def batches(self) -> Path | None:
+        """The folder of batches that were drawn ahead; None if none were.
+
+        Raises:
+          ValueError: if the file that names it is damaged.
+        """
+        if not (self.path / BATCHES).exists():
+            return None
+        where = f"{self.path / BATCHES} is damaged: path"
+        return Path(checked(self.read_json(BATCHES).get("path"), str, where))
+
+    def note_batches(self, path: Path) -> None:
+        """Writes down where batches are being drawn, which are destroyed when the run ends."""
+        self.write_json(BATCHES, {"path": str(path.absolute())})
+
     def forget(self) -> None:
-        """Removes what a finished run needs no more: checkpoints and the root secret."""
+        """Removes what a finished run needs no more: checkpoints, batches and the root secret."""
+        if (batches := self.batches) is not None:
+            batch_files.forget(batches, read(self.ledger_path).name)
+            self.withdraw(BATCHES)
         self.checkpoints.remove()
         RootKey.remove(self.root_path)
         fsync_folder(self.path)

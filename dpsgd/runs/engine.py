@@ -22,15 +22,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpsgd.files import make_folder
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import budget, calibration, correlation, report, settings, watchdog
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_name
-from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
+from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.environment import environment
 from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.guarantees import guarantee_of
-from dpsgd.runs.history import NO_HEAD, Generation
+from dpsgd.runs.history import NO_HEAD, Generation, History
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger, SharedLedger, joined
 from dpsgd.runs.processes import Processes
@@ -45,7 +46,9 @@ from dpsgd.runs.task import (
     task_record,
 )
 from dpsgd.runs.terms import Terms
+from dpsgd.training import batch_files
 from dpsgd.training.algorithm import TrainState
+from dpsgd.training.batch_files import BatchFiles, Draw
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.loop import Block, repeats_exactly, train_blocks
 from dpsgd.training.mechanism import Mechanism
@@ -93,6 +96,54 @@ def run(
       OSError: if the disk is full; `resume` then goes on.
       Stopped: if SIGTERM or SIGINT asked for it; `resume` then goes on.
     """
+    how = name, budget_minutes, placement, progress
+    job, folder, audit = _begun(task, config, out, *how)
+    processes = Processes.current()
+    with joined(folder.ledger_path, processes) as ledger:
+        root = _shared_root(folder, ledger)
+        _check_root(root, processes)
+        return _finish(job, folder, ledger, root, None, audit, progress)
+
+
+def begin(
+    task: Task,
+    config: RunConfig,
+    out: Path,
+    *,
+    name: str | None = None,
+    budget_minutes: float | None = None,
+    placement: Placement | None = None,
+    progress: Progress = lambda line: None,
+) -> None:
+    """Makes the run directory that `run` makes, and takes no step: `resume` goes on from there.
+
+    Between the two, `draw` can draw the run's batches, since its secret and its ledger are there.
+
+    Args:
+      task: What will be trained.
+      config: How.
+      out: The run directory; an existing one is never touched.
+      name: As for `run`, and so are all others.
+      budget_minutes: Time for the run on this machine.
+      placement: On which devices it will be trained.
+      progress: Called with one line of text.
+
+    Raises:
+      FileExistsError, ValueError, OSError: as for `run`.
+    """
+    _begun(task, config, out, name, budget_minutes, placement, progress)
+
+
+def _begun(
+    task: Task,
+    config: RunConfig,
+    out: Path,
+    name: str | None,
+    budget_minutes: float | None,
+    placement: Placement | None,
+    progress: Progress,
+) -> tuple[Job, RunDirectory, str]:
+    """Makes the run directory; returns it with the job and what its audit says."""
     processes = Processes.current()
     config.check()
     check_task(task, name or "the task")
@@ -141,12 +192,7 @@ def run(
             with Ledger.create(made.ledger_path, terms) as ledger:
                 root.begin_run(ledger.history.name)
             root.save(made.root_path)
-    folder = RunDirectory(out)
-    with joined(folder.ledger_path, processes) as ledger:
-        if not processes.first:
-            root = _shared_root(folder, ledger)
-        _check_root(root, processes)
-        return _finish(job, folder, ledger, root, None, audit, progress)
+    return job, RunDirectory(out), audit
 
 
 def resume(
@@ -170,9 +216,100 @@ def resume(
 
     Raises:
       FileNotFoundError: if there is no run, or its root secret or its data are gone.
-      ValueError: if ledger, checkpoints or data are damaged, or another process is at it.
+      ValueError: if ledger, checkpoints, batches or data are damaged, or another process is at it.
       OSError, Stopped: as for `run`.
     """
+    return _gone_on(out, task, placement, progress, _finish)
+
+
+def draw(
+    out: Path,
+    path: Path,
+    task: Task | None = None,
+    *,
+    write: Callable[[Path, Draw, int, PyTree], list[str]] = batch_files.draw_here,
+    placement: Placement | None = None,
+    progress: Progress = lambda line: None,
+) -> int | None:
+    """Draws the batches of all steps that the run in `out` has left, and returns how many files.
+
+    `resume` then reads them in their order in place of rows at random, to the same bits. They are
+    those of the generation in which the run would go on, which begins by this if it must: if
+    anything that a generation depends on changes afterwards, they are refused, and drawn again.
+    As secret as the seed, they are destroyed when the run ends.
+
+    Args:
+      out: Its run directory, of a run whose `data_on` is "host".
+      path: Folder to make for them; if batches of this run lie there, others take their place.
+      task: As for `resume`.
+      write: Writes the files of a draw with this seed from these rows, and returns their SHA-256.
+      placement: As for `resume`: on which devices the run will go on.
+      progress: Called with one line of text whenever there is something to tell.
+
+    Returns:
+      The number of files; None if the run is finished.
+
+    Raises:
+      FileExistsError: if there is something else at `path`.
+      ValueError: if the run reads no rows from the host, or as for `resume`.
+      OSError: as for `resume`.
+    """
+
+    def drawn(
+        job: Job,
+        folder: RunDirectory,
+        ledger: Ledger | SharedLedger,
+        root: RootKey,
+        checkpoint: Checkpoint | None,
+        audit: str,
+        progress: Progress,
+    ) -> dict[str, Any]:
+        _check_batches_can_be_read(job)
+        history, step = ledger.history, int(checkpoint.state.step) if checkpoint else 0
+        of = _draw_of(job, history, step)
+        if (before := folder.batches) is not None:
+            batch_files.forget(before, history.name)
+        batch_files.refuse_existing(path)  # whatever lies there is not noted, nor ever removed
+        folder.note_batches(path)
+        seed = root.sampling_seed(of.generation)
+        make_folder(path, 0o700)
+        try:
+            progress(f"drawing the batches of steps {step:,} to {of.sampler.num_steps:,}")
+            digests = write(path, of, seed, job.data)
+            batch_files.write_manifest(path, of, seed, digests, job.data)
+        except BaseException:
+            batch_files.forget(path, history.name)
+            raise
+        return {"files": of.num_files}
+
+    return _gone_on(out, task, placement, progress, drawn).get("files")
+
+
+def _draw_of(job: Job, history: History, step: int) -> Draw:
+    """Returns the draw of all steps from `step` on, for the generation in which the run goes on."""
+    key = history.generations[-1].key
+    sampler = job.mechanism.sampler
+    return Draw.of(sampler, job.data, run=history.name, generation=key, first_step=step)
+
+
+def _check_batches_can_be_read(job: Job) -> None:
+    """Raises ValueError unless a run can read batches from files."""
+    if Processes.current().count > 1:
+        raise ValueError("a run of several processes draws its own batches: they share storage")
+    if not job.layout.streamed:
+        raise ValueError(
+            "batches that are drawn ahead bring their rows along: begin the run with data_on='host'"
+        )
+
+
+def _gone_on(
+    out: Path,
+    task: Task | None,
+    placement: Placement | None,
+    progress: Progress,
+    then: Callable[..., dict[str, Any]],
+) -> dict[str, Any]:
+    """Finds where the run in `out` goes on, and in which generation; returns what `then` does."""
     processes = Processes.current()
     folder = RunDirectory.open(out, finished=False)
     if folder.finished:
@@ -262,7 +399,7 @@ def resume(
                 folder.write_json("environment.json", environment())
             changed = differing([last.fingerprint, generation.terms.fingerprint])
             progress(f"changed since: {', '.join(changed)}")
-        return _finish(job, folder, ledger, root, checkpoint, audit, progress)
+        return then(job, folder, ledger, root, checkpoint, audit, progress)
 
 
 def _check_alike(job: Job, record: Mapping[str, Any], digest: str, processes: Processes) -> None:
@@ -438,6 +575,7 @@ def _train(
     num_steps = job.mechanism.sampler.num_steps
     first = int(last.state.step)
     before, started, saved = last.seconds, time.perf_counter(), time.perf_counter()
+    batches = _batches(job, folder, ledger.history, first)
     progress(f"steps {first:,} to {num_steps:,}")
     blocks = train_blocks(
         job.algorithm,
@@ -451,6 +589,7 @@ def _train(
         declare=ledger.declare,
         donate=True,
         placement=job.placement,
+        batches=batches,
         run=ledger.history.name,
     )
     done = first
@@ -484,6 +623,25 @@ def _train(
             )
     watchdog.rest()
     return last
+
+
+def _batches(
+    job: Job, folder: RunDirectory, history: History, step: int
+) -> Callable[[int], BatchFiles] | None:
+    """Returns what opens the batches that were drawn ahead, if any were."""
+    if (path := folder.batches) is None:
+        return None
+    _check_batches_can_be_read(job)
+
+    def opened(seed: int) -> BatchFiles:
+        try:
+            return BatchFiles(path, _draw_of(job, history, step), seed, job.data)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; or remove {folder.path / BATCHES}, and the run draws its own"
+            ) from None
+
+    return opened
 
 
 def _check_state(state: TrainState, processes: Processes) -> None:

@@ -19,6 +19,7 @@ from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.losses import example_keys
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState, owned
+from dpsgd.training.batch_files import BatchFiles
 from dpsgd.training.blocks import in_background, most_passes, plan_blocks, widened, with_rows
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
@@ -395,6 +396,7 @@ def train_blocks(
     donate: bool = False,
     watch: Watch | None = None,
     placement: Placement | None = None,
+    batches: Callable[[int], BatchFiles] | None = None,
     run: str = "train_blocks",
 ) -> Generator[Block]:
     """Runs `algorithm` from `state` to the sampler's last step, yielding every block as it begins.
@@ -424,6 +426,8 @@ def train_blocks(
       watch: What blocks show of themselves, to an audit; by default what training needs: nothing.
       placement: Which devices compute; by default one. On others the same steps have other bits, as
         sums are added up in another order: to go on with a run on others is another generation.
+      batches: Opens, by the sampling seed, files of the batches that are drawn otherwise: then no
+        row of `data` is read.
       run: Names the run that claims the root, see `RootKey.begin_run`: by default, whatever is
         trained by this function alone.
 
@@ -442,8 +446,14 @@ def train_blocks(
         mechanism.sampler, data, block_steps=block_steps, data_on=data_on, placement=placement
     )
     state = layout.put_state(state if donate else owned(state))
+    if batches is not None and not layout.streamed:
+        raise ValueError("batches that were drawn ahead bring their rows along: data_on='host'")
     seed, held = root.sampling_seed(generation), layout.held(mechanism.sampler)
-    source = BatchSource(mechanism.sampler, seed, lanes=held, read_ahead=True)
+    source: BatchSource
+    if batches is not None:
+        source = batches(seed)
+    else:
+        source = BatchSource(mechanism.sampler, seed, lanes=held, read_ahead=True)
     inputs = _inputs(source, data, layout, first_step=int(state.step))
     under_way: deque[Diagnostics] = deque()
     program = None  # one for all blocks, whatever is set in JAX meanwhile
@@ -465,6 +475,10 @@ def _inputs(
     source: BatchSource, data: PyTree, layout: Layout, *, first_step: int
 ) -> Iterator[tuple[range, PyTree, IndexBlock]]:
     """Yields steps, data and plan of every block, on the device."""
+    if isinstance(source, BatchFiles):
+        for steps, rows, plan in source.blocks(first_step, layout.block_steps):
+            yield steps, *layout.put_block(source.sampler, rows, plan)
+        return
     if len(source.rows) < source.sampler.num_examples:  # what is mapped from files is not read yet
         data = jax.tree.map(lambda column: column[source.rows.start : source.rows.stop], data)
     data = layout.put_data(data)

@@ -1,0 +1,376 @@
+r"""Batches drawn ahead and written down in step order, for rows that only a scan can read.
+
+Training on them reads files from the first to the last, and gets what it would have drawn and
+gathered itself, bit for bit.
+
+**Guarantee.** The batches of a step are a pure function of sampler, seed and step. Let the seed be
+that of the generation in which the run goes on, which its ledger has begun before. Then the files
+hold the very batches that training would draw, no sooner released than without them: the mechanism
+is the same, and so is its cost. Two generations that read the same files would show one draw
+twice, where their cost is that of two draws that are independent. So a *seal*, a digest under the
+seed, binds the files to their generation: those of any other are refused, and a new generation
+needs new files. Drawing declares nothing: each block's steps are declared before their noise
+exists, as ever. Whoever reads the files knows who took part, and the guarantee is for those who do
+not: they are as secret as the seed, of mode 0600 in a folder of mode 0700, and are destroyed with
+the root when the run ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import itertools
+import json
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpsgd.files import SECRET, destroy, fsync_folder, open_own, parse_json
+from dpsgd.training.blocks import plan_blocks
+from samplers import BatchSampler, BatchSource, IndexBlock
+
+PyTree = Any
+
+FILE_BYTES = 1 << 26
+"""Most bytes of rows that one file has room for, where one step has fewer."""
+
+MANIFEST = "batches.json"
+"""Written last: without it there are no batches."""
+
+SEED = "seed"
+"""The sampling seed of the generation, for workers in other processes; gone when all are drawn."""
+
+_FORMAT = "dpsgd-batches-1"
+_MOST_SECRET = 1 << 10
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Which steps are drawn, of what, and how they are laid out: nothing of it is a secret.
+
+    Attributes:
+      sampler: Who draws.
+      run: Names the run, as its ledger does.
+      generation: Which continuation of the run they are for.
+      first_step: The first step that is drawn; all after it are, too.
+      steps_per_file: Steps of each file, but for the last.
+    """
+
+    sampler: BatchSampler
+    run: str
+    generation: int
+    first_step: int
+    steps_per_file: int
+
+    @classmethod
+    def of(
+        cls, sampler: BatchSampler, data: PyTree, *, run: str, generation: int, first_step: int
+    ) -> Draw:
+        """Returns the draw of all steps from `first_step` on, in files of `FILE_BYTES` or a step.
+
+        Args:
+          sampler: Who draws.
+          data: Pytree of arrays with one row per example.
+          run: Names the run.
+          generation: Which continuation of it.
+          first_step: From which on.
+
+        Raises:
+          ValueError: if rows are held by lanes.
+        """
+        if sampler.lanes > 1:
+            raise ValueError(
+                f"the sampler has {sampler.lanes} lanes, whose rows lie with those who train on "
+                "them: batch files are for rows in one place"
+            )
+        row = sum(leaf.nbytes // len(leaf) for leaf in jax.tree.leaves(data))
+        steps = max(1, FILE_BYTES // max(1, int(sampler.expected_batch_size * row)))
+        return cls(sampler, run, generation, first_step, steps)
+
+    @property
+    def num_files(self) -> int:
+        """How many files there are."""
+        return -(-(self.sampler.num_steps - self.first_step) // self.steps_per_file)
+
+    def steps(self, file: int) -> range:
+        """Returns the steps of a file."""
+        first = self.first_step + file * self.steps_per_file
+        return range(first, min(first + self.steps_per_file, self.sampler.num_steps))
+
+    def file_of(self, step: int) -> int:
+        """Returns the file that holds a step."""
+        return (step - self.first_step) // self.steps_per_file
+
+    def record(self) -> dict[str, Any]:
+        """Returns it as JSON values."""
+        terms = {"class": type(self.sampler).__qualname__, **self.sampler.terms()}
+        fields = [field.name for field in dataclasses.fields(self)]
+        return {**{name: getattr(self, name) for name in fields}, "sampler": terms}
+
+
+def file_name(file: int) -> str:
+    """Returns the name of a file, by its number."""
+    return f"{file:08d}.batches"
+
+
+# --- Writing -------------------------------------------------------------------------------------
+
+
+def refuse_existing(path: Path) -> None:
+    """Raises FileExistsError if there is anything at `path`."""
+    if os.path.lexists(path):
+        raise FileExistsError(f"{path} exists already and is left as it is: name another folder")
+
+
+def save_seed(path: Path, seed: int) -> None:
+    """Writes the sampling seed beside batch files, for those who draw them in other processes."""
+    write_secret(path / SEED, f"{seed:064x}".encode())
+
+
+def load_seed(path: Path) -> int:
+    """Reads the sampling seed from the folder of batch files.
+
+    Raises:
+      OSError: if it is not there.
+      ValueError: if it is a link, or another's.
+    """
+    with os.fdopen(open_own(path / SEED, os.O_RDONLY, SECRET), "rb") as file:
+        return int(file.read(_MOST_SECRET), 16)
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Writes a file of mode 0600, whole or absent, also where several write the same at once."""
+    own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(own, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            own.unlink()
+        raise
+
+
+def write_file(
+    path: Path,
+    draw: Draw,
+    file: int,
+    passes: Sequence[Sequence[np.ndarray]],
+    columns: Sequence[np.ndarray],
+) -> str:
+    """Writes one file of batches into the folder `path`, and returns its SHA-256.
+
+    What it holds depends on draw, seed and data alone; it is whole or absent.
+
+    Args:
+      path: The folder.
+      draw: What is drawn.
+      file: Which file.
+      passes: Of each of its steps, the examples of each pass.
+      columns: Of each leaf of the data, the rows of these examples, pass after pass.
+    """
+    members = [examples for step in passes for examples in step]
+    content = io.BytesIO()
+    for array in (
+        np.array([len(step) for step in passes], np.int32),
+        np.array([examples.size for examples in members], np.int32),
+        np.concatenate([np.empty(0, np.int32), *members]).astype(np.int32, copy=False),
+        *columns,
+    ):
+        np.lib.format.write_array(content, np.ascontiguousarray(array), allow_pickle=False)
+    write_secret(path / file_name(file), content.getvalue())
+    return hashlib.sha256(content.getbuffer()).hexdigest()
+
+
+def write_manifest(path: Path, draw: Draw, seed: int, digests: Sequence[str], data: PyTree) -> None:
+    """Ends the writing of batches: from here on they can be read, and the seed file is gone.
+
+    Args:
+      path: The folder.
+      draw: What was drawn.
+      seed: With which.
+      digests: The SHA-256 of each file.
+      data: From which rows; of the first, which stands where batches are padded, a copy is kept.
+    """
+    padding = write_file(path, draw, draw.num_files, [], [x[:1] for x in jax.tree.leaves(data)])
+    record = {"format": _FORMAT, "draw": draw.record(), "files": [*digests, padding]}
+    record["seal"] = _seal(record, seed)
+    write_secret(path / MANIFEST, json.dumps(record, indent=1).encode() + b"\n")
+    destroy_if_there(path / SEED)
+    fsync_folder(path)
+
+
+def draw_here(path: Path, draw: Draw, seed: int, data: PyTree) -> list[str]:
+    """Draws and writes all files in this process; returns the SHA-256 that others must get, too.
+
+    It reads rows of `data` at random.
+    """
+    source = BatchSource(draw.sampler, seed)
+    leaves = jax.tree.leaves(data)
+    digests = []
+    for file in range(draw.num_files):
+        passes = [[part for (part,) in source.cut(step)] for step in draw.steps(file)]
+        rows = np.concatenate([np.empty(0, np.int32), *(part for step in passes for part in step)])
+        digests.append(write_file(path, draw, file, passes, [leaf[rows] for leaf in leaves]))
+    return digests
+
+
+def destroy_if_there(path: Path) -> None:
+    """Overwrites and removes a file, if it is there."""
+    if os.path.lexists(path):
+        destroy(path)
+
+
+def _seal(record: dict[str, Any], seed: int) -> str:
+    """Returns the digest of a manifest under the sampling seed: only who has that makes it."""
+    text = json.dumps({key: record[key] for key in ("format", "draw", "files")}, sort_keys=True)
+    key = hashlib.sha256(f"{seed:x}".encode()).digest()
+    return hashlib.blake2b(text.encode(), key=key, person=b"dpsgd batches").hexdigest()
+
+
+# --- Reading -------------------------------------------------------------------------------------
+
+
+class BatchFiles(BatchSource):
+    """Batches that are read where others are drawn, in step order; a `BatchSource` for training.
+
+    Args:
+      path: The folder.
+      draw: What must have been drawn, up to its first step.
+      seed: With which.
+      data: Pytree whose shapes and dtypes the rows have, [examples, ...] each.
+
+    Raises:
+      ValueError: if there are no such batches: others, or damaged ones; the line says what to do.
+    """
+
+    def __init__(self, path: Path, draw: Draw, seed: int, data: PyTree) -> None:
+        super().__init__(draw.sampler, seed)
+        self._path = path
+        leaves, self._structure = jax.tree.flatten(data)
+        self._row_shapes = [(leaf.dtype, leaf.shape[1:]) for leaf in leaves]
+        again = "draw them again with `dpsgd batches`"
+        try:
+            with os.fdopen(open_own(path / MANIFEST, os.O_RDONLY, SECRET), "rb") as file:
+                record = parse_json(file.read())
+            first = record["draw"]["first_step"]
+            steps_per_file = record["draw"]["steps_per_file"]
+            files, seal = list(record["files"]), record["seal"]
+            self.draw = dataclasses.replace(draw, first_step=first, steps_per_file=steps_per_file)
+            ours = record["format"] == _FORMAT and seal == _seal(record, seed)
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} holds no batches ({error}): {again}") from None
+        if not ours or record["draw"] != json.loads(json.dumps(self.draw.record())):
+            raise ValueError(
+                f"{path} holds batches of another run, or of another generation of this one, "
+                f"which draws anew; or they were changed: {again}"
+            )
+        if first > draw.first_step:
+            raise ValueError(
+                f"{path} holds the batches from step {first:,} on, and the run goes on at step "
+                f"{draw.first_step:,}: {again}"
+            )
+        self._digests = files
+        self._held: dict[int, tuple[list[list[np.ndarray]], list[np.ndarray], np.ndarray]] = {}
+        self._padding = self._read(self.draw.num_files, 0)[1]
+
+    def cut(self, step: int) -> list[tuple[np.ndarray, ...]]:
+        """Returns the passes of a step, of the one lane that there is."""
+        return [(examples,) for examples in self._file(step)[0][self._place(step)]]
+
+    def blocks(
+        self, first_step: int, block_steps: int
+    ) -> Iterator[tuple[range, PyTree, IndexBlock]]:
+        """Yields steps, rows and plan of every block; the plan has its places among the rows.
+
+        Of the data, a block has the first row, where places are padded, and those of its passes.
+        """
+        for steps, plan in plan_blocks(self, first_step=first_step, block_steps=block_steps):
+            for file in [file for file in self._held if file < self.draw.file_of(steps.start)]:
+                del self._held[file]
+            sizes = plan.weights.sum(axis=1, dtype=np.int64)
+            ends = np.cumsum(sizes)
+            places = np.zeros(plan.indices.shape, np.int32)
+            for row, (end, size) in enumerate(zip(ends, sizes, strict=True)):
+                places[row, :size] = np.arange(end - size + 1, end + 1)
+            parts = [self._padding, *(self._rows(step) for step in steps)]
+            rows = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+            yield steps, jax.tree.unflatten(self._structure, rows), plan._replace(places=places)
+
+    def _rows(self, step: int) -> list[np.ndarray]:
+        """Returns the rows of a step, leaf after leaf."""
+        _, columns, ends = self._file(step)
+        place = self._place(step)
+        return [column[ends[place] : ends[place + 1]] for column in columns]
+
+    def _place(self, step: int) -> int:
+        return (step - self.draw.first_step) % self.draw.steps_per_file
+
+    def _file(self, step: int) -> tuple[list[list[np.ndarray]], list[np.ndarray], np.ndarray]:
+        """Returns the passes of the steps of a file, its rows, and where those of a step begin."""
+        file = self.draw.file_of(step)
+        if file not in self._held:
+            self._held[file] = self._read(file, len(self.draw.steps(file)))
+        return self._held[file]
+
+    def _read(
+        self, file: int, steps: int
+    ) -> tuple[list[list[np.ndarray]], list[np.ndarray], np.ndarray]:
+        path = self._path / file_name(file)
+        try:
+            with os.fdopen(open_own(path, os.O_RDONLY, SECRET), "rb") as opened:
+                content = opened.read()
+        except FileNotFoundError:
+            raise ValueError(
+                f"{path} is missing: draw the batches again with `dpsgd batches`"
+            ) from None
+        if hashlib.sha256(content).hexdigest() != self._digests[file]:
+            raise ValueError(f"{path} is damaged: draw the batches again with `dpsgd batches`")
+        stream = io.BytesIO(content)
+        counts, sizes, examples, *columns = (
+            np.lib.format.read_array(stream, allow_pickle=False)
+            for _ in range(3 + len(self._row_shapes))
+        )
+        if len(counts) != steps or [(c.dtype, c.shape[1:]) for c in columns] != self._row_shapes:
+            raise ValueError(
+                f"{path} holds other rows than the data has: draw the batches again with "
+                "`dpsgd batches`"
+            )
+        parts = np.split(examples, np.cumsum(sizes)[:-1]) if len(sizes) else []
+        ends = np.concatenate([[0], np.cumsum(counts)]).astype(int)
+        passes = [parts[a:b] for a, b in itertools.pairwise(ends)]
+        rows = np.concatenate([[0], np.cumsum(sizes)]).astype(int)[ends]
+        return passes, columns, rows
+
+
+def forget(path: Path, run: str) -> None:
+    """Destroys batch files in the folder `path`, if they are those of the run of that name.
+
+    Nothing else is touched that lies there; the folder is removed if nothing does.
+    """
+    if not path.is_dir() or path.is_symlink():
+        return
+    try:
+        record = parse_json((path / MANIFEST).read_bytes())
+        if record["draw"]["run"] != run:
+            return
+    except FileNotFoundError:
+        pass  # of a command that died: the names are our own
+    except (ValueError, LookupError, TypeError):
+        return
+    for file in [*path.glob("*.batches*"), *path.glob(".*.batches.*"), path / SEED]:
+        destroy_if_there(file)
+    destroy_if_there(path / MANIFEST)
+    with contextlib.suppress(OSError):
+        path.rmdir()

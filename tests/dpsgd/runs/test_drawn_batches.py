@@ -1,0 +1,188 @@
+"""A run that reads batches which were drawn ahead is the run that draws its own, bit for bit."""
+
+import shutil
+
+import pytest
+from tiny_task import calibrated as calibrated_line
+from tiny_task import config_of, few_rows_are_calibrated, line, run_and_stop, short_blocks
+
+from dpsgd import resume, run
+from dpsgd.runs import engine, job
+from dpsgd.runs.engine import begin, draw
+from dpsgd.runs.ledger import read
+from dpsgd.training import batch_files
+from dpsgd.training.loop import Layout
+
+RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json")
+HOST = {"data_on": "host", "insecure_seed": 3}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that drew its own batches."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    with short_blocks():
+        run(line, config_of(**HOST), out)
+    return out
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch):
+    """Several files: of three steps each."""
+    monkeypatch.setattr(batch_files, "FILE_BYTES", 3 * 16 * 16)
+
+
+def refuse_rows(self, data):
+    raise AssertionError("a row was read at random")
+
+
+def assert_same(one, other, names=RELEASED):
+    for name in names:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def test_a_run_on_drawn_batches_releases_the_same_bits_and_destroys_them(
+    whole, tmp_path, monkeypatch
+):
+    out, folder = tmp_path / "run", tmp_path / "deep" / "batches"
+    begin(line, config_of(**HOST), out)
+    assert draw(out, folder) == 10
+    assert not (folder / "seed").exists()
+    assert read(out / "ledger.jsonl").generations[0].steps == range(0, 0)  # nothing is declared
+    monkeypatch.setattr(Layout, "put_data", refuse_rows)
+    resume(out)
+    assert_same(out, whole)
+    assert not folder.exists()
+    assert not {"root.key", "batches.json", "checkpoints"} & {f.name for f in out.iterdir()}
+
+
+@pytest.mark.parametrize("when", ["before the run", "at the stop"])
+def test_a_run_that_was_stopped_reads_on_at_the_right_step(whole, tmp_path, monkeypatch, when):
+    out, folder = tmp_path / "run", tmp_path / "batches"
+    if when == "before the run":
+        begin(line, config_of(**HOST), out)
+        draw(out, folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "run", lambda task, config, out: resume(out))
+            patch.setattr("tiny_task.run", lambda task, config, out: resume(out))
+            run_and_stop(line, config_of(**HOST), out)
+        assert folder.exists()
+    else:
+        run_and_stop(line, config_of(**HOST), out)
+        assert draw(out, folder) == 5  # of the 14 steps that are left
+    monkeypatch.setattr(Layout, "put_data", refuse_rows)
+    resume(out)
+    assert_same(out, whole)
+    assert not folder.exists()
+
+
+def test_a_real_secret_draws_what_the_run_itself_would_draw(tmp_path):
+    """Two copies of one begun run, of which one draws ahead, end in the same bits."""
+    begin(line, config_of(data_on="host"), tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    draw(tmp_path / "a", tmp_path / "batches")
+    if read(tmp_path / "a" / "ledger.jsonl").head != read(tmp_path / "b" / "ledger.jsonl").head:
+        pytest.fail("drawing began a generation that training would not have begun")
+    resume(tmp_path / "a")
+    resume(tmp_path / "b")
+    assert_same(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_new_generation_needs_new_batches_and_counts_as_ever(tmp_path, monkeypatch):
+    out, folder = tmp_path / "run", tmp_path / "batches"
+    run_and_stop(line, config_of(data_on="host"), out)
+    draw(out, folder)
+    digest = job.Job.program_digest
+    monkeypatch.setattr(job.Job, "program_digest", lambda self: digest(self) + " changed")
+    with pytest.raises(ValueError, match=r"another generation.*draw them again.*batches\.json"):
+        resume(out)
+    history = read(out / "ledger.jsonl")
+    assert [g.steps for g in history.generations] == [range(0, 16), range(16, 16)]
+    draw(out, folder)
+    resume(out)
+    history = read(out / "ledger.jsonl")
+    assert [g.steps for g in history.generations] == [range(0, 16), range(16, 30)]
+    assert not folder.exists()
+
+
+def test_a_run_goes_on_without_batches_once_nothing_names_them(whole, tmp_path):
+    out = run_and_stop(line, config_of(**HOST), tmp_path / "run")
+    draw(out, tmp_path / "batches")
+    (tmp_path / "batches" / "00000000.batches").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"is damaged.*draw"):
+        resume(out)
+    (out / "batches.json").unlink()
+    resume(out)
+    assert_same(out, whole)
+
+
+def test_drawing_that_dies_leaves_no_secret_and_is_done_again(whole, tmp_path):
+    out = run_and_stop(line, config_of(**HOST), tmp_path / "run")
+    folder = tmp_path / "batches"
+
+    def dying(path, of, seed, data):
+        batch_files.save_seed(path, seed)
+        (path / ".00000000.batches.0123").write_bytes(b"half")
+        raise RuntimeError("the worker died")
+
+    with pytest.raises(RuntimeError):
+        draw(out, folder, write=dying)
+    assert not folder.exists()
+
+    def killed(path, of, seed, data):
+        batch_files.save_seed(path, seed)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_files, "forget", lambda *_: None)  # as a process that is gone does not
+        with pytest.raises(KeyboardInterrupt):
+            draw(out, folder, write=killed)
+    assert (folder / "seed").exists()
+    draw(out, folder)
+    resume(out)
+    assert_same(out, whole)
+    assert not folder.exists()
+
+
+def test_what_lies_at_the_folder_is_left_as_it_is(tmp_path):
+    out = run_and_stop(line, config_of(**HOST), tmp_path / "run")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in ("seed", "1.batches", "batches.json"):
+        (folder / name).write_text("mine")
+    with pytest.raises(FileExistsError, match="left as it is"):
+        draw(out, folder)
+    resume(out)
+    assert {file.read_text() for file in folder.iterdir()} == {"mine"}
+
+
+def test_rows_on_the_device_and_finished_runs_have_no_use_for_batches(whole, tmp_path):
+    out = tmp_path / "run"
+    begin(line, config_of(), out)
+    with pytest.raises(ValueError, match="begin the run with data_on='host'"):
+        draw(out, tmp_path / "batches")
+    assert not (tmp_path / "batches").exists()
+    assert draw(whole, tmp_path / "batches") is None
+
+
+def test_a_run_that_died_before_it_destroyed_its_batches_does_so_when_it_is_resumed(tmp_path):
+    out, folder = tmp_path / "run", tmp_path / "batches"
+    begin(line, config_of(**HOST), out)
+    draw(out, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpsgd.runs.directory.RunDirectory.forget", lambda self: None)
+        resume(out)
+    assert folder.exists()
+    resume(out)
+    assert not folder.exists()
+    assert not (out / "root.key").exists()
+
+
+def test_sums_over_all_rows_follow_batches_that_were_drawn_ahead(tmp_path):
+    config = config_of(**HOST, calibration="platt")
+    with few_rows_are_calibrated():
+        run(calibrated_line, config, tmp_path / "a")
+        begin(calibrated_line, config, tmp_path / "b")
+        draw(tmp_path / "b", tmp_path / "batches")
+        resume(tmp_path / "b")
+    assert_same(tmp_path / "a", tmp_path / "b")
