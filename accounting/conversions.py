@@ -298,7 +298,7 @@ def to_dp_event(profile: PrivacyProfile) -> Any:
 def _(profile: GaussianProfile) -> Any:
     import dp_accounting
 
-    return dp_accounting.GaussianDpEvent(profile.noise_multiplier)
+    return dp_accounting.GaussianDpEvent(profile.noise_multiplier * (1.0 - profile.relative_error))
 
 
 @to_dp_event.register(PoissonProfile)

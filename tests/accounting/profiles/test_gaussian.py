@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting import GaussianProfile
+from accounting.conversions import to_dp_event
 
 mpmath.mp.dps = 60
 
@@ -70,3 +71,18 @@ def test_a_delta_outside_the_unit_interval_is_refused(delta):
 def test_an_epsilon_that_is_no_number_from_0_up_is_refused(epsilon):
     with pytest.raises(ValueError, match="epsilon must be >= 0"):
         GaussianProfile(1.0).delta(epsilon)
+
+
+def test_both_ends_allow_for_a_noise_multiplier_that_is_known_roughly():
+    rough = GaussianProfile(2.0, relative_error=0.01)
+    for ends in (
+        lambda profile: profile.delta(0.5),
+        lambda profile: profile.epsilon(1e-4),
+        lambda profile: profile.with_gaussian_release(3.0).epsilon(1e-4),
+    ):
+        for truth in (1.98, 2.0, 2.02):
+            assert ends(rough).lower <= ends(GaussianProfile(truth)).lower
+            assert ends(rough).upper >= ends(GaussianProfile(truth)).upper
+    assert to_dp_event(rough).noise_multiplier == 1.98
+    with pytest.raises(ValueError, match=r"relative_error must be in \[0, 1\)"):
+        GaussianProfile(2.0, relative_error=1.0)
