@@ -7,8 +7,10 @@ Prints a line for each thing that was seen to hold; ends with status 1 at the fi
 """
 
 import contextlib
+import dataclasses
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -23,10 +25,14 @@ import tiny_task
 
 from dpsgd.runs import engine, job
 from dpsgd.runs.fingerprint import code_digest
-from dpsgd.runs.ledger import read
+from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.processes import together
 from dpsgd.runs.stop import STOPPED, Stopped
+from dpsgd.training import algorithm, mechanism, platt
+from dpsgd.training import placement as placement_module
+from dpsgd.training.full_sums import FullSums
 from dpsgd.training.placement import Placement
+from samplers import IndexBlock
 
 WITHIN = 30
 """Seconds within which all end when one does."""
@@ -34,6 +40,7 @@ WITHIN = 30
 
 def compute(out, task=tiny_task.line, before=lambda: None, **settings):
     """Begins the run in `out`, or goes on with it, on all devices of all processes."""
+    out.with_name(f"{out.name}-{jax.process_index()}.met").touch()
     before()
     config = {"insecure_seed": 1, "checkpoint_seconds": 0.0, **settings}
     placement = Placement.default()
@@ -72,7 +79,7 @@ def fork(work, log):
 class Run:
     """Processes of one run, which are under way."""
 
-    def __init__(self, out, count, *, watchdog=600.0, port=None, **how):
+    def __init__(self, out, count, *, watchdog=600.0, port=None, only=None, **how):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = port or free.getsockname()[1]
@@ -83,20 +90,30 @@ class Run:
                 compute(out, **how.get("of", {}).get(index, {}), **how.get("all", {}))
 
         self.out, self.port = out, port
-        self.logs = [out.with_name(f"{out.name}-{index}.log") for index in range(count)]
+        indices = only or range(count)
+        self.logs = [out.with_name(f"{out.name}-{index}-{port}.log") for index in indices]
+        self.met = [out.with_name(f"{out.name}-{index}.met") for index in indices]
+        for met in self.met:
+            met.unlink(missing_ok=True)
         self.pids = [
-            fork(lambda index=index: work(index), log) for index, log in enumerate(self.logs)
+            fork(lambda index=index: work(index), log)
+            for index, log in zip(indices, self.logs, strict=True)
         ]
-        self.statuses = [None] * count
+        self.statuses = [None] * len(self.pids)
 
-    def trainer(self, index):
+    def trainer(self, index, patience=10):
         """Returns the process that trains, whose parent is its watchdog."""
-        for _ in range(200):
+        for _ in range(20 * patience):
             found = Path(f"/proc/{self.pids[index]}/task/{self.pids[index]}/children").read_text()
             if found.strip():
                 return int(found.split()[0])
             time.sleep(0.05)
-        sys.exit("no process trains")
+        raise ProcessLookupError
+
+    def await_meeting(self):
+        """Waits until all have met."""
+        while not all(met.exists() for met in self.met):
+            time.sleep(0.02)
 
     def await_steps(self, stop):
         """Waits until the ledger declares steps up to `stop`."""
@@ -138,12 +155,12 @@ def go_on(out, count, **how):
     return out
 
 
-def in_one_process(out, devices):
+def in_one_process(out, devices, **how):
     """The same run on as many devices of one process."""
 
     def work():
         jax.config.update("jax_num_cpu_devices", devices)
-        compute(out)
+        compute(out, **how)
 
     log = out.with_name(f"{out.name}.log")
     _, status = os.waitpid(fork(work, log), 0)
@@ -163,7 +180,7 @@ def check_ended(run, but=()):
     statuses = run.end(WITHIN)
     for index, (status, text) in enumerate(zip(statuses, run.said(), strict=True)):
         lines = text.splitlines()
-        if index not in but:
+        if index not in but or status == 0:
             what = f"process {index} ended with status 2 and one line, not {status} and {lines}"
             if status != 2 or len(lines) != 1 or "`dpsgd resume" not in lines[0]:
                 sys.exit(what)
@@ -199,6 +216,205 @@ def killed(folder):
     check(same, "two processes that were killed made what two devices of one did, bit for bit")
 
 
+def random_kills(folder, count, seed, processes):
+    """Any process, or its watchdog, is killed at any moment after they have met."""
+    moments, processes = random.Random(int(seed)), int(processes)
+    begun = time.monotonic()
+    whole = outcome(go_on(folder / "whole", processes))
+    duration = time.monotonic() - begun
+    deaths, runs = 0, 0
+    while deaths < int(count):
+        run = Run(folder / f"run-{runs}", processes)
+        run.await_meeting()
+        time.sleep(moments.uniform(0, duration))
+        victim = moments.randrange(processes)
+        who = moments.choice(["watchdog", "trainer"])
+        with contextlib.suppress(ProcessLookupError):  # it has finished
+            pid = run.pids[victim] if who == "watchdog" else run.trainer(victim, patience=1)
+            os.kill(pid, signal.SIGKILL)
+        if run.end(WITHIN) != [0] * processes:
+            check_ended(run, but=(victim,))
+            deaths += 1
+            print(f"the {who} of process {victim} was killed: all ended", flush=True)
+            if deaths < int(count) and moments.random() < 0.5:
+                continue  # once more, before it comes to its end
+        go_on(run.out, processes)
+        if outcome(run.out) != whole:
+            sys.exit(f"{run.out} is not what an undisturbed run makes")
+        runs += 1
+    if processes > 2:
+        same = outcome(folder / "whole", ledger=False) == outcome(
+            in_one_process(folder / "one", processes), ledger=False
+        )
+        check(same, f"{processes} processes made what as many devices of one did, bit for bit")
+
+
+def stands_still(folder):
+    """A process that is stopped, and one that hangs."""
+    whole = outcome(go_on(folder / "whole", 2))
+    for index in (0, 1):
+        run = Run(folder / f"stopped-{index}", 2, all={"before": slowly})
+        run.await_steps(8)
+        os.kill(run.trainer(index), signal.SIGSTOP)
+        check_ended(run)
+        check("was stopped" in run.said()[index], "whoever was stopped is named by its watchdog")
+        same = outcome(go_on(run.out, 2)) == whole
+        check(same, f"process {index} was stopped: all ended, and it went on to the same bits")
+    run = Run(folder / "hung", 2, watchdog=3.0, of={1: {"before": hanging}})
+    check_ended(run)
+    check(all("no step for 3 s" in text for text in run.said()), "a hung process ends all")
+    check(outcome(go_on(run.out, 2)) == whole, "and it went on to the same bits")
+
+
+def asked_to_stop(folder):
+    """A request to one stops all, at one step, and nothing is lost."""
+    whole = outcome(go_on(folder / "whole", 2))
+    for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")):
+        run = Run(folder / name, 2, all={"before": slowly})
+        run.await_steps(8)
+        os.kill(run.pids[1], number)
+        check(run.end(WITHIN) == [STOPPED] * 2, f"{name} to one stopped both")
+        check(len(set(run.said())) == 1, "they stopped at one step, in one line")
+        check(outcome(go_on(run.out, 2)) == whole, "and went on to the same bits")
+
+
+def unlike(folder):
+    """What the processes have not in common is named, and nothing is begun."""
+    other = dataclasses.replace(tiny_task.line, seed=1)
+    for name, mine in (
+        ("config", {"learning_rate": 1e-2}),
+        ("data", {"task": other}),
+        ("l2_clip_norm", {"l2_clip_norm": 2.0}),
+    ):
+        run = Run(folder / name, 2, of={1: mine})
+        check(run.end(WITHIN) == [2, 2], f"two of unlike {name} ended both")
+        lines = {text.strip() for text in run.said()}
+        check(len(lines) == 1 and name in lines.pop().split(";")[0], f"both named {name}")
+        check(not run.out.exists(), "and nothing was begun")
+    run = Run(folder / "twice", 2, all={"before": slowly})
+    run.await_steps(8)
+    third = Run(folder / "twice", 2, port=run.port, only=(1,), of={1: {"before": slowly}})
+    check(0 not in run.end(WITHIN), "a process that joins twice ends all")
+    os.kill(third.pids[0], signal.SIGKILL)
+    third.end()
+    run = Run(folder / "twice", 2, all={"before": slowly})
+    run.await_meeting()
+    again = Run(folder / "twice", 2)
+    check(again.end(60) == [2, 2], "processes that would go on with a run that others are at end")
+    check("another process is training" in again.said()[0], "and say so")
+    check(run.end() == [0, 0], "and those others are left in peace")
+
+
+def other_number(folder):
+    """On another number of processes a run goes on as another generation, and counts as such."""
+    whole = outcome(go_on(folder / "whole", 2))
+    run = Run(folder / "run", 2, all={"before": slowly})
+    run.await_steps(8)
+    os.kill(run.trainer(1), signal.SIGKILL)
+    check_ended(run)
+    go_on(run.out, 3)
+    found = outcome(run.out)
+    steps = [list(steps)[:1] for _, steps in found[2]]
+    check(len(steps) == 2 and steps[1][0] > 0, "three processes went on, as another generation")
+    report = json.loads((run.out / "report.json").read_text())
+    text = " ".join(report["notes"])
+    check("generation 1" in text and found[3] is whole[3] is None, "which is counted as such")
+
+
+def between_line_and_sum(folder):
+    """Process 0 dies when a block is declared, and before its sum is made."""
+    whole = outcome(go_on(folder / "whole", 2))
+    run = Run(folder / "run", 2, of={0: {"before": dying}})
+    check_ended(run, but=(0,))
+    declared = read(run.out / "ledger.jsonl").generations[-1].steps.stop
+    saved = max(int(path.stem) for path in (run.out / "checkpoints").glob("*.npz"))
+    check((declared, saved) == (12, 8), "the third block was declared, and nothing made of it")
+    check(outcome(go_on(run.out, 2)) == whole, "it is repeated, and counts once")
+
+
+def calibrated(folder):
+    """Sums over all rows after the last step, and a root secret that others can read."""
+    platt.platt_sums = lambda num_examples, *, epsilon: FullSums(3, 4.0)
+    how = {"task": tiny_task.calibrated, "calibration": "platt"}
+    run = Run(folder / "run", 2, all=how)
+    check(run.end() == [0, 0], "two processes calibrate what they trained")
+    alike = in_one_process(folder / "one", 2, **how)
+    same = outcome(run.out, ledger=False) == outcome(alike, ledger=False)
+    check(same, "and make what two devices of one do, bit for bit")
+    run = Run(folder / "read", 2, all={"before": slowly, "insecure_seed": None})
+    run.await_steps(8)
+    os.kill(run.trainer(0), signal.SIGKILL)
+    check_ended(run, but=(0,))
+    (run.out / "root.key").chmod(0o644)
+    run = Run(run.out, 2)
+    check(run.end(60) == [2, 2], "a root that others can read is used by none")
+    check("others than its owner can use this root key" in run.said()[0], "and that is said")
+    (run.out / "root.key").chmod(0o600)
+    go_on(run.out, 2)
+    print("and once it is secret again the run goes on")
+
+
+def mutants(folder):
+    """Planted bugs of several processes, which the audit of the run must tell."""
+    for name, before in MUTANTS.items():
+        run = Run(folder / name, 2, all={"before": before, "audit": True})
+        check(run.end(200) == [2, 2], f"{name}: refused")
+        said = " ".join(run.said())
+        check("the audit found" in said, f"{name}: by the audit")
+        check(not run.out.exists(), f"{name}: before anything was begun")
+    run = Run(folder / "sound", 2, all={"audit": True})
+    check(run.end(200) == [0, 0], "sound ones pass")
+
+
+def noise_of_the_first_alone():
+    if jax.process_index():
+        privatize = algorithm.privatize
+
+        def without(total, noise_state, noise_key, step, scales):
+            silent = scales._replace(noise_stddev=scales.noise_stddev * 0)
+            return privatize(total, noise_state, noise_key, step, silent)
+
+        algorithm.privatize = without
+
+
+def noise_of_each():
+    """Each process has noise of its own, and so a model of its own."""
+    mechanism_key = mechanism.Mechanism.noise_key
+
+    def own(self, root, generation):
+        return mechanism_key(self, root, generation + jax.process_index())
+
+    mechanism.Mechanism.noise_key = own
+
+
+def batch_of_each():
+    """Each process takes the whole batch."""
+    put = placement_module.Placement.put
+    width = placement_module.Placement.width
+
+    def repeated(self, tree, shardings):
+        if isinstance(tree, IndexBlock):
+            half = tree.indices.shape[-1] // 2
+
+            def twice(x):
+                return None if x is None else np.concatenate([x[..., :half]] * 2, axis=-1)
+
+            tree = tree._replace(
+                indices=twice(tree.indices), weights=twice(tree.weights), places=twice(tree.places)
+            )
+        return put(self, tree, shardings)
+
+    placement_module.Placement.put = repeated
+    placement_module.Placement.width = lambda self, size, unit: 2 * width(self, size, unit)
+
+
+MUTANTS = {
+    "noise of the first alone": noise_of_the_first_alone,
+    "noise of each": noise_of_each,
+    "batch of each": batch_of_each,
+}
+
+
 def slowly():
     """Has each block take a while, so that there is time to be killed in."""
     blocks = engine.train_blocks
@@ -211,7 +427,38 @@ def slowly():
     engine.train_blocks = slow
 
 
-SCENARIOS = {"killed": killed}
+def hanging():
+    """Has the third block take forever."""
+    blocks = engine.train_blocks
+
+    def hung(*arguments, **options):
+        for number, block in enumerate(blocks(*arguments, **options)):
+            if number == 2:
+                time.sleep(1000)
+            yield block
+
+    engine.train_blocks = hung
+
+
+def dying():
+    """Dies when the third block is declared, before anybody hears of it."""
+    declare = Ledger.declare
+
+    def declare_and_die(self, steps):
+        declare(self, steps)
+        if steps.start == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Ledger.declare = declare_and_die
+
+
+SCENARIOS = {
+    work.__name__: work
+    for work in (
+        killed, random_kills, stands_still, asked_to_stop, unlike, other_number,
+        between_line_and_sum, calibrated, mutants,
+    )
+}  # fmt: skip
 
 if __name__ == "__main__":
     folder, scenario, *arguments = sys.argv[1:]
@@ -221,5 +468,6 @@ if __name__ == "__main__":
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     code_digest()  # of what is imported now: whoever edits a file meanwhile changes no run
     SCENARIOS[scenario](Path(folder), *arguments)
-    children = os.times()
-    print(f"{children.user + children.children_user:.1f} s", flush=True)
+    spent = os.times()
+    taken = spent.user + spent.system + spent.children_user + spent.children_system
+    print(f"{taken:.1f} s of processors", flush=True)
