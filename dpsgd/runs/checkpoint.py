@@ -11,7 +11,7 @@ not at all. To fsync its dozen files behind it, and to tell which of them are to
 code than this, and more to believe than one file with one rename.
 
 **Several processes.** What lies whole in every process is written by process 0, into that one file.
-Of an array whose rows lie in several, each process writes its own rows into a part, and waits for
+Of an array that is dealt out, each process writes its own pieces into a part, and waits for
 its fsync; when all have, process 0 writes the file, which names every part by its SHA-256. A
 checkpoint is whole if every part is the one that is named; else it gives way, in every process, to
 the one before. Any number of processes reads it. (A state of one process has no parts.)
@@ -27,12 +27,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -118,24 +119,25 @@ class Checkpoints:
             self._destroy_old()
 
     def _save_parts(self, name: str, dealt: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Writes the rows that lie in this process; returns what describes all parts, when all are.
+        """Writes what lies in this process; returns what describes all parts, when all are there.
 
         Args:
           name: Of the checkpoint.
-          dealt: Arrays whose rows lie in several processes.
+          dealt: Arrays that are dealt out over processes, along one axis each.
         """
-        processes, found, rows = self._processes, hashlib.sha256(), []
+        processes, found, pieces = self._processes, hashlib.sha256(), []
 
         def write(file: IO[bytes]) -> None:
             for leaf, array in dealt.items():
                 for shard in array.addressable_shards:
-                    start, stop, _ = shard.index[0].indices(array.shape[0])
-                    if shard.data.shape[1:] != array.shape[1:]:
-                        raise ValueError(f"{leaf} is dealt out along another axis than its rows")
                     if shard.replica_id:  # in another place, too
                         continue
                     content = np.ascontiguousarray(shard.data)
-                    rows.append([leaf, start, stop, file.tell()])
+                    ends = [
+                        index.indices(n)[:2]
+                        for index, n in zip(shard.index, array.shape, strict=True)
+                    ]
+                    pieces.append([leaf, ends, file.tell()])
                     found.update(content.reshape(-1).view(np.uint8).data)
                     file.write(content.reshape(-1).view(np.uint8).data)
 
@@ -144,7 +146,7 @@ class Checkpoints:
         described = {
             "name": part,
             "sha256": found.hexdigest(),
-            "rows": rows,
+            "pieces": pieces,
             "leaves": {leaf: [str(x.dtype), list(x.shape)] for leaf, x in dealt.items()},
         }
         return processes.gather(described)
@@ -189,13 +191,13 @@ class Checkpoints:
             )
         return None
 
-    def _read_parts(self, described: str) -> dict[str, PartedRows]:
-        """Returns the arrays whose rows lie in parts; each process checks its share of these.
+    def _read_parts(self, described: str) -> dict[str, PartedArray]:
+        """Returns the arrays that lie in parts; each process checks its share of these.
 
         Raises:
           ValueError: if a part is not the one that is named.
         """
-        arrays: dict[str, PartedRows] = {}
+        arrays: dict[str, PartedArray] = {}
         for number, part in enumerate(checked(parse_json(described.encode()), list[Any], _PARTS)):
             file = self.folder / checked(part["name"], str, "name")
             if number % self._processes.count == self._processes.index:
@@ -203,14 +205,14 @@ class Checkpoints:
                     if hashlib.file_digest(content, "sha256").hexdigest() != part["sha256"]:
                         raise ValueError(f"{file} is damaged")
             for leaf, (dtype, shape) in part["leaves"].items():
-                arrays.setdefault(leaf, PartedRows(tuple(shape), np.dtype(dtype), []))
-            for leaf, start, stop, offset in part["rows"]:
-                arrays[leaf].pieces.append((start, stop, file, offset))
-        for array in arrays.values():
-            array.pieces.sort(key=lambda piece: piece[0])
-            stops = [0, *(piece[1] for piece in array.pieces)]
-            if stops != [*(piece[0] for piece in array.pieces), array.shape[0]]:
-                raise ValueError("rows are missing")
+                arrays.setdefault(leaf, PartedArray(tuple(shape), np.dtype(dtype), []))
+            for leaf, ends, offset in part["pieces"]:
+                where = tuple(slice(first, stop) for first, stop in ends)
+                arrays[leaf].pieces.append((where, file, offset))
+        for leaf, array in arrays.items():
+            sizes = [math.prod(_lengths(where)) for where, _, _ in array.pieces]
+            if sum(sizes) != math.prod(array.shape):
+                raise ValueError(f"{leaf} is not whole")
         return arrays
 
     def latest_head(self) -> str | None:
@@ -242,28 +244,40 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class PartedRows:
-    """An array whose rows lie in several files: those are read that are indexed."""
+class PartedArray:
+    """An array that lies in several files: what is indexed is read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    pieces: list[tuple[int, int, Path, int]]
-    """First row, one beyond the last, file, and where in it they begin: in order."""
+    pieces: list[tuple[tuple[slice, ...], Path, int]]
+    """What each is of the array, its file, and where in it it begins: none overlap."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.rows(slice(None)), dtype)
+        return np.asarray(self[tuple(slice(None) for _ in self.shape)], dtype)
 
-    def rows(self, index: slice) -> np.ndarray:
-        """Returns consecutive rows."""
-        first, last, _ = index.indices(self.shape[0])
-        found = []
-        for start, stop, file, offset in self.pieces:
-            low, high = max(first, start), min(last, stop)
-            if low < high:
-                shape = (stop - start, *self.shape[1:])
-                piece = np.memmap(file, self.dtype, "r", offset, shape)
-                found.append(piece[low - start : high - start])
-        return np.concatenate(found) if found else np.empty((0, *self.shape[1:]), self.dtype)
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        """Returns a copy of a part; each slice is of consecutive places."""
+        wanted = [slice(*one.indices(n)) for one, n in zip(index, self.shape, strict=True)]
+        found = np.empty(_lengths(wanted), self.dtype)
+        for where, file, offset in self.pieces:
+            common = [
+                slice(max(a.start, b.start), min(a.stop, b.stop))
+                for a, b in zip(wanted, where, strict=True)
+            ]
+            if all(one.start < one.stop for one in common):
+                piece = np.memmap(file, self.dtype, "r", offset, _lengths(where))
+                found[_within(common, wanted)] = piece[_within(common, where)]
+        return found
+
+
+def _lengths(index: Sequence[slice]) -> tuple[int, ...]:
+    return tuple(one.stop - one.start for one in index)
+
+
+def _within(index: Sequence[slice], outer: Sequence[slice]) -> tuple[slice, ...]:
+    """Returns an index of an array as one of a part of it."""
+    pairs = zip(index, outer, strict=True)
+    return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in pairs)
 
 
 def _is_dealt_out(leaf: Any) -> bool:

@@ -344,7 +344,8 @@ def _gone_on(
         job = Job.of(task, config, mechanism, placement=placement)
         checkpoint = folder.checkpoints.latest(job.start())
         if checkpoint:
-            checkpoint = checkpoint._replace(state=job.scheduled(checkpoint.state))
+            state = job.layout.put_state(job.scheduled(checkpoint.state))
+            checkpoint = checkpoint._replace(state=state)
         step = int(checkpoint.state.step) if checkpoint else 0
         origin = checkpoint.ledger_head if checkpoint else NO_HEAD
         processes.check_alike({"last checkpoint": [step, origin]})

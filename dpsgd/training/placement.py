@@ -334,7 +334,11 @@ def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
     if isinstance(leaf, jax.Array) and _is_key(leaf):
         words = _placed(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
-    # By way of the host: an array that is put where it lies already would share its buffer.
-    array = np.asarray(leaf)
-    array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    # By way of the host: an array that is put where it lies already would share its buffer. Of what
+    # lies in files, each process reads what its devices hold.
+    in_files = not isinstance(leaf, jax.Array) and hasattr(leaf, "pieces")
+    array = leaf if in_files else np.asarray(leaf)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return jax.make_array_from_callback(
+        array.shape, sharding, lambda index: np.asarray(array[index], dtype)
+    )

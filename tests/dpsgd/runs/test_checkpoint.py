@@ -157,12 +157,14 @@ def test_no_temporary_file_is_taken_for_a_checkpoint(checkpoints):
 
 
 class Dealt:
-    """An array of which each process has some rows, one of them in two places."""
+    """An array of which each process has some rows, or columns, and those in two places."""
 
-    def __init__(self, array, index, count):
+    def __init__(self, array, index, count, axis=0):
         self.array, self.shape, self.dtype = array, array.shape, array.dtype
-        bounds = [k * len(array) // count for k in range(count + 1)]
-        rows = slice(bounds[index], bounds[index + 1]), *(slice(None),) * (array.ndim - 1)
+        bounds = [k * array.shape[axis] // count for k in range(count + 1)]
+        rows = [slice(None)] * array.ndim
+        rows[axis] = slice(bounds[index], bounds[index + 1])
+        rows = tuple(rows)
         self.addressable_shards = [
             SimpleNamespace(index=rows, data=array[rows], replica_id=replica) for replica in (0, 1)
         ]
@@ -183,7 +185,7 @@ def save_parts(folder, steps=(1, 2), count=2, dtype=np.float32):
         for step in steps:
             whole = table(step, dtype)
             rows = Dealt(whole.params["table"], processes.index, count)
-            noise = Dealt(whole.noise, processes.index, count)
+            noise = Dealt(whole.noise, processes.index, count, axis=1)
             state = whole._replace(params={**whole.params, "table": rows}, noise=noise)
             Checkpoints(folder, processes).save(Checkpoint(state, f"head {step}", 1.5))
 
@@ -204,13 +206,17 @@ def test_rows_of_several_processes_come_back_in_any_number_of_them(tmp_path, dea
         assert_all_have(tmp_path / "c", 2, count, dtype)
 
 
-def test_rows_that_are_indexed_are_read_across_parts(tmp_path, dealt):
+def test_what_is_indexed_is_read_across_parts(tmp_path, dealt):
     save_parts(tmp_path / "c", count=3)
-    rows = Checkpoints(tmp_path / "c", Processes()).latest(table(0)).state.params["table"]
-    for start, stop in ((0, 8), (1, 3), (2, 7), (5, 8), (4, 4)):
-        np.testing.assert_array_equal(
-            rows.rows(slice(start, stop)), table(2).params["table"][start:stop]
-        )
+    state = Checkpoints(tmp_path / "c", Processes()).latest(table(0)).state
+    for array, whole in (
+        (state.params["table"], table(2).params["table"]),
+        (state.noise, table(2).noise),
+    ):
+        for start, stop in ((0, 8), (1, 3), (2, 7), (5, 8), (4, 4)):
+            for columns in (slice(None), slice(1, 3)):
+                index = slice(start, stop), columns
+                np.testing.assert_array_equal(array[index], whole[index])
 
 
 @pytest.mark.parametrize("part", [0, 1])
