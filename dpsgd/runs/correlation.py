@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dpsgd.sizes import bytes_of
 from samplers import BatchSampler, Population
 
@@ -91,17 +93,17 @@ def check_apart(sampler: BatchSampler, bands: int | str | None) -> None:
 
 
 def decided(
+    task: Any,
     config: RunConfig,
     population: Population,
-    num_params: Callable[[], int],
     progress: Progress = lambda line: None,
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Returns a configuration with the bands and coefficients of its noise, and the record of it.
 
     Args:
+      task: What is trained.
       config: With nothing else left open.
       population: What is public of the training rows.
-      num_params: Counts the model's parameters.
       progress: Called with one line of text.
 
     Raises:
@@ -111,7 +113,7 @@ def decided(
 
     record: dict[str, Any] = {}
     if config.bands == "auto":
-        found = _best(config, population, num_params, progress)
+        found = _best(task, config, population, progress)
         config, record["why"] = dataclasses.replace(config, bands=found[0]), found[1]
     sampler = config.build_sampler(population)
     if config.bands in (None, 1):
@@ -134,7 +136,7 @@ def as_decided(config: RunConfig, found: RunConfig) -> RunConfig:
 
 
 def _best(
-    config: RunConfig, population: Population, num_params: Callable[[], int], progress: Progress
+    task: Any, config: RunConfig, population: Population, progress: Progress
 ) -> tuple[int, str]:
     """Returns the number of bands that leaves least error at the wanted guarantee, and why."""
     from dpsgd.noise import planning
@@ -146,7 +148,10 @@ def _best(
     of_sampler = planning.most_bands(sampler)
     if of_sampler == 1:
         return 1, f"{type(sampler).__name__} keeps no two steps of an example apart"
-    most = planning.most_bands(sampler, memory=memory, num_params=num_params())
+    import jax
+
+    num_params = sum(map(np.size, jax.tree.leaves(task.init(config.init_seed))))
+    most = planning.most_bands(sampler, memory=memory, num_params=num_params)
     if most == 1:
         return 1, f"{config.bands_memory} hold no noise vector of the model"
     delta = config.target_delta or 1 / population.num_examples

@@ -153,7 +153,7 @@ def _begun(
     rows = rows_of(task)
     config, chosen = _chosen(task, config, rows, budget_minutes, placement, progress)
     config = calibration.decided(task, config, rows[1], progress)
-    config, correlated = correlation.decided(config, rows[1], _counted(task, config), progress)
+    config, correlated = correlation.decided(task, config, rows[1], progress)
     given = config.target_epsilon is None and config.target_advantage is None
     progress(
         "finding the guarantee of the run"
@@ -470,11 +470,6 @@ def _chosen(
     record["settings"] = plain(settings.values(config, names))
     progress(settings.sentence(record))
     return config, {"chosen": record}
-
-
-def _counted(task: Task, config: RunConfig) -> Callable[[], int]:
-    """Returns what counts the parameters of a model."""
-    return lambda: sum(map(np.size, jax.tree.leaves(task.init(config.init_seed))))
 
 
 def _check_data(task: Task, begun: Mapping[str, Any] | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from accounting import PrivacyProfile, TrialCount
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import calibration, settings
+from dpsgd.runs import calibration, correlation, settings
 from dpsgd.runs.config import RunConfig, config_digest
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.records import plain
@@ -149,20 +149,26 @@ class Candidates:
         configs = []
         for config in self.configs:
             chosen = settings.choose(self.task, dataclasses.replace(config, **about), population)
-            configs.append(calibration.decided(self.task, chosen, population))
+            chosen = calibration.decided(self.task, chosen, population)
+            configs.append(correlation.decided(self.task, chosen, population)[0])
         if self.configs[0].noise_multiplier is not None:
             return configs
         # Candidates that differ in what costs no privacy need the same noise.
         samplers = [config.build_sampler(population) for config in configs]
-        kinds = [(s, c.calibration) for s, c in zip(samplers, configs, strict=True)]
+        kinds = [
+            (sampler, config.noise().bands > 1, config.calibration)
+            for sampler, config in zip(samplers, configs, strict=True)
+        ]
         unique = dict(zip(kinds, configs, strict=True))
         # What a run's sums after training are depends on its noise: they are found with those of
         # about as much, and the noise is then that with which the very mechanisms suffice.
         privacies = [
             calibration.privacy_with(
-                config.full_sums(sampler, delta) if calibrated == "platt" else None, sampler
+                config.full_sums(sampler, delta) if calibrated == "platt" else None,
+                sampler,
+                config.noise(),
             )
-            for (sampler, calibrated), config in unique.items()
+            for (sampler, _, calibrated), config in unique.items()
         ]
 
         def at(config: RunConfig, sigma: float) -> RunConfig:

@@ -23,6 +23,7 @@ from accounting import format_delta
 from dpsgd.models.model import read_model
 from dpsgd.runs import report
 from dpsgd.runs.result import FinishedRun, unlike
+from dpsgd.training.guarantee import words_on
 from experiments.cli.command_line import train_command
 from experiments.cli.console import counted
 from experiments.reports import clicks
@@ -235,8 +236,8 @@ def _guarantees(runs: Runs, figures: dict[str, bytes]) -> str:
             continue
         facts = [
             f"attack advantage [lower, upper]: {report.advantage(record)}",
-            f"noise multiplier {record['noise_multiplier']:.6g}, clipping norm "
-            f"{record['l2_clip_norm']:g}",
+            f"{words_on(record['noise'])}, noise multiplier {record['noise_multiplier']:.6g}, "
+            f"clipping norm {record['l2_clip_norm']:g}",
             f"{record['num_steps']:,} steps on {record['num_examples']:,} training examples; "
             f"unit of privacy: one {record['unit']}; adjacency: {record['adjacency']}",
             f"audit before training: {record['audit']}",

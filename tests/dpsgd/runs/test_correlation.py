@@ -39,7 +39,7 @@ def sgd(**settings):
 
 def of(config):
     """The record of what is decided, and the configuration."""
-    return decided(config, ROWS, lambda: 3)
+    return decided(line, config, ROWS)
 
 
 # --- SGD ---------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_adam_is_answered_by_one_band_and_told_why(tmp_path):
     assert (config.bands, config.coefficients) == (1, None)
     assert record == {"bands": 1, "why": ADAM}
     assert config.mechanism(ROWS).noise == Independent()
-    given, _ = decided(config_of(bands=2), ROWS, lambda: 3, lines.append)
+    given, _ = decided(line, config_of(bands=2), ROWS, lines.append)
     assert given.mechanism(ROWS).noise.bands == 2
     assert f"note: {ADAM}" in lines
 

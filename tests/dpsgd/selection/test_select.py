@@ -6,7 +6,7 @@ import shutil
 import stat
 
 import pytest
-from tiny_task import SUMS, Line, calibrated, config_of, few_rows_are_calibrated
+from tiny_task import SUMS, Line, calibrated, config_of, few_rows_are_calibrated, line
 from toy_trials import (
     COUNT,
     RATES,
@@ -432,3 +432,19 @@ def test_a_trial_is_calibrated_and_the_whole_counts_it():
     upper = epsilon(whole, terms.delta).upper
     assert 7.9 < upper <= 8.0
     assert selection.guarantee().epsilon.upper == upper
+
+
+def test_trials_may_differ_in_bands_each_with_its_noise():
+    wanted = {"noise_multiplier": None, "target_epsilon": 8.0}
+    configs = [
+        config_of(optimizer="sgd", **wanted, bands=bands, learning_rate=rate)
+        for bands, rate in ((None, 0.1), (5, 0.1), (5, 0.2))
+    ]
+    asked = Candidates(line, None, tuple(configs), SCORE, "lower", COUNT)
+    selection = asked.declared(RootKey.from_entropy())
+    mechanisms = [terms.mechanism for terms in selection.candidates]
+    assert mechanisms == [trial_of(t).mechanism(asked.rows[1]) for t in selection.candidates]
+    assert [m.noise.bands for m in mechanisms] == [1, 5, 5]
+    sigmas = [m.noise_multiplier for m in mechanisms]
+    assert sigmas[0] < sigmas[1] == sigmas[2]
+    assert 7.9 < selection.guarantee().epsilon.upper <= 8.0
