@@ -145,11 +145,11 @@ class ReadAheadDrawsTwice:
 class ShortSeed(Shuffle):
     """Permutes by a seed of 16 bits."""
 
-    def bucket(self, seed, epoch, chunk):
-        return super().bucket(seed % 2**16, epoch, chunk)
+    def bucket(self, seed, epoch, chunk, lane=0):
+        return super().bucket(seed % 2**16, epoch, chunk, lane)
 
-    def ordered(self, seed, epoch, bucket, members):
-        return super().ordered(seed % 2**16, epoch, bucket, members)
+    def ordered(self, seed, epoch, bucket, members, lane=0):
+        return super().ordered(seed % 2**16, epoch, bucket, members, lane)
 
 
 class ReversedEverySecondEpoch(Shuffle):
