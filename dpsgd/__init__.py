@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
     from dpsgd.training.full_sums import FullSums
     from dpsgd.training.guarantee import Guarantee
+    from dpsgd.training.lazy import LazyTables
     from dpsgd.training.loop import Block, train_blocks
     from dpsgd.training.mechanism import Mechanism
     from dpsgd.training.modules import split_module
@@ -44,6 +45,7 @@ __all__ = [
     "FullSums",
     "Guarantee",
     "Independent",
+    "LazyTables",
     "Mechanism",
     "Noise",
     "Placement",
@@ -86,6 +88,7 @@ _MODULES = {
     "selection.engine": ("select",),
     "training.full_sums": ("FullSums",),
     "training.guarantee": ("Guarantee",),
+    "training.lazy": ("LazyTables",),
     "noise.base": ("Independent", "Noise", "Secure"),
     "noise.buffered": ("BufferedToeplitz",),
     "noise.correlated": ("BandedToeplitz",),

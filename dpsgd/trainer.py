@@ -126,11 +126,14 @@ def train(
     columns = columns_of(mechanism.sampler, data)
     check_parameters(params)
     guarantee = _planned(mechanism, data, delta, root)
-    state = algorithm.init(params, mechanism)
+    data_shapes = () if algorithm.tables is None else (columns,)
+    state = algorithm.init(params, mechanism, *data_shapes)
     layout = Layout.of(
         mechanism.sampler, columns, block_steps=block_steps, data_on=data_on, placement=placement
     )
     private = mechanism.noise_multiplier > 0
+    if audit and private and algorithm.tables is not None:
+        raise ValueError("runs with lazy tables have no audit yet: audit=False trains without one")
     if audit and private:
         note = _audited(algorithm, mechanism, state, columns, layout, generated, refinement)
     else:
@@ -162,12 +165,15 @@ def train(
         data_on="host" if layout.streamed else "device",
         placement=placement,
         donate=True,
+        flush=lambda steps: on_block is not None,
         run=run,
     )
     try:
         with closing(blocks):
             for block in blocks:
-                params, done = block.state.params, block.steps.stop
+                done = block.steps.stop
+                if isinstance(block.state, TrainState):
+                    params = block.state.params
                 if on_block is not None and on_block(done, owned(params)):
                     break
             else:

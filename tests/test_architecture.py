@@ -57,6 +57,7 @@ def test_every_folder_says_what_lives_in_it(package):
 ROOMS = {
     "noise": 0,
     "gradients": 0,
+    "tables": 0,
     "training": 1,
     "audit": 2,
     "trainer": 3,

@@ -326,7 +326,7 @@ class AuditedProgram:
         watch = Watch.nothing(state.params)._replace(reveals=np.bool_(reveals))
         if coordinates is not None:
             watch = watch._replace(places=tuple(coordinates))
-        return self.program(state, data, plan, noise_key, mechanism.scales(), watch, loss_key)
+        return self.program(state, data, plan, noise_key, mechanism.scales(), watch, loss_key, None)
 
     def _plan(self, members: Any, at: Any = None, padding: int | np.ndarray = 0) -> IndexBlock:
         """Returns the plan of a block of one step."""

@@ -9,7 +9,7 @@ are good for is in `dpsgd.gradients.ghost`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,22 +134,33 @@ class Taps:
         return _value_bytes(self.closed.jaxpr, [k >= num_leaves for k in range(len(inputs))])[0]
 
     def loss(
-        self, leaves: Sequence[Array], example: PyTree, taps: dict[Path, Array]
+        self,
+        leaves: Sequence[Array],
+        example: PyTree,
+        taps: Mapping[Path, Array],
+        others: Mapping[Path, Sequence[Array]] | None = None,
     ) -> tuple[Array, dict[Path, list[ArrayLike]]]:
         """Returns the loss of one example and, for each tap, the operands beside the parameter.
 
         These may be constants of the trace, which `jax.checkpoint` hands on as no arrays yet.
+
+        Args:
+          leaves: The parameters.
+          example: The example.
+          taps: What is added to the outputs, where it is.
+          others: What takes the place of the operands beside the parameter, for some of the uses.
         """
         args = [*leaves, *jax.tree.leaves(example)]
-        outs, others = self._evaluate(self.closed.jaxpr, self.closed.consts, args, taps, ())
-        return outs[0], others
+        given = taps, others or {}
+        outs, found = self._evaluate(self.closed.jaxpr, self.closed.consts, args, given, ())
+        return outs[0], found
 
     def _evaluate(
         self,
         jaxpr: core.Jaxpr,
         consts: Sequence[Any],
         args: Sequence[Any],
-        taps: dict[Path, Array],
+        given: tuple[Mapping[Path, Array], Mapping[Path, Sequence[Array]]],
         path: Path,
     ) -> tuple[list[Any], dict[Path, list[ArrayLike]]]:
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -164,16 +175,23 @@ class Taps:
             if here in self._calls:
                 inner, inner_consts = _body(eqn)
 
-                def call(operands, taps, inner=inner, inner_consts=inner_consts, here=here):
-                    return self._evaluate(inner, inner_consts, operands, taps, here)
+                def call(operands, given, inner=inner, inner_consts=inner_consts, here=here):
+                    return self._evaluate(inner, inner_consts, operands, given, here)
 
                 if eqn.primitive.name in _REMAT:
                     call = jax.checkpoint(
                         call, policy=eqn.params["policy"], prevent_cse=eqn.params["prevent_cse"]
                     )
-                inside = {p: t for p, t in taps.items() if p[: len(here)] == here}
-                outs, found = call(operands, inside)
+                taps, replaced = (
+                    {p: x for p, x in those.items() if p[: len(here)] == here} for those in given
+                )
+                outs, found = call(operands, (taps, replaced))
                 others |= found
+            elif here in given[1]:
+                use = self._tapped[here]
+                beside = list(given[1][here])
+                beside.insert(use.position, operands[use.position])
+                outs = [use.primitive.bind(*beside, **use.params)]
             else:
                 single = jaxpr.replace(
                     constvars=[], invars=_variables(eqn), outvars=eqn.outvars, eqns=[eqn]
@@ -188,7 +206,8 @@ class Taps:
                     for k, (x, atom) in enumerate(zip(operands, eqn.invars, strict=True))
                     if k != position
                 ]
-                outs = [outs[0] + taps[here]]
+                if here in given[0]:
+                    outs = [outs[0] + given[0][here]]
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(atom) for atom in jaxpr.outvars], others
 

@@ -285,6 +285,74 @@ def normal_line(
     return _radius(words[0], words[1]) * _half_circle_sine(words[2])
 
 
+def add_row_noise(
+    total: jax.Array,
+    rows: jax.Array,
+    noise_key: Any,
+    step: Any,
+    leaf: int,
+    stddev: Any,
+    divisor: Any,
+) -> jax.Array:
+    """Return what `add_gaussian_noise` does, of some rows of a table alone: float32 `[U, ...]`.
+
+    Args:
+      total: the sums of these rows, float32 `[U, ...]`.
+      rows: which they are, int32 `[U]`.
+      noise_key: uint32 `[4]`.
+      step: the training step.
+      leaf: the number of the table; its noise is that of purpose `STEP`, and of no dense leaf's.
+      stddev: as for `add_gaussian_noise`.
+      divisor: likewise.
+    """
+    stddev = jnp.asarray(stddev, jnp.float32)
+    stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
+    spacing = grid(stddev)
+    cells = jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing
+    divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
+    flat = total.ravel()
+    total_cells = flat * (1 / spacing)
+    whole = jnp.round(total_cells)
+    position = _positions(rows, flat.size // len(rows))
+    name, fraction = _purpose(leaf, STEP), total_cells - whole
+    step = _word(step, "step")
+    rounded = _rounded_noise(noise_key, step, name, 0, cells, fraction, position, True)
+    return ((whole + rounded) * spacing / divisor).reshape(total.shape)
+
+
+STEP, MOMENTUM, VALUE = 1, 2, 3
+"""Purposes of the noise of a table's rows: of a step, and of a gap. Dense leaves have 0."""
+
+
+def _purpose(leaf: int, purpose: int) -> jax.Array:
+    """Return what names noise for another purpose, in place of the number of a leaf below 2^24."""
+    return jnp.uint32(leaf + (purpose << 24))
+
+
+def _positions(rows: jax.Array, width: int) -> jax.Array:
+    along = lax.iota(jnp.uint32, width)
+    return (rows.astype(jnp.uint32)[:, None] * np.uint32(width) + along).ravel()
+
+
+def normal_at(
+    noise_key: Any, step: Any, leaf: int, purpose: int, rows: jax.Array, width: int
+) -> jax.Array:
+    """Return standard normals of some rows of a table: float32 `[len(rows), width]`.
+
+    Args:
+      noise_key: uint32 `[4]`.
+      step: the training step.
+      leaf: the number of the table, below 2^24.
+      purpose: what the normals are for, below 2^8: those of different purposes are independent.
+      rows: which, int32 `[U]`.
+      width: coordinates of a row; fewer than 2^32 in the whole table.
+    """
+    position, name = _positions(rows, width), _purpose(leaf, purpose)
+    step, shape = _word(step, "step"), position.shape
+    words = _words(noise_key, step, name, shape, one_axis=True, position=position)
+    return (_radius(words[0], words[1]) * _half_circle_sine(words[2])).reshape(-1, width)
+
+
 def _names(pack: list[int], sizes: dict[int, int]) -> tuple[Any, jax.Array | None]:
     """Return leaf and position of the coordinates of leaves that `join` has put side by side."""
     if len(pack) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from dpsgd.gradients.losses import LossFn, takes_key
 from dpsgd.noise.base import Noise
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.programs import compiled
+
+if TYPE_CHECKING:
+    from dpsgd.training.lazy import LazyTables
 
 PyTree = Any
 
@@ -59,6 +62,9 @@ class Algorithm(NamedTuple):
     of: the private mean gradient, in the types of the parameters)."""
     takes_key: bool = False
     """Whether the loss takes a key."""
+    tables: LazyTables | None = None
+    """How tables are trained whose noise comes late, see `dpsgd.training.lazy`: then `init` takes
+    rows of the data as well, or their shapes, and `update` is a whole step."""
 
 
 def owned(tree: PyTree) -> PyTree:
@@ -98,6 +104,7 @@ def dpsgd(
     optimizer: optax.GradientTransformation,
     *,
     microbatch_size: int | None = None,
+    tables: LazyTables | None = None,
 ) -> Algorithm:
     """Returns DP-SGD (Abadi et al. 2016, Algorithm 1) for any per-example loss and optimizer.
 
@@ -117,6 +124,10 @@ def dpsgd(
       optimizer: Any optax transformation; it sees only the private mean gradient.
       microbatch_size: Examples whose gradients are formed together, on each device; None for as
         many as fit, see `clipped_grad`.
+      tables: How those leaves are trained of which the loss looks up rows and does nothing else
+        with them, so that a step costs what its batch reads; `optimizer` is for the others. By
+        default it is for all. The law, and with it the privacy cost, is that of a step that writes
+        noise into all rows: `dpsgd.training.lazy` has the proof.
 
     Raises:
       ValueError: if `microbatch_size` is below one, or the signature of `loss_fn` does not tell
@@ -129,6 +140,8 @@ def dpsgd(
         hash(loss_fn)
     except TypeError:  # such as an object that holds arrays: no other is equal to it
         loss_fn = functools.partial(loss_fn)
+    if tables is not None:
+        return tables.algorithm(loss_fn, optimizer, microbatch_size)
     clipped_sum = _ClippedSum(loss_fn, microbatch_size)
     return Algorithm(_Init(optimizer), clipped_sum, _Update(optimizer), keyed)
 

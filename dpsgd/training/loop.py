@@ -21,6 +21,7 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState, owned
 from dpsgd.training.batch_files import BatchFiles
 from dpsgd.training.blocks import in_background, most_passes, plan_blocks, widened, with_rows
+from dpsgd.training.lazy import BlockLaws, LazyState, RunLaws, flushed, opened, unflushed
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
 from dpsgd.training.placement import AXIS, Placement
@@ -70,7 +71,8 @@ class Block(NamedTuple):
     `state` is donated to the next block: copy what must outlive the iteration before advancing it.
     """
 
-    state: TrainState
+    state: TrainState | LazyState
+    """With lazy tables, and unless it was flushed, it is NOT covered by the guarantee."""
     steps: range
     log: Diagnostics
     """float32[block_steps] each, on the device; what follows the block's last step is void."""
@@ -118,13 +120,13 @@ def compiled_block(
     parts, shardings = _parts(algorithm, sampler, layout), None
     if layout is not None and (placement := layout.placement) is not None:
         state, whole = placement.state(arguments[0]), placement.replicated
-        if placement.deals(arguments[0].params) and arguments[4].grid is not None:
+        if placement.deals(unflushed(arguments[0])) and arguments[4].grid is not None:
             raise ValueError(
                 "secure noise is drawn for whole arrays, and the gradient of every example is "
                 "formed: parameters cannot be dealt out by rows, leave out shard_rows_from"
             )
         rows = placement.by_rows if layout.streamed else whole
-        places = state, rows, placement.plan(arguments[2]), whole, whole, whole, whole
+        places = state, rows, placement.plan(arguments[2]), whole, whole, whole, whole, whole
         shardings = places, (state, whole, whole)
     return executable(_run_block, parts, arguments, donate_argnums=(0,), shardings=shardings)
 
@@ -170,7 +172,7 @@ class Layout(NamedTuple):
         passes = most_passes(sampler, block_steps)
         return cls(block_steps, passes, data_on == "host", placement)
 
-    def program(self, algorithm: Algorithm, mechanism: Mechanism, state: TrainState, data: PyTree):
+    def program(self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree):
         """Returns the executable that `train_blocks` runs, from shapes alone.
 
         Args:
@@ -200,11 +202,16 @@ class Layout(NamedTuple):
         keys = _keys(algorithm, mechanism, root, 0)
         # No weak types, as in `train_blocks`.
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-        watch = Watch.nothing(state.params)
-        arguments = state, columns, plan, keys[0], mechanism.scales(), watch, keys[1]
+        laws = None
+        if algorithm.tables is not None:
+            state = jax.eval_shape(opened, state) if isinstance(state, TrainState) else state
+            run = RunLaws(algorithm.tables.of_run(sampler.num_steps))
+            laws = run.of(range(1), self.block_steps)
+        watch = Watch.nothing(unflushed(state))
+        arguments = state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], laws
         return compiled_block(algorithm, sampler, arguments, self)
 
-    def put_state(self, state: TrainState) -> TrainState:
+    def put_state(self, state: Any) -> Any:
         """Puts a state where it belongs, in buffers that may be given away if those here may be."""
         if self.placement is not None:
             state = self.placement.put_state(state)
@@ -276,7 +283,9 @@ def _parts(
 ) -> tuple[Any, ...]:
     cut = algorithm.takes_key, sampler.accumulates, sampler.clipped_shape
     where = (layout.placement, layout.streamed) if layout else (None, False)
-    return _StepSum(algorithm.clipped_sum, *cut, *where), algorithm.update
+    step_sum = _StepSum(algorithm.clipped_sum, *cut, *where)
+    kind = _Step if algorithm.tables is None else _LazyStep
+    return (kind(step_sum, algorithm.update),)
 
 
 @dataclass(frozen=True)
@@ -293,7 +302,7 @@ class _StepSum:
 
     def __call__(self, state, j, data, plan, scales, loss_key):
         placement, whole, dealt = self.placement, PartitionSpec(), PartitionSpec(AXIS)
-        batch = functools.partial(self._batch, state.step)
+        batch = functools.partial(self.batch, state.step)
         if placement is None:
             return self._sum(self.clipped_sum, batch, state.params, j, data, plan, scales, loss_key)
         columns = jax.tree.map(lambda sharding: sharding.spec, placement.plan(plan))
@@ -314,14 +323,14 @@ class _StepSum:
             return jax.lax.with_sharding_constraint(total, shardings), diagnostics
 
         def whole_sum(step, *arguments):
-            batch = functools.partial(self._batch, step)
+            batch = functools.partial(self.batch, step)
             return placement.total(self._sum(self.clipped_sum, batch, *arguments))
 
         specs = whole, whole, whole, rows, columns, whole, whole
         summed = over_devices(whole_sum, in_specs=specs, out_specs=whole)
         return summed(state.step, state.params, j, data, plan, scales, loss_key)
 
-    def _batch(self, step, row, data, plan, loss_key):
+    def batch(self, step, row, data, plan, loss_key):
         """Returns what is clipped in one pass: examples, their weights, and their keys if any."""
         places = plan.indices if plan.places is None else plan.places
         indices = places[row].reshape(-1, *self.clipped_shape)
@@ -352,24 +361,50 @@ class _StepSum:
         return jax.lax.fori_loop(plan.starts[j], plan.starts[j + 1], add, zeros)
 
 
+@dataclass(frozen=True)
+class _Step:
+    """One step of a block: the state after it, diagnostics, and the parameters that it shows."""
+
+    step_sum: _StepSum
+    update: Callable
+
+    def __call__(self, state, j, data, plan, noise_key, scales, watch, loss_key, laws):
+        total, diagnostics = self.step_sum(state, j, data, plan, scales, loss_key)
+        state, gradient = self.update(state, total, noise_key, scales)
+        # In the one pass over all coordinates that the update is: a select costs nothing there.
+        shown = jax.tree.map(functools.partial(jnp.where, watch.reveals), gradient, state.params)
+        return state._replace(params=shown), diagnostics, shown
+
+
+@dataclass(frozen=True)
+class _LazyStep:
+    """The same of lazy tables."""
+
+    step_sum: _StepSum
+    update: Callable
+
+    def __call__(self, state, j, data, plan, noise_key, scales, watch, loss_key, laws):
+        batch = self.step_sum.batch(state.step, j, data, plan, loss_key)
+        late = laws.step_sizes[j], laws, laws.at(j)
+        state, diagnostics = self.update(state, *batch, noise_key, scales, watch.reveals, *late)
+        return state, diagnostics, unflushed(state)
+
+
 def _run_block(
-    step_sum: _StepSum,
-    update: Callable,
-    state: TrainState,
+    step: _Step | _LazyStep,
+    state: TrainState | LazyState,
     data: PyTree,
     plan: IndexBlock,
     noise_key: Any,
     scales: Scales,
     watch: Watch,
     loss_key: Any = None,
-) -> tuple[TrainState, Diagnostics, Any]:
+    laws: BlockLaws | None = None,
+) -> tuple[TrainState | LazyState, Diagnostics, Any]:
     def one_step(j, carry):
         state, log, watched = carry
-        total, diagnostics = step_sum(state, j, data, plan, scales, loss_key)
-        state, gradient = update(state, total, noise_key, scales)
-        # In the one pass over all coordinates that the update is: a select costs nothing there.
-        shown = jax.tree.map(functools.partial(jnp.where, watch.reveals), gradient, state.params)
-        state = state._replace(params=shown)
+        arguments = data, plan, noise_key, scales, watch, loss_key, laws
+        state, diagnostics, shown = step(state, j, *arguments)
         log = jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
         leaves = zip(jax.tree.leaves(shown), watch.places, strict=True)
         here = [leaf.ravel()[places].astype(jnp.float32) for leaf, places in leaves]
@@ -385,7 +420,7 @@ def _run_block(
 def train_blocks(
     algorithm: Algorithm,
     mechanism: Mechanism,
-    state: TrainState,
+    state: TrainState | LazyState,
     data: PyTree | UnitData,
     *,
     root: RootKey,
@@ -397,6 +432,7 @@ def train_blocks(
     watch: Watch | None = None,
     placement: Placement | None = None,
     batches: Callable[[int], BatchFiles] | None = None,
+    flush: Callable[[range], bool] = lambda steps: False,
     run: str = "train_blocks",
 ) -> Generator[Block]:
     """Runs `algorithm` from `state` to the sampler's last step, yielding every block as it begins.
@@ -428,6 +464,9 @@ def train_blocks(
         sums are added up in another order: to go on with a run on others is another generation.
       batches: Opens, by the sampling seed, files of the batches that are drawn otherwise: then no
         row of `data` is read.
+      flush: Of lazy tables, after which blocks, by their steps, all noise that is due is drawn, so
+        that `Block.state` is a `TrainState`: part of the path that repeats a run. After the run's
+        last step it always is.
       run: Names the run that claims the root, see `RootKey.begin_run`: by default, whatever is
         trained by this function alone.
 
@@ -437,11 +476,13 @@ def train_blocks(
         loss could see other examples than its own.
     """
     data = columns_of(mechanism.sampler, data)
-    check_parameters(state.params)
+    check_parameters(unflushed(state))
     _check_noise_state(mechanism, state)
     noise_key, loss_key = _keys(algorithm, mechanism, root, generation)
     scales = mechanism.scales()
-    watch = watch or Watch.nothing(state.params)
+    watch = watch or Watch.nothing(unflushed(state))
+    tables, num_steps = algorithm.tables, mechanism.sampler.num_steps
+    run_laws = tables and RunLaws(tables.of_run(num_steps))
     layout = Layout.of(
         mechanism.sampler, data, block_steps=block_steps, data_on=data_on, placement=placement
     )
@@ -459,7 +500,10 @@ def train_blocks(
     program = None  # one for all blocks, whatever is set in JAX meanwhile
     with closing(in_background(inputs)) as blocks:
         for steps, rows, plan in blocks:
-            arguments = state, rows, plan, noise_key, scales, watch, loss_key
+            laws = run_laws and run_laws.of(steps, layout.block_steps)
+            if run_laws and isinstance(state, TrainState):
+                state = opened(state)
+            arguments = state, rows, plan, noise_key, scales, watch, loss_key, laws
             # The first time, this may refuse the loss.
             program = program or compiled_block(algorithm, mechanism.sampler, arguments, layout)
             root.begin_run(run)  # what is refused before has not begun
@@ -468,6 +512,8 @@ def train_blocks(
                 jax.block_until_ready(under_way.popleft())
             state, log, watched = program(*arguments)
             under_way.append(log)
+            if run_laws and (flush(steps) or steps.stop == num_steps):
+                state = flushed(state, run_laws.after(steps.stop), noise_key, scales)
             yield Block(state, steps, log, watched)
 
 
@@ -514,9 +560,9 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
     return data
 
 
-def _check_noise_state(mechanism: Mechanism, state: TrainState) -> None:
+def _check_noise_state(mechanism: Mechanism, state: TrainState | LazyState) -> None:
     """Raises ValueError unless `state` has what the mechanism's noise needs from step to step."""
-    needed = jax.eval_shape(mechanism.noise.init, state.params)
+    needed = jax.eval_shape(mechanism.noise.init, unflushed(state))
     if not mechanism.noise_multiplier:
         needed = ()
     if jax.tree.map(jnp.shape, state.noise) != jax.tree.map(jnp.shape, needed):

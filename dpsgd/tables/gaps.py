@@ -1,0 +1,204 @@
+r"""What noise does to a row of a table that nobody reads: the law of a gap.
+
+SGD with momentum mu and weight decay w, steps k = 0, 1, ... of sizes a_k, moves a coordinate theta
+and its momentum m by
+
+    m_k = mu m_{k-1} + g_k + w theta_{k-1},     theta_k = theta_{k-1} - a_k m_k,
+
+as `optax.chain(optax.add_decayed_weights(w), optax.sgd(a, mu))` does. In the steps s, ..., t - 1 of
+a gap the gradient g_k is noise alone, r z_k with r = sigma C / b and z_k ~ N(0, 1) independent. So
+the state x = (m, theta) obeys x_k = A_k x_{k-1} + r B_k z_k with A_k = [[mu, w], [-a_k mu, 1 - a_k
+w]] and B_k = (1, -a_k), and after the gap it is
+
+    x_{t-1} = A x_{s-1} + r xi,     A = A_{t-1} ... A_s,     xi ~ N(0, V),
+    V = sum_{k=s}^{t-1} (A_{t-1} ... A_{k+1} B_k) (A_{t-1} ... A_{k+1} B_k)^T,
+
+with A and V functions of (s, t) and the public schedule alone, the same for all coordinates: two
+normals a coordinate stand for all t - s. Gaps one behind the other compose,
+
+    (A, V)(s, t) = (A2 A1, A2 V1 A2^T + V2),     (A1, V1) of (s, u), (A2, V2) of (u, t),
+
+which is how everything here is computed. No number is a difference of two long sums (in closed
+form the variance is one, and loses all of its digits where step sizes fall to zero): without decay
+mu, a_k >= 0 give A and V entries of one sign each, so that nothing cancels; with decay, what
+cancels is a share w a_k of a step.
+
+A step of the run needs the law of gaps that end *there*, of all lengths. They are split at the
+first multiple of K after their beginning: N laws up to the next multiple, made once, and for each
+step those from each multiple of K, N / K of them, and from each step since the last one, K.
+
+Without momentum the state is theta alone.
+
+It imports no JAX.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class GapLaw(NamedTuple):
+    """How a state moves over a gap, at r = 1; d is 2 with momentum and 1 without."""
+
+    transition: np.ndarray
+    """A: float64[..., d, d]."""
+    covariance: np.ndarray
+    """V: float64[..., d, d]."""
+
+    def then(self, later: GapLaw) -> GapLaw:
+        """Returns the law of this gap and the one behind it."""
+        a = later.transition
+        carried = a @ self.covariance @ np.swapaxes(a, -1, -2)
+        return GapLaw(a @ self.transition, carried + later.covariance)
+
+    def of(self, places: Any) -> GapLaw:
+        """Returns some of these laws."""
+        return GapLaw(self.transition[places], self.covariance[places])
+
+    def put(self, places: Any, laws: GapLaw) -> None:
+        """Writes other laws in the place of some."""
+        self.transition[places], self.covariance[places] = laws
+
+    def copy(self) -> GapLaw:
+        """Returns these laws in arrays of their own."""
+        return GapLaw(self.transition.copy(), self.covariance.copy())
+
+
+@dataclass(frozen=True)
+class LinearSgd:
+    """An optimizer that is linear in its gradients: its run's gaps have a law.
+
+    Attributes:
+      step_sizes: a_k >= 0 of all N steps of the run.
+      momentum: mu in [0, 1).
+      weight_decay: w >= 0.
+
+    Raises:
+      ValueError: If one of them is out of range.
+    """
+
+    step_sizes: tuple[float, ...]
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "step_sizes", tuple(map(float, self.step_sizes)))
+        if not self.step_sizes:
+            raise ValueError("a run has at least one step, and step_sizes is empty")
+        if not all(0.0 <= a < math.inf for a in self.step_sizes):
+            raise ValueError("step_sizes must be finite and >= 0")
+        if not 0.0 <= self.momentum < 1.0:
+            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if not 0.0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be finite and >= 0, got {self.weight_decay}")
+
+    @property
+    def num_steps(self) -> int:
+        """Steps N of the run."""
+        return len(self.step_sizes)
+
+    @property
+    def order(self) -> int:
+        """Numbers d of the state of a coordinate: theta, and m where there is momentum."""
+        return 2 if self.momentum else 1
+
+    @cached_property
+    def steps(self) -> GapLaw:
+        """The laws of single steps: arrays [N, d, d]."""
+        a, w, mu = np.array(self.step_sizes), self.weight_decay, self.momentum
+        one = np.ones_like(a)
+        if self.order == 1:
+            return GapLaw((1 - a * w)[:, None, None], (a * a)[:, None, None])
+        transition = np.array([[mu * one, w * one], [-a * mu, 1 - a * w]])
+        covariance = np.array([[one, -a], [-a, a * a]])
+        return GapLaw(np.moveaxis(transition, 2, 0), np.moveaxis(covariance, 2, 0))
+
+    def law(self, start: int, stop: int) -> GapLaw:
+        """Returns the law of the steps start, ..., stop - 1, one by one.
+
+        >>> LinearSgd([1.0, 2.0, 0.5]).law(0, 2).covariance.item()  # 1 + 4
+        5.0
+        """
+        found = self._nothing()
+        for k in range(start, stop):
+            found = found.then(self.steps.of(k))
+        return found
+
+    def _nothing(self, *shape: int) -> GapLaw:
+        eye = np.broadcast_to(np.eye(self.order), (*shape, self.order, self.order))
+        return GapLaw(eye.copy(), np.zeros_like(eye))
+
+
+class StepGaps(NamedTuple):
+    """The laws of the gaps that end at one step t, or at each of several."""
+
+    from_multiples: GapLaw
+    """Of the gap from each multiple of K, i K <= t, to t: arrays [..., ceil(N / K) + 1, d, d]; what
+    is beyond t is of no gap."""
+    from_recent: GapLaw
+    """Of the gap from the steps s since the last multiple of K, in the place s mod K: arrays
+    [..., K, d, d]."""
+
+
+class Gaps:
+    """The laws of all gaps of a run, in the form in which a step looks them up.
+
+    Args:
+      optimizer: Of the table.
+      spacing: K; by default about sqrt(N).
+    """
+
+    def __init__(self, optimizer: LinearSgd, spacing: int | None = None) -> None:
+        steps = optimizer.num_steps
+        self.optimizer = optimizer
+        self.spacing = spacing or max(1, math.isqrt(steps))
+        self._step = 0
+        multiples = -(-steps // self.spacing) + 1
+        self._multiples = optimizer._nothing(multiples)
+        self._recent = optimizer._nothing(self.spacing)
+
+    @cached_property
+    def to_next_multiple(self) -> GapLaw:
+        """Of the gap from each step to the next multiple of K, or itself: arrays [N + 1, d, d]."""
+        k, run = self.spacing, self.optimizer
+        blocks = -(-run.num_steps // k)
+
+        def in_blocks(steps: np.ndarray, nothing: np.ndarray) -> np.ndarray:
+            padded = np.concatenate([steps, nothing])
+            return padded.reshape(blocks, k, *steps.shape[1:])
+
+        rest = run._nothing(blocks * k - run.num_steps)
+        steps = GapLaw(*map(in_blocks, run.steps, rest))
+        found = run._nothing(blocks, k + 1)  # from place 0, the multiple itself, nothing
+        for place in range(k - 1, 0, -1):
+            law = steps.of(np.s_[:, place]).then(found.of(np.s_[:, place + 1]))
+            found.put(np.s_[:, place], law)
+        flat = (x[:, :k].reshape(-1, *x.shape[2:]) for x in found)
+        last = run._nothing(1)
+        return GapLaw(
+            *(np.concatenate(both)[: run.num_steps + 1] for both in zip(flat, last, strict=True))
+        )
+
+    def at(self, step: int) -> StepGaps:
+        """Returns the laws of the gaps that end at `step`, from those at the step before."""
+        if step < self._step:
+            self._step = 0
+            self._multiples = self.optimizer._nothing(len(self._multiples.transition))
+        while self._step < step:
+            self._advance()
+        return StepGaps(self._multiples.copy(), self._recent.copy())
+
+    def _advance(self) -> None:
+        k, t = self.spacing, self._step
+        if t % k == 0:
+            self._recent = self.optimizer._nothing(k)
+        step = self.optimizer.steps.of(t)
+        for laws, last in ((self._multiples, t // k), (self._recent, t % k)):
+            begun = np.s_[: last + 1]
+            laws.put(begun, laws.of(begun).then(step))
+        self._step += 1

@@ -1,0 +1,133 @@
+"""Tables: parameters of which a loss looks up single rows, and does nothing else with them.
+
+The loss is traced on one example. A leaf is a table if each of its uses is a look-up of whole rows,
+by indices that are made of the example alone. Then the rows that a batch reads are known before
+any of them is read, and the loss is a function of these alone: `TableLoss.loss` is the same loss of
+small tables, which hold them in any order, and of the places of the example's rows in these. What
+clips gradients is handed that, and never sees a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from dpsgd.gradients.ghost.uses import row_axes
+from dpsgd.gradients.taps import Path, Taps, Use, find_taps
+
+PyTree = Any
+
+
+class Row(NamedTuple):
+    """What a loss of small tables takes for an example."""
+
+    example: PyTree
+    places: dict[Path, Array]
+    """For each look-up, the places of its rows in the small table: int32 [rows]; as many as the
+    table has rows where the example asks for a row that is not there."""
+
+
+class TableLoss:
+    """A loss of tables, taken apart: which rows an example reads, and the loss of those.
+
+    Args:
+      loss_fn: (params, example) -> scalar.
+      params: Tree of arrays, or of their shapes.
+      example: One example, arrays or shapes.
+
+    Attributes:
+      tables: Numbers of the leaves of `params` that are tables.
+      why_not: For each other leaf, what prevents it, in a few words.
+
+    Raises:
+      ValueError: as `find_taps` does.
+    """
+
+    def __init__(self, loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, example: PyTree):
+        self._taps = find_taps(loss_fn, params, example)
+        self._loss_fn = loss_fn
+        leaves = jax.tree.leaves(params)
+        self.why_not: dict[int, str] = {}
+        for leaf, shape in enumerate(map(jnp.shape, leaves)):
+            if why := _no_table(self._taps, leaf, shape):
+                self.why_not[leaf] = why
+        self.tables = tuple(k for k in range(len(leaves)) if k not in self.why_not)
+        self._num_rows = {k: jnp.shape(leaves[k])[0] for k in self.tables}
+        self._indices = self._traced_indices(leaves, example)
+
+    def uses(self, table: int) -> list[Use]:
+        """Returns the look-ups of a table."""
+        return self._taps.uses[table]
+
+    def _traced_indices(self, leaves: Sequence[Any], example: PyTree) -> core.ClosedJaxpr:
+        """Returns the indices of all look-ups as a function of the example alone."""
+
+        def indices(leaves: Sequence[Array], example: PyTree) -> list[Any]:
+            _, others = self._taps.loss(leaves, example, {})
+            return [others[u.path][0] for k in self.tables for u in self.uses(k)]
+
+        closed = jax.make_jaxpr(indices)(leaves, example)
+        self._index_shapes = [v.aval.shape for v in closed.jaxpr.outvars]
+        count = len(closed.jaxpr.outvars)
+        jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True] * count)
+        if any(used[: len(leaves)]):
+            raise ValueError(
+                "which rows of a table the loss looks up depends on parameters, and must depend "
+                "on the example alone"
+            )
+        self._used = used[len(leaves) :]
+        return core.ClosedJaxpr(jaxpr, closed.consts)
+
+    def rows(self, example: PyTree) -> dict[Path, Array]:
+        """Returns the rows that each look-up reads: int32 [rows], R where there is no such row."""
+        inputs = [x for x, used in zip(jax.tree.leaves(example), self._used, strict=True) if used]
+        found = core.jaxpr_as_fun(self._indices)(*inputs)
+        uses = [(k, u) for k in self.tables for u in self.uses(k)]
+        return {
+            u.path: _rows(u, index, self._num_rows[k])
+            for (k, u), index in zip(uses, found, strict=True)
+        }
+
+    def loss(self, params: PyTree, row: Row) -> Array:
+        """Returns the loss of an example, of parameters whose tables hold some of the rows."""
+        others = {}
+        uses = [u for k in self.tables for u in self.uses(k)]
+        for u, shape in zip(uses, self._index_shapes, strict=True):
+            place = row.places[u.path].reshape(shape)
+            whole = len(u.operand.shape) - 1 if u.op == "dynamic_slice" else 0  # axes from 0 on
+            others[u.path] = [place, *[jnp.int32(0)] * whole]
+        return self._taps.loss(jax.tree.leaves(params), row.example, {}, others)[0]
+
+
+def _no_table(taps: Taps, leaf: int, shape: tuple[int, ...]) -> str | None:
+    """Returns why a leaf is no table; None if it is one."""
+    if leaf in taps.obstacle:
+        return f"it is used by {taps.obstacle[leaf]}"
+    if not taps.uses[leaf]:
+        return "the loss does not depend on it"
+    for use in taps.uses[leaf]:
+        if use.op not in ("gather", "dynamic_slice"):
+            return f"it is used by {use.op}"
+        if not use.view.whole:
+            return f"it is looked up after a {use.view.chain[0][0].name}"
+        if row_axes(use) != (0,):
+            return f"{use.op} does not read whole rows, single ones along axis 0"
+    return None
+
+
+def _rows(use: Use, index: Array, num_rows: int) -> Array:
+    """Returns which rows a look-up reads: int32 [rows], `num_rows` where there is no such row."""
+    index = jnp.asarray(index).ravel()
+    unsigned = jnp.issubdtype(index.dtype, jnp.unsignedinteger)
+    index = index.astype(jnp.promote_types(index.dtype, jnp.uint32 if unsigned else jnp.int32))
+    last = jnp.asarray(num_rows - 1, index.dtype)
+    inside = (index >= 0) & (index <= last)
+    if use.op == "dynamic_slice" or use.params["mode"] == lax.GatherScatterMode.CLIP:
+        inside = jnp.ones_like(inside)
+    return jnp.where(inside, jnp.clip(index, 0, last).astype(jnp.int32), num_rows)

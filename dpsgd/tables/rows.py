@@ -1,0 +1,190 @@
+r"""Rows of a table that are brought up to date when they are read: one Gaussian for a whole gap.
+
+Each row knows how many steps are in it. What a step reads is caught up first, by the law of
+`dpsgd.tables.gaps`: (m, theta) -> A (m, theta) + (sigma C / b) L xi, L L^T = V, with two normals a
+coordinate, keyed by (step, leaf, coordinate) and a purpose of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from dpsgd.noise.gaussian import MOMENTUM, VALUE, normal_at
+from dpsgd.tables.gaps import GapLaw
+
+
+class Table(NamedTuple):
+    """A table between two steps: rows whose noise is due. NOT covered by the guarantee."""
+
+    values: Array
+    """theta: float [R, ...]."""
+    momentum: Array | None
+    """m, of the same shape; None without momentum."""
+    steps: Array
+    """Steps that are in each row: int32 [R]."""
+
+
+class Rows(NamedTuple):
+    """Some rows of a table, all up to date."""
+
+    numbers: Array
+    """Which: int32 [U], R where there is none."""
+    values: Array
+    """theta: float [U, ...]."""
+    momentum: Array | None
+    """m."""
+
+
+class LawTables(NamedTuple):
+    """What `Gaps` holds, in float32, for one step: A and V of a gap by two look-ups."""
+
+    to_multiple: Array
+    """float32 [N + 1, 2 d^2]."""
+    from_multiples: Array
+    """float32 [N / K + 1, 2 d^2]."""
+    from_recent: Array
+    """float32 [K, 2 d^2]."""
+
+
+def packed(law: GapLaw) -> np.ndarray:
+    """Returns A and V side by side: float32 [..., 2 d^2]."""
+    flat = [x.reshape(*x.shape[:-2], -1) for x in law]
+    return np.concatenate(flat, axis=-1).astype(np.float32)
+
+
+def law_of(tables: LawTables, starts: Array, step: Array) -> tuple[Array, Array]:
+    """Returns A and V of the gaps from `starts` to `step`: float32 [..., d, d] each."""
+    tables = LawTables(*map(jnp.asarray, tables))
+    spacing = tables.from_recent.shape[0]
+    multiple = -(-starts // spacing)
+    order = round((tables.from_recent.shape[-1] // 2) ** 0.5)
+
+    def unpacked(rows: Array) -> tuple[Array, Array]:
+        both = rows.reshape(*rows.shape[:-1], 2, order, order)
+        return both[..., 0, :, :], both[..., 1, :, :]
+
+    a1, v1 = unpacked(tables.to_multiple[starts])
+    a2, v2 = unpacked(tables.from_multiples[multiple])
+    a3, v3 = unpacked(tables.from_recent[starts % spacing])
+    long = (multiple * spacing <= step)[..., None, None]
+
+    def times(x, y):  # no matrix unit: d is 1 or 2
+        return jnp.sum(x[..., :, :, None] * y[..., None, :, :], axis=-2)
+
+    carried = times(times(a2, v1), jnp.swapaxes(a2, -1, -2)) + v2
+    return jnp.where(long, times(a2, a1), a3), jnp.where(long, carried, v3)
+
+
+def caught_up(
+    values: Array,
+    momentum: Array | None,
+    steps: Array,
+    numbers: Array,
+    *,
+    laws: LawTables,
+    step: Array,
+    noise_key: Any,
+    leaf: int,
+    stddev: Array | None,
+) -> tuple[Array, Array | None]:
+    """Returns rows brought from the steps that are in them up to `step`.
+
+    Args:
+      values: theta of these rows: float32 [U, ...].
+      momentum: m.
+      steps: That are in each row: int32 [U].
+      numbers: Which rows of the table they are: int32 [U].
+      laws: Of gaps that end at `step`.
+      step: t.
+      noise_key: uint32 [4].
+      leaf: Number of the table.
+      stddev: r = sigma C / b; None without noise.
+    """
+    a, v = law_of(laws, steps, step)
+    wide = (-1, *[1] * (values.ndim - 1))
+    width = int(np.prod(values.shape[1:]))
+
+    def normal(purpose: int) -> Array | float:
+        if stddev is None:
+            return 0.0
+        z = normal_at(noise_key, step, leaf, purpose, numbers, width)
+        return stddev * z.reshape(values.shape)
+
+    def entry(x: Array, i: int, j: int) -> Array:
+        return x[:, i, j].reshape(wide)
+
+    if momentum is None:
+        noise = jnp.sqrt(entry(v, 0, 0)) * normal(VALUE)
+        return entry(a, 0, 0) * values + noise, None
+    first = jnp.sqrt(entry(v, 0, 0))
+    second = jnp.where(first > 0, entry(v, 1, 0) / jnp.where(first > 0, first, 1), 0)
+    third = jnp.sqrt(jnp.maximum(entry(v, 1, 1) - second * second, 0))
+    x, y = normal(MOMENTUM), normal(VALUE)
+    m = entry(a, 0, 0) * momentum + entry(a, 0, 1) * values + first * x
+    theta = entry(a, 1, 0) * momentum + entry(a, 1, 1) * values + second * x + third * y
+    return theta, m
+
+
+def read(table: Table, numbers: Array, **how: Any) -> Rows:
+    """Returns rows of a table, up to date.
+
+    Args:
+      table: Of R rows.
+      numbers: Which rows: int32 [U]; zeros where there is none.
+      **how: See `caught_up`.
+    """
+
+    def of(x: Array | None) -> Any:
+        return None if x is None else x.at[numbers].get(mode="fill", fill_value=0)
+
+    values, momentum, steps = map(of, table)
+    return Rows(numbers, *caught_up(values, momentum, steps, numbers, **how))
+
+
+def written(table: Table, rows: Rows, steps: Array) -> Table:
+    """Returns the table with these rows, in place where it is donated.
+
+    Args:
+      table: Of R rows.
+      rows: No two are one; those that are not of the table are left out.
+      steps: That are in them: int32 [U].
+    """
+
+    def put(into: Array | None, x: Any) -> Any:
+        if into is None:
+            return None
+        return into.at[rows.numbers].set(x, mode="drop", unique_indices=True)
+
+    return Table(*map(put, table, (rows.values, rows.momentum, steps)))
+
+
+def flushed_table(table: Table, chunk: int, *, step: Array, **how: Any) -> Table:
+    """Returns the table with all rows up to date, in one pass over `chunk` rows at a time.
+
+    Args:
+      table: Of R rows.
+      chunk: The last ones may hold rows that are up to date already, and stay as they are.
+      step: t.
+      **how: See `caught_up`.
+    """
+    count = len(table.steps)
+    chunk = min(chunk, count)
+
+    def body(i: Array, table: Table) -> Table:
+        first = jnp.minimum(i * chunk, count - chunk)
+
+        def of(x: Array | None) -> Any:
+            return None if x is None else lax.dynamic_slice_in_dim(x, first, chunk)
+
+        def put(into: Array | None, x: Any) -> Any:
+            return None if into is None else lax.dynamic_update_slice_in_dim(into, x, first, 0)
+
+        numbers = first + lax.iota(jnp.int32, chunk)
+        now = caught_up(*map(of, table), numbers, step=step, **how)
+        return Table(*map(put, table, (*now, jnp.full(chunk, step, jnp.int32))))
+
+    return lax.fori_loop(0, -(-count // chunk), body, table)

@@ -1,0 +1,94 @@
+"""A loss of tables is taken apart: which rows it reads, and the same loss of these alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpsgd.gradients.ghost import choose_route
+from dpsgd.gradients.taps import find_taps
+from dpsgd.tables.look_ups import Row, TableLoss
+
+R, D = 50, 4
+PARAMS = {
+    "dense": jnp.linspace(-1, 1, 3 * D + D + 2),
+    "small": jnp.arange(2.0 * R).reshape(R, 2) / R,
+    "table": jnp.sin(jnp.arange(R * D, dtype=jnp.float32)).reshape(R, D),
+}
+
+
+def loss_fn(params, example):
+    several = params["table"][example["ids"]].ravel()
+    one = jnp.take(params["table"], example["one"], axis=0, mode="clip")
+    other = jax.jit(lambda table, i: table[i])(params["small"], example["one"])
+    return jnp.sum(jnp.tanh(jnp.concatenate([several, one, other]) * params["dense"]))
+
+
+EXAMPLES = [
+    {"ids": jnp.array([3, 7, 3]), "one": jnp.int32(2)},
+    {"ids": jnp.array([-1, 0, 49]), "one": jnp.int32(60)},  # counted from the end; beyond it
+]
+
+
+def of_rows(taken_apart, params, example, order):
+    """The parameters with the rows that an example reads alone, and the example of these."""
+    leaves, structure = jax.tree.flatten(params)
+    found, places = taken_apart.rows(example), {}
+    for k in taken_apart.tables:
+        paths = [use.path for use in taken_apart.uses(k)]
+        numbers = order(np.unique(np.concatenate([found[path] for path in paths])))
+        rows = jnp.take(leaves[k], numbers, axis=0, mode="fill")
+        for path in paths:
+            at = np.array([list(numbers).index(number) for number in found[path]], np.int32)
+            places[path] = jnp.where(found[path] == len(leaves[k]), len(numbers), at)
+        leaves[k] = rows
+    return jax.tree.unflatten(structure, leaves), Row(example, places)
+
+
+@pytest.mark.parametrize("order", [np.sort, lambda x: np.sort(x)[::-1]], ids=["up", "down"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=["inside", "outside"])
+def test_the_loss_of_the_rows_is_the_loss(example, order):
+    taken_apart = TableLoss(loss_fn, PARAMS, example)
+    assert taken_apart.tables == (1, 2)
+    params, row = of_rows(taken_apart, PARAMS, example, order)
+    assert np.array_equal(loss_fn(PARAMS, example), taken_apart.loss(params, row), equal_nan=True)
+
+
+def test_rows_have_numbers_as_the_table_has_them():
+    taken_apart = TableLoss(loss_fn, PARAMS, EXAMPLES[1])
+    found = sorted(np.concatenate(list(taken_apart.rows(EXAMPLES[1]).values())).tolist())
+    assert found == [0, 49, 49, 49, 49]  # the last two: clipped, and what JAX's indexing clips
+
+
+def test_gradients_of_rows_go_the_way_of_rows():
+    taken_apart = TableLoss(loss_fn, PARAMS, EXAMPLES[0])
+    params, row = of_rows(taken_apart, PARAMS, EXAMPLES[0], np.sort)
+    taps = find_taps(taken_apart.loss, params, row)
+    kinds = [choose_route(taps, k, x.shape).kind for k, x in enumerate(jax.tree.leaves(params))]
+    assert kinds[1:] == ["slice", "rows"]  # neither forms a gradient of a whole table
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (lambda p, e: jnp.sum(p["t"][e] ** 2) + jnp.sum(p["t"]), "reduce_sum"),
+        (lambda p, e: jnp.sum(p["t"] @ jnp.ones(D)) * e.sum(), "dot_general"),
+        (lambda p, e: jnp.sum(jnp.tanh(p["t"])[e]), "tanh"),
+        (lambda p, e: jnp.sum(p["t"].T[:, e]), "transpose"),
+        (lambda p, e: jnp.sum(p["t"][:, e]), "does not read whole rows"),
+        (lambda p, e: 0.0 * e.sum(), "does not depend on it"),
+    ],
+)
+def test_what_is_no_table_is_named_by_the_use_that_prevents_it(loss, why):
+    taken_apart = TableLoss(loss, {"t": jnp.ones((R, D))}, jnp.array([1, 2]))
+    assert taken_apart.tables == ()
+    assert why in taken_apart.why_not[0]
+
+
+def test_rows_that_depend_on_parameters_are_refused():
+    def loss(params, example):
+        where = jnp.argmax(params["w"]) + example[0]
+        return jnp.sum(params["t"][where])
+
+    with pytest.raises(ValueError, match="depends on parameters"):
+        TableLoss(loss, {"t": jnp.ones((R, D)), "w": jnp.ones(3)}, jnp.array([1, 2]))

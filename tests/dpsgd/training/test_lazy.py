@@ -1,0 +1,223 @@
+"""Lazy tables have the law of the dense algorithm, and nothing leaves with noise that is due."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, Secure, dpsgd, train
+from dpsgd.noise.gaussian import standard_normal
+from dpsgd.tables.gaps import LinearSgd
+from dpsgd.tables.rows import Table, flushed_table
+from dpsgd.training.algorithm import TrainState
+from dpsgd.training.lazy import LazyState, RunLaws
+from dpsgd.training.loop import train_blocks
+from samplers import BallsAndBins, Deterministic, Poisson
+
+N, R, D, B = 300, 2_000, 3, 20
+ROOT = RootKey.from_insecure_seed(3)
+KEY = jnp.asarray(ROOT.noise_key(0))
+STEPS = 30
+
+
+def rows():
+    """Examples that look up some rows several times, most rows never, and one row beyond all."""
+    rng = np.random.default_rng(0)
+    ids = np.minimum(rng.zipf(1.3, size=(N, 4)) - 1, R - 1).astype(np.int32)
+    ids[:, 1] = ids[:, 0]
+    return {"ids": ids, "y": rng.normal(size=N).astype(np.float32)}
+
+
+def start():
+    rng = np.random.default_rng(1)
+    return {
+        "table": rng.normal(size=(R, D)).astype(np.float32),
+        "w": rng.normal(size=4 * D).astype(np.float32),
+    }
+
+
+def loss_fn(params, example):
+    return (params["table"][example["ids"]].ravel() @ params["w"] - example["y"]) ** 2
+
+
+SCHEDULE = optax.cosine_decay_schedule(0.2, STEPS)
+TABLES = [LazyTables(SCHEDULE), LazyTables(SCHEDULE, 0.9), LazyTables(SCHEDULE, 0.9, 0.02)]
+SAMPLERS = [
+    BallsAndBins(N, B, epochs=2),
+    Poisson(N, B, epochs=2),
+    Deterministic(N, B, epochs=2),
+]
+
+
+def trained(algorithm, mechanism, **how):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the seed
+        how = {"root": RootKey.from_insecure_seed(3), "delta": 1e-3, "audit": False, **how}
+        return train(algorithm, mechanism, start(), rows(), **how)
+
+
+def dense(tables):
+    """The dense algorithm of the same law."""
+    decay = optax.add_decayed_weights(tables.weight_decay)
+    sgd = optax.chain(decay, optax.sgd(tables.learning_rate, tables.momentum or None))
+    parts = optax.multi_transform({"t": sgd, "w": optax.adam(0.01)}, {"table": "t", "w": "w"})
+    return dpsgd(loss_fn, parts)
+
+
+@pytest.mark.parametrize("tables", TABLES, ids=["sgd", "momentum", "decay"])
+@pytest.mark.parametrize("sampler", SAMPLERS[:1], ids=lambda s: type(s).__name__)
+def test_without_noise_it_is_the_dense_algorithm(sampler, tables):
+    mechanism = Mechanism(sampler, 0.0, l2_clip_norm=0.5)
+    expected = trained(dense(tables), mechanism).params
+    lazy = dpsgd(loss_fn, optax.adam(0.01), tables=tables)
+    every = trained(lazy, mechanism, on_block=lambda step, params: None, block_steps=4).params
+    for found in (trained(lazy, mechanism).params, every):  # flushed at the end, or now and then
+        for name, leaf in expected.items():
+            assert jnp.abs(found[name] - leaf).max() <= 1e-6 * jnp.abs(leaf).max()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS[1:], ids=lambda s: type(s).__name__)
+def test_every_sampler_trains_lazy_tables(sampler):
+    mechanism = Mechanism(sampler, 0.0, l2_clip_norm=0.5)
+    expected = trained(dense(TABLES[1]), mechanism).params["table"]
+    found = trained(dpsgd(loss_fn, optax.adam(0.01), tables=TABLES[1]), mechanism).params["table"]
+    assert jnp.abs(found - expected).max() <= 1e-6 * jnp.abs(expected).max()
+
+
+def nothing(params, example):
+    """A loss that reads rows, and has no gradient."""
+    return 0.0 * jnp.sum(params["table"][example["ids"]]) + 0.0 * jnp.sum(params["w"])
+
+
+def standardised(found, tables, sigma):
+    """What training has added to every coordinate of the table, in standard deviations."""
+    run = tables.of_run(STEPS)
+    law = run.law(0, STEPS)
+    stddev = sigma * 1.0 / B * np.sqrt(law.covariance[-1, -1])
+    moved = np.asarray(found["table"], np.float64) - law.transition[-1, -1] * start()["table"]
+    return moved / stddev
+
+
+@pytest.mark.parametrize("tables", TABLES, ids=["sgd", "momentum", "decay"])
+def test_noise_has_one_law_in_rows_that_are_read_often_once_and_never(tables):
+    """False alarms: below 1e-7 for each of six tests."""
+    mechanism = Mechanism(SAMPLERS[0], 2.0, l2_clip_norm=1.0)
+    lazy = dpsgd(nothing, optax.adam(0.01), tables=tables)
+    found = standardised(trained(lazy, mechanism).params, tables, 2.0)
+    times = np.bincount(rows()["ids"].ravel(), minlength=R)
+    for part in (times == 0, (times > 0) & (times < 4), times >= 4):
+        z = found[part].ravel()
+        square = float(z @ z)
+        assert stats.chi2.sf(square, z.size) > 1e-8
+        assert stats.chi2.cdf(square, z.size) > 1e-8
+    assert stats.kstest(found.ravel(), "norm").pvalue > 1e-8
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_draws_for_a_gap_have_its_covariance(momentum):
+    """Of a million rows, within 5.5 standard errors: false alarms below 4e-8 each."""
+    run, count = LinearSgd(tuple(float(SCHEDULE(k)) for k in range(STEPS)), momentum), 10**6
+    table = Table(
+        jnp.zeros((count, 1)),
+        jnp.zeros((count, 1)) if momentum else None,
+        jnp.full(count, 7, jnp.int32),
+    )
+    how = {"laws": RunLaws(run).after(23), "noise_key": KEY, "leaf": 0, "stddev": jnp.float32(2.0)}
+    after = jax.jit(lambda table: flushed_table(table, 2**18, step=jnp.int32(23), **how))(table)
+    parts = [after.momentum, after.values] if momentum else [after.values]
+    x = np.concatenate([np.asarray(part, np.float64) for part in parts], axis=1) / 2.0
+    expected = run.law(7, 23).covariance
+    scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    errors = np.sqrt((scale**2 + expected**2) / count)
+    assert np.all(np.abs(x.T @ x / count - expected) <= 5.5 * errors)
+    assert np.all(np.asarray(after.steps) == 23)
+
+
+def test_noise_of_steps_gaps_leaves_and_dense_parameters_is_independent():
+    """Correlations of 1e5 pairs each: false alarms below 1e-7 for all 15 together."""
+    from dpsgd.noise.gaussian import MOMENTUM, STEP, VALUE, normal_at
+
+    numbers = jnp.arange(10**5, dtype=jnp.int32)
+    draws = [
+        normal_at(KEY, step, leaf, purpose, numbers, 1).ravel()
+        for step, leaf, purpose in [(5, 1, STEP), (5, 1, MOMENTUM), (5, 1, VALUE), (6, 1, VALUE)]
+    ]
+    draws += [normal_at(KEY, 5, 2, VALUE, numbers, 1).ravel()]
+    draws += [standard_normal(KEY, 5, 1, (10**5,))]
+    z = np.stack([np.asarray(x, np.float64) for x in draws])
+    products = z @ z.T / np.sqrt(z.shape[1]) - np.sqrt(z.shape[1]) * np.eye(len(z))
+    assert np.abs(products).max() < 8.5  # of the diagonal, over sqrt(2)
+
+
+def blocks(tables=TABLES[1], sigma=1.0, state=None, stop=None, **how):
+    """States after blocks of 4 steps, up to one."""
+    mechanism = Mechanism(SAMPLERS[0], sigma, l2_clip_norm=1.0)
+    algorithm = dpsgd(loss_fn, optax.adam(0.01), tables=tables)
+    state = state or algorithm.init(start(), mechanism, rows())
+    found = []
+    for block in train_blocks(algorithm, mechanism, state, rows(), root=ROOT, block_steps=4, **how):
+        found.append(jax.tree.map(np.array, block.state))
+        if block.steps.stop == stop:
+            break
+    return found
+
+
+def test_a_state_with_noise_that_is_due_is_of_another_type():
+    states = blocks()
+    assert [type(state) for state in states] == [LazyState] * 7 + [TrainState]
+    assert not hasattr(states[0], "params")
+    never = np.bincount(rows()["ids"].ravel(), minlength=R) == 0
+    due = states[3].tables[0].values[never]
+    assert np.array_equal(due, start()["table"][never])  # which shows who took no part
+    assert np.all(states[-1].params["table"] != start()["table"])
+
+
+def test_a_run_that_goes_on_from_rows_whose_noise_is_due_has_the_same_bits():
+    whole = blocks()[-1]
+    resumed = blocks(state=blocks(stop=12)[-1])[-1]
+    assert jax.tree.all(jax.tree.map(np.array_equal, whole, resumed))
+
+
+def test_callbacks_and_stopped_runs_see_flushed_parameters():
+    mechanism = Mechanism(SAMPLERS[0], 1.0, l2_clip_norm=1.0)
+    lazy, seen = dpsgd(loss_fn, optax.adam(0.01), tables=TABLES[1]), []
+
+    def look(step, params):
+        seen.append(np.array(params["table"]))
+        return step >= 8
+
+    found = trained(lazy, mechanism, on_block=look, block_steps=4).params["table"]
+    assert len(seen) == 2
+    assert np.array_equal(found, seen[-1])
+    for table in (start()["table"], seen[0]):
+        assert np.all(table != seen[1]), "every coordinate has noise of every block"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "named"),
+    [
+        (Mechanism(SAMPLERS[0], 1.0, 1.0, noise=Secure()), "lazy tables take Independent"),
+        (
+            Mechanism(BallsAndBins(N, B, cycle_length=2), 1.0, 1.0, BandedToeplitz((1, 0.5))),
+            "lazy tables take Independent",
+        ),
+        (Mechanism(Poisson(N, B, overflow="accumulate"), 1.0, 1.0), "several passes"),
+    ],
+)
+def test_what_has_no_law_is_refused(mechanism, named):
+    with pytest.raises(ValueError, match=named):
+        trained(dpsgd(loss_fn, optax.adam(0.01), tables=TABLES[0]), mechanism)
+
+
+def test_a_loss_without_tables_is_refused_with_the_use_that_prevents_it():
+    lazy = dpsgd(
+        lambda params, example: jnp.sum(params["table"] ** 2) * example["y"],
+        optax.adam(0.01),
+        tables=TABLES[0],
+    )
+    with pytest.raises(ValueError, match=r"no tables: of params\['table'\].*integer_pow|square"):
+        trained(lazy, Mechanism(SAMPLERS[0], 1.0, 1.0))
