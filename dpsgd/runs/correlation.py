@@ -109,23 +109,25 @@ def decided(
     Raises:
       ValueError: if bands are asked for that the run cannot have.
     """
-    from dpsgd.noise import planning
-
-    record: dict[str, Any] = {}
-    if config.bands == "auto":
-        found = _best(task, config, population, progress)
-        config, record["why"] = dataclasses.replace(config, bands=found[0]), found[1]
-    sampler = config.build_sampler(population)
-    if config.bands in (None, 1):
-        return config, record and {"bands": 1, **record}
+    bands, record = config.bands, dict[str, Any]()
+    if bands == "auto":
+        bands, record["why"] = _best(task, config, population, progress)
+        record = {"bands": bands, **record}
+        config = dataclasses.replace(config, bands=bands)
+    sampler = config.build_sampler(population)  # refuses one that does not go with them
+    if bands is None or bands == 1:
+        return config, record
     if config.optimizer == "adam":
         progress(f"note: {ADAM}")
-    config = dataclasses.replace(config, sampler=kept_apart(config.sampler, config.bands))
+    config = dataclasses.replace(config, sampler=kept_apart(config.sampler, bands))
     if config.coefficients is None:
+        from dpsgd.noise.planning import workload
+        from dpsgd.noise.strategies import optimized
+
         progress("finding the noise that disturbs the iterates least")
-        noise = planning.best_noise(sampler, config.bands, momentum=config.momentum)
-        config = dataclasses.replace(config, coefficients=noise.coefficients)
-    return config, {"bands": config.bands, **record}
+        coefficients = optimized(workload(sampler, momentum=config.momentum), bands).coefficients
+        config = dataclasses.replace(config, coefficients=tuple(coefficients))
+    return config, {"bands": bands, **record}
 
 
 def as_decided(config: RunConfig, found: RunConfig) -> RunConfig:
@@ -144,6 +146,10 @@ def _best(
     if config.optimizer == "adam":
         return 1, ADAM
     sampler = config.build_sampler(population)
+    if getattr(sampler, "cycle_length", 1) > 1:
+        raise ValueError(
+            "cycle_length is as long as bands, which auto chooses: leave it out, or give bands"
+        )
     memory = bytes_of(config.bands_memory, "bands_memory")
     of_sampler = planning.most_bands(sampler)
     if of_sampler == 1:
@@ -155,24 +161,23 @@ def _best(
     if most == 1:
         return 1, f"{config.bands_memory} hold no noise vector of the model"
     delta = config.target_delta or 1 / population.num_examples
-    wanted: dict[str, float | None] = {
-        "epsilon": config.target_epsilon, "advantage": config.target_advantage
-    }  # fmt: skip
+    target = config.target_epsilon
     if config.noise_multiplier is not None:
         if sampler.separation < of_sampler:
             raise ValueError(
                 "bands auto compares at one guarantee, and under this sampler that of a "
                 "noise_multiplier depends on bands: give target_epsilon, target_advantage or bands"
             )
-        wanted["epsilon"] = sampler.privacy(config.noise_multiplier).epsilon(delta).upper
+        target = sampler.privacy(config.noise_multiplier).epsilon(delta).upper
     sums = config.full_sums(sampler, delta) if config.calibration == "platt" else None
     candidates = planning.plan(
         sampler,
         planning.tried_bands(most),
+        epsilon=target,
         delta=delta,
-        **wanted,
+        advantage=config.target_advantage,
         momentum=config.momentum,
-        release=sums and sums.release(sums.count).noise_multiplier,
+        release=None if sums is None else sums.release(sums.count).noise_multiplier,
         progress=lambda line: progress(f"comparing correlated noise: {line}"),
     )
     least = min(candidate.error for candidate in candidates)

@@ -43,8 +43,9 @@ class Console:
     def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
         import rich.console
 
-        how = {"stderr": stderr, "quiet": quiet}
-        self._console = rich.console.Console(highlight=False, markup=False, **how)
+        self._console = rich.console.Console(
+            highlight=False, markup=False, stderr=stderr, quiet=quiet
+        )
         self._now = _Now()
         self._status = self._console.status(self._now)
 

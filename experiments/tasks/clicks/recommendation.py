@@ -80,7 +80,7 @@ def _batch_size(n: int, epochs: int, aim: Aim) -> int:
     """
     steps, most = (600, 32_768) if aim.private else (300, 1024)
     if aim.optimizer == "sgd":
-        steps *= 1.5
+        steps += steps // 2
     return 2 ** round(math.log2(min(most, max(32, n * epochs / steps))))
 
 

@@ -20,7 +20,7 @@ from tiny_task import (
 
 from accounting import attack_advantage, epsilon
 from dpsgd import BandedToeplitz, Independent, RunConfig, resume, run
-from dpsgd.noise import planning
+from dpsgd.noise import planning, strategies
 from dpsgd.runs import checkpoint, correlation
 from dpsgd.runs.correlation import ADAM, decided
 from dpsgd.runs.ledger import read
@@ -114,6 +114,7 @@ REFUSED = {
     "size": ({"bands_memory": "much"}, "bands_memory must be a size such as 8GB"),
     "beta": ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
     "adam": ({"optimizer": "adam"}, "momentum is a setting of SGD"),
+    "given": ({"sampler": BINS(**SIZES, cycle_length=2), "bands": "auto"}, "cycle_length is as"),
     "noise": ({"bands": "auto"}, "bands auto compares at one guarantee"),
 }
 
@@ -224,7 +225,7 @@ def test_a_resumed_run_decides_nothing_and_a_history_that_is_lost_or_shifted_sho
     def decides(*of, **how):
         raise AssertionError("a resumed run decides nothing")
 
-    for module, name in ((planning, "plan"), (planning, "optimized"), (correlation, "decided")):
+    for module, name in ((planning, "plan"), (strategies, "optimized"), (correlation, "decided")):
         monkeypatch.setattr(module, name, decides)
     restore = checkpoint._restore
     monkeypatch.setattr(checkpoint, "_restore", lambda *of: bug(restore(*of)))
