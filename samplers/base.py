@@ -438,11 +438,6 @@ class EpochSampler(BatchSampler):
         return float(self.batch_size)
 
     @property
-    def lane_batch_size(self) -> int:
-        """Rows of a lane's part of a padded batch: ceil(b / L), as batches are taken in turn."""
-        return -(-self.batch_size // self.lanes)
-
-    @property
     def padded_batch_size(self) -> int:
-        """Rows of a padded batch, all lanes together."""
-        return self.lanes * self.lane_batch_size
+        """Rows of a padded batch: ceil(b / L) of each lane, as batches are taken in turn."""
+        return -(-self.batch_size // self.lanes) * self.lanes

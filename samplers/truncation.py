@@ -127,6 +127,11 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
         return self.default_batch_size if self.max_batch_size is None else self.max_batch_size
 
     @property
+    def padded_batch_size(self) -> int:
+        """Rows of a padded batch, all lanes together."""
+        return self.lanes * self.lane_batch_size
+
+    @property
     @abc.abstractmethod
     def sampling_prob(self) -> float:
         """Probability that an example takes part in a given step of its group."""

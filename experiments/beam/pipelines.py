@@ -14,6 +14,7 @@ from apache_beam.options.pipeline_options import PipelineOptions  # noqa: E402
 
 logging.disable(logging.NOTSET)
 
+from experiments.beam.draws import BatchWork  # noqa: E402
 from experiments.beam.prepare import StoreWork  # noqa: E402
 
 LOCAL = "DirectRunner"
@@ -48,6 +49,23 @@ class Runner:
                 | "lay out" >> beam.FlatMap(lambda _, parsed: work.lay_out(parsed), every)
                 | "deal columns" >> beam.Reshuffle()
                 | "write" >> beam.MapTuple(work.write)
+            )
+
+        self._run(build)
+
+    def write_batches(self, work: BatchWork) -> None:
+        """Have the work of batches done."""
+
+        def build(pipeline: beam.Pipeline) -> None:
+            files = range(work.draw.num_files)  # one without rows is a file as well
+            every = pipeline | "files" >> beam.Create([(file, None) for file in files])
+            parts = _dealt(pipeline, "chunks", work.tasks()) | beam.FlatMapTuple(work.part)
+            _ = (
+                (every, parts)
+                | "together" >> beam.Flatten()
+                | "by file" >> beam.GroupByKey()
+                | "write"
+                >> beam.MapTuple(lambda file, found: work.write(file, filter(None, found)))
             )
 
         self._run(build)

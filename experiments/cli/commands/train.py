@@ -37,6 +37,9 @@ class Train(RunConfig, DevicesConfig, ProcessesConfig):
     budget_minutes: float | None = None
     """Time for the run on this machine: of the epochs that the task's rule takes, as many as fit,
     found by timing a few steps on generated rows. By default the rule's own epochs."""
+    begin: bool = False
+    """Make the run directory, and take no step: `dpsgd batches` can draw the run's batches then,
+    and `dpsgd resume` trains."""
 
 
 def command(words: Sequence[str]) -> tuple[type[Train], list[str]]:
@@ -59,17 +62,19 @@ def run(asked: Train) -> None:
         console.progress("starting")
         import dpsgd
 
-        name = asked.task[0]  # type: ignore[attr-defined]
-        record = dpsgd.run(
-            task,
-            config,
-            asked.out,
-            name=name,
-            budget_minutes=asked.budget_minutes,
-            placement=asked.placement(),
-            progress=console.tell,
-        )
-        show(console, asked.out, record)
+        how: dict[str, Any] = {
+            "name": asked.task[0],  # type: ignore[attr-defined]
+            "budget_minutes": asked.budget_minutes,
+            "placement": asked.placement(),
+            "progress": console.tell,
+        }
+        if asked.begin:
+            from dpsgd.runs.engine import begin
+
+            begin(task, config, asked.out, **how)
+            console.line(f"begun: dpsgd resume {asked.out}")
+        else:
+            show(console, asked.out, dpsgd.run(task, config, asked.out, **how))
 
 
 def show(console: Console, path: Path, record: dict[str, Any]) -> None:

@@ -57,8 +57,8 @@ class Workers:
     What a dead worker returned is lost; the task is given to another, also where the first did it.
     """
 
-    def __init__(self, seed=0, deaths=()):
-        self.random, self.deaths = random.Random(seed), dict.fromkeys(deaths, False)
+    def __init__(self, seed=0):
+        self.random = random.Random(seed)
 
     def __call__(self, work):
         pieces = self.every(work.parse, work.ranges)

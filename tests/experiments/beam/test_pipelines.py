@@ -11,10 +11,14 @@ import pytest
 
 pytest.importorskip("apache_beam", reason="Beam is not installed: see experiments/beam/README.md")
 
+from dpsgd.training.batch_files import draw_here
 from experiments import cli
 from experiments.beam import pieces, pipelines
+from experiments.beam.draws import drawn_by
 from experiments.beam.pipelines import PipelineError, Runner
 from experiments.beam.prepare import FaultyLines
+from samplers import Poisson
+from tests.experiments.beam import test_draws as drawing
 from tests.experiments.beam.conftest import FORMATS, TABLE, contents, prepared, raw_source
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -112,6 +116,15 @@ def test_the_command_makes_the_same_store(table_files, raw_files, local, tmp_pat
     assert cli.main(["prepare", "csv", *tables, str(tmp_path / "c"), *words]) == 0
     assert contents(tmp_path / "b") == contents(tmp_path / "c")
     assert "left out: z" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("runner", [Runner(), Runner(RETRYING)], ids=lambda runner: runner.name)
+def test_a_pipeline_draws_the_batches_of_one_process(tmp_path, runner):
+    sampler = Poisson(drawing.ROWS, 9_000, 2, max_batch_size=9_050)
+    draw = drawing.draw_of(sampler, first_step=2)
+    local = drawing.drawn(tmp_path / "local", draw, draw_here)
+    by_pipeline = drawn_by(runner.write_batches, drawing.columns)
+    assert drawing.drawn(tmp_path / "many", draw, by_pipeline) == local
 
 
 PROGRAM = """

@@ -1,0 +1,66 @@
+"""`dpsgd batches`: the batches of a run, drawn ahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from experiments.cli.commands.prepare import OnBeam
+from experiments.cli.devices import DevicesConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchesConfig(OnBeam, DevicesConfig):
+    """Draw the batches of all steps that a run has left, and write them in step order.
+
+    For rows on storage without random access: `dpsgd resume` then reads the files one after the
+    other, to the same bits, and destroys them in the end. The run must have been begun (`dpsgd
+    train ... --begin`) with --data-on host, and go on where and as it would now: if anything else
+    changes, its batches are drawn again. They are as secret as its root: who reads them knows who
+    takes part.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Run directory."""
+    out: tyro.conf.Positional[Path]
+    """Folder to make for the batches, for its owner alone; in a folder on which all workers have
+    a path."""
+    data: Path | None = None
+    """Where the data of the task lie now; by default where they lay."""
+
+
+def run(config: BatchesConfig) -> None:
+    """Runs `dpsgd batches`."""
+    from experiments.cli.console import Console, counted
+
+    config.check_devices()
+    runner = config.chosen()
+    with Console() as console:
+        console.progress("starting")
+        from dpsgd.runs.engine import draw
+        from dpsgd.training.batch_files import draw_here
+        from experiments.cli.tasks import look_in_the_current_folder
+        from experiments.tasks import task_of
+
+        look_in_the_current_folder()
+        task = task_of(config.run, data=config.data)
+        write: Any = draw_here
+        if runner is not None:
+            from experiments.beam.draws import drawn_by
+
+            write = drawn_by(runner.write_batches, task.columns)
+        files = draw(
+            config.run,
+            config.out,
+            task,
+            write=write,
+            placement=config.placement(),
+            progress=console.progress,
+        )
+        if files is None:
+            console.line("the run is finished")
+        else:
+            console.line(f"{counted(files, 'file')} in {config.out}; dpsgd resume {config.run}")
