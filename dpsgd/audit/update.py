@@ -9,7 +9,9 @@ likes. So the state after a step must be a function of g and of the state before
   part of how far it moved and how far the coordinates of its array do on average. Noise that is
   missing from one coordinate, or from one moment, is far more;
 * to the bit, with that after another batch of the very same release: under noise that exceeds C so
-  far that it swallows the sum. Where bits do not repeat, this is not compared.
+  far that it swallows the sum. Where bits do not repeat, this is not compared;
+* to the bit, from device to device. What a device computes with is its own copy, and all that is
+  read of a state that lies on many is one of them: a device without noise would not show.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ from dpsgd.audit.checks import Check
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import flat, loud, norm, same_bits
 from dpsgd.training.loop import repeats_exactly
+from dpsgd.training.placement import unlike
 from dpsgd.training.programs import compiled
 
 PyTree = Any
 
 _NAME = "the update sees the release alone"
 _SAME = "batches of one release leave one state"
+_COPIES = "every device has the same state"
 _PART = 2.0**-12  # of a movement, which rounding may change
 _LARGE = 2**22  # coordinates of a model of which fewer steps are looked at
 _PASS = 2**18  # coordinates that are looked at together
@@ -39,7 +43,18 @@ _PASS = 2**18  # coordinates that are looked at together
 
 def update_checks(program: AuditedProgram) -> list[Check]:
     """Checks that the state after a step is made of its release, and of the state before."""
-    return [_made_of_the_release(program), _same_of_the_same(program)]
+    checks = [_made_of_the_release(program), _same_of_the_same(program)]
+    placement = program.layout.placement
+    if placement is not None and len(placement.devices) > 1:
+        checks.append(_same_on_every_device(program, len(placement.devices)))
+    return checks
+
+
+def _same_on_every_device(program: AuditedProgram, devices: int) -> Check:
+    members = np.arange(program.places) % program.units
+    if (path := unlike(program.advanced(members, reveals=False))) is not None:
+        return Check(_COPIES, False, f"state{path} after a step differs from one to another")
+    return Check(_COPIES, True, f"{devices} devices, after a full batch")
 
 
 def _made_of_the_release(program: AuditedProgram) -> Check:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -160,8 +161,9 @@ class Placement:
         numbers = {math.prod(shape) for shape in tables}
 
         def of_noise(leaf: Any) -> NamedSharding:
-            lined = len(leaf.shape) == 2 and leaf.shape[1] in numbers
-            return self._sharding(None, AXIS) if lined else self.replicated
+            *rows, line = leaf.shape or (0,)
+            lined = len(rows) < 2 and line in numbers
+            return self._sharding(*(None,) * len(rows), AXIS) if lined else self.replicated
 
         return type(shapes)(
             self.replicated,
@@ -277,6 +279,33 @@ def hosted(tree: PyTree) -> PyTree:
     Every process must call it. Keys of random generators stay what they are.
     """
     return jax.tree.map(_hosted, tree)
+
+
+def unlike(tree: PyTree) -> str | None:
+    """Returns the path of the first array that devices have copies of, and not all the same.
+
+    Every process must call it. Nothing that JAX does looks at more than one of them.
+    """
+    words = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if _is_key(leaf):
+            leaf = jax.random.key_data(leaf)
+        first: dict[str, np.ndarray] = {}
+        for shard in leaf.addressable_shards:
+            data = np.ascontiguousarray(shard.data).reshape(-1).view(np.uint8)
+            if not np.array_equal(first.setdefault(str(shard.index), data), data):
+                return jax.tree_util.keystr(path)
+        if leaf.is_fully_replicated and not leaf.is_fully_addressable:
+            digest = hashlib.blake2b(next(iter(first.values())).data, digest_size=8).digest()
+            words.append((jax.tree_util.keystr(path), np.frombuffer(digest, np.uint32)))
+    if words:
+        from jax.experimental import multihost_utils
+
+        every = multihost_utils.process_allgather(np.stack([word for _, word in words]))
+        for number, (name, _) in enumerate(words):
+            if (every[:, number] != every[0, number]).any():
+                return name
+    return None
 
 
 def on_one_device(tree: PyTree) -> PyTree:

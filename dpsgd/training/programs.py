@@ -140,8 +140,8 @@ def executable(
         default all is on one device.
     """
     leaves, structure = jax.tree.flatten(arguments)
-    with in_32_bits():
-        shapes = tuple(map(jax.typeof, leaves))
+    with in_32_bits():  # and wherever they lie, as `shardings` says where they shall
+        shapes = tuple(_shape(jax.typeof(leaf)) for leaf in leaves)
     settings = json.dumps(compilation())  # another program under others
     places, tree = jax.tree.flatten(shardings)
     where = tuple(places), tree
@@ -212,10 +212,13 @@ def _executable(function, parts, donate_argnums, where, settings, structure, sha
     placed = {}
     if shardings is not None:
         placed = {"in_shardings": shardings[0], "out_shardings": shardings[1]}
-    like = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in shapes]
-    arguments = jax.tree.unflatten(structure, like)
+    arguments = jax.tree.unflatten(structure, shapes)
     with in_32_bits():
         return _jitted(function, parts, donate_argnums, **placed).lower(*arguments).compile()
+
+
+def _shape(x):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
 
 
 def _jitted(function, parts, donate_argnums, **shardings):
