@@ -23,6 +23,8 @@ lambda = 1 - 10^-5 this is some 1e-5 of z. As n cancels in sums, slow buffers do
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -139,7 +141,9 @@ def next_buffered_noise(
     factors = [(np.float32(weight), np.float32(decay)) for weight, decay in exponentials]
 
     past = [
-        sum(weight * buffer for (weight, _), buffer in zip(factors, before, strict=True))
+        functools.reduce(
+            operator.add, (w * buffer for (w, _), buffer in zip(factors, before, strict=True))
+        )
         for before in buffers
     ]
 

@@ -69,6 +69,14 @@ class RunConfig:
     coefficients: tuple[float, ...] | None = None
     """Of correlated noise, b numbers, see `dpsgd.BandedToeplitz`; by default those that disturb the
     iterates of SGD least."""
+    buffers: int | None = None
+    """In place of bands, in an order that is fixed: the vectors that noise keeps which is
+    correlated over all steps (BLT); 2 to 4 do."""
+    weights: tuple[float, ...] | None = None
+    """Of buffers, see `dpsgd.BufferedToeplitz`; by default, as decays, those that disturb the
+    iterates of SGD least."""
+    decays: tuple[float, ...] | None = None
+    """Of buffers."""
     microbatch_size: int | None = None
     """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
     checkpoint_seconds: float = 120.0
@@ -148,8 +156,12 @@ class RunConfig:
     def noise(self) -> Noise:
         """Returns the law of the noise, of which nothing is left open."""
         from dpsgd.noise.base import Independent, Secure
+        from dpsgd.noise.buffered import BufferedToeplitz
         from dpsgd.noise.correlated import BandedToeplitz
 
+        if self.weights is not None and self.decays is not None:
+            return BufferedToeplitz(self.weights, self.decays)
+        assert self.buffers is None, "`correlation.decided` leaves nothing open"
         if self.coefficients is not None:
             return BandedToeplitz(self.coefficients)
         assert self.bands in (None, 1), "`correlation.decided` leaves nothing open"
@@ -181,6 +193,7 @@ class RunConfig:
             else:
                 sampler = sampler.of(population)
         correlation.check_apart(sampler, self.bands)
+        correlation.check_order(sampler, self.buffers)
         return sampler
 
     def record(self) -> dict[str, Any]:
@@ -228,6 +241,8 @@ class RunConfig:
             raise ValueError(f"{where}: {names[0]} is no number")
         if config.bands not in (None, 1) and config.coefficients is None:
             raise ValueError(f"{where}: coefficients are missing, and bands are {config.bands}")
+        if config.buffers is not None and config.weights is None:
+            raise ValueError(f"{where}: weights are missing, and buffers are {config.buffers}")
         return config
 
 

@@ -32,8 +32,9 @@ ADAM = (
 
 
 def check(config: RunConfig) -> None:
-    """Raises ValueError, which names the setting, for bands that no run can have."""
+    """Raises ValueError, which names the setting, for bands or buffers that no run can have."""
     bands = config.bands
+    _check_buffers(config)
     if bands is None or bands == 1:
         if config.coefficients is not None:
             raise ValueError("coefficients are those of correlated noise: give bands as well")
@@ -51,6 +52,28 @@ def check(config: RunConfig) -> None:
                 f"coefficients must be as many as bands, {bands}, got {len(config.coefficients)}"
             )
         config.noise()  # refuses those that no noise has
+
+
+def _check_buffers(config: RunConfig) -> None:
+    buffers, given = config.buffers, (config.weights, config.decays)
+    if buffers is None:
+        if given != (None, None):
+            raise ValueError("weights and decays are those of buffers: give buffers as well")
+        return
+    if buffers < 1:
+        raise ValueError(f"buffers must be at least 1, got {buffers}")
+    if config.bands is not None:
+        raise ValueError("buffers correlate noise in place of bands: leave one of them out")
+    if config.non_private:
+        raise ValueError("buffers correlate noise, and non_private has none: leave one of them out")
+    if config.secure_noise:
+        raise ValueError("secure_noise is exact where it is independent: leave out buffers")
+    weights, decays = given
+    if weights is None and decays is None:
+        return
+    if weights is None or decays is None or not len(weights) == len(decays) == buffers:
+        raise ValueError(f"weights and decays must be as many as buffers, {buffers}: give both")
+    config.noise()  # refuses those that no noise has
 
 
 def kept_apart(sampler: Any, bands: int | str | None) -> Any:
@@ -92,13 +115,23 @@ def check_apart(sampler: BatchSampler, bands: int | str | None) -> None:
     )
 
 
+def check_order(sampler: BatchSampler, buffers: int | None) -> None:
+    """Raises ValueError if noise has buffers, and a sampler draws."""
+    if buffers is not None and sampler.period is None:
+        raise ValueError(
+            f"buffers {buffers}: they correlate noise over all steps, which asks for an order that "
+            f"is known, and {type(sampler).__name__} draws; deterministic and shuffle with a fixed "
+            "order do not"
+        )
+
+
 def decided(
     task: Any,
     config: RunConfig,
     population: Population,
     progress: Progress = lambda line: None,
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """Returns a configuration with the bands and coefficients of its noise, and the record of it.
+    """Returns a configuration with the numbers of its noise, and the record of what was decided.
 
     Args:
       task: What is trained.
@@ -115,10 +148,13 @@ def decided(
         record = {"bands": bands, **record}
         config = dataclasses.replace(config, bands=bands)
     sampler = config.build_sampler(population)  # refuses one that does not go with them
-    if bands is None or bands == 1:
+    if config.buffers is None and (bands is None or bands == 1):
         return config, record
     if config.optimizer == "adam":
         progress(f"note: {ADAM}")
+    if config.buffers is not None:
+        return _buffered(config, sampler, config.buffers, progress), {"buffers": config.buffers}
+    assert isinstance(bands, int), "without buffers, a number by now"
     config = dataclasses.replace(config, sampler=kept_apart(config.sampler, bands))
     if config.coefficients is None:
         from dpsgd.noise.planning import workload
@@ -130,11 +166,28 @@ def decided(
     return config, {"bands": bands, **record}
 
 
+def _buffered(
+    config: RunConfig, sampler: BatchSampler, buffers: int, progress: Progress
+) -> RunConfig:
+    if config.weights is not None:
+        return config
+    from dpsgd.noise.planning import workload
+    from dpsgd.noise.strategies import optimized_buffers
+
+    progress("finding the noise that disturbs the iterates least")
+    assert sampler.period is not None, "`check_order` refuses others"
+    run = workload(sampler, momentum=config.momentum)
+    noise = optimized_buffers(run, buffers, sampler.period)
+    weights, decays = tuple(noise.weights), tuple(noise.decays)
+    return dataclasses.replace(config, weights=weights, decays=decays)
+
+
 def as_decided(config: RunConfig, found: RunConfig) -> RunConfig:
     """Returns a configuration with what `decided` has added to it in another, if it has."""
     sampler = kept_apart(config.sampler, config.bands)
-    coefficients = config.coefficients or found.coefficients
-    return dataclasses.replace(config, sampler=sampler, coefficients=coefficients)
+    chosen = ("coefficients", "weights", "decays")
+    numbers = {name: getattr(config, name) or getattr(found, name) for name in chosen}
+    return dataclasses.replace(config, sampler=sampler, **numbers)
 
 
 def _best(

@@ -108,6 +108,9 @@ def any_noise(config: RunConfig) -> RunConfig:
 
         coefficients = tuple(banded_square_root(bands).coefficients)
         config = dataclasses.replace(config, coefficients=coefficients)
+    if config.buffers is not None and config.weights is None:
+        some = (0.5 / config.buffers,) * config.buffers
+        config = dataclasses.replace(config, weights=some, decays=some)
     return dataclasses.replace(
         config,
         bands=None if bands == "auto" else bands,
@@ -146,8 +149,10 @@ def sentence(chosen: Mapping[str, Any]) -> str:
         for name, value in chosen.get("settings", {}).items()
     ]
     if noise := chosen.get("noise"):
-        bands, sigma = noise["bands"], noise["noise_multiplier"]
+        bands, sigma = noise.get("bands", 1), noise["noise_multiplier"]
         of = f"of {bands:,} bands" if bands > 1 else "independent"
+        if "buffers" in noise:
+            of = f"of {noise['buffers']} buffers"
         why = f", as {noise['why']}" if "why" in noise else ""
         found.append(f"noise {of}, sigma {sigma:.4g}{why}")
     line = f"chosen: {', '.join(found)}"

@@ -271,9 +271,10 @@ def _usage(best: Candidate, momentum: float, schedule: str) -> list[str]:
     sigma = Bound(best.noise_multiplier, best.noise_multiplier).format_upper(".6g")
     what = f"buffers={best.noise.kept}" if best.buffered else f"{best.bands}"
     command = []
-    if schedule == "cosine" and not best.buffered:
+    if schedule == "cosine":
         beta = f" --momentum {momentum:g}" if momentum else ""
-        command = [f"With `dpsgd train`: --optimizer sgd{beta} --bands {best.bands}"]
+        how = f"--buffers {best.noise.kept}" if best.buffered else f"--bands {best.bands}"
+        command = [f"With `dpsgd train`: --optimizer sgd{beta} {how}"]
     return [
         *command,
         "With dpsgd.train, whose optimizer is optax.sgd(step sizes, momentum):",

@@ -244,6 +244,51 @@ def test_a_record_without_its_coefficients_is_refused(auto):
         RunConfig.from_record({**record, "coefficients": None}, "here")
 
 
+# --- Buffers in a fixed order ------------------------------------------------------------------
+
+
+def test_a_run_with_buffers_records_their_numbers_and_goes_on_bit_for_bit(tmp_path):
+    config = sgd(**WANTED, sampler=ORDER(**SIZES), buffers=2, insecure_seed=3)
+    lines: list[str] = []
+    with short_blocks():
+        run(line, config, tmp_path / "whole", progress=lines.append)
+        run_and_stop(line, config, tmp_path / "cut")
+        resume(tmp_path / "cut")
+    assert np.array_equal(params_of(tmp_path / "cut"), params_of(tmp_path / "whole"))
+    record = json.loads((tmp_path / "cut" / "config.json").read_text())
+    (generation,) = read(tmp_path / "cut" / "ledger.jsonl").generations
+    mechanism = generation.terms.mechanism
+    noise = mechanism.noise
+    assert (record["weights"], record["decays"]) == (list(noise.weights), list(noise.decays))
+    assert noise == planning.best_noise(mechanism.sampler, buffers=2, momentum=0.9)
+    assert 7.9 < epsilon(mechanism.privacy(), 1 / 160).upper <= 8.0
+    shown = f"chosen: noise of 2 buffers, sigma {mechanism.noise_multiplier:.4g}"
+    assert any(one.startswith(shown) for one in lines)
+    with pytest.raises(ValueError, match=r"^here: weights are missing, and buffers are 2$"):
+        RunConfig.from_record({**record, "weights": None, "decays": None}, "here")
+
+
+NOT_BUFFERED = {
+    "draws": ({"sampler": BINS(**SIZES)}, "BallsAndBins draws; deterministic and shuffle"),
+    "bands": ({"bands": 4}, "buffers correlate noise in place of bands: leave one of them out"),
+    "none": ({"buffers": 0}, "buffers must be at least 1, got 0"),
+    "no noise": ({"noise_multiplier": None, "non_private": True}, "buffers correlate noise, and"),
+    "exact": ({"secure_noise": True}, "secure_noise is exact where it is independent"),
+    "few": ({"weights": (0.5,), "decays": (0.5,)}, "must be as many as buffers, 2: give both"),
+    "half": ({"weights": (0.5, 0.1)}, "must be as many as buffers, 2: give both"),
+    "wild": ({"weights": (9.0, 0.5), "decays": (0.5, 0.5)}, "grows from step to step"),
+    "alone": ({"buffers": None, "weights": (0.5,)}, "weights and decays are those of buffers"),
+}
+
+
+@pytest.mark.parametrize(("settings", "why"), NOT_BUFFERED.values(), ids=NOT_BUFFERED)
+def test_buffers_that_a_run_cannot_have_are_refused_in_one_line(settings, why, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(why)) as refused:
+        run(line, sgd(**{"sampler": ORDER(**SIZES), "buffers": 2, **settings}), tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
 # --- What it costs, and with what it ends ------------------------------------------------------
 
 

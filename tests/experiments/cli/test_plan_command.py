@@ -71,6 +71,7 @@ def test_a_fixed_order_is_offered_buffers_and_the_lines_for_python_make_them(cap
     assert "keeps 2 vectors in place of 29" in out
     out = answer([*words[:-2], "--bands", "8"], capsys)
     assert "BLT of 2 buffers is best" in out
+    assert "With `dpsgd train`: --optimizer sgd --buffers 2\n" in out
     lines = out.partition("With dpsgd.train")[2].partition("\n")[2].splitlines()[:4]
     names = {"l2_clip_norm": 1.0}
     exec("\n".join(line.strip() for line in lines), names)
