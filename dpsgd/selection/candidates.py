@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from accounting import PrivacyProfile, TrialCount
+from dpsgd.noise.base import Noise
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import calibration, correlation, settings
 from dpsgd.runs.config import RunConfig, config_digest
@@ -21,6 +22,7 @@ from dpsgd.runs.selection import Selection
 from dpsgd.runs.task import Task, check_task, data_digest, task_record
 from dpsgd.runs.terms import Terms
 from dpsgd.selection import noise
+from samplers import BatchSampler
 
 _SHARE = 0.7
 """About the share of the selection's epsilon that a trial has, at ten trials on average."""
@@ -156,7 +158,7 @@ class Candidates:
         # Candidates that differ in what costs no privacy need the same noise.
         samplers = [config.build_sampler(population) for config in configs]
         kinds = [
-            (sampler, config.noise().bands > 1, config.calibration)
+            (sampler, _cost_class(config.noise(), sampler), config.calibration)
             for sampler, config in zip(samplers, configs, strict=True)
         ]
         unique = dict(zip(kinds, configs, strict=True))
@@ -205,3 +207,8 @@ class Candidates:
 def config_of(terms: Terms) -> RunConfig:
     """Returns the configuration of the trials of a declared candidate."""
     return RunConfig.from_record(terms.fingerprint["settings"], "the ledger", execute=True)
+
+
+def _cost_class(law: Noise, sampler: BatchSampler) -> bool | Noise:
+    """Returns what the cost of a noise law depends on: itself, where it reaches over epochs."""
+    return law if law.bands > sampler.separation else law.bands > 1

@@ -37,6 +37,7 @@ from dpsgd.selection.candidates import Candidates
 from dpsgd.selection.candidates import config_of as trial_of
 from dpsgd.selection.vault import Vault
 from samplers import Population
+from samplers.settings import SETTINGS
 
 RELEASED = {
     "audit.json", "config.json", "data_not_private.json", "environment.json", "guarantee.json",
@@ -447,4 +448,18 @@ def test_trials_may_differ_in_bands_each_with_its_noise():
     assert [m.noise.bands for m in mechanisms] == [1, 5, 5]
     sigmas = [m.noise_multiplier for m in mechanisms]
     assert sigmas[0] < sigmas[1] == sigmas[2]
+    assert 7.9 < selection.guarantee().epsilon.upper <= 8.0
+
+
+def test_trials_with_buffers_have_each_the_noise_that_its_own_columns_ask_for():
+    wanted = {"noise_multiplier": None, "target_epsilon": 8.0}
+    order = SETTINGS["deterministic"](batch_size=16, epochs=3)
+    configs = [
+        config_of(optimizer="sgd", sampler=order, **wanted, buffers=1, weights=(w,), decays=(0.9,))
+        for w in (0.1, 0.5)
+    ]
+    asked = Candidates(line, None, tuple(configs), SCORE, "lower", COUNT)
+    selection = asked.declared(RootKey.from_entropy())
+    sigmas = [terms.mechanism.noise_multiplier for terms in selection.candidates]
+    assert len(set(sigmas)) == 2
     assert 7.9 < selection.guarantee().epsilon.upper <= 8.0
