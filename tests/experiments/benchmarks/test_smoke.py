@@ -3,6 +3,8 @@
 import importlib
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,17 @@ def test_without_the_plugin_the_gpu_program_says_what_is_missing(capsys):
         pytest.skip("jax_plugins is installed")
     assert gpu_program.main([]) == 2
     assert "CUDA plugin" in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_what_runs_over_several_devices_must_be_holds_in_small(tmp_path):
+    file = tmp_path / "scale.json"
+    words = ["-m", "experiments.benchmarks.scale", "--quick", "--json", str(file)]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=Path(__file__).parents[3], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(file.read_text())
+    assert all(row["holds"] is not False for row in rows)
+    assert sum(row["holds"] is True for row in rows) > 15
