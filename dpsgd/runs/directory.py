@@ -32,7 +32,6 @@ from dpsgd.runs.config import check_version, config_digest
 from dpsgd.runs.history import History
 from dpsgd.runs.ledger import read
 from dpsgd.runs.records import checked
-from dpsgd.training import batch_files
 
 if TYPE_CHECKING:
     from dpsgd import Diagnostics
@@ -222,6 +221,8 @@ class RunDirectory:
     def forget(self) -> None:
         """Removes what a finished run needs no more: checkpoints, batches and the root secret."""
         if (batches := self.batches) is not None:
+            from dpsgd.training import batch_files  # with JAX, which reading a run needs not
+
             batch_files.forget(batches, read(self.ledger_path).name)
             self.withdraw(BATCHES)
         self.checkpoints.remove()
