@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd import Mechanism, RootKey, TrainState, dpsgd, train_blocks
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.training.collectives import Collective, collectives
 from dpsgd.training.loop import Layout
@@ -168,18 +168,17 @@ def trained(config: ModelConfig, placement: Placement | None) -> PyTree:
     algorithm = dpsgd(loss_fn, optax.adam(1e-3))
     mechanism = Mechanism(Poisson(num_examples, 2 * num_examples // STEPS, 2), 1.0, 1.0)
     assert mechanism.sampler.num_steps == STEPS
-    state = algorithm.init(params, mechanism)
     blocks = train_blocks(
         algorithm,
         mechanism,
-        state,
+        algorithm.init(params, mechanism),
         random_batch(num_examples, config),
         root=RootKey.from_insecure_seed(0),
         placement=placement,
     )
-    for block in blocks:
-        state = block.state
-    return jax.device_get(state.params)
+    *_, last = blocks
+    assert isinstance(last.state, TrainState)
+    return jax.device_get(last.state.params)
 
 
 def runs(config: ModelConfig) -> list[Row]:
