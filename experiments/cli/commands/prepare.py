@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from experiments.tasks.splits import FRACTIONS, check_fractions
-
 if TYPE_CHECKING:
     from experiments.beam.pieces import Source
     from experiments.beam.pipelines import Runner
@@ -236,6 +234,7 @@ def _prepare_raw(
         store = format.prepare(files, asked.out, hash_seed=asked.hash_seed, progress=progress)
         return store.num_rows
     from experiments.beam.pieces import RawSource
+    from experiments.tasks.splits import FRACTIONS
 
     source = RawSource(format, asked.hash_seed, FRACTIONS)
     return _prepare_on(runner, files, asked.out, source, format.source(files), console)
@@ -269,6 +268,7 @@ def _prepare_csv(asked: PrepareCsv, console: Console, progress: Callable[[int], 
         rows, left_out = prepared.store.num_rows, prepared.left_out
     else:
         from experiments.beam.pieces import TableSource
+        from experiments.tasks.splits import check_fractions
 
         check_fractions(asked.split)
         left_out = format.left_out([format.open(path) for path in files])
