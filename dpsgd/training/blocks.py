@@ -84,6 +84,18 @@ def widened(plan: IndexBlock, width: int, parts: int = 1) -> IndexBlock:
     )
 
 
+def cut(plan: IndexBlock, columns: slice) -> IndexBlock:
+    """Returns a plan of some columns of another."""
+    places = None if plan.places is None else plan.places[:, columns]
+    lanes = None if plan.lanes is None else plan.lanes[columns]
+    return plan._replace(
+        indices=plan.indices[:, columns],
+        weights=plan.weights[:, columns],
+        places=places,
+        lanes=lanes,
+    )
+
+
 def in_background(items: Iterator[_T]) -> Generator[_T]:
     """Yields `items`; a thread makes each while the one before it is in use."""
     with ThreadPoolExecutor(1, thread_name_prefix="blocks") as background:

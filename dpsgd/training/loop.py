@@ -20,7 +20,7 @@ from dpsgd.gradients.losses import example_keys
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState, owned
 from dpsgd.training.batch_files import BatchFiles
-from dpsgd.training.blocks import in_background, most_passes, plan_blocks, widened, with_rows
+from dpsgd.training.blocks import cut, in_background, most_passes, plan_blocks, widened, with_rows
 from dpsgd.training.lazy import BlockLaws, LazyState, RunLaws, flushed, opened, unflushed
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
@@ -119,6 +119,8 @@ def compiled_block(
     """
     parts, shardings = _parts(algorithm, sampler, layout), None
     if layout is not None and (placement := layout.placement) is not None:
+        if algorithm.tables is not None:
+            raise ValueError("lazy tables are trained on one device: leave out placement")
         state, whole = placement.state(arguments[0]), placement.replicated
         if placement.deals(unflushed(arguments[0])) and arguments[4].grid is not None:
             raise ValueError(
@@ -242,15 +244,16 @@ class Layout(NamedTuple):
             return put(with_rows(data, plan)) if self.streamed else (data, put(plan))
         groups, width = self._groups(sampler), self._width(sampler)
         if plan.indices.shape[1] < sampler.padded_batch_size:
-            own, devices = widened(plan, width // groups), len(placement.devices) // groups
-            rows, own = with_rows(data, own, devices)
-            rows = placement.put_parts(rows, placement.by_rows)
-            return rows, placement.put_parts(own, placement.plan(own))
-        plan = widened(plan, width, groups)
-        if self.streamed:
-            rows, plan = with_rows(data, plan, len(placement.devices))
-            data = placement.put(rows, placement.by_rows)
-        return data, placement.put(plan, placement.plan(plan))
+            own = widened(plan, width // groups)
+        else:
+            plan = widened(plan, width, groups)
+            if not self.streamed:
+                return data, placement.put(plan, placement.plan(plan))
+            each, here = width // len(placement.devices), placement.here
+            own = cut(plan, slice(here.start * each, here.stop * each))
+        rows, own = with_rows(data, own, len(placement.here))
+        rows = placement.put_parts(rows, placement.by_rows)
+        return rows, placement.put_parts(own, placement.plan(own))
 
     def held(self, sampler: BatchSampler) -> range:
         """Returns the lanes that this process draws and reads the rows of."""

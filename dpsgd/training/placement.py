@@ -87,6 +87,13 @@ class Placement:
         """Of the devices."""
         return len({device.process_index for device in self.devices})
 
+    @property
+    def here(self) -> range:
+        """Which of the devices are of this process."""
+        processes = [device.process_index for device in self.devices]
+        first = processes.index(jax.process_index())
+        return range(first, first + processes.count(jax.process_index()))
+
     def lanes(self, sampler: BatchSampler) -> range:
         """Returns the lanes whose parts of batches are of this process's devices.
 

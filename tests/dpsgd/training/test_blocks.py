@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from dpsgd.training.blocks import in_background, plan_blocks, with_rows
+from dpsgd.training.blocks import cut, in_background, plan_blocks, widened, with_rows
 from samplers import BallsAndBins, BatchSource, Poisson
 
 SAMPLERS = {
@@ -80,3 +80,19 @@ def test_an_error_in_the_background_comes_where_its_item_would():
     assert next(taken) == 0
     with pytest.raises(OSError, match="disk is gone"):
         next(taken)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_devices_have_the_rows_of_their_own_places_whoever_gathers_them(devices):
+    sampler = Poisson(40, 9, 2, max_batch_size=10)
+    data = np.arange(40)
+    _, plan = next(plan_blocks(BatchSource(sampler, 1), first_step=0, block_steps=4))
+    wide = widened(plan, 12)
+    assert not wide.weights[:, 10:].any()
+    np.testing.assert_array_equal(wide.weights[:, :10], plan.weights)
+    rows, there = with_rows(data, wide, devices)
+    for k, own in enumerate(np.split(rows, devices)):
+        part = slice(k * 12 // devices, (k + 1) * 12 // devices)
+        np.testing.assert_array_equal(own[there.places[:, part]], data[wide.indices[:, part]])
+        alone, _ = with_rows(data, cut(wide, part))
+        np.testing.assert_array_equal(alone, own)
