@@ -311,3 +311,28 @@ def test_a_calibration_ends_the_run_with_independent_noise_and_is_paid_for(tmp_p
     assert 5.9 < report["epsilon_upper"] <= 6.0
     alone = dataclasses.replace(mechanism, full_sums=None).privacy()
     assert epsilon(alone, 1 / 160).upper < 0.99 * report["epsilon_upper"]
+
+
+# --- Noise that is not what a run claims -------------------------------------------------------
+
+
+def independent(noise, total, state, key, step, scales):
+    return Independent().add(total, state, key, step, scales)[0], state
+
+
+def of_another_matrix(noise, total, state, key, step, scales):
+    return ADD(BandedToeplitz((1.0, 0.9)), total, state, key, step, scales)
+
+
+ADD = BandedToeplitz.add
+
+
+@pytest.mark.parametrize(("bug", "second"), [(independent, 0.53), (of_another_matrix, 0.54)])
+def test_a_run_whose_noise_is_not_that_of_its_bands_is_refused_before_it_begins(
+    bug, second, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(BandedToeplitz, "add", bug)
+    config = sgd(bands=2, coefficients=(1.0, second), audit=True)  # no program has these
+    with pytest.raises(ValueError, match=r"not what its guarantee assumes.*another release"):
+        run(line, config, tmp_path / "run")
+    assert not list(tmp_path.iterdir())
