@@ -136,7 +136,7 @@ def test_a_run_that_fails_is_named_and_keeps_no_other_from_being_finished(
 
 def test_bands_are_compared_at_one_guarantee_and_found_again(tmp_path, in_this_process):
     text = ONE.replace("insecure_seeds = [1]", "repetitions = 1").replace(
-        "shuffle", "balls-and-bins"
+        "shuffle", "deterministic"
     )
     text = text.replace("audit = false", 'audit = false\noptimizer = "sgd"\nmomentum = 0.9')
     text = text.replace(
@@ -147,13 +147,13 @@ def test_bands_are_compared_at_one_guarantee_and_found_again(tmp_path, in_this_p
     before = finished(tmp_path / "out")
     one, four = summary.results
     assert (one.cell.bands, four.cell.bands) == (1, 4)
-    assert one.noise_multiplier < four.noise_multiplier
+    assert one.noise_multiplier == pytest.approx(four.noise_multiplier)  # of a known order
     assert all(2.9 < result.epsilon.upper <= 3 for result in (one, four))
     (report,) = four.reports
     assert "BandedToeplitz noise of 4 bands" in report["guarantee"]
     (panel,) = summary.panels
     shown = tables.tables(panel)["noise multiplier σ"]
-    assert shown[0] == ["bands", "balls-and-bins"]
+    assert shown[0] == ["bands", "deterministic"]
     assert [row[0] for row in shown[1]] == ["1", "4"]
     again = engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
     assert (again.record(), finished(tmp_path / "out")) == (summary.record(), before)
