@@ -32,6 +32,7 @@ from dpsgd.training.collectives import Collective, collectives
 from dpsgd.training.loop import Layout
 from dpsgd.training.placement import Placement
 from experiments.benchmarks.rows import Row, options_of, report
+from experiments.benchmarks.scale_beam import beam_rows
 from experiments.benchmarks.scale_lanes import lane_rows, padding_rows
 from experiments.benchmarks.step import SIZES, random_batch
 from experiments.tasks.clicks.criteo import display
@@ -283,6 +284,7 @@ def main(argv: list[str] | None = None) -> int:
         matrices(1_000 if quick else 100_000),
         *processes((2,) if quick else (2, 4)),
         *(padding_rows() if quick else lane_rows()),
+        *(beam_rows(2_000, kills=1) if quick else beam_rows()),
     ]
     return report(rows, options.json)
 

@@ -178,6 +178,7 @@ def test_a_run_that_died_before_it_destroyed_its_batches_does_so_when_it_is_resu
     assert not (out / "root.key").exists()
 
 
+@pytest.mark.long
 def test_sums_over_all_rows_follow_batches_that_were_drawn_ahead(tmp_path):
     config = config_of(**HOST, calibration="platt")
     with few_rows_are_calibrated():
