@@ -417,8 +417,8 @@ class EpochSampler(BatchSampler):
             )
         if self.num_examples > self.lanes * MAX_EXAMPLES:
             raise ValueError(
-                "num_examples must be at most 2^31 - 1 for each lane, got "
-                f"{self.num_examples} with lanes = {self.lanes}"
+                f"num_examples must be at most 2^31 - 1 for each lane, got {self.num_examples} "
+                f"with lanes = {self.lanes}: take {-(-self.num_examples // MAX_EXAMPLES)} or more"
             )
         if self.batch_size > self.num_examples:
             raise ValueError(

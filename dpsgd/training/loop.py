@@ -457,7 +457,8 @@ def train_blocks(
       data_on: Where the data lie. "device": only indices and weights travel. "host": in memory or
         memory-mapped, and each block's rows travel with it; to the same bits. By default "host" if
         the device says how much memory it has and the data would take more than half of what is
-        free.
+        free; or if several processes share the sampler's lanes, each of which then reads the rows
+        of its own alone.
       declare: Called with the steps of each block before any of its noise exists; the block runs
         only when it has returned.
       donate: Whether the buffers of `state` may be overwritten. By default it is copied, and holds
