@@ -247,14 +247,19 @@ def test_a_record_without_its_coefficients_is_refused(auto):
 # --- Buffers in a fixed order ------------------------------------------------------------------
 
 
-def test_a_run_with_buffers_records_their_numbers_and_goes_on_bit_for_bit(tmp_path):
+def test_a_run_with_buffers_records_their_numbers_and_goes_on_bit_for_bit(tmp_path, monkeypatch):
     config = sgd(**WANTED, sampler=ORDER(**SIZES), buffers=2, insecure_seed=3)
     lines: list[str] = []
     with short_blocks():
         run(line, config, tmp_path / "whole", progress=lines.append)
         run_and_stop(line, config, tmp_path / "cut")
+        shutil.copytree(tmp_path / "cut", tmp_path / "lost")
         resume(tmp_path / "cut")
     assert np.array_equal(params_of(tmp_path / "cut"), params_of(tmp_path / "whole"))
+    restore = checkpoint._restore
+    monkeypatch.setattr(checkpoint, "_restore", lambda *of: lost(restore(*of)))
+    resume(tmp_path / "lost")
+    assert not np.array_equal(params_of(tmp_path / "lost"), params_of(tmp_path / "whole"))
     record = json.loads((tmp_path / "cut" / "config.json").read_text())
     (generation,) = read(tmp_path / "cut" / "ledger.jsonl").generations
     mechanism = generation.terms.mechanism
