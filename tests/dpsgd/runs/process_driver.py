@@ -22,9 +22,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import numpy as np
 import tiny_task
+from jax.experimental import multihost_utils
 
 from dpsgd.runs import engine, job
-from dpsgd.runs.fingerprint import code_digest
+from dpsgd.runs.fingerprint import code_digest, task_code_digest
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.processes import together
 from dpsgd.runs.stop import STOPPED, Stopped
@@ -33,6 +34,7 @@ from dpsgd.training import placement as placement_module
 from dpsgd.training.full_sums import FullSums
 from dpsgd.training.placement import Placement
 from samplers import IndexBlock
+from samplers.settings import SETTINGS
 
 WITHIN = 30
 """Seconds within which all end when one does."""
@@ -376,24 +378,59 @@ def dealt_out(folder):
         check(not checkpoints.exists(), "and no part stays")
 
 
-def mutants(folder):
-    """Planted bugs of several processes, which the audit of the run must tell."""
-    for name, before in MUTANTS.items():
-        run = Run(folder / name, 2, all={"before": before, "audit": True})
-        check(run.end(200) == [2, 2], f"{name}: refused")
-        said = " ".join(run.said())
-        check("the audit found" in said, f"{name}: by the audit")
-        check(not run.out.exists(), f"{name}: before anything was begun")
-    run = Run(folder / "sound", 2, all={"audit": True})
-    check(run.end(200) == [0, 0], "sound ones pass")
+def lanes(folder, count):
+    """Each process has lanes of its own, and of all other rows NaN."""
+    count = int(count)
+    for kind in ("poisson", "balls-and-bins", "shuffle", "deterministic"):
+        how = {"sampler": SETTINGS[kind](batch_size=16, epochs=3, lanes=count)}
+        found = outcome(
+            go_on(folder / f"run-{kind}", count, all={**how, "task": tiny_task.held}), ledger=False
+        )
+        alike = outcome(in_one_process(folder / f"one-{kind}", count, **how), ledger=False)
+        check(found == alike, f"{kind}: {count} processes make what as many lanes of one do")
+    run = Run(folder / "run", count, all={**how, "task": tiny_task.held, "before": slowly})
+    run.await_steps(8)
+    os.kill(run.pids[1], signal.SIGKILL)
+    check_ended(run, but=(1,))
+    again = outcome(go_on(run.out, count, all={"task": tiny_task.held}), ledger=False)
+    check(again == found, "and go on in the same bits when one was killed")
+
+
+def mutants(folder, *names):
+    """Planted bugs of several processes: the run is refused, and says why."""
+    for name in names or MUTANTS:
+        before, why = MUTANTS[name]
+        run = Run(folder / name, 2, all={"before": before, "audit": True, **LANES})
+        check(run.end(300) == [2, 2], f"{name}: refused")
+        check(why in " ".join(run.said()), f"{name}: {why}")
+        check(not (run.out / "report.json").exists(), f"{name}: and there is no model")
+    if not names:
+        run = Run(folder / "sound", 2, all={"audit": True, **LANES})
+        check(run.end(300) == [0, 0], "sound ones pass")
+
+
+LANES = {"sampler": SETTINGS["balls-and-bins"](batch_size=16, epochs=3, lanes=2)}
 
 
 def noise_of_the_first_alone():
+    scales = mechanism.Mechanism.scales
+
+    def silent(self):
+        found = scales(self)
+        if jax.process_index():
+            found = dataclasses.replace(found, noise_stddev=found.noise_stddev * 0)
+        return found
+
+    mechanism.Mechanism.scales = silent
+
+
+def another_program():
+    """In the second process the noise is left out of the very program."""
     if jax.process_index():
         privatize = algorithm.privatize
 
         def without(total, noise_state, noise_key, step, scales):
-            silent = scales._replace(noise_stddev=scales.noise_stddev * 0)
+            silent = dataclasses.replace(scales, noise_stddev=scales.noise_stddev * 0)
             return privatize(total, noise_state, noise_key, step, silent)
 
         algorithm.privatize = without
@@ -401,39 +438,38 @@ def noise_of_the_first_alone():
 
 def noise_of_each():
     """Each process has noise of its own, and so a model of its own."""
-    mechanism_key = mechanism.Mechanism.noise_key
+    noise_key = mechanism.Mechanism.noise_key
 
     def own(self, root, generation):
-        return mechanism_key(self, root, generation + jax.process_index())
+        return noise_key(self, root, generation + jax.process_index())
 
     mechanism.Mechanism.noise_key = own
 
 
+def a_lane_for_both():
+    """Both processes draw the first lane, and nobody the second."""
+    placement_module.Placement.lanes = lambda self, sampler: range(1)
+
+
 def batch_of_each():
-    """Each process takes the whole batch."""
-    put = placement_module.Placement.put
-    width = placement_module.Placement.width
+    """Each process takes the first's part of the batch, which counts twice."""
+    put_parts = placement_module.Placement.put_parts
 
     def repeated(self, tree, shardings):
-        if isinstance(tree, IndexBlock):
-            half = tree.indices.shape[-1] // 2
+        if not isinstance(tree, IndexBlock):
+            first = multihost_utils.broadcast_one_to_all(jax.tree.map(np.asarray, tree))
+            tree = jax.tree.map(np.asarray, first)
+        return put_parts(self, tree, shardings)
 
-            def twice(x):
-                return None if x is None else np.concatenate([x[..., :half]] * 2, axis=-1)
-
-            tree = tree._replace(
-                indices=twice(tree.indices), weights=twice(tree.weights), places=twice(tree.places)
-            )
-        return put(self, tree, shardings)
-
-    placement_module.Placement.put = repeated
-    placement_module.Placement.width = lambda self, size, unit: 2 * width(self, size, unit)
+    placement_module.Placement.put_parts = repeated
 
 
 MUTANTS = {
-    "noise of the first alone": noise_of_the_first_alone,
-    "noise of each": noise_of_each,
-    "batch of each": batch_of_each,
+    "noise of the first alone": (noise_of_the_first_alone, "the audit found"),
+    "another program": (another_program, "process 1 has not what process 0 has: program"),
+    "noise of each": (noise_of_each, "process 1 has not what process 0 has: state of training"),
+    "a lane for both": (a_lane_for_both, "the audit found"),
+    "batch of each": (batch_of_each, "the audit found"),
 }
 
 
@@ -478,7 +514,7 @@ SCENARIOS = {
     work.__name__: work
     for work in (
         killed, random_kills, stands_still, asked_to_stop, unlike, other_number,
-        between_line_and_sum, calibrated, dealt_out, mutants,
+        between_line_and_sum, calibrated, dealt_out, lanes, mutants,
     )
 }  # fmt: skip
 
@@ -488,7 +524,9 @@ if __name__ == "__main__":
     job.BLOCK_STEPS = 4
     jax.config.update("jax_compilation_cache_dir", str(Path(folder) / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    code_digest()  # of what is imported now: whoever edits a file meanwhile changes no run
+    # Of what is imported now: whoever edits a file meanwhile changes no run.
+    code_digest()
+    task_code_digest(tiny_task.line)
     SCENARIOS[scenario](Path(folder), *arguments)
     spent = os.times()
     taken = spent.user + spent.system + spent.children_user + spent.children_system

@@ -1,21 +1,23 @@
 """Several processes are one run: they agree, or they say in what they do not, and end together."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from several import Store, together
+import several
+from several import Store
 
-from dpsgd.runs.processes import Lost, Processes
+from dpsgd.runs.processes import Lost, Processes, launched_by_cluster, together
 
 
 def test_all_get_what_the_first_gives_and_what_all_give_in_order():
     def work(processes):
         return processes.share({"of": processes.index}), processes.gather(processes.index)
 
-    assert together(3, work) == [({"of": 0}, [0, 1, 2])] * 3
+    assert several.together(3, work) == [({"of": 0}, [0, 1, 2])] * 3
 
 
 def test_one_process_alone_is_given_back_what_it_gives():
@@ -32,15 +34,13 @@ def test_a_request_that_one_has_is_known_to_all_in_the_same_turn():
     def work(processes):
         return [processes.any(processes.index == 1 and turn == 2) for turn in range(4)]
 
-    assert together(3, work) == [[False, False, True, False]] * 3
+    assert several.together(3, work) == [[False, False, True, False]] * 3
 
 
 def test_messages_that_all_have_read_are_not_kept():
     store = Store()
-    together(
-        2, lambda processes: [processes.any(False) or processes.share(1) for _ in range(99)], store
-    )
-    assert len(store.values) < 10
+    several.together(2, lambda one: [one.any(False) or one.share(1) for _ in range(99)], store)
+    assert 0 < len(store.values) < 10
 
 
 @pytest.mark.parametrize("differs", ["configuration", "data"])
@@ -53,7 +53,7 @@ def test_what_differs_is_named_by_all_alike_and_only_digests_travel(differs):
             parts[differs] = "another"
         processes.check_alike(parts)
 
-    found = together(3, work, store)
+    found = several.together(3, work, store)
     lines = {str(error) for error in found if type(error) is ValueError}
     assert len(lines) == 1
     assert f"process 2 has not what process 0 has: {differs};" in lines.pop()
@@ -63,7 +63,10 @@ def test_what_differs_is_named_by_all_alike_and_only_digests_travel(differs):
 def test_equal_secrets_have_other_digests_the_next_time():
     stores = Store(), Store()
     for store in stores:
-        assert together(2, lambda p: p.check_alike({"data": "a secret"}), store) == [None, None]
+        assert several.together(2, lambda p: p.check_alike({"data": "a secret"}), store) == [
+            None,
+            None,
+        ]
     first, second = (dict(store.values) for store in stores)
     assert first != second
 
@@ -75,7 +78,7 @@ def test_whoever_waits_for_one_that_failed_is_told_why():
             return None
         return processes.gather(0)
 
-    first, _, third = together(3, work)
+    first, _, third = several.together(3, work)
     for error in (first, third):
         assert isinstance(error, Lost)
         assert str(error) == "another process ended; process 1: the disk is full"
@@ -86,7 +89,7 @@ def test_one_that_does_not_come_is_named():
         if processes.index != 1:
             processes.barrier(patience=0.1)
 
-    first, _, third = together(3, work)
+    first, _, third = several.together(3, work)
     assert str(first) == "another process did not answer for 0 s: process 1 of 3"
     assert isinstance(third, Lost)
 
@@ -111,3 +114,85 @@ def drive(folder, *arguments):
 @pytest.mark.processes
 def test_two_processes_that_are_killed_go_on_to_the_bits_of_one_with_two_devices(tmp_path):
     assert len(drive(tmp_path, "killed")) == 3
+
+
+@pytest.mark.processes
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "asked_to_stop", "between_line_and_sum", "calibrated", "dealt_out", "mutants",
+        "other_number", "stands_still", "unlike",
+    ],
+)  # fmt: skip
+def test_what_becomes_of_two_processes(tmp_path, scenario):
+    assert len(drive(tmp_path, scenario)) > 2
+
+
+@pytest.mark.processes
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_of_lanes_of_their_own_make_what_as_many_lanes_of_one_make(tmp_path, count):
+    assert len(drive(tmp_path, "lanes", count)) == 6
+
+
+@pytest.mark.processes
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("count", "processes"), [(20, 2), (5, 4)])
+def test_killed_at_random_moments_they_go_on_to_the_same_bits(tmp_path, count, processes):
+    lines = drive(tmp_path, "random_kills", count, 0, processes)
+    assert sum("was killed: all ended" in line for line in lines) == count
+
+
+CLUSTERS = {
+    "slurm": {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"},
+    "kubernetes": {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"},
+}
+ALONE = {
+    "no cluster": {},
+    "one task": {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+    "a shell of an allocation": {"SLURM_NTASKS": "4"},
+    "a pod by itself": {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+}
+
+
+@pytest.mark.parametrize("variables", [*CLUSTERS.values(), *ALONE.values()], ids=str)
+def test_a_cluster_is_asked_where_it_started_several_processes_of_the_command(
+    variables, monkeypatch
+):
+    for name in {name for one in CLUSTERS.values() for name in one} | {"SLURM_NTASKS"}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launched_by_cluster() == (variables in CLUSTERS.values())
+
+
+@pytest.mark.parametrize("given", [(None, None, None), ("127.0.0.1:1", 1, 0)])
+def test_one_process_has_no_watchdog_and_meets_nobody(given, tmp_path, monkeypatch):
+    monkeypatch.setattr("dpsgd.runs.processes.launched_by_cluster", lambda: False)
+    with together(*given, watchdog_seconds=1.0, out=tmp_path) as processes:
+        assert (processes.index, processes.count) == (0, 1)
+
+
+@pytest.mark.processes
+@pytest.mark.long
+def test_a_port_that_is_taken_ends_the_command_in_one_line(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        words = ["--coordinator", place, "--num-processes", "2", "--process-id", "0"]
+        done = subprocess.run(
+            [sys.executable, "-c", "from experiments.cli import main; raise SystemExit(main())"]
+            + ["resume", str(tmp_path / "run"), *words],
+            cwd=DRIVER.parents[3],
+            env=dict(os.environ, PYTHONPATH=str(DRIVER.parents[3]), JAX_PLATFORMS="cpu"),
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"process 0 of 2 did not meet the others at {place}" in line

@@ -11,6 +11,7 @@ import pytest
 
 from dpsgd import RunConfig, run
 from dpsgd.runs import engine, job
+from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import Stopped
 from dpsgd.training import platt
 from dpsgd.training.full_sums import FullSums
@@ -49,6 +50,21 @@ class Line:
     def _points(self, seed, count):
         x = np.random.default_rng(seed).normal(size=(count, self.width)).astype(np.float32)
         return {"x": x, "y": x.sum(axis=1)}
+
+
+@dataclass(frozen=True)
+class Held(Line):
+    """The same, of which a process holds its own lanes' rows: of all others it has NaN."""
+
+    def columns(self):
+        held = Processes.current()
+        own = np.arange(self.rows) * held.count // self.rows == held.index
+        points = super().columns()
+        points["x"][~own], points["y"][~own] = np.nan, np.nan
+        return points
+
+    def digest(self):
+        return "which all have, one with another"
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,7 @@ class Calibrated(Line):
 
 
 line = Line()
+held = Held()
 calibrated = Calibrated()
 SUMS = FullSums(3, 4.0)
 
