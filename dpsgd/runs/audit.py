@@ -104,8 +104,16 @@ def audit_program(
     for size in mechanism.sampler.clipped_shape:
         block *= size
     rows = task.generated(ROWS * block)
-    how = {"state": state, "layout": layout, "claimed": claimed, "root": Processes.current().root()}
-    return coupled_audit(algorithm, mechanism, state.params, rows, **how)
+    return coupled_audit(
+        algorithm,
+        mechanism,
+        state.params,
+        rows,
+        state=state,
+        layout=layout,
+        claimed=claimed,
+        root=Processes.current().root(),
+    )
 
 
 def _remembered(task: Trainable, *run: Any) -> AuditReport:

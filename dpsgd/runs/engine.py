@@ -608,6 +608,7 @@ def _train(
             left = elapsed / (done - first) * (num_steps - done)
             progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
         if save:
+            assert isinstance(block.state, TrainState), "no run has lazy tables"
             _check_state(block.state, processes)
             last = Checkpoint(block.state, ledger.history.head, before + elapsed)
             folder.checkpoints.save(last)

@@ -279,7 +279,10 @@ def together(
         return f"{this} was ended: {because}; {goes_on}"
 
     watchdog.watched(watchdog_seconds, line)
-    processes = connect(coordinator, num_processes, process_id)
+    try:
+        processes = connect(coordinator, num_processes, process_id)
+    except RuntimeError as error:  # if it does not end the process
+        raise Lost(line(False, str(error).partition("\n")[0])) from None
     watchdog.met()
     try:
         yield processes

@@ -184,10 +184,11 @@ def test_a_port_that_is_taken_ends_the_command_in_one_line(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         place = f"127.0.0.1:{taken.getsockname()[1]}"
-        words = ["--coordinator", place, "--num-processes", "2", "--process-id", "0"]
+        command = "from experiments.cli import main; raise SystemExit(main())"
+        words = ["resume", str(tmp_path / "run"), "--coordinator", place]
+        words += ["--num-processes", "2", "--process-id", "0"]
         done = subprocess.run(
-            [sys.executable, "-c", "from experiments.cli import main; raise SystemExit(main())"]
-            + ["resume", str(tmp_path / "run"), *words],
+            [sys.executable, "-c", command, *words],
             cwd=DRIVER.parents[3],
             env=dict(os.environ, PYTHONPATH=str(DRIVER.parents[3]), JAX_PLATFORMS="cpu"),
             capture_output=True,
