@@ -31,7 +31,7 @@ from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.environment import environment
 from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.guarantees import guarantee_of
-from dpsgd.runs.history import NO_HEAD, Generation, History
+from dpsgd.runs.history import NO_HEAD, Generation, History, check_same_noise
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger, SharedLedger, joined
 from dpsgd.runs.processes import Processes
@@ -342,6 +342,7 @@ def _gone_on(
         unchanged = config_digest(record) == last.fingerprint["config"]
         mechanism = functools.partial(_mechanism_of, last, out, config, unchanged)
         job = Job.of(task, config, mechanism, placement=placement)
+        check_same_noise(last, dataclasses.replace(last, mechanism=job.mechanism))
         checkpoint = folder.checkpoints.latest(job.start())
         if checkpoint:
             state = job.layout.put_state(job.scheduled(checkpoint.state))

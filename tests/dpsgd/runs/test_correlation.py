@@ -23,6 +23,7 @@ from dpsgd import BandedToeplitz, Independent, RunConfig, resume, run
 from dpsgd.noise import planning, strategies
 from dpsgd.runs import checkpoint, correlation
 from dpsgd.runs.correlation import ADAM, decided
+from dpsgd.runs.history import LedgerError
 from dpsgd.runs.ledger import read
 from dpsgd.runs.optimizer import SGD, hyperparameters
 from dpsgd.runs.settings import any_noise
@@ -292,6 +293,17 @@ def test_buffers_that_a_run_cannot_have_are_refused_in_one_line(settings, why, t
         run(line, sgd(**{"sampler": ORDER(**SIZES), "buffers": 2, **settings}), tmp_path / "run")
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_goes_on_with_its_own_noise_alone(auto, tmp_path):
+    out = shutil.copytree(auto[0] / "cut", tmp_path / "run")
+    record = json.loads((out / "config.json").read_text())
+    other = {"bands": 2, "coefficients": [1.0, 0.5]}
+    (out / "config.json").write_text(json.dumps({**record, **other}))
+    before = (out / "ledger.jsonl").read_bytes()
+    with pytest.raises(LedgerError, match="begun with banded toeplitz noise and goes on only so"):
+        resume(out)
+    assert (out / "ledger.jsonl").read_bytes() == before
 
 
 # --- What it costs, and with what it ends ------------------------------------------------------

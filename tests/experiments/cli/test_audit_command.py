@@ -34,13 +34,47 @@ def test_the_sums_of_a_calibration_are_audited_too(capsys, monkeypatch):
 
 def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(capsys, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "dpsgd" / "runs")  # of `tiny_task`
-    question = ["audit", "--task", "tiny_task:Line", *SHUFFLE]
+    bands = ["sampler:balls-and-bins", "--bands", "4"]
+    question = ["audit", "--task", "tiny_task:Line", *bands, *SHUFFLE[1:]]
     assert main(question) == 0
     assert capsys.readouterr().out.strip().endswith("coupled audit: consistent")
     assert main([*question, "--claim", "poisson"]) == 1
     assert "FAIL  how often an example takes part is binomial" in capsys.readouterr().out
     assert main(["audit", "--task", "nowhere:task", *SHUFFLE]) == 2
     assert "there is no module nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["sampler:shuffle", "--bands", "4"], "bands 4: Shuffle keeps no two steps"),
+        (
+            ["sampler:poisson", "--bands", "4", "--cycle-length", "2"],
+            "bands must be at most 2 here",
+        ),
+        (["sampler:poisson", "--bands", "21"], "bands 21: --cycle-length must be at most the 20"),
+        (["sampler:poisson", "--bands", "0"], "--bands must be at least 1, got 0"),
+        (["sampler:poisson", "--bands", "4", "--secure-noise"], "--secure-noise is exact where"),
+    ],
+)
+def test_bands_that_cannot_be_audited_are_refused_in_one_line(words, why, capsys):
+    assert main(["audit", *words, *SHUFFLE[1:], *TINY]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"dpsgd: {why}")
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["epsilon", "calibrate"])
+def test_a_cycle_is_priced_as_so_many_times_fewer_steps(command, capsys):
+    def answer(*words):
+        given = {"epsilon": ["--noise-multiplier", "1"], "calibrate": ["--epsilon", "3"]}[command]
+        sizes = ["--num-examples", "1000", "--delta", "1e-3", *given]
+        assert main([command, "sampler:poisson", *sizes, *words]) == 0
+        return capsys.readouterr().out
+
+    cyclic = answer("--batch-size", "50", "--epochs", "2", "--cycle-length", "4")
+    assert cyclic == answer("--batch-size", "200", "--epochs", "2")
+    assert cyclic != answer("--batch-size", "50", "--epochs", "2")
 
 
 def test_the_black_box_command_draws_a_plot_and_prints_what_it_could_have_seen(tmp_path, capsys):
