@@ -33,8 +33,8 @@ rows = {"id": jnp.zeros(500, jnp.int32), "y": jnp.zeros(500)}
 algorithm = dpsgd(loss, optax.adam(0.1))
 mechanism = Mechanism(Deterministic(500, 50), 1.0, 1.0)
 found = []
-for count, data_on in ((8, "device"), (2, "host")):
-    placement = Placement(tuple(jax.devices()[:count]))
+for count, data_on, rows_from in ((8, "device", None), (2, "host", None), (8, "device", 2**16)):
+    placement = Placement(tuple(jax.devices()[:count]), rows_from)
     layout = Layout.of(mechanism.sampler, rows, placement=placement, data_on=data_on)
     state = jax.eval_shape(algorithm.init, params)
     plan = StepPlan.of(loss, algorithm, mechanism, state, rows, layout)
@@ -43,13 +43,24 @@ for count, data_on in ((8, "device"), (2, "host")):
         "num_params": plan.num_params, "updated": plan.updated, "held": plan.held,
         "arguments": program.argument_size_in_bytes, "temporary": program.temp_size_in_bytes,
         "exchanged": plan.exchanged, "places": plan.places, "flops": plan.flops,
+        "sharded": plan.sharded,
     })
-print(json.dumps(found))
+
+def fitted(rows, memory, given=None):
+    table = jax.ShapeDtypeStruct((rows, 16), jnp.float32)
+    state = jax.eval_shape(algorithm.init, {"table": table, "out": jnp.zeros(2**20)})
+    return Placement(tuple(jax.devices()), given).fitting(state, memory).shard_rows_from
+
+state = 3 * 4 * (2**22 * 16 + 2**20) + 8  # with two moments, and two counts of steps
+print(json.dumps([found, {
+    "roomy": fitted(2**22, 2 * state), "full": fitted(2**22, 2 * state - 1),
+    "given": fitted(2**22, 1, 2**30), "odd": fitted(2**22 + 1, 1), "small": fitted(2**16, 1),
+}]))
 """
 
 
 @pytest.fixture(scope="module")
-def plans():
+def found():
     done = subprocess.run(
         [sys.executable, "-c", PLANS],
         env=dict(os.environ, PYTHONPATH=str(ROOT)),
@@ -60,22 +71,41 @@ def plans():
     return json.loads(done.stdout)
 
 
+@pytest.fixture(scope="module")
+def plans(found):
+    return found[0]
+
+
 def test_bytes_of_a_device_are_those_of_its_program(plans):
-    for plan, blocks in zip(plans, (3, 3), strict=True):
+    for plan in plans:
         held = dict(plan["held"])
         assert held.pop("gradients and activations") == plan["temporary"]
         # Of the blocks that wait, one is an argument; keys, scales and what is watched are more.
-        held["blocks of batches"] /= blocks
+        held["blocks of batches"] /= 3
         assert 0 <= plan["arguments"] - sum(held.values()) < 2_000
 
 
 def test_replicated_parameters_are_added_up_once_a_step(plans):
-    for plan, places in zip(plans, (56, 50), strict=True):
+    for plan, places in zip(plans[:2], (56, 50), strict=True):
         assert plan["num_params"] == plan["updated"] == 1024 * 32 + 32
         assert plan["held"]["parameters"] == 4 * plan["num_params"]
         assert plan["places"] == places
         diagnostics = 4 * 4
         assert plan["exchanged"] == [["all-reduce", 4 * plan["num_params"] + diagnostics, 1]]
+
+
+def test_a_table_that_is_dealt_out_lies_and_travels_in_parts(plans):
+    plan, table = plans[2], 4 * 1024 * 32
+    assert plan["sharded"] == ["['table']"]
+    assert plan["held"]["parameters"] == table / 8 + 4 * 32
+    assert 2 * table / 8 < plan["held"]["optimizer's state"] < 2 * (table / 8 + 4 * 32) + 64
+    assert plan["updated"] == 1024 * 32 / 8 + 32
+    assert plan["num_params"] == 1024 * 32 + 32
+    assert all(size < table / 4 for _, size, _ in plan["exchanged"])
+
+
+def test_tables_are_dealt_out_by_default_where_a_state_would_fill_half_of_a_device(found):
+    assert found[1] == {"roomy": None, "full": 2**26, "given": 2**30, "odd": None, "small": None}
 
 
 def test_the_operations_of_an_example_are_those_of_its_gradient(plans):

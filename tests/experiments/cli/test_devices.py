@@ -103,3 +103,29 @@ def test_a_killed_run_on_all_devices_goes_on_to_the_same_bits(store, tmp_path, o
     assert killed["equal"]
     assert not moved["equal"]
     check_moved(moved)
+
+
+@pytest.mark.long
+def test_a_run_whose_tables_are_dealt_out_is_audited_and_used_as_any_other(store, tmp_path):
+    sizes = ["--max-buckets", "4096", "--embedding-dim", "2", "--hidden", "4"]
+    batches = ["sampler:poisson", "--batch-size", "200", "--epochs", "1", "--noise-multiplier", "1"]
+    dealt = ["--shard-rows-from", "100KB"]
+    run, model, scores = (str(tmp_path / name) for name in ("run", "model", "scores.csv"))
+    environment = dict(os.environ, PYTHONPATH=str(DRIVER.parents[3]), JAX_NUM_CPU_DEVICES="8")
+    printed = []
+    for words in (
+        ["train", str(store), *batches, *sizes, *dealt, "--out", run],
+        ["evaluate", run, str(store), "--split", "test"],
+        ["export", run, model],
+        ["score", model, str(store), "--out", scores],
+    ):
+        main = "import sys; from experiments import cli; sys.exit(cli.main())"
+        done = subprocess.run(
+            [sys.executable, "-c", main, *words], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    report = json.loads(Path(run, "report.json").read_text())
+    assert report["audit"].startswith("passed: program and sampler keep what the guarantee assumes")
+    assert f"auc: {report['metrics']['test_auc']:.5f}"[:11] in printed[1]
+    assert len(Path(scores).read_text().splitlines()) == 3_001
