@@ -2,6 +2,10 @@
 
     python lanes_driver.py SAMPLER LANES PROCESSES FOLDER
 
+Or has the audit of two processes look for a lane that both take, and so another that nobody takes:
+
+    python lanes_driver.py SAMPLER audit FOLDER
+
 Every process is forked from this one, which has imported what they need, and begun no thread.
 """
 
@@ -19,7 +23,10 @@ import numpy as np
 import optax
 
 from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd.audit.blocks import block_checks
+from dpsgd.audit.program import AuditedProgram
 from dpsgd.runs.processes import connect, disconnect
+from dpsgd.training.loop import Layout
 from dpsgd.training.placement import Placement
 from samplers import BallsAndBins, BatchSource, Poisson, Shuffle
 
@@ -77,7 +84,29 @@ def train(kind, lanes, processes, process_id, port, out):
         disconnect()
 
 
-def together(kind, lanes, processes, folder):
+def audit(kind, lanes, processes, process_id, port, out):
+    """Writes which checks of the dispatched blocks fail, without a bug and with it."""
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
+    connect(f"127.0.0.1:{port}", processes, process_id)
+    sampler, placement = kind(N, 12, 2, lanes=lanes), Placement.default()
+    rows = {"x": np.ones((8, 5), np.float32), "y": np.ones(8, np.float32)}
+    algorithm, mechanism = dpsgd(loss, optax.adam(0.05)), Mechanism(sampler, 0.7, 1.0)
+    state = algorithm.init({"w": jnp.zeros(5)})
+    columns = {name: np.resize(x, (N, *x.shape[1:])) for name, x in rows.items()}
+    layout = Layout.of(sampler, columns, block_steps=4, placement=placement)
+    program = AuditedProgram(
+        algorithm, mechanism, state, rows, layout=layout, root=RootKey.from_insecure_seed(4)
+    )
+    failed = []
+    for lanes_of in (Placement.lanes, lambda self, sampler: range(1)):
+        Placement.lanes = lanes_of
+        checks = block_checks(program)
+        failed.append([check.name for check in checks if not check.passed])
+    np.save(out, np.array([len(names) for names in failed]))
+    disconnect()
+
+
+def together(work, kind, lanes, processes, folder):
     """Returns what each of so many processes ends with."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -86,7 +115,7 @@ def together(kind, lanes, processes, folder):
         child = os.fork()
         if not child:
             try:
-                train(kind, lanes, processes, index, port, out)
+                work(kind, lanes, processes, index, port, out)
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
@@ -97,10 +126,15 @@ def together(kind, lanes, processes, folder):
 
 
 if __name__ == "__main__":
-    name, lanes, processes, folder = sys.argv[1:]
-    of = KINDS[name], int(lanes)
-    (alone,) = together(*of, 1, Path(folder))
-    assert np.abs(alone).max() > 0.01
-    for params in together(*of, int(processes), Path(folder)):
-        assert params.tobytes() == alone.tobytes(), (params, alone)
-    print("the same bits")
+    name, *numbers, folder = sys.argv[1:]
+    if numbers == ["audit"]:
+        for sound, planted in together(audit, KINDS[name], 2, 2, Path(folder)):
+            assert (sound, planted > 0) == (0, True), (sound, planted)
+        print("caught")
+    else:
+        lanes, processes = map(int, numbers)
+        (alone,) = together(train, KINDS[name], lanes, 1, Path(folder))
+        assert np.abs(alone).max() > 0.01
+        for params in together(train, KINDS[name], lanes, processes, Path(folder)):
+            assert params.tobytes() == alone.tobytes(), (params, alone)
+        print("the same bits")

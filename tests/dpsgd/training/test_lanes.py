@@ -7,24 +7,36 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
 
-@pytest.mark.processes
+
+def said(*words):
+    """What the driver prints last, or what went wrong."""
+    ran = subprocess.run(
+        [sys.executable, Path(__file__).with_name("lanes_driver.py"), *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    return ran.stdout.splitlines()[-1] if ran.returncode == 0 else ran.stderr
+
+
 @pytest.mark.parametrize(
     ("sampler", "lanes", "processes"),
     [
-        ("bins", 2, 2),
-        pytest.param("shuffle", 4, 4, marks=pytest.mark.long),
-        pytest.param("poisson", 4, 2, marks=pytest.mark.long),
+        ("bins", "2", "2"),
+        pytest.param("shuffle", "4", "4", marks=pytest.mark.long),
+        pytest.param("poisson", "4", "2", marks=pytest.mark.long),
     ],
 )
 def test_processes_of_lanes_train_as_one_process_with_as_many_lanes(
     sampler, lanes, processes, tmp_path
 ):
-    driver = Path(__file__).with_name("lanes_driver.py")
-    ran = subprocess.run(
-        [sys.executable, driver, sampler, str(lanes), str(processes), tmp_path],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-    )
-    assert ran.stdout.endswith("the same bits\n"), ran.stderr
+    assert said(sampler, lanes, processes, tmp_path) == "the same bits"
+
+
+@pytest.mark.long
+def test_a_lane_that_two_processes_take_and_one_that_nobody_takes_are_caught_by_their_audit(
+    tmp_path,
+):
+    assert said("bins", "audit", tmp_path) == "caught"
