@@ -117,6 +117,19 @@ def test_each_extra_brings_the_modules_that_are_said_to_come_with_it():
     }  # which has a lock of its own
 
 
+def test_beam_lowers_nobodys_versions_but_its_own():
+    lock = tomllib.loads((ROOT / "uv.lock").read_text())
+    (project,) = (package for package in lock["package"] if package["name"] == "dpsgd")
+    arrows = {p["version"] for p in lock["package"] if p["name"] == "pyarrow"}
+    of = {
+        extra: {need["version"] for need in needs if need["name"] == "pyarrow"}
+        for extra, needs in project["optional-dependencies"].items()
+    }
+    newest = max(arrows, key=lambda version: [int(part) for part in version.split(".")])
+    assert of["data"] == of["tfds"] == {newest}
+    assert of["beam"] == arrows - {newest}
+
+
 LACKING = """
 import sys
 for module, *words in {questions!r}:

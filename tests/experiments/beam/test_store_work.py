@@ -56,7 +56,10 @@ def test_several_files_are_one_after_the_other_as_if_they_were_one(one_process, 
 
 
 @pytest.mark.parametrize("rows_per_shard", [31])
-def test_shards_are_cut_where_one_process_cuts_them(one_process, tmp_path, rows_per_shard):
+def test_shards_are_cut_where_one_process_cuts_them(
+    one_process, tmp_path, rows_per_shard, monkeypatch
+):
+    monkeypatch.setattr(assembly, "BLOCK_ROWS", 13)  # several blocks a shard, and shards a block
     name, files, _ = one_process
     source = raw_source(name)
     with StoreWriter(
