@@ -27,6 +27,7 @@ from dpsgd.training.modules import check_parameters
 from dpsgd.training.placement import AXIS, Placement
 from dpsgd.training.programs import executable, put
 from samplers import BatchSampler, BatchSource, IndexBlock, UnitData
+from samplers.base import MAX_EXAMPLES
 
 PyTree = Any
 
@@ -119,8 +120,7 @@ def compiled_block(
     """
     parts, shardings = _parts(algorithm, sampler, layout), None
     if layout is not None and (placement := layout.placement) is not None:
-        if algorithm.tables is not None:
-            raise ValueError("lazy tables are trained on one device: leave out placement")
+        _check_placement(algorithm, placement)
         state, whole = placement.state(arguments[0]), placement.replicated
         if placement.deals(unflushed(arguments[0])) and arguments[4].grid is not None:
             raise ValueError(
@@ -162,6 +162,13 @@ class Layout(NamedTuple):
         leaves = jax.tree.leaves(data)
         size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
         if data_on is None and len(_held(sampler, placement)) < sampler.lanes:
+            data_on = "host"
+        if sampler.num_examples > MAX_EXAMPLES:  # 32 bits number them in a program
+            if data_on == "device":
+                raise ValueError(
+                    f"a program numbers {MAX_EXAMPLES:,} rows on a device, and the data have "
+                    f"{sampler.num_examples:,}: data_on='host'"
+                )
             data_on = "host"
         if data_on is None:
             # None for CPUs, which share the host's memory.
@@ -486,6 +493,7 @@ def train_blocks(
     scales = mechanism.scales()
     watch = watch or Watch.nothing(unflushed(state))
     tables, num_steps = algorithm.tables, mechanism.sampler.num_steps
+    _check_placement(algorithm, placement)
     run_laws = tables and RunLaws(tables.of_run(num_steps))
     layout = Layout.of(
         mechanism.sampler, data, block_steps=block_steps, data_on=data_on, placement=placement
@@ -562,6 +570,12 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
                 f"num_examples={sampler.num_examples}: its guarantee is for those"
             )
     return data
+
+
+def _check_placement(algorithm: Algorithm, placement: Placement | None) -> None:
+    if placement is not None and algorithm.tables is not None:
+        # Their step reads a block's rows by its places, which on several devices are each one's.
+        raise ValueError("lazy tables are trained on one device: leave out placement")
 
 
 def _check_noise_state(mechanism: Mechanism, state: TrainState | LazyState) -> None:

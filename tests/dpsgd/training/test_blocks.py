@@ -2,10 +2,12 @@
 
 import threading
 
+import jax
 import numpy as np
 import pytest
 
 from dpsgd.training.blocks import cut, in_background, plan_blocks, widened, with_rows
+from dpsgd.training.loop import Layout
 from samplers import BallsAndBins, BatchSource, Poisson
 
 SAMPLERS = {
@@ -96,3 +98,12 @@ def test_devices_have_the_rows_of_their_own_places_whoever_gathers_them(devices)
         np.testing.assert_array_equal(own[there.places[:, part]], data[wide.indices[:, part]])
         alone, _ = with_rows(data, cut(wide, part))
         np.testing.assert_array_equal(alone, own)
+
+
+def test_more_rows_than_32_bits_number_travel_with_their_blocks():
+    data = jax.ShapeDtypeStruct((2**31, 1), np.float32)
+    sampler = Poisson(2**31, 1024, lanes=2)
+    assert Layout.of(sampler, data).streamed
+    assert not Layout.of(Poisson(2**31 - 1, 1024), data).streamed
+    with pytest.raises(ValueError, match="numbers 2,147,483,647 rows on a device"):
+        Layout.of(sampler, data, data_on="device")

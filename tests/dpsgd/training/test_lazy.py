@@ -9,7 +9,7 @@ import optax
 import pytest
 from scipy import stats
 
-from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, Secure, dpsgd, train
+from dpsgd import BandedToeplitz, LazyTables, Mechanism, Placement, RootKey, Secure, dpsgd, train
 from dpsgd.noise.gaussian import standard_normal
 from dpsgd.tables.gaps import LinearSgd
 from dpsgd.tables.rows import Table, flushed_table
@@ -174,6 +174,14 @@ def test_a_state_with_noise_that_is_due_is_of_another_type():
     due = states[3].tables[0].values[never]
     assert np.array_equal(due, start()["table"][never])  # which shows who took no part
     assert np.all(states[-1].params["table"] != start()["table"])
+
+
+def test_several_devices_are_refused():
+    with pytest.raises(ValueError, match="lazy tables are trained on one device"):
+        blocks(placement=Placement.default())
+    algorithm = dpsgd(loss_fn, optax.adam(0.01), tables=TABLES[1])
+    with pytest.raises(ValueError, match="lazy tables are trained on one device"):
+        trained(algorithm, Mechanism(SAMPLERS[0], 1.0, 1.0), placement=Placement.default())
 
 
 def test_a_run_that_goes_on_from_rows_whose_noise_is_due_has_the_same_bits():
