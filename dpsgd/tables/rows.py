@@ -42,11 +42,11 @@ class Rows(NamedTuple):
 class LawTables(NamedTuple):
     """What `Gaps` holds, in float32, for one step: A and V of a gap by two look-ups."""
 
-    to_multiple: Array
+    to_multiple: Any
     """float32 [N + 1, 2 d^2]."""
-    from_multiples: Array
+    from_multiples: Any
     """float32 [N / K + 1, 2 d^2]."""
-    from_recent: Array
+    from_recent: Any
     """float32 [K, 2 d^2]."""
 
 
@@ -184,7 +184,8 @@ def flushed_table(table: Table, chunk: int, *, step: Array, **how: Any) -> Table
             return None if into is None else lax.dynamic_update_slice_in_dim(into, x, first, 0)
 
         numbers = first + lax.iota(jnp.int32, chunk)
-        now = caught_up(*map(of, table), numbers, step=step, **how)
+        values, momentum, steps = map(of, table)
+        now = caught_up(values, momentum, steps, numbers, step=step, **how)
         return Table(*map(put, table, (*now, jnp.full(chunk, step, jnp.int32))))
 
     return lax.fori_loop(0, -(-count // chunk), body, table)

@@ -57,7 +57,7 @@ class Algorithm(NamedTuple):
     The sum is in float32, or in the secure mode in integers, int32. Where the loss takes a key, a
     fifth argument is the keys of the batch's examples. By name it takes `devices`, among how many
     the compiler deals the batch out where the parameters are."""
-    update: Callable[[TrainState, PyTree, Any, Scales], tuple[TrainState, PyTree]]
+    update: Callable[..., tuple[Any, PyTree]]
     """(state, sum, noise_key, scales) -> (state after one noisy update, what the update was made
     of: the private mean gradient, in the types of the parameters)."""
     takes_key: bool = False

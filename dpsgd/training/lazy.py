@@ -327,7 +327,8 @@ class LazyStep:
         """
         t, stddev = state.step, _stddev(scales)
         shapes = unflushed(state)
-        batch = rows_of(batch, *(keys or (None,)), takes_key(self.loss_fn))
+        (keys_of_batch,) = keys or (None,)
+        batch = rows_of(batch, keys_of_batch, takes_key(self.loss_fn))
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
         taken_apart = TableLoss(of_row(self.loss_fn), shapes, example)
         assert set(taken_apart.tables) == set(state.tables), "as the state was made"
@@ -357,7 +358,7 @@ class LazyStep:
         shown = functools.partial(jnp.where, reveals)
         dense = jax.tree.map(shown, gradient, dense)
 
-        tables = {}
+        tables: dict[int, Table] = {}
         for k, table in state.tables.items():
             g, old = table_totals[k], rows[k]
             divisor = scales.expected_batch_size
@@ -368,11 +369,8 @@ class LazyStep:
             m = g + laws.weight_decay * old.values
             if old.momentum is not None:
                 m = laws.momentum * old.momentum + m
-            new = Rows(
-                old.numbers,
-                shown(g, old.values - step_size * m),
-                None if old.momentum is None else m,
-            )
+            values = jnp.where(reveals, g, old.values - step_size * m)
+            new = Rows(old.numbers, values, None if old.momentum is None else m)
             tables[k] = written(table, new, jnp.full(old.numbers.shape, t + 1, jnp.int32))
         return LazyState(t + 1, dense, tables, opt_state, noise), diagnostics
 

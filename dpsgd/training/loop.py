@@ -72,8 +72,8 @@ class Block(NamedTuple):
     `state` is donated to the next block: copy what must outlive the iteration before advancing it.
     """
 
-    state: TrainState | LazyState
-    """With lazy tables, and unless it was flushed, it is NOT covered by the guarantee."""
+    state: Any
+    """A `TrainState`; of lazy tables a `LazyState`, unless it was flushed, which is NOT covered."""
     steps: range
     log: Diagnostics
     """float32[block_steps] each, on the device; what follows the block's last step is void."""
@@ -98,7 +98,7 @@ def repeats_exactly() -> bool:
 
 def block_function(
     algorithm: Algorithm, sampler: BatchSampler
-) -> Callable[..., tuple[TrainState, Diagnostics, Any]]:
+) -> Callable[..., tuple[Any, Diagnostics, Any]]:
     """Returns a block of steps as a function.
 
     It is (state, data, plan, noise_key, scales, watch) -> (state, diagnostics, watched), with a
@@ -498,7 +498,7 @@ def train_blocks(
     layout = Layout.of(
         mechanism.sampler, data, block_steps=block_steps, data_on=data_on, placement=placement
     )
-    state = layout.put_state(state if donate else owned(state))
+    now: Any = layout.put_state(state if donate else owned(state))
     if batches is not None and not layout.streamed:
         raise ValueError("batches that were drawn ahead bring their rows along: data_on='host'")
     seed, held = root.sampling_seed(generation), layout.held(mechanism.sampler)
@@ -507,26 +507,26 @@ def train_blocks(
         source = batches(seed)
     else:
         source = BatchSource(mechanism.sampler, seed, lanes=held, read_ahead=True)
-    inputs = _inputs(source, data, layout, first_step=int(state.step))
+    inputs = _inputs(source, data, layout, first_step=int(now.step))
     under_way: deque[Diagnostics] = deque()
     program = None  # one for all blocks, whatever is set in JAX meanwhile
     with closing(in_background(inputs)) as blocks:
         for steps, rows, plan in blocks:
             laws = run_laws and run_laws.of(steps, layout.block_steps)
-            if run_laws and isinstance(state, TrainState):
-                state = opened(state)
-            arguments = state, rows, plan, noise_key, scales, watch, loss_key, laws
+            if run_laws and isinstance(now, TrainState):
+                now = opened(now)
+            arguments = now, rows, plan, noise_key, scales, watch, loss_key, laws
             # The first time, this may refuse the loss.
             program = program or compiled_block(algorithm, mechanism.sampler, arguments, layout)
             root.begin_run(run)  # what is refused before has not begun
             declare(steps)
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
-            state, log, watched = program(*arguments)
+            now, log, watched = program(*arguments)
             under_way.append(log)
             if run_laws and (flush(steps) or steps.stop == num_steps):
-                state = flushed(state, run_laws.after(steps.stop), noise_key, scales)
-            yield Block(state, steps, log, watched)
+                now = flushed(now, run_laws.after(steps.stop), noise_key, scales)
+            yield Block(now, steps, log, watched)
 
 
 def _inputs(
