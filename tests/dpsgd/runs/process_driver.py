@@ -182,6 +182,8 @@ def check_ended(run, but=()):
     statuses = run.end(WITHIN)
     for index, (status, text) in enumerate(zip(statuses, run.said(), strict=True)):
         lines = text.splitlines()
+        if status == 0 and (run.out / "report.json").exists():
+            continue  # the run had finished
         if index not in but or status == 0:
             what = f"process {index} ended with status 2 and one line, not {status} and {lines}"
             if status != 2 or len(lines) != 1 or "`dpsgd resume" not in lines[0]:
