@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -270,22 +271,33 @@ def _train(store: Path, out: Path, lanes: int, processes: int) -> None:
         raise RuntimeError("\n".join(printed))
 
 
+PARTS: dict[str, Callable[[bool], list[Row]]] = {
+    "programs": lambda quick: programs(
+        SIZES["8M" if quick else "85M"], 1024 if quick else BATCH_SIZE
+    ),
+    "noise": lambda quick: noise(1_000 if quick else 100_000),
+    "runs": lambda quick: runs(RUN),
+    "processes": lambda quick: processes((2,) if quick else (2, 4)),
+    "lanes": lambda quick: [
+        matrices(1_000 if quick else 100_000),
+        *(padding_rows() if quick else lane_rows()),
+    ],
+    "beam": lambda quick: beam_rows(2_000, kills=1) if quick else beam_rows(),
+}
+"""What is measured, in small or not."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark and returns 1 if a bar does not hold."""
     parser = options_of("scale", __doc__, quick="a small model, few rows, two processes")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options = parser.parse_args(argv)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    quick = options.quick
-    rows = [
-        *programs(SIZES["8M" if quick else "85M"], 1024 if quick else BATCH_SIZE),
-        *noise(1_000 if quick else 100_000),
-        *runs(RUN),
-        matrices(1_000 if quick else 100_000),
-        *processes((2,) if quick else (2, 4)),
-        *(padding_rows() if quick else lane_rows()),
-        *(beam_rows(2_000, kills=1) if quick else beam_rows()),
-    ]
+    rows = []
+    for part in options.parts:
+        rows += PARTS[part](options.quick)
+        print(f"measured {part}", file=sys.stderr)
     return report(rows, options.json)
 
 
