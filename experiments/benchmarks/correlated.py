@@ -455,7 +455,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, help="prepared rows, see `dpsgd prepare`, for models")
     parser.add_argument("--seeds", type=positive, default=5, help="models of each setting")
     parser.add_argument("--rounds", type=positive, default=9, help="steps for each median")
-    parser.add_argument("--draws", type=positive, default=1_000_000, help="of each simulation")
+    parser.add_argument("--draws", type=positive, default=300_000, help="of each simulation")
     parser.add_argument(
         "--written", type=Path, metavar="FOLDER", help="keep what each run gave, to go on later"
     )
@@ -472,7 +472,7 @@ def main(argv: list[str] | None = None) -> int:
     if "simulation" in parts:
         found += [*simulation(draws), *counterexamples(draws)]
     if "peers" in parts:
-        found += [*cyclic_poisson(), *band_mf((16, 64))]
+        found += [*cyclic_poisson(), *band_mf([BANDS])]
     if "step" in parts:
         for batch_size in batch_sizes:
             found += step(name, SIZES[name], batch_size, rounds)
