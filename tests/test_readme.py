@@ -201,3 +201,37 @@ def test_the_table_of_click_models_is_what_was_recorded():
         level = row[f"predicted / observed, {label}, test rows"]
         assert cells["predicted / observed"] == f"{level:.3f}"
     assert all(row["holds"] is not False for b in record["benchmarks"] for row in b["rows"])
+
+
+def test_the_tables_of_correlated_noise_are_what_was_recorded():
+    from experiments.benchmarks.sgd_models import adam_default, few_steps
+
+    record = json.loads((ROOT / "experiments/records/correlated.json").read_text())
+    rows = [row for part in record["benchmarks"] for row in part["rows"]]
+    value = {row["name"]: row["value"] for row in rows}
+    sums = table_rows("bands | sigma, epsilon 1 |")
+    assert [label for label, _ in sums] == ["1", "16", "64", "256", "1,024"]
+    for label, cells in sums:
+        bands = int(label.replace(",", ""))
+        for column, cell in cells.items():
+            figure, epsilon = column.split(", epsilon ")
+            name = "noise multiplier" if figure == "sigma" else "error / that of b 1, optimised"
+            [found] = [
+                x
+                for row, x in value.items()
+                if row.startswith(f"{name}, T ") and row.endswith(f"b {bands}, epsilon {epsilon}")
+            ]
+            assert cell == f"{found:.3f}", (label, column)
+    models = table_rows("88 steps an epoch, 10 epochs |")
+    assert len(models) == 7
+    for label, cells in models:
+        for epsilon in (8.0, 3.0, 1.0):
+            setting = few_steps(epsilon).get(label)
+            what = f"88 steps an epoch, {label}: {setting}"
+            if setting is None:
+                assert label.startswith("Adam's default")
+                what = f"Adam's default: {adam_default(epsilon)}"
+            name = f"AUC, test rows, {what}"
+            wanted = f"{value[name]:.4f} ± {value[f'standard error of {name}']:.4f}"
+            assert cells[f"epsilon {epsilon:g}"] == wanted, (label, epsilon)
+    assert all(row["holds"] is not False for row in rows)

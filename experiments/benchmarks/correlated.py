@@ -393,14 +393,14 @@ def step(name: str, config: ModelConfig, batch_size: int, rounds: int) -> Iterat
     slower = f"step of SGD, b {BANDS} / b 1, {at}"
     barred = batch_size == BARRED
     yield Row.at_most(slower, ratio, "x", MOST_SLOWER) if barred else Row(slower, ratio, "x")
-    history = history_bytes(BANDS, num_params)
+    history = history_bytes(BANDS - 1, num_params)
     yield Row(f"history of b {BANDS}, {at}", history / 1e6, "MB")
     more = (kept[BANDS] - kept[1]) / history
     yield Row.at_most(f"state of b {BANDS} beyond b 1 / its history, {at}", more, "x", 1.001)
     extra = (temporary[BANDS] - temporary[1]) / history
     name = f"temporary memory of b {BANDS} beyond b 1 / its history, {at}"
-    # The noise of this step and the sum over the history: two vectors, which are no history.
-    yield Row.at_most(name, extra, "x", 3 / (BANDS - 1))
+    # The noise of this step is one more vector.
+    yield Row.at_most(name, extra, "x", 0.1)
 
 
 # ---------------------------------------------------------------------------------- real rows
