@@ -16,6 +16,10 @@ import unittest.mock
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Eight devices on a busy machine wait for each other longer than XLA thinks right.
+os.environ["XLA_FLAGS"] = " ".join(
+    [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_collective_call_terminate_timeout_seconds=600"]
+)
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax

@@ -1,7 +1,6 @@
 """Several devices train what one does: the same sums, noise and state, and little is exchanged."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ LONG = ("1", "2", "4, streamed", "8, exact", "4, dealt out", "8, dealt out, band
 def driven(tier):
     made = subprocess.run(
         [sys.executable, DRIVER, tier],
-        env={**os.environ, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")},
         capture_output=True,
         text=True,
         check=False,
