@@ -105,17 +105,21 @@ def _obey(requests: int) -> None:
 
 
 def _forward_signals(child: int, alive: int) -> None:
-    """Has the child asked what this process is asked; the second time it is ended."""
-    requested = False
+    """Has the child asked what this process is asked; the second time it is ended.
+
+    Whoever ends a group of processes may send each of them the signal twice, at once.
+    """
+    requested: float | None = None
 
     def forward(number: int, frame: object) -> None:
         nonlocal requested
+        now = time.monotonic()
         with contextlib.suppress(OSError):  # it has ended
-            if requested:
-                os.kill(child, signal.SIGKILL)
-            else:
+            if requested is None:
+                requested = now
                 os.write(alive, bytes([number]))
-        requested = True
+            elif now - requested > 1.0:
+                os.kill(child, signal.SIGKILL)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -277,6 +277,8 @@ def asked_to_stop(folder):
         run = Run(folder / name, 2, all={"before": slowly})
         run.await_steps(8)
         os.kill(run.pids[1], number)
+        time.sleep(0.1)
+        os.kill(run.pids[1], number)  # as `timeout` and others do
         check(run.end(WITHIN) == [STOPPED] * 2, f"{name} to one stopped both")
         check(len(set(run.said())) == 1, "they stopped at one step, in one line")
         check(outcome(go_on(run.out, 2)) == whole, "and went on to the same bits")
