@@ -369,7 +369,12 @@ def forget(path: Path, run: str) -> None:
         pass  # of a command that died: the names are our own
     except (ValueError, LookupError, TypeError):
         return
-    for file in [*path.glob("*.batches*"), *path.glob(".*.batches.*"), path / SEED]:
+    unfinished = [
+        *path.glob(".*.batches.*"),
+        *path.glob(f".{SEED}.*"),
+        *path.glob(f".{MANIFEST}.*"),
+    ]
+    for file in [*path.glob("*.batches*"), *unfinished, path / SEED]:
         destroy_if_there(file)
     destroy_if_there(path / MANIFEST)
     with contextlib.suppress(OSError):

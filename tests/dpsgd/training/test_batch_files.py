@@ -145,6 +145,8 @@ def test_only_what_a_run_drew_is_destroyed(tmp_path):
     folder = tmp_path / "batches"
     drawn(folder, SAMPLERS[0])
     (folder / "notes.txt").write_text("mine")
+    for name in (".seed.0a1b", ".00000000.batches.0a1b", ".batches.json.0a1b"):  # of one that died
+        (folder / name).write_text("a secret")
     batch_files.forget(folder, "another run")
     assert len(list(folder.iterdir())) > 3
     batch_files.forget(folder, "a run")
