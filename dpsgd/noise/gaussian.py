@@ -347,10 +347,27 @@ def normal_at(
       rows: which, int32 `[U]`.
       width: coordinates of a row; fewer than 2^32 in the whole table.
     """
+    words = _row_words(noise_key, step, leaf, purpose, rows, width)
+    return (_radius(words[0], words[1]) * _half_circle_sine(words[2])).reshape(-1, width)
+
+
+def uniform_at(
+    noise_key: Any, step: Any, leaf: int, purpose: int, rows: jax.Array, width: int
+) -> jax.Array:
+    """Return numbers in (0, 1), independent of the normals of `normal_at`: float32, as these."""
+    words = _row_words(noise_key, step, leaf, purpose, rows, width)
+    return _uniform(words[3]).reshape(-1, width)
+
+
+def _row_words(noise_key, step, leaf, purpose, rows, width) -> tuple[jax.Array, ...]:
     position, name = _positions(rows, width), _purpose(leaf, purpose)
     step, shape = _word(step, "step"), position.shape
-    words = _words(noise_key, step, name, shape, one_axis=True, position=position)
-    return (_radius(words[0], words[1]) * _half_circle_sine(words[2])).reshape(-1, width)
+    return _words(noise_key, step, name, shape, one_axis=True, position=position)
+
+
+def _uniform(word: jax.Array) -> jax.Array:
+    """Return numbers in (0, 1) of 23 bits."""
+    return ((word >> 9).astype(jnp.float32) + 0.5) * np.float32(2.0**-23)
 
 
 def _names(pack: list[int], sizes: dict[int, int]) -> tuple[Any, jax.Array | None]:
@@ -384,8 +401,7 @@ def _rounded_noise(
     else:
         scaled = noise * cells
     below = jnp.floor(scaled)
-    threshold = ((words[3] >> 9).astype(jnp.float32) + 0.5) * np.float32(2.0**-23)
-    return below + jnp.ceil((scaled - below) + (fraction - threshold))
+    return below + jnp.ceil((scaled - below) + (fraction - _uniform(words[3])))
 
 
 def _words(

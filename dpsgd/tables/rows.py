@@ -3,6 +3,15 @@ r"""Rows of a table that are brought up to date when they are read: one Gaussian
 Each row knows how many steps are in it. What a step reads is caught up first, by the law of
 `dpsgd.tables.gaps`: (m, theta) -> A (m, theta) + (sigma C / b) L xi, L L^T = V, with two normals a
 coordinate, keyed by (step, leaf, coordinate) and a purpose of their own.
+
+**What leaves is rounded.** In floats, the sums of a row that was read and of one that was not reach
+different numbers: theta_0 plus one product, for one, whose last bits anybody can check. So a flush
+rounds theta and m stochastically to multiples of a public spacing, about 2^-`FLUSHED_BITS` of the
+standard deviation that noise has given them since the run's first step: independently of the data,
+so a post-processing of what has the dense law. Numbers of a few such deviations have 2^10 floats or
+more in each cell, and a cell's probability, a mean over them of a tent, depends on which of them a
+row's sums reach by a relative (2^-10)^2 or so. That comes on top of what `dpsgd.noise.gaussian`
+does not prove of the law of z, and of the rounding of sums by some 2^-24 of themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from dpsgd.noise.gaussian import MOMENTUM, VALUE, normal_at
+from dpsgd.noise.gaussian import GRID_BITS, MOMENTUM, VALUE, grid, normal_at, uniform_at
 from dpsgd.tables.gaps import GapLaw
 
 
@@ -162,8 +171,29 @@ def written(table: Table, rows: Rows, steps: Array) -> Table:
     return Table(*map(put, table, (rows.values, rows.momentum, steps)))
 
 
+FLUSHED_BITS = 10
+"""The noise of what is flushed has a standard deviation of 2^FLUSHED_BITS to twice that, cells."""
+
+
+def on_grid(x: Array, stddev: Array, uniform: Array) -> Array:
+    """Returns numbers, rounded stochastically to the grid of noise with this standard deviation.
+
+    Those of 2^23 cells or more stay: they lie on a grid as floats.
+
+    Args:
+      x: float32.
+      stddev: 0 for a grid that no number is rounded to.
+      uniform: In (0, 1), as many as x.
+    """
+    spacing = grid(stddev) * 2.0 ** (GRID_BITS - FLUSHED_BITS)
+    cells = x / spacing
+    below = jnp.floor(cells)
+    whole = below + (cells - below > uniform).astype(jnp.float32)
+    return jnp.where(jnp.abs(cells) < 2.0**23, whole * spacing, x)
+
+
 def flushed_table(table: Table, chunk: int, *, step: Array, **how: Any) -> Table:
-    """Returns the table with all rows up to date, in one pass over `chunk` rows at a time.
+    """Returns the table with all rows up to date, and on a grid, in passes over `chunk` rows.
 
     Args:
       table: Of R rows.
@@ -173,6 +203,15 @@ def flushed_table(table: Table, chunk: int, *, step: Array, **how: Any) -> Table
     """
     count = len(table.steps)
     chunk = min(chunk, count)
+    variances = jnp.diagonal(law_of(how["laws"], jnp.zeros(1, jnp.int32), step)[1][0])
+
+    def rounded(x: Array | None, place: int, purpose: int, numbers: Array) -> Array | None:
+        if x is None or how["stddev"] is None:
+            return x
+        stddev = how["stddev"] * jnp.sqrt(variances[place])
+        name = how["noise_key"], step, how["leaf"], purpose
+        uniform = uniform_at(*name, numbers, int(np.prod(x.shape[1:])))
+        return on_grid(x, stddev, uniform.reshape(x.shape))
 
     def body(i: Array, table: Table) -> Table:
         first = jnp.minimum(i * chunk, count - chunk)
@@ -185,7 +224,8 @@ def flushed_table(table: Table, chunk: int, *, step: Array, **how: Any) -> Table
 
         numbers = first + lax.iota(jnp.int32, chunk)
         values, momentum, steps = map(of, table)
-        now = caught_up(values, momentum, steps, numbers, step=step, **how)
+        values, momentum = caught_up(values, momentum, steps, numbers, step=step, **how)
+        now = rounded(values, -1, VALUE, numbers), rounded(momentum, 0, MOMENTUM, numbers)
         return Table(*map(put, table, (*now, jnp.full(chunk, step, jnp.int32))))
 
     return lax.fori_loop(0, -(-count // chunk), body, table)

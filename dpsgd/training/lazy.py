@@ -20,6 +20,9 @@ examples and of rows that are read, up to date. Neighbouring data sets have the 
 algorithms, and the dense one's price bounds what its parameters after the last step tell, and so
 what these tell. QED.
 
+In floats the maps differ in their roundings, so a flush rounds what it returns to one public grid:
+`dpsgd.tables.rows`.
+
 It does *not* bound what a state tells whose noise is due: a row without noise is one that nobody
 read, and its steps say when somebody did. Such a state is a `LazyState`, a secret as the root key
 is; what `flushed` returns is a `TrainState`. The rows of one that was flushed go on from there: two
@@ -184,6 +187,9 @@ def unflushed(state: TrainState | LazyState) -> PyTree:
 _CHUNK = 2**16
 """Rows that are flushed together."""
 
+_COUNTED = 2**32
+"""Coordinates of a table that noise tells apart (`dpsgd.noise.gaussian.normal_at`)."""
+
 
 def flushed(state: LazyState, laws: LawTables, noise_key: Any, scales: Scales) -> TrainState:
     """Returns the state with all noise that is due: what the guarantee covers.
@@ -248,7 +254,7 @@ def found_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
     """Returns the loss taken apart, see `TableLoss`.
 
     Raises:
-      ValueError: if it has no table, or one that is not float32.
+      ValueError: if it has no table, or one that is not float32, or too large.
     """
     taken_apart = TableLoss(of_row(loss_fn), params, row_of(loss_fn, example))
     leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -264,6 +270,11 @@ def found_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
             raise ValueError(
                 f"params{jax.tree_util.keystr(path)} is a table of {jnp.result_type(leaf)}, and "
                 "lazy tables are float32"
+            )
+        if math.prod(leaf.shape) >= _COUNTED:
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} has shape {leaf.shape}, and a lazy table has "
+                "fewer than 2^32 numbers: of more, two would have one noise"
             )
     return taken_apart
 

@@ -78,7 +78,8 @@ class Block(NamedTuple):
     log: Diagnostics
     """float32[block_steps] each, on the device; what follows the block's last step is void."""
     watched: Any
-    """What `Watch.places` names, leaf after leaf: float32[block_steps, places], on the device."""
+    """What `Watch.places` names, leaf after leaf: float32[block_steps, places], on the device. Of
+    lazy tables it is NOT covered by the guarantee: noise is due in their rows."""
 
     @property
     def diagnostics(self) -> Diagnostics:
