@@ -298,7 +298,8 @@ def _check_batches_can_be_read(job: Job) -> None:
         raise ValueError("a run of several processes draws its own batches: they share storage")
     if not job.layout.streamed:
         raise ValueError(
-            "batches that are drawn ahead bring their rows along: begin the run with data_on='host'"
+            "batches that are drawn ahead bring their rows along: begin the run with "
+            "data_on='host' (--data-on host)"
         )
 
 

@@ -117,7 +117,7 @@ def dpsgd(
       loss_fn: Pure function (params, example) -> scalar loss of what is clipped as one: an example,
         or a unit, of which it sees all rows of the batch, [*sampler.clipped_shape, ...] each leaf.
         Or (params, example, key), for dropout: the key is fresh for each row of the data and each
-        step, and a function of these two alone. The price is the same, for any such loss: given
+        step, and a function of these two alone. The guarantee is the same, for any such loss: given
         all keys, which depend on no data, an example's clipped gradient is a function of the
         parameters and of itself, and neighbours have the same keys (`dpsgd.gradients.losses` has
         the proof).

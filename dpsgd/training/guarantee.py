@@ -117,10 +117,10 @@ class Guarantee:
 
         * The *interval* is the cost of a run that stops after `steps` steps for reasons that no
           release has a part in: a plan, a clock, a machine that dies. Such a run releases its first
-          `steps` updates, which `BatchSampler.privacy_of` prices.
+          `steps` updates, whose cost is `BatchSampler.privacy_of`.
         * For a stop that is decided by looking at the model, at a loss of public rows, or at other
           functions of the releases, it is none: that step was chosen among many, perhaps as the one
-          that tells most about somebody. What holds then, whatever the rule, is the price of
+          that tells most about somebody. What holds then, whatever the rule, is the cost of
           the *whole run*, which the notes name: wherever it stops, all that is known is a function
           of the releases that the whole run would have made. So the budget that was planned is a
           privacy filter (R. Rogers, A. Roth, J. Ullman, S. Vadhan, Privacy Odometers and Filters,

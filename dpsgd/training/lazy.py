@@ -17,7 +17,7 @@ nowhere else, as no forward pass reads the row between. Rows are independent giv
 Hence the joint law of all that is read (each row when it is read), and of all rows at the end, is
 the same if each such map is drawn when its result is first needed. Gradients are functions of
 examples and of rows that are read, up to date. Neighbouring data sets have the same batches in both
-algorithms, and the dense one's price bounds what its parameters after the last step tell, and so
+algorithms, and the dense one's cost bounds what its parameters after the last step tell, and so
 what these tell. QED.
 
 In floats the maps differ in their roundings, so a flush rounds what it returns to one public grid:

@@ -144,7 +144,7 @@ class Mechanism:
     def until(self, *, epsilon: float, delta: float) -> Mechanism:
         """Returns this mechanism with as many epochs as `epsilon` at `delta` pays for.
 
-        To train until epsilon is to choose the number of epochs beforehand, by the price alone: the
+        To train until epsilon is to choose the number of epochs beforehand, by cost alone: the
         largest whose whole run costs no more. That run may then be stopped early by any rule that
         looks at what was released, and still costs no more, see `Guarantee.so_far`.
 

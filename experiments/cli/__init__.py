@@ -39,7 +39,7 @@ COMMANDS = {
 """What `dpsgd --help` says of each module of `experiments.cli.commands`.
 
 Such a module has a function `run`: the type of its argument is what can be asked; or `command`
-says so of the words, and which of them are left.
+says so of the words, and which of them are left. One with several topics names them in `TOPICS`.
 """
 
 
@@ -89,9 +89,10 @@ def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:
         kind, rest = module.command(rest)
     else:
         kind = get_type_hints(module.run)["config"]
+    topic = [word for word in rest[:1] if word in getattr(module, "TOPICS", ())]
     config = tyro.cli(
         kind,
-        prog=f"dpsgd {name}",
+        prog=" ".join(["dpsgd", name, *topic]),
         args=rest,
         config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
     )

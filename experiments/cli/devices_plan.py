@@ -70,7 +70,10 @@ class DevicesPlan(GuaranteeConfig):
     def check(self) -> None:
         """Raises ValueError, as the command line names them, for values that cannot be."""
         super().check()
-        if self.num_hosts < 1 or self.num_devices < 1 or self.num_devices % self.num_hosts:
+        for option, count in {"devices": self.num_devices, "hosts": self.num_hosts}.items():
+            if count < 1:
+                raise ValueError(f"--num-{option} must be at least 1, got {count}")
+        if self.num_devices % self.num_hosts:
             raise ValueError(
                 f"--num-devices must be a multiple of --num-hosts, got {self.num_devices} and "
                 f"{self.num_hosts}"

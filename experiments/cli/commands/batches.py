@@ -61,6 +61,6 @@ def run(config: BatchesConfig) -> None:
             progress=console.progress,
         )
         if files is None:
-            console.line("the run is finished")
+            console.line(f"the run is finished, and needs no batches: dpsgd report {config.run}")
         else:
             console.line(f"{counted(files, 'file')} in {config.out}; dpsgd resume {config.run}")

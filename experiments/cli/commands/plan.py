@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from dpsgd.noise.planning import Candidate
     from samplers import BatchSampler
 
+TOPICS = ("noise", "devices")
+"""What can be planned."""
+
 _NEAR = 1.02
 """Up to so many times the least error, noise that keeps less is named beside the best."""
 
@@ -82,7 +85,9 @@ class PlanConfig(GuaranteeConfig):
 
 def command(words: Sequence[str]) -> tuple[type[PlanConfig | DevicesPlan], list[str]]:
     """Returns what can be asked about what words name first, and the words that say the rest."""
-    if words[:1] == ["devices"]:
+    if not words or (words[0] not in TOPICS and not words[0].startswith("-")):
+        raise ValueError(f"plan: name what is planned first, {' or '.join(TOPICS)}")
+    if words[0] == "devices":
         return tasks.command(DevicesPlan, words, place=False)
     return PlanConfig, list(words)
 

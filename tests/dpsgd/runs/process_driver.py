@@ -126,7 +126,7 @@ class Run:
                     return
             time.sleep(0.02)
         self.end(0)
-        sys.exit(f"no step {stop}: {self.said()}")
+        sys.exit(f"no step {stop}: {self.outputs()}")
 
     def end(self, within=120):
         """Waits for all; whoever does not end in time is killed. Returns the statuses."""
@@ -146,14 +146,14 @@ class Run:
             time.sleep(0.02)
         return self.statuses
 
-    def said(self):
+    def outputs(self):
         return [log.read_text() for log in self.logs]
 
 
 def go_on(out, count, **how):
     run = Run(out, count, **how)
     if run.end() != [0] * count:
-        sys.exit(f"{out}: {run.statuses}: {run.said()}")
+        sys.exit(f"{out}: {run.statuses}: {run.outputs()}")
     return out
 
 
@@ -180,7 +180,7 @@ def check(holds, what):
 def check_ended(run, but=()):
     """All ended in time, each that was not killed by itself with one line."""
     statuses = run.end(WITHIN)
-    for index, (status, text) in enumerate(zip(statuses, run.said(), strict=True)):
+    for index, (status, text) in enumerate(zip(statuses, run.outputs(), strict=True)):
         lines = text.splitlines()
         if status == 0 and (run.out / "report.json").exists():
             continue  # the run had finished
@@ -189,7 +189,7 @@ def check_ended(run, but=()):
             if status != 2 or len(lines) != 1 or "`dpsgd resume" not in lines[0]:
                 sys.exit(what)
     if "did not end" in statuses:
-        sys.exit(f"{statuses}: {run.said()}")
+        sys.exit(f"{statuses}: {run.outputs()}")
 
 
 def outcome(out, *, ledger=True):
@@ -261,12 +261,12 @@ def stands_still(folder):
         run.await_steps(8)
         os.kill(run.trainer(index), signal.SIGSTOP)
         check_ended(run)
-        check("was stopped" in run.said()[index], "whoever was stopped is named by its watchdog")
+        check("was stopped" in run.outputs()[index], "whoever was stopped is named by its watchdog")
         same = outcome(go_on(run.out, 2)) == whole
         check(same, f"process {index} was stopped: all ended, and it went on to the same bits")
     run = Run(folder / "hung", 2, watchdog=3.0, of={1: {"before": hanging}})
     check_ended(run)
-    check("no step for 3 s" in " ".join(run.said()), "a process that hangs ends all")
+    check("no step for 3 s" in " ".join(run.outputs()), "a process that hangs ends all")
     check(outcome(go_on(run.out, 2)) == whole, "and it went on to the same bits")
 
 
@@ -280,7 +280,7 @@ def asked_to_stop(folder):
         time.sleep(0.1)
         os.kill(run.pids[1], number)  # as `timeout` and others do
         check(run.end(WITHIN) == [STOPPED] * 2, f"{name} to one stopped both")
-        check(len(set(run.said())) == 1, "they stopped at one step, in one line")
+        check(len(set(run.outputs())) == 1, "they stopped at one step, in one line")
         check(outcome(go_on(run.out, 2)) == whole, "and went on to the same bits")
 
 
@@ -294,7 +294,7 @@ def unlike(folder):
     ):
         run = Run(folder / name, 2, of={1: mine})
         check(run.end(WITHIN) == [2, 2], f"two of unlike {name} ended both")
-        lines = {text.strip() for text in run.said()}
+        lines = {text.strip() for text in run.outputs()}
         check(len(lines) == 1 and name in lines.pop().split(";")[0], f"both named {name}")
         check(not run.out.exists(), "and nothing was begun")
     run = Run(folder / "twice", 2, all={"before": slowly})
@@ -307,7 +307,7 @@ def unlike(folder):
     run.await_meeting()
     again = Run(folder / "twice", 2)
     check(again.end(60) == [2, 2], "processes that would go on with a run that others are at end")
-    check("another process is training" in again.said()[0], "and say so")
+    check("another process is training" in again.outputs()[0], "and say so")
     check(run.end() == [0, 0], "and those others are left in peace")
 
 
@@ -351,7 +351,7 @@ def calibrated(folder):
     (run.out / "root.key").chmod(0o644)
     run = Run(run.out, 2)
     check(run.end(60) == [2, 2], "a root that others can read is used by none")
-    check("others than its owner can use this root key" in run.said()[0], "and that is said")
+    check("others than its owner can use this root key" in run.outputs()[0], "and that is said")
     (run.out / "root.key").chmod(0o600)
     go_on(run.out, 2)
     print("and once it is secret again the run goes on")
@@ -406,7 +406,7 @@ def mutants(folder, *names):
         before, why = MUTANTS[name]
         run = Run(folder / name, 2, all={"before": before, "audit": True, **LANES})
         check(run.end(300) == [2, 2], f"{name}: refused")
-        check(why in " ".join(run.said()), f"{name}: {why}")
+        check(why in " ".join(run.outputs()), f"{name}: {why}")
         check(not (run.out / "report.json").exists(), f"{name}: and there is no model")
     if not names:
         run = Run(folder / "sound", 2, all={"audit": True, **LANES})

@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.processes
 
 
-def said(*words):
+def last_line(*words):
     """What the driver prints last, or what went wrong."""
     ran = subprocess.run(
         [sys.executable, Path(__file__).with_name("lanes_driver.py"), *words],
@@ -32,11 +32,11 @@ def said(*words):
 def test_processes_of_lanes_train_as_one_process_with_as_many_lanes(
     sampler, lanes, processes, tmp_path
 ):
-    assert said(sampler, lanes, processes, tmp_path) == "the same bits"
+    assert last_line(sampler, lanes, processes, tmp_path) == "the same bits"
 
 
 @pytest.mark.long
 def test_a_lane_that_two_processes_take_and_one_that_nobody_takes_are_caught_by_their_audit(
     tmp_path,
 ):
-    assert said("bins", "audit", tmp_path) == "caught"
+    assert last_line("bins", "audit", tmp_path) == "caught"

@@ -29,6 +29,10 @@ def test_begin_batches_resume_is_train(store, tmp_path, capsys, by):
     for name in ("params.npz", "ledger.jsonl", "guarantee.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not (tmp_path / "batches").exists()
+    capsys.readouterr()
+    command("batches", tmp_path / "run", tmp_path / "batches")
+    assert "the run is finished, and needs no batches: dpsgd report" in capsys.readouterr().out
+    assert not (tmp_path / "batches").exists()
 
 
 def test_what_cannot_be_drawn_is_one_line(tmp_path, capsys):

@@ -154,6 +154,21 @@ def test_what_cannot_be_planned_is_refused_in_one_line(words, message, capsys):
     assert not captured.out
 
 
+@pytest.mark.parametrize("words", [["plan"], ["plan", "device"]])
+def test_what_is_planned_is_named_first(words, capsys):
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err == (
+        "dpsgd: plan: name what is planned first, noise or devices\n"
+    )
+
+
+@pytest.mark.parametrize("topic", ["noise", "devices"])
+def test_each_topic_has_a_help_of_its_own(topic, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["plan", topic, "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: dpsgd plan {topic} ")
+
+
 DEVICES = ["plan", "devices", "sampler:deterministic", "--num-examples", "3000"]
 DEVICES += ["--batch-size", "100", "--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
 
@@ -170,6 +185,8 @@ def test_devices_are_planned_for_without_any(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--num-devices", "0"], "--num-devices must be at least 1, got 0"),
+        (["--num-devices", "2", "--num-hosts", "0"], "--num-hosts must be at least 1, got 0"),
         (["--num-devices", "3", "--num-hosts", "2"], "--num-devices must be a multiple of --num-"),
         (["--num-devices", "2", "--link-bandwidth", "0"], "--link-bandwidth must be > 0"),
         (["--num-devices", "2", "--network-bandwidth", "x"], "--network-bandwidth must be a size"),
