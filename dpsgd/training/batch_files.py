@@ -365,9 +365,9 @@ def forget(path: Path, run: str) -> None:
         record = parse_json((path / MANIFEST).read_bytes())
         if record["draw"]["run"] != run:
             return
-    except FileNotFoundError:
-        pass  # of a command that died: the names are our own
-    except (ValueError, LookupError, TypeError):
+    except (FileNotFoundError, ValueError):
+        pass  # of a command that died, or damaged: the names are our own, and anybody draws again
+    except (LookupError, TypeError):
         return
     unfinished = [
         *path.glob(".*.batches.*"),

@@ -141,6 +141,13 @@ def test_lanes_are_refused():
         Draw.of(Poisson(100, 8, lanes=2), DATA, run="r", generation=0, first_step=0)
 
 
+def test_batches_are_destroyed_though_their_manifest_is_damaged(tmp_path):
+    drawn(tmp_path / "batches", SAMPLERS[0])
+    (tmp_path / "batches" / "batches.json").write_text("{")
+    batch_files.forget(tmp_path / "batches", "a run")
+    assert not (tmp_path / "batches").exists()
+
+
 def test_only_what_a_run_drew_is_destroyed(tmp_path):
     folder = tmp_path / "batches"
     drawn(folder, SAMPLERS[0])
