@@ -5,6 +5,7 @@ calibration: on 78,000 training rows and a tenth of them, at epsilon 1, 3 and 8,
 of batches of 128 to 8,192. Those of SGD were found by AUC on 88,000 rows, at 660 to 880 steps, with
 noise that is independent and noise that is correlated over up to 22 steps: the best rates were the
 same. For more rows, and for other data, these are laws drawn further than they were measured.
+Averages of the iterates gain 0.0001 of AUC or log loss at most, as rates fall to zero.
 Whoever chooses by rows of their own that are private pays for it, and the guarantee of a run does
 not cover that.
 """
