@@ -18,9 +18,9 @@ _NOISE = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
 class CompareConfig:
     """Print and draw the certified epsilon of every sampler over the noise multiplier.
 
-    With --target-epsilon what noise leaves in the iterates of the optimizer, in its place: the root
-    of its mean square at that guarantee, over the steps b over which it is correlated, relative to
-    independent noise and at the same distance moved. It is no metric of a model.
+    With --target-epsilon, compare correlated noise at that guarantee: what it leaves in the
+    iterates of SGD (the root of its mean square) over b, the steps over which it is correlated,
+    relative to independent noise and at the same distance moved. It is no metric of a model.
     """
 
     num_examples: int
@@ -34,13 +34,14 @@ class CompareConfig:
     noise_multipliers: tuple[float, ...] = _NOISE
     """Where to evaluate."""
     target_epsilon: float | None = None
-    """The epsilon that all have; compares noise over b."""
+    """The epsilon that all have."""
     optimizer: str = "sgd"
-    """Of that: sgd, or momentum:0.9, which is SGD with that momentum."""
+    """With --target-epsilon: sgd, or momentum:0.9, which is SGD with that momentum."""
     schedule: Literal["cosine", "constant"] = "cosine"
-    """Step sizes of that: falling to zero by a cosine, or all alike."""
+    """With --target-epsilon, step sizes: falling to zero by a cosine, or all alike."""
     bands: tuple[int, ...] = ()
-    """Which b, besides 1; by default powers of two up to what is possible, or 1,024."""
+    """With --target-epsilon: which b, besides 1; by default powers of two up to what is
+    possible, or 1,024."""
     out: Path | None = None
     """Picture to draw, .png, .pdf or .svg."""
     overwrite: bool = False
@@ -62,8 +63,9 @@ def run(config: CompareConfig) -> None:
         raise ValueError(f"--delta must lie in (0, 1), got {config.delta}")
     check_default_batch_size(config.batch_size, config.num_examples)
     if config.target_epsilon is None:
-        for name, given in (("bands", config.bands), ("optimizer", config.optimizer != "sgd")):
-            if given:
+        others = {"optimizer": "sgd", "schedule": "cosine", "bands": ()}
+        for name, default in others.items():
+            if getattr(config, name) != default:
                 raise ValueError(f"--{name} is about noise at one guarantee: give --target-epsilon")
         _compare_epsilons(config)
     else:

@@ -82,6 +82,7 @@ def _deterministic(*sizes):
     [
         (["--bands", "2"], "--bands is about noise at one guarantee: give --target-epsilon"),
         (["--optimizer", "momentum:0.9"], "--optimizer is about noise at one guarantee: give"),
+        (["--schedule", "constant"], "--schedule is about noise at one guarantee: give"),
         (["--target-epsilon", "0"], "--target-epsilon must be finite and > 0, got 0"),
         (["--target-epsilon", "1", "--optimizer", "adam"], "--optimizer adam gains nothing from"),
         (["--target-epsilon", "1", "--bands", "21"], "--bands must be in [1, 20] here, got 21"),
