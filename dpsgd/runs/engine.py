@@ -161,6 +161,7 @@ def _begun(
         else "finding the noise for the guarantee that is wanted"
     )
     job = Job.of(task, config, rows=rows, placement=placement)
+    job.check_rows()
     insecure = config.insecure_seed is not None
     planned = Guarantee.of(job.mechanism, job.delta, unit=job.unit, reproducible_noise=insecure)
     if planned.epsilon is not None and math.isinf(planned.epsilon.upper):
@@ -343,6 +344,7 @@ def _gone_on(
         unchanged = config_digest(record) == last.fingerprint["config"]
         mechanism = functools.partial(_mechanism_of, last, out, config, unchanged)
         job = Job.of(task, config, mechanism, placement=placement)
+        job.check_rows()
         check_same_noise(last, dataclasses.replace(last, mechanism=job.mechanism))
         checkpoint = folder.checkpoints.latest(job.start())
         if checkpoint:

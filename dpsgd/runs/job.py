@@ -132,6 +132,26 @@ class Job:
             sampler, self.data, block_steps=BLOCK_STEPS, data_on=data_on, placement=self.placement
         )
 
+    def check_rows(self) -> None:
+        """Raises ValueError if rows that this process is to read lie on other hosts alone."""
+        sampler = self.mechanism.sampler
+        held = self.layout.held(sampler)
+        own = range(sampler.lane_range(held[0]).start, sampler.lane_range(held[-1]).stop)
+        if why := self._lacks(own):
+            raise ValueError(
+                f"{why}, and this process trains on rows {own.start:,} to {own.stop - 1:,}: bring "
+                "it here; or give the sampler as many lanes as processes, and each its lane's rows"
+            )
+        if self.refinement is not None and (why := self._lacks(range(sampler.num_examples))):
+            raise ValueError(
+                f"{why}, and the run ends in sums over all rows, which every process needs: begin "
+                "it with --calibration none, or bring the file here"
+            )
+
+    def _lacks(self, rows: range) -> str:
+        found = (leaf.lacks(rows) for leaf in jax.tree.leaves(self.data) if hasattr(leaf, "lacks"))
+        return next(filter(None, found), "")
+
     def program_digest(self) -> str:
         """Returns the digest of the programs that train, which are compiled by this."""
         shapes = jax.eval_shape(self._from, self.params)  # no table of the run's size is filled

@@ -68,6 +68,29 @@ class Shard:
             raise ValueError(f"rows must be at least 0, got {self.rows}")
 
 
+class Absent:
+    """Rows of a file that is not here: they can be counted, and raise `StoreError` when read."""
+
+    def __init__(self, why: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+        self.why, self.dtype, self.shape = why, dtype, shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if len(self):
+            raise StoreError(self.why)
+        return np.empty(self.shape, dtype or self.dtype)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Absent | np.ndarray:
+        if isinstance(rows, slice):
+            count = len(range(*rows.indices(len(self))))
+            return Absent(self.why, self.dtype, (count, *self.shape[1:]))
+        if rows.size:
+            raise StoreError(self.why)
+        return np.empty((*rows.shape, *self.shape[1:]), self.dtype)
+
+
 class Joined:
     """Arrays, one after the other, as one that is read where it is looked at.
 
@@ -78,7 +101,7 @@ class Joined:
     (array([4, 0, 3]), array([2, 3]))
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+    def __init__(self, arrays: Sequence[np.ndarray | Absent]) -> None:
         self._arrays = [array for array in arrays if len(array)] or list(arrays[:1])
         self._ends = np.cumsum([len(array) for array in self._arrays])
         self.dtype = self._arrays[0].dtype
@@ -91,7 +114,13 @@ class Joined:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("rows of several shards are one array by a copy alone")
-        return np.concatenate(self._arrays, dtype=dtype)
+        return np.concatenate([np.asarray(array) for array in self._arrays], dtype=dtype)
+
+    def lacks(self, rows: range) -> str:
+        """Return why some of these consecutive rows cannot be read here; empty if all can."""
+        own = self[rows.start : rows.stop]
+        assert isinstance(own, Joined)
+        return next((x.why for x in own._arrays if isinstance(x, Absent) and len(x)), "")
 
     def __getitem__(self, rows: slice | np.ndarray) -> Joined | np.ndarray:
         """Return the rows of a slice without step, or of an array of numbers in [0, len)."""
@@ -143,10 +172,18 @@ class Store:
     source: Mapping[str, Any]
     digest: str
     shards: tuple[Shard, ...]
+    absent: frozenset[str] = frozenset()
+    """Names of the files that were not there when it was opened in part: they are never read."""
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Store:
+    def open(cls, path: str | os.PathLike[str], *, in_part: bool = False) -> Store:
         """Open the store in directory `path`; every file must be there, with its right size.
+
+        Args:
+            path: Its directory.
+            in_part: Whether shards may be missing, as on one of several hosts: then their rows
+                count, and raise `StoreError` when they are read. What they hold is still said by
+                the manifest's checksums, and so by `digest`, which is the same on all hosts.
 
         Raises:
             StoreError: no store, a store of another version, or a shard missing or cut.
@@ -191,9 +228,13 @@ class Store:
             raise
         except ValueError as error:
             raise StoreError(f"{path} has a damaged {MANIFEST}: {error}") from None
-        for shard in store.shards:
-            for column in columns_of(store.schema):
-                store._map(shard, column)
+        files = [(shard, column) for shard in store.shards for column in columns_of(store.schema)]
+        if in_part:
+            names = {shard.files[column]["name"] for shard, column in files}
+            absent = frozenset(name for name in names if not (path / name).exists())
+            store = dataclasses.replace(store, absent=absent)
+        for shard, column in files:
+            store._column(shard, column)
         return store
 
     def _check(self) -> None:
@@ -240,14 +281,16 @@ class Store:
         return end - begin
 
     def verify(self) -> None:
-        """Compare the checksum of every shard with the manifest's; reads the whole store.
+        """Compare the checksum of every shard that is here with the manifest's; reads them whole.
 
         Raises:
             StoreError: names the first file that was changed since it was written.
         """
         for shard in self.shards:
             for column in columns_of(self.schema):
-                data = self._map(shard, column)
+                data = self._column(shard, column)
+                if isinstance(data, Absent):
+                    continue
                 digest = hashlib.sha256()
                 for begin in range(0, len(data), 1 << 16):
                     digest.update(np.ascontiguousarray(data[begin : begin + (1 << 16)]).data)
@@ -258,8 +301,9 @@ class Store:
     def load(self, split: str, rows: range | None = None) -> dict[str, Any]:
         """Return the columns of `split`, or of some of its rows: read-only and memory-mapped.
 
-        A column is an array if its rows lie in one shard, else a `Joined` one. No row is read
-        before it is looked at: a process that holds some lanes of the rows reads those alone.
+        A column is an array if its rows lie in one shard that is here, else a `Joined` one. No row
+        is read before it is looked at: a process that holds some lanes of the rows reads those
+        alone, and may have been given no others (`open(in_part=True)`).
 
         Args:
             split: One of `splits`.
@@ -276,10 +320,11 @@ class Store:
         parts = self._parts(begin, end) or [(self.shards[0], 0, 0)]
         columns: dict[str, Any] = {}
         for column in columns_of(self.schema):
-            arrays = [self._map(shard, column)[a:b] for shard, a, b in parts]
-            for array in arrays:
+            arrays = [self._column(shard, column)[a:b] for shard, a, b in parts]
+            here = [array for array in arrays if isinstance(array, np.ndarray)]
+            for array in here:
                 array.flags.writeable = False
-            columns[column] = arrays[0] if len(arrays) == 1 else Joined(arrays)
+            columns[column] = here[0] if len(here) == len(arrays) == 1 else Joined(arrays)
         return columns
 
     def blocks(self, split: str, rows: int = 1 << 16) -> Iterator[Columns]:
@@ -306,15 +351,28 @@ class Store:
             offset += shard.rows
         return parts
 
+    def _column(self, shard: Shard, column: str) -> np.ndarray | Absent:
+        if (name := shard.files[column]["name"]) not in self.absent:
+            return self._map(shard, column)
+        return Absent(self._missing(name), *self._kind(shard, column))
+
+    def _missing(self, name: str) -> str:
+        return f"{self.path} is incomplete: {name} is missing"
+
+    def _kind(self, shard: Shard, column: str) -> tuple[np.dtype, tuple[int, ...]]:
+        dtype, width = columns_of(self.schema)[column]
+        return dtype, (shard.rows,) if width is None else (shard.rows, width)
+
     def _map(self, shard: Shard, column: str) -> np.ndarray:
         file = self.path / shard.files[column]["name"]
-        dtype, width = columns_of(self.schema)[column]
-        shape = (shard.rows,) if width is None else (shard.rows, width)
+        dtype, shape = self._kind(shard, column)
+        if file.name in self.absent:  # what came later was not verified
+            raise StoreError(self._missing(file.name))
         try:
             array = np.lib.format.open_memmap(file, mode="r")
             surplus = file.stat().st_size - array.offset - array.nbytes
         except FileNotFoundError:
-            raise StoreError(f"{self.path} is incomplete: {file.name} is missing") from None
+            raise StoreError(self._missing(file.name)) from None
         except DAMAGED as error:
             raise StoreError(f"{file} cannot be read or has the wrong size: {error}") from None
         if surplus:

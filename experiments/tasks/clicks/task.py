@@ -221,10 +221,11 @@ class Clicks(ClickModels):
 
     @cached_property
     def store(self) -> Store:
-        """The rows, opened when they are first needed."""
+        """The rows, opened when they are first needed; of several processes, each its own ones."""
+        from dpsgd.runs.processes import Processes
         from experiments.tasks.clicks.store import Store
 
-        return Store.open(self.data)
+        return Store.open(self.data, in_part=Processes.current().count > 1)
 
     @property
     def schema(self) -> Schema:  # type: ignore[override]
@@ -251,6 +252,9 @@ class Clicks(ClickModels):
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
         """Compares every row with the store's checksums, and looks for both classes.
 
+        Of several processes each compares the files that it has, and process 0, which evaluates,
+        looks at the validation and test rows.
+
         Args:
           begun: What `describe` returned when the run was begun, which the store must fit.
 
@@ -260,12 +264,14 @@ class Clicks(ClickModels):
         """
         import numpy as np
 
+        from dpsgd.runs.processes import Processes
+
         self.store.verify()
         if begun is not None:
             other = self.described(begun)
             if (why := self.store.unlike(other.schema, other.hash_seed)) is not None:
                 raise ValueError(f"{self.data} {why}")
-        for split in ("validation", "test"):
+        for split in ("validation", "test") if Processes.current().first else ():
             blocks = self.store.blocks(split)
             if {int(y) for block in blocks for y in np.unique(block["label"])} != {0, 1}:
                 raise ValueError(
@@ -274,5 +280,8 @@ class Clicks(ClickModels):
                 )
 
     def digest(self) -> str:
-        """Returns the digest of the store, which depends on every row and is not private."""
+        """Returns the digest of the store, which depends on every row and is not private.
+
+        It is that of the manifest, with the checksums of all files, wherever these lie.
+        """
         return self.store.digest

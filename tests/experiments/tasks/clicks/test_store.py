@@ -154,6 +154,64 @@ def test_lanes_of_a_split_are_its_rows_and_nobody_reads_those_of_others(
         )
 
 
+@pytest.mark.parametrize("gone", ["00002.*", "00002.label*", "0000[01].*"])
+def test_rows_of_files_on_other_hosts_count_and_are_never_read_as_anything(tmp_path, gone):
+    columns = random_columns(100)
+    whole = write(tmp_path / "s", columns, rows_per_shard=11)
+    missing = sorted((tmp_path / "s").glob(gone))
+    for file in missing:
+        file.unlink()
+    with pytest.raises(StoreError, match=r"is incomplete: 0000\d\..* is missing"):
+        Store.open(whole.path)
+    store = Store.open(whole.path, in_part=True)
+    assert store.digest == whole.digest
+    store.verify()
+    loaded = store.load("train")
+    for name, column in columns.items():
+        lost = {int(file.name[:5]) for file in missing if f".{name}." in file.name}
+        for first in range(0, 77, 11):
+            rows = range(first, first + 11)
+            if first // 11 not in lost:
+                assert loaded[name].lacks(rows) == ""
+                np.testing.assert_array_equal(loaded[name][first : first + 11], column[rows])
+                np.testing.assert_array_equal(loaded[name][np.array(rows)], column[rows])
+                continue
+            assert loaded[name].shape == column[:80].shape
+            assert "is missing" in loaded[name].lacks(range(first - 1 if first else 0, first + 1))
+            for read in (
+                lambda rows=rows, x=loaded[name]: x[np.array([40, rows[3]])],
+                lambda first=first, x=loaded[name]: np.asarray(x[first : first + 2]),
+                lambda x=loaded[name]: np.asarray(x),
+                lambda rows=rows, name=name: store.load("train", rows)[name][np.array([0])],
+                lambda: list(store.blocks("train")),
+            ):
+                with pytest.raises(StoreError, match=r"is incomplete: 0000\d\..* is missing"):
+                    read()
+
+
+def test_a_file_that_is_here_is_verified_where_others_are_not_and_none_is_read_that_came_later(
+    tmp_path,
+):
+    path = write(tmp_path / "s", random_columns(100), rows_per_shard=11).path
+    late, harmed = path / "00002.label.npy", path / "00003.label.npy"
+    content = late.read_bytes()
+    late.unlink()
+    store = Store.open(path, in_part=True)
+    late.write_bytes(content)
+    for read in (
+        lambda: store.load("train")["label"][np.array([25])],
+        lambda: list(store.blocks("train")),
+    ):
+        with pytest.raises(StoreError, match="is missing"):
+            read()
+    harmed.write_bytes(harmed.read_bytes()[:-1] + b"\7")
+    with pytest.raises(StoreError, match=r"00003.label.npy is damaged: its checksum"):
+        store.verify()
+    harmed.write_bytes(content[:-1])
+    with pytest.raises(StoreError, match="wrong size"):
+        Store.open(path, in_part=True)
+
+
 def test_rows_that_a_split_has_not_are_refused_in_one_line(tmp_path):
     store = write(tmp_path / "s", random_columns(100), rows_per_shard=30)
     for rows in (range(70, 81), range(-1, 3), range(0, 10, 2)):

@@ -1,0 +1,76 @@
+"""Runs on clicks of two processes, each with a folder of its own: the shards of its lane.
+
+    python hosts_driver.py STORE FOLDER
+
+Prints a line for each thing that was seen to hold; ends with status 1 at the first that does not.
+"""
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import process_driver
+from process_driver import Run, check, check_ended, go_on, outcome, slowly
+
+from dpsgd.runs.fingerprint import code_digest, task_code_digest
+from dpsgd.training import platt
+from dpsgd.training.full_sums import FullSums
+from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.task import Clicks
+from samplers.settings import SETTINGS
+
+SAMPLER = SETTINGS["balls-and-bins"](batch_size=16, epochs=3, lanes=2)
+
+
+def clicks(folder):
+    return Clicks(folder, embedding_dim=2, max_buckets=8, hidden=(4,))
+
+
+def host(whole, folder, shards):
+    """A copy of a store with the files of some of its shards alone."""
+    folder.mkdir()
+    shutil.copy(whole.path / "manifest.json", folder)
+    for shard in (whole.shards[number] for number in shards):
+        for file in shard.files.values():
+            shutil.copy(whole.path / file["name"], folder)
+    return {"task": clicks(folder)}
+
+
+def main(whole, folder):
+    # 160 rows are trained on, 80 a lane, in four shards; those of the fifth validate and test.
+    own = {
+        0: host(whole, folder / "host-0", (0, 1, 4)),
+        1: host(whole, folder / "host-1", (2, 3)),
+    }
+    task_code_digest(clicks(whole.path))  # as they are now: whoever edits a file changes no run
+    how = {"sampler": SAMPLER, "calibration": "none"}
+    expected = outcome(go_on(folder / "all", 2, all={**how, "task": clicks(whole.path)}))
+    found = outcome(go_on(folder / "own", 2, of=own, all=how))
+    check(found == expected, "hosts with the shards of their lanes make what hosts with all make")
+
+    run = Run(folder / "killed", 2, of=own, all={**how, "before": slowly})
+    run.await_steps(8)
+    os.kill(run.trainer(1), signal.SIGKILL)
+    check_ended(run, but=(1,))
+    go_on(run.out, 2, of=own)
+    check(outcome(run.out) == expected, "and go on in the same bits when one was killed")
+
+    swapped = {0: {"task": clicks(whole.path)}, 1: own[0]}
+    run = Run(folder / "swapped", 2, of=swapped, all=how)
+    check(run.end(60) == [2, 2], "a host that lacks a shard of its lane ends both")
+    check("00002" in run.said()[1] and "trains on rows 80 to 159" in run.said()[1], "and names it")
+    check(not run.out.exists(), "and nothing is begun")
+
+    platt.platt_sums = lambda num_examples, *, epsilon: FullSums(3, 4.0)
+    run = Run(folder / "calibrated", 2, of=own, all={"sampler": SAMPLER})
+    ended = run.end(60) == [2, 2]
+    said = "--calibration none" in run.said()[0]
+    check(ended and said, "sums over all rows are refused where hosts lack some")
+
+
+if __name__ == "__main__":
+    process_driver.job.BLOCK_STEPS = 4
+    code_digest()
+    main(Store.open(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,84 @@
+"""A store whose shards lie on several hosts, each of which has those of its lanes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpsgd import RunConfig, run
+from dpsgd.training import platt
+from dpsgd.training.full_sums import FullSums
+from dpsgd.training.loop import Layout
+from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.task import Clicks
+from experiments.tasks.clicks.writer import StoreWriter
+from samplers.settings import SETTINGS
+
+DRIVER = Path(__file__).with_name("hosts_driver.py")
+
+
+@pytest.fixture
+def whole(store, tmp_path):
+    """A store of 160 training rows, 20 to validate and 20 to test, in shards of 40."""
+    rows = Store.open(store)
+    with StoreWriter(tmp_path / "store", rows.schema, hash_seed=0, rows_per_shard=40) as writer:
+        for split in rows.splits:
+            for block in rows.blocks(split):
+                writer.append(block)
+        return writer.finish(splits=rows.splits, source={"by": "test"})
+
+
+def without(whole, shard):
+    """The task as it is for one of several processes which lacks files of a shard."""
+    for column in ("label", "categories"):
+        (whole.path / whole.shards[shard].files[column]["name"]).unlink()
+    task = Clicks(whole.path, embedding_dim=2, max_buckets=8, hidden=(4,))
+    task.__dict__["store"] = Store.open(whole.path, in_part=True)
+    return task
+
+
+def refused(task, out, **settings):
+    sampler = SETTINGS["balls-and-bins"](batch_size=16, epochs=3, lanes=2)
+    config = RunConfig(sampler, noise_multiplier=1.0, audit=False, **settings)
+    with pytest.raises(ValueError, match="is incomplete: 00002") as caught:
+        run(task, config, out)
+    assert not out.exists()
+    return str(caught.value)
+
+
+def test_a_run_that_is_to_read_rows_of_other_hosts_is_refused_before_it_begins(whole, tmp_path):
+    line = refused(without(whole, 2), tmp_path / "run", calibration="none")
+    assert "and this process trains on rows 0 to 159" in line
+
+
+def test_a_calibration_by_sums_over_rows_of_other_hosts_is_refused(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(Layout, "held", lambda self, sampler: range(1))  # their rows are here
+    monkeypatch.setattr(platt, "platt_sums", lambda num_examples, *, epsilon: FullSums(3, 4.0))
+    line = refused(without(whole, 2), tmp_path / "run", calibration="platt")
+    assert "begin it with --calibration none" in line
+
+
+def test_whoever_evaluates_needs_the_rows_for_it(whole):
+    task = without(whole, -1)
+    assert np.sum(task.columns()["label"]) > 0
+    with pytest.raises(ValueError, match=r"is incomplete: 00004.* is missing"):
+        task.check()
+
+
+@pytest.mark.processes
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_two_hosts_with_the_shards_of_their_lanes_make_what_two_with_all_make(whole, tmp_path):
+    runs = Path(__file__).parents[3] / "dpsgd" / "runs"
+    done = subprocess.run(
+        [sys.executable, DRIVER, whole.path, tmp_path],
+        cwd=runs.parents[2],
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, (runs.parents[2], runs)))),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == 6
