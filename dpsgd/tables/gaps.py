@@ -121,7 +121,7 @@ class LinearSgd:
     def law(self, start: int, stop: int) -> GapLaw:
         """Returns the law of the steps start, ..., stop - 1, one by one.
 
-        >>> LinearSgd([1.0, 2.0, 0.5]).law(0, 2).covariance.item()  # 1 + 4
+        >>> LinearSgd((1.0, 2.0, 0.5)).law(0, 2).covariance.item()  # 1 + 4
         5.0
         """
         found = self._nothing()

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+_before = logging.root.manager.disable
 logging.disable(logging.WARNING)  # Beam warns of clients that it lacks and we do not want
-import apache_beam as beam  # noqa: E402
-from apache_beam.options.pipeline_options import PipelineOptions  # noqa: E402
-
-logging.disable(logging.NOTSET)
+try:
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+finally:
+    logging.disable(_before)
 
 from experiments.beam.draws import BatchWork  # noqa: E402
 from experiments.beam.prepare import StoreWork  # noqa: E402

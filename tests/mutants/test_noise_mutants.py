@@ -312,8 +312,8 @@ def half_of(root):
 def test_a_block_without_noise_is_caught_where_the_run_goes_on(monkeypatch, block):
     dispatched: list[int] = []  # the first steps of the blocks of one run
 
-    def forgetful(algorithm, sampler, arguments, sound=loop.compiled_block):
-        run = sound(algorithm, sampler, arguments)
+    def forgetful(*of, sound=loop.compiled_block):
+        run = sound(*of)
 
         def resumed(state, data, plan, key, scales, *rest):
             step = int(state.step)
