@@ -103,3 +103,10 @@ def test_an_advantage_has_the_settings_of_an_epsilon_that_is_about_its_own(sigma
     assert -10 * math.log1p(-advantage) == pytest.approx(epsilon, rel=0.25)
     rate = recommended(Aim(88_000, 1e-5, target_epsilon=epsilon)).learning_rate
     assert found.learning_rate == pytest.approx(rate, rel=0.05)
+
+
+def test_sgd_takes_short_steps_where_batches_are_small():
+    few = recommended(Aim(480, 1 / 480, target_epsilon=3.0, optimizer="sgd", momentum=0.9))
+    assert (few.batch_size, few.learning_rate) == (32, 0.016)  # at 0.5 its loss was over 900
+    without = replace(Aim(480, 1 / 480, optimizer="sgd", momentum=0.9), batch_size=32)
+    assert recommended(without).learning_rate > few.learning_rate  # there is no noise to amplify
