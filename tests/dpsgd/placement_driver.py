@@ -320,12 +320,12 @@ def audits(names):
     def one_for_all(self, plan):
         return type(plan)(*(None if part is None else self.replicated for part in plan))
 
-    def counting(plan, width, sound=loop.widened):
-        wide = sound(plan, width)
+    def counting(plan, width, *parts, sound=loop.widened):
+        wide = sound(plan, width, *parts)
         return wide._replace(weights=np.where(np.arange(width) < 1, 1, wide.weights))
 
-    def shifted(data, plan, devices, sound=loop.with_rows):
-        rows, plan = sound(data, plan, devices)
+    def shifted(*of, sound=loop.with_rows):
+        rows, plan = sound(*of)
         return jax.tree.map(lambda x: np.roll(x, 1, axis=0), rows), plan
 
     cases = {
