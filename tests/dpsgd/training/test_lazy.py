@@ -234,7 +234,7 @@ def test_callbacks_and_stopped_runs_see_flushed_parameters():
     assert len(seen) == 2
     assert np.array_equal(found, seen[-1])
     for table in (start()["table"], seen[0]):
-        assert np.all(table != seen[1]), "every coordinate has noise of every block"
+        assert np.mean(table != seen[1]) > 0.99  # but where two points of the grid are one
 
 
 @pytest.mark.parametrize(
