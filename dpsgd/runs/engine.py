@@ -415,6 +415,7 @@ def _check_alike(job: Job, record: Mapping[str, Any], digest: str, processes: Pr
     terms = job.terms(record, digest, RootKey(bytes(32), insecure=True)).record()
     parts = {**terms.pop("fingerprint"), **terms}
     del parts["platform"]  # the machine's kernel changes no number
+    parts["scales"] = repr(job.mechanism.scales())  # or audits would not be of one step
     processes.check_alike(parts)
 
 

@@ -469,9 +469,12 @@ def batch_of_each():
 
 
 MUTANTS = {
-    "noise of the first alone": (noise_of_the_first_alone, "the audit found"),
+    "noise of the first alone": (
+        noise_of_the_first_alone,
+        "process 1 has not what process 0 has: scales",
+    ),
     "another program": (another_program, "process 1 has not what process 0 has: program"),
-    "noise of each": (noise_of_each, "process 1 has not what process 0 has: state of training"),
+    "noise of each": (noise_of_each, "every device has the same state"),
     "a lane for both": (a_lane_for_both, "the audit found"),
     "batch of each": (batch_of_each, "the audit found"),
 }
