@@ -69,10 +69,11 @@ class Algorithm(NamedTuple):
 
 def owned(tree: PyTree) -> PyTree:
     """Returns a copy of the arrays of `tree`, which nobody else holds, and of no weak type."""
-    return compiled(_copied, (), (tree,))(tree)
+    return compiled(copied, (), (tree,))(tree)
 
 
-def _copied(tree: PyTree) -> PyTree:
+def copied(tree: PyTree) -> PyTree:
+    """Returns what `owned` does, as part of a program."""
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.result_type(leaf)), tree)
 
 
@@ -162,9 +163,9 @@ def _initial(
     optimizer: optax.GradientTransformation, noise: Noise | None, params: PyTree
 ) -> TrainState:
     # The optimizer's state may hold the very parameters, and arrays that its maker gave it.
-    params = _copied(params)
-    kept = _copied(noise.init(params)) if noise else ()
-    return TrainState(jnp.zeros((), jnp.int32), params, _copied(optimizer.init(params)), kept)
+    params = copied(params)
+    kept = copied(noise.init(params)) if noise else ()
+    return TrainState(jnp.zeros((), jnp.int32), params, copied(optimizer.init(params)), kept)
 
 
 @dataclass(frozen=True)

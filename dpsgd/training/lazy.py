@@ -53,7 +53,7 @@ from dpsgd.noise.gaussian import add_row_noise
 from dpsgd.tables.gaps import Gaps, LinearSgd
 from dpsgd.tables.look_ups import Row, TableLoss
 from dpsgd.tables.rows import LawTables, Rows, Table, flushed_table, packed, read, written
-from dpsgd.training.algorithm import Algorithm, TrainState, privatize
+from dpsgd.training.algorithm import Algorithm, TrainState, copied, privatize
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.programs import compiled
 
@@ -280,11 +280,11 @@ def found_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
 
 
 def _initial(optimizer, momentum: bool, tables: tuple[int, ...], params: PyTree) -> TrainState:
-    params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.result_type(leaf)), params)
+    params = copied(params)
     dense, values = parted(params, tables)
     momenta = {k: jnp.zeros_like(x) if momentum else None for k, x in values.items()}
-    state = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.result_type(leaf)), optimizer.init(dense))
-    return TrainState(jnp.zeros((), jnp.int32), params, LazyOptState(state, momenta))
+    opt_state = LazyOptState(copied(optimizer.init(dense)), momenta)
+    return TrainState(jnp.zeros((), jnp.int32), params, opt_state)
 
 
 def parted(params: PyTree, tables: Sequence[int] | dict[int, Any]) -> tuple[PyTree, dict[int, Any]]:

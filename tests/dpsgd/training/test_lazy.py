@@ -10,7 +10,15 @@ import pytest
 from scipy import stats
 
 from dpsgd import BandedToeplitz, LazyTables, Mechanism, Placement, RootKey, Secure, dpsgd, train
-from dpsgd.noise.gaussian import add_row_noise, standard_normal
+from dpsgd.noise.gaussian import (
+    MOMENTUM,
+    STEP,
+    VALUE,
+    add_row_noise,
+    grid,
+    normal_at,
+    standard_normal,
+)
 from dpsgd.tables.gaps import LinearSgd
 from dpsgd.tables.rows import FLUSHED_BITS, Rows, Table, flushed_table, read, written
 from dpsgd.training.algorithm import TrainState
@@ -117,6 +125,24 @@ def test_noise_has_one_law_in_rows_that_are_read_often_once_and_never(tables):
     assert stats.kstest(found.ravel(), "norm").pvalue > 1e-8
 
 
+def test_a_step_noises_every_coordinate_of_the_rows_that_it_reads():
+    numbers = jnp.asarray([0, 1, 7, R - 1], jnp.int32)
+    total, stddev = jnp.ones((4, D)), 2.0
+    noised = add_row_noise(total, numbers, KEY, 5, 3, stddev, 4.0) * 4.0
+    noise = stddev * normal_at(KEY, 5, 3, STEP, numbers, D)
+    assert jnp.abs(noised - total - noise).max() <= 2 * grid(stddev)
+
+
+def test_dense_parameters_have_the_noise_of_every_step():
+    """Of 12 sums of noise: false alarms below 1e-7."""
+    mechanism = Mechanism(SAMPLERS[0], 2.0, l2_clip_norm=1.0)
+    lazy = dpsgd(nothing, optax.sgd(1.0), tables=TABLES[0])
+    moved = np.asarray(trained(lazy, mechanism).params["w"], np.float64) - start()["w"]
+    z = moved * B / (2.0 * np.sqrt(STEPS))
+    assert stats.chi2.sf(z @ z, z.size) > 5e-8
+    assert stats.chi2.cdf(z @ z, z.size) > 5e-8
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_draws_for_a_gap_have_its_covariance(momentum):
     """Of a million rows, within 5.5 standard errors: false alarms below 4e-8 each."""
@@ -139,8 +165,6 @@ def test_draws_for_a_gap_have_its_covariance(momentum):
 
 def test_noise_of_steps_gaps_leaves_and_dense_parameters_is_independent():
     """Correlations of 1e5 pairs each: false alarms below 1e-7 for all 15 together."""
-    from dpsgd.noise.gaussian import MOMENTUM, STEP, VALUE, normal_at
-
     numbers = jnp.arange(10**5, dtype=jnp.int32)
     draws = [
         normal_at(KEY, step, leaf, purpose, numbers, 1).ravel()
