@@ -165,7 +165,7 @@ def train(
         data_on="host" if layout.streamed else "device",
         placement=placement,
         donate=True,
-        flush=lambda steps: on_block is not None,
+        flush_every=None if on_block is None else layout.block_steps,
         run=run,
     )
     try:

@@ -290,13 +290,14 @@ class BatchFiles(BatchSource):
         return [(examples,) for examples in self._file(step)[0][self._place(step)]]
 
     def blocks(
-        self, first_step: int, block_steps: int
+        self, first_step: int, block_steps: int, *, ends: int | None = None
     ) -> Iterator[tuple[range, PyTree, IndexBlock]]:
-        """Yields steps, rows and plan of every block; the plan has its places among the rows.
+        """Yields steps, rows and plan of `plan_blocks`; the plan has its places among the rows.
 
         Of the data, a block has the first row, where places are padded, and those of its passes.
         """
-        for steps, plan in plan_blocks(self, first_step=first_step, block_steps=block_steps):
+        how: Any = {"first_step": first_step, "block_steps": block_steps, "ends": ends}
+        for steps, plan in plan_blocks(self, **how):
             for file in [file for file in self._held if file < self.draw.file_of(steps.start)]:
                 del self._held[file]
             sizes = plan.weights.sum(axis=1, dtype=np.int64)

@@ -25,16 +25,25 @@ def most_passes(sampler: BatchSampler, block_steps: int) -> int:
 
 
 def plan_blocks(
-    source: BatchSource, *, first_step: int, block_steps: int, stop: int | None = None
+    source: BatchSource,
+    *,
+    first_step: int,
+    block_steps: int,
+    stop: int | None = None,
+    ends: int | None = None,
 ) -> Iterator[tuple[range, IndexBlock]]:
-    """Yields steps and plan of every block from `first_step` to the sampler's last, or `stop`."""
+    """Yields steps and plan of every block from `first_step` to the sampler's last, or `stop`.
+
+    A block ends at every multiple of `ends`, wherever the first one began.
+    """
     sampler = source.sampler
     # Every block has the shapes of a full one, so that the whole run is one compiled program.
     passes = most_passes(sampler, block_steps)
     step = first_step
     stop = sampler.num_steps if stop is None else stop
     while step < stop:
-        block = source.fill(step, min(step + block_steps, stop), steps=block_steps, passes=passes)
+        end = stop if ends is None else min(stop, step - step % ends + ends)
+        block = source.fill(step, min(step + block_steps, end), steps=block_steps, passes=passes)
         steps = range(step, step + int(block.num_steps))
         yield steps, block
         del block  # it may be large: not to be kept while the next one is made

@@ -443,7 +443,7 @@ def train_blocks(
     watch: Watch | None = None,
     placement: Placement | None = None,
     batches: Callable[[int], BatchFiles] | None = None,
-    flush: Callable[[range], bool] = lambda steps: False,
+    flush_every: int | None = None,
     run: str = "train_blocks",
 ) -> Generator[Block]:
     """Runs `algorithm` from `state` to the sampler's last step, yielding every block as it begins.
@@ -476,17 +476,19 @@ def train_blocks(
         sums are added up in another order: to go on with a run on others is another generation.
       batches: Opens, by the sampling seed, files of the batches that are drawn otherwise: then no
         row of `data` is read.
-      flush: Of lazy tables, after which blocks, by their steps, all noise that is due is drawn, so
-        that `Block.state` is a `TrainState`: part of the path that repeats a run. After the run's
-        last step it always is.
+      flush_every: Of lazy tables, F: a block ends when a multiple of F steps of the run are done,
+        and all noise that is due is drawn then, so that `Block.state` is a `TrainState`: part of
+        the path that repeats a run. After the run's last step it always is.
       run: Names the run that claims the root, see `RootKey.begin_run`: by default, whatever is
         trained by this function alone.
 
     Raises:
       ValueError: if another run has claimed `root`, the data have not exactly the sampler's number
-        of examples, or not the units that it draws, the parameters hold batch statistics, or the
-        loss could see other examples than its own.
+        of examples, or not the units that it draws, the parameters hold batch statistics, the loss
+        could see other examples than its own, or `flush_every` is below one.
     """
+    if flush_every is not None and flush_every < 1:
+        raise ValueError(f"flush_every must be at least 1, got {flush_every}")
     data = columns_of(mechanism.sampler, data)
     check_parameters(unflushed(state))
     _check_noise_state(mechanism, state)
@@ -508,7 +510,8 @@ def train_blocks(
         source = batches(seed)
     else:
         source = BatchSource(mechanism.sampler, seed, lanes=held, read_ahead=True)
-    inputs = _inputs(source, data, layout, first_step=int(now.step))
+    ends = flush_every if tables else None
+    inputs = _inputs(source, data, layout, first_step=int(now.step), ends=ends)
     under_way: deque[Diagnostics] = deque()
     program = None  # one for all blocks, whatever is set in JAX meanwhile
     with closing(in_background(inputs)) as blocks:
@@ -525,24 +528,24 @@ def train_blocks(
                 jax.block_until_ready(under_way.popleft())
             now, log, watched = program(*arguments)
             under_way.append(log)
-            if run_laws and (flush(steps) or steps.stop == num_steps):
+            if run_laws and (steps.stop == num_steps or (ends and steps.stop % ends == 0)):
                 now = flushed(now, run_laws.after(steps.stop), noise_key, scales)
             yield Block(now, steps, log, watched)
 
 
 def _inputs(
-    source: BatchSource, data: PyTree, layout: Layout, *, first_step: int
+    source: BatchSource, data: PyTree, layout: Layout, *, first_step: int, ends: int | None
 ) -> Iterator[tuple[range, PyTree, IndexBlock]]:
     """Yields steps, data and plan of every block, on the device."""
     if isinstance(source, BatchFiles):
-        for steps, rows, plan in source.blocks(first_step, layout.block_steps):
+        for steps, rows, plan in source.blocks(first_step, layout.block_steps, ends=ends):
             yield steps, *layout.put_block(source.sampler, rows, plan)
         return
     if len(source.rows) < source.sampler.num_examples:  # what is mapped from files is not read yet
         data = jax.tree.map(lambda column: column[source.rows.start : source.rows.stop], data)
     data = layout.put_data(data)
-    blocks = plan_blocks(source, first_step=first_step, block_steps=layout.block_steps)
-    for steps, plan in blocks:
+    how: Any = {"first_step": first_step, "block_steps": layout.block_steps, "ends": ends}
+    for steps, plan in plan_blocks(source, **how):
         yield steps, *layout.put_block(source.sampler, data, plan)
 
 

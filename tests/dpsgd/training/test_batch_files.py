@@ -41,16 +41,19 @@ def assert_same(one, two):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-@pytest.mark.parametrize(("first_step", "block_steps"), [(0, 4), (2, 64), (1, 1)])
+@pytest.mark.parametrize(
+    ("first_step", "block_steps", "ends"), [(0, 4, 3), (2, 64, 7), (1, 1, None)]
+)
 def test_blocks_of_files_are_bit_for_bit_those_that_are_drawn(
-    tmp_path, sampler, first_step, block_steps
+    tmp_path, sampler, first_step, block_steps, ends
 ):
     draw = drawn(tmp_path / "batches", sampler)
     here = dataclasses.replace(draw, first_step=first_step)
     files = BatchFiles(tmp_path / "batches", here, SEED, DATA)
     source = BatchSource(sampler, SEED)
-    read = list(files.blocks(first_step, block_steps))
-    expected = list(plan_blocks(source, first_step=first_step, block_steps=block_steps))
+    read = list(files.blocks(first_step, block_steps, ends=ends))
+    how = {"first_step": first_step, "block_steps": block_steps, "ends": ends}
+    expected = list(plan_blocks(source, **how))
     assert [steps for steps, _, _ in read] == [steps for steps, _ in expected]
     for (_, rows, plan), (_, wanted) in zip(read, expected, strict=True):
         assert_same(plan._replace(places=None), wanted)

@@ -20,10 +20,12 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
-@pytest.mark.parametrize("first_step", [0, 3])
-def test_blocks_hold_every_batch_in_plans_of_one_shape(sampler, first_step):
+@pytest.mark.parametrize(("first_step", "ends"), [(0, None), (3, 6)])
+def test_blocks_hold_every_batch_in_plans_of_one_shape(sampler, first_step, ends):
     source = BatchSource(sampler, seed=5)
-    planned = list(plan_blocks(source, first_step=first_step, block_steps=4))
+    planned = list(plan_blocks(source, first_step=first_step, block_steps=4, ends=ends))
+    if ends:
+        assert set(range(6, sampler.num_steps, 6)) <= {steps.stop for steps, _ in planned}
     assert len({tuple(np.shape(part) for part in plan) for _, plan in planned}) == 1
     step = first_step
     for steps, plan in planned:

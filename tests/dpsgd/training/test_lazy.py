@@ -246,6 +246,19 @@ def test_a_run_that_goes_on_from_rows_whose_noise_is_due_has_the_same_bits():
     assert jax.tree.all(jax.tree.map(np.array_equal, whole, resumed))
 
 
+def test_a_run_is_flushed_at_multiples_of_its_steps_wherever_it_goes_on():
+    whole = blocks(flush_every=6)
+    kinds = [(int(state.step), type(state)) for state in whole]
+    assert [step for step, _ in kinds] == [4, 6, 10, 12, 16, 18, 22, 24, 28, 30]
+    assert {step for step, kind in kinds if kind is TrainState} == {6, 12, 18, 24, 30}
+    for first in (2, 3):  # rows whose noise is due, and none
+        resumed = blocks(state=whole[first], flush_every=6)
+        assert int(resumed[0].step) in {step for step, _ in kinds}
+        assert jax.tree.all(jax.tree.map(np.array_equal, whole[-1], resumed[-1]))
+    with pytest.raises(ValueError, match="flush_every must be at least 1"):
+        blocks(flush_every=0)
+
+
 def test_callbacks_and_stopped_runs_see_flushed_parameters():
     mechanism = Mechanism(SAMPLERS[0], 1.0, l2_clip_norm=1.0)
     lazy, seen = dpsgd(loss_fn, optax.adam(0.01), tables=TABLES[1]), []
