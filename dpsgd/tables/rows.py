@@ -160,7 +160,7 @@ def written(table: Table, rows: Rows, steps: Array) -> Table:
     Args:
       table: Of R rows.
       rows: No two are one; those that are not of the table are left out.
-      steps: That are in them: int32 [U].
+      steps: That are in them: int32 [U], or one for all.
     """
 
     def put(into: Array | None, x: Any) -> Any:

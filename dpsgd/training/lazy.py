@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -48,14 +48,16 @@ import optax
 
 from dpsgd.gradients.clipping import Diagnostics, clipped_grad
 from dpsgd.gradients.losses import LossFn, of_row, row_of, rows_of, takes_key
+from dpsgd.gradients.taps import Path
 from dpsgd.noise.base import Independent
 from dpsgd.noise.gaussian import add_row_noise
 from dpsgd.tables.gaps import Gaps, LinearSgd
 from dpsgd.tables.look_ups import Row, TableLoss
-from dpsgd.tables.rows import LawTables, Rows, Table, flushed_table, packed, read, written
+from dpsgd.tables.rows import LawTables, Rows, flushed_table, packed, read, written
 from dpsgd.training.algorithm import Algorithm, TrainState, copied, privatize
+from dpsgd.training.lazy_state import LazyOptState, LazyState, joined, parted, unflushed
 from dpsgd.training.mechanism import Mechanism, Scales
-from dpsgd.training.programs import compiled
+from dpsgd.training.programs import compiled, shapes_of_rows
 
 PyTree = Any
 
@@ -96,27 +98,14 @@ def _no_sum(*arguments: Any) -> Any:
     raise TypeError("lazy tables have no sum of whole gradients: `update` is a whole step")
 
 
-class LazyOptState(NamedTuple):
-    """The optimizer's state of a `TrainState` with lazy tables."""
+class StepLaws(NamedTuple):
+    """What a step knows of its tables' optimizer: float32."""
 
-    dense: optax.OptState
-    momenta: dict[int, jax.Array | None]
-    """Of each table, by the number of its leaf."""
-
-
-class LazyState(NamedTuple):
-    """A training state between two steps, with rows whose noise is due.
-
-    NOT covered by the guarantee: rows without noise tell who took part. Keep it as the root key.
-    """
-
-    step: Any
-    dense: PyTree
-    """The parameters; of a table, `optax.MaskedNode`."""
-    tables: dict[int, Table]
-    """By the number of the leaf."""
-    opt_state: optax.OptState
-    noise: PyTree = ()
+    step_size: Any
+    momentum: Any
+    weight_decay: Any
+    gaps: LawTables
+    """That end there."""
 
 
 class BlockLaws(NamedTuple):
@@ -133,9 +122,10 @@ class BlockLaws(NamedTuple):
     from_recent: Any
     """[steps, K, 2 d^2]."""
 
-    def at(self, j: Any) -> LawTables:
-        """Returns the laws of gaps that end at step `j` of the block."""
-        return LawTables(self.to_multiple, self.from_multiples[j], self.from_recent[j])
+    def at(self, j: Any) -> StepLaws:
+        """Returns what step `j` of the block knows."""
+        gaps = LawTables(self.to_multiple, self.from_multiples[j], self.from_recent[j])
+        return StepLaws(self.step_sizes[j], self.momentum, self.weight_decay, gaps)
 
 
 class RunLaws:
@@ -168,22 +158,6 @@ class RunLaws:
         return LawTables(self._to_multiple, packed(at.from_multiples), packed(at.from_recent))
 
 
-def opened(state: TrainState) -> LazyState:
-    """Returns a state, all of whose rows are up to date, as one whose noise may come late."""
-    momenta = state.opt_state.momenta
-    dense, values = parted(state.params, momenta)
-    rows = {k: jnp.full(len(x), state.step, jnp.int32) for k, x in values.items()}
-    tables = {k: Table(values[k], momenta[k], rows[k]) for k in values}
-    return LazyState(state.step, dense, tables, state.opt_state.dense, state.noise)
-
-
-def unflushed(state: TrainState | LazyState) -> PyTree:
-    """Returns the parameters as they stand, NOT covered where noise is due: for shapes, audits."""
-    if isinstance(state, TrainState):
-        return state.params
-    return joined(state.dense, {k: table.values for k, table in state.tables.items()})
-
-
 _CHUNK = 2**16
 """Rows that are flushed together."""
 
@@ -205,15 +179,17 @@ def flushed(state: LazyState, laws: LawTables, noise_key: Any, scales: Scales) -
 
 
 def _flushed(state, laws, noise_key, scales):
-    how = {"laws": laws, "step": state.step, "noise_key": noise_key, "stddev": _stddev(scales)}
-    tables = {k: flushed_table(t, _CHUNK, leaf=k, **how) for k, t in state.tables.items()}
+    due = _due(laws, state.step, noise_key, scales)
+    tables = {k: flushed_table(t, _CHUNK, leaf=k, **due) for k, t in state.tables.items()}
     params = joined(state.dense, {k: t.values for k, t in tables.items()})
     opt_state = LazyOptState(state.opt_state, {k: t.momentum for k, t in tables.items()})
     return TrainState(state.step, params, opt_state, state.noise)
 
 
-def _stddev(scales: Scales) -> Any:
-    return None if scales.noise is None else scales.noise_stddev / scales.expected_batch_size
+def _due(laws: LawTables, step: Any, noise_key: Any, scales: Scales) -> dict[str, Any]:
+    """Returns what says which noise is due at a step, see `caught_up`."""
+    stddev = None if scales.noise is None else scales.noise_stddev / scales.expected_batch_size
+    return {"laws": laws, "step": step, "noise_key": noise_key, "stddev": stddev}
 
 
 @dataclass(frozen=True)
@@ -235,19 +211,10 @@ class LazyInit:
                 'lazy tables read the rows of a step once: take overflow="truncate", or another '
                 "sampler, in place of a step of several passes"
             )
-        tables = found_tables(self.loss_fn, params, example_of(mechanism.sampler, rows)).tables
+        example = shapes_of_rows(rows, *mechanism.sampler.clipped_shape)
+        tables = found_tables(self.loss_fn, params, example).tables
         parts = self.optimizer, self.momentum, tables
         return compiled(_initial, parts, (params,))(params)
-
-
-def example_of(sampler: Any, rows: PyTree) -> PyTree:
-    """Returns the shapes of what is clipped as one, from those of rows of the data."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            (*sampler.clipped_shape, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)
-        ),
-        rows,
-    )
 
 
 def found_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
@@ -287,17 +254,37 @@ def _initial(optimizer, momentum: bool, tables: tuple[int, ...], params: PyTree)
     return TrainState(jnp.zeros((), jnp.int32), params, opt_state)
 
 
-def parted(params: PyTree, tables: Sequence[int] | dict[int, Any]) -> tuple[PyTree, dict[int, Any]]:
-    """Returns the parameters without tables, and the tables by their numbers."""
-    leaves, structure = jax.tree.flatten(params)
-    dense = [optax.MaskedNode() if k in tables else leaf for k, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(structure, dense), {k: leaves[k] for k in tables}
+class LookUps(NamedTuple):
+    """Which rows of tables a batch reads."""
 
+    numbers: dict[int, jax.Array]
+    """Of each table the rows that are read, each once and in order: int32 [U], R beyond."""
+    places: dict[Path, jax.Array]
+    """Of each look-up, the places of its rows among these: int32 [B, rows], U where there is
+    none."""
 
-def joined(dense: PyTree, tables: dict[int, Any]) -> PyTree:
-    """Returns the parameters whose parts `parted` returns."""
-    slots, structure = jax.tree.flatten(dense, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
-    return jax.tree.unflatten(structure, [tables.get(k, leaf) for k, leaf in enumerate(slots)])
+    @classmethod
+    def of(cls, loss: TableLoss, shapes: PyTree, examples: PyTree, weights: jax.Array) -> LookUps:
+        """Returns those of a batch.
+
+        Args:
+          loss: Taken apart.
+          shapes: Of the parameters.
+          examples: Of the batch: arrays [B, ...].
+          weights: [B]; what those of weight 0 would read is left out.
+        """
+        names, leaves = jax.vmap(loss.rows)(examples), jax.tree.leaves(shapes)
+        numbers, places = {}, {}
+        for k in loss.tables:
+            paths, num_rows = [use.path for use in loss.uses(k)], len(leaves[k])
+            real = [jnp.where(weights[:, None] > 0, names[path], num_rows) for path in paths]
+            every = jnp.concatenate([rows.ravel() for rows in real])
+            size = min(every.size, num_rows + 1)
+            numbers[k] = jnp.unique(every, size=size, fill_value=num_rows)
+            for path in paths:
+                place = jnp.searchsorted(numbers[k], names[path]).astype(jnp.int32)
+                places[path] = jnp.where(names[path] == num_rows, size, place)
+        return cls(numbers, places)
 
 
 @dataclass(frozen=True)
@@ -317,9 +304,7 @@ class LazyStep:
         noise_key: Any,
         scales: Scales,
         reveals: Any,
-        step_size: Any,
-        laws: BlockLaws,
-        gaps: LawTables,
+        laws: StepLaws,
     ) -> tuple[LazyState, Diagnostics]:
         """Returns the state after the step, and its diagnostics.
 
@@ -332,62 +317,55 @@ class LazyStep:
           scales: Of its mechanism.
           reveals: Whether the private mean gradient takes the place of the updated parameters, of
             a table in the rows that were read.
-          step_size: a_t.
-          laws: Of the block.
-          gaps: Of gaps that end at this step.
+          laws: Of the step.
         """
-        t, stddev = state.step, _stddev(scales)
-        shapes = unflushed(state)
-        (keys_of_batch,) = keys or (None,)
-        batch = rows_of(batch, keys_of_batch, takes_key(self.loss_fn))
-        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-        taken_apart = TableLoss(of_row(self.loss_fn), shapes, example)
-        assert set(taken_apart.tables) == set(state.tables), "as the state was made"
+        t, shapes = state.step, unflushed(state)
+        examples = rows_of(batch, keys[0] if keys else None, takes_key(self.loss_fn))
+        loss = self._taken_apart(shapes, examples)
+        assert set(loss.tables) == set(state.tables), "as the state was made"
+        look_ups = LookUps.of(loss, shapes, examples, weights)
+        due = _due(laws.gaps, t, noise_key, scales)
+        rows = {k: read(x, look_ups.numbers[k], leaf=k, **due) for k, x in state.tables.items()}
 
-        names = jax.vmap(taken_apart.rows)(batch)
-        small, rows, places = {}, {}, {}
-        for k, table in state.tables.items():
-            uses = [u.path for u in taken_apart.uses(k)]
-            numbers = _unique([names[path] for path in uses], weights, len(table.steps))
-            how = {"laws": gaps, "step": t, "noise_key": noise_key, "stddev": stddev}
-            rows[k] = read(table, numbers, leaf=k, **how)
-            small[k] = rows[k].values
-            for path in uses:
-                place = jnp.searchsorted(numbers, names[path]).astype(jnp.int32)
-                missing = names[path] == len(table.steps)
-                places[path] = jnp.where(missing, len(numbers), place)
-
+        small = joined(state.dense, {k: x.values for k, x in rows.items()})
         total, diagnostics = clipped_grad(
-            taken_apart.loss, l2_clip_norm=scales.l2_clip_norm, microbatch_size=self.microbatch_size
-        )(joined(state.dense, small), Row(batch, places), weights)
+            loss.loss, l2_clip_norm=scales.l2_clip_norm, microbatch_size=self.microbatch_size
+        )(small, Row(examples, look_ups.places), weights)
+        dense_total, table_totals = parted(total, rows)
 
-        dense_total, table_totals = parted(total, small)
         gradient, noise = privatize(dense_total, state.noise, noise_key, t, scales)
+        dense, opt_state = self._updated(state, gradient, reveals)
+        tables = {}
+        for k, old in rows.items():
+            gradient = _private_rows(table_totals[k], old.numbers, noise_key, t, k, scales)
+            new = _updated_rows(old, gradient, laws, reveals)
+            tables[k] = written(state.tables[k], new, t + 1)
+        return LazyState(t + 1, dense, tables, opt_state, noise), diagnostics
+
+    def _taken_apart(self, shapes: PyTree, examples: PyTree) -> TableLoss:
+        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
+        return TableLoss(of_row(self.loss_fn), shapes, example)
+
+    def _updated(self, state: LazyState, gradient: PyTree, reveals: Any) -> tuple[PyTree, PyTree]:
+        """Returns the dense parameters after a step, and their optimizer's state."""
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.dense)
         updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.dense)
         dense = optax.apply_updates(state.dense, updates)
-        shown = functools.partial(jnp.where, reveals)
-        dense = jax.tree.map(shown, gradient, dense)
-
-        tables: dict[int, Table] = {}
-        for k, table in state.tables.items():
-            g, old = table_totals[k], rows[k]
-            divisor = scales.expected_batch_size
-            if scales.noise is None:
-                g = g / divisor
-            else:
-                g = add_row_noise(g, old.numbers, noise_key, t, k, scales.noise_stddev, divisor)
-            m = g + laws.weight_decay * old.values
-            if old.momentum is not None:
-                m = laws.momentum * old.momentum + m
-            values = jnp.where(reveals, g, old.values - step_size * m)
-            new = Rows(old.numbers, values, None if old.momentum is None else m)
-            tables[k] = written(table, new, jnp.full(old.numbers.shape, t + 1, jnp.int32))
-        return LazyState(t + 1, dense, tables, opt_state, noise), diagnostics
+        return jax.tree.map(functools.partial(jnp.where, reveals), gradient, dense), opt_state
 
 
-def _unique(names: list[jax.Array], weights: jax.Array, num_rows: int) -> jax.Array:
-    """Returns the rows that a batch reads, each once and in order: int32 [U], `num_rows` beyond."""
-    real = [jnp.where(weights[:, None] > 0, rows, num_rows).ravel() for rows in names]
-    every = jnp.concatenate(real)
-    return jnp.unique(every, size=min(every.size, num_rows + 1), fill_value=num_rows)
+def _private_rows(total, numbers, noise_key, step, leaf, scales: Scales) -> jax.Array:
+    """Returns what `privatize` does, of some rows of a table."""
+    divisor = scales.expected_batch_size
+    if scales.noise is None:
+        return total / divisor
+    return add_row_noise(total, numbers, noise_key, step, leaf, scales.noise_stddev, divisor)
+
+
+def _updated_rows(rows: Rows, gradient: jax.Array, laws: StepLaws, reveals: Any) -> Rows:
+    """Returns rows of a table after a step of SGD, see `dpsgd.tables.gaps`."""
+    m = gradient + laws.weight_decay * rows.values
+    if rows.momentum is not None:
+        m = laws.momentum * rows.momentum + m
+    values = jnp.where(reveals, gradient, rows.values - laws.step_size * m)
+    return Rows(rows.numbers, values, None if rows.momentum is None else m)

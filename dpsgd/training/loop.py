@@ -21,11 +21,12 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState, owned
 from dpsgd.training.batch_files import BatchFiles
 from dpsgd.training.blocks import cut, in_background, most_passes, plan_blocks, widened, with_rows
-from dpsgd.training.lazy import BlockLaws, LazyState, RunLaws, flushed, opened, unflushed
+from dpsgd.training.lazy import BlockLaws, RunLaws, flushed
+from dpsgd.training.lazy_state import LazyState, opened, unflushed
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
 from dpsgd.training.placement import AXIS, Placement
-from dpsgd.training.programs import executable, put
+from dpsgd.training.programs import executable, put, shapes_of_rows
 from samplers import BatchSampler, BatchSource, IndexBlock, UnitData
 from samplers.base import MAX_EXAMPLES
 
@@ -202,12 +203,7 @@ class Layout(NamedTuple):
             jax.ShapeDtypeStruct(index.shape[1:], jnp.int32) if sampler.lanes > 1 else None,
         )
         rows = index.size if self.streamed else sampler.num_examples
-        columns = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(
-                (rows, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)
-            ),
-            data,
-        )
+        columns = shapes_of_rows(data, rows)
         root = RootKey.from_entropy()  # only the shapes of its keys are read
         keys = _keys(algorithm, mechanism, root, 0)
         # No weak types, as in `train_blocks`.
@@ -396,8 +392,8 @@ class _LazyStep:
 
     def __call__(self, state, j, data, plan, noise_key, scales, watch, loss_key, laws):
         batch = self.step_sum.batch(state.step, j, data, plan, loss_key)
-        late = laws.step_sizes[j], laws, laws.at(j)
-        state, diagnostics = self.update(state, *batch, noise_key, scales, watch.reveals, *late)
+        how = noise_key, scales, watch.reveals, laws.at(j)
+        state, diagnostics = self.update(state, *batch, *how)
         return state, diagnostics, unflushed(state)
 
 

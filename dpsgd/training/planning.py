@@ -20,6 +20,7 @@ from dpsgd.training.algorithm import Algorithm, TrainState
 from dpsgd.training.collectives import Collective, collectives
 from dpsgd.training.loop import Layout
 from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.programs import shapes_of_rows
 
 PyTree = Any
 
@@ -219,12 +220,7 @@ def _flops(loss_fn: LossFn, params: PyTree, rows: PyTree, clipped_shape: tuple[i
         return jnp.sum(jax.vmap(loss_fn, (None, *(0,) * len(given)))(params, *given))
 
     def flops(count: int) -> float:
-        batch = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(
-                (count, *clipped_shape, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)
-            ),
-            rows,
-        )
+        batch = shapes_of_rows(rows, count, *clipped_shape)
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), count))
         found = jax.jit(jax.grad(total)).lower(params, batch, keys).cost_analysis()
         return float((found or {}).get("flops", 0.0))

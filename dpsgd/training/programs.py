@@ -193,6 +193,21 @@ def put(tree: PyTree, onto: Callable[[PyTree], PyTree] = jax.device_put) -> PyTr
         return onto(jax.tree.map(narrow, tree))
 
 
+def shapes_of_rows(rows: PyTree, *lead: int) -> PyTree:
+    """Returns the shapes, as `put` makes them, of rows [*lead, ...] of the data.
+
+    Args:
+      rows: Tree of arrays with one leading row per example, or their shapes.
+      lead: How many rows, along each axis that stands in the place of the first.
+    """
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            (*lead, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)
+        ),
+        rows,
+    )
+
+
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _compiled(function, parts, donate_argnums, *shapes):
     del shapes  # one program each, so that what is counted and forgotten is a program

@@ -22,7 +22,8 @@ from dpsgd.noise.gaussian import (
 from dpsgd.tables.gaps import LinearSgd
 from dpsgd.tables.rows import FLUSHED_BITS, Rows, Table, flushed_table, read, written
 from dpsgd.training.algorithm import TrainState
-from dpsgd.training.lazy import LazyState, RunLaws, found_tables
+from dpsgd.training.lazy import RunLaws, found_tables
+from dpsgd.training.lazy_state import LazyState
 from dpsgd.training.loop import train_blocks
 from samplers import BallsAndBins, Deterministic, Poisson
 

@@ -1,0 +1,67 @@
+"""The states of training with lazy tables: one whose noise is due, and one that is covered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpsgd.tables.rows import Table
+from dpsgd.training.algorithm import TrainState
+
+PyTree = Any
+
+
+class LazyOptState(NamedTuple):
+    """The optimizer's state of a `TrainState` with lazy tables."""
+
+    dense: optax.OptState
+    momenta: dict[int, jax.Array | None]
+    """Of each table, by the number of its leaf."""
+
+
+class LazyState(NamedTuple):
+    """A training state between two steps, with rows whose noise is due.
+
+    NOT covered by the guarantee: rows without noise tell who took part. Keep it as the root key.
+    """
+
+    step: Any
+    dense: PyTree
+    """The parameters; of a table, `optax.MaskedNode`."""
+    tables: dict[int, Table]
+    """By the number of the leaf."""
+    opt_state: optax.OptState
+    noise: PyTree = ()
+
+
+def opened(state: TrainState) -> LazyState:
+    """Returns a state, all of whose rows are up to date, as one whose noise may come late."""
+    momenta = state.opt_state.momenta
+    dense, values = parted(state.params, momenta)
+    rows = {k: jnp.full(len(x), state.step, jnp.int32) for k, x in values.items()}
+    tables = {k: Table(values[k], momenta[k], rows[k]) for k in values}
+    return LazyState(state.step, dense, tables, state.opt_state.dense, state.noise)
+
+
+def unflushed(state: TrainState | LazyState) -> PyTree:
+    """Returns the parameters as they stand, NOT covered where noise is due: for shapes, audits."""
+    if isinstance(state, TrainState):
+        return state.params
+    return joined(state.dense, {k: table.values for k, table in state.tables.items()})
+
+
+def parted(params: PyTree, tables: Sequence[int] | dict[int, Any]) -> tuple[PyTree, dict[int, Any]]:
+    """Returns the parameters without tables, and the tables by their numbers."""
+    leaves, structure = jax.tree.flatten(params)
+    dense = [optax.MaskedNode() if k in tables else leaf for k, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, dense), {k: leaves[k] for k in tables}
+
+
+def joined(dense: PyTree, tables: dict[int, Any]) -> PyTree:
+    """Returns the parameters whose parts `parted` returns."""
+    slots, structure = jax.tree.flatten(dense, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    return jax.tree.unflatten(structure, [tables.get(k, leaf) for k, leaf in enumerate(slots)])
