@@ -105,6 +105,33 @@ class TableLoss:
         return self._taps.loss(jax.tree.leaves(params), row.example, {}, others)[0]
 
 
+def unique_rows(every: Array, num_rows: int) -> tuple[Array, Callable[[Array], Array]]:
+    """Returns the rows that a batch reads, each once, and where look-ups find them.
+
+    Args:
+      every: The rows that it reads, R for none: int32 [look-ups].
+      num_rows: R.
+
+    Returns:
+      Numbers of rows, int32 [U], R where there is none: U is the number of look-ups, or R if that
+      is less. And what makes of numbers of rows places among these, int32: U of R, and any of a
+      row that is not read.
+    """
+    if every.size >= num_rows:
+        read = jnp.zeros(num_rows, bool).at[every].set(True, mode="drop")
+        return jnp.where(read, lax.iota(jnp.int32, num_rows), num_rows), lambda rows: rows
+    # Equal ones stay where sorting brings them, the first alone as a row: to move them together
+    # would take several times as long as to sort, and make no array smaller.
+    ordered = jnp.sort(every)
+    first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
+
+    def place_of(rows: Array) -> Array:
+        place = jnp.searchsorted(ordered, rows).astype(jnp.int32)
+        return jnp.where(rows == num_rows, every.size, place)
+
+    return jnp.where(first, ordered, num_rows), place_of
+
+
 def _no_table(taps: Taps, leaf: int, shape: tuple[int, ...]) -> str | None:
     """Returns why a leaf is no table; None if it is one."""
     if leaf in taps.obstacle:

@@ -52,7 +52,7 @@ from dpsgd.gradients.taps import Path
 from dpsgd.noise.base import Independent
 from dpsgd.noise.gaussian import add_row_noise
 from dpsgd.tables.gaps import Gaps, LinearSgd
-from dpsgd.tables.look_ups import Row, TableLoss
+from dpsgd.tables.look_ups import Row, TableLoss, unique_rows
 from dpsgd.tables.rows import LawTables, Rows, flushed_table, packed, read, written
 from dpsgd.training.algorithm import Algorithm, TrainState, copied, privatize
 from dpsgd.training.lazy_state import LazyOptState, LazyState, joined, parted, unflushed
@@ -258,7 +258,7 @@ class LookUps(NamedTuple):
     """Which rows of tables a batch reads."""
 
     numbers: dict[int, jax.Array]
-    """Of each table the rows that are read, each once and in order: int32 [U], R beyond."""
+    """Of each table the rows that are read, each once: int32 [U], R where there is none."""
     places: dict[Path, jax.Array]
     """Of each look-up, the places of its rows among these: int32 [B, rows], U where there is
     none."""
@@ -279,11 +279,8 @@ class LookUps(NamedTuple):
             paths, num_rows = [use.path for use in loss.uses(k)], len(leaves[k])
             real = [jnp.where(weights[:, None] > 0, names[path], num_rows) for path in paths]
             every = jnp.concatenate([rows.ravel() for rows in real])
-            size = min(every.size, num_rows + 1)
-            numbers[k] = jnp.unique(every, size=size, fill_value=num_rows)
-            for path in paths:
-                place = jnp.searchsorted(numbers[k], names[path]).astype(jnp.int32)
-                places[path] = jnp.where(names[path] == num_rows, size, place)
+            numbers[k], place_of = unique_rows(every, num_rows)
+            places |= {path: place_of(names[path]) for path in paths}
         return cls(numbers, places)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dpsgd.gradients.ghost import choose_route
 from dpsgd.gradients.taps import find_taps
-from dpsgd.tables.look_ups import Row, TableLoss
+from dpsgd.tables.look_ups import Row, TableLoss, unique_rows
 
 R, D = 50, 4
 PARAMS = {
@@ -66,6 +66,18 @@ def test_gradients_of_rows_go_the_way_of_rows():
     taps = find_taps(taken_apart.loss, params, row)
     kinds = [choose_route(taps, k, x.shape).kind for k, x in enumerate(jax.tree.leaves(params))]
     assert kinds[1:] == ["slice", "rows"]  # neither forms a gradient of a whole table
+
+
+@pytest.mark.parametrize("num_rows", [5, 30, 31, 10_000])
+def test_a_batch_reads_each_row_once(num_rows):
+    every = np.random.default_rng(num_rows).integers(0, num_rows + 1, 30).astype(np.int32)
+    every[:4] = every[4:8]
+    numbers, place_of = unique_rows(jnp.asarray(every), num_rows)
+    assert len(numbers) == min(30, num_rows)
+    found = np.asarray(numbers)[numbers < num_rows]
+    assert np.array_equal(np.sort(found), np.unique(every[every < num_rows]))
+    beyond = np.append(numbers, num_rows)
+    assert np.array_equal(beyond[place_of(jnp.asarray(every))], every)
 
 
 @pytest.mark.parametrize(
