@@ -92,6 +92,7 @@ def epoch_seconds(
     shapes: PyTree,
     generated: Callable[[int], PyTree],
     *,
+    flush_every: int | None = None,
     clock: Clock = time.perf_counter,
 ) -> float:
     """Returns the time of one epoch on this machine, of the compiled program of a run.
@@ -106,6 +107,7 @@ def epoch_seconds(
       layout: Of its blocks.
       shapes: Shapes and dtypes of its training rows.
       generated: Makes rows that are nobody's.
+      flush_every: Steps between flushes of lazy tables.
       clock: In seconds.
     """
     sampler = mechanism.sampler
@@ -141,8 +143,10 @@ def epoch_seconds(
             break
         steps *= 4
     a_step = (more - once) / steps if more > once else more / (1 + steps)
-    # What precedes the first step, such as the drawing of an epoch, is counted for each.
-    return sampler.steps_per_epoch * a_step + max(0.0, once - a_step)
+    # What precedes the first step, such as the drawing of an epoch, is counted for each; and what
+    # follows the last one, which is a flush of lazy tables, for each of these, if there are more.
+    times = max(1.0, sampler.steps_per_epoch / (flush_every or math.inf))
+    return sampler.steps_per_epoch * a_step + times * max(0.0, once - a_step)
 
 
 def _filled(shape: Any, part: Any, streamed: bool) -> np.ndarray:

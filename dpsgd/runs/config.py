@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpsgd.runs import correlation
+from dpsgd.runs import correlation, tables
 from dpsgd.runs.calibration import platt, privacy_with
 from dpsgd.runs.records import build, checked, plain
 from dpsgd.runs.settings import open_settings
@@ -77,6 +77,21 @@ class RunConfig:
     iterates of SGD least."""
     decays: tuple[float, ...] | None = None
     """Of buffers."""
+    tables: Literal["dense", "lazy", "auto"] = "dense"
+    """How parameters are trained of which the model only looks rows up. dense: by the optimizer,
+    with noise in every row at every step. lazy: by SGD with settings of their own; a row's noise
+    comes when the row is next read, with the same law and so the same guarantee, and a step costs
+    what its batch reads. auto: lazy where the tables are much larger than a batch."""
+    tables_learning_rate: float | None = None
+    """Of lazy tables: peak step size; by default the task's rule chooses it."""
+    tables_momentum: float | None = None
+    """Of lazy tables, in [0, 1); by default the task's rule chooses it, 0 if it has none."""
+    tables_weight_decay: float = 0.0
+    """Of lazy tables: this times the parameters is added to their gradient."""
+    flush_every: int | None = None
+    """Of lazy tables: steps after which all noise that is due is drawn, and a checkpoint written
+    from which a run goes on also where steps cannot be repeated bit for bit. By default so many
+    that it takes a twentieth of the time or less."""
     microbatch_size: int | None = None
     """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
     checkpoint_seconds: float = 120.0
@@ -126,6 +141,7 @@ class RunConfig:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError("momentum is a setting of SGD: give optimizer sgd, or leave it out")
         correlation.check(self)
+        tables.check(self)
         if self.insecure_seed is not None and not 0 <= self.insecure_seed < 2**64:
             raise ValueError(f"insecure_seed must lie in [0, 2^64), got {self.insecure_seed}")
         if not self.checkpoint_seconds >= 0:
@@ -238,7 +254,7 @@ class RunConfig:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if names := open_settings(config):
-            raise ValueError(f"{where}: {names[0]} is no number")
+            raise ValueError(f"{where}: {names[0]} is left open")
         if config.bands not in (None, 1) and config.coefficients is None:
             raise ValueError(f"{where}: coefficients are missing, and bands are {config.bands}")
         if config.buffers is not None and config.weights is None:

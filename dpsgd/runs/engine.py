@@ -24,7 +24,7 @@ import numpy as np
 
 from dpsgd.files import make_folder
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import budget, calibration, correlation, report, settings, watchdog
+from dpsgd.runs import budget, calibration, correlation, report, settings, tables, watchdog
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_name
 from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
@@ -440,9 +440,13 @@ def _chosen(
     progress: Progress,
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Returns a configuration with nothing left open, and the record of what was chosen."""
-    data, population = rows
-    names = settings.open_settings(config)
-    choose = functools.partial(settings.choose, task, config, population)
+    asked, names, reasons = config, settings.open_settings(config), list[str]()
+
+    def choose(most_epochs: int | None = None) -> RunConfig:
+        found, why = tables.chosen(task, asked, rows, most_epochs=most_epochs)
+        reasons.append(why)
+        return found
+
     if minutes is None:
         config, record = choose(), {}
     elif "epochs" not in names:
@@ -461,17 +465,18 @@ def _chosen(
 
         def epoch_seconds(tried: RunConfig) -> float:
             job = Job.of(task, settings.any_noise(tried), rows=rows, placement=placement)
-            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data)
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), rows[0])
             parts = job.algorithm, job.mechanism, job.start(), job.layout
-            return budget.epoch_seconds(*parts, shapes, task.generated, clock=clock)
+            how: dict[str, Any] = {"flush_every": tried.flush_every, "clock": clock}
+            return budget.epoch_seconds(*parts, shapes, task.generated, **how)
 
-        def chosen(most: int) -> RunConfig:
-            return choose(most_epochs=most)
-
-        config, seconds = budget.within(minutes, chosen, epoch_seconds, clock=clock)
+        config, seconds = budget.within(minutes, choose, epoch_seconds, clock=clock)
         record = {"budget_minutes": minutes, "epoch_seconds": seconds}
     if not names:
         return config, {}
+    if asked.tables == "auto":
+        names = settings.open_settings(dataclasses.replace(asked, tables=config.tables))
+        record["tables"] = {"tables": config.tables, "why": reasons[-1]}
     record["settings"] = plain(settings.values(config, names))
     progress(settings.sentence(record))
     return config, {"chosen": record}
@@ -589,6 +594,7 @@ def _train(
         data_on="host" if job.layout.streamed else "device",
         declare=ledger.declare,
         donate=True,
+        flush_every=job.config.flush_every,
         placement=job.placement,
         batches=batches,
         run=ledger.history.name,
@@ -601,6 +607,7 @@ def _train(
         due = time.perf_counter() - saved >= job.config.checkpoint_seconds
         stopping, due = map(any, zip(*processes.gather([stop(), due]), strict=True))
         save = due or stopping or block.steps.stop == num_steps
+        save = save and isinstance(block.state, TrainState)  # with no noise that is due
         # One block stays under way while the one before is written down, but for a checkpoint.
         while len(under_way) > (0 if save else 1):
             past = under_way.popleft()
@@ -613,12 +620,11 @@ def _train(
             left = elapsed / (done - first) * (num_steps - done)
             progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
         if save:
-            assert isinstance(block.state, TrainState), "no run has lazy tables"
             _check_state(block.state, processes)
             last = Checkpoint(block.state, ledger.history.head, before + elapsed)
             folder.checkpoints.save(last)
             saved = time.perf_counter()
-        if stopping and done < num_steps:
+        if save and stopping and done < num_steps:
             raise Stopped(
                 f"stopped at step {done:,} of {num_steps:,}, all of it saved: "
                 f"`dpsgd resume {folder.path}` goes on"

@@ -7,13 +7,13 @@ import json
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import calibration
+from dpsgd.runs import calibration, tables
 from dpsgd.runs.audit import audit_run
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
@@ -22,6 +22,7 @@ from dpsgd.runs.task import Task, arrays_digest, data_digest, identity, task_rec
 from dpsgd.runs.terms import Terms
 from dpsgd.training import programs
 from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
+from dpsgd.training.lazy_state import LazyOptState, LazyState, opened
 from dpsgd.training.loop import BLOCK_STEPS, Layout
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import Placement, hosted
@@ -29,6 +30,7 @@ from dpsgd.training.refinement import Refinement, sums_run
 from samplers import Population, UnitData
 
 PyTree = Any
+_State = TypeVar("_State", TrainState, LazyState)
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,19 @@ class Job:
         chosen = (mechanism or config.mechanism)(population)
         unit = chosen.sampler.protected_unit(population)
         optimizer = SGD if config.optimizer == "sgd" else ADAM
-        algorithm = dpsgd(_loss(task), optimizer, microbatch_size=config.microbatch_size)
+        algorithm = dpsgd(
+            _loss(task),
+            optimizer,
+            microbatch_size=config.microbatch_size,
+            tables=tables.lazy_tables(config, chosen.sampler.num_steps),
+        )
         delta = config.target_delta or 1 / population.num_examples
         params = task.init(config.init_seed)
         refinement = calibration.refinement_of(task, chosen)
         if placement is not None:
-            state = jax.eval_shape(lambda params: algorithm.init(params, chosen), params)
+            state = jax.eval_shape(
+                lambda params: _first_state(algorithm, params, chosen, data), params
+            )
             if chosen.scales().grid is None:  # exact sums are never dealt out
                 placement = placement.fitting(state, placement.memory)
             if placement.deals(state.params):
@@ -112,9 +121,14 @@ class Job:
         return jax.jit(self._from, out_shardings=where)(params)  # no device makes the whole
 
     def _from(self, params: PyTree) -> TrainState:
-        return self.scheduled(self.algorithm.init(params, self.mechanism))
+        return self.scheduled(_first_state(self.algorithm, params, self.mechanism, self.data))
 
-    def scheduled(self, state: TrainState) -> TrainState:
+    def shapes(self) -> tuple[TrainState, LazyState | None]:
+        """Returns the shapes of a state: of one without noise that is due, and of one with."""
+        shapes = jax.eval_shape(self._from, self.params)  # no table of the run's size is filled
+        return shapes, jax.eval_shape(opened, shapes) if self.algorithm.tables else None
+
+    def scheduled(self, state: _State) -> _State:
         """Returns a state, made now or read back, with the step sizes of this job."""
         config = self.config
         assert config.learning_rate is not None, "`choose` leaves nothing open"
@@ -122,7 +136,11 @@ class Job:
         hyperparams = hyperparameters(
             config.learning_rate, self.mechanism.sampler.num_steps, momentum
         )
-        return state._replace(opt_state=state.opt_state._replace(hyperparams=hyperparams))
+        opt_state = state.opt_state
+        if isinstance(opt_state, LazyOptState):
+            dense = opt_state.dense._replace(hyperparams=hyperparams)
+            return state._replace(opt_state=opt_state._replace(dense=dense))
+        return state._replace(opt_state=opt_state._replace(hyperparams=hyperparams))
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -154,8 +172,7 @@ class Job:
 
     def program_digest(self) -> str:
         """Returns the digest of the programs that train, which are compiled by this."""
-        shapes = jax.eval_shape(self._from, self.params)  # no table of the run's size is filled
-        program = self.layout.program(self.algorithm, self.mechanism, shapes, self.data)
+        program = self.layout.program(self.algorithm, self.mechanism, self.shapes()[0], self.data)
         digests = [programs.digest(program)]
         if self.refinement is not None:
             rows = self.task.generated(1)
@@ -172,6 +189,8 @@ class Job:
         """
         if not self.config.audit:
             return "not made: it was switched off"
+        if self.algorithm.tables is not None and self.mechanism.noise_multiplier:
+            raise ValueError("runs with lazy tables have no audit yet: give audit False")
         run = self.task, self.algorithm, self.mechanism, state, self.layout, self.refinement
         return audit_run(*run, progress)
 
@@ -193,6 +212,13 @@ class Job:
         # Public, and a task's own: another start under one noise would show both without it.
         stated["initial_params"] = arrays_digest(self.params)
         return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit)
+
+
+def _first_state(
+    algorithm: Algorithm, params: PyTree, mechanism: Mechanism, data: PyTree
+) -> TrainState:
+    rows = () if algorithm.tables is None else (data,)
+    return algorithm.init(params, mechanism, *rows)
 
 
 def rows_of(task: Task) -> tuple[PyTree, Population]:

@@ -30,6 +30,10 @@ class Settings:
     """Bound on the L2 norm of what is clipped as one, which without privacy nothing is."""
     learning_rate: float = 3e-3
     """Peak step size, here of Adam."""
+    tables_learning_rate: float | None = None
+    """Peak step size of lazy tables; None for `default_tables_rate`."""
+    tables_momentum: float = 0.0
+    """Of lazy tables."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,10 @@ class Aim:
     """Of SGD."""
     bands: int | str | None = None
     """Steps over which noise is correlated, "auto" if they are chosen later; None for one."""
+    tables: str = "dense"
+    """How tables are trained: dense, by the optimizer as all else, or lazy, by SGD of their own."""
+    tables_momentum: float | None = None
+    """Of lazy tables, if it is given."""
 
     @property
     def private(self) -> bool:
@@ -91,11 +99,26 @@ def default_rate(optimizer: str, momentum: float) -> float:
     return Settings.learning_rate if optimizer == "adam" else float(f"{1 - momentum:.6g}")
 
 
+def default_tables_rate(momentum: float) -> float:
+    """Returns the peak step size of lazy tables where nobody chooses it.
+
+    Most rows are in few examples, and their mean gradients are as small.
+
+    >>> default_tables_rate(0.0), default_tables_rate(0.9)
+    (3.0, 0.3)
+    """
+    return float(f"{3 * (1 - momentum):.6g}")
+
+
 def open_settings(config: RunConfig) -> list[str]:
     """Returns the names of the settings that a configuration leaves open."""
     sampler = config.sampler
     sizes = sampler.open_sizes() if isinstance(sampler, SamplerSettings) else []
-    names = ("l2_clip_norm", "learning_rate")
+    names = ["l2_clip_norm", "learning_rate"]
+    if config.tables == "auto":
+        sizes = ["tables", *sizes]
+    if config.tables == "lazy":
+        names += ["tables_learning_rate", "tables_momentum", "flush_every"]
     return [*sizes, *(name for name in names if getattr(config, name) is None)]
 
 
@@ -131,6 +154,9 @@ _WORDS = {
     "epochs": "epochs",
     "l2_clip_norm": "clipping norm",
     "learning_rate": "learning rate",
+    "tables_learning_rate": "learning rate of tables",
+    "tables_momentum": "momentum of tables",
+    "flush_every": "steps between flushes",
 }
 
 
@@ -139,7 +165,8 @@ def sentence(chosen: Mapping[str, Any]) -> str:
 
     Args:
       chosen: As `config.json` records it: "settings" by name, what the "noise" became if bands
-        were asked for, and, where time was limited, "budget_minutes" and "epoch_seconds".
+        were asked for and what "tables" if that was left to the run, and, where time was limited,
+        "budget_minutes" and "epoch_seconds".
 
     >>> sentence({"settings": {"batch_size": 1024, "learning_rate": 3e-3}})
     'chosen: batch size 1,024, learning rate 0.003'
@@ -148,6 +175,8 @@ def sentence(chosen: Mapping[str, Any]) -> str:
         f"{_WORDS[name]} {value:{',' if isinstance(value, int) else 'g'}}"
         for name, value in chosen.get("settings", {}).items()
     ]
+    if tables := chosen.get("tables"):
+        found.append(f"tables {tables['tables']}, as {tables['why']}")
     if noise := chosen.get("noise"):
         bands, sigma = noise.get("bands", 1), noise["noise_multiplier"]
         of = f"of {bands:,} bands" if bands > 1 else "independent"
@@ -169,7 +198,8 @@ def choose(
 
     Args:
       task: Recommends settings, if it has a method `recommend` (see `dpsgd.runs.task.Task`).
-      config: As it was asked for.
+      config: As it was asked for; of tables it says whether they are lazy, and how often they are
+        flushed is not chosen here (`dpsgd.runs.tables`).
       population: What is public of the training rows.
       most_epochs: For which there is time.
 
@@ -196,6 +226,8 @@ def choose(
         optimizer=config.optimizer,
         momentum=config.momentum,
         bands=config.bands,
+        tables=config.tables,
+        tables_momentum=config.tables_momentum,
     )
     recommend = getattr(task, "recommend", None)
     settings = recommend(aim) if callable(recommend) else generic(aim)
@@ -204,7 +236,11 @@ def choose(
             f"recommend() of the task must return dpsgd.Settings, got {type(settings).__name__}"
         )
     sizes = {name: getattr(settings, name) for name in names if name in DEFAULTS}
-    others = {name: getattr(settings, name) for name in names if name not in DEFAULTS}
+    own = {field.name for field in dataclasses.fields(Settings)} - DEFAULTS.keys()
+    others = {name: getattr(settings, name) for name in names if name in own}
+    if others.get("tables_learning_rate", 0.0) is None:
+        momentum = others.get("tables_momentum", config.tables_momentum)
+        others["tables_learning_rate"] = default_tables_rate(momentum)
     if sizes:
         sampler = dataclasses.replace(sampler, **sizes)
     chosen = dataclasses.replace(config, sampler=sampler, **others)

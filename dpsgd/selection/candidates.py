@@ -14,7 +14,7 @@ from typing import Any, Literal
 from accounting import PrivacyProfile, TrialCount
 from dpsgd.noise.base import Noise
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import calibration, correlation, settings
+from dpsgd.runs import calibration, correlation, tables
 from dpsgd.runs.config import RunConfig, config_digest
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.records import plain
@@ -150,7 +150,7 @@ class Candidates:
         about = self._about_a_trial()
         configs = []
         for config in self.configs:
-            chosen = settings.choose(self.task, dataclasses.replace(config, **about), population)
+            chosen = tables.chosen(self.task, dataclasses.replace(config, **about), self.rows)[0]
             chosen = calibration.decided(self.task, chosen, population)
             configs.append(correlation.decided(self.task, chosen, population)[0])
         if self.configs[0].noise_multiplier is not None:

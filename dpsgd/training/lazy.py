@@ -217,6 +217,16 @@ class LazyInit:
         return compiled(_initial, parts, (params,))(params)
 
 
+def worthwhile(num_rows: int, looked_up: int) -> bool:
+    """Returns whether noise that comes late saves a step most of its work.
+
+    Args:
+      num_rows: Rows of all tables.
+      looked_up: Rows that a batch looks up, each counted as often as it does.
+    """
+    return num_rows >= 8 * looked_up
+
+
 def found_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
     """Returns the loss taken apart, see `TableLoss`.
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.files import write_atomically
+from dpsgd.runs import correlation, tables
 from dpsgd.runs.config import RunConfig
-from dpsgd.runs.correlation import as_decided
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.job import rows_of
 from dpsgd.runs.records import checked
@@ -20,7 +20,7 @@ from dpsgd.runs.settings import any_noise
 from dpsgd.runs.stop import Stopped
 from dpsgd.runs.task import Task, data_digest, made_of, task_record
 from experiments.cli.tasks import find_task, needs_data
-from experiments.sweeps import tables
+from experiments.sweeps import tables as markdown_tables
 from experiments.sweeps.config import OfTask, Sweep
 from experiments.sweeps.figure import draw
 from experiments.sweeps.plan import PlannedRun, plan
@@ -203,7 +203,7 @@ def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:
     contents = {
         ASKED: asked,
         "summary.json": json.dumps(summary.record(), indent=2, allow_nan=False).encode() + b"\n",
-        "summary.md": tables.markdown(summary).encode(),
+        "summary.md": markdown_tables.markdown(summary).encode(),
         "figure.png": figure.getvalue(),
     }
     for name, content in contents.items():
@@ -223,7 +223,8 @@ def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
         sampler.protected_unit(population)
     except ValueError as error:
         raise ValueError(f"{where}, {run.cell.name}: {error}") from None
-    return sampler.padded_batch_size, sampler.accumulates, config.non_private, config.bands
+    size, several = sampler.padded_batch_size, sampler.accumulates
+    return size, several, config.non_private, config.bands, config.tables
 
 
 def _finished(run: PlannedRun, task: Mapping[str, Any], digest: str) -> bool:
@@ -261,7 +262,7 @@ def _refuse_another(
       same_data: Whether it was on the same data.
     """
     names = [field.name for field in dataclasses.fields(found)]
-    asked = as_decided(run.config, found)
+    asked = tables.as_decided(correlation.as_decided(run.config, found), found)
     differing = [name for name in names if getattr(found, name) != getattr(asked, name)]
     if not differing:
         for part in ("settings", "description"):

@@ -149,7 +149,7 @@ def test_a_recorded_configuration_that_leaves_something_open_is_refused(name):
     record = choose(line, OPEN, Population(160)).record()
     assert open_settings(RunConfig.from_record(record, "here")) == []
     (record["sampler"] if name in record["sampler"] else record)[name] = None
-    with pytest.raises(ValueError, match=f"^here: {name} is no number$"):
+    with pytest.raises(ValueError, match=f"^here: {name} is left open$"):
         RunConfig.from_record(record, "here")
 
 

@@ -113,7 +113,33 @@ class Calibrated(Line):
         return Slope(self.divisor)
 
 
+@dataclass(frozen=True)
+class Words(Line):
+    """Sums of the vectors of two words, most of which are in no row."""
+
+    words: int = 400
+
+    def init(self, seed):
+        table = np.random.default_rng(seed).normal(size=(self.words, self.width))
+        return {"table": table.astype(np.float32), "w": np.ones(self.width, np.float32)}
+
+    def loss(self, params, example):
+        rows = params["table"][example["words"]]
+        return jnp.square(rows.sum(axis=0) @ params["w"] - example["y"])
+
+    def metrics(self, params):
+        public = self._points(7, 50)
+        errors = [self.loss(params, {k: v[i] for k, v in public.items()}) for i in range(50)]
+        return {"test_error": float(np.mean(errors)), "test_num_examples": 50}
+
+    def _points(self, seed, count):
+        rng = np.random.default_rng(seed)
+        words = np.minimum(rng.zipf(1.3, size=(count, 2)) - 1, self.words - 1).astype(np.int32)
+        return {"words": words, "y": rng.normal(size=count).astype(np.float32)}
+
+
 line = Line()
+words = Words()
 held = Held()
 calibrated = Calibrated()
 SUMS = FullSums(3, 4.0)
