@@ -125,7 +125,7 @@ def train(
     # A run that is refused has not begun: it leaves the root to the next one.
     columns = columns_of(mechanism.sampler, data)
     check_parameters(params)
-    guarantee = _planned(mechanism, data, delta, root)
+    guarantee = _planned(algorithm, mechanism, data, delta, root)
     data_shapes = () if algorithm.tables is None else (columns,)
     state = algorithm.init(params, mechanism, *data_shapes)
     layout = Layout.of(
@@ -216,7 +216,11 @@ def not_finite(tree: PyTree) -> list[str]:
 
 
 def _planned(
-    mechanism: Mechanism, data: PyTree | UnitData, delta: float | None, root: RootKey
+    algorithm: Algorithm,
+    mechanism: Mechanism,
+    data: PyTree | UnitData,
+    delta: float | None,
+    root: RootKey,
 ) -> Guarantee:
     """Returns the guarantee of the whole run, or raises ValueError where it has none."""
     sampler = mechanism.sampler
@@ -228,6 +232,7 @@ def _planned(
         check_delta(1 / sampler.num_examples if delta is None else delta),
         unit=sampler.protected_unit(population) if noisy else sampler.unit,
         reproducible_noise=root.insecure,
+        lazy_tables=algorithm.tables is not None,
     )
 
 

@@ -4,6 +4,10 @@ Each is one `.npz` file, made under a temporary name, fsynced and renamed, with 
 its members carry the CRC-32 checksums of the zip format, which reading verifies. The newest two are
 kept, and one that is damaged gives way to the one before.
 
+Of lazy tables, a checkpoint between two flushes has noise that is due. No guarantee covers it, and
+it serves fewer ends (`dpsgd.runs.ledger`): so its file has another name, and the newest one without
+is kept beside the newest two.
+
 Why not orbax-checkpoint: it renames a whole folder into place, but (0.12.8, by its system calls) it
 fsyncs the arrays alone, and neither its metadata and commit marker before the rename nor the folder
 above after it. After a power failure the newest checkpoint may be there without its metadata, or
@@ -18,8 +22,8 @@ the one before. Any number of processes reads it. (A state of one process has no
 
 A checkpoint holds the state and the head of the ledger at its time, by which a ledger that was
 rolled back is recognised. It holds no key: see `dpsgd.noise.keys`. But what noise needs from step
-to step, if anything, is as secret as one, so that only the owner can read the file; the guarantee
-covers the rest of the state.
+to step, if anything, is as secret as one, and so are rows whose noise is due, so that only the
+owner can read the file; the guarantee covers the rest of the state.
 """
 
 from __future__ import annotations
@@ -46,9 +50,13 @@ from dpsgd.runs.records import checked
 
 if TYPE_CHECKING:
     from dpsgd.training.algorithm import TrainState
+    from dpsgd.training.lazy_state import LazyState
 
 KEPT = 2
 """How many checkpoints stay: the newest, and one to fall back to."""
+
+DUE = ".due"
+"""Ends the name of a checkpoint with noise that is due, before its suffix."""
 
 DAMAGED = (
     OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, SyntaxError,
@@ -66,7 +74,7 @@ class Checkpoint(NamedTuple):
     nothing else is needed, and going on costs the same after one step as after a million.
     """
 
-    state: TrainState
+    state: TrainState | LazyState
     ledger_head: str
     """Hash of the ledger's last line when this was written."""
     seconds: float
@@ -87,7 +95,7 @@ class Checkpoints:
         self._processes = processes or Processes.current()
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Writes `checkpoint`, and then destroys all but the newest two.
+        """Writes `checkpoint`, and then destroys all but those that are kept.
 
         Raises:
           OSError: if it cannot be written; the ones before are still there.
@@ -102,7 +110,8 @@ class Checkpoints:
             for at, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.state)
         }
         dealt = {name: leaf for name, leaf in leaves.items() if _is_dealt_out(leaf)}
-        name = f"{int(checkpoint.state.step):012d}"
+        due = "" if hasattr(checkpoint.state, "params") else DUE
+        name = f"{int(checkpoint.state.step):012d}{due}"
         parts = self._save_parts(name, dealt) if dealt else []
         if self._processes.first:
             arrays = {name: np.asarray(leaves[name]) for name in leaves.keys() - dealt.keys()}
@@ -152,24 +161,33 @@ class Checkpoints:
         return processes.gather(described)
 
     def _destroy_old(self) -> None:
-        """Destroys all but the newest two, and older parts that a dying process may have left."""
-        kept = [path.stem for path in self._paths()[:KEPT]]
+        """Destroys all that are not kept, and older parts that a dying process may have left."""
+        paths = self._paths()
+        kept = {_step(path) for path in paths[:KEPT] + self._paths(due=False)[:1]}
         for path in sorted(self.folder.glob("[0-9]*"), reverse=True):
-            name = path.name.partition(".")[0]
-            if name not in kept and name < kept[0]:  # another process may be at the next one
+            # Another process may be at the next one.
+            if _step(path) not in kept and _step(path) < _step(paths[0]):
                 destroy(path)
 
-    def latest(self, like: TrainState) -> Checkpoint | None:
+    def destroy_after(self, step: int) -> None:
+        """Destroys all of later steps, and what a dying process may have left of such."""
+        for path in list(self.folder.glob("[0-9]*")):
+            if _step(path) > step:
+                destroy(path)
+
+    def latest(self, like: TrainState, due: LazyState | None = None) -> Checkpoint | None:
         """Returns the newest checkpoint that is not damaged, or None if there never was one.
 
         Args:
           like: A state of the same structure, shapes and dtypes.
+          due: The same of one with noise that is due; without, those are passed over.
 
         Raises:
           ValueError: if all are damaged, or if they are of another model or optimizer.
         """
         self._refuse_link()
-        names = self._processes.share([path.name for path in self._paths()])
+        found = self._paths(due=due is not None)
+        names = self._processes.share([path.name for path in found])
         paths = [self.folder / name for name in names]
         members: dict[str, Any]
         for path in paths:
@@ -183,7 +201,8 @@ class Checkpoints:
                 members = {}
             # One for which it is damaged, or not there, takes all of them to the one before.
             if all(self._processes.gather(bool(members))):
-                return Checkpoint(_restore(members, like, path), head, seconds)
+                wanted = due if due is not None and _is_due(path) else like
+                return Checkpoint(_restore(members, wanted, path), head, seconds)
         if paths:
             raise ValueError(
                 f"{self.folder}: every checkpoint is damaged; restore one from a copy, or remove "
@@ -238,9 +257,21 @@ class Checkpoints:
                 "folder itself: move that here, in place of the link"
             )
 
-    def _paths(self) -> list[Path]:
-        """Whole files, newest first; what has not got its name yet does not match."""
-        return sorted(self.folder.glob("[0-9]*.npz"), reverse=True)
+    def _paths(self, *, due: bool = True) -> list[Path]:
+        """Whole files, newest first, with those whose noise is `due` or without.
+
+        What has not got its name yet does not match.
+        """
+        found = sorted(self.folder.glob("[0-9]*.npz"), reverse=True)
+        return [path for path in found if due or not _is_due(path)]
+
+
+def _step(path: Path) -> int:
+    return int(path.name.partition(".")[0])
+
+
+def _is_due(path: Path) -> bool:
+    return path.stem.endswith(DUE)
 
 
 @dataclass(frozen=True)
@@ -289,7 +320,7 @@ def _is_dealt_out(leaf: Any) -> bool:
     return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
 
 
-def _restore(members: Mapping[str, Any], like: TrainState, path: Path) -> TrainState:
+def _restore(members: Mapping[str, Any], like: Any, path: Path) -> Any:
     import jax
 
     def leaf(at, wanted):

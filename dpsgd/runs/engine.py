@@ -50,6 +50,7 @@ from dpsgd.training import batch_files
 from dpsgd.training.algorithm import TrainState
 from dpsgd.training.batch_files import BatchFiles, Draw
 from dpsgd.training.guarantee import Guarantee
+from dpsgd.training.lazy_state import LazyState
 from dpsgd.training.loop import Block, repeats_exactly, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import Placement, on_one_device
@@ -163,7 +164,9 @@ def _begun(
     job = Job.of(task, config, rows=rows, placement=placement)
     job.check_rows()
     insecure = config.insecure_seed is not None
-    planned = Guarantee.of(job.mechanism, job.delta, unit=job.unit, reproducible_noise=insecure)
+    lazy = job.algorithm.tables is not None
+    how: dict[str, Any] = {"reproducible_noise": insecure, "lazy_tables": lazy}
+    planned = Guarantee.of(job.mechanism, job.delta, unit=job.unit, **how)
     if planned.epsilon is not None and math.isinf(planned.epsilon.upper):
         raise ValueError(
             f"no finite epsilon is certified for this run ({planned.epsilon.note or 'no reason'}): "
@@ -346,13 +349,17 @@ def _gone_on(
         job = Job.of(task, config, mechanism, placement=placement)
         job.check_rows()
         check_same_noise(last, dataclasses.replace(last, mechanism=job.mechanism))
-        checkpoint = folder.checkpoints.latest(job.start())
+        digest = job.digest()
+        terms = job.terms(record, digest, root)
+        alone = processes.share(not root.is_copy)
+        repeatable = repeats_exactly() and (alone or not job.algorithm.tables)
+        how: dict[str, Any] = {"repeatable": repeatable, "alone": alone}
+        checkpoint = _last_checkpoint(job, folder, ledger.history, terms, progress, **how)
+        step, origin = _place(checkpoint)
+        processes.check_alike({"last checkpoint": [step, origin]})
         if checkpoint:
             state = job.layout.put_state(job.scheduled(checkpoint.state))
             checkpoint = checkpoint._replace(state=state)
-        step = int(checkpoint.state.step) if checkpoint else 0
-        origin = checkpoint.ledger_head if checkpoint else NO_HEAD
-        processes.check_alike({"last checkpoint": [step, origin]})
         planned, steps = last.mechanism, job.mechanism.sampler.num_steps
         if (
             job.refinement
@@ -369,8 +376,6 @@ def _gone_on(
                 f"{out} has no step left to take, and its config.json asks for another noise, "
                 "clipping norm or sampler than its steps had: restore the configuration"
             )
-        digest = job.digest()
-        terms = job.terms(record, digest, root)
         _check_alike(job, record, digest, processes)
         if step < job.mechanism.num_steps:
             audit = job.audit(checkpoint.state if checkpoint else job.start(), progress)
@@ -383,16 +388,13 @@ def _gone_on(
             if record["task"] != begun:
                 folder.write_json("config.json", record)
             folder.note_data(digest)
-        generation = ledger.resume(
-            terms,
-            step=step,
-            origin=origin,
-            repeatable=repeats_exactly(),
-            alone=not root.is_copy,
-        )
+        if not ledger.history.goes_on(terms, step=step, origin=origin, **how) and processes.first:
+            folder.checkpoints.destroy_after(step)
+        due = checkpoint is not None and isinstance(checkpoint.state, LazyState)
+        generation = ledger.resume(terms, step=step, origin=origin, due=due, **how)
         if generation.index == len(generations) and processes.first:
             root.hold()
-        if checkpoint and checkpoint.ledger_head == generation.origin:
+        if checkpoint and origin == generation.origin and jax.tree.leaves(checkpoint.state.noise):
             # Begun anew: rows that were released before have no part in its noise.
             state = checkpoint.state._replace(noise=job.start().noise)
             checkpoint = checkpoint._replace(state=state)
@@ -405,6 +407,40 @@ def _gone_on(
             changed = differing([last.fingerprint, generation.terms.fingerprint])
             progress(f"changed since: {', '.join(changed)}")
         return then(job, folder, ledger, root, checkpoint, audit, progress)
+
+
+def _last_checkpoint(
+    job: Job,
+    folder: RunDirectory,
+    history: History,
+    terms: Terms,
+    progress: Progress,
+    *,
+    repeatable: bool,
+    alone: bool,
+) -> Checkpoint | None:
+    """Returns where the run goes on: its newest checkpoint, if noise that is due may be drawn."""
+    like, due = job.shapes()
+    found = folder.checkpoints.latest(like, due)
+    if found is None or isinstance(found.state, TrainState):
+        return found
+    step, origin = _place(found)
+    where: dict[str, Any] = {"step": step, "origin": origin, "alone": alone}
+    if history.goes_on(terms, repeatable=repeatable, **where) or (
+        history.may_draw_anew(terms, **where)
+    ):
+        return found
+    found = folder.checkpoints.latest(like)
+    progress(
+        f"going back to step {_place(found)[0]:,}, where no noise of tables is due: the steps that "
+        "were declared since count, and others take their place"
+    )
+    return found
+
+
+def _place(checkpoint: Checkpoint | None) -> tuple[int, str]:
+    """Returns the step of a checkpoint and the ledger's head in it; those of a start without."""
+    return (int(checkpoint.state.step), checkpoint.ledger_head) if checkpoint else (0, NO_HEAD)
 
 
 def _check_alike(job: Job, record: Mapping[str, Any], digest: str, processes: Processes) -> None:
@@ -448,7 +484,7 @@ def _chosen(
         return found
 
     if minutes is None:
-        config, record = choose(), {}
+        config, record = choose(), dict[str, Any]()
     elif "epochs" not in names:
         raise ValueError(
             "budget_minutes is the time by which epochs are chosen, and here they are given, or "
@@ -530,6 +566,7 @@ def _finish(
                 last = _train(job, folder, ledger, root, last, stop, progress)
             if last.state.step < job.mechanism.num_steps:
                 last = _refine(job, folder, ledger, root, last, stop, progress)
+        assert isinstance(last.state, TrainState), "flushed after its last step"
         params = on_one_device(last.state.params)
         record = None
         processes = Processes.current()
@@ -606,8 +643,9 @@ def _train(
         watchdog.step()
         due = time.perf_counter() - saved >= job.config.checkpoint_seconds
         stopping, due = map(any, zip(*processes.gather([stop(), due]), strict=True))
-        save = due or stopping or block.steps.stop == num_steps
-        save = save and isinstance(block.state, TrainState)  # with no noise that is due
+        # A generation may begin where no noise is due: each such state of lazy tables is kept.
+        flushed = job.algorithm.tables is not None and isinstance(block.state, TrainState)
+        save = due or stopping or flushed or block.steps.stop == num_steps
         # One block stays under way while the one before is written down, but for a checkpoint.
         while len(under_way) > (0 if save else 1):
             past = under_way.popleft()
@@ -624,7 +662,7 @@ def _train(
             last = Checkpoint(block.state, ledger.history.head, before + elapsed)
             folder.checkpoints.save(last)
             saved = time.perf_counter()
-        if save and stopping and done < num_steps:
+        if stopping and done < num_steps:
             raise Stopped(
                 f"stopped at step {done:,} of {num_steps:,}, all of it saved: "
                 f"`dpsgd resume {folder.path}` goes on"
@@ -652,7 +690,7 @@ def _batches(
     return opened
 
 
-def _check_state(state: TrainState, processes: Processes) -> None:
+def _check_state(state: TrainState | LazyState, processes: Processes) -> None:
     """Raises ValueError unless what all processes compute for themselves is the same in all."""
     if processes.count > 1:
         whole = [leaf for leaf in jax.tree.leaves(state) if leaf.is_fully_replicated]
@@ -675,6 +713,7 @@ def _refine(
     """
     mechanism, processes = job.mechanism, Processes.current()
     assert job.refinement is not None, "a mechanism has sums over all rows for a refinement alone"
+    assert isinstance(last.state, TrainState), "flushed after its last step"
 
     def declare(steps: range) -> None:
         if processes.any(stop()):

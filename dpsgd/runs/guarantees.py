@@ -17,8 +17,9 @@ def guarantee_of(history: History) -> Guarantee:
     A process computes it once for all runs that declared alike.
     """
     declared: Hashable = tuple(
-        (g.terms.mechanism, g.terms.delta, g.terms.unit, g.terms.reproducible_noise, g.steps)
+        (t.mechanism, t.delta, t.unit, t.reproducible_noise, t.lazy_tables, g.steps)
         for g in history.generations
+        for t in (g.terms,)
     )
     if history.selection is not None:
         declared = declared, history.selection.key

@@ -147,6 +147,31 @@ class History:
                 "replaced, so what was released cannot be counted; restore the newer ledger"
             )
 
+    def goes_on(
+        self, terms: Terms, *, step: int, origin: str, repeatable: bool, alone: bool
+    ) -> bool:
+        """Whether the last generation goes on from a checkpoint: see `Ledger.resume`."""
+        last = self.generations[-1]
+        exact = repeatable or (alone and not step < last.steps.stop)
+        return terms.record() == last.terms.record() and self._made(step, origin) and exact
+
+    def may_draw_anew(self, terms: Terms, *, step: int, origin: str, alone: bool) -> bool:
+        """Whether another generation may draw the noise that is due in a checkpoint.
+
+        `dpsgd.runs.ledger` has the proof: nobody else has drawn it, nor ever will; and its law is
+        still what it was.
+        """
+        last = self.generations[-1]
+        untouched = alone and self._made(step, origin) and not step < last.steps.stop
+        return untouched and _law_of_noise(terms) == _law_of_noise(last.terms)
+
+    def _made(self, step: int, origin: str) -> bool:
+        """Whether the last generation made the state of a checkpoint, or began from it."""
+        last = self.generations[-1]
+        return (origin, step) == (last.origin, last.steps.start) or (
+            origin in self.heads[self.beginnings[-1] :]
+        )
+
     def guarantee(self) -> Guarantee:
         """Returns the guarantee that covers everything declared, by the ledger alone."""
         if self.selection is not None:
@@ -169,7 +194,7 @@ class History:
                 whole = "none" if _void(planned) else f"{_price(planned, last.delta):.4f}"
                 notes += (note_on_stopping(whole),)
                 scope = "the steps declared so far, if no release decides to stop there"
-        return Guarantee(
+        guarantee = Guarantee(
             epsilon=interval,
             delta=last.delta,
             unit=last.unit,
@@ -183,6 +208,7 @@ class History:
             void=void,
             notes=notes,
         )
+        return guarantee.with_lazy_tables() if last.lazy_tables else guarantee
 
     def _as_planned(self) -> list[Generation]:
         """Returns what is declared if the run comes to its end in its last generation."""
@@ -224,6 +250,12 @@ class History:
             self.generations.append(generation)
             self.beginnings.append(len(self.heads))
         self.heads.append(head)
+
+
+def _law_of_noise(terms: Terms) -> tuple[Any, ...]:
+    """Returns what the law of noise that is due depends on, and more: the whole configuration."""
+    record = terms.record()
+    return {**record, "fingerprint": None}, terms.fingerprint.get("config")
 
 
 def check_same_noise(before: Terms, after: Terms) -> None:

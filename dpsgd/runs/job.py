@@ -7,7 +7,7 @@ import json
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ from dpsgd.training.refinement import Refinement, sums_run
 from samplers import Population, UnitData
 
 PyTree = Any
-_State = TypeVar("_State", TrainState, LazyState)
+_State = TypeVar("_State", bound=TrainState | LazyState)
 
 
 @dataclass(frozen=True)
@@ -136,11 +136,12 @@ class Job:
         hyperparams = hyperparameters(
             config.learning_rate, self.mechanism.sampler.num_steps, momentum
         )
-        opt_state = state.opt_state
+        opt_state: Any = state.opt_state
         if isinstance(opt_state, LazyOptState):
-            dense = opt_state.dense._replace(hyperparams=hyperparams)
-            return state._replace(opt_state=opt_state._replace(dense=dense))
-        return state._replace(opt_state=opt_state._replace(hyperparams=hyperparams))
+            opt_state = opt_state._replace(dense=opt_state.dense._replace(hyperparams=hyperparams))
+        else:
+            opt_state = opt_state._replace(hyperparams=hyperparams)
+        return cast(_State, state._replace(opt_state=opt_state))
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -180,17 +181,21 @@ class Job:
             digests.append(programs.digest(sums.program()))
         return " ".join(digests)
 
-    def audit(self, state: TrainState, progress: Callable[[str], None]) -> str:
+    def audit(self, state: TrainState | LazyState, progress: Callable[[str], None]) -> str:
         """Returns what the audit of the program and the sampler says, or refuses the run.
 
         Args:
-          state: With which the run begins, or goes on.
+          state: With which the run begins, or goes on. Of lazy tables its step alone is looked at,
+            and the rest is that of the first state: no row whose noise is due has a part in it.
           progress: Called with one line of text.
         """
         if not self.config.audit:
             return "not made: it was switched off"
         if self.algorithm.tables is not None and self.mechanism.noise_multiplier:
             raise ValueError("runs with lazy tables have no audit yet: give audit False")
+        if self.algorithm.tables is not None:
+            state = self.start()._replace(step=state.step)
+        assert isinstance(state, TrainState), "that is all there is without lazy tables"
         run = self.task, self.algorithm, self.mechanism, state, self.layout, self.refinement
         return audit_run(*run, progress)
 
@@ -209,6 +214,8 @@ class Job:
         if self.placement is not None:
             stated["devices"] = [device.device_kind for device in self.placement.devices]
             stated["placement"] = self.placement.describe()
+        if self.algorithm.tables is not None:
+            stated["tables"] = "lazy"
         # Public, and a task's own: another start under one noise would show both without it.
         stated["initial_params"] = arrays_digest(self.params)
         return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit)

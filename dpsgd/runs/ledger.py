@@ -24,6 +24,24 @@ both. What nobody can prevent: a directory that is rolled back with its ledger, 
 its root in place, or together with its whole disk, does not know of what it released since, which
 costs nothing more where bits repeat, and is not counted where they do not.
 
+**Lazy tables.** Between two flushes, the state x of step c lacks noise: that of each row for the
+steps since it was last read, which whoever goes on from x draws later. Drawn in two continuations
+it would be drawn twice, independently, and their mean would have less noise than any line here
+says. So noise that is due is drawn once, or twice the same. *Proof.* It is drawn by generations
+that go on from x, or from where x is made again, with keys that are theirs alone. (1) The
+generation g that made x, or began from it, draws it the same each time if its steps are repeated
+bit for bit; if they are not, it goes on from x only while it has declared nothing beyond c
+(`resume`), so has drawn none of it: its keys of the steps from c on were not used. (2) Another
+generation h begins at x only if g has declared nothing beyond c, so that g has drawn none of it;
+and g is then never gone on with, since the last generation alone is. What may begin after h, begins
+where h has declared nothing, by the same rule, or at a state without noise that is due. So does h,
+if g has declared more: at the newest such state, or at the start of the run, and later checkpoints
+are destroyed first. What h draws has the law that g's steps have in this ledger, as both have one
+configuration; if that was changed, h does not begin at x. (3) A copy of the directory, which does
+not know what its original does with x, nor the original of it, always begins another generation,
+where no noise is due, so that x is left to the original. QED. By it all that is released has
+jointly the law of the dense algorithm's generations, of which each is what is declared here.
+
 **Integrity.** Each line ends with a SHA-256 hash of itself and of all lines before it. A checkpoint
 holds the hash of the last line at its time (the *head*), so a ledger that was edited, deleted or
 rolled back behind the checkpoint is recognised, and refused. The hashes are not signatures: they
@@ -134,7 +152,14 @@ class Ledger:
         return cls(path, descriptor, history)
 
     def resume(
-        self, terms: Terms, *, step: int, origin: str, repeatable: bool, alone: bool = True
+        self,
+        terms: Terms,
+        *,
+        step: int,
+        origin: str,
+        repeatable: bool,
+        alone: bool = True,
+        due: bool = False,
     ) -> Generation:
         """Returns the generation in which a run goes on from a checkpoint: the last, or a new one.
 
@@ -149,20 +174,20 @@ class Ledger:
           origin: Head of the ledger in the checkpoint; `NO_HEAD` for none.
           repeatable: Whether this machine repeats a computation bit for bit in another process.
           alone: Whether nobody else has the keys of the last generation.
+          due: Whether noise is due in the checkpoint.
 
         Raises:
-          LedgerError: if noise is secure in `terms` and was not before, or the other way about.
+          LedgerError: if noise is secure in `terms` and was not before, or the other way about; or
+            if noise that is due would be drawn twice.
           OSError: if a new generation cannot be written.
         """
         last = self.history.generations[-1]
         check_same_noise(last.terms, terms)
-        own = (origin, step) == (last.origin, last.steps.start) or (
-            origin in self.history.heads[self.history.beginnings[-1] :]
-        )
-        again = step < last.steps.stop
-        exact = repeatable or (alone and not again)
-        if terms.record() == last.terms.record() and own and exact:
+        where: dict[str, Any] = {"step": step, "origin": origin, "alone": alone}
+        if self.history.goes_on(terms, repeatable=repeatable, **where):
             return last
+        if due and not self.history.may_draw_anew(terms, **where):
+            raise LedgerError("noise that is due would be drawn twice")
         return self._begin(terms, step=step, origin=origin)
 
     def declare(self, steps: range) -> None:

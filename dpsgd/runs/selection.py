@@ -103,7 +103,10 @@ class Selection:
     @property
     def key(self) -> Hashable:
         """All that the guarantee depends on."""
-        terms = ((t.mechanism, t.delta, t.unit, t.reproducible_noise) for t in self.candidates)
+        terms = (
+            (t.mechanism, t.delta, t.unit, t.reproducible_noise, t.lazy_tables)
+            for t in self.candidates
+        )
         return self.count, self.score, *terms
 
     def check_released(self, terms: Terms) -> None:
@@ -139,7 +142,7 @@ class Selection:
                     for note in notes_on(one, terms.delta, interval)
                 ),
             )
-        return Guarantee(
+        guarantee = Guarantee(
             epsilon=interval,
             delta=terms.delta,
             unit=terms.unit,
@@ -162,6 +165,7 @@ class Selection:
                 "whatever lay in the folder of the selection before it was released",
             ),
         )
+        return guarantee.with_lazy_tables() if terms.lazy_tables else guarantee
 
     def sentence(self) -> str:
         """Returns what is done, in words."""

@@ -240,7 +240,7 @@ def choose(
     others = {name: getattr(settings, name) for name in names if name in own}
     if others.get("tables_learning_rate", 0.0) is None:
         momentum = others.get("tables_momentum", config.tables_momentum)
-        others["tables_learning_rate"] = default_tables_rate(momentum)
+        others["tables_learning_rate"] = default_tables_rate(momentum or 0.0)
     if sizes:
         sampler = dataclasses.replace(sampler, **sizes)
     chosen = dataclasses.replace(config, sampler=sampler, **others)

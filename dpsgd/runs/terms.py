@@ -42,6 +42,11 @@ class Terms:
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
 
+    @property
+    def lazy_tables(self) -> bool:
+        """Whether the noise of tables comes late."""
+        return self.fingerprint.get("tables") == "lazy"
+
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""
         mechanism = self.mechanism

@@ -119,6 +119,8 @@ class Candidates:
             unit = mechanism.sampler.protected_unit(population)
             digest = config_digest({"task": self.record, **config.record()})
             stated = {"config": digest, "settings": plain(config.record())}
+            if config.tables == "lazy":
+                stated["tables"] = "lazy"
             terms.append(Terms(mechanism, delta, False, stated, unit))
         fingerprint = self.fingerprint(root)
         selection = Selection(self.count, tuple(terms), self.score, self.better, fingerprint)

@@ -58,6 +58,8 @@ def release(
     task, name, sampler = wanted.task, record["task"]["name"], terms.mechanism.sampler
     code = task_code_digest(task, name, sampler, identity=identity(task, name))
     stated = fingerprint(record, wanted.data, root, code, "")
+    if terms.lazy_tables:
+        stated["tables"] = "lazy"
     history = _write_ledger(folder, dataclasses.replace(terms, fingerprint=stated), root)
     folder.write_json("config.json", record)
     folder.write_json("environment.json", environment())

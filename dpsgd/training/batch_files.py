@@ -301,9 +301,9 @@ class BatchFiles(BatchSource):
             for file in [file for file in self._held if file < self.draw.file_of(steps.start)]:
                 del self._held[file]
             sizes = plan.weights.sum(axis=1, dtype=np.int64)
-            ends = np.cumsum(sizes)
+            stops = np.cumsum(sizes)
             places = np.zeros(plan.indices.shape, np.int32)
-            for row, (end, size) in enumerate(zip(ends, sizes, strict=True)):
+            for row, (end, size) in enumerate(zip(stops, sizes, strict=True)):
                 places[row, :size] = np.arange(end - size + 1, end + 1)
             parts = [self._padding, *(self._rows(step) for step in steps)]
             rows = [np.concatenate(columns) for columns in zip(*parts, strict=True)]

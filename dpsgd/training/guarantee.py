@@ -42,6 +42,14 @@ FLOATING_POINT = (
 """What is not covered either, unless noise is secure: `dpsgd.noise.gaussian` says why."""
 
 
+LAZY_TABLES = (
+    "tables are lazy: a row got the noise of the steps in which nobody read it when it was next "
+    "read, or at a flush, with the law of noise that comes at once and so the same privacy cost; "
+    "covered is what is flushed, as all is that a run releases, and no state between flushes"
+)
+"""What a reader should know of tables whose noise comes late (`dpsgd.training.lazy`)."""
+
+
 UNKNOWN = Bound(0.0, 1.0)
 """Of a total variation distance, what is known without a look at the profile."""
 
@@ -61,6 +69,7 @@ class Guarantee:
       secure_noise: Whether sums and noise were exact, so that floating point is covered.
       noise: What names its law, see `Noise.describe`.
       full_sums: The sums over all rows that the run ends in, if any, see `Mechanism`.
+      lazy_tables: Whether the noise of tables comes late, which changes no number here.
       scope: What part of a run this is about, and on what condition; empty for a whole run.
       void: Why there is no guarantee, or empty.
       notes: What a reader should know about the interval.
@@ -77,6 +86,7 @@ class Guarantee:
     secure_noise: bool = False
     noise: Mapping[str, Any] = field(default_factory=Independent().describe)
     full_sums: FullSums | None = None
+    lazy_tables: bool = False
     scope: str = ""
     void: str = ""
     notes: tuple[str, ...] = ()
@@ -91,6 +101,7 @@ class Guarantee:
         *,
         unit: str = "",
         reproducible_noise: bool = False,
+        lazy_tables: bool = False,
     ) -> Guarantee:
         """Returns the guarantee of a whole run of `mechanism` at `delta`.
 
@@ -100,12 +111,14 @@ class Guarantee:
           unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row
             of the data is an example.
           reproducible_noise: Whether the noise came from a seed that can be guessed.
+          lazy_tables: Whether the noise of tables comes late.
 
         Raises:
           ValueError: if `delta` is not in (0, 1), or the sampler's privacy profile is not proved.
         """
         whole = cls._of(mechanism, delta, mechanism.num_steps, reproducible_noise)
-        return dataclasses.replace(whole, unit=unit) if unit else whole
+        whole = dataclasses.replace(whole, unit=unit) if unit else whole
+        return whole.with_lazy_tables() if lazy_tables else whole
 
     @classmethod
     def so_far(
@@ -176,6 +189,14 @@ class Guarantee:
             total_variation=distance,
         )
 
+    def with_lazy_tables(self) -> Guarantee:
+        """Returns this guarantee, of noise that comes at once, as that of a run with lazy tables.
+
+        It is the same, as the law of what is flushed is: `dpsgd.training.lazy` has the proof.
+        """
+        notes = self.notes if self.void else (*self.notes, LAZY_TABLES)
+        return dataclasses.replace(self, lazy_tables=True, notes=notes)
+
     def stopped(self, steps: int, whole: int) -> Guarantee:
         """Returns this guarantee, of a whole run, as that of a run that was stopped.
 
@@ -228,13 +249,14 @@ class Guarantee:
         return (
             f"epsilon in {self.epsilon:.4f} at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
-            f"({self.adjacency} adjacency, unit: one {self.unit}{self._correlated()}); "
+            f"({self.adjacency} adjacency, unit: one {self.unit}{self._of_noise()}); "
             f"{self.attack()}"
         )
 
-    def _correlated(self) -> str:
+    def _of_noise(self) -> str:
         words = words_on(self.noise)
-        return "" if words == INDEPENDENT else f", {words}"
+        late = ", lazy tables" if self.lazy_tables else ""
+        return late if words == INDEPENDENT else f", {words}{late}"
 
     def attack(self) -> str:
         """Returns what bounds a membership attack, or that nothing does, in words."""
@@ -264,6 +286,7 @@ class Guarantee:
             "secure_noise": self.secure_noise,
             "noise": dict(self.noise),
             "full_sums": dataclasses.asdict(self.full_sums) if self.full_sums else None,
+            "lazy_tables": self.lazy_tables,
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
         }

@@ -1,0 +1,221 @@
+"""Runs with lazy tables go on as others do, and noise that is due is never drawn twice."""
+
+import json
+import os
+import shutil
+import signal
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from tiny_task import config_of, words
+
+from accounting import epsilon
+from dpsgd import resume, run
+from dpsgd.runs import engine, fingerprint, job
+from dpsgd.runs.directory import DIAGNOSTICS, RunDirectory
+from dpsgd.runs.ledger import Ledger, LedgerError, read
+from dpsgd.runs.stop import Stopped
+
+RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS)
+BLOCKS = (4, 8, 12, 16, 20, 24, 28, 30)
+"""After which there is a checkpoint; after 12, 24 and 30 steps no noise is due."""
+
+
+@pytest.fixture(autouse=True)
+def shorter(short, monkeypatch):
+    monkeypatch.setattr(job, "BLOCK_STEPS", 4)
+
+
+def lazy(**settings):
+    return config_of(tables="lazy", flush_every=12, checkpoint_seconds=0.0, **settings)
+
+
+class Ended(BaseException):
+    """What ends a run at once."""
+
+
+@contextmanager
+def ended(step, how):
+    """Has the run stop, or die, when its block that ends at `step` was taken."""
+    usual = engine.train_blocks
+
+    def blocks(*args, **options):
+        for block in usual(*args, **options):
+            if block.steps.stop == step:
+                if how == "killed":  # its noise was drawn, and no checkpoint tells
+                    raise Ended
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield block
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "train_blocks", blocks)
+        with pytest.raises(Ended if how == "killed" else Stopped):
+            yield
+
+
+def begun(out, step, how="stopped", **settings):
+    with ended(step, how):
+        run(words, lazy(**settings), out)
+    return out
+
+
+def names(out):
+    return sorted(path.name.lstrip("0") for path in (out / "checkpoints").iterdir())
+
+
+def stretches(out):
+    return [(g.steps.start, g.steps.stop) for g in read(out / "ledger.jsonl").generations]
+
+
+def assert_same(one, other):
+    for name in RELEASED:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "BLOCK_STEPS", 4)
+        run(words, lazy(insecure_seed=3), out)
+    return out
+
+
+@pytest.mark.parametrize(("step", "how"), [(8, "stopped"), (12, "stopped"), (20, "killed")])
+def test_a_run_that_goes_on_unchanged_ends_in_the_bits_of_an_undisturbed_one(
+    tmp_path, whole, step, how
+):
+    out = begun(tmp_path / "run", step, how, insecure_seed=3)
+    resume(out)
+    assert_same(out, whole)
+    assert not (out / "checkpoints").exists()
+
+
+def test_the_newest_checkpoint_without_noise_that_is_due_is_kept_beside_the_newest_two(tmp_path):
+    for step, kept in ((8, ["4.due.npz", "8.due.npz"]), (12, ["12.npz", "8.due.npz"])):
+        assert names(begun(tmp_path / f"{step}", step)) == kept
+    out = begun(tmp_path / "run", 20)
+    assert names(out) == ["12.npz", "16.due.npz", "20.due.npz"]
+    assert {path.stat().st_mode & 0o777 for path in (out / "checkpoints").iterdir()} == {0o600}
+    due = np.load(out / "checkpoints" / f"{20:012d}.due.npz")
+    assert not any(name.startswith("state.params") for name in due)
+    assert (due["state.tables[0].steps"] == 12).any()  # rows that nobody read since the flush
+
+
+def another_machine(patch, out):
+    patch.setattr(fingerprint, "code_digest", lambda: "other code")
+
+
+def other_settings(patch, out):
+    text = (out / "config.json").read_text()
+    rate = '"tables_learning_rate": 3.0'
+    assert rate in text
+    (out / "config.json").write_text(text.replace(rate, '"tables_learning_rate": 0.1'))
+
+
+def bits_that_do_not_repeat(patch, out):
+    patch.setattr(engine, "repeats_exactly", lambda: False)
+
+
+def a_copy(patch, out):
+    shutil.copytree(out, out.with_name("other"))
+    shutil.rmtree(out)
+    out.with_name("other").rename(out)
+
+
+def nothing(patch, out):
+    pass
+
+
+CHANGES = {
+    "stopped, unchanged": (20, "stopped", nothing, [(0, 30)]),
+    "killed, unchanged": (20, "killed", nothing, [(0, 30)]),
+    "stopped, elsewhere": (20, "stopped", another_machine, [(0, 20), (20, 30)]),
+    "killed, elsewhere": (20, "killed", another_machine, [(0, 20), (12, 30)]),
+    "killed before a flush, elsewhere": (12, "killed", another_machine, [(0, 12), (0, 30)]),
+    "stopped at a flush, elsewhere": (12, "stopped", another_machine, [(0, 12), (12, 30)]),
+    # What is due was promised with the noise of other step sizes.
+    "stopped, other settings": (20, "stopped", other_settings, [(0, 20), (12, 30)]),
+    "stopped, no bits repeat": (20, "stopped", bits_that_do_not_repeat, [(0, 30)]),
+    "killed, no bits repeat": (20, "killed", bits_that_do_not_repeat, [(0, 20), (12, 30)]),
+    # Its original may draw what is due.
+    "stopped, a copy": (20, "stopped", a_copy, [(0, 20), (12, 30)]),
+    "stopped at a flush, a copy": (12, "stopped", a_copy, [(0, 12), (12, 30)]),
+}
+
+
+@pytest.mark.parametrize(("step", "how", "change", "expected"), CHANGES.values(), ids=CHANGES)
+def test_noise_that_is_due_is_left_to_those_who_declared_it_or_to_one_heir(
+    tmp_path, monkeypatch, step, how, change, expected
+):
+    out, begins = begun(tmp_path / "run", step, how), []
+    change(monkeypatch, out)
+    usual = Ledger._begin
+
+    def begin(ledger, terms, **where):
+        begins.append((where["step"], [int(name.partition(".")[0]) for name in names(out)]))
+        return usual(ledger, terms, **where)
+
+    monkeypatch.setattr(Ledger, "_begin", begin)
+    report = resume(out, words)
+    assert stretches(out) == expected
+    for first, left in begins:
+        assert all(checkpoint <= first for checkpoint in left)
+    history = RunDirectory(out).history()
+    mechanisms = {g.terms.mechanism for g in history.generations}
+    if len(mechanisms) == 1:
+        (mechanism,) = mechanisms
+        steps = [range(*one) for one in expected]
+        if len(steps) == 1:
+            upper = epsilon(mechanism.privacy(), 1 / 160).upper
+        else:
+            upper = epsilon(mechanism.privacy_of(steps), 1 / 160).upper
+        assert report["epsilon_upper"] == upper
+
+
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_a_damaged_checkpoint_gives_way_to_one_before(tmp_path, whole, damaged):
+    out = begun(tmp_path / "run", 20, insecure_seed=3)
+    for path in sorted((out / "checkpoints").iterdir())[-damaged:]:
+        path.write_bytes(path.read_bytes()[:-100])
+    resume(out)
+    assert_same(out, whole)
+
+
+def test_a_damaged_checkpoint_is_not_gone_on_with_by_others(tmp_path, monkeypatch):
+    out = begun(tmp_path / "run", 20)
+    newest = out / "checkpoints" / f"{20:012d}.due.npz"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    another_machine(monkeypatch, out)
+    resume(out, words)
+    assert stretches(out) == [(0, 20), (12, 30)]  # and not from 16, beyond which steps are declared
+
+
+def test_a_ledger_begins_no_generation_that_would_draw_what_is_due_again(tmp_path):
+    out = begun(tmp_path / "run", 20)
+    with Ledger.open(out / "ledger.jsonl") as ledger:
+        last = ledger.history.generations[-1]
+        where = {"step": 16, "origin": ledger.history.head, "repeatable": False}
+        with pytest.raises(LedgerError, match="would be drawn twice"):
+            ledger.resume(last.terms, due=True, **where)
+    assert stretches(out) == [(0, 20)]
+
+
+def test_lazy_tables_are_named_in_ledger_guarantee_and_report(tmp_path, whole):
+    dense = run(words, config_of(), tmp_path / "dense")
+    lazy_run = run(words, lazy(), tmp_path / "lazy")
+    for field in ("epsilon_lower", "epsilon_upper", "attack_advantage_upper", "delta"):
+        assert lazy_run[field] == dense[field]
+    assert lazy_run["guarantee"] == dense["guarantee"].replace("example)", "example, lazy tables)")
+    assert [one for one in lazy_run["notes"] if "lazy" in one] == [
+        one for one in lazy_run["notes"] if one not in dense["notes"]
+    ]
+    assert lazy_run["lazy_tables"]
+    assert not dense["lazy_tables"]
+    begin = json.loads((tmp_path / "lazy" / "ledger.jsonl").read_text().splitlines()[0])
+    assert begin["fingerprint"]["tables"] == "lazy"
+    assert "| tables" in (tmp_path / "lazy" / "report.md").read_text()
+    void = json.loads((whole / "guarantee.json").read_text())
+    assert void["lazy_tables"]
+    assert void["notes"] == []
