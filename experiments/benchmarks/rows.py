@@ -60,6 +60,18 @@ def positive(text: str) -> int:
     return number
 
 
+def merged(rows: list[Row], json_file: Path | None) -> list[Row]:
+    """Returns the rows behind those of a file that have other names, if there is a file.
+
+    So parts of a benchmark are measured one by one, into one file.
+    """
+    if json_file is None or not json_file.exists():
+        return rows
+    measured = {row.name for row in rows}
+    before = (Row(**row) for row in json.loads(json_file.read_text()))
+    return [*(row for row in before if row.name not in measured), *rows]
+
+
 def report(rows: list[Row], json_file: Path | None) -> int:
     """Prints the table, writes the rows, and returns the exit status: 1 if a bar does not hold."""
     width = max(len(row.name) for row in rows)

@@ -1,0 +1,202 @@
+"""The law of gaps beside the update rule itself: formulas, draws, and training without noise."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train
+from dpsgd.tables.gaps import GapLaw, Gaps, LinearSgd
+from dpsgd.tables.rows import caught_up
+from dpsgd.training.lazy import RunLaws
+from experiments.benchmarks.rows import Row
+from samplers import BallsAndBins
+
+STEPS = 100_000
+LENGTHS = 1, 2, 10, 1_000, STEPS
+OPTIMIZERS = {
+    "SGD": (0.0, 0.0),
+    "momentum 0.9": (0.9, 0.0),
+    "momentum 0.9, decay 1e-3": (0.9, 1e-3),
+}
+SURE = 5.0
+"""Standard errors."""
+
+
+def schedules(steps: int) -> dict[str, np.ndarray]:
+    """Returns step sizes of a run."""
+    progress = np.arange(steps) / steps
+    cosine = 0.5 * (1 + np.cos(np.pi * progress))
+    return {
+        "cosine": cosine,
+        "constant": np.full(steps, 0.3),
+        "warm-up and cosine": np.minimum(1.0, 100 * (progress + 1 / steps)) * cosine,
+    }
+
+
+def brute_force(run: LinearSgd, start: int, stop: int) -> GapLaw:
+    """Returns A and V, one product of the update rule's matrices behind the other, backwards."""
+    product, covariance = np.eye(2), np.zeros((2, 2))
+    for k in range(stop - 1, start - 1, -1):
+        a = run.step_sizes[k]
+        noise = product @ [1.0, -a]
+        covariance += np.outer(noise, noise)
+        rule = [[run.momentum, run.weight_decay], [-a * run.momentum, 1 - a * run.weight_decay]]
+        product = product @ rule
+    kept = np.s_[:, :] if run.momentum else np.s_[1:, 1:]
+    return GapLaw(product[kept], covariance[kept])
+
+
+def closed_form(run: LinearSgd, start: int, stop: int) -> np.ndarray:
+    """Returns V by sums over the schedule, of momentum without decay; they cancel in short gaps."""
+    mu, sizes = run.momentum, run.step_sizes
+    p = np.zeros(len(sizes) + 1)
+    for k in range(len(sizes) - 1, start - 1, -1):
+        p[k] = sizes[k] + mu * p[k + 1]
+    powers = mu ** np.arange(stop - start, 0, -1.0)
+    q = powers @ p[start:stop]
+    squares = mu**2 * (1 - mu ** (2 * (stop - start))) / (1 - mu**2)
+    variance = p[start:stop] @ p[start:stop] - 2 * p[stop] * q + p[stop] ** 2 * squares
+    both = -(q - p[stop] * squares) / mu
+    return np.array([[squares / mu**2, both], [both, variance]])
+
+
+def _looked_up(gaps: Gaps, start: int, stop: int) -> GapLaw:
+    """Returns the law of a gap as a step finds it."""
+    at, multiple = gaps.at(stop), -(-start // gaps.spacing)
+    if multiple * gaps.spacing <= stop:
+        return gaps.to_next_multiple.of(start).then(at.from_multiples.of(multiple))
+    return at.from_recent.of(start % gaps.spacing)
+
+
+def _off(found: np.ndarray, covariance: np.ndarray) -> float:
+    """Returns how far a covariance is off, in standard deviations of both."""
+    scale = np.sqrt(np.outer(*[np.diag(covariance)] * 2))
+    return float(np.max(np.abs(found - covariance) / scale))
+
+
+def law_rows(steps: int, draws: int, kinds: int = 3) -> Iterator[Row]:
+    """Yields the rows of runs of so many steps, of so many draws, and of so many schedules."""
+    lengths = [length for length in LENGTHS if length < steps] + [steps]
+    for (what, (momentum, decay)), (name, sizes) in itertools.product(
+        OPTIMIZERS.items(), list(schedules(steps).items())[:kinds]
+    ):
+        run = LinearSgd(tuple(sizes), momentum, decay)
+        gaps, laws = Gaps(run), RunLaws(run)
+        off, moved, errors, off_closed = 0.0, 0.0, 0.0, 0.0
+        places = {
+            (max(0, stop - length), stop)
+            for length in lengths
+            for stop in (length, steps // 2, steps)
+        }
+        for start, stop in sorted(places, key=lambda place: place[1]):
+            expected = brute_force(run, start, stop)
+            found = _looked_up(gaps, start, stop)
+            off = max(off, _off(found.covariance, expected.covariance))
+            if stop - start >= 1_000 and momentum and not decay:
+                closed = closed_form(run, start, stop)
+                off_closed = max(off_closed, _off(found.covariance, closed))
+            moved = max(moved, _moved(laws, momentum, start, stop, expected))
+            errors = max(errors, _drawn(laws, momentum, start, stop, expected, draws))
+        at = f"{what}, {name}, gaps of 1 to {steps:,} steps"
+        yield Row.at_most(f"covariance, off brute force, {at}", off, "x", 1e-9)
+        if momentum and not decay:
+            yield Row.at_most(
+                f"covariance of gaps from 1,000 steps, off the sums in closed form, {at}",
+                off_closed, "x", 1e-9,
+            )  # fmt: skip
+        yield Row.at_most(f"rows without noise, off the update rule, {at}", moved, "x", 1e-6)
+        name = f"covariance of {draws:,} draws, off brute force, {at}"
+        yield Row.at_most(name, errors, "SE", SURE)
+
+
+def _caught_up(laws: RunLaws, start: int, stop: int, state: Any, stddev: Any) -> np.ndarray:
+    """Returns theta, or m and theta, of rows of one coordinate each, as a step brings them up."""
+    count = len(state[-1])
+    momentum = jnp.asarray(state[0])[:, None] if len(state) == 2 else None
+    values, found = _program(
+        jnp.asarray(state[-1])[:, None],
+        momentum,
+        jnp.full(count, start, jnp.int32),
+        laws.after(stop),
+        jnp.int32(stop),
+        stddev,
+    )
+    parts = [values] if found is None else [found, values]
+    return np.stack([np.asarray(part, np.float64).ravel() for part in parts])
+
+
+@jax.jit
+def _program(values, momentum, steps, laws, step, stddev):
+    numbers = jnp.arange(len(steps), dtype=jnp.int32)
+    key = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
+    how = {"laws": laws, "step": step, "noise_key": key, "leaf": 0, "stddev": stddev}
+    return caught_up(values, momentum, steps, numbers, **how)
+
+
+def _moved(laws: RunLaws, momentum: float, start: int, stop: int, expected: GapLaw) -> float:
+    """Returns how far rows without noise are off, relative to the largest number."""
+    state = np.random.default_rng(0).normal(size=(2 if momentum else 1, 1_000)).astype(np.float32)
+    found = _caught_up(laws, start, stop, state, None)
+    wanted = expected.transition @ state.astype(np.float64)
+    return float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
+
+
+def _drawn(
+    laws: RunLaws, momentum: float, start: int, stop: int, expected: GapLaw, draws: int
+) -> float:
+    """Returns how many standard errors the covariance of draws is off."""
+    state = np.zeros((2 if momentum else 1, draws), np.float32)
+    z = _caught_up(laws, start, stop, state, jnp.float32(1.0))
+    v = expected.covariance
+    errors = np.sqrt((np.outer(np.diag(v), np.diag(v)) + v**2) / draws)
+    return float(np.max(np.abs(z @ z.T / draws - v) / errors))
+
+
+def trained_rows(steps: int) -> Iterator[Row]:
+    """Yields how far training is off the dense algorithm's without noise, of all parameters."""
+    num_rows, width, batch = 2_000, 3, 20
+    rng = np.random.default_rng(0)
+    ids = np.minimum(rng.zipf(1.3, size=(batch * steps, 4)) - 1, num_rows - 1).astype(np.int32)
+    rows = {"ids": ids, "y": rng.normal(size=len(ids)).astype(np.float32)}
+    params = {
+        "table": rng.normal(size=(num_rows, width)).astype(np.float32),
+        "w": rng.normal(size=4 * width).astype(np.float32),
+    }
+
+    def loss_fn(params: Any, example: Any) -> jax.Array:
+        return (params["table"][example["ids"]].ravel() @ params["w"] - example["y"]) ** 2
+
+    schedule = optax.cosine_decay_schedule(0.2, steps)
+    for what, (momentum, decay) in OPTIMIZERS.items():
+        sgd = optax.chain(optax.add_decayed_weights(decay), optax.sgd(schedule, momentum or None))
+        parts = optax.multi_transform({"t": sgd, "w": optax.adam(0.01)}, {"table": "t", "w": "w"})
+        tables = LazyTables(schedule, momentum, decay)
+        algorithms = dpsgd(loss_fn, parts), dpsgd(loss_fn, optax.adam(0.01), tables=tables)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the seed, and that nothing is private
+            dense, found = (
+                train(
+                    algorithm,
+                    Mechanism(BallsAndBins(len(ids), batch), 0.0, l2_clip_norm=0.5),
+                    params,
+                    rows,
+                    root=RootKey.from_insecure_seed(3),
+                    delta=1e-6,
+                    audit=False,
+                ).params
+                for algorithm in algorithms
+            )
+        off = max(
+            float(jnp.max(jnp.abs(found[name] - leaf)) / jnp.max(jnp.abs(leaf)))
+            for name, leaf in dense.items()
+        )
+        name = f"parameters at sigma 0, off the dense algorithm's, {what}, {steps} steps"
+        yield Row.at_most(name, off, "x", 1e-6)
