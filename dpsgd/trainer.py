@@ -132,8 +132,6 @@ def train(
         mechanism.sampler, columns, block_steps=block_steps, data_on=data_on, placement=placement
     )
     private = mechanism.noise_multiplier > 0
-    if audit and private and algorithm.tables is not None:
-        raise ValueError("runs with lazy tables have no audit yet: audit=False trains without one")
     if audit and private:
         note = _audited(algorithm, mechanism, state, columns, layout, generated, refinement)
     else:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dpsgd.audit.blocks import block_checks
 from dpsgd.audit.checks import AuditReport, Check
+from dpsgd.audit.late import late_checks
 from dpsgd.audit.noise import noise_checks
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sampler import sampler_checks
@@ -25,6 +26,7 @@ from dpsgd.audit.update import update_checks
 from dpsgd.noise.base import Independent
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState
+from dpsgd.training.lazy_state import LazyState
 from dpsgd.training.loop import Layout
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import Placement
@@ -40,7 +42,7 @@ def coupled_audit(
     params: PyTree,
     rows: PyTree,
     *,
-    state: TrainState | None = None,
+    state: TrainState | LazyState | None = None,
     layout: Layout | None = None,
     claimed: BatchSampler | None = None,
     root: RootKey | None = None,
@@ -62,10 +64,11 @@ def coupled_audit(
       ValueError: if the mechanism has no noise, or there are no rows.
     """
     root = root or RootKey.from_entropy()
-    state = state or algorithm.init(params, mechanism)
+    shapes = () if algorithm.tables is None else (rows,)
+    state = state or algorithm.init(params, mechanism, *shapes)
     program = AuditedProgram(algorithm, mechanism, state, rows, layout=layout, root=root)
     checks = sum_checks(program) + update_checks(program) + block_checks(program)
-    checks += noise_checks(program)
+    checks += noise_checks(program) + late_checks(program)
     sampler = mechanism.sampler
     seed, bands = root.sampling_seed(0), mechanism.noise.bands
     checks += sampler_checks(sampler, claimed or sampler, seed=seed, bands=bands)

@@ -96,18 +96,29 @@ class _Looks:
         self._noise = program.mechanism.noise
         paths = jax.tree_util.tree_leaves_with_path(program.state.params)
         self._names = [f"leaf {jax.tree_util.keystr(path)}" for path, _ in paths]
-        self._shapes = [leaf.shape for _, leaf in paths]
+        self._everybody = np.arange(program.places) % program.units
+        self._drowned = drowned_mechanism(program.mechanism)
+        # Of tables whose noise comes late, rows that everybody reads together.
+        self._shapes = program.shapes
+        self._kept: list[Any] = [slice(None)] * len(paths)
+        for k, release in enumerate(program.release(self._everybody) if program.tables else ()):
+            if k in program.tables:
+                read = np.any(release.reshape(self._shapes[k]), axis=_but_first(self._shapes[k]))
+                read &= self._drowned is not None
+                self._kept[k] = np.flatnonzero(np.repeat(read, math.prod(self._shapes[k][1:])))
+                self._shapes[k] = (int(np.count_nonzero(read)), *self._shapes[k][1:])
+        self._sizes = [math.prod(shape) for shape in self._shapes]
         # How far casting moves a release, relative to it: nothing beside the noise's own grid.
         units = [float(jnp.finfo(dtype).eps) for dtype in program.dtypes]
         self._casts = [unit / 2 if unit > 2.0**-20 else 0.0 for unit in units]
-        self._places = [_places(size) for size in program.sizes]
+        self._places = [_places(size) for size in self._sizes]
         self._end = program.mechanism.sampler.num_steps
         self._whitens = self._noise.bands == 1 or program.first_step <= PADDED
         self._first = program.first_step if self._whitens else 0
         # Of a coarse grid, magnitudes are not normal: 0 is common.
         self._signless = _law_of(program.mechanism)[1] <= _FINE
         large = _LARGE >> _EXACT if self._noise.exact else _LARGE
-        self._cheap = sum(program.sizes) <= large
+        self._cheap = sum(self._sizes) <= large
         self._linear = True  # what whitens is, as far as seen
         self._energy, self._law, self._lags = Several(), Several(), Several()
         self._square, self._draws = 0.0, 0  # of single steps, which are independent
@@ -116,8 +127,7 @@ class _Looks:
 
     def checks(self) -> list[Check]:
         """Takes all looks, and returns what was seen."""
-        mechanism = self._mechanism
-        drowned = _drowned(mechanism)
+        drowned = self._drowned
         blocks = self._blocks(drowned) if drowned else []
         self._look_at_batches(drowned)
         steps, repeats = self._look_at_steps(blocks)
@@ -128,7 +138,7 @@ class _Looks:
         scale += f" (resolves {100 * 5.7 / math.sqrt(2 * draws):.2g} %)"
         tail = -special.ndtri(min(0.5, 10 / draws))
         return [
-            _keys_check(mechanism, self._program.root),
+            _keys_check(self._mechanism, self._program.root),
             self._energy.check("noise has standard deviation sigma C, in every leaf", scale),
             self._matrix_check(),
             self._law.check("noise is normal", f"tails to {tail:.2g} sigma"),
@@ -176,7 +186,11 @@ class _Looks:
         return blocks
 
     def _block(self, drowned: Mechanism, start: int, count: int) -> _Steps:
-        steps, sums = self._program.watched(start, count, drowned, coordinates=self._places)
+        if self._program.tables:
+            steps = range(start, start + count)
+            sums = self._of_one_batch(steps, generation=0)
+        else:
+            steps, sums = self._program.watched(start, count, drowned, coordinates=self._places)
         stddev, _ = _law_of(drowned)
         raw = [leaf / stddev for leaf in sums]
         matrix, before = self._whitening(steps)
@@ -186,6 +200,27 @@ class _Looks:
             found, expected = self._noise.whiten(some)[before:], matrix @ leaf[:, :8]
             self._linear &= bool(np.allclose(found, expected, atol=1e-6))
         return _Steps(steps, [matrix @ leaf for leaf in raw])
+
+    def _of_one_batch(self, steps: range, generation: int) -> list[np.ndarray]:
+        """Returns what steps of nobody show; or of everybody, where that noises tables."""
+        program, shown = self._program, []
+        who = self._everybody if program.tables and self._drowned else ()
+        mechanism = self._drowned if len(who) else None
+        at = [
+            np.arange(size, dtype=np.int32)[kept][places]
+            for size, kept, places in zip(program.sizes, self._kept, self._places, strict=True)
+        ]
+        for start in range(steps.start, steps.stop, program.layout.block_steps):
+            here = range(start, min(steps.stop, start + program.layout.block_steps))
+            shown.append(
+                program.of_one_batch(who, here, mechanism, coordinates=at, generation=generation)
+            )
+        return [np.concatenate(leaf) for leaf in zip(*shown, strict=True)]
+
+    def _released(self, members: Any = (), mechanism: Mechanism | None = None, **how: Any) -> Any:
+        """Returns a release without rows of tables that everybody together does not read."""
+        release = self._program.release(members, mechanism, **how)
+        return [leaf[kept] for leaf, kept in zip(release, self._kept, strict=True)]
 
     def _whitening(self, steps: range) -> tuple[np.ndarray, int]:
         """Returns the rows and columns of M of these steps, and how many zeros go before them.
@@ -222,11 +257,12 @@ class _Looks:
     def _look_at_batches(self, drowned: Mechanism | None) -> None:
         """Looks at the noise of full batches: with drowned sums, and at the run's own scales."""
         program, mechanism = self._program, self._mechanism
-        everybody = np.arange(program.places) % program.units
         if drowned:
-            noise = program.release(everybody, drowned, step=self._first)
+            noise = self._released(self._everybody, drowned, step=self._first)
             self._look_at_batch(noise, drowned, "a full batch")
-        one, other = (program.release(everybody, step=self._first, generation=g) for g in range(2))
+        one, other = (
+            self._released(self._everybody, step=self._first, generation=g) for g in range(2)
+        )
         stddev, cell = _law_of(mechanism)
         rounding = [
             2.0 * float(np.max(np.abs(leaf), initial=0)) * max(2.0**-24, cast) / stddev
@@ -238,11 +274,11 @@ class _Looks:
         moved = 2 * cell + max((m for m in rounding if m <= _COARSE), default=0.0)
         self._look_at_batch(noise, mechanism, name, without=sums_show, moved=moved)
         if sums_show and program.poison is not None:  # whose gradients count as 0
-            noise = program.release(np.full(program.places, program.poison), step=self._first)
-            rest = set(range(len(self._names))) - sums_show
+            noise = self._released(np.full(program.places, program.poison), step=self._first)
+            rest = set(range(len(self._names))) - sums_show | set(program.tables)
             self._look_at_batch(noise, mechanism, "a full batch of NaN", without=rest)
-        elif sums_show:
-            self._unseen += [self._names[k] for k in sorted(sums_show)]
+            sums_show &= set(program.tables)  # whose rows that batch does not read
+        self._unseen += [self._names[k] for k in sorted(sums_show)]
 
     def _look_at_batch(
         self, noise: list[np.ndarray], mechanism: Mechanism, what: str, **how: Any
@@ -252,9 +288,9 @@ class _Looks:
 
     def _look_at_steps(self, blocks: list[_Steps]) -> tuple[list[_Steps], Several]:
         """Returns what steps by themselves show where blocks do too, and whether it repeats."""
-        program, mechanism = self._program, self._mechanism
+        mechanism = self._mechanism
         stddev, _ = _law_of(mechanism)
-        size = sum(program.sizes)
+        size = sum(self._sizes)
         numbers = self._step_numbers(blocks, size)
         repeats = {
             cast: Repeats(size * len(numbers), self._most_likely(cast)) for cast in set(self._casts)
@@ -262,7 +298,7 @@ class _Looks:
         in_blocks = {step for block in blocks for step in block.steps}
         shown, seen = [], []
         for number in numbers:
-            sums = program.release(step=number)
+            sums = self._alone(number)
             steps = range(number, number + 1)
             scale = float(self._whitening(steps)[0][0, 0]) / stddev
             if number not in in_blocks:
@@ -287,6 +323,12 @@ class _Looks:
             runs.add_to(found)
         return shown, found
 
+    def _alone(self, step: int) -> list[np.ndarray]:
+        """Returns the noise of a step, of nobody or, for that of tables, of everybody, drowned."""
+        if self._program.tables and self._drowned:
+            return self._released(self._everybody, self._drowned, step=step)
+        return self._released(step=step)
+
     def _look_at_generations(self, repeats: Several) -> list[_Steps]:
         """Returns what the same steps show of nobody in other generations, of a few coordinates.
 
@@ -304,10 +346,7 @@ class _Looks:
         count = min(wanted, _GENERATIONS, _ROWS // max(1, rows))
         if count <= 0 or self._noise.bands > 1:
             return []
-        shown = [
-            program.of_nobody(steps, coordinates=self._places, generation=_OTHERS + number)
-            for number in range(count)
-        ]
+        shown = [self._of_one_batch(steps, generation=_OTHERS + number) for number in range(count)]
         leaves = [np.stack(leaf) for leaf in zip(*shown, strict=True)]
         stddev, cell = _law_of(mechanism)
         found, parts = Repeats(a_generation * count, self._most_likely(max(self._casts))), []
@@ -494,6 +533,10 @@ class _Looks:
         return bool(np.allclose(matrix, toeplitz, rtol=1e-6, atol=0))
 
 
+def _but_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(range(1, len(shape)))
+
+
 def _at_step(what: str, first: int, place: int) -> str:
     return f"{what}step {first + place:,}"
 
@@ -506,7 +549,7 @@ def _places(size: int) -> np.ndarray:
     return np.concatenate([np.arange(_ALIGNED, dtype=np.int32), rest])
 
 
-def _drowned(mechanism: Mechanism) -> Mechanism | None:
+def drowned_mechanism(mechanism: Mechanism) -> Mechanism | None:
     """Returns the mechanism with C 2^-k and sigma 2^k, or None where there is no room for it.
 
     Its sums are below 2^-26 standard deviations of the noise: a fraction of a cell of its grid that

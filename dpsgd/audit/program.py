@@ -12,9 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpsgd.audit.lent import LentTables, SomeRows, covered, put_rows
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState
+from dpsgd.training.lazy import BlockLaws, RunLaws, flushed
+from dpsgd.training.lazy_state import LazyState, joined, parted, unflushed
 from dpsgd.training.loop import Block, Layout, Watch, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import hosted
@@ -56,14 +59,18 @@ class AuditedProgram:
     floats are NaN. The keys derive from a root of the audit's own.
 
     In what it returns, a release is the private mean gradient of a step, times the public b: the
-    noised sum. Two releases of one step and generation have the same noise.
+    noised sum. Two releases of one step and generation have the same noise. Of a table whose noise
+    comes late it holds rows alone that some example reads, see `LentTables`: those that the step
+    reads have its noise, and the others are 0.
 
     Attributes:
       algorithm: The run's.
       mechanism: The run's: sampler, sigma and C.
       layout: The run's: shapes of the blocks.
       state: Where the run goes on, on the host: its step, parameters and optimizer state; the
-        noise's state is one that has seen nothing.
+        noise's state is one that has seen nothing. Tables whose noise is due have numbers that are
+        nobody's.
+      lent: Those tables whose noise comes late, if there are any.
       columns: The data, where the layout has them.
       root: The audit's.
       units: Examples that are nobody's, by number 0, ..., units - 1.
@@ -81,7 +88,7 @@ class AuditedProgram:
         self,
         algorithm: Algorithm,
         mechanism: Mechanism,
-        state: TrainState,
+        state: TrainState | LazyState,
         rows: PyTree,
         *,
         layout: Layout | None = None,
@@ -106,7 +113,7 @@ class AuditedProgram:
         sampler = mechanism.sampler
         self.algorithm, self.mechanism = algorithm, mechanism
         self.root = root or RootKey.from_entropy()
-        self.state = hosted(state._replace(noise=()))
+        self.state = hosted(covered(state)._replace(noise=()))
         self.block = math.prod(sampler.clipped_shape)
         self.units, self.poison, self.copies, self.huge, self._starts, columns = _columns(
             rows, sampler.num_examples, self.block
@@ -122,6 +129,21 @@ class AuditedProgram:
         like = self.state._replace(noise=noise)
         self.program = self.layout.program(algorithm, mechanism, like, columns)
         self._spent: Any = None
+        self.lent: LentTables | None = None
+        if algorithm.tables is not None:
+            self.lent = LentTables(self.state)
+            self.table_optimizer = algorithm.tables.of_run(sampler.num_steps)
+            self._run_laws = RunLaws(self.table_optimizer)
+            self._laws: dict[range, BlockLaws] = {}
+            self._probe(self.lent)
+
+    def _probe(self, lent: LentTables) -> None:
+        """Finds out which rows of tables the examples read."""
+        for start in range(0, len(self._starts), self.places):
+            some = np.arange(start, min(start + self.places, len(self._starts)))
+            plan = self._plan(some, np.arange(some.size))
+            after, *_ = self._called(self._begun(), plan, self.mechanism, 0, reveals=True)
+            lent.probe(after.tables, self.first_step)
 
     def _mark(self, columns: PyTree) -> None:
         n = len(self.marked)
@@ -142,9 +164,27 @@ class AuditedProgram:
         return [leaf.dtype for leaf in jax.tree.leaves(self.state.params)]
 
     @property
+    def tables(self) -> tuple[int, ...]:
+        """Numbers of the leaves that are tables whose noise comes late."""
+        return () if self.lent is None else tuple(self.lent.rows)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the leaves of a release."""
+        shapes = [leaf.shape for leaf in jax.tree.leaves(self.state.params)]
+        for k, rows in self.lent.rows.items() if self.lent else ():
+            shapes[k] = (rows.size, *shapes[k][1:])
+        return shapes
+
+    @property
     def sizes(self) -> list[int]:
-        """Coordinates of the leaves of the parameters."""
-        return [leaf.size for leaf in jax.tree.leaves(self.state.params)]
+        """Coordinates of the leaves of a release."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    @property
+    def watched_places(self) -> list[np.ndarray]:
+        """The first coordinates of each leaf of the parameters, as many as are watched."""
+        return [np.asarray(x) for x in Watch.nothing(self.state.params).places]
 
     def release(
         self,
@@ -170,9 +210,21 @@ class AuditedProgram:
         mechanism = mechanism or self.mechanism
         state = self._begun(step, spent=True)
         plan = self._plan(members, at, padding)
+        number = int(state.step)
         after, *_ = self._called(state, plan, mechanism, generation, reveals=True)
         self._spent = after.opt_state  # given away in the next call: no release depends on it
-        return _sums(after.params, mechanism)
+        return _sums(self._shown(after, number), mechanism)
+
+    def _shown(self, after: Any, step: int) -> PyTree:
+        """Returns what a release shows of the state after it, and takes tables back."""
+        if self.lent is None:
+            return after.params
+        rows = self.lent.take_back(after.tables, step)
+        shown = {}
+        for k, table in rows.items():
+            read = np.equal(table.steps, step + 1).reshape(-1, *[1] * (table.values.ndim - 1))
+            shown[k] = np.where(read, table.values, np.float32(0))
+        return joined(after.dense, shown)
 
     def advanced(
         self,
@@ -181,8 +233,11 @@ class AuditedProgram:
         *,
         reveals: bool,
         step: int | None = None,
-    ) -> TrainState:
+        rows: dict[int, SomeRows] | None = None,
+    ) -> Any:
         """Returns the state after one step from `state`, on the device: what training goes on with.
+
+        Of tables whose noise comes late it has those rows alone that examples read, on the host.
 
         Args:
           members: Numbers of the examples that take part, strewn.
@@ -190,43 +245,101 @@ class AuditedProgram:
           reveals: Whether the release itself, the private mean gradient, stands in the place of the
             parameters.
           step: Another number of the step; by default the run's first.
+          rows: What those rows hold before it; by default what they hold in `state`.
         """
         mechanism, self._spent = mechanism or self.mechanism, None
         state = self._begun(step)
+        if rows is not None:
+            assert self.lent is not None
+            state = state._replace(tables=put_rows(state.tables, self.lent.rows, rows))
+        number = int(state.step)
         after, *_ = self._called(state, self._plan(members), mechanism, 0, reveals=reveals)
+        if self.lent is None:
+            return after
+        return after._replace(tables=self.lent.take_back(after.tables, number))
+
+    def begun(self, step: int) -> LazyState:
+        """Returns `state` at a step, all rows of its tables up to date, to be given away."""
+        return self._begun(step)
+
+    def called(
+        self,
+        state: LazyState,
+        members: Sequence[int] | np.ndarray,
+        mechanism: Mechanism,
+        generation: int,
+        *,
+        reveals: bool,
+    ) -> LazyState:
+        """Returns the state after the next step from one that is given away, see `advanced`."""
+        after, *_ = self._called(state, self._plan(members), mechanism, generation, reveals=reveals)
         return after
 
-    def of_nobody(
-        self, steps: range, *, coordinates: Sequence[np.ndarray], generation: int
-    ) -> list[np.ndarray]:
-        """Returns coordinates of the releases of steps in which nobody takes part, as one block.
+    def flushed(self, state: LazyState, mechanism: Mechanism, generation: int) -> TrainState:
+        """Returns a state, which is given away, with all noise that is due."""
+        laws, noise_key = self._run_laws.after(int(state.step)), self._noise_key(generation)
+        return flushed(state, laws, noise_key, mechanism.scales())
 
-        Steps that may take several passes then take none: they cost next to nothing.
+    def dense(self, state: TrainState | LazyState) -> TrainState:
+        """Returns a state without tables whose noise comes late."""
+        if isinstance(state, LazyState):
+            return TrainState(state.step, state.dense, state.opt_state, state.noise)
+        if self.lent is None:
+            return state
+        dense, _ = parted(state.params, self.tables)
+        return state._replace(params=dense, opt_state=state.opt_state.dense)
+
+    def of_one_batch(
+        self,
+        members: Sequence[int] | np.ndarray,
+        steps: range,
+        mechanism: Mechanism | None = None,
+        *,
+        coordinates: Sequence[np.ndarray],
+        generation: int,
+    ) -> list[np.ndarray]:
+        """Returns coordinates of the releases of steps that have one batch, as one block.
+
+        Steps that may take several passes take none where that batch is of nobody: they cost next
+        to nothing.
 
         Args:
+          members: As for `release`.
           steps: At most as many as a block has.
-          coordinates: As for `watched`.
+          mechanism: As for `release`.
+          coordinates: Of each leaf of a release, at most `WATCHED`: int32, row-major.
           generation: Which names the noise.
 
         Returns:
           Of each leaf float32[steps, coordinates].
         """
-        shape = self.layout.passes, self.mechanism.sampler.padded_batch_size
-        starts = np.zeros(self.layout.block_steps + 1, np.int32)
-        nobody, weights = zeros(shape, np.int32), zeros(shape, np.float32)
-        plan = self._in_lanes(IndexBlock(nobody, weights, starts, np.int32(len(steps))))
+        mechanism = mechanism or self.mechanism
+        plan = self._plan(members, steps=len(steps))
         after, _, shown = self._called(
             self._begun(steps.start, spent=True),
             plan,
-            self.mechanism,
+            mechanism,
             generation,
             reveals=True,
-            coordinates=coordinates,
+            coordinates=self._in_leaves(coordinates),
         )
         self._spent = after.opt_state
-        b = np.float32(self.mechanism.sampler.expected_batch_size)
-        borders = np.cumsum([len(c) for c in coordinates])[:-1]
-        return np.split(np.asarray(shown)[: len(steps)] * b, borders, axis=1)
+        if self.lent is not None:
+            self.lent.take_back(after.tables, steps.stop - 1)
+        b = np.float32(mechanism.sampler.expected_batch_size)
+        borders = np.cumsum([len(x) for x in self.watched_places])[:-1]
+        leaves = np.split(np.asarray(shown)[: len(steps)] * b, borders, axis=1)
+        return [x[:, : len(at)] for x, at in zip(leaves, coordinates, strict=True)]
+
+    def _in_leaves(self, coordinates: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns coordinates of releases as those of leaves, as many of each as are watched."""
+        found = []
+        for k, (at, first) in enumerate(zip(coordinates, self.watched_places, strict=True)):
+            if self.lent and k in self.lent.rows:
+                width = math.prod(self.shapes[k][1:])
+                at = self.lent.rows[k][at // width].astype(np.int64) * width + at % width
+            found.append(np.resize(at, first.size).astype(np.int32) if len(at) else first)
+        return found
 
     def watched(
         self,
@@ -274,19 +387,26 @@ class AuditedProgram:
         declare: Callable[[range], None] = lambda steps: None,
     ) -> Generator[Block]:
         """Yields the blocks that `train_blocks` runs from `first_step` on, revealing releases."""
+        watch = Watch(np.bool_(True), tuple(np.asarray(c, np.int32) for c in coordinates))
+        state = self._begun(first_step)
+        return self.trained(state, mechanism, generation=generation, declare=declare, watch=watch)
+
+    def trained(
+        self, state: TrainState | LazyState, mechanism: Mechanism, *, generation: int, **how: Any
+    ) -> Generator[Block]:
+        """Yields the blocks that `train_blocks` runs from a state on, which is given away."""
         return train_blocks(
             self.algorithm,
             mechanism,
-            self._begun(first_step),
+            state,
             self.columns,
             root=self.root,
             generation=generation,
             block_steps=self.layout.block_steps,
             data_on="host" if self.layout.streamed else "device",
             placement=self.layout.placement,
-            declare=declare,
             donate=True,
-            watch=Watch(np.bool_(True), tuple(np.asarray(c, np.int32) for c in coordinates)),
+            **how,
         )
 
     def counted(self, members: Sequence[int] | np.ndarray) -> Diagnostics:
@@ -295,9 +415,9 @@ class AuditedProgram:
         _, log, _ = self._called(state, self._plan(members), self.mechanism, 0, reveals=True)
         return jax.tree.map(lambda column: np.asarray(column)[0], log)
 
-    def _begun(self, step: int | None = None, *, spent: bool = False) -> TrainState:
+    def _begun(self, step: int | None = None, *, spent: bool = False) -> Any:
         """Returns a state to be given away, at `step`; the optimizer's may be one left over."""
-        kept, left_over = self.state, self._spent if spent else None
+        kept, left_over = self.dense(self.state), self._spent if spent else None
         if left_over is not None:
             kept, self._spent = kept._replace(opt_state=()), None
         state = jax.tree.map(jnp.array, kept)
@@ -305,11 +425,15 @@ class AuditedProgram:
             state = state._replace(opt_state=left_over)
         noise = jax.tree.map(jnp.array, self.mechanism.noise.init(self.state.params))
         number = self.first_step if step is None else step
-        return self.layout.put_state(state._replace(step=jnp.int32(number), noise=noise))
+        state = state._replace(step=jnp.int32(number), noise=noise)
+        if self.lent is not None:
+            of_tables = self.lent.lend(number)
+            state = LazyState(state.step, state.params, of_tables, state.opt_state, state.noise)
+        return self.layout.put_state(state)
 
     def _called(
         self,
-        state: TrainState,
+        state: TrainState | LazyState,
         plan: IndexBlock,
         mechanism: Mechanism,
         generation: int,
@@ -319,17 +443,32 @@ class AuditedProgram:
     ) -> Any:
         """Returns what the executable makes of a block."""
         data, plan = self.layout.put_block(self.mechanism.sampler, self.columns, plan)
-        noise_key = jnp.asarray(mechanism.noise_key(self.root, generation))
+        noise_key = self._noise_key(generation)
         loss_key = None
         if self.algorithm.takes_key:
             loss_key = jnp.asarray(self.root.loss_key(0))  # one sum whatever the noise
-        watch = Watch.nothing(state.params)._replace(reveals=np.bool_(reveals))
+        watch = Watch.nothing(unflushed(state))._replace(reveals=np.bool_(reveals))
         if coordinates is not None:
             watch = watch._replace(places=tuple(coordinates))
-        return self.program(state, data, plan, noise_key, mechanism.scales(), watch, loss_key, None)
+        laws = None
+        if self.lent is not None:
+            first = int(state.step)
+            laws = self._laws_of(range(first, first + int(plan.num_steps)))
+        arguments = noise_key, mechanism.scales(), watch, loss_key, laws
+        return self.program(state, data, plan, *arguments)
 
-    def _plan(self, members: Any, at: Any = None, padding: int | np.ndarray = 0) -> IndexBlock:
-        """Returns the plan of a block of one step."""
+    def _noise_key(self, generation: int) -> jax.Array:
+        return jnp.asarray(self.mechanism.noise_key(self.root, generation))
+
+    def _laws_of(self, steps: range) -> BlockLaws:
+        if steps not in self._laws:
+            self._laws[steps] = self._run_laws.of(steps, self.layout.block_steps)
+        return self._laws[steps]
+
+    def _plan(
+        self, members: Any, at: Any = None, padding: int | np.ndarray = 0, *, steps: int = 1
+    ) -> IndexBlock:
+        """Returns the plan of a block of steps, all of one batch."""
         members = np.asarray(members, np.int64)
         if at is None:
             at = np.random.default_rng(0).permutation(self.places)[: members.size]
@@ -339,11 +478,13 @@ class AuditedProgram:
         rows = self._starts[numbers][:, None] + np.arange(self.block)
         shape = self.layout.passes, self.mechanism.sampler.padded_batch_size
         indices, taking = zeros(shape, np.int32), zeros(shape, np.float32)
-        indices[: self._passes] = rows.reshape(self._passes, -1)
-        taking[: self._passes] = weights.reshape(self._passes, -1)
-        starts = np.full(self.layout.block_steps + 1, self._passes, np.int32)
-        starts[0] = 0
-        return self._in_lanes(IndexBlock(indices, taking, starts, np.int32(1)))
+        passes = self._passes if members.size or steps == 1 else 0
+        for step in range(steps if passes else 0):
+            here = slice(step * passes, (step + 1) * passes)
+            indices[here] = rows.reshape(passes, -1)
+            taking[here] = weights.reshape(passes, -1)
+        starts = np.minimum(np.arange(self.layout.block_steps + 1), steps) * passes
+        return self._in_lanes(IndexBlock(indices, taking, starts.astype(np.int32), np.int32(steps)))
 
     def _in_lanes(self, plan: IndexBlock) -> IndexBlock:
         """Returns a plan of rows of the data as one of a sampler of several lanes has them.

@@ -19,10 +19,13 @@ of m float32 vectors of norm at most C, added up in any order, errs by (m - 1) u
 in each coordinate, to first order (Higham, Accuracy and Stability of Numerical Algorithms, section
 4.2), hence by at most m^2 u C in norm. Adding noise, dividing by b and multiplying by it again err
 by 4 u of the result, and its type by w: (4 u + w)(m C + ||noise||). The noise's grid adds at most a
-cell in each of d coordinates, 2^-18 sigma C sqrt(d). `_slack` adds these up over the releases that
-are combined. So that it stays below C / 4, some 1,000 members at most have a gradient at a time;
-where a batch has more places, NaN examples take part in the others, which add exact zeros, and the
-examples move through the batch from release to release.
+cell in each of d coordinates, 2^-18 sigma C sqrt(d). Rows of tables whose noise comes late have it
+in those releases alone that read them, where it does not cancel: it has norm sigma C |z|, z of e
+coordinates of these tables, and Pr[|z| > sqrt(e) + x] <= exp(-x^2 / 2), as |z| is a Lipschitz
+function of z: 3e-16 here. `_slack` adds these up over the releases that are combined. So that it
+stays below C / 4, some 1,000 members at most have a gradient at a time; where a batch has more
+places, NaN examples take part in the others, which add exact zeros, and the examples move through
+the batch from release to release.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from dpsgd.training.mechanism import Mechanism
 _UNIT = 2.0**-24  # roundoff of float32
 _SINGLES = 4  # examples whose contribution is measured alone
 _MOST_PARTS = 8  # into which the places of a batch are divided
+_REACH = 8.5  # how far the norm of noise exceeds the root of its size
 _QUIET = 2.0**-20  # noise multiplier under which sums are seen
 _LOUD = 2.0**60  # by which noise exceeds what it is to hide
 _PASS = 2**18  # coordinates that are looked at together
@@ -289,15 +293,20 @@ def _padding_check(same: bool, moved: float, slack: float) -> Check:
 def _batch_free(program: AuditedProgram) -> Check:
     """Checks that what is added to the sum, and what divides it, does not depend on the batch.
 
-    Sums are made so small beside the noise that releases are the noise alone.
+    Sums are made so small beside the noise that releases are the noise alone. Batches of one
+    example and of as many of its kind as there is room for read the same rows of tables.
     """
     noisy = loud(program.mechanism)
-    nobody = program.release((), noisy)
-    turns = np.arange(program.places) % program.units
-    everybody = program.release(turns, noisy, at=np.arange(program.places))
+    every = np.arange(program.places)
+    pairs = {
+        False: [program.release((), noisy), program.release(every % program.units, noisy, at=every)]
+    }
+    if program.tables:
+        pairs[True] = [program.release(every[:size] * 0, noisy) for size in (1, program.places)]
     stddev = noisy.noise_multiplier * noisy.l2_clip_norm
     total, worst = program.places * noisy.l2_clip_norm, 0.0
-    for a, b, dtype in zip(nobody, everybody, program.dtypes, strict=True):
+    for leaf, dtype in enumerate(program.dtypes):
+        a, b = (release[leaf] for release in pairs[leaf in program.tables])
         size = norm((1, [a]))
         allowed = total + stddev * 2.0**-18 * math.sqrt(a.size) + 4 * (_UNIT + _unit(dtype)) * size
         worst = max(worst, norm((1, [a]), (-1, [b])) / allowed)
@@ -385,10 +394,13 @@ def _unit(dtype: np.dtype) -> float:
 def _slack(program: AuditedProgram, mechanism: Mechanism, nobody: Release, *members: int) -> float:
     """Bounds the rounding in a combination of releases of so many members each."""
     clip, unit = mechanism.l2_clip_norm, max(map(_unit, program.dtypes))
-    cells = mechanism.noise_multiplier * clip * 2.0**-18 * math.sqrt(sum(program.sizes))
-    noise = norm((1, nobody))
+    stddev, late = mechanism.noise_multiplier * clip, sum(program.sizes[k] for k in program.tables)
+    cells = stddev * 2.0**-18 * math.sqrt(sum(program.sizes))
+    of_rows = stddev * (math.sqrt(late) + _REACH) if late else 0.0
+    noise = norm((1, nobody)) + of_rows
+    of_each = cells + of_rows
     return sum(
-        (4 * _UNIT + unit) * (m * clip + noise) + cells + m**2 * _UNIT * clip for m in members
+        (4 * _UNIT + unit) * (m * clip + noise) + of_each + m**2 * _UNIT * clip for m in members
     )
 
 

@@ -27,6 +27,7 @@ import optax
 from dpsgd.audit.checks import Check
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import flat, loud, norm, same_bits
+from dpsgd.training.lazy_state import unflushed
 from dpsgd.training.loop import repeats_exactly
 from dpsgd.training.placement import unlike
 from dpsgd.training.programs import compiled
@@ -63,14 +64,14 @@ def _made_of_the_release(program: AuditedProgram) -> Check:
         why = "the algorithm's update names no optimizer to compare it with"
         return Check(_NAME, True, why, made=False)
     members = np.arange(program.places) % program.units
-    for step in _steps(program):
+    for step in looked_at(program):
         if (off := _differs(program, optimizer, members, step)) is not None:
             why = f"state{off} after step {step:,} is not what the optimizer makes of the release"
             return Check(_NAME, False, why)
     return Check(_NAME, True, "parameters and optimizer state, after a full batch")
 
 
-def _steps(program: AuditedProgram) -> list[int]:
+def looked_at(program: AuditedProgram) -> list[int]:
     """Returns the steps whose update is looked at; of a large model the first and the last."""
     first, last = program.first_step, program.mechanism.sampler.num_steps - 1
     some = [first, last]
@@ -81,15 +82,15 @@ def _steps(program: AuditedProgram) -> list[int]:
 
 def _differs(program: AuditedProgram, optimizer: Any, members: np.ndarray, step: int) -> str | None:
     """Returns the path of what a step leaves that is not made of its release, if there is any."""
-    gradient = program.advanced(members, reveals=True, step=step).params
-    before = program.state._replace(step=np.int32(step))
+    gradient = program.dense(program.advanced(members, reveals=True, step=step)).params
+    before = program.dense(program.state)._replace(step=np.int32(step))
     start = jax.tree.map(jnp.array, (before.opt_state, before.params))
     arguments = gradient, *start
     run = compiled(_updated, (optimizer,), arguments, donate_argnums=(1, 2))
     params, opt_state = run(*arguments)
     del gradient, start, arguments
     expected = before._replace(step=before.step + 1, params=params, opt_state=opt_state)
-    after = program.advanced(members, reveals=False, step=step)._replace(noise=())
+    after = program.dense(program.advanced(members, reveals=False, step=step))._replace(noise=())
     return _off(after, expected, before)
 
 
@@ -102,16 +103,19 @@ def _same_of_the_same(program: AuditedProgram) -> Check:
     if not repeats_exactly():
         return Check(_SAME, True, "equal steps differ in their last bits", made=False)
     noisy, full = loud(program.mechanism), np.arange(program.places) % program.units
+    # Of tables, batches that read the same rows.
+    batches = ([0], 0 * full) if program.tables else ((), full)
+    few = "a batch of one" if program.tables else "an empty"
 
     def same(*, reveals: bool) -> bool:
-        states = [program.advanced(who, noisy, reveals=reveals) for who in ((), full)]
-        seen = [state.params if reveals else state for state in states]
+        states = [program.advanced(who, noisy, reveals=reveals) for who in batches]
+        seen = [unflushed(state) if reveals else state for state in states]
         return all(map(same_bits, *map(jax.tree.leaves, seen)))
 
     if same(reveals=False):
-        return Check(_SAME, True, "an empty and a full batch of one release agree")
+        return Check(_SAME, True, f"{few} and a full batch of one release agree")
     if same(reveals=True):
-        return Check(_SAME, False, "an empty and a full batch of one release differ")
+        return Check(_SAME, False, f"{few} and a full batch of one release differ")
     return Check(_SAME, True, "no noise is large enough to make two releases one", made=False)
 
 
@@ -120,12 +124,12 @@ def _off(found: PyTree, expected: PyTree, before: PyTree) -> str | None:
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(found)]
     for path, *arrays in zip(paths, *map(jax.tree.leaves, (found, expected, before)), strict=True):
         x, y, old = map(flat, arrays)
-        if not (_close(x, y, old) if jnp.issubdtype(x.dtype, jnp.floating) else same_bits(x, y)):
+        if not (close(x, y, old) if jnp.issubdtype(x.dtype, jnp.floating) else same_bits(x, y)):
             return path
     return None
 
 
-def _close(x: np.ndarray, y: np.ndarray, old: np.ndarray) -> bool:
+def close(x: np.ndarray, y: np.ndarray, old: np.ndarray) -> bool:
     """Whether x and y, both of which were `old`, are one up to rounding."""
     unit = float(jnp.finfo(x.dtype).eps)
     part = max(_PART, 8 * unit)

@@ -1,0 +1,160 @@
+"""Tables whose noise comes late, as an audit sees them: the rows that are read, and no others.
+
+A release of such a program is small however large a table is: of a table it holds the rows that
+some example of the audit reads. There is one copy of a table on the devices. It is lent to one call
+after the other, and mended after each: what was read gets its numbers back. Rows that nobody reads
+are to be left alone; at the end they are compared, all of them and to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpsgd.audit.checks import Check
+from dpsgd.tables.rows import Table
+from dpsgd.training.algorithm import TrainState
+from dpsgd.training.lazy_state import LazyOptState, LazyState, joined, parted
+from dpsgd.training.programs import compiled
+
+_CHUNK = 2**20  # rows that are compared together
+_DRAWN = 0.1  # standard deviation of what stands for rows that are not to be shown
+
+UNTOUCHED = "rows that no batch reads are left alone"
+
+
+class SomeRows(NamedTuple):
+    """Rows of a table, on the host."""
+
+    values: np.ndarray
+    """float32[rows, ...]."""
+    momentum: Any
+    """The same, or None."""
+    steps: Any
+    """That are in each row: int32[rows]; None where all are up to date."""
+
+
+class LentTables:
+    """The tables of a run, on the host and, one copy, on the devices.
+
+    Attributes:
+      tables: On the host, by the number of the leaf; all rows up to date.
+      rows: Those that examples of the audit read: int32, in order.
+    """
+
+    def __init__(self, state: TrainState):
+        momenta = state.opt_state.momenta
+        _, values = parted(state.params, momenta)
+        self.tables = {k: SomeRows(x, momenta[k], None) for k, x in values.items()}
+        self.rows = {k: np.zeros(0, np.int32) for k in values}
+        self._now: dict[int, Any] | None = None
+        self._strayed = ""
+
+    def lend(self, step: int) -> dict[int, Table]:
+        """Returns the tables on the devices, to be given away: all rows up to date at `step`."""
+        now, self._now = self._now, None
+        if now is None:
+            now = {k: Table(*jax.tree.map(jnp.array, table)) for k, table in self.tables.items()}
+        return {
+            k: table._replace(steps=jnp.full(len(table.values), step, jnp.int32))
+            for k, table in now.items()
+        }
+
+    def probe(self, tables: dict[int, Table], step: int) -> None:
+        """Learns which rows the step `step` read, and takes the tables back."""
+        for k, table in tables.items():
+            read = np.flatnonzero(np.asarray(table.steps) == step + 1)
+            self.rows[k] = np.union1d(self.rows[k], read).astype(np.int32)
+        self.take_back(tables, step)
+
+    def take_back(self, tables: dict[int, Table], step: int) -> dict[int, SomeRows]:
+        """Returns what the step `step` left in `rows`, on the host, and mends these."""
+        found = some_rows(tables, self.rows)
+        steps = {k: table.steps for k, table in tables.items()}
+        arguments = steps, np.int32(step + 1)
+        written = compiled(_written, (), arguments)(*arguments)
+        for k, rows in found.items():
+            if int(written[k]) != np.count_nonzero(rows.steps == step + 1):
+                self._strayed = f"step {step:,} wrote rows of leaf {k} that no example reads"
+        without: dict[int, Any] = {k: (*table[:2], None) for k, table in tables.items()}
+        self._now = put_rows(without, self.rows, self.first())
+        return found
+
+    def first(self) -> dict[int, SomeRows]:
+        """Returns what `rows` hold where the run goes on."""
+        return {
+            k: jax.tree.map(lambda x, rows=self.rows[k]: x[rows], table)
+            for k, table in self.tables.items()
+        }
+
+    def compare(self) -> None:
+        """Compares what was lent so far; what is lent next is another copy."""
+        now, self._now = self._now, None
+        for k, table in (now or {}).items():
+            pairs: Any = zip(table[:2], self.tables[k][:2], strict=True)
+            for found, kept in pairs:
+                for start in range(0, 0 if kept is None else len(kept), _CHUNK):
+                    part = np.asarray(found[start : start + _CHUNK])
+                    if part.tobytes() != kept[start : start + _CHUNK].tobytes():
+                        self._strayed = f"rows of leaf {k} from {start:,} on are others"
+
+    def check(self) -> Check:
+        """Returns the check of all rows that nothing has read."""
+        self.compare()
+        rows = sum(len(table.values) for table in self.tables.values())
+        return Check(UNTOUCHED, not self._strayed, self._strayed or f"{rows:,} rows")
+
+
+def some_rows(tables: dict[int, Any], rows: dict[int, np.ndarray]) -> dict[int, SomeRows]:
+    """Returns some rows of tables of the devices."""
+    found = compiled(_some, (), (tables, rows))(tables, rows)
+    return {k: SomeRows(*jax.tree.map(np.asarray, table)) for k, table in found.items()}
+
+
+def put_rows(
+    tables: dict[int, Any], rows: dict[int, np.ndarray], new: dict[int, SomeRows]
+) -> dict[int, Table]:
+    """Returns tables, whose buffers are given away, with other rows."""
+    arguments = tables, rows, new
+    return compiled(_put, (), arguments, donate_argnums=(0,))(*arguments)
+
+
+def _some(tables, rows):
+    return {k: jax.tree.map(lambda x, at=rows[k]: x[at], table) for k, table in tables.items()}
+
+
+def _put(tables, rows, new):
+    return {
+        k: Table(
+            *jax.tree.map(lambda x, y, at=rows[k]: x.at[at].set(y), tuple(table), tuple(new[k]))
+        )
+        for k, table in tables.items()
+    }
+
+
+def _written(steps, stop):
+    return {k: jnp.sum(x == stop) for k, x in steps.items()}
+
+
+def covered(state: TrainState | LazyState) -> TrainState:
+    """Returns a state of what may be shown.
+
+    Noise is due in the tables of a `LazyState`: numbers that are nobody's stand for them.
+    """
+    if isinstance(state, TrainState):
+        return state
+    rng = np.random.default_rng(0)
+
+    def drawn(x: Any) -> np.ndarray:
+        return _DRAWN * rng.standard_normal(x.shape, np.float32)
+
+    values = {k: drawn(table.values) for k, table in state.tables.items()}
+    momenta: dict[int, Any] = {
+        k: None if table.momentum is None else np.zeros(table.momentum.shape, np.float32)
+        for k, table in state.tables.items()
+    }
+    params = joined(state.dense, values)
+    return TrainState(state.step, params, LazyOptState(state.opt_state, momenta), state.noise)
