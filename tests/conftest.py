@@ -1,5 +1,6 @@
 """What every test stands on: checked types, hypothesis profiles, the real rows if any."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -7,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for products so small, threads only wait
 sys.path.insert(0, str(Path(__file__).parent))
 
 import checked_types
@@ -38,6 +40,15 @@ hypothesis.settings.register_profile("long", max_examples=2_000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays: it is not traversed for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
+
+
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 

@@ -619,9 +619,15 @@ def test_a_wrong_claim_of_a_sampler_is_caught(sampler, claimed, check):
 @pytest.mark.parametrize(
     ("bug", "sampler", "check"),
     [
-        pytest.param(bug, *case, id=f"{bug.__name__}-{type(case[0]).__name__}")
+        pytest.param(
+            bug,
+            *case,
+            id=f"{bug.__name__}-{type(case[0]).__name__}",
+            # a second sampler with the same bug, for the same check, is long
+            marks=pytest.mark.long if case[1] in [check for _, check in cases[:number]] else (),
+        )
         for bug, cases in BUGS.items()
-        for case in cases
+        for number, case in enumerate(cases)
     ],
 )
 def test_a_planted_bug_of_the_sampler_is_caught(bug, sampler, check):
