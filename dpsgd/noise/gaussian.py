@@ -309,7 +309,8 @@ def add_row_noise(
     stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
     spacing = grid(stddev)
     cells = jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing
-    divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
+    cell = spacing / jnp.asarray(divisor, jnp.float32)  # no division of arrays: those of some
+    # programs are products with the inverse, to other bits.
     flat = total.ravel()
     total_cells = flat * (1 / spacing)
     whole = jnp.round(total_cells)
@@ -317,7 +318,7 @@ def add_row_noise(
     name, fraction = _purpose(leaf, STEP), total_cells - whole
     step = _word(step, "step")
     rounded = _rounded_noise(noise_key, step, name, 0, cells, fraction, position, True)
-    return ((whole + rounded) * spacing / divisor).reshape(total.shape)
+    return ((whole + rounded) * cell).reshape(total.shape)
 
 
 STEP, MOMENTUM, VALUE = 1, 2, 3

@@ -102,7 +102,7 @@ class Job:
             )
             if chosen.scales().grid is None:  # exact sums are never dealt out
                 placement = placement.fitting(state, placement.memory)
-            if placement.deals(state.params):
+            if placement.deals(state):
                 params = hosted(params)  # a device that keeps them whole has room for little else
         parts = data, population, unit, params, algorithm, chosen, delta, refinement, placement
         return cls(task, config, *parts)
@@ -114,9 +114,10 @@ class Job:
 
     def start(self) -> TrainState:
         """Returns the state before the first step."""
-        if self.placement is None or not self.placement.deals(self.params):
+        shapes = jax.eval_shape(self._from, self.params)
+        if self.placement is None or not self.placement.deals(shapes):
             return self._from(self.params)
-        where = self.placement.state(jax.eval_shape(self._from, self.params))
+        where = self.placement.state(shapes)
         params = self.placement.put(self.params, where.params)
         return jax.jit(self._from, out_shardings=where)(params)  # no device makes the whole
 

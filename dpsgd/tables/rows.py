@@ -150,35 +150,50 @@ def caught_up(
     return theta, m
 
 
-def read(table: Table, numbers: Array, **how: Any) -> Rows:
+def _places(table: Table, numbers: Array, first: Any) -> Array:
+    """Returns where rows lie in the part of a table that begins at row `first`; beyond it if not.
+
+    Noise is of a row's number, wherever it lies.
+    """
+    here = (numbers >= first) & (numbers < first + len(table.steps))
+    return jnp.where(here, numbers - first, len(table.steps))
+
+
+def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
     """Returns rows of a table, up to date.
 
     Args:
-      table: Of R rows.
-      numbers: Which rows: int32 [U]; zeros where there is none.
+      table: A part of it, or the whole.
+      numbers: Which rows: int32 [U]; zeros for those that are not in the part.
+      first: Number of the first row of the part.
       **how: See `caught_up`.
     """
+    places = _places(table, numbers, first)
 
     def of(x: Array | None) -> Any:
-        return None if x is None else x.at[numbers].get(mode="fill", fill_value=0)
+        return None if x is None else x.at[places].get(mode="fill", fill_value=0)
 
     values, momentum, steps = map(of, table)
-    return Rows(numbers, *caught_up(values, momentum, steps, numbers, **how))
+    values, momentum = caught_up(values, momentum, steps, numbers, **how)
+    here = (places < len(table.steps)).reshape(-1, *[1] * (values.ndim - 1))
+    return Rows(numbers, jnp.where(here, values, 0), momentum)
 
 
-def written(table: Table, rows: Rows, steps: Array) -> Table:
+def written(table: Table, rows: Rows, steps: Array, first: Any = 0) -> Table:
     """Returns the table with these rows, in place where it is donated.
 
     Args:
-      table: Of R rows.
-      rows: No two are one; those that are not of the table are left out.
+      table: A part of it, or the whole.
+      rows: No two are one; those that are not in the part are left out.
       steps: That are in them: int32 [U], or one for all.
+      first: Number of the first row of the part.
     """
+    places = _places(table, rows.numbers, first)
 
     def put(into: Array | None, x: Any) -> Any:
         if into is None:
             return None
-        return into.at[rows.numbers].set(x, mode="drop", unique_indices=True)
+        return into.at[places].set(x, mode="drop", unique_indices=True)
 
     return Table(*map(put, table, (rows.values, rows.momentum, steps)))
 
@@ -204,12 +219,13 @@ def on_grid(x: Array, stddev: Array, uniform: Array) -> Array:
     return jnp.where(jnp.abs(cells) < 2.0**23, whole * spacing, x)
 
 
-def flushed_table(table: Table, chunk: int, *, step: Array, **how: Any) -> Table:
+def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **how: Any) -> Table:
     """Returns the table with all rows up to date, and on a grid, in passes over `chunk` rows.
 
     Args:
-      table: Of R rows.
+      table: A part of it, or the whole.
       chunk: The last ones may hold rows that are up to date already, and stay as they are.
+      first: Number of the first row of the part.
       step: t.
       **how: See `caught_up`.
     """
@@ -226,15 +242,15 @@ def flushed_table(table: Table, chunk: int, *, step: Array, **how: Any) -> Table
         return on_grid(x, stddev, uniform.reshape(x.shape))
 
     def body(i: Array, table: Table) -> Table:
-        first = jnp.minimum(i * chunk, count - chunk)
+        begin = jnp.minimum(i * chunk, count - chunk)
 
         def of(x: Array | None) -> Any:
-            return None if x is None else lax.dynamic_slice_in_dim(x, first, chunk)
+            return None if x is None else lax.dynamic_slice_in_dim(x, begin, chunk)
 
         def put(into: Array | None, x: Any) -> Any:
-            return None if into is None else lax.dynamic_update_slice_in_dim(into, x, first, 0)
+            return None if into is None else lax.dynamic_update_slice_in_dim(into, x, begin, 0)
 
-        numbers = first + lax.iota(jnp.int32, chunk)
+        numbers = first + begin + lax.iota(jnp.int32, chunk)
         values, momentum, steps = map(of, table)
         values, momentum = caught_up(values, momentum, steps, numbers, step=step, **how)
         now = rounded(values, -1, VALUE, numbers), rounded(momentum, 0, MOMENTUM, numbers)

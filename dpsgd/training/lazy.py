@@ -45,6 +45,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from dpsgd.gradients.clipping import Diagnostics, clipped_grad
 from dpsgd.gradients.losses import LossFn, of_row, row_of, rows_of, takes_key
@@ -55,9 +56,10 @@ from dpsgd.tables.gaps import Gaps, LinearSgd
 from dpsgd.tables.look_ups import Row, TableLoss, unique_rows
 from dpsgd.tables.rows import LawTables, Rows, flushed_table, packed, read, written
 from dpsgd.training.algorithm import Algorithm, TrainState, copied, privatize
-from dpsgd.training.lazy_state import LazyOptState, LazyState, joined, parted, unflushed
+from dpsgd.training.lazy_state import LazyOptState, LazyState, joined, parted
 from dpsgd.training.mechanism import Mechanism, Scales
-from dpsgd.training.programs import compiled, shapes_of_rows
+from dpsgd.training.placement import Exchange, Placement
+from dpsgd.training.programs import compiled, executable, shapes_of_rows
 
 PyTree = Any
 
@@ -165,7 +167,13 @@ _COUNTED = 2**32
 """Coordinates of a table that noise tells apart (`dpsgd.noise.gaussian.normal_at`)."""
 
 
-def flushed(state: LazyState, laws: LawTables, noise_key: Any, scales: Scales) -> TrainState:
+def flushed(
+    state: LazyState,
+    laws: LawTables,
+    noise_key: Any,
+    scales: Scales,
+    placement: Placement | None = None,
+) -> TrainState:
     """Returns the state with all noise that is due: what the guarantee covers.
 
     Args:
@@ -173,14 +181,36 @@ def flushed(state: LazyState, laws: LawTables, noise_key: Any, scales: Scales) -
       laws: Of gaps that end after its steps.
       noise_key: Of the run.
       scales: Of its mechanism.
+      placement: Where it lies; None is one device.
     """
     arguments = state, laws, noise_key, scales
-    return compiled(_flushed, (), arguments, donate_argnums=(0,))(*arguments)
+    return flush_program(arguments, placement)(*arguments)
 
 
-def _flushed(state, laws, noise_key, scales):
-    due = _due(laws, state.step, noise_key, scales)
-    tables = {k: flushed_table(t, _CHUNK, leaf=k, **due) for k, t in state.tables.items()}
+def flush_program(arguments: tuple[Any, ...], placement: Placement | None) -> jax.stages.Compiled:
+    """Returns the executable of `flushed`, for arguments of these shapes."""
+    shardings, parts = None, (placement,)
+    if placement is not None:
+        end = jax.eval_shape(functools.partial(_flushed, None), *arguments)
+        whole = (placement.replicated,) * (len(arguments) - 1)
+        shardings = (placement.state(arguments[0]), *whole), placement.state(end)
+    return executable(_flushed, parts, arguments, donate_argnums=(0,), shardings=shardings)
+
+
+def _flushed(placement, state, laws, noise_key, scales):
+    """Returns what `flushed` does. Each device draws for its own rows, and tells nobody."""
+    rows, exchange = {k: len(t.steps) for k, t in state.tables.items()}, Exchange(placement)
+
+    def of_tables(tables, due):
+        return {
+            k: flushed_table(t, _CHUNK, exchange.first_row(len(t.steps), rows[k]), leaf=k, **due)
+            for k, t in tables.items()
+        }
+
+    if placement is not None:
+        parts = placement.specs(state).tables
+        of_tables = placement.on_each(of_tables, (parts, PartitionSpec()), parts)
+    tables = of_tables(state.tables, _due(laws, state.step, noise_key, scales))
     params = joined(state.dense, {k: t.values for k, t in tables.items()})
     opt_state = LazyOptState(state.opt_state, {k: t.momentum for k, t in tables.items()})
     return TrainState(state.step, params, opt_state, state.noise)
@@ -274,23 +304,33 @@ class LookUps(NamedTuple):
     none."""
 
     @classmethod
-    def of(cls, loss: TableLoss, shapes: PyTree, examples: PyTree, weights: jax.Array) -> LookUps:
-        """Returns those of a batch.
+    def of(
+        cls,
+        loss: TableLoss,
+        num_rows: dict[int, int],
+        examples: PyTree,
+        weights: jax.Array,
+        exchange: Exchange,
+    ) -> LookUps:
+        """Returns those of a batch; of several devices the places of one's own examples.
 
         Args:
           loss: Taken apart.
-          shapes: Of the parameters.
-          examples: Of the batch: arrays [B, ...].
+          num_rows: R of each table.
+          examples: Of the batch, or of this device's part: arrays [B, ...].
           weights: [B]; what those of weight 0 would read is left out.
+          exchange: Of what all devices read.
         """
-        names, leaves = jax.vmap(loss.rows)(examples), jax.tree.leaves(shapes)
+        names = jax.vmap(loss.rows)(examples)
+        paths = {k: [use.path for use in loss.uses(k)] for k in num_rows}
+        read_here = []
+        for k, count in num_rows.items():
+            together = jnp.concatenate([names[path] for path in paths[k]], axis=1)
+            read_here.append(jnp.where(weights[:, None] > 0, together, count))
         numbers, places = {}, {}
-        for k in loss.tables:
-            paths, num_rows = [use.path for use in loss.uses(k)], len(leaves[k])
-            real = [jnp.where(weights[:, None] > 0, names[path], num_rows) for path in paths]
-            every = jnp.concatenate([rows.ravel() for rows in real])
-            numbers[k], place_of = unique_rows(every, num_rows)
-            places |= {path: place_of(names[path]) for path in paths}
+        for (k, count), every in zip(num_rows.items(), exchange.gathered(read_here), strict=True):
+            numbers[k], place_of = unique_rows(every.ravel(), count)
+            places |= {path: place_of(names[path]) for path in paths[k]}
         return cls(numbers, places)
 
 
@@ -312,12 +352,14 @@ class LazyStep:
         scales: Scales,
         reveals: Any,
         laws: StepLaws,
+        shapes: PyTree,
+        exchange: Exchange,
     ) -> tuple[LazyState, Diagnostics]:
         """Returns the state after the step, and its diagnostics.
 
         Args:
-          state: Before it.
-          batch: Rows of the data, one for each of `weights`.
+          state: Before it; of several devices what lies on one.
+          batch: Rows of the data, one for each of `weights`: of the part of this device.
           weights: 0 for padding.
           keys: Of the loss, if it takes one.
           noise_key: Of the run.
@@ -325,19 +367,34 @@ class LazyStep:
           reveals: Whether the private mean gradient takes the place of the updated parameters, of
             a table in the rows that were read.
           laws: Of the step.
+          shapes: Of the parameters, whole.
+          exchange: Between the devices.
         """
-        t, shapes = state.step, unflushed(state)
+        t, leaves = state.step, jax.tree.leaves(shapes)
         examples = rows_of(batch, keys[0] if keys else None, takes_key(self.loss_fn))
         loss = self._taken_apart(shapes, examples)
         assert set(loss.tables) == set(state.tables), "as the state was made"
-        look_ups = LookUps.of(loss, shapes, examples, weights)
-        due = _due(laws.gaps, t, noise_key, scales)
-        rows = {k: read(x, look_ups.numbers[k], leaf=k, **due) for k, x in state.tables.items()}
+        num_rows = {k: len(leaves[k]) for k in loss.tables}
+        look_ups = LookUps.of(loss, num_rows, examples, weights, exchange)
 
-        small = joined(state.dense, {k: x.values for k, x in rows.items()})
-        total, diagnostics = clipped_grad(
+        due = _due(laws.gaps, t, noise_key, scales)
+        first = {k: exchange.first_row(len(x.steps), num_rows[k]) for k, x in state.tables.items()}
+        rows = {
+            k: read(table, look_ups.numbers[k], first[k], leaf=k, **due)
+            for k, table in state.tables.items()
+        }
+        rows = jax.lax.optimization_barrier(rows)
+        # Of a row that lies elsewhere there are zeros here.
+        small = {k: x.values for k, x in rows.items()}
+        dealt = [k for k, table in state.tables.items() if len(table.steps) < num_rows[k]]
+        small |= exchange.total({k: small[k] for k in dealt})
+
+        gradient_sum = clipped_grad(
             loss.loss, l2_clip_norm=scales.l2_clip_norm, microbatch_size=self.microbatch_size
-        )(small, Row(examples, look_ups.places), weights)
+        )
+        examples = Row(examples, look_ups.places)
+        found = gradient_sum(joined(state.dense, small), examples, weights)
+        total, diagnostics = exchange.total(found)
         dense_total, table_totals = parted(total, rows)
 
         gradient, noise = privatize(dense_total, state.noise, noise_key, t, scales)
@@ -346,7 +403,7 @@ class LazyStep:
         for k, old in rows.items():
             gradient = _private_rows(table_totals[k], old.numbers, noise_key, t, k, scales)
             new = _updated_rows(old, gradient, laws, reveals)
-            tables[k] = written(state.tables[k], new, t + 1)
+            tables[k] = written(state.tables[k], new, t + 1, first[k])
         return LazyState(t + 1, dense, tables, opt_state, noise), diagnostics
 
     def _taken_apart(self, shapes: PyTree, examples: PyTree) -> TableLoss:

@@ -25,7 +25,7 @@ from dpsgd.training.lazy import BlockLaws, RunLaws, flushed
 from dpsgd.training.lazy_state import LazyState, opened, unflushed
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
-from dpsgd.training.placement import AXIS, Placement
+from dpsgd.training.placement import AXIS, Exchange, Placement
 from dpsgd.training.programs import executable, put, shapes_of_rows
 from samplers import BatchSampler, BatchSource, IndexBlock, UnitData
 from samplers.base import MAX_EXAMPLES
@@ -122,9 +122,8 @@ def compiled_block(
     """
     parts, shardings = _parts(algorithm, sampler, layout), None
     if layout is not None and (placement := layout.placement) is not None:
-        _check_placement(algorithm, placement)
         state, whole = placement.state(arguments[0]), placement.replicated
-        if placement.deals(unflushed(arguments[0])) and arguments[4].grid is not None:
+        if arguments[4].grid is not None and placement.deals(arguments[0]):
             raise ValueError(
                 "secure noise is drawn for whole arrays, and the gradient of every example is "
                 "formed: parameters cannot be dealt out by rows, leave out shard_rows_from"
@@ -224,6 +223,15 @@ class Layout(NamedTuple):
         # No weak types: one program for a state that was just made and for one that was read back.
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
 
+    def opened(self, state: TrainState) -> LazyState:
+        """Returns what `lazy_state.opened` does, of a state whose buffers are given away."""
+        shardings = None
+        if self.placement is not None:
+            end = jax.eval_shape(opened, state)
+            shardings = (self.placement.state(state),), self.placement.state(end)
+        how: Any = {"donate_argnums": (0,), "shardings": shardings}
+        return executable(opened, (), (state,), **how)(state)
+
     def put_data(self, data: PyTree) -> PyTree:
         """Puts the data where blocks read them: of those that travel, nothing yet."""
         # What is mapped from files stays there; other arrays that are none of JAX's are read whole.
@@ -288,56 +296,24 @@ def _keys(
 def _parts(
     algorithm: Algorithm, sampler: BatchSampler, layout: Layout | None = None
 ) -> tuple[Any, ...]:
-    cut = algorithm.takes_key, sampler.accumulates, sampler.clipped_shape
     where = (layout.placement, layout.streamed) if layout else (None, False)
-    step_sum = _StepSum(algorithm.clipped_sum, *cut, *where)
-    kind = _Step if algorithm.tables is None else _LazyStep
-    return (kind(step_sum, algorithm.update),)
+    batches = _Batches(algorithm.takes_key, sampler.clipped_shape, *where)
+    if algorithm.tables is not None:
+        return (_LazyStep(batches, algorithm.update),)
+    return (_Step(_StepSum(algorithm.clipped_sum, sampler.accumulates, batches), algorithm.update),)
 
 
 @dataclass(frozen=True)
-class _StepSum:
-    """The sum of clipped gradients of a step: over its passes, and over the devices."""
+class _Batches:
+    """What is clipped in each pass of a block, and on which device."""
 
-    clipped_sum: Callable
     takes_key: bool
-    accumulates: bool
     clipped_shape: tuple[int, ...]
     placement: Placement | None
     dealt: bool
     """Whether each device has rows of its own, and `places` are among these."""
 
-    def __call__(self, state, j, data, plan, scales, loss_key):
-        placement, whole, dealt = self.placement, PartitionSpec(), PartitionSpec(AXIS)
-        batch = functools.partial(self.batch, state.step)
-        if placement is None:
-            return self._sum(self.clipped_sum, batch, state.params, j, data, plan, scales, loss_key)
-        columns = jax.tree.map(lambda sharding: sharding.spec, placement.plan(plan))
-        rows = dealt if self.dealt else whole
-        over_devices = functools.partial(
-            jax.shard_map,
-            mesh=placement.mesh,
-            check_vma=False,  # which would put primitives of its own into the trace of a loss
-        )
-        if placement.deals(state.params):
-            # Each device looks up its own rows; what follows is dealt out by the compiler.
-            batch = over_devices(batch, in_specs=(whole, rows, columns, whole), out_specs=dealt)
-            clipped_sum = functools.partial(self.clipped_sum, devices=len(placement.devices))
-            total, diagnostics = self._sum(
-                clipped_sum, batch, state.params, j, data, plan, scales, loss_key
-            )
-            shardings = placement.params(state.params)
-            return jax.lax.with_sharding_constraint(total, shardings), diagnostics
-
-        def whole_sum(step, *arguments):
-            batch = functools.partial(self.batch, step)
-            return placement.total(self._sum(self.clipped_sum, batch, *arguments))
-
-        specs = whole, whole, whole, rows, columns, whole, whole
-        summed = over_devices(whole_sum, in_specs=specs, out_specs=whole)
-        return summed(state.step, state.params, j, data, plan, scales, loss_key)
-
-    def batch(self, step, row, data, plan, loss_key):
+    def at(self, step, row, data, plan, loss_key):
         """Returns what is clipped in one pass: examples, their weights, and their keys if any."""
         places = plan.indices if plan.places is None else plan.places
         indices = places[row].reshape(-1, *self.clipped_shape)
@@ -347,6 +323,47 @@ class _StepSum:
             return batch, weights, ()
         first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is clipped as one
         return batch, weights, (example_keys(loss_key, step, first, plan.lanes),)
+
+    def specs(self, plan: IndexBlock) -> tuple[PartitionSpec, IndexBlock]:
+        """Returns where rows of the data lie, and a plan, for `Placement.on_each`."""
+        assert self.placement is not None
+        columns = jax.tree.map(lambda sharding: sharding.spec, self.placement.plan(plan))
+        return DEALT if self.dealt else WHOLE, columns
+
+
+WHOLE, DEALT = PartitionSpec(), PartitionSpec(AXIS)
+
+
+@dataclass(frozen=True)
+class _StepSum:
+    """The sum of clipped gradients of a step: over its passes, and over the devices."""
+
+    clipped_sum: Callable
+    accumulates: bool
+    batches: _Batches
+
+    def __call__(self, state, j, data, plan, scales, loss_key):
+        placement = self.batches.placement
+        batch = functools.partial(self.batches.at, state.step)
+        if placement is None:
+            return self._sum(self.clipped_sum, batch, state.params, j, data, plan, scales, loss_key)
+        rows = self.batches.specs(plan)
+        if placement.deals(state):
+            # Each device looks up its own rows; what follows is dealt out by the compiler.
+            batch = placement.on_each(batch, (WHOLE, *rows, WHOLE), DEALT)
+            clipped_sum = functools.partial(self.clipped_sum, devices=len(placement.devices))
+            total, diagnostics = self._sum(
+                clipped_sum, batch, state.params, j, data, plan, scales, loss_key
+            )
+            shardings = placement.params(state.params)
+            return jax.lax.with_sharding_constraint(total, shardings), diagnostics
+
+        def whole_sum(step, *arguments):
+            batch = functools.partial(self.batches.at, step)
+            return placement.total(self._sum(self.clipped_sum, batch, *arguments))
+
+        summed = placement.on_each(whole_sum, (*(WHOLE,) * 3, *rows, WHOLE, WHOLE), WHOLE)
+        return summed(state.step, state.params, j, data, plan, scales, loss_key)
 
     def _sum(self, clipped_sum, batch_of, params, j, data, plan, scales, loss_key):
         """Returns the sum over the passes of step `j`."""
@@ -387,13 +404,25 @@ class _Step:
 class _LazyStep:
     """The same of lazy tables."""
 
-    step_sum: _StepSum
+    batches: _Batches
     update: Callable
 
     def __call__(self, state, j, data, plan, noise_key, scales, watch, loss_key, laws):
-        batch = self.step_sum.batch(state.step, j, data, plan, loss_key)
-        how = noise_key, scales, watch.reveals, laws.at(j)
-        state, diagnostics = self.update(state, *batch, *how)
+        placement = self.batches.placement
+        shapes = jax.eval_shape(unflushed, state)
+
+        def step(state, j, data, plan, noise_key, scales, reveals, loss_key, laws):
+            batch = self.batches.at(state.step, j, data, plan, loss_key)
+            how = noise_key, scales, reveals, laws.at(j), shapes, Exchange(placement)
+            return self.update(state, *batch, *how)
+
+        if placement is not None:
+            parts = placement.specs(state)
+            of_all = parts, WHOLE, *self.batches.specs(plan), *(WHOLE,) * 5
+            step = placement.on_each(step, of_all, (parts, WHOLE))
+        state, diagnostics = step(
+            state, j, data, plan, noise_key, scales, watch.reveals, loss_key, laws
+        )
         return state, diagnostics, unflushed(state)
 
 
@@ -492,7 +521,6 @@ def train_blocks(
     scales = mechanism.scales()
     watch = watch or Watch.nothing(unflushed(state))
     tables, num_steps = algorithm.tables, mechanism.sampler.num_steps
-    _check_placement(algorithm, placement)
     run_laws = tables and RunLaws(tables.of_run(num_steps))
     layout = Layout.of(
         mechanism.sampler, data, block_steps=block_steps, data_on=data_on, placement=placement
@@ -514,7 +542,7 @@ def train_blocks(
         for steps, rows, plan in blocks:
             laws = run_laws and run_laws.of(steps, layout.block_steps)
             if run_laws and isinstance(now, TrainState):
-                now = opened(now)
+                now = layout.opened(now)
             arguments = now, rows, plan, noise_key, scales, watch, loss_key, laws
             # The first time, this may refuse the loss.
             program = program or compiled_block(algorithm, mechanism.sampler, arguments, layout)
@@ -525,7 +553,7 @@ def train_blocks(
             now, log, watched = program(*arguments)
             under_way.append(log)
             if run_laws and (steps.stop == num_steps or (ends and steps.stop % ends == 0)):
-                now = flushed(now, run_laws.after(steps.stop), noise_key, scales)
+                now = flushed(now, run_laws.after(steps.stop), noise_key, scales, placement)
             yield Block(now, steps, log, watched)
 
 
@@ -570,12 +598,6 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
                 f"num_examples={sampler.num_examples}: its guarantee is for those"
             )
     return data
-
-
-def _check_placement(algorithm: Algorithm, placement: Placement | None) -> None:
-    if placement is not None and algorithm.tables is not None:
-        # Their step reads a block's rows by its places, which on several devices are each one's.
-        raise ValueError("lazy tables are trained on one device: leave out placement")
 
 
 def _check_noise_state(mechanism: Mechanism, state: TrainState | LazyState) -> None:

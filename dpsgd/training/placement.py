@@ -31,6 +31,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpsgd.packing import SMALL
+from dpsgd.training.lazy_state import LazyOptState, LazyState, joined, parted
 from dpsgd.training.programs import put
 from samplers import BatchSampler, IndexBlock
 
@@ -143,35 +145,54 @@ class Placement:
           memory: Bytes of a device.
         """
         size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
-        if self.shard_rows_from is not None or size <= memory / 2:
+        lazy = isinstance(state.opt_state, LazyOptState)  # whose tables are dealt out as it is
+        if lazy or self.shard_rows_from is not None or size <= memory / 2:
             return self
         dealt = dataclasses.replace(self, shard_rows_from=TABLE_BYTES)
         try:
-            return dealt if dealt.deals(state.params) else self
+            return dealt if dealt.deals(state) else self
         except ValueError:
             return self
 
-    def deals(self, params: PyTree) -> bool:
-        """Whether a leaf of the parameters is dealt out; see `state` for what it raises."""
-        return bool(self._tables(params))
+    def deals(self, state: TrainState | LazyState) -> bool:
+        """Whether a leaf of the state is dealt out; see `state` for what it raises."""
+        return any(not where.is_fully_replicated for where in jax.tree.leaves(self.state(state)))
 
     def params(self, shapes: PyTree) -> PyTree:
         """Returns the sharding of each leaf of the parameters, see `state`."""
         return self._like(self._tables(shapes), shapes)
 
-    def state(self, shapes: TrainState) -> TrainState:
+    def state(self, shapes: TrainState | LazyState) -> Any:
         """Returns the sharding of each leaf of a state.
 
         A leaf of the parameters of `shard_rows_from` bytes or more, with as many rows as devices or
         more, is dealt out by rows; with it, by shape, what is like it in the optimizer's state, and
         rows of as many numbers in that of the noise.
 
+        Lazy tables are dealt out whatever `shard_rows_from` is, unless they are small or their rows
+        do not divide by the devices; all else then lies whole on every device.
+
         Args:
           shapes: A state, or its shapes.
 
         Raises:
-          ValueError: if the rows of such a leaf do not divide by the devices.
+          ValueError: if the rows of such a leaf do not divide by the devices; or if it is no table,
+            beside lazy tables.
         """
+        if isinstance(shapes, LazyState):
+            self._refuse_dense(shapes.dense)
+            tables = {k: self._of_rows(table.values, table) for k, table in shapes.tables.items()}
+            return self._whole(shapes)._replace(tables=tables)
+        if isinstance(shapes.opt_state, LazyOptState):
+            momenta = shapes.opt_state.momenta
+            dense, values = parted(shapes.params, momenta)
+            self._refuse_dense(dense)
+            where = {k: self._of_rows(x, x) for k, x in values.items()}
+            momenta = {k: self._of_rows(values[k], m) for k, m in momenta.items()}
+            return self._whole(shapes)._replace(
+                params=joined(self._whole(dense), where),
+                opt_state=self._whole(shapes.opt_state)._replace(momenta=momenta),
+            )
         tables = self._tables(shapes.params)
         numbers = {math.prod(shape) for shape in tables}
 
@@ -186,6 +207,28 @@ class Placement:
             self._like(tables, shapes.opt_state),
             jax.tree.map(of_noise, shapes.noise),
         )
+
+    def specs(self, state: TrainState | LazyState) -> Any:
+        """Returns what `state` does, for `on_each`."""
+        return jax.tree.map(lambda where: where.spec, self.state(state))
+
+    def _whole(self, tree: PyTree) -> Any:
+        return jax.tree.map(lambda _: self.replicated, tree)
+
+    def _of_rows(self, table: Any, tree: PyTree) -> PyTree:
+        """Returns the sharding of each leaf of what has a row for each of a lazy table."""
+        dealt = table.size > SMALL and len(table) % len(self.devices) == 0
+        where = self.by_rows if dealt else self.replicated
+        return jax.tree.map(lambda _: where, tree)
+
+    def _refuse_dense(self, dense: PyTree) -> None:
+        """Raises ValueError if `shard_rows_from` is for a leaf that is no lazy table."""
+        if found := self._tables(dense):
+            raise ValueError(
+                f"a parameter of shape {min(found)} is to be dealt out by rows, and beside lazy "
+                "tables, which always are, all others lie whole on every device: leave out "
+                "shard_rows_from"
+            )
 
     def _like(self, tables: set[tuple[int, ...]], shapes: PyTree) -> PyTree:
         return jax.tree.map(
@@ -256,6 +299,12 @@ class Placement:
         """Puts a state on the devices: in buffers of its own, or as it is where it lies there."""
         return jax.tree.map(_placed, state, self.state(state))
 
+    def on_each(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable:
+        """Returns a function that each device computes of its parts, see `jax.shard_map`."""
+        # Checked, it would put primitives of its own into the trace of a loss.
+        how: Any = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": False}
+        return jax.shard_map(function, mesh=self.mesh, **how)
+
     def total(self, tree: PyTree) -> PyTree:
         """Returns the sum over the devices of what each has, in `jax.shard_map`: the same in all.
 
@@ -286,6 +335,35 @@ class Placement:
 
     def _sharding(self, *axes: str | None) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the devices of a step tell each other, in `Placement.on_each`; one alone says nothing.
+
+    Attributes:
+      placement: Of the step; None is one device.
+    """
+
+    placement: Placement | None = None
+
+    def gathered(self, columns: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns what all devices have of arrays [B, ...], [devices B, ...] each, in one go."""
+        if self.placement is None:
+            return list(columns)
+        flat = [x.reshape(len(x), -1) for x in columns]
+        every = jax.lax.all_gather(jnp.concatenate(flat, axis=1), AXIS, tiled=True)
+        parts = jnp.split(every, np.cumsum([x.shape[1] for x in flat])[:-1], axis=1)
+        shapes = [(len(every), *x.shape[1:]) for x in columns]
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def total(self, tree: PyTree) -> PyTree:
+        """Returns the sum over the devices, the same in all, see `Placement.total`."""
+        return tree if self.placement is None else self.placement.total(tree)
+
+    def first_row(self, here: int, rows: int) -> Any:
+        """Returns the number of the first row that lies here, where `here` of so many do."""
+        return 0 if here == rows else jax.lax.axis_index(AXIS) * here
 
 
 def hosted(tree: PyTree) -> PyTree:

@@ -277,7 +277,7 @@ STEPS = {
         "sums",
     ),
     "sums over all rows: padding of the last pass counts": Bug(
-        "dpsgd.training.loop:_StepSum.batch",
+        "dpsgd.training.loop:_Batches.at",
         "weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)",
         "weights = jnp.ones(indices.shape[0])",
         "padding is inert",
@@ -419,7 +419,7 @@ STEPS = {
         "a lower C clips to it",
     ),
     "padding counts where it is not row 0": Bug(
-        "dpsgd.training.loop:_StepSum.batch",
+        "dpsgd.training.loop:_Batches.at",
         "    batch = jax.tree.map(lambda column: column[indices], data)\n",
         "    weights = jnp.where(indices.reshape(weights.size, -1)[:, 0] > 0, 1.0, weights)\n    batch = jax.tree.map(lambda column: column[indices], data)\n",
         "a lower C clips to it",
