@@ -184,33 +184,46 @@ def flushed(
       placement: Where it lies; None is one device.
     """
     arguments = state, laws, noise_key, scales
-    return flush_program(arguments, placement)(*arguments)
+    return flush_program(arguments, placement)(*_parted(*arguments))
 
 
 def flush_program(arguments: tuple[Any, ...], placement: Placement | None) -> jax.stages.Compiled:
-    """Returns the executable of `flushed`, for arguments of these shapes."""
-    shardings, parts = None, (placement,)
+    """Returns the executable of `flushed` for arguments of these shapes, in `_parted` form."""
+    state, steps, *rest = arguments = _parted(*arguments)
+    shardings = None
     if placement is not None:
-        end = jax.eval_shape(functools.partial(_flushed, None), *arguments)
-        whole = (placement.replicated,) * (len(arguments) - 1)
-        shardings = (placement.state(arguments[0]), *whole), placement.state(end)
-    return executable(_flushed, parts, arguments, donate_argnums=(0,), shardings=shardings)
+        end, where = (
+            jax.eval_shape(functools.partial(_flushed, None), *arguments),
+            placement.state(state),
+        )
+        rows = {k: where.tables[k].values for k in steps}
+        shardings = (where, rows, *[placement.replicated] * len(rest)), placement.state(end)
+    return executable(_flushed, (placement,), arguments, donate_argnums=(0,), shardings=shardings)
 
 
-def _flushed(placement, state, laws, noise_key, scales):
+def _parted(state: LazyState, *rest: Any) -> tuple[Any, ...]:
+    """Returns the steps of rows by themselves: nothing is made that could take their buffers."""
+    bare = {k: table._replace(steps=None) for k, table in state.tables.items()}
+    return state._replace(tables=bare), {k: t.steps for k, t in state.tables.items()}, *rest
+
+
+def _flushed(placement, state, steps, laws, noise_key, scales):
     """Returns what `flushed` does. Each device draws for its own rows, and tells nobody."""
-    rows, exchange = {k: len(t.steps) for k, t in state.tables.items()}, Exchange(placement)
+    num_rows, exchange = {k: len(x) for k, x in steps.items()}, Exchange(placement)
 
-    def of_tables(tables, due):
-        return {
-            k: flushed_table(t, _CHUNK, exchange.first_row(len(t.steps), rows[k]), leaf=k, **due)
-            for k, t in tables.items()
-        }
+    def of_tables(tables, steps, due):
+        found = {}
+        for k, table in tables.items():
+            table = table._replace(steps=steps[k])
+            first = exchange.first_row(len(steps[k]), num_rows[k])
+            found[k] = flushed_table(table, _CHUNK, first, leaf=k, **due)._replace(steps=None)
+        return found
 
     if placement is not None:
         parts = placement.specs(state).tables
-        of_tables = placement.on_each(of_tables, (parts, PartitionSpec()), parts)
-    tables = of_tables(state.tables, _due(laws, state.step, noise_key, scales))
+        rows = {k: table.values for k, table in parts.items()}
+        of_tables = placement.on_each(of_tables, (parts, rows, PartitionSpec()), parts)
+    tables = of_tables(state.tables, steps, _due(laws, state.step, noise_key, scales))
     params = joined(state.dense, {k: t.values for k, t in tables.items()})
     opt_state = LazyOptState(state.opt_state, {k: t.momentum for k, t in tables.items()})
     return TrainState(state.step, params, opt_state, state.noise)
@@ -327,7 +340,8 @@ class LookUps(NamedTuple):
         for k, count in num_rows.items():
             together = jnp.concatenate([names[path] for path in paths[k]], axis=1)
             read_here.append(jnp.where(weights[:, None] > 0, together, count))
-        numbers, places = {}, {}
+        numbers: dict[int, jax.Array] = {}
+        places: dict[Path, jax.Array] = {}
         for (k, count), every in zip(num_rows.items(), exchange.gathered(read_here), strict=True):
             numbers[k], place_of = unique_rows(every.ravel(), count)
             places |= {path: place_of(names[path]) for path in paths[k]}

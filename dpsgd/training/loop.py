@@ -350,10 +350,10 @@ class _StepSum:
         rows = self.batches.specs(plan)
         if placement.deals(state):
             # Each device looks up its own rows; what follows is dealt out by the compiler.
-            batch = placement.on_each(batch, (WHOLE, *rows, WHOLE), DEALT)
+            dealt = placement.on_each(batch, (WHOLE, *rows, WHOLE), DEALT)
             clipped_sum = functools.partial(self.clipped_sum, devices=len(placement.devices))
             total, diagnostics = self._sum(
-                clipped_sum, batch, state.params, j, data, plan, scales, loss_key
+                clipped_sum, dealt, state.params, j, data, plan, scales, loss_key
             )
             shardings = placement.params(state.params)
             return jax.lax.with_sharding_constraint(total, shardings), diagnostics

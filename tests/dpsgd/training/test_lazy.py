@@ -9,7 +9,7 @@ import optax
 import pytest
 from scipy import stats
 
-from dpsgd import BandedToeplitz, LazyTables, Mechanism, Placement, RootKey, Secure, dpsgd, train
+from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, Secure, dpsgd, train
 from dpsgd.noise.gaussian import (
     MOMENTUM,
     STEP,
@@ -231,14 +231,6 @@ def test_tables_with_more_numbers_than_noise_tells_apart_are_refused():
     ids = {"ids": jax.ShapeDtypeStruct((2,), jnp.int32)}
     with pytest.raises(ValueError, match=r"params\['table'\] has shape .* fewer than 2\^32"):
         found_tables(lambda params, example: params["table"][example["ids"]].sum(), shapes, ids)
-
-
-def test_several_devices_are_refused():
-    with pytest.raises(ValueError, match="lazy tables are trained on one device"):
-        blocks(placement=Placement.default())
-    algorithm = dpsgd(loss_fn, optax.adam(0.01), tables=TABLES[1])
-    with pytest.raises(ValueError, match="lazy tables are trained on one device"):
-        trained(algorithm, Mechanism(SAMPLERS[0], 1.0, 1.0), placement=Placement.default())
 
 
 def test_a_run_that_goes_on_from_rows_whose_noise_is_due_has_the_same_bits():

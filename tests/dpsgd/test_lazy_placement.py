@@ -1,0 +1,61 @@
+"""Several devices train lazy tables as one does, each its own rows; only what is read travels."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DRIVER = Path(__file__).with_name("lazy_placement_driver.py")
+R, WIDTH, ODD, DENSE, DIAGNOSTICS, WATCHED = 2048, 6, 4, 6, 4, 128
+"""Of the driver's model, of what a step says of its batch, and of what it shows of each leaf."""
+
+
+def driven(tier):
+    made = subprocess.run(
+        [sys.executable, DRIVER, tier],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert made.returncode == 0, made.stderr[-2_000:]
+    return json.loads(made.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def short():
+    return driven("short")["equal"]
+
+
+def test_states_of_eight_devices_are_those_of_one_whether_noise_is_due_or_not(short):
+    assert short["kinds"] == ["LazyState", "LazyState", "TrainState"]
+    assert max(short["off"]) <= 1e-6
+
+
+def test_rows_that_divide_by_the_devices_are_dealt_out_and_others_lie_whole_on_each(short):
+    assert short["where"] == {"table": "P('devices',)", "odd": "P()", "w": "P()"}
+
+
+def test_a_step_exchanges_what_a_batch_reads_and_its_gradients_alone(short):
+    look_ups = 3 * short["places"]  # two of a table that is dealt out, one of the other
+    rows, others = 2 * short["places"] * WIDTH, short["places"] * ODD
+    names, values, sums, shown = short["collectives"]
+    assert names == {"kind": "all-gather", "size": 4 * look_ups, "depth": 1}
+    assert values == {"kind": "all-reduce", "size": 4 * rows, "depth": 1}
+    size = 4 * (rows + others + DENSE + DIAGNOSTICS)
+    assert sums == {"kind": "all-reduce", "size": size, "depth": 1}
+    assert shown == {"kind": "all-reduce", "size": 4 * WATCHED, "depth": 1}
+
+
+def test_a_flush_exchanges_nothing(short):
+    assert short["flush"] == []
+
+
+def test_no_device_makes_a_table_that_is_dealt_out_whole_and_its_rows_stay_in_place(short):
+    assert short["whole"] == [False, False]
+    tables = 2 * 4 * (R // 8 * WIDTH + (R - 2) * ODD)
+    block, flush = short["given_away"]
+    assert block >= tables + 4 * (R // 8 + R - 2)  # with the steps that are in each row
+    assert flush >= tables
