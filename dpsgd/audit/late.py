@@ -45,7 +45,6 @@ from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import norm
 from dpsgd.audit.update import close, looked_at
 from dpsgd.training.algorithm import TrainState
-from dpsgd.training.lazy_state import opened
 from dpsgd.training.mechanism import Mechanism
 
 SIZES = "tables take the step sizes of the configuration"
@@ -408,7 +407,7 @@ class _Late:
             names = (f"flush at step {stop:,}", f"flush at step {stop:,}, momentum")
             for name, one in zip(names, pair, strict=True):
                 draws.append(_Draws(name, k, one[read], generation))
-        return opened(state), after, draws
+        return self._program.layout.opened(state), after, draws
 
     # Flushes.
 

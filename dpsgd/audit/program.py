@@ -278,7 +278,7 @@ class AuditedProgram:
     def flushed(self, state: LazyState, mechanism: Mechanism, generation: int) -> TrainState:
         """Returns a state, which is given away, with all noise that is due."""
         laws, noise_key = self._run_laws.after(int(state.step)), self._noise_key(generation)
-        return flushed(state, laws, noise_key, mechanism.scales())
+        return flushed(state, laws, noise_key, mechanism.scales(), self.layout.placement)
 
     def dense(self, state: TrainState | LazyState) -> TrainState:
         """Returns a state without tables whose noise comes late."""

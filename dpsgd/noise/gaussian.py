@@ -309,8 +309,8 @@ def add_row_noise(
     stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
     spacing = grid(stddev)
     cells = jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing
-    cell = spacing / jnp.asarray(divisor, jnp.float32)  # no division of arrays: those of some
-    # programs are products with the inverse, to other bits.
+    # One quotient of scalars: of arrays, some programs take products with the inverse.
+    cell = spacing / jnp.asarray(divisor, jnp.float32)
     flat = total.ravel()
     total_cells = flat * (1 / spacing)
     whole = jnp.round(total_cells)

@@ -184,49 +184,39 @@ def flushed(
       placement: Where it lies; None is one device.
     """
     arguments = state, laws, noise_key, scales
-    return flush_program(arguments, placement)(*_parted(*arguments))
+    return flush_program(arguments, placement)(*arguments)[0]
 
 
 def flush_program(arguments: tuple[Any, ...], placement: Placement | None) -> jax.stages.Compiled:
-    """Returns the executable of `flushed` for arguments of these shapes, in `_parted` form."""
-    state, steps, *rest = arguments = _parted(*arguments)
+    """Returns the executable of `flushed`, and of the steps of rows, for arguments of these shapes.
+
+    No step is read, but what is given away has something in its place.
+    """
     shardings = None
     if placement is not None:
-        end, where = (
-            jax.eval_shape(functools.partial(_flushed, None), *arguments),
-            placement.state(state),
-        )
-        rows = {k: where.tables[k].values for k in steps}
-        shardings = (where, rows, *[placement.replicated] * len(rest)), placement.state(end)
+        state, *rest = arguments
+        where, whole = placement.state(state), [placement.replicated] * len(rest)
+        end, _ = jax.eval_shape(functools.partial(_flushed, None), *arguments)
+        rows = {k: table.steps for k, table in where.tables.items()}
+        shardings = (where, *whole), (placement.state(end), rows)
     return executable(_flushed, (placement,), arguments, donate_argnums=(0,), shardings=shardings)
 
 
-def _parted(state: LazyState, *rest: Any) -> tuple[Any, ...]:
-    """Returns the steps of rows by themselves: nothing is made that could take their buffers."""
-    bare = {k: table._replace(steps=None) for k, table in state.tables.items()}
-    return state._replace(tables=bare), {k: t.steps for k, t in state.tables.items()}, *rest
+def _flushed(placement, state, laws, noise_key, scales):
+    num_rows, exchange = {k: len(t.steps) for k, t in state.tables.items()}, Exchange(placement)
 
-
-def _flushed(placement, state, steps, laws, noise_key, scales):
-    """Returns what `flushed` does. Each device draws for its own rows, and tells nobody."""
-    num_rows, exchange = {k: len(x) for k, x in steps.items()}, Exchange(placement)
-
-    def of_tables(tables, steps, due):
-        found = {}
-        for k, table in tables.items():
-            table = table._replace(steps=steps[k])
-            first = exchange.first_row(len(steps[k]), num_rows[k])
-            found[k] = flushed_table(table, _CHUNK, first, leaf=k, **due)._replace(steps=None)
-        return found
+    def of_tables(tables, due):  # of each device its own rows, and nobody tells another
+        firsts = {k: exchange.first_row(len(t.steps), num_rows[k]) for k, t in tables.items()}
+        return {k: flushed_table(t, _CHUNK, firsts[k], leaf=k, **due) for k, t in tables.items()}
 
     if placement is not None:
         parts = placement.specs(state).tables
-        rows = {k: table.values for k, table in parts.items()}
-        of_tables = placement.on_each(of_tables, (parts, rows, PartitionSpec()), parts)
-    tables = of_tables(state.tables, steps, _due(laws, state.step, noise_key, scales))
+        of_tables = placement.on_each(of_tables, (parts, PartitionSpec()), parts)
+    tables = of_tables(state.tables, _due(laws, state.step, noise_key, scales))
     params = joined(state.dense, {k: t.values for k, t in tables.items()})
     opt_state = LazyOptState(state.opt_state, {k: t.momentum for k, t in tables.items()})
-    return TrainState(state.step, params, opt_state, state.noise)
+    end = TrainState(state.step, params, opt_state, state.noise)
+    return end, {k: t.steps for k, t in tables.items()}
 
 
 def _due(laws: LawTables, step: Any, noise_key: Any, scales: Scales) -> dict[str, Any]:

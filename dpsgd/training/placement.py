@@ -181,16 +181,15 @@ class Placement:
         """
         if isinstance(shapes, LazyState):
             self._refuse_dense(shapes.dense)
-            tables = {k: self._of_rows(table.values, table) for k, table in shapes.tables.items()}
-            return self._whole(shapes)._replace(tables=tables)
+            lazy = {k: self._of_rows(table.values, table) for k, table in shapes.tables.items()}
+            return self._whole(shapes)._replace(tables=lazy)
         if isinstance(shapes.opt_state, LazyOptState):
-            momenta = shapes.opt_state.momenta
-            dense, values = parted(shapes.params, momenta)
+            dense, values = parted(shapes.params, shapes.opt_state.momenta)
             self._refuse_dense(dense)
-            where = {k: self._of_rows(x, x) for k, x in values.items()}
-            momenta = {k: self._of_rows(values[k], m) for k, m in momenta.items()}
+            params = {k: self._of_rows(x, x) for k, x in values.items()}
+            momenta = {k: self._of_rows(values[k], m) for k, m in shapes.opt_state.momenta.items()}
             return self._whole(shapes)._replace(
-                params=joined(self._whole(dense), where),
+                params=joined(self._whole(dense), params),
                 opt_state=self._whole(shapes.opt_state)._replace(momenta=momenta),
             )
         tables = self._tables(shapes.params)
