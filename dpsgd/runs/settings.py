@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dpsgd.runs.step_sizes import of_lazy_tables
 from samplers import Population
 from samplers.settings import DEFAULTS, SamplerSettings
 
@@ -31,7 +32,7 @@ class Settings:
     learning_rate: float = 3e-3
     """Peak step size, here of Adam."""
     tables_learning_rate: float | None = None
-    """Peak step size of lazy tables; None for `default_tables_rate`."""
+    """Peak step size of lazy tables; None for that of `step_sizes.of_lazy_tables`."""
     tables_momentum: float = 0.0
     """Of lazy tables."""
 
@@ -54,6 +55,8 @@ class Aim:
     """Given, if it is."""
     epochs: int | None = None
     """Given, if they are."""
+    l2_clip_norm: float | None = None
+    """Given, if it is."""
     most_epochs: int | None = None
     """For which there is time; None if nobody said how much."""
     optimizer: str = "adam"
@@ -77,8 +80,9 @@ class Aim:
 def generic(aim: Aim) -> Settings:
     """Returns the settings for a task that recommends none.
 
-    >>> generic(Aim(500, 1e-3, most_epochs=4))  # no larger batches than there are rows
-    Settings(batch_size=500, epochs=4, l2_clip_norm=4.0, learning_rate=0.003)
+    >>> few = generic(Aim(500, 1e-3, most_epochs=4))
+    >>> few.batch_size, few.epochs  # no larger batches than there are rows
+    (500, 4)
     """
     epochs = DEFAULTS["epochs"]
     return Settings(
@@ -97,17 +101,6 @@ def default_rate(optimizer: str, momentum: float) -> float:
     (0.003, 0.1)
     """
     return Settings.learning_rate if optimizer == "adam" else float(f"{1 - momentum:.6g}")
-
-
-def default_tables_rate(momentum: float) -> float:
-    """Returns the peak step size of lazy tables where nobody chooses it.
-
-    Most rows are in few examples, and their mean gradients are as small.
-
-    >>> default_tables_rate(0.0), default_tables_rate(0.9)
-    (3.0, 0.3)
-    """
-    return float(f"{3 * (1 - momentum):.6g}")
 
 
 def open_settings(config: RunConfig) -> list[str]:
@@ -222,6 +215,7 @@ def choose(
         target_advantage=config.target_advantage,
         batch_size=batch_size,
         epochs=epochs,
+        l2_clip_norm=config.l2_clip_norm,
         most_epochs=most_epochs,
         optimizer=config.optimizer,
         momentum=config.momentum,
@@ -239,8 +233,7 @@ def choose(
     own = {field.name for field in dataclasses.fields(Settings)} - DEFAULTS.keys()
     others = {name: getattr(settings, name) for name in names if name in own}
     if others.get("tables_learning_rate", 0.0) is None:
-        momentum = others.get("tables_momentum", config.tables_momentum)
-        others["tables_learning_rate"] = default_tables_rate(momentum or 0.0)
+        others["tables_learning_rate"] = of_lazy_tables(aim, settings)
     if sizes:
         sampler = dataclasses.replace(sampler, **sizes)
     chosen = dataclasses.replace(config, sampler=sampler, **others)

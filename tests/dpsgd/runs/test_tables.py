@@ -13,6 +13,7 @@ from dpsgd.runs.config import RunConfig
 from dpsgd.runs.job import rows_of
 from dpsgd.runs.records import plain
 from dpsgd.runs.settings import Aim, choose, sentence
+from dpsgd.runs.step_sizes import of_lazy_tables
 from samplers import Population
 from samplers.settings import SETTINGS
 
@@ -92,9 +93,11 @@ def test_auto_is_decided_by_public_sizes_with_a_reason(task, settings, expected,
 
 def test_what_is_left_open_of_lazy_tables_is_chosen_once_and_recorded(tmp_path):
     lines = []
-    run(MANY, config_of(tables="auto"), tmp_path / "run", progress=lines.append)
+    asked = config_of(tables="auto")
+    run(MANY, asked, tmp_path / "run", progress=lines.append)
     record = json.loads((tmp_path / "run" / "config.json").read_text())
-    chosen = {"tables_learning_rate": 3.0, "tables_momentum": 0.0, "flush_every": 320}
+    rate = of_lazy_tables(Aim(160, 1 / 160, noise_multiplier=1.0), Settings(16, 3))
+    chosen = {"tables_learning_rate": rate, "tables_momentum": 0.0, "flush_every": 320}
     assert {name: record[name] for name in chosen} == chosen
     assert record["tables"] == "lazy"
     assert record["chosen"]["settings"] == chosen
@@ -122,7 +125,9 @@ def test_a_task_is_told_of_lazy_tables_and_may_recommend_their_steps():
     given = replace(asked, tables_momentum=0.9)
     assert choose(Recommending(), given, Population(160)).tables_momentum == 0.9
     assert [(aim.tables, aim.tables_momentum) for aim in seen] == [("lazy", None), ("lazy", 0.9)]
-    assert choose(words, given, Population(160)).tables_learning_rate == 0.3
+    plain = choose(words, replace(asked, tables_momentum=0.0), Population(160))
+    rate = choose(words, given, Population(160)).tables_learning_rate
+    assert rate == pytest.approx(plain.tables_learning_rate / 10, rel=0.03)
 
 
 def test_an_aim_without_tables_is_that_of_a_dense_run():

@@ -1,0 +1,80 @@
+"""Click models whose tables are lazy, and so trained by SGD, beside models trained by Adam alone.
+
+Both are what `dpsgd train` makes at its defaults for an epsilon, calibration included, on real
+rows; it makes no difference to AUC. Runs leave out their audit, which has no influence on a model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dpsgd import RunConfig
+from experiments.benchmarks.click_models import FIGURES, Models, Trained, defaults
+from experiments.benchmarks.rows import Row
+from experiments.benchmarks.sgd_models import Mean
+
+EPSILONS = 1.0, 3.0, 8.0
+SURELY = -0.003
+"""At least so much is AUC with lazy tables less that of Adam, two standard errors left out."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Batches and passes, None for what is chosen by default."""
+
+    batch_size: int | None = None
+    epochs: int | None = None
+
+    def __str__(self) -> str:
+        if self.batch_size is None:
+            return "batches and epochs by default"
+        return f"batch {self.batch_size}, {self.epochs} epochs"
+
+    def config(self, epsilon: float, tables: str) -> RunConfig:
+        """Returns the run that somebody asks for."""
+        config = defaults(target_epsilon=epsilon, tables=tables, audit=False)
+        sampler = dataclasses.replace(config.sampler, **dataclasses.asdict(self))
+        return dataclasses.replace(config, sampler=sampler)
+
+
+SIZES = Sizes(), Sizes(1024, 10)
+
+
+def rows(
+    models: Models, epsilons: Sequence[float], sizes: Sequence[Sizes] = SIZES
+) -> Iterator[Row]:
+    """Yields what models with lazy tables and dense ones reach, and how far apart they are."""
+    for size in sizes:
+        for epsilon in epsilons:
+            at = f"epsilon {epsilon:g}, {size}"
+            found = {
+                tables: models.trained(f"{tables} tables, {at}", size.config(epsilon, tables))
+                for tables in ("lazy", "dense")
+            }
+            for tables, runs in found.items():
+                by = "lazy tables" if tables == "lazy" else "Adam alone"
+                for split in ("test", "validation"):
+                    for figure in ("auc", "log_loss"):
+                        mean = Mean.of([run.metrics[f"{split}_{figure}"] for run in runs])
+                        yield from mean.rows(f"{FIGURES[figure][0]}, {split} rows, {by}, {at}")
+                seconds = [run.cpu_seconds for run in runs]
+                yield Row(f"CPU time of a run, {by}, {at}", min(seconds), "s")
+            yield from apart(found["lazy"], found["dense"], at)
+
+
+def apart(lazy: Sequence[Trained], dense: Sequence[Trained], at: str) -> Iterator[Row]:
+    """Yields how far models are apart on test rows, seed by seed; of AUC it has a bar."""
+    for figure, (name, _) in FIGURES.items():
+        if figure == "predicted_over_observed":
+            continue
+        key = f"test_{figure}"
+        both = zip(lazy, dense, strict=True)
+        mean = Mean.of([a.metrics[key] - b.metrics[key] for a, b in both])
+        name = f"{name}, lazy tables minus Adam alone, {at}, {len(lazy)} seeds"
+        yield from mean.rows(name)
+        if figure == "auc" and not math.isnan(mean.error):
+            surely = mean.value - 2 * mean.error
+            yield Row.at_least(f"{name}, less 2 standard errors", surely, "", SURELY)

@@ -1,0 +1,109 @@
+"""Step sizes of lazy tables go by the noise that they will get."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting import GaussianProfile, PoissonProfile, attack_advantage, calibrate
+from dpsgd.runs.optimizer import Cosine
+from dpsgd.runs.settings import Aim, Settings
+from dpsgd.runs.step_sizes import MOST_NOISE, about_sigma, of_lazy_tables
+
+LIMITS = {"most": 40.0, "without_noise": 5.0}
+AIM = Aim(88_000, 1 / 88_000, noise_multiplier=0.8, tables="lazy")
+
+
+@given(
+    n=st.integers(1, 40_000_000),
+    batch_size=st.integers(1, 100_000),
+    epochs=st.integers(1, 500),
+    delta=st.floats(0, 1, exclude_min=True),
+    epsilon=st.floats(1e-6, 1e300),
+    more=st.floats(1, 1e6),
+    clip=st.floats(1e-6, 1e6),
+)
+def test_rates_are_positive_finite_and_no_larger_with_less_privacy_asked_for_more_noise(
+    n, batch_size, epochs, delta, epsilon, more, clip
+):
+    settings = Settings(min(n, batch_size), epochs, clip)
+    found = [
+        of_lazy_tables(Aim(n, delta, target_epsilon=e), settings, **LIMITS)
+        for e in (epsilon, min(1e300, epsilon * more))
+    ]
+    assert all(0 < rate <= LIMITS["most"] for rate in found)
+    assert found[0] <= found[1]
+
+
+@pytest.mark.parametrize("advantage", [1e-6, 0.1, 0.999999])
+def test_a_rate_by_advantage_is_a_rate(advantage):
+    aim = Aim(500, 0.5, target_advantage=advantage)
+    rates = [of_lazy_tables(replace(aim, num_examples=n), Settings(20, 5)) for n in (300, 30_000)]
+    assert all(0 < rate <= 10 for rate in rates)
+
+
+def test_a_rate_is_alike_for_the_same_noise_of_all_steps_and_falls_with_it():
+    rate = of_lazy_tables(AIM, Settings(1000, 10))
+    assert rate == pytest.approx(2.1 / (880 * 0.8 * 4 / 1000) ** (2 / 3), rel=0.05)  # two digits
+    for other in (
+        Settings(1000, 20, 2.0),
+        Settings(1000, 5, 8.0),
+        Settings(2000, 40),
+        Settings(1000, 10, 4.0, 0.5),
+    ):
+        assert of_lazy_tables(AIM, other) == rate
+    eighth = of_lazy_tables(replace(AIM, noise_multiplier=0.1), Settings(1000, 10))
+    assert eighth == pytest.approx(4 * rate, rel=0.05)
+
+
+def test_what_is_given_comes_before_what_is_recommended():
+    given = replace(AIM, batch_size=1000, epochs=10, l2_clip_norm=2.0, tables_momentum=0.9)
+    other = Settings(20, 3, 4.0, tables_momentum=0.5)
+    plain = of_lazy_tables(AIM, Settings(1000, 10, 2.0))
+    assert of_lazy_tables(given, other) == pytest.approx(plain / 10, rel=0.03)
+    assert of_lazy_tables(replace(given, tables_momentum=None), other) == pytest.approx(
+        plain / 2, rel=0.03
+    )
+
+
+def test_noise_moves_a_coordinate_no_further_than_its_bound():
+    for sigma, settings in itertools.product((5.0, 300.0), (Settings(30, 10), Settings(300, 90))):
+        aim = Aim(300, 1 / 300, noise_multiplier=sigma)
+        peak = of_lazy_tables(aim, settings)
+        steps = math.ceil(300 / settings.batch_size) * settings.epochs
+        sizes = [Cosine(peak, steps)(k) for k in range(steps)]
+        moved = sigma * 4.0 / settings.batch_size * math.sqrt(sum(a * a for a in sizes))
+        assert moved <= 1.1 * MOST_NOISE
+        assert sigma == 5.0 or moved >= 0.9 * MOST_NOISE
+
+
+def test_without_noise_and_with_hardly_any_there_are_limits():
+    settings = Settings(1000, 10)
+    without = replace(AIM, noise_multiplier=None)
+    assert of_lazy_tables(without, settings, **LIMITS) == 5.0
+    assert of_lazy_tables(replace(AIM, noise_multiplier=1e-9), settings, **LIMITS) == 40.0
+
+
+@pytest.mark.parametrize(
+    ("bins", "epochs", "epsilon"),
+    [(86, 10, 0.5), (86, 10, 8.0), (22, 30, 1.0), (22, 30, 8.0), (1000, 1, 3.0), (3, 60, 16.0)],
+)
+def test_the_noise_that_a_guarantee_takes_is_known_within_a_third(bins, epochs, epsilon):
+    n, steps = 1000 * bins, bins * epochs
+    found = calibrate(
+        lambda sigma: PoissonProfile(sigma, 1 / bins, steps), epsilon=epsilon, delta=1 / n
+    )
+    assert about_sigma(Aim(n, 1 / n, target_epsilon=epsilon), 1000, steps) == pytest.approx(
+        found, rel=1 / 3
+    )
+
+
+def test_an_advantage_of_full_batches_takes_the_noise_that_it_says():
+    for sigma, steps in itertools.product((1.0, 30.0), (1, 400)):
+        advantage = attack_advantage(GaussianProfile(sigma / math.sqrt(steps))).upper
+        if advantage < 1:
+            about = about_sigma(Aim(100, 0.5, target_advantage=advantage), 100, steps)
+            assert about == pytest.approx(sigma, rel=0.35)
