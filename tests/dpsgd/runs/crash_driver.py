@@ -43,6 +43,7 @@ SAMPLERS = {name: SETTINGS[name](**SIZES) for name in PLAIN} | {  # and in sever
     for name in ("poisson", "balls-and-bins")
 }
 SAMPLERS["balls-and-bins-bands"] = SETTINGS["balls-and-bins"](**SIZES)  # and of correlated noise
+SAMPLERS["balls-and-bins-lazy"] = SETTINGS["balls-and-bins"](**SIZES)  # and of lazy tables
 OPERATIONS = ("write", "fsync", "replace", "rename", "unlink", "rmdir", "ftruncate")
 
 
@@ -61,6 +62,8 @@ def go_on(task, out, sampler):
         noise_multiplier=1.0,
         optimizer="sgd" if sampler.endswith("bands") else "adam",
         bands=3 if sampler.endswith("bands") else None,
+        tables="lazy" if sampler.endswith("lazy") else "dense",
+        flush_every=6 if sampler.endswith("lazy") else None,
         checkpoint_seconds=0.0,
         insecure_seed=1,  # so that an undisturbed run draws the same
         audit=False,
@@ -198,10 +201,10 @@ def at_random(task, folder, sampler, count, seed):
 
 if __name__ == "__main__":  # whoever collects tests imports this too, and is to keep what it has
     # Blocks so short that the run has several, and a checkpoint after each.
-    job.BLOCK_STEPS = 4
+    task, folder, (sampler, kind, *rest) = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    job.BLOCK_STEPS = 2 if sampler.endswith("lazy") else 4
     # A task that offers a calibration has one, on however few rows.
     platt.platt_sums = lambda num_examples, *, epsilon: FullSums(3, 4.0)
-    task, folder, (sampler, kind, *rest) = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     folder.mkdir(parents=True, exist_ok=True)
     code_digest()  # of what is imported now: whoever edits a file meanwhile changes no run
     if kind == "points":

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.crash
 
 LINE = '{"name": "tiny_task:line"}'
 CALIBRATED = '{"name": "tiny_task:calibrated"}'
+WORDS = '{"name": "tiny_task:words"}'
 
 
 def drive(folder, *arguments, task=LINE):
@@ -53,6 +54,14 @@ def test_killed_at_any_file_operation_a_run_goes_on_to_the_same_bits(tmp_path, s
 def test_killed_at_any_file_operation_a_calibrated_run_goes_on_to_the_same_bits(tmp_path):
     points = drive(tmp_path, "deterministic", "points", task=CALIBRATED)
     for file in ("calibration.json", ".000000000013.npz"):  # 10 steps and 3 sums
+        assert any(file in point for point in points)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_killed_at_any_file_operation_a_run_with_lazy_tables_goes_on_to_the_same_bits(tmp_path):
+    points = drive(tmp_path, "balls-and-bins-lazy", "points", task=WORDS)
+    for file in (".000000000002.due.npz", ".000000000006.npz"):  # between flushes, and at one
         assert any(file in point for point in points)
 
 
