@@ -161,9 +161,9 @@ class _Late:
             np.arange(some // 2),
             np.linspace(0, count - 1, some // 4),
             np.arange(count - some // 4, count),
-            *(borders[borders < count] + k for k in (-1, 0)),
+            *(borders[(borders > 0) & (borders < count)] + k for k in (-1, 0)),
         ]
-        return np.unique(np.concatenate(parts)).astype(np.int32)
+        return np.unique(np.concatenate(parts).astype(np.int32))
 
     def checks(self) -> list[Check]:
         """Takes all looks, and returns what was seen."""

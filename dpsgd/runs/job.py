@@ -17,12 +17,12 @@ from dpsgd.runs import calibration, tables
 from dpsgd.runs.audit import audit_run
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
-from dpsgd.runs.optimizer import ADAM, SGD, hyperparameters
+from dpsgd.runs.optimizer import ADAM, SGD, hyperparameters, with_hyperparameters
 from dpsgd.runs.task import Task, arrays_digest, data_digest, identity, task_record
 from dpsgd.runs.terms import Terms
 from dpsgd.training import programs
 from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
-from dpsgd.training.lazy_state import LazyOptState, LazyState, opened
+from dpsgd.training.lazy_state import LazyState, opened
 from dpsgd.training.loop import BLOCK_STEPS, Layout
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import Placement, hosted
@@ -137,11 +137,7 @@ class Job:
         hyperparams = hyperparameters(
             config.learning_rate, self.mechanism.sampler.num_steps, momentum
         )
-        opt_state: Any = state.opt_state
-        if isinstance(opt_state, LazyOptState):
-            opt_state = opt_state._replace(dense=opt_state.dense._replace(hyperparams=hyperparams))
-        else:
-            opt_state = opt_state._replace(hyperparams=hyperparams)
+        opt_state: Any = with_hyperparameters(state.opt_state, hyperparams)
         return cast(_State, state._replace(opt_state=opt_state))
 
     @functools.cached_property
@@ -192,8 +188,6 @@ class Job:
         """
         if not self.config.audit:
             return "not made: it was switched off"
-        if self.algorithm.tables is not None and self.mechanism.noise_multiplier:
-            raise ValueError("runs with lazy tables have no audit yet: give audit False")
         if self.algorithm.tables is not None:
             state = self.start()._replace(step=state.step)
         assert isinstance(state, TrainState), "that is all there is without lazy tables"

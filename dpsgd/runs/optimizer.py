@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpsgd.training.lazy_state import LazyOptState
+
 
 def hyperparameters(
     learning_rate: float, num_steps: int, momentum: float | None = None
@@ -23,6 +25,13 @@ def hyperparameters(
     """
     found = {"learning_rate": jnp.float32(learning_rate), "num_steps": jnp.float32(num_steps)}
     return found if momentum is None else {**found, "momentum": jnp.float32(momentum)}
+
+
+def with_hyperparameters(opt_state: Any, hyperparams: dict[str, jax.Array]) -> Any:
+    """Returns a state of `ADAM` or `SGD` with these, also where it is beside that of tables."""
+    if isinstance(opt_state, LazyOptState):
+        return opt_state._replace(dense=with_hyperparameters(opt_state.dense, hyperparams))
+    return opt_state._replace(hyperparams=hyperparams)
 
 
 def _cosine(learning_rate: Any, num_steps: Any) -> optax.Schedule:

@@ -18,10 +18,11 @@ from dpsgd.noise.planning import best_noise
 from dpsgd.runs.audit import ROWS, audit_program
 from dpsgd.runs.calibration import refinement_of
 from dpsgd.runs.correlation import apart, check_apart, kept_apart
-from dpsgd.runs.optimizer import ADAM, hyperparameters
-from dpsgd.runs.settings import Settings
+from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters, with_hyperparameters
+from dpsgd.runs.settings import Settings, default_tables_rate
 from dpsgd.runs.task import Trainable
 from dpsgd.training.algorithm import dpsgd
+from dpsgd.training.lazy import LazyTables
 from experiments.cli.config import AuditConfig
 from samplers import BatchSampler
 from samplers.settings import SETTINGS
@@ -43,10 +44,15 @@ def coupled(
     refinement = refinement_of(task, mechanism)
     progress("compiling and running the program that trains")
     claimed = _claimed(config, mechanism.sampler)
-    algorithm = dpsgd(task.loss, ADAM)
-    state = algorithm.init(task.init(0), mechanism)
-    sizes = hyperparameters(Settings().learning_rate, mechanism.sampler.num_steps)
-    state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
+    tables, rows, num_steps = None, (), mechanism.sampler.num_steps
+    if config.tables == "lazy":
+        rate = Cosine(default_tables_rate(config.tables_momentum), num_steps)
+        tables = LazyTables(rate, config.tables_momentum, config.tables_weight_decay)
+        rows = (task.generated(math.prod(mechanism.sampler.clipped_shape)),)
+    algorithm = dpsgd(task.loss, ADAM, tables=tables)
+    state = algorithm.init(task.init(0), mechanism, *rows)
+    sizes = hyperparameters(Settings().learning_rate, num_steps)
+    state = state._replace(opt_state=with_hyperparameters(state.opt_state, sizes))
     found = audit_program(task, algorithm, mechanism, state, claimed=claimed)
     if refinement is None:
         return found
@@ -68,6 +74,11 @@ def black_box(config: AuditConfig, progress: Progress = lambda line: None) -> Bl
         raise ValueError(
             "--black-box looks at the steps of a run alone: leave out --calibration, which the "
             "audit without it looks at"
+        )
+    if config.tables != "dense":
+        raise ValueError(
+            "--black-box looks at steps without tables: leave out --tables, which the audit "
+            "without it looks at"
         )
     mechanism = _mechanism(config)
     delta = 1 / config.num_examples if config.delta is None else config.delta

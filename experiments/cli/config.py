@@ -42,6 +42,25 @@ def check_target(
         raise ValueError(f"--target-advantage must lie in (0, 1), got {advantage}")
 
 
+def check_tables(config: AuditConfig) -> None:
+    """Raises ValueError, as the command line names it, for lazy tables that no run can have."""
+    momentum, decay = config.tables_momentum, config.tables_weight_decay
+    if config.tables == "dense":
+        for option, value in (("momentum", momentum), ("weight-decay", decay)):
+            if value:
+                raise ValueError(
+                    f"--tables-{option} is a setting of lazy tables: give --tables lazy"
+                )
+        return
+    if not 0 <= momentum < 1:
+        raise ValueError(f"--tables-momentum must be in [0, 1), got {momentum}")
+    if not 0 <= decay < math.inf:
+        raise ValueError(f"--tables-weight-decay must be finite and >= 0, got {decay}")
+    if config.secure_noise or (config.bands or 1) > 1:
+        option = "--secure-noise" if config.secure_noise else "--bands"
+        raise ValueError(f"--tables lazy takes independent noise in floats: leave out {option}")
+
+
 @dataclass(frozen=True)
 class GuaranteeConfig:
     """The run that a guarantee is asked for, of data that are known by public sizes alone."""
@@ -161,6 +180,12 @@ class AuditConfig(GuaranteeConfig):
     bands: int | None = None
     """Audit noise that is correlated over so many steps, as of a run with --bands; as in a run, the
     sampler's cycle_length becomes this."""
+    tables: Literal["dense", "lazy"] = "dense"
+    """lazy: audit tables whose noise comes late, as of a run with --tables lazy."""
+    tables_momentum: float = 0.0
+    """Of lazy tables, in [0, 1)."""
+    tables_weight_decay: float = 0.0
+    """Of lazy tables."""
     claim: str | None = None
     """Hold the run to the guarantee of this sampler, in place of its own: see what, for example,
     shuffling that is claimed to be Poisson really costs."""

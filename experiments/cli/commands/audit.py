@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.cli import outputs, tasks
-from experiments.cli.config import AuditConfig, check_noise
+from experiments.cli.config import AuditConfig, check_noise, check_tables
 from experiments.cli.console import Console
 from experiments.cli.sampler_commands import SamplerCommand
 
@@ -41,6 +41,7 @@ def run(config: Audit) -> int:
         raise ValueError(f"--bands must be at least 1, got {config.bands}")
     if config.secure_noise and (config.bands or 1) > 1:
         raise ValueError("--secure-noise is exact where it is independent: leave out --bands")
+    check_tables(config)
     if config.black_box:
         outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
     with Console() as console:

@@ -1,5 +1,7 @@
 """The audit sees the noise of tables that comes late: what it catches is in tests/mutants."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,8 @@ import pytest
 
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
 from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.late import _Late
+from dpsgd.audit.lent import SomeRows
 from samplers import BallsAndBins
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
@@ -41,3 +45,17 @@ def test_sound_training_with_lazy_tables_passes():
     assert report.passed, report.lines()
     assert not report.left_out
     assert jax.tree.all(jax.tree.map(jnp.array_equal, before, START))
+
+
+@pytest.mark.parametrize("count", [26_650, 70_000, 200_000])
+def test_of_a_table_that_is_not_looked_at_whole_each_row_is_looked_at_once(count):
+    looking = object.__new__(_Late)
+    read = np.array([1, 6, count - 1], np.int32)
+    lent = SimpleNamespace(tables={0: SomeRows(np.zeros((count, 8)), None, None)}, rows={0: read})
+    looking._lent = lent
+    rows = looking._looked_at(0)
+    assert np.all(np.diff(rows) > 0)
+    assert rows[0] == 0
+    assert rows[-1] == count - 1
+    assert np.isin(read, rows).all()
+    assert len(rows) < count
