@@ -27,15 +27,24 @@ def install(packages: Sequence[str]) -> None:
 def checked(of):
     """Returns a function, or a class, that raises TypeError where an annotation is not kept.
 
-    Names that are imported for type checkers alone stand for anything.
+    Names that are imported for type checkers alone stand for anything. A function inside another is
+    checked as the first call of the other makes it: to check it costs more than most of them do.
     """
     if isinstance(of, type):
         if dataclasses.is_dataclass(of) and "__init__" in vars(of):
             of.__init__ = checked(of.__init__)
         return of
+    if "<locals>" in of.__qualname__:
+        if of.__code__ in _INSIDE:
+            return of
+        _INSIDE.add(of.__code__)
     names = of.__globals__
     of.__annotations__ = {key: _meant(hint, names) for key, hint in of.__annotations__.items()}
     return CHECK(of)
+
+
+_INSIDE = set()
+"""Code of functions inside others, made before."""
 
 
 def _meant(hint, names):

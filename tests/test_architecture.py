@@ -1,6 +1,7 @@
 """The house keeps its shape: imports go one way, and NumPy stays below JAX."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ ORDER = ["accounting", "samplers", "dpsgd", "experiments"]
 JAX = {"jax", "jaxlib", "flax", "optax"}
 
 
+@functools.cache
 def imported_packages(file: Path) -> set[str]:
     """Top-level names of all absolute imports in `file`, the lazy ones inside functions too."""
     names: set[str] = set()

@@ -1,6 +1,7 @@
 """What ships: its public names, its types, and what each floor may ask to be installed."""
 
 import ast
+import functools
 import importlib
 import os
 import re
@@ -63,23 +64,25 @@ EXTRA = {
 
 def imports(floor: str, *, lazy: bool) -> set[str]:
     """Top-level names of others' modules that a floor imports: with it, or inside functions."""
-    found: set[str] = set()
-    for file in sorted((ROOT / floor).rglob("*.py")):
-        tree = ast.parse(file.read_text())
-        inside = {
-            node
-            for function in ast.walk(tree)
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            for node in ast.walk(function)
-        }
-        for node in ast.walk(tree):
-            if (node in inside) is not lazy:
-                continue
+    names = {name for inside, name in _imports(floor) if inside is lazy}
+    return names - {*sys.stdlib_module_names, *FLOORS}
+
+
+@functools.cache
+def _imports(floor: str) -> set[tuple[bool, str]]:
+    """Whether inside a function, and the top-level name, of all imports."""
+    found: set[tuple[bool, str]] = set()
+    for file in (ROOT / floor).rglob("*.py"):
+        waiting: list[tuple[bool, ast.AST]] = [(False, ast.parse(file.read_text()))]
+        while waiting:
+            inside, node = waiting.pop()
             if isinstance(node, ast.Import):
-                found |= {alias.name.split(".")[0] for alias in node.names}
+                found |= {(inside, alias.name.split(".")[0]) for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                found.add((node.module or "").split(".")[0])
-    return found - {*sys.stdlib_module_names, *FLOORS}
+                found.add((inside, (node.module or "").split(".")[0]))
+            inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            waiting += [(inside, child) for child in ast.iter_child_nodes(node)]
+    return found
 
 
 INSTALLED = packages_distributions()

@@ -198,8 +198,12 @@ def rounded_gaussian(
         part = flat[chunk * CHUNK : (chunk + 1) * CHUNK]
         part[:] = _sample(_Source(key, step, leaf, chunk, digit_bits), part.size, cells)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy and SHAKE release the lock
-        list(pool.map(fill, range(-(-flat.size // CHUNK))))
+    chunks = range(-(-flat.size // CHUNK))
+    if len(chunks) <= 1:
+        list(map(fill, chunks))
+    else:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy and SHAKE release the lock
+            list(pool.map(fill, chunks))
     return flat.reshape(shape)
 
 

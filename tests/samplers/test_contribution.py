@@ -164,16 +164,16 @@ def test_a_users_whole_data_moves_the_sum_by_at_most_the_clipping_norm(tau):
         errors = jnp.where(user["weight"] > 0, jnp.tanh(user["x"] @ params) + user["x"] @ params, 0)
         return errors.sum()
 
-    def total(x, clip):
-        gradient, _ = clipped_grad(loss, l2_clip_norm=clip)(
-            jnp.ones(4), capped.data({"x": x}), jnp.ones(capped.num_users)
-        )
-        return np.asarray(gradient)
+    summed = jax.jit(clipped_grad(loss, l2_clip_norm=0.7))
+
+    def total(x):
+        batch = capped.data({"x": x})
+        return np.asarray(summed(np.ones(4), batch, np.ones(capped.num_users))[0])
 
     moved = 0.0
     for user in range(6):
         neighbour = np.where((users == user)[:, None], np.float32(0), x)
-        difference = np.linalg.norm(total(x, 0.7) - total(neighbour, 0.7))
+        difference = np.linalg.norm(total(x) - total(neighbour))
         assert difference <= 0.7
         moved = max(moved, difference)
     assert moved > 0.69  # attained: the cap on users is what limits it
@@ -181,10 +181,7 @@ def test_a_users_whole_data_moves_the_sum_by_at_most_the_clipping_norm(tau):
     if tau == 20:
         batch = capped.data({"x": x})
         batch["x"][capped.weights == 0] = np.nan
-        gradient, _ = clipped_grad(loss, l2_clip_norm=0.7)(
-            jnp.ones(4), batch, jnp.ones(capped.num_users)
-        )
-        assert jax.device_get(jnp.isfinite(gradient)).all()
+        assert np.isfinite(summed(np.ones(4), batch, np.ones(capped.num_users))[0]).all()
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_the_rows_have_the_rates_of_the_law_that_the_sampler_states(make):
     ("n", "b", "chunk"),
     [
         (5, 2, 2),
-        (3, 2, 2),
+        pytest.param(3, 2, 2, marks=pytest.mark.long),
         pytest.param(4, 4, 2, marks=pytest.mark.long),
         (1, 1, 2),
         pytest.param(5, 2, CHUNK, marks=pytest.mark.long),

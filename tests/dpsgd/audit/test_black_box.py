@@ -137,7 +137,7 @@ def randomised_response(rng, truth=0.8, delta=0.01):
 
 MECHANISMS = [
     gaussian,
-    randomised_response,
+    pytest.param(randomised_response, marks=pytest.mark.long),
     pytest.param(one_poisson_step, marks=pytest.mark.long),
     pytest.param(in_both_steps, marks=pytest.mark.long),
 ]

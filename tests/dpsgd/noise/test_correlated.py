@@ -59,7 +59,7 @@ def noises_of(noise, steps, first=0, total=0.0):
 @pytest.mark.parametrize(
     "noise", [THREE, BandedToeplitz((1.0,)), BandedToeplitz((1, -0.5)), BUFFERED], ids=str
 )
-@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.long), 5])
 def test_whitened_noise_is_the_fresh_noise_of_each_step_in_every_leaf(noise, first):
     releases, _ = noises_of(noise, 7, first)
     stddev = 0.7 * 3.0

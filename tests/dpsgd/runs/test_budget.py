@@ -112,8 +112,15 @@ def test_a_budget_without_time_for_an_epoch_is_refused_in_a_line():
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("data_on", ["device", "host"])
-@pytest.mark.parametrize("epochs", [1, 5])
+@pytest.mark.parametrize(
+    ("epochs", "data_on"),
+    [
+        (1, "device"),
+        (5, "host"),
+        pytest.param(1, "host", marks=pytest.mark.long),
+        pytest.param(5, "device", marks=pytest.mark.long),
+    ],
+)
 def test_an_epoch_is_timed_on_generated_rows_with_the_program_of_the_run(
     data_on, epochs, monkeypatch
 ):

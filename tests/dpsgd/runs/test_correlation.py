@@ -345,7 +345,10 @@ def of_another_matrix(noise, total, state, key, step, scales):
 ADD = BandedToeplitz.add
 
 
-@pytest.mark.parametrize(("bug", "second"), [(independent, 0.53), (of_another_matrix, 0.54)])
+@pytest.mark.parametrize(
+    ("bug", "second"),
+    [pytest.param(independent, 0.53, marks=pytest.mark.long), (of_another_matrix, 0.54)],
+)
 def test_a_run_whose_noise_is_not_that_of_its_bands_is_refused_before_it_begins(
     bug, second, tmp_path, monkeypatch
 ):

@@ -77,9 +77,10 @@ def test_another_process_in_another_checkout_and_folder_goes_on_to_the_same_bits
 @pytest.mark.parametrize(
     ("variables", "changed"),
     [
-        (
+        pytest.param(
             {"JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(not _UNOPTIMISED))},
             ["jax_disable_most_optimizations"],
+            marks=pytest.mark.long,
         ),
         pytest.param(
             {"JAX_MEMORY_FITTING_LEVEL": "O0", "NPROC": "1"},
@@ -142,6 +143,19 @@ def test_a_variable_that_the_compiler_reads_changes_the_fingerprint(name, monkey
     monkeypatch.setenv(name, "1")
     assert differing([before, programs.compilation()]) == [name]
     json.dumps(programs.compilation(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("jax_disable_most_optimizations", not _UNOPTIMISED), ("jax_enable_x64", True)],
+)
+def test_an_option_of_jax_changes_the_fingerprint(name, value):
+    before, usual = programs.compilation(), jax.config.values[name]
+    jax.config.update(name, value)
+    try:
+        assert differing([before, programs.compilation()]) == [name]
+    finally:
+        jax.config.update(name, usual)
 
 
 @pytest.mark.parametrize(

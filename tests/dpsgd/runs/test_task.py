@@ -151,7 +151,20 @@ def test_changed_code_of_a_task_changes_its_digest_and_other_files_do_not(
 PACKAGES = {
     "ours/__init__.py": "",
     "ours/task.py": "from tiny_task import Line\nfrom ours import model\ntask = Line()\n",
-    "ours/model.py": "from theirs.layers import width\nimport installed\n",
+    "ours/model.py": """
+if not __name__:
+    pass
+else:
+    from theirs.layers import width
+
+def model():
+    match width:
+        case 1:
+            try:
+                pass
+            finally:
+                import installed
+""",
     "theirs/__init__.py": "",
     "theirs/layers.py": "width = 1\n",
     "unused/__init__.py": "",

@@ -91,7 +91,16 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize(("code", "words"), MOMENTS.values(), ids=MOMENTS)
+QUICK = {"importing JAX", "pricing", "preparing"}
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        pytest.param(*moment, id=name, marks=() if name in QUICK else pytest.mark.long)
+        for name, moment in MOMENTS.items()
+    ],
+)
 def test_ctrl_c_is_one_line_and_leaves_nothing_half_written(code, words, tmp_path):
     script, place = tmp_path / "command.py", tmp_path / "place"
     place.mkdir()

@@ -103,7 +103,9 @@ def test_memory_limits_what_is_tried_and_a_smaller_b_that_is_nearly_as_good_is_n
     assert "\n32 " not in out
 
 
-@pytest.mark.parametrize("sampler", ["shuffle", "user-poisson"])
+@pytest.mark.parametrize(
+    "sampler", ["shuffle", pytest.param("user-poisson", marks=pytest.mark.long)]
+)
 def test_other_samplers_have_independent_noise_alone_and_one_line_says_so(sampler, capsys):
     words = ["plan", "noise", f"sampler:{sampler}", *SIZES, "--target-epsilon", "8"]
     words += ["--max-contributions", "2"] if sampler == "user-poisson" else []

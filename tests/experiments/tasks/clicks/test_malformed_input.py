@@ -42,7 +42,7 @@ SECONDS = 60
 def few_or(many):
     """Runs a test with a few examples, and with many where time does not matter."""
     patient = [pytest.mark.long, pytest.mark.timeout(7_200)]
-    return pytest.mark.parametrize("examples", [25, pytest.param(many, marks=patient)])
+    return pytest.mark.parametrize("examples", [10, pytest.param(many, marks=patient)])
 
 
 def for_all(examples, strategy, check):
