@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -244,8 +245,10 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
         uniform = uniform_at(*name, numbers, int(np.prod(x.shape[1:])))
         return on_grid(x, stddev, uniform.reshape(x.shape))
 
-    def body(i: Array, table: Table) -> Table:
+    def body(i: Array, both: tuple[Array, Array | None]) -> Any:
         begin = jnp.minimum(i * chunk, count - chunk)
+        places = begin + lax.iota(jnp.int32, chunk)
+        numbers = first + places
 
         def of(x: Array | None) -> Any:
             return None if x is None else lax.dynamic_slice_in_dim(x, begin, chunk)
@@ -253,10 +256,23 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
         def put(into: Array | None, x: Any) -> Any:
             return None if into is None else lax.dynamic_update_slice_in_dim(into, x, begin, 0)
 
-        numbers = first + begin + lax.iota(jnp.int32, chunk)
-        values, momentum, steps = map(of, table)
-        values, momentum = caught_up(values, momentum, steps, numbers, step=step, **how)
-        now = rounded(values, -1, VALUE, numbers), rounded(momentum, 0, MOMENTUM, numbers)
-        return Table(*map(put, table, (*now, jnp.full(chunk, step, jnp.int32))))
+        steps = jnp.where(places < i * chunk, step, of(table.steps))
 
-    return lax.fori_loop(0, -(-count // chunk), body, table)
+        def up_to_date(rows: tuple[Array, Array | None]) -> Any:
+            values, momentum = caught_up(*rows, steps, numbers, step=step, **how)
+            return rounded(values, -1, VALUE, numbers), rounded(momentum, 0, MOMENTUM, numbers)
+
+        # All of a chunk is read before any is written: else XLA copies whole tables for CPUs.
+        return tuple(map(put, both, _once(up_to_date, tuple(map(of, both)))))
+
+    values, momentum = lax.fori_loop(0, -(-count // chunk), body, (table.values, table.momentum))
+    return Table(values, momentum, jnp.full_like(table.steps, step))
+
+
+def _once(function: Callable[[Any], Any], x: Any) -> Any:
+    """Returns what a function makes of a tree of the same shapes, in arrays of its own.
+
+    A loop of one round: across its border XLA fuses nothing, so that nothing is computed twice.
+    """
+    rounds = lax.optimization_barrier(jnp.int32(1))
+    return lax.fori_loop(jnp.int32(0), rounds, lambda _, x: function(x), x)
