@@ -2,6 +2,8 @@
 
     scripts/bench tables --json tables.json              (ten minutes of CPU time and 4 GB)
     scripts/bench tables --parts large --large --json tables.json    (a billion parameters: 9 GB)
+    scripts/bench tables --parts models defaults --store STORE --written FOLDER --json tables.json
+                         (an hour of CPU time; FOLDER keeps the runs that are done)
     scripts/bench tables --quick                         (a minute: small models, no bars)
 
 Parts that are measured alone are written into the file beside those that are there.
@@ -12,6 +14,8 @@ sums in closed form where these do not cancel, and beside a million draws, as a 
 on random rows, all alike, so that most look-ups are of different rows. `sizes`: the same step with
 other numbers of rows. `large`: with a billion parameters, in a process of its own, which says how
 much memory it took; the dense step at that size is on the line through those at 8 and 85 million.
+`models`: AUC on the real rows of STORE, with lazy tables and by Adam alone, in 10 epochs of batches
+of 1,024; `defaults`: the same in batches and epochs by default.
 `lazydp`: the tables of LazyDP (arXiv 2404.08847).
 """
 
@@ -20,8 +24,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
-from experiments.benchmarks import tables_law
+from experiments.benchmarks import click_models, tables_law, tables_models
 from experiments.benchmarks.rows import Row, merged, options_of, positive, report
 from experiments.benchmarks.tables_large import alone, free_memory
 from experiments.benchmarks.tables_steps import ADAM, SGD, Setting, clicks, lazy, step_seconds
@@ -158,7 +163,7 @@ def _part(name: str, quick: bool, rounds: int, large: bool) -> Iterator[Row]:
             yield Row(f"DP step with a billion parameters ({why})", None, "s")
 
 
-PARTS = ("law", "steps", "sizes", "large")
+PARTS = ("law", "steps", "sizes", "large", *tables_models.SIZES)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -167,10 +172,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them")
     parser.add_argument("--rounds", type=positive, default=5, help="blocks for each median")
     parser.add_argument("--large", action="store_true", help="a billion parameters as well")
+    parser.add_argument("--store", type=Path, help="prepared rows, see `dpsgd prepare`, for models")
+    parser.add_argument("--seeds", type=positive, default=20, help="models of each kind")
+    parser.add_argument(
+        "--written", type=Path, metavar="FOLDER", help="keep what each run gave, to go on later"
+    )
     options = parser.parse_args(argv)
     found: list[Row] = []
     for part in options.parts:
         rows = _part(part, options.quick, 1 if options.quick else options.rounds, options.large)
+        if part in tables_models.SIZES:
+            if options.store is None:
+                rows = iter([Row(f"AUC with lazy tables, {part} (see --store)", None, "")])
+            else:
+                task = click_models.FewerRows(options.store)
+                models = click_models.Models(task, options.seeds, options.written)
+                rows = tables_models.rows(models, tables_models.SIZES[part])
         no_bars = options.quick and part != "law"
         found += (replace(row, bar="", holds=None) if no_bars else row for row in rows)
         print(f"measured {part}", file=sys.stderr)
