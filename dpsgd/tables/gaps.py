@@ -154,17 +154,13 @@ class Gaps:
     """
 
     def __init__(self, optimizer: LinearSgd, spacing: int | None = None) -> None:
-        steps = optimizer.num_steps
         self.optimizer = optimizer
-        self.spacing = spacing or max(1, math.isqrt(steps))
-        self._step = 0
-        multiples = -(-steps // self.spacing) + 1
-        self._multiples = optimizer._nothing(multiples)
-        self._recent = optimizer._nothing(self.spacing)
+        self.spacing = spacing or max(1, math.isqrt(optimizer.num_steps))
+        self._begin()
 
     @cached_property
-    def to_next_multiple(self) -> GapLaw:
-        """Of the gap from each step to the next multiple of K, or itself: arrays [N + 1, d, d]."""
+    def _to_ends(self) -> GapLaw:
+        """Of the gap from each step to the end of its block of K: arrays [blocks, K + 1, d, d]."""
         k, run = self.spacing, self.optimizer
         blocks = -(-run.num_steps // k)
 
@@ -174,31 +170,46 @@ class Gaps:
 
         rest = run._nothing(blocks * k - run.num_steps)
         steps = GapLaw(*map(in_blocks, run.steps, rest))
-        found = run._nothing(blocks, k + 1)  # from place 0, the multiple itself, nothing
-        for place in range(k - 1, 0, -1):
+        found = run._nothing(blocks, k + 1)
+        for place in range(k - 1, -1, -1):
             law = steps.of(np.s_[:, place]).then(found.of(np.s_[:, place + 1]))
             found.put(np.s_[:, place], law)
-        flat = (x[:, :k].reshape(-1, *x.shape[2:]) for x in found)
+        return found
+
+    @cached_property
+    def to_next_multiple(self) -> GapLaw:
+        """Of the gap from each step to the next multiple of K, or itself: arrays [N + 1, d, d]."""
+        run, inside = self.optimizer, self._to_ends.copy()
+        inside.put(np.s_[:, 0], run._nothing(1))
+        flat = (x[:, : self.spacing].reshape(-1, *x.shape[2:]) for x in inside)
         last = run._nothing(1)
         return GapLaw(
             *(np.concatenate(both)[: run.num_steps + 1] for both in zip(flat, last, strict=True))
         )
 
     def at(self, step: int) -> StepGaps:
-        """Returns the laws of the gaps that end at `step`, from those at the step before."""
-        if step < self._step:
-            self._step = 0
-            self._multiples = self.optimizer._nothing(len(self._multiples.transition))
-        while self._step < step:
-            self._advance()
-        return StepGaps(self._multiples.copy(), self._recent.copy())
+        """Returns the laws of the gaps that end at `step`: the same bits, whatever came before."""
+        block, place = divmod(step, self.spacing)
+        if (block, place) < (self._block, self._place):
+            self._begin()
+        while self._block < block:  # and not step by step, as a run may go on from any
+            begun = np.s_[: self._block + 1]
+            whole = self._to_ends.of((self._block, 0))
+            self._multiples.put(begun, self._multiples.of(begun).then(whole))
+            self._block, self._place = self._block + 1, 0
+            self._recent = self.optimizer._nothing(self.spacing)
+        while self._place < place:
+            begun = np.s_[: self._place + 1]
+            law = self.optimizer.steps.of(block * self.spacing + self._place)
+            self._recent.put(begun, self._recent.of(begun).then(law))
+            self._place += 1
+        multiples, begun = self._multiples.copy(), np.s_[: block + 1]
+        multiples.put(begun, multiples.of(begun).then(self._recent.of(0)))
+        return StepGaps(multiples, self._recent.copy())
 
-    def _advance(self) -> None:
-        k, t = self.spacing, self._step
-        if t % k == 0:
-            self._recent = self.optimizer._nothing(k)
-        step = self.optimizer.steps.of(t)
-        for laws, last in ((self._multiples, t // k), (self._recent, t % k)):
-            begun = np.s_[: last + 1]
-            laws.put(begun, laws.of(begun).then(step))
-        self._step += 1
+    def _begin(self) -> None:
+        blocks = -(-self.optimizer.num_steps // self.spacing)
+        self._block = self._place = 0
+        self._multiples = self.optimizer._nothing(blocks + 1)
+        """Of the gaps that end where the block begins."""
+        self._recent = self.optimizer._nothing(self.spacing)

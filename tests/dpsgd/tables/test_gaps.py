@@ -62,6 +62,17 @@ def test_no_gap_changes_nothing():
         assert not law.covariance.any()
 
 
+def test_a_run_that_goes_on_has_the_same_laws():
+    run = LinearSgd(tuple(SCHEDULES["cosine"]), 0.9, 0.01)
+    at_once, step_by_step = Gaps(run), Gaps(run)
+    for stop in range(STEPS - 70, STEPS + 1):
+        found = step_by_step.at(stop)
+        if stop % 23 == 0:
+            at_once.at(40)  # and back
+            for one, other in zip(at_once.at(stop), found, strict=True):
+                assert all(map(np.array_equal, one, other))
+
+
 def closed_form(sizes, mu, start, stop):
     """Returns A and V by sums over the schedule, for momentum without decay."""
     p = np.zeros(len(sizes) + 1)

@@ -97,6 +97,14 @@ def test_every_sampler_trains_lazy_tables(sampler):
     assert jnp.abs(found - expected).max() <= 1e-6 * jnp.abs(expected).max()
 
 
+@pytest.mark.parametrize(
+    "schedule", [SCHEDULE, lambda k: 0.1 * (k + 1) if k < 3 else 0.2, lambda k: np.cos(k) ** 2]
+)
+def test_schedules_are_of_any_kind_of_numbers(schedule):
+    found = LazyTables(schedule).of_run(5).step_sizes
+    assert found == pytest.approx([float(schedule(k)) for k in range(5)], rel=1e-6)
+
+
 def nothing(params, example):
     """A loss that reads rows, and has no gradient."""
     return 0.0 * jnp.sum(params["table"][example["ids"]]) + 0.0 * jnp.sum(params["w"])
