@@ -26,7 +26,6 @@ from dpsgd.audit.update import update_checks
 from dpsgd.noise.base import Independent
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState
-from dpsgd.training.lazy_state import LazyState
 from dpsgd.training.loop import Layout
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import Placement
@@ -42,7 +41,7 @@ def coupled_audit(
     params: PyTree,
     rows: PyTree,
     *,
-    state: TrainState | LazyState | None = None,
+    state: TrainState | None = None,
     layout: Layout | None = None,
     claimed: BatchSampler | None = None,
     root: RootKey | None = None,

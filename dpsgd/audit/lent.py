@@ -17,11 +17,10 @@ import numpy as np
 from dpsgd.audit.checks import Check
 from dpsgd.tables.rows import Table
 from dpsgd.training.algorithm import TrainState
-from dpsgd.training.lazy_state import LazyOptState, LazyState, joined, parted
+from dpsgd.training.lazy_state import parted
 from dpsgd.training.programs import compiled
 
 _CHUNK = 2**20  # rows that are compared together
-_DRAWN = 0.1  # standard deviation of what stands for rows that are not to be shown
 
 UNTOUCHED = "rows that no batch reads are left alone"
 
@@ -137,24 +136,3 @@ def _put(tables, rows, new):
 
 def _written(steps, stop):
     return {k: jnp.sum(x == stop) for k, x in steps.items()}
-
-
-def covered(state: TrainState | LazyState) -> TrainState:
-    """Returns a state of what may be shown.
-
-    Noise is due in the tables of a `LazyState`: numbers that are nobody's stand for them.
-    """
-    if isinstance(state, TrainState):
-        return state
-    rng = np.random.default_rng(0)
-
-    def drawn(x: Any) -> np.ndarray:
-        return _DRAWN * rng.standard_normal(x.shape, np.float32)
-
-    values = {k: drawn(table.values) for k, table in state.tables.items()}
-    momenta: dict[int, Any] = {
-        k: None if table.momentum is None else np.zeros(table.momentum.shape, np.float32)
-        for k, table in state.tables.items()
-    }
-    params = joined(state.dense, values)
-    return TrainState(state.step, params, LazyOptState(state.opt_state, momenta), state.noise)

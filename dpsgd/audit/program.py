@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.audit.lent import LentTables, SomeRows, covered, put_rows
+from dpsgd.audit.lent import LentTables, SomeRows, put_rows
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, TrainState
@@ -68,8 +68,7 @@ class AuditedProgram:
       mechanism: The run's: sampler, sigma and C.
       layout: The run's: shapes of the blocks.
       state: Where the run goes on, on the host: its step, parameters and optimizer state; the
-        noise's state is one that has seen nothing. Tables whose noise is due have numbers that are
-        nobody's.
+        noise's state is one that has seen nothing.
       lent: Those tables whose noise comes late, if there are any.
       columns: The data, where the layout has them.
       root: The audit's.
@@ -88,7 +87,7 @@ class AuditedProgram:
         self,
         algorithm: Algorithm,
         mechanism: Mechanism,
-        state: TrainState | LazyState,
+        state: TrainState,
         rows: PyTree,
         *,
         layout: Layout | None = None,
@@ -99,7 +98,8 @@ class AuditedProgram:
         Args:
           algorithm: Of the run.
           mechanism: Of the run.
-          state: The run's first, or that where it goes on; it is not written to.
+          state: The run's first, or that where it goes on; it is not written to. Never of tables
+            whose noise is due: what an audit says is shown.
           rows: Generated examples, [rows, ...] each leaf; some of the first are used.
           layout: Of the run; by default what `train_blocks` chooses by itself.
           root: By default fresh entropy. Never the run's own: two releases under one noise, as an
@@ -113,7 +113,7 @@ class AuditedProgram:
         sampler = mechanism.sampler
         self.algorithm, self.mechanism = algorithm, mechanism
         self.root = root or RootKey.from_entropy()
-        self.state = hosted(covered(state)._replace(noise=()))
+        self.state = hosted(state._replace(noise=()))
         self.block = math.prod(sampler.clipped_shape)
         self.units, self.poison, self.copies, self.huge, self._starts, columns = _columns(
             rows, sampler.num_examples, self.block
