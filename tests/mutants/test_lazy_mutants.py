@@ -1,40 +1,250 @@
-"""Planted bugs of lazy tables: the audit says which table is wrong, and in which way.
+"""Planted bugs of lazy tables: the audit says what is wrong with noise that comes late.
 
-Most are planted into one program, each in a table of its own, so that all but compiling is shared;
-what the host hands to that program is spoiled by itself.
+One program holds them all, and which is at work is the first word of its key.
 """
-
-import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from planting import Bug, forget, plant, planted
+from planting import forget
 
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
-from dpsgd.audit import late
-from dpsgd.audit.checks import FALSE_ALARM, Several
-from dpsgd.audit.late import APART, FLUSHED, GRID, LAW, MOVED, late_checks
+from dpsgd.audit.late import APART, FLUSHED, FRESH, GRID, LAW, MOVED, late_checks
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import sum_checks
+from dpsgd.noise.base import Independent
+from dpsgd.noise.gaussian import STEP, VALUE
+from dpsgd.tables import rows
 from dpsgd.training import lazy
 from samplers import BallsAndBins
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]
 
-N, B, STEPS, WIDTH = 200, 20, 100, 4
-ROWS = "dpsgd.tables.rows:"
-STEP = "dpsgd.training.lazy:LazyStep.__call__"
+N, B, STEPS, R, WIDTH = 200, 20, 60, 3_000, 8
 
-OF_TABLES = {
-    "none": None,
-    "never flushed": Bug(
-        f"{ROWS}flushed_table",
-        "values, momentum = caught_up(",
-        "due = how['leaf'] != {leaf}\n        values, momentum = caught_up(",
-        FLUSHED,
-    ),
+BUGS = {
+    "none": "",
+    "rows are never flushed": FLUSHED,
+    "caught up to t": LAW,
+    "noise of a gap is drawn twice": LAW,
+    "one key for two steps": APART,
+    "one key for all gaps": APART,
+    "a key that is not heeded": APART,
+    "momentum without noise": LAW,
+    "covariance with the wrong sign": LAW,
+    "a gap has the noise of its step": APART,
+    "noise at the first read alone": LAW,
+    "noise of duplicates counts twice": LAW,
+    "momentum of sums without noise": MOVED,
+    "a coarser grid for rows that nobody read": GRID,
+    "a finer grid for rows that nobody read": GRID,
+    "gradients of rows that are not up to date": FRESH,
+    "five percent less": LAW,
+    "tables are clipped apart": "an example moves the sum by at most C",
+    "duplicates are clipped apart": "an example moves the sum by at most C",
 }
+NAMES = list(BUGS)
+
+
+def choose(number, sound, **planted):
+    """What one of the bugs makes of something; or what is sound."""
+    for name, wrong in planted.items():
+        sound = jax.tree.map(
+            lambda a, b, k=NAMES.index(name.replace("_", " ")): jnp.where(number == k, b, a),
+            sound,
+            wrong,
+        )
+    return sound
+
+
+def plant_all(patch):
+    """Plants every bug."""
+    caught_up, flushed_table, written = rows.caught_up, rows.flushed_table, lazy.written
+    private_rows, unique_rows, read = lazy._private_rows, lazy.unique_rows, lazy.read
+    clipped_grad, seen = lazy.clipped_grad, {}
+
+    def key_of(key, number, step):
+        def with_step(other):
+            return key.at[3].set(key[3] ^ step.astype(jnp.uint32) ^ jnp.uint32(other))
+
+        return choose(
+            number,
+            key,
+            one_key_for_two_steps=with_step(step // 4),
+            one_key_for_all_gaps=with_step(0),
+            a_key_that_is_not_heeded=0 * key,
+            a_gap_has_the_noise_of_its_step=key.at[2].set(key[2] ^ np.uint32((VALUE ^ STEP) << 24)),
+        )
+
+    def caught_up_wrongly(values, momentum, steps, numbers, *, noise_key, stddev, **how):
+        number = noise_key[0]
+        steps = choose(number, steps, caught_up_to_t=jnp.maximum(steps - 1, 0))
+        stddev = choose(number, stddev, five_percent_less=0.95 * stddev)
+        how["noise_key"] = key_of(noise_key, number, how["step"])
+        theta, m = caught_up(values, momentum, steps, numbers, stddev=stddev, **how)
+        moved = caught_up(values, momentum, steps, numbers, stddev=0 * stddev, **how)[1]
+        return theta, choose(
+            number, m, momentum_without_noise=moved, covariance_with_the_wrong_sign=2 * moved - m
+        )
+
+    def flushed_wrongly(table, chunk, *, step, **how):
+        number, after = how["noise_key"][0], flushed_table(table, chunk, step=step, **how)
+        covariance = rows.law_of(how["laws"], jnp.int32(0), step)[1]
+        stddev = how["stddev"] * jnp.sqrt(covariance[-1][-1])
+        unread, values = (table.steps < step - 9)[:, None], after.values
+        coarse = rows.on_grid(values, 2 * stddev, jnp.float32(0.5))
+        fine = values + rows.grid(stddev) * 2.0**7
+        return choose(
+            number,
+            after,
+            rows_are_never_flushed=table,
+            a_coarser_grid_for_rows_that_nobody_read=after._replace(
+                values=jnp.where(unread, coarse, values)
+            ),
+            a_finer_grid_for_rows_that_nobody_read=after._replace(
+                values=jnp.where(unread, fine, values)
+            ),
+        )
+
+    def read_wrongly(table, numbers, **how):
+        seen["number"] = how["noise_key"][0]
+        seen["steps"] = table.steps.at[numbers].get(mode="fill", fill_value=0)
+        seen["read"] = read(table, numbers, **how)
+        seen["stale"] = table.values.at[numbers].get(mode="fill", fill_value=0)
+        return seen["read"]
+
+    def clipped_grad_wrongly(loss, *, l2_clip_norm, **how):
+        sound = clipped_grad(loss, l2_clip_norm=l2_clip_norm, **how)
+
+        def sums(params, row, weights):
+            number = seen["number"]
+            (table,) = [x for x in jax.tree.leaves(params) if x.ndim == 2]
+            stale = choose(number, table, gradients_of_rows_that_are_not_up_to_date=seen["stale"])
+            params = jax.tree.map(lambda x: stale if x.ndim == 2 else x, params)
+            total, diagnostics = sound(params, row, weights)
+            gradients = jax.vmap(jax.grad(loss), (None, 0))(params, row)
+            (places,) = row.places.values()
+            count = jax.vmap(lambda at: jnp.zeros(len(table)).at[at].add(1, mode="drop"))(places)
+
+            def clipped(squares):
+                factor = jnp.minimum(1, l2_clip_norm / jnp.sqrt(squares)) * weights
+                return jnp.where(factor > 0, factor, 0)  # NaN is none
+
+            def of(factors):
+                return jax.tree.map(
+                    lambda g, f: jnp.tensordot(f, jnp.nan_to_num(g), 1), gradients, factors
+                )
+
+            squares = jax.tree.map(
+                lambda g: jnp.sum(g.reshape(len(weights), -1) ** 2, axis=1), gradients
+            )
+            of_rows = jax.tree.map(
+                lambda g: (
+                    jnp.sum(g**2 / jnp.maximum(1, count)[..., None], axis=(1, 2))
+                    if g.ndim == 3
+                    else jnp.sum(g**2, axis=1)
+                ),
+                gradients,
+            )
+            together = clipped(sum(jax.tree.leaves(of_rows)))
+            total = choose(
+                number,
+                total,
+                tables_are_clipped_apart=of(jax.tree.map(clipped, squares)),
+                duplicates_are_clipped_apart=of(jax.tree.map(lambda _: together, squares)),
+            )
+            return total, diagnostics
+
+        return sums
+
+    def written_wrongly(table, new, steps):
+        steps = choose(seen["number"], steps, noise_of_a_gap_is_drawn_twice=steps - 1)
+        return written(table, new, steps)
+
+    def unique_wrongly(every, num_rows):
+        seen["every"] = every
+        return unique_rows(every, num_rows)
+
+    def private_wrongly(total, numbers, key, step, leaf, scales):
+        g = private_rows(total, numbers, key, step, leaf, scales)
+        seen["silent"] = silent = total / scales.expected_batch_size
+        often = (seen["every"] == numbers[:, None]).sum(axis=1, keepdims=True) > 1
+        again = private_rows(0 * total, numbers, key, step + 2**20, leaf, scales)
+        return choose(
+            key[0],
+            g,
+            noise_at_the_first_read_alone=jnp.where(seen["steps"][:, None] == 0, g, silent),
+            noise_of_duplicates_counts_twice=g + jnp.where(often, again, 0),
+        )
+
+    updated_rows = lazy._updated_rows
+
+    def updated_wrongly(old, gradient, laws, reveals):
+        new = updated_rows(old, gradient, laws, reveals)
+        raw = updated_rows(old, seen["silent"], laws, reveals)
+        momentum = choose(seen["number"], new.momentum, momentum_of_sums_without_noise=raw.momentum)
+        return new._replace(momentum=momentum)
+
+    patch.setattr(rows, "caught_up", caught_up_wrongly)
+    patch.setattr(lazy, "flushed_table", flushed_wrongly)
+    patch.setattr(lazy, "clipped_grad", clipped_grad_wrongly)
+    patch.setattr(lazy, "written", written_wrongly)
+    patch.setattr(lazy, "read", read_wrongly)
+    patch.setattr(lazy, "unique_rows", unique_wrongly)
+    patch.setattr(lazy, "_private_rows", private_wrongly)
+    patch.setattr(lazy, "_updated_rows", updated_wrongly)
+
+
+def loss_fn(params, example):
+    z = jnp.tanh(params["table"][example["ids"]]).ravel() @ params["w"]
+    return (z - example["y"]) ** 2
+
+
+def cosine(step):
+    return 0.1 * (1 + np.cos(np.pi * step / STEPS))
+
+
+ALGORITHM = dpsgd(loss_fn, optax.sgd(0.1), tables=LazyTables(cosine, 0.9))
+MECHANISM = Mechanism(BallsAndBins(N, B, epochs=STEPS * B // N), 1.0, 0.5)
+
+
+def audited(name, checks):
+    """The names of the checks that find something wrong."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 200, (N, 4)).astype(np.int32)
+    ids[:, 1] = ids[:, 0]
+    data = {"ids": ids, "y": rng.normal(size=N).astype(np.float32)}
+    params = {
+        "table": 0.1 * rng.normal(size=(R, WIDTH)).astype(np.float32),
+        "w": rng.normal(size=4 * WIDTH).astype(np.float32),
+    }
+
+    def key(self, root, generation):
+        words = root.noise_key(generation)
+        words[0] = NAMES.index(name)
+        return words
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Independent, "key", key)
+        state = ALGORITHM.init(params, MECHANISM, data)
+        root = RootKey.from_insecure_seed(0)
+        program = AuditedProgram(ALGORITHM, MECHANISM, state, data, root=root)
+        return {check.name for check in checks(program) if not check.passed}
+
+
+@pytest.fixture(scope="module")
+def every_bug():
+    with pytest.MonkeyPatch.context() as patch:
+        plant_all(patch)
+        forget()
+        yield
+    forget()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_planted_bug_of_lazy_tables_is_caught(every_bug, name):
+    checks = sum_checks if "clipped" in name else late_checks
+    found = audited(name, checks)
+    assert BUGS[name] in found if BUGS[name] else not found
