@@ -64,6 +64,7 @@ _FAR = 12.0  # deviations beyond which nothing is
 _WHOLE = 2**17  # numbers of a table of which all rows are looked at
 _LARGE = 2**26  # numbers of tables that are flushed as seldom as can be
 _PASS = 2**16  # rows of a pass of a flush
+_BORDERS = 64  # between passes, at most
 _WANTED = 2**13  # draws of gaps
 _GENERATIONS = 2, 12
 _TRAINED = 40  # generation of whole blocks
@@ -155,13 +156,14 @@ class _Late:
         count, some = len(values), max(4, _WHOLE // values[0].size)
         if count <= some:
             return np.arange(count, dtype=np.int32)
-        borders = np.linspace(1, -(-count // _PASS) - 1, 64).astype(int) * _PASS
+        borders = np.arange(_PASS, count, _PASS)
+        borders = borders[:: -(-borders.size // _BORDERS) or 1]
         parts = [
             self._lent.rows[leaf],
             np.arange(some // 2),
             np.linspace(0, count - 1, some // 4),
             np.arange(count - some // 4, count),
-            *(borders[(borders > 0) & (borders < count)] + k for k in (-1, 0)),
+            *(borders + k for k in (-1, 0)),
         ]
         return np.unique(np.concatenate(parts).astype(np.int32))
 

@@ -51,11 +51,8 @@ NAMES = list(BUGS)
 def choose(number, sound, **planted):
     """What one of the bugs makes of something; or what is sound."""
     for name, wrong in planted.items():
-        sound = jax.tree.map(
-            lambda a, b, k=NAMES.index(name.replace("_", " ")): jnp.where(number == k, b, a),
-            sound,
-            wrong,
-        )
+        chosen = number == NAMES.index(name.replace("_", " "))
+        sound = jax.tree.map(lambda a, b, c=chosen: jnp.where(c, b, a), sound, wrong)
     return sound
 
 
@@ -89,8 +86,8 @@ def plant_all(patch):
             number, m, momentum_without_noise=moved, covariance_with_the_wrong_sign=2 * moved - m
         )
 
-    def flushed_wrongly(table, chunk, *, step, **how):
-        number, after = how["noise_key"][0], flushed_table(table, chunk, step=step, **how)
+    def flushed_wrongly(table, *part, step, **how):
+        number, after = how["noise_key"][0], flushed_table(table, *part, step=step, **how)
         covariance = rows.law_of(how["laws"], jnp.int32(0), step)[1]
         stddev = how["stddev"] * jnp.sqrt(covariance[-1][-1])
         unread, values = (table.steps < step - 9)[:, None], after.values
@@ -108,12 +105,11 @@ def plant_all(patch):
             ),
         )
 
-    def read_wrongly(table, numbers, **how):
+    def read_wrongly(table, numbers, first, **how):
         seen["number"] = how["noise_key"][0]
         seen["steps"] = table.steps.at[numbers].get(mode="fill", fill_value=0)
-        seen["read"] = read(table, numbers, **how)
         seen["stale"] = table.values.at[numbers].get(mode="fill", fill_value=0)
-        return seen["read"]
+        return read(table, numbers, first, **how)
 
     def clipped_grad_wrongly(loss, *, l2_clip_norm, **how):
         sound = clipped_grad(loss, l2_clip_norm=l2_clip_norm, **how)
@@ -159,9 +155,9 @@ def plant_all(patch):
 
         return sums
 
-    def written_wrongly(table, new, steps):
+    def written_wrongly(table, new, steps, first):
         steps = choose(seen["number"], steps, noise_of_a_gap_is_drawn_twice=steps - 1)
-        return written(table, new, steps)
+        return written(table, new, steps, first)
 
     def unique_wrongly(every, num_rows):
         seen["every"] = every

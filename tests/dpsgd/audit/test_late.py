@@ -1,6 +1,6 @@
 """The audit sees the noise of tables that comes late: what it catches is in tests/mutants."""
 
-from types import SimpleNamespace
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,15 @@ import optax
 import pytest
 
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
+from dpsgd.audit import late
 from dpsgd.audit.coupled import coupled_audit
-from dpsgd.audit.late import _Late
-from dpsgd.audit.lent import SomeRows
+from dpsgd.audit.late import FLUSHED, LAW, MOVED, SIZES, late_checks
+from dpsgd.audit.program import AuditedProgram
+from dpsgd.tables.gaps import Gaps
+from dpsgd.training import loop
+from dpsgd.training.algorithm import TrainState
+from dpsgd.training.lazy import RunLaws
+from dpsgd.training.lazy_state import LazyOptState, joined
 from samplers import BallsAndBins
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
@@ -36,26 +42,86 @@ def cosine(step):
     return 0.1 * (1 + np.cos(np.pi * step / STEPS))
 
 
+ALGORITHM = dpsgd(loss_fn, optax.adam(0.01), tables=LazyTables(cosine, 0.9, 0.02))
+MECHANISM = Mechanism(BallsAndBins(N, 20, epochs=4), 1.0, 0.5)
+ROOT = RootKey.from_insecure_seed(0)
+
+
+@pytest.fixture(scope="module")
+def program():
+    state = ALGORITHM.init(START, MECHANISM, ROWS)
+    return AuditedProgram(ALGORITHM, MECHANISM, state, ROWS, root=ROOT)
+
+
+def failed(program):
+    return {check.name for check in late_checks(program) if not check.passed}
+
+
 def test_sound_training_with_lazy_tables_passes():
-    algorithm = dpsgd(loss_fn, optax.adam(0.01), tables=LazyTables(cosine, 0.9, 0.02))
-    mechanism = Mechanism(BallsAndBins(N, 20, epochs=4), 1.0, 0.5)
-    root = RootKey.from_insecure_seed(0)
     before = jax.tree.map(jnp.array, START)
-    report = coupled_audit(algorithm, mechanism, START, ROWS, root=root)
+    report = coupled_audit(ALGORITHM, MECHANISM, START, ROWS, root=ROOT)
     assert report.passed, report.lines()
     assert not report.left_out
     assert jax.tree.all(jax.tree.map(jnp.array_equal, before, START))
 
 
-@pytest.mark.parametrize("count", [26_650, 70_000, 200_000])
-def test_of_a_table_that_is_not_looked_at_whole_each_row_is_looked_at_once(count):
-    looking = object.__new__(_Late)
-    read = np.array([1, 6, count - 1], np.int32)
-    lent = SimpleNamespace(tables={0: SomeRows(np.zeros((count, 8)), None, None)}, rows={0: read})
-    looking._lent = lent
-    rows = looking._looked_at(0)
-    assert np.all(np.diff(rows) > 0)
-    assert rows[0] == 0
-    assert rows[-1] == count - 1
-    assert np.isin(read, rows).all()
-    assert len(rows) < count
+def test_of_a_large_table_some_rows_are_looked_at(program, monkeypatch):
+    monkeypatch.setattr(late, "_WHOLE", 600)
+    monkeypatch.setattr(late, "_PASS", 500)
+    looks = late._Late(program, program.lent)
+    (rows,) = looks._rows.values()
+    assert rows.tolist() == sorted(set(rows.tolist()))
+    assert {0, 499, 500, 1_499, 1_500, R - 1, *program.lent.rows[0].tolist()} <= set(rows.tolist())
+    assert rows.size < 400
+    assert not failed(program)
+
+
+def first_steps_sizes(self, steps, room):
+    laws = OF(self, steps, room)
+    sizes = np.zeros(room, np.float32)
+    sizes[: len(steps)] = self._optimizer.step_sizes[: len(steps)]
+    return laws._replace(step_sizes=sizes)
+
+
+def first_steps_gaps(self, step):
+    return AT(self, step % self.spacing)
+
+
+def one_step_more(self, step):
+    return AT(self, min(step + 1, STEPS))
+
+
+def others_are_given(self, num_steps):
+    return OF_RUN(dataclasses.replace(self, learning_rate=lambda k: cosine(k // 2)), num_steps)
+
+
+OF, AT, OF_RUN = RunLaws.of, Gaps.at, LazyTables.of_run
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "planted", "check"),
+    [
+        (RunLaws, "of", first_steps_sizes, MOVED),
+        (Gaps, "at", first_steps_gaps, LAW),
+        (Gaps, "at", one_step_more, LAW),
+        (LazyTables, "of_run", others_are_given, SIZES),
+    ],
+    ids=["the schedule's prefix", "a gap's prefix", "a gap to the next step", "another schedule"],
+)
+def test_laws_of_other_steps_are_caught(program, monkeypatch, owner, name, planted, check):
+    """The program stays what it is: what the host hands to it is wrong."""
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, planted)
+        state = ALGORITHM.init(START, MECHANISM, ROWS)
+        assert check in failed(AuditedProgram(ALGORITHM, MECHANISM, state, ROWS, root=ROOT))
+
+
+def test_training_that_leaves_out_its_last_flush_is_caught(program, monkeypatch):
+    def unflushed(state, laws, *others):
+        momenta = {k: table.momentum for k, table in state.tables.items()}
+        values = {k: table.values for k, table in state.tables.items()}
+        opt_state = LazyOptState(state.opt_state, momenta)
+        return TrainState(state.step, joined(state.dense, values), opt_state, state.noise)
+
+    monkeypatch.setattr(loop, "flushed", unflushed)
+    assert failed(program) >= {FLUSHED}
