@@ -351,9 +351,7 @@ def _gone_on(
         check_same_noise(last, dataclasses.replace(last, mechanism=job.mechanism))
         digest = job.digest()
         terms = job.terms(record, digest, root)
-        alone = processes.share(not root.is_copy)
-        repeatable = repeats_exactly() and (alone or not job.algorithm.tables)
-        how: dict[str, Any] = {"repeatable": repeatable, "alone": alone}
+        how = _how_to_repeat(job, alone=processes.share(not root.is_copy))
         checkpoint = _last_checkpoint(job, folder, ledger.history, terms, progress, **how)
         step, origin = _place(checkpoint)
         processes.check_alike({"last checkpoint": [step, origin]})
@@ -388,10 +386,7 @@ def _gone_on(
             if record["task"] != begun:
                 folder.write_json("config.json", record)
             folder.note_data(digest)
-        if not ledger.history.goes_on(terms, step=step, origin=origin, **how) and processes.first:
-            folder.checkpoints.destroy_after(step)
-        due = checkpoint is not None and isinstance(checkpoint.state, LazyState)
-        generation = ledger.resume(terms, step=step, origin=origin, due=due, **how)
+        generation = _generation(folder, ledger, terms, checkpoint, processes, **how)
         if generation.index == len(generations) and processes.first:
             root.hold()
         if checkpoint and origin == generation.origin and jax.tree.leaves(checkpoint.state.noise):
@@ -407,6 +402,15 @@ def _gone_on(
             changed = differing([last.fingerprint, generation.terms.fingerprint])
             progress(f"changed since: {', '.join(changed)}")
         return then(job, folder, ledger, root, checkpoint, audit, progress)
+
+
+def _how_to_repeat(job: Job, *, alone: bool) -> dict[str, bool]:
+    """Returns what `Ledger.resume` needs to know of this process, and of the directory.
+
+    With lazy tables nobody repeats what another directory's run may not: `dpsgd.runs.ledger`.
+    """
+    lazy = job.algorithm.tables is not None
+    return {"repeatable": repeats_exactly() and (alone or not lazy), "alone": alone}
 
 
 def _last_checkpoint(
@@ -436,6 +440,22 @@ def _last_checkpoint(
         "were declared since count, and others take their place"
     )
     return found
+
+
+def _generation(
+    folder: RunDirectory,
+    ledger: Ledger | SharedLedger,
+    terms: Terms,
+    checkpoint: Checkpoint | None,
+    processes: Processes,
+    **how: bool,
+) -> Generation:
+    """Returns the generation in which the run goes on; of a new one no later state is left."""
+    step, origin = _place(checkpoint)
+    if processes.first and not ledger.history.goes_on(terms, step=step, origin=origin, **how):
+        folder.checkpoints.destroy_after(step)
+    due = checkpoint is not None and isinstance(checkpoint.state, LazyState)
+    return ledger.resume(terms, step=step, origin=origin, due=due, **how)
 
 
 def _place(checkpoint: Checkpoint | None) -> tuple[int, str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,8 @@ def coupled(
     refinement = refinement_of(task, mechanism)
     progress("compiling and running the program that trains")
     claimed = _claimed(config, mechanism.sampler)
-    tables, rows, num_steps = None, (), mechanism.sampler.num_steps
+    tables, num_steps = None, mechanism.sampler.num_steps
+    rows: tuple[Any, ...] = ()
     if config.tables == "lazy":
         rate = Cosine(default_tables_rate(config.tables_momentum), num_steps)
         tables = LazyTables(rate, config.tables_momentum, config.tables_weight_decay)
