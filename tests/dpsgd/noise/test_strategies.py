@@ -107,7 +107,9 @@ def test_a_search_that_tries_noise_which_explodes_steps_back_and_goes_on(steps, 
     assert found.coefficients[bands - 1] > 0.9 * found.coefficients[0]
 
 
-@pytest.mark.parametrize("bands", TABLE)
+@pytest.mark.parametrize(
+    "bands", [pytest.param(b, marks=pytest.mark.long if b in (64, 256) else ()) for b in TABLE]
+)
 def test_the_optimised_strategy_is_at_least_as_good_as_the_square_root_which_has_its_error(bands):
     steps, *columns = TABLE[bands]
     workload, noise = Workload(steps), banded_square_root(bands)

@@ -1,5 +1,6 @@
 """Lazy tables have the law of the dense algorithm, and nothing leaves with noise that is due."""
 
+import functools
 import warnings
 
 import jax
@@ -31,6 +32,7 @@ N, R, D, B = 300, 2_000, 3, 20
 ROOT = RootKey.from_insecure_seed(3)
 KEY = jnp.asarray(ROOT.noise_key(0))
 STEPS = 30
+at = jax.jit(normal_at, static_argnums=(2, 3, 5))  # one program in place of many small ones
 
 
 def rows():
@@ -55,6 +57,11 @@ def loss_fn(params, example):
 
 SCHEDULE = optax.cosine_decay_schedule(0.2, STEPS)
 TABLES = [LazyTables(SCHEDULE), LazyTables(SCHEDULE, 0.9), LazyTables(SCHEDULE, 0.9, 0.02)]
+EACH_KIND = pytest.mark.parametrize(  # with decay there is momentum, too
+    "tables",
+    [TABLES[0], pytest.param(TABLES[1], marks=pytest.mark.long), TABLES[2]],
+    ids=["sgd", "momentum", "decay"],
+)
 SAMPLERS = [
     BallsAndBins(N, B, epochs=2),
     Poisson(N, B, epochs=2),
@@ -69,6 +76,13 @@ def trained(algorithm, mechanism, **how):
         return train(algorithm, mechanism, start(), rows(), **how)
 
 
+@functools.cache
+def lazy(tables):
+    """One algorithm for all tests, and so one program."""
+    return dpsgd(loss_fn, optax.adam(0.01), tables=tables)
+
+
+@functools.cache
 def dense(tables):
     """The dense algorithm of the same law."""
     decay = optax.add_decayed_weights(tables.weight_decay)
@@ -77,14 +91,18 @@ def dense(tables):
     return dpsgd(loss_fn, parts)
 
 
-@pytest.mark.parametrize("tables", TABLES, ids=["sgd", "momentum", "decay"])
+@EACH_KIND
 @pytest.mark.parametrize("sampler", SAMPLERS[:1], ids=lambda s: type(s).__name__)
 def test_without_noise_it_is_the_dense_algorithm(sampler, tables):
     mechanism = Mechanism(sampler, 0.0, l2_clip_norm=0.5)
     expected = trained(dense(tables), mechanism).params
-    lazy = dpsgd(loss_fn, optax.adam(0.01), tables=tables)
-    every = trained(lazy, mechanism, on_block=lambda step, params: None, block_steps=4).params
-    for found in (trained(lazy, mechanism).params, every):  # flushed at the end, or now and then
+    every = trained(
+        lazy(tables), mechanism, on_block=lambda step, params: None, block_steps=4
+    ).params
+    for found in (
+        trained(lazy(tables), mechanism).params,
+        every,
+    ):  # flushed at the end, or now and then
         for name, leaf in expected.items():
             assert jnp.abs(found[name] - leaf).max() <= 1e-6 * jnp.abs(leaf).max()
 
@@ -93,7 +111,7 @@ def test_without_noise_it_is_the_dense_algorithm(sampler, tables):
 def test_every_sampler_trains_lazy_tables(sampler):
     mechanism = Mechanism(sampler, 0.0, l2_clip_norm=0.5)
     expected = trained(dense(TABLES[1]), mechanism).params["table"]
-    found = trained(dpsgd(loss_fn, optax.adam(0.01), tables=TABLES[1]), mechanism).params["table"]
+    found = trained(lazy(TABLES[1]), mechanism).params["table"]
     assert jnp.abs(found - expected).max() <= 1e-6 * jnp.abs(expected).max()
 
 
@@ -119,12 +137,12 @@ def standardised(found, tables, sigma):
     return moved / stddev
 
 
-@pytest.mark.parametrize("tables", TABLES, ids=["sgd", "momentum", "decay"])
+@EACH_KIND
 def test_noise_has_one_law_in_rows_that_are_read_often_once_and_never(tables):
     """False alarms: below 1e-7 for each of six tests."""
     mechanism = Mechanism(SAMPLERS[0], 2.0, l2_clip_norm=1.0)
-    lazy = dpsgd(nothing, optax.adam(0.01), tables=tables)
-    found = standardised(trained(lazy, mechanism).params, tables, 2.0)
+    algorithm = dpsgd(nothing, optax.adam(0.01), tables=tables)
+    found = standardised(trained(algorithm, mechanism).params, tables, 2.0)
     times = np.bincount(rows()["ids"].ravel(), minlength=R)
     for part in (times == 0, (times > 0) & (times < 4), times >= 4):
         z = found[part].ravel()
@@ -137,16 +155,16 @@ def test_noise_has_one_law_in_rows_that_are_read_often_once_and_never(tables):
 def test_a_step_noises_every_coordinate_of_the_rows_that_it_reads():
     numbers = jnp.asarray([0, 1, 7, R - 1], jnp.int32)
     total, stddev = jnp.ones((4, D)), 2.0
-    noised = add_row_noise(total, numbers, KEY, 5, 3, stddev, 4.0) * 4.0
-    noise = stddev * normal_at(KEY, 5, 3, STEP, numbers, D)
+    noised = jax.jit(add_row_noise, static_argnums=4)(total, numbers, KEY, 5, 3, stddev, 4.0) * 4.0
+    noise = stddev * at(KEY, 5, 3, STEP, numbers, D)
     assert jnp.abs(noised - total - noise).max() <= 2 * grid(stddev)
 
 
 def test_dense_parameters_have_the_noise_of_every_step():
     """Of 12 sums of noise: false alarms below 1e-7."""
     mechanism = Mechanism(SAMPLERS[0], 2.0, l2_clip_norm=1.0)
-    lazy = dpsgd(nothing, optax.sgd(1.0), tables=TABLES[0])
-    moved = np.asarray(trained(lazy, mechanism).params["w"], np.float64) - start()["w"]
+    algorithm = dpsgd(nothing, optax.sgd(1.0), tables=TABLES[0])
+    moved = np.asarray(trained(algorithm, mechanism).params["w"], np.float64) - start()["w"]
     z = moved * B / (2.0 * np.sqrt(STEPS))
     assert stats.chi2.sf(z @ z, z.size) > 5e-8
     assert stats.chi2.cdf(z @ z, z.size) > 5e-8
@@ -176,11 +194,11 @@ def test_noise_of_steps_gaps_leaves_and_dense_parameters_is_independent():
     """Correlations of 1e5 pairs each: false alarms below 1e-7 for all 15 together."""
     numbers = jnp.arange(10**5, dtype=jnp.int32)
     draws = [
-        normal_at(KEY, step, leaf, purpose, numbers, 1).ravel()
+        at(KEY, step, leaf, purpose, numbers, 1).ravel()
         for step, leaf, purpose in [(5, 1, STEP), (5, 1, MOMENTUM), (5, 1, VALUE), (6, 1, VALUE)]
     ]
-    draws += [normal_at(KEY, 5, 2, VALUE, numbers, 1).ravel()]
-    draws += [standard_normal(KEY, 5, 1, (10**5,))]
+    draws += [at(KEY, 5, 2, VALUE, numbers, 1).ravel()]
+    draws += [jax.jit(standard_normal, static_argnums=3)(KEY, 5, 1, (10**5,))]
     z = np.stack([np.asarray(x, np.float64) for x in draws])
     products = z @ z.T / np.sqrt(z.shape[1]) - np.sqrt(z.shape[1]) * np.eye(len(z))
     assert np.abs(products).max() < 8.5  # of the diagonal, over sqrt(2)
@@ -189,7 +207,7 @@ def test_noise_of_steps_gaps_leaves_and_dense_parameters_is_independent():
 def blocks(tables=TABLES[1], sigma=1.0, state=None, stop=None, **how):
     """States after blocks of 4 steps, up to one."""
     mechanism = Mechanism(SAMPLERS[0], sigma, l2_clip_norm=1.0)
-    algorithm = dpsgd(loss_fn, optax.adam(0.01), tables=tables)
+    algorithm = lazy(tables)
     state = state or algorithm.init(start(), mechanism, rows())
     found = []
     for block in train_blocks(algorithm, mechanism, state, rows(), root=ROOT, block_steps=4, **how):
@@ -215,13 +233,18 @@ def test_the_last_bits_of_a_flushed_row_do_not_tell_whether_it_was_read(first):
     run, width, stddev = LinearSgd((0.1,) * 20), 4_000, jnp.float32(0.013)
     how = {"noise_key": KEY, "leaf": 0, "stddev": stddev}
     before = first * np.random.default_rng(0).normal(size=(2, width)).astype(np.float32)
-    table, laws = Table(jnp.asarray(before), None, jnp.zeros(2, jnp.int32)), RunLaws(run)
-    one = read(table, jnp.array([1], jnp.int32), laws=laws.after(7), step=jnp.int32(7), **how)
-    noise = add_row_noise(jnp.zeros((1, width)), one.numbers, KEY, 7, 0, 1.3, 100.0)
-    stepped = Rows(one.numbers, one.values - jnp.float32(0.1) * noise, None)
-    table = written(table, stepped, jnp.array([8], jnp.int32))
-    after = np.asarray(flushed_table(table, 2, laws=laws.after(20), step=jnp.int32(20), **how)[0])
+    laws = RunLaws(run)
 
+    @jax.jit
+    def trained(before):
+        table = Table(before, None, jnp.zeros(2, jnp.int32))
+        one = read(table, jnp.array([1], jnp.int32), laws=laws.after(7), step=jnp.int32(7), **how)
+        noise = add_row_noise(jnp.zeros((1, width)), one.numbers, KEY, 7, 0, 1.3, 100.0)
+        stepped = Rows(one.numbers, one.values - jnp.float32(0.1) * noise, None)
+        table = written(table, stepped, jnp.array([8], jnp.int32))
+        return flushed_table(table, 2, laws=laws.after(20), step=jnp.int32(20), **how)[0]
+
+    after = np.asarray(trained(before))
     scale = np.sqrt(np.float32(run.law(0, 20).covariance.item()))
     product = ((after - before.astype(np.float64)) / scale).astype(np.float32)
     near = np.stack([product.view(np.int32) + k for k in range(-3, 4)]).view(np.float32)
@@ -275,13 +298,13 @@ def test_a_run_is_flushed_at_multiples_of_its_steps_wherever_it_goes_on():
 
 def test_callbacks_and_stopped_runs_see_flushed_parameters():
     mechanism = Mechanism(SAMPLERS[0], 1.0, l2_clip_norm=1.0)
-    lazy, seen = dpsgd(loss_fn, optax.adam(0.01), tables=TABLES[1]), []
+    seen = []
 
     def look(step, params):
         seen.append(np.array(params["table"]))
         return step >= 8
 
-    found = trained(lazy, mechanism, on_block=look, block_steps=4).params["table"]
+    found = trained(lazy(TABLES[1]), mechanism, on_block=look, block_steps=4).params["table"]
     assert len(seen) == 2
     assert np.array_equal(found, seen[-1])
     for table in (start()["table"], seen[0]):
@@ -301,14 +324,14 @@ def test_callbacks_and_stopped_runs_see_flushed_parameters():
 )
 def test_what_has_no_law_is_refused(mechanism, named):
     with pytest.raises(ValueError, match=named):
-        trained(dpsgd(loss_fn, optax.adam(0.01), tables=TABLES[0]), mechanism)
+        trained(lazy(TABLES[0]), mechanism)
 
 
 def test_a_loss_without_tables_is_refused_with_the_use_that_prevents_it():
-    lazy = dpsgd(
+    algorithm = dpsgd(
         lambda params, example: jnp.sum(params["table"] ** 2) * example["y"],
         optax.adam(0.01),
         tables=TABLES[0],
     )
     with pytest.raises(ValueError, match=r"no tables: of params\['table'\].*integer_pow|square"):
-        trained(lazy, Mechanism(SAMPLERS[0], 1.0, 1.0))
+        trained(algorithm, Mechanism(SAMPLERS[0], 1.0, 1.0))

@@ -99,7 +99,7 @@ EPOCHS = {"num_examples": N, "batch_size": 20, "epochs": 10}
 PASSES = BallsAndBins(**EPOCHS, overflow="accumulate", max_batch_size=5)
 CUT = Poisson(**EPOCHS, max_batch_size=22)
 RUNS = [
-    pytest.param(Mechanism(CUT, SIGMA, CLIP), id="batches that are cut"),
+    pytest.param(Mechanism(CUT, SIGMA, CLIP), id="batches that are cut", marks=pytest.mark.long),
     pytest.param(Mechanism(PASSES, SIGMA, CLIP, Remembered()), id="passes, and noise remembered"),
     pytest.param(Mechanism(CUT, SIGMA, CLIP, Secure()), id="exact", marks=pytest.mark.long),
 ]
