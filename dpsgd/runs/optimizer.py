@@ -54,7 +54,7 @@ class Cosine:
     learning_rate: float
     num_steps: int
 
-    def __call__(self, step: int) -> float:
+    def __call__(self, step: Any) -> float:
         done = min(step / self.num_steps, 1.0)
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 

@@ -20,7 +20,7 @@ from dpsgd.runs.audit import ROWS, audit_program
 from dpsgd.runs.calibration import refinement_of
 from dpsgd.runs.correlation import apart, check_apart, kept_apart
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters, with_hyperparameters
-from dpsgd.runs.settings import Settings, default_tables_rate
+from dpsgd.runs.settings import Settings
 from dpsgd.runs.task import Trainable
 from dpsgd.training.algorithm import dpsgd
 from dpsgd.training.lazy import LazyTables
@@ -48,8 +48,9 @@ def coupled(
     tables, num_steps = None, mechanism.sampler.num_steps
     rows: tuple[Any, ...] = ()
     if config.tables == "lazy":
-        rate = Cosine(default_tables_rate(config.tables_momentum), num_steps)
-        tables = LazyTables(rate, config.tables_momentum, config.tables_weight_decay)
+        tables = LazyTables(
+            Cosine(1.0, num_steps), config.tables_momentum, config.tables_weight_decay
+        )
         rows = (task.generated(math.prod(mechanism.sampler.clipped_shape)),)
     algorithm = dpsgd(task.loss, ADAM, tables=tables)
     state = algorithm.init(task.init(0), mechanism, *rows)

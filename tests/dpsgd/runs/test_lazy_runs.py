@@ -28,7 +28,8 @@ def shorter(short, monkeypatch):
 
 
 def lazy(**settings):
-    return config_of(tables="lazy", flush_every=12, checkpoint_seconds=0.0, **settings)
+    given = {"tables": "lazy", "tables_learning_rate": 1.0, "tables_momentum": 0.0}
+    return config_of(flush_every=12, checkpoint_seconds=0.0, **given, **settings)
 
 
 class Ended(BaseException):
@@ -109,7 +110,7 @@ def another_machine(patch, out):
 
 def other_settings(patch, out):
     text = (out / "config.json").read_text()
-    rate = '"tables_learning_rate": 3.0'
+    rate = '"tables_learning_rate": 1.0'
     assert rate in text
     (out / "config.json").write_text(text.replace(rate, '"tables_learning_rate": 0.1'))
 
