@@ -18,6 +18,7 @@ from dpsgd.audit.checks import Check
 from dpsgd.tables.rows import Table
 from dpsgd.training.algorithm import TrainState
 from dpsgd.training.lazy_state import parted
+from dpsgd.training.placement import hosted
 from dpsgd.training.programs import compiled
 
 _CHUNK = 2**20  # rows that are compared together
@@ -65,7 +66,7 @@ class LentTables:
     def probe(self, tables: dict[int, Table], step: int) -> None:
         """Learns which rows the step `step` read, and takes the tables back."""
         for k, table in tables.items():
-            read = np.flatnonzero(np.asarray(table.steps) == step + 1)
+            read = np.flatnonzero(hosted(table.steps) == step + 1)
             self.rows[k] = np.union1d(self.rows[k], read).astype(np.int32)
         self.take_back(tables, step)
 
@@ -76,7 +77,7 @@ class LentTables:
         arguments = steps, np.int32(step + 1)
         written = compiled(_written, (), arguments)(*arguments)
         for k, rows in found.items():
-            if int(written[k]) != np.count_nonzero(rows.steps == step + 1):
+            if int(hosted(written[k])) != np.count_nonzero(rows.steps == step + 1):
                 self._strayed = f"step {step:,} wrote rows of leaf {k} that no example reads"
         without: dict[int, Any] = {k: (*table[:2], None) for k, table in tables.items()}
         self._now = put_rows(without, self.rows, self.first())
@@ -96,7 +97,7 @@ class LentTables:
             pairs: Any = zip(table[:2], self.tables[k][:2], strict=True)
             for found, kept in pairs:
                 for start in range(0, 0 if kept is None else len(kept), _CHUNK):
-                    part = np.asarray(found[start : start + _CHUNK])
+                    part = hosted(found[start : start + _CHUNK])
                     if part.tobytes() != kept[start : start + _CHUNK].tobytes():
                         self._strayed = f"rows of leaf {k} from {start:,} on are others"
 
@@ -110,7 +111,7 @@ class LentTables:
 def some_rows(tables: dict[int, Any], rows: dict[int, np.ndarray]) -> dict[int, SomeRows]:
     """Returns some rows of tables of the devices."""
     found = compiled(_some, (), (tables, rows))(tables, rows)
-    return {k: SomeRows(*jax.tree.map(np.asarray, table)) for k, table in found.items()}
+    return {k: SomeRows(*hosted(table)) for k, table in found.items()}
 
 
 def put_rows(

@@ -20,7 +20,7 @@ from dpsgd.training.lazy import BlockLaws, RunLaws, flushed
 from dpsgd.training.lazy_state import LazyState, joined, parted, unflushed
 from dpsgd.training.loop import Block, Layout, Watch, train_blocks
 from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.placement import hosted
+from dpsgd.training.placement import hosted, unlike
 from samplers import IndexBlock
 from samplers.batches import zeros
 
@@ -258,6 +258,16 @@ class AuditedProgram:
             return after
         return after._replace(tables=self.lent.take_back(after.tables, number))
 
+    def differing(self, members: Sequence[int] | np.ndarray) -> str | None:
+        """Returns the path of what is not the same on all devices after a step, see `unlike`."""
+        self._spent = None
+        state = self._begun()
+        after, *_ = self._called(state, self._plan(members), self.mechanism, 0, reveals=False)
+        path = unlike(after)
+        if self.lent is not None:
+            self.lent.take_back(after.tables, self.first_step)
+        return path
+
     def begun(self, step: int) -> LazyState:
         """Returns `state` at a step, all rows of its tables up to date, to be given away."""
         return self._begun(step)
@@ -277,6 +287,7 @@ class AuditedProgram:
 
     def flushed(self, state: LazyState, mechanism: Mechanism, generation: int) -> TrainState:
         """Returns a state, which is given away, with all noise that is due."""
+        state = self.layout.put_state(state)
         laws, noise_key = self._run_laws.after(int(state.step)), self._noise_key(generation)
         return flushed(state, laws, noise_key, mechanism.scales(), self.layout.placement)
 
@@ -398,7 +409,7 @@ class AuditedProgram:
         return train_blocks(
             self.algorithm,
             mechanism,
-            state,
+            self.layout.put_state(state),
             self.columns,
             root=self.root,
             generation=generation,
@@ -442,6 +453,7 @@ class AuditedProgram:
         coordinates: Sequence[np.ndarray] | None = None,
     ) -> Any:
         """Returns what the executable makes of a block."""
+        state = self.layout.put_state(state)
         data, plan = self.layout.put_block(self.mechanism.sampler, self.columns, plan)
         noise_key = self._noise_key(generation)
         loss_key = None

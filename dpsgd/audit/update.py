@@ -29,7 +29,6 @@ from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import flat, loud, norm, same_bits
 from dpsgd.training.lazy_state import unflushed
 from dpsgd.training.loop import repeats_exactly
-from dpsgd.training.placement import unlike
 from dpsgd.training.programs import compiled
 
 PyTree = Any
@@ -53,7 +52,7 @@ def update_checks(program: AuditedProgram) -> list[Check]:
 
 def _same_on_every_device(program: AuditedProgram, devices: int) -> Check:
     members = np.arange(program.places) % program.units
-    if (path := unlike(program.advanced(members, reveals=False))) is not None:
+    if (path := program.differing(members)) is not None:
         return Check(_COPIES, False, f"state{path} after a step differs from one to another")
     return Check(_COPIES, True, f"{devices} devices, after a full batch")
 
