@@ -64,7 +64,10 @@ _FAR = 12.0  # deviations beyond which nothing is
 _WHOLE = 2**17  # numbers of a table of which all rows are looked at
 _LARGE = 2**26  # numbers of tables that are flushed as seldom as can be
 _PASS = 2**16  # rows of a pass of a flush
-_BORDERS = 64  # between passes, at most
+_BORDERS = 32  # between passes, at most
+_STRETCH = 64  # rows of each that are compared with those of others
+_TWINS = 2.0**-8  # how near two rows are that have the same noise
+_COMPARED = 2**10  # rows of a step that are compared with each other
 _WANTED = 2**13  # draws of gaps
 _GENERATIONS = 2, 12
 _TRAINED = 40  # generation of whole blocks
@@ -142,6 +145,7 @@ class _Late:
         self._r = program.mechanism.noise_multiplier * program.mechanism.l2_clip_norm / self._b
         self._everybody = np.arange(program.places) % program.units
         self._large = sum(table.values.size for table in lent.tables.values()) > _LARGE
+        self._begun = {k: self._stretches(k) for k in lent.rows}
         self._rows = {k: self._looked_at(k) for k in lent.rows}
         paths = jax.tree_util.tree_leaves_with_path(program.state.params)
         self._names = {k: f"leaf {jax.tree_util.keystr(paths[k][0])}" for k in self._rows}
@@ -156,16 +160,27 @@ class _Late:
         count, some = len(values), max(4, _WHOLE // values[0].size)
         if count <= some:
             return np.arange(count, dtype=np.int32)
-        borders = np.arange(_PASS, count, _PASS)
-        borders = borders[:: -(-borders.size // _BORDERS) or 1]
+        begun = self._begun[leaf]
         parts = [
             self._lent.rows[leaf],
             np.arange(some // 2),
             np.linspace(0, count - 1, some // 4),
             np.arange(count - some // 4, count),
-            *(borders + k for k in (-1, 0)),
+            *(begun + k for k in range(_STRETCH)),
+            begun[begun > 0] - 1,
         ]
-        return np.unique(np.concatenate(parts).astype(np.int32))
+        rows = np.unique(np.concatenate(parts).astype(np.int32))
+        return rows[rows < count]
+
+    def _stretches(self, leaf: int) -> np.ndarray:
+        """Returns the rows with which passes of a flush begin, and what other devices hold."""
+        count, placement = len(self._lent.tables[leaf].values), self._program.layout.placement
+        devices = 1 if placement is None else len(placement.devices)
+        if devices > 1 and count % devices == 0:
+            return np.arange(devices) * (count // devices)
+        begun = np.append(np.arange(0, max(1, count - _PASS + 1), _PASS), max(0, count - _PASS))
+        begun = np.unique(begun[:: -(-begun.size // _BORDERS)])
+        return begun[np.append(True, np.diff(begun) >= _STRETCH)]
 
     def checks(self) -> list[Check]:
         """Takes all looks, and returns what was seen."""
@@ -315,6 +330,8 @@ class _Late:
             name = f"{event} of {self._names.get(leaf, 'dense leaves')}"
             z = np.stack(parts)
             _add_energies(self._law, z, name)
+            if leaf >= 0:
+                _add_twins(self._apart, z, name)
             names.append(name)
             vectors.append(self._filled(z))
             add_lags(self._apart, vectors[-1], name)
@@ -481,11 +498,23 @@ class _Late:
                 if np.isfinite(one).any():
                     vectors.append(self._filled(one))
                     names.append(f"{of} of {name}")
-                    add_lags(self._apart, vectors[-1], names[-1])
+                    _add_shifts(self._apart, vectors[-1], names[-1])
+                    self._compare_stretches(k, vectors[-1], names[-1])
             self._look_at_cells(found[k], z, spread, read, name)
         self._add_cosines(vectors, names)
         steps = {k: np.full(len(rows), stop, np.int32) for k, rows in self._rows.items()}
         return {k: x._replace(steps=steps[k]) for k, x in found.items()}, draws
+
+    def _compare_stretches(self, leaf: int, z: np.ndarray, name: str) -> None:
+        """Tests rows with which passes begin against each other: each could be numbered anew."""
+        rows, begun = self._rows[leaf], self._begun[leaf]
+        length = min(_STRETCH, int(np.min(np.diff(begun), initial=_STRETCH)))
+        width = z.size // rows.size
+        at = np.searchsorted(rows, begun)
+        some = [z[start * width : (start + length) * width] for start in at]
+        names = [f"rows from {row:,} on, {name}" for row in begun]
+        whole = [k for k, x in enumerate(some) if x.size == length * width]
+        self._add_cosines([some[k] for k in whole], [names[k] for k in whole])
 
     def _in_cells(self, x: np.ndarray, spread: float, name: str) -> tuple[np.ndarray, float]:
         """Returns flushed numbers with digits below the cells of the grid; and a cell, over r."""
@@ -621,6 +650,46 @@ def _add_energies(tests: Several, z: np.ndarray, name: str) -> None:
             pvalues = variance_pvalue(squares.sum(axis=others), seen.sum(axis=others))
             along.add(pvalues, functools.partial("{2:,} along axis {0} of {1}".format, axis, name))
     tests.add(along.pvalue, along.where)  # one test: many rows are not to outweigh all of them
+
+
+def _add_twins(tests: Several, z: np.ndarray, name: str) -> None:
+    """Tests whether two rows have the same draws, or opposite ones.
+
+    A difference of two normals has a density of at most 0.29: that it is below d in w coordinates
+    has probability (0.57 d)^w at most, for each of two signs and each pair.
+    """
+    rows = z.reshape(z.shape[0] * z.shape[1], math.prod(z.shape[2:]))
+    rows = rows[np.isfinite(rows).all(axis=1)][:_COMPARED].astype(np.float32)
+    if len(rows) < 2:
+        return
+    apart = np.full((len(rows), len(rows)), np.inf, np.float32)
+    apart[np.triu_indices(len(rows), 1)] = 0
+    other = apart.copy()
+    for column in rows.T:
+        np.maximum(apart, np.abs(column[:, None] - column), out=apart)
+        np.maximum(other, np.abs(column[:, None] + column), out=other)
+    alike = min(apart.min(), other.min()) <= _TWINS
+    chance = len(rows) ** 2 * (0.57 * _TWINS) ** rows.shape[1]
+    tests.add(min(1.0, chance) if alike else 1.0, f"two rows of {name}")
+
+
+def _add_shifts(tests: Several, z: np.ndarray, name: str) -> None:
+    """Tests draws in a line with themselves, further on by any number of places.
+
+    For l > 0, sum_i z_i z_{i+l} is a form z^T A z of trace 0, |A|_F^2 = (n - l) / 2 and |A| <= 1,
+    so that it exceeds 2 |A|_F sqrt(x) + 2 x with probability e^-x at most (B. Laurent, P. Massart,
+    2000, Lemma 1); and so does its negative.
+    """
+    n = z.size
+    found = np.fft.irfft(np.abs(np.fft.rfft(z, 2 * n)) ** 2)[1:n]
+    spread = np.sqrt((n - np.arange(1, n)) / 2)
+    root = (np.sqrt(spread**2 + 2 * np.abs(found)) - spread) / 2
+    where = functools.partial(_shifted, name)
+    tests.add(np.minimum(1.0, 2 * np.exp(-(root**2))), where)
+
+
+def _shifted(name: str, place: int) -> str:
+    return f"{place + 1:,} apart in {name}"
 
 
 def _add_law(tests: Several, z: np.ndarray, name: str, moved: float) -> None:

@@ -37,6 +37,8 @@ BUGS = {
     "a gap has the noise of its step": APART,
     "noise at the first read alone": LAW,
     "noise of duplicates counts twice": LAW,
+    "noise comes again after 700 rows": APART,
+    "noise comes again in rows that are read": APART,
     "momentum of sums without noise": MOVED,
     "a coarser grid for rows that nobody read": GRID,
     "a finer grid for rows that nobody read": GRID,
@@ -78,6 +80,12 @@ def plant_all(patch):
     def caught_up_wrongly(values, momentum, steps, numbers, *, noise_key, stddev, **how):
         number = noise_key[0]
         steps = choose(number, steps, caught_up_to_t=jnp.maximum(steps - 1, 0))
+        numbers = choose(
+            number,
+            numbers,
+            noise_comes_again_after_700_rows=numbers % 700,
+            noise_comes_again_in_rows_that_are_read=jnp.where(numbers < 150, numbers % 75, numbers),
+        )
         stddev = choose(number, stddev, five_percent_less=0.95 * stddev)
         how["noise_key"] = key_of(noise_key, number, how["step"])
         theta, m = caught_up(values, momentum, steps, numbers, stddev=stddev, **how)
