@@ -16,6 +16,7 @@ from dpsgd import Guarantee, Mechanism, statistics, trainer
 from dpsgd.audit.checks import AuditReport
 from dpsgd.models.bundle import GUARANTEE, MODEL, Bundle
 from dpsgd.runs.directory import RunDirectory
+from experiments import cli
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.task import DescribedClicks
@@ -123,6 +124,18 @@ for line in (resume, train.replace("--out run", "--out undisturbed")):
 """
 
 
+def test_the_own_task_of_the_readme_is_trained_by_its_command(tmp_path, monkeypatch):
+    (tmp_path / "my_task.py").write_text(OWN_TASK)
+    [train] = re.findall(r"^dpsgd (train --task my_task:task .*)$", README, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.main([*train.split(), "--no-audit"]) == 0
+    monkeypatch.delitem(sys.modules, "my_task")
+    metrics = json.loads((tmp_path / "run" / "report.json").read_text())["metrics"]
+    assert metrics["test_accuracy"] > 0.6
+
+
+@pytest.mark.long
 def test_the_own_task_of_the_readme_killed_and_resumed_ends_bit_for_bit_the_same(tmp_path):
     (tmp_path / "my_task.py").write_text(OWN_TASK)
     [train] = re.findall(r"^dpsgd (train --task my_task:task .*)$", README, re.MULTILINE)

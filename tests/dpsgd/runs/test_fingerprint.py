@@ -11,8 +11,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tiny_task import config_of, line
 
+from dpsgd import Placement, RootKey
 from dpsgd.runs.fingerprint import differing
+from dpsgd.runs.job import Job
 from dpsgd.runs.ledger import read
 from dpsgd.training import programs
 
@@ -125,6 +128,20 @@ def {name}(of_{name}):
     assert digest() == digest(file="two.py", name="another_name")
     assert digest() != digest(operation="*")
     assert digest() != digest(seed=1)  # a hundred numbers, which a text of the program leaves out
+
+
+def test_devices_and_what_is_dealt_out_to_them_are_named(monkeypatch):
+    monkeypatch.setattr(Job, "program_digest", lambda job: "of its program")
+    (device,) = jax.devices()
+    record, root = {"task": {"name": "tiny_task:line"}}, RootKey.from_insecure_seed(0)
+
+    def terms(*placement):
+        job = Job.of(line, config_of(), placement=Placement(*placement) if placement else None)
+        return job.terms(record, "of its data", root).fingerprint
+
+    two = device, device  # as far as names go
+    assert differing([terms(), terms(two)]) == ["devices", "placement"]
+    assert differing([terms(two), terms(two, 2**16)]) == ["placement"]
 
 
 def test_flags_in_a_file_are_flags(tmp_path, monkeypatch):

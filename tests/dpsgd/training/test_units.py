@@ -216,6 +216,7 @@ def test_one_users_padding_holds_nothing_of_another_user():
     np.testing.assert_array_equal(data["x"], [[9, 0, 0], [1, 2, np.nan]])
 
 
+@pytest.mark.long
 @pytest.mark.audit
 def test_the_black_box_audit_refutes_the_published_theorem_and_stands_by_the_bound():
     # One of 20 in each of 50 steps: the canary takes the place of one that gives `others`.

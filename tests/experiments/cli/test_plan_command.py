@@ -86,6 +86,7 @@ def test_adam_is_answered_by_1_and_the_reason(capsys):
     assert "With dpsgd.train" not in out
 
 
+@pytest.mark.long
 def test_where_few_steps_gain_nothing_it_says_so(capsys):
     words = [*BALLS[:-1], "0.2", "--optimizer", "sgd", "--batch-size", "500", "--bands", "2"]
     out = answer(words, capsys)

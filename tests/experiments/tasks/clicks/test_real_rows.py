@@ -15,6 +15,7 @@ def store(real_criteo_rows, tmp_path_factory):
     return path
 
 
+@pytest.mark.long
 def test_without_privacy_the_model_ranks_real_clicks(store, tmp_path):
     config = RunConfig(SETTINGS["shuffle"](), non_private=True)
     record = run(Clicks(store), config, tmp_path / "run")
