@@ -139,9 +139,9 @@ def test_devices_and_what_is_dealt_out_to_them_are_named(monkeypatch):
         job = Job.of(line, config_of(), placement=Placement(*placement) if placement else None)
         return job.terms(record, "of its data", root).fingerprint
 
-    two = device, device  # as far as names go
-    assert differing([terms(), terms(two)]) == ["devices", "placement"]
-    assert differing([terms(two), terms(two, 2**16)]) == ["placement"]
+    alone, placed, dealt = terms(), terms((device,)), terms((device,), 2**16)
+    assert placed["devices"] == [device.device_kind]
+    assert differing([alone, placed]) == differing([placed, dealt]) == ["placement"]
 
 
 def test_flags_in_a_file_are_flags(tmp_path, monkeypatch):
