@@ -218,6 +218,21 @@ def test_the_table_of_click_models_is_what_was_recorded():
     assert all(row["holds"] is not False for b in record["benchmarks"] for row in b["rows"])
 
 
+def test_the_table_of_models_with_lazy_tables_is_what_was_recorded():
+    record = json.loads((ROOT / "experiments/records/tables.json").read_text())
+    measured = {row["name"]: row for part in record["benchmarks"] for row in part["rows"]}
+    rows = table_rows("10 epochs, batch 1,024 |")
+    assert [label for label, _ in rows] == ["lazy tables", "Adam alone"]
+    for epsilon in ("epsilon 8", "epsilon 3", "epsilon 1"):
+        at = f"{epsilon}, batch 1024, 10 epochs"
+        for by, cells in rows:
+            name = f"AUC, test rows, {by}, {at}"
+            mean, error = (measured[x]["value"] for x in (name, f"standard error of {name}"))
+            assert cells[epsilon] == f"{mean:.4f} ± {error:.4f}"
+        apart = f"AUC, lazy tables minus Adam alone, test rows, {at}, less 2 standard errors"
+        assert measured[apart]["holds"] is True
+
+
 def test_the_tables_of_correlated_noise_are_what_was_recorded():
     from experiments.benchmarks.sgd_models import adam_default, few_steps
 
