@@ -122,3 +122,20 @@ def test_a_store_is_checked_against_its_checksums_and_for_both_classes(tmp_path)
     synthetic.write_store(tmp_path / "few", 10, seed=0)
     with pytest.raises(ValueError, match="rows are not of both classes"):
         Clicks(tmp_path / "few").check()
+
+
+def test_predictions_are_those_of_the_network_written_out_in_numpy(task):
+    params, rows, schema = task.init(0), task.columns(), task.schema
+    leaf = {
+        "".join(f"/{key.key}" for key in path if hasattr(key, "key")): np.asarray(x, np.float64)
+        for path, x in jax.tree_util.tree_leaves_with_path(params)
+    }
+    ids = schema.fold(rows["categories"], SIZES["max_buckets"])
+    looked_up = leaf["/embedding/embedding"][ids + schema.table_offsets(SIZES["max_buckets"])]
+    parts = looked_up.reshape(len(ids), -1), 0.2 * rows["integers"], rows["integers_missing"]
+    x = np.concatenate(parts, axis=1)
+    x = np.maximum(x @ leaf["/hidden/0/kernel"] + leaf["/hidden/0/bias"], 0)
+    logit = x @ leaf["/logit/kernel"] + leaf["/logit/bias"]
+    found = np.asarray(task.predict(params, {k: v for k, v in rows.items() if k != "label"}))
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logit[:, 0])), rtol=1e-5)
+    assert np.ptp(found) > 1e-3
