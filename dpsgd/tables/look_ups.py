@@ -155,6 +155,8 @@ def _rows(use: Use, index: Array, num_rows: int) -> Array:
     index = index.astype(jnp.promote_types(index.dtype, jnp.uint32 if unsigned else jnp.int32))
     last = jnp.asarray(num_rows - 1, index.dtype)
     inside = (index >= 0) & (index <= last)
-    if use.op == "dynamic_slice" or use.params["mode"] == lax.GatherScatterMode.CLIP:
+    # All ways to look up but one, and plain indexing as well, take the nearest row in place of one
+    # that is not there: of the table, as of the small one it depends on who else is in the batch.
+    if use.op == "dynamic_slice" or use.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         inside = jnp.ones_like(inside)
     return jnp.where(inside, jnp.clip(index, 0, last).astype(jnp.int32), num_rows)

@@ -26,7 +26,7 @@ def loss_fn(params, example):
 
 EXAMPLES = [
     {"ids": jnp.array([3, 7, 3]), "one": jnp.int32(2)},
-    {"ids": jnp.array([-1, 0, 49]), "one": jnp.int32(60)},  # counted from the end; beyond it
+    {"ids": jnp.array([-1, 0, 70]), "one": jnp.int32(60)},  # counted from the end; beyond it
 ]
 
 
@@ -57,7 +57,7 @@ def test_the_loss_of_the_rows_is_the_loss(example, order):
 def test_rows_have_numbers_as_the_table_has_them():
     taken_apart = TableLoss(loss_fn, PARAMS, EXAMPLES[1])
     found = sorted(np.concatenate(list(taken_apart.rows(EXAMPLES[1]).values())).tolist())
-    assert found == [0, 49, 49, 49, 49]  # the last two: clipped, and what JAX's indexing clips
+    assert found == [0, 49, 49, 49, 49]  # three are beyond the table: all of JAX's indexing clips
 
 
 def test_gradients_of_rows_go_the_way_of_rows():
