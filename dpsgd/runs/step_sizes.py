@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dpsgd.runs.settings import Aim, Settings
 
-
 MOST_NOISE = 0.2
 """Standard deviation of how far noise has moved a coordinate by the run's end, at most. So a rate
 for ratings is 0.05 at epsilon 0.3, where 0.03 is best and 0.08 does harm; and clicks of 300 rows at
@@ -25,10 +24,10 @@ def of_lazy_tables(
     the mean gradient of each. By the cosine's end gradients move a coordinate by N a / 2 times
     their mean, and noise by about 0.6 a r sqrt(N): the same movement takes rates that go with 1 /
     N, and the more noise there is for a movement, r / sqrt(N), the shorter is the best one. The
-    power and the factor are those of the best rates on validation rows, which they meet within 1.6
-    times while r / sqrt(N) goes from 4e-5 to 1e-2: clicks of 88,000 and 8,800 rows at epsilon 0.5
-    to 16, C 2 and 4, and 40 to 3,440 steps; ratings by 762 users at epsilon 1 to 8, C 1 and 4, and
-    10 and 180 steps.
+    power and the factor are those of the best rates on validation rows, from which it is less than
+    twice off while r / sqrt(N) goes from 3e-5 to 1e-2: clicks of 88,000 and 8,800 rows at epsilon
+    0.5 to 16, C 2 and 4, and 40 to 3,440 steps; ratings by 762 users at epsilon 0.3 to 8, C 1 and
+    4, and 10 and 180 steps.
 
     Args:
       aim: By which sigma is known, or about; what it gives comes before `settings`.
@@ -51,9 +50,9 @@ def about_sigma(aim: Aim, batch_size: int, steps: int) -> float:
     """Returns about the noise multiplier that the guarantee will take, if it is not given.
 
     It is that of a Gaussian mechanism of sensitivity mu, whose subsampled steps add up to mu^2 =
-    q^2 N (exp(1 / sigma^2) - 1), q = b / n (Bu et al. 2020, "Deep Learning with Gaussian
-    Differential Privacy", Corollary 5.4, near which all samplers here are that amplify). No
-    guarantee is made of it.
+    q^2 N (exp(1 / sigma^2) - 1), q = b / n, in the limit of many (Bu et al. 2020, "Deep Learning
+    with Gaussian Differential Privacy"); samplers that do not amplify take more. No guarantee is
+    made of it.
     """
     if aim.noise_multiplier is not None:
         return aim.noise_multiplier
