@@ -52,6 +52,42 @@ def pytest_collection_finish():
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 
+def _processor_seconds() -> float:
+    """Of this process, and of those that it has waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    item.began = _processor_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "teardown":
+        report.user_properties.append(("processor", _processor_seconds() - item.began))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says what a large run has cost, and which tests did: a clock would tell of other work."""
+    cost = {
+        report.nodeid: seconds
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, seconds in getattr(report, "user_properties", ())
+        if name == "processor"
+    }
+    if len(cost) < 1_000:
+        return
+    seconds = f"{_processor_seconds():.0f} s of processors, {sum(cost.values()):.0f} s in tests"
+    terminalreporter.section(f"{seconds}; the dearest of {len(cost):,}")
+    for test in sorted(cost, key=cost.__getitem__, reverse=True)[:10]:
+        terminalreporter.write_line(f"{cost[test]:6.1f} s {test}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def entry_points_of_this_checkout(tmp_path_factory):
     """The entry points that the project declares are found, in whatever state it was installed."""
