@@ -16,6 +16,8 @@ from dpsgd import TrainState
 from dpsgd.runs import checkpoint
 from dpsgd.runs.checkpoint import KEPT, Checkpoint, Checkpoints
 from dpsgd.runs.processes import Processes
+from dpsgd.tables.rows import Table
+from dpsgd.training.lazy_state import LazyState
 
 
 def state(step, *, size=3, dtype=jnp.float32):
@@ -67,6 +69,30 @@ def test_the_newest_two_are_kept(checkpoints):
         save(checkpoints, step)
     assert len(files(checkpoints)) == KEPT == 2
     assert_is(checkpoints.latest(LIKE), 101)
+
+
+def due(step, table=None):
+    table = Table(jnp.ones((4, 2)), None, jnp.full(4, step, jnp.int32)) if table is None else table
+    return LazyState(jnp.int32(step), {"w": jnp.float32([step])}, {0: table}, ())
+
+
+def test_the_newest_without_noise_that_is_due_is_kept_and_found_by_itself(checkpoints):
+    for step in (1, 2, 3, 4, 5, 6):
+        kind = state if step in (2, 3) else due
+        checkpoints.save(Checkpoint(kind(step), f"head {step}", 1.5))
+    assert [path.name.lstrip("0") for path in files(checkpoints)] == [
+        "3.npz",
+        "5.due.npz",
+        "6.due.npz",
+    ]
+    assert {path.stat().st_mode & 0o777 for path in files(checkpoints)} == {0o600}
+    newest = checkpoints.latest(LIKE, due(0))
+    jax.tree.map(np.testing.assert_array_equal, newest.state, due(6))
+    assert isinstance(newest.state, LazyState)
+    assert_is(checkpoints.latest(LIKE), 3)
+    assert checkpoints.latest_head() == "head 6"
+    checkpoints.destroy_after(5)
+    assert [path.name.lstrip("0") for path in files(checkpoints)] == ["3.npz", "5.due.npz"]
 
 
 @pytest.mark.parametrize("stride", [29, pytest.param(7, marks=pytest.mark.long)])
@@ -234,6 +260,28 @@ def test_a_part_that_is_damaged_takes_all_to_the_checkpoint_before(tmp_path, dea
     assert_all_have(tmp_path / "c", 1, count=1)
     # Its head is known all the same: a ledger that is older than that is refused.
     assert Checkpoints(tmp_path / "c").latest_head() == "head 2"
+
+
+def test_rows_whose_noise_is_due_lie_in_parts_that_go_with_their_checkpoint(tmp_path, dealt):
+    folder, whole = tmp_path / "c", np.arange(8, dtype=np.float32).reshape(4, 2)
+
+    def work(processes):
+        for step in (1, 2, 3, 4):
+            rows = Dealt(whole + step, processes.index, 2)
+            one = due(step, Table(rows, None, np.full(4, step, np.int32)))
+            if step == 1:
+                one = TrainState(np.int32(1), {"table": rows}, ())
+            Checkpoints(folder, processes).save(Checkpoint(one, f"head {step}", 1.5))
+
+    assert together(2, work) == [None, None]
+    kept = {f"{1:012d}": "", f"{3:012d}": ".due", f"{4:012d}": ".due"}
+    kinds = ("npz", "part-0-of-2", "part-1-of-2")
+    assert {path.name for path in folder.iterdir()} == {
+        f"{name}{end}.{kind}" for name, end in kept.items() for kind in kinds
+    }
+    like = due(0, Table(whole, None, np.zeros(4, np.int32)))
+    found = Checkpoints(folder).latest(TrainState(np.int32(0), {"table": whole}, ()), like)
+    np.testing.assert_array_equal(found.state.tables[0].values, whole + 4)
 
 
 def test_a_checkpoint_that_one_process_cannot_read_is_read_by_none(tmp_path, dealt):
