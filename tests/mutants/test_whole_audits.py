@@ -111,8 +111,8 @@ STEPS = {
     ),
     "every block trains on the first one's batches": Bug(
         "dpsgd.training.loop:_inputs",
-        "    for steps, plan in blocks:\n",
-        "    first = None\n    for steps, plan in blocks:\n        plan = first = plan if first is None else first\n",
+        "    for steps, plan in plan_blocks(source, **how):\n",
+        "    first = None\n    for steps, plan in plan_blocks(source, **how):\n        plan = first = plan if first is None else first\n",
         "blocks train on the batches that are drawn",
     ),
     "leaves k and k + 16 share noise": Bug(

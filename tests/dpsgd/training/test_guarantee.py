@@ -69,7 +69,13 @@ def spent(sampler, steps):
     return Guarantee.so_far(mechanism(sampler), DELTA, steps=steps)
 
 
-@EVERY_SAMPLER
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        pytest.param(one, id=name, marks=pytest.mark.long if name in ("units", "one order") else ())
+        for name, one in SAMPLERS.items()
+    ],
+)
 def test_what_is_spent_grows_from_nothing_to_the_price_of_the_whole_run(sampler):
     whole = Guarantee.of(mechanism(sampler), DELTA)
     nothing, first, last = (spent(sampler, steps) for steps in (0, 1, 30))
