@@ -147,8 +147,12 @@ def test_an_epoch_is_timed_on_generated_rows_with_the_program_of_the_run(
     assert set(compiled) == {program}
 
 
-@pytest.mark.parametrize("steps", [1, 3, 40])
-def test_the_time_of_an_epoch_is_that_of_its_steps_and_of_what_precedes_them(steps, monkeypatch):
+@pytest.mark.parametrize(
+    ("steps", "flush_every", "times"), [(1, None, 1), (3, None, 1), (40, 64, 1), (40, 8, 5)]
+)
+def test_the_time_of_an_epoch_is_that_of_its_steps_and_of_what_precedes_and_follows_them(
+    steps, flush_every, times, monkeypatch
+):
     clock = Clock()
 
     def train_blocks(algorithm, mechanism, state, rows, **options):
@@ -161,8 +165,9 @@ def test_the_time_of_an_epoch_is_that_of_its_steps_and_of_what_precedes_them(ste
     job = Job.of(Line(), choose(Line(), config_of(sampler=sampler), Population(160)))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), job.data)
     parts = job.algorithm, job.mechanism, job.start(), job.layout
-    seconds = budget.epoch_seconds(*parts, shapes, Line().generated, clock=clock)
-    assert seconds == pytest.approx(0.5 + 2.0 * job.mechanism.sampler.steps_per_epoch)
+    how = {"flush_every": flush_every, "clock": clock}
+    seconds = budget.epoch_seconds(*parts, shapes, Line().generated, **how)
+    assert seconds == pytest.approx(0.5 * times + 2.0 * job.mechanism.sampler.steps_per_epoch)
 
 
 def test_rows_that_are_timed_are_copies_and_where_they_are_streamed_zeros():
