@@ -72,6 +72,7 @@ _WANTED = 2**13  # draws of gaps
 _GENERATIONS = 2, 12
 _TRAINED = 40  # generation of whole blocks
 _FLUSH_EVERY = 3
+_EXAMPLES = 2**14  # of the steps of training that are looked at, about
 _DENSE = 2**10  # coordinates of a dense leaf
 _SAMPLE = 2**18  # of draws, what is compared with the law
 
@@ -432,8 +433,9 @@ class _Late:
 
     def _look_at_blocks(self, drowned: Mechanism) -> None:
         """Looks at what `train_blocks` leaves where it says that no noise is due."""
-        size = self._program.layout.block_steps
-        steps = min(self._end, 4 if self._large else size + 2)
+        program = self._program
+        few = max(4, _EXAMPLES // program.mechanism.sampler.padded_batch_size)
+        steps = min(self._end, program.layout.block_steps + 2, 4 if self._large else few)
         first = self._end - steps
         self._trained(drowned, first, [first, first - 1, first // 2, 0], None)
         if not self._large:
