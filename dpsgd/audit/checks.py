@@ -19,8 +19,7 @@ FALSE_ALARM = 1e-8
 
 UNSEEN = (
     "Not seen: what a loss or an optimizer does with data that it holds in a closure; and what "
-    "happens only at steps, or for values in rows, or in rows of large tables, that were not looked "
-    "at"
+    "happens only at steps, for values in rows, or in rows of large tables, that were not looked at"
 )
 """What no look at releases shows: such a loss or optimizer brings the data along by itself. And of
 the steps of a long run some are looked at, on rows that were generated; and of a large table whose
