@@ -153,6 +153,11 @@ class Gaps:
       spacing: K; by default about sqrt(N).
     """
 
+    _block: int
+    _place: int
+    _multiples: GapLaw
+    _recent: GapLaw
+
     def __init__(self, optimizer: LinearSgd, spacing: int | None = None) -> None:
         self.optimizer = optimizer
         self.spacing = spacing or max(1, math.isqrt(optimizer.num_steps))
