@@ -114,8 +114,10 @@ class Job:
 
     def start(self) -> TrainState:
         """Returns the state before the first step."""
+        if self.placement is None:
+            return self._from(self.params)
         shapes = jax.eval_shape(self._from, self.params)
-        if self.placement is None or not self.placement.deals(shapes):
+        if not self.placement.deals(shapes):
             return self._from(self.params)
         where = self.placement.state(shapes)
         params = self.placement.put(self.params, where.params)

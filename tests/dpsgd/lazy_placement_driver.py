@@ -5,6 +5,7 @@
 In a process of its own, as JAX is told how many devices a CPU has before it starts.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -30,8 +31,8 @@ from dpsgd.training.collectives import collectives
 from dpsgd.training.lazy import RunLaws, flush_program
 from dpsgd.training.lazy_state import opened
 from dpsgd.training.loop import Layout
-from dpsgd.training.placement import Placement
-from samplers import Poisson
+from dpsgd.training.placement import AXIS, Placement, hosted, on_one_device, unlike
+from samplers import Deterministic, Multistage, Poisson, UnitTree
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -48,6 +49,8 @@ ROWS = {  # some beyond the table, or counted from its end
     "y": rng.normal(size=N).astype(np.float32),
 }
 POISSON = Poisson(N, batch_size=20, epochs=2)
+USERS = UnitTree.from_columns({"user": np.repeat(np.arange(20), N // 20)})
+UNITS = Multistage(USERS, (5, 4), steps=STEPS, clipped_level=1)
 ROOT = RootKey.from_insecure_seed(0)
 TABLES = LazyTables(optax.cosine_decay_schedule(0.3, STEPS), 0.9, 0.01)
 
@@ -65,30 +68,46 @@ def on(count):
     return Placement(tuple(jax.devices()[:count])) if count else None
 
 
-def trained(placement, loss_fn=loss, sigma=1e-3, tables=TABLES):
+def dropped(params, example, key):
+    return loss(params, example) * jax.random.bernoulli(key, 0.7)
+
+
+def of_unit(params, unit):
+    return jax.vmap(loss, (None, 0))(params, unit).sum()
+
+
+def nothing(params, example):
+    return 0.0 * loss(params, example)
+
+
+def reaching(params, example):
+    return jax.lax.psum(loss(params, example), AXIS)
+
+
+def trained(placement, loss_fn=loss, sampler=POISSON, sigma=1e-3, state=None, **how):
     """Returns the states after 8, 16 and 20 steps on the host, and the last one.
 
     By default with so little noise that what rounding does to sums is not lost in it.
     """
-    algorithm = dpsgd(loss_fn, OPTIMIZER, tables=tables)
-    mechanism = Mechanism(POISSON, sigma, 1.0)
-    state = algorithm.init(PARAMS, mechanism, ROWS)
-    how = {"root": ROOT, "block_steps": DUE, "placement": placement}
+    algorithm = dpsgd(loss_fn, OPTIMIZER, tables=TABLES, microbatch_size=5)
+    mechanism = Mechanism(sampler, sigma, 1.0)
+    state = algorithm.init(PARAMS, mechanism, ROWS) if state is None else state
+    how = {"root": ROOT, "block_steps": DUE, "placement": placement, **how}
     seen = []
     for block in train_blocks(algorithm, mechanism, state, ROWS, **how):
         seen.append(jax.tree.map(np.array, block.state))
     return seen, block.state
 
 
-def programs(placement, like, tables=TABLES):
+def programs(placement, like):
     """Returns the compiled block, and what flushes."""
-    algorithm, mechanism = dpsgd(loss, OPTIMIZER, tables=tables), Mechanism(POISSON, 1e-3, 1.0)
+    algorithm = dpsgd(loss, OPTIMIZER, tables=TABLES, microbatch_size=5)
+    mechanism = Mechanism(POISSON, 1e-3, 1.0)
     layout = Layout.of(POISSON, ROWS, block_steps=DUE, placement=placement)
-    state = jax.eval_shape(opened, like)
-    laws = RunLaws(tables.of_run(STEPS)).after(DUE)
+    laws = RunLaws(TABLES.of_run(STEPS)).after(DUE)
     key = jax.ShapeDtypeStruct((4,), jnp.uint32)
-    flush = flush_program((state, laws, key, mechanism.scales()), placement)
-    return layout.program(algorithm, mechanism, like, ROWS), flush
+    arguments = jax.eval_shape(opened, like), laws, key, mechanism.scales()
+    return layout.program(algorithm, mechanism, like, ROWS), flush_program(arguments, placement)
 
 
 def off(found, expected):
@@ -114,8 +133,120 @@ def equal():
     }
 
 
+def layouts():
+    """How far states are from those of one device, of whatever a run reads and however."""
+    cases = {
+        "streamed": (on(4), {"data_on": "host"}),
+        "a key": (on(8), {"loss_fn": dropped}),
+        "lanes": (on(4), {"sampler": dataclasses.replace(POISSON, lanes=2)}),
+        "units": (on(8), {"sampler": UNITS, "loss_fn": of_unit}),
+        "flushed in between": (on(8), {"flush_every": 5}),
+    }
+    found = {}
+    for name, (placement, how) in cases.items():
+        alone, _ = trained(None, **how)
+        mine, _ = trained(placement, **how)
+        found[name] = [off(x, y) for x, y in zip(mine, alone, strict=True)]
+    return found
+
+
+def noise():
+    """How many numbers differ from those of one device where nothing but noise moves them."""
+    alone, _ = trained(None, nothing, sigma=1.0)
+    return {
+        count: [
+            differing(x, y)
+            for x, y in zip(trained(on(count), nothing, sigma=1.0)[0], alone, strict=True)
+        ]
+        for count in (1, 2, 4, 8)
+    }
+
+
+def differing(found, expected):
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return int(sum(np.sum(x != y) for x, y in pairs))
+
+
+def repeats():
+    """Whether eight devices repeat their bits, in one go and from a state whose noise is due."""
+    seen, last = trained(on(8))
+    again, _ = trained(on(8))
+    resumed, _ = trained(on(8), state=seen[0])
+    whole = [hosted(last), on_one_device(last)]
+    return {
+        "numbers": [differing(x[-1], seen[-1]) for x in (again, resumed)],
+        "whole": [differing(jax.tree.map(np.asarray, x), seen[-1]) for x in whole],
+        "unlike": unlike(last),
+    }
+
+
+def large():
+    """A table of 85 million numbers and a batch of 8,192, from shapes alone."""
+    rows, dim, features, batch = 6_071_296, 14, 26, 8_192
+    shapes = {
+        "table": jax.ShapeDtypeStruct((rows, dim), jnp.float32),
+        "w": jax.ShapeDtypeStruct((features * dim,), jnp.float32),
+    }
+
+    def clicks(params, example):
+        x = params["table"][example["ids"]].ravel()
+        return jnp.square(x @ params["w"] - example["y"])
+
+    n = 10 * batch
+    data = {
+        "ids": jax.ShapeDtypeStruct((n, features), jnp.int32),
+        "y": jax.ShapeDtypeStruct((n,), jnp.float32),
+    }
+    algorithm = dpsgd(clicks, OPTIMIZER, tables=TABLES, microbatch_size=512)
+    mechanism = Mechanism(Deterministic(n, batch_size=batch), 1.0, 1.0)
+    state = jax.eval_shape(lambda params: algorithm.init(params, mechanism, data), shapes)
+    layout = Layout.of(mechanism.sampler, data, block_steps=2, placement=on(8))
+    block = layout.program(algorithm, mechanism, state, data)
+    laws = RunLaws(TABLES.of_run(10)).after(2)
+    key = jax.ShapeDtypeStruct((4,), jnp.uint32)
+    flush = flush_program((jax.eval_shape(opened, state), laws, key, mechanism.scales()), on(8))
+    memory = [x.memory_analysis() for x in (block, flush)]
+    return {
+        "shard": 4 * rows // 8 * (2 * dim + 1),
+        "given_away": [x.alias_size_in_bytes for x in memory],
+        "temporary": [x.temp_size_in_bytes for x in memory],
+        "exchanged": [one._asdict() for one in collectives(block)],
+        "fitting": on(8).fitting(state, 1e6).shard_rows_from,
+    }
+
+
+def refused():
+    """What cannot be is told, before anything is done."""
+    found = {}
+
+    def tried(name, begun):
+        try:
+            begun()
+            found[name] = None
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+
+    tried("psum", lambda: trained(on(8), reaching))
+    begun = dpsgd(loss, OPTIMIZER, tables=TABLES).init(PARAMS, Mechanism(POISSON, 1.0, 1.0), ROWS)
+    tried("psum of a state", lambda: trained(on(8), reaching, state=begun))
+
+    wide = PARAMS | {"w": jnp.ones((R, WIDTH))}
+    algorithm = dpsgd(lambda p, e: loss(p | {"w": p["w"].sum(axis=0)}, e), OPTIMIZER, tables=TABLES)
+    mechanism = Mechanism(POISSON, 1.0, 1.0)
+    layout = Layout.of(POISSON, ROWS, placement=Placement(on(8).devices, 4 * R))
+    state = algorithm.init(wide, mechanism, ROWS)
+    tried("a dense leaf", lambda: layout.program(algorithm, mechanism, state, ROWS))
+    return found
+
+
 SHORT = {"equal": equal}
-LONG = {}
+LONG = {
+    "layouts": layouts,
+    "noise": noise,
+    "repeats": repeats,
+    "large": large,
+    "refused": refused,
+}
 
 if __name__ == "__main__":
     found = {}
