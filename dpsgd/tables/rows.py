@@ -154,50 +154,37 @@ def caught_up(
     return theta, m
 
 
-def _places(table: Table, numbers: Array, first: Any) -> Array:
-    """Returns where rows lie in the part of a table that begins at row `first`; beyond it if not.
-
-    Noise is of a row's number, wherever it lies.
-    """
-    here = (numbers >= first) & (numbers < first + len(table.steps))
-    return jnp.where(here, numbers - first, len(table.steps))
-
-
 def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
     """Returns rows of a table, up to date.
 
     Args:
-      table: A part of it, or the whole.
-      numbers: Which rows: int32 [U]; zeros for those that are not in the part.
+      table: Of R rows, or a part of it.
+      numbers: Which rows of the part: int32 [U], R where there is none.
       first: Number of the first row of the part.
       **how: See `caught_up`.
     """
-    places = _places(table, numbers, first)
 
     def of(x: Array | None) -> Any:
-        return None if x is None else x.at[places].get(mode="fill", fill_value=0)
+        return None if x is None else x.at[numbers - first].get(mode="fill", fill_value=0)
 
     values, momentum, steps = map(of, table)
-    values, momentum = caught_up(values, momentum, steps, numbers, **how)
-    here = (places < len(table.steps)).reshape(-1, *[1] * (values.ndim - 1))
-    return Rows(numbers, jnp.where(here, values, 0), momentum)
+    return Rows(numbers, *caught_up(values, momentum, steps, numbers, **how))
 
 
 def written(table: Table, rows: Rows, steps: Array, first: Any = 0) -> Table:
     """Returns the table with these rows, in place where it is donated.
 
     Args:
-      table: A part of it, or the whole.
-      rows: No two are one; those that are not in the part are left out.
+      table: Of R rows, or a part of it.
+      rows: Of the part, no two of them one; R where there is none.
       steps: That are in them: int32 [U], or one for all.
       first: Number of the first row of the part.
     """
-    places = _places(table, rows.numbers, first)
 
     def put(into: Array | None, x: Any) -> Any:
         if into is None:
             return None
-        return into.at[places].set(x, mode="drop", unique_indices=True)
+        return into.at[rows.numbers - first].set(x, mode="drop", unique_indices=True)
 
     return Table(*map(put, table, (rows.values, rows.momentum, steps)))
 
@@ -227,7 +214,7 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
     """Returns the table with all rows up to date, and on a grid, in passes over `chunk` rows.
 
     Args:
-      table: A part of it, or the whole.
+      table: Of R rows, or a part of it.
       chunk: The last ones may hold rows that are up to date already, and stay as they are.
       first: Number of the first row of the part.
       step: t.

@@ -54,7 +54,7 @@ from dpsgd.noise.base import Independent
 from dpsgd.noise.gaussian import add_row_noise
 from dpsgd.tables.gaps import Gaps, LinearSgd
 from dpsgd.tables.look_ups import Row, TableLoss, unique_rows
-from dpsgd.tables.rows import LawTables, Rows, flushed_table, packed, read, written
+from dpsgd.tables.rows import LawTables, Rows, Table, flushed_table, packed, read, written
 from dpsgd.training.algorithm import Algorithm, TrainState, copied, privatize
 from dpsgd.training.lazy_state import LazyOptState, LazyState, joined, parted
 from dpsgd.training.mechanism import Mechanism, Scales
@@ -345,6 +345,97 @@ class LookUps(NamedTuple):
         return cls(numbers, places)
 
 
+class Share(NamedTuple):
+    """The rows of one table that a device catches up and writes, of those that a step reads."""
+
+    numbers: jax.Array
+    """Of all rows that are read: int32 [U], R where there is none."""
+    first: Any
+    """Number of the first row that lies on the device."""
+    places: jax.Array | None
+    """Where in `numbers` those are that lie there, first of all: int32 [U or more], U beyond. None
+    if all do."""
+    count: Any
+    """How many lie there."""
+    size: int
+    """How many are worked on at a time: as many as each device has, if all have as many."""
+
+    @classmethod
+    def of(cls, numbers: jax.Array, here: int, num_rows: int, exchange: Exchange) -> Share:
+        """Returns that of a table of which `here` of so many rows lie on this device."""
+        if here == num_rows:
+            return cls(numbers, 0, None, len(numbers), len(numbers))
+        first, size = exchange.first_row(here, num_rows), -(-len(numbers) * here // num_rows)
+        mine = (numbers >= first) & (numbers < first + here)
+        room = -(-len(numbers) // size) * size
+        (places,) = jnp.nonzero(mine, size=room, fill_value=len(numbers))
+        return cls(numbers, first, places, jnp.sum(mine), size)
+
+    @property
+    def dealt(self) -> bool:
+        """Whether other devices have other rows."""
+        return self.places is not None
+
+    def read(self, table: Table, **how: Any) -> Rows:
+        """Returns the rows of `numbers`, up to date; zeros for what lies elsewhere, see `read`."""
+        if self.places is None:
+            return read(table, self.numbers, **how)
+
+        def put(into: jax.Array | None, at: jax.Array, x: Any) -> Any:
+            return None if into is None else into.at[at].set(x, mode="drop", unique_indices=True)
+
+        def caught_up(at: jax.Array, found: Rows) -> Rows:
+            rows = read(table, self._numbers(at), self.first, **how)
+            values, momentum = (put(x, at, y) for x, y in zip(found[1:], rows[1:], strict=True))
+            return Rows(self.numbers, values, momentum)
+
+        def zeros(x: jax.Array | None) -> Any:
+            return None if x is None else jnp.zeros((len(self.numbers), *x.shape[1:]), x.dtype)
+
+        return self._each(caught_up, Rows(self.numbers, zeros(table.values), zeros(table.momentum)))
+
+    def written(
+        self,
+        table: Table,
+        rows: Rows,
+        totals: jax.Array,
+        step: Callable[[Rows, jax.Array], Rows],
+        steps: Any,
+    ) -> Table:
+        """Returns the table with what `step` makes of rows and of sums of gradients.
+
+        Args:
+          table: In the place of which it comes.
+          rows: From `read`.
+          totals: Of `numbers`: float32 [U, ...].
+          step: (rows, their sums) -> rows.
+          steps: That are in them then.
+        """
+        if self.places is None:
+            return written(table, step(rows, totals), steps)
+
+        def of(x: jax.Array | None, at: jax.Array) -> Any:
+            return None if x is None else x.at[at].get(mode="fill", fill_value=0)
+
+        def stepped(at: jax.Array, table: Table) -> Table:
+            old = Rows(self._numbers(at), of(rows.values, at), of(rows.momentum, at))
+            return written(table, step(old, of(totals, at)), steps, self.first)
+
+        return self._each(stepped, table)
+
+    def _numbers(self, at: jax.Array) -> jax.Array:
+        return self.numbers.at[at].get(mode="fill", fill_value=np.iinfo(np.int32).max)
+
+    def _each(self, body: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
+        """Returns what `body` makes of some places, and of what it has made of those before."""
+
+        def some(i: jax.Array, carry: Any) -> Any:
+            assert self.places is not None
+            return body(jax.lax.dynamic_slice_in_dim(self.places, i * self.size, self.size), carry)
+
+        return jax.lax.fori_loop(0, -(-self.count // self.size), some, carry)
+
+
 @dataclass(frozen=True)
 class LazyStep:
     """One step: rows are caught up, clipped gradients of these are summed, noised and applied."""
@@ -389,16 +480,14 @@ class LazyStep:
         look_ups = LookUps.of(loss, num_rows, examples, weights, exchange)
 
         due = _due(laws.gaps, t, noise_key, scales)
-        first = {k: exchange.first_row(len(x.steps), num_rows[k]) for k, x in state.tables.items()}
-        rows = {
-            k: read(table, look_ups.numbers[k], first[k], leaf=k, **due)
+        shares = {
+            k: Share.of(look_ups.numbers[k], len(table.steps), num_rows[k], exchange)
             for k, table in state.tables.items()
         }
-        rows = jax.lax.optimization_barrier(rows)
-        # Of a row that lies elsewhere there are zeros here.
+        rows = {k: shares[k].read(table, leaf=k, **due) for k, table in state.tables.items()}
         small = {k: x.values for k, x in rows.items()}
-        dealt = [k for k, table in state.tables.items() if len(table.steps) < num_rows[k]]
-        small |= exchange.total({k: small[k] for k in dealt})
+        # Of a row that lies elsewhere there are zeros here.
+        small |= exchange.total({k: small[k] for k, share in shares.items() if share.dealt})
 
         gradient_sum = clipped_grad(
             loss.loss, l2_clip_norm=scales.l2_clip_norm, microbatch_size=self.microbatch_size
@@ -411,10 +500,13 @@ class LazyStep:
         gradient, noise = privatize(dense_total, state.noise, noise_key, t, scales)
         dense, opt_state = self._updated(state, gradient, reveals)
         tables = {}
-        for k, old in rows.items():
-            gradient = _private_rows(table_totals[k], old.numbers, noise_key, t, k, scales)
-            new = _updated_rows(old, gradient, laws, reveals)
-            tables[k] = written(state.tables[k], new, t + 1, first[k])
+        for k, table in state.tables.items():
+
+            def step(old: Rows, total: jax.Array, k: int = k) -> Rows:
+                gradient = _private_rows(total, old.numbers, noise_key, t, k, scales)
+                return _updated_rows(old, gradient, laws, reveals)
+
+            tables[k] = shares[k].written(table, rows[k], table_totals[k], step, t + 1)
         return LazyState(t + 1, dense, tables, opt_state, noise), diagnostics
 
     def _taken_apart(self, shapes: PyTree, examples: PyTree) -> TableLoss:

@@ -39,8 +39,8 @@ def test_rows_that_divide_by_the_devices_are_dealt_out_and_others_lie_whole_on_e
 
 
 def test_a_step_exchanges_what_a_batch_reads_and_its_gradients_alone(short):
-    look_ups = 3 * short["places"]  # two of a table that is dealt out, one of the other
-    rows, others = 2 * short["places"] * WIDTH, short["places"] * ODD
+    look_ups = 5 * short["places"]  # four of a table that is dealt out, one of the other
+    rows, others = 4 * short["places"] * WIDTH, short["places"] * ODD
     names, values, sums, shown = short["collectives"]
     assert names == {"kind": "all-gather", "size": 4 * look_ups, "depth": 1}
     assert values == {"kind": "all-reduce", "size": 4 * rows, "depth": 1}
@@ -59,3 +59,63 @@ def test_no_device_makes_a_table_that_is_dealt_out_whole_and_its_rows_stay_in_pl
     block, flush = short["given_away"]
     assert block >= tables + 4 * (R // 8 + R - 2)  # with the steps that are in each row
     assert flush >= tables
+
+
+@pytest.fixture(scope="module")
+def long():
+    return driven("long")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["streamed", "a key", "lanes", "units", "flushed in between"])
+def test_states_of_every_layout_are_those_of_one_device(long, name):
+    assert max(long["layouts"][name]) <= 1e-6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("devices", ["1", "2", "4", "8"])
+def test_where_nothing_but_noise_moves_them_no_number_differs_from_those_of_one_device(
+    long, devices
+):
+    assert long["noise"][devices] == [0, 0, 0]
+
+
+@pytest.mark.long
+def test_eight_devices_repeat_their_bits_and_go_on_in_them_from_rows_whose_noise_is_due(long):
+    assert long["repeats"]["numbers"] == [0, 0]
+
+
+@pytest.mark.long
+def test_states_are_read_back_whole_and_what_is_on_every_device_is_the_same(long):
+    assert long["repeats"]["whole"] == [0, 0]
+    assert long["repeats"]["unlike"] is None
+
+
+@pytest.mark.long
+def test_of_85_million_parameters_a_device_holds_an_eighth_and_no_temporary_grows_with_them(long):
+    found = long["large"]
+    for size, given, temporary, of_twice in zip(
+        (found["shard"],) * 2,
+        found["given_away"],
+        found["temporary"],
+        found["of_twice"],
+        strict=True,
+    ):
+        assert size <= given <= size + 8_192
+        assert temporary < size
+        assert abs(temporary - of_twice) <= 4_096
+    assert max(one["size"] for one in found["exchanged"]) < found["shard"] / 4
+    assert found["fitting"] is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("psum", "unbound axis name"),
+        ("psum of a state", "examples could mix"),
+        ("a dense leaf", "others lie whole on every device: leave out shard_rows_from"),
+    ],
+)
+def test_what_cannot_be_is_refused(long, name, message):
+    assert message in long["refused"][name]
