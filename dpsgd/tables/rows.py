@@ -7,11 +7,14 @@ coordinate, keyed by (step, leaf, coordinate) and a purpose of their own.
 **What leaves is rounded.** In floats, the sums of a row that was read and of one that was not reach
 different numbers: theta_0 plus one product, for one, whose last bits anybody can check. So a flush
 rounds theta and m stochastically to multiples of a public spacing, about 2^-`FLUSHED_BITS` of the
-standard deviation that noise has given them since the run's first step: independently of the data,
-so a post-processing of what has the dense law. Numbers of a few such deviations have 2^10 floats or
-more in each cell, and a cell's probability, a mean over them of a tent, depends on which of them a
-row's sums reach by a relative (2^-10)^2 or so. That comes on top of what `dpsgd.noise.gaussian`
-does not prove of the law of z, and of the rounding of sums by some 2^-24 of themselves.
+standard deviation that noise has given them since the run's first step, or of a number's own size
+where that is more than 2^13 such cells: a post-processing of what has the dense law. So there are
+2^10 floats or more in each cell, and a cell's probability, a mean over them of a tent, depends on
+which of them a row's sums reach by a relative (2^-10)^2 or so. Under noise that is below the last
+bit of a number (at 1, below 1e-7 a step), single steps lose it and gaps do not; numbers then seldom
+leave their cell, which is 2^10 times as wide, and hardly more often in rows that nobody read. That
+comes on top of what `dpsgd.noise.gaussian` does not prove of the law of z, and of the rounding of
+sums by some 2^-24 of themselves.
 """
 
 from __future__ import annotations
@@ -192,22 +195,28 @@ def written(table: Table, rows: Rows, steps: Array, first: Any = 0) -> Table:
 FLUSHED_BITS = 10
 """The noise of what is flushed has a standard deviation of 2^FLUSHED_BITS to twice that, cells."""
 
+_MOST_CELLS = (
+    13  # in a power of two, in bits: as many floats are in each as in one of small numbers
+)
+
 
 def on_grid(x: Array, stddev: Array, uniform: Array) -> Array:
     """Returns numbers, rounded stochastically to the grid of noise with this standard deviation.
 
-    Those of 2^23 cells or more stay: they lie on a grid as floats.
+    Numbers of 2^`_MOST_CELLS` cells or more have cells of 2^-`_MOST_CELLS` of their power of two.
 
     Args:
       x: float32.
       stddev: 0 for a grid that no number is rounded to.
       uniform: In (0, 1), as many as x.
     """
-    spacing = grid(stddev) * 2.0 ** (GRID_BITS - FLUSHED_BITS)
+    bits = lax.bitcast_convert_type(x, jnp.int32) & 0x7F800000
+    coarse = lax.bitcast_convert_type(bits, jnp.float32) * 2.0**-_MOST_CELLS
+    spacing = jnp.maximum(grid(stddev) * 2.0 ** (GRID_BITS - FLUSHED_BITS), coarse)
     cells = x / spacing
     below = jnp.floor(cells)
     whole = below + (cells - below > uniform).astype(jnp.float32)
-    return jnp.where(jnp.abs(cells) < 2.0**23, whole * spacing, x)
+    return jnp.where(jnp.isfinite(x) & (stddev > 0), whole * spacing, x)
 
 
 def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **how: Any) -> Table:
