@@ -173,7 +173,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=positive, default=5, help="blocks for each median")
     parser.add_argument("--large", action="store_true", help="a billion parameters as well")
     parser.add_argument("--store", type=Path, help="prepared rows, see `dpsgd prepare`, for models")
-    parser.add_argument("--seeds", type=positive, default=20, help="models of each kind")
+    parser.add_argument(
+        "--seeds", type=positive, default=tables_models.SEEDS, help="models of each kind"
+    )
     parser.add_argument(
         "--written", type=Path, metavar="FOLDER", help="keep what each run gave, to go on later"
     )
