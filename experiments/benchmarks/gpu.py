@@ -26,6 +26,7 @@ if os.environ.get("JAX_PLATFORMS", "cpu") not in ("", "cpu") and (
     os.environ["JAX_PLATFORMS"] += ",cpu"
 
 from experiments.benchmarks import gpu_equality as equality
+from experiments.benchmarks import gpu_tables as tables
 from experiments.benchmarks import gpu_training as training
 from experiments.benchmarks.gpu_record import Part, Record
 from experiments.benchmarks.gpu_training import Size
@@ -51,6 +52,9 @@ def parts() -> list[Part]:
         Part("steps 1024", 45, partial(training.steps, PAPER, 1024)),
         Part("steps 8192", 90, partial(training.steps, PAPER, 8192, variants=True)),
         Part("steps 65536", 60, partial(training.steps, PAPER, 65_536)),
+        Part("tables 85M", 60, partial(tables.click_steps, 2**20, (598, 598, 598), 1024, 64, 7)),
+        Part("tables 1B", 60, partial(tables.click_steps, 2**24, (598, 598, 598), 1024, 64, 7)),
+        Part("dlrm 10B", 60, partial(tables.dlrm_steps, 3_000_000, 2048, 64, 7)),
         Part("epoch", 90, partial(training.epoch, PAPER.model, 37_000_000, 1 << 20, 8192)),
         Part("interrupted", 30, partial(equality.interrupted, middle, 200_000, 1024)),
         Part("run", 60, partial(training.whole_run, PAPER.model, 1_000_000, 8192)),
@@ -69,6 +73,8 @@ def tiny_parts() -> list[Part]:
         Part("audit", 1, equality.audit),
         Part("copies", 1, partial(training.copies, TINY)),
         Part("steps 32", 1, partial(training.steps, TINY, 32, variants=True)),
+        Part("tables", 1, partial(tables.click_steps, 2**4, (4,), 16, 2, 1, barred=False)),
+        Part("dlrm", 1, partial(tables.dlrm_steps, 64, 8, 2, 1, barred=False)),
         Part("epoch", 1, partial(training.epoch, TINY.model, 8_000, 2_000, 50)),
         Part("interrupted", 1, partial(equality.interrupted, TINY.model, 10_000, 50)),
         Part("run", 1, partial(training.whole_run, TINY.model, 2_000, 50, audit=False)),

@@ -14,24 +14,32 @@ sums in closed form where these do not cancel, and beside a million draws, as a 
 on random rows, all alike, so that most look-ups are of different rows. `sizes`: the same step with
 other numbers of rows. `large`: with a billion parameters, in a process of its own, which says how
 much memory it took; the dense step at that size is on the line through those at 8 and 85 million.
+`crossover`: how few rows are too few. `lazydp`: the tables of LazyDP (arXiv 2404.08847). `epoch`:
+one epoch of 4.6 million generated rows, by `dpsgd train` with lazy tables, and the AUC beside the
+best that their planted model has.
 `models`: AUC on the real rows of STORE, with lazy tables and by Adam alone, in 10 epochs of batches
 of 1,024; `defaults`: the same in batches and epochs by default.
-`lazydp`: the tables of LazyDP (arXiv 2404.08847).
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+
 from experiments.benchmarks import click_models, tables_law, tables_models
 from experiments.benchmarks.rows import Row, merged, options_of, positive, report
+from experiments.benchmarks.tables_epoch import epoch_rows
 from experiments.benchmarks.tables_large import alone, free_memory
+from experiments.benchmarks.tables_lazydp import lazydp_rows
 from experiments.benchmarks.tables_steps import ADAM, SGD, Setting, clicks, lazy, step_seconds
 from experiments.benchmarks.timing import in_turns
-from experiments.tasks.clicks.sizes import PRESETS
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 
 BATCH = 1024
 HIDDEN = PRESETS["paper"].hidden
@@ -39,6 +47,7 @@ QUICK_HIDDEN = (8,)
 PAPER_BUCKETS = 2**20
 LARGE_BUCKETS = 2**24
 SIZES = 2**11, 2**16, PAPER_BUCKETS
+CROSSOVER = 2**11, 2**12, 2**13
 LARGE_BYTES = 12e9
 LAZIES = {"SGD": 0.0, "momentum 0.9": 0.9}
 """How tables are trained, and their momentum."""
@@ -108,6 +117,21 @@ def size_rows(
         )  # fmt: skip
 
 
+def crossover_rows(sizes: tuple[int, ...], batch: int, rounds: int) -> Iterator[Row]:
+    """Yields what lazy steps gain with few rows, and dense layers that are next to nothing."""
+    for buckets in sizes:
+        model = clicks(buckets, QUICK_HIDDEN)
+        setting = Setting(model, batch)
+        late = {name: setting.private(ADAM, lazy(momentum)) for name, momentum in LAZIES.items()}
+        dense = {"Adam": setting.private(ADAM), "SGD": setting.private(SGD)}
+        steps = in_turns(dense | {f"lazy {name}": blocks for name, blocks in late.items()}, rounds)
+        rows = max(leaf.shape[0] for leaf in jax.tree.leaves(jax.eval_shape(model.params)))
+        at = f"{rows / (batch * len(DISPLAY_ADS.categories)):.2g} rows a look-up"
+        for one, other in itertools.product(dense, late):
+            ratio = steps.ratio(one, f"lazy {other}")
+            yield Row(f"DP step, all by {one} / tables lazy by {other}, {at}", ratio, "x")
+
+
 def large_rows(
     sizes: tuple[int, int, int], hidden: tuple[int, ...], batch: int, rounds: int
 ) -> Iterator[Row]:
@@ -152,6 +176,13 @@ def _part(name: str, quick: bool, rounds: int, large: bool) -> Iterator[Row]:
         yield from step_rows(2**6 if quick else PAPER_BUCKETS, hidden, batch, rounds)
     elif name == "sizes":
         yield from size_rows((2**4, 2**6, 2**8) if quick else SIZES, hidden, batch, rounds)
+    elif name == "crossover":
+        yield from crossover_rows((2**4,) if quick else CROSSOVER, batch, rounds)
+    elif name == "lazydp":
+        yield from lazydp_rows(*(((2**4, 2**6), 8) if quick else ((2**14, 2**16), 2048)), rounds)
+    elif name == "epoch":
+        model = ModelConfig(2, 2**6, (4,)) if quick else PRESETS["paper"]
+        yield from epoch_rows(model, 2_000 if quick else 4_600_000, 50 if quick else batch)
     elif name == "large" and quick:
         yield from large_rows((2**4, 2**6, 2**8), hidden, batch, rounds)
     elif name == "large":
@@ -163,7 +194,7 @@ def _part(name: str, quick: bool, rounds: int, large: bool) -> Iterator[Row]:
             yield Row(f"DP step with a billion parameters ({why})", None, "s")
 
 
-PARTS = ("law", "steps", "sizes", "large", *tables_models.SIZES)
+PARTS = ("law", "steps", "sizes", "crossover", "large", "lazydp", "epoch", *tables_models.SIZES)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -46,9 +46,9 @@ def lazy(momentum: float = 0.0) -> LazyTables:
     return LazyTables(optax.cosine_decay_schedule(1.0, NUM_STEPS), momentum)
 
 
-def step_seconds(blocks: Series, name: str) -> float:
+def step_seconds(blocks: Series, name: str, block_steps: int = BLOCK_STEPS) -> float:
     """Returns the seconds of a step."""
-    return blocks.median(name) / BLOCK_STEPS
+    return blocks.median(name) / block_steps
 
 
 class Model(NamedTuple):
@@ -111,6 +111,7 @@ class Blocks:
       block: (state, data, plan, ...) -> (state, ...).
       state: Makes the state.
       rest: What else the block is called with.
+      block_steps: Of the block.
       laws: Of the tables of the run, if noise comes late.
     """
 
@@ -119,23 +120,25 @@ class Blocks:
         block: Callable[..., Any],
         state: Callable[[], PyTree],
         rest: tuple[Any, ...],
+        block_steps: int,
         laws: RunLaws | None = None,
     ) -> None:
-        self.laws, self._done, self._rest = laws, 0, rest
+        self.laws, self._done, self._rest, self._block_steps = laws, 0, rest, block_steps
         options = compiler_options()
         program = jax.jit(block, donate_argnums=0, compiler_options=options)
-        self._program = program.lower(jax.eval_shape(state), *rest, *self._late()).compile()
+        self.compiled = program.lower(jax.eval_shape(state), *rest, *self._late()).compile()
         self.state = jax.jit(state, compiler_options=options)()
 
     def _late(self) -> tuple[Any, ...]:
         if self.laws is None:
             return ()
-        return (self.laws.of(range(self._done, self._done + BLOCK_STEPS), BLOCK_STEPS),)
+        steps = range(self._done, self._done + self._block_steps)
+        return (self.laws.of(steps, self._block_steps),)
 
     def __call__(self) -> None:
         late = self._late()
-        self.state, *_ = jax.block_until_ready(self._program(self.state, *self._rest, *late))
-        self._done += BLOCK_STEPS
+        self.state, *_ = jax.block_until_ready(self.compiled(self.state, *self._rest, *late))
+        self._done += self._block_steps
 
     def flush(self) -> None:
         """Draws all noise that is due; the steps go on from there."""
@@ -151,18 +154,19 @@ class Setting:
     Args:
       model: That is trained.
       batch_size: Examples of a step.
+      block_steps: Steps of a block.
     """
 
-    def __init__(self, model: Model, batch_size: int) -> None:
-        self.model, self.batch_size = model, batch_size
+    def __init__(self, model: Model, batch_size: int, block_steps: int = BLOCK_STEPS) -> None:
+        self.model, self.batch_size, self.block_steps = model, batch_size, block_steps
         sampler = Deterministic(batch_size, batch_size, epochs=NUM_STEPS)
         self.mechanism = Mechanism(sampler, 1.0, 1.0)
-        shape = BLOCK_STEPS, batch_size
+        shape = block_steps, batch_size
         self._plan = IndexBlock(
             np.random.default_rng(0).integers(0, RESIDENT_ROWS, shape, np.int32),
             np.ones(shape, np.float32),
-            np.arange(BLOCK_STEPS + 1, dtype=np.int32),
-            np.int32(BLOCK_STEPS),
+            np.arange(block_steps + 1, dtype=np.int32),
+            np.int32(block_steps),
         )
 
     def private(self, optimizer: optax.GradientTransformation, tables: LazyTables | None = None):
@@ -175,6 +179,7 @@ class Setting:
             block_function(algorithm, self.mechanism.sampler),
             lambda: self._start(algorithm),
             (*jax.device_put(rest), None),
+            self.block_steps,
             RunLaws(tables.of_run(NUM_STEPS)) if tables else None,
         )
 
@@ -232,6 +237,6 @@ class Setting:
                 state, value = one_step(state, jax.tree.map(lambda x: x[plan.indices[j]], data))
                 return state, losses.at[j].set(value)
 
-            return lax.fori_loop(0, plan.num_steps, body, (state, jnp.zeros(BLOCK_STEPS)))
+            return lax.fori_loop(0, plan.num_steps, body, (state, jnp.zeros(self.block_steps)))
 
-        return Blocks(block, start, jax.device_put((model.columns, self._plan)))
+        return Blocks(block, start, jax.device_put((model.columns, self._plan)), self.block_steps)

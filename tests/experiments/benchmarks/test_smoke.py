@@ -21,10 +21,11 @@ from experiments.benchmarks import (
     noise,
     samplers,
     step,
+    tables,
     train,
     useful,
 )
-from experiments.benchmarks.rows import Row, report
+from experiments.benchmarks.rows import Row, merged, report
 from experiments.benchmarks.timing import in_turns
 
 
@@ -34,6 +35,14 @@ def test_rows_are_written_with_the_five_agreed_keys(tmp_path):
     first, second = json.loads(file.read_text())
     assert first == {"name": "a", "value": 9.0, "unit": "x", "bar": ">= 8", "holds": True}
     assert second == {"name": "b", "value": 1.0, "unit": "s", "bar": "", "holds": None}
+
+
+def test_a_part_that_is_measured_again_takes_the_place_of_its_rows(tmp_path):
+    file = tmp_path / "rows.json"
+    report(merged([Row("a", 1.0, "s"), Row("b", 1.0, "s")], file), file)
+    report(merged([Row("b", 2.0, "s"), Row("c", 2.0, "s")], file), file)
+    found = {row["name"]: row["value"] for row in json.loads(file.read_text())}
+    assert found == {"a": 1.0, "b": 2.0, "c": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +146,13 @@ def test_quick_benchmarks_measure_positive_figures(benchmark, measured, tmp_path
     # A share is a difference of two measured times.
     measured_alone = [name for name in rows if not name.startswith(("Opacus", "share"))]
     assert all(rows[name] > 0 for name in measured_alone)
+
+
+@pytest.mark.long
+def test_lazy_tables_are_measured_in_small(tmp_path):
+    file, parts = tmp_path / "rows.json", ("law", "steps", "sizes", "crossover", "lazydp", "epoch")
+    assert tables.main(["--quick", "--parts", *parts, "--json", str(file)]) == 0
+    assert all(row["value"] is not None for row in json.loads(file.read_text()))
 
 
 @pytest.mark.long
