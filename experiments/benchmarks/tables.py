@@ -167,7 +167,7 @@ def large_rows(
         yield Row.at_most(name, found.peak / 1e9, "GB", LARGE_BYTES / 1e9)
 
 
-def _part(name: str, quick: bool, rounds: int, large: bool) -> Iterator[Row]:
+def _part(name: str, quick: bool, rounds: int, large: bool, epoch: int) -> Iterator[Row]:
     hidden, batch = (QUICK_HIDDEN, 64) if quick else (HIDDEN, BATCH)
     if name == "law":
         yield from tables_law.trained_rows(30 if quick else 300)
@@ -182,7 +182,7 @@ def _part(name: str, quick: bool, rounds: int, large: bool) -> Iterator[Row]:
         yield from lazydp_rows(*(((2**4, 2**6), 8) if quick else ((2**14, 2**16), 2048)), rounds)
     elif name == "epoch":
         model = ModelConfig(2, 2**6, (4,)) if quick else PRESETS["paper"]
-        yield from epoch_rows(model, 2_000 if quick else 4_600_000, 50 if quick else batch)
+        yield from epoch_rows(model, 2_000 if quick else epoch, 50 if quick else batch)
     elif name == "large" and quick:
         yield from large_rows((2**4, 2**6, 2**8), hidden, batch, rounds)
     elif name == "large":
@@ -203,6 +203,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them")
     parser.add_argument("--rounds", type=positive, default=5, help="blocks for each median")
     parser.add_argument("--large", action="store_true", help="a billion parameters as well")
+    parser.add_argument("--epoch-rows", type=positive, default=4_600_000, help="rows of the epoch")
     parser.add_argument("--store", type=Path, help="prepared rows, see `dpsgd prepare`, for models")
     parser.add_argument(
         "--seeds", type=positive, default=tables_models.SEEDS, help="models of each kind"
@@ -213,7 +214,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     found: list[Row] = []
     for part in options.parts:
-        rows = _part(part, options.quick, 1 if options.quick else options.rounds, options.large)
+        rounds = 1 if options.quick else options.rounds
+        rows = _part(part, options.quick, rounds, options.large, options.epoch_rows)
         if part in tables_models.SIZES:
             if options.store is None:
                 rows = iter([Row(f"AUC with lazy tables, {part} (see --store)", None, "")])
