@@ -258,7 +258,11 @@ class LazyInit:
 
 
 def worthwhile(num_rows: int, looked_up: int) -> bool:
-    """Returns whether noise that comes late saves a step most of its work.
+    """Returns whether noise that comes late saves a step work.
+
+    On a CPU each look-up costs a lazy step 35 ns a coordinate more than a step without privacy, and
+    each row a dense one 4 ns with SGD, 6 with Adam: they are even at 8 rows a look-up, or at 6
+    (`experiments/tables.md`, 85M parameters, batch 1,024).
 
     Args:
       num_rows: Rows of all tables.
