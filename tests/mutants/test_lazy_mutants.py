@@ -113,11 +113,11 @@ def plant_all(patch):
             ),
         )
 
-    def read_wrongly(table, numbers, first, **how):
+    def read_wrongly(table, numbers, *part, **how):
         seen["number"] = how["noise_key"][0]
         seen["steps"] = table.steps.at[numbers].get(mode="fill", fill_value=0)
         seen["stale"] = table.values.at[numbers].get(mode="fill", fill_value=0)
-        return read(table, numbers, first, **how)
+        return read(table, numbers, *part, **how)
 
     def clipped_grad_wrongly(loss, *, l2_clip_norm, **how):
         sound = clipped_grad(loss, l2_clip_norm=l2_clip_norm, **how)
@@ -163,9 +163,9 @@ def plant_all(patch):
 
         return sums
 
-    def written_wrongly(table, new, steps, first):
+    def written_wrongly(table, new, steps, *part):
         steps = choose(seen["number"], steps, noise_of_a_gap_is_drawn_twice=steps - 1)
-        return written(table, new, steps, first)
+        return written(table, new, steps, *part)
 
     def unique_wrongly(every, num_rows):
         seen["every"] = every
