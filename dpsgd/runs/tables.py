@@ -69,7 +69,10 @@ def _obstacle(config: RunConfig) -> str:
     if config.secure_noise:
         return "what comes late is no exact noise of single steps; leave out secure_noise"
     if getattr(config.sampler, "overflow", None) == "accumulate":
-        return "the rows of a step are read once, and overflow accumulate takes several passes"
+        return (
+            "the rows of a step are read once, and overflow accumulate takes several passes; take "
+            "overflow truncate"
+        )
     return ""
 
 

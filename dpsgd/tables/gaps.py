@@ -69,14 +69,20 @@ class GapLaw(NamedTuple):
         return GapLaw(self.transition.copy(), self.covariance.copy())
 
 
+SMALLEST, LARGEST = 1e-18, 1e15
+"""Step sizes whose squares, and sums of these, have a float32: noise that late would be infinite,
+or none, is noise in each step that is neither. Smaller ones are taken for 0, of steps as of gaps.
+"""
+
+
 @dataclass(frozen=True)
 class LinearSgd:
     """An optimizer that is linear in its gradients: its run's gaps have a law.
 
     Attributes:
-      step_sizes: a_k >= 0 of all N steps of the run.
+      step_sizes: a_k of all N steps of the run, from 0 to `LARGEST`.
       momentum: mu in [0, 1).
-      weight_decay: w >= 0.
+      weight_decay: w >= 0, with w a_k <= 1, so that no row grows by itself.
 
     Raises:
       ValueError: If one of them is out of range.
@@ -87,15 +93,25 @@ class LinearSgd:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "step_sizes", tuple(map(float, self.step_sizes)))
-        if not self.step_sizes:
+        sizes = np.array(self.step_sizes, float)
+        if not sizes.size:
             raise ValueError("a run has at least one step, and step_sizes is empty")
-        if not all(0.0 <= a < math.inf for a in self.step_sizes):
-            raise ValueError("step_sizes must be finite and >= 0")
+        if not (fine := (sizes >= 0) & (sizes <= LARGEST)).all():
+            step = int(np.argmin(fine))
+            raise ValueError(
+                f"learning_rate must lie in [0, {LARGEST:g}], and is {sizes[step]} at step {step}"
+            )
+        sizes[sizes < SMALLEST] = 0
+        object.__setattr__(self, "step_sizes", tuple(sizes.tolist()))
         if not 0.0 <= self.momentum < 1.0:
             raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
         if not 0.0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay must be finite and >= 0, got {self.weight_decay}")
+        if self.weight_decay * sizes.max() > 1:
+            raise ValueError(
+                "weight_decay times learning_rate must be at most 1, or rows grow that nobody "
+                f"reads: got {self.weight_decay} times {sizes.max()}"
+            )
 
     @property
     def num_steps(self) -> int:

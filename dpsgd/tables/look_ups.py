@@ -73,14 +73,16 @@ class TableLoss:
             return [others[u.path][0] for k in self.tables for u in self.uses(k)]
 
         closed = jax.make_jaxpr(indices)(leaves, example)
-        self._index_shapes = [v.aval.shape for v in closed.jaxpr.outvars]
-        count = len(closed.jaxpr.outvars)
-        jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True] * count)
-        if any(used[: len(leaves)]):
-            raise ValueError(
-                "which rows of a table the loss looks up depends on parameters, and must depend "
-                "on the example alone"
-            )
+        owners = [k for k in self.tables for _ in self.uses(k)]
+        for k in self.tables:
+            _, used = partial_eval.dce_jaxpr(closed.jaxpr, [owner == k for owner in owners])
+            if any(used[: len(leaves)]):
+                self.why_not[k] = "which of its rows the loss looks up depends on parameters"
+        self.tables = tuple(k for k in self.tables if k not in self.why_not)
+        kept = [owner in self.tables for owner in owners]
+        jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, kept)
+        outputs = zip(closed.jaxpr.outvars, kept, strict=True)
+        self._index_shapes = [v.aval.shape for v, keep in outputs if keep]
         self._used = used[len(leaves) :]
         return core.ClosedJaxpr(jaxpr, closed.consts)
 

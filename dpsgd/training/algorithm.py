@@ -131,6 +131,7 @@ def dpsgd(
         noise into all rows: `dpsgd.training.lazy` has the proof.
 
     Raises:
+      TypeError: if `tables` are no `LazyTables`.
       ValueError: if `microbatch_size` is below one, or the signature of `loss_fn` does not tell
         whether it takes a key.
     """
@@ -142,6 +143,8 @@ def dpsgd(
     except TypeError:  # such as an object that holds arrays: no other is equal to it
         loss_fn = functools.partial(loss_fn)
     if tables is not None:
+        if not hasattr(tables, "algorithm"):
+            raise TypeError(f"tables must be LazyTables(learning_rate, ...), got {tables!r}")
         return tables.algorithm(loss_fn, optimizer, microbatch_size)
     clipped_sum = _ClippedSum(loss_fn, microbatch_size)
     return Algorithm(_Init(optimizer), clipped_sum, _Update(optimizer), keyed)

@@ -43,9 +43,9 @@ FLOATING_POINT = (
 
 
 LAZY_TABLES = (
-    "tables are lazy: a row got the noise of the steps in which nobody read it when it was next "
-    "read, or at a flush, with the law of noise that comes at once and so the same privacy cost; "
-    "covered is what is flushed, as all is that a run releases, and no state between flushes"
+    "tables are lazy: a row got the noise of the steps in which no batch read it when it was next "
+    "read, or before it was released, with the law of noise that comes at once and so the same "
+    "privacy cost; training states before that noise is drawn are not covered: keep them secret"
 )
 """What a reader should know of tables whose noise comes late (`dpsgd.training.lazy`)."""
 

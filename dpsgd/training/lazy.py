@@ -72,14 +72,30 @@ class LazyTables:
     momentum))`, on the leaves of which the loss looks up rows and does nothing else with them.
 
     Attributes:
-      learning_rate: A number, or an `optax.Schedule`: (step) -> number.
+      learning_rate: A number >= 0, or an `optax.Schedule`: (step) -> number.
       momentum: In [0, 1).
       weight_decay: >= 0.
+
+    Raises:
+      TypeError: if one of them is no number.
+      ValueError: if one is out of range; of a schedule `of_run` says so.
     """
 
     learning_rate: float | Callable[[int], Any]
     momentum: float = 0.0
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            if name == "learning_rate" and callable(value):
+                continue
+            try:
+                object.__setattr__(self, name, float(value))
+            except (TypeError, ValueError):
+                raise TypeError(f"{name} of lazy tables must be a number, got {value!r}") from None
+        rate = 0.0 if callable(self.learning_rate) else self.learning_rate
+        LinearSgd((rate,), self.momentum, self.weight_decay)  # refuses what is out of range
 
     def algorithm(
         self, loss_fn: LossFn, optimizer: optax.GradientTransformation, microbatch_size: int | None
@@ -98,9 +114,12 @@ class LazyTables:
 
 def _step_sizes(schedule: Callable[[Any], Any], num_steps: int) -> list[float]:
     try:  # in one program: a hundred thousand calls of one of JAX's take half a minute
-        return np.asarray(jax.lax.map(schedule, jnp.arange(num_steps)), float).tolist()
-    except jax.errors.JAXTypeError:  # of Python's or NumPy's own numbers
-        return [float(schedule(k)) for k in range(num_steps)]
+        sizes = np.asarray(jax.lax.map(schedule, jnp.arange(num_steps)), float)
+    except (TypeError, ValueError):  # of Python's or NumPy's own numbers
+        sizes = np.array([schedule(k) for k in range(num_steps)])
+    if sizes.shape != (num_steps,) or sizes.dtype.kind not in "fiu":
+        raise ValueError(f"learning_rate must return one number a step, not {schedule(0)!r}")
+    return sizes.astype(float).tolist()
 
 
 def _no_sum(*arguments: Any) -> Any:
@@ -283,14 +302,15 @@ def found_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
         largest = max(range(len(leaves)), key=lambda k: math.prod(jnp.shape(leaves[k][1])))
         name = jax.tree_util.keystr(leaves[largest][0])
         raise ValueError(
-            f"the loss has no tables: of params{name}, the largest, {taken_apart.why_not[largest]}"
+            "the loss has no tables, of which it only looks up rows: params"
+            f"{name}, the largest parameter, is none, as {taken_apart.why_not[largest]}"
         )
     for k in taken_apart.tables:
         path, leaf = leaves[k]
         if jnp.result_type(leaf) != jnp.float32:
             raise ValueError(
                 f"params{jax.tree_util.keystr(path)} is a table of {jnp.result_type(leaf)}, and "
-                "lazy tables are float32"
+                "lazy tables are float32: make it that, or train it without tables="
             )
         if math.prod(leaf.shape) >= _COUNTED:
             raise ValueError(

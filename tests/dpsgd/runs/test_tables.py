@@ -56,7 +56,7 @@ def test_what_no_run_can_have_is_refused_by_its_setting(settings, named):
 
 
 def test_a_loss_without_tables_is_refused_with_the_use_that_prevents_them(tmp_path):
-    with pytest.raises(ValueError, match=r"^tables lazy: the loss has no tables: .* dot_general$"):
+    with pytest.raises(ValueError, match=r"^tables lazy: the loss has no tables, .* dot_general$"):
         run(line, config_of(tables="lazy"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

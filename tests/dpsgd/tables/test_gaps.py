@@ -115,8 +115,10 @@ def test_without_momentum_variances_add_up():
     ("wrong", "named"),
     [
         ({"step_sizes": ()}, "at least one step"),
-        ({"step_sizes": (1.0, -1.0)}, "step_sizes"),
-        ({"step_sizes": (float("nan"),)}, "step_sizes"),
+        ({"step_sizes": (1.0, -1.0)}, r"learning_rate .* -1\.0 at step 1"),
+        ({"step_sizes": (float("nan"),)}, "learning_rate"),
+        ({"step_sizes": (1e20,)}, "learning_rate"),  # its square is infinite in float32
+        ({"step_sizes": (0.5, 3.0), "weight_decay": 0.4}, "at most 1"),
         ({"momentum": 1.0}, "momentum"),
         ({"weight_decay": -1.0}, "weight_decay"),
     ],

@@ -97,10 +97,16 @@ def test_what_is_no_table_is_named_by_the_use_that_prevents_it(loss, why):
     assert why in taken_apart.why_not[0]
 
 
-def test_rows_that_depend_on_parameters_are_refused():
+def test_a_leaf_whose_rows_depend_on_parameters_is_no_table_and_hides_no_other():
     def loss(params, example):
         where = jnp.argmax(params["w"]) + example[0]
-        return jnp.sum(params["t"][where])
+        return jnp.sum(params["codes"][where]) + jnp.sum(params["t"][example])
 
-    with pytest.raises(ValueError, match="depends on parameters"):
-        TableLoss(loss, {"t": jnp.ones((R, D)), "w": jnp.ones(3)}, jnp.array([1, 2]))
+    leaves = {"codes": jnp.ones((R, D)), "t": jnp.ones((R, D)), "w": jnp.ones(3)}
+    example = jnp.array([3, 1])
+    found = TableLoss(loss, leaves, example)
+    assert found.tables == (1,)
+    assert "depends on parameters" in found.why_not[0]
+    assert [rows.tolist() for rows in found.rows(example).values()] == [[3, 1]]
+    params, row = of_rows(found, leaves, example, np.sort)
+    assert found.loss(params, row) == loss(leaves, example)

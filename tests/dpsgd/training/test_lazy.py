@@ -343,11 +343,39 @@ def test_what_has_no_law_is_refused(mechanism, named):
         trained(lazy(TABLES[0]), mechanism)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"learning_rate": "fast"}, "learning_rate"),
+        ({"learning_rate": -1.0}, "learning_rate .* -1.0"),
+        ({"momentum": None}, "momentum"),
+        ({"momentum": 1.0}, "momentum must lie in"),
+        ({"weight_decay": -1}, "weight_decay must be finite"),
+    ],
+)
+def test_settings_that_lazy_tables_cannot_have_are_refused_by_name(wrong, named):
+    with pytest.raises((TypeError, ValueError), match=named):
+        LazyTables(**{"learning_rate": 0.1, **wrong})
+    with pytest.raises(TypeError, match="tables"):
+        dpsgd(lambda params, example: 0.0, optax.adam(0.01), tables=0.1)
+
+
+@pytest.mark.parametrize("schedule", [lambda k: "a", lambda k: jnp.ones(2), lambda k: None])
+def test_a_schedule_of_no_numbers_is_refused(schedule):
+    with pytest.raises(ValueError, match="learning_rate must return one number a step"):
+        LazyTables(schedule).of_run(3)
+
+
+def test_noise_that_float32_cannot_hold_is_never_due():
+    small = LazyTables(lambda k: 1e-25).of_run(3)  # its square, and a gap's noise, would be 0
+    assert small.step_sizes == (0, 0, 0)
+
+
 def test_a_loss_without_tables_is_refused_with_the_use_that_prevents_it():
     algorithm = dpsgd(
         lambda params, example: jnp.sum(params["table"] ** 2) * example["y"],
         optax.adam(0.01),
         tables=TABLES[0],
     )
-    with pytest.raises(ValueError, match=r"no tables: of params\['table'\].*integer_pow|square"):
+    with pytest.raises(ValueError, match=r"no tables.*params\['table'\].*integer_pow|square"):
         trained(algorithm, Mechanism(SAMPLERS[0], 1.0, 1.0))
