@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 MOST_NOISE = 0.2
 """Standard deviation of how far noise has moved a coordinate by the run's end, at most. So a rate
-for ratings is 0.05 at epsilon 0.3, where 0.03 is best and 0.08 does harm; and clicks of 300 rows at
+for ratings is 0.05 at epsilon 0.3, where 0.03 is best and 0.08 does harm; and 300 rows of ads at
 epsilon 0.1 keep a log loss of 0.68 in place of 1.09."""
 
 
@@ -25,7 +25,7 @@ def of_lazy_tables(
     their mean, and noise by about 0.6 a r sqrt(N): the same movement takes rates that go with 1 /
     N, and the more noise there is for a movement, r / sqrt(N), the shorter is the best one. The
     power and the factor are those of the best rates on validation rows, from which it is less than
-    twice off while r / sqrt(N) goes from 3e-5 to 1e-2: clicks of 88,000 and 8,800 rows at epsilon
+    twice off while r / sqrt(N) goes from 3e-5 to 1e-2: 88,000 and 8,800 rows of ads at epsilon
     0.5 to 16, C 2 and 4, and 40 to 3,440 steps; ratings by 762 users at epsilon 0.3 to 8, C 1 and
     4, and 10 and 180 steps.
 
