@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dpsgd.runs import settings
+from dpsgd.tables.gaps import LARGEST
 from samplers import BatchSampler, Population
 
 if TYPE_CHECKING:
@@ -46,12 +47,17 @@ def check(config: RunConfig) -> None:
                 )
         return
     rate, momentum, decay = (getattr(config, name) for name in list(_DENSE)[1:4])
-    if rate is not None and not 0 < rate < math.inf:
-        raise ValueError(f"tables_learning_rate must be finite and > 0, got {rate}")
+    if rate is not None and not 0 < rate <= LARGEST:
+        raise ValueError(f"tables_learning_rate must be > 0 and at most {LARGEST:g}, got {rate}")
     if momentum is not None and not 0 <= momentum < 1:
         raise ValueError(f"tables_momentum must be in [0, 1), got {momentum}")
     if not 0 <= decay < math.inf:
         raise ValueError(f"tables_weight_decay must be finite and >= 0, got {decay}")
+    if rate is not None and decay * rate > 1:
+        raise ValueError(
+            "tables_weight_decay times tables_learning_rate must be at most 1, or rows grow that "
+            f"nobody reads: got {decay} times {rate}"
+        )
     if config.flush_every is not None and config.flush_every < 1:
         raise ValueError(f"flush_every must be at least 1, got {config.flush_every}")
     if config.tables == "lazy" and (why := _obstacle(config)):
@@ -116,6 +122,7 @@ def chosen(
             if config.tables == "lazy" or worthwhile(count, looked_up):
                 steps = lazy.flush_every or _flush_every(count, looked_up)
                 lazy = dataclasses.replace(lazy, flush_every=steps)
+                check(lazy)
                 return lazy, why if config.tables == "auto" else ""
     return choose(dataclasses.replace(config, **_DENSE)), why
 

@@ -70,9 +70,15 @@ class LawTables(NamedTuple):
 
 
 def packed(law: GapLaw) -> np.ndarray:
-    """Returns A and V side by side: float32 [..., 2 d^2]."""
-    flat = [x.reshape(*x.shape[:-2], -1) for x in law]
-    return np.concatenate(flat, axis=-1).astype(np.float32)
+    """Returns A and V side by side: float32 [..., 2 d^2].
+
+    Raises:
+      ValueError: if they are too large for float32: late noise would not be that of the steps.
+    """
+    flat = np.concatenate([x.reshape(*x.shape[:-2], -1) for x in law], axis=-1)
+    if not np.abs(flat).max(initial=0) <= np.finfo(np.float32).max:
+        raise ValueError("noise of lazy tables grows beyond float32: take shorter steps")
+    return flat.astype(np.float32)
 
 
 def law_of(tables: LawTables, starts: Array, step: Array) -> tuple[Matrix, Matrix]:

@@ -67,7 +67,7 @@ def _steps(
         if blocks.laws is not None:
             flush = in_turns({"flush": blocks.flush}, rounds, time.perf_counter).median("flush")
             yield Row(f"flush, {name}, {at}", 1e3 * flush, "ms")
-        memory = blocks.compiled.memory_analysis()
+        memory: Any = blocks.compiled.memory_analysis()
         yield Row(f"temporary memory, {name}, {at}", memory.temp_size_in_bytes / 1e6, "MB")
         del blocks
     late, _, ordinary, *others = found.values()

@@ -75,7 +75,7 @@ def dlrm(rows: int) -> Model:
         return optax.sigmoid_binary_cross_entropy(logit, label)
 
     rng = np.random.default_rng(0)
-    columns = {
+    columns: dict[str, np.ndarray] = {
         "label": rng.integers(0, 2, RESIDENT_ROWS).astype(np.uint8),
         "integers": rng.normal(size=(RESIDENT_ROWS, BOTTOM[0])).astype(np.float32),
         "categories": rng.integers(0, rows, (RESIDENT_ROWS, TABLES)).astype(np.int32),

@@ -28,7 +28,15 @@ REFUSED = {
     "flushes of dense tables": (dict(flush_every=8), "flush_every is a setting of lazy tables"),
     "a rate of nothing": (
         dict(tables="lazy", tables_learning_rate=0.0),
-        "tables_learning_rate must be finite and > 0",
+        "tables_learning_rate must be > 0",
+    ),
+    "a rate that float32 cannot hold": (
+        dict(tables="lazy", tables_learning_rate=1e20),
+        "tables_learning_rate must be > 0 and at most",
+    ),
+    "decay beyond what is there": (
+        dict(tables="lazy", tables_learning_rate=0.5, tables_weight_decay=3.0),
+        "tables_weight_decay times tables_learning_rate must be at most 1",
     ),
     "a momentum of 1": (dict(tables="lazy", tables_momentum=1.0), "tables_momentum must be in"),
     "negative decay": (dict(tables="auto", tables_weight_decay=-1.0), "tables_weight_decay must"),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dpsgd.tables.gaps import Gaps, LinearSgd
+from dpsgd.tables.rows import packed
 
 STEPS = 1_000
 PROGRESS = np.arange(STEPS) / STEPS
@@ -126,3 +127,9 @@ def test_without_momentum_variances_add_up():
 def test_what_has_no_law_is_refused(wrong, named):
     with pytest.raises(ValueError, match=named):
         LinearSgd(**{"step_sizes": (1.0,), **wrong})
+
+
+def test_a_law_that_float32_cannot_hold_is_refused():
+    unbounded = LinearSgd((1e15,) * 10_000, momentum=1 - 1e-13)
+    with pytest.raises(ValueError, match="beyond float32"):
+        packed(Gaps(unbounded).at(10_000).from_multiples)
