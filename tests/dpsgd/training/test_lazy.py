@@ -19,6 +19,7 @@ from dpsgd.noise.gaussian import (
     grid,
     normal_at,
     standard_normal,
+    uniform_at,
 )
 from dpsgd.tables.gaps import LinearSgd
 from dpsgd.tables.rows import FLUSHED_BITS, Rows, Table, flushed_table, on_grid, read, written
@@ -154,7 +155,7 @@ def test_noise_has_one_law_in_rows_that_are_read_often_once_and_never(tables):
 
 def test_a_step_noises_every_coordinate_of_the_rows_that_it_reads():
     numbers = jnp.asarray([0, 1, 7, R - 1], jnp.int32)
-    total, stddev = jnp.ones((4, D)), 2.0
+    total, stddev = jnp.ones((4, D)).at[1:3].set(0), 2.0  # as of an example with no gradient
     noised = jax.jit(add_row_noise, static_argnums=4)(total, numbers, KEY, 5, 3, stddev, 4.0) * 4.0
     noise = stddev * at(KEY, 5, 3, STEP, numbers, D)
     assert jnp.abs(noised - total - noise).max() <= 2 * grid(stddev)
@@ -202,6 +203,9 @@ def test_noise_of_steps_gaps_leaves_and_dense_parameters_is_independent():
     z = np.stack([np.asarray(x, np.float64) for x in draws])
     products = z @ z.T / np.sqrt(z.shape[1]) - np.sqrt(z.shape[1]) * np.eye(len(z))
     assert np.abs(products).max() < 8.5  # of the diagonal, over sqrt(2)
+    uniform = jax.jit(uniform_at, static_argnums=(2, 3, 5))(KEY, 5, 1, VALUE, numbers, 1).ravel()
+    u = np.sqrt(12) * (np.asarray(uniform, np.float64) - 0.5)  # rounds what draw 2 is part of
+    assert np.abs([u @ z[2], u @ (z[2] ** 2 - 1) / np.sqrt(2)]).max() < 6 * np.sqrt(u.size)
 
 
 def blocks(tables=TABLES[1], sigma=1.0, state=None, stop=None, **how):
