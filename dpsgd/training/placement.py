@@ -216,7 +216,10 @@ class Placement:
 
     def _of_rows(self, table: Any, tree: PyTree) -> PyTree:
         """Returns the sharding of each leaf of what has a row for each of a lazy table."""
-        dealt = table.size > SMALL and len(table) % len(self.devices) == 0
+        rows = table.shape[
+            0
+        ]  # of what is read from a checkpoint in parts there is no more than that
+        dealt = math.prod(table.shape) > SMALL and rows % len(self.devices) == 0
         where = self.by_rows if dealt else self.replicated
         return jax.tree.map(lambda _: where, tree)
 

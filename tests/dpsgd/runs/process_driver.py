@@ -25,6 +25,7 @@ import tiny_task
 from jax.experimental import multihost_utils
 
 from dpsgd.runs import engine, job
+from dpsgd.runs.checkpoint import DUE
 from dpsgd.runs.fingerprint import code_digest, task_code_digest
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.processes import together
@@ -81,13 +82,14 @@ def fork(work, log):
 class Run:
     """Processes of one run, which are under way."""
 
-    def __init__(self, out, count, *, watchdog=600.0, port=None, only=None, **how):
+    def __init__(self, out, count, *, devices=1, watchdog=600.0, port=None, only=None, **how):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = port or free.getsockname()[1]
 
         def work(index):
             address = f"127.0.0.1:{port}"
+            jax.config.update("jax_num_cpu_devices", devices)
             with together(address, count, index, watchdog_seconds=watchdog, out=out):
                 compute(out, **how.get("of", {}).get(index, {}), **how.get("all", {}))
 
@@ -382,6 +384,41 @@ def dealt_out(folder):
         check(not checkpoints.exists(), "and no part stays")
 
 
+def lazy(folder, devices):
+    """Noise that is due lies in both processes: they die and stop before a flush, and go on."""
+    devices, words = int(devices), tiny_task.Words(words=2_000)
+    given = {"tables_learning_rate": 1.0, "tables_momentum": 0.9, "flush_every": 12}
+    how = {"task": words, "tables": "lazy", **given}
+    alike = outcome(in_one_process(folder / "one", 2 * devices, **how), ledger=False)
+    whole = outcome(go_on(folder / "whole", 2, devices=devices, all=how))
+    check(outcome(folder / "whole", ledger=False) == alike, "they make what one does, bit for bit")
+
+    of = {1: {"before": lambda: struck(signal.SIGKILL, 24)}}
+    run = Run(folder / "run", 2, devices=devices, all=how, of=of)
+    run.await_steps(24)
+    check_ended(run, but=(1,))
+    kept = [f"{12:012d}", f"{16:012d}{DUE}", f"{20:012d}{DUE}"]
+    kinds = ("npz", "part-0-of-2", "part-1-of-2")
+    files = {f"{name}.{kind}" for name in kept for kind in kinds}
+    check(checkpoints_of(run.out) == files, "they died between two flushes")
+    newest = run.out / "checkpoints" / f"{kept[-1]}.part-1-of-2"
+    newest.write_bytes(newest.read_bytes()[:-1])
+
+    of = {0: {"before": lambda: struck(signal.SIGTERM, 20)}}
+    run = Run(run.out, 2, devices=devices, all=how, of=of)
+    check(run.end() == [STOPPED] * 2, "a part was lost: they went on from the one before")
+    check(f"{20:012d}{DUE}.npz" in checkpoints_of(run.out), "and stopped between two flushes")
+    go_on(run.out, 2, devices=devices, all=how)
+    check(outcome(run.out) == whole, "and went on to the same bits")
+
+
+def checkpoints_of(out):
+    """Names of the files of whole checkpoints."""
+    files = {path.name for path in (out / "checkpoints").glob("[0-9]*")}
+    whole = {name.removesuffix("npz") for name in files if name.endswith(".npz")}
+    return {name for name in files if name.rpartition(".")[0] + "." in whole}
+
+
 def lanes(folder, count):
     """Each process has lanes of its own, and of all other rows NaN."""
     count = int(count)
@@ -492,6 +529,20 @@ def slowly():
     engine.train_blocks = slow
 
 
+def struck(number, step):
+    """Has the process get a signal before it is handed the block that ends at a step."""
+    blocks = engine.train_blocks
+
+    def of_blocks(*arguments, **options):
+        for block in blocks(*arguments, **options):
+            if block.steps.stop == step:
+                time.sleep(1)  # until the first has written the checkpoint before
+                os.kill(os.getpid(), number)
+            yield block
+
+    engine.train_blocks = of_blocks
+
+
 def hanging():
     """Has the third block take forever."""
     blocks = engine.train_blocks
@@ -521,7 +572,7 @@ SCENARIOS = {
     work.__name__: work
     for work in (
         killed, random_kills, stands_still, asked_to_stop, unlike, other_number,
-        between_line_and_sum, calibrated, dealt_out, lanes, mutants,
+        between_line_and_sum, calibrated, dealt_out, lanes, lazy, mutants,
     )
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from dpsgd.runs.checkpoint import KEPT, Checkpoint, Checkpoints
 from dpsgd.runs.processes import Processes
 from dpsgd.tables.rows import Table
 from dpsgd.training.lazy_state import LazyState
+from dpsgd.training.placement import Placement
 
 
 def state(step, *, size=3, dtype=jnp.float32):
@@ -281,7 +282,12 @@ def test_rows_whose_noise_is_due_lie_in_parts_that_go_with_their_checkpoint(tmp_
     }
     like = due(0, Table(whole, None, np.zeros(4, np.int32)))
     found = Checkpoints(folder).latest(TrainState(np.int32(0), {"table": whole}, ()), like)
-    np.testing.assert_array_equal(found.state.tables[0].values, whole + 4)
+    placed = Placement(tuple(jax.devices()[:1])).put_state(found.state)
+    np.testing.assert_array_equal(placed.tables[0].values, whole + 4)
+    Checkpoints(folder).destroy_after(3)
+    assert {path.name.partition(".")[0] for path in folder.iterdir()} == {
+        f"{step:012d}" for step in (1, 3)
+    }
 
 
 def test_a_checkpoint_that_one_process_cannot_read_is_read_by_none(tmp_path, dealt):

@@ -133,6 +133,14 @@ def test_what_becomes_of_two_processes(tmp_path, scenario):
 @pytest.mark.processes
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_noise_that_is_due_in_two_processes_comes_as_in_one_of_as_many_devices(tmp_path, devices):
+    assert len(drive(tmp_path, "lazy", devices)) == 7
+
+
+@pytest.mark.processes
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_of_lanes_of_their_own_make_what_as_many_lanes_of_one_make(tmp_path, count):
     assert len(drive(tmp_path, "lanes", count)) == 6
