@@ -245,6 +245,11 @@ class Sweep(OfTask):
         fields = tables(content, where)
         if fields.keys() & {"target_epsilon", "target_advantage", "mean_trials", "score"}:
             raise ValueError(f"{where} is the file of a private selection: add --private")
+        of_runs = {f.name for f in dataclasses.fields(RunConfig)} - set(cls.OWN)
+        axes = {f.name for f in dataclasses.fields(Grid)}
+        for i, table in enumerate(fields["grid"], 1):
+            if found := sorted(table.keys() & of_runs - axes):
+                raise ValueError(f"{where}, grid {i}: {found[0]} is no axis, it belongs into [run]")
         grids = [
             build(Grid, table, f"{where}, grid {i}") for i, table in enumerate(fields["grid"], 1)
         ]

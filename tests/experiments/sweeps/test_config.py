@@ -136,8 +136,8 @@ REFUSED = {
     "no grid": (HEAD, "grid is missing"),
     "no title": ("repetitions = 1\n" + GRID, "title is missing"),
     "unknown key": (HEAD + "seeds = 3\n" + GRID, "'seeds' is unknown"),
-    "unknown axis": (HEAD + GRID + "momentum = 0.9\n", "grid 1: 'momentum' is unknown"),
-    "second grid": (HEAD + GRID + GRID + "momentum = 0.9\n", "grid 2: 'momentum' is unknown"),
+    "unknown axis": (HEAD + GRID + "momentum = 0.9\n", "grid 1: momentum is no axis"),
+    "second grid": (HEAD + GRID + GRID + "momentum = 0.9\n", "grid 2: momentum is no axis"),
     "no number": (HEAD + GRID + 'learning_rate = ["fast"]\n', "grid 1, learning_rate"),
     "a truth": (HEAD + GRID + "learning_rate = true\n", "grid 1, learning_rate: bool"),
     "not positive": (HEAD + GRID + "learning_rate = [0.1, -1]\n", "learning_rate[1] must be"),
@@ -173,6 +173,7 @@ REFUSED = {
         "grid 1: learning_rate is missing",
     ),
     "bands for all": (HEAD + "[run]\nbands = 3\n" + GRID, "bands belongs into a [[grid]]"),
+    "tables of a grid": (HEAD + GRID + "tables = 'lazy'\n", "tables is no axis"),
     "no bands": (HEAD + GRID + "bands = 0\n", "bands[0] must be finite and > 0"),
     "out of range": (HEAD + "[run]\ntarget_delta = 2.0\n" + GRID, "target_delta"),
 }
