@@ -52,6 +52,7 @@ MOVED = "rows of tables move by their release alone"
 FRESH = "gradients are taken at rows that are up to date"
 LAW = "noise that comes late has the law of the steps that it stands for"
 APART = "noise that comes late is independent of all other"
+SILENT = "rows that are read without a gradient have the noise of the step"
 FLUSHED = "what is flushed has the noise of every step"
 GRID = "flushed rows lie on one public grid"
 
@@ -189,8 +190,9 @@ class _Late:
         drowned = drowned_mechanism(self._program.mechanism)
         if drowned is None:
             why = f"C = {self._program.mechanism.l2_clip_norm:.3g} is next to the least there is"
-            left_out = (LAW, APART, FLUSHED, GRID)
+            left_out = (SILENT, LAW, APART, FLUSHED, GRID)
             return checks + [Check(name, True, why, made=False) for name in left_out]
+        checks.append(self._silent_check(drowned))
         seen = self._look_at_reads(drowned)
         self._look_at_blocks(drowned)
         grid = Check(GRID, False, self._off_grid) if self._off_grid else self._grid.check(GRID)
@@ -201,6 +203,23 @@ class _Late:
             self._whole.check(FLUSHED),
             grid,
         ]
+
+    def _silent_check(self, drowned: Mechanism) -> Check:
+        """Checks the noise of rows that a NaN example alone reads, whose sum is 0.
+
+        Noise that waits for a gradient tells who had one.
+        """
+        program, tests = self._program, Several()
+        if program.poison is None:
+            return Check(SILENT, True, "rows have no floats", made=False)
+        members, seen = np.full(program.places, program.poison), 0
+        for step in looked_at(program):
+            after = program.advanced(members, drowned, reveals=True, step=step)
+            for k, table in after.tables.items():
+                z = table.values[table.steps == step + 1].astype(np.float64) / self._r
+                tests.add(variance_pvalue(np.sum(z**2), z.size), f"{self._names[k]}, step {step:,}")
+                seen += z.size
+        return tests.check(SILENT, f"{seen:,} draws")
 
     # What is known but for rounding.
 

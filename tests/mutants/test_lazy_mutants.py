@@ -11,7 +11,7 @@ import pytest
 from planting import forget
 
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
-from dpsgd.audit.late import APART, FLUSHED, FRESH, GRID, LAW, MOVED, late_checks
+from dpsgd.audit.late import APART, FLUSHED, FRESH, GRID, LAW, MOVED, SILENT, late_checks
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import sum_checks
 from dpsgd.noise.base import Independent
@@ -40,6 +40,7 @@ BUGS = {
     "noise comes again after 700 rows": APART,
     "noise comes again in rows that are read": APART,
     "momentum of sums without noise": MOVED,
+    "no noise where a sum is 0": SILENT,
     "a coarser grid for rows that nobody read": GRID,
     "a finer grid for rows that nobody read": GRID,
     "gradients of rows that are not up to date": FRESH,
@@ -181,6 +182,7 @@ def plant_all(patch):
             g,
             noise_at_the_first_read_alone=jnp.where(seen["steps"][:, None] == 0, g, silent),
             noise_of_duplicates_counts_twice=g + jnp.where(often, again, 0),
+            no_noise_where_a_sum_is_0=jnp.where(total == 0, silent, g),
         )
 
     updated_rows = lazy._updated_rows
