@@ -159,6 +159,7 @@ def _rows(use: Use, index: Array, num_rows: int) -> Array:
     inside = (index >= 0) & (index <= last)
     # All ways to look up but one, and plain indexing as well, take the nearest row in place of one
     # that is not there: of the table, as of the small one it depends on who else is in the batch.
+    # It gets the gradient, too, which JAX's own derivative of plain indexing leaves out.
     if use.op == "dynamic_slice" or use.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         inside = jnp.ones_like(inside)
     return jnp.where(inside, jnp.clip(index, 0, last).astype(jnp.int32), num_rows)
