@@ -38,10 +38,10 @@ def click_steps(
 
 
 def dlrm_steps(
-    rows: int, batch: int, block_steps: int, rounds: int, *, barred: bool = True
+    tables: int, rows: int, batch: int, block_steps: int, rounds: int, *, barred: bool = True
 ) -> Iterator[Row]:
-    """Times steps with 26 tables of so many rows of 128 numbers: lazy, and without privacy."""
-    return _steps(dlrm(rows), (batch, block_steps), rounds, {}, barred)
+    """Times steps with tables of so many rows of 128 numbers: lazy, and without privacy."""
+    return _steps(dlrm(rows, tables), (batch, block_steps), rounds, {}, barred)
 
 
 def _steps(

@@ -31,11 +31,10 @@ from pathlib import Path
 
 import jax
 
-from experiments.benchmarks import click_models, tables_law, tables_models
+from experiments.benchmarks import click_models, tables_law, tables_lazydp, tables_models
 from experiments.benchmarks.rows import Row, merged, options_of, positive, report
 from experiments.benchmarks.tables_epoch import epoch_rows
 from experiments.benchmarks.tables_large import alone, free_memory
-from experiments.benchmarks.tables_lazydp import lazydp_rows
 from experiments.benchmarks.tables_steps import ADAM, SGD, Setting, clicks, lazy, step_seconds
 from experiments.benchmarks.timing import in_turns
 from experiments.tasks.clicks.schema import DISPLAY_ADS
@@ -178,8 +177,11 @@ def _part(name: str, quick: bool, rounds: int, large: bool, epoch: int) -> Itera
         yield from size_rows((2**4, 2**6, 2**8) if quick else SIZES, hidden, batch, rounds)
     elif name == "crossover":
         yield from crossover_rows((2**4,) if quick else CROSSOVER, batch, rounds)
+    elif name == "lazydp" and quick:
+        yield from tables_lazydp.lazydp_rows((2**4, 2**6), 3, 8, rounds)
     elif name == "lazydp":
-        yield from lazydp_rows(*(((2**4, 2**6), 8) if quick else ((2**14, 2**16), 2048)), rounds)
+        theirs = tables_lazydp.TABLES, tables_lazydp.BATCH
+        yield from tables_lazydp.lazydp_rows((2**14, 2**16), *theirs, rounds)
     elif name == "epoch":
         model = ModelConfig(2, 2**6, (4,)) if quick else PRESETS["paper"]
         yield from epoch_rows(model, 2_000 if quick else epoch, 50 if quick else batch)

@@ -8,6 +8,7 @@ gaps by the host, whose time counts.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -113,6 +114,10 @@ class Blocks:
       rest: What else the block is called with.
       block_steps: Of the block.
       laws: Of the tables of the run, if noise comes late.
+
+    Attributes:
+      compiled: The block.
+      compile_seconds: Of CPU time, to trace and compile it.
     """
 
     def __init__(
@@ -126,7 +131,9 @@ class Blocks:
         self.laws, self._done, self._rest, self._block_steps = laws, 0, rest, block_steps
         options = compiler_options()
         program = jax.jit(block, donate_argnums=0, compiler_options=options)
+        begin = time.process_time()
         self.compiled = program.lower(jax.eval_shape(state), *rest, *self._late()).compile()
+        self.compile_seconds = time.process_time() - begin
         self.state = jax.jit(state, compiler_options=options)()
 
     def _late(self) -> tuple[Any, ...]:
