@@ -247,10 +247,9 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
         uniform = uniform_at(*name, numbers, int(np.prod(x.shape[1:])))
         return on_grid(x, stddev, uniform.reshape(x.shape))
 
-    def body(i: Array, both: tuple[Array, Array | None]) -> Any:
+    def body(i: Array, table: Table) -> Table:
         begin = jnp.minimum(i * chunk, count - chunk)
-        places = begin + lax.iota(jnp.int32, chunk)
-        numbers = first + places
+        numbers = first + begin + lax.iota(jnp.int32, chunk)
 
         def of(x: Array | None) -> Any:
             return None if x is None else lax.dynamic_slice_in_dim(x, begin, chunk)
@@ -258,17 +257,16 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
         def put(into: Array | None, x: Any) -> Any:
             return None if into is None else lax.dynamic_update_slice_in_dim(into, x, begin, 0)
 
-        steps = jnp.where(places < i * chunk, step, of(table.steps))
-
-        def up_to_date(rows: tuple[Array, Array | None]) -> Any:
-            values, momentum = caught_up(*rows, steps, numbers, step=step, **how)
-            return rounded(values, -1, VALUE, numbers), rounded(momentum, 0, MOMENTUM, numbers)
+        def up_to_date(rows: Table) -> Table:
+            values, momentum = caught_up(*rows, numbers, step=step, **how)
+            values = rounded(values, -1, VALUE, numbers)
+            momentum = rounded(momentum, 0, MOMENTUM, numbers)
+            return Table(values, momentum, jnp.full_like(rows.steps, step))
 
         # All of a chunk is read before any is written: else XLA copies whole tables for CPUs.
-        return tuple(map(put, both, _once(up_to_date, tuple(map(of, both)))))
+        return Table(*map(put, table, _once(up_to_date, Table(*map(of, table)))))
 
-    values, momentum = lax.fori_loop(0, -(-count // chunk), body, (table.values, table.momentum))
-    return Table(values, momentum, jnp.full_like(table.steps, step))
+    return lax.fori_loop(0, -(-count // chunk), body, table)
 
 
 def _once(function: Callable[[Any], Any], x: Any) -> Any:

@@ -114,7 +114,8 @@ def test_where_nothing_but_noise_moves_them_no_number_differs_from_those_of_one_
 ):
     *due, flushed = long["noise"][devices]
     assert flushed == 0
-    # Of rows that a step has caught up, products and sums may be rounded together or not.
+    # In a row or two that a step has caught up, the last bits of the numbers differ: the compiled
+    # loop over a device's rows has another length, and rounds some products and sums together.
     assert max(due) <= 8
 
 
@@ -141,7 +142,7 @@ def test_of_85_million_parameters_a_device_holds_an_eighth_and_no_temporary_grow
     ):
         assert size <= given <= size + 8_192
         assert temporary < size
-        assert of_twice <= 1.1 * temporary
+        assert of_twice <= temporary + 8_192
     assert max(one["size"] for one in found["exchanged"]) < found["shard"] / 4
     assert found["fitting"] is None
 
