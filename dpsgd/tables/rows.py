@@ -52,6 +52,8 @@ class Rows(NamedTuple):
     """theta: float [U, ...]."""
     momentum: Array | None
     """m."""
+    steps: Array
+    """That are in them: int32 [U], as many in each."""
 
 
 Matrix = list[list[Array]]
@@ -177,16 +179,18 @@ def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
         return None if x is None else x.at[numbers - first].get(mode="fill", fill_value=0)
 
     values, momentum, steps = map(of, table)
-    return Rows(numbers, *caught_up(values, momentum, steps, numbers, **how))
+    # One number, but made of what was read, so that it is written later: of two that may come in
+    # any order, XLA lets the second have a copy of the steps of all rows.
+    now = jnp.maximum(steps, how["step"])
+    return Rows(numbers, *caught_up(values, momentum, steps, numbers, **how), now)
 
 
-def written(table: Table, rows: Rows, steps: Array, first: Any = 0) -> Table:
+def written(table: Table, rows: Rows, first: Any = 0) -> Table:
     """Returns the table with these rows, in place where it is donated.
 
     Args:
       table: Of R rows, or a part of it.
       rows: Of the part, no two of them one; R where there is none.
-      steps: That are in them: int32 [U], or one for all.
       first: Number of the first row of the part.
     """
 
@@ -195,7 +199,7 @@ def written(table: Table, rows: Rows, steps: Array, first: Any = 0) -> Table:
             return None
         return into.at[rows.numbers - first].set(x, mode="drop", unique_indices=True)
 
-    return Table(*map(put, table, (rows.values, rows.momentum, steps)))
+    return Table(*map(put, table, (rows.values, rows.momentum, rows.steps)))
 
 
 FLUSHED_BITS = 10

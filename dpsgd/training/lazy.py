@@ -410,13 +410,14 @@ class Share(NamedTuple):
 
         def caught_up(at: jax.Array, found: Rows) -> Rows:
             rows = read(table, self._numbers(at), self.first, **how)
-            values, momentum = (put(x, at, y) for x, y in zip(found[1:], rows[1:], strict=True))
-            return Rows(self.numbers, values, momentum)
+            return Rows(
+                self.numbers, *(put(x, at, y) for x, y in zip(found[1:], rows[1:], strict=True))
+            )
 
         def zeros(x: jax.Array | None) -> Any:
             return None if x is None else jnp.zeros((len(self.numbers), *x.shape[1:]), x.dtype)
 
-        return self._each(caught_up, Rows(self.numbers, zeros(table.values), zeros(table.momentum)))
+        return self._each(caught_up, Rows(self.numbers, *map(zeros, table)))
 
     def written(
         self,
@@ -424,7 +425,6 @@ class Share(NamedTuple):
         rows: Rows,
         totals: jax.Array,
         step: Callable[[Rows, jax.Array], Rows],
-        steps: Any,
     ) -> Table:
         """Returns the table with what `step` makes of rows and of sums of gradients.
 
@@ -433,17 +433,16 @@ class Share(NamedTuple):
           rows: From `read`.
           totals: Of `numbers`: float32 [U, ...].
           step: (rows, their sums) -> rows.
-          steps: That are in them then.
         """
         if self.places is None:
-            return written(table, step(rows, totals), steps)
+            return written(table, step(rows, totals))
 
         def of(x: jax.Array | None, at: jax.Array) -> Any:
             return None if x is None else x.at[at].get(mode="fill", fill_value=0)
 
         def stepped(at: jax.Array, table: Table) -> Table:
-            old = Rows(self._numbers(at), of(rows.values, at), of(rows.momentum, at))
-            return written(table, step(old, of(totals, at)), steps, self.first)
+            old = Rows(self._numbers(at), *(of(x, at) for x in rows[1:]))
+            return written(table, step(old, of(totals, at)), self.first)
 
         return self._each(stepped, table)
 
@@ -530,7 +529,7 @@ class LazyStep:
                 gradient = _private_rows(total, old.numbers, noise_key, t, k, scales)
                 return _updated_rows(old, gradient, laws, reveals)
 
-            tables[k] = shares[k].written(table, rows[k], table_totals[k], step, t + 1)
+            tables[k] = shares[k].written(table, rows[k], table_totals[k], step)
         return LazyState(t + 1, dense, tables, opt_state, noise), diagnostics
 
     def _taken_apart(self, shapes: PyTree, examples: PyTree) -> TableLoss:
@@ -559,4 +558,4 @@ def _updated_rows(rows: Rows, gradient: jax.Array, laws: StepLaws, reveals: Any)
     if rows.momentum is not None:
         m = laws.momentum * rows.momentum + m
     values = jnp.where(reveals, gradient, rows.values - laws.step_size * m)
-    return Rows(rows.numbers, values, None if rows.momentum is None else m)
+    return Rows(rows.numbers, values, None if rows.momentum is None else m, rows.steps + 1)

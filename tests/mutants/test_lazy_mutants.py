@@ -164,9 +164,9 @@ def plant_all(patch):
 
         return sums
 
-    def written_wrongly(table, new, steps, *part):
-        steps = choose(seen["number"], steps, noise_of_a_gap_is_drawn_twice=steps - 1)
-        return written(table, new, steps, *part)
+    def written_wrongly(table, new, *part):
+        steps = choose(seen["number"], new.steps, noise_of_a_gap_is_drawn_twice=new.steps - 1)
+        return written(table, new._replace(steps=steps), *part)
 
     def unique_wrongly(every, num_rows):
         seen["every"] = every

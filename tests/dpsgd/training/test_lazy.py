@@ -1,6 +1,7 @@
 """Lazy tables have the law of the dense algorithm, and nothing leaves with noise that is due."""
 
 import functools
+import re
 import warnings
 
 import jax
@@ -26,7 +27,7 @@ from dpsgd.tables.rows import FLUSHED_BITS, Rows, Table, flushed_table, on_grid,
 from dpsgd.training.algorithm import TrainState
 from dpsgd.training.lazy import RunLaws, found_tables
 from dpsgd.training.lazy_state import LazyState
-from dpsgd.training.loop import train_blocks
+from dpsgd.training.loop import Layout, train_blocks
 from samplers import BallsAndBins, Deterministic, Poisson
 
 N, R, D, B = 300, 2_000, 3, 20
@@ -244,8 +245,8 @@ def test_the_last_bits_of_a_flushed_row_do_not_tell_whether_it_was_read(first):
         table = Table(before, None, jnp.zeros(2, jnp.int32))
         one = read(table, jnp.array([1], jnp.int32), laws=laws.after(7), step=jnp.int32(7), **how)
         noise = add_row_noise(jnp.zeros((1, width)), one.numbers, KEY, 7, 0, 1.3, 100.0)
-        stepped = Rows(one.numbers, one.values - jnp.float32(0.1) * noise, None)
-        table = written(table, stepped, jnp.array([8], jnp.int32))
+        stepped = Rows(one.numbers, one.values - jnp.float32(0.1) * noise, None, one.steps + 1)
+        table = written(table, stepped)
         return flushed_table(table, 2, laws=laws.after(20), step=jnp.int32(20), **how)[0]
 
     after = np.asarray(trained(before))
@@ -270,6 +271,16 @@ def test_a_flush_makes_no_copy_of_a_table():
     steps = jax.ShapeDtypeStruct((2**14,), jnp.int32)
     program = flush.lower(Table(table, table, steps)).compile()
     assert program.memory_analysis().temp_size_in_bytes < 4 * steps.size
+
+
+def test_a_step_makes_no_copy_of_a_table_nor_of_the_steps_in_its_rows():
+    mechanism, algorithm = Mechanism(SAMPLERS[0], 1.0, l2_clip_norm=1.0), lazy(TABLES[1])
+    layout = Layout.of(mechanism.sampler, rows(), block_steps=4)
+    state = algorithm.init(start(), mechanism, rows())
+    text = layout.program(algorithm, mechanism, state, rows()).as_text()
+    assert re.search(rf"= s32\[{R}\]", text)
+    assert re.search(rf"= f32\[{R},{D}\]", text)
+    assert not re.search(rf"= \(?[sf]32\[{R}\b.* copy", text)
 
 
 @pytest.mark.parametrize("size", [1.0, 2.0**13, 1e6, 1e30])
