@@ -243,7 +243,7 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
     chunk = min(chunk, count)
     covariance = law_of(how["laws"], jnp.int32(0), step)[1]
 
-    def rounded(x: Array | None, place: int, purpose: int, numbers: Array) -> Array | None:
+    def rounded(x: Any, place: int, purpose: int, numbers: Array) -> Any:
         if x is None or how["stddev"] is None:
             return x
         stddev = how["stddev"] * jnp.sqrt(covariance[place][place])
