@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -64,11 +65,17 @@ def merged(rows: list[Row], json_file: Path | None) -> list[Row]:
     """Returns the rows behind those of a file that have other names, if there is a file.
 
     So parts of a benchmark are measured one by one, into one file.
+
+    Raises:
+      SystemExit: If the file holds anything else.
     """
     if json_file is None or not json_file.exists():
         return rows
     measured = {row.name for row in rows}
-    before = (Row(**row) for row in json.loads(json_file.read_text()))
+    try:
+        before = [Row(**row) for row in json.loads(json_file.read_text())]
+    except (OSError, ValueError, TypeError):
+        sys.exit(f"{json_file} holds no rows of a benchmark: name another file, or none")
     return [*(row for row in before if row.name not in measured), *rows]
 
 

@@ -214,6 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         "--written", type=Path, metavar="FOLDER", help="keep what each run gave, to go on later"
     )
     options = parser.parse_args(argv)
+    merged([], options.json)  # refuses another file before anything is measured
     found: list[Row] = []
     for part in options.parts:
         rounds = 1 if options.quick else options.rounds
