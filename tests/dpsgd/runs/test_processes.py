@@ -135,7 +135,7 @@ def test_what_becomes_of_two_processes(tmp_path, scenario):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_noise_that_is_due_in_two_processes_comes_as_in_one_of_as_many_devices(tmp_path, devices):
-    assert len(drive(tmp_path, "lazy", devices)) == 7
+    assert len(drive(tmp_path, "lazy", devices)) == 6
 
 
 @pytest.mark.processes
