@@ -33,9 +33,6 @@ _ROWS_AGAIN = 20 / 3
 read a row, differentiate, noise and write it takes a step at least three times what a flush takes
 for it, which so is at most a twentieth of the steps."""
 
-_BLOCK = 64
-"""A flush ends a block of steps, so it comes after whole ones."""
-
 
 def check(config: RunConfig) -> None:
     """Raises ValueError, which names the setting, for lazy tables that no run can have."""
@@ -166,7 +163,9 @@ def _flush_every(count: int, looked_up: int) -> int:
     >>> _flush_every(5_000_000, 26 * 1024)
     1280
     """
-    return _BLOCK * math.ceil(_ROWS_AGAIN * count / looked_up / _BLOCK)
+    from dpsgd.training.loop import BLOCK_STEPS  # a flush ends a block: it comes after whole ones
+
+    return BLOCK_STEPS * math.ceil(_ROWS_AGAIN * count / looked_up / BLOCK_STEPS)
 
 
 def as_decided(config: RunConfig, found: RunConfig) -> RunConfig:

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from placements import LAZY_BUGS
 
 from dpsgd import LazyTables, Mechanism, RootKey, TrainState, dpsgd, train_blocks
 from dpsgd.noise.base import Independent
@@ -266,19 +267,7 @@ def refused():
     return found
 
 
-BUGS = [
-    "none",
-    "rows are caught up with the keys of local ones",
-    "rows are flushed with the keys of local ones",
-    "a device knows of its own look ups alone",
-    "small tables are not summed",
-    "small tables are summed twice",
-    "gradients are not summed",
-    "gradients are summed twice",
-    "every device adds noise to its sums",
-    "foreign rows are read",
-    "foreign rows are written",
-]
+BUGS = ["none", *LAZY_BUGS]
 """One program holds them all, and which is at work is the first word of its key."""
 
 

@@ -1,44 +1,18 @@
 """Several devices train lazy tables as one does, each its own rows; only what is read travels."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from placements import LAZY_BUGS, driven
 
 DRIVER = Path(__file__).with_name("lazy_placement_driver.py")
 R, WIDTH, DENSE, DIAGNOSTICS, WATCHED = 2048, 6, 6, 4, 128
 """Of the driver's model, of what a step says of its batch, and of what it shows of each leaf."""
-BUGS = [
-    "rows are caught up with the keys of local ones",
-    "rows are flushed with the keys of local ones",
-    "a device knows of its own look ups alone",
-    "small tables are not summed",
-    "small tables are summed twice",
-    "gradients are not summed",
-    "gradients are summed twice",
-    "every device adds noise to its sums",
-    "foreign rows are read",
-    "foreign rows are written",
-]
-
-
-def driven(tier):
-    made = subprocess.run(
-        [sys.executable, DRIVER, tier],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    assert made.returncode == 0, made.stderr[-2_000:]
-    return json.loads(made.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def short():
-    return driven("short")
+    return driven(DRIVER, "short")
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +26,11 @@ def test_states_of_eight_devices_are_those_of_one_whether_noise_is_due_or_not(eq
 
 
 def test_without_a_planted_bug_eight_devices_do_what_one_does(short):
-    assert short["planted"].keys() == {"none", *BUGS}
+    assert short["planted"].keys() == {"none", *LAZY_BUGS}
     assert short["planted"]["none"] <= 1e-6
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", LAZY_BUGS)
 def test_a_planted_bug_of_devices_moves_their_states_from_those_of_one(short, bug):
     assert not short["planted"][bug] <= 1e-3
 
@@ -84,7 +58,7 @@ def test_no_device_makes_a_table_that_is_dealt_out_whole_and_its_rows_stay_in_pl
 
 @pytest.fixture(scope="module")
 def long():
-    return driven("long")
+    return driven(DRIVER, "long")
 
 
 @pytest.mark.long

@@ -1,12 +1,11 @@
 """Several devices train what one does: the same sums, noise and state, and little is exchanged."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import pytest
+from placements import driven
 
 from dpsgd import Placement
 
@@ -18,26 +17,14 @@ SHORT = ("8", "8, dealt out")
 LONG = ("1", "2", "4, streamed", "8, exact", "4, dealt out", "8, dealt out, bands")
 
 
-def driven(tier):
-    made = subprocess.run(
-        [sys.executable, DRIVER, tier],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    assert made.returncode == 0, made.stderr[-2_000:]
-    return json.loads(made.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
 def short():
-    return driven("short")
+    return driven(DRIVER, "short")
 
 
 @pytest.fixture(scope="module")
 def long():
-    return driven("long")
+    return driven(DRIVER, "long")
 
 
 def check_parameters(found, name):
