@@ -60,13 +60,14 @@ def main(whole, folder):
     swapped = {0: {"task": clicks(whole.path)}, 1: own[0]}
     run = Run(folder / "swapped", 2, of=swapped, all=how)
     check(run.end(60) == [2, 2], "a host that lacks a shard of its lane ends both")
-    check("00002" in run.said()[1] and "trains on rows 80 to 159" in run.said()[1], "and names it")
+    lacking = run.outputs()[1]
+    check("00002" in lacking and "trains on rows 80 to 159" in lacking, "and names it")
     check(not run.out.exists(), "and nothing is begun")
 
     platt.platt_sums = lambda num_examples, *, epsilon: FullSums(3, 4.0)
     run = Run(folder / "calibrated", 2, of=own, all={"sampler": SAMPLER})
     ended = run.end(60) == [2, 2]
-    said = "--calibration none" in run.said()[0]
+    said = "--calibration none" in run.outputs()[0]
     check(ended and said, "sums over all rows are refused where hosts lack some")
 
 
