@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from accounting import Bound
 from dpsgd import Guarantee, Mechanism, statistics, trainer
 from dpsgd.audit.checks import AuditReport
 from dpsgd.models.bundle import GUARANTEE, MODEL, Bundle
@@ -20,7 +21,7 @@ from experiments import cli
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.task import DescribedClicks
-from samplers import Deterministic
+from samplers import Deterministic, Shuffle
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -177,7 +178,7 @@ def table_rows(first_cell):
 
 def test_the_table_of_samplers_is_what_was_recorded():
     rows = table_rows("| deterministic | shuffle | Poisson | balls-and-bins |")
-    assert len(rows) == 8
+    assert len(rows) == 11
     for label, cells in rows:
         for column, cell in cells.items():
             words = label.split()
@@ -186,11 +187,29 @@ def test_the_table_of_samplers_is_what_was_recorded():
             elif words[0] == "sigma":
                 points = results_of("equal-noise-1024", noise_multiplier=float(words[1]))
             else:
-                asked = float(words[1] if words[0] == "epsilon" else words[3])
+                asked = float(words[words.index("epsilon") + 1])
                 points = results_of("equal-privacy", target_epsilon=asked)
             [point] = [p for p in points if p["sampler"].split()[0] == column.lower()]
-            noise = f"{point['noise_multiplier']:.3f}"
-            assert cell == (noise if words[0] == "noise" else auc_of(point)), (label, column)
+            recorded = {
+                "noise": f"{point['noise_multiplier']:.3f}",
+                "certified": f"{Bound(point['epsilon_lower'], point['epsilon_upper']):.3f}"
+                if "epsilon_lower" in point
+                else "",
+            }
+            assert cell == recorded.get(words[0], auc_of(point)), (label, column)
+
+
+def test_what_is_said_of_shuffling_at_epsilon_1_is_what_is_certified():
+    [point] = results_of("equal-privacy", target_epsilon=1.0, sampler="shuffle")
+    interval = f"{Bound(point['epsilon_lower'], point['epsilon_upper']):.3f}"
+    for page in (README, PAGES[0]):
+        assert interval in " ".join(page.split())
+    least, enough = re.search(
+        r"noise that\s+epsilon 1 takes lies between ([\d.]+) and ([\d.]+)", PAGES[0]
+    ).groups()
+    assert enough == f"{point['noise_multiplier']:.2f}"
+    sampler = Shuffle(88_000, point["batch_size"], point["epochs"])
+    assert sampler.privacy(float(least)).epsilon(point["delta"]).lower > 1
 
 
 def test_the_table_of_epochs_is_what_was_recorded():
