@@ -89,6 +89,17 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_in_the_temporary_directory(tmp_path_factory):
+    """Whatever any test, or a process of it, leaves there is an error when all have ended."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+    assert not [path.name for path in temporary.iterdir()]
+
+
+@pytest.fixture(scope="session", autouse=True)
 def entry_points_of_this_checkout(tmp_path_factory):
     """The entry points that the project declares are found, in whatever state it was installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

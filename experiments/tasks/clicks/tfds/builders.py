@@ -30,6 +30,13 @@ ROWS_PER_RECORD = 4096
 HASH_SEED = 0
 
 
+class LocalInfo(tfds.core.DatasetInfo):
+    """What is known of a data set that no public bucket holds."""
+
+    def initialize_from_bucket(self) -> None:
+        """Look for nothing there, and leave no folder for what would be found."""
+
+
 class _Blocks(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Builds what `prepare` makes of a raw file, split by split."""
 
@@ -53,9 +60,9 @@ class _Blocks(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type:
             self._store = Path(folder) / "store"
             super().download_and_prepare(*args, **kwargs)
 
-    def _info(self) -> tfds.core.DatasetInfo:
+    def _info(self) -> LocalInfo:
         schema = self.FORMAT.schema
-        return tfds.core.DatasetInfo(
+        return LocalInfo(
             builder=self,
             description=self.__doc__,
             disable_shuffling=True,  # the order of the rows is that of the raw file

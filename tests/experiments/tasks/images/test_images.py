@@ -32,6 +32,8 @@ def images(tmp_path, splits, *, shape=(6, 4, 3), label=None, more=None):
     pytest.importorskip("array_record", reason="array_record has no wheel here")
     import tensorflow_datasets as tfds
 
+    from experiments.tasks.clicks.tfds.builders import LocalInfo
+
     kinds = tfds.features
 
     class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -43,7 +45,7 @@ def images(tmp_path, splits, *, shape=(6, 4, 3), label=None, more=None):
                 "picture": kinds.Image(shape=shape),
                 "kind": kinds.ClassLabel(num_classes=3),
             }
-            return tfds.core.DatasetInfo(
+            return LocalInfo(
                 builder=self,
                 features=kinds.FeaturesDict(features | (more or {})),
                 supervised_keys=("picture", label or "kind"),
