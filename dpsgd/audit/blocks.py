@@ -46,7 +46,7 @@ def block_checks(program: AuditedProgram) -> list[Check]:
     first = max(program.first_step, sampler.num_steps - size - _TAIL)
     places = program.watched_places
     source = BatchSource(sampler, program.root.sampling_seed(_GENERATION))
-    exact = program.poison is not None and _counts_poison(program)
+    exact = program.poison is not None
     declared: list[range] = []
     batches = steps = ""
     stop = first
@@ -88,13 +88,6 @@ def _drowns(mechanism: Mechanism) -> bool:
     """Whether sums are far below the cells of the noise's grid, or below what is compared."""
     most = mechanism.sampler.padded_batch_size * mechanism.sampler.max_passes
     return most <= mechanism.noise_multiplier * _GRID / 4
-
-
-def _counts_poison(program: AuditedProgram) -> bool:
-    """Whether a step counts NaN examples, which it does unless the loss hides NaN."""
-    assert program.poison is not None
-    counts = program.counted(np.full(program.places, program.poison))
-    return int(counts.nonfinite_count) == program.places
 
 
 def _batch(program: AuditedProgram, source: BatchSource, step: int) -> tuple[int, int]:

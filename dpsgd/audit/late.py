@@ -211,7 +211,7 @@ class _Late:
         """
         program, tests = self._program, Several()
         if program.poison is None:
-            return Check(SILENT, True, "rows have no floats", made=False)
+            return Check(SILENT, True, program.why_no_poison, made=False)
         members, seen = np.full(program.places, program.poison), 0
         for step in looked_at(program):
             after = program.advanced(members, drowned, reveals=True, step=step)

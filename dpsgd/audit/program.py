@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Generator, Sequence
@@ -55,8 +56,8 @@ class AuditedProgram:
     """The executable of a run, and all that the run calls it with but rows and keys.
 
     The data have as many rows as the run's, and none is private. Examples are taken from the first
-    row to the last; where rows are very many, those between are zeros. One example is *poison*: its
-    floats are NaN. The keys derive from a root of the audit's own.
+    row to the last; where rows are very many, those between are zeros. The floats of one are
+    NaN: it is *poison* if its gradient is. The keys derive from a root of the audit's own.
 
     In what it returns, a release is the private mean gradient of a step, times the public b: the
     noised sum. Two releases of one step and generation have the same noise. Of a table whose noise
@@ -73,7 +74,8 @@ class AuditedProgram:
       columns: The data, where the layout has them.
       root: The audit's.
       units: Examples that are nobody's, by number 0, ..., units - 1.
-      poison: Number of the poison, or None where rows hold no floats, or there is one row.
+      nan: Number of the example whose floats are NaN, or None where rows hold no floats, or there
+        is one row.
       copies: Numbers of examples that are like example 0, and lie in other rows of the data.
       huge: Numbers of examples whose floats are those of example 0 times 2^50 and more, of both
         signs; none where rows hold no floats, or there is no room.
@@ -115,11 +117,11 @@ class AuditedProgram:
         self.root = root or RootKey.from_entropy()
         self.state = hosted(state._replace(noise=()))
         self.block = math.prod(sampler.clipped_shape)
-        self.units, self.poison, self.copies, self.huge, self._starts, columns = _columns(
+        self.units, self.nan, self.copies, self.huge, self._starts, columns = _columns(
             rows, sampler.num_examples, self.block
         )
         self.marked = np.zeros(sampler.num_examples, bool)
-        if self.poison is not None:
+        if self.nan is not None:
             self._mark(columns)
         self.layout = layout or Layout.of(sampler, columns)
         self.columns = self.layout.put_data(columns)
@@ -152,6 +154,22 @@ class AuditedProgram:
             self.marked[start : start + self.block] = False
         for leaf in filter(_is_float, jax.tree.leaves(columns)):
             leaf[self.marked] = np.nan
+
+    @functools.cached_property
+    def poison(self) -> int | None:
+        """Number of the example whose gradient is NaN and so counts as 0; None if there is none.
+
+        A loss that does not read a row's floats, or takes NaN for a missing value, has none.
+        """
+        if self.nan is None:
+            return None
+        counts = self.counted(np.full(self.places, self.nan))
+        return self.nan if int(counts.nonfinite_count) == self.places else None
+
+    @property
+    def why_no_poison(self) -> str:
+        """Why no example has a gradient of NaN."""
+        return "rows have no floats" if self.nan is None else "NaN in a row gives a finite gradient"
 
     @property
     def first_step(self) -> int:
@@ -519,7 +537,7 @@ def _sums(releases: PyTree, mechanism: Mechanism) -> list[np.ndarray]:
 def _columns(
     rows: PyTree, n: int, block: int
 ) -> tuple[int, int | None, range, range, np.ndarray, PyTree]:
-    """Returns how many examples there are, which is poison, copies of one, huge, and all n rows.
+    """Returns how many examples there are, which is NaN, copies of one, huge, and all n rows.
 
     With them, before the last: where each example begins.
     """
@@ -560,14 +578,15 @@ def _columns(
                 scaled = unit.astype(np.float64) * _HUGE[number - copies.stop]
                 unit[:] = np.clip(scaled, -most, most).astype(leaf.dtype)
             elif number == _ALIKE and unit.ndim > 1 and np.issubdtype(leaf.dtype, np.integer):
-                unit[:] = unit.min()
+                unit[:] = unit.min(initial=np.iinfo(leaf.dtype).max)  # a column may have no width
             made[start : start + block] = unit
         return made
 
-    poison = units if poisoned else None
+    nan = units if poisoned else None
     huge = range(copies.stop, len(starts))
-    return units, poison, copies, huge, starts, jax.tree.map(column, rows)
+    return units, nan, copies, huge, starts, jax.tree.map(column, rows)
 
 
 def _is_float(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)
+    """Whether a column holds floats: one of no width, as of a table without numbers, holds none."""
+    return jnp.issubdtype(leaf.dtype, jnp.floating) and math.prod(leaf.shape[1:]) > 0

@@ -97,7 +97,7 @@ def _huge_check(program: AuditedProgram, quiet: Mechanism, nobody: Release) -> C
     """Checks examples whose gradients, or the squares of these, are beyond what float32 holds."""
     members = list(program.huge)[: program.places]
     if not members:
-        why = "rows have no floats" if program.poison is None else "there is no room for more rows"
+        why = "rows have no floats" if program.nan is None else "there is no room for more rows"
         return _not_made((_HUGE,), why)[0]
     count, clip = len(members), quiet.l2_clip_norm
     together = program.release(members, quiet, at=np.arange(count))
@@ -170,7 +170,7 @@ class _Clipped:
         members, at = self.turns[places], places
         if len(poisoned):
             at = np.concatenate([places, poisoned])
-            members = np.concatenate([members, np.full(len(poisoned), self.program.poison)])
+            members = np.concatenate([members, np.full(len(poisoned), self.program.nan)])
         lying = self.turns if padding is None else padding
         return self.program.release(members, self.quiet, at=at, padding=lying)
 
@@ -242,10 +242,10 @@ class _Clipped:
           others: Places of NaN examples that do.
           release: Of these.
         """
-        poison = self.program.poison
+        nan = self.program.nan
         if not taken.size:
             return _not_made((_PADDING, _NAN), "the batch has one place")
-        lying = [0] if poison is None else [0, poison]
+        lying = [0] if nan is None else [0, nan]
         slack = self._slack(taken.size, taken.size)
         same, moved = True, 0.0
         for padding in lying:
@@ -253,9 +253,11 @@ class _Clipped:
             same &= all(map(same_bits, release, other))
             moved = max(moved, norm((1, release), (-1, other)))
         checks = [_padding_check(same, moved, slack)]
-        if poison is None:
+        if nan is None:
             return [*checks, *_not_made((_NAN,), "rows have no floats")]
-        other = self.release(taken, poisoned=np.concatenate([others, free]))
+        # One may move the sum by C, and any number of those whose gradient is NaN by nothing.
+        added = free if self.program.poison is not None else free[:1]
+        other = self.release(taken, poisoned=np.concatenate([others, added]))
         moved = norm((1, release), (-1, other))
         return [*checks, _at_most(_NAN, moved, self.clip * (1 + _RELATIVE) + slack)]
 
