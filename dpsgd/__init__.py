@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpsgd.core.state import TrainState
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
     from dpsgd.models.model import TrainedModel, load_exported
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from dpsgd.selection.engine import select
     from dpsgd.statistics import Released, private_histogram, private_mean, private_sum
     from dpsgd.trainer import Trained, train
-    from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
+    from dpsgd.training.algorithm import Algorithm, dpsgd
     from dpsgd.training.full_sums import FullSums
     from dpsgd.training.guarantee import Guarantee
     from dpsgd.training.lazy import LazyTables
@@ -78,7 +79,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "training.algorithm": ("Algorithm", "TrainState", "dpsgd"),
+    "core.state": ("TrainState",),
+    "training.algorithm": ("Algorithm", "dpsgd"),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),
     "models.model": ("TrainedModel", "load_exported"),
     "runs.config": ("RunConfig",),

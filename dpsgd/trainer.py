@@ -17,8 +17,9 @@ from accounting.profile import check_delta
 from dpsgd.audit.checks import UNSEEN, AuditReport
 from dpsgd.audit.coupled import audit_sums, coupled_audit
 from dpsgd.audit.rows import Generated, generated_rows
+from dpsgd.core.state import TrainState
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm, TrainState, owned
+from dpsgd.training.algorithm import Algorithm, owned
 from dpsgd.training.guarantee import Guarantee
 from dpsgd.training.loop import BLOCK_STEPS, Layout, columns_of, train_blocks
 from dpsgd.training.mechanism import Mechanism

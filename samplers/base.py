@@ -381,6 +381,15 @@ class BatchSampler(abc.ABC):
         return [members]
 
 
+def stated_law(sampler: BatchSampler) -> RowLaw | None:
+    """Returns the law that a sampler states of its rows; None if none that an audit knows."""
+    try:
+        law = sampler.row_law()
+    except NotImplementedError:
+        return None
+    return law if isinstance(law, RowLaw) else None
+
+
 def _dataclass(sampler: BatchSampler) -> Any:
     """Returns the sampler, which is to be a dataclass."""
     if not dataclasses.is_dataclass(sampler):

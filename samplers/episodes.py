@@ -76,7 +76,7 @@ class EpisodeSampler(BatchSampler, abc.ABC):
         if population.tree != self.tree:
             raise ValueError(
                 f"the sampler draws from {self.tree!r}, and the data are of "
-                f"{population.tree or 'no units'}: give them as tree.data(columns)"
+                f"{population.tree or 'no units'}: give them as UnitData.of_tree(tree, columns)"
             )
         return self.unit
 

@@ -2,7 +2,7 @@
 
 The unit of a guarantee is read from the data: rows are examples unless the data are of the type
 `UnitData`, which says what else they are. It is made where rows get their meaning: by
-`Contributions.of_users`, `Contributions.of_examples` and `UnitTree.data`.
+`Contributions.of_users`, `Contributions.of_examples` and `UnitData.of_tree`.
 """
 
 from __future__ import annotations
@@ -36,3 +36,8 @@ class UnitData(NamedTuple):
     columns: Any
     """The rows: a pytree of arrays with one leading row each, `population.num_examples` in all."""
     population: Population
+
+    @classmethod
+    def of_tree(cls, tree: UnitTree, columns: Any) -> UnitData:
+        """Returns data whose rows are the leaves of `tree`: columns with a row for each leaf."""
+        return cls(columns, Population(tree.num_leaves, tree=tree))

@@ -12,15 +12,12 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from samplers.lanes import Lanes
 from samplers.tree import TreeShape, UnitTree
-
-if TYPE_CHECKING:
-    from samplers.base import BatchSampler
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -311,12 +308,3 @@ class TreeDraws(RowLaw):
         if level < len(self.draws):
             return self.draws[level] / size
         return np.full(np.shape(size), self.leaf_probability)
-
-
-def stated_law(sampler: BatchSampler) -> RowLaw | None:
-    """Returns the law that a sampler states of its rows; None if none that an audit knows."""
-    try:
-        law = sampler.row_law()
-    except NotImplementedError:
-        return None
-    return law if isinstance(law, RowLaw) else None

@@ -171,7 +171,7 @@ class SamplerSettings:
 
 
 _NEEDS = {
-    "tree": "give them as UnitTree.from_columns(...).data(columns)",
+    "tree": "give them as UnitData.of_tree(UnitTree.from_columns(...), columns)",
     "max_contributions": "give them as cap_contributions(...).of_examples(columns)",
 }
 

@@ -7,14 +7,11 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from accounting.profiles.worst_leaf import lowest_paths
-
-if TYPE_CHECKING:
-    from samplers.population import UnitData
 
 
 @dataclass(frozen=True)
@@ -192,12 +189,6 @@ class UnitTree:
     def num_leaves(self) -> int:
         """Number of examples."""
         return self.leaves.size
-
-    def data(self, columns: Any) -> UnitData:
-        """Returns training data whose rows are the leaves: columns with a row for each example."""
-        from samplers.population import Population, UnitData
-
-        return UnitData(columns, Population(self.num_leaves, tree=self))
 
     def smallest(self, level: int) -> tuple[int, str]:
         """Returns the number of children of the smallest unit of `level`, and the unit's label."""

@@ -23,9 +23,10 @@ from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sampler import sampler_checks
 from dpsgd.audit.sums import sum_checks
 from dpsgd.audit.update import update_checks
+from dpsgd.core.state import TrainState
 from dpsgd.noise.base import Independent
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm, TrainState
+from dpsgd.training.algorithm import Algorithm
 from dpsgd.training.loop import Layout
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import Placement

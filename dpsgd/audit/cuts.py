@@ -12,7 +12,7 @@ import numpy as np
 
 from dpsgd.audit.checks import Check, count_pvalue, smallest
 from samplers import BatchSampler
-from samplers.row_law import stated_law
+from samplers.base import stated_law
 
 KEPT = "a batch over the cap is cut to it, or taken in passes that are disjoint and complete"
 

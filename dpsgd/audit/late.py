@@ -44,7 +44,7 @@ from dpsgd.audit.normal import Counts, add_cosines, add_distribution, add_lags, 
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import norm
 from dpsgd.audit.update import close, looked_at
-from dpsgd.training.algorithm import TrainState
+from dpsgd.core.state import TrainState
 from dpsgd.training.mechanism import Mechanism
 
 SIZES = "tables take the step sizes of the configuration"
@@ -139,7 +139,8 @@ class _Late:
 
     def __init__(self, program: AuditedProgram, lent: LentTables):
         self._program, self._lent = program, lent
-        tables, self._end = program.algorithm.tables, program.mechanism.sampler.num_steps
+        tables: Any = program.algorithm.tables
+        self._end = program.mechanism.sampler.num_steps
         assert tables is not None
         self._sizes = _step_sizes(tables.learning_rate, self._end)
         self._rule = _Rule(self._sizes, tables.momentum, tables.weight_decay)

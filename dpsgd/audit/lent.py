@@ -15,9 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpsgd.audit.checks import Check
-from dpsgd.tables.rows import Table
-from dpsgd.training.algorithm import TrainState
-from dpsgd.training.lazy_state import parted
+from dpsgd.core.state import Table, TrainState, parted
 from dpsgd.training.placement import hosted
 from dpsgd.training.programs import compiled
 

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpsgd.audit.lent import LentTables, SomeRows, put_rows
+from dpsgd.core.state import LazyState, TrainState, joined, parted, unflushed
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm, TrainState
+from dpsgd.training.algorithm import Algorithm
 from dpsgd.training.lazy import BlockLaws, RunLaws, flushed
-from dpsgd.training.lazy_state import LazyState, joined, parted, unflushed
 from dpsgd.training.loop import Block, Layout, Watch, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import hosted, unlike

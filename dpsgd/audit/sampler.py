@@ -23,8 +23,9 @@ from dpsgd.audit.draws import Draws
 from dpsgd.audit.lanes import lane_checks
 from dpsgd.audit.shares import share_checks
 from samplers import BatchSampler, RowLaw
+from samplers.base import stated_law
 from samplers.lanes import Lanes
-from samplers.row_law import IndependentRows, RandomOrders, stated_law
+from samplers.row_law import IndependentRows, RandomOrders
 
 READ = "the batches are the rows that were claimed"
 

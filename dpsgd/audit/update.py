@@ -27,7 +27,7 @@ import optax
 from dpsgd.audit.checks import Check
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import flat, loud, norm, same_bits
-from dpsgd.training.lazy_state import unflushed
+from dpsgd.core.state import unflushed
 from dpsgd.training.loop import repeats_exactly
 from dpsgd.training.programs import compiled
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,12 +17,26 @@ from dpsgd.noise.grid import SecureGrid, secure_grid
 from dpsgd.noise.keys import RootKey
 from dpsgd.noise.sensitivity import relative_error, squared_sensitivity
 from samplers import BatchSampler
-from samplers.row_law import stated_law
-
-if TYPE_CHECKING:
-    from dpsgd.training.mechanism import Scales
+from samplers.base import stated_law
 
 PyTree = Any
+
+
+@dataclass(frozen=True)
+class Scales:
+    """A mechanism's numbers as float32 scalars; traced, so that one program serves every value.
+
+    The law of the noise is static: each is a program of its own, and so is none.
+    """
+
+    l2_clip_norm: Any
+    noise_stddev: Any
+    """None without noise."""
+    expected_batch_size: Any
+    grid: SecureGrid | None = None
+    """Of integer sums; it then has the noise's standard deviation too."""
+    noise: Noise | None = None
+    """None without noise, which is then left out of the program."""
 
 
 @dataclass(frozen=True)
@@ -209,26 +222,8 @@ class Noise(abc.ABC):
         return noises
 
     def describe(self) -> dict[str, Any]:
-        """Returns what names this noise in a ledger, as JSON values, see `from_description`."""
-        kind = type(self)
-        name = _built_in().get(kind, f"{kind.__module__}:{kind.__qualname__}")
-        return {"name": name, **dataclasses.asdict(self)}
-
-    @staticmethod
-    def from_description(described: Mapping[str, Any]) -> Noise:
-        """Returns the noise that `describe` described.
-
-        Raises:
-          ValueError: if this version knows no such noise.
-        """
-        fields = dict(described)
-        name = fields.pop("name", None)
-        kinds = {built_in: kind for kind, built_in in _built_in().items()}
-        kind = kinds[name] if name in kinds else _found(str(name))
-        try:
-            return kind(**fields)
-        except TypeError as error:
-            raise ValueError(f"there is no such {name} noise: {error}") from None
+        """Returns the settings as JSON values, from which the class makes this noise again."""
+        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
@@ -236,7 +231,7 @@ class Independent(Noise):
     """Fresh Gaussian noise in every step, in float32, by a fast generator (`dpsgd.noise.gaussian`).
 
     >>> Independent().describe()
-    {'name': 'independent'}
+    {}
     """
 
     def add(self, total, state, key, step, scales):
@@ -275,29 +270,3 @@ class Secure(Noise):
 
         noised = add_secure_noise(total, key, step, scales.grid)
         return jax.tree.map(lambda leaf: leaf / scales.expected_batch_size, noised), state
-
-
-def _built_in() -> dict[type[Noise], str]:
-    from dpsgd.noise.buffered import BufferedToeplitz
-    from dpsgd.noise.correlated import BandedToeplitz
-
-    return {
-        Independent: "independent",
-        Secure: "secure",
-        BandedToeplitz: "banded toeplitz",
-        BufferedToeplitz: "buffered toeplitz",
-    }
-
-
-def _found(name: str) -> type[Noise]:
-    """Returns the class that "module:qualified name" names; what is read imports no module."""
-    module, _, qualified = name.partition(":")
-    kind: Any = sys.modules.get(module)
-    for part in qualified.split("."):
-        kind = getattr(kind, part, None)
-    if not (isinstance(kind, type) and issubclass(kind, Noise)):
-        raise ValueError(
-            f"there is no noise {name!a:.60} here, and what it costs is not known: one from "
-            "elsewhere must be imported first"
-        )
-    return kind

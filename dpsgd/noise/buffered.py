@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpsgd.noise.base import Noise
-from dpsgd.noise.correlated import MAX_SPREAD
+from dpsgd.noise.toeplitz import MAX_SPREAD
 from samplers.base import MAX_STEPS
 
 
@@ -138,9 +138,8 @@ class BufferedToeplitz(Noise):
         return found / self.gain
 
     def describe(self) -> dict[str, Any]:
-        """Returns name, weights and decays, exact in JSON."""
-        found = {"weights": list(self.weights), "decays": list(self.decays)}
-        return {**super().describe(), **found}
+        """Returns weights and decays, exact in JSON."""
+        return {"weights": list(self.weights), "decays": list(self.decays)}
 
     def init(self, like: Any) -> Any:
         """Returns what is kept before the first step: zeros."""

@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpsgd.noise.base import Noise
-
-MAX_SPREAD = 32.0
-"""Most standard deviations of independent noise that correlated noise may have in a step."""
+from dpsgd.noise.toeplitz import MAX_SPREAD, rounded
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ class BandedToeplitz(Noise):
         return found
 
     def describe(self) -> dict[str, Any]:
-        """Returns name and coefficients, exact in JSON."""
-        return {**super().describe(), "coefficients": list(self.coefficients)}
+        """Returns the coefficients, exact in JSON."""
+        return {"coefficients": list(self.coefficients)}
 
     def init(self, like: Any) -> Any:
         """Returns what is kept before the first step: zeros."""
@@ -121,16 +119,6 @@ class BandedToeplitz(Noise):
             total, key, step, stddev, divisor=divisor, noise=noise, spread=self.spread
         )
         return noised, state
-
-
-def rounded(coefficients: tuple[float, ...]) -> tuple[np.ndarray, np.float32]:
-    """Returns all c_j / c_0, j >= 1, in float32, and at least the norm of these and 1."""
-    ratios = np.array([c / coefficients[0] for c in coefficients[1:]], np.float32)
-    square = 1 + sum(Fraction(float(ratio)) ** 2 for ratio in ratios)
-    gain = np.float32(float(square) ** 0.5)
-    while Fraction(float(gain)) ** 2 < square:
-        gain = np.nextafter(gain, np.float32(np.inf))
-    return ratios, gain
 
 
 @functools.lru_cache(maxsize=64)

@@ -33,8 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpsgd.noise.correlated import rounded
 from dpsgd.noise.gaussian import normal_line
+from dpsgd.noise.toeplitz import rounded
 from dpsgd.packing import packs, split
 
 _COUNTED = 2**32

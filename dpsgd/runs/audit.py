@@ -10,9 +10,10 @@ import jax
 
 from dpsgd.audit.checks import UNSEEN, AuditReport, Check
 from dpsgd.audit.coupled import audit_sums, coupled_audit
+from dpsgd.core.state import TrainState
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.task import Trainable, arrays_digest
-from dpsgd.training.algorithm import Algorithm, TrainState
+from dpsgd.training.algorithm import Algorithm
 from dpsgd.training.loop import Layout
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.programs import compilation

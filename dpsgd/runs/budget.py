@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpsgd.core.state import TrainState
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.processes import Processes
-from dpsgd.training.algorithm import Algorithm, TrainState
+from dpsgd.training.algorithm import Algorithm
 from dpsgd.training.loop import Layout, train_blocks
 from dpsgd.training.mechanism import Mechanism
 

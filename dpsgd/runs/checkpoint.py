@@ -49,8 +49,7 @@ from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import checked
 
 if TYPE_CHECKING:
-    from dpsgd.training.algorithm import TrainState
-    from dpsgd.training.lazy_state import LazyState
+    from dpsgd.core.state import LazyState, TrainState
 
 KEPT = 2
 """How many checkpoints stay: the newest, and one to fall back to."""

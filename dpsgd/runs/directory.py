@@ -34,7 +34,7 @@ from dpsgd.runs.ledger import read
 from dpsgd.runs.records import checked
 
 if TYPE_CHECKING:
-    from dpsgd import Diagnostics
+    from dpsgd.gradients.clipping import Diagnostics
 
 PyTree = Any
 

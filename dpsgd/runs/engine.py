@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpsgd.core.state import LazyState, TrainState
 from dpsgd.files import make_folder
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import budget, calibration, correlation, report, settings, tables, watchdog
@@ -47,10 +48,8 @@ from dpsgd.runs.task import (
 )
 from dpsgd.runs.terms import Terms
 from dpsgd.training import batch_files
-from dpsgd.training.algorithm import TrainState
 from dpsgd.training.batch_files import BatchFiles, Draw
 from dpsgd.training.guarantee import Guarantee
-from dpsgd.training.lazy_state import LazyState
 from dpsgd.training.loop import Block, repeats_exactly, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import Placement, on_one_device

@@ -17,9 +17,8 @@ from types import ModuleType
 from typing import Any
 
 import accounting
-import dpsgd
 import samplers
-from dpsgd import RootKey
+from dpsgd.noise.keys import RootKey
 from dpsgd.runs.config import config_digest
 from dpsgd.runs.environment import environment
 from dpsgd.training.programs import compilation
@@ -70,7 +69,8 @@ def differing(fingerprints: Sequence[Mapping[str, Any]], but: Collection[str] = 
 @functools.cache
 def code_digest() -> str:
     """Returns a digest of the library's source files, as they are when first asked."""
-    return _digest_of({f for one in (accounting, samplers, dpsgd) for f in _below(one.__path__)})
+    own = [str(Path(__file__).resolve().parents[1])]
+    return _digest_of(_below([*accounting.__path__, *samplers.__path__, *own]))
 
 
 def task_code_digest(

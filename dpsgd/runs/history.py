@@ -33,6 +33,7 @@ from typing import Any
 
 from accounting import Bound, epsilon
 from dpsgd.files import parse_json
+from dpsgd.noise.registry import noise_record
 from dpsgd.runs.records import checked
 from dpsgd.runs.selection import Selection
 from dpsgd.runs.terms import Terms
@@ -202,7 +203,7 @@ class History:
             noise_multiplier=last.mechanism.noise_multiplier,
             l2_clip_norm=last.mechanism.l2_clip_norm,
             secure_noise=last.mechanism.noise.exact,
-            noise=last.mechanism.noise.describe(),
+            noise=noise_record(last.mechanism.noise),
             full_sums=last.mechanism.full_sums,
             scope=scope,
             void=void,
@@ -263,7 +264,7 @@ def check_same_noise(before: Terms, after: Terms) -> None:
     law = before.mechanism.noise
     if after.mechanism.noise != law:
         raise LedgerError(
-            f"this run was begun with {law.describe()['name']} noise and goes on only so: what its "
+            f"this run was begun with {noise_record(law)['name']} noise and goes on only so: what its "
             "guarantee covers holds for all of its steps; start a new run"
         )
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
+from dpsgd.core.state import LazyState, TrainState, opened
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import calibration, tables
 from dpsgd.runs.audit import audit_run
@@ -21,8 +22,7 @@ from dpsgd.runs.optimizer import ADAM, SGD, hyperparameters, with_hyperparameter
 from dpsgd.runs.task import Task, arrays_digest, data_digest, identity, task_record
 from dpsgd.runs.terms import Terms
 from dpsgd.training import programs
-from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
-from dpsgd.training.lazy_state import LazyState, opened
+from dpsgd.training.algorithm import Algorithm, dpsgd
 from dpsgd.training.loop import BLOCK_STEPS, Layout
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import Placement, hosted

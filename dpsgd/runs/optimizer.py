@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpsgd.training.lazy_state import LazyOptState
+from dpsgd.core.state import LazyOptState
 
 
 def hyperparameters(

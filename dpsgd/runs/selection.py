@@ -25,6 +25,7 @@ from accounting import (
     attack_advantage,
     epsilon,
 )
+from dpsgd.noise.registry import noise_record
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Terms
 from dpsgd.training.guarantee import ADJACENCY, Guarantee, notes_on
@@ -150,7 +151,7 @@ class Selection:
             noise_multiplier=terms.mechanism.noise_multiplier,
             l2_clip_norm=terms.mechanism.l2_clip_norm,
             secure_noise=all(one.noise.exact for one in self._kinds),
-            noise=terms.mechanism.noise.describe(),
+            noise=noise_record(terms.mechanism.noise),
             full_sums=terms.mechanism.full_sums,
             scope="the best of a secret number of trials",
             void=void,

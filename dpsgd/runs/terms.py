@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from accounting.profile import check_delta
-from dpsgd.noise.base import Noise
+from dpsgd.noise.registry import noise_from_record, noise_record
 from dpsgd.runs.records import build, checked, plain
 from dpsgd.training.full_sums import FullSums
 from dpsgd.training.guarantee import ADJACENCY
@@ -56,7 +56,7 @@ class Terms:
             "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
-            "noise": mechanism.noise.describe(),
+            "noise": noise_record(mechanism.noise),
             "full_sums": plain(mechanism.full_sums),
             "unit": self.unit,
             "adjacency": ADJACENCY,
@@ -86,7 +86,7 @@ class Terms:
                 sampler,
                 checked(body["noise_multiplier"], float, "noise_multiplier"),
                 math.inf if clip is None else checked(clip, float, "l2_clip_norm"),
-                Noise.from_description(checked(body["noise"], dict[str, Any], "noise")),
+                noise_from_record(checked(body["noise"], dict[str, Any], "noise")),
                 None if sums is None else build(FullSums, sums, "full_sums"),
             ),
             check_delta(checked(body["delta"], float, "delta")),

@@ -28,19 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from dpsgd.core.state import Table
 from dpsgd.noise.gaussian import GRID_BITS, MOMENTUM, VALUE, grid, normal_at, uniform_at
 from dpsgd.tables.gaps import GapLaw
-
-
-class Table(NamedTuple):
-    """A table between two steps: rows whose noise is due. NOT covered by the guarantee."""
-
-    values: Array
-    """theta: float [R, ...]."""
-    momentum: Array | None
-    """m, of the same shape; None without momentum."""
-    steps: Array
-    """Steps that are in each row: int32 [R]."""
 
 
 class Rows(NamedTuple):

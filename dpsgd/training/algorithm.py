@@ -5,33 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from dpsgd.core.state import TrainState
 from dpsgd.gradients.clipping import Diagnostics, clipped_grad
 from dpsgd.gradients.losses import LossFn, takes_key
 from dpsgd.noise.base import Noise
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.programs import compiled
 
-if TYPE_CHECKING:
-    from dpsgd.training.lazy import LazyTables
-
 PyTree = Any
-
-
-class TrainState(NamedTuple):
-    """What the guarantee covers: everything here depends on the data through noised sums alone."""
-
-    step: Any  # int32 scalar: updates done
-    params: PyTree
-    opt_state: optax.OptState
-    noise: PyTree = ()
-    """What the noise needs from step to step. It is no part of that, but a secret: whoever has it
-    can subtract noise."""
 
 
 jax.tree_util.register_dataclass(
@@ -39,6 +26,22 @@ jax.tree_util.register_dataclass(
     data_fields=["l2_clip_norm", "noise_stddev", "expected_batch_size", "grid"],
     meta_fields=["noise"],
 )
+
+
+@runtime_checkable
+class TableTraining(Protocol):
+    """How leaves are trained of which the loss only looks rows up, such as `LazyTables`."""
+
+    def algorithm(
+        self,
+        loss_fn: LossFn,
+        optimizer: optax.GradientTransformation,
+        microbatch_size: int | None,
+    ) -> Algorithm:
+        """Returns the algorithm that trains tables so, and all else by `optimizer`."""
+
+    def of_run(self, num_steps: int) -> Any:
+        """Returns what the tables' noise depends on in a run of so many steps."""
 
 
 class Algorithm(NamedTuple):
@@ -62,7 +65,7 @@ class Algorithm(NamedTuple):
     of: the private mean gradient, in the types of the parameters)."""
     takes_key: bool = False
     """Whether the loss takes a key."""
-    tables: LazyTables | None = None
+    tables: TableTraining | None = None
     """How tables are trained whose noise comes late, see `dpsgd.training.lazy`: then `init` takes
     rows of the data as well, or their shapes, and `update` is a whole step."""
 
@@ -105,7 +108,7 @@ def dpsgd(
     optimizer: optax.GradientTransformation,
     *,
     microbatch_size: int | None = None,
-    tables: LazyTables | None = None,
+    tables: TableTraining | None = None,
 ) -> Algorithm:
     """Returns DP-SGD (Abadi et al. 2016, Algorithm 1) for any per-example loss and optimizer.
 

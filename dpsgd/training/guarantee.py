@@ -18,10 +18,11 @@ from accounting import (
     format_delta,
     implied_advantage,
 )
-from dpsgd.noise.base import Independent, Noise
+from dpsgd.noise.base import Independent
+from dpsgd.noise.registry import noise_from_record, noise_record
 from dpsgd.training.full_sums import FullSums
 from dpsgd.training.mechanism import Mechanism
-from samplers.row_law import stated_law
+from samplers.base import stated_law
 from samplers.settings import name_of
 
 ADJACENCY = "zero-out"
@@ -181,7 +182,7 @@ class Guarantee:
             noise_multiplier=mechanism.noise_multiplier,
             l2_clip_norm=mechanism.l2_clip_norm,
             secure_noise=mechanism.noise.exact,
-            noise=mechanism.noise.describe(),
+            noise=noise_record(mechanism.noise),
             full_sums=mechanism.full_sums,
             scope=scope,
             void=void,
@@ -318,7 +319,7 @@ def words_on(noise: Mapping[str, Any]) -> str:
     ('BandedToeplitz noise of 2 bands', 'independent noise')
     """
     try:
-        law = Noise.from_description(noise)
+        law = noise_from_record(noise)
     except ValueError:  # of a module that is not imported here
         return f"{noise.get('name')} noise"
     return str(law) if law.bands > 1 else INDEPENDENT

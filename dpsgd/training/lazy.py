@@ -47,6 +47,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
+from dpsgd.core.state import LazyOptState, LazyState, Table, TrainState, joined, parted
 from dpsgd.gradients.clipping import Diagnostics, clipped_grad
 from dpsgd.gradients.losses import LossFn, of_row, row_of, rows_of, takes_key
 from dpsgd.gradients.taps import Path
@@ -54,9 +55,8 @@ from dpsgd.noise.base import Independent
 from dpsgd.noise.gaussian import add_row_noise
 from dpsgd.tables.gaps import Gaps, LinearSgd
 from dpsgd.tables.look_ups import Row, TableLoss, unique_rows
-from dpsgd.tables.rows import LawTables, Rows, Table, flushed_table, packed, read, written
-from dpsgd.training.algorithm import Algorithm, TrainState, copied, privatize
-from dpsgd.training.lazy_state import LazyOptState, LazyState, joined, parted
+from dpsgd.tables.rows import LawTables, Rows, flushed_table, packed, read, written
+from dpsgd.training.algorithm import Algorithm, copied, privatize
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.placement import Exchange, Placement
 from dpsgd.training.programs import compiled, executable, shapes_of_rows

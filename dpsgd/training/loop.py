@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from dpsgd.core.state import LazyState, TrainState, opened, unflushed
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.losses import example_keys
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm, TrainState, owned
+from dpsgd.training.algorithm import Algorithm, owned
 from dpsgd.training.batch_files import BatchFiles
 from dpsgd.training.blocks import cut, in_background, most_passes, plan_blocks, widened, with_rows
 from dpsgd.training.lazy import BlockLaws, RunLaws, flushed
-from dpsgd.training.lazy_state import LazyState, opened, unflushed
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
 from dpsgd.training.placement import AXIS, Exchange, Placement

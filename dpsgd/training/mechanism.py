@@ -6,12 +6,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from accounting import PrivacyProfile, WithGaussianReleaseProfile, format_delta, largest_count
-from dpsgd.noise.base import Independent, Noise
+from dpsgd.noise.base import Independent, Noise, Scales
 from dpsgd.noise.grid import SecureGrid
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.full_sums import FullSums
@@ -202,20 +201,3 @@ class Mechanism:
     def noise_key(self, root: RootKey, generation: int) -> np.ndarray:
         """Returns the key of the run's noise: uint32[4], or as its law has it."""
         return self.noise.key(root, generation)
-
-
-@dataclass(frozen=True)
-class Scales:
-    """A mechanism's numbers as float32 scalars; traced, so that one program serves every value.
-
-    The law of the noise is static: each is a program of its own, and so is none.
-    """
-
-    l2_clip_norm: Any
-    noise_stddev: Any
-    """None without noise."""
-    expected_batch_size: Any
-    grid: SecureGrid | None = None
-    """Of integer sums; it then has the noise's standard deviation too."""
-    noise: Noise | None = None
-    """None without noise, which is then left out of the program."""

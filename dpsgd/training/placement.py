@@ -40,13 +40,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dpsgd.core.state import LazyOptState, LazyState, joined, parted
 from dpsgd.packing import SMALL
-from dpsgd.training.lazy_state import LazyOptState, LazyState, joined, parted
 from dpsgd.training.programs import put
 from samplers import BatchSampler, IndexBlock
 
 if TYPE_CHECKING:
-    from dpsgd.training.algorithm import TrainState
+    from dpsgd.core.state import TrainState
 
 PyTree = Any
 

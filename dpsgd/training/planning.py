@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpsgd.core.state import TrainState
 from dpsgd.gradients.losses import LossFn, takes_key
-from dpsgd.training.algorithm import Algorithm, TrainState
+from dpsgd.training.algorithm import Algorithm
 from dpsgd.training.collectives import Collective, collectives
 from dpsgd.training.loop import Layout
 from dpsgd.training.mechanism import Mechanism

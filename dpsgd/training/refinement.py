@@ -37,9 +37,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpsgd.core.state import TrainState
 from dpsgd.gradients.isolation import isolated
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm, TrainState, dpsgd
+from dpsgd.training.algorithm import Algorithm, dpsgd
 from dpsgd.training.loop import Layout, columns_of, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import Placement, hosted

@@ -19,10 +19,10 @@ import optax
 from jax import lax
 
 from dpsgd import Algorithm, LazyTables, Mechanism, RootKey, TrainState, dpsgd
+from dpsgd.core.state import joined, opened, parted, unflushed
 from dpsgd.tables.look_ups import Row as RowOfTables
 from dpsgd.tables.look_ups import TableLoss
 from dpsgd.training.lazy import RunLaws, flushed
-from dpsgd.training.lazy_state import joined, opened, parted, unflushed
 from dpsgd.training.loop import Watch, block_function
 from dpsgd.training.programs import compiler_options
 from experiments.benchmarks.timing import Series

@@ -31,12 +31,12 @@ import pytest
 from placements import LAZY_BUGS
 
 from dpsgd import LazyTables, Mechanism, RootKey, TrainState, dpsgd, train_blocks
+from dpsgd.core.state import opened
 from dpsgd.noise.base import Independent
 from dpsgd.tables import rows
 from dpsgd.training import lazy
 from dpsgd.training.collectives import collectives
 from dpsgd.training.lazy import RunLaws, flush_program
-from dpsgd.training.lazy_state import opened
 from dpsgd.training.loop import Layout
 from dpsgd.training.placement import AXIS, Exchange, Placement, hosted, on_one_device, unlike
 from samplers import Deterministic, Multistage, Poisson, UnitTree

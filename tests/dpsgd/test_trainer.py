@@ -28,6 +28,7 @@ from dpsgd.audit.rows import generated_rows
 from dpsgd.training import programs, refinement
 from dpsgd.training.mechanism import SCALES
 from samplers import Multistage, Poisson, Shuffle, UnitTree, cap_contributions
+from samplers.population import UnitData
 
 N, D = 60, 64  # so many weights are audited by few releases
 SHUFFLED = Mechanism(Shuffle(N, 12, 2), 1.0, 1.0)
@@ -181,7 +182,7 @@ UNITS = Multistage(TREE, (2, 3), steps=4, clipped_level=1)
 @pytest.mark.parametrize("audit", [True, False])
 @pytest.mark.parametrize(
     ("sampler", "rows"),
-    [(SHUFFLED.sampler, data()), (UNITS, TREE.data(data()))],
+    [(SHUFFLED.sampler, data()), (UNITS, UnitData.of_tree(TREE, data()))],
     ids=["examples", "units"],
 )
 def test_a_loss_that_could_see_other_examples_is_refused_before_its_run_begins(

@@ -25,6 +25,7 @@ from samplers import (
     UserPoisson,
     cap_contributions,
 )
+from samplers.population import UnitData
 
 FALSE_ALARM = 1e-6
 
@@ -144,11 +145,16 @@ def test_users_are_protected_by_their_examples_only_under_the_cap_that_was_price
 
 def test_units_are_protected_only_in_data_of_the_same_tree():
     tree, other = (UnitTree.from_columns({"shop": s}) for s in ([0, 0, 1, 1], [0, 1, 1, 0]))
+    known, another = (UnitData.of_tree(one, {}).population for one in (tree, other))
     sampler = Multistage(tree, (1, 2), clipped_level=1, protected_level=1)
-    assert sampler.protected_unit(tree.data({}).population) == "shop"
-    assert Multistage(tree, (1, 2)).protected_unit(tree.data({}).population) == "example"
-    for population in (Population(4), other.data({}).population, Population(4, "user")):
-        with pytest.raises(ValueError, match=r"give them as tree.data\(columns\)"):
+    assert sampler.protected_unit(known) == "shop"
+    assert Multistage(tree, (1, 2)).protected_unit(known) == "example"
+    for population in (
+        Population(4),
+        another,
+        Population(4, "user"),
+    ):
+        with pytest.raises(ValueError, match=r"give them as UnitData.of_tree\(tree, columns\)"):
             sampler.protected_unit(population)
 
 

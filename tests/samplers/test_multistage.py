@@ -12,6 +12,7 @@ from scipy import stats
 
 from accounting import WorstLeafProfile
 from samplers import BatchSource, Multistage, UnitTree
+from samplers.population import UnitData
 
 FALSE_ALARM = 1e-6
 
@@ -135,9 +136,10 @@ def test_who_has_rows_under_two_parents_is_protected_within_one_alone():
     tree = UnitTree.from_columns(visits)
     wanted = {1: "shop", 2: "user within one shop", 3: "example"}
     for level, unit in wanted.items():
+        population = UnitData.of_tree(tree, visits).population
         levels = {"clipped_level": level, "protected_level": level}
         sampler = Multistage(tree, (1, 1, 1), steps=2, **levels)
-        assert sampler.protected_unit(tree.data(visits).population) == sampler.unit == unit
+        assert sampler.protected_unit(population) == sampler.unit == unit
 
 
 def test_a_sum_that_shows_which_units_were_drawn_is_warned_of():

@@ -13,11 +13,10 @@ from dpsgd.audit import late
 from dpsgd.audit.coupled import coupled_audit
 from dpsgd.audit.late import FLUSHED, LAW, MOVED, SIZES, late_checks
 from dpsgd.audit.program import AuditedProgram
+from dpsgd.core.state import LazyOptState, TrainState, joined
 from dpsgd.tables.gaps import Gaps
 from dpsgd.training import loop
-from dpsgd.training.algorithm import TrainState
 from dpsgd.training.lazy import RunLaws
-from dpsgd.training.lazy_state import LazyOptState, joined
 from samplers import BallsAndBins
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]

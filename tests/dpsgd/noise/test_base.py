@@ -27,6 +27,7 @@ from dpsgd import (
 from dpsgd.audit.coupled import coupled_audit
 from dpsgd.audit.sampler import sampler_checks
 from dpsgd.noise.gaussian import add_gaussian_noise
+from dpsgd.noise.registry import noise_record
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from dpsgd.runs.history import NO_HEAD, LedgerError
 from dpsgd.runs.ledger import Ledger, read
@@ -318,7 +319,7 @@ def test_correlated_noise_has_no_price_where_the_sampler_states_none(sampler):
 def test_the_guarantee_names_the_noise_and_what_it_leaves_open():
     for noise in NOISES:
         record = Guarantee.of(mechanism(noise), 1e-5).record()
-        assert record["noise"] == noise.describe()
+        assert record["noise"] == noise_record(noise)
         assert any("floating point" in line for line in record["not_covered"]) != noise.exact
 
 

@@ -12,11 +12,12 @@ import optax
 import pytest
 
 from accounting import GaussianProfile, epsilon
-from dpsgd import BandedToeplitz, BufferedToeplitz, Independent, Mechanism, Noise, RootKey, dpsgd
+from dpsgd import BandedToeplitz, BufferedToeplitz, Independent, Mechanism, RootKey, dpsgd
 from dpsgd.audit.coupled import coupled_audit
 from dpsgd.audit.sampler import sampler_checks
 from dpsgd.noise.gaussian import standard_normal
 from dpsgd.noise.recursion import empty_buffers, next_buffered_noise
+from dpsgd.noise.registry import noise_from_record, noise_record
 from dpsgd.noise.sensitivity import squared_sensitivity
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
 
@@ -54,7 +55,7 @@ def test_the_numbers_of_the_law_are_those_of_the_program_and_exact_in_a_ledger()
     noise = BufferedToeplitz((1 / 3, 0.1), (0.7, 1 / 7))
     for value in (*noise.weights, *noise.decays, noise.gain):
         assert float(np.float32(value)) == value
-    assert Noise.from_description(json.loads(json.dumps(noise.describe()))) == noise
+    assert noise_from_record(json.loads(json.dumps(noise_record(noise)))) == noise
     assert BufferedToeplitz(list(noise.weights), list(noise.decays)) == noise
     assert noise.kept == 2
 

@@ -19,7 +19,6 @@ from dpsgd import (
     Guarantee,
     Independent,
     Mechanism,
-    Noise,
     RootKey,
     dpsgd,
     train,
@@ -27,6 +26,7 @@ from dpsgd import (
 from dpsgd.audit.coupled import coupled_audit
 from dpsgd.noise.correlated import rounded
 from dpsgd.noise.gaussian import grid, standard_normal
+from dpsgd.noise.registry import noise_from_record, noise_record
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
 
 THREE = BandedToeplitz((1.0, 0.6, 0.3))
@@ -105,7 +105,7 @@ def test_columns_have_norm_one_at_most_and_are_exact_in_a_ledger(coefficients):
     )
     assert BandedToeplitz(noise.coefficients) == noise
     assert hash(BandedToeplitz(list(noise.coefficients))) == hash(noise)
-    assert Noise.from_description(json.loads(json.dumps(noise.describe()))) == noise
+    assert noise_from_record(json.loads(json.dumps(noise_record(noise)))) == noise
     ratios, gain = rounded(tuple(noise.coefficients))  # what the program computes with
     assert 1 + sum(Fraction(float(r)) ** 2 for r in ratios) <= Fraction(float(gain)) ** 2
     assert gain == pytest.approx(1 / noise.coefficients[0], rel=2e-7)
@@ -336,7 +336,7 @@ def test_a_run_trains_with_correlated_noise_is_audited_and_says_what_it_costs():
     trained = train(algorithm, mechanism, params, rows(), delta=1e-3)
     independent = Guarantee.of(Mechanism(SAMPLER, 1.0, 1.0), 1e-3)
     assert trained.guarantee.epsilon == independent.epsilon
-    assert trained.guarantee.record()["noise"] == THREE.describe()
+    assert trained.guarantee.record()["noise"] == noise_record(THREE)
     assert any("passed" in note for note in trained.guarantee.notes)
     plain = Mechanism(BallsAndBins(N, 4, 2), 1.0, 1.0, noise=THREE)
     with pytest.raises(ValueError, match="noise with up to 1, as far apart"):

@@ -13,11 +13,10 @@ import pytest
 from several import together
 
 from dpsgd import TrainState
+from dpsgd.core.state import LazyState, Table
 from dpsgd.runs import checkpoint
 from dpsgd.runs.checkpoint import KEPT, Checkpoint, Checkpoints
 from dpsgd.runs.processes import Processes
-from dpsgd.tables.rows import Table
-from dpsgd.training.lazy_state import LazyState
 from dpsgd.training.placement import Placement
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpsgd import Mechanism, TrainState
+from dpsgd.core.state import LazyState
 from dpsgd.runs import engine
 from dpsgd.runs.checkpoint import KEPT, Checkpoint
 from dpsgd.runs.directory import RunDirectory
@@ -19,7 +20,6 @@ from dpsgd.runs.job import Job
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.terms import Terms
-from dpsgd.training.lazy_state import LazyState
 from samplers import Poisson
 
 STEPS, BLOCK, FLUSH = 24, 2, 6

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, Secure, dpsgd, train
+from dpsgd.core.state import LazyState, Table, TrainState
 from dpsgd.noise.gaussian import (
     MOMENTUM,
     STEP,
@@ -23,10 +24,8 @@ from dpsgd.noise.gaussian import (
     uniform_at,
 )
 from dpsgd.tables.gaps import LinearSgd
-from dpsgd.tables.rows import FLUSHED_BITS, Rows, Table, flushed_table, on_grid, read, written
-from dpsgd.training.algorithm import TrainState
+from dpsgd.tables.rows import FLUSHED_BITS, Rows, flushed_table, on_grid, read, written
 from dpsgd.training.lazy import RunLaws, found_tables
-from dpsgd.training.lazy_state import LazyState
 from dpsgd.training.loop import Layout, train_blocks
 from samplers import BallsAndBins, Deterministic, Poisson
 

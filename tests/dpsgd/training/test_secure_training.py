@@ -15,6 +15,7 @@ from recording import recorder
 
 from dpsgd import Guarantee, Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
 from dpsgd.audit.coupled import coupled_audit
+from dpsgd.noise.registry import noise_record
 from dpsgd.noise.secure import rounded_gaussian
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from dpsgd.runs.history import NO_HEAD, LedgerError
@@ -227,7 +228,7 @@ def test_the_ledger_says_how_noise_was_drawn_and_refuses_to_mix(tmp_path, first)
         ):
             ledger.resume(terms(kinds[not first]), step=0, origin=NO_HEAD, repeatable=True)
         assert path.read_bytes() == before
-    assert json.loads(before.splitlines()[0])["noise"] == laws[first].describe()
+    assert json.loads(before.splitlines()[0])["noise"] == noise_record(laws[first])
     history = read(path)
     assert history.generations[0].terms.mechanism.noise == laws[first]
     assert history.guarantee().secure_noise is first

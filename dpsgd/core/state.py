@@ -1,4 +1,4 @@
-"""The states of training with lazy tables: one whose noise is due, and one that is covered."""
+"""The states of training: one that the guarantee covers, and one with deferred noise."""
 
 from __future__ import annotations
 
@@ -9,10 +9,29 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpsgd.tables.rows import Table
-from dpsgd.training.algorithm import TrainState
-
 PyTree = Any
+
+
+class TrainState(NamedTuple):
+    """What the guarantee covers: everything here depends on the data through noised sums alone."""
+
+    step: Any  # int32 scalar: updates done
+    params: PyTree
+    opt_state: optax.OptState
+    noise: PyTree = ()
+    """What the noise needs from step to step. It is no part of that, but a secret: whoever has it
+    can subtract noise."""
+
+
+class Table(NamedTuple):
+    """A table between two steps, with deferred noise. NOT covered by the guarantee."""
+
+    values: jax.Array
+    """theta: float [R, ...]."""
+    momentum: jax.Array | None
+    """m, of the same shape; None without momentum."""
+    steps: jax.Array
+    """Steps that are in each row: int32 [R]."""
 
 
 class LazyOptState(NamedTuple):

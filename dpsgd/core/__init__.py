@@ -1,0 +1,1 @@
+"""The types that all parts of a run share."""

@@ -1,0 +1,59 @@
+"""Laws of noise by name, as a ledger records them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from dpsgd.noise.base import Independent, Noise, Secure
+from dpsgd.noise.buffered import BufferedToeplitz
+from dpsgd.noise.correlated import BandedToeplitz
+
+_BUILT_IN: dict[str, type[Noise]] = {
+    "independent": Independent,
+    "secure": Secure,
+    "banded toeplitz": BandedToeplitz,
+    "buffered toeplitz": BufferedToeplitz,
+}
+
+
+def noise_record(noise: Noise) -> dict[str, Any]:
+    """Returns the name and the settings of `noise` as JSON values, see `noise_from_record`.
+
+    >>> noise_record(BandedToeplitz((4.0, 3.0)))["name"]
+    'banded toeplitz'
+    """
+    kind = type(noise)
+    names = (name for name, built_in in _BUILT_IN.items() if built_in is kind)
+    name = next(names, f"{kind.__module__}:{kind.__qualname__}")
+    return {"name": name, **noise.describe()}
+
+
+def noise_from_record(record: Mapping[str, Any]) -> Noise:
+    """Returns the noise that `noise_record` recorded.
+
+    Raises:
+      ValueError: if this version knows no such noise.
+    """
+    settings = dict(record)
+    name = str(settings.pop("name", None))
+    kind = _BUILT_IN.get(name) or _imported(name)
+    try:
+        return kind(**settings)
+    except TypeError as error:
+        raise ValueError(f"there is no such {name} noise: {error}") from None
+
+
+def _imported(name: str) -> type[Noise]:
+    """Returns the class that "module:qualified name" names; what is read imports no module."""
+    module, _, qualified = name.partition(":")
+    kind: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        kind = getattr(kind, part, None)
+    if not (isinstance(kind, type) and issubclass(kind, Noise)):
+        raise ValueError(
+            f"there is no noise {name!a:.60} here, and what it costs is not known: one from "
+            "elsewhere must be imported first"
+        )
+    return kind
