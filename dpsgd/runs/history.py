@@ -261,11 +261,11 @@ def _law_of_noise(terms: Terms) -> tuple[Any, ...]:
 
 def check_same_noise(before: Terms, after: Terms) -> None:
     """Raises LedgerError unless the noise has one law in both."""
-    law = before.mechanism.noise
-    if after.mechanism.noise != law:
+    if after.mechanism.noise != before.mechanism.noise:
+        name = noise_record(before.mechanism.noise)["name"]
         raise LedgerError(
-            f"this run was begun with {noise_record(law)['name']} noise and goes on only so: what its "
-            "guarantee covers holds for all of its steps; start a new run"
+            f"this run was begun with {name} noise and goes on only so: what its guarantee covers "
+            "holds for all of its steps; start a new run"
         )
 
 
