@@ -85,6 +85,8 @@ def report(rows: list[Row], json_file: Path | None) -> int:
     print(f"{'':{width}}  {'value':>12} {'unit':8} {'bar':10} holds")
     for row in rows:
         value = "not measured" if row.value is None else f"{row.value:.4g}"
+        if row.value is not None and abs(row.value) >= 1e4:
+            value = f"{row.value:,.0f}"
         holds = {None: "", True: "yes", False: "NO"}[row.holds]
         print(f"{row.name:{width}}  {value:>12} {row.unit:8} {row.bar:10} {holds}")
     if json_file is not None:
