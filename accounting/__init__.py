@@ -7,7 +7,15 @@ from accounting.calibration import (
     largest_count,
     smallest_count,
 )
-from accounting.profile import Bound, ContradictoryBounds, PrivacyProfile, epsilon, format_delta
+from accounting.profile import (
+    Bound,
+    ContradictoryBounds,
+    PrivacyProfile,
+    check_guarantee_delta,
+    default_delta,
+    epsilon,
+    format_delta,
+)
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.multistage import MultistageProfile
@@ -48,6 +56,8 @@ __all__ = [
     "attack_advantage",
     "calibrate",
     "calibrate_advantage",
+    "check_guarantee_delta",
+    "default_delta",
     "epsilon",
     "format_delta",
     "implied_advantage",

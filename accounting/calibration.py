@@ -15,6 +15,7 @@ from accounting.profile import (
     check_count,
     check_delta,
     check_epsilon,
+    check_guarantee_delta,
 )
 
 _COARSE = 0.02
@@ -44,13 +45,24 @@ def calibrate(
     Args:
       privacy: Maps a noise multiplier > 0 to the profile of the mechanism that uses it.
       epsilon: The epsilon that may be spent, > 0.
-      delta: The delta that may be spent, in (0, 1).
+      delta: The delta that may be spent, in (0, 0.1).
       relative_tolerance: How much above the smallest noise multiplier whose upper bound meets the
         guarantee the result may be. That bound is within EPSILON_TOLERANCE of the truth.
 
     Raises:
       ValueError: If the arguments are out of range, or no noise multiplier up to 1e9 suffices.
     """
+    check_guarantee_delta(delta)
+    return least_noise(privacy, epsilon, delta, relative_tolerance)
+
+
+def least_noise(
+    privacy: Callable[[float], PrivacyProfile],
+    epsilon: float,
+    delta: float,
+    relative_tolerance: float = 1e-4,
+) -> float:
+    """Returns the same for any point of the profile's curve, `delta` in (0, 1): no guarantee."""
     check_delta(delta)
     if not 0.0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
@@ -259,7 +271,7 @@ def largest_count(
 
     Returns 0 where not even n = 1 suffices.
     """
-    check_delta(delta)
+    check_guarantee_delta(delta)
     check_epsilon(epsilon)
     check_count("limit", limit)
 
@@ -298,7 +310,7 @@ def smallest_count(
     Raises:
       ValueError: If not even `limit` suffices.
     """
-    check_delta(delta)
+    check_guarantee_delta(delta)
     check_epsilon(epsilon)
     check_count("limit", limit)
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_DOWN, Context, Decimal
 from typing import Literal, Protocol, runtime_checkable
 
 Direction = Literal["remove", "add"]
@@ -196,9 +196,9 @@ def epsilon(profile: PrivacyProfile, delta: float) -> Bound:
     """Bounds the smallest epsilon that `profile` guarantees at `delta`.
 
     Raises:
-      ValueError: If `delta` is not in (0, 1).
+      ValueError: If `delta` is not in (0, 0.1), see `check_guarantee_delta`.
     """
-    return profile.epsilon(check_delta(delta))
+    return profile.epsilon(check_guarantee_delta(delta))
 
 
 def wanted_width(tolerance: float, epsilon: float) -> float:
@@ -222,8 +222,45 @@ def format_delta(delta: float) -> str:
     return f"{float(_round_outward(delta, '.3g', up=True)):.3g}"
 
 
+def default_delta(num_units: int) -> float:
+    """Returns min(1e-5, n^-1.1) for n protected units, rounded down to one significant digit.
+
+    A mechanism that publishes one of n units at random has delta = 1 / n at epsilon 0. A delta must
+    be well below that to say that nothing of the kind happens.
+
+    >>> default_delta(100), default_delta(88_000), default_delta(37_000_000)
+    (1e-05, 3e-06, 4e-09)
+
+    Args:
+      num_units: n, the number of protected units: users where users are protected.
+    """
+    check_count("num_units", num_units)
+    wanted = Decimal(min(1e-5, float(num_units) ** -1.1))
+    return float(Context(prec=1, rounding=ROUND_DOWN).plus(wanted))
+
+
+LARGEST_DELTA = 0.1
+"""No guarantee is given from this delta on: it permits a total failure once in ten runs."""
+
+
+def check_guarantee_delta(delta: float, name: str = "delta") -> float:
+    """Returns the `delta` of a guarantee, called `name`; raises ValueError unless it is below 0.1.
+
+    The curve of a profile is defined at any delta in (0, 1), and is no guarantee at a large one: at
+    0.9 most mechanisms have epsilon 0.
+    """
+    if not 0.0 < delta < LARGEST_DELTA:
+        raise ValueError(
+            f"{name} must lie in (0, {LARGEST_DELTA:g}), got {delta}: take 1e-5 or less, and less "
+            "than 1 / (number of protected units)"
+        )
+    if delta < _SMALLEST_DELTA:
+        raise ValueError(f"{name} must be at least {_SMALLEST_DELTA:g}, got {delta}")
+    return float(delta)
+
+
 def check_delta(delta: float) -> float:
-    """Returns `delta` if it is in (0, 1), else raises a ValueError."""
+    """Returns `delta` if a profile's curve is defined there, in (0, 1), else raises ValueError."""
     if not 0.0 < delta < 1.0:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
     if delta < _SMALLEST_DELTA:

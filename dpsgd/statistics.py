@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accounting import GaussianProfile, calibrate
+from accounting import GaussianProfile, calibrate, default_delta
 from dpsgd.audit.coupled import coupled_audit
 from dpsgd.audit.rows import generated_rows
 from dpsgd.noise.base import Independent, Noise
@@ -61,7 +61,7 @@ def private_sum(
       rows: Vectors, [n, d].
       l2_clip_norm: C, chosen without a look at the rows.
       epsilon: What may be spent, > 0.
-      delta: In (0, 1); by default 1 / n.
+      delta: In (0, 0.1); by default `accounting.default_delta`.
       noise: Its law: `Independent()`, or `Secure()`, which shrinks what it adds up by 2^-12.
       root: Secret of this release and of no other; by default fresh entropy. One from a seed gives
         no guarantee.
@@ -165,7 +165,7 @@ def _released(
 ) -> Released:
     """Audits the program of one sum over all rows, and releases it once."""
     root = RootKey.from_entropy() if root is None else root
-    delta = 1 / max(2, len(rows)) if delta is None else delta
+    delta = default_delta(len(rows)) if delta is None else delta
     sigma = calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
     mechanism = Mechanism(FullBatch(len(rows)), sigma, l2_clip_norm, noise)
     guarantee = Guarantee.of(mechanism, delta, reproducible_noise=root.insecure)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accounting.profile import check_delta
+from accounting import default_delta
 from dpsgd.audit.checks import UNSEEN, AuditReport
 from dpsgd.audit.coupled import audit_sums, coupled_audit
 from dpsgd.audit.rows import Generated, generated_rows
@@ -87,7 +87,7 @@ def train(
         is: what is protected is then what they have. NaN or infinity among them gives a
         warning, which looks at private rows and which no guarantee covers: it is for whoever holds
         them, and tells neither how many they are nor which.
-      delta: Of the guarantee, in (0, 1); by default 1 / n.
+      delta: Of the guarantee, in (0, 0.1); by default `accounting.default_delta`.
       root: Secret of this run and of no other; by default fresh from the operating system's
         entropy. One from a seed gives a warning, and no guarantee.
       audit: Whether the run is audited before it begins, which takes seconds; if not, the guarantee
@@ -228,7 +228,7 @@ def _planned(
     noisy = mechanism.noise_multiplier > 0 and not root.insecure
     return Guarantee.of(
         mechanism,
-        check_delta(1 / sampler.num_examples if delta is None else delta),
+        default_delta(sampler.num_units) if delta is None else delta,
         unit=sampler.protected_unit(population) if noisy else sampler.unit,
         reproducible_noise=root.insecure,
         lazy_tables=algorithm.tables is not None,

@@ -208,6 +208,11 @@ class BatchSampler(abc.ABC):
         """What is protected where each row of the data is an example."""
         return "example"
 
+    @property
+    def num_units(self) -> int:
+        """Number of protected units, which a delta is compared with: that of the rows."""
+        return self.num_examples
+
     def protected_unit(self, population: Population) -> str:
         """Returns what is protected where this is drawn from: one row, unless a sampler says more.
 

@@ -102,8 +102,8 @@ class Contributions:
         self._check(columns)
         kept = self.kept
         rows = {name: np.asarray(column)[kept] for name, column in columns.items()}
-        most = Population(kept.size, max_contributions=self.max_contributions)
-        return UnitData(rows, most)
+        most, users = self.max_contributions, self.num_users
+        return UnitData(rows, Population(kept.size, max_contributions=most, num_users=users))
 
     def _check(self, columns: Mapping[str, np.ndarray]) -> None:
         for name, column in columns.items():

@@ -21,12 +21,14 @@ class Population:
       num_examples: Number n of rows.
       row: What one row is: an example, or all data of one user, whose gradient is clipped as one.
       max_contributions: Most examples of one user among rows that are examples; None if unknown.
+      num_users: Number of users among rows that are examples; None if unknown.
       tree: Units within units, with the rows as leaves, or the shape of such a tree.
     """
 
     num_examples: int
     row: Literal["example", "user"] = "example"
     max_contributions: int | None = None
+    num_users: int | None = None
     tree: UnitTree | TreeShape | None = None
 
 

@@ -144,12 +144,18 @@ class SamplerSettings:
         for field in _fields(self.sampler):
             if field.name in given:
                 chosen[field.name] = given[field.name]
-                if given[field.name] is None and field.name in _OF_DATA:
+                needed = field.name in _OF_DATA and field.default is dataclasses.MISSING
+                if given[field.name] is None and needed:
                     raise ValueError(
                         f"the sampler {self.name} needs {field.name}, which these data have not: "
                         f"{_NEEDS[field.name]}"
                     )
         return self.sampler(**chosen)
+
+    def num_units(self, population: Population) -> int:
+        """Returns the `BatchSampler.num_units` of the sampler of these data, whatever its sizes."""
+        users = population.num_users if "num_users" in self.of_data() else None
+        return users or population.num_examples
 
     def open_sizes(self) -> list[str]:
         """Returns the names of the sizes that are left open.

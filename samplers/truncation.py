@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accounting import PrivacyProfile, TruncatedProfile
+from accounting import PrivacyProfile, TruncatedProfile, check_guarantee_delta, default_delta
 from accounting.profiles.truncation import log_overflow_probability, smallest_max_batch_size
 from samplers.base import EpochSampler, positive_integer
 from samplers.randomness import Key, Stream, uniform_permutation
@@ -19,12 +19,6 @@ from samplers.randomness import Key, Stream, uniform_permutation
 REFERENCE_EPSILON = 10.0
 """The default cap keeps the cost of truncation below RELATIVE_COST * delta up to this epsilon."""
 RELATIVE_COST = 1e-5
-
-
-def check_target_delta(target_delta: float | None) -> None:
-    """Raises ValueError unless it is a number in (0, 1), or None."""
-    if target_delta is not None and not 0.0 < target_delta < 1.0:
-        raise ValueError(f"target_delta must be in (0, 1), got {target_delta}")
 
 
 def default_max_batch_size(
@@ -84,7 +78,7 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
     """Most examples B of each lane in one pass of the fixed-shape program; by default so many that
     truncation costs at most 1e-5 of delta."""
     target_delta: float | None = None
-    """The delta for which the default cap is chosen; 1 / num_examples by default."""
+    """The delta for which the default cap is chosen; by default that of `default_delta`."""
     overflow: Literal["truncate", "accumulate"] = "truncate"
     """What is done with a larger batch. truncate: drop the excess at random, and pay for it in
     delta; accumulate: take several passes for one update, nothing is dropped and nothing paid."""
@@ -108,7 +102,8 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
                 'overflow="accumulate" takes as many passes as the fullest lane needs, which who '
                 f"holds one lane does not know: with {self.lanes} lanes, truncate"
             )
-        check_target_delta(self.target_delta)
+        if self.target_delta is not None:
+            check_guarantee_delta(self.target_delta, "target_delta")
         if self.max_batch_size is not None:
             cap = positive_integer("max_batch_size", self.max_batch_size)
             object.__setattr__(self, "max_batch_size", cap)
@@ -116,7 +111,7 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
     @cached_property
     def default_batch_size(self) -> int:
         """The `lane_batch_size` where `max_batch_size` is None."""
-        delta = 1.0 / self.num_examples if self.target_delta is None else self.target_delta
+        delta = self.target_delta or default_delta(self.num_units)
         return default_max_batch_size(
             self.largest_group, self.sampling_prob, self.lanes * self.independent_steps, delta
         )

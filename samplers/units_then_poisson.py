@@ -10,14 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from accounting import PrivacyProfile, TruncatedProfile, UnitsThenPoissonProfile
+from accounting import (
+    PrivacyProfile,
+    TruncatedProfile,
+    UnitsThenPoissonProfile,
+    check_guarantee_delta,
+    default_delta,
+)
 from accounting.profile import check_probability
 from accounting.profiles.truncation import log_overflow_probability
 from samplers.base import positive_integer
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.row_law import TreeDraws
-from samplers.truncation import check_target_delta, cut, default_max_batch_size
+from samplers.truncation import cut, default_max_batch_size
 
 
 @dataclass(frozen=True)
@@ -45,14 +51,15 @@ class UnitsThenPoisson(EpisodeSampler):
     max_batch_size: int | None = field(default=None, kw_only=True)
     """Rows of a padded batch; by default so many that truncation costs at most 1e-5 of delta."""
     target_delta: float | None = field(default=None, kw_only=True)
-    """The delta for which the default maximum is chosen; 1 / num_examples by default."""
+    """The delta for which the default maximum is chosen; by default that of `default_delta`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         draws = check_draws(self.tree, self.draws, self.tree.num_levels - 1)
         object.__setattr__(self, "draws", draws)
         check_probability("sampling_prob", self.sampling_prob)
-        check_target_delta(self.target_delta)
+        if self.target_delta is not None:
+            check_guarantee_delta(self.target_delta, "target_delta")
         if self.max_batch_size is not None:
             cap = positive_integer("max_batch_size", self.max_batch_size)
             object.__setattr__(self, "max_batch_size", cap)
@@ -62,7 +69,7 @@ class UnitsThenPoisson(EpisodeSampler):
         """Rows of a padded batch: `max_batch_size`, or what is chosen in its place."""
         if self.max_batch_size is not None:
             return self.max_batch_size
-        delta = 1.0 / self.num_examples if self.target_delta is None else self.target_delta
+        delta = self.target_delta or default_delta(self.num_units)
         return max(
             1, default_max_batch_size(self.most_examples, self.sampling_prob, self.steps, delta)
         )

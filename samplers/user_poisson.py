@@ -21,9 +21,16 @@ class UserPoisson(Poisson):
 
     max_contributions: int = field(kw_only=True)
     """Most examples tau of one user among the rows."""
+    num_users: int | None = field(default=None, kw_only=True)
+    """Users among the rows, whose number a delta is compared with; if unknown, that of the rows."""
 
     def __post_init__(self) -> None:
         check_count("max_contributions", self.max_contributions)
+        if self.num_users is not None and not 1 <= self.num_users <= self.num_examples:
+            raise ValueError(
+                f"num_users must lie in [1, {self.num_examples}], the number of rows, got "
+                f"{self.num_users}"
+            )
         super().__post_init__()
         if self.cycle_length > 1:
             raise ValueError(
@@ -36,6 +43,11 @@ class UserPoisson(Poisson):
         """A user."""
         return "user"
 
+    @property
+    def num_units(self) -> int:
+        """Number of users, or its upper bound: that of the rows."""
+        return self.num_users or self.num_examples
+
     def protected_unit(self, population: Population) -> str:
         """Returns "user", or raises ValueError where a user may hold more rows than tau."""
         super().protected_unit(population)
@@ -46,6 +58,11 @@ class UserPoisson(Poisson):
                 f"the sampler draws from at most {self.max_contributions} examples of each user, "
                 f"and in these data a user may hold {held}: make them by "
                 "cap_contributions(...).of_examples(columns)"
+            )
+        if self.num_users is not None and population.num_users not in (None, self.num_users):
+            raise ValueError(
+                f"the sampler has num_users {self.num_users}, and the data have "
+                f"{population.num_users}"
             )
         return "user"
 

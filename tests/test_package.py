@@ -29,7 +29,8 @@ PUBLIC = {
         MultistageProfile PoissonProfile PrivacyProfile SelectionProfile ShuffleProfile TrialCount
         TruncatedProfile UnitsThenPoissonProfile UserPoissonProfile WithGaussianReleaseProfile
         WithPureReleaseProfile WorstLeafProfile
-        attack_accuracy attack_advantage calibrate calibrate_advantage epsilon format_delta
+        attack_accuracy attack_advantage calibrate calibrate_advantage check_guarantee_delta
+        default_delta epsilon format_delta
         implied_advantage largest_count log_overflow_probability smallest_count
         smallest_max_batch_size
     """,

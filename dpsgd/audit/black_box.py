@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from accounting import Bound, format_delta
+from accounting import Bound, check_guarantee_delta, format_delta
 from dpsgd.audit.runs import Runs, Scores
 from dpsgd.noise.keys import RootKey
 from dpsgd.training.algorithm import Algorithm, dpsgd
@@ -147,7 +147,7 @@ def black_box_audit(
     Args:
       mechanism: Sampler, sigma and C of the runs.
       claim: Interval that is claimed to contain epsilon.
-      delta: At which it is claimed, in (0, 1).
+      delta: At which it is claimed, in (0, 0.1).
       trials: Runs in each world, in all; half of them are counted.
       confidence: Of the bound: 1 - confidence is the probability of a false VIOLATION, at most.
       root: Source of all randomness, by default fresh entropy.
@@ -185,11 +185,12 @@ def bound_epsilon(
     Args:
       play: The mechanism, as the auditor sees it.
       claim: Interval that is claimed to contain epsilon.
-      delta: At which it is claimed, in (0, 1).
+      delta: At which it is claimed, in (0, 0.1).
       trials: Runs in each world, in all; half of them are counted.
       confidence: Of the bound: 1 - confidence is the probability of a false VIOLATION, at most.
       progress: Called with one line of text now and then.
     """
+    check_guarantee_delta(delta)
     counted = trials // 2
     shares = -(-(trials - counted) // len(GAMES))
     choice = {}

@@ -238,7 +238,7 @@ def plan(
       buffers: Likewise, in ascending order, where the order is known. Those that gain less than
         a thousandth of the error over fewer are left out.
       epsilon: To guarantee, > 0, at `delta`.
-      delta: Of the guarantee, in (0, 1).
+      delta: Of the guarantee, in (0, 0.1).
       advantage: Of a membership attack, in (0, 1): to guarantee in place of both.
       momentum: beta of SGD in [0, 1); None for an optimizer whose steps are no sums of gradients,
         as Adam's: it divides by the size of what it sees in single steps, in which correlated noise

@@ -59,8 +59,7 @@ def _why_not(task: Any, config: RunConfig, population: Population) -> str:
     if not _offers(task):
         return f"the task, a {type(task).__name__}, offers none (see dpsgd.runs.task.Task)"
     try:
-        delta = config.target_delta or 1 / population.num_examples
-        config.full_sums(config.build_sampler(population), delta)
+        config.full_sums(config.build_sampler(population), config.delta(population))
     except ValueError as error:
         return str(error)
     return ""
@@ -123,7 +122,7 @@ def platt(
         budget = sampler.privacy(noise_multiplier).epsilon(delta, _ABOUT).upper
     if math.isinf(budget):
         raise ValueError("no finite epsilon is certified for the run")
-    if (sums := platt_sums(sampler.num_examples, epsilon=max(budget, _LEAST))) is None:
+    if (sums := platt_sums(sampler.num_examples, epsilon=max(budget, _LEAST), delta=delta)) is None:
         raise ValueError(
             f"on {sampler.num_examples:,} training rows, at epsilon {budget:.3g}, its noise would "
             "cost more than it mends"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from accounting import check_guarantee_delta, default_delta
 from dpsgd.runs import correlation, tables
 from dpsgd.runs.calibration import platt, privacy_with
 from dpsgd.runs.records import build, checked, plain
@@ -38,8 +39,9 @@ class RunConfig:
     """Choose the smallest one at which the certified advantage of a membership attack (its true
     positive rate minus its false positive rate) is at most this: with a fair prior it is then right
     with probability (1 + this) / 2 at most."""
-    target_delta: float | None = None
-    """Delta of the guarantee; by default 1 / number of training examples."""
+    target_delta: float | Literal["1/n"] | None = None
+    """Delta of the guarantee; by default min(1e-5, n^-1.1) for n protected units, rounded down to
+    one digit. 1/n, which papers take, is no safe choice: to publish one unit at random has it."""
     non_private: bool = False
     """Train without clipping and noise: no guarantee."""
     l2_clip_norm: float | None = None
@@ -126,8 +128,11 @@ class RunConfig:
             raise ValueError(f"target_epsilon must be finite and > 0, got {self.target_epsilon}")
         if self.target_advantage is not None and not 0 < self.target_advantage < 1:
             raise ValueError(f"target_advantage must lie in (0, 1), got {self.target_advantage}")
-        if self.target_delta is not None and not 0 < self.target_delta < 1:
-            raise ValueError(f"target_delta must lie in (0, 1), got {self.target_delta}")
+        if isinstance(self.target_delta, str):
+            if self.target_delta != "1/n":
+                raise ValueError(f"target_delta must be a number or 1/n, got {self.target_delta!a}")
+        elif self.target_delta is not None:
+            check_guarantee_delta(self.target_delta, "target_delta")
         if self.microbatch_size is not None and self.microbatch_size < 1:
             raise ValueError(f"microbatch_size must be at least 1, got {self.microbatch_size}")
         if not 0 <= self.init_seed < 2**32:
@@ -147,6 +152,23 @@ class RunConfig:
         if not self.checkpoint_seconds >= 0:
             raise ValueError(f"checkpoint_seconds must be >= 0, got {self.checkpoint_seconds}")
 
+    def delta(self, population: Population) -> float:
+        """Returns the delta of the guarantee of a run on these data.
+
+        Raises:
+          ValueError: if it is 1 / n, of so few units that this is no delta of a guarantee.
+        """
+        if isinstance(self.target_delta, float | int):
+            return self.target_delta
+        sampler = self.sampler
+        if isinstance(sampler, SamplerSettings):
+            num_units = sampler.num_units(population)
+        else:
+            num_units = sampler.num_units
+        if self.target_delta is None:
+            return default_delta(num_units)
+        return check_guarantee_delta(1 / num_units, "target_delta")
+
     def mechanism(self, population: Population) -> Mechanism:
         """Returns the mechanism of a run on these data, of which nothing is left open.
 
@@ -158,7 +180,7 @@ class RunConfig:
         sampler = self.build_sampler(population)
         if self.non_private:
             return Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=float("inf"))
-        delta = self.target_delta or 1 / population.num_examples
+        delta = self.delta(population)
         sums = self.full_sums(sampler, delta) if self.calibration == "platt" else None
         noise, sigma = self.noise(), self.noise_multiplier
         if self.target_epsilon is not None:
@@ -205,7 +227,7 @@ class RunConfig:
         """
         with correlation.apart(self.sampler, self.bands) as sampler:
             if isinstance(sampler, SamplerSettings):
-                sampler = sampler.build(population, self.target_delta)
+                sampler = sampler.build(population, self.delta(population))
             else:
                 sampler = sampler.of(population)
         correlation.check_apart(sampler, self.bands)

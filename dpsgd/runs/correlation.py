@@ -213,7 +213,7 @@ def _best(
     most = planning.most_bands(sampler, memory=memory, num_params=num_params)
     if most == 1:
         return 1, f"{config.bands_memory} hold no noise vector of the model"
-    delta = config.target_delta or 1 / population.num_examples
+    delta = config.delta(population)
     target = config.target_epsilon
     if config.noise_multiplier is not None:
         if sampler.separation < of_sampler:

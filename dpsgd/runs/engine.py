@@ -344,6 +344,8 @@ def _gone_on(
         generations = tuple(ledger.history.generations)
         last = generations[-1].terms
         unchanged = config_digest(record) == last.fingerprint["config"]
+        if unchanged:  # another version might have another default
+            config = dataclasses.replace(config, target_delta=last.delta)
         mechanism = functools.partial(_mechanism_of, last, out, config, unchanged)
         job = Job.of(task, config, mechanism, placement=placement)
         job.check_rows()

@@ -93,7 +93,7 @@ class Job:
             microbatch_size=config.microbatch_size,
             tables=tables.lazy_tables(config, chosen.sampler.num_steps),
         )
-        delta = config.target_delta or 1 / population.num_examples
+        delta = config.delta(population)
         params = task.init(config.init_seed)
         refinement = calibration.refinement_of(task, chosen)
         if placement is not None:

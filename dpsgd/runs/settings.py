@@ -209,7 +209,7 @@ def choose(
         batch_size, epochs = max(1, round(built.expected_batch_size)), built.epochs
     aim = Aim(
         num_examples=population.num_examples,
-        target_delta=config.target_delta or 1 / population.num_examples,
+        target_delta=config.delta(population),
         noise_multiplier=config.noise_multiplier,
         target_epsilon=config.target_epsilon,
         target_advantage=config.target_advantage,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.profile import check_delta
+from accounting import check_guarantee_delta
 from dpsgd.noise.registry import noise_from_record, noise_record
 from dpsgd.runs.records import build, checked, plain
 from dpsgd.training.full_sums import FullSums
@@ -89,7 +89,7 @@ class Terms:
                 noise_from_record(checked(body["noise"], dict[str, Any], "noise")),
                 None if sums is None else build(FullSums, sums, "full_sums"),
             ),
-            check_delta(checked(body["delta"], float, "delta")),
+            check_guarantee_delta(checked(body["delta"], float, "delta")),
             checked(body["reproducible_noise"], bool, "reproducible_noise"),
             checked(body["fingerprint"], dict[str, Any], "fingerprint"),
             checked(body["unit"], str, "unit"),

@@ -112,7 +112,7 @@ class Candidates:
           ValueError: if the noise cannot be had, or does not suffice.
         """
         population = self.rows[1]
-        delta = self.configs[0].target_delta or 1 / population.num_examples
+        delta = self.configs[0].delta(population)
         terms = []
         for config in self._noised(delta):
             mechanism = config.mechanism(population)

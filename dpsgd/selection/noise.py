@@ -14,6 +14,7 @@ from accounting import (
     calibrate,
     calibrate_advantage,
 )
+from accounting.calibration import least_noise
 
 Privacy = Callable[[float], PrivacyProfile]
 """Maps a noise multiplier to the profile of a mechanism that uses it."""
@@ -64,7 +65,7 @@ def for_epsilon(
     for privacy in others:
         needed = [calibrate(privacy, epsilon=b, delta=shared)]
         if condition < 1.0:
-            needed.append(calibrate(privacy, epsilon=e, delta=condition))
+            needed.append(least_noise(privacy, e, condition))
         sigmas.append(max(needed))
     return _sufficient(
         sigmas,

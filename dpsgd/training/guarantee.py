@@ -14,6 +14,7 @@ from accounting import (
     Bound,
     attack_accuracy,
     attack_advantage,
+    check_guarantee_delta,
     epsilon,
     format_delta,
     implied_advantage,
@@ -94,6 +95,9 @@ class Guarantee:
     total_variation: Bound = UNKNOWN
     left_out: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_guarantee_delta(self.delta)
+
     @classmethod
     def of(
         cls,
@@ -108,14 +112,14 @@ class Guarantee:
 
         Args:
           mechanism: Sampler, sigma and C.
-          delta: In (0, 1).
+          delta: In (0, 0.1).
           unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row
             of the data is an example.
           reproducible_noise: Whether the noise came from a seed that can be guessed.
           lazy_tables: Whether the noise of tables comes late.
 
         Raises:
-          ValueError: if `delta` is not in (0, 1), or the sampler's privacy profile is not proved.
+          ValueError: if `delta` is not in (0, 0.1), or the sampler's privacy profile is not proved.
         """
         whole = cls._of(mechanism, delta, mechanism.num_steps, reproducible_noise)
         whole = dataclasses.replace(whole, unit=unit) if unit else whole
@@ -143,7 +147,7 @@ class Guarantee:
 
         Args:
           mechanism: Sampler, sigma and C of the whole run, as planned.
-          delta: In (0, 1).
+          delta: In (0, 0.1).
           steps: Steps that are done, at most `mechanism.num_steps`: for all of them, this is `of`.
           reproducible_noise: Whether the noise came from a seed that can be guessed.
 
@@ -296,6 +300,12 @@ class Guarantee:
 def notes_on(mechanism: Mechanism, delta: float, price: Bound) -> tuple[str, ...]:
     """Returns what a reader should know about `price`: its own note, and its sampler's caveats."""
     caveats = mechanism.sampler.caveats(mechanism.noise_multiplier, delta)
+    num_units = mechanism.sampler.num_units
+    if delta >= 1 / num_units:
+        caveats += (
+            f"delta is not below 1 / {num_units:,}, one over the number of protected units: to "
+            "publish one unit at random is as private; take a smaller delta",
+        )
     if stated_law(mechanism.sampler) is None:
         caveats += (
             f"the sampler {name_of(type(mechanism.sampler))} is not audited: it states no law of "

@@ -38,7 +38,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from accounting import GaussianProfile, calibrate
+from accounting import GaussianProfile, calibrate, default_delta
 from dpsgd.training.full_sums import FullSums
 from dpsgd.training.refinement import Refinement
 
@@ -119,7 +119,9 @@ class Platt(Refinement):
         return self.largest_logit / 2
 
 
-def platt_sums(num_examples: int, *, epsilon: float = 1.0) -> FullSums | None:
+def platt_sums(
+    num_examples: int, *, epsilon: float = 1.0, delta: float | None = None
+) -> FullSums | None:
     """Returns how many sums Platt scaling takes, at which noise; None where it would not pay.
 
     What is gained grows with miscalibration, and what is lost is little: with n rows and k sums of
@@ -138,12 +140,14 @@ def platt_sums(num_examples: int, *, epsilon: float = 1.0) -> FullSums | None:
 
     Args:
       num_examples: n.
-      epsilon: About what the whole run costs at delta = 1 / n.
+      epsilon: About what the whole run costs.
+      delta: At which; by default `accounting.default_delta`.
 
     Returns:
       The sums, or None if they cost more than `_MOST_LOSS` of log loss.
     """
-    mu = 1 / calibrate(GaussianProfile, epsilon=epsilon, delta=1 / max(2, num_examples))
+    delta = default_delta(num_examples) if delta is None else delta
+    mu = 1 / calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
     if math.sqrt(2 * _NOISE_LOSS * _SIGMA_LOSS * _STEPS) / (mu * num_examples) > _MOST_LOSS:
         return None
     square = num_examples * math.sqrt(_SIGMA_LOSS * _STEPS / (2 * _NOISE_LOSS)) / mu

@@ -178,8 +178,8 @@ def beside_bars(
 
 
 def defaults(**aim: Any) -> RunConfig:
-    """Returns what a run is asked for by somebody who gives its `aim` alone."""
-    return RunConfig(SETTINGS["balls-and-bins"](), **aim)
+    """Returns what a run is asked for by somebody who gives its `aim` alone, at delta = 1 / n."""
+    return RunConfig(SETTINGS["balls-and-bins"](), target_delta="1/n", **aim)
 
 
 def _mean(runs: Sequence[Trained], figure: str) -> float:

@@ -84,7 +84,7 @@ def black_box(config: AuditConfig, progress: Progress = lambda line: None) -> Bl
             "without it looks at"
         )
     mechanism = _mechanism(config)
-    delta = 1 / config.num_examples if config.delta is None else config.delta
+    delta = config.delta_of(mechanism.sampler)
     progress("accounting for the claim")
     claim = epsilon(_claimed(config, mechanism.sampler).privacy(config.noise_multiplier), delta)
     if math.isinf(claim.upper):

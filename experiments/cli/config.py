@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from accounting import check_guarantee_delta, default_delta
 from experiments.cli.errors import naming_options
 from samplers import BatchSampler, Population, TreeShape, UnitTree
 from samplers.settings import DEFAULTS, SamplerSettings
@@ -70,11 +71,14 @@ class GuaranteeConfig:
     num_examples: int
     """Training examples (public)."""
     delta: float | None = None
-    """Delta of the guarantee; by default 1 / num_examples."""
+    """Delta of the guarantee; by default min(1e-5, n^-1.1) for n protected units, rounded down to
+    one digit."""
     unit: Literal["example", "user"] = "example"
     """What one of the num_examples rows is: user, where it is all data of one, clipped as one."""
     max_contributions: int | None = None
     """Most examples of one user, for user-poisson."""
+    num_users: int | None = None
+    """Users among the examples, for user-poisson: the default delta goes by them."""
     sizes: tuple[int, ...] = ()
     """For samplers of units within units: how many children there are, level by level, on the path
     of the example that is drawn most often; of units of unequal sizes, the smallest."""
@@ -90,8 +94,8 @@ class GuaranteeConfig:
         """Raises ValueError, as the command line names them, for values without a guarantee."""
         if self.num_examples < 1:
             raise ValueError(f"--num-examples must be at least 1, got {self.num_examples}")
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise ValueError(f"--delta must lie in (0, 1), got {self.delta}")
+        if self.delta is not None:
+            check_guarantee_delta(self.delta, "--delta")
         levels = len(self.sizes) - 1
         if self.sizes and min(self.sizes) < 1:
             raise ValueError(f"--sizes needs a number >= 1 for each level, got {self.sizes}")
@@ -110,6 +114,8 @@ class GuaranteeConfig:
             if (name in needed) != bool(given):
                 what = "needs" if name in needed else "takes no"
                 raise ValueError(f"sampler:{self.sampler.name} {what} {option}")
+        if self.num_users is not None and "num_users" not in needed:
+            raise ValueError(f"sampler:{self.sampler.name} takes no --num-users")
 
     def population(self, *, drawn: bool = False) -> Population:
         """Returns what is drawn from.
@@ -135,14 +141,20 @@ class GuaranteeConfig:
                 mean_leaves=float(self.sizes[-1]),
                 worst_paths=(self.sizes,),
             )
-        return Population(self.num_examples, self.unit, self.max_contributions, tree)
+        return Population(
+            self.num_examples, self.unit, self.max_contributions, self.num_users, tree
+        )
 
     def build(self, *, drawn: bool = False) -> tuple[BatchSampler, float]:
         """Returns the sampler, and the delta of its guarantee."""
         self.check()
         with naming_options(type(self.sampler)):
             sampler = self.sampler.build(self.population(drawn=drawn), self.delta)
-        return sampler, 1 / self.num_examples if self.delta is None else self.delta
+        return sampler, self.delta_of(sampler)
+
+    def delta_of(self, sampler: BatchSampler) -> float:
+        """Returns the delta of the guarantee."""
+        return default_delta(sampler.num_units) if self.delta is None else self.delta
 
     def full_sums(self, sampler: BatchSampler, delta: float, **wanted: float | None) -> Any:
         """Returns the sums over all rows of the calibration that is asked for, or None.

@@ -57,7 +57,7 @@ def test_the_noise_returned_suffices_and_slightly_less_does_not(maker, epsilon):
 
 
 @settings(max_examples=25, deadline=None)
-@given(log_epsilon=st.floats(-16.0, 4.6), log_delta=st.floats(-60.0, -1.0))
+@given(log_epsilon=st.floats(-16.0, 4.6), log_delta=st.floats(-60.0, -2.5))
 def test_the_gaussian_is_inverted_anywhere(log_epsilon, log_delta):
     epsilon, delta = math.exp(log_epsilon), math.exp(log_delta)
     sigma = calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
@@ -113,10 +113,10 @@ def test_a_guarantee_that_no_noise_gives_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta"), [(0.0, 1e-6), (math.inf, 1e-6), (1.0, 0.0), (1.0, 1.0)]
+    ("epsilon", "delta"), [(0.0, 1e-6), (math.inf, 1e-6), (1.0, 0.0), (1.0, 0.1), (1.0, math.nan)]
 )
 def test_guarantees_out_of_range_are_refused(epsilon, delta):
-    with pytest.raises(ValueError, match="must be"):
+    with pytest.raises(ValueError, match=r"must (be|lie)"):
         calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
 
 

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accounting
-from accounting import Bound, ContradictoryBounds, GaussianProfile, PrivacyProfile, epsilon
+from accounting import (
+    Bound,
+    ContradictoryBounds,
+    GaussianProfile,
+    PrivacyProfile,
+    calibrate,
+    default_delta,
+    epsilon,
+    largest_count,
+    smallest_count,
+)
 from accounting.profile import epsilon_from_delta
 
 
@@ -80,6 +90,25 @@ def test_every_profile_is_one_and_answers_epsilon():
         assert bound.confidence == 1.0
 
 
-def test_a_delta_outside_the_unit_interval_is_refused_before_any_work():
-    with pytest.raises(ValueError, match="delta must be in"):
-        epsilon(GaussianProfile(1.0), 0.0)
+@pytest.mark.parametrize("delta", [0.0, 0.1, 0.9, 2.0, math.nan])
+def test_no_guarantee_is_given_at_a_delta_that_is_none(delta):
+    for ask in (
+        lambda: epsilon(GaussianProfile(1.0), delta),
+        lambda: largest_count(lambda n: GaussianProfile(n), epsilon=1.0, delta=delta),
+        lambda: smallest_count(lambda n: GaussianProfile(n), epsilon=1.0, delta=delta),
+        lambda: calibrate(GaussianProfile, epsilon=1.0, delta=delta),
+    ):
+        with pytest.raises(ValueError, match=r"^delta must lie in \(0, 0\.1\), got"):
+            ask()
+    assert epsilon(GaussianProfile(1.0), 0.0999).upper > 0
+
+
+@pytest.mark.parametrize("num_units", [1, 9, 1000, 35_111, 35_112, 88_000, 10**6, 37 * 10**6])
+def test_the_default_delta_is_below_what_publishing_one_unit_has(num_units):
+    delta = default_delta(num_units)
+    wanted = min(1e-5, num_units**-1.1)
+    assert delta <= wanted
+    assert delta < 1 / num_units
+    digit, exponent = f"{delta:.0e}".split("e")
+    assert delta == float(f"{digit}e{exponent}")  # one digit
+    assert float(f"{int(digit) + 1}e{exponent}") > wanted * (1 - 1e-12)

@@ -20,7 +20,7 @@ from samplers import FullBatch
 
 N = 500
 ROWS = np.random.default_rng(7).normal(size=(N, 3))
-EXACT = {"epsilon": 1e5, "delta": 0.1, "audit": False}  # next to no noise
+EXACT = {"epsilon": 1e5, "delta": 0.05, "audit": False}  # next to no noise
 
 
 @pytest.mark.parametrize("noise", [{}, {"noise": Secure()}], ids=["independent", "secure"])

@@ -264,7 +264,7 @@ def test_a_refined_run_is_the_run_and_its_sums_and_its_guarantee_that_of_both():
     plain, found = ends
     np.testing.assert_allclose(found - plain, data()["x"].mean(0), atol=1e-4)
     guarantee = trained(mechanism=SUMS, refinement=Shifted(), audit=False).guarantee
-    assert guarantee.epsilon == Guarantee.of(SUMS, 1 / N).epsilon
+    assert guarantee.epsilon == Guarantee.of(SUMS, 1e-5).epsilon
     assert guarantee.epsilon.upper > trained(audit=False).guarantee.epsilon.upper
     assert not guarantee.scope
 
@@ -302,7 +302,7 @@ def test_a_stopped_run_releases_no_sums(monkeypatch):
             on_block=lambda done, params, stop=stop: done == stop,
         )
         assert f"stopped after {stop} of {SUMS.num_steps} steps" in found.guarantee.scope
-        assert found.guarantee.epsilon == Guarantee.of(SUMS, 1 / N).epsilon
+        assert found.guarantee.epsilon == Guarantee.of(SUMS, 1e-5).epsilon
 
 
 def test_sums_and_a_refinement_come_together():

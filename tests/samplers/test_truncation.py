@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting import TruncatedProfile, epsilon
+from accounting import TruncatedProfile, default_delta, epsilon
 from samplers import BallsAndBins, BatchSource, Poisson
 
 FALSE_ALARM = 1e-6
@@ -36,11 +36,11 @@ def test_the_default_cap_is_the_smallest_that_costs_1e_5_of_delta_at_epsilon_10(
             (1 + math.exp(10)) * sampler.num_steps * stats.binom.sf(cap, n, sampler.sampling_prob)
         )
 
-    assert cost(sampler.padded_batch_size) <= 1e-5 / n * (1 + 1e-6)
-    assert cost(sampler.padded_batch_size - 1) > 1e-5 / n
-    assert (
-        variable(n, b, epochs, target_delta=1e-3 / n).padded_batch_size >= sampler.padded_batch_size
-    )
+    delta = default_delta(n)
+    assert cost(sampler.padded_batch_size) <= 1e-5 * delta * (1 + 1e-6)
+    assert cost(sampler.padded_batch_size - 1) > 1e-5 * delta
+    less = variable(n, b, epochs, target_delta=1e-3 * delta)
+    assert less.padded_batch_size >= sampler.padded_batch_size
 
 
 def test_bins_that_are_kept_overflow_together_and_are_drawn_once():
@@ -61,9 +61,9 @@ def test_a_cap_chosen_by_rule_is_chosen_anew_and_a_given_one_is_kept(variable):
     ("field", "value", "message"),
     [
         ("max_batch_size", 0, "max_batch_size must be at least 1, got 0"),
-        ("target_delta", 0.0, "target_delta must be in \\(0, 1\\)"),
-        ("target_delta", 1.0, "target_delta must be in \\(0, 1\\)"),
-        ("target_delta", math.nan, "target_delta must be in \\(0, 1\\)"),
+        ("target_delta", 0.0, "target_delta must lie in \\(0, 0.1\\)"),
+        ("target_delta", 0.1, "target_delta must lie in \\(0, 0.1\\)"),
+        ("target_delta", math.nan, "target_delta must lie in \\(0, 0.1\\)"),
     ],
 )
 def test_wrong_settings_are_refused(variable, field, value, message):
@@ -227,13 +227,14 @@ def test_the_cap_of_a_lane_is_the_smallest_that_pays_for_all_lanes(variable):
         psi = stats.binom.sf(cap, size, sampler.sampling_prob)
         return (1 + math.exp(10)) * 8 * sampler.num_steps * psi
 
-    assert cost(sampler.lane_batch_size) <= 1e-10 * (1 + 1e-6)
-    assert cost(sampler.lane_batch_size - 1) > 1e-10
+    delta = default_delta(100_000)
+    assert cost(sampler.lane_batch_size) <= 1e-5 * delta * (1 + 1e-6)
+    assert cost(sampler.lane_batch_size - 1) > 1e-5 * delta
     assert sampler.padded_batch_size == 8 * sampler.lane_batch_size
     more = sampler.with_epochs(30)
     assert more.lane_batch_size == sampler.lane_batch_size
     one = dataclasses.replace(sampler, lanes=1)
-    ours, whole = (epsilon(s.privacy(0.8), 1e-5) for s in (sampler, one))
+    ours, whole = (epsilon(s.privacy(0.8), delta) for s in (sampler, one))
     assert ours.upper == pytest.approx(whole.upper, abs=2e-3)
 
 

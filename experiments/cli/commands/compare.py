@@ -30,7 +30,8 @@ class CompareConfig:
     epochs: int = 1
     """Passes over the examples."""
     delta: float | None = None
-    """Delta of the guarantee; by default 1 / num_examples."""
+    """Delta of the guarantee; by default min(1e-5, n^-1.1) for n examples, rounded down to one
+    digit."""
     noise_multipliers: tuple[float, ...] = _NOISE
     """Where to evaluate."""
     target_epsilon: float | None = None
@@ -59,8 +60,10 @@ def run(config: CompareConfig) -> None:
             raise ValueError(
                 f"--noise-multipliers must be finite and > 0, number {i + 1} is {noise_multiplier}"
             )
-    if config.delta is not None and not 0 < config.delta < 1:
-        raise ValueError(f"--delta must lie in (0, 1), got {config.delta}")
+    if config.delta is not None:
+        from accounting import check_guarantee_delta
+
+        check_guarantee_delta(config.delta, "--delta")
     check_default_batch_size(config.batch_size, config.num_examples)
     if config.target_epsilon is None:
         others = {"optimizer": "sgd", "schedule": "cosine", "bands": ()}
@@ -151,4 +154,6 @@ def _compare_noise(config: CompareConfig, epsilon: float) -> None:
 
 
 def _delta(config: CompareConfig) -> float:
-    return 1 / config.num_examples if config.delta is None else config.delta
+    from accounting import default_delta
+
+    return default_delta(config.num_examples) if config.delta is None else config.delta

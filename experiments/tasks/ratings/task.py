@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -150,7 +151,7 @@ class Ratings(RatingModels):
         in which one user's ratings are null differ nowhere else.
         """
         from experiments.tasks.ratings import ratings
-        from samplers import Population, UnitData, UnitTree
+        from samplers import UnitData, UnitTree
 
         table = ratings.of_split(self.table, "train")
         kept = self._kept(table)
@@ -159,12 +160,7 @@ class Ratings(RatingModels):
             return kept.of_users(columns)
         tree = UnitTree.from_columns({"user": table.user[kept.kept]})
         rows, of_users = kept.of_examples(columns)
-        return UnitData(
-            rows,
-            Population(
-                of_users.num_examples, max_contributions=of_users.max_contributions, tree=tree
-            ),
-        )
+        return UnitData(rows, dataclasses.replace(of_users, tree=tree))
 
     def _kept(self, table: Table) -> Contributions:
         import numpy as np

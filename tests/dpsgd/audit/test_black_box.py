@@ -194,4 +194,4 @@ def test_what_cannot_be_audited_is_refused():
     with pytest.raises(ValueError, match="at least 100"):
         audit(sampler, 1.0, 0.01, 99)
     with pytest.raises(ValueError, match="noise_multiplier is 0"):
-        black_box_audit(Mechanism(sampler, 0.0, 1.0), Bound(0.0, 1.0), delta=0.1, trials=100)
+        black_box_audit(Mechanism(sampler, 0.0, 1.0), Bound(0.0, 1.0), delta=0.05, trials=100)

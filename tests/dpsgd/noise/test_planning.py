@@ -106,9 +106,9 @@ def test_few_steps_an_epoch_at_a_small_epsilon_gain_nothing_and_many_do():
 )
 def test_the_most_bands_are_those_that_a_sampler_has_a_guarantee_for(sampler, most, uncalibrated):
     assert most_bands(sampler) == most
-    assert plan(sampler, [most], epsilon=9.0, delta=0.1)[-1].bands == most
+    assert plan(sampler, [most], epsilon=9.0, delta=0.05)[-1].bands == most
     with pytest.raises(ValueError, match=rf"bands must be in \[1, {most}\]") as error:
-        plan(sampler, [most + 1], epsilon=9.0, delta=0.1)
+        plan(sampler, [most + 1], epsilon=9.0, delta=0.05)
     assert "\n" not in str(error.value)
 
 
@@ -143,7 +143,7 @@ def test_buffers_are_for_known_orders_and_as_many_as_fit():
     assert tried_buffers(sampler, memory=4e6 * 2, num_params=1_000_000) == [1, 2]
     assert tried_buffers(BallsAndBins(1000, 100)) == tried_buffers(Shuffle(1000, 100)) == []
     with pytest.raises(ValueError, match=r"order that is known, and BallsAndBins draws") as error:
-        plan(BallsAndBins(1000, 100), [], buffers=[2], epsilon=9.0, delta=0.1)
+        plan(BallsAndBins(1000, 100), [], buffers=[2], epsilon=9.0, delta=0.05)
     assert "\n" not in str(error.value)
 
 

@@ -204,7 +204,7 @@ if __name__ == "__main__":  # whoever collects tests imports this too, and is to
     task, folder, (sampler, kind, *rest) = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     job.BLOCK_STEPS = 2 if sampler.endswith("lazy") else 4
     # A task that offers a calibration has one, on however few rows.
-    platt.platt_sums = lambda num_examples, *, epsilon: FullSums(3, 4.0)
+    platt.platt_sums = lambda num_examples, **about: FullSums(3, 4.0)
     folder.mkdir(parents=True, exist_ok=True)
     code_digest()  # of what is imported now: whoever edits a file meanwhile changes no run
     if kind == "points":

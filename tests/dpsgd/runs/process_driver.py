@@ -339,7 +339,7 @@ def between_line_and_sum(folder):
 
 def calibrated(folder):
     """Sums over all rows after the last step, and a root secret that others can read."""
-    platt.platt_sums = lambda num_examples, *, epsilon: FullSums(3, 4.0)
+    platt.platt_sums = lambda num_examples, **about: FullSums(3, 4.0)
     how = {"task": tiny_task.calibrated, "calibration": "platt"}
     run = Run(folder / "run", 2, all=how)
     check(run.end() == [0, 0], "two processes calibrate what they trained")

@@ -94,9 +94,9 @@ def test_what_a_run_costs_is_what_training_and_calibration_cost_together(tmp_pat
     assert declared(tmp_path / "run") == [range(WHOLE)]
     assert mechanism.full_sums == SUMS
     assert record["full_sums"] == dataclasses.asdict(SUMS)
-    planned = Guarantee.of(mechanism, 1 / 160)
+    planned = Guarantee.of(mechanism, 1e-5)
     assert record["epsilon_upper"] == planned.epsilon.upper == guarantee_of(history).epsilon.upper
-    alone = Guarantee.of(dataclasses.replace(mechanism, full_sums=None), 1 / 160)
+    alone = Guarantee.of(dataclasses.replace(mechanism, full_sums=None), 1e-5)
     assert record["epsilon_upper"] > alone.epsilon.upper + 0.1
     assert any(str(SUMS) in note for note in record["notes"])
 
@@ -120,7 +120,7 @@ def test_exact_noise_is_that_of_the_sums_too(tmp_path):
     record = run(calibrated, config(secure_noise=True), tmp_path / "run")
     mechanism = read(tmp_path / "run" / "ledger.jsonl").generations[0].terms.mechanism
     assert mechanism.of_sums().noise == mechanism.noise == Secure()
-    assert record["epsilon_upper"] == Guarantee.of(mechanism, 1 / 160).epsilon.upper
+    assert record["epsilon_upper"] == Guarantee.of(mechanism, 1e-5).epsilon.upper
 
 
 # --- Which runs are calibrated -------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_private_runs_of_a_task_that_offers_it_are_calibrated(tmp_path, task, se
 def test_a_calibration_that_cannot_be_had_is_refused_in_one_line(
     tmp_path, task, settings, rows, why, monkeypatch
 ):
-    monkeypatch.setattr("dpsgd.training.platt.platt_sums", lambda count, *, epsilon: rows)
+    monkeypatch.setattr("dpsgd.training.platt.platt_sums", lambda count, **about: rows)
     with pytest.raises(ValueError, match=f"^calibration platt cannot be had: .*{why}") as refused:
         run(task, config(calibration="platt", **settings), tmp_path / "run")
     assert "\n" not in str(refused.value)
@@ -236,7 +236,7 @@ def test_where_bits_do_not_repeat_sums_count_once_more(tmp_path, monkeypatch, wh
     record = resume(out, calibrated)
     again = DECLARED[where] > SAVED[where]
     assert declared(out) == [range(WHOLE), range(STEPS, WHOLE)] if again else [range(WHOLE)]
-    planned = Guarantee.of(read(out / "ledger.jsonl").generations[0].terms.mechanism, 1 / 160)
+    planned = Guarantee.of(read(out / "ledger.jsonl").generations[0].terms.mechanism, 1e-5)
     assert (record["epsilon_upper"] > planned.epsilon.upper) == again
     assert record["epsilon_upper"] >= before
 
@@ -258,7 +258,7 @@ def test_what_was_declared_before_the_sums_is_the_cost_of_the_steps(tmp_path, mo
     history = RunDirectory.open(out, finished=False).history()
     mechanism = dataclasses.replace(history.generations[0].terms.mechanism, full_sums=None)
     found = guarantee_of(history)
-    assert found.epsilon.upper == Guarantee.of(mechanism, 1 / 160).epsilon.upper
+    assert found.epsilon.upper == Guarantee.of(mechanism, 1e-5).epsilon.upper
     assert "if no release decides to stop there" in found.sentence()
     assert main(["ledger", str(out)]) == 0
     printed = capsys.readouterr().out

@@ -160,9 +160,9 @@ def test_noise_that_is_due_is_left_to_those_who_declared_it_or_to_one_heir(
         (mechanism,) = mechanisms
         steps = [range(*one) for one in expected]
         if len(steps) == 1:
-            upper = epsilon(mechanism.privacy(), 1 / 160).upper
+            upper = epsilon(mechanism.privacy(), 1e-5).upper
         else:
-            upper = epsilon(mechanism.privacy_of(steps), 1 / 160).upper
+            upper = epsilon(mechanism.privacy_of(steps), 1e-5).upper
         assert report["epsilon_upper"] == upper
 
 

@@ -105,9 +105,9 @@ def test_a_run_that_stopped_keeps_what_it_needs_and_knows_what_it_cost(stopped):
     (generation,) = history.generations
     assert generation.steps == range(16)
     sampler = generation.terms.mechanism.sampler
-    upper = epsilon(sampler.with_epochs(2).privacy(1.0), 1 / 160).format_upper(".4f")
+    upper = epsilon(sampler.with_epochs(2).privacy(1.0), 1e-5).format_upper(".4f")
     assert f"epsilon in [0.0000, {upper}]" in history.guarantee().sentence()
-    whole = epsilon(sampler.privacy(1.0), 1 / 160)
+    whole = epsilon(sampler.privacy(1.0), 1e-5)
     assert any(
         f"by looking at the model costs what the whole run costs (epsilon in {whole:.4f})" in note
         for note in history.guarantee().notes
@@ -204,9 +204,9 @@ def test_what_is_changed_begins_a_generation_and_is_counted_in_addition(
     assert (first.steps, second.steps) == (range(16), range(16, 30))
     assert first.key != second.key
     sampler = first.terms.mechanism.sampler
-    upper = epsilon(sampler.privacy_of(1.0, [first.steps, second.steps]), 1 / 160).upper
+    upper = epsilon(sampler.privacy_of(1.0, [first.steps, second.steps]), 1e-5).upper
     assert report["epsilon_upper"] == upper
-    assert upper > epsilon(sampler.privacy(1.0), 1 / 160).upper  # the second epoch counts twice
+    assert upper > epsilon(sampler.privacy(1.0), 1e-5).upper  # the second epoch counts twice
     assert report["generations"] == 2
     assert any(one.startswith("changed since: ") for one in lines)
 
@@ -261,7 +261,7 @@ def test_correlated_noise_that_is_begun_anew_begins_without_history(
     assert begun == [[False]]
     independent = dataclasses.replace(first.terms.mechanism, noise=Independent())
     stretches = independent.privacy_of([first.steps, second.steps])
-    assert report["epsilon_upper"] == epsilon(stretches, 1 / 160).upper
+    assert report["epsilon_upper"] == epsilon(stretches, 1e-5).upper
 
 
 @pytest.mark.parametrize("declared", [0, 8], ids=["stopped", "killed"])
@@ -290,7 +290,7 @@ def test_copies_share_no_noise_where_bits_do_not_repeat(stopped, tmp_path, monke
             params[one], params[other]
         )  # under one noise, here, they would be
     counted = [read(out / "ledger.jsonl").guarantee().epsilon.upper for out in runs]
-    assert counted[1] == counted[2] > epsilon(last[0].terms.mechanism.privacy(), 1 / 160).upper
+    assert counted[1] == counted[2] > epsilon(last[0].terms.mechanism.privacy(), 1e-5).upper
 
 
 def test_a_copy_that_began_anew_is_no_copy_anymore(stopped, tmp_path, monkeypatch):

@@ -71,16 +71,16 @@ def test_a_rule_is_told_the_rows_and_the_guarantee_and_sizes_that_are_decided_al
     task = Listening()
     target = replace(OPEN, noise_multiplier=None, target_epsilon=3.0)
     choose(task, target, Population(160))
-    choose(task, replace(target, target_delta=0.5), Population(160), most_epochs=4)
+    choose(task, replace(target, target_delta=0.05), Population(160), most_epochs=4)
     choose(task, replace(OPEN, sampler=SETTINGS["shuffle"](epochs=7)), Population(160))
     choose(task, replace(OPEN, sampler=BallsAndBins(160, 16, 2)), Population(160))
     choose(task, replace(OPEN, noise_multiplier=None, non_private=True), Population(160))
     assert task.aims == (
-        Aim(160, 1 / 160, target_epsilon=3.0),
-        Aim(160, 0.5, target_epsilon=3.0, most_epochs=4),
-        Aim(160, 1 / 160, noise_multiplier=1.0, epochs=7),
-        Aim(160, 1 / 160, noise_multiplier=1.0, batch_size=16, epochs=2),
-        Aim(160, 1 / 160),
+        Aim(160, 1e-5, target_epsilon=3.0),
+        Aim(160, 0.05, target_epsilon=3.0, most_epochs=4),
+        Aim(160, 1e-5, noise_multiplier=1.0, epochs=7),
+        Aim(160, 1e-5, noise_multiplier=1.0, batch_size=16, epochs=2),
+        Aim(160, 1e-5),
     )
     assert [aim.private for aim in task.aims] == [True, True, True, True, False]
 

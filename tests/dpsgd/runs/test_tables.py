@@ -106,7 +106,7 @@ def test_what_is_left_open_of_lazy_tables_is_chosen_once_and_recorded():
     record = json.loads(json.dumps({**config.record(), **found}))
     assert tables.as_decided(asked[1], config) == config
     assert tables.as_decided(replace(asked[1], tables="lazy"), config) == config
-    rate = of_lazy_tables(Aim(160, 1 / 160, noise_multiplier=1.0), Settings(16, 3))
+    rate = of_lazy_tables(Aim(160, 1e-5, noise_multiplier=1.0), Settings(16, 3))
     chosen = {"tables_learning_rate": rate, "tables_momentum": 0.0, "flush_every": 320}
     assert {name: record[name] for name in chosen} == chosen
     assert record["tables"] == "lazy"

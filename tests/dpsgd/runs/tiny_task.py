@@ -149,7 +149,7 @@ SUMS = FullSums(3, 4.0)
 def few_rows_are_calibrated():
     """Has runs of so few rows be calibrated by `SUMS`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(platt, "platt_sums", lambda num_examples, *, epsilon: SUMS)
+        patch.setattr(platt, "platt_sums", lambda num_examples, **about: SUMS)
         yield
 
 

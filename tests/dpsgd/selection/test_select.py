@@ -50,11 +50,11 @@ def profile_of_trial():
 
 
 def price_of_trial():
-    return epsilon(profile_of_trial(), 1 / 160).upper
+    return epsilon(profile_of_trial(), 1e-5).upper
 
 
 def price_of_whole():
-    return epsilon(SelectionProfile(profile_of_trial(), COUNT), 1 / 160).upper
+    return epsilon(SelectionProfile(profile_of_trial(), COUNT), 1e-5).upper
 
 
 def test_the_best_of_real_trials_is_released_with_the_guarantee_of_the_whole(tmp_path):
@@ -410,7 +410,7 @@ def test_a_ledger_that_releases_what_was_not_declared_is_refused(trained, tmp_pa
         select(out)
     lines = (out / "ledger.jsonl").read_bytes().splitlines(keepends=True)
     bodies = [json.loads(line) for line in lines]
-    for change in ({"noise_multiplier": 9.0}, {"delta": 0.5}, {"unit": "user"}):
+    for change in ({"noise_multiplier": 9.0}, {"delta": 1e-6}, {"unit": "user"}):
         head, held = bodies[0]["hash"], lines[0]
         for body in bodies[1:]:
             body = {key: value for key, value in body.items() if key != "hash"}

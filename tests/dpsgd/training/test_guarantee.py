@@ -16,9 +16,22 @@ from accounting import (
     PoissonProfile,
     attack_accuracy,
     attack_advantage,
+    default_delta,
     implied_advantage,
 )
-from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train, train_blocks
+from dpsgd import (
+    Guarantee,
+    Mechanism,
+    RootKey,
+    RunConfig,
+    dpsgd,
+    private_histogram,
+    private_mean,
+    train,
+    train_blocks,
+)
+from dpsgd.audit.black_box import black_box_audit
+from dpsgd.noise.planning import plan
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.terms import Terms
 from samplers import (
@@ -26,17 +39,20 @@ from samplers import (
     Deterministic,
     Multistage,
     Poisson,
+    Population,
     Shuffle,
     UnitTree,
     UserPoisson,
     cap_contributions,
 )
+from samplers.settings import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("unoptimised")
 
 SIZES = {"num_examples": 1000, "batch_size": 100}
 DELTA = 1e-5
 epsilon = functools.lru_cache(accounting.epsilon)
+MECHANISM = Mechanism(Poisson(**SIZES), 1.0, 1.0)
 SAMPLERS = {
     "deterministic": Deterministic(**SIZES, epochs=3),
     "shuffle": Shuffle(**SIZES, epochs=3),
@@ -51,6 +67,24 @@ SAMPLERS = {
         clipped_level=1,
     ),
 }
+DELTAS = {
+    "of": lambda delta: Guarantee.of(MECHANISM, delta),
+    "so far": lambda delta: Guarantee.so_far(MECHANISM, delta, steps=1),
+    "by hand": lambda delta: Guarantee(Bound(0.0, 0.0), delta, "example", "zero-out", 1.0, 1.0),
+    "train": lambda delta: trained(delta=delta),
+    "until": lambda delta: MECHANISM.until(epsilon=1.0, delta=delta),
+    "plan": lambda delta: plan(MECHANISM.sampler, [1], epsilon=1.0, delta=delta),
+    "a mean": lambda delta: private_mean(ROWS[:, None], l2_clip_norm=1.0, epsilon=1.0, delta=delta),
+    "a histogram": lambda delta: private_histogram([0, 1], 2, epsilon=1.0, delta=delta),
+    "an audit": lambda delta: black_box_audit(MECHANISM, Bound(0.0, 1.0), delta=delta, trials=100),
+    "a ledger": lambda delta: Terms.from_record(Terms(MECHANISM, delta, False, {}).record()),
+    "a run": lambda delta: RunConfig(None, 1.0, target_delta=delta).check(),
+    "a default cap": lambda delta: Poisson(**SIZES, target_delta=delta),
+    "few units": lambda delta: RunConfig(
+        Poisson(round(1 / delta), 1), 1.0, target_delta="1/n"
+    ).delta(Population(round(1 / delta))),
+}
+"""Whatever takes a delta."""
 EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 
 
@@ -237,7 +271,50 @@ def test_training_returns_the_guarantee_of_what_ran():
     planned = Guarantee.of(mechanism(SAMPLERS["shuffle"]), 1e-5)
     assert found.sentence() == planned.sentence()
     assert any(note.startswith("not audited: ") for note in found.notes)
-    assert trained().guarantee.delta == 1 / 1000
+    assert trained().guarantee.delta == 1e-5
+
+
+@pytest.mark.parametrize("delta", [0.1, 0.9])
+@pytest.mark.parametrize("name", DELTAS)
+def test_no_guarantee_is_given_at_a_delta_that_permits_a_failure(name, delta):
+    with pytest.raises(ValueError, match=r"delta must lie in \(0, 0\.1\), got (0|1)\."):
+        DELTAS[name](delta)
+
+
+@pytest.mark.parametrize("num_users", [None, 50])
+def test_a_delta_is_compared_with_the_number_of_protected_units(num_users):
+    sampler = UserPoisson(**SIZES, max_contributions=20, num_users=num_users)
+    units = num_users or 1000
+    for delta, warned in ((1 / units, True), (0.99 / units, False), (1e-5, False)):
+        notes = Guarantee.of(Mechanism(sampler, 1.0, 1.0), delta).notes
+        assert any(f"delta is not below 1 / {units:,}" in note for note in notes) == warned
+
+
+@pytest.mark.parametrize(
+    ("population", "expected"),
+    [
+        (Population(10**6), {"poisson": 2e-7}),
+        (Population(10**5, "user"), {"poisson": 3e-6}),
+        (Population(10**6, "example", 10, 10**5), {"poisson": 2e-7, "user-poisson": 3e-6}),
+        (Population(10**6, "example", 10), {"user-poisson": 2e-7}),
+    ],
+)
+def test_the_default_delta_of_a_run_goes_by_the_units_that_are_protected(population, expected):
+    for name, delta in expected.items():
+        settings = SETTINGS[name]()
+        sampler = SETTINGS[name](batch_size=100).build(population)
+        assert sampler.protected_unit(population) == ("user" if delta == 3e-6 else sampler.unit)
+        for one in (settings, sampler):
+            assert RunConfig(one, 1.0).delta(population) == delta
+        by_n = RunConfig(settings, 1.0, target_delta="1/n").delta(population)
+        assert by_n == (1e-5 if delta == 3e-6 else 1e-6)
+
+
+@EVERY_SAMPLER
+def test_one_over_n_is_warned_of_and_the_default_is_not(sampler):
+    mechanism = Mechanism(sampler, 2.0, 1.0)
+    found = [Guarantee.of(mechanism, delta).notes for delta in (1 / 1000, default_delta(1000))]
+    assert ["delta is not below" in " ".join(notes) for notes in found] == [True, False]
 
 
 def test_an_insecure_root_gives_no_clean_epsilon():
@@ -248,7 +325,7 @@ def test_an_insecure_root_gives_no_clean_epsilon():
 
 
 def test_a_run_that_is_stopped_says_so_and_costs_what_the_whole_run_does():
-    whole = Guarantee.of(mechanism(SAMPLERS["shuffle"]), 1e-3)
+    whole = Guarantee.of(mechanism(SAMPLERS["shuffle"]), 1e-5)
     params, found = trained(on_block=lambda steps, w: steps >= 16)
     assert found.epsilon == whole.epsilon
     assert "for a run stopped after 16 of 30 steps" in found.sentence()

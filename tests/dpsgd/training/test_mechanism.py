@@ -61,7 +61,7 @@ def test_at_both_ends_of_the_allowed_scales_there_is_finite_noise_in_every_step(
     algorithm = dpsgd(lambda params, example: params @ example, optax.sgd(1.0))
     data, ends = jnp.ones((1, 1000)), []
     for _ in range(2):
-        w = train(algorithm, mechanism, jnp.zeros(1000), data, delta=0.5, audit=False).params
+        w = train(algorithm, mechanism, jnp.zeros(1000), data, delta=0.05, audit=False).params
         ends.append(np.asarray(w, np.float64) / clip)
     assert (ends[0] - ends[1]).std() == pytest.approx(np.sqrt(2), rel=0.15)
 

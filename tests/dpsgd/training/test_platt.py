@@ -137,7 +137,7 @@ def test_the_noise_that_is_chosen_costs_little_log_loss():
     least, without = log_loss(exact(data), data), log_loss((1, 0), data)
     assert without - least > 0.01
     for epsilon in (1.0, 8.0):
-        sums = platt_sums(n, epsilon=epsilon)
+        sums = platt_sums(n, epsilon=epsilon, delta=1 / n)
         lost = [log_loss(fitted(data, sums, seed), data) - least for seed in range(4)]
         assert min(lost) >= 0
         assert np.mean(lost) < 5e-4

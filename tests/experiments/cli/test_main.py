@@ -64,7 +64,7 @@ def test_training_writes_a_report_with_every_promised_field(trained, sampler):
     assert record["sampler"] == sampler
     assert record["noise_multiplier"] == 1.0
     assert 0 < record["epsilon_lower"] <= record["epsilon_upper"] < 100
-    assert record["delta"] == 1 / 2400
+    assert record["delta"] == 1e-5
     assert (record["adjacency"], record["unit"]) == ("zero-out", "example")
     for name in (
         "test_auc",
@@ -150,7 +150,7 @@ def test_the_noise_for_an_attack_advantage_keeps_it(capsys):
 
 def test_a_printed_delta_is_never_smaller_than_the_certified_one(capsys):
     words = ["--num-examples", 37_000_000, "--epochs", 1, "--noise-multiplier", 1]
-    assert run("epsilon", "sampler:deterministic", *words) == 0
+    assert run("epsilon", "sampler:deterministic", *words, "--delta", 1 / 37e6) == 0
     assert "at delta 2.71e-08" in capsys.readouterr().out  # 1 / 37e6 = 2.7027e-8
 
 
@@ -234,8 +234,8 @@ BAD_TRAINING = {
         "exactly one",
     ),
     "advantage of one": (["--target-advantage", "1"], "--target-advantage must lie in (0, 1)"),
-    "delta of one": (["--noise-multiplier", "1", "--target-delta", "1"], "(0, 1)"),
-    "delta of zero": (["--noise-multiplier", "1", "--target-delta", "0"], "(0, 1)"),
+    "delta of one": (["--noise-multiplier", "1", "--target-delta", "1"], "(0, 0.1)"),
+    "delta of zero": (["--noise-multiplier", "1", "--target-delta", "0"], "(0, 0.1)"),
     "batch above the data": (["--noise-multiplier", "1", "--batch-size", "2401"], "2401"),
     "no epochs": (["--noise-multiplier", "1", "--epochs", "0"], "epochs"),
     "clipping norm of zero": (["--noise-multiplier", "1", "--l2-clip-norm", "0"], "--l2-clip-norm"),

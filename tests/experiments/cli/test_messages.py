@@ -61,11 +61,11 @@ QUESTIONS = {
     ),
     "delta of two": (
         ["epsilon", "sampler:poisson", *SIZES, "--noise-multiplier", "1", "--delta", "2"],
-        "--delta must lie in (0, 1), got 2.0",
+        "--delta must lie in (0, 0.1), got 2.0",
     ),
     "compare at delta of zero": (
         ["compare", *SIZES, "--delta", "0"],
-        "--delta must lie in (0, 1), got 0.0",
+        "--delta must lie in (0, 0.1), got 0.0",
     ),
     "compare without noise": (
         ["compare", *SIZES, "--noise-multipliers", "1", "0"],
@@ -117,6 +117,23 @@ def test_a_wrong_question_is_answered_by_the_option_that_was_given(words, said, 
     assert captured.err.startswith(f"dpsgd: {said}")
     assert captured.err.count("\n") == 1
     assert not captured.out
+
+
+DELTAS = {
+    "epsilon": ["epsilon", "sampler:poisson", *SIZES, "--noise-multiplier", "1"],
+    "calibrate": ["calibrate", "sampler:poisson", *SIZES, "--epsilon", "1"],
+    "audit": ["audit", "sampler:poisson", *SIZES, "--noise-multiplier", "1"],
+    "compare": ["compare", *SIZES],
+    "plan": ["plan", "noise", *NO_BATCH, "--target-epsilon", "1", "--optimizer", "sgd"],
+    "train": ["train", "--task", "images", "sampler:poisson", *OUT],
+}
+
+
+@pytest.mark.parametrize("command", DELTAS)
+def test_every_command_refuses_a_delta_that_permits_a_failure(command, capsys):
+    option = "--target-delta" if command == "train" else "--delta"
+    assert cli.main([*DELTAS[command], option, "0.1"]) == 2
+    assert capsys.readouterr().err.startswith(f"dpsgd: {option} must lie in (0, 0.1), got 0.1: ")
 
 
 GRID = """

@@ -64,7 +64,7 @@ def main(whole, folder):
     check("00002" in lacking and "trains on rows 80 to 159" in lacking, "and names it")
     check(not run.out.exists(), "and nothing is begun")
 
-    platt.platt_sums = lambda num_examples, *, epsilon: FullSums(3, 4.0)
+    platt.platt_sums = lambda num_examples, **about: FullSums(3, 4.0)
     run = Run(folder / "calibrated", 2, of=own, all={"sampler": SAMPLER})
     ended = run.end(60) == [2, 2]
     said = "--calibration none" in run.outputs()[0]

@@ -107,7 +107,7 @@ def test_a_loaded_model_says_of_raw_rows_what_the_trained_one_says(home, table, 
 
 def test_a_calibrated_model_is_exported_and_asked_as_such(home, table, monkeypatch):
     sums = FullSums(4, 8.0)
-    monkeypatch.setattr(platt, "platt_sums", lambda num_examples, *, epsilon: sums)
+    monkeypatch.setattr(platt, "platt_sums", lambda num_examples, **about: sums)
     task = Clicks(home / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
     logits = {}
     for calibration in ("none", "platt"):
