@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,14 @@ PyTree = Any
 Clock = Callable[[], float]
 
 RESERVE = 0.1
-"""Part of the time that is kept for what cannot be foreseen, such as the evaluation's."""
+"""Part of the time that is left which is kept for what cannot be foreseen."""
+
+_BEFORE, _BEFORE_STEPS = 1.5, 400
+"""Accounting and audit take about so many times what the first step does with its compilation, and
+so many steps: seen on models of clicks, with batches of 4,096 and 16,384."""
+
+_AFTER, _AFTER_EPOCHS = 0.25, 0.5
+"""Calibration and evaluation likewise, in times of the first step and of an epoch."""
 
 _UNLIMITED = 10_000
 """More epochs than any rule takes."""
@@ -37,55 +44,118 @@ _MOST_STEPS = 1024
 """That are timed at all."""
 
 
-def within(
-    minutes: float,
-    choose: Callable[[int], RunConfig],
-    epoch_seconds: Callable[[RunConfig], float],
-    *,
-    clock: Clock = time.monotonic,
-) -> tuple[RunConfig, float]:
-    """Returns the configuration with the most epochs for which there is time, and the time of one.
+class Timing(NamedTuple):
+    """Seconds of an epoch, of one of its steps, and of the first step with its compilation."""
 
-    Args:
-      minutes: All the time there is, from now on. Timing, with its compilation, is part of it; so
-        are the search for the noise and the audit, taken to last as long as the latest timing.
-      choose: Returns the configuration for so many epochs at most.
-      epoch_seconds: Times an epoch of a configuration, of which the batch size alone matters.
-      clock: In seconds.
-
-    Raises:
-      ValueError: if there is no time for a single epoch.
-    """
-    if not 0 < minutes < math.inf:
-        raise ValueError(f"budget_minutes must be finite and > 0, got {minutes}")
-    started, timed = clock(), dict[int, float]()
-    most, left, seconds, overhead = _UNLIMITED, math.inf, 0.0, 0.0
-    while True:
-        config = choose(most)
-        size, epochs = config.sampler.batch_size, config.sampler.epochs
-        # An epoch of batches that were not timed is taken to last as long as the latest that were.
-        seconds = timed.get(size, seconds)
-        new = size not in timed and left > 0 and (most == 1 or epochs * seconds <= left)
-        if new:
-            begun = clock()
-            timed[size] = seconds = epoch_seconds(config)
-            overhead = clock() - begun
-        spent = clock() - started + overhead
-        left = (1 - RESERVE) * 60 * minutes - spent
-        fitting = max(1, int(left / seconds))
-        if size in timed and epochs * seconds <= left and not (new and fitting > most):
-            return config, seconds
-        if most == 1 and not (new and fitting > 1):
-            raise ValueError(
-                f"budget_minutes is {minutes:g}, and not even one epoch fits: here it takes "
-                f"{seconds:.1f} s, and compiling, timing and auditing {spent:.1f} s; give more "
-                "time, or train a smaller model"
-            )
-        # More only where others were just timed, and else less: the loop ends.
-        most = fitting if new else min(fitting, most - 1)
+    epoch: float
+    step: float
+    first: float
 
 
-def epoch_seconds(
+class Budget:
+    """The time of a whole run, from its start to its report."""
+
+    def __init__(
+        self, minutes: float, started: float | None = None, clock: Clock = time.monotonic
+    ) -> None:
+        """Begins a budget.
+
+        Args:
+          minutes: All the time there is.
+          started: Since when, by the clock; by default now.
+          clock: In seconds.
+
+        Raises:
+          ValueError: if it is no time.
+        """
+        if not 0 < minutes < math.inf:
+            raise ValueError(f"budget_minutes must be finite and > 0, got {minutes}")
+        self.minutes, self._clock = minutes, clock
+        self._started = clock() if started is None else started
+        self._timed: dict[int, Timing] = {}
+        self._chosen = math.nan  # when it was
+        self._prepared: float | None = None
+
+    def choose(
+        self, choose: Callable[[int], RunConfig], timing: Callable[[RunConfig], Timing]
+    ) -> tuple[RunConfig, float]:
+        """Returns the configuration with the most epochs for which there is time, and that of one.
+
+        Args:
+          choose: Returns the configuration for so many epochs at most.
+          timing: Times a configuration, of which the batch size alone matters.
+
+        Raises:
+          ValueError: if there is no time for a single epoch.
+        """
+        most, settled = _UNLIMITED, False
+        while True:
+            config = choose(most)
+            size, epochs = config.sampler.batch_size, min(most, config.sampler.epochs)
+            found = self._timed.get(size) or self._likely(size)
+            likely = found is None or self._fitting(found, config) >= epochs
+            if size not in self._timed and not settled and (likely or epochs == 1):
+                settled = bool(self._timed)  # others are not timed where these allow more
+                self._timed[size] = found = timing(config)
+                settled &= self._fitting(found, config) > epochs
+                if settled:
+                    most = self._fitting(found, config)
+                    continue
+            assert found is not None, "timed now, or likely"
+            if size in self._timed and self._fitting(found, config) >= epochs:
+                self._chosen = self._clock()
+                return config, found.epoch
+            if epochs == 1:
+                others = 60 * self.minutes - self._left_for_steps(found, config)
+                raise ValueError(
+                    f"budget_minutes is {self.minutes:g}, and not even one epoch fits: here it "
+                    f"takes {found.epoch:.1f} s, and all else about {others:.0f} s; give more "
+                    "time, or train a smaller model"
+                )
+            fastest = min(one.epoch for one in self._timed.values())
+            most = max(1, min(epochs - 1, int(self._left(found) / fastest)))
+
+    def _fitting(self, found: Timing, config: RunConfig) -> int:
+        """Returns for how many epochs there is time."""
+        return max(0, int(self._left_for_steps(found, config) / found.epoch))
+
+    def _likely(self, size: int) -> Timing | None:
+        """Returns what batches of a size would take, from the latest that were timed, if any."""
+        if not self._timed:
+            return None
+        (*_, latest), found = self._timed, list(self._timed.values())[-1]
+        return found._replace(step=found.step * size / latest)
+
+    def exceeded(self, config: RunConfig) -> bool:
+        """Returns whether to choose fewer epochs for a run that was prepared since it was chosen.
+
+        Once, as it is prepared anew: it will take as long. A run that has no time even for one
+        epoch then goes on as it is.
+
+        Args:
+          config: From `choose`.
+        """
+        found = self._timed[config.sampler.batch_size]
+        left, first = self._left(found), self._prepared is None
+        self._prepared = self._clock() - self._chosen
+        fewer = (1 - RESERVE) * left - self._prepared
+        return first and found.epoch <= fewer < left < config.sampler.epochs * found.epoch
+
+    def _left(self, found: Timing) -> float:
+        """Returns the time until the last step is to be taken."""
+        after = _AFTER * found.first + _AFTER_EPOCHS * found.epoch
+        return 60 * self.minutes - (self._clock() - self._started) - after
+
+    def _left_for_steps(self, found: Timing, config: RunConfig) -> float:
+        """Returns the time for the steps of a run that is yet to be prepared."""
+        before = self._prepared
+        if before is None:
+            audited = config.audit and not config.non_private
+            before = _BEFORE * found.first + audited * _BEFORE_STEPS * found.step
+        return (1 - RESERVE) * self._left(found) - before
+
+
+def time_steps(
     algorithm: Algorithm,
     mechanism: Mechanism,
     state: TrainState,
@@ -95,7 +165,7 @@ def epoch_seconds(
     *,
     flush_every: int | None = None,
     clock: Clock = time.perf_counter,
-) -> float:
+) -> Timing:
     """Returns the time of one epoch on this machine, of the compiled program of a run.
 
     Nothing private is read: rows are generated, and the keys are of a root that serves nothing
@@ -116,11 +186,11 @@ def epoch_seconds(
     rows = jax.tree.map(lambda shape, part: _filled(shape, part, layout.streamed), shapes, some)
 
     def timed(steps: int) -> float:
-        first = jnp.asarray(sampler.num_steps - steps, state.step.dtype)
+        begin = jnp.asarray(sampler.num_steps - steps, state.step.dtype)
         blocks = train_blocks(
             algorithm,
             mechanism,
-            state._replace(step=first),
+            state._replace(step=begin),
             rows,
             root=Processes.current().root(),
             block_steps=layout.block_steps,
@@ -133,10 +203,10 @@ def epoch_seconds(
         jax.block_until_ready(last)
         return clock() - began
 
-    timed(1)  # compiled by this
+    first = timed(1)
     once, steps, most = timed(1), 4, min(_MOST_STEPS, sampler.num_steps - 1)
     if not most:
-        return once
+        return Timing(once, once, first)
     while True:
         steps = min(steps, most)
         more = timed(1 + steps)
@@ -147,7 +217,8 @@ def epoch_seconds(
     # What precedes the first step, such as the drawing of an epoch, is counted for each; and what
     # follows the last one, which is a flush of lazy tables, for each of these, if there are more.
     times = max(1.0, sampler.steps_per_epoch / (flush_every or math.inf))
-    return sampler.steps_per_epoch * a_step + times * max(0.0, once - a_step)
+    epoch = sampler.steps_per_epoch * a_step + times * max(0.0, once - a_step)
+    return Timing(epoch, a_step, first)
 
 
 def _filled(shape: Any, part: Any, streamed: bool) -> np.ndarray:

@@ -38,6 +38,7 @@ from dpsgd.runs.ledger import Ledger, SharedLedger, joined
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import checked, plain
 from dpsgd.runs.result import FinishedRun, proved
+from dpsgd.runs.stages import Stages
 from dpsgd.runs.stop import Stopped, stop_requests
 from dpsgd.runs.task import (
     Task,
@@ -68,6 +69,7 @@ def run(
     name: str | None = None,
     budget_minutes: float | None = None,
     placement: Placement | None = None,
+    started: float | None = None,
     progress: Progress = lambda line: None,
 ) -> dict[str, Any]:
     """Trains `task` as `config` says, writes its run directory, and returns its report.
@@ -82,9 +84,10 @@ def run(
       out: The run directory; an existing one is never touched.
       name: By which `resume` finds the task again, "module:object"; by default its class, if it is
         a dataclass of JSON values.
-      budget_minutes: Time for the run on this machine: as many epochs are chosen as fit, but no
-        more than the task recommends for any time.
+      budget_minutes: Time for all of it on this machine, from `started` to the report: as many
+        epochs are chosen as fit, but no more than the task recommends for any time.
       placement: On which devices it is trained; by default one.
+      started: When its work began, by `time.monotonic`; by default now.
       progress: Called with one line of text whenever there is something to tell.
 
     Returns:
@@ -96,13 +99,14 @@ def run(
       OSError: if the disk is full; `resume` then goes on.
       Stopped: if SIGTERM or SIGINT asked for it; `resume` then goes on.
     """
-    how = name, budget_minutes, placement, progress
+    stages = Stages(started)
+    how = name, budget_minutes, placement, stages, progress
     job, folder, audit = _begun(task, config, out, *how)
     processes = Processes.current()
     with joined(folder.ledger_path, processes) as ledger:
         root = _shared_root(folder, ledger)
         _check_root(root, processes)
-        return _finish(job, folder, ledger, root, None, audit, progress)
+        return _finish(job, folder, ledger, root, None, audit, stages, progress)
 
 
 def begin(
@@ -113,6 +117,7 @@ def begin(
     name: str | None = None,
     budget_minutes: float | None = None,
     placement: Placement | None = None,
+    started: float | None = None,
     progress: Progress = lambda line: None,
 ) -> None:
     """Makes the run directory that `run` makes, and takes no step: `resume` goes on from there.
@@ -126,12 +131,13 @@ def begin(
       name: As for `run`, and so are all others.
       budget_minutes: Time for the run on this machine.
       placement: On which devices it will be trained.
+      started: As for `run`.
       progress: Called with one line of text.
 
     Raises:
       FileExistsError, ValueError, OSError: as for `run`.
     """
-    _begun(task, config, out, name, budget_minutes, placement, progress)
+    _begun(task, config, out, name, budget_minutes, placement, Stages(started), progress)
 
 
 def _begun(
@@ -141,17 +147,55 @@ def _begun(
     name: str | None,
     budget_minutes: float | None,
     placement: Placement | None,
+    stages: Stages,
     progress: Progress,
 ) -> tuple[Job, RunDirectory, str]:
     """Makes the run directory; returns it with the job and what its audit says."""
-    processes = Processes.current()
+    processes, limit = Processes.current(), None
+    if budget_minutes is not None:
+        limit = budget.Budget(budget_minutes, processes.share(stages.started), processes.clock)
     config.check()
     check_task(task, name or "the task")
     RunDirectory.refuse_existing(out)
     progress("checking the data")
     _check_data(task, None)
     rows = rows_of(task)
-    config, chosen = _chosen(task, config, rows, budget_minutes, placement, progress)
+    how = task, config, name, rows, limit, placement, stages, progress
+    job, planned, record, digest, audit = _prepared(*how)
+    if limit is not None and limit.exceeded(job.config):
+        progress("note: all but the steps takes longer than was thought: choosing fewer epochs")
+        job, planned, record, digest, audit = _prepared(*how)
+    if processes.first:
+        if config.insecure_seed is None:
+            root = RootKey.from_entropy()
+        else:
+            root = RootKey.from_insecure_seed(config.insecure_seed)
+        terms = job.terms(record, digest, root)
+        with RunDirectory.create(out) as made:
+            made.write_json("config.json", record)
+            made.write_json("environment.json", environment())
+            made.write_json("guarantee.json", planned.record())
+            made.write_json("audit.json", {"audit": audit})
+            made.write_json(DATA, {"data": [digest]})
+            with Ledger.create(made.ledger_path, terms) as ledger:
+                root.begin_run(ledger.history.name)
+            root.save(made.root_path)
+    return job, RunDirectory(out), audit
+
+
+def _prepared(
+    task: Task,
+    config: RunConfig,
+    name: str | None,
+    rows: tuple[PyTree, Population],
+    limit: budget.Budget | None,
+    placement: Placement | None,
+    stages: Stages,
+    progress: Progress,
+) -> tuple[Job, Guarantee, dict[str, Any], str, str]:
+    """Chooses, prices and audits a run: returns job, guarantee, `config.json`, digest, verdict."""
+    config, chosen = _chosen(task, config, rows, limit, placement, stages, progress)
+    stages.begin("accounting")
     config = calibration.decided(task, config, rows[1], progress)
     config, correlated = correlation.decided(task, config, rows[1], progress)
     given = config.target_epsilon is None and config.target_advantage is None
@@ -178,24 +222,12 @@ def _begun(
         progress(settings.sentence({"noise": correlated}))
     record = {"task": task_record(task, name), **config.record(), **chosen}
     digest = job.digest()
-    _check_alike(job, record, digest, processes)
-    audit = job.audit(job.start(), progress)
-    if processes.first:
-        if config.insecure_seed is None:
-            root = RootKey.from_entropy()
-        else:
-            root = RootKey.from_insecure_seed(config.insecure_seed)
-        terms = job.terms(record, digest, root)
-        with RunDirectory.create(out) as made:
-            made.write_json("config.json", record)
-            made.write_json("environment.json", environment())
-            made.write_json("guarantee.json", planned.record())
-            made.write_json("audit.json", {"audit": audit})
-            made.write_json(DATA, {"data": [digest]})
-            with Ledger.create(made.ledger_path, terms) as ledger:
-                root.begin_run(ledger.history.name)
-            root.save(made.root_path)
-    return job, RunDirectory(out), audit
+    stages.begin("compile")
+    progress("compiling the program that trains")
+    job.program_digest()
+    _check_alike(job, record, digest, Processes.current())
+    stages.begin("audit")
+    return job, planned, record, digest, job.audit(job.start(), progress)
 
 
 def resume(
@@ -203,6 +235,7 @@ def resume(
     task: Task | None = None,
     *,
     placement: Placement | None = None,
+    started: float | None = None,
     progress: Progress = lambda line: None,
 ) -> dict[str, Any]:
     """Goes on with the run in `out` from its last checkpoint, and returns its report.
@@ -215,6 +248,7 @@ def resume(
       task: What is trained; by default it is made again of what the configuration says.
       placement: On which devices it goes on; by default one. Others than before add up in another
         order, so that a generation begins and steps that were declared already count once more.
+      started: As for `run`.
       progress: Called with one line of text whenever there is something to tell.
 
     Raises:
@@ -222,7 +256,7 @@ def resume(
       ValueError: if ledger, checkpoints, batches or data are damaged, or another process is at it.
       OSError, Stopped: as for `run`.
     """
-    return _gone_on(out, task, placement, progress, _finish)
+    return _gone_on(out, task, placement, Stages(started), progress, _finish)
 
 
 def draw(
@@ -265,6 +299,7 @@ def draw(
         root: RootKey,
         checkpoint: Checkpoint | None,
         audit: str,
+        stages: Stages,
         progress: Progress,
     ) -> dict[str, Any]:
         _check_batches_can_be_read(job)
@@ -285,7 +320,7 @@ def draw(
             raise
         return {"files": of.num_files}
 
-    return _gone_on(out, task, placement, progress, drawn).get("files")
+    return _gone_on(out, task, placement, Stages(), progress, drawn).get("files")
 
 
 def _draw_of(job: Job, history: History, step: int) -> Draw:
@@ -310,6 +345,7 @@ def _gone_on(
     out: Path,
     task: Task | None,
     placement: Placement | None,
+    stages: Stages,
     progress: Progress,
     then: Callable[..., dict[str, Any]],
 ) -> dict[str, Any]:
@@ -341,6 +377,7 @@ def _gone_on(
         _check_data(task, description)
         # What the task says of itself now is what is trained from here on.
         record = {**record, "task": {**begun, "description": plain(task.describe())}}
+        stages.begin("accounting")
         generations = tuple(ledger.history.generations)
         last = generations[-1].terms
         unchanged = config_digest(record) == last.fingerprint["config"]
@@ -351,6 +388,7 @@ def _gone_on(
         job.check_rows()
         check_same_noise(last, dataclasses.replace(last, mechanism=job.mechanism))
         digest = job.digest()
+        stages.begin("compile")
         terms = job.terms(record, digest, root)
         how = _how_to_repeat(job, alone=processes.share(not root.is_copy))
         checkpoint = _last_checkpoint(job, folder, ledger.history, terms, progress, **how)
@@ -376,6 +414,7 @@ def _gone_on(
                 "clipping norm or sampler than its steps had: restore the configuration"
             )
         _check_alike(job, record, digest, processes)
+        stages.begin("audit")
         if step < job.mechanism.num_steps:
             audit = job.audit(checkpoint.state if checkpoint else job.start(), progress)
             if processes.first:
@@ -402,7 +441,7 @@ def _gone_on(
                 folder.write_json("environment.json", environment())
             changed = differing([last.fingerprint, generation.terms.fingerprint])
             progress(f"changed since: {', '.join(changed)}")
-        return then(job, folder, ledger, root, checkpoint, audit, progress)
+        return then(job, folder, ledger, root, checkpoint, audit, stages, progress)
 
 
 def _how_to_repeat(job: Job, *, alone: bool) -> dict[str, bool]:
@@ -492,8 +531,9 @@ def _chosen(
     task: Task,
     config: RunConfig,
     rows: tuple[PyTree, Population],
-    minutes: float | None,
+    limit: budget.Budget | None,
     placement: Placement | None,
+    stages: Stages,
     progress: Progress,
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Returns a configuration with nothing left open, and the record of what was chosen."""
@@ -504,7 +544,7 @@ def _chosen(
         reasons.append(why)
         return found
 
-    if minutes is None:
+    if limit is None:
         config, record = choose(), dict[str, Any]()
     elif "epochs" not in names:
         raise ValueError(
@@ -517,18 +557,19 @@ def _chosen(
             "which bands make longer: give a number of bands, or epochs"
         )
     else:
+        stages.begin("timing")
         progress("timing steps on generated rows")
         clock = Processes.current().clock
 
-        def epoch_seconds(tried: RunConfig) -> float:
+        def timing(tried: RunConfig) -> budget.Timing:
             job = Job.of(task, settings.any_noise(tried), rows=rows, placement=placement)
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), rows[0])
             parts = job.algorithm, job.mechanism, job.start(), job.layout
             how: dict[str, Any] = {"flush_every": tried.flush_every, "clock": clock}
-            return budget.epoch_seconds(*parts, shapes, task.generated, **how)
+            return budget.time_steps(*parts, shapes, task.generated, **how)
 
-        config, seconds = budget.within(minutes, choose, epoch_seconds, clock=clock)
-        record = {"budget_minutes": minutes, "epoch_seconds": seconds}
+        config, seconds = limit.choose(choose, timing)
+        record = {"budget_minutes": limit.minutes, "epoch_seconds": seconds}
     if not names:
         return config, {}
     if asked.tables == "auto":
@@ -577,38 +618,46 @@ def _finish(
     root: RootKey,
     checkpoint: Checkpoint | None,
     audit: str,
+    stages: Stages,
     progress: Progress,
 ) -> dict[str, Any]:
     """Trains from `checkpoint` to the end, evaluates, and writes model and report."""
+    stages.begin("train")
     last = checkpoint or Checkpoint(job.start(), NO_HEAD, 0.0)
     with _full_disk_explained(folder):
         with stop_requests() as stop:
             if last.state.step < job.mechanism.sampler.num_steps:
                 last = _train(job, folder, ledger, root, last, stop, progress)
             if last.state.step < job.mechanism.num_steps:
+                stages.begin("calibrate")
                 last = _refine(job, folder, ledger, root, last, stop, progress)
         assert isinstance(last.state, TrainState), "flushed after its last step"
         params = on_one_device(last.state.params)
         record = None
         processes = Processes.current()
         if processes.first:
+            stages.begin("evaluate")
             folder.write_params(params)
             progress("evaluating")
+            metrics = _numbers(job.task.metrics(params))
+            stages.begin("accounting")
+            guarantee = guarantee_of(ledger.history).record()
             sampler = job.mechanism.sampler
             record = {
                 **proved(ledger.history),
                 "ledger_head": ledger.history.head,
                 "params_sha256": folder.params_digest(),
                 "audit": audit,
-                "metrics": _numbers(job.task.metrics(params)),
+                "metrics": metrics,
                 "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),
                 "calibration": folder.read_json(CALIBRATION) if job.refinement else None,
+                "stage_seconds": stages.seconds(),
                 "training_seconds": last.seconds,
                 "examples_per_second": (
                     sampler.num_steps * sampler.expected_batch_size / last.seconds
                 ),
             }
-            folder.write_json("guarantee.json", guarantee_of(ledger.history).record())
+            folder.write_json("guarantee.json", guarantee)
             folder.write_text("report.md", report.markdown(record, folder.read_json("config.json")))
             folder.write_json("report.json", record)
             folder.forget()

@@ -9,6 +9,7 @@ from typing import Any
 
 from accounting import Bound, format_delta
 from dpsgd.runs.settings import sentence
+from dpsgd.runs.stages import WORDS
 from dpsgd.training.guarantee import INDEPENDENT, words_on
 
 UNDEFINED = "undefined"
@@ -163,16 +164,21 @@ def _steps(record: dict[str, Any]) -> str:
 
 
 def seconds(record: dict[str, Any]) -> str:
-    """Returns how long a run trained; nothing where that is secret."""
-    found = record["training_seconds"]
-    return "" if found is None else f"{found:.1f}"
+    """Returns how long all stages of a run took; nothing where that is secret."""
+    found = record["stage_seconds"]
+    return "" if found is None else f"{sum(found.values()):.1f}"
 
 
 def _speed(record: dict[str, Any]) -> str:
-    if record["training_seconds"] is None:
-        return "How long it took is secret: it tells of the number of trials."
-    rate = record["examples_per_second"]
-    return f"{seconds(record)} s of training, {rate:,.0f} examples/s,"
+    if record["stage_seconds"] is None:
+        return "How long it took is secret: it tells of the number of trials.\n"
+    rows = [[WORDS[name], f"{spent:.1f}"] for name, spent in record["stage_seconds"].items()]
+    stages = table(["stage", "seconds"], [*rows, ["in all", seconds(record)]])
+    trained, rate = record["training_seconds"], record["examples_per_second"]
+    resumed = ""
+    if trained > 1.1 * record["stage_seconds"].get("train", 0.0) + 1:
+        resumed = "The table is of the command that finished the run, which had been stopped.\n"
+    return f"{stages}\n\n{resumed}{trained:.1f} s of steps, {rate:,.0f} examples/s,"
 
 
 def _outcome(record: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from dpsgd.runs.fingerprint import BLINDED, differing
 from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import History
 from dpsgd.runs.records import checked
+from dpsgd.runs.stages import WORDS
 from dpsgd.runs.task import RECORD
 from dpsgd.training.mechanism import Mechanism
 from samplers.settings import name_of
@@ -77,12 +78,16 @@ class FinishedRun:
         record = run.read_json("report.json")
         where = f"{path / 'report.json'} is damaged, or of another version"
         kinds = {name: kind for name, (kind, *_) in _FIGURES.items()}
+        kinds |= {"stage_seconds": dict[str, float] | None}
         kinds |= {"metrics": dict[str, float | None], "calibration": dict[str, float | None] | None}
         checked_fields(record, {"audit": str, **kinds}, where)
         for name, (_, least, most) in _FIGURES.items():
             if record[name] is not None and not least <= record[name] <= most:
                 shown = f"{record[name]!s:.20}"
                 raise ValueError(f"{where}: {name} must lie in [{least:g}, {most:g}], got {shown}")
+        for name, value in (record["stage_seconds"] or {}).items():
+            if not (name in WORDS and 0 <= value <= _LARGEST):
+                raise ValueError(f"{where}: stage_seconds, {name!a:.20}: {value!s:.20}")
         for name, value in record["metrics"].items():
             if value is not None and not abs(value) <= _LARGEST:
                 raise ValueError(f"{where}: metrics, {name}: {value!s:.20} is too large")

@@ -75,6 +75,7 @@ def release(
         "ledger_head": history.head,
         "params_sha256": folder.params_digest(),
         **{key: own[key] for key in _KEPT},
+        "stage_seconds": None,
         "training_seconds": None,
         "examples_per_second": None,
     }

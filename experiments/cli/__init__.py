@@ -11,6 +11,7 @@ import difflib
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
@@ -43,13 +44,19 @@ says so of the words, and which of them are left. One with several topics names 
 """
 
 
+started = time.monotonic()
+"""When the present command began: that of the process itself, when this is imported."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; what a user can mend ends in one clear line and exit status 2.
 
     Where the command is the process's own, Ctrl-C ends the process as well: XLA goes on with what
     it compiles, and crashes where the interpreter is taken down under it.
     """
+    global started
     words = list(sys.argv[1:] if argv is None else argv)
+    started = started if argv is None else time.monotonic()
 
     def run() -> int:
         if words[:1] in (["--help"], ["-h"]):

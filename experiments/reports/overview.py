@@ -172,7 +172,7 @@ def _glance(
         ]
         for name, run in runs.items()
     ]
-    parts = [report.table([*header, "training", "examples/s"], rows)]
+    parts = [report.table([*header, "time", "examples/s"], rows)]
     if len({digest for run in runs.values() for digest in run.data}) > 1:
         parts.append(
             "Not all of them were trained on the same data, so their quality does not compare."

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
+from experiments import cli
 from experiments.cli.devices import DevicesConfig, ProcessesConfig
 
 
@@ -34,6 +36,6 @@ def run(config: ResumeConfig) -> None:
 
         look_in_the_current_folder()
         task = task_of(config.run, data=config.data)
-        placement = config.placement()
-        record = dpsgd.resume(config.run, task, placement=placement, progress=console.progress)
+        how: dict[str, Any] = {"placement": config.placement(), "started": cli.started}
+        record = dpsgd.resume(config.run, task, progress=console.progress, **how)
         show(console, config.run, record)

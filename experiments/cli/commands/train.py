@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.runs.config import RunConfig
+from experiments import cli
 from experiments.cli import tasks
 from experiments.cli.console import Console
 from experiments.cli.devices import DevicesConfig, ProcessesConfig
@@ -35,8 +36,9 @@ class Train(RunConfig, DevicesConfig, ProcessesConfig):
     out: Path
     """Run directory to create; an existing one is never touched."""
     budget_minutes: float | None = None
-    """Time for the run on this machine: of the epochs that the task's rule takes, as many as fit,
-    found by timing a few steps on generated rows. By default the rule's own epochs."""
+    """Time for the whole command on this machine, audit and report included: of the epochs that the
+    task's rule takes, as many as fit, found by timing a few steps on generated rows. By default the
+    rule's own epochs."""
     begin: bool = False
     """Make the run directory, and take no step: `dpsgd batches` can draw the run's batches then,
     and `dpsgd resume` trains."""
@@ -66,6 +68,7 @@ def run(asked: Train) -> None:
             "name": asked.task[0],  # type: ignore[attr-defined]
             "budget_minutes": asked.budget_minutes,
             "placement": asked.placement(),
+            "started": cli.started,
             "progress": console.tell,
         }
         if asked.begin:

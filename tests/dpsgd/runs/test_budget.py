@@ -1,6 +1,7 @@
 """How many epochs fit into a time: of the program that trains, and of nobody's rows."""
 
 import json
+import time
 from dataclasses import dataclass, replace
 
 import jax
@@ -10,9 +11,11 @@ from test_settings import OPEN, Recommending
 from tiny_task import Line, config_of
 
 from dpsgd import Settings, run
-from dpsgd.runs import budget
+from dpsgd.runs import budget, report
+from dpsgd.runs.budget import Timing
 from dpsgd.runs.job import Job
 from dpsgd.runs.settings import choose
+from dpsgd.runs.stages import WORDS
 from dpsgd.training import programs
 from dpsgd.training.loop import Layout
 from samplers import BallsAndBins, Population
@@ -28,28 +31,29 @@ class Clock:
     def __call__(self):
         return self.now
 
-    def takes(self, seconds, returns):
-        def work(*args):
-            self.now += seconds
-            return returns
 
-        return work
-
-
-def chosen(minutes, *, epoch, timing=0.0, task=Recommending):
-    clock = Clock()
-    choice = lambda most: choose(task(), OPEN, Population(160), most_epochs=most)  # noqa: E731
-    config, seconds = budget.within(minutes, choice, clock.takes(timing, epoch), clock=clock)
-    assert seconds == epoch
+def chosen(seconds, timing, *, task=Recommending, clock=None, started=None, asked=OPEN):
+    """Returns the epochs for which there is time after what `timing(config)` says."""
+    choice = lambda most: choose(task(), asked, Population(160), most_epochs=most)  # noqa: E731
+    limit = budget.Budget(seconds / 60, started, clock or Clock())
+    config, epoch = limit.choose(choice, timing)
+    assert epoch == timing(config).epoch
     return config.sampler.epochs
 
 
+def epochs_of(seconds, step=0.0, first=0.0):
+    return lambda config: Timing(seconds, step, first)
+
+
 def test_the_most_epochs_are_chosen_for_which_there_is_time():
-    a_minute = 60 * (1 - budget.RESERVE)
-    assert chosen(1, epoch=a_minute / 7.5) == 7
-    assert chosen(1, epoch=a_minute / 7.5, timing=a_minute / 4) == 3  # of the same time, twice
-    assert chosen(2, epoch=a_minute / 7.5) == 15
-    assert chosen(1, epoch=1e-6) == 50  # no more than the rule takes for any time
+    assert chosen(60, epochs_of(6)) == 8  # half an epoch and a tenth are kept for what follows
+    assert chosen(120, epochs_of(6)) == 17
+    assert chosen(60, epochs_of(1e-6)) == 50  # no more than the rule takes for any time
+    assert chosen(60, epochs_of(6), started=-20.0) == 5  # of which 20 s are gone
+    # An audit takes hundreds of steps, and the search for the noise some compilations.
+    asked = replace(OPEN, audit=True)
+    assert chosen(120, epochs_of(6, step=0.1, first=10.0), asked=asked) == 8
+    assert chosen(120, epochs_of(6, step=0.1)) == 17
 
 
 @dataclass(frozen=True)
@@ -65,50 +69,60 @@ class Larger(Line):
     ("seconds", "epochs", "sizes"),
     [
         (110.0, 50, [16]),
-        (30.0, 15, [16, 80]),  # in which 20 of larger batches fit too, and 50 of smaller do not
+        (30.0, 20, [16, 80]),  # of larger batches, and 50 of smaller do not fit
         (5.0, 10, [16, 80]),
         (0.6, 1, [16, 80]),
     ],
 )
 def test_where_fewer_epochs_go_with_other_batches_these_are_timed_too(seconds, epochs, sizes):
-    timed = []
+    timed = dict()
 
-    def epoch_seconds(config):
-        timed.append(config.sampler.batch_size)
-        return {16: 2.0, 80: 0.5}[config.sampler.batch_size]
+    def timing(config):
+        size = config.sampler.batch_size
+        timed[size] = Timing({16: 2.0, 80: 0.5}[size], 0.0, 0.0)
+        return timed[size]
 
-    choice = lambda most: choose(Larger(), OPEN, Population(160), most_epochs=most)  # noqa: E731
-    minutes = seconds / 60 / (1 - budget.RESERVE)
-    config, found = budget.within(minutes, choice, epoch_seconds, clock=Clock())
-    assert timed == sizes  # each once
-    assert found == (2.0 if sizes == [16] else 0.5)
-    assert config.sampler.epochs == epochs
+    after = 0.5 * 2.0 if epochs > 10 else 0.5 * 0.5
+    seconds = seconds / (1 - budget.RESERVE) + after
+    assert chosen(seconds, timing, task=Larger) == epochs
+    assert list(timed) == sizes
 
 
-def test_the_audit_is_taken_to_last_as_long_as_the_latest_timing_alone():
+def prepared(limit, clock, seconds, timing, asked=OPEN):
+    """Returns the epochs that are chosen, and whether fewer should be, once prepared."""
+    choice = lambda most: choose(Recommending(), asked, Population(160), most_epochs=most)  # noqa: E731
+    config, _ = limit.choose(choice, timing)
+    clock.now += seconds
+    return config.sampler.epochs, limit.exceeded(config)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "found"),
+    [
+        (5.0, [(8, False)]),  # of 60 s, 52 are left for steps, and 48 are needed
+        (20.0, [(8, True), (2, False)]),  # 37 are left, 20 of which it takes once more
+        (40.0, [(8, False)]),  # to choose anew would take as long as the run
+    ],
+)
+def test_what_takes_longer_than_was_thought_leaves_fewer_epochs(seconds, found):
     clock = Clock()
-
-    def epoch_seconds(config):
-        clock.now += {16: 10.0, 80: 4.0}[config.sampler.batch_size]
-        return 1.0
-
-    choice = lambda most: choose(Larger(), OPEN, Population(160), most_epochs=most)  # noqa: E731
-    minutes = 36.0 / 60 / (1 - budget.RESERVE)
-    config, _ = budget.within(minutes, choice, epoch_seconds, clock=clock)
-    assert config.sampler.epochs == 18  # of 36 s, 10 + 4 are spent, and 4 are kept
+    limit = budget.Budget(1, clock=clock)
+    for one in found:
+        assert prepared(limit, clock, seconds, epochs_of(6)) == one
+    assert clock.now + 6 * found[-1][0] <= 60 or seconds == 40.0
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
 def test_a_budget_must_be_a_time(minutes):
     with pytest.raises(ValueError, match="budget_minutes must be finite and > 0"):
-        chosen(minutes, epoch=1.0)
+        chosen(60 * minutes, epochs_of(1.0))
 
 
 def test_a_budget_without_time_for_an_epoch_is_refused_in_a_line():
     with pytest.raises(ValueError, match="and not even one epoch fits: here it") as refused:
-        chosen(0.5, epoch=20.0, timing=10.0)
+        chosen(30, epochs_of(20.0, first=4.0))
     assert "budget_minutes is 0.5" in str(refused.value)
-    assert "here it takes 20.0 s, and compiling, timing and auditing 20.0 s" in str(refused.value)
+    assert "here it takes 20.0 s, and all else about 19 s" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -142,8 +156,8 @@ def test_an_epoch_is_timed_on_generated_rows_with_the_program_of_the_run(
     monkeypatch.setattr(budget, "train_blocks", train_blocks)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), job.data)
     parts = job.algorithm, job.mechanism, job.start(), job.layout
-    seconds = budget.epoch_seconds(*parts, shapes, Line().generated)
-    assert 0 < seconds < 60
+    found = budget.time_steps(*parts, shapes, Line().generated)
+    assert 0 < found.step <= found.epoch < 60
     assert set(compiled) == {program}
 
 
@@ -166,8 +180,9 @@ def test_the_time_of_an_epoch_is_that_of_its_steps_and_of_what_precedes_and_foll
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), job.data)
     parts = job.algorithm, job.mechanism, job.start(), job.layout
     how = {"flush_every": flush_every, "clock": clock}
-    seconds = budget.epoch_seconds(*parts, shapes, Line().generated, **how)
-    assert seconds == pytest.approx(0.5 * times + 2.0 * job.mechanism.sampler.steps_per_epoch)
+    found = budget.time_steps(*parts, shapes, Line().generated, **how)
+    assert found.first == 2.5
+    assert found.epoch == pytest.approx(0.5 * times + 2.0 * job.mechanism.sampler.steps_per_epoch)
 
 
 def test_rows_that_are_timed_are_copies_and_where_they_are_streamed_zeros():
@@ -189,6 +204,23 @@ def test_a_run_with_a_budget_records_it_and_its_choice(tmp_path):
     assert record["chosen"]["epoch_seconds"] > 0
     assert record["sampler"]["epochs"] == record["chosen"]["settings"]["epochs"] == 50
     assert any(line.startswith("chosen: ") and "for 1 minutes, in which" in line for line in lines)
+
+
+def test_the_stages_of_a_run_take_all_of_its_time_and_the_report_lists_them(tmp_path):
+    before, out = time.monotonic(), tmp_path / "run"
+    config = replace(OPEN, learning_rate=0.1, audit=True)
+    record = run(Recommending(), config, out, budget_minutes=1, started=before - 3.0)
+    stages, taken = record["stage_seconds"], time.monotonic() - before + 3.0
+    assert list(stages) == [name for name in WORDS if name != "calibrate"]
+    assert min(stages.values()) >= 0
+    assert stages["read"] >= 3.0
+    assert 0.9 * taken - 0.5 <= sum(stages.values()) <= taken
+    text = (out / "report.md").read_text()
+    for name, seconds in stages.items():
+        assert f"| {WORDS[name]} | {seconds:.1f} |" in text
+    assert f"| in all | {sum(stages.values()):.1f} |" in text
+    (cells,) = report.comparison([record])[1]
+    assert cells[-1] == f"{sum(stages.values()):.1f}"
 
 
 @pytest.mark.parametrize(

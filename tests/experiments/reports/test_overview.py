@@ -214,6 +214,8 @@ def test_a_guarantee_is_what_the_ledger_gives_and_not_what_the_report_says(runs,
         ("metrics", [0.5], "metrics"),
         ("num_params", 10**400, "must lie in"),
         ("training_seconds", -1, "must lie in"),
+        ("stage_seconds", {"train": -1.0}, "stage_seconds, 'train': -1.0"),
+        ("stage_seconds", {"| a |": 1.0}, "stage_seconds, '| a |': 1.0"),
         ("audit", ..., "is missing"),
     ],
 )
