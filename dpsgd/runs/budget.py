@@ -26,7 +26,7 @@ RESERVE = 0.1
 
 _BEFORE, _BEFORE_STEPS = 1.5, 400
 """Accounting and audit take about so many times what the first step does with its compilation, and
-so many steps: seen on models of clicks, with batches of 4,096 and 16,384."""
+so many steps: seen on models of 0.2M parameters, with batches of 4,096 and 16,384."""
 
 _AFTER, _AFTER_EPOCHS = 0.25, 0.5
 """Calibration and evaluation likewise, in times of the first step and of an epoch."""
