@@ -44,7 +44,7 @@ from dpsgd.audit.normal import Counts, add_cosines, add_distribution, add_lags, 
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import norm
 from dpsgd.audit.update import close, looked_at
-from dpsgd.core.state import TrainState
+from dpsgd.core.state import TrainState, dense_numbers
 from dpsgd.training.mechanism import Mechanism
 
 SIZES = "tables take the step sizes of the configuration"
@@ -416,7 +416,9 @@ class _Late:
         state = state._replace(step=jnp.int32(step))  # nobody read a row in between
         state = program.called(state, self._everybody, *how, reveals=True)
         shown = some_rows(state.tables, self._rows)
-        leaves = [np.ravel(np.asarray(x))[:_DENSE] for x in jax.tree.leaves(state.dense)]
+        frozen = dense_numbers(self._program.frozen, self._program.tables)
+        noised = [x for k, x in enumerate(jax.tree.leaves(state.dense)) if k not in frozen]
+        leaves = [np.ravel(np.asarray(x))[:_DENSE] for x in noised]
         dense = np.concatenate([np.zeros(0), *leaves])
         tables = put_rows(state.tables, self._rows, now)
         state = state._replace(step=jnp.int32(step), tables=tables)

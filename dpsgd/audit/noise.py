@@ -107,6 +107,8 @@ class _Looks:
                 read &= self._drowned is not None
                 self._kept[k] = np.flatnonzero(np.repeat(read, math.prod(self._shapes[k][1:])))
                 self._shapes[k] = (int(np.count_nonzero(read)), *self._shapes[k][1:])
+        for k in program.frozen:  # `update_checks` looks at these
+            self._kept[k], self._shapes[k] = np.arange(0), (0, *self._shapes[k][1:])
         self._sizes = [math.prod(shape) for shape in self._shapes]
         # How far casting moves a release, relative to it: nothing beside the noise's own grid.
         units = [float(jnp.finfo(dtype).eps) for dtype in program.dtypes]

@@ -22,6 +22,7 @@ from dpsgd.training.lazy import BlockLaws, RunLaws, flushed
 from dpsgd.training.loop import Block, Layout, Watch, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import hosted, unlike
+from dpsgd.training.programs import shapes_of_rows
 from samplers import IndexBlock
 from samplers.batches import zeros
 
@@ -71,6 +72,7 @@ class AuditedProgram:
       state: Where the run goes on, on the host: its step, parameters and optimizer state; the
         noise's state is one that has seen nothing.
       lent: Those tables whose noise comes late, if there are any.
+      frozen: Numbers of the leaves of the parameters that stay as they are.
       columns: The data, where the layout has them.
       root: The audit's.
       units: Examples that are nobody's, by number 0, ..., units - 1.
@@ -130,6 +132,8 @@ class AuditedProgram:
         noise = jax.eval_shape(mechanism.noise.init, self.state.params)
         like = self.state._replace(noise=noise)
         self.program = self.layout.program(algorithm, mechanism, like, columns)
+        example = shapes_of_rows(columns, *sampler.clipped_shape)
+        self.frozen = algorithm.frozen(self.state.params, example)
         self._spent: Any = None
         self.lent: LentTables | None = None
         if algorithm.tables is not None:

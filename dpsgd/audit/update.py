@@ -27,7 +27,8 @@ import optax
 from dpsgd.audit.checks import Check
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import flat, loud, norm, same_bits
-from dpsgd.core.state import unflushed
+from dpsgd.core.state import dense_numbers, unflushed
+from dpsgd.gradients.frozen import with_leaves
 from dpsgd.training.loop import repeats_exactly
 from dpsgd.training.programs import compiled
 
@@ -36,6 +37,7 @@ PyTree = Any
 _NAME = "the update sees the release alone"
 _SAME = "batches of one release leave one state"
 _COPIES = "every device has the same state"
+_FROZEN = "what no derivative of the loss reaches stays as it is"
 _PART = 2.0**-12  # of a movement, which rounding may change
 _LARGE = 2**22  # coordinates of a model of which fewer steps are looked at
 _PASS = 2**18  # coordinates that are looked at together
@@ -44,6 +46,8 @@ _PASS = 2**18  # coordinates that are looked at together
 def update_checks(program: AuditedProgram) -> list[Check]:
     """Checks that the state after a step is made of its release, and of the state before."""
     checks = [_made_of_the_release(program), _same_of_the_same(program)]
+    if program.frozen:
+        checks.append(_left_alone(program))
     placement = program.layout.placement
     if placement is not None and len(placement.devices) > 1:
         checks.append(_same_on_every_device(program, len(placement.devices)))
@@ -55,6 +59,23 @@ def _same_on_every_device(program: AuditedProgram, devices: int) -> Check:
     if (path := program.differing(members)) is not None:
         return Check(_COPIES, False, f"state{path} after a step differs from one to another")
     return Check(_COPIES, True, f"{devices} devices, after a full batch")
+
+
+def _left_alone(program: AuditedProgram) -> Check:
+    """Checks, to the bit, leaves that get no noise: nothing of a batch may be in them."""
+    members = np.arange(program.places) % program.units
+    for step in looked_at(program):
+        gradient, after = (
+            unflushed(program.advanced(members, reveals=reveals, step=step))
+            for reveals in (True, False)
+        )
+        for k in sorted(program.frozen):
+            found, new, old = (
+                jax.tree.leaves(tree)[k] for tree in (gradient, after, program.state.params)
+            )
+            if np.any(flat(found)) or not same_bits(new, old):
+                return Check(_FROZEN, False, f"leaf {k} of the parameters moves in step {step:,}")
+    return Check(_FROZEN, True, f"{len(program.frozen)} leaves, after a full batch")
 
 
 def _made_of_the_release(program: AuditedProgram) -> Check:
@@ -87,6 +108,7 @@ def _differs(program: AuditedProgram, optimizer: Any, members: np.ndarray, step:
     arguments = gradient, *start
     run = compiled(_updated, (optimizer,), arguments, donate_argnums=(1, 2))
     params, opt_state = run(*arguments)
+    params = with_leaves(params, before.params, dense_numbers(program.frozen, program.tables))
     del gradient, start, arguments
     expected = before._replace(step=before.step + 1, params=params, opt_state=opt_state)
     after = program.dense(program.advanced(members, reveals=False, step=step))._replace(noise=())

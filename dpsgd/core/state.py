@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -78,6 +78,11 @@ def parted(params: PyTree, tables: Sequence[int] | dict[int, Any]) -> tuple[PyTr
     leaves, structure = jax.tree.flatten(params)
     dense = [optax.MaskedNode() if k in tables else leaf for k, leaf in enumerate(leaves)]
     return jax.tree.unflatten(structure, dense), {k: leaves[k] for k in tables}
+
+
+def dense_numbers(leaves: Collection[int], tables: Collection[int]) -> frozenset[int]:
+    """Returns the numbers, among the parameters without tables, of leaves that are none."""
+    return frozenset(k - sum(table < k for table in tables) for k in leaves)
 
 
 def joined(dense: PyTree, tables: dict[int, Any]) -> PyTree:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from dpsgd.gradients import ghost
+from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.losses import LossFn, of_row, row_of
 from dpsgd.gradients.taps import find_taps
 
@@ -91,9 +92,11 @@ def explain(loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
     params = jax.tree.map(jnp.asarray, params)
     loss_fn, example = of_row(loss_fn), row_of(loss_fn, example)
     taps = find_taps(loss_fn, params, example)
-    lines = []
+    frozen, lines = frozen_leaves(loss_fn, params, example), []
     for k, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
         route = ghost.choose_route(taps, k, leaf.shape)
+        if k in frozen:
+            route = ghost.Route("frozen", "no derivative of the loss reaches it", 0)
         name = jax.tree_util.keystr(path) or "params"
         lines.append((name, str(list(leaf.shape)), route.kind, _bytes(4 * route.floats), route.why))
     widths = [max(len(line[column]) for line in lines) for column in range(4)]

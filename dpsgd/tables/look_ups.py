@@ -18,6 +18,7 @@ from jax import Array, lax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.ghost.uses import row_axes
 from dpsgd.gradients.taps import Path, Taps, Use, find_taps
 
@@ -44,6 +45,7 @@ class TableLoss:
     Attributes:
       tables: Numbers of the leaves of `params` that are tables.
       why_not: For each other leaf, what prevents it, in a few words.
+      frozen: Numbers of the leaves without a path to the loss.
 
     Raises:
       ValueError: as `find_taps` does.
@@ -53,10 +55,13 @@ class TableLoss:
         self._taps = find_taps(loss_fn, params, example)
         self._loss_fn = loss_fn
         leaves = jax.tree.leaves(params)
-        self.why_not: dict[int, str] = {}
+        self.frozen = frozen_leaves(loss_fn, params, example)
+        self.why_not: dict[int, str] = dict.fromkeys(
+            self.frozen, "no derivative of the loss reaches it"
+        )
         for leaf, shape in enumerate(map(jnp.shape, leaves)):
             if why := _no_table(self._taps, leaf, shape):
-                self.why_not[leaf] = why
+                self.why_not.setdefault(leaf, why)
         self.tables = tuple(k for k in range(len(leaves)) if k not in self.why_not)
         self._num_rows = {k: jnp.shape(leaves[k])[0] for k in self.tables}
         self._indices = self._traced_indices(leaves, example)
@@ -138,8 +143,6 @@ def _no_table(taps: Taps, leaf: int, shape: tuple[int, ...]) -> str | None:
     """Returns why a leaf is no table; None if it is one."""
     if leaf in taps.obstacle:
         return f"it is used by {taps.obstacle[leaf]}"
-    if not taps.uses[leaf]:
-        return "the loss does not depend on it"
     for use in taps.uses[leaf]:
         if use.op not in ("gather", "dynamic_slice"):
             return f"it is used by {use.op}"

@@ -13,7 +13,8 @@ import optax
 
 from dpsgd.core.state import TrainState
 from dpsgd.gradients.clipping import Diagnostics, clipped_grad
-from dpsgd.gradients.losses import LossFn, takes_key
+from dpsgd.gradients.frozen import frozen_leaves, with_leaves
+from dpsgd.gradients.losses import LossFn, of_row, row_of, takes_key
 from dpsgd.noise.base import Noise
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.programs import compiled
@@ -44,6 +45,11 @@ class TableTraining(Protocol):
         """Returns what the tables' noise depends on in a run of so many steps."""
 
 
+def nothing_frozen(params: PyTree, example: PyTree) -> frozenset[int]:
+    """Returns that all parameters are trained."""
+    return frozenset()
+
+
 class Algorithm(NamedTuple):
     """A private training algorithm as pure functions of explicit state, scales and keys.
 
@@ -62,12 +68,15 @@ class Algorithm(NamedTuple):
     the compiler deals the batch out where the parameters are."""
     update: Callable[..., tuple[Any, PyTree]]
     """(state, sum, noise_key, scales) -> (state after one noisy update, what the update was made
-    of: the private mean gradient, in the types of the parameters)."""
+    of: the private mean gradient, in the types of the parameters). By name it takes `frozen`, the
+    numbers of the leaves that stay as they are, if there are any."""
     takes_key: bool = False
     """Whether the loss takes a key."""
     tables: TableTraining | None = None
     """How tables are trained whose noise comes late, see `dpsgd.training.lazy`: then `init` takes
     rows of the data as well, or their shapes, and `update` is a whole step."""
+    frozen: Callable[[PyTree, PyTree], frozenset[int]] = nothing_frozen
+    """(params, example), or their shapes -> numbers of the leaves that no derivative reaches."""
 
 
 def owned(tree: PyTree) -> PyTree:
@@ -117,6 +126,9 @@ def dpsgd(
     `train` is given beside the algorithm: runs that differ in sigma, C or b, or in a sampler with
     batches of one shape, share one compiled program; with and without noise are two.
 
+    A leaf of the parameters without a path to the loss, such as one that the loss reads under
+    `jax.lax.stop_gradient`, stays as it is: it gets no noise and no update, weight decay included.
+
     Args:
       loss_fn: Pure function (params, example) -> scalar loss of what is clipped as one: an example,
         or a unit, of which it sees all rows of the batch, [*sampler.clipped_shape, ...] each leaf.
@@ -150,10 +162,28 @@ def dpsgd(
             raise TypeError(f"tables must be LazyTables(learning_rate, ...), got {tables!r}")
         return tables.algorithm(loss_fn, optimizer, microbatch_size)
     clipped_sum = _ClippedSum(loss_fn, microbatch_size)
-    return Algorithm(_Init(optimizer), clipped_sum, _Update(optimizer), keyed)
+    return Algorithm(
+        _Init(optimizer), clipped_sum, _Update(optimizer), keyed, frozen=Frozen(loss_fn)
+    )
 
 
 # The functions of an algorithm are equal where they are made of equal parts. Closures never are.
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """See `Algorithm.frozen`."""
+
+    loss_fn: LossFn
+
+    def __call__(self, params: PyTree, example: PyTree) -> frozenset[int]:
+        found = frozen_leaves(of_row(self.loss_fn), params, row_of(self.loss_fn, example))
+        if len(found) == len(jax.tree.leaves(params)):
+            raise ValueError(
+                "no parameter has a path to the loss: nothing can be trained; compute the loss "
+                "from params, and leave some of them without jax.lax.stop_gradient"
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -194,9 +224,30 @@ class _ClippedSum:
 class _Update:
     optimizer: optax.GradientTransformation
 
-    def __call__(self, state, total, noise_key, scales):
+    def __call__(self, state, total, noise_key, scales, *, frozen=frozenset()):
         gradient, noise = privatize(total, state.noise, noise_key, state.step, scales)
-        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.params)
-        updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, opt_state, noise), gradient
+        state = state._replace(step=state.step + 1, noise=noise)
+        return updated(self.optimizer, state, gradient, frozen)
+
+
+def updated(
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    gradient: PyTree,
+    frozen: frozenset[int] = frozenset(),
+) -> tuple[TrainState, PyTree]:
+    """Returns what an optimizer makes of a state and the private mean gradient, and this gradient.
+
+    Args:
+      optimizer: It sees a gradient of 0 for what is frozen.
+      state: Before the update.
+      gradient: In any types.
+      frozen: Numbers of the leaves that stay as they are.
+    """
+    old = state.params
+    gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, old)
+    if frozen:
+        gradient = with_leaves(gradient, jax.tree.map(jnp.zeros_like, old), frozen)
+    updates, opt_state = optimizer.update(gradient, state.opt_state, old)
+    params = with_leaves(optax.apply_updates(old, updates), old, frozen)
+    return state._replace(params=params, opt_state=opt_state), gradient

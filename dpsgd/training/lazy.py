@@ -47,7 +47,15 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from dpsgd.core.state import LazyOptState, LazyState, Table, TrainState, joined, parted
+from dpsgd.core.state import (
+    LazyOptState,
+    LazyState,
+    Table,
+    TrainState,
+    dense_numbers,
+    joined,
+    parted,
+)
 from dpsgd.gradients.clipping import Diagnostics, clipped_grad
 from dpsgd.gradients.losses import LossFn, of_row, row_of, rows_of, takes_key
 from dpsgd.gradients.taps import Path
@@ -56,7 +64,7 @@ from dpsgd.noise.gaussian import add_row_noise
 from dpsgd.tables.gaps import Gaps, LinearSgd
 from dpsgd.tables.look_ups import Row, TableLoss, unique_rows
 from dpsgd.tables.rows import LawTables, Rows, flushed_table, packed, read, written
-from dpsgd.training.algorithm import Algorithm, copied, privatize
+from dpsgd.training.algorithm import Algorithm, Frozen, copied, privatize, updated
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.placement import Exchange, Placement
 from dpsgd.training.programs import compiled, executable, shapes_of_rows
@@ -103,7 +111,7 @@ class LazyTables:
         """Returns what `dpsgd` makes of this and its other arguments."""
         init = LazyInit(loss_fn, optimizer, bool(self.momentum))
         step = LazyStep(loss_fn, optimizer, microbatch_size)
-        return Algorithm(init, _no_sum, step, takes_key(loss_fn), self)
+        return Algorithm(init, _no_sum, step, takes_key(loss_fn), self, Frozen(loss_fn))
 
     def of_run(self, num_steps: int) -> LinearSgd:
         """Returns the optimizer of a run of so many steps."""
@@ -521,7 +529,10 @@ class LazyStep:
         dense_total, table_totals = parted(total, rows)
 
         gradient, noise = privatize(dense_total, state.noise, noise_key, t, scales)
-        dense, opt_state = self._updated(state, gradient, reveals)
+        dense_state = TrainState(t + 1, state.dense, state.opt_state, noise)
+        frozen = dense_numbers(loss.frozen, loss.tables)
+        after, gradient = updated(self.optimizer, dense_state, gradient, frozen)
+        shown = jax.tree.map(functools.partial(jnp.where, reveals), gradient, after.params)
         tables = {}
         for k, table in state.tables.items():
 
@@ -530,18 +541,11 @@ class LazyStep:
                 return _updated_rows(old, gradient, laws, reveals)
 
             tables[k] = shares[k].written(table, rows[k], table_totals[k], step)
-        return LazyState(t + 1, dense, tables, opt_state, noise), diagnostics
+        return LazyState(t + 1, shown, tables, after.opt_state, noise), diagnostics
 
     def _taken_apart(self, shapes: PyTree, examples: PyTree) -> TableLoss:
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
         return TableLoss(of_row(self.loss_fn), shapes, example)
-
-    def _updated(self, state: LazyState, gradient: PyTree, reveals: Any) -> tuple[PyTree, PyTree]:
-        """Returns the dense parameters after a step, and their optimizer's state."""
-        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.dense)
-        updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.dense)
-        dense = optax.apply_updates(state.dense, updates)
-        return jax.tree.map(functools.partial(jnp.where, reveals), gradient, dense), opt_state
 
 
 def _private_rows(total, numbers, noise_key, step, leaf, scales: Scales) -> jax.Array:

@@ -300,7 +300,8 @@ def _parts(
     batches = _Batches(algorithm.takes_key, sampler.clipped_shape, *where)
     if algorithm.tables is not None:
         return (_LazyStep(batches, algorithm.update),)
-    return (_Step(_StepSum(algorithm.clipped_sum, sampler.accumulates, batches), algorithm.update),)
+    step_sum = _StepSum(algorithm.clipped_sum, sampler.accumulates, batches)
+    return (_Step(step_sum, algorithm.update, algorithm.frozen),)
 
 
 @dataclass(frozen=True)
@@ -391,10 +392,14 @@ class _Step:
 
     step_sum: _StepSum
     update: Callable
+    frozen: Callable
 
     def __call__(self, state, j, data, plan, noise_key, scales, watch, loss_key, laws):
         total, diagnostics = self.step_sum(state, j, data, plan, scales, loss_key)
-        state, gradient = self.update(state, total, noise_key, scales)
+        example = shapes_of_rows(data, *self.step_sum.batches.clipped_shape)
+        frozen = self.frozen(state.params, example)
+        how = {"frozen": frozen} if frozen else {}
+        state, gradient = self.update(state, total, noise_key, scales, **how)
         # In the one pass over all coordinates that the update is: a select costs nothing there.
         shown = jax.tree.map(functools.partial(jnp.where, watch.reveals), gradient, state.params)
         return state._replace(params=shown), diagnostics, shown

@@ -10,10 +10,14 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from dpsgd.gradients.frozen import with_leaves
+
 PyTree = Any
 
 
-def split_module(module: nnx.Module) -> tuple[PyTree, Callable[..., Any]]:
+def split_module(
+    module: nnx.Module, *, trained: nnx.filterlib.Filter | None = None
+) -> tuple[PyTree, Callable[..., Any]]:
     """Returns (params, apply), with apply(params, *inputs) = module(*inputs) and no other state.
 
     The guarantee bounds what one example does to the sum of gradients. State that a module keeps
@@ -35,6 +39,9 @@ def split_module(module: nnx.Module) -> tuple[PyTree, Callable[..., Any]]:
 
     Args:
       module: Any module whose variables are all `nnx.Param`, or the state of random streams.
+      trained: Which parameters have derivatives, as a filter of flax, such as
+        ``nnx.Any(nnx.LoRAParam, nnx.PathContains("head"))``; training leaves the others as they
+        are. By default `nnx.LoRAParam` where the module has such parameters, and else all.
 
     Raises:
       ValueError: if there are batch statistics or other variables that are no parameters; from
@@ -43,6 +50,14 @@ def split_module(module: nnx.Module) -> tuple[PyTree, Callable[..., Any]]:
     graph, params, streams, rest = nnx.split(  # type: ignore[misc]
         module, nnx.Param, nnx.RngState, ...
     )
+    if trained is None:
+        adapted = any(isinstance(v, nnx.LoRAParam) for _, v in nnx.to_flat_state(params))
+        trained = nnx.LoRAParam if adapted else nnx.Param
+    is_trained = nnx.filterlib.to_predicate(trained)
+    kept = [
+        not is_trained(path, v) for path, v in nnx.to_flat_state(params) for _ in jax.tree.leaves(v)
+    ]
+    frozen = frozenset(k for k, keep in enumerate(kept) if keep)
     other = {
         jax.tree_util.keystr(path): type(variable)
         for path, variable in jax.tree_util.tree_leaves_with_path(
@@ -68,6 +83,8 @@ def split_module(module: nnx.Module) -> tuple[PyTree, Callable[..., Any]]:
                 "the module holds no random stream that a key could seed; give the key to what "
                 "draws, for example as rngs=nnx.Rngs(dropout=key)"
             )
+        if frozen:
+            params = with_leaves(params, jax.lax.stop_gradient(params), frozen)
         seeded = _seeded(streams, key)
         before = {path: variable.get_value() for path, variable in nnx.to_flat_state(seeded)}
         outputs = nnx.merge(graph, params, seeded)(*inputs, **options)

@@ -40,7 +40,7 @@ import optax
 from dpsgd.core.state import TrainState
 from dpsgd.gradients.isolation import isolated
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm, dpsgd
+from dpsgd.training.algorithm import Algorithm, dpsgd, nothing_frozen
 from dpsgd.training.loop import Layout, columns_of, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import Placement, hosted
@@ -169,7 +169,9 @@ def sums_run(
         vector = jax.eval_shape(refinement.statistic, start, row)
         if not isinstance(vector, jax.ShapeDtypeStruct) or len(vector.shape) != 1:
             raise ValueError(f"a row's statistic must be a vector, float32[d], and it is {vector}")
+        # "state" has no path to the loss, and is what the update folds.
         algorithm = dpsgd(_Product(refinement), _folds(refinement))
+        algorithm = algorithm._replace(frozen=nothing_frozen)
         both = {"state": start, "sum": jnp.zeros(vector.shape, jnp.float32)}
         return SumsRun(algorithm, mechanism, algorithm.init(both, mechanism), rows, placement)
 

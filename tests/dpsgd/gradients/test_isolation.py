@@ -350,7 +350,7 @@ def test_a_parameter_that_is_frozen_takes_no_memory_of_an_example():
         return jnp.dot(lax.stop_gradient(params["frozen"]) @ x, params["trained"])
 
     params = {"frozen": jnp.ones((2, D)), "trained": jnp.ones(2)}
-    assert "['frozen']   [2, 3]  unused" in explain(loss_fn, params, X[0])
+    assert "['frozen']   [2, 3]  frozen" in explain(loss_fn, params, X[0])
     total, _ = jax.jit(clipped_grad(loss_fn, l2_clip_norm=np.inf))(params, X, np.ones(B))
     np.testing.assert_allclose(total["trained"], np.full(2, X.sum()), rtol=1e-5)
     assert not np.any(total["frozen"])

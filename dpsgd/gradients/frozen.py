@@ -1,0 +1,70 @@
+"""Parameters that no derivative of the loss reaches, as those under `jax.lax.stop_gradient`.
+
+What one backward pass gives each parameter is linear in the cotangent of the loss. A gradient that
+does not depend on that cotangent is therefore 0, for every example and all parameters: a fact of
+the trace, which holds no private value. Its sum over a batch needs no noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+PyTree = Any
+
+
+def frozen_leaves(
+    loss_fn: Callable[[PyTree, PyTree], Any], params: PyTree, example: PyTree
+) -> frozenset[int]:
+    """Returns the numbers of the leaves of `params` without a path to the loss.
+
+    >>> def loss(w, x):
+    ...     return jax.lax.stop_gradient(w["a"]) * x + w["b"]
+    >>> sorted(frozen_leaves(loss, {"a": 1.0, "b": 1.0, "c": 1.0}, 2.0))
+    [0, 2]
+
+    Args:
+      loss_fn: (params, example) -> scalar.
+      params: Tree of arrays, or of their shapes.
+      example: One example, arrays or shapes.
+    """
+
+    def backward(cotangent: Any, params: PyTree, example: PyTree) -> list[Any]:
+        _, pulled_back = jax.vjp(lambda params: loss_fn(params, example), params)
+        return jax.tree.leaves(pulled_back(cotangent))
+
+    loss = jax.eval_shape(loss_fn, params, example)
+    jaxpr = jax.make_jaxpr(backward)(loss, params, example).jaxpr
+    reached, outputs = _reached(jaxpr), enumerate(jaxpr.outvars)
+    return frozenset(k for k, v in outputs if isinstance(v, core.Literal) or v not in reached)
+
+
+def _reached(jaxpr: core.Jaxpr) -> set[Any]:
+    """Returns the variables that depend on the first input."""
+    reached: set[Any] = {jaxpr.invars[0]}
+    for eqn in jaxpr.eqns:
+        inputs = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, core.Var)))
+        if not reached.intersection(inputs):
+            continue
+        if not any(core.jaxprs_in_params(eqn.params)):
+            reached.update(eqn.outvars)
+            continue
+        alone = jaxpr.replace(constvars=[], invars=inputs, outvars=eqn.outvars, eqns=[eqn])
+        for out in eqn.outvars:  # of a call or a loop, each output reads some of its inputs
+            _, used = partial_eval.dce_jaxpr(alone, [out is other for other in eqn.outvars])
+            if reached.intersection(v for v, read in zip(inputs, used, strict=True) if read):
+                reached.add(out)
+    return reached
+
+
+def with_leaves(tree: PyTree, other: PyTree, numbers: frozenset[int]) -> PyTree:
+    """Returns `tree`, whose leaves of these numbers are those of `other`."""
+    leaves, structure = jax.tree.flatten(tree)
+    others = jax.tree.leaves(other)
+    return jax.tree.unflatten(
+        structure, [others[k] if k in numbers else leaf for k, leaf in enumerate(leaves)]
+    )

@@ -1,0 +1,143 @@
+"""What no derivative of the loss reaches stays as it is: no noise, no update, and no data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax import lax
+
+from dpsgd import Independent, LazyTables, Mechanism, Secure, dpsgd, explain, split_module, train
+from dpsgd.audit.program import AuditedProgram
+from dpsgd.audit.update import update_checks
+from dpsgd.gradients.frozen import frozen_leaves, with_leaves
+from dpsgd.noise.strategies import BandedToeplitz
+from samplers import Deterministic
+
+pytestmark = pytest.mark.usefixtures("unoptimised")
+
+N = 60
+RNG = np.random.default_rng(0)
+ROWS = {
+    "x": RNG.normal(size=(N, 4)).astype(np.float32),
+    "ids": RNG.integers(0, 9, (N, 2)).astype(np.int32),
+}
+FROZEN = {"weight", "stopped table", "unused"}
+SAMPLER = Deterministic(N, 20, 1)
+
+
+def start():
+    params = {name: jnp.full((9, 4), 0.1) for name in ("table", "stopped table")}
+    return params | {"weight": jnp.full(4, -0.0), "bias": jnp.ones(()), "unused": jnp.ones(3)}
+
+
+def loss_fn(params, example):
+    frozen = lax.stop_gradient(params["stopped table"][example["ids"]] + params["weight"])
+    rows = params["table"][example["ids"]] + frozen
+    return jnp.sum(jnp.tanh(rows @ example["x"] + params["bias"]))
+
+
+# Weight decay would move what gets no gradient.
+ADAMW = optax.adamw(0.1, weight_decay=0.1)
+KINDS = {
+    "dense": (Independent(), None),
+    "secure": (Secure(), None),
+    "banded": (BandedToeplitz((4, 3)), None),
+    "lazy tables": (Independent(), LazyTables(0.1, momentum=0.5)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_leaf_without_a_path_to_the_loss_is_left_alone_and_the_audit_knows(kind):
+    noise, tables = KINDS[kind]
+    mechanism = Mechanism(SAMPLER, 1.0, 1.0, noise)
+    before = start()
+    found, guarantee = train(
+        dpsgd(loss_fn, ADAMW, tables=tables), mechanism, before, ROWS, delta=1e-5
+    )
+    assert any("audited before it began" in note for note in guarantee.notes)
+    for name, leaf in found.items():
+        same = np.asarray(leaf).tobytes() == np.asarray(before[name]).tobytes()
+        assert same == (name in FROZEN), name
+
+
+def test_the_audit_sees_a_frozen_leaf_that_moves():
+    sound = dpsgd(loss_fn, ADAMW)
+
+    def planted(state, total, noise_key, scales, *, frozen):
+        after, gradient = sound.update(state, total, noise_key, scales, frozen=frozen)
+        moved = jax.tree.map(lambda p: p + gradient["bias"], after.params)
+        return after._replace(params=with_leaves(after.params, moved, frozen)), gradient
+
+    mechanism = Mechanism(SAMPLER, 1.0, 1.0)
+    for update in (sound.update, planted):
+        algorithm = sound._replace(update=update)
+        program = AuditedProgram(algorithm, mechanism, algorithm.init(start(), mechanism), ROWS)
+        failed = [check.name for check in update_checks(program) if not check.passed]
+        wanted = "what no derivative of the loss reaches stays as it is"
+        assert (wanted in failed) == (update is planted)
+
+
+@jax.custom_vjp
+def half_blind(a, b):
+    return a * b
+
+
+half_blind.defvjp(lambda a, b: (a * b, b), lambda b, g: (g * b, jnp.zeros_like(b)))
+
+LOSSES = {
+    "jit": lambda p, x: x * jax.jit(lambda a, b: a * lax.stop_gradient(jnp.exp(b)))(p["a"], p["b"]),
+    "checkpoint": lambda p, x: x * jax.checkpoint(lambda a, b: a * jnp.round(b))(p["a"], p["b"]),
+    "scan": lambda p, x: lax.scan(
+        lambda c, _: (c * p["a"] + lax.stop_gradient(p["b"]), None), x, None, length=3
+    )[0],
+    "cond": lambda p, x: lax.cond(
+        x > 0, lambda: p["a"] * lax.stop_gradient(p["b"]), lambda: lax.stop_gradient(p["b"])
+    ),
+    "while": lambda p, x: (
+        p["a"] * lax.while_loop(lambda c: c < 9.0, lambda c: c + x, lax.stop_gradient(p["b"]))
+    ),
+    "a rule of its own": lambda p, x: x * half_blind(p["a"], p["b"]),
+    "downstream": lambda p, x: p["a"] * lax.stop_gradient(jnp.exp(p["b"]) * x),
+    "the loss itself": lambda p, x: p["a"],
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_path_is_found_wherever_it_ends(name):
+    loss = LOSSES[name]
+    assert frozen_leaves(loss, {"a": 1.0, "b": 2.0}, 1.0) == {1}
+    both = frozen_leaves(lambda p, x: loss(p, x) + 0.0 * p["b"], {"a": 1.0, "b": 2.0}, 1.0)
+    assert not both
+
+
+def test_explain_names_what_is_frozen_and_a_loss_of_nothing_is_refused():
+    shown = explain(loss_fn, start(), jax.tree.map(lambda x: x[0], ROWS))
+    assert {line.split("'")[1] for line in shown.splitlines() if " frozen " in line} == FROZEN
+    stopped = dpsgd(lambda p, row: loss_fn(lax.stop_gradient(p), row), ADAMW)
+    with pytest.raises(ValueError, match="no parameter has a path to the loss"):
+        train(stopped, Mechanism(SAMPLER, 1.0, 1.0), start(), ROWS, delta=1e-5)
+
+
+class Adapted(nnx.Module):
+    def __init__(self, rngs):
+        self.wrapped = nnx.LoRA(4, 2, 4, base_module=nnx.Linear(4, 4, rngs=rngs), rngs=rngs)
+        self.linear = nnx.LoRALinear(4, 4, lora_rank=2, rngs=rngs)
+        self.head = nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(jnp.tanh(self.linear(jnp.tanh(self.wrapped(x)))))[0]
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_lora_trains_its_own_parameters_and_what_is_asked_for(head):
+    trained = nnx.Any(nnx.LoRAParam, nnx.PathContains("head")) if head else None
+    params, apply = split_module(Adapted(nnx.Rngs(0)), trained=trained)
+    algorithm = dpsgd(lambda params, row: apply(params, row["x"]) ** 2, optax.sgd(0.1))
+    found, _ = train(algorithm, Mechanism(SAMPLER, 1.0, 1.0), params, ROWS, delta=1e-5, audit=False)
+    for path, old in jax.tree_util.tree_leaves_with_path(params):
+        name = jax.tree_util.keystr(path)
+        (new,) = (leaf for at, leaf in jax.tree_util.tree_leaves_with_path(found) if at == path)
+        moved = not np.array_equal(old, new)
+        assert moved == ("lora_" in name or (head and "head" in name)), name
