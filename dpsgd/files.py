@@ -12,6 +12,11 @@ import fcntl
 import json
 import os
 import stat
+import struct
+import tempfile
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +26,25 @@ PUBLIC = 0o644
 
 SECRET = 0o600
 """For the owner alone."""
+
+
+DAMAGED = (
+    OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, SyntaxError,
+    struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What NumPy and zipfile raise on damaged bytes, by the field that is hit."""
+
+
+def check_writable(path: Path) -> None:
+    """Raises OSError, which names `path`, if nothing can be made there: tried in the folder above.
+
+    The nearest that is there: others are made with what is written.
+    """
+    above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".dpsgd-", dir=above))
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {above}: {error.strerror}") from None
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], *, mode: int = PUBLIC) -> None:

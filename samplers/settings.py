@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from samplers.balls_and_bins import BallsAndBins
-from samplers.base import BatchSampler
+from samplers.base import BatchSampler, positive_integer
 from samplers.deterministic import Deterministic
 from samplers.multistage import Multistage
 from samplers.poisson import Poisson
@@ -165,6 +165,17 @@ class SamplerSettings:
         """
         names = [field.name for field in dataclasses.fields(self) if field.name in DEFAULTS]
         return [name for name in names if getattr(self, name) is None]
+
+    def check_sizes(self, num_examples: int | None = None) -> None:
+        """Raises ValueError for sizes that no sampler can have, or none of so many examples."""
+        for name in DEFAULTS:
+            if (size := getattr(self, name, None)) is not None:
+                positive_integer(name, size)
+        size = getattr(self, "batch_size", None)
+        if num_examples is not None and size is not None and size > num_examples:
+            raise ValueError(
+                f"batch_size must be at most the {num_examples:,} training examples, got {size}"
+            )
 
     @classmethod
     def of_data(cls) -> set[str]:

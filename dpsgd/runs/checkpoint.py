@@ -33,10 +33,6 @@ import hashlib
 import json
 import math
 import os
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +40,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dpsgd.files import SECRET, destroy, make_folder, parse_json, write_atomically
+from dpsgd.files import DAMAGED, SECRET, destroy, make_folder, parse_json, write_atomically
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import checked
 
@@ -57,11 +53,6 @@ KEPT = 2
 DUE = ".due"
 """Ends the name of a checkpoint with noise that is due, before its suffix."""
 
-DAMAGED = (
-    OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, SyntaxError,
-    struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
-"""What NumPy and zipfile raise on damaged bytes, by the field that is hit."""
 _LEAF = "state"
 _PARTS = "parts"
 

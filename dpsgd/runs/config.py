@@ -111,6 +111,7 @@ class RunConfig:
 
     def check(self) -> None:
         """Raises ValueError, which names the setting, for values that cannot be run."""
+        self.check_sizes()
         given = (self.noise_multiplier, self.target_epsilon, self.target_advantage)
         if sum(value is not None for value in given) + self.non_private != 1:
             raise ValueError(
@@ -168,6 +169,11 @@ class RunConfig:
         if self.target_delta is None:
             return default_delta(num_units)
         return check_guarantee_delta(1 / num_units, "target_delta")
+
+    def check_sizes(self, num_examples: int | None = None) -> None:
+        """Raises ValueError, which names the setting, for sizes that these rows do not allow."""
+        if isinstance(self.sampler, SamplerSettings):
+            self.sampler.check_sizes(num_examples)
 
     def mechanism(self, population: Population) -> Mechanism:
         """Returns the mechanism of a run on these data, of which nothing is left open.

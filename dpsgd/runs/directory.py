@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpsgd.files import (
+    DAMAGED,
     PUBLIC,
     SECRET,
+    check_writable,
     fsync_folder,
     make_folder,
     open_own,
@@ -27,7 +29,7 @@ from dpsgd.files import (
     write_atomically,
 )
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs.checkpoint import DAMAGED, Checkpoints
+from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.config import check_version, config_digest
 from dpsgd.runs.history import History
 from dpsgd.runs.ledger import read
@@ -74,11 +76,12 @@ class RunDirectory:
 
     @staticmethod
     def refuse_existing(path: Path, option: str = "--out") -> None:
-        """Raises FileExistsError if there is anything at `path`, which `option` named."""
+        """Raises OSError if something is at `path`, which `option` named, or nothing can be."""
         if os.path.lexists(path):
             raise FileExistsError(
                 f"{path} exists already and is left as it is: name another {option}, or remove it"
             )
+        check_writable(path)
 
     @classmethod
     @contextmanager

@@ -157,9 +157,10 @@ def _begun(
     config.check()
     check_task(task, name or "the task")
     RunDirectory.refuse_existing(out)
+    rows = rows_of(task)
+    config.check_sizes(rows[1].num_examples)
     progress("checking the data")
     _check_data(task, None)
-    rows = rows_of(task)
     how = task, config, name, rows, limit, placement, stages, progress
     job, planned, record, digest, audit = _prepared(*how)
     if limit is not None and limit.exceeded(job.config):

@@ -52,6 +52,8 @@ class Task(Trainable, Protocol):
     * `check(begun)`, which raises ValueError before any step if the rows are damaged or `metrics`
       could not be had of them; `begun` is None, or, where a run goes on, what `describe` returned
       when it was begun, which these rows must fit;
+    * `num_examples`, how many rows train, where that is known before they are read: `dpsgd train`
+      refuses what does not fit them at once;
     * `digest()`, a text that names the rows: other rows, another text. It is kept a secret. By
       default the arrays of `columns` are hashed;
     * `predict(params, rows)`, what the model says of rows, which need no labels: an array with a

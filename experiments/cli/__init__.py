@@ -90,6 +90,8 @@ def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:
         raise ValueError(f"there is no command {name!r}{hint}" if name else f"name a command{hint}")
     import tyro
 
+    from experiments.cli import options
+
     check_sampler(rest)
     module = importlib.import_module(f"experiments.cli.commands.{name}")
     if hasattr(module, "command"):  # what can be asked depends on what is asked
@@ -97,12 +99,15 @@ def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:
     else:
         kind = get_type_hints(module.run)["config"]
     topic = [word for word in rest[:1] if word in getattr(module, "TOPICS", ())]
+    command = " ".join(["dpsgd", name, *topic])
+    options.check_spelling(kind, rest, command)
     config = tyro.cli(
         kind,
-        prog=" ".join(["dpsgd", name, *topic]),
+        prog=command,
         args=rest,
         config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
     )
+    options.check_finite(config)
     return module.run, config
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpsgd.files import check_writable
 from experiments.cli.extras import require
 
 PICTURES = (".png", ".pdf", ".svg")
@@ -38,8 +39,4 @@ def check(path: Path, endings: Sequence[str], option: str, *, overwrite: bool = 
         raise FileExistsError(
             f"{path} exists already and is left as it is: name another {option}{mend}"
         )
-    above = next(folder for folder in path.absolute().parents if folder.exists())
-    if not above.is_dir():
-        raise NotADirectoryError(f"{path} cannot be written: {above} is no folder")
-    if not os.access(above, os.W_OK):
-        raise PermissionError(f"{path} cannot be written: you may not write into {above}")
+    check_writable(path)

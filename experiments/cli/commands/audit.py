@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from experiments.cli import outputs, tasks
 from experiments.cli.config import AuditConfig, check_noise, check_tables
 from experiments.cli.console import Console
-from experiments.cli.sampler_commands import SamplerCommand
+from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Audit(AuditConfig):
 
 def command(words: Sequence[str]) -> tuple[type[Audit], list[str]]:
     """Returns what can be asked of the task that words name, and the other words."""
-    return tasks.command(Audit, words, place=False)
+    return tasks.command(with_own_sampler(Audit, words), words, place=False)
 
 
 def run(config: Audit) -> int:

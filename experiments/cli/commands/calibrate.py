@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.cli.config import GuaranteeConfig, check_target
 from experiments.cli.console import going_on
-from experiments.cli.sampler_commands import SamplerCommand
+from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class CalibrateConfig(GuaranteeConfig):
         """Raises ValueError, as the command line names them, for values without a guarantee."""
         super().check()
         check_target(self.epsilon, self.target_advantage, "--epsilon")
+
+
+def command(words: Sequence[str]) -> tuple[type[CalibrateConfig], list[str]]:
+    """Returns what can be asked, of a sampler of one's own too, and the words."""
+    return with_own_sampler(CalibrateConfig, words), list(words)
 
 
 def run(config: CalibrateConfig) -> None:

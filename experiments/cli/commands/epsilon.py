@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tyro
 
 from experiments.cli.config import GuaranteeConfig, check_noise
 from experiments.cli.console import going_on
-from experiments.cli.sampler_commands import SamplerCommand
+from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class EpsilonConfig(GuaranteeConfig):
         check_noise(self.noise_multiplier)
         if self.mean_trials is None and self.trials_shape:
             raise ValueError("--trials-shape is of the search of --mean-trials: give both")
+
+
+def command(words: Sequence[str]) -> tuple[type[EpsilonConfig], list[str]]:
+    """Returns what can be asked, of a sampler of one's own too, and the words."""
+    return with_own_sampler(EpsilonConfig, words), list(words)
 
 
 def run(config: EpsilonConfig) -> None:

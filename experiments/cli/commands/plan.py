@@ -16,7 +16,7 @@ from experiments.cli.config import GuaranteeConfig, check_target
 from experiments.cli.console import Console, sized
 from experiments.cli.devices_plan import DevicesPlan
 from experiments.cli.optimizers import momentum_of
-from experiments.cli.sampler_commands import SamplerCommand
+from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
 
 if TYPE_CHECKING:
     from dpsgd.noise.planning import Candidate
@@ -88,8 +88,8 @@ def command(words: Sequence[str]) -> tuple[type[PlanConfig | DevicesPlan], list[
     if not words or (words[0] not in TOPICS and not words[0].startswith("-")):
         raise ValueError(f"plan: name what is planned first, {' or '.join(TOPICS)}")
     if words[0] == "devices":
-        return tasks.command(DevicesPlan, words, place=False)
-    return PlanConfig, list(words)
+        return tasks.command(with_own_sampler(DevicesPlan, words), words, place=False)
+    return with_own_sampler(PlanConfig, words), list(words)
 
 
 def run(config: PlanConfig | DevicesPlan) -> None:

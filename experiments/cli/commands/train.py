@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpsgd.files import check_writable
 from dpsgd.runs.config import RunConfig
 from experiments import cli
 from experiments.cli import tasks
@@ -55,12 +56,14 @@ def run(asked: Train) -> None:
     with naming_options(Train, type(config.sampler)):
         config.check()
         asked.check_devices()
+        task = tasks.task_of(asked)
+        check_writable(asked.out)
+        config.check_sizes(getattr(task, "num_examples", None))
     with (
         asked.together(asked.out) as processes,
         Console(quiet=not processes.first) as console,
         naming_options(Train, type(config.sampler)),
     ):
-        task = tasks.task_of(asked)
         console.progress("starting")
         import dpsgd
 

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dpsgd.files import parse_json
-from dpsgd.runs.checkpoint import DAMAGED
+from dpsgd.files import DAMAGED, parse_json
 from dpsgd.runs.records import build, checked
 from experiments.tasks.clicks.schema import Schema
 

@@ -237,6 +237,13 @@ class Clicks(ClickModels):
         """Public seed of the hash by which the store was prepared."""
         return self.store.hash_seed
 
+    @property
+    def num_examples(self) -> int:
+        """How many rows train."""
+        from experiments.tasks.clicks.store import Store
+
+        return Store.open(self.data, in_part=True).rows("train")
+
     def columns(self) -> PyTree:
         """Returns the training rows, memory-mapped: whoever holds some lanes reads their rows."""
         return self.store.load("train")

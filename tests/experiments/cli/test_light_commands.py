@@ -15,6 +15,7 @@ from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.terms import Terms
 from experiments import cli
 from experiments.cli import commands
+from experiments.tasks.clicks.synthetic.rows import write_store
 from samplers import Deterministic
 
 TRAINING = {"jax", "flax", "optax", "matplotlib", "pyarrow", "rich"}
@@ -29,7 +30,7 @@ import sys
 from experiments import cli
 for words in {questions!r}:
     try:
-        assert cli.main(words) == 0, words
+        assert cli.main(words) == {status}, words
     except SystemExit as end:
         assert not end.code, words
     loaded = {unwanted!r} & set(sys.modules)
@@ -37,9 +38,9 @@ for words in {questions!r}:
 """
 
 
-def ask(questions: list[list[str]], unwanted: set[str]) -> None:
+def ask(questions: list[list[str]], unwanted: set[str], status: int = 0) -> None:
     """Asks in a process of its own, and checks what it has imported after each answer."""
-    code = ASK.format(questions=questions, unwanted=unwanted)
+    code = ASK.format(questions=questions, unwanted=unwanted, status=status)
     root = Path(__file__).parents[3]
     # The tests' type checks, which a user does not have, stay out.
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -71,6 +72,19 @@ def test_a_price_is_answered_without_what_only_training_needs(tmp_path):
         ["calibrate", "sampler:balls-and-bins", *sizes[1:], "--epsilon", "5", "--delta", "0.01"],
     ]
     ask(questions, TRAINING | SLOW_SCIPY)
+
+
+def test_a_run_that_cannot_be_is_refused_before_anything_that_trains_is_imported(tmp_path):
+    write_store(tmp_path / "store", 300, 0)
+    words = ["train", str(tmp_path / "store"), "sampler:poisson", "--noise-multiplier", "1"]
+    out = ["--out", str(tmp_path / "run")]
+    questions = [
+        [*words, "--out", str(tmp_path / "store" / "manifest.json" / "run")],
+        [*words, *out, "--batch-size", "0"],
+        [*words, *out, "--batch-size", "241"],
+        [*words, *out, "--lr", "1"],
+    ]
+    ask(questions, TRAINING, status=2)
 
 
 def test_every_module_of_the_commands_is_a_command_and_says_what_it_does(capsys):

@@ -224,7 +224,7 @@ def test_a_run_without_noise_says_so(store, tmp_path):
 BAD_TRAINING = {
     "zero noise": (["--noise-multiplier", "0"], "--non-private"),
     "negative noise": (["--noise-multiplier", "-1"], "> 0"),
-    "noise that is no number": (["--noise-multiplier", "nan"], "> 0"),
+    "noise that is no number": (["--noise-multiplier", "nan"], "a finite number, got nan"),
     "infinite noise": (["--noise-multiplier", "inf"], "finite"),
     "neither noise nor epsilon": ([], "exactly one"),
     "both noise and epsilon": (["--noise-multiplier", "1", "--target-epsilon", "1"], "exactly one"),

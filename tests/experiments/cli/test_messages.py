@@ -1,8 +1,15 @@
 """What a newcomer mistypes is answered by the name that was typed, and by nothing never given."""
 
+import dataclasses
+import math
+import re
+from typing import get_args, get_origin
+
 import pytest
 
+from dpsgd.runs.records import field_types
 from experiments import cli
+from experiments.cli import options
 
 SIZES = ["--num-examples", "1000", "--batch-size", "10"]
 NO_BATCH = ["sampler:poisson", "--num-examples", "1000"]
@@ -22,7 +29,47 @@ QUESTIONS = {
     ),
     "noise that is no number": (
         ["audit", "sampler:poisson", *SIZES, "--noise-multiplier", "nan"],
-        "--noise-multiplier must be finite and > 0, got nan",
+        "--noise-multiplier must be a finite number, got nan",
+    ),
+    "a name of another command": (
+        ["calibrate", "sampler:poisson", *SIZES, "--target-epsilon", "1"],
+        "dpsgd calibrate has no option --target-epsilon: did you mean --epsilon?",
+    ),
+    "another name": (
+        ["train", "nowhere", "sampler:poisson", *OUT, "--lr=1"],
+        "dpsgd train has no option --lr: did you mean --learning-rate?",
+    ),
+    "a name of another command, in a run": (
+        ["train", "nowhere", "sampler:poisson", "--epsilon", "3", "--out", "nowhere"],
+        "dpsgd train has no option --epsilon: did you mean --target-epsilon?",
+    ),
+    "a misspelt option of a sampler": (
+        ["epsilon", "sampler:poisson", *SIZES, "--noise-multiplier", "1", "--overflw", "truncate"],
+        "dpsgd epsilon has no option --overflw: did you mean --overflow?",
+    ),
+    "a misspelt option of a task": (
+        ["train", "nowhere", "sampler:poisson", *OUT, "--hiden", "3"],
+        "dpsgd train has no option --hiden: did you mean --hidden?",
+    ),
+    "a misspelt option of a topic": (
+        ["plan", "noise", "sampler:poisson", *SIZES, "--momentun", "1"],
+        "dpsgd plan noise has no option --momentun",
+    ),
+    "an option of nobody": (
+        ["score", "model", "rows", "--out", "nowhere", "--qqq"],
+        "dpsgd score has no option --qqq; `dpsgd score --help` lists them",
+    ),
+    "a batch of nothing": (
+        ["train", "nowhere", "sampler:poisson", *OUT, "--batch-size", "0"],
+        "--batch-size must be at least 1, got 0",
+    ),
+    "no epochs, before any row is read": (
+        ["train", "--task", "images", "sampler:shuffle", *OUT, "--epochs", "0"],
+        "--epochs must be at least 1, got 0",
+    ),
+    "a run in a file": (
+        ["train", "nowhere", "sampler:poisson", *OUT[:2], "--out", f"{__file__}/run"],
+        f"{__file__}/run cannot be written: {__file__}: Not a directory",
     ),
     "default batch": (["epsilon", *NO_BATCH, "--noise-multiplier", "1"], BATCH),
     "default batch, users": (
@@ -134,6 +181,61 @@ def test_every_command_refuses_a_delta_that_permits_a_failure(command, capsys):
     option = "--target-delta" if command == "train" else "--delta"
     assert cli.main([*DELTAS[command], option, "0.1"]) == 2
     assert capsys.readouterr().err.startswith(f"dpsgd: {option} must lie in (0, 0.1), got 0.1: ")
+
+
+NUMBERS = [
+    ["epsilon", "sampler:units-then-poisson", *TREE[2:], "--sampling-prob", "0.5"],
+    ["calibrate", "sampler:user-poisson", *SIZES, "--epsilon", "1"],
+    ["audit", "sampler:poisson", *SIZES, "--noise-multiplier", "1"],
+    ["plan", "noise", "sampler:poisson", *SIZES, "--optimizer", "sgd"],
+    ["plan", "devices", "sampler:poisson", *SIZES, "--num-devices", "2"],
+    ["compare", *SIZES],
+    ["train", "nowhere", "sampler:poisson", *OUT],
+    ["contributions", "nowhere.csv", "--user", "u"],
+    ["prepare", "csv", "a", "b", "--label", "y"],
+]
+NUMBERS[0] += ["--draws", "3", "--steps", "5"]
+
+
+@pytest.mark.parametrize("words", NUMBERS, ids=lambda words: " ".join(words[:2]))
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_none_or_infinite_is_refused_by_every_option_alike(words, number):
+    _, config = cli.parse(words)
+    parts = [config, *filter(dataclasses.is_dataclass, vars(config).values())]
+    options.check_finite(config)
+    found = 0
+    for part in parts:
+        for name, hint in field_types(type(part)).items():
+            if float in (hint, *get_args(hint)):
+                found += 1
+                before = getattr(part, name)
+                many = tuple in (get_origin(hint), *map(get_origin, get_args(hint)))
+                object.__setattr__(part, name, (1.0, number) if many else number)
+                said = f"--{name.replace('_', '-')} must be a finite number, got {number}"
+                with pytest.raises(ValueError, match=re.escape(said)):
+                    options.check_finite(config)
+                object.__setattr__(part, name, before)
+    assert found
+
+
+@pytest.mark.parametrize("words", NUMBERS[1:5], ids=lambda words: " ".join(words[:2]))
+def test_a_sampler_of_ones_own_is_asked_about_like_any_other(words, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine_asked.py").write_text(
+        "from dataclasses import dataclass\nfrom samplers import Poisson\n\n\n"
+        "@dataclass(frozen=True)\nclass Mine(Poisson):\n    'Mine.'\n\n    often: int = 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = ["sampler:mine_asked:Mine" if word.startswith("sampler:") else word for word in words]
+    _, config = cli.parse([*mine, "--often", "2"])
+    assert config.sampler.name == "mine_asked:Mine"
+    assert config.sampler.often == 2
+    if words[0] == "calibrate":
+        said = []
+        for one in (mine, ["calibrate", "sampler:poisson", *words[2:]]):
+            assert cli.main(one) == 0
+            said.append(capsys.readouterr().out)
+        assert said[0] == said[1]
 
 
 GRID = """

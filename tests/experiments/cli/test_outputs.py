@@ -62,7 +62,7 @@ def test_another_ending_is_refused_before_any_work(
 def test_a_page_that_would_lie_inside_of_a_file_is_refused(tmp_path, capsys, nothing_is_done):
     (tmp_path / "file").write_text("")
     assert cli.main([*COMPARE, "--out", str(tmp_path / "file" / "a.png")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "Not a directory" in capsys.readouterr().err
 
 
 def test_a_picture_is_replaced_where_that_is_asked_for_and_never_in_half(tmp_path, monkeypatch):
