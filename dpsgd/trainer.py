@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accounting import default_delta
-from dpsgd.audit.checks import UNSEEN, AuditReport
+from dpsgd.audit.checks import AuditReport
 from dpsgd.audit.coupled import audit_sums, coupled_audit
 from dpsgd.audit.rows import Generated, generated_rows
 from dpsgd.core.state import TrainState
@@ -264,4 +264,4 @@ def audit_note(found: AuditReport, others: str = "") -> str:
         note += f"; not checked, as {why}: {', '.join(names)}"
     if any("generated rows" in why for why in found.reasons):
         note += " (train takes others: generated=)"
-    return f"{note}. {UNSEEN}"
+    return f"{note}. {found.limits}"

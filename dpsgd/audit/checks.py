@@ -17,6 +17,9 @@ from scipy import special
 FALSE_ALARM = 1e-8
 """Probability, at most, that one check of randomness fails where nothing is wrong."""
 
+FINE = 0.02
+"""Part of the noise that may be missing unseen in an audit that does not say so."""
+
 UNSEEN = (
     "Not seen: what a loss or an optimizer does with data that it holds in a closure; and what "
     "happens only at steps, for values in rows, or in rows of large tables, that were not looked at"
@@ -39,6 +42,8 @@ class Check(NamedTuple):
     """False where it was left out, as `detail` says; it then counts as passed."""
     pvalue: float | None = None
     """Of a check of randomness, in [0, 1]: already corrected, where several things were tested."""
+    resolution: float = 0.0
+    """Part of the noise that may be missing and not be seen."""
 
     @classmethod
     def of(cls, name: str, pvalue: float, detail: str = "") -> Check:
@@ -86,6 +91,15 @@ class AuditReport:
         """Whether the sampler's draws were held against a law, which it must state."""
         return not any(check.name == LAW for check in self.left_out)
 
+    @property
+    def limits(self) -> str:
+        """What the audit does not see, in sentences."""
+        worst = max((check.resolution for check in self.checks), default=0.0)
+        if worst <= FINE:
+            return UNSEEN
+        less = f"Noise that lacks less than {100 * worst:.2g} % of its scale is not told from sound"
+        return f"{less}. {UNSEEN}"
+
     def lines(self) -> list[str]:
         """Returns one line a check, and the verdict."""
         width = max(len(check.name) for check in self.checks)
@@ -95,7 +109,7 @@ class AuditReport:
         failed = sum(not check.passed for check in self.checks)
         verdict = f"VIOLATION: {failed} of {len(lines)} checks failed" if failed else "consistent"
         verdict += "" if self.sampler_audited else ", SAMPLER NOT AUDITED"
-        return [*lines, UNSEEN, f"coupled audit: {verdict}"]
+        return [*lines, self.limits, f"coupled audit: {verdict}"]
 
     def require_passed(self) -> None:
         """Raises ValueError, naming the checks that failed, unless the audit passed.

@@ -29,7 +29,7 @@ import numpy as np
 from scipy import linalg, special
 
 from dpsgd.audit.blocks import PADDED
-from dpsgd.audit.checks import Check, Several, variance_pvalue
+from dpsgd.audit.checks import FALSE_ALARM, Check, Several, variance_pvalue
 from dpsgd.audit.normal import (
     Counts,
     Repeats,
@@ -137,11 +137,15 @@ class _Looks:
         looked_at = [*blocks, *steps]
         draws = self._draws
         scale = f"{math.sqrt(self._square / draws):.4g} sigma C over {draws:,} draws"
-        scale += f" (resolves {100 * 5.7 / math.sqrt(2 * draws):.2g} %)"
+        quantile = -special.ndtri(FALSE_ALARM / 2 / max(1, self._energy.count))
+        resolution = quantile / math.sqrt(2 * draws)
+        scale += f" (resolves {100 * resolution:.2g} %)"
         tail = -special.ndtri(min(0.5, 10 / draws))
         return [
             _keys_check(self._mechanism, self._program.root),
-            self._energy.check("noise has standard deviation sigma C, in every leaf", scale),
+            self._energy.check(
+                "noise has standard deviation sigma C, in every leaf", scale
+            )._replace(resolution=resolution),
             self._matrix_check(),
             self._law.check("noise is normal", f"tails to {tail:.2g} sigma"),
             self._steps_check(looked_at, others),

@@ -64,6 +64,7 @@ def sum_checks(program: AuditedProgram) -> list[Check]:
         return [given]
     checks, norms = _singles(program, quiet)
     seen = sorted(range(len(norms)), key=lambda unit: norms[unit])[-2:]
+    checks.append(_boundary_check(program, seen[-1]))
     least = norms[seen[0]]
     lower = min(mechanism.l2_clip_norm, least) / 2
     if not 0 < least < math.inf:
@@ -91,6 +92,39 @@ def _singles(program: AuditedProgram, quiet: Mechanism) -> tuple[list[Check], li
         _huge_check(program, quiet, nobody),
         _rows_check(program, quiet, nobody, first),
     ], norms
+
+
+def _boundary_check(program: AuditedProgram, unit: int) -> Check:
+    """Checks that an example is clipped whose gradient's norm is above C by little, or by half.
+
+    C is raised until it leaves the gradient as it is, whose norm is then known.
+    """
+
+    def single(clip: float) -> tuple[float, float]:
+        """Returns the norm of what the example adds under this C, and the rounding in it."""
+        quiet = _quiet(program.mechanism, clip)
+        if quiet.l2_clip_norm != clip:
+            return math.inf, math.inf
+        nobody = program.release((), quiet)
+        added = norm((1, program.release([unit], quiet, at=[0])), (-1, nobody))
+        return added, _slack(program, quiet, nobody, 1, 0)
+
+    raised = (program.mechanism.l2_clip_norm * 2.0**k for k in _RAISED)
+    size = next((size for clip in raised if 0 <= (size := single(clip)[0]) <= clip / 2), 0.0)
+    if not size:
+        return _not_made((_BOUNDARY,), "no C was found that leaves a gradient as it is")[0]
+    excess, seen = -math.inf, 0
+    for above in _ABOVE:
+        clip = size / (1 + above)
+        found, slack = single(clip)
+        if slack <= clip * above / 2:  # of less, rounding hides whether it is clipped
+            excess, seen = max(excess, (found - slack) / clip - 1), seen + 1
+    detail = (
+        f"{seen} of {len(_ABOVE)} norms from {min(_ABOVE):.2g} above C, {excess:+.2g} C at most"
+    )
+    if not seen:
+        return _not_made((_BOUNDARY,), "rounding hides whether they are")[0]
+    return Check(_BOUNDARY, excess <= _RELATIVE, detail)
 
 
 def _huge_check(program: AuditedProgram, quiet: Mechanism, nobody: Release) -> Check:
@@ -129,8 +163,14 @@ def _rows_check(
 _RELATIVE = 1e-3
 """Of C: what an example's own arithmetic may add, over a sequence for example."""
 
+_RAISED = range(0, 36, 5)
+"""C times 2 to the power of these is tried for one that clips nothing."""
+_ABOVE = 2.0**-9, 2.0**-7, 2.0**-4, 0.5
+"""By how much norms exceed C that are looked at: by more than an example's own arithmetic errs."""
+
 _NO_GRADIENTS = "the generated rows have gradients that are zero"
 
+_BOUNDARY = "an example just above C is clipped"
 _HUGE = "huge examples move the sum by at most C each"
 _ROWS = "the rows that are drawn are those that are read"
 _LOWER = "a lower C clips to it"

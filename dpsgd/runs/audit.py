@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from dpsgd.audit.checks import UNSEEN, AuditReport, Check
+from dpsgd.audit.checks import AuditReport, Check
 from dpsgd.audit.coupled import audit_sums, coupled_audit
 from dpsgd.core.state import TrainState
 from dpsgd.runs.processes import Processes
@@ -79,7 +79,7 @@ def audit_run(
     for why, names in found.reasons.items():
         others = f" and {len(names) - 2} more (`dpsgd audit` lists them)" if names[2:] else ""
         line += f". Not checked, as {why}: {', '.join(names[:2])}{others}"
-    return f"{line}. {UNSEEN}"
+    return f"{line}. {found.limits}"
 
 
 def audit_program(

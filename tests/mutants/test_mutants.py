@@ -261,6 +261,7 @@ def test_every_check_of_the_audit_has_a_bug_to_catch(report):
         "blocks are given the keys, scales and steps of the run",
         "the program is given the scales of the configuration",
         "an example is clipped wherever it lies",
+        "an example just above C is clipped",
         "huge examples move the sum by at most C each",
         "the rows that are drawn are those that are read",
         "neighbours of a full batch differ by at most C",

@@ -22,6 +22,7 @@ ROWS = {
     "x": RNG.normal(size=(32, D)).astype(np.float32),
     "y": RNG.integers(0, 2, 32).astype(np.float32),
 }
+BOUNDARY = "an example just above C is clipped"
 LOWER = "a lower C clips to it"
 SINGLE = "an example moves the sum by at most C"
 PLACES = "an example is clipped wherever it lies"
@@ -38,6 +39,8 @@ SCALES = "the program is given the scales of the configuration"
 BUGS = {
     "none": None,
     "1 % more than C": SINGLE,
+    "norms up to 1.01 C are left as they are": BOUNDARY,
+    "norms from C / 2 to C above it are left as they are": BOUNDARY,
     "a constant in the place of C": LOWER,
     "the last row is clipped to 2 C": PLACES,
     "one row in the middle counts twice": PLACES,
@@ -88,6 +91,10 @@ def with_every_bug():
         last = is_("the last row is clipped to 2 C") & (place == size - 1)
         clip = clip * jnp.where(last, 2.0, 1.0)
         factor = jnp.minimum(1, clip * (1 - 1e-6) / norm_used)
+        above = norm / clip
+        kept = is_("norms up to 1.01 C are left as they are") & (above <= 1.01)
+        kept |= is_("norms from C / 2 to C above it are left as they are") & (above >= 1.5)
+        factor = jnp.where(kept & (above <= 2), 1.0, factor)
         factor *= jnp.where(is_("one row in the middle counts twice") & (place == size // 3), 2, 1)
         full = is_("a member more is twice itself in a full batch") & (count == size)
         factor *= jnp.where(full & ((place == 0) | (place == size - 1)), 2, 1)

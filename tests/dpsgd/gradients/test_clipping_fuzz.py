@@ -141,6 +141,18 @@ def test_every_contribution_is_its_clipped_gradient_or_nothing(case):
     check(case)
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("method", ["ghost", "vmap", "secure"])
+def test_a_gradient_whose_norm_is_next_to_c_is_clipped_to_it_or_left(method, loss):
+    """Norms are 2^-1, ..., 2^-23 of C below and above it."""
+    batch = np.random.default_rng(0).normal(size=(B, LOSSES[loss][2])).astype(np.float32)
+    norm = np.linalg.norm(flat(exact_gradient(loss, "float32", batch[0])))
+    for part in (s * 2.0**-k for k in range(1, 24, 2) for s in (-1, 1)):
+        check(
+            (loss, "float32", method, batch, np.ones(B, np.float32), np.float32(norm / (1 + part)))
+        )
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @settings(max_examples=10_000, suppress_health_check=list(HealthCheck))
