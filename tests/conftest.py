@@ -30,7 +30,11 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # `scripts/test --long` compiles every one as users do.
 if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
     os.environ["XLA_FLAGS"] = " ".join(
-        [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_use_fusion_emitters=false"]
+        [
+            os.environ.get("XLA_FLAGS", ""),
+            "--xla_cpu_use_fusion_emitters=false",
+            "--xla_cpu_parallel_codegen_split_count=1",  # what is so small is not worth dividing
+        ]
     ).strip()
 
 checked_types.install(["accounting", "samplers", "dpsgd", "experiments"])

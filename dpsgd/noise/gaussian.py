@@ -205,10 +205,6 @@ def add_gaussian_noise(
     # Unknown to the compiler, which would multiply by the inverse of a constant: other bits.
     divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
 
-    @functools.partial(jax.jit, static_argnums=7)  # traced once for leaves of one shape
-    def rounded_noise(*arguments: Any) -> jax.Array:
-        return _rounded_noise(*arguments)
-
     def noised(row: jax.typing.ArrayLike, totals: list, names: list, given: list) -> list:
         outputs = []
         for total, (leaf, position), z in zip(totals, names, given, strict=True):
@@ -217,7 +213,7 @@ def add_gaussian_noise(
             whole = jnp.round(total_cells)
             fraction = total_cells - whole
             one_axis = position is not None or _fits_a_line(total)
-            rounded = rounded_noise(
+            rounded = _rounded_noise(
                 noise_key, step, leaf, row, cells, fraction, position, one_axis, z
             )
             outputs.append((whole + rounded) * spacing / divisor)
@@ -389,6 +385,7 @@ def _fits_a_line(total: jax.Array) -> bool:
     return total.size < _COUNTED and all(axis is None for axis in jax.typeof(total).sharding.spec)
 
 
+@functools.partial(jax.jit, static_argnums=7)  # traced once for leaves of one shape
 def _rounded_noise(
     noise_key, step, leaf, row, cells, fraction, position, one_axis, noise=None
 ) -> jax.Array:

@@ -17,7 +17,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Eight devices on a busy machine wait for each other longer than XLA thinks right; and what runs
 # once is compiled in half the time at level 0. Long, bits and memory are those of users.
 os.environ["XLA_FLAGS"] = " ".join(
-    ["--xla_cpu_collective_call_terminate_timeout_seconds=600"]
+    [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_collective_call_terminate_timeout_seconds=600"]
     + ["--xla_backend_optimization_level=0"] * (sys.argv[1:] == ["short"])
 )
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(sys.argv[1:] == ["short"]))

@@ -106,7 +106,15 @@ def test_one_position_for_all_axes_counts_as_one_for_each(shape):
         np.testing.assert_array_equal(one, each)
 
 
-def test_one_position_counts_all_axes_only_where_32_bits_do(monkeypatch):
+@pytest.fixture
+def traced_anew():
+    """What is patched is traced, and nothing that is traced with it stays."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def test_one_position_counts_all_axes_only_where_32_bits_do(monkeypatch, traced_anew):
     """Two coordinates of one position would share their noise."""
     sums = [jnp.zeros(20), jnp.zeros((5, 4)), jnp.zeros((3, 2))]
     flat, drawn = [], noise._words
@@ -116,7 +124,7 @@ def test_one_position_counts_all_axes_only_where_32_bits_do(monkeypatch):
         return drawn(*arguments, one_axis=one_axis, **named)
 
     def noised(sums):
-        return jax.jit(lambda sums: add_gaussian_noise(sums, KEY, 3, 1.0))(sums)  # traced anew
+        return jax.jit(lambda sums: add_gaussian_noise(sums, KEY, 3, 1.0))(sums)
 
     monkeypatch.setattr(noise, "_words", words)
     as_usual = noised(sums)
@@ -176,7 +184,7 @@ def test_the_angle_is_right_to_float32_everywhere():
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_noise_reaches_beyond_nine_sigma_on_both_sides(sign, monkeypatch):
+def test_noise_reaches_beyond_nine_sigma_on_both_sides(sign, monkeypatch, traced_anew):
     """The extreme block goes through the very code that training runs; 8 sigma is required."""
     word = 0x7FFFFFFF if sign > 0 else 0x80000000  # psi at the end of its range
 
@@ -184,7 +192,7 @@ def test_noise_reaches_beyond_nine_sigma_on_both_sides(sign, monkeypatch):
         return tuple(jnp.full_like(counter[0], value) for value in (0, 0, word, 0))
 
     monkeypatch.setattr(noise, "philox4x32", extreme)
-    draw = jax.jit(lambda: sign * standard_normal(KEY, 0, 0, (3,)))  # no cached program: patched
+    draw = jax.jit(lambda: sign * standard_normal(KEY, 0, 0, (3,)))
     assert draw().min() > 9.4
     add = jax.jit(lambda stddev: add_gaussian_noise(jnp.zeros(3), KEY, 0, stddev))
     for stddev in (np.float32(1), np.nextafter(np.float32(2), np.float32(0))):

@@ -56,7 +56,7 @@ def loss(params, example, key):
 def train(kind, lanes, processes, process_id, port, out):
     """Writes the parameters after all steps."""
     devices = lanes // processes
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    jax.config.update("jax_num_cpu_devices", devices)
     if processes > 1:
         connect(f"127.0.0.1:{port}", processes, process_id)
     sampler, placement = kind(N, 12, 2, lanes=lanes), Placement.default()
@@ -86,7 +86,6 @@ def train(kind, lanes, processes, process_id, port, out):
 
 def audit(kind, lanes, processes, process_id, port, out):
     """Writes which checks of the dispatched blocks fail, without a bug and with it."""
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
     connect(f"127.0.0.1:{port}", processes, process_id)
     sampler, placement = kind(N, 12, 2, lanes=lanes), Placement.default()
     rows = {"x": np.ones((8, 5), np.float32), "y": np.ones(8, np.float32)}
