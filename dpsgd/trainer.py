@@ -74,10 +74,10 @@ def train(
 
     **What the audit sees**: the compiled program itself, with the run's own shapes and optimizer,
     under keys and on rows that are nobody's: clipping, noise, divisor, padding, the update, and
-    whole epochs of draws. **What nobody can see**: a loss or an optimizer that holds data in a
-    closure or behind a callback. Such data go around clipping and noise, and no epsilon covers
-    them: the loss is a function of parameters and one example, and the optimizer one of the private
-    gradient.
+    whole epochs of draws. **What nobody can see**: a loss that holds data in a closure, or an
+    optimizer that does so or calls the host. Such data go around clipping and noise, and no epsilon
+    covers them: the loss is a function of parameters and one example, and the optimizer one of the
+    private gradient.
 
     Args:
       algorithm: From `dpsgd`.
@@ -226,13 +226,14 @@ def _planned(
     rows = Population(sampler.num_examples)
     population = data.population if isinstance(data, UnitData) else rows
     noisy = mechanism.noise_multiplier > 0 and not root.insecure
-    return Guarantee.of(
+    guarantee = Guarantee.of(
         mechanism,
         default_delta(sampler.num_units) if delta is None else delta,
         unit=sampler.protected_unit(population) if noisy else sampler.unit,
         reproducible_noise=root.insecure,
         lazy_tables=algorithm.tables is not None,
     )
+    return dataclasses.replace(guarantee, foreign_calls=algorithm.foreign_calls)
 
 
 def _audited(

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from dpsgd.gradients import ghost, memory, norms
 from dpsgd.gradients.ghost import Gradients
-from dpsgd.gradients.isolation import isolated
+from dpsgd.gradients.isolation import ForeignCalls, isolated
 from dpsgd.gradients.losses import LossFn, of_row, rows_of, takes_key
 from dpsgd.noise.grid import SecureGrid
 from dpsgd.noise.secure import quantize
@@ -50,8 +50,10 @@ def _vmap_gradients(
 ) -> Gradients:
     """One gradient per example, all of them in memory: B times the size of the parameters."""
     example = _first_example(batch)
-    loss = isolated(loss_fn, params, example)
-    differentiated = isolated(jax.value_and_grad(loss), params, example)
+    foreign = isinstance(loss_fn, ForeignCalls)
+    loss = isolated(loss_fn, params, example, foreign_calls=foreign)
+    gradient = jax.value_and_grad(loss)
+    differentiated = isolated(gradient, params, example, foreign_calls=foreign)
     losses, grads = jax.vmap(differentiated, in_axes=(None, 0))(params, batch)
     leaves = [g.astype(jnp.float32) for g in jax.tree.leaves(grads)]
     together = packs({k: math.prod(g.shape[1:]) for k, g in enumerate(leaves)})
@@ -108,8 +110,9 @@ def clipped_grad(
     Args:
       loss_fn: Pure function (params, example) -> scalar loss, or (params, example, key). It sees
         one example, so examples cannot mix: it is traced on one, and a trace that could see the
-        batch it is mapped over is refused, see `dpsgd.gradients.isolation`. What it closes over is
-        beyond that: data, in a closure or behind a callback, go around clipping unseen.
+        batch it is mapped over, or calls what is no part of it, is refused, see
+        `dpsgd.gradients.isolation`. What it closes over is beyond that: data in a closure go around
+        clipping unseen.
       l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
       method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
         structure of the loss allows, see `dpsgd.gradients.ghost`; "vmap" forms them all.

@@ -17,22 +17,26 @@ other rows beside it. `_ROW_BY_ROW` names them; all else is refused, the primiti
 to get included. What it leaves out knowingly:
 
   * rules of the user's own (`custom_vmap`), kernels that are handed whole arrays (`pallas_call`,
-    of which reads out of bounds are a neighbour's row; `shard_map`, `custom_partitioning`), and
-    callbacks to the host and foreign functions, unless they are called for one example at a time;
+    of which reads out of bounds are a neighbour's row; `shard_map`, `custom_partitioning`);
+  * callbacks to the host and foreign functions, also where they are called for one example at a
+    time: what they keep from call to call, a running maximum or a count, no trace shows.
+    `ForeignCalls` lets those through that see one at a time, and no guarantee covers them;
   * random bits other than threefry's, which JAX draws by the first key of a batch (rbg), and
     generators with a state;
   * collectives, which reach over axes, and whatever has effects: it prints private rows, or
     remembers them.
 
-What no trace shows is a function that holds rows already: a loss that closes over the data, or a
-callback to Python that remembers what it was called with. Only traced values can be told, and
-those that a loss closes over are refused: they may be made of the batch.
+What no trace shows is a function that holds rows already: a loss that closes over the data. Only
+traced values can be told, and those that a loss closes over are refused: they may be made of the
+batch.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -76,7 +80,7 @@ _ROW_BY_ROW = frozenset(" ".join([_ARITHMETIC, _ARRAYS, _DECOMPOSITIONS, _CALLS,
 """Names of the primitives of JAX whose rule for batches does to each row what it does to one."""
 
 _BY_CALL = {"pure_callback", "ffi_call"}
-"""What is called as its parameter `vmap_method` says."""
+"""What is called as its parameter `vmap_method` says; refused but for `ForeignCalls`."""
 _ONE_BY_ONE = {"sequential", "sequential_unrolled"}
 
 _OVER_AXES = {"psum", "pmax", "pmin"}
@@ -104,7 +108,25 @@ _KINDS = {
 """What is wrong with some of the others, and what to do instead."""
 
 
-def isolated(function: Callable[..., PyTree], *arguments: PyTree) -> Callable[..., PyTree]:
+@dataclass(frozen=True)
+class ForeignCalls:
+    """A loss whose host calls and foreign functions are let through: no guarantee covers them."""
+
+    loss_fn: Callable[..., Any]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Returns that of the loss."""
+        return inspect.signature(self.loss_fn)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Returns the loss."""
+        return self.loss_fn(*arguments)
+
+
+def isolated(
+    function: Callable[..., PyTree], *arguments: PyTree, foreign_calls: bool = False
+) -> Callable[..., PyTree]:
     """Returns `function` as what its trace on `arguments` says, if that cannot mix examples.
 
     Under `jax.vmap` it is that trace that is mapped: Python code of the function, its derivative
@@ -114,17 +136,18 @@ def isolated(function: Callable[..., PyTree], *arguments: PyTree) -> Callable[..
       function: Pure function of the arguments, such as a loss or its gradient.
       arguments: Trees of arrays or `jax.ShapeDtypeStruct`, where an example is one, without the
         axis of the batch.
+      foreign_calls: Whether host calls and foreign functions are let through.
 
     Raises:
       ValueError: if the trace has an equation that may see more than one example.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    require_isolated(closed)
+    require_isolated(closed, foreign_calls=foreign_calls)
     structure, evaluate = jax.tree.structure(shapes), core.jaxpr_as_fun(closed)
     return lambda *values: jax.tree.unflatten(structure, evaluate(*jax.tree.leaves(values)))
 
 
-def require_isolated(closed: core.ClosedJaxpr) -> None:
+def require_isolated(closed: core.ClosedJaxpr, *, foreign_calls: bool = False) -> None:
     """Raises ValueError if an equation of the trace may see more than one example of a batch."""
     for const in closed.consts:
         if isinstance(const, jax.core.Tracer):
@@ -134,7 +157,7 @@ def require_isolated(closed: core.ClosedJaxpr) -> None:
                 "jax.lax.stop_gradient"
             )
     for eqn in _equations(closed.jaxpr, set()):
-        if found := _fault(eqn):
+        if found := _fault(eqn, foreign_calls):
             wrong, instead = found
             where = source_info_util.summarize(eqn.source_info)
             raise ValueError(
@@ -161,7 +184,7 @@ def _is_jaxpr(x: Any) -> bool:
     return isinstance(x, core.Jaxpr | core.ClosedJaxpr)
 
 
-def _fault(eqn: core.JaxprEqn) -> tuple[str, str] | None:
+def _fault(eqn: core.JaxprEqn, foreign_calls: bool) -> tuple[str, str] | None:
     """Returns why an equation may see more than one example, and what to do; None if it cannot."""
     name = eqn.primitive.name
     if not _stands_in_jax(eqn.primitive):
@@ -173,6 +196,12 @@ def _fault(eqn: core.JaxprEqn) -> tuple[str, str] | None:
         return _KINDS[name]
     if eqn.effects:
         return f"has effects ({', '.join(map(str, eqn.effects))})", "use pure functions alone"
+    if name in _BY_CALL and not foreign_calls:
+        return (
+            "hands private rows to code that may keep them from call to call",
+            "write it with jax.numpy or jax.lax, or give dpsgd(..., foreign_calls=True), whose "
+            "guarantee says that it is not covered",
+        )
     if name in _BY_CALL:
         method = eqn.params.get("vmap_method")
         if method in _ONE_BY_ONE:

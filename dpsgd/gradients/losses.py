@@ -39,6 +39,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from dpsgd.gradients.isolation import ForeignCalls
+
 PyTree = Any
 LossFn = Callable[..., Array]
 """(params, example) -> scalar, or (params, example, key) -> scalar."""
@@ -93,7 +95,7 @@ def of_row(loss_fn: LossFn) -> Callable[[PyTree, PyTree], Array]:
     def loss(params: PyTree, row: Keyed) -> Array:
         return loss_fn(params, row.example, row.key)
 
-    return loss
+    return ForeignCalls(loss) if isinstance(loss_fn, ForeignCalls) else loss
 
 
 def row_of(loss_fn: LossFn, example: PyTree) -> PyTree:

@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.extend import core
 from jax.typing import ArrayLike
 
-from dpsgd.gradients.isolation import require_isolated
+from dpsgd.gradients.isolation import ForeignCalls, require_isolated
 
 PyTree = Any
 Path = tuple[int, ...]
@@ -263,7 +263,7 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
       ValueError: if examples could mix, see `dpsgd.gradients.isolation`.
     """
     closed = jax.make_jaxpr(loss_fn)(params, example)
-    require_isolated(closed)
+    require_isolated(closed, foreign_calls=isinstance(loss_fn, ForeignCalls))
     leaves = jax.tree.leaves(params)
     uses: list[list[Use]] = [[] for _ in leaves]
     obstacle: dict[int, str] = {}

@@ -14,6 +14,7 @@ import optax
 from dpsgd.core.state import TrainState
 from dpsgd.gradients.clipping import Diagnostics, clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves, with_leaves
+from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.gradients.losses import LossFn, of_row, row_of, takes_key
 from dpsgd.noise.base import Noise
 from dpsgd.training.mechanism import Mechanism, Scales
@@ -77,6 +78,8 @@ class Algorithm(NamedTuple):
     rows of the data as well, or their shapes, and `update` is a whole step."""
     frozen: Callable[[PyTree, PyTree], frozenset[int]] = nothing_frozen
     """(params, example), or their shapes -> numbers of the leaves that no derivative reaches."""
+    foreign_calls: bool = False
+    """Whether the loss may call the host and foreign functions, which no guarantee covers."""
 
 
 def owned(tree: PyTree) -> PyTree:
@@ -118,6 +121,7 @@ def dpsgd(
     *,
     microbatch_size: int | None = None,
     tables: TableTraining | None = None,
+    foreign_calls: bool = False,
 ) -> Algorithm:
     """Returns DP-SGD (Abadi et al. 2016, Algorithm 1) for any per-example loss and optimizer.
 
@@ -144,11 +148,14 @@ def dpsgd(
         with them, so that a step costs what its batch reads; `optimizer` is for the others. By
         default it is for all. The law, and with it the privacy cost, is that of a step that writes
         noise into all rows: `dpsgd.training.lazy` has the proof.
+      foreign_calls: Whether the loss may call the host (`jax.pure_callback`) and foreign functions
+        (`jax.ffi`), one example at a time. They may keep what they are called with, which no trace
+        shows, so the guarantee of such a run says that they are not covered.
 
     Raises:
       TypeError: if `tables` are no `LazyTables`.
-      ValueError: if `microbatch_size` is below one, or the signature of `loss_fn` does not tell
-        whether it takes a key.
+      ValueError: if `microbatch_size` is below one, the signature of `loss_fn` does not tell
+        whether it takes a key, or there are `tables` and `foreign_calls`.
     """
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
@@ -157,13 +164,22 @@ def dpsgd(
         hash(loss_fn)
     except TypeError:  # such as an object that holds arrays: no other is equal to it
         loss_fn = functools.partial(loss_fn)
+    if foreign_calls:
+        if tables is not None:
+            raise ValueError("foreign_calls=True is not for lazy tables: leave out tables=")
+        loss_fn = ForeignCalls(loss_fn)
     if tables is not None:
         if not hasattr(tables, "algorithm"):
             raise TypeError(f"tables must be LazyTables(learning_rate, ...), got {tables!r}")
         return tables.algorithm(loss_fn, optimizer, microbatch_size)
     clipped_sum = _ClippedSum(loss_fn, microbatch_size)
     return Algorithm(
-        _Init(optimizer), clipped_sum, _Update(optimizer), keyed, frozen=Frozen(loss_fn)
+        _Init(optimizer),
+        clipped_sum,
+        _Update(optimizer),
+        keyed,
+        frozen=Frozen(loss_fn),
+        foreign_calls=foreign_calls,
     )
 
 

@@ -44,6 +44,12 @@ FLOATING_POINT = (
 """What is not covered either, unless noise is secure: `dpsgd.noise.gaussian` says why."""
 
 
+FOREIGN_CALLS = (
+    "host calls and foreign functions of the loss, which may carry private rows from one example "
+    "to another"
+)
+"""What is not covered where a loss makes such calls (`dpsgd.gradients.isolation`)."""
+
 LAZY_TABLES = (
     "tables are lazy: a row got the noise of the steps in which no batch read it when it was next "
     "read, or before it was released, with the law of noise that comes at once and so the same "
@@ -77,6 +83,7 @@ class Guarantee:
       notes: What a reader should know about the interval.
       total_variation: Interval that contains the mechanism's delta(0), from its own profile.
       left_out: What it does not cover beside what no guarantee does.
+      foreign_calls: Whether the loss may call the host and foreign functions.
     """
 
     epsilon: Bound | None
@@ -94,6 +101,7 @@ class Guarantee:
     notes: tuple[str, ...] = ()
     total_variation: Bound = UNKNOWN
     left_out: tuple[str, ...] = ()
+    foreign_calls: bool = False
 
     def __post_init__(self) -> None:
         check_guarantee_delta(self.delta)
@@ -241,7 +249,7 @@ class Guarantee:
     def not_covered(self) -> tuple[str, ...]:
         """What the guarantee leaves out, in sentences."""
         always = NOT_COVERED if self.secure_noise else (*NOT_COVERED, FLOATING_POINT)
-        return (*self.left_out, *always)
+        return (*self.left_out, *[FOREIGN_CALLS] * self.foreign_calls, *always)
 
     def sentence(self) -> str:
         """Returns the guarantee in one line."""
@@ -255,7 +263,7 @@ class Guarantee:
             f"epsilon in {self.epsilon:.4f} at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
             f"({self.adjacency} adjacency, unit: one {self.unit}{self._of_noise()}); "
-            f"{self.attack()}"
+            f"{self.attack()}{f'. NOT COVERED: {FOREIGN_CALLS}' if self.foreign_calls else ''}"
         )
 
     def _of_noise(self) -> str:

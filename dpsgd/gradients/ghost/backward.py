@@ -14,7 +14,7 @@ from dpsgd.gradients.ghost.norm import norm_of
 from dpsgd.gradients.ghost.parts import parts_of
 from dpsgd.gradients.ghost.routes import choose_route
 from dpsgd.gradients.ghost.sums import add_use, sum_entries
-from dpsgd.gradients.isolation import isolated
+from dpsgd.gradients.isolation import ForeignCalls, isolated
 from dpsgd.gradients.taps import Taps, Use, find_taps
 from dpsgd.packing import join, packs, split
 
@@ -59,7 +59,13 @@ def gradients(
         return taps.loss([own.get(k, leaf) for k, leaf in enumerate(leaves)], example, zeros)
 
     variables = direct, taps.zeros()
-    differentiated = isolated(jax.value_and_grad(loss, has_aux=True), variables, leaves, example)
+    differentiated = isolated(
+        jax.value_and_grad(loss, has_aux=True),
+        variables,
+        leaves,
+        example,
+        foreign_calls=isinstance(loss_fn, ForeignCalls),
+    )
     (losses, others), (own, cotangents) = jax.vmap(differentiated, in_axes=(None, None, 0))(
         variables, leaves, batch
     )

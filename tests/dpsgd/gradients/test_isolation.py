@@ -5,14 +5,16 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 from jax.experimental import pallas
 from jax.extend import core
 
-from dpsgd import clipped_grad, explain
-from dpsgd.gradients.isolation import isolated
+from dpsgd import LazyTables, Mechanism, clipped_grad, dpsgd, explain, train
+from dpsgd.gradients.isolation import ForeignCalls, isolated
 from dpsgd.noise.grid import secure_grid
+from samplers import Deterministic
 
 B, D = 4, 3
 W = np.linspace(-1.0, 1.0, D, dtype=np.float32)
@@ -125,19 +127,18 @@ COULD_SEE_A_BATCH = {
         "custom_vmap_call",
     ),
     "custom_vmap in a derivative": (only_in_its_derivative(shared), "custom_vmap_call"),
-    "pure_callback of all at once": (
-        functools.partial(called, vmap_method="broadcast_all"),
-        'vmap_method="sequential"',
-    ),
-    "pure_callback of an axis more": (
-        functools.partial(called, vmap_method="expand_dims"),
-        'vmap_method="sequential"',
-    ),
+    **{
+        f"{call.__name__}, {method}": (
+            functools.partial(call, vmap_method=method),
+            "from call to call",
+        )
+        for call in (called, foreign)
+        for method in ("sequential", "sequential_unrolled", "broadcast_all", "expand_dims")
+    },
     "pure_callback in a derivative": (
-        only_in_its_derivative(functools.partial(called, vmap_method="broadcast_all")),
-        "whole batch",
+        only_in_its_derivative(functools.partial(called, vmap_method="sequential")),
+        "from call to call",
     ),
-    "ffi_call": (functools.partial(foreign, vmap_method="broadcast_all"), "whole batch"),
     "io_callback": (
         functools.partial(
             passed_to_the_host, of=lambda f, x: jax.experimental.io_callback(f, None, x)
@@ -263,7 +264,6 @@ def own_key(x):
 
 
 ALONE = {
-    "callback": lambda x: x * called(x, vmap_method="sequential"),
     "loop": rounds,
     "branch": lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.exp, x),
     "scan": lambda x: lax.scan(lambda c, y: (jnp.tanh(c * y + 1), None), x, x)[0],
@@ -305,21 +305,53 @@ def test_what_an_example_adds_is_the_same_to_the_bit_whatever_the_others_are(nam
             assert np.array(run(W, batch, alone)[0]).tobytes() == expected.tobytes(), others
 
 
-def test_a_sequential_callback_is_called_for_one_example_at_a_time():
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_host_call_is_let_through_one_example_at_a_time_where_that_is_asked_for(method, keyed):
     met = []
 
     def host(x):
         met.append(np.asarray(x))
         return np.sin(x)
 
-    def loss_fn(w, x):
+    def loss_fn(w, x, vmap_method="sequential"):
         like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return jnp.dot(w, jax.pure_callback(host, like, x, vmap_method="sequential"))
+        return jnp.dot(w, jax.pure_callback(host, like, x, vmap_method=vmap_method))
 
-    run = jax.jit(clipped_grad(loss_fn, l2_clip_norm=100.0), compiler_options=FAST_COMPILE)
-    total, _ = run(W, X, np.ones(B))
+    how, keys = METHODS[method], jax.random.split(jax.random.key(0), B) if keyed else None
+    asked = ForeignCalls((lambda w, x, key: loss_fn(w, x)) if keyed else lambda w, x: loss_fn(w, x))
+    clip = 1.0 if method == "secure" else 100.0
+    run = jax.jit(clipped_grad(asked, l2_clip_norm=clip, **how), compiler_options=FAST_COMPILE)
+    total, _ = run(W, X, np.ones(B), keys)
     assert {x.shape for x in met} == {(D,)}
-    np.testing.assert_allclose(total, np.sin(X).sum(0), rtol=1e-5)
+    if method != "secure":
+        np.testing.assert_allclose(total, np.sin(X).sum(0), rtol=1e-5)
+    whole = ForeignCalls(lambda w, x: loss_fn(w, x, "expand_dims"))
+    with pytest.raises(ValueError, match='give vmap_method="sequential"'):
+        jax.eval_shape(clipped_grad(whole, l2_clip_norm=clip, **how), W, X, np.ones(B))
+
+
+def test_a_host_call_that_keeps_state_trains_only_with_not_covered_in_the_sentence():
+    largest = [0.0]
+
+    def host(x):
+        largest[0] = max(largest[0], float(x.max()))
+        return np.float32(largest[0])
+
+    def loss_fn(w, x):
+        shape = jax.ShapeDtypeStruct((), x.dtype)
+        return jnp.dot(w, x) * jax.pure_callback(host, shape, x, vmap_method="sequential")
+
+    mechanism = Mechanism(Deterministic(B, B, 1), 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"pure_callback .*from call to call.*foreign_calls=True"):
+        train(dpsgd(loss_fn, optax.sgd(0.1)), mechanism, W, X, delta=1e-5)
+    algorithm = dpsgd(loss_fn, optax.sgd(0.1), foreign_calls=True)
+    _, guarantee = train(algorithm, mechanism, W, X, delta=1e-5, audit=False)
+    assert "NOT COVERED: host calls and foreign functions of the loss" in guarantee.sentence()
+    assert guarantee.sentence() == guarantee.record()["guarantee"]
+    assert any("host calls" in line for line in guarantee.not_covered)
+    with pytest.raises(ValueError, match="not for lazy tables"):
+        dpsgd(loss_fn, optax.sgd(0.1), tables=LazyTables(0.1), foreign_calls=True)
 
 
 def test_keys_that_a_loss_is_given_are_threefry_whatever_the_default():
