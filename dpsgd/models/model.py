@@ -142,10 +142,10 @@ def read_model(
     folder, where = RunDirectory(path), f"{path / 'config.json'} is damaged, or of another version"
     task = _finished(run.task, task or _named(path, run.task["name"], kinds), where)
     params = folder.read_params(_shapes(task))
-    if folder.params_digest() != run.record.get("params_sha256"):
+    if folder.params_digest() != run.history.released:
         raise ValueError(
-            f"{path / 'params.npz'} is not the model that the run's report is about: restore it "
-            "from a copy"
+            f"{path / 'params.npz'} is not the model that the run's ledger says was released: "
+            "restore it from a copy"
         )
     return TrainedModel(path, run.task, guarantee_of(run.history).record(), task, params)
 

@@ -1,8 +1,8 @@
 """Checkpoints: a training state that is whole and on the disk, or not there at all.
 
 Each is one `.npz` file, made under a temporary name, fsynced and renamed, with the folder fsynced;
-its members carry the CRC-32 checksums of the zip format, which reading verifies. The newest two are
-kept, and one that is damaged gives way to the one before.
+it holds a SHA-256 of its name and of all its arrays, which reading verifies. The newest two are
+kept. One that is damaged, or renamed, gives way to the one before.
 
 Of lazy tables, a checkpoint between two flushes has noise that is due. No guarantee covers it, and
 it serves fewer ends (`dpsgd.runs.ledger`): so its file has another name, and the newest one without
@@ -21,9 +21,10 @@ checkpoint is whole if every part is the one that is named; else it gives way, i
 the one before. Any number of processes reads it. (A state of one process has no parts.)
 
 A checkpoint holds the state and the head of the ledger at its time, by which a ledger that was
-rolled back is recognised. It holds no key: see `dpsgd.noise.keys`. But what noise needs from step
-to step, if anything, is as secret as one, and so are rows whose noise is due, so that only the
-owner can read the file; the guarantee covers the rest of the state.
+rolled back is recognised, and a checkpoint of another run (`History.check_origin`). It holds no
+key: see `dpsgd.noise.keys`. But what noise needs from step to step, if anything, is as secret as
+one, and so are rows whose noise is due, so that only the owner can read the file; the guarantee
+covers the rest of the state.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ DUE = ".due"
 
 _LEAF = "state"
 _PARTS = "parts"
+_DIGEST = "sha256"
 
 
 class Checkpoint(NamedTuple):
@@ -109,6 +111,7 @@ class Checkpoints:
             arrays["seconds"] = np.array(checkpoint.seconds)
             if parts:
                 arrays[_PARTS] = np.array(json.dumps(parts))
+            arrays[_DIGEST] = np.array(_digest(f"{name}.npz", arrays))
 
             def write(file: IO[bytes]) -> None:
                 np.savez(file, allow_pickle=False, **arrays)
@@ -184,6 +187,8 @@ class Checkpoints:
             try:
                 with np.load(path, allow_pickle=False) as saved:
                     members = {name: saved[name] for name in saved.files}
+                if str(members.pop(_DIGEST)) != _digest(path.name, members):
+                    raise ValueError(f"{path} is damaged")
                 head, seconds = str(members.pop("ledger_head")), float(members.pop("seconds"))
                 if _PARTS in members:
                     members |= self._read_parts(str(members.pop(_PARTS)))
@@ -254,6 +259,17 @@ class Checkpoints:
         """
         found = sorted(self.folder.glob("[0-9]*.npz"), reverse=True)
         return [path for path in found if due or not _is_due(path)]
+
+
+def _digest(name: str, arrays: Mapping[str, np.ndarray]) -> str:
+    """Returns the SHA-256 of a checkpoint's name and of all its arrays."""
+    found = hashlib.sha256(name.encode())
+    for key, array in sorted(arrays.items()):
+        # By kind and size: NumPy reads back a bfloat16 as two bytes without a meaning.
+        kind = f"{array.dtype.kind}{array.dtype.itemsize}"
+        found.update(f"\n{key} {kind} {array.shape}\n".encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
 
 
 def _step(path: Path) -> int:

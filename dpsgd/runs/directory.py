@@ -31,7 +31,7 @@ from dpsgd.files import (
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.config import check_version, config_digest
-from dpsgd.runs.history import History
+from dpsgd.runs.history import History, LedgerError
 from dpsgd.runs.ledger import read
 from dpsgd.runs.records import checked
 
@@ -63,12 +63,12 @@ class RunDirectory:
     """The files of one run.
 
     `config.json`, `environment.json` and `guarantee.json` say what was asked, where and at what
-    price; `audit.json` what was checked first; `ledger.jsonl` what was released; `params.npz` is
-    the model, and `calibration.json` what calibrated it. `report.json` and `report.md` are written
-    last, so a run that has them is whole. Until then `root.key` and `checkpoints` are there to go
-    on from; afterwards nobody needs them, and they are removed: whoever finds the root secret can
-    subtract the noise. What is not private says so in its name, and only the owner can read it.
-    Each file appears under its name only when it is complete and on disk.
+    price; `ledger.jsonl` what was audited and what was released; `params.npz` is the model, and
+    `calibration.json` what calibrated it. `report.json` and `report.md` are written last, so a run
+    that has them is whole. Until then `root.key` and `checkpoints` are there to go on from;
+    afterwards nobody needs them, and they are removed: whoever finds the root secret can subtract
+    the noise. What is not private says so in its name, and only the owner can read it. Each file
+    appears under its name only when it is complete and on disk.
     """
 
     def __init__(self, path: Path):
@@ -143,6 +143,11 @@ class RunDirectory:
         return self.path / "ledger.jsonl"
 
     @property
+    def params_path(self) -> Path:
+        """The released parameters."""
+        return self.path / "params.npz"
+
+    @property
     def root_path(self) -> Path:
         """The root secret of an unfinished run, for its owner alone."""
         return self.path / "root.key"
@@ -156,15 +161,31 @@ class RunDirectory:
         """Reads the ledger, and checks it against what else the run wrote.
 
         Raises:
-          LedgerError: if it is missing, damaged, or older than the last checkpoint or the report.
+          LedgerError: if it is missing, damaged, older than the last checkpoint or the report, or
+            says otherwise than the report.
         """
         history = read(self.ledger_path)
         if self.finished:
-            where = f"{self.path / 'report.json'} is damaged: ledger_head"
-            head = checked(self.read_json("report.json").get("ledger_head"), str, where)
-            history.check_head(head, "report.json")
+            report, where = self.read_json("report.json"), self.path / "report.json"
+            proved = {"audit": history.audit, "params_sha256": history.released}
+            stated = {
+                name: checked(report.get(name), str, f"{where} is damaged: {name}")
+                for name in ("ledger_head", *proved)
+            }
+            history.check_head(stated.pop("ledger_head"), "report.json")
+            for name, value in proved.items():
+                if stated[name] != value or not history.released:
+                    raise LedgerError(
+                        f"{where} states another {name} than the ledger: one of them was edited, "
+                        "cut or replaced; restore it from a copy"
+                    )
         elif head := self.checkpoints.latest_head():
             history.check_head(head, "the last checkpoint")
+        elif self.params_path.exists() and not history.released and not self.root_path.exists():
+            raise LedgerError(
+                f"{self.ledger_path} does not end in the line that closes it, and the model is "
+                "there: it was cut, or is of an earlier version; restore it from a copy"
+            )
         return history
 
     def config(self, history: History) -> dict[str, Any]:
@@ -268,7 +289,7 @@ class RunDirectory:
             for at, leaf in jax.tree_util.tree_leaves_with_path(params)
         }
         write_atomically(
-            self.path / "params.npz", lambda file: np.savez(file, allow_pickle=False, **leaves)
+            self.params_path, lambda file: np.savez(file, allow_pickle=False, **leaves)
         )
 
     def read_params(self, like: PyTree) -> PyTree:
@@ -285,7 +306,7 @@ class RunDirectory:
         import jax
         import jax.numpy as jnp
 
-        path = self.path / "params.npz"
+        path = self.params_path
         wanted = {
             jax.tree_util.keystr(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(like)
         }
@@ -315,7 +336,8 @@ class RunDirectory:
 
     def params_digest(self) -> str:
         """Returns the SHA-256 of the file of the parameters, which tell no more than they do."""
-        return hashlib.sha256((self.path / "params.npz").read_bytes()).hexdigest()
+        with self.params_path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def append_diagnostics(self, first_step: int, diagnostics: Diagnostics) -> None:
         """Appends one JSON line a step. NOT covered by the guarantee: a file of its own."""

@@ -101,12 +101,12 @@ def run(
     """
     stages = Stages(started)
     how = name, budget_minutes, placement, stages, progress
-    job, folder, audit = _begun(task, config, out, *how)
+    job, folder = _begun(task, config, out, *how)
     processes = Processes.current()
     with joined(folder.ledger_path, processes) as ledger:
         root = _shared_root(folder, ledger)
         _check_root(root, processes)
-        return _finish(job, folder, ledger, root, None, audit, stages, progress)
+        return _finish(job, folder, ledger, root, None, stages, progress)
 
 
 def begin(
@@ -149,8 +149,8 @@ def _begun(
     placement: Placement | None,
     stages: Stages,
     progress: Progress,
-) -> tuple[Job, RunDirectory, str]:
-    """Makes the run directory; returns it with the job and what its audit says."""
+) -> tuple[Job, RunDirectory]:
+    """Makes the run directory; returns it with the job."""
     processes, limit = Processes.current(), None
     if budget_minutes is not None:
         limit = budget.Budget(budget_minutes, processes.share(stages.started), processes.clock)
@@ -176,12 +176,12 @@ def _begun(
             made.write_json("config.json", record)
             made.write_json("environment.json", environment())
             made.write_json("guarantee.json", planned.record())
-            made.write_json("audit.json", {"audit": audit})
             made.write_json(DATA, {"data": [digest]})
             with Ledger.create(made.ledger_path, terms) as ledger:
                 root.begin_run(ledger.history.name)
+                ledger.audited(audit)
             root.save(made.root_path)
-    return job, RunDirectory(out), audit
+    return job, RunDirectory(out)
 
 
 def _prepared(
@@ -299,7 +299,6 @@ def draw(
         ledger: Ledger | SharedLedger,
         root: RootKey,
         checkpoint: Checkpoint | None,
-        audit: str,
         stages: Stages,
         progress: Progress,
     ) -> dict[str, Any]:
@@ -416,13 +415,14 @@ def _gone_on(
             )
         _check_alike(job, record, digest, processes)
         stages.begin("audit")
+        audit = None
         if step < job.mechanism.num_steps:
+            if ledger.history.released:
+                raise ValueError(
+                    f"{out} has released its model, and its report and its last checkpoint are "
+                    "gone: restore report.json from a copy"
+                )
             audit = job.audit(checkpoint.state if checkpoint else job.start(), progress)
-            if processes.first:
-                folder.write_json("audit.json", {"audit": audit})
-        else:
-            stated = folder.read_json("audit.json").get("audit")
-            audit = checked(stated, str, f"{out / 'audit.json'} is damaged: audit")
         if processes.first:
             if record["task"] != begun:
                 folder.write_json("config.json", record)
@@ -430,6 +430,8 @@ def _gone_on(
         generation = _generation(folder, ledger, terms, checkpoint, processes, **how)
         if generation.index == len(generations) and processes.first:
             root.hold()
+        if audit is not None:
+            ledger.audited(audit)
         if checkpoint and origin == generation.origin and jax.tree.leaves(checkpoint.state.noise):
             # Begun anew: rows that were released before have no part in its noise.
             state = checkpoint.state._replace(noise=job.start().noise)
@@ -442,7 +444,7 @@ def _gone_on(
                 folder.write_json("environment.json", environment())
             changed = differing([last.fingerprint, generation.terms.fingerprint])
             progress(f"changed since: {', '.join(changed)}")
-        return then(job, folder, ledger, root, checkpoint, audit, stages, progress)
+        return then(job, folder, ledger, root, checkpoint, stages, progress)
 
 
 def _how_to_repeat(job: Job, *, alone: bool) -> dict[str, bool]:
@@ -467,15 +469,17 @@ def _last_checkpoint(
     """Returns where the run goes on: its newest checkpoint, if noise that is due may be drawn."""
     like, due = job.shapes()
     found = folder.checkpoints.latest(like, due)
+    step, origin = _place(found)
+    history.check_origin(step, origin)
     if found is None or isinstance(found.state, TrainState):
         return found
-    step, origin = _place(found)
     where: dict[str, Any] = {"step": step, "origin": origin, "alone": alone}
     if history.goes_on(terms, repeatable=repeatable, **where) or (
         history.may_draw_anew(terms, **where)
     ):
         return found
     found = folder.checkpoints.latest(like)
+    history.check_origin(*_place(found))
     progress(
         f"going back to step {_place(found)[0]:,}, where no noise of tables is due: the steps that "
         "were declared since count, and others take their place"
@@ -492,6 +496,8 @@ def _generation(
     **how: bool,
 ) -> Generation:
     """Returns the generation in which the run goes on; of a new one no later state is left."""
+    if ledger.history.released:  # only the report is left to be written
+        return ledger.history.generations[-1]
     step, origin = _place(checkpoint)
     if processes.first and not ledger.history.goes_on(terms, step=step, origin=origin, **how):
         folder.checkpoints.destroy_after(step)
@@ -618,7 +624,6 @@ def _finish(
     ledger: Ledger | SharedLedger,
     root: RootKey,
     checkpoint: Checkpoint | None,
-    audit: str,
     stages: Stages,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -638,7 +643,12 @@ def _finish(
         processes = Processes.current()
         if processes.first:
             stages.begin("evaluate")
-            folder.write_params(params)
+            released = ledger.history.released
+            if not (
+                released and folder.params_path.exists() and folder.params_digest() == released
+            ):
+                folder.write_params(params)
+            ledger.release(folder.params_digest())
             progress("evaluating")
             metrics = _numbers(job.task.metrics(params))
             stages.begin("accounting")
@@ -647,8 +657,6 @@ def _finish(
             record = {
                 **proved(ledger.history),
                 "ledger_head": ledger.history.head,
-                "params_sha256": folder.params_digest(),
-                "audit": audit,
                 "metrics": metrics,
                 "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),
                 "calibration": folder.read_json(CALIBRATION) if job.refinement else None,

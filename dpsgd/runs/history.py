@@ -77,6 +77,10 @@ class History:
       generations: With what each declared; at least one.
       heads: The hash of each line.
       beginnings: The line that begins each generation.
+      declared: What the generation of each line had declared by then.
+      audit: What the last audit found.
+      released: SHA-256 of the file of the released parameters, in the line that closes the ledger
+        of a finished run; empty before.
       selection: What its first line declares, of the ledger of a private selection, whose model is
         the one generation, if it was released.
     """
@@ -84,6 +88,9 @@ class History:
     generations: list[Generation] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
     beginnings: list[int] = field(default_factory=list)
+    declared: list[range] = field(default_factory=list)
+    audit: str = ""
+    released: str = ""
     selection: Selection | None = None
 
     @classmethod
@@ -147,6 +154,27 @@ class History:
                 f"the ledger is not the one that {holder} was written with: it was rolled back or "
                 "replaced, so what was released cannot be counted; restore the newer ledger"
             )
+
+    def check_origin(self, step: int, origin: str) -> None:
+        """Raises LedgerError unless a checkpoint can be of this run.
+
+        Args:
+          step: Steps done in it; 0 for none.
+          origin: Head of the ledger in it; `NO_HEAD` for none.
+        """
+        self.check_head(origin, f"the checkpoint of step {step:,}")
+        known = range(0) if origin == NO_HEAD else self.declared[self.heads.index(origin)]
+        if not known.start <= step <= known.stop:
+            raise LedgerError(
+                f"the checkpoint of step {step:,} is not of this run, whose ledger had declared "
+                f"the steps from {known.start:,} up to {known.stop:,} when it was written"
+            )
+
+    def check_complete(self) -> None:
+        """Raises ValueError unless all steps of the run are declared."""
+        last = self.generations[-1]
+        if last.steps.stop != last.terms.mechanism.num_steps:
+            raise ValueError("a model is released when all steps are declared")
 
     def goes_on(
         self, terms: Terms, *, step: int, origin: str, repeatable: bool, alone: bool
@@ -219,7 +247,15 @@ class History:
 
     def extend(self, body: dict[str, Any], head: str) -> None:
         """Takes in one more line, or raises ValueError if it does not follow the ones before."""
-        if "selection" in body:
+        if self.released:
+            raise ValueError("it follows the line that closes the ledger")
+        if "released" in body:
+            self.check_complete()
+            stated = checked(body["released"], str, "released")
+            object.__setattr__(self, "released", stated)
+        elif "audit" in body:
+            object.__setattr__(self, "audit", checked(body["audit"], str, "audit"))
+        elif "selection" in body:
             if self.heads:
                 raise ValueError("a selection is declared before all else")
             object.__setattr__(self, "selection", Selection.from_record(body["selection"]))
@@ -236,6 +272,7 @@ class History:
             origin = checked(body["origin"], str, "origin")
             if index != len(self.generations):
                 raise ValueError(f"generation {index} does not follow the ones before")
+            self.check_origin(first, origin)
             nonce = checked(body["nonce"], str, "nonce")
             terms, steps = Terms.from_record(body), range(first, first)
             if not nonce and (index or not terms.reproducible_noise):
@@ -251,6 +288,7 @@ class History:
             self.generations.append(generation)
             self.beginnings.append(len(self.heads))
         self.heads.append(head)
+        self.declared.append(self.generations[-1].steps if self.generations else range(0))
 
 
 def _law_of_noise(terms: Terms) -> tuple[Any, ...]:

@@ -44,10 +44,12 @@ jointly the law of the dense algorithm's generations, of which each is what is d
 
 **Integrity.** Each line ends with a SHA-256 hash of itself and of all lines before it. A checkpoint
 holds the hash of the last line at its time (the *head*), so a ledger that was edited, deleted or
-rolled back behind the checkpoint is recognised, and refused. The hashes are not signatures: they
-protect from accidents (an old copy restored, a file merged by hand), not from an owner who forges
-the whole directory. A last line without its end is what a crash leaves of a line whose write did
-not return: nothing was drawn under it, and it is removed.
+rolled back behind the checkpoint is recognised, and refused. What an audit found is a line as
+well, and the last line of a finished run holds the SHA-256 of the released parameters: nothing
+follows it, and the report must agree with it (`RunDirectory.history`). The hashes are not
+signatures: they protect from accidents (an old copy restored, a file merged by hand), not from an
+owner who forges the whole directory. A last line without its end is what a crash leaves of a line
+whose write did not return: nothing was drawn under it, and it is removed.
 """
 
 from __future__ import annotations
@@ -183,6 +185,7 @@ class Ledger:
         """
         last = self.history.generations[-1]
         check_same_noise(last.terms, terms)
+        self.history.check_origin(step, origin)
         where: dict[str, Any] = {"step": step, "origin": origin, "alone": alone}
         if self.history.goes_on(terms, repeatable=repeatable, **where):
             return last
@@ -208,6 +211,29 @@ class Ledger:
         if missing:
             self._append({"steps": [missing.start, missing.stop]})
 
+    def audited(self, verdict: str) -> None:
+        """Writes down what an audit found, unless the one before found the same."""
+        if self.history.audit != verdict:
+            self._append({"audit": verdict})
+
+    def release(self, digest: str) -> None:
+        """Closes the ledger: nothing follows.
+
+        Args:
+          digest: SHA-256 of the file of the parameters that are released.
+
+        Raises:
+          LedgerError: if others were.
+        """
+        if self.history.released and self.history.released != digest:
+            raise LedgerError(
+                f"{self.path} says that other parameters were released than these: restore "
+                "params.npz from a copy"
+            )
+        if not self.history.released:
+            self.history.check_complete()
+            self._append({"released": digest})
+
     def _begin(self, terms: Terms, *, step: int, origin: str) -> Generation:
         record = terms.record()
         Terms.from_record(record)  # what could not be read back is refused before it is written
@@ -219,6 +245,8 @@ class Ledger:
         return self.history.generations[-1]
 
     def _append(self, body: dict[str, Any]) -> None:
+        if self.history.released:
+            raise LedgerError(f"{self.path} is closed: the run is finished, and releases no more")
         line, head = line_of(body, self.history.head)
         length = os.fstat(self._descriptor).st_size
         try:
@@ -282,6 +310,17 @@ class SharedLedger:
         declared = self.history.generations[-1].steps
         if not (declared.start <= steps.start and steps.stop <= declared.stop):
             raise LedgerError(f"{self.path}: process 0 has not declared {steps}, and takes them")
+
+    def audited(self, verdict: str) -> None:
+        """Writes down what the audit of process 0 found, see `Ledger.audited`."""
+        if self._writer:
+            self._writer.audited(verdict)
+        self._follow()
+
+    def release(self, digest: str) -> None:
+        """Closes the ledger, see `Ledger.release`; called in process 0 alone, as its last line."""
+        assert self._writer, "process 0 writes the ledger"
+        self._writer.release(digest)
 
     def _follow(self) -> None:
         """Reads on what process 0 has written, and compares the ledger with its."""

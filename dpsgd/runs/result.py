@@ -80,7 +80,7 @@ class FinishedRun:
         kinds = {name: kind for name, (kind, *_) in _FIGURES.items()}
         kinds |= {"stage_seconds": dict[str, float] | None}
         kinds |= {"metrics": dict[str, float | None], "calibration": dict[str, float | None] | None}
-        checked_fields(record, {"audit": str, **kinds}, where)
+        checked_fields(record, kinds, where)
         for name, (_, least, most) in _FIGURES.items():
             if record[name] is not None and not least <= record[name] <= most:
                 shown = f"{record[name]!s:.20}"
@@ -135,6 +135,8 @@ def proved(history: History) -> dict[str, Any]:
         "num_examples": sampler.num_examples,
         "num_steps": sampler.num_steps,
         "generations": len(history.generations),
+        "audit": history.audit,
+        "params_sha256": history.released,
         "selection": history.selection.summary() if history.selection else None,
     }
 

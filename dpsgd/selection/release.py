@@ -7,6 +7,8 @@ the price of one trial, and of the others. A second attempt writes the same agai
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,7 @@ from dpsgd.selection.candidates import Candidates
 NOTHING = "nothing_released.json"
 """In place of a model, where every trial failed."""
 
-_PARAMS = "params.npz"
-_KEPT = ("audit", "metrics", "num_params", "calibration")
+_KEPT = ("metrics", "num_params", "calibration")
 """What the trial's report says that tells nothing of other trials, nor of the time."""
 
 
@@ -60,20 +61,19 @@ def release(
     stated = fingerprint(record, wanted.data, root, code, "")
     if terms.lazy_tables:
         stated["tables"] = "lazy"
-    history = _write_ledger(folder, dataclasses.replace(terms, fingerprint=stated), root)
+    content = trial.params_path.read_bytes()
+    lines = {"audit": own["audit"]}, {"released": hashlib.sha256(content).hexdigest()}
+    history = _write_ledger(folder, dataclasses.replace(terms, fingerprint=stated), root, lines)
     folder.write_json("config.json", record)
     folder.write_json("environment.json", environment())
-    folder.write_json("audit.json", {"audit": own["audit"]})
     folder.write_json("guarantee.json", guarantee_of(history).record())
     folder.write_json(DATA, {"data": [wanted.data]})
     if own["calibration"]:
         folder.write_json(CALIBRATION, own["calibration"])
-    params = (best / _PARAMS).read_bytes()
-    write_atomically(folder.path / _PARAMS, lambda file: file.write(params))
+    write_atomically(folder.params_path, lambda file: file.write(content))
     found: dict[str, Any] = {
         **proved(history),
         "ledger_head": history.head,
-        "params_sha256": folder.params_digest(),
         **{key: own[key] for key in _KEPT},
         "stage_seconds": None,
         "training_seconds": None,
@@ -83,12 +83,15 @@ def release(
     folder.write_json("report.json", found)
 
 
-def _write_ledger(folder: RunDirectory, terms: Terms, root: RootKey) -> History:
-    """Adds to what was declared that a model of these terms is released."""
+def _write_ledger(
+    folder: RunDirectory, terms: Terms, root: RootKey, last: Iterable[dict[str, Any]]
+) -> History:
+    """Adds to what was declared that a model of these terms is released, and the `last` lines."""
     content = folder.ledger_path.read_bytes()
     head, content = folder.history().name, content[: content.index(b"\n") + 1]
     beginning = {"generation": 0, "first_step": 0, "origin": NO_HEAD, "nonce": root.blind("model")}
-    for body in (beginning | terms.record(), {"steps": [0, terms.mechanism.num_steps]}):
+    steps: dict[str, Any] = {"steps": [0, terms.mechanism.num_steps]}
+    for body in (beginning | terms.record(), steps, *last):
         line, head = line_of(body, head)
         content += line
     history = History.parse(content, folder.ledger_path)

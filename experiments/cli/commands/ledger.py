@@ -36,6 +36,10 @@ def run(config: LedgerConfig) -> None:
             f"declared of {mechanism.num_steps:,}; noise multiplier "
             f"{mechanism.noise_multiplier:.6g}; {mechanism.sampler}"
         )
+    if history.audit:
+        print(f"audit: {history.audit}")
+    if history.released:
+        print(f"released: parameters with the SHA-256 {history.released}")
     with going_on("accounting"):
         guarantee = guarantee_of(history)
     for note in filter(None, guarantee.notes):

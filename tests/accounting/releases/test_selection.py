@@ -71,6 +71,32 @@ def test_draws_follow_the_law_of_k(count):
         assert stats.chisquare(seen, cells * draws.size).pvalue > 1e-6
 
 
+def p_value_of_tail_and_mean(draws, w):
+    """The least p-value of the shares beyond three quantiles, and of the mean (Bernstein)."""
+    beyond = 1 - np.cumsum(w)  # P(K > 1), P(K > 2), ...
+    places = [int(np.argmax(beyond <= share)) for share in (0.5, 0.1, 0.01)]
+    counts = [np.count_nonzero(draws > place + 1) for place in places]
+    p_values = [
+        stats.binomtest(seen, draws.size, beyond[at]).pvalue
+        for seen, at in zip(counts, places, strict=True)
+    ]
+    top = places[-1] + 1
+    k = np.minimum(np.arange(1, w.size + 1), top)  # what lies beyond counts as the last quantile
+    mean = w @ k
+    off, variance = abs(np.minimum(draws, top).mean() - mean), w @ k**2 - mean**2
+    bernstein = 2 * math.exp(-draws.size * off**2 / (2 * (variance + top * off / 3) + 1e-300))
+    return 4 * min(*p_values, bernstein)
+
+
+@pytest.mark.parametrize("count", [c for c in DRAWN if 2 < c.mean < 1000], ids=str)
+def test_draws_have_the_tail_and_the_mean_of_the_law_and_a_cut_is_seen(count):
+    # A fixed seed; over all seeds the false alarm is 1e-6.
+    generator, w = np.random.default_rng(5), weights(count)
+    draws = np.array([count.draw(generator) for _ in range(4000)])
+    assert p_value_of_tail_and_mean(draws, w) > 1e-6
+    assert p_value_of_tail_and_mean(np.minimum(draws, int(2.5 * count.mean)), w) < 1e-6
+
+
 @pytest.mark.parametrize("mean", [1.0 + 1e-9, 10.0, 1e9])
 @pytest.mark.parametrize("shape", [-0.5, -1e-12, 0.0, 1e-12, 1.0, 50.0])
 def test_no_mean_and_no_shape_makes_a_draw_take_long(mean, shape, monkeypatch):

@@ -1,7 +1,6 @@
 """Every run is audited before it starts, by its own task's loss on rows that are nobody's."""
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
@@ -13,6 +12,7 @@ from dpsgd.audit.checks import UNSEEN
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit
 from dpsgd.runs.job import Job
+from dpsgd.runs.ledger import read
 from dpsgd.training import loop, programs
 
 pytestmark = pytest.mark.audit
@@ -61,7 +61,7 @@ def test_the_audit_says_what_it_found_changes_no_bit_and_can_be_switched_off(tmp
     assert lines["audited"].endswith(UNSEEN)
     assert lines["trusted"] == "not made: it was switched off"
     assert lines["audited"] in (tmp_path / "audited" / "report.md").read_text()
-    assert json.loads((tmp_path / "audited" / "audit.json").read_text())["audit"] in lines.values()
+    assert read(tmp_path / "audited" / "ledger.jsonl").audit == lines["audited"]
     params = [(tmp_path / name / "params.npz").read_bytes() for name in ("audited", "trusted")]
     assert params[0] == params[1]
     # Both runs draw by one key, and no audit by that.
@@ -100,15 +100,14 @@ def quiet_beginnings(monkeypatch):
 def test_a_run_that_goes_on_is_audited_where_it_goes_on(tmp_path, monkeypatch, request):
     with short_blocks():
         out = run_and_stop(line, config_of(audit=True), tmp_path / "run")
-        assert json.loads((out / "audit.json").read_text())["audit"].startswith("passed")
-        (out / "audit.json").unlink()
+        assert read(out / "ledger.jsonl").audit.startswith("passed")
         request.getfixturevalue("quiet_beginnings")
         with pytest.raises(ValueError, match=r"noise .*do not train it"):
             resume(out)
         monkeypatch.undo()
         found = resume(out)["audit"]
     assert found.startswith("passed")
-    assert json.loads((out / "audit.json").read_text())["audit"] == found
+    assert read(out / "ledger.jsonl").audit == found
 
 
 def test_equal_runs_of_a_process_are_audited_once(tmp_path, monkeypatch):

@@ -246,7 +246,7 @@ def test_the_advantage_of_an_attack_is_that_of_all_that_was_declared(path):
     whole = advantage(path)
     assert whole == attack_advantage(sampler.privacy(SIGMA))
     with Ledger.open(path) as ledger:  # the last half once more, under fresh noise
-        head = ledger.history.heads[0]
+        head = ledger.history.heads[1]
         ledger.resume(terms(sampler, code="b"), step=20, origin=head, repeatable=True)
         ledger.declare(range(20, 40))
     stretches = [range(40), range(20, 40)]
@@ -394,7 +394,8 @@ def test_anything_changed_brings_new_keys(path, changes):
 
 
 def test_nothing_to_repeat_keeps_the_keys_on_any_machine(path):
-    generation = resumed(declared(path), step=16, repeatable=False)
+    declared(path)
+    generation = resumed(path, step=16, origin=read(path).head, repeatable=False)
     assert generation.key == read(path).generations[0].key
 
 
@@ -449,7 +450,8 @@ def test_a_copy_keeps_the_keys_only_where_it_repeats_what_its_original_does(
     path, repeatable, alone, index
 ):
     declared(path)
-    generation = resumed(path, step=16, repeatable=repeatable, alone=alone)
+    how = {"step": 16, "origin": read(path).head, "repeatable": repeatable, "alone": alone}
+    generation = resumed(path, **how)
     assert generation.index == index
 
 
@@ -483,7 +485,72 @@ def test_a_run_that_dies_before_its_first_checkpoint_keeps_its_keys(path):
     assert resumed(declared(path), step=0, origin=NO_HEAD).index == 0
 
 
+def test_audits_and_what_was_released_are_lines(path):
+    with Ledger.open(declared(path, blocks=[(0, 30)])) as ledger:
+        ledger.audited("passed")
+        before = ledger.history.head
+        ledger.audited("passed")
+        assert ledger.history.head == before
+        ledger.audited("passed otherwise")
+        guarantee = ledger.history.guarantee()
+        ledger.declare(range(30, SAMPLERS[3].num_steps))
+        ledger.release("digest")
+        ledger.release("digest")
+    history = read(path)
+    assert (history.audit, history.released) == ("passed otherwise", "digest")
+    assert len(history.heads) == 6
+    assert guarantee.epsilon.upper < history.guarantee().epsilon.upper
+
+
 # --- What is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "origin"),
+    [(8, NO_HEAD), (9, 1), (17, 2), (0, "ab" * 32), (8, "ab" * 32), (7, 3), (25, 4)],
+)
+@pytest.mark.parametrize("code", ["b", "c"])
+def test_a_checkpoint_that_this_run_never_wrote_is_refused(path, step, origin, code):
+    declared(path)
+    with Ledger.open(path) as ledger:
+        ledger.resume(terms(SAMPLERS[3], code="b"), step=8, origin=ledger.history.heads[1],
+                      repeatable=True)  # fmt: skip
+        ledger.declare(range(8, 24))
+    content = path.read_bytes()
+    origin = read(path).heads[origin] if isinstance(origin, int) else origin
+    with pytest.raises(LedgerError, match=f"the checkpoint of step {step} "):
+        resumed(path, terms=terms(SAMPLERS[3], code=code), step=step, origin=origin)
+    assert path.read_bytes() == content
+    beginning = {"generation": 2, "first_step": step, "origin": origin, "nonce": "00"}
+    line = line_of(beginning | terms(SAMPLERS[3]).record(), read(path).head)[0]
+    path.write_bytes(content + line)  # nor is a ledger believed that says so
+    with pytest.raises(LedgerError, match=rf"line 6: .*the checkpoint of step {step} "):
+        read(path)
+
+
+@pytest.mark.parametrize("steps", [16, 40])
+def test_nothing_follows_the_release_which_follows_all_steps(path, steps):
+    assert SAMPLERS[3].num_steps == 40
+    with Ledger.open(declared(path, blocks=[(0, steps)])) as ledger:
+        if steps < 40:
+            with pytest.raises(ValueError, match="when all steps are declared"):
+                ledger.release("digest")
+            return
+        ledger.release("digest")
+        content = path.read_bytes()
+        head = ledger.history.head
+        for more in (
+            lambda: ledger.audited("passed"),
+            lambda: ledger.release("another"),
+            lambda: ledger.resume(terms(SAMPLERS[3], code="b"), step=40, origin=head,
+                                  repeatable=True),
+        ):  # fmt: skip
+            with pytest.raises(LedgerError, match=r"is closed|other parameters were released"):
+                more()
+    assert path.read_bytes() == content
+    path.write_bytes(content + line_of({"audit": "passed"}, head)[0])
+    with pytest.raises(LedgerError, match="follows the line that closes"):
+        read(path)
 
 
 @given(data=st.data())

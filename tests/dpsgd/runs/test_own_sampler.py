@@ -33,7 +33,7 @@ def test_a_sampler_of_ones_own_is_trained_stopped_and_resumed_by_its_qualified_n
     assert json.loads((stopped / "config.json").read_text())["sampler"] == {
         "name": "own_sampler:Coins", "batch_size": 16, "epochs": 3, "lanes": 1, "heads": 0.25,
     }  # fmt: skip
-    audit = json.loads((stopped / "audit.json").read_text())["audit"]
+    audit = RunDirectory.open(stopped, finished=False).history().audit
     assert audit.startswith("passed: program and sampler keep")
     ran_through = run(line, config_of(sampler=SETTINGS), stopped.parent / "through")
     said = []

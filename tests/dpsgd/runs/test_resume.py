@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import jax
 import numpy as np
 import pytest
-from tiny_task import Line, Scaled, config_of, line, run_and_stop, short_blocks
+from tiny_task import Line, Scaled, config_of, line, run_and_stop, short_blocks, words
 
 from accounting import epsilon
 from dpsgd import BandedToeplitz, Independent, RootKey, RunConfig, resume, run
@@ -26,6 +26,7 @@ from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import stop_requests
+from dpsgd.training.placement import Placement
 from dpsgd.training.programs import compilation
 from samplers.settings import SETTINGS
 
@@ -70,6 +71,32 @@ def test_an_option_that_changes_numbers_changes_the_fingerprint(option):
     assert compilation() == before
 
 
+KNOWN_BY = {
+    "config", "data", "code", "task_code", "program", "initial_params", "packages", "python",
+    "platform", "cpu_count", "cpus_allowed", "processor", "backend", "devices",
+    "compiler_options", "xla_flags",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "more"),
+    [
+        (line, {}, set()),
+        (words, {"tables": "lazy", "tables_learning_rate": 1.0}, {"tables"}),
+    ],
+    ids=["dense", "lazy"],
+)
+@pytest.mark.parametrize("placed", [None, Placement.default()], ids=["one device", "placed"])
+def test_a_generation_is_known_by_all_that_its_numbers_depend_on(
+    tmp_path, task, settings, more, placed
+):
+    engine.begin(task, config_of(**settings), tmp_path / "run", placement=placed)
+    (generation,) = read(tmp_path / "run" / "ledger.jsonl").generations
+    options = jax.config.values.keys() | os.environ.keys()  # which have a test of their own
+    expected = KNOWN_BY | more | ({"placement"} if placed else set())
+    assert generation.terms.fingerprint.keys() - options == expected
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(tmp_path, secure):
     config = config_of(insecure_seed=3, secure_noise=secure)
@@ -98,7 +125,7 @@ def test_the_signals_mean_again_what_they_meant(handler):
 
 def test_a_run_that_stopped_keeps_what_it_needs_and_knows_what_it_cost(stopped):
     assert {path.name for path in stopped.iterdir()} == {
-        "audit.json", "config.json", "environment.json", "guarantee.json", "ledger.jsonl",
+        "config.json", "environment.json", "guarantee.json", "ledger.jsonl",
         "root.key", "checkpoints", DATA, DIAGNOSTICS,
     }  # fmt: skip
     history = RunDirectory.open(stopped, finished=False).history()
@@ -385,6 +412,72 @@ def test_a_rolled_back_ledger_of_a_finished_run_is_refused(finished, tmp_path):
         resume(out)
 
 
+LAZY = {"tables": "lazy", "tables_learning_rate": 1.0, "tables_momentum": 0.0, "flush_every": 100}
+
+
+def often(task, settings, out):
+    """A stopped run with checkpoints of steps 8 and 16."""
+    return run_and_stop(task, config_of(checkpoint_seconds=0.0, **settings), out)
+
+
+def damage_an_array(path):
+    with np.load(path) as saved:
+        arrays = dict(saved)
+    name = next(name for name in arrays if "params" in name)
+    np.savez(path, allow_pickle=False, **{**arrays, name: arrays[name] + 1})
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "damaged"),
+    [(line, {}, True), (line, {}, False), (words, LAZY, True)],
+    ids=["newest damaged", "newest gone", "lazy, newest damaged"],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, task, settings, damaged):
+    ours, theirs = (often(task, settings, tmp_path / name) for name in ("ours", "theirs"))
+    older, newest = sorted((ours / "checkpoints").iterdir())
+    shutil.copy(theirs / "checkpoints" / older.name, older)
+    if damaged:
+        damage_an_array(newest)
+    else:
+        newest.unlink()
+    before = (ours / "ledger.jsonl").read_bytes()
+    with pytest.raises(LedgerError, match=r"not the one that the .*checkpoint"):
+        resume(ours)
+    assert (ours / "ledger.jsonl").read_bytes() == before
+    shutil.rmtree(ours / "checkpoints")  # its own beginning is still there
+    assert resume(ours)["epsilon_upper"] >= resume(theirs)["epsilon_upper"]
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_run_that_dies_between_its_release_and_its_report_ends_all_the_same(
+    stopped, finished, monkeypatch, changed
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.report, "markdown", stop_there)
+        with pytest.raises(KeyboardInterrupt):
+            resume(stopped)
+    closed = (stopped / "ledger.jsonl").read_bytes()
+    assert closed == (finished / "ledger.jsonl").read_bytes()
+    if changed:  # of which another generation would be made, had it a step to take
+        monkeypatch.setattr(fingerprint, "code_digest", lambda: "other")
+    record = resume(stopped)
+    assert (stopped / "ledger.jsonl").read_bytes() == closed
+    assert record["params_sha256"] == RunDirectory(stopped).params_digest()
+    assert_same(stopped, finished)
+
+
+def test_a_run_that_released_its_model_is_not_trained_again(stopped, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.report, "markdown", stop_there)
+        with pytest.raises(KeyboardInterrupt):
+            resume(stopped)
+    lose_checkpoints(stopped)
+    before = (stopped / "ledger.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="has released its model"):
+        resume(stopped)
+    assert (stopped / "ledger.jsonl").read_bytes() == before
+
+
 def test_a_second_process_is_refused(stopped):
     with Ledger.open(stopped / "ledger.jsonl"):
         with pytest.raises(LedgerError, match="another process is training"):
@@ -611,9 +704,7 @@ def test_the_same_files_of_the_same_size_are_written(neighbours):
         assert len({(run / name).stat().st_size for run in neighbours}) == 1, name
 
 
-@pytest.mark.parametrize(
-    "name", ["guarantee.json", "environment.json", "audit.json", "config.json"]
-)
+@pytest.mark.parametrize("name", ["guarantee.json", "environment.json", "config.json"])
 def test_what_is_public_of_a_run_does_not_depend_on_the_data(neighbours, name):
     one, other = (contents(run, name) for run in neighbours)
     assert one == other
@@ -628,6 +719,7 @@ def test_the_ledger_depends_on_the_data_by_a_blinded_digest_alone(neighbours):
         lines = [json.loads(one) for one in text.splitlines()]
         for one in lines:
             del one["hash"]
+        assert lines.pop() == {"released": RunDirectory(out).params_digest()}
         assert lines[0]["fingerprint"].pop("data") == RootKey.from_insecure_seed(5).blind(digest)
         ledgers.append(lines)
     assert ledgers[0] == ledgers[1]

@@ -13,6 +13,7 @@ from dpsgd.runs.config import RunConfig
 from dpsgd.runs.job import rows_of
 from dpsgd.runs.records import plain
 from dpsgd.runs.settings import Aim, choose, sentence
+from dpsgd.runs.stages import Stages
 from dpsgd.runs.step_sizes import of_lazy_tables
 from samplers import Population
 from samplers.settings import SETTINGS
@@ -70,8 +71,8 @@ def test_a_loss_without_tables_is_refused_with_the_use_that_prevents_them(tmp_pa
 
 
 AUTO = {
-    "many rows": (MANY, {}, "lazy", "they have 40 times the rows that a batch looks up"),
-    "few rows": (words, {}, "dense", "they have 4 times the rows that a batch looks up"),
+    "many rows": (MANY, {}, "lazy", "they have 37 times the rows that a batch looks up"),
+    "few rows": (words, {}, "dense", "they have 3.7 times the rows that a batch looks up"),
     "no tables": (line, {}, "dense", "the loss has no tables"),
     "secure noise": (MANY, {"secure_noise": True}, "dense", "leave out secure_noise"),
     "several passes": (
@@ -101,18 +102,18 @@ def test_auto_is_decided_by_public_sizes_with_a_reason(task, settings, expected,
 
 def test_what_is_left_open_of_lazy_tables_is_chosen_once_and_recorded():
     lines = []
-    asked = MANY, config_of(tables="auto"), rows_of(MANY), None, None
+    asked = MANY, config_of(tables="auto"), rows_of(MANY), None, None, Stages()
     config, found = engine._chosen(*asked, lines.append)
     record = json.loads(json.dumps({**config.record(), **found}))
     assert tables.as_decided(asked[1], config) == config
     assert tables.as_decided(replace(asked[1], tables="lazy"), config) == config
     rate = of_lazy_tables(Aim(160, 1e-5, noise_multiplier=1.0), Settings(16, 3))
-    chosen = {"tables_learning_rate": rate, "tables_momentum": 0.0, "flush_every": 320}
+    chosen = {"tables_learning_rate": rate, "tables_momentum": 0.0, "flush_every": 256}
     assert {name: record[name] for name in chosen} == chosen
     assert record["tables"] == "lazy"
     assert record["chosen"]["settings"] == chosen
     assert any(
-        line.startswith("chosen: ") and "tables lazy, as they have 40 times" in line
+        line.startswith("chosen: ") and "tables lazy, as they have 37 times" in line
         for line in lines
     )
     for name in ("tables", *chosen):

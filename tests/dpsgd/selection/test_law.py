@@ -27,15 +27,20 @@ CANDIDATES = (None, 0.2, 0.5, 0.5)
 """Scores of four candidates: one fails, two are equally good."""
 
 
-def law_of_released(count):
-    """P(the candidate is released): f is the generating function of K, by its own series."""
+def weights(count):
+    """P(K = 1), P(K = 2), ...: the law of the number of trials, by its recurrence."""
     k = np.arange(1, 100_000)
     steps = np.log((1 - count.gamma) * (k + count.shape) / (k + 1))
-    weights = np.exp(np.concatenate([[0.0], np.cumsum(steps)]))
-    weights /= weights.sum()
+    found = np.exp(np.concatenate([[0.0], np.cumsum(steps)]))
+    return found / found.sum()
+
+
+def law_of_released(count):
+    """P(the candidate is released): f is the generating function of K, by its own series."""
+    law = weights(count)
 
     def f(x):
-        return float(weights @ x ** np.arange(1, weights.size + 1))
+        return float(law @ x ** np.arange(1, law.size + 1))
 
     good = 1 - f(0.5)
     return [f(0.25), f(0.5) - f(0.25), good / 2, good / 2]
@@ -117,6 +122,24 @@ def test_equal_scores_are_told_apart_by_fair_lots(bug, tmp_path, unsynced, monke
         wins += vault.best.number == 1
         vault.close()
     assert (stats.binomtest(wins, 200).pvalue < 1e-6) == bug
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_many_trials_are_as_frequent_as_the_law_says(cut, tmp_path, unsynced, monkeypatch):
+    """Of 300 selections by default; false alarm 1e-6 over all seeds."""
+    if cut:
+        draw = TrialCount.draw
+        monkeypatch.setattr(TrialCount, "draw", lambda *given: min(draw(*given), 25))
+    numbers = []
+    for seed in range(300):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        vault = Vault(folder, RootKey.from_insecure_seed(seed), engine.DEFAULT_COUNT, "lower")
+        numbers.append(vault.count)
+        vault.close()
+    shares = np.cumsum(weights(engine.DEFAULT_COUNT))
+    seen = [stats.binomtest(sum(n <= k for n in numbers), 300, shares[k - 1]) for k in (1, 3, 25)]
+    assert (3 * min(found.pvalue for found in seen) < 1e-6) == cut
 
 
 def test_the_number_of_trials_is_drawn_from_the_root_once_and_then_read(tmp_path, unsynced):

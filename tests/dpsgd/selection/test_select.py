@@ -21,8 +21,8 @@ from toy_trials import (
     stopped,
 )
 
-from accounting import SelectionProfile, TrialCount, epsilon
-from dpsgd import RootKey, resume
+from accounting import SelectionProfile, TrialCount, attack_advantage, epsilon
+from dpsgd import Mechanism, RootKey, resume
 from dpsgd.files import destroy
 from dpsgd.models.model import export
 from dpsgd.runs import guarantees as pricing
@@ -32,15 +32,16 @@ from dpsgd.runs.history import LedgerError, line_of
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.selection import Selection
 from dpsgd.runs.stop import Stopped
+from dpsgd.runs.terms import Terms
 from dpsgd.selection import engine
 from dpsgd.selection.candidates import Candidates
 from dpsgd.selection.candidates import config_of as trial_of
 from dpsgd.selection.vault import Vault
-from samplers import Population
+from samplers import Deterministic, Poisson, Population
 from samplers.settings import SETTINGS
 
 RELEASED = {
-    "audit.json", "config.json", "data_not_private.json", "environment.json", "guarantee.json",
+    "config.json", "data_not_private.json", "environment.json", "guarantee.json",
     "ledger.jsonl", "params.npz", "report.json", "report.md",
 }  # fmt: skip
 
@@ -158,9 +159,9 @@ def test_what_is_left_of_a_loser_would_be_seen(bug, trained, tmp_path, monkeypat
         release = engine.release
 
         def copying(asked, terms, best, folder, root):
-            shutil.copy(out / SECRETS / "journal.jsonl", out / "audit.json")
+            shutil.copy(out / SECRETS / "journal.jsonl", out / "more.json")
             release(asked, terms, best, folder, root)
-            shutil.copy(out / SECRETS / "journal.jsonl", out / "audit.json")
+            shutil.copy(out / SECRETS / "journal.jsonl", out / "more.json")
 
         monkeypatch.setattr(engine, "release", copying)
     with scripted(trained, SCORES) as trials, so_many(7):
@@ -403,6 +404,27 @@ def test_the_price_of_one_trial_for_that_of_the_whole_would_be_seen(trained, tmp
     with scripted(trained), so_many(2):
         record = select(tmp_path / "out")
     assert record["epsilon_upper"] < price_of_whole()
+
+
+UNEQUAL = {
+    "noise": [Mechanism(Deterministic(1000, 100), sigma, 1.0) for sigma in (9.0, 3.0)],
+    "epochs": [Mechanism(Deterministic(1000, 100, epochs), 9.0, 1.0) for epochs in (1, 9)],
+    "sampler": [Mechanism(kind(1000, 100), 3.0, 1.0) for kind in (Poisson, Deterministic)],
+    "sums": [Mechanism(Deterministic(1000, 100), 9.0, 1.0, full_sums=s) for s in (None, SUMS)],
+}
+
+
+@pytest.mark.parametrize("dearest", ["first", "last"])
+@pytest.mark.parametrize("differing", UNEQUAL)
+def test_unequal_candidates_cost_what_the_dearest_does(differing, dearest):
+    cheap, dear = UNEQUAL[differing]
+    upper = [epsilon(SelectionProfile(m.privacy(), COUNT), 1e-5).upper for m in (cheap, dear)]
+    assert upper[0] < 0.9 * upper[1]
+    order = [dear, cheap] if dearest == "first" else [cheap, dear]
+    terms = tuple(Terms(m, 1e-5, False, {"config": str(m)}) for m in order)
+    found = Selection(COUNT, terms, SCORE, "lower", {}).guarantee()
+    assert found.epsilon.upper == pytest.approx(upper[1], rel=1e-6)
+    assert found.total_variation.upper >= attack_advantage(dear.privacy()).upper
 
 
 def test_a_ledger_that_releases_what_was_not_declared_is_refused(trained, tmp_path):

@@ -16,6 +16,7 @@ from tiny_task import Line
 import dpsgd
 from dpsgd import RunConfig
 from dpsgd.runs.directory import DATA, DIAGNOSTICS
+from dpsgd.runs.ledger import read
 from dpsgd.runs.report import plain
 from experiments import cli
 from experiments.cli.command_line import train_command
@@ -216,7 +217,7 @@ def test_a_guarantee_is_what_the_ledger_gives_and_not_what_the_report_says(runs,
         ("training_seconds", -1, "must lie in"),
         ("stage_seconds", {"train": -1.0}, "stage_seconds, 'train': -1.0"),
         ("stage_seconds", {"| a |": 1.0}, "stage_seconds, '| a |': 1.0"),
-        ("audit", ..., "is missing"),
+        ("audit", ..., "NoneType is not an instance of str"),
     ],
 )
 def test_a_figure_that_cannot_be_is_refused_by_its_name(
@@ -253,6 +254,58 @@ def test_a_configuration_that_the_run_was_not_trained_by_is_refused(
     assert line.count("\n") == 1
 
 
+def cut_ledger(run):
+    lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_text("".join(lines[:-1]))
+
+
+def cut_ledger_and_report(run):
+    cut_ledger(run)
+    edit_report(run, ledger_head=read(run / "ledger.jsonl").head)
+
+
+def unfinished(run):
+    cut_ledger(run)
+    (run / "report.json").unlink()
+
+
+def edit_report(run, **fields):
+    record = json.loads((run / "report.json").read_text())
+    (run / "report.json").write_text(json.dumps(record | fields))
+
+
+TAMPERED = {
+    "a line less": (cut_ledger, "rolled back or replaced"),
+    "a line less, and the report tells": (cut_ledger_and_report, "states another"),
+    "a line less, and no report": (unfinished, "does not end in the line that closes it"),
+    "another verdict": (lambda run: edit_report(run, audit="passed"), "states another audit"),
+    "another model": (
+        lambda run: edit_report(run, params_sha256="ab" * 32),
+        "states another params_sha256",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["ledger", "report", "resume", "evaluate", "export", "score"])
+@pytest.mark.parametrize("tampered", TAMPERED)
+def test_a_finished_run_that_was_cut_or_edited_is_refused(
+    clicked, tmp_path, capsys, command, tampered
+):
+    change, problem = TAMPERED[tampered]
+    run = shutil.copytree(clicked, tmp_path / "run")
+    change(run)
+    store, out = str(clicked.parent / "store"), str(tmp_path / "page.html")
+    more = {"report": ["--out", out], "evaluate": [store], "export": [out]}
+    more |= {"score": [store, "--out", out]}
+    assert cli.main([command, str(run), *more.get(command, [])]) == 2
+    captured = capsys.readouterr()
+    if tampered != "a line less, and no report" or command in ("ledger", "resume"):
+        assert problem in captured.err
+    assert not captured.out
+    assert captured.err.count("\n") == 1
+    assert not (tmp_path / "page.html").exists()
+
+
 @pytest.mark.parametrize("command", ["evaluate", "export"])
 def test_the_model_of_another_run_is_not_taken_for_this_one(clicked, tmp_path, capsys, command):
     changed = shutil.copytree(clicked, tmp_path / "run")
@@ -260,7 +313,10 @@ def test_the_model_of_another_run_is_not_taken_for_this_one(clicked, tmp_path, c
         np.savez(changed / "params.npz", **{name: 2 * leaf for name, leaf in params.items()})
     store, out = str(clicked.parent / "store"), tmp_path / "out"
     assert cli.main([command, str(changed), str(out) if command == "export" else store]) == 2
-    assert "params.npz is not the model that the run's report is about" in capsys.readouterr().err
+    assert (
+        "params.npz is not the model that the run's ledger says was released"
+        in capsys.readouterr().err
+    )
     assert not out.exists()
 
 
