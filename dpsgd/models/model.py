@@ -89,6 +89,15 @@ class TrainedModel:
         blocks = read(path, labelled=False, **_given(split))
         return (predictions(predict, self.params, block) for block in blocks)
 
+    def keys(self, path: Path, column: str) -> Iterator[str]:
+        """Returns what a column of a file says of its rows, as text, in the order of `predictions`.
+
+        Raises:
+          ValueError: if the file, or its format, has no such column.
+        """
+        keys: Iterator[str] = self._method("keys")(path, column)
+        return keys
+
     def evaluate(self, path: Path, *, split: str | None = None) -> dict[str, float]:
         """Returns the metrics of the model on the labelled rows of a file, see `predictions`."""
         evaluate, read = self._method("evaluate"), self._method("read")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import gzip
+import io
+import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
@@ -63,6 +66,7 @@ def write_predictions(
     blocks: Iterable[np.ndarray],
     *,
     name: str = "prediction",
+    keys: tuple[str, Iterable[str]] | None = None,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> tuple[int, int]:
     """Writes predictions to a CSV file, one line a row, in constant memory.
@@ -73,6 +77,7 @@ def write_predictions(
       out: File to create, compressed if its name ends in ".gz".
       blocks: Predictions of consecutive rows: a number each, or several.
       name: Of the one column; of several "name_0", "name_1", ...
+      keys: Name of a first column, and its value for each row.
       progress: Called with the number of rows done, after every block.
 
     Returns:
@@ -86,6 +91,12 @@ def write_predictions(
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent}, where {out.name} is to be written, is no folder")
     num_rows = undefined = 0
+    key, of_rows = (None, None) if keys is None else (keys[0], iter(keys[1]))
+
+    def line(fields: Iterable[str]) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow(fields)
+        return text.getvalue()
 
     def write(put: Callable[[bytes], object]) -> None:
         nonlocal num_rows, undefined
@@ -94,15 +105,19 @@ def write_predictions(
             table = block.reshape(len(block), -1)
             if header is None:
                 wide = range(table.shape[1])
-                header = ",".join(f"{name}_{i}" for i in wide) if block.ndim > 1 else name
-                put(f"{header}\n".encode())
-            lines = (",".join(f"{x:.9g}" for x in row) for row in table.tolist())
-            put("".join(f"{line}\n" for line in lines).encode())
+                header = [f"{name}_{i}" for i in wide] if block.ndim > 1 else [name]
+                put(line([*([key] if key is not None else []), *header]).encode())
+            found = [[f"{x:.9g}" for x in row] for row in table.tolist()]
+            if of_rows is None:
+                put("".join(",".join(row) + "\n" for row in found).encode())
+            else:
+                named = zip(itertools.islice(of_rows, len(found)), found, strict=True)
+                put("".join(line([value, *row]) for value, row in named).encode())
             num_rows += len(table)
             undefined += int(np.isnan(table).any(axis=1).sum())
             progress(num_rows)
         if header is None:
-            put(f"{name}\n".encode())
+            put(line([*([key] if key is not None else []), name]).encode())
 
     def write_new(file: IO[bytes]) -> None:
         if out.suffix == ".gz":

@@ -61,6 +61,8 @@ class Task(Trainable, Protocol):
     * `read(path, labelled=True, split=None)`, which yields the rows of another file of the task's
       format, block by block: without labels if they need not be `labelled`, and of one `split` if
       the format has several. `dpsgd score` and `dpsgd evaluate` read by it;
+    * `keys(path, column)`, which yields what a column of such a file says of each row, as text:
+      what `dpsgd score --key` writes beside its prediction;
     * `evaluate(params, blocks)`, figures of merit of such labelled rows, by their bare names, such
       as "auc": what `dpsgd evaluate` prints, and of which `metrics` may be made;
     * `encode(rows)`, rows as `predict` takes them of rows as people have them, such as a table of

@@ -109,7 +109,11 @@ class PrepareCsv(FromFiles):
     """
 
     label: str = field(kw_only=True)
-    """Column to predict: 0 or 1, false or true."""
+    """Column to predict: 0 or 1, false or true, or two values that are declared."""
+    positive: str | None = None
+    """Value of the label that is to be predicted, where it is not 0 or 1; needs --negative."""
+    negative: str | None = None
+    """The other value of the label: neither is looked for in rows, which are private."""
     categories: tuple[str, ...] = ()
     """Columns whose values are hashed: texts, integers, booleans or dates."""
     numbers: tuple[str, ...] = ()
@@ -165,6 +169,10 @@ class PrepareTfds:
     """Where data sets lie; by default where TensorFlow Datasets puts them."""
     label: str | None = None
     """Feature to predict; by default what the data set says, or "label"."""
+    positive: str | None = None
+    """Value of the label that is to be predicted, where it is not 0 or 1; needs --negative."""
+    negative: str | None = None
+    """The other value of the label."""
     leave_out: tuple[str, ...] = ()
     """Features not to read."""
     text_buckets: int = 1 << 16
@@ -210,7 +218,9 @@ def run(config: Prepare) -> None:
             case PrepareTfds(name, out):
                 from experiments.tasks.clicks.tfds import source as tfds_source
 
-                options = {k: v for k, v in vars(config.format).items() if k not in ("name", "out")}
+                options = dict(vars(config.format), classes=_classes(config.format))
+                for option in ("name", "out", "positive", "negative"):
+                    del options[option]
                 rows = tfds_source.prepare(name, out, progress=progress, **options).num_rows
             case PrepareSynthetic(out, like, num_rows, seed, raw):
                 write = synthetic.write_raw if raw else synthetic.write_store
@@ -219,7 +229,26 @@ def run(config: Prepare) -> None:
                 rows = summary.rows
                 console.line(f"best reachable AUC: {summary.bayes_auc:.4f}")
                 console.line(f"on the test rows: {summary.test_bayes_auc:.4f}")
-        console.line(f"{counted(rows, 'row')} in {config.format.out}")
+        console.line(f"{counted(rows, 'row')} in {config.format.out}{_parts(config.format.out)}")
+
+
+def _parts(out: Path) -> str:
+    """Returns how many rows each split of a store has; nothing of a raw file."""
+    from experiments.tasks.clicks.store import Store
+
+    if not out.is_dir():
+        return ""
+    store = Store.open(out)
+    return ": " + ", ".join(f"{store.rows(split):,} {split}" for split in store.splits)
+
+
+def _classes(asked: PrepareCsv | PrepareTfds) -> tuple[str, ...]:
+    """Returns the values of the label that mean 0 and 1, if they were declared."""
+    if asked.positive is None or asked.negative is None:
+        if asked.positive != asked.negative:
+            raise ValueError("--positive and --negative are given together")
+        return ()
+    return asked.negative, asked.positive
 
 
 def _prepare_raw(
@@ -254,6 +283,7 @@ def _prepare_csv(asked: PrepareCsv, console: Console, progress: Callable[[int], 
             buckets=asked.buckets,
             transform=asked.transform,
             missing=asked.missing,
+            classes=_classes(asked),
         )
     )
     if runner is None:

@@ -23,6 +23,9 @@ class ScoreConfig:
     .gz) or a store."""
     out: Path
     """File to create, with a header and one line a row; compressed if it ends in .gz."""
+    key: str | None = None
+    """Column of a table to write beside each prediction, such as an identifier; no feature need
+    it be."""
     split: Literal["train", "validation", "test"] | None = None
     """Which rows of a store; by default all of them."""
     task: str | None = None
@@ -43,10 +46,14 @@ def run(config: ScoreConfig) -> None:
         RunDirectory.refuse_existing(config.out)
         model = read_model(config.model, task=model_task(config.task), kinds=TASKS)
         name = model.description.get("prediction", "prediction")
+        keys = None
+        if config.key is not None:
+            keys = config.key, model.keys(config.data, config.key)
         rows, undefined = write_predictions(
             config.out,
             model.predictions(config.data, split=config.split),
             name=name,
+            keys=keys,
             progress=lambda rows: console.progress(f"{rows:,} rows"),
         )
         console.line(f"{counted(rows, 'row')} scored: {config.out}")

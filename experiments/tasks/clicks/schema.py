@@ -96,7 +96,7 @@ class Schema:
     """Names of the feature columns and the bucket count (a power of two) of each categorical one.
 
     The label is always one column of zeros and ones. A data set without numeric columns has
-    ``integers = ()``. The last three fields are of data whose files name their columns, and which
+    ``integers = ()``. The last four fields are of data whose files name their columns, and which
     have no format of their own.
     """
 
@@ -110,6 +110,8 @@ class Schema:
     """What becomes of numbers: ``sign(x) * log1p(|x|)``, or nothing."""
     missing: tuple[str, ...] = ()
     """Texts that stand for a missing value, beside the empty one."""
+    classes: tuple[str, ...] = ()
+    """Texts of the label that mean 0 and 1, as they were declared; none where it is 0 or 1."""
 
     def __post_init__(self) -> None:
         if not self.categories and not self.integers:
@@ -118,6 +120,11 @@ class Schema:
             raise ValueError(
                 f"schema {self.name!r} has {len(self.categories)} categorical columns but "
                 f"{len(self.buckets)} bucket counts"
+            )
+        if self.classes and (len(self.classes) != 2 or len({*self.classes, ""}) != 3):
+            raise ValueError(
+                "two different texts of the label are declared, one --positive and one --negative, "
+                f"not {' and '.join(map(ascii, self.classes))}"
             )
         for column, count in zip(self.categories, self.buckets, strict=True):
             check_power_of_two(f"bucket count of {column}", count)

@@ -91,6 +91,18 @@ class ClickModels:
             for block in store.blocks(name)
         )
 
+    def keys(self, path: Path, column: str) -> Iterator[str]:
+        """Returns what a column of a table says of each row, as text; see `Task.keys`.
+
+        Raises:
+          ValueError: if the rows are in no file of a table, or it has no such column.
+        """
+        if path.is_dir() or not self.schema.label:
+            raise ValueError(f"{path}: only tables, in CSV, TSV or Parquet files, have keys")
+        from experiments.tasks.clicks.tabular.format import TableFormat
+
+        return TableFormat(self.schema).texts(path, column)
+
     def encode(self, rows: Mapping[str, Any]) -> PyTree:
         """Returns rows of raw values as columns that the model reads.
 

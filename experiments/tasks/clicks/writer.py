@@ -105,6 +105,11 @@ class PartialStore:
 
         `shards` are {"rows": rows, "files": {column: {"name": name, "sha256": digest}}}.
         """
+        if empty := [name for name, (begin, end) in splits.items() if begin == end]:
+            raise StoreError(
+                f"{self.out} would have no {' and no '.join(empty)} rows, of {num_rows:,} in all: "
+                "give more rows, or other fractions (--split); nothing was left behind"
+            )
         manifest = {
             "format": FORMAT,
             "version": VERSION,

@@ -2,7 +2,8 @@
 
 What a column may hold:
 
-- the label: 0 and 1 as integers, floats, booleans or texts; true and false as texts; never missing;
+- the label: 0 and 1 as integers, floats, booleans or texts; true and false as texts; or two texts,
+  integers or dates that were declared; never missing;
 - a number: an integer, a float, a decimal, or a text that is one; finite, NaN is missing;
 - a category: a text or other bytes, an integer (as its decimal digits), a boolean (as true or
   false), or a date (as 2026-01-31). Floats and times are refused: writers do not agree on how they
@@ -72,7 +73,7 @@ def encode(
     """
     columns: Columns = {}
     if labelled:
-        columns["label"] = _labels(_plain(batch[schema.label]), schema.label)
+        columns["label"] = _labels(_plain(batch[schema.label]), schema)
     numbers = [_numbers(_plain(batch[name]), name, schema) for name in schema.integers]
     ids = [
         _ids(_plain(batch[name]), name, feature, schema, hash_seed)
@@ -109,9 +110,15 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
 
 
-def _labels(array: pa.Array, column: str) -> np.ndarray:
-    kind = array.type
-    if pa.types.is_string(kind):
+def _labels(array: pa.Array, schema: Schema) -> np.ndarray:
+    kind, column, wanted = array.type, schema.label, "0 or 1"
+    if schema.classes:
+        wanted = " or ".join(map(ascii, schema.classes))
+        if not pa.types.is_string(kind) and not any(test(kind) for test in _SPELLED_ONE_WAY):
+            raise _type_error(column, kind, f"{wanted}, or what is spelled so")
+        index = pc.index_in(array.cast(pa.string()), value_set=pa.array(schema.classes))
+        labels, wrong = _filled(index, 0).astype(np.uint8), index.is_null()
+    elif pa.types.is_string(kind):
         index = pc.index_in(array, value_set=_LABEL_TEXTS)
         known = _filled(index, 0)
         labels, wrong = _LABEL_VALUES[known], index.is_null()
@@ -122,7 +129,7 @@ def _labels(array: pa.Array, column: str) -> np.ndarray:
         labels, wrong = np.zeros(len(array), np.uint8), np.ones(len(array), bool)
     else:
         raise _type_error(column, kind, "0 or 1")
-    _refuse(np.asarray(wrong), array, column, "0 or 1")
+    _refuse(np.asarray(wrong), array, column, wanted)
     return labels
 
 

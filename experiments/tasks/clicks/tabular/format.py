@@ -38,16 +38,18 @@ def table_schema(
     buckets: Sequence[int] = (BUCKETS,),
     transform: Literal["log1p", "none"] = "log1p",
     missing: Sequence[str] = (),
+    classes: Sequence[str] = (),
 ) -> Schema:
     """Return the schema of a table with these columns.
 
     Args:
-        label: Column to predict, of zeros and ones.
+        label: Column to predict, of zeros and ones or of two declared classes.
         categories: Columns whose values are hashed.
         numbers: Columns of numbers.
         buckets: Hash buckets, a power of two: one for all categories, or one for each.
         transform: What becomes of numbers: ``sign(x) * log1p(|x|)``, or nothing.
         missing: Texts that stand for a missing value, beside the empty one.
+        classes: Texts of the label that mean 0 and 1, where it is not zeros and ones.
 
     Raises:
         ValueError: a column is named twice, or none is a feature; or the buckets do not fit.
@@ -76,6 +78,7 @@ def table_schema(
         label=label,
         transform=transform,
         missing=tuple(missing),
+        classes=tuple(classes),
     )
 
 
@@ -153,6 +156,21 @@ class TableFormat:
         file = open_table(Path(source), self._wanted(labelled))
         return self._blocks([file], hash_seed, labelled)
 
+    def texts(self, path: Path, column: str) -> Iterator[str]:
+        """Return the values of any column of a file as texts, in file order; null is empty.
+
+        Raises:
+            DataError: the file cannot be read, or has no such column.
+        """
+        file = open_table(path, [column])
+        # The columns of `read`, so that both see the same rows and refuse the same ones.
+        wanted = [column, *(name for name in self._wanted(labelled=False) if name != column)]
+        return (
+            "" if value is None else value
+            for batch in file.batches(wanted)
+            for value in _texts(batch[column], column).to_pylist()
+        )
+
     def encode(self, rows: Mapping[str, Any], *, hash_seed: int = 0) -> Columns:
         """Return rows of a table as the columns that a file with the same rows has, unlabelled.
 
@@ -209,6 +227,14 @@ class TableFormat:
     def open(self, path: Path) -> TableFile:
         """Open a file whose rows have labels; a DataError if it lacks a column."""
         return open_table(path, self._wanted(labelled=True))
+
+
+def _texts(array: pa.Array, column: str) -> pa.Array:
+    """Return a column as texts."""
+    try:
+        return array.cast(pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise ValueError(f"column {column} holds {array.type}, which is no text") from None
 
 
 def _array(values: Any, column: str) -> pa.Array:

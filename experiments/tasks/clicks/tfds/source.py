@@ -55,6 +55,7 @@ def prepare(
     label: str | None = None,
     leave_out: Collection[str] = (),
     text_buckets: int = BUCKETS,
+    classes: Collection[str] = (),
     hash_seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Store:
@@ -67,6 +68,7 @@ def prepare(
         label: Feature to predict; by default what the data set says, or "label".
         leave_out: Features not to read.
         text_buckets: Hash buckets of a text, a power of two; see the note on *Nothing is learned*.
+        classes: Values of the label that mean 0 and 1, where it is not 0 or 1.
         hash_seed: Public seed of the hash of categories.
         progress: Called with the number of rows done, now and then.
 
@@ -78,9 +80,9 @@ def prepare(
     metadata = dict(builder.info.metadata or {})
     reader: _Blocks | _Rows
     if "schema" in metadata:
-        reader = _Blocks.of(builder, metadata, hash_seed, bool(label or leave_out))
+        reader = _Blocks.of(builder, metadata, hash_seed, bool(label or leave_out or classes))
     else:
-        reader = _Rows.of(builder, label, leave_out, text_buckets, hash_seed)
+        reader = _Rows.of(builder, label, leave_out, text_buckets, tuple(classes), hash_seed)
     with StoreWriter(out, reader.schema, hash_seed=hash_seed) as writer:
         for split in filter(builder.info.splits.__contains__, SPLITS):
             done = 0
@@ -147,6 +149,7 @@ class _Rows:
         label: str | None,
         leave_out: Collection[str],
         text_buckets: int,
+        labels: tuple[str, ...],
         hash_seed: int,
     ) -> _Rows:
         import tensorflow_datasets as tfds
@@ -182,6 +185,7 @@ class _Rows:
             categories=tuple(buckets),
             buckets=tuple(buckets.values()),
             label=label,
+            classes=labels,
         )
         return cls(builder, schema, tuple(classes), hash_seed)
 

@@ -46,7 +46,7 @@ def contents(directory):
     return sorted(p.name for p in directory.iterdir())
 
 
-@pytest.mark.parametrize("rows", [1, 9, 10, 11, 200])
+@pytest.mark.parametrize("rows", [6, 9, 10, 11, 200])
 @pytest.mark.parametrize("rows_per_shard", [1 << 26, 64, 7])
 @pytest.mark.parametrize("block", [1000, 13])
 def test_what_is_written_is_read_back_wherever_shards_and_blocks_end(

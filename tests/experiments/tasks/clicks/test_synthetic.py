@@ -222,7 +222,7 @@ def test_no_other_score_beats_the_planted_probabilities_and_a_simple_one_learns_
     assert 0.68 < learned < best - 0.02
 
 
-@pytest.mark.parametrize("rows", [1, 9, CHUNK])
+@pytest.mark.parametrize("rows", [6, 9, CHUNK])
 def test_any_number_of_rows_can_be_written(rows, tmp_path):
     seen = []
     store, _ = write_store(tmp_path / "s", rows, 0, progress=seen.append)

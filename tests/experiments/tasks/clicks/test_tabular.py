@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import tracemalloc
 from pathlib import Path
@@ -251,6 +252,75 @@ def test_numbers_may_stay_as_they_are_and_words_may_be_missing(tmp_path):
     path.write_text("y,c,x\n1,a,3.5e38\n")
     with pytest.raises(DataError, match=r"line 2, column x: found '3.5e38', .* at most 3.4e\+38"):
         read(path, schema)
+
+
+CLASSES = {
+    "text": (["<=50K", ">50K"], [">50K", "<=50K"], "found '50K', expected '<=50K' or '>50K'"),
+    "number": (["1", "2"], ["2", "1"], "found '0', expected '1' or '2'"),
+    "reversed": (["1", "0"], ["0", "1"], "found '2', expected '1' or '0'"),
+}
+
+
+@pytest.mark.parametrize(("classes", "labels", "said"), CLASSES.values(), ids=CLASSES)
+def test_a_label_is_of_two_classes_that_were_declared(tmp_path, classes, labels, said):
+    schema = table_schema("y", categories=("c",), classes=classes)
+    path = tmp_path / "t.csv"
+    path.write_text("c,y\n" + "".join(f"a,{label}\n" for label in labels))
+    assert read(path, schema)["label"].tolist() == [1, 0]
+    if classes[0].isdigit():
+        pq.write_table(pa.table({"c": ["a", "b"], "y": [*map(int, labels)]}), tmp_path / "p")
+        assert read(tmp_path / "p", schema)["label"].tolist() == [1, 0]
+    path.write_text(f"c,y\na,{labels[0]}\nb,{said.split(chr(39))[1]}\n")
+    with pytest.raises(DataError, match=re.escape(f"t.csv, line 3, column y: {said}")):
+        read(path, schema)
+
+
+@pytest.mark.parametrize("classes", [("a",), ("a", "a"), ("a", ""), ("a", "b", "c")])
+def test_classes_are_two_different_texts(classes):
+    with pytest.raises(ValueError, match="two different texts of the label are declared"):
+        table_schema("y", categories=("c",), classes=classes)
+
+
+def test_a_table_of_declared_classes_is_prepared_trained_on_evaluated_and_scored(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=600)
+    rows = [f'"k, {i}",{v:.3f},{">50K" if v > 0 else "<=50K"}' for i, v in enumerate(x)]
+    table, store, run = tmp_path / "t.csv", tmp_path / "store", tmp_path / "run"
+    table.write_text("\n".join(["id,x,y", *rows]) + "\n")
+    prepare = ["prepare", "csv", str(table), str(store), "--label", "y", "--numbers", "x"]
+    assert cli.main([*prepare, "--positive", ">50K"]) == 2
+    assert "--positive and --negative are given together" in capsys.readouterr().err
+    assert cli.main([*prepare, "--positive", ">50K", "--negative", "<=50K"]) == 0
+    splits = ("train", "validation", "test")
+    shown = ", ".join(f"{Store.open(store).rows(split)} {split}" for split in splits)
+    assert capsys.readouterr().out.endswith(f"600 rows in {store}: {shown}\n")
+    words = ["train", str(store), "sampler:poisson", "--non-private", "--out", str(run)]
+    assert cli.main([*words, "--batch-size", "20", "--epochs", "5", "--hidden", "4"]) == 0
+    capsys.readouterr()
+    assert cli.main(["evaluate", str(run), str(table)]) == 0
+    assert float(re.search(r"^auc: (.*)$", capsys.readouterr().out, re.M)[1]) > 0.9
+    out = tmp_path / "scores.csv"
+    assert cli.main(["score", str(run), str(table), "--out", str(out), "--key", "id"]) == 0
+    with out.open(newline="") as file:
+        header, *scores = csv.reader(file)
+    assert header == ["id", "probability"]
+    assert [key for key, _ in scores] == [f"k, {i}" for i in range(600)]
+    assert np.corrcoef(x > 0, [float(p) for _, p in scores])[0, 1] > 0.5
+    out.unlink()
+    assert cli.main(["score", str(run), str(table), "--out", str(out), "--key", "no"]) == 2
+    assert "has no column no" in capsys.readouterr().err
+    assert cli.main(["score", str(run), str(store), "--out", str(out), "--key", "id"]) == 2
+    assert "only tables, in CSV, TSV or Parquet files, have keys" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_split_without_rows_is_refused_by_its_name_and_leaves_nothing(tmp_path, capsys):
+    (tmp_path / "t.csv").write_text("x,y\n1,0\n2,1\n3,1\n")
+    words = ["prepare", "csv", str(tmp_path / "t.csv"), str(tmp_path / "store")]
+    assert cli.main([*words, "--label", "y", "--numbers", "x", "--order", "chronological"]) == 2
+    said = capsys.readouterr().err
+    assert "would have no validation rows, of 3 in all: give more rows" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
 @pytest.mark.parametrize(
