@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import checked_types
 import hypothesis
 import pytest
+from long_tier import pytest_addoption, pytest_configure  # noqa: F401 - they are pytest's
 
 # What one of the tests' many processes compiles, the others need not: neither files, also where the
 # environment forbids to keep them, nor JAX programs. What measures compiling opts out.

@@ -1,0 +1,99 @@
+"""How long tests are run in parts: begun anywhere, left at a time, or gone on with.
+
+`scripts/test` says when. A test that is left is skipped and counted as such, and is no failure.
+"""
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+LEFT = "left: the time for long tests is over"
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("long tests, in parts")
+    group.addoption("--begin", type=int, help="the number of the test to begin with, modulo all")
+    group.addoption("--until", type=float, help="when the rest is left, in seconds since 1970")
+    group.addoption("--passed", type=Path, help="file of tests that passed: not run again")
+
+
+def pytest_configure(config):
+    begin, until, passed = map(config.getoption, ("begin", "until", "passed"))
+    if begin is not None:
+        config.pluginmanager.register(Begin(begin))
+    if until is not None:
+        config.pluginmanager.register(Until(until))
+    if passed is not None:
+        config.pluginmanager.register(Passed(passed, keeps=not hasattr(config, "workerinput")))
+
+
+class Begin:
+    """Begins with one test, goes on in order, and comes to those before it in the end."""
+
+    def __init__(self, number):
+        self.number = number
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        first = self.number % max(len(items), 1)
+        items[:] = items[first:] + items[:first]
+
+
+class Until:
+    """Leaves the test that runs at a time, and all after it; says what ran and what is left."""
+
+    def __init__(self, until):
+        self.until = until
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item):
+        own = item.get_closest_marker("timeout")
+        limit = own.args[0] if own else float(item.config.getini("timeout") or "inf")
+        remaining = max(self.until - time.time(), 0.1)
+        item.add_marker(pytest.mark.timeout(min(limit, remaining)), append=False)
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self):
+        if time.time() >= self.until:
+            pytest.skip(LEFT)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        report = yield
+        if report.failed and time.time() >= self.until and "Timeout (>" in str(call.excinfo.value):
+            report.outcome, report.longrepr = "skipped", (str(item.path), None, LEFT)
+        return report
+
+    def pytest_terminal_summary(self, terminalreporter):
+        ran, left = Counter(), Counter()
+        for kind in ("passed", "failed", "error", "skipped"):
+            for report in terminalreporter.stats.get(kind, ()):
+                is_left = report.skipped and LEFT in report.longrepr[2]
+                (left if is_left else ran)[report.nodeid.partition("::")[0]] += 1
+        terminalreporter.section(f"{ran.total()} long tests ran, {left.total()} are left")
+        for file in dict.fromkeys([*ran, *left]):
+            terminalreporter.write_line(f"{ran[file]:4} ran, {left[file]:4} left: {file}")
+
+
+class Passed:
+    """Leaves out the tests that a file names, and adds the names of those that pass."""
+
+    def __init__(self, file, *, keeps):
+        self.file, self.keeps = file, keeps
+        self.names = set(file.read_text().splitlines()) if file.exists() else set()
+        self.failed = set()
+
+    def pytest_collection_modifyitems(self, config, items):
+        done = [item for item in items if item.nodeid in self.names]
+        items[:] = [item for item in items if item.nodeid not in self.names]
+        config.hook.pytest_deselected(items=done)
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.failed.add(report.nodeid)
+        elif self.keeps and report.when == "teardown" and report.nodeid not in self.failed:
+            with self.file.open("a") as file:
+                file.write(f"{report.nodeid}\n")
