@@ -71,11 +71,12 @@ class Until:
         ran, left = Counter(), Counter()
         for kind in ("passed", "failed", "error", "skipped"):
             for report in terminalreporter.stats.get(kind, ()):
-                is_left = report.skipped and LEFT in report.longrepr[2]
+                is_left = kind == "skipped" and LEFT in report.longrepr[2]
                 (left if is_left else ran)[report.nodeid.partition("::")[0]] += 1
         terminalreporter.section(f"{ran.total()} long tests ran, {left.total()} are left")
-        for file in dict.fromkeys([*ran, *left]):
-            terminalreporter.write_line(f"{ran[file]:4} ran, {left[file]:4} left: {file}")
+        for file, count in ran.items():
+            terminalreporter.write_line(f"{count:4} ran, {left.pop(file, 0):4} left: {file}")
+        terminalreporter.write_line(f"{left.total():9} left in {len(left)} others")
 
 
 class Passed:
