@@ -161,6 +161,10 @@ def _begun(
     config.check_sizes(rows[1].num_examples)
     progress("checking the data")
     _check_data(task, None)
+    progress(
+        "note: accounting, compiling and the audit come first, about half a minute for a small "
+        "model; then it trains, and says how long that takes"
+    )
     how = task, config, name, rows, limit, placement, stages, progress
     job, planned, record, digest, audit = _prepared(*how)
     if limit is not None and limit.exceeded(job.config):

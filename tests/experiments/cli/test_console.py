@@ -64,6 +64,24 @@ def test_what_takes_long_is_seen_to_go_on_in_a_terminal(stderr, seconds, shown, 
     assert ("pricing" in stderr.getvalue()) == shown
 
 
+def test_in_a_pipe_plain_lines_on_stderr_say_what_goes_on_ever_farther_apart(monkeypatch, capsys):
+    monkeypatch.setattr(console, "EVERY", 0.2)
+    with Console() as shown:
+        shown.progress("7 of 9 epsilons")
+        time.sleep(0.9)  # after .2 and .6 s
+        shown.line("the answer")
+    with going_on("pricing"):
+        time.sleep(0.3)
+    with Console(quiet=True) as shown:
+        shown.progress("of another process")
+        time.sleep(0.3)
+    time.sleep(0.3)
+    said = capsys.readouterr()
+    assert said.out == "the answer\n"
+    lines = ["7 of 9 epsilons (0 s in all)", "7 of 9 epsilons (1 s in all)", "pricing (0 s in all)"]
+    assert said.err.splitlines() == lines
+
+
 def interrupted_work():
     with going_on("pricing"):
         time.sleep(0.3)
