@@ -29,7 +29,7 @@ from dpsgd.runs import budget, calibration, correlation, report, settings, table
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_name
 from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
-from dpsgd.runs.environment import environment
+from dpsgd.runs.environment import environment, origin
 from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import NO_HEAD, Generation, History, check_same_noise
@@ -671,7 +671,8 @@ def _finish(
                 ),
             }
             folder.write_json("guarantee.json", guarantee)
-            folder.write_text("report.md", report.markdown(record, folder.read_json("config.json")))
+            config = folder.read_json("config.json")
+            folder.write_text("report.md", report.markdown(record, config, origin()))
             folder.write_json("report.json", record)
             folder.forget()
     return processes.share(record, patience=math.inf)
