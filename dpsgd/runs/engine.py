@@ -211,6 +211,9 @@ def _prepared(
     )
     job = Job.of(task, config, rows=rows, placement=placement)
     job.check_rows()
+    sampler = job.mechanism.sampler
+    if weak := report.weak_signal(job.mechanism.signal_to_noise, sampler.num_examples):
+        progress(f"note: {weak}")
     insecure = config.insecure_seed is not None
     lazy = job.algorithm.tables is not None
     how: dict[str, Any] = {"reproducible_noise": insecure, "lazy_tables": lazy}

@@ -78,6 +78,29 @@ def divergence(record: dict[str, Any]) -> str | None:
     )
 
 
+LEAST_SIGNAL = 1000.0
+"""Of a run whose model can be relied on, see `Mechanism.signal_to_noise`. Measured on 455 to 8,800
+rows at epsilon 1, 3 and 8. Below it AUC was 0.65 to 0.86 on Adult, 0.58 to 0.68 on Criteo, 0.37 to
+0.72 on Bank and 0.02 to 0.65 on the breast cancer data; from 2,000 on it was 0.68 at least."""
+
+
+def weak_signal(ratio: float | None, num_examples: int) -> str | None:
+    """Returns, in a line, that noise outweighs what so few rows can teach; None if it does not.
+
+    Args:
+      ratio: `Mechanism.signal_to_noise`; None is infinite.
+      num_examples: Training rows.
+    """
+    if ratio is None or ratio >= LEAST_SIGNAL:
+        return None
+    return (
+        f"{num_examples:,} rows are few for this much noise: even if all of them agreed, their "
+        f"gradients would add up to {ratio:,.0f} times the noise, and below {LEAST_SIGNAL:,.0f} "
+        "some models have learned nothing. Take more rows or a larger epsilon, and do not trust "
+        "the model without a test"
+    )
+
+
 def interval(record: dict[str, Any]) -> str:
     """Returns the epsilon interval of a run's `record`, or "none" where nothing is guaranteed."""
     if record["epsilon_upper"] is None:
@@ -209,9 +232,9 @@ def _speed(record: dict[str, Any]) -> str:
 
 
 def _outcome(record: dict[str, Any]) -> str:
-    """Returns a paragraph on a training that diverged, or nothing."""
-    diverged = divergence(record)
-    return f"**{diverged[0].upper()}{diverged[1:]}.**\n\n" if diverged else ""
+    """Returns a paragraph on a training that diverged or is mostly noise, or nothing."""
+    found = divergence(record), weak_signal(record["signal_to_noise"], record["num_examples"])
+    return "".join(f"**{line[0].upper()}{line[1:]}.**\n\n" for line in found if line)
 
 
 def _choice(config: Mapping[str, Any]) -> str:

@@ -173,6 +173,10 @@ def _glance(
             f"The training of {report.plain(', '.join(diverged))} diverged: what is not finite is "
             "undefined, and not drawn."
         )
+    for name, run in runs.items():
+        record = run.record
+        if weak := report.weak_signal(record["signal_to_noise"], record["num_examples"]):
+            parts.append(f"Of {report.plain(name)}: {weak}.")
     drawn = [run for run in runs.values() if run.record["metrics"].get(headline.name) is not None]
     private = [run for run in drawn if _is_guaranteed(run)]
     plain = [run for run in drawn if not run.record["noise_multiplier"]]

@@ -130,6 +130,7 @@ def test_every_run_has_its_guarantee_interval_and_command_on_the_page(runs, page
     assert text.count("zero-out adjacency, unit: one example") == 2
     assert "NO GUARANTEE: no noise was added" in text
     assert MEANING in text
+    assert re.findall(r"^Of (\w+): 160 rows are few", text, re.MULTILINE) == ["private", "shuffled"]
     assert MEANING not in overview(runs[2:]).markdown  # there is none to explain
     for run in runs:
         assert re.search(rf"^dpsgd train .* --out {run.name}\b", text, re.MULTILINE)
