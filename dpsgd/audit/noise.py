@@ -1,35 +1,25 @@
-"""The law of the noise, in every leaf and at every step that is run, by the program that trains.
+"""The noise of the program that trains, compared with what key, step and place give.
 
-What is added to a sum is seen where the sum is known: that of a batch of nobody is 0, and under
-C 2^-k and sigma 2^k, which are arguments of the program, that of a full batch is next to 0 and the
-noise is the same. Where both are the run's own, two releases of one batch under different keys have
-a difference in which the sum cancels: noise of variance 2. sigma and C are those of the
-configuration, never those that the program is given.
-
-Two kinds of looks are taken. Blocks of the run, a full one and the last, run as in training
-(`train_blocks`, with the sampler's batches), and show some coordinates of every leaf after every
-step. Single steps, some of them 2^k before and after the first, show all coordinates.
-
-Noise that is correlated over steps is whitened first, and what whitens it must be a matrix of the
-bands and columns that are priced.
+The audit holds the key, so it computes the noise again (`dpsgd.audit.reference`) and compares
+releases with it, coordinate by coordinate. A sum is known where a batch is empty, where C is far
+below the noise, and where it cancels in two releases of one batch under different keys. sigma and C
+are those of the configuration. Releases hold M^-1 z, where the noise states M (`Noise.whiten`),
+which must have the bands and columns that are priced. A noise that takes z from a generator of its
+own states z too (`Noise.fresh`), whose law is then tested.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
-import operator
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy import linalg, special
 
-from dpsgd.audit.blocks import PADDED
-from dpsgd.audit.checks import FALSE_ALARM, Check, Several, variance_pvalue
+from dpsgd.audit import reference
+from dpsgd.audit.checks import FALSE_ALARM, Check, Several
 from dpsgd.audit.normal import (
     Counts,
     Repeats,
@@ -40,540 +30,340 @@ from dpsgd.audit.normal import (
     magnitudes,
 )
 from dpsgd.audit.program import AuditedProgram
+from dpsgd.audit.sums import loud
 from dpsgd.noise.keys import ROOT_BYTES, RootKey
-from dpsgd.training.loop import WATCHED
-from dpsgd.training.mechanism import SCALES, Mechanism
+from dpsgd.training.loop import repeats_exactly
+from dpsgd.training.mechanism import Mechanism
 
-_ALIGNED = 96  # watched coordinates that are a leaf's first; the others lie anywhere
-_DRAWS = 2**18  # wanted of single steps: resolves 1 % of sigma
-_STEPS = 16  # most that are taken for it
-_FEW = 2**13  # of fewer draws, steps of other generations are taken too: resolves 5 % of sigma
-_GENERATIONS = 512  # at most
-_ROWS = 2**20  # whose gradients are formed for these, about
-_TAIL = 4  # steps of a last block, where the run's is a full one
-_LARGE = 2**22  # coordinates of a model of which fewer steps are taken
-_EXACT = 7  # binary orders by which those of exact noise, which is slow, are fewer
-_SAMPLE = 2**14  # of each leaf: what is compared with the law
-_LAGGED = 2**22  # of each leaf: what is compared with itself
-_CELL = 2.0**-18  # of the grid of noise in float32, in standard deviations, at most
-_COARSE = 2.0**-6  # cells that are too coarse for a comparison with a density
-_FINE = 2.0**-10  # cells that are so fine that 0 is rare
-_OTHERS = 2  # generations before those that are looked at for more draws
+NOISE = "noise is what key, step and place give, in every leaf"
+MATRIX = "noise has the bands and the columns that were claimed"
+KEYS = "other generations and roots have other keys"
+FULL = "full batches have noise at every C"
+LAW = "noise of another generator is normal and independent"
+
+WATCHED_NOISE = 2.0**-16
+"""Standard deviations by which noise may be off: float32 errs by some 2^-20, its grid by 2^-18."""
+
+_EVERY = 2**21  # coordinates of a release that are compared, where there are more
+_FEW = 2**18  # of one of several steps
+_COARSE = 2.0**-6  # of the noise, beyond which the sum's own rounding hides it
 _MATRIX = 256  # steps of which M is looked at
+_PADDED = 2**14  # first steps in which a matrix may be any, and not Toeplitz alone
+_CELL = 2.0**-18  # of the grid of noise in float32, in standard deviations, at most
+_FINE = 2.0**-10  # cells that are so fine that 0 is rare
+_DRAWS = 2**17  # of z that a noise states, in one array: resolves 1 % of sigma
+_OTHERS = 2**13  # in arrays of other keys, steps and leaves
 
 
 def noise_checks(program: AuditedProgram) -> list[Check]:
-    """Checks deviation, law and independence of the noise, and what its law costs."""
-    return _Looks(program).checks()
+    """Checks the noise of single steps, what it costs, and the law of z that a noise states."""
+    expected = ExpectedNoise(program)
+    checks = [keys_check(program.mechanism, program.root), _matrix_check(program, expected)]
+    if expected.singular:
+        return [*checks, Check(NOISE, False, "the noise states a matrix M that has no inverse")]
+    return checks + _Looks(program, expected).checks() + expected.law_checks()
 
 
-class _Steps(NamedTuple):
-    """Watched coordinates of steps, whitened and in standard deviations."""
+class ExpectedNoise:
+    """The noise that a program must add, in standard deviations.
 
-    steps: range
-    leaves: list[np.ndarray]
-    """float64[generations * steps, coordinates] each."""
-    generations: int = 1
+    Attributes:
+      allowed: How far it may be off, in standard deviations.
+      singular: Whether the matrix that the noise states has no inverse: then it is no noise's.
+      states: Whether the noise states its z itself.
+    """
+
+    def __init__(self, program: AuditedProgram):
+        self._program, self._noise = program, program.mechanism.noise
+        self._end = program.mechanism.sampler.num_steps
+        dense = [k for k in range(len(program.sizes)) if k not in program.tables]
+        self._number = {k: number for number, k in enumerate(dense)}
+        key, scales = self._key(program.mechanism, 0), program.mechanism.scales()
+        self.states = self._noise.fresh(key, 0, 0, 1, scales) is not None
+        self.start = self._noise.whiten(np.eye(min(self._end, _MATRIX)))
+        toeplitz = np.tril(linalg.toeplitz(self.start[:, 0]))
+        self._toeplitz = np.allclose(self.start, toeplitz, rtol=1e-6, atol=1e-12)
+        self.singular = not np.all(np.abs(np.diagonal(self.start)) > 2.0**-20)
+        if not self.singular:
+            inverse = linalg.solve_triangular(self.start, np.eye(len(self.start)), lower=True)
+            spread = float(np.sqrt(np.max(np.sum(np.square(inverse), axis=1))))
+            self.allowed = WATCHED_NOISE * max(1.0, spread)
+
+    def knows(self, steps: range) -> bool:
+        """Whether M is known in these steps, where they begin without history."""
+        return self._toeplitz or steps.start <= _PADDED
+
+    def places(self, leaf: int, most: int) -> np.ndarray:
+        """Returns coordinates of a release: both ends, those around 2^k, and one of each stretch.
+
+        Args:
+          leaf: Number of the leaf.
+          most: How many, at most.
+        """
+        size = self._program.sizes[leaf]
+        if size <= most:
+            return np.arange(size)
+        powers = 2 ** np.arange(size.bit_length() - 1)
+        ends = np.arange(max(1, most // 16))
+        some = np.concatenate([ends, size - 1 - ends, powers - 1, powers])[: most // 2]
+        rest = most - some.size  # a random one of each stretch of equal length
+        inside = np.random.default_rng(0).random(rest)
+        return np.concatenate([some, ((np.arange(rest) + inside) * size / rest).astype(np.int64)])
+
+    def of(
+        self,
+        steps: range,
+        leaf: int,
+        places: np.ndarray,
+        generation: int = 0,
+        mechanism: Mechanism | None = None,
+    ) -> np.ndarray:
+        """Returns the noise of steps that begin without history: float64[steps, places]."""
+        mechanism = mechanism or self._program.mechanism
+        z = self._fresh(mechanism, steps, leaf, places, generation)
+        if self._toeplitz:
+            column = self._noise.whiten(np.eye(len(steps), 1))[:, 0]
+            matrix = np.tril(linalg.toeplitz(column))
+        else:
+            unit = np.eye(steps.stop, len(steps), -steps.start)
+            matrix = self._noise.whiten(unit)[steps.start :]
+        return linalg.solve_triangular(matrix, z, lower=True)
+
+    def _fresh(
+        self, mechanism: Mechanism, steps: range, leaf: int, places: np.ndarray, generation: int
+    ) -> np.ndarray:
+        program, key = self._program, self._key(mechanism, generation)
+        if leaf in program.tables:
+            assert program.lent is not None
+            width = math.prod(program.shapes[leaf][1:])
+            places = program.lent.rows[leaf][places // width].astype(np.int64) * width + (
+                places % width
+            )
+            number, purpose = leaf, reference.STEP
+        else:
+            number, purpose = self._number[leaf], 0
+        if not self.states:
+            numbers = np.array(steps)[:, None]
+            return reference.normals(key, numbers, number, places, purpose)
+        of = number, program.sizes[leaf], mechanism
+        return np.stack([self._stated(key, step, *of)[places] for step in steps])
+
+    def _stated(
+        self, key: np.ndarray, step: int, leaf: int, size: int, mechanism: Mechanism
+    ) -> np.ndarray:
+        z = self._noise.fresh(key, step, leaf, size, mechanism.scales())
+        assert z is not None, "it states all of its z, or none"
+        return np.ravel(z)
+
+    def _key(self, mechanism: Mechanism, generation: int) -> np.ndarray:
+        return mechanism.noise_key(self._program.root, generation)
+
+    # Of z that the noise states.
+
+    def law_checks(self) -> list[Check]:
+        """Returns the check of the law of z, where the noise states it; else none."""
+        if not self.states:
+            return []
+        law, mechanism, names, vectors = Several(), self._program.mechanism, [], []
+        cell = law_of(mechanism)[1]
+        steps = {0, 1, *(2**k for k in range(self._end.bit_length())), self._end - 1}
+        of = [(0, 0, 0, _DRAWS), *((g, 0, 0, _OTHERS) for g in (1, 2, 3))]
+        of += [(0, step, 0, _OTHERS) for step in sorted(steps) if 0 < step < self._end]
+        of += [(0, 0, leaf, _OTHERS) for leaf in range(1, len(self._program.sizes))]
+        repeats = Repeats(sum(size for *_, size in of), 2 * (0.4 * cell + 2.0**-24))
+        digits = np.random.default_rng(0)  # in the place of those that the grid took away
+        for generation, step, leaf, size in of:
+            key = self._key(mechanism, generation)
+            z = self._stated(key, step, leaf, size, mechanism).astype(np.float32)
+            names.append(f"leaf {leaf} of step {step:,} under key {generation}")
+            vectors.append(z)
+            add_energies(law, z, names[-1])
+            add_lags(law, z, names[-1])
+            Counts(z).add_to(law, names[-1], cell)
+            repeats.add(z, names[-1])
+            if cell <= _COARSE:
+                smooth = z.astype(np.float64) + cell * digits.uniform(-0.5, 0.5, z.shape)
+                add_distribution(law, smooth, names[-1])
+        add_cosines(law, vectors, names)
+        if cell <= _FINE:  # of a coarse grid, magnitudes are not normal: 0 is common
+            add_cosines(law, [magnitudes(z) for z in vectors], names, " but for signs")
+        repeats.add_to(law)
+        quantile = -special.ndtri(FALSE_ALARM / 2 / law.count)
+        resolution = quantile / math.sqrt(2 * _DRAWS)
+        found = law.check(LAW, f"resolves {100 * resolution:.2g} % of sigma C")
+        return [found._replace(resolution=resolution)]
 
 
-class _Part(NamedTuple):
-    """What is kept of a leaf of a release."""
+class Comparison:
+    """Noise that was found, compared with what was expected; the first difference is told."""
 
-    square: float
-    counts: Counts
-    sample: np.ndarray
-    moved: float
-    """How far rounding moves it, in standard deviations."""
-    cast: float
-    """How far, relative to it."""
+    def __init__(self, name: str):
+        self.wrong, self.compared, self._name = "", 0, name
+        self._resolved: dict[int, float] = {}
+
+    def add(
+        self,
+        found: np.ndarray,
+        expected: np.ndarray,
+        allowed: Any,
+        where: str,
+        leaf: int = 0,
+    ) -> None:
+        """Compares arrays of one shape.
+
+        Args:
+          found: In standard deviations.
+          expected: Likewise.
+          allowed: By how much they may differ, an array or a number.
+          where: Which noise it is, in words.
+          leaf: Number of the leaf.
+        """
+        self.compared += expected.size
+        # A part that is missing everywhere shows where it is the largest beside what is allowed.
+        part = np.min(allowed / np.maximum(np.abs(expected), 2.0**-60), initial=1.0)
+        self._resolved[leaf] = min(float(part), self._resolved.get(leaf, 1.0))
+        with np.errstate(invalid="ignore", over="ignore"):
+            off = ~(np.abs(found - expected) <= allowed)  # of NaN, True
+            if off.any() and not self.wrong:
+                gain = float(np.vdot(found, expected) / np.vdot(expected, expected))
+                share = f"{np.count_nonzero(off):,} of {off.size:,} coordinates"
+                self.wrong = f"{where}: {share} are others, {gain:.4g} times the noise in the mean"
+
+    def check(self, detail: str = "") -> Check:
+        """Returns the check."""
+        worst = max(self._resolved.values(), default=0.0)
+        return Check(self._name, not self.wrong, self.wrong or detail, resolution=worst)
 
 
 class _Looks:
-    """The looks that are taken at a program's noise, and the tests that it goes through."""
+    """The looks that are taken at releases of single steps."""
 
-    def __init__(self, program: AuditedProgram):
-        self._program, self._mechanism = program, program.mechanism
-        self._noise = program.mechanism.noise
-        paths = jax.tree_util.tree_leaves_with_path(program.state.params)
-        self._names = [f"leaf {jax.tree_util.keystr(path)}" for path, _ in paths]
+    def __init__(self, program: AuditedProgram, expected: ExpectedNoise):
+        self._program, self._expected = program, expected
         self._everybody = np.arange(program.places) % program.units
-        self._drowned = drowned_mechanism(program.mechanism)
-        # Of tables whose noise comes late, rows that everybody reads together.
-        self._shapes = program.shapes
-        self._kept: list[Any] = [slice(None)] * len(paths)
+        self._first = program.first_step
+        self._drowned = drowned(program.mechanism)
+        self._found = Comparison(NOISE)
+        # Of tables, coordinates of rows that everybody reads together.
+        self._read: dict[int, np.ndarray] = {}
         for k, release in enumerate(program.release(self._everybody) if program.tables else ()):
             if k in program.tables:
-                read = np.any(release.reshape(self._shapes[k]), axis=_but_first(self._shapes[k]))
-                read &= self._drowned is not None
-                self._kept[k] = np.flatnonzero(np.repeat(read, math.prod(self._shapes[k][1:])))
-                self._shapes[k] = (int(np.count_nonzero(read)), *self._shapes[k][1:])
-        for k in program.frozen:  # `update_checks` looks at these
-            self._kept[k], self._shapes[k] = np.arange(0), (0, *self._shapes[k][1:])
-        self._sizes = [math.prod(shape) for shape in self._shapes]
-        # How far casting moves a release, relative to it: nothing beside the noise's own grid.
-        units = [float(jnp.finfo(dtype).eps) for dtype in program.dtypes]
-        self._casts = [unit / 2 if unit > 2.0**-20 else 0.0 for unit in units]
-        self._places = [_places(size) for size in self._sizes]
-        self._end = program.mechanism.sampler.num_steps
-        self._whitens = self._noise.bands == 1 or program.first_step <= PADDED
-        self._first = program.first_step if self._whitens else 0
-        # Of a coarse grid, magnitudes are not normal: 0 is common.
-        self._signless = _law_of(program.mechanism)[1] <= _FINE
-        large = _LARGE >> _EXACT if self._noise.exact else _LARGE
-        self._cheap = sum(self._sizes) <= large
-        self._linear = True  # what whitens is, as far as seen
-        self._energy, self._law, self._lags = Several(), Several(), Several()
-        self._square, self._draws = 0.0, 0  # of single steps, which are independent
-        self._unseen: list[str] = []
-        self._rng = np.random.default_rng(0)  # of digits that rounding took away
+                rows = release.reshape(program.shapes[k])
+                read = np.any(rows, axis=tuple(range(1, rows.ndim)))
+                self._read[k] = np.flatnonzero(np.repeat(read, math.prod(rows.shape[1:])))
 
     def checks(self) -> list[Check]:
-        """Takes all looks, and returns what was seen."""
-        drowned = self._drowned
-        blocks = self._blocks(drowned) if drowned else []
-        self._look_at_batches(drowned)
-        steps, repeats = self._look_at_steps(blocks)
-        others = self._look_at_generations(repeats)
-        looked_at = [*blocks, *steps]
-        draws = self._draws
-        scale = f"{math.sqrt(self._square / draws):.4g} sigma C over {draws:,} draws"
-        quantile = -special.ndtri(FALSE_ALARM / 2 / max(1, self._energy.count))
-        resolution = quantile / math.sqrt(2 * draws)
-        scale += f" (resolves {100 * resolution:.2g} %)"
-        tail = -special.ndtri(min(0.5, 10 / draws))
-        return [
-            _keys_check(self._mechanism, self._program.root),
-            self._energy.check(
-                "noise has standard deviation sigma C, in every leaf", scale
-            )._replace(resolution=resolution),
-            self._matrix_check(),
-            self._law.check("noise is normal", f"tails to {tail:.2g} sigma"),
-            self._steps_check(looked_at, others),
-            self._leaves_check(looked_at + others),
-            self._lags.check("noise of different coordinates is independent"),
-            repeats.check("no noise is used twice"),
-            *self._left_out(drowned),
-        ]
-
-    def _left_out(self, drowned: Mechanism | None) -> list[Check]:
-        """Returns what could not be looked at, and why."""
-        found = []
+        """Returns what was seen, and what could not be looked at."""
+        program, drowned = self._program, self._drowned
+        left_out = []
+        if not self._expected.knows(range(self._first, self._first + 1)):
+            why = f"M is no Toeplitz matrix, and looked at up to step {_PADDED:,}"
+            left_out.append(Check("noise of the steps to come", True, why, made=False))
+            self._first = 0
         if drowned is None:
-            why = f"C = {self._mechanism.l2_clip_norm:.3g} is next to the least there is"
-            found.append(("whole blocks have noise at every step", why))
-        if not self._whitens:
-            why = f"noise that is correlated is whitened up to step {PADDED:,}"
-            found.append(("a run that goes on does so with its noise", why))
-        if self._unseen:
-            why = f"{', '.join(self._unseen[:3])}: the sum leaves no digits"
-            found.append(("noise at full batches and the run's own C", why))
-        return [Check(name, True, why, made=False) for name, why in found]
-
-    # Looks at whole blocks.
-
-    def _blocks(self, drowned: Mechanism) -> list[_Steps]:
-        """Returns what a full block and the last show, their sums drowned.
-
-        With the last goes the one before it, which hands over to it, where that is cheap.
-        """
-        size = self._program.layout.block_steps
-        blocks = [self._block(drowned, self._first, min(size, self._end - self._first))]
-        reached = blocks[0].steps.stop
-        if reached < self._end:
-            last = (self._end - self._first) % size or min(_TAIL, size)
-            if self._cheap:
-                last += size
-            elif self._noise.exact:
-                last = min(last, _TAIL)
-            start = max(reached, self._end - last)
-            blocks.append(self._block(drowned, start, self._end - start))
-        for block in blocks:
-            self._look_at_block(block, drowned)
-        return blocks
-
-    def _block(self, drowned: Mechanism, start: int, count: int) -> _Steps:
-        if self._program.tables:
-            steps = range(start, start + count)
-            sums = self._of_one_batch(steps, generation=0)
+            why = f"C = {program.mechanism.l2_clip_norm:.3g} is next to the least there is"
+            left_out.append(Check(FULL, True, why, made=False))
         else:
-            steps, sums = self._program.watched(start, count, drowned, coordinates=self._places)
-        stddev, _ = _law_of(drowned)
-        raw = [leaf / stddev for leaf in sums]
-        matrix, before = self._whitening(steps)
-        for leaf in raw:  # the noise says by itself what the matrix does
-            some = np.zeros((before + len(steps), min(8, leaf.shape[1])))
-            some[before:] = leaf[:, :8]
-            found, expected = self._noise.whiten(some)[before:], matrix @ leaf[:, :8]
-            self._linear &= bool(np.allclose(found, expected, atol=1e-6))
-        return _Steps(steps, [matrix @ leaf for leaf in raw])
+            self._look(self._everybody, drowned, self._first, 0, _EVERY)
+        unseen = self._look_at_own_scales()
+        if unseen:
+            names = ", ".join(self._program.names[k] for k in sorted(unseen)[:3])
+            why = f"{names}: the sum leaves no digits"
+            name = "noise at full batches and the run's own C"
+            left_out.append(Check(name, True, why, made=False))
+        steps = self._steps()
+        lazy = bool(program.tables and drowned)  # whose rows have noise where they are read
+        for number, step in enumerate(steps):
+            who = self._everybody if lazy else ()
+            without = () if lazy else program.tables
+            self._look(who, drowned if lazy else None, step, number, _FEW, without)
+        detail = f"{self._found.compared:,} coordinates, to {self._expected.allowed:.2g} sigma C; "
+        detail += f"steps {', '.join(f'{step:,}' for step in steps)}"
+        return [self._found.check(detail), *left_out]
 
-    def _of_one_batch(self, steps: range, generation: int) -> list[np.ndarray]:
-        """Returns what steps of nobody show; or of everybody, where that noises tables."""
-        program, shown = self._program, []
-        who = self._everybody if program.tables and self._drowned else ()
-        mechanism = self._drowned if len(who) else None
-        at = [
-            np.arange(size, dtype=np.int32)[kept][places]
-            for size, kept, places in zip(program.sizes, self._kept, self._places, strict=True)
-        ]
-        for start in range(steps.start, steps.stop, program.layout.block_steps):
-            here = range(start, min(steps.stop, start + program.layout.block_steps))
-            shown.append(
-                program.of_one_batch(who, here, mechanism, coordinates=at, generation=generation)
-            )
-        return [np.concatenate(leaf) for leaf in zip(*shown, strict=True)]
-
-    def _released(self, members: Any = (), mechanism: Mechanism | None = None, **how: Any) -> Any:
-        """Returns a release without rows of tables that everybody together does not read."""
-        release = self._program.release(members, mechanism, **how)
-        return [leaf[kept] for leaf, kept in zip(release, self._kept, strict=True)]
-
-    def _whitening(self, steps: range) -> tuple[np.ndarray, int]:
-        """Returns the rows and columns of M of these steps, and how many zeros go before them.
-
-        An audit begins them with noise that has seen nothing: as if it had been 0 until then.
-        """
-        before = steps.start if self._noise.bands > 1 else 0
-        unit = np.zeros((before + len(steps), len(steps)))
-        unit[before:] = np.eye(len(steps))
-        return self._noise.whiten(unit)[before:], before
-
-    def _look_at_block(self, block: _Steps, drowned: Mechanism) -> None:
-        first = block.steps.start
-        total = np.zeros(len(block.steps))
-        for leaf, name in zip(block.leaves, self._names, strict=True):
-            squares = np.sum(leaf**2, axis=1)
-            total += squares
-            where = functools.partial(_at_step, f"{name}, ", first)
-            self._energy.add(variance_pvalue(squares, leaf.shape[1]), where)
-            self._energy.add(variance_pvalue(squares.sum(), leaf.size), f"{name}, in a block")
-        every = np.concatenate(block.leaves, axis=1)
-        where = functools.partial(_at_step, "", first)
-        self._energy.add(variance_pvalue(total, every.shape[1]), where)
-        self._energy.add(variance_pvalue(total.sum(), every.size), "a block")
-        mean = every.sum(axis=1) / math.sqrt(every.shape[1])
-        where = functools.partial(_at_step, "mean, ", first)
-        self._law.add(special.erfc(np.abs(mean) / math.sqrt(2)), where)
-        if _law_of(drowned)[1] <= _COARSE:
-            smooth = [self._smooth(k, leaf, drowned) for k, leaf in enumerate(block.leaves)]
-            add_distribution(self._law, np.concatenate(smooth, axis=1), "a block")
-
-    # Looks at whole releases.
-
-    def _look_at_batches(self, drowned: Mechanism | None) -> None:
-        """Looks at the noise of full batches: with drowned sums, and at the run's own scales."""
-        program, mechanism = self._program, self._mechanism
-        if drowned:
-            noise = self._released(self._everybody, drowned, step=self._first)
-            self._look_at_batch(noise, drowned, "a full batch")
-        one, other = (
-            self._released(self._everybody, step=self._first, generation=g) for g in range(2)
-        )
-        stddev, cell = _law_of(mechanism)
-        rounding = [
-            2.0 * float(np.max(np.abs(leaf), initial=0)) * max(2.0**-24, cast) / stddev
-            for leaf, cast in zip(one, self._casts, strict=True)
-        ]
-        sums_show = {k for k, moved in enumerate(rounding) if moved > _COARSE}
-        noise = [(a - b) / np.float32(math.sqrt(2)) for a, b in zip(one, other, strict=True)]
-        name = "a full batch at the run's own C"
-        moved = 2 * cell + max((m for m in rounding if m <= _COARSE), default=0.0)
-        self._look_at_batch(noise, mechanism, name, without=sums_show, moved=moved)
-        if sums_show and program.poison is not None:  # whose gradients count as 0
-            noise = self._released(np.full(program.places, program.poison), step=self._first)
-            rest = set(range(len(self._names))) - sums_show | set(program.tables)
-            self._look_at_batch(noise, mechanism, "a full batch of NaN", without=rest)
-            sums_show &= set(program.tables)  # whose rows that batch does not read
-        self._unseen += [self._names[k] for k in sorted(sums_show)]
-
-    def _look_at_batch(
-        self, noise: list[np.ndarray], mechanism: Mechanism, what: str, **how: Any
-    ) -> None:
-        for number, part in self._look(noise, mechanism, self._first, what, **how).items():
-            self._add_law([part], f"{self._names[number]} of {what}")
-
-    def _look_at_steps(self, blocks: list[_Steps]) -> tuple[list[_Steps], Several]:
-        """Returns what steps by themselves show where blocks do too, and whether it repeats."""
-        mechanism = self._mechanism
-        stddev, _ = _law_of(mechanism)
-        size = sum(self._sizes)
-        numbers = self._step_numbers(blocks, size)
-        repeats = {
-            cast: Repeats(size * len(numbers), self._most_likely(cast)) for cast in set(self._casts)
-        }
-        in_blocks = {step for block in blocks for step in block.steps}
-        shown, seen = [], []
-        for number in numbers:
-            sums = self._alone(number)
-            steps = range(number, number + 1)
-            scale = float(self._whitening(steps)[0][0, 0]) / stddev
-            if number not in in_blocks:
-                leaves = [
-                    x[at] * np.float64(scale) for x, at in zip(sums, self._places, strict=True)
-                ]
-                shown.append(_Steps(steps, [leaf[None] for leaf in leaves]))
-            for leaf, name, cast in zip(sums, self._names, self._casts, strict=True):
-                repeats[cast].add(leaf, f"{name} at step {number:,}")
-                if number == self._first:
-                    add_lags(self._lags, leaf[:_LAGGED], name)
-            seen.append(self._look(sums, mechanism, number, f"step {number:,}"))
-        for place, name in enumerate(self._names):
-            parts = [of_step[place] for of_step in seen if place in of_step]
-            self._add_law(parts, f"{name} of all single steps")
-        every = [part for of_step in seen for part in of_step.values()]
-        self._add_law(every, "all single steps")
-        self._square, self._draws = sum(part.square for part in every), size * len(seen)
-        self._energy.add(variance_pvalue(self._square, self._draws), "all single steps")
-        found = Several()
-        for runs in repeats.values():
-            runs.add_to(found)
-        return shown, found
-
-    def _alone(self, step: int) -> list[np.ndarray]:
-        """Returns the noise of a step, of nobody or, for that of tables, of everybody, drowned."""
-        if self._program.tables and self._drowned:
-            return self._released(self._everybody, self._drowned, step=step)
-        return self._released(step=step)
-
-    def _look_at_generations(self, repeats: Several) -> list[_Steps]:
-        """Returns what the same steps show of nobody in other generations, of a few coordinates.
-
-        A sum of five numbers, released four times, is too little to tell half of a noise from all:
-        so the axes of what is tested are generations, steps and coordinates.
-        """
-        program, mechanism = self._program, self._mechanism
-        sampler = mechanism.sampler
-        steps = range(self._first, min(self._end, self._first + program.layout.block_steps))
-        a_generation = len(steps) * sum(map(len, self._places))
-        rows = 0 if sampler.accumulates else len(steps) * sampler.padded_batch_size
-        if program.layout.streamed:
-            rows = program.layout.passes * sampler.padded_batch_size
-        wanted = math.ceil((_FEW - self._draws) / a_generation)
-        count = min(wanted, _GENERATIONS, _ROWS // max(1, rows))
-        if count <= 0 or self._noise.bands > 1:
-            return []
-        shown = [self._of_one_batch(steps, generation=_OTHERS + number) for number in range(count)]
-        leaves = [np.stack(leaf) for leaf in zip(*shown, strict=True)]
-        stddev, cell = _law_of(mechanism)
-        found, parts = Repeats(a_generation * count, self._most_likely(max(self._casts))), []
-        for number, leaf in enumerate(leaves):
-            if leaf.size:
-                what = f"{self._names[number]} of {count} generations"
-                found.add(leaf.ravel(), what)
-                parts.append(self._part(number, leaf / np.float32(stddev), mechanism, what, cell))
-                self._add_law(parts[-1:], what)
-        found.add_to(repeats)
-        self._add_law(parts, f"{count} generations")
-        self._square += sum(part.square for part in parts)
-        self._draws += a_generation * count
-        every = [leaf.reshape(count * len(steps), -1) / stddev for leaf in leaves]
-        for name, leaf in zip(self._names, every, strict=True):
-            where = [f"coordinate {place} of {name}" for place in range(leaf.shape[1])]
-            self._add_cosines(self._lags, list(leaf.T), where)
-        return [_Steps(steps, every, count)]
-
-    def _step_numbers(self, blocks: list[_Steps], size: int) -> list[int]:
-        """Returns the first step, those 2^k before and after it, and more of a small model.
-
-        Of a large one, the largest 2^k alone: it is a multiple of all others.
-        """
-        first, end = self._first, self._end if self._noise.bands == 1 else min(self._end, PADDED)
-        apart = [2**k for k in range(end.bit_length())]
-        after, before = (
-            [first + d for d in apart if first + d < end],
-            [first - d for d in apart if d <= first],
-        )
-        if not self._cheap:
-            return sorted({first, *after[-1:], *before[-1:]})
-        seen = {step for block in blocks for step in block.steps}
-        wanted = min(_STEPS, _DRAWS // size)
-        more = np.linspace(0, end - 1, wanted).astype(int).tolist()
-        return sorted({first, *({*after, *before} - seen), *more})
+    def _steps(self) -> list[int]:
+        """Returns the first step and the last, and two that have all bits that a step may have."""
+        end = self._program.mechanism.sampler.num_steps
+        top = 2 ** max(0, (end - 1).bit_length() - 1)
+        some = (self._first, top - 1, min(top, end - 1), end - 1)
+        return [step for step in sorted(set(some)) if self._expected.knows(range(step, step + 1))]
 
     def _look(
         self,
-        sums: list[np.ndarray],
-        mechanism: Mechanism,
+        members: Sequence[int] | np.ndarray,
+        mechanism: Mechanism | None,
         step: int,
-        what: str,
-        *,
+        generation: int,
+        most: int,
         without: Collection[int] = (),
-        moved: float | None = None,
-    ) -> dict[int, _Part]:
-        """Tests the squares in whole leaves, and all together; returns what is known of each leaf.
+    ) -> None:
+        """Compares the noise of one release, of a batch whose sum is next to 0."""
+        of = mechanism or self._program.mechanism
+        release = self._program.release(members, of, step=step, generation=generation)
+        stddev, _ = law_of(of)
+        where = f"step {step:,} of {'a full' if len(members) else 'an empty'} batch"
+        steps = range(step, step + 1)
+        for k, places, cast in self._leaves(most, without):
+            found = release[k][places] / np.float64(stddev)
+            (noise,) = self._expected.of(steps, k, places, generation, of)
+            allowed = self._expected.allowed + cast * np.abs(found)
+            self._found.add(found, noise, allowed, f"{self._program.names[k]} at {where}", k)
 
-        Args:
-          sums: Noise, float32[size] each.
-          mechanism: Whose it is.
-          step: Its number.
-          what: Whose noise it is, in words.
-          without: Numbers of leaves that are left out.
-          moved: How far rounding moves them, in standard deviations; by default a cell.
-        """
-        stddev, cell = _law_of(mechanism)
-        scale = np.float32(float(self._whitening(range(step, step + 1))[0][0, 0]) / stddev)
-        parts = {}
-        for number, name in enumerate(self._names):
-            if number not in without and sums[number].size:
-                leaf = (sums[number] * scale).reshape(self._shapes[number])
-                moved = cell if moved is None else moved
-                parts[number] = self._part(number, leaf, mechanism, f"{name} of {what}", moved)
-        self._add_law(list(parts.values()), what)
-        return parts
+    def _leaves(self, most: int, without: Collection[int]) -> list[tuple[int, np.ndarray, float]]:
+        """Returns leaves, the coordinates that are looked at, and the roundoff of their types."""
+        program, found = self._program, []
+        total = sum(program.sizes)
+        for k, (size, dtype) in enumerate(zip(program.sizes, program.dtypes, strict=True)):
+            share = max(256, most * size // max(1, total))
+            places = self._expected.places(k, size if total <= most else share)
+            if k in self._read:
+                places = np.intersect1d(places, self._read[k])
+            unnoised = k in without or k in program.frozen  # at which `update_checks` looks
+            if places.size and not unnoised:
+                found.append((k, places, cast_of(dtype)))
+        return found
 
-    def _part(
-        self, number: int, leaf: np.ndarray, mechanism: Mechanism, what: str, moved: float
-    ) -> _Part:
-        """Tests the squares in a leaf's noise, in standard deviations; returns what is known."""
-        square, flat = add_energies(self._energy, leaf, what), leaf.ravel()
-        sample = flat[:: -(-flat.size // _SAMPLE) or 1].astype(np.float64)
-        # Of a coarser grid, none: it has no density that draws could be compared with.
-        coarse = _law_of(mechanism)[1] > _COARSE
-        sample = self._smooth(number, sample[: 0 if coarse else None], mechanism)
-        return _Part(square, Counts(flat), sample, moved, self._casts[number])
-
-    def _most_likely(self, cast: float) -> float:
-        """Returns a bound on the probability of any one value, where casts have this roundoff."""
-        return 2 * (0.4 * _law_of(self._mechanism)[1] + max(2.0**-24, cast))
-
-    def _add_law(self, parts: list[_Part], what: str) -> None:
-        """Tests the distribution of independent parts."""
-        if parts:
-            moved, cast = max(part.moved for part in parts), max(part.cast for part in parts)
-            counts = functools.reduce(operator.add, (part.counts for part in parts))
-            counts.add_to(self._law, what, moved, cast)
-            sample = np.concatenate([part.sample for part in parts])
-            if sample.size:
-                add_distribution(self._law, sample, what)
-
-    def _smooth(self, number: int, values: np.ndarray, mechanism: Mechanism) -> np.ndarray:
-        """Returns draws with digits in the place of those that rounding took away."""
-        stddev, cell = _law_of(mechanism)
-        digits = self._rng.uniform(-0.5, 0.5, values.shape)
-        if cell > _CELL:
-            values = values + cell * digits
-        if cast := self._casts[number]:
-            unit = stddev / mechanism.sampler.expected_batch_size  # as the release has it
-            binade = 2.0 ** np.floor(np.log2(np.maximum(np.abs(values) * unit, 2.0**-1000)))
-            values = values + 2 * cast * binade / unit * digits
-        return values
-
-    # What belongs together.
-
-    def _steps_check(self, looked_at: list[_Steps], others: list[_Steps]) -> Check:
-        tests, vectors, names = Several(), [], []
-        for steps, leaves, _ in looked_at:
-            every = np.concatenate(leaves, axis=1)
-            vectors += list(every)
-            names += [f"step {step:,}" for step in steps]
-            if len(steps) > 1:  # a little of every pair
-                lags = range(1, len(steps) // 2 + 1)
-                add_lags(tests, every, "the steps of a block", lags)
-                if self._signless:
-                    add_lags(tests, magnitudes(every), "the steps of a block but for signs", lags)
-        for steps, leaves, _ in others:  # each of all generations
-            every = np.concatenate(leaves, axis=1)
-            vectors += [every[place :: len(steps)].ravel() for place in range(len(steps))]
-            names += [f"step {step:,} of other generations" for step in steps]
-        self._add_cosines(tests, vectors, names)
-        blocks = [f"{s.start:,} to {s.stop - 1:,}" for s, *_ in looked_at if len(s) > 1]
-        single = sum(len(s) == 1 for s, *_ in looked_at)
-        detail = f"steps {', '.join(blocks)}" + (f" and {single} others" if single else "")
-        return tests.check("noise of different steps is independent", detail)
-
-    def _leaves_check(self, looked_at: list[_Steps]) -> Check:
-        tests, vectors, names = Several(), [], []
-        together = []
-        for number, name in enumerate(self._names):
-            leaf = np.concatenate([leaves[number][:, :_ALIGNED] for _, leaves, _ in looked_at])
-            together.append(leaf.T.ravel())  # of two leaves, the first coordinates are compared
-            vectors += list(leaf)
-            names += [
-                f"{name} at step {step:,}"
-                for steps, _, generations in looked_at
-                for step in [*steps] * generations
-            ]
-        self._add_cosines(tests, together, self._names)
-        self._add_cosines(tests, vectors, names)
-        return tests.check("noise of different leaves is independent", f"{len(together)} leaves")
-
-    def _add_cosines(self, tests: Several, vectors: list[np.ndarray], names: list[str]) -> None:
-        """Tests pairs of vectors for what they share, and for what they share but for signs."""
-        add_cosines(tests, vectors, names)
-        if self._signless:
-            add_cosines(tests, [magnitudes(v) for v in vectors], names, " but for signs")
-
-    def _matrix_check(self) -> Check:
-        """Checks that what whitens the noise is a matrix M whose cost is the one that is priced.
-
-        The noise says itself what whitens it: without this, half of the noise would be whitened by
-        doubling it, and noise of two bands pass for independent noise.
-        """
-        matrix = self._noise.whiten(np.eye(min(self._end, _MATRIX)))
-        longest = float(np.sqrt(np.max(np.sum(np.square(matrix), axis=0))))
-        passed = (
-            self._linear
-            and longest <= 1 + 1e-9
-            and not np.triu(matrix, 1).any()
-            and not np.tril(matrix, -self._noise.bands).any()
-            and self._column_is_priced(matrix)
-        )
-        reach = int(np.max(np.subtract(*np.nonzero(matrix)), initial=0)) + 1
-        bands = min(self._noise.bands, len(matrix))
-        detail = f"{reach} of {bands} bands, columns of norm {longest:.6g} of 1 allowed"
-        return Check(
-            "noise has the bands and the columns that were claimed",
-            bool(passed),
-            detail if self._linear else f"{detail}; and what whitens is no matrix",
-        )
-
-    def _column_is_priced(self, matrix: np.ndarray) -> bool:
-        """Whether columns are all the one whose overlap is priced, where they may overlap."""
-        if self._noise.bands <= self._mechanism.sampler.separation:
-            return True
-        impulse = np.eye(min(self._end, PADDED), 1)
-        found, column = self._noise.whiten(impulse)[:, 0], self._noise.column(len(impulse))
-        if column is None or not np.allclose(found, column, rtol=1e-6, atol=0):
-            return False
-        toeplitz = np.tril(linalg.toeplitz(column[: len(matrix)]))
-        return bool(np.allclose(matrix, toeplitz, rtol=1e-6, atol=0))
+    def _look_at_own_scales(self) -> set[int]:
+        """Compares the noise at the run's own C; returns the leaves where the sum hides it."""
+        program, first = self._program, self._first
+        stddev, _ = law_of(program.mechanism)
+        every = self._everybody
+        one, other = (program.release(every, step=first, generation=g) for g in range(2))
+        hidden, steps = set(), range(first, first + 1)
+        unit = 2.0**-24 * (1 if repeats_exactly() else program.places)  # of sums in any order
+        for k, places, cast in self._leaves(_EVERY, ()):
+            largest = float(np.max(np.abs(one[k]), initial=0)) / stddev
+            moved = 4 * largest * max(unit, cast)
+            if not moved <= _COARSE:
+                hidden.add(k)
+                continue
+            difference = one[k][places].astype(np.float64) - other[k][places]
+            a, b = (self._expected.of(steps, k, places, g)[0] for g in range(2))
+            allowed = 2 * self._expected.allowed + moved
+            where = f"{self._program.names[k]} of a full batch at the run's own C"
+            self._found.add(difference / stddev, a - b, allowed, where, k)
+        if hidden and program.poison is not None:  # whose gradients count as 0
+            members = np.full(program.places, program.poison)
+            shown = set(range(len(self._program.names))) - hidden | set(program.tables)
+            self._look(members, None, first, 0, _EVERY, without=shown)
+            hidden &= set(program.tables)  # whose rows that batch does not read
+        return hidden
 
 
-def _but_first(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(range(1, len(shape)))
+def cast_of(dtype: np.dtype) -> float:
+    """Returns how far casting moves a number, relative to it, beyond what float32 does."""
+    unit = float(jnp.finfo(dtype).eps)
+    return unit / 2 if unit > 2.0**-20 else 2.0**-22
 
 
-def _at_step(what: str, first: int, place: int) -> str:
-    return f"{what}step {first + place:,}"
+def drowned(mechanism: Mechanism) -> Mechanism | None:
+    """Returns a mechanism of the same noise and far smaller sums, if there is one."""
+    found = loud(mechanism)
+    most = mechanism.sampler.padded_batch_size * mechanism.sampler.max_passes
+    return found if most <= found.noise_multiplier * 2.0**-22 else None
 
 
-def _places(size: int) -> np.ndarray:
-    """Returns the coordinates of a leaf that are watched: the first, and some up to the last."""
-    if size <= WATCHED:
-        return np.arange(size, dtype=np.int32)
-    rest = np.linspace(_ALIGNED, size - 1, WATCHED - _ALIGNED).astype(np.int32)
-    return np.concatenate([np.arange(_ALIGNED, dtype=np.int32), rest])
-
-
-def drowned_mechanism(mechanism: Mechanism) -> Mechanism | None:
-    """Returns the mechanism with C 2^-k and sigma 2^k, or None where there is no room for it.
-
-    Its sums are below 2^-26 standard deviations of the noise: a fraction of a cell of its grid that
-    hardly ever rounds it otherwise.
-    """
-    sampler = mechanism.sampler
-    k = min(64, math.floor(math.log2(mechanism.l2_clip_norm / SCALES[0])))
-    most = sampler.padded_batch_size * sampler.max_passes
-    if most * 2.0**-k > mechanism.noise_multiplier * 2.0**-26:
-        return None
-    return dataclasses.replace(
-        mechanism,
-        noise_multiplier=mechanism.noise_multiplier * 2.0**k,
-        l2_clip_norm=mechanism.l2_clip_norm * 2.0**-k,
-    )
-
-
-def _law_of(mechanism: Mechanism) -> tuple[float, float]:
+def law_of(mechanism: Mechanism) -> tuple[float, float]:
     """Returns the standard deviation that noise must have, and its cell in units of that.
 
     That of the integer grid is rounded up to whole cells, as `sum_checks` checks, and is that of a
@@ -586,7 +376,40 @@ def _law_of(mechanism: Mechanism) -> tuple[float, float]:
     return float(grid.spacing) * math.sqrt(cells**2 + 1 / 12), 1 / cells
 
 
-def _keys_check(mechanism: Mechanism, root: RootKey) -> Check:
+def _matrix_check(program: AuditedProgram, expected: ExpectedNoise) -> Check:
+    """Checks that M, the inverse of which makes the noise of z, is one whose cost is priced.
+
+    The noise states M itself: without this, half of the noise would be that of M = 2, and noise of
+    two bands pass for independent noise.
+    """
+    matrix, noise = expected.start, program.mechanism.noise
+    longest = float(np.sqrt(np.max(np.sum(np.square(matrix), axis=0))))
+    passed = (
+        longest <= 1 + 1e-9
+        and not np.triu(matrix, 1).any()
+        and not np.tril(matrix, -noise.bands).any()
+        and _column_is_priced(program.mechanism, matrix)
+    )
+    reach = int(np.max(np.subtract(*np.nonzero(matrix)), initial=0)) + 1
+    bands = min(noise.bands, len(matrix))
+    detail = f"{reach} of {bands} bands, columns of norm {longest:.6g} of 1 allowed"
+    return Check(MATRIX, bool(passed), detail)
+
+
+def _column_is_priced(mechanism: Mechanism, matrix: np.ndarray) -> bool:
+    """Whether columns are all the one whose overlap is priced, where they may overlap."""
+    noise, sampler = mechanism.noise, mechanism.sampler
+    if noise.bands <= sampler.separation:
+        return True
+    impulse = np.eye(min(sampler.num_steps, _PADDED), 1)
+    found, column = noise.whiten(impulse)[:, 0], noise.column(len(impulse))
+    if column is None or not np.allclose(found, column, rtol=1e-6, atol=0):
+        return False
+    toeplitz = np.tril(linalg.toeplitz(column[: len(matrix)]))
+    return bool(np.allclose(matrix, toeplitz, rtol=1e-6, atol=0))
+
+
+def keys_check(mechanism: Mechanism, root: RootKey) -> Check:
     """Checks that another generation or root gives other keys; programs are seen to heed them.
 
     Among the roots are 0 and those that have one bit: each bit of a root must count.
@@ -599,8 +422,4 @@ def _keys_check(mechanism: Mechanism, root: RootKey) -> Check:
         len({mechanism.noise_key(*one).tobytes() for one in of}),
         len({one.sampling_seed(generation) for one, generation in of}),
     )
-    return Check(
-        "other generations and roots have other keys",
-        distinct == len(of),
-        f"{distinct} of {len(of)}",
-    )
+    return Check(KEYS, distinct == len(of), f"{distinct} of {len(of)}")

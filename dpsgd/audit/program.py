@@ -180,6 +180,12 @@ class AuditedProgram:
         """The step with which the run begins, or goes on."""
         return int(self.state.step)
 
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """Of the leaves of the parameters."""
+        paths = jax.tree_util.tree_leaves_with_path(self.state.params)
+        return [f"leaf {jax.tree_util.keystr(path)}" for path, _ in paths]
+
     @property
     def dtypes(self) -> list[np.dtype]:
         """Of the leaves of the parameters."""
@@ -439,7 +445,6 @@ class AuditedProgram:
             data_on="host" if self.layout.streamed else "device",
             placement=self.layout.placement,
             donate=True,
-            run="audit",
             **how,
         )
 

@@ -213,8 +213,30 @@ class Noise(abc.ABC):
         error = max(relative_error(len(steps), period) for steps in stretches)
         return GaussianProfile(noise_multiplier / math.sqrt(square), relative_error=error)
 
+    def fresh(
+        self, key: np.ndarray, step: int, leaf: int, size: int, scales: Scales
+    ) -> np.ndarray | None:
+        """Returns z of a step in one array of the sums; None, by default, if it is the usual one.
+
+        That is a function of key, step, leaf and coordinate (`dpsgd.noise.gaussian`), which an
+        audit computes by itself. A noise whose z is made by another generator returns it here: an
+        audit compares the program that trains with it, and tests its law.
+
+        Args:
+          key: From `key`.
+          step: The number of the update.
+          leaf: Number of the array.
+          size: Numbers of the array.
+          scales: As for `add`.
+        """
+        del key, step, leaf, size, scales
+        return None
+
     def whiten(self, noises: np.ndarray) -> np.ndarray:
-        """Returns M n: independent and standard normal, if n has the law that is claimed.
+        """Returns M n: z, the independent standard normals of which n is made.
+
+        It states M to an audit: what it makes of the unit matrix is what releases are compared
+        with, and what must have the bands and columns that are priced.
 
         Args:
           noises: n of the first steps of a run: float64[steps, coordinates].
@@ -261,6 +283,14 @@ class Secure(Noise):
     def key(self, root: RootKey, generation: int) -> np.ndarray:
         """Returns the key of the cryptographic generator: uint32[8]."""
         return root.secure_noise_key(generation)
+
+    def fresh(self, key, step, leaf, size, scales):
+        """Returns the exact noise of whole cells, in standard deviations."""
+        from dpsgd.noise.secure import rounded_gaussian
+
+        cells = int(scales.grid.cells)
+        drawn = rounded_gaussian(key.astype("<u4").tobytes(), int(step), leaf, (size,), cells)
+        return drawn / math.sqrt(cells**2 + 1 / 12)
 
     def add(self, total, state, key, step, scales):
         """Returns the noised mean, and the empty state."""

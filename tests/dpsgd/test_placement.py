@@ -87,7 +87,7 @@ def test_what_cannot_be_dealt_out_is_refused(short, name, message):
 
 
 FAILED = {
-    "noise once a device": "noise has standard deviation sigma C, in every leaf",
+    "noise once a device": "noise is what key, step and place give, in every leaf",
     "noise on the first alone": "every device has the same state",
     "the batch on every device": "an example moves the sum by at most C",
     "parts that are not added up": "the rows that are drawn are those that are read",

@@ -75,10 +75,9 @@ def test_sound_training_passes(kind):
     assert report.passed, report.lines()
     limits, verdict = report.lines()[-2:]
     assert verdict == "coupled audit: consistent"
-    (scale,) = (check for check in report.checks if check.resolution)
-    coarse = f"lacks less than {100 * scale.resolution:.2g} % of its scale"
-    assert limits.endswith(UNSEEN)
-    assert (coarse in limits) == (scale.resolution > 0.02)
+    worst = max(check.resolution for check in report.checks)
+    assert 0 < worst < 0.02  # however few numbers there are
+    assert limits == UNSEEN
     report.require_passed()
 
 

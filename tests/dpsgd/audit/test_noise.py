@@ -12,6 +12,7 @@ from scipy import special, stats
 
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit import normal
+from dpsgd.audit.blocks import STEPS, block_checks
 from dpsgd.audit.checks import (
     FALSE_ALARM,
     Check,
@@ -19,7 +20,7 @@ from dpsgd.audit.checks import (
     correlation_pvalue,
     variance_pvalue,
 )
-from dpsgd.audit.noise import _FINE, noise_checks
+from dpsgd.audit.noise import _FINE, FULL, noise_checks
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.training.loop import Layout
 from samplers import Poisson
@@ -307,8 +308,8 @@ def test_sound_noise_of_every_kind_passes_and_what_was_not_seen_is_told(loss, me
         layout=Layout.of(SAMPLER, np.zeros((60, 40), np.float32), block_steps=8),
         root=RootKey.from_insecure_seed(0),
     )
-    checks = noise_checks(program)
+    checks = noise_checks(program) + block_checks(program)
     assert all(check.passed for check in checks), checks
     left_out = [check.name for check in checks if not check.made]
     too_little_room = mechanism.l2_clip_norm < 2.0**-90
-    assert left_out == too_little_room * ["whole blocks have noise at every step"]
+    assert left_out == too_little_room * [FULL, STEPS]

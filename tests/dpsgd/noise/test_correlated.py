@@ -23,6 +23,7 @@ from dpsgd import (
     dpsgd,
     train,
 )
+from dpsgd.audit.blocks import STEPS
 from dpsgd.audit.coupled import coupled_audit
 from dpsgd.noise.correlated import rounded
 from dpsgd.noise.gaussian import grid, standard_normal
@@ -373,14 +374,12 @@ def history_of_the_first_step(self, total, state, key, step, scales):
     return noised, jax.tree.map(lambda old, new: jnp.where(step == 0, new, old), state, after)
 
 
-LAW = "noise of different steps is independent"
-STEPS = "blocks are given the keys, scales and steps of the run"
 BUGS = {
-    independent_noise: LAW,
-    another_matrix: LAW,
+    independent_noise: STEPS,
+    another_matrix: STEPS,
     history_lost: STEPS,  # once, in a step of which few coordinates are watched
     history_shifted: STEPS,
-    history_of_the_first_step: LAW,
+    history_of_the_first_step: STEPS,
 }
 
 
