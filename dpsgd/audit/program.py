@@ -445,6 +445,7 @@ class AuditedProgram:
             data_on="host" if self.layout.streamed else "device",
             placement=self.layout.placement,
             donate=True,
+            run="audit",
             **how,
         )
 

@@ -21,8 +21,10 @@ of them leads back to the root.
 whoever trains *claims* the root in the name of its run, in memory and in every file that holds it,
 and is refused where another run has; an engine that goes on with a run names it again. A claim also
 says which file it was written to (its number in the file system), so that a copy is known to be
-one: with the copied keys, other releases may come of the original. What nobody can prevent is that
-a root is copied before it is claimed, or with all that surrounds it (an image of a disk).
+one: with the copied keys, other releases may come of the original. Who repeats a run, or goes on
+with it, names by digests what it reads and computes (its *uses*), which must not change. A process
+that was forked holds the same root, and is refused its keys. What nobody can prevent is that a root
+is copied before it is claimed, or with all that surrounds it (an image of a disk).
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ import hmac
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,7 +51,7 @@ ROOT_BYTES = 32
 _HEADER = "dpsgd-root-key-v2"
 _ORIGINS = {"entropy": False, "insecure-seed": True}  # how the file names `insecure`
 _MAX_COORDINATE = 2**64 - 1
-_CLAIM = "claim"
+_CLAIM, _USE = "claim", "use"
 _MOST_BYTES = 1 << 16
 
 
@@ -67,7 +70,7 @@ class RootKey:
     RootKey(<secret>, insecure=False)
     """
 
-    __slots__ = ("_files", "_insecure", "_is_copy", "_run", "_secret")
+    __slots__ = ("_files", "_insecure", "_is_copy", "_process", "_run", "_secret", "_uses")
 
     def __init__(self, secret: bytes, *, insecure: bool) -> None:
         """Hold the 32 bytes `secret`; prefer `from_entropy`, `from_insecure_seed` and `load`."""
@@ -75,7 +78,9 @@ class RootKey:
             raise ValueError(f"a root secret has {ROOT_BYTES} bytes, got {len(secret)}")
         self._secret = bytes(secret)
         self._insecure = bool(insecure)
+        self._process = os.getpid()
         self._run: str | None = None
+        self._uses: dict[str, str] = {}
         self._files: tuple[Path, ...] = ()
         self._is_copy = False
 
@@ -110,7 +115,7 @@ class RootKey:
         secret = hashlib.blake2b(message, digest_size=ROOT_BYTES, person=b"dpsgd insecure").digest()
         return cls(secret, insecure=True)
 
-    def begin_run(self, run: str | None = None) -> str:
+    def begin_run(self, run: str | None = None, uses: Mapping[str, str] | None = None) -> str:
         """Claim the root for the run of this name, here and in its files, and refuse any other.
 
         Two runs of different data, parameters or settings under the same noise have a noise-free
@@ -118,31 +123,54 @@ class RootKey:
 
         Args:
           run: Names it, without a space; by default no other run has the name.
+          uses: Digests of what the run reads and computes, by names, both without a space: one
+            that is named again must be the same.
 
         Returns:
           The name.
 
         Raises:
-          ValueError: if another run has claimed it.
+          ValueError: if another run has claimed it, or this one with other uses; or the process was
+            forked from the one that made the root.
           OSError: if the claim cannot be written.
         """
-        run = run or secrets.token_hex(16)
-        if self._insecure or self._run == run:
+        run, uses = run or secrets.token_hex(16), uses or {}
+        self._check_process()
+        if self._insecure or (self._run == run and uses.items() <= self._uses.items()):
             return run
         self._check_claim(self._run, run)
+        self._check_uses(self._uses, uses)
         for path in self._files:
             with contextlib.suppress(FileNotFoundError):  # removed: whoever has it has it in memory
                 descriptor = open_own(path, os.O_RDWR | os.O_APPEND, SECRET)
                 with os.fdopen(descriptor, "rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX)  # of two processes one is the first
-                    root, claim = _parse(file.read(_MOST_BYTES), path)
+                    root, claim, used = _parse(file.read(_MOST_BYTES), path)
                     if root != self:
                         continue  # another one's file has taken its place
                     self._check_claim(claim and claim[0], run)
+                    self._check_uses(used, uses)
                     if claim is None:
                         _append_claim(descriptor, run)
+                    _append_uses(descriptor, dict(uses.items() - used.items()))
         self._run = run
+        self._uses.update(uses)
         return run
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid() and not self._insecure:
+            raise ValueError(
+                f"process {os.getpid()} was forked from {self._process}, which made this root, and "
+                "both would draw the same noise; take RootKey.from_entropy() in each process"
+            )
+
+    def _check_uses(self, known: Mapping[str, str], uses: Mapping[str, str]) -> None:
+        if changed := [name for name in uses if known.get(name, uses[name]) != uses[name]]:
+            raise ValueError(
+                f"a run under this root and generation had other {_words(changed[0])}, and the "
+                "same noise, which their difference would be free of; take RootKey.from_entropy(), "
+                "or another generation"
+            )
 
     def _check_claim(self, claim: str | None, run: str) -> None:
         if claim not in (None, run):
@@ -188,6 +216,7 @@ class RootKey:
                 os.write(descriptor, f"{_HEADER} {origin} {self._secret.hex()}\n".encode())
                 if self._run and not self._insecure:
                     _append_claim(descriptor, self._run)
+                    _append_uses(descriptor, self._uses)
                 else:
                     os.fsync(descriptor)
             finally:
@@ -224,7 +253,7 @@ class RootKey:
                     f"{mode:04o}), so the noise may not be secret; start a new run, "
                     f"or, if nobody read it, `chmod 600 {path}`"
                 )
-            root, claim = _parse(file.read(_MOST_BYTES), path)
+            root, claim, _ = _parse(file.read(_MOST_BYTES), path)
             root._is_copy = claim is not None and claim[1] != _number(descriptor)
         root._files = (path,)
         return root
@@ -292,6 +321,7 @@ class RootKey:
         Its streams have nothing in common with this one's, nor with those of another purpose. It is
         kept nowhere: whoever holds this root derives it again.
         """
+        self._check_process()
         secret = hashlib.blake2b(
             purpose.encode(), digest_size=ROOT_BYTES, key=self._secret, person=b"dpsgd child"
         ).digest()
@@ -309,6 +339,7 @@ class RootKey:
         ).hexdigest()
 
     def _derive(self, stream: str, generation: int, *, size: int) -> bytes:
+        self._check_process()
         return hashlib.blake2b(
             _coordinate("generation", generation),
             digest_size=size,
@@ -342,23 +373,38 @@ def _coordinate(name: str, value: int) -> bytes:
     return int(value).to_bytes(8, "little")
 
 
-def _parse(content: bytes, path: Path) -> tuple[RootKey, tuple[str, str] | None]:
-    """Returns the root that a file holds, and the last claim on it: run and file number."""
+def _words(use: str) -> str:
+    return use.rpartition(":")[2]
+
+
+def _parse(content: bytes, path: Path) -> tuple[RootKey, tuple[str, str] | None, dict[str, str]]:
+    """Returns the root that a file holds, the last claim on it (run and file number), and uses."""
     lines = content.decode("ascii", errors="replace").split("\n")[:-1]  # what has no end is no line
     words = lines[0].split() if lines else []
-    claims = [line.split() for line in lines[1:]]
+    notes = [line.split() for line in lines[1:]]
     # The message must not quote the file: it may hold most of a secret.
     if len(words) == 3 and words[0] == _HEADER and words[1] in _ORIGINS:
         with contextlib.suppress(ValueError):
             root = RootKey(bytes.fromhex(words[2]), insecure=_ORIGINS[words[1]])
-            if all(len(claim) == 3 and claim[0] == _CLAIM for claim in claims):
-                return root, (claims[-1][1], claims[-1][2]) if claims else None
+            if all(len(note) == 3 and note[0] in (_CLAIM, _USE) for note in notes):
+                claims = [(run, number) for kind, run, number in notes if kind == _CLAIM]
+                uses = {name: value for kind, name, value in notes if kind == _USE}
+                return root, claims[-1] if claims else None, uses
     raise ValueError(f"{path}: not a root key, or a damaged one; restore it from a copy")
 
 
 def _append_claim(descriptor: int, run: str) -> None:
-    """Adds a claim to a file that is open for appending; when this returns, it is on the disk."""
-    line = f"{_CLAIM} {run} {_number(descriptor)}\n".encode()
+    _append(descriptor, f"{_CLAIM} {run} {_number(descriptor)}\n")
+
+
+def _append_uses(descriptor: int, uses: Mapping[str, str]) -> None:
+    if uses:
+        _append(descriptor, "".join(f"{_USE} {name} {uses[name]}\n" for name in sorted(uses)))
+
+
+def _append(descriptor: int, lines: str) -> None:
+    """Adds lines to a file that is open for appending; when this returns, they are on the disk."""
+    line = lines.encode()
     whole = os.pread(descriptor, _MOST_BYTES, 0).rfind(b"\n") + 1
     os.ftruncate(descriptor, whole)  # at most by a claim that a crash tore
     try:

@@ -196,6 +196,7 @@ def time_steps(
             block_steps=layout.block_steps,
             data_on="host" if layout.streamed else "device",
             placement=layout.placement,
+            run="timing",
         )
         began = clock()
         for block in blocks:

@@ -29,7 +29,7 @@ from dpsgd.runs import budget, calibration, correlation, report, settings, table
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_name
 from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
-from dpsgd.runs.environment import environment
+from dpsgd.runs.environment import environment, origin
 from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import NO_HEAD, Generation, History, check_same_noise
@@ -161,6 +161,10 @@ def _begun(
     config.check_sizes(rows[1].num_examples)
     progress("checking the data")
     _check_data(task, None)
+    progress(
+        "note: accounting, compiling and the audit come first, about half a minute for a small "
+        "model; then it trains, and says how long that takes"
+    )
     how = task, config, name, rows, limit, placement, stages, progress
     job, planned, record, digest, audit = _prepared(*how)
     if limit is not None and limit.exceeded(job.config):
@@ -207,6 +211,9 @@ def _prepared(
     )
     job = Job.of(task, config, rows=rows, placement=placement)
     job.check_rows()
+    sampler = job.mechanism.sampler
+    if weak := report.weak_signal(job.mechanism.signal_to_noise, sampler.num_examples):
+        progress(f"note: {weak}")
     insecure = config.insecure_seed is not None
     lazy = job.algorithm.tables is not None
     how: dict[str, Any] = {"reproducible_noise": insecure, "lazy_tables": lazy}
@@ -667,7 +674,8 @@ def _finish(
                 ),
             }
             folder.write_json("guarantee.json", guarantee)
-            folder.write_text("report.md", report.markdown(record, folder.read_json("config.json")))
+            config = folder.read_json("config.json")
+            folder.write_text("report.md", report.markdown(record, config, origin()))
             folder.write_json("report.json", record)
             folder.forget()
     return processes.share(record, patience=math.inf)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shlex
+import sys
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,6 +31,12 @@ def environment() -> dict[str, Any]:
         "backend": jax.default_backend(),
         "devices": [device.device_kind for device in devices],
     }
+
+
+def origin() -> str:
+    """Returns today's date and the command of this process, in a sentence of Markdown."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return f"Finished on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC by:\n\n    {command}"
 
 
 def _versions() -> dict[str, str]:

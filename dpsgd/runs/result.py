@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,12 +129,14 @@ def unlike(runs: Iterable[FinishedRun]) -> list[str]:
 
 def proved(history: History) -> dict[str, Any]:
     """Returns that part of a run's report which its ledger gives, the guarantee among it."""
-    sampler = history.generations[-1].terms.mechanism.sampler
+    mechanism = history.generations[-1].terms.mechanism
+    sampler, signal = mechanism.sampler, mechanism.signal_to_noise
     return {
         "sampler": name_of(type(sampler)),
         **guarantee_of(history).record(),
         "num_examples": sampler.num_examples,
         "num_steps": sampler.num_steps,
+        "signal_to_noise": signal if math.isfinite(signal) else None,
         "generations": len(history.generations),
         "audit": history.audit,
         "params_sha256": history.released,

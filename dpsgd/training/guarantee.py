@@ -260,9 +260,10 @@ class Guarantee:
                 f"NO GUARANTEE: no finite epsilon is certified at delta {format_delta(self.delta)}"
             )
         return (
-            f"epsilon in {self.epsilon:.4f} at delta {format_delta(self.delta)} "
+            f"epsilon <= {self.epsilon.format_upper('.3g')} at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
             f"({self.adjacency} adjacency, unit: one {self.unit}{self._of_noise()}); "
+            f"certified: epsilon in {self.epsilon:.4f}; "
             f"{self.attack()}{f'. NOT COVERED: {FOREIGN_CALLS}' if self.foreign_calls else ''}"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections import deque
@@ -26,7 +27,14 @@ from dpsgd.training.lazy import BlockLaws, RunLaws, flushed
 from dpsgd.training.mechanism import Mechanism, Scales
 from dpsgd.training.modules import check_parameters
 from dpsgd.training.placement import AXIS, Exchange, Placement
-from dpsgd.training.programs import executable, put, shapes_of_rows
+from dpsgd.training.programs import (
+    arrays_digest,
+    digest,
+    executable,
+    put,
+    shapes_of_rows,
+    text_digest,
+)
 from samplers import BatchSampler, BatchSource, IndexBlock, UnitData
 from samplers.base import MAX_EXAMPLES
 
@@ -474,7 +482,7 @@ def train_blocks(
     placement: Placement | None = None,
     batches: Callable[[int], BatchFiles] | None = None,
     flush_every: int | None = None,
-    run: str = "train_blocks",
+    run: str | None = None,
 ) -> Generator[Block]:
     """Runs `algorithm` from `state` to the sampler's last step, yielding every block as it begins.
 
@@ -509,11 +517,15 @@ def train_blocks(
       flush_every: Of lazy tables, F: a block ends when a multiple of F steps of the run are done,
         and all noise that is due is drawn then, so that `Block.state` is a `TrainState`: part of
         the path that repeats a run. After the run's last step it always is.
-      run: Names the run that claims the root, see `RootKey.begin_run`: by default, whatever is
-        trained by this function alone.
+      run: Names the run that claims the root, see `RootKey.begin_run`, and whose data, parameters
+        and program somebody else holds fast. By default they are read and claimed here: for one
+        generation of a root, data and mechanism must be those of the first call, and so must the
+        program and the state that a step begins with, if a call had the same layout, or began with
+        the same step.
 
     Raises:
-      ValueError: if another run has claimed `root`, the data have not exactly the sampler's number
+      ValueError: if another run has claimed `root`, or it was used otherwise; the data have not
+        exactly the sampler's number
         of examples, or not the units that it draws, the parameters hold batch statistics, the loss
         could see other examples than its own, or `flush_every` is below one.
     """
@@ -522,6 +534,9 @@ def train_blocks(
     data = columns_of(mechanism.sampler, data)
     check_parameters(unflushed(state))
     _check_noise_state(mechanism, state)
+    # Before buffers are given away.
+    claims = not run and not root.insecure and mechanism.noise_multiplier > 0
+    uses = _uses(generation, mechanism, data, state) if claims else {}
     noise_key, loss_key = _keys(algorithm, mechanism, root, generation)
     scales = mechanism.scales()
     watch = watch or Watch.nothing(unflushed(state))
@@ -542,7 +557,7 @@ def train_blocks(
     ends = flush_every if tables else None
     inputs = _inputs(source, data, layout, first_step=int(now.step), ends=ends)
     under_way: deque[Diagnostics] = deque()
-    program = None  # one for all blocks, whatever is set in JAX meanwhile
+    program, begun = None, False  # one for all blocks, whatever is set in JAX meanwhile
     with closing(in_background(inputs)) as blocks:
         for steps, rows, plan in blocks:
             laws = run_laws and run_laws.of(steps, layout.block_steps)
@@ -551,7 +566,12 @@ def train_blocks(
             arguments = now, rows, plan, noise_key, scales, watch, loss_key, laws
             # The first time, this may refuse the loss.
             program = program or compiled_block(algorithm, mechanism.sampler, arguments, layout)
-            root.begin_run(run)  # what is refused before has not begun
+            if not begun:  # what is refused before has not begun
+                if uses:
+                    where = text_digest(_described(layout))
+                    uses[f"{generation}:{where}:program"] = digest(program)
+                root.begin_run(run or "train_blocks", uses)
+                begun = True
             declare(steps)
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
@@ -560,6 +580,29 @@ def train_blocks(
             if run_laws and (steps.stop == num_steps or (ends and steps.stop % ends == 0)):
                 now = flushed(now, run_laws.after(steps.stop), noise_key, scales, placement)
             yield Block(now, steps, log, watched)
+
+
+def _uses(
+    generation: int, mechanism: Mechanism, data: PyTree, state: TrainState | LazyState
+) -> dict[str, str]:
+    """Returns digests of what one noise may be used for, by generation and, of a state, step."""
+    return {
+        f"{generation}:mechanism": text_digest(_described(mechanism)),
+        f"{generation}:data": arrays_digest(data),
+        f"{generation}:{int(state.step)}:parameters": arrays_digest(state),
+    }
+
+
+def _described(x: Any) -> str:
+    """Returns what tells a value of dataclasses, tuples and arrays from another one."""
+    if isinstance(x, np.ndarray | jax.Array):
+        return arrays_digest(x)
+    if isinstance(x, tuple | list):
+        return f"[{', '.join(map(_described, x))}]"
+    if dataclasses.is_dataclass(x):
+        fields = {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
+        return f"{type(x)}{ {name: _described(value) for name, value in fields.items()} }"
+    return repr(x)
 
 
 def _inputs(

@@ -98,6 +98,19 @@ class Mechanism:
         """Steps of the whole run: the sampler's, and one for each sum over all rows."""
         return self.sampler.num_steps + (self.full_sums.count if self.full_sums else 0)
 
+    @property
+    def signal_to_noise(self) -> float:
+        """The most that gradients can add up to over the run, over the noise in their direction.
+
+        N steps of b examples add up to N b C at most, where all of them agree, and independent
+        noise to a standard deviation of sqrt(N) sigma C in any direction: their ratio is sqrt(N) b
+        / sigma. It is infinite without noise, and where noise is correlated and adds up to less.
+        """
+        if self.noise_multiplier == 0 or self.noise.bands > 1:
+            return math.inf
+        size = math.sqrt(self.sampler.num_steps) * self.sampler.expected_batch_size
+        return size / self.noise_multiplier
+
     def of_sums(self) -> Mechanism:
         """Returns the mechanism by which the sums over all rows are released.
 

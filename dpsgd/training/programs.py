@@ -170,6 +170,24 @@ def digest(program: jax.stages.Compiled) -> str:
     return hashlib.sha256("\n".join(nameless).encode()).hexdigest()
 
 
+def arrays_digest(tree: PyTree) -> str:
+    """Returns a hash of arrays with their names, types and shapes."""
+    found = hashlib.blake2b(digest_size=32)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        array = np.asarray(leaf)
+        terms = jax.tree_util.keystr(path), str(array.dtype), array.shape
+        found.update(json.dumps(terms).encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def text_digest(text: str) -> str:
+    """Returns a hash of a text."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 _NAME = re.compile(r"%[\w.-]+")
 
 

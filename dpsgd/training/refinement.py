@@ -24,8 +24,6 @@ not hold the root.
 from __future__ import annotations
 
 import abc
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -44,7 +42,7 @@ from dpsgd.training.algorithm import Algorithm, dpsgd, nothing_frozen
 from dpsgd.training.loop import Layout, columns_of, train_blocks
 from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.placement import Placement, hosted
-from dpsgd.training.programs import compiled, digest, in_32_bits, put
+from dpsgd.training.programs import arrays_digest, compiled, digest, in_32_bits, put
 from samplers import UnitData
 
 PyTree = Any
@@ -251,7 +249,7 @@ def release(
     algorithm, mechanism, state, rows, _ = sums
     program = sums.program()  # refuses what cannot be released
     root.begin_run(run)  # here and in the root's files: the stream below knows of neither
-    terms = digest(program), _digest((mechanism.scales(), state.params, rows))
+    terms = digest(program), arrays_digest((mechanism.scales(), state.params, rows))
     blocks = train_blocks(
         algorithm,
         mechanism,
@@ -345,14 +343,3 @@ class _Nothing:
 
 def _folds(refinement: Refinement) -> optax.GradientTransformation:
     return optax.GradientTransformation(_Nothing(), _Fold(refinement))
-
-
-def _digest(tree: PyTree) -> str:
-    """Returns a hash of arrays with their names, types and shapes."""
-    found = hashlib.blake2b(digest_size=32)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        array = np.asarray(leaf)
-        terms = jax.tree_util.keystr(path), str(array.dtype), array.shape
-        found.update(json.dumps(terms).encode())
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()

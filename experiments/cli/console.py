@@ -10,9 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 PATIENCE = 2.0
 """Seconds after which whoever waits in front of a terminal is told for how long already."""
+
+EVERY = 5.0
+"""Seconds after which a plain line says what is going on where there is no terminal; the next ones
+come after twice as many each, and a minute at most."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -47,7 +52,9 @@ class Console:
             highlight=False, markup=False, stderr=stderr, quiet=quiet
         )
         self._now = _Now()
-        self._status = self._console.status(self._now)
+        self._status: Any = self._console.status(self._now)
+        if not self._console.is_terminal:
+            self._status = _PlainLines(self._now, quiet)
 
     def __enter__(self) -> Console:
         self._status.start()
@@ -104,8 +111,8 @@ class Console:
 class _Now:
     """What is going on; with the seconds so far, once they are more than `PATIENCE`."""
 
-    def __init__(self) -> None:
-        self.begin("")
+    def __init__(self, line: str = "") -> None:
+        self.begin(line)
 
     def begin(self, line: str) -> None:
         if line != getattr(self, "line", None):
@@ -116,14 +123,40 @@ class _Now:
         return self.line if seconds < PATIENCE else f"{self.line} ({seconds:.0f} s)".lstrip()
 
 
+class _PlainLines:
+    """Says what is going on in lines on stderr: an answer in a pipe stays the answer alone."""
+
+    def __init__(self, now: _Now, quiet: bool = False) -> None:
+        self._now, self._quiet, self._over = now, quiet, threading.Event()
+
+    def start(self) -> None:
+        if not self._quiet:
+            threading.Thread(target=self._say, daemon=True).start()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _say(self) -> None:
+        began, wait = time.monotonic(), EVERY
+        while not self._over.wait(wait):
+            spent = time.monotonic() - began
+            print(f"{self._now.line} ({spent:.0f} s in all)", file=sys.stderr, flush=True)
+            wait = min(2 * wait, 60.0)
+
+
 @contextmanager
 def going_on(what: str) -> Iterator[None]:
     """Shows `what`, with its seconds, on a terminal if what is done inside takes long.
 
-    It goes to stderr, and nowhere if that is a file: what is printed stays the answer alone.
+    It goes to stderr, in plain lines if that is a file: what is printed stays the answer alone.
     """
     if not sys.stderr.isatty():
-        yield
+        lines = _PlainLines(_Now(what))
+        lines.start()
+        try:
+            yield
+        finally:
+            lines.stop()
         return
     over = threading.Event()
 

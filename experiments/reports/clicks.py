@@ -1,4 +1,4 @@
-"""How well click models fit, as people read it: the level of their predictions, and privacy's cost.
+"""How well models of a label fit, as people read it: their level, and privacy's cost.
 
 A bid is a value times a predicted rate, so that the level must be right, and not the order alone.
 All of it is said of labelled rows, which are given for that: no guarantee covers them.
@@ -39,7 +39,7 @@ _COSTS = {
     "auc": "AUC",
     "log_loss": "log loss",
     "normalised_entropy": "normalised entropy",
-    "predicted_over_observed": "predicted / observed",
+    "predicted_over_observed": "pred/obs",
 }
 """What privacy costs something of."""
 _QUALITIES = {**_COSTS, "expected_calibration_error": "calibration error"}
@@ -94,7 +94,7 @@ class Fit:
 
     @property
     def probabilities(self) -> np.ndarray:
-        """The predicted probabilities of a click: float64[rows]."""
+        """The predicted probabilities of the label 1: float64[rows]."""
         return expit(self.scores.logits.astype(np.float64))
 
     @property
@@ -150,7 +150,7 @@ def cost(fits: Iterable[Fit], twin: Fit) -> Table:
 
 
 def groups(what: str, found: Iterable[Group], *, intervals: bool = True) -> Table:
-    """Returns the table of predicted against observed clicks, as rates and as numbers.
+    """Returns the table of predicted against observed positives, as rates and as numbers.
 
     Args:
       what: What tells groups apart.
@@ -158,7 +158,7 @@ def groups(what: str, found: Iterable[Group], *, intervals: bool = True) -> Tabl
       intervals: Whether to show the 95 % intervals of the rates, too.
     """
     header = [what, "rows", "predicted", "observed", "95 % interval"]
-    header += ["clicks predicted", "clicks observed", "ratio"]
+    header += ["positives predicted", "positives observed", "pred/obs"]
     rows = [
         [
             group.name,
@@ -220,9 +220,9 @@ def draw(fits: Sequence[Fit], twin: Fit | None = None, *, bins: int = 15) -> Fig
         lower.stairs(counts, edges, color=color, lw=1.3, ls="--" if plain else "-")
         largest = max(largest, fit.probabilities.max(), *rates)
     top = min(1.0, 1.08 * largest) or 1.0
-    upper.set(ylabel="observed rate of clicks", xlim=(0, top), ylim=(0, min(1.0, 1.05 * top)))
+    upper.set(ylabel="observed rate of the label 1", xlim=(0, top), ylim=(0, min(1.0, 1.05 * top)))
     upper.legend(frameon=False, fontsize="small", loc="upper left")
-    lower.set(xlabel="predicted probability of a click", ylabel="rows", yscale="log")
+    lower.set(xlabel="predicted probability of the label 1", ylabel="rows", yscale="log")
     lower.set_ylim(bottom=0.7)
     for axes in (upper, lower):
         axes.grid(alpha=0.25, lw=0.5)
@@ -242,10 +242,11 @@ def section(fits: Sequence[Fit], twin: Fit | None, rows: Rows, figure: str) -> s
     some = shown[0].metrics
     parts = [
         "## How well the predictions fit",
-        f"Of {report.plain(str(rows))}: {some.num_examples:,} rows, {some.num_positives:,} clicks. "
+        f"Of {report.plain(str(rows))}: {some.num_examples:,} rows, "
+        f"{some.num_positives:,} of label 1 (positives). "
         "No guarantee covers what is said of these rows. The normalised entropy is the log loss "
-        "over that of always predicting their rate of clicks; predicted / observed, below the "
-        "ratio, is that of clicks, and 1 is the right level.",
+        "over that of always predicting their rate of positives; pred/obs is the number of "
+        "positives that is predicted over that which is observed, and 1 is the right level.",
         report.table(*quality(shown)),
     ]
     if diverged := [fit.name for fit in shown if fit.diverged]:
@@ -256,7 +257,7 @@ def section(fits: Sequence[Fit], twin: Fit | None, rows: Rows, figure: str) -> s
             ]
         )
     parts.append(
-        "![Reliability: the observed rate of clicks over the predicted probability, in bins of "
+        "![Reliability: the observed rate of positives over the predicted probability, in bins of "
         "equal width; on the dotted line the level is right. Bars: 95 % intervals for the rate "
         f"behind so many rows; bins of fewer than {FEWEST} are left out. Below: how many rows have "
         f"such a prediction.]({figure})"
@@ -273,7 +274,7 @@ def section(fits: Sequence[Fit], twin: Fit | None, rows: Rows, figure: str) -> s
             "covers it.",
         ]
     for fit in fits:
-        parts.append(f"### Predicted and observed clicks: {report.plain(fit.name)}")
+        parts.append(f"### Predicted and observed positives: {report.plain(fit.name)}")
         parts.append(report.table(*groups("decile of the prediction", fit.deciles())))
         if rows.by is not None:
             found = fit.categories()

@@ -38,7 +38,7 @@ table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabu
 th, td { padding: 0.45rem 0.9rem 0.45rem 0; text-align: left; vertical-align: top; }
 th { color: var(--faint); font-weight: 600; border-bottom: 2px solid var(--line); }
 td { border-bottom: 1px solid var(--line); }
-[style*="right"] { white-space: nowrap; }
+td[style*="right"] { white-space: nowrap; }
 thead:not(:has(th:not(:empty))) { display: none; }
 figure { margin: 1.5rem 0; }
 figure img { max-width: 100%; height: auto; }
@@ -47,6 +47,11 @@ pre { background: var(--wash); border: 1px solid var(--line); border-radius: 6px
   padding: 0.9rem 1.1rem; overflow-x: auto; font-size: 0.85rem; line-height: 1.5; }
 code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 :not(pre) > code { background: var(--wash); padding: 0.1em 0.3em; border-radius: 4px; }
+@media (max-width: 40rem) {
+  main { padding: 1.5rem 1rem 3rem; }
+  table { font-size: 0.8rem; }
+  th, td { padding-right: 0.6rem; }
+}
 @media print { main { padding: 0; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
 """
 

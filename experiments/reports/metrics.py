@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Better = Literal["higher", "lower"]
+from dpsgd.runs.report import label
 
-_ABBREVIATIONS = ("auc", "mae", "mse", "rmse")
+Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,3 @@ class Headline:
         """Returns this metric's name, and then those of all others of the same rows."""
         others = [Headline(name) for name in metrics if name != self.name]
         return [self.name, *(other.name for other in others if other.split == self.split)]
-
-
-def label(name: str) -> str:
-    """Returns the name of a metric as people write it.
-
-    >>> label("test_log_loss"), label("validation_auc")
-    ('test log loss', 'validation AUC')
-    """
-    return " ".join(w.upper() if w in _ABBREVIATIONS else w for w in name.split("_"))

@@ -29,7 +29,7 @@ from experiments.cli.console import counted
 from experiments.reports import clicks
 from experiments.reports import figures as run_figures
 from experiments.reports.figures import Runs
-from experiments.reports.metrics import Better, Headline, label
+from experiments.reports.metrics import Better, Headline
 from experiments.sweeps import engine, tables
 from experiments.sweeps.figure import draw
 from experiments.sweeps.summary import Summary
@@ -149,30 +149,21 @@ def _glance(
     runs: Runs, headline: Headline, metrics: Iterable[str], figure: str, figures: dict[str, bytes]
 ) -> str:
     """Returns the table of runs of one task, and adds the figure of their quality to `figures`."""
-    shown = headline.beside(metrics)
+    first, *others = headline.beside(metrics)
     # An epsilon for one user and one for one example are not to be compared.
     units = len({run.record["unit"] for run in runs.values()}) > 1
-    header = ["run", "sampler", "σ", "ε [lower, upper]", "δ", *(["unit"] if units else [])]
-    header += map(label, shown)
+    header = ["run", report.label(first), "ε ≤", *(["unit"] if units else []), "sampler"]
     rows = [
         [
             name,
-            run.record["sampler"],
-            f"{run.record['noise_multiplier']:.4g}",
-            report.interval(run.record),
-            format_delta(run.record["delta"]),
+            _metric(run, first),
+            report.guaranteed(run.record),
             *([f"one {run.record['unit']}"] if units else []),
-            *(
-                report.metric(found[metric]) if metric in found else ""
-                for found in [run.record["metrics"]]
-                for metric in shown
-            ),
-            f"{seconds} s" if (seconds := report.seconds(run.record)) else "secret",
-            f"{run.record['examples_per_second']:,.0f}" if seconds else "secret",
+            run.record["sampler"],
         ]
         for name, run in runs.items()
     ]
-    parts = [report.table([*header, "time", "examples/s"], rows)]
+    parts = [report.table(header, rows)]
     if len({digest for run in runs.values() for digest in run.data}) > 1:
         parts.append(
             "Not all of them were trained on the same data, so their quality does not compare."
@@ -182,15 +173,45 @@ def _glance(
             f"The training of {report.plain(', '.join(diverged))} diverged: what is not finite is "
             "undefined, and not drawn."
         )
+    for name, run in runs.items():
+        record = run.record
+        if weak := report.weak_signal(record["signal_to_noise"], record["num_examples"]):
+            parts.append(f"Of {report.plain(name)}: {weak}.")
     drawn = [run for run in runs.values() if run.record["metrics"].get(headline.name) is not None]
-    if any(map(_is_guaranteed, drawn)):
+    private = [run for run in drawn if _is_guaranteed(run)]
+    plain = [run for run in drawn if not run.record["noise_multiplier"]]
+    if private and len(private) + len(plain) > 1:
         figures[figure] = _svg(run_figures.quality(runs, headline))
         name = headline.label[0].upper() + headline.label[1:]
         parts.append(
             f"![{name} over epsilon. A bar spans the certified interval; its right end, the dot, "
-            f"is the guarantee. Dashed: without privacy.]({figure})"
+            f"is the guarantee.{' A line across: without privacy.' if plain else ''}]({figure})"
         )
+    parts.append(_details(runs, others))
     return "\n\n".join(parts)
+
+
+def _details(runs: Runs, metrics: Sequence[str]) -> str:
+    """Returns the table of all else that is measured of the runs of one task."""
+    header = ["run", "σ", "ε [lower, upper]", "δ", *map(report.label, metrics)]
+    rows = [
+        [
+            name,
+            f"{run.record['noise_multiplier']:.4g}",
+            report.interval(run.record),
+            format_delta(run.record["delta"]),
+            *(_metric(run, metric) for metric in metrics),
+            f"{seconds} s" if (seconds := report.seconds(run.record)) else "secret",
+            f"{run.record['examples_per_second']:,.0f}" if seconds else "secret",
+        ]
+        for name, run in runs.items()
+    ]
+    return report.table([*header, "time", "examples/s"], rows)
+
+
+def _metric(run: FinishedRun, name: str) -> str:
+    found = run.record["metrics"]
+    return report.metric(found[name]) if name in found else ""
 
 
 def _predictions(
@@ -259,20 +280,22 @@ def _is_guaranteed(run: FinishedRun) -> bool:
 
 
 def _sweep(folder: Path, summary: Summary, name: str, figures: dict[str, bytes]) -> str:
-    figures[name] = _svg(draw(summary))
     heading, *lines = tables.markdown(summary).strip().splitlines()
     rest = "\n".join(re.sub(r"^(#+ )", r"#\1", line) for line in lines).strip()
-    metric = summary.headline.label
-    caption = (
-        f"{metric[0].upper()}{metric[1:]}: mean of independent runs; the band is one standard "
-        "deviation of a run."
-    )
+    figure = ""
+    if any(len(panel.results) > 1 for panel in summary.panels):
+        figures[name] = _svg(draw(summary))
+        metric = summary.headline.label
+        figure = (
+            f"![{metric[0].upper()}{metric[1:]}: mean of independent runs; the band is one "
+            f"standard deviation of a run.]({name})\n\n"
+        )
     words = ["dpsgd", "sweep", str(folder / engine.ASKED)]
     if data := summary.task["settings"].get("data"):
         words.append(data)
     command = shlex.join([*words, "--out", folder.resolve().name])
     return (
-        f"## Sweep: {heading.lstrip('# ')}\n\n![{caption}]({name})\n\n{rest}\n\n"
+        f"## Sweep: {heading.lstrip('# ')}\n\n{figure}{rest}\n\n"
         f"{_speed(summary)} To do it again:\n\n```sh\n{command}\n```"
     )
 

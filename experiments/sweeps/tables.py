@@ -47,10 +47,12 @@ def verdicts(panel: Panel) -> list[str]:
         results = {label: r for label in panel.lines if (r := panel.at(label, x)) is not None}
         here = {label: panel.estimate(result) for label, result in results.items()}
         best = max(here, key=lambda label: here[label].merit(headline))
+        others = {name: found for name, found in here.items() if name != best and found.count}
+        single = [name for name, found in others.items() if None in (found.sd, here[best].sd)]
         near = [
             name
-            for name, estimate in here.items()
-            if name != best and estimate.count and not here[best].differs(estimate)
+            for name, found in others.items()
+            if name not in single and not here[best].differs(found)
         ]
         if x is None:
             where = "without privacy"
@@ -63,6 +65,8 @@ def verdicts(panel: Panel) -> list[str]:
         verdict = f"{where}: {best} ({here[best]})"
         if near:
             verdict += f"; not told from it (Welch's t-test, {LEVEL:.0%}): {', '.join(near)}"
+        if single:
+            verdict += f"; not tested, as one run shows no spread: {', '.join(single)}"
         found.append(verdict)
     return found
 

@@ -37,12 +37,13 @@ def run(config: ContributionsConfig) -> None:
     """Runs `dpsgd contributions`."""
     from accounting import Bound, attack_accuracy, implied_advantage
     from accounting.releases.contribution import private_quantile
-    from experiments.cli.console import Console
+    from experiments.cli.console import Console, going_on
     from experiments.tasks.ratings import diagnostics
 
     if not config.caps or min(config.caps) < 1:
         raise ValueError(f"--caps needs numbers >= 1, got {config.caps}")
-    usage = diagnostics.read(config.table, config.user, config.loss)
+    with going_on("reading the table"):
+        usage = diagnostics.read(config.table, config.user, config.loss)
     with Console() as console:
         if config.private_quantile is not None:
             cap = private_quantile(

@@ -82,8 +82,8 @@ def _fit(
         tables.append((title, *clicks.cost([fit], twin)))
     if config.deciles:
         table = clicks.groups("decile", fit.deciles(), intervals=False)
-        tables.append(("predicted and observed clicks, by the prediction:", *table))
+        tables.append(("predicted and observed positives, by the prediction:", *table))
     if config.by is not None:
         table = clicks.groups(config.by, fit.categories(), intervals=False)
-        tables.append((f"predicted and observed clicks, by {config.by}:", *table))
+        tables.append((f"predicted and observed positives, by {config.by}:", *table))
     return dataclasses.asdict(fit.metrics), tables

@@ -87,7 +87,9 @@ def show(console: Console, path: Path, record: dict[str, Any]) -> None:
     """Says what the finished run in `path` came to."""
     from dpsgd.runs import report
 
-    console.table(*report.comparison([record]))
+    header, rows, caption = report.comparison([record])
+    console.table(header, rows)
+    console.line(caption)
     if diverged := report.divergence(record):
         console.line(f"note: {diverged}")
     console.line(record["guarantee"])

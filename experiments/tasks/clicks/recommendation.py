@@ -5,9 +5,15 @@ calibration: on 78,000 training rows and a tenth of them, at epsilon 1, 3 and 8,
 of batches of 128 to 8,192. Those of SGD were found by AUC on 88,000 rows, at 660 to 880 steps, with
 noise that is independent and noise that is correlated over up to 22 steps: the best rates were the
 same. For more rows, and for other data, these are laws drawn further than they were measured.
-Averages of the iterates gain 0.0001 of AUC or log loss at most, as rates fall to zero. Where tables
-are lazy, and so trained by SGD, all else is as where they are not, but for rates without privacy;
-momentum 0.9 is no better for them than none, and has twice their state.
+Without privacy, Adam's were found on Criteo, Adult and Bank: many small steps, and no row read
+twice, as two passes of Criteo's 88,000 rows lose 0.012 of AUC, and three of 8,800 rows 0.06. Over
+five splits of Adult and Bank the AUC on held-out rows is 0.892 +- 0.001 and 0.913 +- 0.002, and
+with the noise of epsilon 8 it is 0.890 +- 0.002 and 0.906 +- 0.002; one pass of 300 steps has 0.866
+on Bank. Of numbers alone a model has no tables to learn rows by heart, and gains in 30 passes:
+0.974 +- 0.006 on the test rows of the breast cancer data, which has 455 to train on. Averages of
+the iterates gain 0.0001 of AUC or log loss at most, as rates fall to zero. Where tables are lazy,
+and so trained by SGD, all else is as where they are not, but for rates without privacy; momentum
+0.9 is no better for them than none, and has twice their state.
 Whoever chooses by rows of their own that are private pays for it, and the guarantee of a run does
 not cover that.
 """
@@ -41,8 +47,8 @@ TABLES_WITHOUT_NOISE = 20.0
 Adam's 0.7615; in 10 epochs about 4 is best, 0.759 beside 0.758, and 10 learns rows by heart."""
 
 
-def recommended(aim: Aim) -> Settings:
-    """Returns the settings of a run on clicks.
+def recommended(aim: Aim, *, categories: bool = True) -> Settings:
+    """Returns the settings of a run on clicks, or on a table without categories.
 
     Where the noise multiplier is given, epsilon follows from the settings, and not they from it:
     they are alike for all noise and all samplers.
@@ -54,11 +60,14 @@ def recommended(aim: Aim) -> Settings:
     if aim.noise_multiplier is not None:
         return generic(aim)
     n, epsilon = aim.num_examples, _epsilon(aim)
-    epochs = aim.epochs or _epochs(aim)
+    once = not aim.private and (categories or aim.optimizer == "sgd")
+    epochs = aim.epochs or _epochs(aim, 1 if once else MOST_EPOCHS[aim.optimizer])
     batch_size = aim.batch_size or min(n, _batch_size(n, epochs, aim))
     steps = math.ceil(n / batch_size) * epochs
     if aim.optimizer == "sgd":
         rate = _rate_of_sgd(steps, batch_size, epsilon) * (1 - aim.momentum) / 0.1
+    elif epsilon is None and not categories:
+        rate = 6e-3
     elif epsilon is None:
         rate = 6e-3 / epochs**1.5 if aim.tables == "dense" else 2e-2 / epochs**2
     else:
@@ -81,10 +90,10 @@ def _epsilon(aim: Aim) -> float | None:
     return aim.target_epsilon
 
 
-def _epochs(aim: Aim) -> int:
+def _epochs(aim: Aim, most: int) -> int:
     # On 400,000 generated rows 10 epochs were better than 30: more rows want fewer.
     shrunk = min(1.0, 1e5 / aim.num_examples) ** 0.5
-    most = round(MOST_EPOCHS[aim.optimizer] * shrunk) if aim.private else 1
+    most = round(most * shrunk)
     in_time = aim.most_epochs
     if in_time is None:
         in_time = USUAL_VISITS // aim.num_examples
@@ -92,17 +101,19 @@ def _epochs(aim: Aim) -> int:
 
 
 def _batch_size(n: int, epochs: int, aim: Aim) -> int:
-    """Returns a power of two of which there are about 600 in the run, without privacy 300.
+    """Returns a power of two of which there are about 600 in the run.
 
-    SGD takes some more steps.
+    Without privacy there are 3,000, or 300 for lazy tables; SGD takes some more than 600 or 300.
 
     With noise, few large batches are as good as many small ones, and where the noise multiplier
     would be below 1 they are better.
     """
-    steps, most = (600, 32_768) if aim.private else (300, 1024)
+    steps, least, most = (600, 32, 32_768) if aim.private else (300, 32, 1024)
     if aim.optimizer == "sgd":
         steps += steps // 2
-    return 2 ** round(math.log2(min(most, max(32, n * epochs / steps))))
+    elif not aim.private and aim.tables == "dense":
+        steps, least = 3000, 4
+    return 2 ** round(math.log2(min(most, max(least, n * epochs / steps))))
 
 
 def _distance(epochs: int, epsilon: float) -> float:

@@ -155,7 +155,7 @@ class ClickModels:
         """Returns the settings of a run where its user gives none, see `recommendation`."""
         from experiments.tasks.clicks.recommendation import recommended
 
-        return recommended(aim)
+        return recommended(aim, categories=bool(self.schema.categories))
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` rows of the columns of the schema, which are nobody's."""

@@ -245,6 +245,41 @@ def test_two_processes_with_entropy_draw_different_noise_keys():
     assert json.loads(other.stdout) != RootKey.from_entropy().noise_key(0).tolist()
 
 
+FORKED = """
+import os
+from dpsgd.noise.keys import RootKey
+
+def derived(root):
+    try:
+        return str(root.noise_key(0).tolist())
+    except ValueError as error:
+        return str(error)
+
+root, seed = RootKey.from_entropy(), RootKey.from_insecure_seed(1)
+if os.fork() == 0:
+    print(derived(root), derived(seed), derived(RootKey.from_entropy()), sep=";")
+    try:
+        root.begin_run()
+    except ValueError as error:
+        print(error)
+else:
+    os.wait()
+    print(derived(root), derived(seed), sep=";")
+"""
+
+
+def test_of_two_processes_that_a_fork_leaves_with_one_root_one_draws_by_it():
+    ran = subprocess.run(
+        [sys.executable, "-uc", FORKED], check=True, capture_output=True, text=True
+    )
+    child, claim, parent = ran.stdout.splitlines()
+    refused, seeded, fresh = child.split(";", 2)[0], *child.rsplit(";", 2)[1:]
+    assert "was forked from" in refused
+    assert "was forked from" in claim
+    assert parent.split(";")[1] == seeded
+    assert json.loads(parent.split(";")[0]) != json.loads(fresh)
+
+
 # --- One root serves one run ---------------------------------------------------------------------
 
 

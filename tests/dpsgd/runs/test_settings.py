@@ -1,15 +1,17 @@
 """What a run chooses where it is left open: once, of public numbers, and recorded as numbers."""
 
 import json
+import math
 import re
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from tiny_task import Line, config_of, line, run_and_stop, short_blocks
 
-from dpsgd import RunConfig, Settings, resume, run
+from dpsgd import BandedToeplitz, Mechanism, RunConfig, Settings, resume, run
 from dpsgd.runs.settings import Aim, any_noise, choose, generic, open_settings
-from samplers import BallsAndBins, Population
+from samplers import BallsAndBins, Deterministic, Population
 from samplers.settings import SETTINGS, settings_of
 
 OPEN = RunConfig(SETTINGS["shuffle"](), noise_multiplier=1.0, audit=False)
@@ -123,6 +125,35 @@ def test_a_run_records_its_choice_as_numbers_and_shows_it(tmp_path):
     assert f"C{shown}" in (tmp_path / "run" / "report.md").read_text()
     terms = json.loads((tmp_path / "run" / "ledger.jsonl").open().readline())
     assert (terms["sampler"]["epochs"], terms["l2_clip_norm"]) == (3, 2.0)  # what is priced
+
+
+@pytest.mark.parametrize(
+    ("noise", "weak"),
+    [({"noise_multiplier": 1.0}, True), ({"noise_multiplier": 0.01}, False), (None, False)],
+    ids=["much", "little", "none"],
+)
+def test_noise_that_outweighs_what_the_rows_can_teach_is_told_at_once_and_reported(
+    tmp_path, noise, weak
+):
+    lines = []
+    how = {"noise_multiplier": None, "non_private": True} if noise is None else noise
+    config = config_of(**how, sampler=SETTINGS["deterministic"](batch_size=16, epochs=3))
+    record = run(line, config, tmp_path / "run", progress=lines.append)
+    start = next(i for i, text in enumerate(lines) if text.startswith("steps "))
+    assert any(text.startswith("note: 160 rows are few") for text in lines[:start]) == weak
+    assert (record["signal_to_noise"] is None) == (noise is None)
+    text = (tmp_path / "run" / "report.md").read_text()
+    assert ("160 rows are few for this much noise" in text) == weak
+
+
+def test_the_signal_is_that_of_the_steps_and_the_noise_that_is_independent():
+    sampler = Deterministic(1000, 100, 4)
+    mechanism = Mechanism(sampler, 2.0, 7.0)
+    noise = sum(np.random.default_rng(0).normal(0, 2.0 * 7.0, (40, 100_000)))
+    assert mechanism.signal_to_noise == pytest.approx(40 * 100 * 7.0 / noise.std(), rel=0.02)
+    banded = replace(mechanism, noise=BandedToeplitz((2.0, 1.0)))
+    assert banded.signal_to_noise == replace(mechanism, noise_multiplier=0.0).signal_to_noise
+    assert math.isinf(banded.signal_to_noise)
 
 
 def test_a_run_that_leaves_nothing_open_says_nothing_of_choices(tmp_path):

@@ -343,7 +343,7 @@ def test_an_exception_that_cuts_a_run_short_says_what_it_has_cost(error):
     with pytest.raises(error) as raised:
         trained(on_block=look)
     (note,) = raised.value.__notes__
-    assert note.startswith("training was cut short: epsilon in [")
+    assert note.startswith("training was cut short: epsilon <= ")
     assert "stopped after 8 of 30 steps" in note
 
 

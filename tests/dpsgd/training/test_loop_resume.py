@@ -23,7 +23,7 @@ SAMPLERS = [
     Poisson(**SIZES, overflow="accumulate", max_batch_size=3),
     BallsAndBins(**SIZES, max_batch_size=10, lanes=3),
 ]
-ROOT = RootKey(bytes(range(32)), insecure=False)
+ROOT = RootKey(bytes(range(32)), insecure=True)  # several tests train under it
 
 
 def loss(params, example):

@@ -399,6 +399,40 @@ def test_a_root_serves_one_run_and_a_seed_warns_that_nothing_is_guaranteed():
             trained(root=root)
 
 
+POISSON = SAMPLERS["poisson"]
+SOUND = {"of": ALGORITHM, "mechanism": Mechanism(POISSON, 1.0, 1.0), "rows": data()}
+CHANGES = {
+    "data": {"rows": {**data(), "x": data()["x"] * (np.arange(N) > 0)[:, None]}},
+    "mechanism": {"mechanism": Mechanism(POISSON, 2.0, 1.0)},
+    "parameters": {"shift": 1.0},
+    "program": {"of": dpsgd(lambda params, row: 2 * loss_fn(params, row), OPTIMIZER)},
+}
+
+
+def begun(root, *, of, mechanism, rows, shift=0.0, state=None, **how):
+    state = state or of.init(jax.tree.map(lambda x: x + shift, start()))
+    return next(train_blocks(of, mechanism, state, rows, root=root, block_steps=4, **how))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("what", CHANGES)
+def test_one_noise_serves_one_use(what, saved, tmp_path):
+    root = RootKey.from_entropy()
+    if saved:
+        root.save(tmp_path / "root.key")
+    kept = begun(root, **SOUND)
+    root = RootKey.load(tmp_path / "root.key") if saved else root
+    with pytest.raises(ValueError, match=f"had other .*{what[:4]}.*from_entropy"):
+        begun(root, **{**SOUND, **CHANGES[what]})
+    again = begun(root, **SOUND)
+    assert (np.asarray(again.watched) == np.asarray(kept.watched)).all()
+    went_on = begun(root, **SOUND, state=again.state)
+    begun(root, **{**SOUND, **CHANGES[what]}, generation=1)
+    other = went_on.state._replace(step=jnp.int32(4))
+    with pytest.raises(ValueError, match="had other parameters"):
+        begun(root, **SOUND, state=other)
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
 def test_data_that_are_not_finite_give_a_warning_that_tells_where_and_no_more(

@@ -6,6 +6,10 @@ import time
 
 import pytest
 
+from dpsgd.noise.base import Independent
+from dpsgd.noise.registry import noise_record
+from dpsgd.runs import report
+from experiments import demo
 from experiments.cli import console
 from experiments.cli.console import Console, going_on
 
@@ -42,6 +46,33 @@ def test_a_table_that_fits_has_a_line_for_each_row(columns, monkeypatch, capsys)
     ]
 
 
+@pytest.mark.parametrize("sigma", ["0.5", "0.9862"])
+def test_the_table_of_the_demo_fits_80_columns(sigma, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    records = [
+        {
+            "sampler": name,
+            "noise": noise_record(Independent()),
+            "noise_multiplier": float(sigma),
+            "epsilon_lower": None if epsilon is None else 0.9871234 * epsilon,
+            "epsilon_upper": epsilon,
+            "delta": 1 / 96_000,
+            "metrics": dict.fromkeys(demo.METRICS, 0.74321),
+            "stage_seconds": {"train": 1234.56},
+        }
+        for name, epsilon in zip(demo.COMPARED, (None, 1234.567, 12.34567, 0.0123456), strict=True)
+    ]
+    header, rows, caption = report.comparison(records, demo.METRICS)
+    assert header == ["sampler", "sigma", "epsilon", "AUC", "log loss", "pred/obs", "seconds"]
+    Console().table(header, rows)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == ["sampler", *demo.COMPARED]
+    assert "at delta 1.05e-05" in caption
+    assert "of the test rows" in caption
+    assert "Choose balls-and-bins: " in demo.choice(records)
+    assert "No sampler has a guarantee" in demo.choice(records[:1])
+
+
 class Terminal(io.StringIO):
     """A file that says that it is a terminal."""
 
@@ -62,6 +93,24 @@ def test_what_takes_long_is_seen_to_go_on_in_a_terminal(stderr, seconds, shown, 
         time.sleep(seconds)
     assert ("pricing (0 s)" in stderr.getvalue()) == shown
     assert ("pricing" in stderr.getvalue()) == shown
+
+
+def test_in_a_pipe_plain_lines_on_stderr_say_what_goes_on_ever_farther_apart(monkeypatch, capsys):
+    monkeypatch.setattr(console, "EVERY", 0.2)
+    with Console() as shown:
+        shown.progress("7 of 9 epsilons")
+        time.sleep(0.9)  # after .2 and .6 s
+        shown.line("the answer")
+    with going_on("pricing"):
+        time.sleep(0.3)
+    with Console(quiet=True) as shown:
+        shown.progress("of another process")
+        time.sleep(0.3)
+    time.sleep(0.3)
+    said = capsys.readouterr()
+    assert said.out == "the answer\n"
+    lines = ["7 of 9 epsilons (0 s in all)", "7 of 9 epsilons (1 s in all)", "pricing (0 s in all)"]
+    assert said.err.splitlines() == lines
 
 
 def interrupted_work():

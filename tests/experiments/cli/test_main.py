@@ -75,6 +75,10 @@ def test_training_writes_a_report_with_every_promised_field(trained, sampler):
         assert np.isfinite({**record, **record["metrics"]}[name])
     report = (out / "report.md").read_text()
     assert record["guarantee"] in report
+    upper = float(re.match(r"epsilon <= (\S+) at delta", record["guarantee"])[1])
+    assert record["epsilon_upper"] <= upper <= 1.01 * record["epsilon_upper"]
+    assert re.search(r"^Finished on 20\d\d-\d\d-\d\d at \d\d:\d\d UTC by:\n\n    \S", report, re.M)
+    assert "{" not in report  # what programs read is in files of its own
     assert all(item in report for item in record["not_covered"])
     assert (
         json.loads((out / "guarantee.json").read_text())["epsilon_upper"] == record["epsilon_upper"]
@@ -132,7 +136,7 @@ def test_epsilon_and_calibrate_answer_each_other(capsys):
     assert run("calibrate", *words, "--epsilon", 2) == 0
     sigma = capsys.readouterr().out.split()[2]
     assert run("epsilon", *words, "--noise-multiplier", sigma) == 0
-    upper = float(capsys.readouterr().out.split(",")[1].split("]")[0])
+    upper = float(re.search(r"epsilon in \[[\d.]+, ([\d.]+)\]", capsys.readouterr().out)[1])
     assert 1.99 < upper <= 2.002
 
 
@@ -140,7 +144,7 @@ def test_the_noise_for_an_attack_advantage_keeps_it(capsys):
     words = ["sampler:balls-and-bins", "--num-examples", 100_000, "--epochs", 1, "--delta", 1e-6]
     assert run("calibrate", *words, "--target-advantage", 0.1) == 0
     printed = capsys.readouterr().out
-    assert "gives attack advantage <= 0.1: epsilon in [" in printed
+    assert "gives attack advantage <= 0.1: epsilon <= " in printed
     assert printed.endswith("a fair prior has an accuracy of at most 0.5500\n")
     assert run("epsilon", *words, "--noise-multiplier", printed.split()[2]) == 0
     assert capsys.readouterr().out.endswith("has an accuracy of at most 0.5500\n")
@@ -190,7 +194,7 @@ def test_a_bad_question_is_answered_in_one_line(words, capsys):
 def test_shuffling_is_never_priced_as_poisson_and_says_what_that_would_claim(capsys):
     words = ["--num-examples", 1_000_000, "--epochs", 1, "--noise-multiplier", 0.6]
     assert run("epsilon", "sampler:poisson", *words) == 0
-    poisson = float(capsys.readouterr().out.split(", ")[1].split("]")[0])
+    poisson = float(re.search(r"epsilon in \[[\d.]+, ([\d.]+)\]", capsys.readouterr().out)[1])
     assert run("epsilon", "sampler:shuffle", *words) == 0
     price, *notes = capsys.readouterr().out.splitlines()
     assert float(price.split("[")[1].split(",")[0]) > 2 * poisson

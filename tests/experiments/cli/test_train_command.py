@@ -59,7 +59,7 @@ def test_settings_of_ones_own_task_are_options_and_its_run_goes_by_its_name(home
     words = ["train", "--task", "own_mean:Mean", "--rows", "50", *SAMPLER, "--out", "run"]
     assert main([*words, "--no-audit"]) == 0
     printed = capsys.readouterr().out
-    assert "test error" in printed
+    assert "error: of the test rows" in printed
     assert "epsilon in [" in printed
     record = json.loads((home / "run" / "config.json").read_text())["task"]
     assert (record["name"], record["settings"]) == ("own_mean:Mean", {"rows": 50})

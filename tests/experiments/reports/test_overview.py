@@ -130,6 +130,7 @@ def test_every_run_has_its_guarantee_interval_and_command_on_the_page(runs, page
     assert text.count("zero-out adjacency, unit: one example") == 2
     assert "NO GUARANTEE: no noise was added" in text
     assert MEANING in text
+    assert re.findall(r"^Of (\w+): 160 rows are few", text, re.MULTILINE) == ["private", "shuffled"]
     assert MEANING not in overview(runs[2:]).markdown  # there is none to explain
     for run in runs:
         assert re.search(rf"^dpsgd train .* --out {run.name}\b", text, re.MULTILINE)
@@ -139,19 +140,45 @@ def test_every_run_has_its_guarantee_interval_and_command_on_the_page(runs, page
 
 def test_runs_are_compared_task_by_task(runs, clicked):
     page = overview([*runs[1:], clicked])
-    first, second = re.findall(r"^\| run \|.*$", page.markdown, re.MULTILINE)
-    assert "| test error |" in first
-    assert "| test AUC | test log loss |" in second
+    first, _, second, details = re.findall(r"^\| run \|.*$", page.markdown, re.MULTILINE)
+    assert "| run | test error |" in first
+    assert "| run | test AUC |" in second
+    assert "| test log loss | test normalised entropy | test pred/obs |" in details
     assert "### Task: tiny\\_task:Line" in page.markdown
     assert "### Task:" not in overview(runs[2:]).markdown
-    assert set(page.figures) == {"quality1.svg", "quality2.svg", "curves.svg"}
+    assert set(page.figures) == {"quality1.svg", "curves.svg"}
     assert "Not alike" not in page.markdown  # of tasks that differ by nature
+
+
+def test_at_a_glance_are_quality_and_guarantee_on_the_narrowest_screen(runs, clicked):
+    for some in (runs, [clicked]):
+        text = overview(some).markdown.partition("## At a glance")[2]
+        header, _, *rows = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)[0].splitlines()
+        assert re.match(r"\| run \| test \w+ \| ε ≤ \|", header)
+        assert len(rows) == len(some)
+        cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in (header, *rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        # 358 pixels of a phone's 390 are the page's; a character has 7.3, and a gap 10.
+        assert 7.3 * sum(widths) + 10 * len(widths) <= 358
+
+
+@pytest.mark.parametrize(
+    ("numbers", "drawn", "across"),
+    [([0], False, False), ([2], False, False), ([0, 1], True, False), ([0, 2], True, True)],
+    ids=["private", "plain", "two private", "private and plain"],
+)
+def test_a_figure_has_two_runs_at_least_and_its_caption_says_what_is_drawn(
+    runs, numbers, drawn, across
+):
+    page = overview([runs[number] for number in numbers])
+    assert ("quality.svg" in page.figures) == drawn
+    assert ("](quality.svg)" in page.markdown) == drawn
+    assert ("without privacy.](quality.svg)" in page.markdown) == across
 
 
 def test_another_metric_can_be_put_first(clicked):
     page = overview([clicked], headline="validation_log_loss", better="lower")
-    assert "| validation log loss | validation AUC |" in page.markdown
-    assert "![Validation log loss over epsilon." in page.markdown
+    assert "| run | validation log loss |" in page.markdown
     with pytest.raises(ValueError, match="there is no metric 'auc'; there are validation_auc, "):
         overview([clicked], headline="auc")
 

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from experiments.reports import overview
 from experiments.sweeps import tables
 from experiments.sweeps.figure import draw
 from experiments.sweeps.summary import NOT_COVERED, Estimate
@@ -231,6 +233,30 @@ def test_what_diverged_is_not_among_the_best(summary_of):
     (verdict,) = tables.verdicts(panel)
     assert "shuffle (" in verdict
     assert "poisson" not in verdict
+
+
+def test_single_runs_are_not_tested_against_each_other(summary_of):
+    for repetitions, tested in ((1, False), (2, True)):
+
+        def alike(run, metric):
+            return 0.7 + 0.001 * run.config.init_seed
+
+        panel = summary_of(alike, PRIVACY, repetitions=repetitions).panels[0]
+        for verdict in tables.verdicts(panel):
+            assert ("Welch" in verdict) == tested
+            assert ("not tested, as one run shows no spread: " in verdict) != tested
+
+
+@pytest.mark.parametrize("epsilons", [(1.0,), (1.0, 8.0)])
+def test_a_sweep_of_a_single_point_has_no_figure_on_a_page(summary_of, monkeypatch, epsilons):
+    one = {"x": "target_epsilon", "sampler": "poisson", "target_epsilon": epsilons}
+    summary = summary_of(auc, one)
+    monkeypatch.setattr(overview.engine, "is_sweep", lambda path: True)
+    monkeypatch.setattr(overview.engine, "read", lambda path: summary)
+    monkeypatch.setattr(overview, "_speed", lambda summary: "")
+    page = overview.overview([Path("sweep")])
+    assert list(page.figures) == (["sweep1.svg"] if len(epsilons) > 1 else [])
+    assert ("](sweep1.svg)" in page.markdown) == bool(page.figures)
 
 
 LINE = {

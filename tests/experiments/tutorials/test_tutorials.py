@@ -14,7 +14,7 @@ FROM = tuple(f"from {floor} import" for floor in FLOORS)
 CLAIMS = {
     "private_in_twenty_lines": [
         "with it: 0.",
-        "] at delta 1e-05 (zero-out adjacency, unit: one ex",
+        " at delta 1e-05 (zero-out adjacency, unit: one ex",
     ],
     "sampler_noise_epsilon": ["balls-and-bins  at sigma 1: epsilon in [1.382, 1.384]"],
     "users_and_episodes": ["unit: one user)", "one partner  epsilon in ["],

@@ -659,7 +659,7 @@ def questions(draw, quick):
 
 
 SAMPLERS = list(SAMPLER_FLAGS)
-INTERVAL = re.compile(r"epsilon in \[([0-9.]+), ([0-9.]+)\] at delta \S+ \(zero-out adjacency")
+INTERVAL = re.compile(r"\(zero-out adjacency.*; certified: epsilon in \[([0-9.]+), ([0-9.]+)\]")
 
 
 @few_or(2_000)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from accounting import attack_advantage
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters
+from dpsgd.runs.report import weak_signal
 from dpsgd.runs.settings import Aim, Settings, generic
 from dpsgd.runs.step_sizes import about_sigma
 from experiments.tasks.clicks.recommendation import (
@@ -18,8 +19,10 @@ from experiments.tasks.clicks.recommendation import (
     USUAL_VISITS,
     recommended,
 )
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import PRESETS
 from experiments.tasks.clicks.synthetic.rows import write_store
-from experiments.tasks.clicks.task import Clicks
+from experiments.tasks.clicks.task import Clicks, DescribedClicks
 from samplers import BallsAndBins
 
 EPSILONS = st.none() | st.floats(0.01, 100)
@@ -38,14 +41,47 @@ def steps(n, settings):
         (88_000, 1.0, Settings(4096, 30, 4.0, 0.0062)),
         (88_000, 3.0, Settings(4096, 30, 4.0, 0.0050)),
         (88_000, 8.0, Settings(4096, 30, 4.0, 0.0038)),
-        (88_000, None, Settings(256, 1, 4.0, 0.006)),
-        (10_000, None, Settings(32, 1, 4.0, 0.006)),
+        (88_000, None, Settings(32, 1, 4.0, 0.006)),
+        (10_000, None, Settings(4, 1, 4.0, 0.006)),
         (1_000_000, 3.0, Settings(4096, 3, 4.0, 0.0073)),
         (40_000_000, 8.0, Settings(32_768, 1, 4.0, 0.0057)),
     ],
 )
 def test_the_settings_by_rows_and_epsilon(n, epsilon, expected):
     assert recommended(Aim(n, 1 / n, target_epsilon=epsilon)) == expected
+
+
+def test_without_privacy_numbers_alone_are_read_often_and_categories_once():
+    for n, batch_size in ((455, 4), (26_048, 256)):
+        aim = Aim(n, 1 / n)
+        assert recommended(aim, categories=False) == Settings(batch_size, 30, 4.0, 0.006)
+        assert recommended(aim).epochs == 1
+        private = replace(aim, target_epsilon=3.0)
+        assert recommended(private, categories=False) == recommended(private)
+    schemas = DISPLAY_ADS, replace(DISPLAY_ADS, categories=(), buckets=())
+    tasks = [DescribedClicks(PRESETS["small"], schema, 0) for schema in schemas]
+    assert [task.recommend(Aim(455, 1 / 455)).epochs for task in tasks] == [1, 30]
+
+
+@pytest.mark.parametrize(
+    ("n", "epsilon", "weak"),
+    [
+        (455, 3.0, True),  # an AUC of 0.03 and 0.58 on the breast cancer data
+        (455, 8.0, True),
+        (1_000, 3.0, True),  # 0.66 on Bank, where 0.91 is possible
+        (2_700, 3.0, False),  # 0.75
+        (8_800, 1.0, False),
+        (88_000, 1.0, False),
+        (455, None, False),
+    ],
+)
+def test_a_run_is_warned_of_where_measured_models_learned_nothing(n, epsilon, weak):
+    aim = Aim(n, 1 / n, target_epsilon=epsilon)
+    found = recommended(aim)
+    sampler = BallsAndBins(n, found.batch_size, found.epochs)
+    sigma = about_sigma(aim, found.batch_size, sampler.num_steps) if epsilon else 0.0
+    signal = Mechanism(sampler, sigma, 4.0 if epsilon else math.inf).signal_to_noise
+    assert bool(weak_signal(signal, n)) == weak
 
 
 @pytest.mark.parametrize(
@@ -129,7 +165,7 @@ def test_rates_of_lazy_tables_are_sane_for_any_sizes(n, epsilon, epochs, momentu
     assert 0 < found.tables_learning_rate <= MOST_OF_TABLES
     left = {"tables_learning_rate": None}
     if epsilon is None and optimizer == "adam":
-        left["learning_rate"] = other.learning_rate
+        left |= {"learning_rate": other.learning_rate, "batch_size": other.batch_size}
     assert replace(found, **left) == other
 
 
