@@ -97,8 +97,8 @@ FAILED = {
 
 
 @pytest.mark.audit
-@pytest.mark.parametrize("name", ["noise on the first alone", "the batch on every device"])
-def test_an_audit_finds_out_what_devices_do_wrong(short, name):
+def test_an_audit_finds_out_what_devices_do_wrong(short):
+    name = "the batch on every device"
     assert FAILED[name] in short["audits"][name]
 
 
@@ -115,6 +115,7 @@ def test_an_audit_passes_what_devices_do_right(long, name):
     "name",
     [
         "noise once a device",
+        "noise on the first alone",
         "parts that are not added up",
         "padding that counts",
         "rows of another device",

@@ -47,6 +47,7 @@ def test_a_right_claim_stands_and_what_could_have_been_seen_is_told(kind):
     assert "consistent" in report.lines()[-1]
 
 
+@pytest.mark.long
 def test_half_the_noise_is_refuted():
     def half_noise(loss_fn, optimizer):
         algorithm = dpsgd(loss_fn, optimizer)

@@ -49,7 +49,7 @@ TREE = UnitTree.from_columns({"user": np.arange(N) // 6})
         (SHUFFLE, (), 0),
         (SHUFFLE, (Secure(),), 0),
         (SHUFFLE, (), 143),
-        (Poisson(N, 20, 2), (), 0),
+        pytest.param(Poisson(N, 20, 2), (), 0, marks=pytest.mark.long),
         (BallsAndBins(N, 20, 8, overflow="accumulate", max_batch_size=8), (), 0),
         (Multistage(TREE, (5, 4), steps=70, clipped_level=1), (), 0),
     ],

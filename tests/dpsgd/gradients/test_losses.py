@@ -224,6 +224,7 @@ def test_integer_sums_of_the_secure_mode_are_of_the_same_gradients():
         np.testing.assert_allclose(np.float64(whole) * cell, real, rtol=1e-3, atol=N * cell)
 
 
+@pytest.mark.long
 def test_a_run_with_dropout_learns_and_ends_in_the_same_bits_when_resumed(tmp_path):
     params, loss = net()
     algorithm, mechanism = dpsgd(loss, optax.adam(0.1)), Mechanism(Shuffle(N, 8, 10), 0.5, 1.0)

@@ -100,8 +100,8 @@ def temporary_bytes(case, method, batch_size, microbatch_size=None):
     return program.memory_analysis().temp_size_in_bytes
 
 
-# Each loss once, and each method; the other pairs are long.
-QUICK = [(look_ups_and_layers, "ghost"), (without_a_rule, "vmap"), (recurrent, "ghost")]
+# Each method; the other pairs are long.
+QUICK = [(look_ups_and_layers, "ghost"), (without_a_rule, "vmap")]
 PAIRS = [
     pytest.param(case, method, marks=() if (case, method) in QUICK else pytest.mark.long)
     for case in CASES

@@ -124,7 +124,7 @@ NOISES = [
 ]
 EVERY_NOISE = pytest.mark.parametrize("noise", NOISES, ids=repr)
 LONG = functools.partial(pytest.param, marks=pytest.mark.long)
-OTHER_NOISES = [LONG(NOISES[0]), NOISES[1], LONG(NOISES[2]), *NOISES[3:]]
+OTHER_NOISES = [*map(LONG, NOISES[:3]), *NOISES[3:]]
 
 
 def loss_fn(params, example):

@@ -217,7 +217,7 @@ TAILS = (4.0, 5.0, 5.5)
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(4 * 2**22, id="1.7e7 draws"),
+        pytest.param(2**22, id="4e6 draws"),
         pytest.param(24 * 2**22, id="1e8 draws", marks=[pytest.mark.long, pytest.mark.noise]),
     ],
 )

@@ -37,7 +37,6 @@ def test_killed_where_it_hurts_a_run_goes_on_to_the_same_bits_with_its_kept_nois
     points = [
         "write ledger.jsonl 3",  # half of a declaration is written
         "replace .000000000008.npz.unfinished 1",  # steps were taken, and no checkpoint tells
-        "unlink root.key 1",  # finished, and not yet tidied up
     ]
     assert len(drive(tmp_path, "balls-and-bins-bands", "points", *points)) == len(points)
 

@@ -30,7 +30,9 @@ def compiled(caplog):
 @pytest.mark.parametrize(
     ("sampler", "data_on"),
     [
-        (SETTINGS["shuffle"](batch_size=16, epochs=3), "device"),
+        pytest.param(
+            SETTINGS["shuffle"](batch_size=16, epochs=3), "device", marks=pytest.mark.long
+        ),
         (
             SETTINGS["balls-and-bins"](
                 batch_size=16, epochs=3, max_batch_size=5, overflow="accumulate"

@@ -38,6 +38,7 @@ def instructions(count):
     return run.lower(params, batch, np.ones(B)).compile().as_text().count(" = ")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is CPUs' compiler that repeats")
 def test_no_kernel_computes_the_norms_of_all_leaves_anew():
     assert instructions(10) < 2.5 * instructions(5)

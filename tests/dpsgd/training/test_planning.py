@@ -76,6 +76,7 @@ def plans(found):
     return found[0]
 
 
+@pytest.mark.long
 def test_bytes_of_a_device_are_those_of_its_program(plans):
     for plan in plans:
         held = dict(plan["held"])
@@ -85,6 +86,7 @@ def test_bytes_of_a_device_are_those_of_its_program(plans):
         assert 0 <= plan["arguments"] - sum(held.values()) < 2_000
 
 
+@pytest.mark.long
 def test_replicated_parameters_are_added_up_once_a_step(plans):
     for plan, places in zip(plans[:2], (56, 50), strict=True):
         assert plan["num_params"] == plan["updated"] == 1024 * 32 + 32
@@ -94,6 +96,7 @@ def test_replicated_parameters_are_added_up_once_a_step(plans):
         assert plan["exchanged"] == [["all-reduce", 4 * plan["num_params"] + diagnostics, 1]]
 
 
+@pytest.mark.long
 def test_a_table_that_is_dealt_out_lies_and_travels_in_parts(plans):
     plan, table = plans[2], 4 * 1024 * 32
     assert plan["sharded"] == ["['table']"]
@@ -104,10 +107,12 @@ def test_a_table_that_is_dealt_out_lies_and_travels_in_parts(plans):
     assert all(size < table / 4 for _, size, _ in plan["exchanged"])
 
 
+@pytest.mark.long
 def test_tables_are_dealt_out_by_default_where_a_state_would_fill_half_of_a_device(found):
     assert found[1] == {"roomy": None, "full": 2**26, "given": 2**30, "odd": None, "small": None}
 
 
+@pytest.mark.long
 def test_the_operations_of_an_example_are_those_of_its_gradient(plans):
     # A product of 32 numbers, and both factors' gradients, twice each; little else.
     assert 6 * 32 - 32 <= plans[0]["flops"] <= 6 * 32 + 64

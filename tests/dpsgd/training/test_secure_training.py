@@ -256,6 +256,7 @@ def test_a_mechanism_that_cannot_be_secure_is_refused(sigma, clip, message):
         Mechanism(Deterministic(N, 8), sigma, clip, noise=Secure())
 
 
+@pytest.mark.long
 def test_one_program_serves_every_grid_and_another_the_fast_noise(monkeypatch):
     """A grid that stayed behind in a shared program would be the noise of another mechanism."""
     kept = functools.lru_cache(programs._executable.__wrapped__)

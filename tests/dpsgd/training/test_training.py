@@ -223,7 +223,7 @@ class Run:
 
 @pytest.fixture(
     scope="module",
-    params=of_samplers(long=["deterministic", "balls-and-bins", "accumulating poisson"]),
+    params=of_samplers(long=["deterministic", "poisson", "balls-and-bins", "accumulating poisson"]),
 )
 def runs(request, tmp_path_factory):
     """The same run with its data on the device and, as memory-mapped files, on the host."""

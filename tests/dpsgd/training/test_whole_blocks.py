@@ -61,6 +61,7 @@ LEAVES += [np.zeros((2, 2100), np.float32)] * 2 + [np.zeros(4200, jnp.bfloat16)]
 LEAVES += [np.zeros(2**20 + 1, np.float32)]
 
 
+@pytest.mark.long
 def test_each_of_40_leaves_has_a_noise_of_its_own_and_in_full():
     def nothing(params, batch, weights, scales):
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
@@ -115,6 +116,7 @@ def squares(params, example):
 SQUARES = dpsgd(squares, optax.adam(optax.cosine_decay_schedule(0.1, STEPS)))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("optimised")  # bits are the claim
 @pytest.mark.parametrize("mechanism", RUNS)
 def test_130_steps_in_blocks_of_64_are_bit_for_bit_those_taken_one_by_one(mechanism):

@@ -77,6 +77,7 @@ def test_a_cycle_is_priced_as_so_many_times_fewer_steps(command, capsys):
     assert cyclic != answer("--batch-size", "50", "--epochs", "2")
 
 
+@pytest.mark.long
 def test_the_black_box_command_draws_a_plot_and_prints_what_it_could_have_seen(tmp_path, capsys):
     plot = tmp_path / "audit.png"
     status = main([

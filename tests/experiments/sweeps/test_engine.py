@@ -251,6 +251,7 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
         overview([out])
 
 
+@pytest.mark.long
 def test_runs_in_one_process_compile_one_program_for_all_their_numbers(
     tmp_path, caplog, in_this_process
 ):

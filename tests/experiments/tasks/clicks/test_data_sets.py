@@ -51,6 +51,7 @@ def test_a_store_can_be_generated_at_once_and_says_the_best_auc(data_set, tmp_pa
     assert f"on the test rows: {direct.source['test_bayes_auc']:.4f}" in printed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_sampler_trains_on_the_search_log_and_a_raw_file_of_it_is_evaluated(
     search_log, sampler, tmp_path, capsys

@@ -18,7 +18,10 @@ from experiments.tasks.splits import chronological_split, random_split
 DISPLAY, SEARCH = LOGS.values()
 
 
-@pytest.fixture(scope="module", params=LOGS.values(), ids=LOGS)
+LOGS_LONG = [DISPLAY, pytest.param(SEARCH, marks=pytest.mark.long)]
+
+
+@pytest.fixture(scope="module", params=LOGS_LONG, ids=LOGS)
 def log(request):
     return request.param
 

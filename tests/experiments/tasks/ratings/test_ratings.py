@@ -109,6 +109,7 @@ def test_a_private_choice_of_the_cap_is_part_of_the_price():
     assert study.choose_cap() in (5, 10, 20)
 
 
+@pytest.mark.long
 def test_training_on_whole_users_learns_and_runs_share_one_program():
     study = Study(ratings.synthetic(0, 300, 60), (5, 20), 1e-4)
     plain = study.test_error(0.0, 20, seed=0)
