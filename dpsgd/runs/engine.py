@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpsgd.audit.resumed import wrong_noise
 from dpsgd.core.state import LazyState, TrainState
 from dpsgd.files import make_folder
 from dpsgd.noise.keys import RootKey
@@ -443,6 +444,8 @@ def _gone_on(
             # Begun anew: rows that were released before have no part in its noise.
             state = checkpoint.state._replace(noise=job.start().noise)
             checkpoint = checkpoint._replace(state=state)
+        if checkpoint and step < job.mechanism.sampler.num_steps:
+            _check_noise(job, checkpoint.state, root, generation, out)
         if processes.first:
             folder.cut_diagnostics(step)
         if generation.terms.fingerprint != last.fingerprint:
@@ -452,6 +455,19 @@ def _gone_on(
             changed = differing([last.fingerprint, generation.terms.fingerprint])
             progress(f"changed since: {', '.join(changed)}")
         return then(job, folder, ledger, root, checkpoint, stages, progress)
+
+
+def _check_noise(
+    job: Job, state: TrainState | LazyState, root: RootKey, generation: Generation, out: Path
+) -> None:
+    """Raises ValueError unless what the noise kept is that of the key and the steps so far."""
+    key = job.mechanism.noise_key(root, generation.key)
+    first = generation.steps.start
+    if wrong := wrong_noise(job.mechanism.noise, state, job.params, key, first):
+        raise ValueError(
+            f"the last checkpoint of {out} does not hold the noise of its steps: {wrong}; restore "
+            "it from a copy, or remove it, and the steps since the one before count once more"
+        )
 
 
 def _how_to_repeat(job: Job, *, alone: bool) -> dict[str, bool]:

@@ -21,6 +21,7 @@ from accounting import epsilon
 from dpsgd import BandedToeplitz, Independent, RootKey, RunConfig, resume, run
 from dpsgd.models.model import export
 from dpsgd.runs import engine, fingerprint, job
+from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.ledger import Ledger, LedgerError, read
@@ -262,6 +263,23 @@ def test_a_run_of_correlated_noise_goes_on_with_its_history_which_is_private(cor
     assert_same(cut, tmp_path / "whole")
     assert not (cut / "checkpoints").exists()
     assert not any(b"noise[" in path.read_bytes() for path in cut.iterdir() if path.is_file())
+
+
+def test_a_checkpoint_whose_noise_is_not_that_of_its_steps_is_refused(
+    correlated, tmp_path, monkeypatch
+):
+    cut, latest = run_and_stop(line, correlated, tmp_path / "run"), Checkpoints.latest
+
+    def negated(*of):
+        found = latest(*of)
+        noise = jax.tree.map(lambda row: -row, found.state.noise)
+        return found._replace(state=found.state._replace(noise=noise))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "latest", negated)
+        with pytest.raises(ValueError, match="vector 0 of 1 that the noise keeps is, in array 0"):
+            resume(cut)
+    assert resume(cut)["generations"] == 1
 
 
 @pytest.mark.parametrize("again", [False, True])
