@@ -270,7 +270,7 @@ def test_correlated_noise_that_is_begun_anew_is_counted_as_stretches_are(tmp_pat
     with Ledger.create(tmp_path / "ledger", terms) as ledger:
         ledger.declare(range(4))
         changed = dataclasses.replace(terms, fingerprint={"code": "y"})
-        ledger.resume(changed, step=4, origin=NO_HEAD, repeatable=True)
+        ledger.resume(changed, step=4, origin=ledger.history.head, repeatable=True)
         ledger.declare(range(4, 8))
         found = ledger.history.guarantee()
     independent = mechanism(Independent()).privacy_of([range(4), range(4, 8)])
