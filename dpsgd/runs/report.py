@@ -257,8 +257,8 @@ def comparison(
       metrics: Those that are shown; by default those of the test rows, if there are any.
     """
     if metrics is None:
-        found = dict.fromkeys(name for record in records for name in record["metrics"])
-        shown = [name for name in found if not name.endswith("num_examples")]
+        found = [item for record in records for item in record["metrics"].items()]
+        shown = list(dict.fromkeys(name for name, value in found if not isinstance(value, int)))
         metrics = [name for name in shown if name.startswith("test_")] or shown
     splits = {name.partition("_")[0] for name in metrics}
     alike = len(splits) == 1 and all("_" in name for name in metrics)
