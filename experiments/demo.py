@@ -52,10 +52,10 @@ def run(demo: Demo) -> int:
 
     out = demo.out or Path(tempfile.mkdtemp(prefix="dpsgd-demo-"))
     with Console() as console:
-        rows = "the rows of your file" if demo.source else f"{demo.rows:,} synthetic rows"
+        which = "the rows of your file" if demo.source else f"{demo.rows:,} synthetic rows"
         minutes = "" if demo.source else ": one to two minutes on two cores"
         console.line(
-            f"trains one click model on {rows} with {len(COMPARED)} samplers at equal noise, each "
+            f"trains one click model on {which} with {len(COMPARED)} samplers at equal noise, each "
             f"audited first, and compares their guarantees{minutes}"
         )
         source = demo.source
