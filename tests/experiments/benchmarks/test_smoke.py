@@ -106,7 +106,11 @@ def test_hard_questions_are_drawn_and_compared():
 @pytest.mark.parametrize(
     ("benchmark", "measured"),
     [
-        (noise, ["noise, 1.04858M coordinates", "secure noise, 1.04858M coordinates (scaled)"]),
+        pytest.param(
+            noise,
+            ["noise, 1.04858M coordinates", "secure noise, 1.04858M coordinates (scaled)"],
+            marks=pytest.mark.long,
+        ),
         (useful, ["noise multiplier, advantage 0.1, T 100, E 1"]),
         pytest.param(
             train,
