@@ -17,6 +17,7 @@ from typing import Any
 
 from dpsgd.audit.blocks import block_checks
 from dpsgd.audit.checks import AuditReport, Check
+from dpsgd.audit.flow import flow_checks
 from dpsgd.audit.late import late_checks
 from dpsgd.audit.noise import noise_checks
 from dpsgd.audit.program import AuditedProgram
@@ -69,6 +70,7 @@ def coupled_audit(
     program = AuditedProgram(algorithm, mechanism, state, rows, layout=layout, root=root)
     checks = sum_checks(program) + update_checks(program) + block_checks(program)
     checks += noise_checks(program) + late_checks(program)
+    checks += flow_checks(algorithm, mechanism, state, program.columns, program.layout)
     sampler = mechanism.sampler
     seed, bands = root.sampling_seed(0), mechanism.noise.bands
     checks += sampler_checks(sampler, claimed or sampler, seed=seed, bands=bands)

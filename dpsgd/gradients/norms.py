@@ -34,6 +34,8 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from dpsgd.core.marks import marked
+
 T = TypeVar("T")
 
 CLIP_MARGIN = 17 * 2.0**-24
@@ -207,7 +209,8 @@ def clip_factor(norm: Norm, l2_clip_norm: ArrayLike, counts: Array) -> ClipFacto
 
     An example contributes nothing where `counts` (bool[B]) is False or its norm is not finite.
     """
-    limit = jnp.asarray(l2_clip_norm, jnp.float32) * jnp.float32(1.0 - CLIP_MARGIN)
+    given = marked(jnp.asarray(l2_clip_norm, jnp.float32), "clip", clip=l2_clip_norm)
+    limit = given * jnp.float32(1.0 - CLIP_MARGIN)
     keep = counts & jnp.isfinite(norm.square)
     square = jnp.where(keep, norm.square, 0.0)
     # For a zero gradient the quotient is inf (or 0/0 for a clip norm that underflows): no clipping.

@@ -73,6 +73,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dpsgd.core.marks import marked
 from dpsgd.packing import join, packs, split
 
 GRID_BITS = 18
@@ -139,8 +140,10 @@ def standard_normal(
     Raises:
       ValueError: if `noise_key` is not uint32 `[4]`.
     """
+    step = _word(step, "step")
     words = _words(noise_key, step, leaf, shape)
-    return _radius(words[0], words[1]) * _half_circle_sine(words[2])
+    normal = _radius(words[0], words[1]) * _half_circle_sine(words[2])
+    return marked(normal, "draw", key=noise_key, step=step)
 
 
 def add_gaussian_noise(
@@ -196,6 +199,7 @@ def add_gaussian_noise(
         if max(jnp.shape(total), default=0) >= _COUNTED:
             raise ValueError(f"leaf {leaf} has shape {jnp.shape(total)}: an axis exceeds 32 bits")
     step = _word(step, "step")
+    made_of = {"key": noise_key, "step": step, "stddev": stddev, "divisor": divisor}
     stddev = jnp.asarray(stddev, jnp.float32)
     # A traced stddev that is wrong must spoil the result, and never lead to too little noise.
     stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
@@ -260,6 +264,11 @@ def add_gaussian_noise(
     totals = [jnp.asarray(total) for total in leaves]
     given = [None] * len(leaves) if noise is None else jax.tree.leaves(noise)
     outputs = lax.platform_dependent(totals, cpu=in_place, default=fused)
+    noises = given if noise is not None else [None] * len(leaves)
+    outputs = [
+        marked(output, "release", total=total, noise=z, **made_of)
+        for output, total, z in zip(outputs, totals, noises, strict=True)
+    ]
     return jax.tree.unflatten(structure, outputs)
 
 
@@ -278,7 +287,8 @@ def normal_line(
     leaf, position = _names(pack, dict(zip(pack, sizes, strict=True)))
     step, shape = _word(step, "step"), (sum(sizes),)
     words = _words(noise_key, step, leaf, shape, row, one_axis=True, position=position)
-    return _radius(words[0], words[1]) * _half_circle_sine(words[2])
+    normal = _radius(words[0], words[1]) * _half_circle_sine(words[2])
+    return marked(normal, "draw", key=noise_key, step=step)
 
 
 def add_row_noise(
@@ -301,6 +311,8 @@ def add_row_noise(
       stddev: as for `add_gaussian_noise`.
       divisor: likewise.
     """
+    step = _word(step, "step")
+    made_of = {"key": noise_key, "step": step, "stddev": stddev, "divisor": divisor, "rows": rows}
     stddev = jnp.asarray(stddev, jnp.float32)
     stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
     spacing = grid(stddev)
@@ -312,9 +324,9 @@ def add_row_noise(
     whole = jnp.round(total_cells)
     position = _positions(rows, flat.size // len(rows))
     name, fraction = _purpose(leaf, STEP), total_cells - whole
-    step = _word(step, "step")
     rounded = _rounded_noise(noise_key, step, name, 0, cells, fraction, position, True)
-    return ((whole + rounded) * cell).reshape(total.shape)
+    noised = ((whole + rounded) * cell).reshape(total.shape)
+    return marked(noised, "release", total=total, **made_of)
 
 
 STEP, MOMENTUM, VALUE = 1, 2, 3
@@ -344,22 +356,25 @@ def normal_at(
       rows: which, int32 `[U]`.
       width: coordinates of a row; fewer than 2^32 in the whole table.
     """
+    step = _word(step, "step")
     words = _row_words(noise_key, step, leaf, purpose, rows, width)
-    return (_radius(words[0], words[1]) * _half_circle_sine(words[2])).reshape(-1, width)
+    normal = (_radius(words[0], words[1]) * _half_circle_sine(words[2])).reshape(-1, width)
+    return marked(normal, "draw", key=noise_key, step=step, rows=rows)
 
 
 def uniform_at(
     noise_key: Any, step: Any, leaf: int, purpose: int, rows: jax.Array, width: int
 ) -> jax.Array:
     """Return numbers in (0, 1), independent of the normals of `normal_at`: float32, as these."""
+    step = _word(step, "step")
     words = _row_words(noise_key, step, leaf, purpose, rows, width)
-    return _uniform(words[3]).reshape(-1, width)
+    uniform = _uniform(words[3]).reshape(-1, width)
+    return marked(uniform, "draw", key=noise_key, step=step, rows=rows)
 
 
 def _row_words(noise_key, step, leaf, purpose, rows, width) -> tuple[jax.Array, ...]:
     position, name = _positions(rows, width), _purpose(leaf, purpose)
-    step, shape = _word(step, "step"), position.shape
-    return _words(noise_key, step, name, shape, one_axis=True, position=position)
+    return _words(noise_key, step, name, position.shape, one_axis=True, position=position)
 
 
 def _uniform(word: jax.Array) -> jax.Array:

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dpsgd.core.marks import marked
 from dpsgd.noise.gaussian import normal_line
 from dpsgd.noise.toeplitz import rounded
 from dpsgd.packing import packs, split
@@ -83,7 +84,7 @@ def next_noise(
     if not kept:
         rows = [gain * line(part) for part in parts]
         return _unpacked(rows, parts, leaves, structure), ()
-    slot = jnp.asarray(step, jnp.int32) % kept
+    slot = marked(jnp.asarray(step, jnp.int32) % kept, "ring", step=step)
     lag = (slot - 1 - np.arange(kept, dtype=np.int32)) % kept  # of row k: n of step t - 1 - lag
     weights = jnp.asarray(ratios)[lag]
 

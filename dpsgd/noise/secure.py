@@ -66,6 +66,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dpsgd.core.marks import marked
 from dpsgd.noise.grid import MAX_CELLS, MAX_SUM, SecureGrid
 
 KEY_BYTES = 32
@@ -152,7 +153,9 @@ def add_secure_noise(
         noise = jax.pure_callback(
             draw, shape, noise_key, step, grid.cells, vmap_method="sequential"
         )
-        noised.append((leaf + noise).astype(jnp.float32) * grid.spacing)
+        output = (leaf + noise).astype(jnp.float32) * grid.spacing
+        made_of = {"key": noise_key, "step": step, "cells": grid.cells, "spacing": grid.spacing}
+        noised.append(marked(output, "release", total=leaf, **made_of))
     return jax.tree.unflatten(structure, noised)
 
 

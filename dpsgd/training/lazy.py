@@ -47,6 +47,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
+from dpsgd.core.marks import marked
 from dpsgd.core.state import (
     LazyOptState,
     LazyState,
@@ -221,10 +222,15 @@ def flushed(
     return flush_program(arguments, placement)(*arguments)[0]
 
 
-def flush_program(arguments: tuple[Any, ...], placement: Placement | None) -> jax.stages.Compiled:
+def flush_program(
+    arguments: tuple[Any, ...],
+    placement: Placement | None,
+    make: Callable[..., Any] = executable,
+) -> Any:
     """Returns the executable of `flushed`, and of the steps of rows, for arguments of these shapes.
 
-    No step is read, but what is given away has something in its place.
+    No step is read, but what is given away has something in its place. With `make=traced` it is the
+    trace of which that is compiled.
     """
     shardings = None
     if placement is not None:
@@ -233,7 +239,7 @@ def flush_program(arguments: tuple[Any, ...], placement: Placement | None) -> ja
         end, _ = jax.eval_shape(functools.partial(_flushed, None), *arguments)
         rows = {k: table.steps for k, table in where.tables.items()}
         shardings = (where, *whole), (placement.state(end), rows)
-    return executable(_flushed, (placement,), arguments, donate_argnums=(0,), shardings=shardings)
+    return make(_flushed, (placement,), arguments, donate_argnums=(0,), shardings=shardings)
 
 
 def _flushed(placement, state, laws, noise_key, scales):
@@ -526,6 +532,7 @@ class LazyStep:
         examples = Row(examples, look_ups.places)
         found = gradient_sum(joined(state.dense, small), examples, weights)
         total, diagnostics = exchange.total(found)
+        total = jax.tree.map(lambda leaf: marked(leaf, "sum"), total)
         dense_total, table_totals = parted(total, rows)
 
         gradient, noise = privatize(dense_total, state.noise, noise_key, t, scales)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from dpsgd.core.marks import marked
 from dpsgd.core.state import LazyState, TrainState, opened, unflushed
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.losses import example_keys
@@ -123,10 +124,12 @@ def compiled_block(
     sampler: BatchSampler,
     arguments: tuple[Any, ...],
     layout: Layout | None = None,
-):
+    make: Callable[..., Any] = executable,
+) -> Any:
     """Returns the executable of `block_function` for arguments of these shapes, see `executable`.
 
-    The first argument's buffers are given away. Without a `layout` it is that of one device.
+    The first argument's buffers are given away. Without a `layout` it is that of one device. With
+    `make=traced` it is the trace of which that is compiled.
     """
     parts, shardings = _parts(algorithm, sampler, layout), None
     if layout is not None and (placement := layout.placement) is not None:
@@ -139,7 +142,7 @@ def compiled_block(
         rows = placement.by_rows if layout.streamed else whole
         places = state, rows, placement.plan(arguments[2]), whole, whole, whole, whole, whole
         shardings = places, (state, whole, whole)
-    return executable(_run_block, parts, arguments, donate_argnums=(0,), shardings=shardings)
+    return make(_run_block, parts, arguments, donate_argnums=(0,), shardings=shardings)
 
 
 class Layout(NamedTuple):
@@ -191,7 +194,14 @@ class Layout(NamedTuple):
         return cls(block_steps, passes, data_on == "host", placement)
 
     def program(self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree):
-        """Returns the executable that `train_blocks` runs, from shapes alone.
+        """Returns the executable that `train_blocks` runs, from shapes alone: see `arguments`."""
+        arguments = self.arguments(algorithm, mechanism, state, data)
+        return compiled_block(algorithm, mechanism.sampler, arguments, self)
+
+    def arguments(
+        self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree
+    ) -> tuple[Any, ...]:
+        """Returns the arguments of `compiled_block`, or their shapes.
 
         Args:
           algorithm: From `dpsgd`.
@@ -221,8 +231,7 @@ class Layout(NamedTuple):
             run = RunLaws(algorithm.tables.of_run(sampler.num_steps))
             laws = run.of(range(1), self.block_steps)
         watch = Watch.nothing(unflushed(state))
-        arguments = state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], laws
-        return compiled_block(algorithm, sampler, arguments, self)
+        return state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], laws
 
     def put_state(self, state: Any) -> Any:
         """Puts a state where it belongs, in buffers that may be given away if those here may be."""
@@ -404,6 +413,7 @@ class _Step:
 
     def __call__(self, state, j, data, plan, noise_key, scales, watch, loss_key, laws):
         total, diagnostics = self.step_sum(state, j, data, plan, scales, loss_key)
+        total = jax.tree.map(lambda leaf: marked(leaf, "sum"), total)
         example = shapes_of_rows(data, *self.step_sum.batches.clipped_shape)
         frozen = self.frozen(state.params, example)
         how = {"frozen": frozen} if frozen else {}

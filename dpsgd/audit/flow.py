@@ -1,0 +1,398 @@
+"""What the program that trains lets out, proved from its trace: no rows but through releases.
+
+Every value carries labels of what it may depend on, through data and through control (predicates,
+trip counts, positions), and the name of the argument that it still is, untouched. A *release* is a
+marked noised sum (`dpsgd.core.marks`), or the sum of clipped gradients plus noise. Key, step,
+sigma C and b must reach it, and C the clipping rule, as the arguments that they are.
+
+**Proved**, of all steps, batches and values: what the guarantee covers is a function of public
+arguments and of releases; no release is switched, scaled or skipped by rows or by steps.
+**Not proved**: that the sum has sensitivity C, and that marked code draws what it should: other
+checks look at both; nor that a sum is released once. An array in a closure is seen if it has as
+many rows as the data. Where all steps have one law of noise, the step has no part in it but by its
+place in the ring of past noise; of a noise with a generator of its own, nobody knows what it does
+with key and step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from dpsgd.audit.checks import Check
+from dpsgd.core.marks import mark
+from dpsgd.core.state import LazyState, TrainState, parted
+from dpsgd.noise.base import Noise, Scales
+from dpsgd.training.algorithm import Algorithm
+from dpsgd.training.lazy import RunLaws, flush_program
+from dpsgd.training.loop import Layout, compiled_block
+from dpsgd.training.mechanism import Mechanism
+from dpsgd.training.programs import traced
+
+PyTree = Any
+
+LEAVES = "rows reach what is released through releases alone"
+GIVEN = "key, step, sigma C, b and C reach releases as they are"
+
+ROWS, READ, DUE = "private rows", "which rows of tables were read", "rows whose noise is due"
+KEY, NOISE, KEPT = "the noise key", "fresh noise", "noise of earlier steps"
+HELD = "an array in a closure, of as many rows as the data"
+STEP, RING, STDDEV, RELEASE = "the step", "the step's place in a ring", "sigma C", "releases"
+
+_SECRET = frozenset({ROWS, READ, DUE, KEY, NOISE, KEPT, HELD})
+_DATA = frozenset({ROWS, READ, DUE, HELD, RELEASE})
+_OF_TABLES = frozenset({ROWS, KEY, HELD})
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a value may depend on."""
+
+    labels: frozenset[str] = frozenset()
+    name: str | None = None
+    """The argument of the program that it is, or "sum"; None if it was computed."""
+
+    def given(self, more: Iterable[str]) -> Flow:
+        """Returns this with more labels."""
+        return replace(self, labels=self.labels | frozenset(more))
+
+
+_PUBLIC, _HELD = Flow(), Flow(frozenset({HELD}))
+_NEXT = "the step after"
+_ARGUMENTS = {
+    "key": KEY,
+    "step": STEP,
+    "stddev": STDDEV,
+    "divisor": "b",
+    "cells": "cells of the grid",
+    "spacing": "spacing of the grid",
+    "clip": "C",
+}
+"""What each part of a mark must be, untouched."""
+
+_CALLS = (
+    "jit", "pjit", "shard_map", "checkpoint", "closed_call", "core_call", "custom_jvp_call",
+    "custom_vjp_call",
+)  # fmt: skip
+_UNTOUCHED = (
+    "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy", "copy_p",
+    "optimization_barrier", "sharding_constraint", "device_put",
+)  # fmt: skip
+_POSITIONS = {
+    "gather": (1, 2),
+    "dynamic_slice": (1, None),
+    "dynamic_update_slice": (2, None),
+    "scatter": (1, 2),
+    "scatter-add": (1, 2),
+}
+"""Which of its arguments say where a primitive reads or writes."""
+
+
+def _union(flows: Iterable[Flow]) -> frozenset[str]:
+    return frozenset().union(*(flow.labels for flow in flows))
+
+
+def _whence(where: frozenset[str], data: frozenset[str]) -> frozenset[str]:
+    """Returns what is told of `data` by where, or how often, something is done with it."""
+    return where - {ROWS} | {READ} if ROWS in where and DUE in data else where
+
+
+def _stale(flow: Flow) -> Flow:
+    """Returns what was made in one round of a loop, in the next."""
+    labels = flow.labels
+    return replace(flow, labels=labels - {NOISE} | {KEPT} if NOISE in labels else labels)
+
+
+def _either(x: Flow, y: Flow) -> Flow:
+    same = y.name == x.name or (x.name, y.name) == (STEP, _NEXT)  # a loop counts the step
+    return Flow(x.labels | y.labels, x.name if same else None)
+
+
+@dataclass
+class _Reader:
+    """Follows labels through a trace.
+
+    Attributes:
+      num_rows: Of the data.
+      drawn: What tells of fresh noise: that it is marked, or, if the noise has a generator of its
+        own, that the key has a part in it.
+      foreign: What noise may not depend on beside data.
+    """
+
+    num_rows: int
+    drawn: str
+    foreign: frozenset[str]
+    _known: dict[Any, Any] = field(default_factory=dict)
+
+    def read(self, of: Any, given: Sequence[Flow]) -> tuple[list[Flow], frozenset[str]]:
+        """Returns what comes out of a jaxpr, closed or not, and what is wrong in it."""
+        key = id(of), tuple(given)
+        if key not in self._known:
+            self._known[key] = self._equations(of, given)
+        return self._known[key]
+
+    def _equations(self, of: Any, given: Sequence[Flow]) -> tuple[list[Flow], frozenset[str]]:
+        closed = isinstance(of, core.ClosedJaxpr)
+        jaxpr, constants = (of.jaxpr, of.consts) if closed else (of, ())
+        rows = (self.num_rows,)
+        consts = [_HELD if np.shape(x)[:1] == rows else _PUBLIC for x in constants]
+        flows: dict[Any, Flow] = dict(zip(jaxpr.constvars, consts, strict=True))
+        flows |= dict(zip(jaxpr.invars, given, strict=True))
+        faults: frozenset[str] = frozenset()
+
+        def flow(atom: Any) -> Flow:
+            if isinstance(atom, core.Literal):
+                return Flow(name="1" if np.ndim(atom.val) == 0 and atom.val == 1 else None)
+            return flows[atom]
+
+        for equation in jaxpr.eqns:
+            outputs, found = self._equation(equation, [flow(x) for x in equation.invars])
+            flows |= dict(zip(equation.outvars, outputs, strict=True))
+            faults |= found
+        return [flow(x) for x in jaxpr.outvars], faults
+
+    def _equation(self, equation: Any, given: list[Flow]) -> tuple[list[Flow], frozenset[str]]:
+        primitive, params = equation.primitive, equation.params
+        name = primitive.name
+        if primitive is mark:
+            parts = dict(zip(params["names"], given[1:], strict=True))
+            output, wrong = self._marked(params["kind"], given[0], parts)
+            return [output], wrong
+        if name in _CALLS:
+            return self.read(params.get("jaxpr", params.get("call_jaxpr")), given)
+        if name == "while":
+            first, second = params["cond_nconsts"], params["body_nconsts"]
+            asked, held, carry = given[:first], given[first:][:second], given[first + second :]
+            return self._loop(params["body_jaxpr"], held, carry, (), params["cond_jaxpr"], asked)
+        if name == "scan":
+            first, second = params["num_consts"], params["num_carry"]
+            held, carry, each = given[:first], given[first:][:second], given[first + second :]
+            return self._loop(params["jaxpr"], held, carry, each)
+        if name == "cond":
+            first, *others = [self.read(branch, given[1:]) for branch in params["branches"]]
+            outputs, faults = first
+            for more, wrong in others:
+                outputs = [_either(x, y) for x, y in zip(outputs, more, strict=True)]
+                faults |= wrong
+            return [x.given(given[0].labels) for x in outputs], faults
+        if name in _UNTOUCHED and len(given) == len(equation.outvars):
+            enough = [x.aval.dtype.itemsize >= 4 for x in equation.outvars]
+            kept = [
+                x if all_bits else Flow(x.labels) for x, all_bits in zip(given, enough, strict=True)
+            ]
+            return kept, frozenset()
+        return [self._computed(name, given)] * len(equation.outvars), frozenset()
+
+    def _computed(self, name: str, given: list[Flow]) -> Flow:
+        if name in _POSITIONS:
+            start, stop = _POSITIONS[name]
+            data = given[:start] + ([] if stop is None else given[stop:])
+            where, what = _union(given[start:stop]), _union(data)
+            part = len(data) == 1 and data[0].name == "sum"  # some of its coordinates
+            return Flow(what | _whence(where, what), "sum" if part else None)
+        if name in ("add", "add_any"):
+            names = {x.name for x in given}
+            if names == {STEP, "1"}:
+                return Flow(_union(given), _NEXT)
+            if "sum" in names:
+                _, other = sorted(given, key=lambda x: x.name != "sum")
+                if not self._wrong_noise(other) and STDDEV in other.labels:
+                    return Flow(frozenset({RELEASE}))
+        return Flow(_union(given))
+
+    def _wrong_noise(self, noise: Flow) -> frozenset[str]:
+        """Returns what is wrong with what is added to a sum."""
+        none = frozenset() if self.drawn in noise.labels else {"no fresh draw"}
+        return noise.labels & (_DATA | self.foreign) | none
+
+    def _marked(
+        self, kind: str, value: Flow, parts: dict[str, Flow]
+    ) -> tuple[Flow, frozenset[str]]:
+        """Returns what is known of a marked value, and what is wrong with what it was made of."""
+        rows = parts.get("rows", _PUBLIC)
+        read = {READ} if rows.labels & {ROWS, READ} else frozenset()
+        if kind == "sum":
+            held = {f"a sum depends on {HELD}"} if HELD in value.labels else ()
+            return Flow(value.labels | {ROWS}, "sum"), frozenset(held)
+        if kind == "ring":
+            return Flow(value.labels - {STEP} | {RING}), frozenset()
+        noise = kind == "release" and ROWS not in parts["total"].labels  # of nobody's sum
+        wanted = ("key", "step") if noise else tuple(_ARGUMENTS)
+        faults = set()
+        for part in set(wanted) & set(parts):
+            found, argument = parts[part], _ARGUMENTS[part]
+            if found.name != argument or (part == "step" and found.labels != {STEP}):
+                whence = _words(found.labels)
+                faults.add(f"a {kind} is given {argument} that is computed, from {whence}")
+        if kind == "clip":
+            return value, frozenset(faults)
+        if kind == "draw" or noise:
+            scale = _union(parts[k] for k in ("stddev", "divisor", "total") if k in parts)
+            names = value.labels - _union(parts.values())  # of draws, made of something else
+            return Flow(scale | {NOISE} | read | names), frozenset(faults)
+        if parts["total"].name != "sum":
+            faults.add("a release is made of what a sum of clipped gradients was turned into")
+        if "noise" in parts:
+            wrong = self._wrong_noise(parts["noise"])
+        else:
+            drawn = value.labels & {KEY, RELEASE}  # or a sum plus such noise already
+            wrong = frozenset() if drawn else frozenset({"no fresh draw"})
+        if wrong := wrong or value.labels - {RELEASE} - _union(parts.values()):
+            faults.add(f"a release has noise that depends on {_words(wrong)}")
+        return Flow(frozenset({RELEASE} | read)), frozenset(faults)
+
+    def _loop(
+        self,
+        body: Any,
+        held: Sequence[Flow],
+        carry: list[Flow],
+        each: Sequence[Flow],
+        goes_on: Any = None,
+        asked: Sequence[Flow] = (),
+    ) -> tuple[list[Flow], frozenset[str]]:
+        """Returns what comes out of a loop after any number of rounds."""
+        while True:
+            outputs, faults = self.read(body, [*held, *carry, *each])
+            rounds = list(zip(carry, outputs, strict=False))  # after these come a scan's own
+            after = [_either(x, _stale(y)) for x, y in rounds]
+            if after == carry and goes_on is not None:  # then what the trip count tells
+                (predicate,), _ = self.read(goes_on, [*asked, *carry])
+                after = [x.given(_whence(predicate.labels, x.labels)) for x in carry]
+            if after == carry:
+                return [_either(x, y) for x, y in rounds] + outputs[len(carry) :], faults
+            carry = after
+
+
+def _words(labels: Iterable[str]) -> str:
+    return " and ".join(sorted(labels)) or "constants"
+
+
+def flow_checks(
+    algorithm: Algorithm, mechanism: Mechanism, state: TrainState, data: PyTree, layout: Layout
+) -> list[Check]:
+    """Checks the trace of the program that trains, and that of the flush of lazy tables.
+
+    Nothing is compiled.
+
+    Args:
+      algorithm: Of the run.
+      mechanism: Of the run.
+      state: Its first, or one where it goes on, or its shapes.
+      data: Its rows, or their shapes.
+      layout: Of its blocks.
+    """
+    kept = jax.eval_shape(mechanism.noise.init, state.params)
+    arguments = layout.arguments(algorithm, mechanism, state._replace(noise=kept), data)
+    trace = compiled_block(algorithm, mechanism.sampler, arguments, layout, traced)
+    begun, columns, plan, _, scales, watch, *others = arguments
+    given = (
+        _state(begun),
+        _all(columns, Flow(frozenset({ROWS}))),
+        _all(plan, Flow(frozenset({ROWS})))._replace(num_steps=_PUBLIC),
+        _argument(KEY),
+        _scales(scales),
+        _all((watch, *others), _PUBLIC),
+    )
+    reader = _reader(mechanism)
+    (after, _, shown), wrong = _through(reader, trace, given)
+    lazy = isinstance(after, LazyState)
+    params = after.dense if lazy else after.params
+    leaks = [
+        *_leaks("parameters", params, _SECRET),
+        *_leaks("optimizer state", after.opt_state, _SECRET),
+        *_leaks("noise state", after.noise, _DATA),
+        *_leaks("tables", after.tables if lazy else (), _OF_TABLES),
+        *_leaks("what a block shows", () if lazy else shown, _SECRET),
+    ]
+    if after.step != Flow(frozenset({STEP}), STEP):
+        leaks.append("a step counts something else than one step")
+    if RELEASE not in _union(jax.tree.leaves((params, after.tables if lazy else ()))):
+        leaks.append("no release reaches the parameters")
+    if lazy:
+        end, more = _flush(reader, algorithm, mechanism, arguments, layout)
+        leaks += end
+        wrong |= more
+    arrays = len(jax.tree.leaves(after))
+    return [
+        Check(LEAVES, not leaks, "; ".join(leaks) or f"{arrays} arrays of the state"),
+        Check(GIVEN, not wrong, "; ".join(sorted(wrong)) or "in all steps"),
+    ]
+
+
+def _reader(mechanism: Mechanism) -> _Reader:
+    noise, num_rows = mechanism.noise, mechanism.sampler.num_examples
+    if type(noise).fresh is not Noise.fresh:
+        return _Reader(num_rows, KEY, frozenset())
+    alike = noise.bands == 1 or noise.column(2) is not None
+    return _Reader(num_rows, NOISE, frozenset({KEY, STEP} if alike else {KEY}))
+
+
+def _flush(
+    reader: _Reader,
+    algorithm: Algorithm,
+    mechanism: Mechanism,
+    arguments: tuple[Any, ...],
+    layout: Layout,
+) -> tuple[list[str], frozenset[str]]:
+    """Returns what is wrong in what a flush releases, and in what it is given."""
+    assert algorithm.tables is not None
+    state, key, scales = arguments[0], *arguments[3:5]
+    laws = RunLaws(algorithm.tables.of_run(mechanism.sampler.num_steps)).after(0)
+    trace = flush_program((state, laws, key, scales), layout.placement, traced)
+    given = _state(state), _all(laws, _PUBLIC), _argument(KEY), _scales(scales)
+    (end, _), wrong = _through(reader, trace, given)
+    dense, tables = parted(end.params, state.tables)
+    leaks = [
+        *_leaks("flushed parameters", dense, _SECRET),
+        *_leaks("flushed optimizer state", end.opt_state.dense, _SECRET),
+        *_leaks("flushed tables", (tables, end.opt_state.momenta), _OF_TABLES),
+    ]
+    if any(NOISE not in flow.labels for flow in tables.values()):
+        leaks.append("a table is flushed without noise")
+    return leaks, wrong
+
+
+def _through(reader: _Reader, trace: jax.stages.Traced, given: PyTree) -> tuple[Any, Any]:
+    """Returns the flows of what a program returns, as it returns it, and what is wrong in it."""
+    outputs, wrong = reader.read(trace.jaxpr, jax.tree.leaves(given))
+    return jax.tree.unflatten(jax.tree.structure(trace.out_info), outputs), wrong
+
+
+def _leaks(what: str, tree: PyTree, forbidden: frozenset[str]) -> list[str]:
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return [
+        f"{what}{jax.tree_util.keystr(path)} depends on {_words(flow.labels & forbidden)} but for "
+        "releases"
+        for path, flow in found
+        if flow.labels & forbidden
+    ]
+
+
+def _all(tree: PyTree, flow: Flow) -> PyTree:
+    return jax.tree.map(lambda _: flow, tree)
+
+
+def _argument(name: str) -> Flow:
+    return Flow(frozenset({name}), name)
+
+
+def _state(state: TrainState | LazyState) -> TrainState | LazyState:
+    """Returns the flows of a state that follows from earlier releases."""
+    public, kept = _all(state, _PUBLIC), _all(state.noise, Flow(frozenset({KEPT})))
+    public = public._replace(step=_argument(STEP), noise=kept)
+    if isinstance(state, LazyState):
+        public = public._replace(tables=_all(state.tables, Flow(frozenset({DUE, READ}))))
+    return public
+
+
+def _scales(scales: Scales) -> Scales:
+    grid = scales.grid
+    if grid is not None:
+        cells = Flow(frozenset({STDDEV}), _ARGUMENTS["cells"])
+        grid = type(grid)(Flow(name=_ARGUMENTS["spacing"]), cells, _PUBLIC)
+    return Scales(Flow(name="C"), _argument(STDDEV), Flow(name="b"), grid, scales.noise)

@@ -1,0 +1,410 @@
+"""What the trace of a program proves: it passes all that is sound, and names what is not."""
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import (
+    BandedToeplitz,
+    BufferedToeplitz,
+    Independent,
+    LazyTables,
+    Mechanism,
+    Noise,
+    Secure,
+    dpsgd,
+)
+from dpsgd.audit.flow import flow_checks
+from dpsgd.noise.gaussian import add_gaussian_noise, standard_normal
+from dpsgd.training import lazy
+from dpsgd.training.loop import Layout
+from dpsgd.training.placement import Placement
+from samplers import BallsAndBins, Deterministic, FullBatch, Poisson
+
+pytestmark = pytest.mark.audit
+
+N, D = 96, 5
+ROWS = {
+    "x": np.ones((N, D), np.float32),
+    "ids": np.ones((N, 2), np.int32),
+}
+PARAMS = {"table": jnp.zeros((40, 2)), "w": jnp.zeros(D)}
+POISSON = Poisson(N, 8, 3)
+SEVERAL = Poisson(N, 8, 3, overflow="accumulate", max_batch_size=4)
+ADAM = optax.adam(1e-2)
+TABLES = LazyTables(0.1, momentum=0.9)
+
+
+def loss_fn(params, example):
+    return jnp.dot(params["w"], example["x"]) + params["table"][example["ids"]].sum()
+
+
+def dropping(params, example, key):
+    return loss_fn(params, example) * jax.random.bernoulli(key)
+
+
+@dataclass(frozen=True)
+class Own(Noise):
+    """Noise of two bands that is added by its own `+`."""
+
+    @property
+    def bands(self):
+        return 2
+
+    def init(self, like):
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)
+
+    def add(self, total, state, key, step, scales):
+        zeros = jax.tree.map(jnp.zeros_like, total)
+        fresh = add_gaussian_noise(zeros, key, step, 1.25 * scales.noise_stddev)
+        noise = jax.tree.map(lambda z, before: z - 0.5 * before, fresh, state)
+        return jax.tree.map(lambda s, n: (s + n) / scales.expected_batch_size, total, noise), noise
+
+
+@dataclass(frozen=True)
+class Drawn(Noise):
+    """Noise with a generator of its own."""
+
+    def fresh(self, key, step, leaf, size, scales):
+        raise NotImplementedError
+
+    def add(self, total, state, key, step, scales):
+        key = jax.random.fold_in(jax.random.wrap_key_data(key[:2]), step)
+        z = jax.tree.map(lambda s: jax.random.normal(key, s.shape), total)
+        noised = jax.tree.map(lambda s, z: s + scales.noise_stddev * z, total, z)
+        return jax.tree.map(lambda s: s / scales.expected_batch_size, noised), state
+
+
+def faults(
+    sampler=POISSON, noise=None, loss=loss_fn, optimizer=ADAM, tables=None, change=None, **how
+):
+    """Whatever the check finds wrong."""
+    mechanism = Mechanism(sampler, 1.0, 1.0, noise or Independent())
+    algorithm = dpsgd(loss, optimizer, tables=tables)
+    rows = (ROWS,) if tables else ()
+    state = jax.eval_shape(lambda params: algorithm.init(params, mechanism, *rows), PARAMS)
+    algorithm = algorithm._replace(**change(algorithm)) if change else algorithm
+    layout = Layout.of(sampler, ROWS, **how)
+    checks = flow_checks(algorithm, mechanism, state, ROWS, layout)
+    return "; ".join(check.detail for check in checks if not check.passed)
+
+
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "poisson": {},
+    "several passes": {"sampler": SEVERAL},
+    "full batch": {"sampler": FullBatch(N, 3)},
+    "streamed": {"data_on": "host"},
+    "a loss that draws": {"loss": dropping},
+    "placed": {"placement": Placement.default()},
+    "several passes, placed": {"sampler": SEVERAL, "placement": Placement.default()},
+}
+BANDED = {"sampler": BallsAndBins(N, 8, 3, cycle_length=3), "noise": BandedToeplitz((1, 0.5, 0.2))}
+BUFFERED = {"sampler": Deterministic(N, 8, 3), "noise": BufferedToeplitz((0.5,), (0.75,))}
+SOUND = {
+    **{f"{name}, independent": how for name, how in SAMPLERS.items()},
+    **{f"{name}, exact": how | {"noise": Secure()} for name, how in SAMPLERS.items()},
+    "bands": BANDED,
+    "bands, placed": {**BANDED, "placement": Placement.default()},
+    "buffers": BUFFERED,
+    "buffers, placed": {**BUFFERED, "placement": Placement.default()},
+    "noise of one's own": {"sampler": BANDED["sampler"], "noise": Own()},
+    "noise that is drawn by itself": {"noise": Drawn()},
+    "lazy tables": {"tables": LazyTables(0.1)},
+    "lazy tables with momentum": {"tables": TABLES},
+    "lazy tables, streamed": {"tables": TABLES, "data_on": "host"},
+    "lazy tables, placed": {"tables": TABLES, "placement": Placement.default()},
+    "lazy tables, a loss that draws": {"tables": TABLES, "loss": dropping},
+    "an optimizer with a schedule": {
+        "optimizer": optax.chain(
+            optax.clip_by_global_norm(1.0),
+            optax.adamw(optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 9)),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("how", SOUND.values(), ids=SOUND)
+def test_sound_programs_pass(how):
+    assert faults(**how) == ""
+
+
+def size(total):
+    return optax.tree.norm(total)
+
+
+@dataclass(frozen=True)
+class Scaled(Independent):
+    """Noise whose scales, or whose key and step, are not those that it is given."""
+
+    how: str = ""
+
+    def add(self, total, state, key, step, scales):
+        large = size(total) > 3.0
+        off = (step >= 100) & (step < 120)
+        stddev, b = scales.noise_stddev, scales.expected_batch_size
+        stddev, b, key, step = {
+            "large": (jnp.where(large, 0.5, 1.0) * stddev, b, key, step),
+            "off": (jnp.where(off, 0.0, stddev), b, key, step),
+            "last": (jnp.where(step % 64 == 63, 0.0, stddev), b, key, step),
+            "less": (0.9 * stddev, b, key, step),
+            "realised": (stddev, jnp.maximum(1.0, size(total)), key, step),
+            "key": (stddev, b, key ^ jnp.uint32(large), step),
+            "constant key": (stddev, b, jnp.arange(4, dtype=jnp.uint32), step),
+            "twice": (stddev, b, key, step // 2),
+            "byte": (stddev, b, key, step.astype(jnp.uint8)),
+            "bfloat16": (stddev.astype(jnp.bfloat16), b, key, step),
+        }[self.how]
+        scales = dataclasses.replace(scales, noise_stddev=stddev, expected_batch_size=b)
+        return super().add(total, state, key, step, scales)
+
+
+@dataclass(frozen=True)
+class Mixed(Independent):
+    """Noise that not every sum gets, or not at every step."""
+
+    how: str = ""
+
+    def add(self, total, state, key, step, scales):
+        raw = jax.tree.map(lambda s: s / scales.expected_batch_size, total)
+        moved = jax.tree.map(lambda s: s * (1 + size(total)), total) if self.how == "sum" else total
+        noised, state = super().add(moved, state, key, step, scales)
+        off = {"leaf": True, "off": (step >= 100) & (step < 120), "last": step % 64 == 63}
+        if self.how == "sum":
+            return noised, state
+        where = jnp.asarray(off[self.how])
+        return noised | {"w": jnp.where(where, raw["w"], noised["w"])}, state
+
+
+@dataclass(frozen=True)
+class DrawnOnce(Drawn):
+    """Noise of a generator that one leaf does not get."""
+
+    def add(self, total, state, key, step, scales):
+        noised, state = super().add(total, state, key, step, scales)
+        return noised | {"w": total["w"] + scales.noise_stddev}, state
+
+
+@dataclass(frozen=True)
+class Given(BandedToeplitz):
+    """Correlated noise that is computed, and not what is added."""
+
+    how: str = ""
+
+    def add(self, total, state, key, step, scales):
+        from dpsgd.noise.recursion import next_noise
+
+        before = state[0][0, -D:]
+        noise, state = next_noise(total, state, key, step, tuple(self.coefficients))
+        noise |= {
+            "w": {
+                "off": jnp.where((step >= 100) & (step < 120), 0.0, noise["w"]),
+                "rows": noise["w"] * (size(total) < 3.0),
+                "leaf": jnp.zeros(D),
+                "key": jnp.full(D, key[0], jnp.float32),
+                "old": before,
+                "draw": standard_normal(key, step, (size(total) > 3.0).astype(jnp.uint32), (D,)),
+            }[self.how]
+        }
+        state = jax.tree.map(lambda x: x + size(total), state) if self.how == "rows" else state
+        how = {"divisor": scales.expected_batch_size, "noise": noise, "spread": self.spread}
+        return add_gaussian_noise(total, key, step, scales.noise_stddev, **how), state
+
+
+@dataclass(frozen=True)
+class OwnWrong(Own):
+    """The same `+`, of a noise that rows switch off."""
+
+    def add(self, total, state, key, step, scales):
+        stddev = jnp.where(size(total) > 3.0, 0.0, scales.noise_stddev)
+        return super().add(
+            total, state, key, step, dataclasses.replace(scales, noise_stddev=stddev)
+        )
+
+
+def update_of(change):
+    """An algorithm's update, with `change` made to what it returns."""
+
+    def replaced(algorithm):
+        def update(state, total, key, scales):
+            after, gradient = algorithm.update(state, total, key, scales)
+            return change(state, after, gradient, total, key)
+
+        return {"update": update}
+
+    return {"change": replaced}
+
+
+def leaked(state, after, gradient, total, key):
+    w = after.params["w"] + 1e-6 * total["w"]
+    return after._replace(params=after.params | {"w": w}), gradient
+
+
+def shown(state, after, gradient, total, key):
+    return after, gradient | {"w": total["w"]}
+
+
+def aggregated(state, after, gradient, total, key):
+    mean = jax.tree.map(lambda m, s: 0.9 * m + s, after.opt_state[0].mu, total)
+    return after._replace(opt_state=(after.opt_state[0]._replace(mu=mean), *after.opt_state[1:])), (
+        gradient
+    )
+
+
+def skipped(state, after, gradient, total, key):
+    taken = size(total) > 0
+    return jax.tree.map(lambda x, y: jnp.where(taken, y, x), state, after), gradient
+
+
+def skipped_by_cond(state, after, gradient, total, key):
+    return jax.lax.cond(size(total) > 0, lambda: after, lambda: state), gradient
+
+
+def looped(state, after, gradient, total, key):
+    def shrink(_, w):
+        return 0.9 * w
+
+    count = size(total).astype(jnp.int32)
+    w = jax.lax.fori_loop(0, count, shrink, after.params["w"])
+    return after._replace(params=after.params | {"w": w}), gradient
+
+
+def looked_up(state, after, gradient, total, key):
+    place = (size(total) > 3.0).astype(jnp.int32)
+    w = after.params["w"] * jnp.array([1.0, 0.5])[place]
+    return after._replace(params=after.params | {"w": w}), gradient
+
+
+def denoised(state, after, gradient, total, key):
+    less = gradient["w"] - 0.1 * standard_normal(key, state.step, 1, (D,))
+    return after._replace(params=after.params | {"w": less}), gradient
+
+
+def counted_twice(state, after, gradient, total, key):
+    return after._replace(step=after.step + 1), gradient
+
+
+def counted_by_rows(state, after, gradient, total, key):
+    return after._replace(step=state.step + (size(total) > 0)), gradient
+
+
+def clip_of_rows(algorithm):
+    def clipped_sum(params, batch, weights, scales):
+        clip = scales.l2_clip_norm * (1 + weights.mean())
+        return algorithm.clipped_sum(
+            params, batch, weights, dataclasses.replace(scales, l2_clip_norm=clip)
+        )
+
+    return {"clipped_sum": clipped_sum}
+
+
+def holding(where):
+    """An optimizer that holds the data: in what it keeps, or in what it moves by."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(N, D)).astype(np.float32))
+
+    def update(updates, state, params=None):
+        mean = x.mean(axis=0)
+        if where == "kept":
+            return updates, jax.tree.map(lambda s: s + mean, state)
+        return updates | {"w": updates["w"] + mean}, state
+
+    return {"optimizer": optax.GradientTransformation(lambda params: jnp.zeros(D), update)}
+
+
+HELD = np.random.default_rng(1).normal(size=(N, D)).astype(np.float32)
+
+
+def summed(params, example):
+    return loss_fn(params, example) + jnp.dot(jnp.asarray(HELD), params["w"]).sum()
+
+
+def lazily(change):
+    def replaced(algorithm):
+        def update(state, batch, weights, *rest):
+            after, diagnostics = algorithm.update(state, batch, weights, *rest)
+            return change(after, weights), diagnostics
+
+        return {"update": update}
+
+    return {"change": replaced, "tables": TABLES}
+
+
+def row_leaked(after, weights):
+    table = after.tables[0]
+    return after._replace(tables={0: table._replace(values=table.values + weights.sum())})
+
+
+def times_leaked(after, weights):
+    w = after.dense["w"] + after.tables[0].steps.sum()
+    return after._replace(dense=after.dense | {"w": w})
+
+
+RELEASED, COMPUTED = "but for releases", "computed"
+PLANTED = {
+    "parameters leaked": (update_of(leaked), f"parameters['w'] .*private rows {RELEASED}"),
+    "a sum is shown": (update_of(shown), "parameters['w'] .*private rows"),
+    "a sum is kept": (update_of(aggregated), "optimizer state.*private rows"),
+    "skip if empty": (update_of(skipped), "parameters['table'] .*private rows"),
+    "skip if empty, by a branch": (update_of(skipped_by_cond), "parameters['w'] .*private rows"),
+    "a trip count of rows": (update_of(looped), "parameters['w'] .*private rows"),
+    "a place of rows": (update_of(looked_up), "parameters['w'] .*private rows"),
+    "noise is subtracted": (update_of(denoised), "parameters['w'] .*fresh noise"),
+    "steps are counted twice": (update_of(counted_twice), "something else than one step"),
+    "steps are counted by rows": (update_of(counted_by_rows), "something else than one step"),
+    "a leaf without noise": ({"noise": Mixed(how="leaf")}, "parameters['w'] .*private rows"),
+    "noise off in some steps": ({"noise": Mixed(how="off")}, "parameters['w'] .*private rows"),
+    "noise off in a last step": ({"noise": Mixed(how="last")}, "parameters['w'] .*private rows"),
+    "a sum is scaled": ({"noise": Mixed(how="sum")}, "what a sum .* was turned into"),
+    "half noise": ({"noise": Scaled(how="large")}, "sigma C that is computed, from private rows"),
+    "sigma off": ({"noise": Scaled(how="off")}, "sigma C that is computed, from .*the step"),
+    "sigma off last": ({"noise": Scaled(how="last")}, "sigma C that is computed, from .*the step"),
+    "less noise": ({"noise": Scaled(how="less")}, "sigma C that is computed, from sigma C"),
+    "sigma in 16 bits": ({"noise": Scaled(how="bfloat16")}, "sigma C that is computed"),
+    "batch size realised": ({"noise": Scaled(how="realised")}, "b that is computed, from private"),
+    "a key of rows": ({"noise": Scaled(how="key")}, "key that is computed, from private rows"),
+    "a constant key": ({"noise": Scaled(how="constant key")}, "key that is computed, from consta"),
+    "a step twice": ({"noise": Scaled(how="twice")}, "the step that is computed, from the step"),
+    "a step in a byte": ({"noise": Scaled(how="byte")}, "the step that is computed"),
+    "bands off": ({**BANDED, "noise": Given((1, 0.5), "off")}, "depends on the step"),
+    "bands of rows": ({**BANDED, "noise": Given((1, 0.5), "rows")}, "noise state.* private rows"),
+    "bands without noise": ({**BANDED, "noise": Given((1, 0.5), "leaf")}, "no fresh draw"),
+    "bands of a draw of rows": (
+        {**BANDED, "noise": Given((1, 0.5), "draw")},
+        "noise that depends on private rows",
+    ),
+    "bands of old noise": ({**BANDED, "noise": Given((1, 0.5), "old")}, "no fresh draw"),
+    "bands of the key": (
+        {**BANDED, "noise": Given((1, 0.5), "key")},
+        "depends on no fresh draw and the noise key",
+    ),
+    "own noise of rows": ({**BANDED, "noise": OwnWrong()}, "parameters['w'] .*private rows"),
+    "drawn noise on one leaf": ({"noise": DrawnOnce()}, "parameters['w'] .*private rows"),
+    "C of rows": ({"change": clip_of_rows}, "a clip is given C that is computed, from .*private"),
+    "data kept": (holding("kept"), "optimizer state depends on an array in a closure"),
+    "data moved by": (holding("moved"), "parameters['w'] depends on an array in a closure"),
+    "data in a loss": ({"loss": summed}, "a sum depends on an array in a closure"),
+    "rows of a table leaked": (lazily(row_leaked), "tables.*values depends on private rows"),
+    "times of a table leaked": (lazily(times_leaked), "parameters['w'] .*rows of tables were read"),
+}
+
+
+@pytest.mark.parametrize(("how", "named"), PLANTED.values(), ids=PLANTED)
+def test_planted_bugs_are_named(how, named):
+    found = faults(**how)
+    pattern = named.replace("['", r"\['").replace("']", r"'\]")
+    assert re.search(pattern, found), found
+
+
+def test_a_flush_without_noise_is_named(monkeypatch):
+    def unnoised(table, chunk, first=0, *, step, **how):
+        return table
+
+    monkeypatch.setattr(lazy, "flushed_table", unnoised)
+    sampler = Poisson(N, 8, 5)  # of shapes that no other test has traced
+    assert "a table is flushed without noise" in faults(sampler=sampler, tables=TABLES)
