@@ -141,8 +141,8 @@ class PrivacyProfile(Protocol):
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0.
 
-        `tolerance` is the width at which a profile that refines a grid may stop: relative to delta,
-        or as far as delta falls over so much of epsilon. A closed form ignores it.
+        `tolerance` is the width, relative to delta, at which a profile that refines a grid may
+        stop. A closed form ignores it.
         """
         ...
 
@@ -167,29 +167,36 @@ class ComposesWithGaussian(PrivacyProfile, Protocol):
 
 @dataclass(frozen=True)
 class UpperEnd:
-    """The upper end of another profile, with 0 as lower end and a note that says so.
+    """The upper end of one profile and the lower end of another one, or 0 and a note that says so.
 
     >>> from accounting import GaussianProfile
     >>> UpperEnd(GaussianProfile(2.0)).delta(1.0).lower
     0.0
+
+    Attributes:
+      profile: Bounds the mechanism's from above.
+      below: Bounds it from below; None where no lower end is proved.
     """
 
     profile: PrivacyProfile
+    below: PrivacyProfile | None = None
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0 from above."""
-        return _upper_end(self.profile.delta(epsilon, tolerance))
+        """Bounds delta at `epsilon` >= 0."""
+        return self._ends(lambda profile: profile.delta(epsilon, tolerance))
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta` from above."""
-        return _upper_end(self.profile.epsilon(delta, tolerance))
+        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
+        return self._ends(lambda profile: profile.epsilon(delta, tolerance))
 
-
-def _upper_end(found: Bound) -> Bound:
-    note = "no lower end is proved"
-    return Bound(
-        0.0, found.upper, found.confidence, f"{found.note}; {note}" if found.note else note
-    )
+    def _ends(self, ask: Callable[[PrivacyProfile], Bound]) -> Bound:
+        found = ask(self.profile)
+        least = Bound(0.0, 0.0, note="no lower end is proved")
+        if self.below is not None:
+            least = ask(self.below)
+        notes = dict.fromkeys(note for note in (found.note, least.note) if note)
+        confidence = found.confidence + least.confidence - 1.0
+        return Bound(least.lower, found.upper, confidence, "; ".join(notes))
 
 
 def epsilon(profile: PrivacyProfile, delta: float) -> Bound:

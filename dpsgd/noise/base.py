@@ -21,6 +21,9 @@ from samplers.base import stated_law
 
 PyTree = Any
 
+_UP = 1.0 + 2.0**-51
+"""Two roundings, upwards."""
+
 
 @dataclass(frozen=True)
 class Scales:
@@ -74,10 +77,11 @@ class Noise(abc.ABC):
        out: (X - e^eps)_+ and (1 - e^eps X)_+.
 
     Constant gradients attain it where columns have norm 1 and none of the example's is cut off by
-    the end of the run. None of this needs signs of M, or groups of equal size. In a generation that
-    is begun anew (other keys, no history) rows are new, so M has a block for each generation, whose
-    columns are cut off at its end; all pairs of a step and a generation are columns of their own,
-    and stretches compose as they do under independent noise.
+    the end of the run; columns of norm r < 1 (of rounded coefficients) cost what those of norm 1 do
+    at sigma / r, and so lower ends are those of sigma / r. None of this needs signs of M, or groups
+    of equal size. In a generation that is begun anew (other keys, no history) rows are new, so M
+    has a block for each generation, whose columns are cut off at its end; all pairs of a step and a
+    generation are columns of their own, and stretches compose as they do under independent noise.
 
     In a known order, in which an example takes part in steps that are one epoch apart, columns may
     reach over several of them: see `dpsgd.noise.sensitivity`.
@@ -174,7 +178,12 @@ class Noise(abc.ABC):
             return found if law is not None and law.certain else UpperEnd(found)
         if self.bands == 1:
             return sampler.privacy(noise_multiplier)
-        return sampler.correlated_privacy(noise_multiplier)
+        norm, whole = self.least_norm(), sampler.correlated_privacy(noise_multiplier)
+        if norm == 1.0:
+            return whole
+        # Columns of this norm, at this noise, are columns of norm 1 at more noise.
+        below = sampler.correlated_privacy(noise_multiplier / norm * _UP) if norm else None
+        return UpperEnd(whole, below)
 
     def privacy_of(
         self, sampler: BatchSampler, noise_multiplier: float, stretches: Sequence[range]
@@ -231,6 +240,13 @@ class Noise(abc.ABC):
         """
         del key, step, leaf, size, scales
         return None
+
+    def least_norm(self) -> float:
+        """Returns a lower bound on the norm of every column that the end of a run does not cut off.
+
+        0, by default, where it is not known: then no lower end is proved.
+        """
+        return float(self.bands == 1)
 
     def whiten(self, noises: np.ndarray) -> np.ndarray:
         """Returns M n: z, the independent standard normals of which n is made.

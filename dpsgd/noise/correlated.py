@@ -91,6 +91,10 @@ class BandedToeplitz(Noise):
         found[: self.bands] = np.concatenate([[1.0], ratios]) / float(gain)
         return found[:num_steps] if (found >= 0).all() else None
 
+    def least_norm(self) -> float:
+        """Returns the norm of the coefficients that the program computes with, rounded down."""
+        return _least_norm(tuple(self.coefficients))
+
     def whiten(self, noises: np.ndarray) -> np.ndarray:
         """Returns z = M n."""
         found = self.coefficients[0] * noises
@@ -119,6 +123,20 @@ class BandedToeplitz(Noise):
             total, key, step, stddev, divisor=divisor, noise=noise, spread=self.spread
         )
         return noised, state
+
+
+def _square(ratios: np.ndarray) -> Fraction:
+    return 1 + sum((Fraction(float(ratio)) ** 2 for ratio in ratios), Fraction(0))
+
+
+@functools.lru_cache(maxsize=64)
+def _least_norm(coefficients: tuple[float, ...]) -> float:
+    ratios, gain = rounded(coefficients)
+    square = _square(ratios) / Fraction(float(gain)) ** 2
+    norm = math.sqrt(square)
+    while Fraction(norm) ** 2 > square:
+        norm = math.nextafter(norm, 0.0)
+    return norm
 
 
 @functools.lru_cache(maxsize=64)

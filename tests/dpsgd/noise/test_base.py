@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from accounting import epsilon
+from accounting.profile import UpperEnd
 from dpsgd import (
     BandedToeplitz,
     BufferedToeplitz,
@@ -296,7 +297,8 @@ def test_noise_that_a_ledger_does_not_name_rightly_is_refused_in_one_line(noise,
 
 
 def test_correlated_noise_costs_what_independent_noise_does_where_participations_are_apart():
-    assert mechanism(TwoBands()).privacy() == mechanism(Independent()).privacy()
+    # That its columns' norm is not below 1 it does not say, so no lower end is proved.
+    assert mechanism(TwoBands()).privacy() == UpperEnd(mechanism(Independent()).privacy())
     for steps in (3, 12):
         part, whole = (
             Guarantee.so_far(mechanism(noise), 1e-5, steps=steps).epsilon
