@@ -16,6 +16,12 @@ from accounting.profile import (
 
 _BINOMIAL_ERROR = 1e-9  # relative; a tail's few special functions are good to 1e-10
 
+_COARSE = 0.03
+"""How sharply delta is looked at elsewhere than at the epsilon that is asked about."""
+_OVERFLOWS = (
+    "that some batch overflows is not much less likely than delta: raise the maximum batch size"
+)
+
 
 @dataclass(frozen=True)
 class TruncatedProfile:
@@ -31,7 +37,7 @@ class TruncatedProfile:
     uncut one M; so P'(S) <= P(S) + T Psi <= e^eps Q(S) + delta + T Psi
     <= e^eps (Q'(S) + T Psi) + delta + T Psi. The same with signs changed bounds it from below.
     The term grows with eps, and what is (eps', delta)-DP is (eps, delta)-DP for every eps >= eps':
-    the upper bound is the least over eps' <= eps.
+    the upper bound is the least over some eps' <= eps, eps' = 0 among them.
 
     Source: Chua et al., "Scalable DP-SGD: Shuffling vs. Poisson Subsampling", NeurIPS 2024
     (arXiv 2411.04205), Theorem 3.3.
@@ -54,15 +60,24 @@ class TruncatedProfile:
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
         inner = self.profile.delta(check_epsilon(epsilon), tolerance)
-        lower = max(0.0, inner.lower - self._cost(epsilon))
-        upper = inner.upper + self._cost(epsilon)
-        # delta falls and the cost rises: look for a smaller eps' with a smaller sum.
-        for part in range(1, 16):
-            smaller = epsilon * part / 16.0
-            if self._cost(epsilon) - self._cost(smaller) <= 1e-3 * upper:
-                break
-            upper = min(upper, self.profile.delta(smaller, tolerance).upper + self._cost(smaller))
-        return Bound.resting_on(inner, lower, min(1.0, upper))
+        cost = self._cost(epsilon)
+        lower, upper = max(0.0, inner.lower - cost), inner.upper + cost
+        # Where the falling delta(eps') crosses the rising cost, the sum is at most twice its least.
+        low, high = 0.0, epsilon
+        at = 0.0  # the cheapest eps' first
+        while self._cost(high) - self._cost(low) > 1e-3 * upper:
+            delta = self.profile.delta(at, max(tolerance, _COARSE)).upper
+            upper = min(upper, delta + self._cost(at))
+            if delta > self._cost(at):
+                low = at
+            else:
+                high = at
+            at = 0.5 * (low + high)
+        wide = min(1.0, upper) - lower > tolerance * lower
+        note = inner.note
+        if not note and wide and self._cost(0.0) > tolerance * lower:
+            note = _OVERFLOWS
+        return Bound.resting_on(inner, lower, min(1.0, upper), note)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`.

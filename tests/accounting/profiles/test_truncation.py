@@ -10,6 +10,7 @@ from accounting import (
     BallsAndBinsProfile,
     Bound,
     GaussianProfile,
+    PoissonProfile,
     TruncatedProfile,
     log_overflow_probability,
     smallest_max_batch_size,
@@ -146,3 +147,15 @@ def test_a_cap_at_seven_deviations_is_not_felt():
 def test_a_profile_of_nonsense_is_refused(steps, log_tail):
     with pytest.raises(ValueError, match="must be"):
         TruncatedProfile(GaussianProfile(1.0), steps, log_tail)
+
+
+@pytest.mark.parametrize(
+    "profile", [PoissonProfile(51.6, 2.1e-7, 20), GaussianProfile(20.0)], ids=str
+)
+@pytest.mark.parametrize("epsilon", [9.0, 700.0, 2570.0])
+def test_a_smaller_epsilon_bounds_delta_where_the_cut_costs_too_much(profile, epsilon):
+    """What is (eps', delta)-DP is (eps, delta)-DP; at 0 the cut costs least."""
+    cut = TruncatedProfile(profile, 20, -8.308)
+    bound, at_0 = cut.delta(epsilon), profile.delta(0.0).upper + 40.0 * math.exp(-8.308)
+    assert bound.upper <= at_0 * (1.0 + 1e-6)
+    assert "overflows" in bound.note
