@@ -37,8 +37,6 @@ import math
 
 from accounting.profile import Bound, PrivacyProfile, check_epsilon
 
-_RELATIVE_WIDTH = 2e-3
-"""How far apart, relative to an advantage, its two ends may stay."""
 _ROUNDING = 1e-14
 
 
@@ -52,11 +50,7 @@ def attack_advantage(profile: PrivacyProfile) -> Bound:
     Args:
       profile: The mechanism's.
     """
-    bound = profile.delta(0.0)
-    if bound.note or bound.width <= _RELATIVE_WIDTH * bound.lower:
-        return bound
-    # Over so much of epsilon delta falls by less than half as much.
-    return profile.delta(0.0, 2.0 * _RELATIVE_WIDTH * bound.lower)
+    return profile.delta(0.0)
 
 
 def implied_advantage(epsilon: float, delta: float) -> float:

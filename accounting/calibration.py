@@ -22,7 +22,7 @@ _COARSE = 0.02
 """Relative width, in epsilon and in noise, at which `calibrate` begins to look closely."""
 
 _COARSE_ADVANTAGE = 0.1
-"""How sharply, relative to it, an advantage is looked at before that."""
+"""The same, relative to an advantage."""
 
 _LARGEST_LOG_NOISE = math.log(1e9)
 """Largest logarithm of a noise multiplier that `calibrate` tries."""
@@ -104,7 +104,7 @@ def calibrate_advantage(
       privacy: Maps a noise multiplier > 0 to the profile of the mechanism that uses it.
       advantage: The largest advantage, in (0, 1); the accuracy is then at most (1 + advantage)/2.
       relative_tolerance: How much above the smallest noise multiplier whose upper bound meets the
-        target the result may be. That bound is within 0.2 % of the truth where it is tight.
+        target the result may be. That bound is within 0.1 % of the truth where it is tight.
 
     Raises:
       ValueError: If `advantage` is out of range, or no noise multiplier up to 1e9 suffices.
@@ -116,10 +116,8 @@ def calibrate_advantage(
     def excess(log_sigma: float, coarse: bool) -> float:
         """log(mu / its target) at this noise; <= 0 only where the upper bound is at most that."""
         profile = privacy(math.exp(log_sigma))
-        if coarse:
-            upper = profile.delta(0.0, _COARSE_ADVANTAGE * advantage).upper
-        else:
-            upper = attack_advantage(profile).upper
+        bound = profile.delta(0.0, _COARSE_ADVANTAGE) if coarse else attack_advantage(profile)
+        upper = bound.upper
         mu = float(special.erfinv(upper))
         value = math.log(max(mu, 1e-9 * target) / target) if mu < math.inf else math.inf
         # No rounding of the inverse may tell the side.

@@ -64,7 +64,8 @@ WRAP = 1e-22
 """Bound on the tilted mass outside the window of the FFT."""
 _FAR = 40.0
 """e^-_FAR is less than the rounding of 1."""
-LARGEST = 2**22
+_LEAST_LOG = -650.0
+LARGEST = 2**20
 """Largest number of indices of a window."""
 
 
@@ -128,11 +129,15 @@ class LossDistribution:
     def log_moment(self) -> Callable[[float], float]:
         """Returns about log E[e^{tilt loss}], from some thousands of atoms: to choose a tilt by.
 
+        Where there is most mass, which may be in a few atoms, they are taken one by one.
+
         It is that of the indices, centred as `compose` centres them: which sums of losses a tilt of
         the indices makes the bulk.
         """
         block = max(1, self.masses.size // 4096)
-        starts = np.arange(0, self.masses.size, block)
+        most = int(np.argmax(self.masses))
+        near = np.arange(max(0, most - 512), min(self.masses.size, most + 512))
+        starts = np.union1d(np.arange(0, self.masses.size, block), near)
         loss, mass = self.base + starts * self.step, np.add.reduceat(self.masses, starts)
         if self.upper:
             return lambda tilt: _log_mean(loss, mass, tilt)
@@ -214,7 +219,8 @@ def best_tilt(parts: Parts, *, delta: float | None = None, epsilon: float | None
         power = sum(count * log_moment(tilt) for log_moment, count in log_moments)
         power += _log_peak(tilt)
         if epsilon is not None:
-            return power - tilt * epsilon
+            # Of tilts at which delta is beyond floats the least one: others' units are, too.
+            return max(power - tilt * epsilon, _LEAST_LOG)
         return (power - math.log(delta or 1.0)) / tilt
 
     return _minimise(bound)

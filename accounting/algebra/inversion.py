@@ -20,8 +20,11 @@ log-variance w^2, with G(z) = exp(w^2 z (z-1) / 2) for M(z)^T and a closed form 
 
 the term j = 0 is o(v) - o_G(v). (Where M(c)^T is not near 1 nothing needs to be subtracted: for
 c > 1 the same sum of M(z)^T alone is that of h(v) = E[(X_T - e^v)_+], which is o(v) for v >= 0, and
-for c < 0 that of E[(e^v - X_T)_+], which is o(v) for v <= 0.) Nothing was discretised; c, where the
-sum's terms cancel least, is about Chernoff's, so that o has relative accuracy however small it is.
+for c < 0 that of E[(e^v - X_T)_+], which is o(v) for v <= 0; on the
+other side of 0 it is |1 - e^v| more.) Nothing was discretised; c, where the
+sum's terms cancel least, is the transform's real saddle point: about Chernoff's, so that o has
+relative accuracy however small it is, and between 0 and 1 near v = 0, where o is largest. There
+M(c)^T < 1, and G is always subtracted.
 A further release without a lot is one more factor of X_T, and its moments are one of M(z)^T.
 
 **Errors**, each bounded in `Inversion`:
@@ -207,7 +210,8 @@ class Inversion:
         c, window = self.tilt, self._window
         moved = loss - self.loss
         ceiling = min(1.0, math.exp(min(loss, 0.0) + log_factor) * (1.0 + 1e-12) + _SMALLEST)
-        if abs((c - 1.0) * moved) > 600.0:
+        other_side = self._deviation == 0.0 and (loss > 0.0) != (c > 1.0)
+        if abs((c - 1.0) * moved) > 600.0 or (other_side and abs(loss) + abs(log_factor) > 600.0):
             return 0.0, ceiling
         turn = np.exp(-(self._z - 1.0) * moved)
         terms = self._terms * turn
@@ -234,8 +238,9 @@ class Inversion:
             normal_aliases = sum(
                 self._log_normal_alias(loss, sign, log_factor) for sign in (-1.0, 1.0)
             )
-        elif (loss > 0.0) != (c > 1.0) and loss != 0.0:
-            raise ValueError(f"a line at {c} gives no value at {loss}")
+        elif other_side:  # h is o and what it is at X = 1
+            normal = -math.exp(log_factor) * abs(math.expm1(loss))
+            error += 8.0 * ROUNDING * abs(normal)
         low = total + normal - error - aliases * (1.0 + 1e-9) - _SMALLEST
         high = total + normal + error + normal_aliases * (1.0 + 1e-9) + _SMALLEST
         return min(max(0.0, low), ceiling), min(max(0.0, high), ceiling)
@@ -274,7 +279,10 @@ def _log_normal_value(loss: float, deviation: float, log_factor: float) -> tuple
 
 
 def log_ceiling(releases: Releases, loss: float, tilt: float) -> float:
-    """Returns the log of Chernoff's bound k(c) M(c)^T e^{-(c - 1) loss} on o(`loss`)."""
+    """Returns the log of Chernoff's bound k(c) M(c)^T e^{-(c - 1) loss} on o(`loss`).
+
+    For a tilt c > 1 or c < 0.
+    """
     size, power = _log_size(releases, tilt), (tilt - 1.0) * loss
     return size - power + 4.0 * ROUNDING * (abs(size) + abs(power))
 
@@ -293,15 +301,17 @@ class Curves:
     def delta(self, epsilon: float) -> tuple[float, float]:
         """Bounds the larger of both directions' delta at `epsilon` >= 0."""
         tilts = Tilts(self.releases)
-        tilt = tilts.at(epsilon, positive=True)
-        log_bound = log_ceiling(self.releases, epsilon, tilt)
+        tilt = tilts.at(epsilon)
+        # Between 0 and 1 there is no such bound, as o(v) is not small there.
+        log_bound = 0.0 if 0.0 < tilt < 1.0 else log_ceiling(self.releases, epsilon, tilt)
         if log_bound < _LEAST_LOG:
             upper = math.exp(log_bound + 1e-9) + _SMALLEST
             return 0.0, max(upper, self._add_ceiling(epsilon, _SMALLEST, tilts))
         remove = Inversion(self.releases, epsilon, tilt, tilts, self.accuracy)
         low, high = remove.value(epsilon)
-        if self._add_ceiling(epsilon, low, tilts) <= low:
-            return low, high
+        enough = max(low, 1e-6 * high)
+        if (ceiling := self._add_ceiling(epsilon, enough, tilts)) <= enough:
+            return low, max(high, ceiling)
         add = _Add(self.releases, epsilon, tilts, self.accuracy)
         other_low, other_high = add.value(epsilon)
         return max(low, other_low), max(high, other_high)
@@ -314,13 +324,13 @@ class Curves:
         for _ in range(4):
             remove, start = self._remove(start, tilt, tilts)
             tilt = remove.tilt
-            again = _crossing(remove.value, delta, start, 1.0 / (tilt - 1.0))
+            again = _crossing(remove.value, delta, start, 1.0 / abs(tilt - 1.0))
             found = Bound(max(found.lower, again.lower), min(found.upper, again.upper))
             # Once more with the line laid for the answer, where that is far from the first guess.
             answer = found.upper if found.upper < math.inf else 0.9 * start
-            if abs(start - answer) * (tilt - 1.0) <= 1.0:
+            if abs((start - answer) * (tilt - 1.0)) <= 1.0:
                 break
-            start, tilt = answer, tilts.at(answer, positive=True)
+            start, tilt = answer, tilts.at(answer)
         at = found.lower
         if self._add_ceiling(at, delta, tilts) <= delta:
             return found
@@ -340,7 +350,7 @@ class Curves:
                 return Inversion(self.releases, start, tilt, tilts, self.accuracy), start
             except NotInvertibleError:
                 start *= 0.6
-                tilt = tilts.at(start, positive=True)
+                tilt = tilts.at(start)
         return Inversion(self.releases, start, tilt, tilts, self.accuracy), start
 
     def _add_ceiling(self, epsilon: float, enough: float, tilts: Tilts) -> float:
@@ -356,7 +366,8 @@ class Curves:
         if enough <= 0.0:
             return 1.0
         candidates = -np.exp(np.linspace(-11.0, 40.0, 103))
-        logs = epsilon + tilts.log_ceiling(candidates) + (candidates - 1.0) * epsilon
+        logs = epsilon + log_peak(candidates) + tilts.log_powers(candidates)
+        logs += (candidates - 1.0) * epsilon
         met = np.flatnonzero(logs < math.log(enough) - 1.0)
         if not met.size:
             return 1.0
@@ -372,7 +383,7 @@ class _Add:
     """H_epsilon(Q || P) = e^epsilon o(-epsilon), near one epsilon."""
 
     def __init__(self, releases: Releases, epsilon: float, tilts: Tilts, accuracy: float) -> None:
-        tilt = tilts.at(-epsilon, positive=False)
+        tilt = tilts.at(-epsilon)
         self.inversion = Inversion(releases, -epsilon, tilt, tilts, accuracy)
 
     def value(self, epsilon: float) -> tuple[float, float]:

@@ -380,10 +380,10 @@ class LikelihoodRatio:
         """Returns the product of `count` independent copies: `count` releases, composed.
 
         The deviation of log X grows as the square root of the number of factors; the grid is made
-        coarser in proportion (by 2 with every second doubling).
+        coarser in proportion, by 2 wherever that of a part has doubled.
         """
         total: LikelihoodRatio | None = None
-        square, remaining, level = self, count, 0
+        square, remaining = self, count
         while True:
             if remaining & 1:
                 total = square if total is None else total.product(square)
@@ -392,8 +392,7 @@ class LikelihoodRatio:
                 assert total is not None
                 return total
             square = square.product(square)
-            level += 1
-            if level % 2 == 0:
+            if square.q.size > max(1.8 * self.q.size, 64) and square.step < 200.0:
                 square = square._coarsen()
                 total = total._coarsen() if total is not None else None
 

@@ -25,7 +25,7 @@ EDGE_DRIFT = 1e-12
 """How far, in log X, the two laws' common cells may be from the grid, and the mean of a group."""
 _LARGEST_LOSS = 500.0
 """Largest log X of a grid: e^500 and its inverse are far within the range of floats."""
-MOST_CELLS = 2**21
+MOST_CELLS = 2**19
 
 
 class Mixture(NamedTuple):

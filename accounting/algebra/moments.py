@@ -35,7 +35,7 @@ Real = NDArray[np.floating]
 Complex = NDArray[np.complexfloating]
 
 ROUNDING = 2.0**-53
-MOST_TERMS = 3.0e7
+MOST_TERMS = 2.0e7
 """Largest number of (node of z) x (node of u) that is computed."""
 _FACTORIALS = [1.0 / math.factorial(k) for k in range(2, 21)]
 

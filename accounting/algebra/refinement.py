@@ -18,6 +18,8 @@ Curve = Callable[[float], float]
 
 _STALLS = 3
 """How many finer grids in a row may be of no use."""
+_FINE = 0.5
+"""Grids that are coarser than this may be of no use at first."""
 _SMALLEST_WIDTH = 1e-300
 _FLOOR = "delta is so small that the composition's certified error is a part of it"
 _ROUNDED = "a finer grid is of no use: roundings, or the composition's error, outweigh it"
@@ -111,14 +113,11 @@ class _Question:
             return grid.delta(self.epsilon)
         return grid.epsilon(self.delta, 1e-3 * self.slack)
 
-    def wanted(self, bound: Bound, grid: GridBounds | None) -> float:
+    def wanted(self, bound: Bound) -> float:
         """Returns the width at which `bound` is sharp enough."""
         if self.epsilon is None:
             return max(wanted_width(self.slack, bound.upper), self.relative * bound.lower)
-        wanted = max(self.relative * bound.lower, _SMALLEST_WIDTH)
-        if grid is None or not self.slack:
-            return wanted
-        return max(wanted, bound.upper - grid.upper(self.epsilon + self.slack))
+        return max(self.relative * bound.lower, _SMALLEST_WIDTH)
 
     def settled(self, before: Bound, found: Bound, wanted: float) -> bool:
         """Whether what is left of the gap is not the grid's: halving it again changes nothing."""
@@ -136,19 +135,16 @@ class _Question:
         return grid.floor(bound.lower, bound.upper) > 0.1 * self.delta
 
 
-def refine_delta(
-    grids: Grids, epsilon: float, within: Bound, relative: float, slack: float = 0.0
-) -> Bound:
-    """Bounds delta at `epsilon`: to `relative` of itself, or as sharply as `slack` allows.
+def refine_delta(grids: Grids, epsilon: float, within: Bound, relative: float) -> Bound:
+    """Bounds delta at `epsilon`, to `relative` of itself.
 
     Args:
       grids: What is refined.
       epsilon: Where, >= 0.
       within: Bounds that are known without a grid.
       relative: A width, relative to delta, that is sharp enough.
-      slack: By how much of epsilon delta may be off; 0 for none.
     """
-    return _refine(grids, _Question(epsilon, 1.0, slack, relative), within)
+    return _refine(grids, _Question(epsilon, 1.0, 0.0, relative), within)
 
 
 def refine_epsilon(
@@ -169,12 +165,12 @@ def refine_epsilon(
 def _refine(grids: Grids, question: _Question, bound: Bound) -> Bound:
     """Intersects `bound` with what finer and finer grids prove, until that is sharp.
 
-    Where the two ends of epsilon meet, the next resolution is chosen by the gap that is left; else
-    it is halved until the ends settle.
+    Where the two ends are to meet, the next resolution is chosen by the gap that is left, once that
+    is not all of delta; else it is halved until the ends settle.
     """
     resolution, gap, stalled = grids.first, math.inf, 0
     grid: GridBounds | None = None
-    while bound.width > question.wanted(bound, grid):
+    while bound.width > question.wanted(bound):
         known = bound.upper if question.epsilon is not None else question.delta
         try:
             grid = grids.bounds(resolution, known, question.epsilon)
@@ -185,25 +181,33 @@ def _refine(grids: Grids, question: _Question, bound: Bound) -> Bound:
             continue
         found, before = question.read(grid), bound
         bound = Bound(max(bound.lower, found.lower), min(bound.upper, found.upper))
-        wanted = question.wanted(bound, grid)
+        wanted = question.wanted(bound)
         if bound.width <= wanted:
             break
-        floored = question.floored(grid, bound)
+        floored = resolution < _FINE and question.floored(grid, bound)
         if grids.gap_note:
             if question.settled(before, found, wanted):
                 return replace(bound, note=_FLOOR if floored else grids.gap_note)
         elif floored:
             return replace(bound, note=_FLOOR)
         else:
-            stalled = stalled + 1 if found.width > 0.9 * gap else 0
+            stalled = stalled + 1 if found.width > 0.9 * gap and resolution < _FINE else 0
             if stalled == _STALLS:
                 return replace(bound, note=_ROUNDED)
         gap = found.width
-        if grids.gap_note or question.epsilon is not None:
+        far = question.epsilon is not None and (resolution > _FINE or gap > 0.5 * bound.upper)
+        if grids.gap_note or far:
             resolution *= 0.5
             continue
         # Gaps of which the last ones did not fall are told apart by factors of 2.
         most = 0.5 if stalled else 0.7
         shrink = min(most, max(0.15, math.sqrt(0.7 * wanted / max(gap, wanted))))
+        if question.epsilon is not None:
+            # There are two resolutions to a factor of 2, so that questions at many points share
+            # grids.
+            wished, allowed = -2.0 * math.log2(shrink), 2.0 * math.log2(resolution)
+            allowed -= 2.0 * math.log2(max(grid.finest, 1e-300))
+            resolution *= 2.0 ** (-0.5 * max(1, min(math.ceil(wished), math.floor(allowed))))
+            continue
         resolution = max(shrink * resolution, min(most * resolution, grid.finest))
     return bound

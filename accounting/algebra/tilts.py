@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from accounting.algebra.moments import Real, Releases
+
+Branch = tuple[Callable[[Real], Real], float, float]
+"""Tilts on one side of the poles at 0 and 1, by a parameter, and the range of that."""
+_ABOVE: Branch = (lambda x: 1.0 + np.exp(x), -11.0, 50.0)
+_BETWEEN: Branch = (lambda x: 1.0 / (1.0 + np.exp(-x)), -11.0, 11.0)
+_BELOW: Branch = (lambda x: -np.exp(x), -11.0, 50.0)
+_NEAR_POLE = 0.02
+_SHARES = np.array([0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.03, 1.1, 1.3, 2.0, 4.0, 9.0, 17.0])
+_DISTANCES = 4.0 ** np.arange(-3.0, 25.0)
+"""How far apart two tilts may be: in parts of one's distance from a pole, and by themselves."""
 
 
 class Tilts:
@@ -79,19 +90,36 @@ class Tilts:
                 weight * (0.5 * log_x**2 * (1.0 + log_x / 3.0)),
                 np.exp(log_weight + log_x - scale[:, None]) - weight * (1.0 + log_x),
             )
-        excess = np.maximum(terms.sum(axis=1) - tilts * shift.sum(axis=1), 1e-300)
-        return np.where(scale == 0.0, np.log1p(excess), scale + np.log(excess + np.exp(-scale)))
+        excess = terms.sum(axis=1) - tilts * shift.sum(axis=1)
+        # M(c) < 1 between 0 and 1, and > 1 elsewhere, however small the difference is.
+        between = (tilts > 0.0) & (tilts < 1.0)
+        excess = np.where(
+            between, np.clip(excess, -1.0 + 1e-15, -1e-300), np.maximum(excess, 1e-300)
+        )
+        with np.errstate(invalid="ignore"):
+            large = scale + np.log(excess + np.exp(-scale))
+        return np.where(scale == 0.0, np.log1p(excess), large)
 
     def log_ceiling(self, tilts: Real) -> Real:
         """Returns about the log of (M(c)^T - 1) / (c (c - 1)), whose e^{-(c - 1) v} is o's size."""
         total = self.log_powers(tilts)
         with np.errstate(divide="ignore", invalid="ignore"):
-            less_one = np.where(total > 1e-6, np.log(-np.expm1(-total)), np.log(total) - total)
-            return total + less_one - np.log(np.abs(tilts * (tilts - 1.0)))
+            apart = np.maximum(total, 0.0) + np.log(-np.expm1(-np.abs(total)))
+            return apart - np.log(np.abs(tilts * (tilts - 1.0)))
 
-    def at(self, loss: float, *, positive: bool) -> float:
-        """Returns the tilt, > 1 if `positive`, else < 0, at which o(`loss`) is computed best."""
-        return self._least(positive, lambda c: self.log_ceiling(c) - (c - 1.0) * loss)
+    def at(self, loss: float) -> float:
+        """Returns the tilt at which o(`loss`) is computed best.
+
+        As the transform of o >= 0 is convex in logarithms, it is the one real saddle point: above
+        1 for a large `loss`, below 0 for one far below 0, and between them near 0. The poles of
+        1 / (z (z - 1)), which cancel, are kept at a distance.
+        """
+
+        def size(c: Real) -> Real:
+            poles = np.log1p(_NEAR_POLE / np.abs(c)) + np.log1p(_NEAR_POLE / np.abs(c - 1.0))
+            return self.log_ceiling(c) - (c - 1.0) * loss + poles
+
+        return self._least(size, _ABOVE, _BETWEEN, _BELOW)
 
     def for_delta(self, log_delta: float) -> tuple[float, float]:
         """Returns about the best tilt to find epsilon by, 'remove', and Chernoff's epsilon.
@@ -107,7 +135,7 @@ class Tilts:
             by_transform = np.logaddexp(0.0, np.log(rate) + self.log_ceiling(c) - log_delta)
             return np.minimum(np.maximum(peak + power - log_delta, 0.0), by_transform) / rate
 
-        tilt = self._least(True, bound)
+        tilt = self._least(bound, _ABOVE)
         return tilt, float(bound(np.array([tilt]))[0])
 
     def windows(
@@ -118,28 +146,23 @@ class Tilts:
         They are to be about e^target.
         """
         c = tilt
-        fractions = np.array([0.05, 0.1, 0.2, 0.4, 0.7])
-        growing = 2.0 ** np.arange(-5.0, 5.0)
-        if c > 1.0:
-            below = np.concatenate([1.0 + (c - 1.0) * fractions, -c * growing])
-            above = c + (c - 1.0) * growing
-        else:
-            below = c * (1.0 + growing)
-            above = np.concatenate([c * fractions, 1.0 - c * growing])
+        distances = np.concatenate([abs(c - 1.0) * _SHARES, abs(c) * _SHARES, _DISTANCES])
         found = []
-        for sides, plain in ((below, c > 1.0), (above, c < 0.0)):
-            sides = sides[sides <= self.largest]
+        for sign in (-1.0, 1.0):
+            sides = c + sign * distances
+            sides = sides[((sides < 0.0) | (sides > 1.0)) & (sides <= self.largest)]
+            sides = sides[(sides >= -max(self.largest, 32.0 * abs(c))) & (sides != c)]
+            ends = [b for b in (0.0, 1.0) if (b - c) * sign > 0.0]  # o <= e^v, and o <= 1
             if not subtracted:  # both h's bounds and the put's are for their own b alone
                 sides = sides[(sides > 1.0) == (c > 1.0)]
-            log_powers = self.log_powers(sides)
-            candidates = [
-                ((log_peak(b) + log_power - (b - 1.0) * loss - target) / abs(b - c), b)
-                for b, log_power in zip(sides.tolist(), log_powers.tolist(), strict=True)
-            ]
-            if plain:  # o <= 1, and o <= e^v
-                ends = (0.0, 1.0) if subtracted else (1.0 if c > 1.0 else 0.0,)
-                candidates += [((-(b - 1.0) * loss - target) / abs(b - c), b) for b in ends]
-            found.append(min(candidates, default=(math.inf, 0.0)))
+                ends = [b for b in ends if b == float(c > 1.0)]
+            logs = np.append(log_peak(sides) + self.log_powers(sides), np.zeros(len(ends)))
+            sides = np.append(sides, ends)
+            widths = (logs - (sides - 1.0) * loss - target) / np.abs(sides - c)
+            best = int(np.argmin(widths)) if widths.size else -1
+            found.append(
+                (float(widths[best]), float(sides[best])) if best >= 0 else (math.inf, 0.0)
+            )
         return found[0], found[1]
 
     def narrower(self, tilt: float, loss: float, accuracy: float) -> tuple[float, float]:
@@ -149,6 +172,8 @@ class Tilts:
         among the largest, which the best tilt just lets in.
         """
         fractions = 0.7 ** np.arange(7.0)
+        if 0.0 < tilt < 1.0:
+            fractions = fractions[:1]
         tilts = 1.0 + (tilt - 1.0) * fractions if tilt > 1.0 else tilt * fractions
         units = self.log_ceiling(tilts) - (tilts - 1.0) * loss
         target = float(units[0]) - accuracy
@@ -162,19 +187,19 @@ class Tilts:
                 best, least = c, max(below, above)
         return best, target
 
-    def _least(self, positive: bool, bound: Callable[[Real], Real]) -> float:
-        low, high = -11.0, 50.0
-        for _ in range(4):
-            grid = np.linspace(low, high, 40)
-            tilts = 1.0 + np.exp(grid) if positive else -np.exp(grid)
-            values = np.nan_to_num(bound(tilts), nan=math.inf)
-            best = int(np.argmin(values))
-            low, high = grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]
-        return float(tilts[best])
+    def _least(self, bound: Callable[[Real], Real], *branches: Branch) -> float:
+        found = []
+        for branch, low, high in branches:
+            for _ in range(4):
+                grid = np.linspace(low, high, 40)
+                values = np.nan_to_num(bound(branch(grid)), nan=math.inf)
+                best = int(np.argmin(values))
+                low, high = grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]
+            found.append((float(values[best]), float(branch(grid[best]))))
+        return min(found)[1]
 
 
-def log_peak(b: float) -> float:
+def log_peak(b: Any) -> Any:
     """Returns log k(b): of the greatest (x - 1)_+ x^{-b}, b > 1, or (1 - x)_+ x^{-b}, b < 0."""
-    if b > 1.0:
-        return (b - 1.0) * math.log1p(-1.0 / b) - math.log(b)
-    return b * math.log1p(-1.0 / b) - math.log1p(-b)
+    far = np.maximum(b - 1.0, -b)
+    return -far * np.log1p(1.0 / far) - np.log1p(far)

@@ -100,7 +100,7 @@ class BallsAndBinsProfile:
         return replace(self, release=composed_noise(self.release, noise_multiplier))
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0, as sharply as `tolerance` in epsilon allows."""
+        """Bounds delta at `epsilon` >= 0, to within `tolerance` of it."""
         check_epsilon(epsilon)
         sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
         known_order = GaussianProfile(composed_noise(sigma / math.sqrt(epochs), self.release))
@@ -110,7 +110,7 @@ class BallsAndBinsProfile:
         upper = min(known_order.delta(epsilon).upper, closed.upper_delta(epsilon))
         within = Bound(closed.lower_delta(epsilon), upper)
         grids = _Grids(sigma, self.bins, epochs, self.release)
-        return refine_delta(grids, epsilon, within, tolerance, tolerance)
+        return refine_delta(grids, epsilon, within, tolerance)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
@@ -152,11 +152,13 @@ class _Grids:
         if delta <= _SMALLEST_DELTA:
             raise GridError("delta is so small that masses leave the range of doubles")
         grid = _Grid(self.sigma, self.bins, resolution, _tail(delta, self.epochs))
-        rare = epsilon is not None and delta <= _RARE
-        if grid.work() > (0.1 * _MOST_WORK if rare else _MOST_WORK):
+        most = _MOST_WORK
+        if epsilon is not None:
+            most *= 0.1 if delta <= _RARE else 0.75
+        if grid.work() > most:
             raise GridError("no finer grid is computed: it would take too long")
         curves = _curves(grid, self.epochs, self.release, delta, epsilon)
-        return GridBounds(curves, finest=grid.finest())
+        return GridBounds(curves, finest=grid.finest(most))
 
 
 class _Grid(NamedTuple):
@@ -176,10 +178,12 @@ class _Grid(NamedTuple):
         additions = 1.0 + self.bins.bit_count() / self.bins.bit_length()
         return additions * sum(d * (atoms + _WORK_PER_DISTANCE) for d in distances)
 
-    def finest(self) -> float:
-        """Returns about the finest resolution that does not take too long."""
-        ratio = _MOST_WORK / self.work()
-        return self.resolution / math.sqrt(0.7 * ratio) if ratio > 2.0 else self.resolution
+    def finest(self, most: float) -> float:
+        """Returns the finest resolution, or nearly so, that takes no more work than `most`."""
+        finest = self
+        while (finer := finest._replace(resolution=0.98 * finest.resolution)).work() <= most:
+            finest = finer
+        return finest.resolution
 
     def steps(self) -> tuple[float, ...]:
         """Returns the grid step after each doubling, in proportion to the sum's relative deviation.

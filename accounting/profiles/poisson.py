@@ -82,7 +82,7 @@ class PoissonProfile:
         return replace(self, release=composed_noise(self.release, noise_multiplier))
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0, as sharply as `tolerance` in epsilon allows."""
+        """Bounds delta at `epsilon` >= 0, to within `tolerance` of it."""
         check_epsilon(epsilon)
         exact = self._deterministic().delta(epsilon)
         if self.sampling_prob == 1.0:
@@ -96,9 +96,10 @@ class PoissonProfile:
             except NotInvertibleError:
                 break
             lower, upper = max(lower, low), min(upper, high)
-            if upper - lower <= _SHARP * lower:
-                return Bound(lower, upper)
-        return refine_delta(self._grids(), epsilon, Bound(lower, upper), tolerance, tolerance)
+            # Digits beyond the tolerance cost next to nothing here.
+            if upper - lower <= 1e-3 * tolerance * lower:
+                break
+        return refine_delta(self._grids(), epsilon, Bound(lower, upper), tolerance)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""

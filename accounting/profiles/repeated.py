@@ -30,11 +30,15 @@ from accounting.profile import (
 )
 from accounting.profiles.gaussian import check_release, composed_noise
 
-_FINEST = 2e-3
+_FINEST = 2e-4
 _COARSEST_STEP = 500.0
 """Steps of a grid are exponents, and floats end at e^709."""
 _TAIL = 1e-6
 """Share of delta that may be cut off the laws' tails."""
+_COARSE = 0.02
+"""Step of the first grid, where that of `RepeatedGrids.deviation` is less."""
+_FEW_ATOMS = 6000
+"""So many are convolved directly in less than a second."""
 _FEW_DIGITS = 1e-4
 """A tail that is a larger share of delta than this hides it."""
 
@@ -60,8 +64,15 @@ class RepeatedGrids:
     steps: int
     release: float = math.inf
     gap_note: str = ""
-    first: float = 0.4
     coarsest: float = 1e6
+
+    @property
+    def first(self) -> float:
+        """The resolution to begin with.
+
+        Few large losses, among many small ones, are seen on grids far coarser than these.
+        """
+        return 0.4 if self.gap_note else max(0.4, _COARSE / self.deviation)
 
     def bounds(self, resolution: float, delta: float, epsilon: float | None) -> GridBounds:
         """Computes one grid (see `Grids`), with tails that are of no consequence to `delta`."""
@@ -100,11 +111,36 @@ class RepeatedGrids:
             return max(*(part.floor(lower) for part in low), *(part.floor(upper) for part in high))
 
         # Both directions at once: where a lower curve's window has no mass, another's may.
-        return GridBounds([(_largest(low), _largest(high))], floor, _FINEST)
+        bounds = GridBounds([(_largest(low), _largest(high))], floor, _FINEST)
+        if ratio.q.size > _FEW_ATOMS:
+            return bounds
+        at = bounds.epsilon(delta, 1e-3).lower if epsilon is None else epsilon
+        if floor(at, at) <= _FEW_DIGITS * max(part.delta(at) for part in low):
+            return bounds
+        # Where the FFT's error is a part of delta, convolutions have none, but coarser grids.
+        powers = [self._power(law) for law in below]
+        both = max(powers, key=lambda law: law.delta(at)), self._power(ratio)
+        return GridBounds([_sharpest(bounds.directions[0], both)], finest=_FINEST)
+
+    def _power(self, law: LikelihoodRatio) -> LikelihoodRatio:
+        """Returns the law of X of all releases by direct convolutions."""
+        power = law.power(self.steps)
+        if self.release == math.inf:
+            return power
+        return power.product(gaussian_ratio(self.release, power.step, power.side, power.tail))
 
 
 def _largest(parts: Sequence[ComposedLoss]) -> Curve:
     return lambda epsilon: max(part.delta(epsilon) for part in parts)
+
+
+def _sharpest(
+    curves: tuple[Curve, Curve], laws: tuple[LikelihoodRatio, LikelihoodRatio]
+) -> tuple[Curve, Curve]:
+    return (
+        lambda epsilon: max(curves[0](epsilon), laws[0].delta(epsilon)),
+        lambda epsilon: min(curves[1](epsilon), laws[1].delta(epsilon)),
+    )
 
 
 @dataclass(frozen=True)

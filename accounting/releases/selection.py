@@ -272,7 +272,9 @@ class SelectionProfile:
             gamma = self.count.gamma
             low, high, e, before = 0.0, 1e3, 0.5, (0.0, 0.0)
             while high - low > 1e-3 * high + 1e-4 * tolerance:
-                value = math.log1p(self._delta(e, tolerance).upper * _UP * (1.0 - gamma) / gamma)
+                value = math.log1p(
+                    self._delta(e, 10.0 * tolerance).upper * _UP * (1.0 - gamma) / gamma
+                )
                 low, high = max(low, min(e, value)), min(high, max(e, value))
                 rise, run = value - e - before[1], e - before[0]
                 # By secants of T(e) - e, in which every second end of a bracket would stay.

@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     if options.hard:
-        rows = list(accounting_hard.examples())
+        rows = list(accounting_hard.examples()) + accounting_hard.deltas()
         if options.points:
             peer_points = max(1, options.points // 5)
             rows += accounting_hard.against_dp_accounting(peer_points, seconds)

@@ -6,6 +6,7 @@ for one of these, or for what the answer must hold: a truth within it, a width, 
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
 import resource
@@ -22,9 +23,12 @@ from accounting import (
     PoissonProfile,
     ShuffleProfile,
     TrialCount,
+    TruncatedProfile,
     UnitsThenPoissonProfile,
     UserPoissonProfile,
+    attack_advantage,
     calibrate,
+    calibrate_advantage,
 )
 from accounting.profile import EPSILON_TOLERANCE, wanted_width
 from experiments.benchmarks.rows import Row
@@ -38,10 +42,13 @@ _NAMES = {
     "M": MultistageProfile,
     "P": PoissonProfile,
     "S": ShuffleProfile,
+    "T": TruncatedProfile,
     "U": UserPoissonProfile,
     "V": UnitsThenPoissonProfile,
     "TrialCount": TrialCount,
+    "attack_advantage": attack_advantage,
     "calibrate": calibrate,
+    "calibrate_advantage": calibrate_advantage,
 }
 
 # Questions whose answer is known from elsewhere: quadrature and 40-digit arithmetic at two bins.
@@ -78,7 +85,34 @@ SHARP = (
     "S(.1, 1000, 10).epsilon(1e-5)",
     "B(.3, 1000, 10**4).epsilon(1e-5)",
     "P(1, 1e-4, 1000).delta(8)",
+    "P(.02, 1e-4, 100).epsilon(1e-5)",
+    "P(.02, .01, 10**4).epsilon(1e-5)",
+    "P(.05, .3, 100).epsilon(1e-5)",
+    "U(.37, 29988, 2.13e-9, 20).epsilon(2.4e-14)",
+    "P(8.7327, .00533, 3).delta(.0100206)",
+    "P(.98, 9.4e-6, 954).delta(.0955)",
 )
+
+# Settings of which delta is asked at each of `EPSILONS`, at 0 as an attack's advantage.
+DELTAS = (
+    *(
+        f"P({sigma}, {rate_and_steps})"
+        for sigma in (0.3, 0.45, 0.5, 0.6, 1, 2, 5, 20)
+        for rate_and_steps in ("1/36000, 36000", "1e-3, 1000", ".01, 1000", ".2, 50")
+    ),
+    "B(.5, 36000)",
+    "B(1, 1000)",
+    "B(.8, 100, 5)",
+    "B(2, 50, 10)",
+    "U(2, 100, .01, 5)",
+    "U(1, 1000, 1e-3, 3)",
+    "P(.5, 1/36000, 36000, 2)",
+    "T(P(.5, 1/36000, 36000), 36000, -100)",
+)
+EPSILONS = (0, 1e-3, 0.1, 0.6125, 3)
+MOST_NOTES = 5
+MOST_SECONDS_OF_DELTA = 2.0
+_LEAST_DELTA = 1e-30
 
 # Questions whose upper end, or noise multiplier, must not be above this.
 AT_MOST = {
@@ -92,6 +126,9 @@ AT_MOST = {
     "calibrate(lambda s: P(s, .1, 10**6), epsilon=1, delta=1e-6)": 1000.0,
     "calibrate(lambda s: B(s, 565, 100), epsilon=8, delta=2.7e-8)": 1.0,
     "calibrate(lambda s: B(s, 565, 300), epsilon=8, delta=2.7e-8)": 2.0,
+    "attack_advantage(P(.5, 1/36000, 36000))": 0.01445,
+    "calibrate_advantage(lambda s: P(s, 1/36000, 36000), advantage=.1)": 0.31468 * 1.001,
+    "T(P(51.6, 2.1e-7, 20), 20, -8.308).delta(2570)": 0.00987,
     "max(TrialCount(10, 1e-9).draw() for _ in range(100))": math.inf,
 }
 
@@ -158,6 +195,34 @@ def examples() -> Iterator[Row]:
         yield from _costs(question, answer)
         value = answer.value.upper if isinstance(answer.value, Bound) else answer.value
         yield Row.at_most(question, math.nan if value is None else value, "", most)
+
+
+def deltas() -> list[Row]:
+    """Asks for delta and for an attack's advantage on a grid, and prints each answer.
+
+    Every one that is not below 1e-30 is to be within 1e-3 of itself, or to say why it is not.
+    """
+    notes = 0
+    seconds: list[float] = []
+    widest: list[float] = []
+    for profile, epsilon in itertools.product(DELTAS, EPSILONS):
+        question = f"{profile}.delta({epsilon})" if epsilon else f"attack_advantage({profile})"
+        answer = ask(question)
+        print(f"{question}: {answer.value or answer.failure}, {answer.seconds:.2f} s")
+        seconds.append(answer.seconds)
+        excess, _ = _excess(question, answer.value)
+        if answer.value is not None and answer.value.upper < _LEAST_DELTA:
+            continue
+        noted = answer.value is not None and bool(answer.value.note)
+        notes += noted
+        if not noted:
+            widest.append(excess)
+    label = f"of {len(seconds)} deltas"
+    return [
+        Row.at_most(f"answers with a note {label}", notes, "", MOST_NOTES),
+        Row.at_most(f"width / asked, widest without one {label}", max(widest), "x", 1.0),
+        Row.at_most(f"CPU time, longest {label}", max(seconds), "s", MOST_SECONDS_OF_DELTA),
+    ]
 
 
 def _excess(question: str, bound: Bound | None) -> tuple[float, str]:

@@ -164,6 +164,16 @@ def test_poisson_is_what_dp_accounting_says(sigma, rate, steps):
     assert bound.lower <= other <= bound.upper * (1.0 + 1e-3)
 
 
+@pytest.mark.parametrize(
+    ("sigma", "advantage"), [(0.45, 0.0214702), (0.5, 0.0144486), (0.6, 0.0080638)]
+)
+def test_an_attack_on_rarely_drawn_examples_is_hardly_better_than_a_coin(sigma, advantage):
+    """An accuracy of .507 at the second; grids composed by FFT give the same digits."""
+    bound = attack_advantage(PoissonProfile(sigma, 1 / 36_000, 36_000))
+    assert bound.lower == pytest.approx(advantage, rel=1e-5)
+    assert bound.width <= 1e-6 * bound.upper
+
+
 def test_truncation_is_added_once():
     steps, log_overflow = 40, math.log(1e-6)
     inner = GaussianProfile(2.0)

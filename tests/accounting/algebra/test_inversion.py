@@ -26,7 +26,13 @@ def exact_moment(sigma, rate, z):
 
 @pytest.mark.parametrize(
     ("sigma", "rate", "z"),
-    [(1.0, 0.01, 7.6 + 29j), (0.502, 0.0064, 1.9 + 7j), (5.0, 0.1, -16 + 20j), (1.0, 0.9, -3 + 1j)],
+    [
+        (1.0, 0.01, 7.6 + 29j),
+        (0.502, 0.0064, 1.9 + 7j),
+        (5.0, 0.1, -16 + 20j),
+        (1.0, 0.9, -3 + 1j),
+        (0.7, 0.05, 0.5 + 9j),
+    ],
 )
 def test_a_moment_is_within_its_error(sigma, rate, z):
     line = Line(Releases(sigma, rate, 1), z.real, Releases(sigma, rate, 1).height(z.real), 45.0)
@@ -49,7 +55,7 @@ def test_a_coarse_sum_s_interval_holds_the_sharp_value(sigma, rate, count, loss)
     """Aliases, the sum's end and the rule's error are large at these accuracies."""
     releases = Releases(sigma, rate, count)
     tilts = Tilts(releases)
-    tilt = tilts.at(loss, positive=loss > 0.0)
+    tilt = tilts.at(loss)
     low, high = Inversion(releases, loss, tilt, tilts, 37.0).value(loss)
     assert high - low <= 1e-9 * high
     for accuracy in (2.0, 4.0, 7.0, 12.0):
@@ -71,7 +77,7 @@ def test_what_a_sum_leaves_out_at_its_end_is_bounded_and_counted(
 ):
     releases = Releases(sigma, rate, count)
     tilts = Tilts(releases)
-    sums = Inversion(releases, loss, tilts.at(loss, positive=loss > 0.0), tilts, accuracy)
+    sums = Inversion(releases, loss, tilts.at(loss), tilts, accuracy)
     z = sums._z[-1] + 1j * sums._step * np.arange(1, 4 * sums._z.size)
     power = np.exp(count * sums._line.log_moment(z)[0])
     if sums._deviation:
@@ -89,7 +95,8 @@ def test_what_a_sum_leaves_out_at_its_end_is_bounded_and_counted(
 
 
 @pytest.mark.parametrize(
-    ("sigma", "rate", "epsilon"), [(1.0, 0.3, 0.5), (2.0, 0.2, 0.05), (1.0, 0.6, 2.0)]
+    ("sigma", "rate", "epsilon"),
+    [(1.0, 0.3, 0.5), (2.0, 0.2, 0.05), (1.0, 0.6, 2.0), (1.0, 0.3, 0.0), (0.7, 0.2, 1e-3)],
 )
 def test_two_releases_are_one_release_averaged_over_the_other(sigma, rate, epsilon):
     """H_eps(P || Q) = E_Q[X_1 H_{eps - log X_1}], the inner one in closed form."""
@@ -111,6 +118,48 @@ def test_two_releases_are_one_release_averaged_over_the_other(sigma, rate, epsil
     low, high = Curves(Releases(sigma, rate, 2), 20.0).delta(epsilon)
     assert low * (1.0 - 1e-6) <= truth <= high * (1.0 + 1e-6)
     assert high - low <= 1e-3 * high
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-9, 1e-3, 0.1, 0.6125, 1.0])
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps"),
+    [
+        (0.5, 1 / 36_000, 36_000),
+        (0.45, 1 / 36_000, 36_000),
+        (0.6, 1 / 36_000, 36_000),
+        (0.8, 0.01, 1000),
+        (0.3, 0.2, 50),
+        (2.0, 0.5, 100),
+    ],
+)
+def test_delta_is_sharp_down_to_an_epsilon_of_0_and_is_what_grids_say(sigma, rate, steps, epsilon):
+    """Near 0 the saddle point is between the poles, or on the other side of them."""
+    profile = PoissonProfile(sigma, rate, steps)
+    bound = profile.delta(epsilon)
+    assert not bound.note
+    assert bound.width <= 1e-3 * bound.lower
+    grids = profile._grids()
+    step = 0.05 if sigma < 0.7 else 0.2 * grids.deviation
+    coarse = grids.bounds(step / min(1.0, grids.deviation), 1.0, epsilon).delta(epsilon)
+    assert coarse.lower <= bound.upper
+    assert bound.lower <= coarse.upper
+
+
+@pytest.mark.parametrize("loss", [1.0, -1.0])
+def test_a_line_gives_values_on_the_other_side_of_0(loss):
+    """Where nothing is subtracted the sum is that of a call, or of a put."""
+    releases = Releases(2.0, 0.1, 1000)
+    tilts = Tilts(releases)
+    tilt = 4.0 if loss > 0.0 else -2.0
+    sums = Inversion(releases, loss, tilt, tilts, 37.0)
+    assert not sums._deviation
+    for other in (-0.2 * loss, -0.02 * loss):
+        low, high = sums.value(other)
+        sharp_low, sharp_high = Inversion(releases, other, tilts.at(other), tilts, 37.0).value(
+            other
+        )
+        assert low <= sharp_high
+        assert sharp_low <= high <= low * (1.0 + 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -168,4 +217,4 @@ def test_a_line_whose_results_underflow_is_refused():
     releases = Releases(1.0, 0.01, 1000)
     tilts = Tilts(releases)
     with pytest.raises(NotInvertibleError, match="range of floats"):
-        Inversion(releases, 130.0, tilts.at(130.0, positive=True), tilts, 37.0)
+        Inversion(releases, 130.0, tilts.at(130.0), tilts, 37.0)

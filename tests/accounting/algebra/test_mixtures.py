@@ -59,7 +59,7 @@ def test_a_delta_wider_than_asked_says_why(epsilon):
     ],
 )
 def test_a_tiny_rate_is_amplified_however_many_steps(profile, most):
-    bound = profile.epsilon(1e-6, tolerance=1.0)
+    bound = profile.epsilon(1e-6, tolerance=0.5)
     assert 0.0 < bound.lower <= bound.upper <= most
 
 

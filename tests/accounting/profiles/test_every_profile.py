@@ -80,6 +80,17 @@ def test_an_interval_is_proved_and_as_narrow_as_promised_or_says_why(name):
 
 
 @EVERY
+@pytest.mark.parametrize("at", [0.0, 1e-6, 0.02, 0.3])
+def test_delta_is_as_sharp_at_every_epsilon_or_says_why(name, at):
+    make, loose = PROFILES[name]
+    bound = make(1.5).delta(at)
+    assert 0.0 < bound.lower <= bound.upper < 1.0
+    if not loose:
+        assert bound.width <= 1e-3 * bound.upper
+        assert not bound.note
+
+
+@EVERY
 def test_delta_is_what_epsilon_inverts(name):
     profile, bound = PROFILES[name][0](1.0), bound_of(name, 1.0)
     assert profile.delta(bound.upper).lower <= DELTA
@@ -100,7 +111,7 @@ def test_an_attack_has_an_advantage_that_is_bounded_sharply_and_falls_in_the_noi
     assert 0.0 < less.lower <= more.upper < 1.0
     assert less.upper < more.upper
     if not loose:
-        assert more.width <= 2e-3 * more.upper
+        assert more.width <= 1e-3 * more.upper
     # What one point of the same curve implies is not less.
     assert more.lower <= implied_advantage(bound_of(name, 1.0).upper, DELTA)
 

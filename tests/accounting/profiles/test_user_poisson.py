@@ -143,3 +143,14 @@ def test_a_cap_so_high_that_no_grid_serves_is_priced_without_sampling():
 def test_impossible_prices_are_refused_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message):
         UserPoissonProfile(*arguments)
+
+
+def test_a_tiny_rate_is_answered_on_coarse_grids():
+    """It is the sum of all steps' own: that two of them draw the user is rarer still."""
+    profile = UserPoissonProfile(0.37, 29_988, 2.13e-9, 20)
+    bound = profile.epsilon(2.4e-14)
+    assert not bound.note
+    assert bound.width <= 1e-3
+    one = UserPoissonProfile(0.37, 1, 2.13e-9, 20)
+    assert 29_988 * one.delta(bound.lower).upper >= 2.4e-14 * (1.0 - 1e-3)
+    assert 29_988 * one.delta(bound.upper).lower <= 2.4e-14 * (1.0 + 1e-3)
