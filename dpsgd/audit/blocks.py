@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import jax
 import numpy as np
 
 from dpsgd.audit.checks import Check
@@ -62,7 +63,8 @@ class _Blocks:
         size = self._program.layout.block_steps if sum(self._program.sizes) <= most else 0
         last = max(self._all.start, self._all.stop - size - _TAIL)
         stretches = [range(last, self._all.stop)]
-        if size and last > self._all.start:
+        whole = sum(leaf.size for leaf in jax.tree.leaves(self._program.state.params))
+        if size and whole <= _LARGE and last > self._all.start:
             stretches.insert(0, range(self._all.start, min(last, self._all.start + size)))
         for steps in stretches:
             self._look(steps)

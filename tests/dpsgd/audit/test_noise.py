@@ -3,6 +3,9 @@
 Every test here fails by chance once in a million times, and seeds are fixed.
 """
 
+import dataclasses
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +13,7 @@ import optax
 import pytest
 from scipy import special, stats
 
-from dpsgd import Mechanism, RootKey, Secure, dpsgd
+from dpsgd import BandedToeplitz, Mechanism, Noise, RootKey, Secure, dpsgd
 from dpsgd.audit import normal
 from dpsgd.audit.blocks import STEPS, block_checks
 from dpsgd.audit.checks import (
@@ -20,7 +23,7 @@ from dpsgd.audit.checks import (
     correlation_pvalue,
     variance_pvalue,
 )
-from dpsgd.audit.noise import _FINE, FULL, noise_checks
+from dpsgd.audit.noise import _FINE, FULL, LAW, NOISE, noise_checks
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.training.loop import Layout
 from samplers import Poisson
@@ -313,3 +316,96 @@ def test_sound_noise_of_every_kind_passes_and_what_was_not_seen_is_told(loss, me
     left_out = [check.name for check in checks if not check.made]
     too_little_room = mechanism.l2_clip_norm < 2.0**-90
     assert left_out == too_little_room * [FULL, STEPS]
+
+
+@dataclass(frozen=True)
+class Threefry(Noise):
+    """Independent noise by JAX's own generator, which it states to an audit."""
+
+    states: bool = True
+    gain: float = 1.0
+    """Of what is added."""
+    stated: str = "z"
+    """What is added, and stated."""
+
+    def _z(self, key, step, leaf, size):
+        step = step % 16 if self.stated == "steps share" else step
+        leaf = 0 if self.stated == "leaves share" else leaf
+        seed = jax.random.wrap_key_data(jnp.asarray(key)[:2], impl="threefry2x32")
+        seed = jax.random.fold_in(jax.random.fold_in(seed, step), leaf)
+        z = jax.random.normal(seed, (size,))
+        if self.stated == "an index of 12 bits":
+            z = jnp.resize(z[: 2**12], (size,))
+        return 0.97 * z if self.stated == "too small" else z
+
+    def add(self, total, state, key, step, scales):
+        leaves, structure = jax.tree.flatten(total)
+        found = [
+            (x + self.gain * scales.noise_stddev * self._z(key, step, k, x.size).reshape(x.shape))
+            / scales.expected_batch_size
+            for k, x in enumerate(leaves)
+        ]
+        return jax.tree.unflatten(structure, found), state
+
+    def fresh(self, key, step, leaf, size, scales):
+        return np.asarray(self._z(key, step, leaf, size), np.float64) if self.states else None
+
+
+OWN = {
+    "sound": (Threefry(), set()),
+    "not stated": (Threefry(states=False), {NOISE, STEPS}),
+    "one percent less than stated": (Threefry(gain=0.99), {NOISE, STEPS}),
+    "too small": (Threefry(stated="too small"), {LAW}),
+    "leaves share": (Threefry(stated="leaves share"), {LAW}),
+    "steps share": (Threefry(stated="steps share"), {LAW}),
+    "an index of 12 bits": (Threefry(stated="an index of 12 bits"), {LAW}),
+}
+
+
+@pytest.mark.parametrize(("noise", "wrong"), OWN.values(), ids=OWN)
+def test_noise_of_another_generator_is_what_it_states_and_of_the_law(noise, wrong):
+    algorithm = dpsgd(lambda params, x: jnp.dot(params["w"], x) + params["b"], optax.sgd(0.1))
+    params, mechanism = (
+        {"b": jnp.zeros(()), "w": jnp.zeros(40)},
+        Mechanism(SAMPLER, 1.0, 0.5, noise),
+    )
+    rows = np.random.default_rng(0).normal(size=(20, 40)).astype(np.float32)
+    state = algorithm.init(params, mechanism)
+    root = RootKey.from_insecure_seed(0)
+    program = AuditedProgram(algorithm, mechanism, state, rows, root=root)
+    checks = noise_checks(program) + block_checks(program)
+    assert {check.name for check in checks if not check.passed} == wrong, checks
+
+
+@dataclass(frozen=True)
+class Faulty(BandedToeplitz):
+    """Noise of two bands that does not keep to what it states."""
+
+    fault: str = ""
+
+    def add(self, total, state, key, step, scales):
+        first, second = self.coefficients
+        law = BandedToeplitz((first, -second if self.fault == "sign" else second))
+        if self.fault == "gain":
+            scales = dataclasses.replace(scales, noise_stddev=0.99 * scales.noise_stddev)
+        if self.fault == "steps share":
+            step = jnp.where(step == 3, 2, step)
+        if self.fault == "another key":
+            key = key.at[1].set(key[1] + 1)
+        if self.fault == "history":
+            state = jax.tree.map(lambda row: jnp.where(step == 5, 0.99 * row, row), state)
+        return law.add(total, state, key, step, scales)
+
+
+@pytest.mark.parametrize("fault", ["", "sign", "gain", "steps share", "another key", "history"])
+def test_noise_that_does_not_keep_to_its_law_is_seen_in_models_of_few_numbers(fault):
+    algorithm = dpsgd(lambda params, x: params["w"] @ x + params["b"], optax.sgd(0.1))
+    params = {"b": jnp.zeros(()), "w": jnp.zeros(2)}
+    mechanism = Mechanism(SAMPLER, 1.0, 0.5, Faulty((0.8, 0.6), fault))
+    rows = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
+    state = algorithm.init(params, mechanism)
+    root = RootKey.from_insecure_seed(0)
+    program = AuditedProgram(algorithm, mechanism, state, rows, root=root)
+    found = {c.name for c in noise_checks(program) + block_checks(program) if not c.passed}
+    assert bool(found & {NOISE, STEPS}) == bool(fault)
+    assert found <= {NOISE, STEPS}
