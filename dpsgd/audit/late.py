@@ -61,13 +61,6 @@ def late_checks(program: AuditedProgram) -> list[Check]:
     return [program.lent.check(), *_Late(program, program.lent).checks()]
 
 
-class _Law(NamedTuple):
-    """How (m, theta) moves over a stretch of steps, at r = 1."""
-
-    transition: np.ndarray
-    covariance: np.ndarray
-
-
 class _Rule:
     """The optimizer's rule, and the law of its stretches by simulation."""
 
@@ -75,12 +68,12 @@ class _Rule:
         self.of, self._sizes = (momentum, decay), sizes
         self._paths: dict[int, list[tuple[float, ...]]] = {}
 
-    def law(self, start: int, stop: int) -> _Law:
-        """Returns that of the steps start, ..., stop - 1."""
+    def law(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns how (m, theta) moves in the steps start, ..., stop - 1, at r = 1: A and V."""
         if start not in self._paths:
             self._paths[start] = self._simulated(start)
         a, b, c, d, mm, mt, tt = self._paths[start][stop - start]
-        return _Law(np.array([[a, b], [c, d]]), np.array([[mm, mt], [mt, tt]]))
+        return np.array([[a, b], [c, d]]), np.array([[mm, mt], [mt, tt]])
 
     def _simulated(self, start: int) -> list[tuple[float, ...]]:
         mu, w = self.of
@@ -197,9 +190,10 @@ class _Late:
         r, how = r or self._r, (self._key(generation), stop, leaf, index)
         x, y = (reference.normals(*how, of) for of in (reference.MOMENTUM, reference.VALUE))
         which, at = np.unique(np.append(stop, starts), return_inverse=True)
-        laws = [self._rule.law(start, stop) for start in which.tolist()]
-        (a, b), (c, d) = np.moveaxis(np.stack([law.transition for law in laws])[at[1:]], 0, -1)
-        (mm, mt), (_, tt) = np.moveaxis(np.stack([law.covariance for law in laws])[at[1:]], 0, -1)
+        laws = zip(*(self._rule.law(start, stop) for start in which.tolist()), strict=True)
+        transitions, covariances = (np.stack(of)[at[1:]] for of in laws)
+        (a, b), (c, d) = np.moveaxis(transitions, 0, -1)
+        (mm, mt), (_, tt) = np.moveaxis(covariances, 0, -1)
         gap, of_m, of_theta = starts < stop, np.sqrt(mm), np.sqrt(tt)
         slope = np.where(gap, mt, 0.0) / np.where(gap, of_m, 1.0) if self._rule.of[0] else 0.0 * mt
         # What x leaves of a variance: where that is little, float32 has few digits of it.
@@ -231,17 +225,6 @@ class _Late:
         theta = old.theta - a * m
         off = old.off_theta + a * off_m + _EPS * (np.abs(old.theta) + np.abs(a * m))
         return z, _Numbers(m, theta, off_m, off)
-
-    def _compare(
-        self, tests: Comparison, found: SomeRows, new: _Numbers, leaf: int, what: str
-    ) -> None:
-        """Compares rows with what they must hold."""
-        name = f"{self._names[leaf]} {what}"
-        theta = found.values.astype(np.float64).ravel()
-        tests.add(theta / self._r, new.theta / self._r, new.off_theta / self._r, name)
-        if found.momentum is not None:
-            m = found.momentum.astype(np.float64).ravel()
-            tests.add(m / self._r, new.m / self._r, new.off_m / self._r, f"momentum of {name}")
 
     # What is known but for rounding.
 
@@ -308,7 +291,7 @@ class _Late:
         first = self._lent.first()
         numbers = [x.values for x in first.values() if x.values.size]
         size = max((float(np.sqrt(np.mean(np.square(x)))) for x in numbers), default=0.0) or 1.0
-        moved = math.sqrt(self._rule.law(0, step).covariance[1, 1])
+        moved = math.sqrt(self._rule.law(0, step)[1][1, 1])
         clip = program.mechanism.l2_clip_norm
         try:
             sigma = size * self._b / (clip * moved)
@@ -366,7 +349,7 @@ class _Late:
             for stop in sorted(f for f in flushes if number and int(state.step) <= f <= step):
                 state = state._replace(step=jnp.int32(stop))
                 state = program.flushed(state, mechanism, _GENERATION)
-                now = self._flushed(state, now, stop, _GENERATION, self._law, "a flush")
+                now = self._compare_flushed(now, self._rows_of(state, stop), stop)
                 state = program.layout.opened(state)
                 flushes.remove(stop)
             if step < self._end:
@@ -412,29 +395,28 @@ class _Late:
                 k, index, self._numbers(old), self._starts(old), step, _GENERATION
             )
             z, new = self._stepped(k, index, caught_up, step, _GENERATION)
-            found = g.values.astype(np.float64).ravel() / self._r
-            self._law.add(found, z, WATCHED_NOISE, f"{self._names[k]}, its noise of step {step:,}")
-            self._compare(self._law, _of(after[k], read), new, k, f"read in step {step:,}")
+            found, name = self._numbers(_of(after[k], read)), f"{self._names[k]} in step {step:,}"
+            r, of_step = self._r, g.values.astype(np.float64).ravel() / self._r
+            self._law.add(of_step, z, WATCHED_NOISE, f"the noise of {name}")
+            self._law.add(found.theta / r, new.theta / r, new.off_theta / r, name)
+            if g.momentum is not None:
+                self._law.add(found.m / r, new.m / r, new.off_m / r, f"momentum of {name}")
         return state, after
 
     # Flushes.
 
-    def _flushed(
-        self,
-        state: TrainState,
-        now: dict[int, SomeRows],
-        stop: int,
-        generation: int,
-        tests: Comparison,
-        what: str,
+    def _compare_flushed(
+        self, old: dict[int, SomeRows], found: dict[int, SomeRows], stop: int
     ) -> dict[int, SomeRows]:
-        """Compares rows after a flush; returns them."""
-        found = self._rows_of(state, stop)
-        for k, before in now.items():
-            index = self._index(k, self._rows[k])
-            of = k, index, self._numbers(before), self._starts(before), stop, generation
-            new, where = self._caught_up(*of), f"{self._names[k]} at step {stop:,} of {what}"
-            self._on_grid(tests, k, index, found[k], new, stop, generation, where)
+        """Compares rows after a flush, and returns them."""
+        for k, rows in old.items():
+            index, name = (
+                self._index(k, self._rows[k]),
+                f"{self._names[k]} flushed at step {stop:,}",
+            )
+            of = k, index, self._numbers(rows), self._starts(rows), stop, _GENERATION
+            new = self._caught_up(*of)
+            self._on_grid(self._law, k, index, found[k], new, stop, _GENERATION, name)
         return found
 
     def _rows_of(self, state: TrainState, stop: int) -> dict[int, SomeRows]:
@@ -458,7 +440,7 @@ class _Late:
         name: str,
     ) -> None:
         """Compares flushed numbers with those that they were rounded from, x to ceil(x - U)."""
-        spread = self._r * np.sqrt(np.diagonal(self._rule.law(0, stop).covariance))
+        spread = self._r * np.sqrt(np.diagonal(self._rule.law(0, stop)[1]))
         for x, values, exact, off, stddev, purpose in (
             ("theta", found.values, new.theta, new.off_theta, spread[1], reference.VALUE),
             ("m", found.momentum, new.m, new.off_m, spread[0], reference.MOMENTUM),

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import special, stats
@@ -51,8 +51,8 @@ _LEAST = 8  # coordinates from which on a copy is told from chance among 10^8 pa
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-def add_energies(tests: Several, leaf: np.ndarray, name: str) -> float:
-    """Tests the squares of a float32 array, added up by tile, row, column and in all: returned."""
+def add_energies(tests: Several, leaf: np.ndarray, name: str) -> None:
+    """Tests the squares of a float32 array, added up by tile, row, column and in all."""
     flat, tile = leaf.ravel(), TILES[0]
     whole = flat.size // tile * tile
     rows = flat[:whole].reshape(-1, tile)
@@ -62,8 +62,7 @@ def add_energies(tests: Several, leaf: np.ndarray, name: str) -> float:
     if flat.size > whole:
         rest = flat[whole:].astype(np.float64)
         squares, sizes = np.append(squares, rest @ rest), np.append(sizes, rest.size)
-    total = float(squares.sum())
-    tests.add(variance_pvalue(total, flat.size), name)
+    tests.add(variance_pvalue(squares.sum(), flat.size), name)
     for larger in (*TILES[1:], 0):
         if squares.size <= 1:
             break
@@ -81,7 +80,6 @@ def add_energies(tests: Several, leaf: np.ndarray, name: str) -> float:
                 along = every.sum(axis=others, dtype=np.float64)
                 where = functools.partial("row {2:,} along axis {0} of {1}".format, axis, name)
                 tests.add(variance_pvalue(along, leaf.size // length), where)
-    return total
 
 
 class Counts:
@@ -96,22 +94,15 @@ class Counts:
         odd = self.size - int(np.count_nonzero(np.isfinite(flat)))
         self.counts = np.array([*beyond, *within, odd])
 
-    def __add__(self, other: Counts) -> Counts:
-        total = object.__new__(Counts)
-        total.size, total.counts = self.size + other.size, self.counts + other.counts
-        return total
-
-    def add_to(self, tests: Several, name: str, cell: float, relative: float = 0.0) -> None:
+    def add_to(self, tests: Several, name: str, cell: float) -> None:
         """Tests the counts, whatever rounding does to them.
 
         Args:
           tests: To which they are added.
           name: Of the array.
           cell: How far rounding moves a draw at most, in standard deviations.
-          relative: How far it moves a draw, relative to it, beyond that.
         """
-        moved = cell + relative * _THRESHOLDS
-        nearer, farther = np.maximum(0.0, _THRESHOLDS - moved), _THRESHOLDS + moved
+        nearer, farther = np.maximum(0.0, _THRESHOLDS - cell), _THRESHOLDS + cell
         beyond = np.arange(_THRESHOLDS.size) < len(BEYOND)
         low = np.where(beyond, 2 * special.ndtr(-farther), special.erf(nearer * math.sqrt(0.5)))
         high = np.where(beyond, 2 * special.ndtr(-nearer), special.erf(farther * math.sqrt(0.5)))
@@ -202,19 +193,11 @@ def _add_gram(
     tests.add(correlation_pvalue(cosine, a.size), where, count)
 
 
-def add_lags(tests: Several, draws: np.ndarray, name: str, lags: Iterable[int] = ()) -> None:
-    """Tests an array with itself, further on along its first axis.
-
-    Args:
-      tests: To which this is added.
-      draws: Of one axis, or two.
-      name: Of the array.
-      lags: How far; by default 2^k for all k.
-    """
-    width = draws[:1].size
-    for lag in lags or [2**k for k in range(max(1, len(draws)).bit_length() - 1)]:
+def add_lags(tests: Several, draws: np.ndarray, name: str) -> None:
+    """Tests an array of one axis with itself, 2^k further on for all k."""
+    for lag in [2**k for k in range(max(1, len(draws)).bit_length() - 1)]:
         stretches = len(draws) // (2 * lag)
-        pairs = draws[: 2 * lag * stretches].reshape(stretches, 2, lag * width)
+        pairs = draws[: 2 * lag * stretches].reshape(stretches, 2, lag)
         a, b = pairs[:, 0], pairs[:, 1]  # side by side: no draw is in two pairs
         if a.size < _LEAST:
             continue

@@ -43,7 +43,7 @@ from samplers import (
     UserPoisson,
 )
 
-TIME_BARS = {"small": 10.0, "paper": 180.0}
+TIME_BARS = {"small": 5.0, "paper": 100.0}
 """CPU seconds of an audit at n = 88,000 and batch 1,024, by preset of the model of clicks."""
 RUN_BAR = 1e-4
 """Probability, at most, that the audit of a sound run fails."""

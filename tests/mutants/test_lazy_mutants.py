@@ -44,7 +44,7 @@ BUGS = {
     "a coarser grid for rows that nobody read": LAW,
     "a finer grid for rows that nobody read": LAW,
     "gradients of rows that are not up to date": FRESH,
-    "five percent less": LAW,
+    "one percent less": LAW,
     "tables are clipped apart": "an example moves the sum by at most C",
     "duplicates are clipped apart": "an example moves the sum by at most C",
 }
@@ -87,7 +87,7 @@ def plant_all(patch):
             noise_comes_again_after_700_rows=numbers % 700,
             noise_comes_again_in_rows_that_are_read=jnp.where(numbers < 150, numbers % 75, numbers),
         )
-        stddev = choose(number, stddev, five_percent_less=0.95 * stddev)
+        stddev = choose(number, stddev, one_percent_less=0.99 * stddev)
         how["noise_key"] = key_of(noise_key, number, how["step"])
         theta, m = caught_up(values, momentum, steps, numbers, stddev=stddev, **how)
         moved = caught_up(values, momentum, steps, numbers, stddev=0 * stddev, **how)[1]
