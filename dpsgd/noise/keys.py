@@ -52,7 +52,6 @@ _HEADER = "dpsgd-root-key-v2"
 _ORIGINS = {"entropy": False, "insecure-seed": True}  # how the file names `insecure`
 _MAX_COORDINATE = 2**64 - 1
 _CLAIM, _USE = "claim", "use"
-_MOST_BYTES = 1 << 16
 
 
 class RootKey:
@@ -145,7 +144,7 @@ class RootKey:
                 descriptor = open_own(path, os.O_RDWR | os.O_APPEND, SECRET)
                 with os.fdopen(descriptor, "rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX)  # of two processes one is the first
-                    root, claim, used = _parse(file.read(_MOST_BYTES), path)
+                    root, claim, used = _parse(file.read(), path)
                     if root != self:
                         continue  # another one's file has taken its place
                     self._check_claim(claim and claim[0], run)
@@ -253,7 +252,7 @@ class RootKey:
                     f"{mode:04o}), so the noise may not be secret; start a new run, "
                     f"or, if nobody read it, `chmod 600 {path}`"
                 )
-            root, claim, _ = _parse(file.read(_MOST_BYTES), path)
+            root, claim, _ = _parse(file.read(), path)
             root._is_copy = claim is not None and claim[1] != _number(descriptor)
         root._files = (path,)
         return root
@@ -405,7 +404,7 @@ def _append_uses(descriptor: int, uses: Mapping[str, str]) -> None:
 def _append(descriptor: int, lines: str) -> None:
     """Adds lines to a file that is open for appending; when this returns, they are on the disk."""
     line = lines.encode()
-    whole = os.pread(descriptor, _MOST_BYTES, 0).rfind(b"\n") + 1
+    whole = os.pread(descriptor, os.fstat(descriptor).st_size, 0).rfind(b"\n") + 1
     os.ftruncate(descriptor, whole)  # at most by a claim that a crash tore
     try:
         if os.write(descriptor, line) < len(line):

@@ -529,15 +529,14 @@ def train_blocks(
         the path that repeats a run. After the run's last step it always is.
       run: Names the run that claims the root, see `RootKey.begin_run`, and whose data, parameters
         and program somebody else holds fast. By default they are read and claimed here: for one
-        generation of a root, data and mechanism must be those of the first call, and so must the
-        program and the state that a step begins with, if a call had the same layout, or began with
-        the same step.
+        generation of a root, data, mechanism and program must be those of the first call, which is
+        another program in other blocks; and so must the state, if a call began with its step.
 
     Raises:
       ValueError: if another run has claimed `root`, or it was used otherwise; the data have not
-        exactly the sampler's number
-        of examples, or not the units that it draws, the parameters hold batch statistics, the loss
-        could see other examples than its own, or `flush_every` is below one.
+        exactly the sampler's number of examples, or not the units that it draws, the parameters
+        hold batch statistics, the loss could see other examples than its own, or `flush_every` is
+        below one.
     """
     if flush_every is not None and flush_every < 1:
         raise ValueError(f"flush_every must be at least 1, got {flush_every}")
@@ -578,8 +577,7 @@ def train_blocks(
             program = program or compiled_block(algorithm, mechanism.sampler, arguments, layout)
             if not begun:  # what is refused before has not begun
                 if uses:
-                    where = text_digest(_described(layout))
-                    uses[f"{generation}:{where}:program"] = digest(program)
+                    uses[f"{generation}:program"] = digest(program)
                 root.begin_run(run or "train_blocks", uses)
                 begun = True
             declare(steps)

@@ -357,6 +357,18 @@ def test_a_torn_claim_is_none(tmp_path):
     RootKey.load(path).begin_run("whole")
 
 
+def test_of_a_thousand_uses_none_is_forgotten(tmp_path):
+    path = tmp_path / "root.key"
+    RootKey(SECRET, insecure=False).save(path)
+    uses = {f"0:{step}:parameters": f"{step:064}" for step in range(1000)}
+    RootKey.load(path).begin_run("run", uses)
+    for one in ("later", "last"):
+        RootKey.load(path).begin_run("run", {one: "0"})
+    for use in ("0:0:parameters", "0:999:parameters", "later", "last"):
+        with pytest.raises(ValueError, match=f"had other {use.rpartition(':')[2]}"):
+            RootKey.load(path).begin_run("run", {use: "another"})
+
+
 def test_a_full_disk_claims_nothing(tmp_path, monkeypatch):
     path = tmp_path / "root.key"
     RootKey(SECRET, insecure=False).save(path)

@@ -407,11 +407,13 @@ CHANGES = {
     "parameters": {"shift": 1.0},
     "program": {"of": dpsgd(lambda params, row: 2 * loss_fn(params, row), OPTIMIZER)},
 }
+CHANGES["program in other blocks"] = {**CHANGES["program"], "block_steps": 2}
 
 
 def begun(root, *, of, mechanism, rows, shift=0.0, state=None, **how):
     state = state or of.init(jax.tree.map(lambda x: x + shift, start()))
-    return next(train_blocks(of, mechanism, state, rows, root=root, block_steps=4, **how))
+    how = {"block_steps": 4, **how}
+    return next(train_blocks(of, mechanism, state, rows, root=root, **how))
 
 
 @pytest.mark.parametrize("saved", [False, True])
