@@ -132,7 +132,7 @@ class _Blocks:
             of = [range(step, step + 1) for step in ends] if alone else [steps]
             noise = [self._expected.of(s, k, places, _GENERATION, mechanism) for s in of]
             expected = np.concatenate(noise)[slice(None) if alone else at]
-            allowed = self._expected.allowed + cast_of(program.dtypes[k]) * np.abs(found)
+            allowed = self._expected.allowed + cast_of(program.dtypes[k]) * np.abs(expected)
             where = f"{program.names[k]} in blocks from step {steps.start:,} on"
             self._noise.add(found, expected, allowed, where, k)
 

@@ -51,7 +51,7 @@ _MATRIX = 256  # steps of which M is looked at
 _PADDED = 2**14  # first steps in which a matrix may be any, and not Toeplitz alone
 _CELL = 2.0**-18  # of the grid of noise in float32, in standard deviations, at most
 _FINE = 2.0**-10  # cells that are so fine that 0 is rare
-_DRAWS = 2**17  # of z that a noise states, in one array: resolves 1 % of sigma
+_DRAWS = 2**17, 2**20  # of z that a noise states, in one array: resolves 1 % of sigma
 _OTHERS = 2**13  # in arrays of other keys, steps and leaves
 
 
@@ -167,7 +167,8 @@ class ExpectedNoise:
         law, mechanism, names, vectors = Several(), self._program.mechanism, [], []
         cell = law_of(mechanism)[1]
         steps = {0, 1, *(2**k for k in range(self._end.bit_length())), self._end - 1}
-        of = [(0, 0, 0, _DRAWS), *((g, 0, 0, _OTHERS) for g in (1, 2, 3))]
+        largest = int(np.clip(max(self._program.sizes), *_DRAWS))
+        of = [(0, 0, 0, largest), *((g, 0, 0, _OTHERS) for g in (1, 2, 3))]
         of += [(0, step, 0, _OTHERS) for step in sorted(steps) if 0 < step < self._end]
         of += [(0, 0, leaf, _OTHERS) for leaf in range(1, len(self._program.sizes))]
         repeats = Repeats(sum(size for *_, size in of), 2 * (0.4 * cell + 2.0**-24))
@@ -189,7 +190,7 @@ class ExpectedNoise:
             add_cosines(law, [magnitudes(z) for z in vectors], names, " but for signs")
         repeats.add_to(law)
         quantile = -special.ndtri(FALSE_ALARM / 2 / law.count)
-        resolution = quantile / math.sqrt(2 * _DRAWS)
+        resolution = quantile / math.sqrt(2 * largest)
         found = law.check(LAW, f"resolves {100 * resolution:.2g} % of sigma C")
         return [found._replace(resolution=resolution)]
 
@@ -223,7 +224,7 @@ class Comparison:
         part = np.min(allowed / np.maximum(np.abs(expected), 2.0**-60), initial=1.0)
         self._resolved[leaf] = min(float(part), self._resolved.get(leaf, 1.0))
         with np.errstate(invalid="ignore", over="ignore"):
-            off = ~(np.abs(found - expected) <= allowed)  # of NaN, True
+            off = ~(np.abs(found - expected) <= allowed) | ~np.isfinite(found)
             if off.any() and not self.wrong:
                 gain = float(np.vdot(found, expected) / np.vdot(expected, expected))
                 share = f"{np.count_nonzero(off):,} of {off.size:,} coordinates"
@@ -306,7 +307,7 @@ class _Looks:
         for k, places, cast in self._leaves(most, without):
             found = release[k][places] / np.float64(stddev)
             (noise,) = self._expected.of(steps, k, places, generation, of)
-            allowed = self._expected.allowed + cast * np.abs(found)
+            allowed = self._expected.allowed + cast * np.abs(noise)
             self._found.add(found, noise, allowed, f"{self._program.names[k]} at {where}", k)
 
     def _leaves(self, most: int, without: Collection[int]) -> list[tuple[int, np.ndarray, float]]:

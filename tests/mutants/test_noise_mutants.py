@@ -20,6 +20,7 @@ from dpsgd.audit.program import AuditedProgram
 from dpsgd.noise.base import Independent
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.training import loop
+from dpsgd.training.algorithm import nothing_frozen
 from dpsgd.training.loop import Layout
 from samplers import Poisson
 
@@ -149,6 +150,12 @@ BUGS = {
     "the last coordinate is the first": Bug(
         noise=leaf("table", lambda n, s: n["table"].at[-1, -1].set(n["table"][0, 0]))
     ),
+    "one coordinate is infinite": Bug(
+        noise=leaf("table", lambda n, s: n["table"].at[3, 5].set(jnp.inf))
+    ),
+    "one coordinate is no number": Bug(
+        noise=leaf("half", lambda n, s: n["half"].at[7].set(jnp.nan))
+    ),
     "signs of half of a leaf": Bug(noise=leaf("one", lambda n, s: n["one"].at[15:].multiply(-1))),
     # of keys
     "a generation is not heeded": Bug(key=lambda s: s.key.at[3].set(0)),
@@ -204,7 +211,8 @@ def _with_every_bug():
         )
         return state._replace(step=state.step + 1), gradient
 
-    return sound._replace(clipped_sum=clipped_sum, update=update)
+    # Most parameters only show their noise.
+    return sound._replace(clipped_sum=clipped_sum, update=update, frozen=nothing_frozen)
 
 
 ALGORITHM = _with_every_bug()
