@@ -94,6 +94,22 @@ class Bound:
             "; ".join(dict.fromkeys(bound.note for bound in found if bound.note)),
         )
 
+    def covering(self, parts: Iterable[Bound]) -> Bound:
+        """Returns this bound, of a whole, if none of its parts is known to lie above it.
+
+        Raises:
+          ContradictoryBounds: If the lower end of a part is above the upper end of the whole, and
+            both are proved.
+        """
+        for part in parts:
+            if self.upper < part.lower and self.confidence == part.confidence == 1.0:
+                raise ContradictoryBounds(
+                    f"an upper bound of {self.upper!r} on a whole contradicts a lower bound of "
+                    f"{part.lower!r} on a part of it: this is an error of the program, please "
+                    "report it; neither number may be used"
+                )
+        return self
+
     @property
     def width(self) -> float:
         """The distance between the two ends; 0 where both are the same infinity."""

@@ -329,6 +329,10 @@ class BatchSampler(abc.ABC):
         """Returns this sampler with another number of epochs, and nothing else changed."""
         return dataclasses.replace(_dataclass(self), epochs=epochs)
 
+    def untruncated(self) -> BatchSampler:
+        """Returns this sampler where no batch is cut: by default, it cuts none."""
+        return self
+
     @abc.abstractmethod
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
         """Draws the rows of one chunk of examples in one epoch: a pure function of its arguments.

@@ -193,6 +193,10 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
         """Returns this sampler with another number of epochs; the cap stays as it is."""
         return dataclasses.replace(self, epochs=epochs, max_batch_size=self.lane_batch_size)
 
+    def untruncated(self) -> VariableBatchSampler:
+        """Returns this sampler with batches of any size, where its lanes can have them."""
+        return self if self.lanes > 1 else dataclasses.replace(self, overflow="accumulate")
+
     def with_truncation(self, profile: PrivacyProfile, num_batches: int) -> PrivacyProfile:
         """Adds to a profile of the untruncated mechanism what `overflow` costs.
 

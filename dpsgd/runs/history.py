@@ -345,9 +345,11 @@ def _price(declared: list[Generation], delta: float) -> Bound:
         raise LedgerError(
             "a sampler's privacy cost is an estimate, and an estimate is no guarantee"
         )
-    only = declared[0]
-    if len(declared) == 1 and only.steps == range(only.terms.mechanism.num_steps):
-        return bounds[0]
+    mechanisms = [(g.terms.mechanism, g.steps) for g in declared]
+    wholes = [mechanism for mechanism, steps in mechanisms if steps == range(mechanism.num_steps)]
+    parts = [part for mechanism in wholes for part in mechanism.parts(delta)]
+    if len(declared) == len(wholes) == 1:
+        return bounds[0].covering(parts)
     covered = "; ".join(
         f"generation {g.index}: steps {g.steps.start:,} to {g.steps.stop - 1:,} of "
         f"{g.terms.mechanism.num_steps:,}"
@@ -359,7 +361,7 @@ def _price(declared: list[Generation], delta: float) -> Bound:
     )
     total = math.fsum(bound.upper for bound in bounds)  # of one number: that number
     upper = total if len(bounds) == 1 else math.nextafter(total, math.inf)
-    return Bound(0.0, upper, note=note)
+    return Bound(0.0, upper, note=note).covering(parts)
 
 
 def line_of(body: dict[str, Any], previous: str) -> tuple[bytes, str]:

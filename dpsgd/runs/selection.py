@@ -131,7 +131,9 @@ class Selection:
         notes: tuple[str, ...] = ()
         if not void:
             # Of a score that is not known, nothing is proved from below.
-            interval = Bound(0.0, epsilon(self.profile, terms.delta).upper)
+            whole = epsilon(self.profile, terms.delta)
+            trials = [part for one in self._kinds for part in one.parts(terms.delta)]
+            interval = Bound(0.0, whole.covering(trials).upper)
             distance = Bound(0.0, attack_advantage(self.profile).upper)
             notes = (
                 f"this is the privacy cost of the whole selection: {self.sentence()}; one trial "

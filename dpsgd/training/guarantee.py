@@ -376,7 +376,7 @@ def _price(mechanism: Mechanism, delta: float, steps: int) -> Bound:
       ValueError: If the bound is not proved.
     """
     if steps == mechanism.num_steps:
-        interval = epsilon(mechanism.privacy(), delta)
+        interval = epsilon(mechanism.privacy(), delta).covering(mechanism.parts(delta))
     elif steps == 0:
         interval = Bound(0.0, 0.0, note="no step was taken: nothing was released")
     else:

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accounting import PrivacyProfile, WithGaussianReleaseProfile, format_delta, largest_count
+from accounting import (
+    Bound,
+    GaussianProfile,
+    PrivacyProfile,
+    WithGaussianReleaseProfile,
+    format_delta,
+    largest_count,
+)
 from dpsgd.noise.base import Independent, Noise, Scales
 from dpsgd.noise.grid import SecureGrid
 from dpsgd.noise.keys import RootKey
@@ -27,6 +34,7 @@ noise would hide.
 """
 
 _INDEPENDENT = Independent()
+_COARSE = 0.25  # of an epsilon, a width at which nothing takes long
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,17 @@ class Mechanism:
             return trained
         release = sums.release(count or sums.count)
         return WithGaussianReleaseProfile(trained, release.noise_multiplier)
+
+    def parts(self, delta: float) -> list[Bound]:
+        """Bounds what parts of a whole run cost, each priced by itself: its steps, and one sum.
+
+        Steps cost as if no batch were cut. What is guaranteed of the whole at `delta` is no less,
+        which whoever prices it sees to. Lower ends are what counts: they take little time.
+        """
+        parts = [self.noise.privacy(self.sampler.untruncated(), self.noise_multiplier)]
+        if self.full_sums is not None:
+            parts.append(GaussianProfile(self.full_sums.noise_multiplier))
+        return [part.epsilon(delta, _COARSE) for part in parts]
 
     def until(self, *, epsilon: float, delta: float) -> Mechanism:
         """Returns this mechanism with as many epochs as `epsilon` at `delta` pays for.

@@ -13,7 +13,12 @@ import pytest
 import accounting
 from accounting import (
     Bound,
+    ContradictoryBounds,
+    EnvelopeProfile,
+    GaussianProfile,
     PoissonProfile,
+    SelectionProfile,
+    TrialCount,
     attack_accuracy,
     attack_advantage,
     default_delta,
@@ -32,8 +37,12 @@ from dpsgd import (
 )
 from dpsgd.audit.black_box import black_box_audit
 from dpsgd.noise.planning import plan
+from dpsgd.runs import history
+from dpsgd.runs.history import Generation, History
 from dpsgd.runs.ledger import Ledger
+from dpsgd.runs.selection import Selection
 from dpsgd.runs.terms import Terms
+from dpsgd.training.full_sums import FullSums
 from samplers import (
     BallsAndBins,
     Deterministic,
@@ -46,6 +55,7 @@ from samplers import (
     cap_contributions,
 )
 from samplers.settings import SETTINGS
+from samplers.truncation import VariableBatchSampler
 
 pytestmark = pytest.mark.usefixtures("unoptimised")
 
@@ -371,3 +381,86 @@ def test_a_unit_that_the_data_do_not_have_is_refused_and_the_root_is_left():
     with pytest.raises(ValueError, match="delta"):
         trained(delta=0.0, root=root)
     trained(root=root)
+
+
+# --- A whole costs no less than a part of it ------------------------------------------------------
+
+
+def priced(sampler, sigma, count=0, of_sums=1.5):
+    """What a run costs that may end in sums over all rows."""
+    sums = FullSums(count, of_sums) if count else None
+    return Guarantee.of(Mechanism(sampler, sigma, 1.0, full_sums=sums), DELTA)
+
+
+def declared(sigma):
+    """What a ledger says of a costly whole run, and of a step of a cheap one."""
+    found = History()
+    for index, (each, steps) in enumerate([(sigma, range(30)), (20.0, range(10, 11))]):
+        terms = Terms(mechanism(SAMPLERS["deterministic"], each), DELTA, False, {})
+        found.generations.append(Generation(index, index, terms, "", steps))
+    return found.guarantee()
+
+
+def selected(sigma):
+    """What the best of some trials costs, of a costly candidate and a cheap one."""
+    both = [mechanism(SAMPLERS["deterministic"], each) for each in (sigma, 9.0)]
+    terms = tuple(Terms(one, DELTA, False, {"config": ""}) for one in both)
+    return Selection(TrialCount(3.0, 1.0), terms, "loss", "lower", {}).guarantee()
+
+
+def epsilon_is(change):
+    """A profile's `epsilon` with another upper end."""
+
+    def wrong(sound):
+        def epsilon(self, delta, tolerance=1e-3):
+            found = sound(self, delta, tolerance)
+            return Bound(0.0, change * found.upper)
+
+        return epsilon
+
+    return wrong
+
+
+TRUNCATED = Poisson(**SIZES, epochs=3, max_batch_size=150)
+ONE_LESS = lambda sound: lambda declared: sound(declared[1:])  # noqa: E731
+COMPOSED_WRONGLY = {
+    "k sums cost less than one": (
+        lambda: priced(SAMPLERS["deterministic"], 9.0, 4), FullSums, "release",
+        lambda sound: lambda self, count: GaussianProfile(self.noise_multiplier * count),
+    ),
+    "sums are left out": (
+        lambda: priced(SAMPLERS["deterministic"], 9.5, 4), Mechanism, "_with_sums",
+        lambda sound: lambda self, trained, count=None: trained,
+    ),
+    "steps are left out": (
+        lambda: priced(SAMPLERS["deterministic"], 0.7, 1, 50.0), Mechanism, "_with_sums",
+        lambda sound: lambda self, trained, count=None: self.full_sums.release(1),
+    ),
+    "a generation is left out": (lambda: declared(2.25), history, "kinds_of", ONE_LESS),
+    "a selection costs half": (
+        lambda: selected(2.5), SelectionProfile, "epsilon", epsilon_is(0.25),
+    ),
+    "a costly candidate is left out": (
+        lambda: selected(0.5), EnvelopeProfile, "epsilon",
+        lambda sound: lambda self, *of: min(
+            (one.epsilon(*of) for one in self.profiles), key=lambda found: found.upper
+        ),
+    ),
+    "truncation costs less than none": (
+        lambda: priced(TRUNCATED, 1.75), VariableBatchSampler, "with_truncation",
+        lambda sound: lambda self, whole, _: whole if self.accumulates else GaussianProfile(60.0),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("price", "where", "name", "wrong"), COMPOSED_WRONGLY.values(), ids=COMPOSED_WRONGLY
+)
+def test_a_whole_that_costs_less_than_a_part_is_never_printed(
+    price, where, name, wrong, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, wrong(getattr(where, name)))
+        with pytest.raises(ContradictoryBounds, match="on a whole contradicts"):
+            price()
+    assert price().epsilon.upper > 0
