@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -181,11 +182,10 @@ class _Reader:
                 faults |= wrong
             return [x.given(given[0].labels) for x in outputs], faults
         if name in _UNTOUCHED and len(given) == len(equation.outvars):
-            enough = [x.aval.dtype.itemsize >= 4 for x in equation.outvars]
-            kept = [
-                x if all_bits else Flow(x.labels) for x, all_bits in zip(given, enough, strict=True)
-            ]
-            return kept, frozenset()
+            ends = zip(equation.invars, equation.outvars, strict=True)
+            kept = [_keeps_digits(x.aval.dtype, y.aval.dtype) for x, y in ends]
+            outputs = [x if keeps else Flow(x.labels) for x, keeps in zip(given, kept, strict=True)]
+            return outputs, frozenset()
         return [self._computed(name, given)] * len(equation.outvars), frozenset()
 
     def _computed(self, name: str, given: list[Flow]) -> Flow:
@@ -266,6 +266,12 @@ class _Reader:
             if after == carry:
                 return [_either(x, y) for x, y in rounds] + outputs[len(carry) :], faults
             carry = after
+
+
+def _keeps_digits(old: Any, new: Any) -> bool:
+    """Whether a conversion leaves a step, a key or a scale what it is; float32 has 24 digits."""
+    same_kind = jnp.issubdtype(old, jnp.floating) == jnp.issubdtype(new, jnp.floating)
+    return bool(same_kind and new.itemsize >= 4)
 
 
 def _words(labels: Iterable[str]) -> str:

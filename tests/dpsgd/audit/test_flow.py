@@ -159,7 +159,9 @@ class Scaled(Independent):
             "constant key": (stddev, b, jnp.arange(4, dtype=jnp.uint32), step),
             "twice": (stddev, b, key, step // 2),
             "byte": (stddev, b, key, step.astype(jnp.uint8)),
+            "float": (stddev, b, key, step.astype(jnp.float32).astype(jnp.int32)),
             "bfloat16": (stddev.astype(jnp.bfloat16), b, key, step),
+            "whole": (stddev.astype(jnp.int32).astype(jnp.float32), b, key, step),
         }[self.how]
         scales = dataclasses.replace(scales, noise_stddev=stddev, expected_batch_size=b)
         return super().add(total, state, key, step, scales)
@@ -371,6 +373,8 @@ PLANTED = {
     "a constant key": ({"noise": Scaled(how="constant key")}, "key that is computed, from consta"),
     "a step twice": ({"noise": Scaled(how="twice")}, "the step that is computed, from the step"),
     "a step in a byte": ({"noise": Scaled(how="byte")}, "the step that is computed"),
+    "a step in a float": ({"noise": Scaled(how="float")}, "the step that is computed"),
+    "sigma in whole numbers": ({"noise": Scaled(how="whole")}, "sigma C that is computed"),
     "bands off": ({**BANDED, "noise": Given((1, 0.5), "off")}, "depends on the step"),
     "bands of rows": ({**BANDED, "noise": Given((1, 0.5), "rows")}, "noise state.* private rows"),
     "bands without noise": ({**BANDED, "noise": Given((1, 0.5), "leaf")}, "no fresh draw"),
