@@ -23,7 +23,7 @@ _SMALLEST_EPSILON = 1e-12
 
 # Beyond these, squares and logarithms leave the range of floats.
 _SMALLEST_DELTA = 1e-300
-_SMALLEST_NOISE = 1e-100
+_SMALLEST_NOISE, _LARGEST_NOISE = 1e-100, 1e10
 
 _SPEC = re.compile(r"\.(\d+)([efg])")
 
@@ -299,14 +299,18 @@ def check_epsilon(epsilon: float) -> float:
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
-    """Raises a ValueError unless `noise_multiplier` is positive and finite."""
+    """Raises a ValueError unless `noise_multiplier` is in [1e-100, 1e10].
+
+    No guarantee takes more: `calibrate` looks up to 1e9, where an attack has an advantage of 1e-9.
+    """
     if not 0.0 < noise_multiplier < math.inf:
         raise ValueError(
             f"noise_multiplier must be > 0 and finite for a guarantee, got {noise_multiplier}"
         )
-    if noise_multiplier < _SMALLEST_NOISE:
+    if not _SMALLEST_NOISE <= noise_multiplier <= _LARGEST_NOISE:
         raise ValueError(
-            f"noise_multiplier must be at least {_SMALLEST_NOISE:g}, got {noise_multiplier}"
+            f"noise_multiplier must lie in [{_SMALLEST_NOISE:g}, {_LARGEST_NOISE:g}], got "
+            f"{noise_multiplier}"
         )
 
 

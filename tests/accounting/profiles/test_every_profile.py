@@ -117,10 +117,17 @@ def test_an_attack_has_an_advantage_that_is_bounded_sharply_and_falls_in_the_noi
 
 
 @EVERY
-@pytest.mark.parametrize("sigma", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("sigma", [0.0, -1.0, 1e-101, 1e11, 1e308, float("nan"), float("inf")])
 def test_noise_that_gives_no_guarantee_is_refused(name, sigma):
     with pytest.raises(ValueError, match="noise_multiplier"):
         PROFILES[name][0](sigma)
+
+
+@EVERY
+def test_the_most_noise_that_is_taken_has_a_bound(name):
+    profile = PROFILES[name][0](1e10)
+    for bound in (profile.epsilon(DELTA), profile.delta(0.0), profile.delta(0.5)):
+        assert 0.0 <= bound.lower <= bound.upper < 2.0
 
 
 @EVERY
