@@ -47,7 +47,8 @@ class GridBounds:
 
     def delta(self, epsilon: float) -> Bound:
         """Bounds delta at `epsilon`."""
-        return Bound(max(low(epsilon) for low, _ in self.directions), self.upper(epsilon))
+        lower = max(low(epsilon) for low, _ in self.directions)
+        return Bound(float(lower), float(self.upper(epsilon)))
 
     def upper(self, epsilon: float) -> float:
         """Returns the upper bound on delta at `epsilon`."""
