@@ -124,3 +124,19 @@ def test_training_that_leaves_out_its_last_flush_is_caught(program, monkeypatch)
 
     monkeypatch.setattr(loop, "flushed", unflushed)
     assert failed(program) >= {FLUSHED}
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        lambda step: 0.1 * (1 - step / 5_999),
+        lambda step: 0.05 * (1 + jnp.cos(jnp.pi * step / 6_000)),
+        lambda step: 0.1 * jnp.minimum(1, step / 1_500),
+    ],
+    ids=["to 0", "cosine", "from 0"],
+)
+def test_schedules_that_come_near_0_have_the_digits_of_the_run(rate):
+    algorithm = dpsgd(loss_fn, optax.sgd(0.01), tables=LazyTables(rate))
+    mechanism = Mechanism(BallsAndBins(N, 10, epochs=200), 1.0, 0.5)
+    state = algorithm.init(START, mechanism, ROWS)
+    assert not failed(AuditedProgram(algorithm, mechanism, state, ROWS, root=ROOT))
