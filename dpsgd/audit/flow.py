@@ -338,15 +338,8 @@ def _reader(mechanism: Mechanism) -> _Reader:
     return _Reader(num_rows, NOISE, frozenset({KEY, STEP} if alike else {KEY}))
 
 
-def _flush(
-    reader: _Reader,
-    algorithm: Algorithm,
-    mechanism: Mechanism,
-    arguments: tuple[Any, ...],
-    layout: Layout,
-) -> tuple[list[str], frozenset[str]]:
+def _flush(reader, algorithm, mechanism, arguments, layout) -> tuple[list[str], frozenset[str]]:
     """Returns what is wrong in what a flush releases, and in what it is given."""
-    assert algorithm.tables is not None
     state, key, scales = arguments[0], *arguments[3:5]
     laws = RunLaws(algorithm.tables.of_run(mechanism.sampler.num_steps)).after(0)
     trace = flush_program((state, laws, key, scales), layout.placement, traced)
