@@ -320,7 +320,7 @@ def flow_checks(
     if RELEASE not in _union(jax.tree.leaves((params, after.tables if lazy else ()))):
         leaks.append("no release reaches the parameters")
     if lazy:
-        end, more = _flush(reader, algorithm, mechanism, arguments, layout)
+        end, more = _flush(reader, algorithm.tables, mechanism.sampler.num_steps, arguments, layout)
         leaks += end
         wrong |= more
     arrays = len(jax.tree.leaves(after))
@@ -338,20 +338,22 @@ def _reader(mechanism: Mechanism) -> _Reader:
     return _Reader(num_rows, NOISE, frozenset({KEY, STEP} if alike else {KEY}))
 
 
-def _flush(reader, algorithm, mechanism, arguments, layout) -> tuple[list[str], frozenset[str]]:
+def _flush(
+    reader: _Reader, tables: Any, num_steps: int, arguments: tuple[Any, ...], layout: Layout
+) -> tuple[list[str], frozenset[str]]:
     """Returns what is wrong in what a flush releases, and in what it is given."""
     state, key, scales = arguments[0], *arguments[3:5]
-    laws = RunLaws(algorithm.tables.of_run(mechanism.sampler.num_steps)).after(0)
+    laws = RunLaws(tables.of_run(num_steps)).after(0)
     trace = flush_program((state, laws, key, scales), layout.placement, traced)
     given = _state(state), _all(laws, _PUBLIC), _argument(KEY), _scales(scales)
     (end, _), wrong = _through(reader, trace, given)
-    dense, tables = parted(end.params, state.tables)
+    dense, flushed = parted(end.params, state.tables)
     leaks = [
         *_leaks("flushed parameters", dense, _SECRET),
         *_leaks("flushed optimizer state", end.opt_state.dense, _SECRET),
-        *_leaks("flushed tables", (tables, end.opt_state.momenta), _OF_TABLES),
+        *_leaks("flushed tables", (flushed, end.opt_state.momenta), _OF_TABLES),
     ]
-    if any(NOISE not in flow.labels for flow in tables.values()):
+    if any(NOISE not in flow.labels for flow in flushed.values()):
         leaks.append("a table is flushed without noise")
     return leaks, wrong
 
