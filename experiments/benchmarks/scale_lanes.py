@@ -49,7 +49,7 @@ def padding_rows() -> list[Row]:
     rows = []
     for (n, b, epochs), predicted in PADDING.items():
         for lanes, percent in predicted.items():
-            sampler = BallsAndBins(n, b, epochs, lanes=lanes)
+            sampler = BallsAndBins(n, b, epochs, lanes=lanes, target_delta=1 / n)
             padding = 100 * (sampler.padded_batch_size / b - 1)
             name = f"padding, {lanes} lanes, n {n / 1e6:g}M, batch {b}, epochs {epochs}"
             rows.append(Row.at_most(name, padding, "%", percent + 0.5))

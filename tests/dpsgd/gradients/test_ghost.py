@@ -412,7 +412,7 @@ def degenerate():
         z = jnp.sum(params["square"] ** 2 * y) + jnp.sum(params["empty"])
         return params["loss"] + z + jnp.sum(x @ (params["product"] @ params["other"]))
 
-    routes = {"unused": "unused", "stopped": "unused", "empty": "vmap", "loss": "entries"}
+    routes = {"unused": "frozen", "stopped": "frozen", "empty": "vmap", "loss": "entries"}
     routes |= {"product": "vmap"}
     return params, loss_fn, normal(5, B, 3), routes
 

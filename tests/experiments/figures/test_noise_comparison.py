@@ -67,7 +67,7 @@ def test_the_command_names_the_guarantee_and_draws(tmp_path, capsys, monkeypatch
     assert main([*words, "--bands", "2", "--out", str(tmp_path / "a.png")]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("error of the iterates of momentum:0.9, over that of independent")
-    assert out[0].endswith("<= 5.0 at delta 0.001 (zero-out adjacency, unit: one example)")
+    assert out[0].endswith("<= 5.0 at delta 1e-05 (zero-out adjacency, unit: one example)")
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
