@@ -200,15 +200,16 @@ def _refine(grids: Grids, question: _Question, bound: Bound) -> Bound:
         if grids.gap_note or far:
             resolution *= 0.5
             continue
+        if question.epsilon is not None:
+            # There are two resolutions to a factor of 2, so that questions at many points share
+            # grids; one that is a little too coarse would cost as much again.
+            wished = -math.log2(max(0.04, math.sqrt(0.3 * wanted / max(gap, wanted))))
+            allowed = math.log2(resolution / max(grid.finest, 1e-300))
+            halves = max(1, min(math.ceil(2.0 * wished), math.floor(2.0 * allowed)))
+            resolution *= 2.0 ** (-0.5 * halves)
+            continue
         # Gaps of which the last ones did not fall are told apart by factors of 2.
         most = 0.5 if stalled else 0.7
         shrink = min(most, max(0.15, math.sqrt(0.7 * wanted / max(gap, wanted))))
-        if question.epsilon is not None:
-            # There are two resolutions to a factor of 2, so that questions at many points share
-            # grids.
-            wished, allowed = -2.0 * math.log2(shrink), 2.0 * math.log2(resolution)
-            allowed -= 2.0 * math.log2(max(grid.finest, 1e-300))
-            resolution *= 2.0 ** (-0.5 * max(1, min(math.ceil(wished), math.floor(allowed))))
-            continue
         resolution = max(shrink * resolution, min(most * resolution, grid.finest))
     return bound

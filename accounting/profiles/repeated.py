@@ -39,6 +39,8 @@ _COARSE = 0.02
 """Step of the first grid, where that of `RepeatedGrids.deviation` is less."""
 _FEW_ATOMS = 6000
 """So many are convolved directly in less than a second."""
+_RARE = 1e-40
+"""A delta that no one asks to be sharp at much cost."""
 _FEW_DIGITS = 1e-4
 """A tail that is a larger share of delta than this hides it."""
 
@@ -97,7 +99,12 @@ class RepeatedGrids:
             raise GridError("no finer grid is computed: losses are beyond floats")
         tail = max(tail / self.steps, 1e-300)
         # The upper ratio first: where no grid serves it says so at once.
-        (ratio,), below = self.ratios("upper", step, tail), self.ratios("lower", step, tail)
+        (ratio,) = self.ratios("upper", step, tail)
+        if epsilon is not None and delta <= _RARE and ratio.q.size > 4 * _FEW_ATOMS:
+            raise GridError(
+                "no finer grid is computed: for so small a delta it would take too long"
+            )
+        below = self.ratios("lower", step, tail)
 
         def compose(law: LikelihoodRatio) -> tuple[ComposedLoss, ComposedLoss]:
             beside = None

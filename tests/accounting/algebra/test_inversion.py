@@ -145,11 +145,9 @@ def test_delta_is_sharp_down_to_an_epsilon_of_0_and_is_what_grids_say(sigma, rat
     assert bound.lower <= coarse.upper
 
 
-@pytest.mark.parametrize(
-    ("sigma", "rate", "count"), [(0.1875, 1 / 36_000, 36_000), (0.5, 0.3, 300), (0.3, 0.2, 50)]
-)
+@pytest.mark.parametrize(("sigma", "rate", "count"), [(0.5, 0.3, 300), (0.3, 0.2, 50)])
 def test_near_0_the_sum_is_short_and_sharp_at_the_saddle_point_alone(sigma, rate, count):
-    """On a line right of 1 the first has too many terms, and the second is 22 % wide."""
+    """On a line right of 1 the first is 22 % wide."""
     low, high = Curves(Releases(sigma, rate, count), 20.0).delta(0.0)
     assert 0.0 < low <= high <= low * (1.0 + 1e-6)
 
