@@ -10,10 +10,13 @@ import pytest
 from test_settings import OPEN, Recommending
 from tiny_task import Line, config_of
 
+from accounting import epsilon
 from dpsgd import Settings, run
 from dpsgd.runs import budget, report
 from dpsgd.runs.budget import Timing
+from dpsgd.runs.engine import begin
 from dpsgd.runs.job import Job
+from dpsgd.runs.ledger import read
 from dpsgd.runs.settings import choose
 from dpsgd.runs.stages import WORDS
 from dpsgd.training import programs
@@ -204,6 +207,24 @@ def test_a_run_with_a_budget_records_it_and_its_choice(tmp_path):
     assert record["chosen"]["epoch_seconds"] > 0
     assert record["sampler"]["epochs"] == record["chosen"]["settings"]["epochs"] == 50
     assert any(line.startswith("chosen: ") and "for 1 minutes, in which" in line for line in lines)
+
+
+def test_a_run_of_which_fewer_epochs_are_chosen_is_planned_and_audited_for_these(
+    tmp_path, monkeypatch
+):
+    epochs, exceeded = iter([9, 4]), iter([True, False])
+    monkeypatch.setattr(budget.Budget, "choose", lambda self, choice, _: (choice(next(epochs)), 1))
+    monkeypatch.setattr(budget.Budget, "exceeded", lambda self, config: next(exceeded))
+    monkeypatch.setattr(Job, "audit", lambda job, *_: f"of {job.mechanism.sampler}")
+    out = tmp_path / "run"
+    begin(Recommending(), replace(OPEN, learning_rate=0.1), out, budget_minutes=1)
+    history = read(out / "ledger.jsonl")
+    mechanism = history.generations[0].terms.mechanism
+    assert mechanism.sampler.epochs == 4
+    assert history.audit == f"of {mechanism.sampler}"
+    planned = json.loads((out / "guarantee.json").read_text())
+    assert planned["epsilon_upper"] == epsilon(mechanism.privacy(), planned["delta"]).upper
+    assert json.loads((out / "config.json").read_text())["sampler"]["epochs"] == 4
 
 
 def test_the_stages_of_a_run_take_all_of_its_time_and_the_report_lists_them(tmp_path):
