@@ -64,7 +64,7 @@ class Flow:
 
 
 _PUBLIC, _HELD = Flow(), Flow(frozenset({HELD}))
-_NEXT = "the step after"
+_NEXT, _LAST = "the step after", "the step with which a loop ends"
 _ARGUMENTS = {
     "key": KEY,
     "step": STEP,
@@ -109,9 +109,11 @@ def _stale(flow: Flow) -> Flow:
     return replace(flow, labels=labels - {NOISE} | {KEPT} if NOISE in labels else labels)
 
 
-def _either(x: Flow, y: Flow) -> Flow:
-    same = y.name == x.name or (x.name, y.name) == (STEP, _NEXT)  # a loop counts the step
-    return Flow(x.labels | y.labels, x.name if same else None)
+def _either(x: Flow, y: Flow, counted: str | None = None) -> Flow:
+    """Returns what is one or the other; `counted` is what a loop makes of the step."""
+    if counted and (x.name, y.name) == (STEP, _NEXT):
+        return Flow(x.labels | y.labels, counted)
+    return Flow(x.labels | y.labels, x.name if x.name == y.name else None)
 
 
 @dataclass
@@ -259,12 +261,12 @@ class _Reader:
         while True:
             outputs, faults = self.read(body, [*held, *carry, *each])
             rounds = list(zip(carry, outputs, strict=False))  # after these come a scan's own
-            after = [_either(x, _stale(y)) for x, y in rounds]
+            after = [_either(x, _stale(y), STEP) for x, y in rounds]
             if after == carry and goes_on is not None:  # then what the trip count tells
                 (predicate,), _ = self.read(goes_on, [*asked, *carry])
                 after = [x.given(_whence(predicate.labels, x.labels)) for x in carry]
             if after == carry:
-                return [_either(x, y) for x, y in rounds] + outputs[len(carry) :], faults
+                return [_either(x, y, _LAST) for x, y in rounds] + outputs[len(carry) :], faults
             carry = after
 
 
@@ -315,7 +317,7 @@ def flow_checks(
         *_leaks("tables", after.tables if lazy else (), _OF_TABLES),
         *_leaks("what a block shows", () if lazy else shown, _SECRET),
     ]
-    if after.step != Flow(frozenset({STEP}), STEP):
+    if after.step != Flow(frozenset({STEP}), _LAST):
         leaks.append("a step counts something else than one step")
     if RELEASE not in _union(jax.tree.leaves((params, after.tables if lazy else ()))):
         leaks.append("no release reaches the parameters")
@@ -353,7 +355,7 @@ def _flush(
         *_leaks("flushed optimizer state", end.opt_state.dense, _SECRET),
         *_leaks("flushed tables", (flushed, end.opt_state.momenta), _OF_TABLES),
     ]
-    if any(NOISE not in flow.labels for flow in flushed.values()):
+    if any(NOISE not in flow.labels for flow in jax.tree.leaves((flushed, end.opt_state.momenta))):
         leaks.append("a table is flushed without noise")
     return leaks, wrong
 

@@ -139,6 +139,10 @@ def size(total):
     return optax.tree.norm(total)
 
 
+def next_multiple(step):
+    return jax.lax.while_loop(lambda k: k % 64 != 0, lambda k: k + 1, step)
+
+
 @dataclass(frozen=True)
 class Scaled(Independent):
     """Noise whose scales, or whose key and step, are not those that it is given."""
@@ -160,6 +164,7 @@ class Scaled(Independent):
             "twice": (stddev, b, key, step // 2),
             "byte": (stddev, b, key, step.astype(jnp.uint8)),
             "float": (stddev, b, key, step.astype(jnp.float32).astype(jnp.int32)),
+            "rounded up": (stddev, b, key, next_multiple(step)),
             "bfloat16": (stddev.astype(jnp.bfloat16), b, key, step),
             "whole": (stddev.astype(jnp.int32).astype(jnp.float32), b, key, step),
         }[self.how]
@@ -374,6 +379,7 @@ PLANTED = {
     "a step twice": ({"noise": Scaled(how="twice")}, "the step that is computed, from the step"),
     "a step in a byte": ({"noise": Scaled(how="byte")}, "the step that is computed"),
     "a step in a float": ({"noise": Scaled(how="float")}, "the step that is computed"),
+    "a step rounded up": ({"noise": Scaled(how="rounded up")}, "the step that is computed"),
     "sigma in whole numbers": ({"noise": Scaled(how="whole")}, "sigma C that is computed"),
     "bands off": ({**BANDED, "noise": Given((1, 0.5), "off")}, "depends on the step"),
     "bands of rows": ({**BANDED, "noise": Given((1, 0.5), "rows")}, "noise state.* private rows"),
@@ -405,10 +411,15 @@ def test_planted_bugs_are_named(how, named):
     assert re.search(pattern, found), found
 
 
-def test_a_flush_without_noise_is_named(monkeypatch):
-    def unnoised(table, chunk, first=0, *, step, **how):
-        return table
+@pytest.mark.parametrize("part", ["values", "momentum"])
+def test_a_flush_without_noise_is_named(part, monkeypatch):
+    sound = lazy.flushed_table
+
+    def unnoised(table, *passes, **how):
+        return sound(table, *passes, **how)._replace(**{part: getattr(table, part)})
 
     monkeypatch.setattr(lazy, "flushed_table", unnoised)
-    sampler = Poisson(N, 8, 5)  # of shapes that no other test has traced
+    sampler = Poisson(
+        N, 8, {"values": 5, "momentum": 7}[part]
+    )  # of shapes no other test has traced
     assert "a table is flushed without noise" in faults(sampler=sampler, tables=TABLES)
