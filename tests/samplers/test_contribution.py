@@ -141,6 +141,9 @@ def test_users_are_protected_by_their_examples_only_under_the_cap_that_was_price
             priced(max_contributions=1).protected_unit(refused)
     with pytest.raises(ValueError, match="any number"):
         priced(max_contributions=2).protected_unit(Population(4, "user"))
+    assert priced(max_contributions=2, num_users=3).protected_unit(examples) == "user"
+    with pytest.raises(ValueError, match="the sampler has num_users 2, and the data have 3"):
+        priced(max_contributions=2, num_users=2).protected_unit(examples)
 
 
 def test_units_are_protected_only_in_data_of_the_same_tree():
