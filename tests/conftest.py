@@ -14,7 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import checked_types
 import hypothesis
 import pytest
-from long_tier import pytest_addoption, pytest_configure  # noqa: F401 - they are pytest's
+from long_tier import (  # noqa: F401 - they are pytest's
+    pytest_addoption,
+    pytest_configure,
+    pytest_pycollect_makeitem,
+)
 
 # What one of the tests' many processes compiles, the others need not: neither files, also where the
 # environment forbids to keep them, nor JAX programs. What measures compiling opts out.

@@ -1,10 +1,13 @@
-"""How long tests are run in parts: begun anywhere, left at a time, or gone on with.
+"""Which cases of a test are long, and how long tests are run in parts.
+
+They are begun anywhere, left at a time, or gone on with.
 
 `scripts/test` says when. A test that is left is skipped and counted as such, and is no failure.
 """
 
 import time
 from collections import Counter
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,27 @@ def pytest_addoption(parser):
     group.addoption("--passed", type=Path, help="file of tests that passed: not run again")
 
 
+SHORT = "short(*cases): the cases of the short tier, by name or pattern; all others are long"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector, name):
+    """The cases that the mark `short` does not name become long; a pattern names at least one."""
+    found = yield
+    for item in found if isinstance(found, list) else ():
+        for mark in item.iter_markers("short"):
+            cases = [each.callspec.id for each in found]
+            for pattern in mark.args:
+                if not any(fnmatchcase(case, pattern) for case in cases):
+                    told = f"{collector.nodeid}::{name} has no case {pattern!r}: it has {cases}"
+                    raise pytest.UsageError(told)
+            if not any(fnmatchcase(item.callspec.id, pattern) for pattern in mark.args):
+                item.add_marker(pytest.mark.long)
+    return found
+
+
 def pytest_configure(config):
+    config.addinivalue_line("markers", SHORT)
     begin, until, passed = map(config.getoption, ("begin", "until", "passed"))
     if begin is not None:
         config.pluginmanager.register(Begin(begin))

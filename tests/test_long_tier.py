@@ -16,6 +16,12 @@ def test_a(pytestconfig):
 def test_b(): time.sleep(60)
 def test_c(): pass
 """
+CASES = """
+import pytest
+@pytest.mark.short("one", "t*")
+@pytest.mark.parametrize("case", ["one", "two", "four", "five"])
+def test_it(case): assert case in ("one", "two")
+"""
 BROKEN = "def test_a(): pass\ndef test_b(): assert 0\ndef test_c(): pass\n"
 
 
@@ -56,3 +62,13 @@ def test_tests_that_passed_are_not_run_again(tmp_path):
     status, printed = ran(tmp_path, BROKEN.replace("0", "1"), "--passed", passed)
     assert status == 0
     assert "1 passed, 2 deselected" in printed
+
+
+def test_cases_that_are_not_named_are_long_and_a_name_without_a_case_is_an_error(tmp_path):
+    options = "-o", "markers=long", "--strict-markers"
+    status, printed = ran(tmp_path, CASES, *options, "-m", "not long")
+    assert status == 0
+    assert "2 passed, 2 deselected" in printed
+    status, printed = ran(tmp_path, CASES.replace('"t*"', '"six"'), *options)
+    assert status
+    assert "test_it.py::test_it has no case 'six': it has ['one', 'two', 'four', 'five']" in printed

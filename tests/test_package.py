@@ -146,6 +146,7 @@ for module, *words in {questions!r}:
 """
 
 
+@pytest.mark.long
 def test_a_command_names_the_extra_that_it_lacks_in_one_line_before_it_does_anything(tmp_path):
     questions = [
         "tyro epsilon --help",

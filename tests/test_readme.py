@@ -67,6 +67,7 @@ def run(number, audited=False):
     return namespace, printed.getvalue()
 
 
+@pytest.mark.short("0", "3", "4", "5")
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_every_python_example_runs_and_prints_a_guarantee(number):
     _, printed = run(number)
@@ -125,6 +126,7 @@ for line in (resume, train.replace("--out run", "--out undisturbed")):
 """
 
 
+@pytest.mark.long
 def test_the_own_task_of_the_readme_is_trained_by_its_command(tmp_path, monkeypatch):
     (tmp_path / "my_task.py").write_text(OWN_TASK)
     [train] = re.findall(r"^dpsgd (train --task my_task:task .*)$", README, re.MULTILINE)

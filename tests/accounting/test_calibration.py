@@ -146,6 +146,7 @@ def test_the_gaussian_is_inverted_at_any_advantage(log_advantage):
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("bins", "epochs", "noise"),
     [(100, 1, 0.677), pytest.param(1000, 100, 1.430, marks=pytest.mark.long)],

@@ -48,6 +48,7 @@ KINDS = {
 }
 
 
+@pytest.mark.short("dense")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_leaf_without_a_path_to_the_loss_is_left_alone_and_the_audit_knows(kind):
     noise, tables = KINDS[kind]
@@ -130,6 +131,7 @@ class Adapted(nnx.Module):
         return self.head(jnp.tanh(self.linear(jnp.tanh(self.wrapped(x)))))[0]
 
 
+@pytest.mark.short("True")
 @pytest.mark.parametrize("head", [False, True])
 def test_lora_trains_its_own_parameters_and_what_is_asked_for(head):
     trained = nnx.Any(nnx.LoRAParam, nnx.PathContains("head")) if head else None

@@ -20,21 +20,25 @@ def equal(short):
     return short["equal"]
 
 
+@pytest.mark.long
 def test_states_of_eight_devices_are_those_of_one_whether_noise_is_due_or_not(equal):
     assert equal["kinds"] == ["LazyState", "LazyState", "TrainState"]
     assert max(equal["off"]) <= 1e-6
 
 
+@pytest.mark.long
 def test_without_a_planted_bug_eight_devices_do_what_one_does(short):
     assert short["planted"].keys() == {"none", *LAZY_BUGS}
     assert short["planted"]["none"] <= 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", LAZY_BUGS)
 def test_a_planted_bug_of_devices_moves_their_states_from_those_of_one(short, bug):
     assert not short["planted"][bug] <= 1e-3
 
 
+@pytest.mark.long
 def test_a_step_exchanges_what_a_batch_reads_and_its_gradients_alone(equal):
     look_ups = 4 * equal["places"]
     names, values, sums, shown = equal["collectives"]
@@ -45,10 +49,12 @@ def test_a_step_exchanges_what_a_batch_reads_and_its_gradients_alone(equal):
     assert shown == {"kind": "all-reduce", "size": 4 * WATCHED, "depth": 1}
 
 
+@pytest.mark.long
 def test_a_flush_exchanges_nothing(equal):
     assert equal["flush"] == []
 
 
+@pytest.mark.long
 def test_no_device_makes_a_table_that_is_dealt_out_whole_and_its_rows_stay_in_place(equal):
     assert equal["whole"] == [False, False]
     block, flush = equal["given_away"]

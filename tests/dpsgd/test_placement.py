@@ -33,6 +33,7 @@ def check_parameters(found, name):
     assert found["table"] == ("P('devices',)" if "dealt out" in name else "P()")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHORT)
 def test_parameters_after_20_steps_are_those_of_one_device(short, name):
     check_parameters(short["parameters"][name], name)
@@ -44,6 +45,7 @@ def test_parameters_after_20_steps_are_those_of_one_device_in_each_layout(long, 
     check_parameters(long["parameters"][name], name)
 
 
+@pytest.mark.long
 def test_a_step_of_replicated_parameters_has_one_reduction_behind_all_passes(short):
     # At depth 1: in the loop over steps, and in none over passes or microbatches.
     [only] = short["parameters"]["8"]["collectives"]
@@ -51,18 +53,21 @@ def test_a_step_of_replicated_parameters_has_one_reduction_behind_all_passes(sho
     assert only == {"kind": "all-reduce", "size": size, "depth": 1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHORT)
 def test_each_device_computes_its_part_of_a_batch(short, name):
     # 11 places of a pass are 16 on 8 devices: 2 microbatches of 1 on each.
     assert 2 in short["parameters"][name]["trips"]
 
 
+@pytest.mark.long
 def test_nothing_of_the_size_of_a_table_that_is_dealt_out_is_exchanged(short):
     collectives = short["parameters"]["8, dealt out"]["collectives"]
     assert collectives
     assert max(one["size"] for one in collectives) < NUMBERS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     ["psum", "pmean", "all_gather", "ppermute", "axis_index", "psum of gradients"],
@@ -71,10 +76,12 @@ def test_a_loss_that_reaches_for_other_devices_is_refused(short, name):
     assert "examples could mix" in short["refused"][name]
 
 
+@pytest.mark.long
 def test_a_loss_that_reaches_for_other_devices_finds_none_where_tables_are_dealt_out(short):
     assert "unbound axis name" in short["refused"]["psum, dealt out"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -96,6 +103,7 @@ FAILED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.audit
 def test_an_audit_finds_out_what_devices_do_wrong(short):
     name = "the batch on every device"

@@ -84,6 +84,7 @@ def test_a_run_that_fails_its_audit_never_begins_and_leaves_its_root():
     root.begin_run()  # or raises, where one was begun
 
 
+@pytest.mark.long
 def test_a_run_that_is_odd_and_sound_passes():
     def loss(params, example):
         return loss_fn(params["w"], example) + params["empty"].sum()
@@ -256,6 +257,7 @@ class Shifted(Refinement):
 SUMS = dataclasses.replace(SHUFFLED, full_sums=FullSums(2, 2.0, 8.0))
 
 
+@pytest.mark.long
 def test_a_refined_run_is_the_run_and_its_sums_and_its_guarantee_that_of_both():
     of, ends = dataclasses.replace(SUMS, full_sums=FullSums(2, 1e-5, 8.0)), []
     for how in ({}, {"mechanism": of, "refinement": Shifted()}):

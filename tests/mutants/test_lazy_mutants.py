@@ -259,6 +259,14 @@ SECOND = {
 """Those that others stand for in the short tier."""
 
 
+@pytest.mark.short(
+    "none",
+    "* percent less",
+    "one key for all gaps",
+    "no noise where a sum is 0",
+    "gradients of rows that are not up to date",
+    "momentum without noise",
+)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.long] * (name in SECOND)) for name in NAMES],

@@ -611,11 +611,36 @@ BUGS = {
 }
 
 
+@pytest.mark.short(
+    "shuffle claimed as *",
+    "Poisson claimed as *",
+    "balls-and-bins claimed as *",
+    "fixed bins*",
+    "nine epochs*",
+)
 @pytest.mark.parametrize(("sampler", "claimed", "check"), CLAIMS.values(), ids=CLAIMS)
 def test_a_wrong_claim_of_a_sampler_is_caught(sampler, claimed, check):
     assert check in failed(sampler, claimed)
 
 
+@pytest.mark.short(
+    "SeedIgnored*",
+    "EpochIgnored*",
+    "FirstEpochRepeated*",
+    "ShortSeed*",
+    "MovedByOneStep*",
+    "FirstExampleNever*",
+    "NeighboursTogether*",
+    "BorderLeftOut*",
+    "UnitsStay*",
+    "FirstRowsKept*",
+    "OneCutForAllSteps*",
+    "LastPassDropped*",
+    "LastBatchShort*",
+    "LanesOverlap*",
+    "LanesShuffledAlike*",
+    "*-FullBatch*",
+)
 @pytest.mark.parametrize(
     ("bug", "sampler", "check"),
     [
@@ -634,6 +659,9 @@ def test_a_planted_bug_of_the_sampler_is_caught(bug, sampler, check):
     assert check in failed_with(bug, sampler)
 
 
+@pytest.mark.short(
+    "Poisson*lanes=1*", "Multistage*", "Shuffle*lanes=1*", "BallsAndBins*lanes=4*", "FullBatch*"
+)
 @pytest.mark.parametrize("sampler", SOUND, ids=repr)
 def test_without_a_bug_the_same_checks_of_the_sampler_pass(sampler):
     assert all(check.passed and check.made for check in checks_of(sampler)), checks_of(sampler)

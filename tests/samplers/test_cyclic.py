@@ -39,6 +39,7 @@ def test_steps_of_an_example_are_those_of_its_group_in_every_epoch_and_chunk(
         assert (seen.reshape(31, 3, -1).sum(axis=2) == 1).all()
 
 
+@pytest.mark.short("BallsAndBins*")
 @pytest.mark.parametrize(
     "sampler", [BallsAndBins(5, 1, cycle_length=2), Poisson(5, 2, cycle_length=2)], ids=repr
 )

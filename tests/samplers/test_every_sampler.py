@@ -38,6 +38,7 @@ def matrix(sampler, seed, epoch):
     return dense
 
 
+@pytest.mark.short("poisson", "balls-and-bins", "shuffle", "full-batch", "multistage")
 @given(run=small_runs)
 @over_samplers
 def test_the_columns_are_the_rows_of_all_chunks_drawn_in_any_order(make, small_chunks, run):
@@ -91,6 +92,7 @@ def test_the_rows_have_the_rates_of_the_law_that_the_sampler_states(make):
     )
 
 
+@pytest.mark.short("poisson-*", "balls-and-bins-5*", "shuffle-5*", "deterministic-*")
 @pytest.mark.parametrize(
     ("n", "b", "chunk"),
     [

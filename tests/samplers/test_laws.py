@@ -62,6 +62,9 @@ def run(make):
     return drawn(make)
 
 
+@pytest.mark.short(
+    "poisson", "balls-and-bins*", "shuffle-fixed", "full-batch", "deterministic", "multistage"
+)
 def test_epochs_are_independent_or_equal_as_the_mode_says(run):
     # All pairs of epochs 0 to 8, by chunk: given the one, an entry is in the other by chance. The
     # variance is that of independent hits at most, or of hits that come by threes; 10 standard
@@ -99,6 +102,15 @@ def test_chunks_by_steps_have_the_law_of_the_sampler(run):
         assert stats.chi2.cdf(statistic, freedom) > FALSE_ALARM
 
 
+@pytest.mark.short(
+    "poisson",
+    "balls-and-bins*",
+    "shuffle-fixed",
+    "full-batch",
+    "deterministic",
+    "multistage",
+    "units-then-poisson",
+)
 def test_no_example_comes_back_to_a_step_more_often_than_by_chance(run):
     # Of nine epochs, by far the most entries are in one, and none in all; Bonferroni over entries.
     if run.fixed:
@@ -129,6 +141,9 @@ def test_steps_and_examples_up_to_any_one_take_their_share(run):
         ).max() <= (limit + 1 / 1000)
 
 
+@pytest.mark.short(
+    "poisson", "balls-and-bins*", "shuffle*", "full-batch", "deterministic", "units-then-poisson"
+)
 def test_first_last_and_border_examples_take_part_as_any_other(make, run):
     # Each by itself, in nine epochs; of batches that hold four of five, to be seen in so few.
     if run.sampler.row_law().once:

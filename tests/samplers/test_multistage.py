@@ -21,6 +21,7 @@ SHOP = {"shop": np.array(list("baccbacbc"))}
 TREE = UnitTree.from_columns(SHOP)
 
 
+@pytest.mark.short("sizes0*", "sizes1*", "sizes2*", "sizes3*")
 @pytest.mark.parametrize(
     ("sizes", "draws"),
     [
@@ -176,6 +177,7 @@ def test_a_unit_deep_in_the_tree_is_named_by_its_path():
         Multistage(UnitTree.from_columns(columns), (1, 1, 2))
 
 
+@pytest.mark.long
 def test_draws_from_ten_million_leaves_cost_no_more_than_from_ten_thousand():
     """CPU time of ten batches, best of five."""
 

@@ -208,6 +208,7 @@ def test_tau_of_lanes_is_above_the_exact_probability_that_any_is_cut(variable, l
         assert tau <= 4 * exact
 
 
+@pytest.mark.short("BallsAndBins")
 def test_the_exact_probability_is_what_draws_have(variable):
     sampler = variable(23, 3, 2, max_batch_size=3, lanes=4)
     cuts, runs = 0, 400

@@ -209,6 +209,7 @@ def test_laws_of_discrete_outcomes_are_bracketed():
         assert low <= exact <= high <= low + 0.01
 
 
+@pytest.mark.short("0.055-*")
 @pytest.mark.parametrize(
     ("sigma", "epsilon"), [(0.055, 323.00365), (0.06, 299.7718), (0.05, 330.0), (0.04, 500.0)]
 )

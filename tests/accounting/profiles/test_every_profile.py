@@ -90,6 +90,17 @@ def test_delta_is_as_sharp_at_every_epsilon_or_says_why(name, at):
         assert not bound.note
 
 
+@pytest.mark.short(
+    "gaussian",
+    "poisson",
+    "balls-and-bins",
+    "shuffle",
+    "envelope",
+    "truncated",
+    "gaussian release",
+    "units",
+    "users",
+)
 @EVERY
 def test_delta_is_what_epsilon_inverts(name):
     profile, bound = PROFILES[name][0](1.0), bound_of(name, 1.0)
@@ -104,6 +115,16 @@ def test_less_noise_costs_more(name):
     assert less.upper < more.upper
 
 
+@pytest.mark.short(
+    "gaussian",
+    "poisson",
+    "balls-and-bins",
+    "shuffle",
+    "envelope",
+    "truncated",
+    "gaussian release",
+    "users",
+)
 @EVERY
 def test_an_attack_has_an_advantage_that_is_bounded_sharply_and_falls_in_the_noise(name):
     make, loose = PROFILES[name]

@@ -175,6 +175,7 @@ def test_no_random_pair_of_data_sets_on_a_line_exceeds_the_bound():
     assert max(share for _, share, stages in found if stages == 2) > 0.9
 
 
+@pytest.mark.long
 def test_no_random_pair_of_data_sets_in_the_plane_exceeds_the_bound():
     rng = np.random.default_rng(2)
     found = [violation(rng, 2, 30) for _ in range(300)]

@@ -72,6 +72,7 @@ LAWS = {
 }
 
 
+@pytest.mark.short("0.7-3.0-0.0-*")
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
     ("sigma", "release", "epsilon"),
@@ -92,6 +93,7 @@ def test_the_product_is_that_of_the_pairs_below_the_release_s_own_losses_as_well
     assert opaque.upper <= truth * 1.15
 
 
+@pytest.mark.short("0.5-3.0-*", "2.0-20.0-*", "3.0-1000000.0-*")
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
 @pytest.mark.parametrize(("sigma", "release"), [(2.0, 20.0), (0.5, 3.0), (2.0, 0.4), (3.0, 1e6)])
 def test_two_gaussian_releases_are_one_whatever_is_known_of_the_first(sigma, release, delta):
@@ -108,6 +110,7 @@ def test_two_gaussian_releases_are_one_whatever_is_known_of_the_first(sigma, rel
         assert least.lower <= upper <= least.upper * 1.01
 
 
+@pytest.mark.short("Poisson*")
 @pytest.mark.parametrize(("release", "delta"), [(1.0, 1e-12), (20.0, 1e-5)])
 @pytest.mark.parametrize(
     "run",
@@ -148,6 +151,7 @@ def test_it_agrees_with_another_accountant():
     assert bound.lower <= theirs.get_delta_for_epsilon(0.0) <= bound.upper * 1.003
 
 
+@pytest.mark.short("WorstLeaf*", "Poisson*", "Gaussian*")
 @pytest.mark.parametrize(
     "run",
     [

@@ -38,6 +38,7 @@ def test_shuffling_claimed_as_poisson_is_refuted():
     assert "VIOLATION" in report.lines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Poisson, pytest.param(BallsAndBins, marks=pytest.mark.long)])
 def test_a_right_claim_stands_and_what_could_have_been_seen_is_told(kind):
     report = audit(kind(20, 2, 2), 0.5, 0.01, 1_000)

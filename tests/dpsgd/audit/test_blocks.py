@@ -43,6 +43,7 @@ def failed(program):
 TREE = UnitTree.from_columns({"user": np.arange(N) // 6})
 
 
+@pytest.mark.short("sampler0*", "sampler2*")
 @pytest.mark.parametrize(
     ("sampler", "noise", "step"),
     [

@@ -59,6 +59,7 @@ def audit(
     )
 
 
+@pytest.mark.short("integers alone", "little noise")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -89,6 +90,7 @@ def reads_no_floats(params, example):
     return tokens_loss_fn(params, example | {"y": example["z"]})
 
 
+@pytest.mark.short("floats of no width")
 @pytest.mark.parametrize(
     ("loss", "params", "rows"),
     [
@@ -113,6 +115,7 @@ def test_a_row_of_nan_may_have_a_gradient(loss, params, rows):
     assert left_out == (set() if loss is not tokens_loss_fn else {"rows have no floats"})
 
 
+@pytest.mark.long
 def test_much_secure_noise_raises_no_false_alarm_and_hides_no_sum():
     # A batch of 49: dividing by it rounds.
     mechanism = Mechanism(Poisson(N, 49, 2), 1000.0, l2_clip_norm=0.5, noise=Secure())
@@ -167,6 +170,7 @@ def padding_check(planted, params):
     return check
 
 
+@pytest.mark.short("padding_counts-False", "last_bits_vary-False")
 @pytest.mark.parametrize(
     ("planted", "repeats"),
     [

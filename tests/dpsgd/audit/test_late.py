@@ -56,6 +56,7 @@ def failed(program):
     return {check.name for check in late_checks(program) if not check.passed}
 
 
+@pytest.mark.long
 def test_sound_training_with_lazy_tables_passes():
     before = jax.tree.map(jnp.array, START)
     report = coupled_audit(ALGORITHM, MECHANISM, START, ROWS, root=ROOT)

@@ -299,6 +299,7 @@ KINDS = {
 }
 
 
+@pytest.mark.short("hardly any noise", "next to the least C")
 @pytest.mark.parametrize(("loss", "mechanism"), KINDS.values(), ids=KINDS)
 def test_sound_noise_of_every_kind_passes_and_what_was_not_seen_is_told(loss, mechanism):
     algorithm = dpsgd(loss, optax.sgd(0.1))

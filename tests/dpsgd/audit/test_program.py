@@ -63,6 +63,7 @@ def gradient(program, unit):
     return [np.bincount(ids, minlength=9).astype(np.float32), x]
 
 
+@pytest.mark.short("on the device", "exact noise")
 def test_releases_show_the_sum_of_whoever_takes_part(program):
     nobody = program.release()
     assert [leaf.size for leaf in nobody] == program.sizes == [9, D]

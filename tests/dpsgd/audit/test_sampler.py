@@ -60,6 +60,18 @@ def few_draws(monkeypatch):
     monkeypatch.setattr("dpsgd.audit.draws._FEW", 48)
 
 
+@pytest.mark.short(
+    "deterministic",
+    "shuffle",
+    "poisson",
+    "poisson, cut",
+    "bins",
+    "bins, fixed",
+    "multistage",
+    "units then Poisson",
+    "user poisson",
+    "bins, lanes",
+)
 @pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_every_sampler_is_audited_and_passes(sampler):
@@ -205,6 +217,16 @@ BUGS = {
 }  # fmt: skip
 
 
+@pytest.mark.short(
+    "neighbours drawn together",
+    "cut too short",
+    "wrong rate",
+    "one example favoured",
+    "seed ignored",
+    "one unit too many",
+    "cap not kept",
+    "another order",
+)
 @pytest.mark.parametrize(("sampler", "check"), BUGS.values(), ids=BUGS)
 def test_a_planted_bug_is_found_out(sampler, check):
     failed = {c.name: c.detail for c in sampler_checks(sampler, sampler, seed=SEED) if not c.passed}

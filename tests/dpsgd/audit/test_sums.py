@@ -175,6 +175,7 @@ KINDS = {
 SHORT = 2
 
 
+@pytest.mark.short("one example a batch")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -238,6 +239,7 @@ def short(numbers):
     return numbers % 2**16
 
 
+@pytest.mark.short("short")
 @pytest.mark.parametrize("planted", [None, short])
 def test_rows_whose_numbers_are_cut_short_are_seen(planted, monkeypatch):
     sound = AuditedProgram._plan

@@ -142,6 +142,7 @@ def test_what_cannot_be_compared_is_said(monkeypatch):
     assert not checks_of(sound)[SAME].made
 
 
+@pytest.mark.short("adamw")
 @pytest.mark.parametrize(
     "optimizer",
     [

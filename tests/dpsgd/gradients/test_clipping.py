@@ -101,6 +101,7 @@ def contribution(method, batch, i, clip_norm):
     return np.concatenate([total["w"], total["v"]]), diagnostics
 
 
+@pytest.mark.short("ghost")
 @pytest.mark.parametrize("method", METHODS)
 @settings(max_examples=80)
 @given(gradients=GRADIENTS, clip_norm=CLIP_NORMS)
@@ -183,6 +184,7 @@ def test_sum_and_counts_equal_the_definition(method, clip_norm):
     assert diagnostics.batch_size == 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "clip_norm", [1.0, *(pytest.param(c, marks=pytest.mark.long) for c in (0.01, 100.0))]
 )
@@ -273,6 +275,7 @@ MICROBATCHES += [
 ]
 
 
+@pytest.mark.short("ghost-3")
 @pytest.mark.parametrize(("method", "microbatch_size"), MICROBATCHES)
 def test_microbatches_give_the_same_sum(method, microbatch_size):
     params, batch = dense_problem()
@@ -287,6 +290,7 @@ def test_microbatches_give_the_same_sum(method, microbatch_size):
     assert got[1].batch_size == 7
 
 
+@pytest.mark.short("ghost")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_batch_of_512_in_microbatches_of_100_sums_to_the_definition(method):
     rng = np.random.default_rng(0)
@@ -331,6 +335,7 @@ def compiled_half(method, dtype):
     return jax.jit(run)
 
 
+@pytest.mark.short("*-bfloat16-ghost", "*-float16-vmap")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize("size", [1e-7, 1.0, 1e4])
@@ -399,6 +404,7 @@ def test_wrong_arguments_are_refused_with_one_clear_line(params, batch, weights,
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.short("1", "33")
 @pytest.mark.parametrize("count", [1, 3, 32, 33])
 def test_norms_combine_to_that_of_the_concatenation(count):
     rng = np.random.default_rng(count)
@@ -411,6 +417,7 @@ def test_norms_combine_to_that_of_the_concatenation(count):
     np.testing.assert_allclose(norms.value(combined), exact, rtol=9 * 2.0**-24)
 
 
+@pytest.mark.short("*-5000", "1e-37-17", "1e+35-3")
 @pytest.mark.parametrize("size", [1, 3, 16, 17, 40, 5000])
 @pytest.mark.parametrize("constant", [0.0, 1e-37, 1e-25, 1.0, 1e25, 1e35])
 def test_a_norm_is_right_where_a_compiler_knows_the_entries(size, constant):
@@ -458,6 +465,11 @@ KNOWN = [
 ]
 
 
+@pytest.mark.short(
+    "ghost-partly_constant-1e-25",
+    "ghost-contracted_and_looked_up-1e+30",
+    "vmap-contracted_and_looked_up-1e-25",
+)
 @pytest.mark.parametrize(("method", "loss_fn", "constant"), KNOWN)
 def test_gradients_that_a_compiler_knows_are_clipped_at_every_magnitude(method, loss_fn, constant):
     constant = np.float32(constant)
@@ -491,6 +503,7 @@ def with_tiny_leaf(method):
     return run
 
 
+@pytest.mark.short("*-3")
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("exponent", [-126, -101, -90, -64, -20, 0])
 @pytest.mark.parametrize("method", METHODS)
@@ -517,6 +530,7 @@ def test_a_leaf_without_or_with_a_tiny_gradient_takes_nothing_from_the_others(
         np.testing.assert_allclose(total["tiny"][:5], expected, rtol=3e-6, atol=2.0**-120)
 
 
+@pytest.mark.short("ghost")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_norm_counts_small_leaves_and_large_ones_together(method):
     # Leaves above 2^12 coordinates lie by themselves, the others side by side.

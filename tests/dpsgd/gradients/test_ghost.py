@@ -479,6 +479,15 @@ LONG = {
 }
 
 
+@pytest.mark.short(
+    "ctr_mlp",
+    "bags_clip",
+    "control_flow",
+    "twice_with_sequence",
+    "entrywise",
+    "degenerate",
+    "look_up_out_of_bounds",
+)
 @pytest.mark.parametrize(
     "name", [pytest.param(c, marks=pytest.mark.long if c in LONG else ()) for c in CASES]
 )
@@ -511,6 +520,16 @@ def test_losses_norms_and_clipped_sums_equal_one_gradient_per_example(name):
         np.testing.assert_allclose(np.ravel(got), each.sum(0), rtol=0, atol=tolerance)
 
 
+@pytest.mark.short(
+    "ctr_mlp",
+    "bags_*",
+    "control_flow",
+    "twice_*",
+    "entrywise",
+    "degenerate",
+    "look_up_out_of_bounds",
+    "columns_and_pairs",
+)
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_take_the_expected_route(name):
     params, loss_fn, batch, expected = case(name)
@@ -648,6 +667,7 @@ MODES = [
 ]
 
 
+@pytest.mark.short("fill-int32")
 @pytest.mark.parametrize(("mode", "dtype"), MODES)
 def test_ids_of_all_sizes_find_the_rows_that_the_loss_finds(mode, dtype):
     numbers = lax.GatherDimensionNumbers(
@@ -694,6 +714,7 @@ def test_half_precision_layers_are_summed_in_float32():
     np.testing.assert_allclose(got, scale @ flat, atol=2**-8 * np.abs(scale @ flat).max())
 
 
+@pytest.mark.long
 def test_traced_clip_norm_and_outer_transformations_are_supported():
     params, loss_fn, batch, _ = case("bags_clip")
 
@@ -716,6 +737,7 @@ def test_traced_clip_norm_and_outer_transformations_are_supported():
     )
 
 
+@pytest.mark.long
 def test_tapping_leaves_the_loss_as_it_is():
     params, loss_fn, batch, _ = case("ctr_mlp")
     example = jax.tree.map(lambda x: x[0], batch)

@@ -284,6 +284,7 @@ ALONE = {
 SLOW = {"decomposition", "iteration", "order", "spectrum", "scan"}
 
 
+@pytest.mark.short("own axis-ghost", "branch-ghost", "randomness-ghost")
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -305,6 +306,7 @@ def test_what_an_example_adds_is_the_same_to_the_bit_whatever_the_others_are(nam
             assert np.array(run(W, batch, alone)[0]).tobytes() == expected.tobytes(), others
 
 
+@pytest.mark.short("*-ghost", "True-secure")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("keyed", [False, True])
 def test_a_host_call_is_let_through_one_example_at_a_time_where_that_is_asked_for(method, keyed):

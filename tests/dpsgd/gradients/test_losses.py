@@ -98,6 +98,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.short("at once", "three lanes", "another generation")
 @pytest.mark.parametrize(("sampler", "how"), LAYOUTS.values(), ids=LAYOUTS)
 def test_draws_are_a_function_of_row_number_and_step_in_every_layout(sampler, how):
     generation = how.get("generation", 0)

@@ -109,6 +109,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.short("without_a_rule*")
 @pytest.mark.parametrize(("case", "method"), PAIRS)
 def test_the_estimate_is_near_what_an_example_takes(case, method):
     many = batch_beyond_the_bound(case, method)
@@ -119,6 +120,7 @@ def test_the_estimate_is_near_what_an_example_takes(case, method):
     assert measured / 1.5 < estimate(case, method) < 8 * measured
 
 
+@pytest.mark.short("look_ups*")
 @pytest.mark.parametrize(("case", "method"), PAIRS)
 def test_a_large_batch_keeps_within_the_bound_without_being_told(case, method, monkeypatch):
     monkeypatch.setattr(memory, "MICROBATCH_BYTES", BOUND)
@@ -129,6 +131,7 @@ def test_a_large_batch_keeps_within_the_bound_without_being_told(case, method, m
     assert temporary_bytes(case, method, size, size) > 1.5 * cut
 
 
+@pytest.mark.short("without_a_rule*")
 @pytest.mark.parametrize(("case", "method"), PAIRS)
 def test_microbatches_sized_from_memory_give_the_sum_of_one_pass(case, method, monkeypatch):
     params, loss_fn, batch = case()

@@ -147,6 +147,7 @@ def start(noise):
     return ALGORITHM.init({"w": jnp.zeros(D)}, mechanism(noise))
 
 
+@pytest.mark.short("Buffered*")
 @pytest.mark.parametrize("noise", OTHER_NOISES, ids=repr)
 def test_a_resumed_run_ends_in_the_same_bits_under_any_noise(noise, tmp_path):
     checkpoints, how = Checkpoints(tmp_path), {"root": ROOT, "block_steps": 4}
@@ -198,6 +199,7 @@ LIES = {
 
 # A run with banded noise passes its audit in the tests of that; half of the noise that nothing
 # rescales is easier to see than half that is rescaled.
+@pytest.mark.short("ClaimedIndependent*", "FewBands*")
 @pytest.mark.parametrize(
     "noise",
     [NOISES[2], LONG(NOISES[3]), *(LONG(n) if n == Half() else n for n in LIES)],

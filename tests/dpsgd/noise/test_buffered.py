@@ -288,6 +288,7 @@ def independent_noise(self, total, state, key, step, scales):
     return Independent().add(total, state, key, step, scales)[0], state
 
 
+@pytest.mark.short("buffers_a_step_late*")
 @pytest.mark.parametrize(
     ("add", "seen_by"),
     [

@@ -59,6 +59,7 @@ def noises_of(noise, steps, first=0, total=0.0):
 # ----------------------------------------------------------------------------- what is computed
 
 
+@pytest.mark.short("*noise of 2 bands")
 @pytest.mark.parametrize(
     "noise", [THREE, BandedToeplitz((1.0,)), BandedToeplitz((1, -0.5)), BUFFERED], ids=str
 )
@@ -402,6 +403,7 @@ BUGS = {
 
 
 # Of the bugs that one check sees, the short tier has the one that is the hardest to see.
+@pytest.mark.short("another_matrix")
 @pytest.mark.parametrize(
     ("add", "seen_by"),
     [

@@ -96,6 +96,7 @@ def test_a_coordinate_is_counted_by_its_row_major_index_also_beyond_32_bits(shap
         assert (int(high[i]) << 32) + int(low[i]) == exact
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "shape", [*(pytest.param(shape, marks=pytest.mark.long) for shape in [(7,), (3, 5)]), (2, 3, 4)]
 )
@@ -114,6 +115,7 @@ def traced_anew():
     jax.clear_caches()
 
 
+@pytest.mark.long
 def test_one_position_counts_all_axes_only_where_32_bits_do(monkeypatch, traced_anew):
     """Two coordinates of one position would share their noise."""
     sums = [jnp.zeros(20), jnp.zeros((5, 4)), jnp.zeros((3, 2))]
@@ -266,6 +268,7 @@ def variance_is_right(variance: float, sigma: float, draws: int) -> bool:
     return abs(variance / sigma**2 - 1) < quantile * math.sqrt(2 / draws)
 
 
+@pytest.mark.long
 def test_the_variance_is_right_and_one_percent_either_way_is_caught(law):
     assert variance_is_right(law["powers"][1], 1.0, law["draws"])
     for factor in (0.99, 1.01):
@@ -585,6 +588,7 @@ LAYOUTS += [
 ]
 
 
+@pytest.mark.short("shape0*")
 @pytest.mark.parametrize(("shape", "constant"), LAYOUTS)
 def test_noise_is_made_once_and_never_stored_where_two_moments_read_it(shape, constant):
     """With Adam, noise takes no temporary of the parameters' size, and no coordinate two blocks.

@@ -84,6 +84,7 @@ def test_adam_gains_nothing_and_is_answered_by_independent_noise():
     assert only.error == 1.0
 
 
+@pytest.mark.long
 def test_few_steps_an_epoch_at_a_small_epsilon_gain_nothing_and_many_do():
     few = plan(BallsAndBins(800, 100), [2], epsilon=0.2, delta=1e-4)
     assert min(few, key=lambda c: c.error).bands == 1

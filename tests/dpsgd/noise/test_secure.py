@@ -37,6 +37,7 @@ def pvalue_of_rounded_normal(samples: np.ndarray, cells: float) -> float:
     return float(stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue)
 
 
+@pytest.mark.short("7-1000", "32-1")
 @pytest.mark.parametrize(
     ("digit_bits", "cells"),
     [(1, 1), (2, 3), (7, 1000), (32, 1), (32, 2**20)]
@@ -241,6 +242,7 @@ def test_an_example_that_was_not_clipped_contributes_nothing(poison):
     assert exact_square(quantized(just_over)) == 0
 
 
+@pytest.mark.short("0-1", "1-*", "65536-65535", "65537-*")
 @pytest.mark.parametrize(
     ("size", "largest"),
     [(0, 1), (1, 2**30), (2**16, 2**16 - 1), (2**16 + 1, 2**30), (3 * 2**16 + 5, 2**30)],

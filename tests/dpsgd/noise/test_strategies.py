@@ -107,6 +107,7 @@ def test_a_search_that_tries_noise_which_explodes_steps_back_and_goes_on(steps, 
     assert found.coefficients[bands - 1] > 0.9 * found.coefficients[0]
 
 
+@pytest.mark.short("1", "16")
 @pytest.mark.parametrize(
     "bands", [pytest.param(b, marks=pytest.mark.long if b in (64, 256) else ()) for b in TABLE]
 )
@@ -169,6 +170,7 @@ def test_no_buffers_nearby_have_less_error_than_the_optimised_ones(what, period)
         assert disturbance(moved, workload, period) > least * (1 - 1e-5)
 
 
+@pytest.mark.short("400*", "600 steps-200*")
 @pytest.mark.parametrize(
     ("workload", "period", "buffers", "within"),
     [

@@ -129,6 +129,7 @@ def test_a_budget_without_time_for_an_epoch_is_refused_in_a_line():
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.short("1-device")
 @pytest.mark.parametrize(
     ("epochs", "data_on"),
     [
@@ -197,6 +198,7 @@ def test_rows_that_are_timed_are_copies_and_where_they_are_streamed_zeros():
     assert filled.tolist() == [*part.tolist(), *[[0.0, 0.0]] * 5]
 
 
+@pytest.mark.long
 def test_a_run_with_a_budget_records_it_and_its_choice(tmp_path):
     lines = []
     config = replace(OPEN, learning_rate=0.1)

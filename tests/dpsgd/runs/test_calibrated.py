@@ -126,6 +126,7 @@ def test_exact_noise_is_that_of_the_sums_too(tmp_path):
 # --- Which runs are calibrated -------------------------------------------------------------------
 
 
+@pytest.mark.short("task0*", "task1*", "task2*")
 @pytest.mark.parametrize(
     ("task", "settings", "resolved"),
     [
@@ -216,6 +217,7 @@ DECLARED = dict(zip(MOMENTS, (STEPS, WHOLE, WHOLE, WHOLE), strict=True))
 SAVED = dict(zip(MOMENTS, (STEPS, STEPS, STEPS, WHOLE), strict=True))
 
 
+@pytest.mark.short("released and not saved")
 @pytest.mark.parametrize("where", MOMENTS)
 def test_killed_around_its_sums_a_run_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch, where):
     out = killed(tmp_path / "run", where, monkeypatch, insecure_seed=3)
@@ -228,6 +230,7 @@ def test_killed_around_its_sums_a_run_goes_on_to_the_same_bits(whole, tmp_path, 
     assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
 
 
+@pytest.mark.short("declared and not released")
 @pytest.mark.parametrize("where", MOMENTS)
 def test_where_bits_do_not_repeat_sums_count_once_more(tmp_path, monkeypatch, where):
     monkeypatch.setattr(engine, "repeats_exactly", lambda: False)

@@ -159,6 +159,7 @@ def play(folder, monkeypatch, repeats=True):
             world.act()
 
 
+@pytest.mark.short("on a CPU")
 @pytest.mark.parametrize("repeats", [True, False], ids=["on a CPU", "on a GPU"])
 def test_noise_that_is_due_is_drawn_by_one_key_with_the_law_that_was_declared(
     tmp_path, monkeypatch, repeats

@@ -43,6 +43,7 @@ class OfUsers(Line):
         return {**by_user, "weight": np.ones((count, 3), np.float32)}
 
 
+@pytest.mark.long
 def test_the_unit_of_a_run_is_that_of_its_data(tmp_path):
     sampler = SETTINGS["poisson"](batch_size=10, epochs=1)
     config = RunConfig(sampler, noise_multiplier=1.0, audit=False)

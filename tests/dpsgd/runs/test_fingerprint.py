@@ -61,6 +61,7 @@ def killed(stopped):
     return stopped
 
 
+@pytest.mark.long
 def test_another_process_in_another_checkout_and_folder_goes_on_to_the_same_bits(
     killed, finished, tmp_path
 ):

@@ -84,6 +84,7 @@ def whole(tmp_path_factory):
     return out
 
 
+@pytest.mark.short("20-killed")
 @pytest.mark.parametrize(("step", "how"), [(8, "stopped"), (12, "stopped"), (20, "killed")])
 def test_a_run_that_goes_on_unchanged_ends_in_the_bits_of_an_undisturbed_one(
     tmp_path, whole, step, how
@@ -137,6 +138,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.short("killed, elsewhere", "stopped, a copy")
 @pytest.mark.parametrize(("step", "how", "change", "expected"), CHANGES.values(), ids=CHANGES)
 def test_noise_that_is_due_is_left_to_those_who_declared_it_or_to_one_heir(
     tmp_path, monkeypatch, step, how, change, expected
@@ -166,6 +168,7 @@ def test_noise_that_is_due_is_left_to_those_who_declared_it_or_to_one_heir(
         assert report["epsilon_upper"] == upper
 
 
+@pytest.mark.short("1")
 @pytest.mark.parametrize("damaged", [1, 2])
 def test_a_damaged_checkpoint_gives_way_to_one_before(tmp_path, whole, damaged):
     out = begun(tmp_path / "run", 20, insecure_seed=3)

@@ -106,6 +106,7 @@ def test_the_file_alone_gives_back_the_terms(path, sampler):
     assert told.delta == DELTA
 
 
+@pytest.mark.short("Multistage shop", "User*", "Units*")
 @pytest.mark.parametrize("sampler", OF_UNITS, ids=lambda s: f"{type(s).__name__} {s.unit}")
 def test_samplers_of_units_are_priced_by_the_file_alone(path, sampler):
     with Ledger.create(path, terms(sampler)) as ledger:

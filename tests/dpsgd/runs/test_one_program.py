@@ -27,6 +27,7 @@ def compiled(caplog):
         yield count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sampler", "data_on"),
     [

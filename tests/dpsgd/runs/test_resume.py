@@ -79,6 +79,7 @@ KNOWN_BY = {
 }  # fmt: skip
 
 
+@pytest.mark.short("one device-dense")
 @pytest.mark.parametrize(
     ("task", "settings", "more"),
     [
@@ -98,6 +99,7 @@ def test_a_generation_is_known_by_all_that_its_numbers_depend_on(
     assert generation.terms.fingerprint.keys() - options == expected
 
 
+@pytest.mark.short("True")
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(tmp_path, secure):
     config = config_of(insecure_seed=3, secure_noise=secure)
@@ -252,6 +254,7 @@ def correlated(monkeypatch):
     return config_of(insecure_seed=3, sampler=sampler)
 
 
+@pytest.mark.long
 def test_a_run_of_correlated_noise_goes_on_with_its_history_which_is_private(correlated, tmp_path):
     run(line, correlated, tmp_path / "whole")
     cut = run_and_stop(line, correlated, tmp_path / "cut")
@@ -282,6 +285,7 @@ def test_a_checkpoint_whose_noise_is_not_that_of_its_steps_is_refused(
     assert resume(cut)["generations"] == 1
 
 
+@pytest.mark.short("True")
 @pytest.mark.parametrize("again", [False, True])
 def test_correlated_noise_that_is_begun_anew_begins_without_history(
     correlated, tmp_path, monkeypatch, again
@@ -309,6 +313,7 @@ def test_correlated_noise_that_is_begun_anew_begins_without_history(
     assert report["epsilon_upper"] == epsilon(stretches, 1e-5).upper
 
 
+@pytest.mark.short("killed")
 @pytest.mark.parametrize("declared", [0, 8], ids=["stopped", "killed"])
 def test_copies_share_no_noise_where_bits_do_not_repeat(stopped, tmp_path, monkeypatch, declared):
     """As on a GPU, where two copies of one program differ in the last bits of their sums."""
@@ -362,6 +367,7 @@ def test_diagnostics_have_each_step_once(finished, tmp_path):
     assert (folder.path / DIAGNOSTICS).read_text().splitlines() == lines[:3]
 
 
+@pytest.mark.long
 def test_a_full_disk_loses_nothing(tmp_path):
     wide, config = Line(width=4000), config_of(insecure_seed=3, checkpoint_seconds=0.0)
     whole, out = tmp_path / "whole", tmp_path / "run"
@@ -445,6 +451,7 @@ def damage_an_array(path):
     np.savez(path, allow_pickle=False, **{**arrays, name: arrays[name] + 1})
 
 
+@pytest.mark.short("newest *")
 @pytest.mark.parametrize(
     ("task", "settings", "damaged"),
     [(line, {}, True), (line, {}, False), (words, LAZY, True)],

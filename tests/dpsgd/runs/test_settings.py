@@ -110,6 +110,7 @@ def test_noise_that_need_not_be_calibrated_leaves_the_rest():
     assert any_noise(plain) == plain
 
 
+@pytest.mark.long
 def test_a_run_records_its_choice_as_numbers_and_shows_it(tmp_path):
     lines = []
     config = replace(OPEN, learning_rate=0.1)

@@ -174,6 +174,7 @@ def model():
 }
 
 
+@pytest.mark.short("ours*", "*installed*")
 @pytest.mark.parametrize(
     ("changed", "line", "matters"),
     [

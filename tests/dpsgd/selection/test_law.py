@@ -101,6 +101,7 @@ BUGS = {
 }  # fmt: skip
 
 
+@pytest.mark.short("a number of trials*")
 @pytest.mark.parametrize("bug", BUGS)
 def test_another_law_would_be_seen(bug, tmp_path, unsynced, monkeypatch):
     monkeypatch.setattr(*BUGS[bug])

@@ -97,6 +97,7 @@ def test_what_is_no_table_is_named_by_the_use_that_prevents_it(loss, why):
     assert why in taken_apart.why_not[0]
 
 
+@pytest.mark.long
 def test_a_leaf_whose_rows_depend_on_parameters_is_no_table_and_hides_no_other():
     def loss(params, example):
         where = jnp.argmax(params["w"]) + example[0]

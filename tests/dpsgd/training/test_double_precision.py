@@ -83,6 +83,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ways",
     [

@@ -128,6 +128,7 @@ def test_what_is_spent_grows_from_nothing_to_the_price_of_the_whole_run(sampler)
     assert last == whole
 
 
+@pytest.mark.short("deterministic", "shuffle", "poisson", "balls-and-bins", "one assignment")
 @EVERY_SAMPLER
 def test_what_is_spent_is_what_a_ledger_of_these_steps_costs(sampler, tmp_path):
     terms = Terms(mechanism(sampler), DELTA, False, {})
@@ -139,6 +140,7 @@ def test_what_is_spent_is_what_a_ledger_of_these_steps_costs(sampler, tmp_path):
     assert "for the steps declared so far, if no release decides to stop there" in told.sentence()
 
 
+@pytest.mark.short("deterministic", "shuffle", "poisson", "balls-and-bins", "one assignment")
 @EVERY_SAMPLER
 def test_an_attack_gains_nothing_before_the_first_step_and_the_profiles_advantage_in_the_end(
     sampler,

@@ -21,6 +21,7 @@ def last_line(*words):
     return ran.stdout.splitlines()[-1] if ran.returncode == 0 else ran.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sampler", "lanes", "processes"),
     [

@@ -92,6 +92,7 @@ def dense(tables):
     return dpsgd(loss_fn, parts)
 
 
+@pytest.mark.long
 @EACH_KIND
 @pytest.mark.parametrize("sampler", SAMPLERS[:1], ids=lambda s: type(s).__name__)
 def test_without_noise_it_is_the_dense_algorithm(sampler, tables):
@@ -165,6 +166,7 @@ def test_a_step_noises_every_coordinate_of_the_rows_that_it_reads():
     assert jnp.abs(noised - total - noise).max() <= 2 * grid(stddev)
 
 
+@pytest.mark.long
 def test_dense_parameters_have_the_noise_of_every_step():
     """Of 12 sums of noise: false alarms below 1e-7."""
     mechanism = Mechanism(SAMPLERS[0], 2.0, l2_clip_norm=1.0)
@@ -175,6 +177,7 @@ def test_dense_parameters_have_the_noise_of_every_step():
     assert stats.chi2.cdf(z @ z, z.size) > 5e-8
 
 
+@pytest.mark.short("0.9")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_draws_for_a_gap_have_its_covariance(momentum):
     """Of a million rows, within 5.5 standard errors: false alarms below 4e-8 each."""
@@ -225,6 +228,7 @@ def blocks(tables=TABLES[1], sigma=1.0, state=None, stop=None, **how):
     return found
 
 
+@pytest.mark.long
 def test_a_state_with_noise_that_is_due_is_of_another_type():
     states = blocks()
     assert [type(state) for state in states] == [LazyState] * 7 + [TrainState]
@@ -265,6 +269,7 @@ def test_the_last_bits_of_a_flushed_row_do_not_tell_whether_it_was_read(first):
     assert abs(once[0].mean() - once[1].mean()) < 6 * np.sqrt(0.5 / width)
 
 
+@pytest.mark.long
 def test_a_flush_makes_no_copy_of_a_table():
     run, table = LinearSgd((0.1,) * 20, 0.9), jax.ShapeDtypeStruct((2**14, 8), jnp.float32)
     how = {"laws": RunLaws(run).after(7), "noise_key": KEY, "leaf": 0, "stddev": jnp.float32(1.0)}

@@ -46,6 +46,7 @@ def data():
     return np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)
 
 
+@pytest.mark.short("shuffle", "poisson", "balls-and-bins")
 @EVERY_SAMPLER
 def test_an_example_moves_the_sums_it_takes_part_in_by_at_most_c_and_no_others(sampler):
     rows = data()

@@ -131,6 +131,7 @@ def test_whatever_is_released_a_and_c_stay_in_their_range(scale):
     assert np.abs(found[:, 1]).max() <= 8
 
 
+@pytest.mark.long
 def test_the_noise_that_is_chosen_costs_little_log_loss():
     n = 20_000
     data = rows(0.75, 0.1, n=n)

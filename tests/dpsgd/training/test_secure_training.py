@@ -83,6 +83,7 @@ def exact_release(mechanism, source, step):
     return total.astype(np.float32) / 8
 
 
+@pytest.mark.short("Poisson*")
 @EVERY_SAMPLER
 def test_each_release_is_the_exact_integer_sum_plus_the_exact_noise_of_its_step(sampler):
     mechanism, data = secure(sampler), rows()
@@ -173,6 +174,7 @@ def nonlinear(params, example):
     return (jnp.tanh(example @ jnp.append(params["w"], params["b"])) - example[0]) ** 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampler", [pytest.param(SAMPLERS[3], marks=pytest.mark.long), SAMPLERS[4]], ids=repr
 )

@@ -86,6 +86,7 @@ def trained(of=ALGORITHM, params=None, columns=None, **how):
 LANES = pytest.param(Poisson(N, 8, 2, max_batch_size=12, lanes=2), id="lanes")
 
 
+@pytest.mark.short("shuffle", "poisson", "balls-and-bins")
 @pytest.mark.parametrize("sampler", [*of_samplers(long=["accumulating poisson"]), LANES])
 def test_without_noise_and_clipping_it_is_plain_optax_training_on_the_same_batches(sampler):
     root = RootKey.from_insecure_seed(3)
@@ -136,6 +137,7 @@ def _releases(sampler, sigma, clip, size=4_000):
     return np.array(taken)
 
 
+@pytest.mark.short("shuffle", "poisson", "balls-and-bins")
 @pytest.mark.parametrize("sampler", of_samplers(long=["passes beyond a block"]))
 def test_each_coordinate_gets_noise_of_sigma_c_over_the_expected_batch_size(sampler):
     if sampler.padded_batch_size == 24:  # of one width with the others: the rows give no gradient
@@ -242,6 +244,7 @@ def runs(request, tmp_path_factory):
     return found
 
 
+@pytest.mark.short("shuffle")
 def test_a_whole_run_compiles_its_step_once(runs):
     for run in runs.values():
         assert len(run.blocks) >= 3
@@ -252,6 +255,7 @@ def test_data_on_the_host_train_to_the_same_bits(runs):
     assert runs["host"].blocks == runs["device"].blocks
 
 
+@pytest.mark.long
 def test_runs_that_differ_in_numbers_alone_share_one_compiled_program():
     # A learning rate that is injected is state, and so an argument of the program.
     optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
@@ -311,6 +315,7 @@ def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
     assert (np.asarray(trained(idle)["w"]) == np.float32(0.1)).all()
 
 
+@pytest.mark.long
 def test_few_programs_are_kept_and_one_that_is_not_leaves_nothing_behind(monkeypatch):
     for name in ("_compiled", "_executable"):
         few = functools.lru_cache(maxsize=1)(getattr(programs, name).__wrapped__)

@@ -72,6 +72,7 @@ def releases(sampler, data, loss=unit_loss, *, sigma=1.0):
     return np.array(found) * sampler.expected_batch_size
 
 
+@pytest.mark.short("2")
 @pytest.mark.parametrize("level", [1, 2])
 def test_the_loop_clips_each_drawn_unit_as_one(level):
     sampler = Multistage(TREE, (3, 2, 4), steps=5, clipped_level=level)
@@ -114,6 +115,7 @@ def test_without_a_level_each_example_is_clipped_by_itself():
     assert UnitsThenPoisson(TREE, (3, 2), 0.5).clipped_shape == ()
 
 
+@pytest.mark.short("2")
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_unit_moves_the_noised_sum_by_at_most_c_and_an_example_by_twice_that(level):
     # The coupled test: neighbours share noise and draws.
@@ -191,6 +193,7 @@ CAPPED = [
 ]
 
 
+@pytest.mark.short("poisson-4-random", "balls-and-bins*", "shuffle*")
 @pytest.mark.parametrize(("make", "tau", "keep"), CAPPED)
 def test_a_users_whole_data_moves_the_noised_sum_by_at_most_c(make, tau, keep):
     users = np.random.default_rng(2).zipf(1.7, 90) % 12

@@ -35,6 +35,7 @@ def one_process(request, raw_files, tmp_path_factory):
     return request.param, files, out
 
 
+@pytest.mark.short("criteo-search-*")
 @pytest.mark.parametrize("range_bytes", [7_000, 1 << 26])
 def test_the_store_is_bit_for_bit_that_of_one_process(one_process, tmp_path, range_bytes):
     name, files, local = one_process

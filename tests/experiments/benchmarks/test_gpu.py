@@ -28,6 +28,7 @@ def test_the_reference_of_the_noise_is_philox():
     assert full.tolist() == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 
 
+@pytest.mark.long
 def test_what_fails_or_does_not_fit_loses_nothing_of_the_rest(tmp_path):
     file = tmp_path / "folder" / "record.json"
     seen = []

@@ -16,6 +16,7 @@ SHUFFLE += ["--epochs", "2", "--noise-multiplier", "1"]
 TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
 
 
+@pytest.mark.long
 def test_the_step_of_clicks_is_audited_without_a_store(capsys):
     assert main(["audit", *SHUFFLE, *TINY]) == 0
     assert capsys.readouterr().out.strip().endswith("coupled audit: consistent")
@@ -32,6 +33,7 @@ def test_the_sums_of_a_calibration_are_audited_too(capsys, monkeypatch):
     assert lines[-1] == "coupled audit: consistent"
 
 
+@pytest.mark.long
 def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(capsys, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "dpsgd" / "runs")  # of `tiny_task`
     bands = ["sampler:balls-and-bins", "--bands", "4"]
@@ -64,6 +66,7 @@ def test_bands_that_cannot_be_audited_are_refused_in_one_line(words, why, capsys
     assert printed.count("\n") == 1
 
 
+@pytest.mark.short("epsilon")
 @pytest.mark.parametrize("command", ["epsilon", "calibrate"])
 def test_a_cycle_is_priced_as_so_many_times_fewer_steps(command, capsys):
     def answer(*words):

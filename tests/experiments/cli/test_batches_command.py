@@ -17,6 +17,7 @@ def command(*words):
     assert cli.main([str(word) for word in words]) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", [[], pytest.param(["--beam"], marks=LACKS_BEAM)], ids=str)
 def test_begin_batches_resume_is_train(store, tmp_path, capsys, by):
     train = ["train", store, *HOW.split(), *OTHERS.split(), "--hidden", "2", "--embedding-dim", "1"]

@@ -133,6 +133,7 @@ def stores(tmp_path_factory):
     return store
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "run"), CASES)
 def test_every_format_trains(name, run, stores, tmp_path, capsys):
     words = ["train", str(stores(name)), "sampler:poisson", "--batch-size", "20", "--epochs", "1"]

@@ -94,6 +94,7 @@ MOMENTS = {
 QUICK = {"importing JAX", "pricing", "preparing"}
 
 
+@pytest.mark.short("pricing", "preparing")
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -150,6 +151,7 @@ def test_ctrl_c_in_a_callback_or_in_an_extension_is_neither_lost_nor_printed(cod
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "dpsgd: interrupted\n")
 
 
+@pytest.mark.long
 def test_what_a_library_makes_of_ctrl_c_is_ctrl_c_all_the_same(tmp_path):
     code = (
         WHILE_COMPUTING.format(function="accounting:epsilon")
@@ -184,6 +186,7 @@ module.{function} = then
 """
 
 
+@pytest.mark.long
 def test_processes_that_are_still_importing_say_nothing_to_ctrl_c(tmp_path):
     code = SOON_AFTER.format(module="concurrent.futures", function="ProcessPoolExecutor.submit")
     done = run(tmp_path / "command.py", code, [*ALL, "--out", "page.png"], tmp_path)

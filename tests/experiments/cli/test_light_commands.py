@@ -59,6 +59,7 @@ def test_help_and_version_import_nothing_that_computes():
     ask([[name, "--help"] for name in SAMPLING], TRAINING)
 
 
+@pytest.mark.long
 def test_a_price_is_answered_without_what_only_training_needs(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
@@ -74,6 +75,7 @@ def test_a_price_is_answered_without_what_only_training_needs(tmp_path):
     ask(questions, TRAINING | SLOW_SCIPY)
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_be_is_refused_before_anything_that_trains_is_imported(tmp_path):
     write_store(tmp_path / "store", 300, 0)
     words = ["train", str(tmp_path / "store"), "sampler:poisson", "--noise-multiplier", "1"]

@@ -57,6 +57,7 @@ def trained(store):
     return train
 
 
+@pytest.mark.short("poisson")
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_training_writes_a_report_with_every_promised_field(trained, sampler):
     out = trained(sampler)
@@ -100,6 +101,7 @@ def test_target_epsilon_is_met_by_the_upper_bound(store, tmp_path):
     assert 2.9 < record["epsilon_upper"] <= 3
 
 
+@pytest.mark.long
 def test_target_advantage_is_met_by_the_upper_bound_and_every_report_says_so(store, tmp_path):
     out = tmp_path / "run"
     target = "--target-advantage", 0.2, "--no-audit"
@@ -131,6 +133,7 @@ def test_an_evaluated_run_gives_back_the_metrics_of_its_own_test_rows(
     assert float(printed["log_loss"]) == pytest.approx(record["metrics"]["test_log_loss"], abs=1e-5)
 
 
+@pytest.mark.long
 def test_epsilon_and_calibrate_answer_each_other(capsys):
     words = ["sampler:balls-and-bins", "--num-examples", 100_000, "--epochs", 1, "--delta", 1e-6]
     assert run("calibrate", *words, "--epsilon", 2) == 0
@@ -140,6 +143,7 @@ def test_epsilon_and_calibrate_answer_each_other(capsys):
     assert 1.99 < upper <= 2.002
 
 
+@pytest.mark.long
 def test_the_noise_for_an_attack_advantage_keeps_it(capsys):
     words = ["sampler:balls-and-bins", "--num-examples", 100_000, "--epochs", 1, "--delta", 1e-6]
     assert run("calibrate", *words, "--target-advantage", 0.1) == 0

@@ -218,6 +218,7 @@ def test_a_number_that_is_none_or_infinite_is_refused_by_every_option_alike(word
     assert found
 
 
+@pytest.mark.short("plan*", "audit*")
 @pytest.mark.parametrize("words", NUMBERS[1:5], ids=lambda words: " ".join(words[:2]))
 def test_a_sampler_of_ones_own_is_asked_about_like_any_other(words, tmp_path, monkeypatch, capsys):
     (tmp_path / "mine_asked.py").write_text(

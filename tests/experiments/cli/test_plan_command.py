@@ -27,6 +27,7 @@ def answer(words, capsys):
     return capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_lines_for_python_make_the_mechanism_of_the_best_answer(capsys, tmp_path):
     plot = tmp_path / "plan.png"
     out = answer(

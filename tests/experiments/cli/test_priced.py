@@ -24,6 +24,7 @@ def tree():
     return UnitTree.from_columns({"partner": np.repeat(np.arange(10), 10)})
 
 
+@pytest.mark.long
 def test_episodes_by_their_sizes_cost_what_the_tree_itself_costs(capsys):
     first, *rest = asked(capsys, "epsilon", "sampler:multistage", *EVEN, *NOISE).splitlines()
     of_tree = epsilon(Multistage(tree(), (1, 5), steps=100).privacy(2.0), 1e-5)

@@ -49,6 +49,7 @@ def test_an_interrupted_figure_ends_in_one_line_and_leaves_no_file(tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_the_figure_of_contributions_says_that_it_is_not_private(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(contributions, "DRAWS", 20)
     assert main(["contributions", str(tmp_path / "a.png")]) == 0

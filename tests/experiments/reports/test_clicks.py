@@ -62,6 +62,7 @@ def numbers(line):
     return [cell.strip().replace(",", "") for cell in line.strip("| \n").split("|")]
 
 
+@pytest.mark.long
 def test_the_page_shows_level_deciles_categories_and_what_privacy_cost(folder):
     page = overview([folder / "private"], rows=rows_of(folder, "C9"), against=folder / "plain")
     text = page.markdown
@@ -85,6 +86,7 @@ def test_the_page_shows_level_deciles_categories_and_what_privacy_cost(folder):
     assert "click" not in fit.replace(str(folder), "").lower()  # it may be a table of anything
 
 
+@pytest.mark.long
 def test_the_cost_is_the_difference_of_the_metrics_with_its_standard_error(folder):
     private, plain = fit_of(folder, "private"), fit_of(folder, "plain")
     _, [[name, auc, loss, entropy, ratio]] = clicks.cost([private], plain)
@@ -105,6 +107,7 @@ def test_the_cost_is_the_difference_of_the_metrics_with_its_standard_error(folde
     assert float(ratio) == pytest.approx(found, abs=6e-5)
 
 
+@pytest.mark.long
 def test_a_model_without_privacy_that_was_trained_otherwise_is_said_to_be(folder, monkeypatch):
     private, plain = (FinishedRun.read(folder / name) for name in ("private", "plain"))
     assert clicks.differences(private, plain) == []
@@ -152,6 +155,7 @@ def test_a_model_that_diverged_is_said_to_have_and_nothing_more_is_shown():
 ASKED = ["report", "private", "--out", "page.html"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -176,6 +180,7 @@ def test_what_cannot_be_shown_is_one_line_and_leaves_no_page(here, words, messag
     assert not (here / "page.html").exists()
 
 
+@pytest.mark.long
 def test_the_command_prints_the_same_tables_below_the_metrics(here, capsys):
     assert cli.main(["evaluate", "private", "store", "--split", "test"]) == 0
     alone = capsys.readouterr().out

@@ -138,6 +138,7 @@ def test_every_run_has_its_guarantee_interval_and_command_on_the_page(runs, page
         assert words in text
 
 
+@pytest.mark.long
 def test_runs_are_compared_task_by_task(runs, clicked):
     page = overview([*runs[1:], clicked])
     first, _, second, details = re.findall(r"^\| run \|.*$", page.markdown, re.MULTILINE)
@@ -150,6 +151,7 @@ def test_runs_are_compared_task_by_task(runs, clicked):
     assert "Not alike" not in page.markdown  # of tasks that differ by nature
 
 
+@pytest.mark.long
 def test_at_a_glance_are_quality_and_guarantee_on_the_narrowest_screen(runs, clicked):
     for some in (runs, [clicked]):
         text = overview(some).markdown.partition("## At a glance")[2]
@@ -162,6 +164,7 @@ def test_at_a_glance_are_quality_and_guarantee_on_the_narrowest_screen(runs, cli
         assert 7.3 * sum(widths) + 10 * len(widths) <= 358
 
 
+@pytest.mark.short("private and plain", "plain")
 @pytest.mark.parametrize(
     ("numbers", "drawn", "across"),
     [([0], False, False), ([2], False, False), ([0, 1], True, False), ([0, 2], True, True)],
@@ -176,6 +179,7 @@ def test_a_figure_has_two_runs_at_least_and_its_caption_says_what_is_drawn(
     assert ("without privacy.](quality.svg)" in page.markdown) == across
 
 
+@pytest.mark.long
 def test_another_metric_can_be_put_first(clicked):
     page = overview([clicked], headline="validation_log_loss", better="lower")
     assert "| run | validation log loss |" in page.markdown
@@ -393,6 +397,7 @@ def test_a_report_of_nothing_is_refused_in_one_line(words, problem, capsys, tmp_
     assert problem in captured.err + captured.out
 
 
+@pytest.mark.long
 def test_runs_of_one_name_are_told_apart(runs, tmp_path):
     again = tmp_path / runs[0].name
     again.symlink_to(runs[0])

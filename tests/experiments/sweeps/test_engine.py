@@ -134,6 +134,7 @@ def test_a_run_that_fails_is_named_and_keeps_no_other_from_being_finished(
     assert [name[:7] for name in finished(tmp_path / "out")] == ["shuffle"]
 
 
+@pytest.mark.long
 def test_bands_are_compared_at_one_guarantee_and_found_again(tmp_path, in_this_process):
     text = ONE.replace("insecure_seeds = [1]", "repetitions = 1").replace(
         "shuffle", "deterministic"
@@ -201,6 +202,7 @@ def test_a_fault_of_ours_keeps_its_traceback():
         in_one_line("dpsgd", lambda: raises(RuntimeError("ours")))
 
 
+@pytest.mark.long
 def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_it_again(
     tmp_path, capsys
 ):

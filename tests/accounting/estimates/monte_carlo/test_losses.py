@@ -115,6 +115,7 @@ def test_losses_of_order_statistics_at_all_ranks_have_the_exact_law(direction, e
     assert stats.ks_2samp(*samples).pvalue > 1e-8
 
 
+@pytest.mark.short("None-add", "1.0-remove")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("event_epsilon", [None, 1.0])
 def test_losses_of_fewer_ranks_are_stochastically_larger(direction, event_epsilon):

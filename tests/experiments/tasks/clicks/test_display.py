@@ -210,6 +210,7 @@ def row(**fields) -> bytes:
     return "\t".join(values.values()).encode()
 
 
+@pytest.mark.short("37-1000-*")
 @pytest.mark.parametrize(
     ("line", "column", "says"),
     [

@@ -105,6 +105,7 @@ def test_a_loaded_model_says_of_raw_rows_what_the_trained_one_says(home, table, 
     assert model.predict({name: [] for name in table}).shape == (0,)
 
 
+@pytest.mark.long
 def test_a_calibrated_model_is_exported_and_asked_as_such(home, table, monkeypatch):
     sums = FullSums(4, 8.0)
     monkeypatch.setattr(platt, "platt_sums", lambda num_examples, **about: sums)
@@ -345,6 +346,7 @@ def test_a_folder_that_is_not_there_and_a_split_of_a_file_are_refused(home, tmp_
     assert "neither an exported model nor the directory of a run" in line
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_file(home, tmp_path, monkeypatch):
     lines = (home / "train.txt").read_bytes()
     monkeypatch.setattr(predictions, "BATCH", 256)

@@ -343,6 +343,7 @@ def damage_store(path, damage):
             np.save(columns[int(where * len(columns))], array)
 
 
+@pytest.mark.long
 @few_or(1_000)
 def test_a_damaged_store_is_refused_by_name_or_trains_on_the_right_rows(
     store, folder, before_training, examples
@@ -662,6 +663,7 @@ SAMPLERS = list(SAMPLER_FLAGS)
 INTERVAL = re.compile(r"\(zero-out adjacency.*; certified: epsilon in \[([0-9.]+), ([0-9.]+)\]")
 
 
+@pytest.mark.long
 @few_or(2_000)
 def test_a_command_line_is_answered_rightly_or_refused_in_the_users_words(
     store, folder, before_training, examples

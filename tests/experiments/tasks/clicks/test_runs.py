@@ -60,6 +60,7 @@ def stopped(stopped_once, tmp_path):
     return shutil.copytree(stopped_once, tmp_path / "run")
 
 
+@pytest.mark.long
 def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(store, stopped, tmp_path, capsys):
     whole = tmp_path / "whole"
     assert main(["resume", str(stopped)]) == 0
@@ -94,6 +95,7 @@ def other_store(folder, rows=200, **options):
     return synthetic.write_store(folder / "other", rows, seed=1, **options).store
 
 
+@pytest.mark.short("columns", "hash seed")
 @pytest.mark.parametrize(
     ("made", "why"),
     [

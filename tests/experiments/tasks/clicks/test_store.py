@@ -369,6 +369,7 @@ with module.StoreWriter({out!r}, schema.DISPLAY_ADS, hash_seed=0) as writer:
 """
 
 
+@pytest.mark.short("before the rename")
 @pytest.mark.parametrize(
     "moment", ["while writing rows", "before the manifest", "before the rename"]
 )

@@ -46,6 +46,7 @@ def assert_same_rows(one, two):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.long
 def test_a_chunk_is_a_function_of_seed_and_number_in_any_order(population, chunk):
     later = generate(population, 7, 3)
     assert_same_rows(generate(population, 7, 0), chunk)
@@ -154,6 +155,7 @@ def test_distinct_ranks_have_distinct_tokens():
         assert len(np.unique(tokens)) == len(ranks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.long) for s in (1, 2))])
 def test_every_seed_has_the_label_rate_and_the_bayes_auc_it_is_scaled_to(log, seed, tmp_path):
     _, summary = write_store(tmp_path / "s", 2 * CHUNK, seed, log=log)
@@ -206,6 +208,7 @@ def test_auc_of_counts_counts_pairs(rows):
         assert auc_of_counts(counts) == pytest.approx(slow_auc(score, label))
 
 
+@pytest.mark.long
 def test_no_other_score_beats_the_planted_probabilities_and_a_simple_one_learns_much(
     population, chunk
 ):
@@ -225,6 +228,7 @@ def test_no_other_score_beats_the_planted_probabilities_and_a_simple_one_learns_
     assert 0.68 < learned < best - 0.02
 
 
+@pytest.mark.short("9")
 @pytest.mark.parametrize("rows", [6, 9, CHUNK])
 def test_any_number_of_rows_can_be_written(rows, tmp_path):
     seen = []

@@ -281,6 +281,7 @@ def test_classes_are_two_different_texts(classes):
         table_schema("y", categories=("c",), classes=classes)
 
 
+@pytest.mark.long
 def test_a_table_of_declared_classes_is_prepared_trained_on_evaluated_and_scored(tmp_path, capsys):
     rng = np.random.default_rng(0)
     x = rng.normal(size=600)
