@@ -131,7 +131,7 @@ class Adapted(nnx.Module):
         return self.head(jnp.tanh(self.linear(jnp.tanh(self.wrapped(x)))))[0]
 
 
-@pytest.mark.short("True")
+@pytest.mark.long
 @pytest.mark.parametrize("head", [False, True])
 def test_lora_trains_its_own_parameters_and_what_is_asked_for(head):
     trained = nnx.Any(nnx.LoRAParam, nnx.PathContains("head")) if head else None

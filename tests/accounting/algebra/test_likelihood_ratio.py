@@ -114,6 +114,7 @@ def test_one_release_brackets_the_closed_form_in_both_directions(sigma, epsilon)
 POINTS = [(0.5, 1.0), (0.5, 12.0), (1.0, 0.5), (1.0, 4.0), (2.0, 1.0), (2.0, 3.5)]
 
 
+@pytest.mark.short("2-*")
 @pytest.mark.parametrize(
     ("count", "sigma", "epsilon"),
     [
@@ -222,6 +223,7 @@ def test_bounds_hold_where_ratios_are_larger_than_1e130_and_q_underflows(sigma, 
     assert truth * (1 - 1e-9) <= high <= 1.01 * truth
 
 
+@pytest.mark.long
 def test_quadrature_agrees_with_high_precision_arithmetic_at_little_noise():
     import mpmath
 

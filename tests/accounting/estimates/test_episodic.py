@@ -41,6 +41,7 @@ def test_the_published_theorem_is_exceeded_by_a_pair_of_data_sets():
     )
 
 
+@pytest.mark.long
 def test_a_black_box_audit_refutes_the_published_theorem_and_passes_the_bound():
     # 1 of 20 at sigma 1, 50 steps: x = 1 against 0, all others -1; the theorem says 2.67.
     draws, sizes, sigma, steps, trials = (1,), (20,), 1.0, 50, 100_000

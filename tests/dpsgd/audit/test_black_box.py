@@ -158,6 +158,7 @@ def bounds(mechanism, confidence):
     return np.array(found), exact
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_false_alarms_are_as_rare_as_stated(mechanism):

@@ -170,7 +170,7 @@ def padding_check(planted, params):
     return check
 
 
-@pytest.mark.short("padding_counts-False", "last_bits_vary-False")
+@pytest.mark.short("padding_counts-False")
 @pytest.mark.parametrize(
     ("planted", "repeats"),
     [

@@ -48,6 +48,7 @@ def test_normals_and_uniforms_of_rows_are_those_of_the_program(purpose):
     np.testing.assert_array_equal(found, reference.uniforms(*how, index, purpose))
 
 
+@pytest.mark.long
 def test_an_index_beyond_32_bits_has_words_of_its_own():
     index = np.array([5, 2**32 + 5, 2**63])
     low, high = (jnp.asarray(word.astype(np.uint32)) for word in (index % 2**32, index // 2**32))

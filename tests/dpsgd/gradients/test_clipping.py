@@ -290,7 +290,7 @@ def test_microbatches_give_the_same_sum(method, microbatch_size):
     assert got[1].batch_size == 7
 
 
-@pytest.mark.short("ghost")
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_a_batch_of_512_in_microbatches_of_100_sums_to_the_definition(method):
     rng = np.random.default_rng(0)

@@ -98,7 +98,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.short("at once", "three lanes", "another generation")
+@pytest.mark.short("at once", "another generation")
 @pytest.mark.parametrize(("sampler", "how"), LAYOUTS.values(), ids=LAYOUTS)
 def test_draws_are_a_function_of_row_number_and_step_in_every_layout(sampler, how):
     generation = how.get("generation", 0)
@@ -327,6 +327,7 @@ def test_keys_are_given_if_and_only_if_the_loss_takes_them():
         clipped_grad(net()[1], l2_clip_norm=1.0)(jnp.ones(D), batch, weights, keys[:3])
 
 
+@pytest.mark.long
 def test_keys_as_words_draw_as_typed_ones_do():
     keys = jax.random.split(jax.random.key(3), N)
     found = [net_sum(k, 0.5) for k in (keys, jax.random.key_data(keys))]

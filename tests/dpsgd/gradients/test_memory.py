@@ -109,7 +109,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.short("without_a_rule*")
+@pytest.mark.long
 @pytest.mark.parametrize(("case", "method"), PAIRS)
 def test_the_estimate_is_near_what_an_example_takes(case, method):
     many = batch_beyond_the_bound(case, method)

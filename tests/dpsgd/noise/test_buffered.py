@@ -82,6 +82,7 @@ def test_buffers_that_make_no_noise_or_explode_are_refused_in_one_line(weights, 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_slow_buffers_lose_no_more_in_32_bits_than_is_said():
     noise = BufferedToeplitz((0.5, 0.1, 0.01), (0.3, 0.9, 1 - 2**-12))
     like = jax.ShapeDtypeStruct((1000,), jnp.float32)

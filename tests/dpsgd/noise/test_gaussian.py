@@ -67,6 +67,7 @@ def test_philox_gives_the_published_known_answers(counter, key, block):
     assert tuple(int(word) for word in result) == block
 
 
+@pytest.mark.long
 def test_the_high_product_is_exact_eagerly_compiled_and_in_loops():
     rng = np.random.default_rng(0)
     edges = [0, 1, 0xFFFF, 0x10000, 0x10001, 0xFFFF0000, 0xFFFFFFFF]
@@ -359,6 +360,7 @@ def test_leaf_and_step_are_not_interchangeable():
     assert not np.any(np.asarray(first) == np.asarray(second))
 
 
+@pytest.mark.long
 def test_steps_over_a_tree_never_repeat_a_value_pattern():
     """256 pairs of (step, leaf) have 256 different beginnings."""
     tree = [np.zeros(4, np.float32)] * 8
@@ -394,6 +396,7 @@ def test_the_divisor_divides_the_noised_sum_exactly():
     np.testing.assert_array_equal(mean["w"], exact)
 
 
+@pytest.mark.long
 def test_traced_and_concrete_arguments_give_the_same_bits():
     sums, divisor = {"w": jnp.linspace(-5, 5, 1001)}, np.float32(48.0)
     traced = noised(sums, KEY, 12, np.float32(STDDEV), divisor=divisor)
@@ -513,6 +516,7 @@ def test_fractions_of_a_cell_are_rounded_with_the_noise_and_not_before(fraction)
     assert abs(abs(difference.mean()) - chance) < error
 
 
+@pytest.mark.long
 def test_the_grid_depends_on_stddev_alone():
     small = np.asarray(noised(jnp.zeros(5000), KEY, 0, STDDEV), np.float64)
     large = np.asarray(noised(jnp.full(5000, 0.37), KEY, 0, STDDEV), np.float64)

@@ -78,6 +78,7 @@ def test_more_steps_than_wanted_are_compared_at_the_distance_that_they_move(kind
     assert found.error == pytest.approx(spread / (14 * size) / (alone / (10 * 10)))
 
 
+@pytest.mark.long
 def test_adam_gains_nothing_and_is_answered_by_independent_noise():
     (only,) = plan(BallsAndBins(4000, 100), [4, 8], epsilon=3.0, delta=1e-4, momentum=None)
     assert only.noise == Independent()

@@ -110,6 +110,7 @@ def test_a_run_that_goes_on_is_audited_where_it_goes_on(tmp_path, monkeypatch, r
     assert read(out / "ledger.jsonl").audit == found
 
 
+@pytest.mark.long
 def test_equal_runs_of_a_process_are_audited_once(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(

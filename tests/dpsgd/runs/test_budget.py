@@ -129,7 +129,7 @@ def test_a_budget_without_time_for_an_epoch_is_refused_in_a_line():
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.short("1-device")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("epochs", "data_on"),
     [

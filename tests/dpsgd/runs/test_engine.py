@@ -55,6 +55,7 @@ def test_the_unit_of_a_run_is_that_of_its_data(tmp_path):
     assert ledger["unit"] == "user"
 
 
+@pytest.mark.long
 def test_a_secure_run_says_what_its_guarantee_covers(tmp_path):
     records = {}
     for secure in (True, False):

@@ -71,6 +71,7 @@ def test_a_run_compiles_its_step_once_and_so_does_its_resumption(
     assert len(read(tmp_path / "run" / "ledger.jsonl").generations) == 1
 
 
+@pytest.mark.long
 def test_runs_of_equal_tasks_that_differ_in_numbers_share_one_program(tmp_path, compiled):
     for number in range(2):
         config = RunConfig(
@@ -83,6 +84,7 @@ def test_runs_of_equal_tasks_that_differ_in_numbers_share_one_program(tmp_path, 
     assert compiled("_run_block") == 1
 
 
+@pytest.mark.long
 def test_what_is_audited_is_the_program_that_trains(tmp_path, compiled, monkeypatch):
     programs._executable.cache_clear()
     ran, audited = set(), []

@@ -72,6 +72,7 @@ def test_gradients_of_small_leaves_have_one_norm_together(method):
     assert sum(eqn.params.get("name") == "norm" for eqn in equations(jaxpr)) == 1
 
 
+@pytest.mark.long
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="accelerators fuse noise leaf by leaf")
 def test_noise_of_small_leaves_is_one_block_cipher():
     sums = [np.zeros((3, k), np.float32) for k in range(1, 9)]
@@ -80,6 +81,7 @@ def test_noise_of_small_leaves_is_one_block_cipher():
     assert len(re.findall(r"stablehlo.multiply .*ui64>", text)) == 20  # two in each of ten rounds
 
 
+@pytest.mark.long
 def test_arrays_that_lie_side_by_side_come_apart_as_they_were():
     shapes = [(2, 3), (), (0, 4), (SMALL,), (5,)]
     arrays = [jnp.asarray(np.random.default_rng(k).normal(size=s)) for k, s in enumerate(shapes)]

@@ -242,6 +242,7 @@ def test_an_epsilon_that_pays_for_no_epoch_is_refused_with_what_one_costs():
         mechanism(SAMPLERS["poisson"], 0.0).until(epsilon=1.0, delta=DELTA)
 
 
+@pytest.mark.long
 def test_a_callback_sees_the_parameters_after_every_block_in_copies_of_its_own():
     root, kept = RootKey.from_insecure_seed(1), {}
     with pytest.warns(UserWarning, match="NO GUARANTEE"):

@@ -109,6 +109,7 @@ def test_without_noise_it_is_the_dense_algorithm(sampler, tables):
             assert jnp.abs(found[name] - leaf).max() <= 1e-6 * jnp.abs(leaf).max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampler",
     [SAMPLERS[1], pytest.param(SAMPLERS[2], marks=pytest.mark.long)],

@@ -152,6 +152,7 @@ def test_a_clipped_gradient_comes_close_to_the_clip_norm():
     assert sum(x * x for x in total) >= 0.999 * B**2 * max_square(CLIPS[1.0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "microbatch_size", [7, *(pytest.param(m, marks=pytest.mark.long) for m in (1, 64))]
 )

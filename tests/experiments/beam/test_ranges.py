@@ -30,6 +30,7 @@ def file(tmp_path_factory):
 lines = st.lists(st.text("a\t\r", max_size=9).map(str.encode), min_size=1, max_size=9)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150, derandomize=True, database=None)
 @given(lines=lines, ends=st.booleans(), range_bytes=st.integers(1, 30), block=st.integers(1, 40))
 def test_ranges_of_any_size_read_in_blocks_of_any_size_are_the_lines_of_the_file(

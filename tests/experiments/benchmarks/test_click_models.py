@@ -10,6 +10,7 @@ from experiments.benchmarks.click_models import BARS, FewerRows, Models, Trained
 from experiments.tasks.clicks.task import Clicks
 
 
+@pytest.mark.long
 def test_rows_that_are_kept_aside_are_not_trained_on_and_evaluated(store):
     whole, fewer = Clicks(store), FewerRows(store, kept_aside=30)
     rows, kept = whole.columns(), fewer.columns()

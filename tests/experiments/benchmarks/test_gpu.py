@@ -63,6 +63,7 @@ def test_what_fails_or_does_not_fit_loses_nothing_of_the_rest(tmp_path):
     assert not record.holds
 
 
+@pytest.mark.long
 def test_parts_that_take_longer_than_foreseen_leave_less_room_for_the_next(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])

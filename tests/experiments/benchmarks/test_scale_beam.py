@@ -5,6 +5,7 @@ import pytest
 from experiments.benchmarks import scale_beam
 
 
+@pytest.mark.long
 def test_every_way_of_a_store_and_of_batches_is_compared_with_one_process(monkeypatch):
     monkeypatch.setattr(scale_beam, "find_spec", lambda name: None)
     rows = scale_beam.beam_rows(200, kills=0)

@@ -13,6 +13,7 @@ from samplers import BallsAndBins, Deterministic
 SETTING = Setting(8.0, 100, 2, 0.1)
 
 
+@pytest.mark.long
 def test_a_setting_is_a_mechanism_of_the_guarantee_that_it_names():
     banded = dataclasses.replace(SETTING, bands=5)
     known = dataclasses.replace(banded, order="deterministic")

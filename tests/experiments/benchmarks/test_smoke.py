@@ -103,6 +103,7 @@ def test_hard_questions_are_drawn_and_compared():
         assert all(row.value is not None for row in rows)
 
 
+@pytest.mark.short("*useful*")
 @pytest.mark.parametrize(
     ("benchmark", "measured"),
     [

@@ -94,7 +94,7 @@ MOMENTS = {
 QUICK = {"importing JAX", "pricing", "preparing"}
 
 
-@pytest.mark.short("pricing", "preparing")
+@pytest.mark.short("preparing")
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -53,6 +53,7 @@ def ask(questions: list[list[str]], unwanted: set[str], status: int = 0) -> None
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.long
 def test_help_and_version_import_nothing_that_computes():
     ask([["--help"], ["--version"]], {*TRAINING, *PRICING, "tyro"})
     ask([[name, "--help"] for name in cli.COMMANDS if name not in SAMPLING], {*TRAINING, *PRICING})

@@ -49,6 +49,7 @@ def test_the_lines_for_python_make_the_mechanism_of_the_best_answer(capsys, tmp_
     assert 7.95 < epsilon(mechanism.privacy(), 1e-4).upper <= 8
 
 
+@pytest.mark.long
 def test_a_plan_for_an_attack_advantage_has_the_noise_of_it(capsys):
     words = [*BALLS[:-2], "--target-advantage", "0.2", "--optimizer", "sgd", "--bands", "4"]
     out = answer(words, capsys)
@@ -177,6 +178,7 @@ DEVICES = ["plan", "devices", "sampler:deterministic", "--num-examples", "3000"]
 DEVICES += ["--batch-size", "100", "--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
 
 
+@pytest.mark.long
 def test_devices_are_planned_for_without_any(capsys):
     out = answer([*DEVICES, "--num-devices", "1"], capsys)
     assert "batches of b = 100, 1 device on 1 host; nothing dealt out" in out

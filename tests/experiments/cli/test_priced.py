@@ -65,6 +65,7 @@ def test_examples_of_users_are_priced_for_users(capsys):
     assert upper(line) == pytest.approx(alone.upper, abs=1e-3)
 
 
+@pytest.mark.long
 def test_any_sampler_may_have_users_for_rows(capsys):
     words = ["sampler:poisson", "--num-examples", "1000", "--batch-size", "50"]
     line = asked(capsys, "epsilon", *words, "--unit", "user", *NOISE)

@@ -54,6 +54,7 @@ def test_runs_of_different_samplers_are_called_by_them():
     assert labels(quality(runs, AUC)) == labels(curves(runs)) == ["poisson", "balls-and-bins"]
 
 
+@pytest.mark.long
 def test_runs_of_one_sampler_are_called_by_their_names():
     runs = {
         "a": made("a", "poisson", POISSON),

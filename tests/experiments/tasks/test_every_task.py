@@ -162,7 +162,7 @@ def command(capsys, *words):
     return capsys.readouterr().out
 
 
-@pytest.mark.short("ratings")
+@pytest.mark.long
 @each_case(long=("clicks",))
 def test_a_finished_run_is_evaluated_scored_exported_and_reported(case, finished, tmp_path, capsys):
     run, model = finished, tmp_path / "model"

@@ -455,6 +455,7 @@ prepare({str(raw)!r}, {str(tmp_path / "s")!r}, progress=progress)
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_file(raw, tmp_path):
     text = raw.read_bytes()
     text = text[: text.index(b"\n", 1 << 19) + 1]

@@ -36,6 +36,7 @@ def test_it_is_a_finished_run_whose_metrics_are_undefined(diverged):
     assert not (diverged / "root.key").exists()
 
 
+@pytest.mark.short("evaluate", "resume", "export")
 @pytest.mark.parametrize("command", ["resume", "report", "evaluate", "export"])
 def test_every_command_takes_it_and_says_that_it_diverged(
     diverged, store, tmp_path, capsys, command

@@ -521,6 +521,7 @@ def whole_lines(files):
     return files
 
 
+@pytest.mark.long
 @few_or(500)
 def test_a_damaged_unfinished_run_is_refused_by_name_or_goes_on_rightly(
     runs, folder, before_training, examples

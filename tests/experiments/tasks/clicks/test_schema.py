@@ -86,6 +86,7 @@ def test_folding_is_the_same_inside_a_compiled_program():
     np.testing.assert_array_equal(compiled, DISPLAY_ADS.fold(ids, 4096))
 
 
+@pytest.mark.short("1", "1024")
 @pytest.mark.parametrize("most", [1, 1024, 1 << 20])
 def test_stacked_tables_do_not_overlap_and_leave_no_gap(most):
     sizes, offsets = DISPLAY_ADS.table_sizes(most), DISPLAY_ADS.table_offsets(most)

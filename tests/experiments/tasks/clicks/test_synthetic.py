@@ -66,6 +66,7 @@ def test_more_rows_only_append(tmp_path):
     assert (tmp_path / "more").read_bytes().startswith((tmp_path / "fewer").read_bytes())
 
 
+@pytest.mark.long
 def test_preparing_the_raw_file_equals_writing_the_store(log, tmp_path):
     rows = CHUNK + 400 if log is DISPLAY else 4_000
     raw = write_raw(tmp_path / "raw.txt", rows, 5, log=log)
@@ -148,6 +149,7 @@ def test_columns_that_share_a_latent_depend_on_each_other_and_others_do_not():
     assert chi_square(2, 11) < 60  # C3 and C12: the other latent
 
 
+@pytest.mark.long
 def test_distinct_ranks_have_distinct_tokens():
     ranks = np.concatenate([np.arange(1, 1 << 17), np.arange(10_000_000, 10_131_228)])
     for feature in (0, 2, 25):

@@ -48,7 +48,7 @@ def built(request, tmp_path_factory):
     return log, raw, folder / "data", builder.name
 
 
-@pytest.mark.short("criteo-display")
+@pytest.mark.long
 def test_ours_give_back_bit_for_bit_what_preparing_the_raw_file_gives(built, tmp_path):
     log, raw, data_dir, name = built
     seen = []
