@@ -69,7 +69,16 @@ class RootKey:
     RootKey(<secret>, insecure=False)
     """
 
-    __slots__ = ("_files", "_insecure", "_is_copy", "_process", "_run", "_secret", "_uses")
+    __slots__ = (
+        "_children",
+        "_files",
+        "_insecure",
+        "_is_copy",
+        "_process",
+        "_run",
+        "_secret",
+        "_uses",
+    )
 
     def __init__(self, secret: bytes, *, insecure: bool) -> None:
         """Hold the 32 bytes `secret`; prefer `from_entropy`, `from_insecure_seed` and `load`."""
@@ -80,6 +89,7 @@ class RootKey:
         self._process = os.getpid()
         self._run: str | None = None
         self._uses: dict[str, str] = {}
+        self._children: dict[str, RootKey] = {}
         self._files: tuple[Path, ...] = ()
         self._is_copy = False
 
@@ -318,14 +328,18 @@ class RootKey:
         """Return the root of another stream of the same run, such as the sums after training.
 
         Its streams have nothing in common with this one's, nor with those of another purpose. It is
-        kept nowhere: whoever holds this root derives it again.
+        in no file: whoever holds this root derives it again. One object has one child of a purpose,
+        which remembers its uses.
         """
         self._check_process()
+        if purpose in self._children:
+            return self._children[purpose]
         secret = hashlib.blake2b(
             purpose.encode(), digest_size=ROOT_BYTES, key=self._secret, person=b"dpsgd child"
         ).digest()
         root = RootKey(secret, insecure=self._insecure)
         root._run = self._run
+        self._children[purpose] = root
         return root
 
     def blind(self, text: str) -> str:

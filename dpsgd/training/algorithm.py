@@ -164,6 +164,8 @@ def dpsgd(
         hash(loss_fn)
     except TypeError:  # such as an object that holds arrays: no other is equal to it
         loss_fn = functools.partial(loss_fn)
+    if isinstance(loss_fn, ForeignCalls) and not foreign_calls:
+        raise ValueError("a loss of ForeignCalls is not covered: say so by foreign_calls=True")
     if foreign_calls:
         if tables is not None:
             raise ValueError("foreign_calls=True is not for lazy tables: leave out tables=")

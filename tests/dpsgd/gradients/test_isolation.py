@@ -354,6 +354,8 @@ def test_a_host_call_that_keeps_state_trains_only_with_not_covered_in_the_senten
     assert any("host calls" in line for line in guarantee.not_covered)
     with pytest.raises(ValueError, match="not for lazy tables"):
         dpsgd(loss_fn, optax.sgd(0.1), tables=LazyTables(0.1), foreign_calls=True)
+    with pytest.raises(ValueError, match="say so by foreign_calls=True"):
+        dpsgd(ForeignCalls(loss_fn), optax.sgd(0.1))
 
 
 def test_keys_that_a_loss_is_given_are_threefry_whatever_the_default():

@@ -440,6 +440,14 @@ def test_one_noise_serves_one_use(what, saved, tmp_path):
         begun(root, **SOUND, state=other)
 
 
+def test_a_child_of_a_root_serves_one_use_as_well():
+    root = RootKey.from_entropy()
+    begun(root.child("a"), **SOUND)
+    begun(root.child("b"), **{**SOUND, **CHANGES["data"]})
+    with pytest.raises(ValueError, match="had other data"):
+        begun(root.child("a"), **{**SOUND, **CHANGES["data"]})
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
 def test_data_that_are_not_finite_give_a_warning_that_tells_where_and_no_more(
