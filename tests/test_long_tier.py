@@ -56,6 +56,7 @@ def test_what_is_left_is_no_failure_and_what_fails_is_one(tmp_path, text, begin,
     assert f"{3 - left} long tests ran, {left} are left" in printed
 
 
+@pytest.mark.long
 def test_tests_that_passed_are_not_run_again(tmp_path):
     passed = tmp_path / "passed"
     assert ran(tmp_path, BROKEN, "--passed", passed)[0] == 1

@@ -203,6 +203,7 @@ def test_a_loss_that_could_see_other_examples_is_refused_before_its_run_begins(
     assert not declared
 
 
+@pytest.mark.long
 def test_blocks_train_on_data_that_say_what_their_rows_are():
     users = cap_contributions(np.arange(N) // 2, 2).of_users(data())
     algorithm = dpsgd(lambda w, user: jnp.sum(user["x"] @ w), optax.sgd(0.1))
@@ -271,6 +272,7 @@ def test_a_refined_run_is_the_run_and_its_sums_and_its_guarantee_that_of_both():
     assert not guarantee.scope
 
 
+@pytest.mark.long
 def test_the_audit_of_a_refined_run_is_of_both_programs():
     count = re.compile(r"passed (\d+) checks")
     plain = audited(trained())

@@ -127,6 +127,7 @@ def check_order(sigma, bins, epochs, epsilon):
     assert bound.lower <= deterministic.upper
 
 
+@pytest.mark.short("0.1-*")
 @pytest.mark.parametrize(
     ("sigma", "bins", "epochs", "given_up"),
     [

@@ -136,6 +136,7 @@ def test_confidence_is_kept():
     assert profile.epsilon(1e-5).confidence == 0.9
 
 
+@pytest.mark.long
 def test_a_cap_at_seven_deviations_is_not_felt():
     inner = BallsAndBinsProfile(1.0, 565)
     log_tail = log_overflow_probability(37_000_000, 65536 / 37e6, 65536 + 9 * 256)

@@ -15,6 +15,7 @@ from accounting import GaussianProfile, PoissonProfile, UserPoissonProfile
 DELTA = 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sigma", "steps", "rate", "tau"),
     [

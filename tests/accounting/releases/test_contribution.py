@@ -27,6 +27,7 @@ FALSE_ALARM = 1e-6
 populations = st.lists(st.integers(0, 50), min_size=1, max_size=40)
 
 
+@pytest.mark.long
 @given(populations, st.floats(0.02, 3.0))
 @settings(max_examples=100, deadline=None)
 def test_no_cap_beats_the_sweet_spot(contributions, eps):

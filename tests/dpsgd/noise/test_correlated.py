@@ -350,6 +350,7 @@ def rows():
     return np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
 
 
+@pytest.mark.long
 def test_a_run_trains_with_correlated_noise_is_audited_and_says_what_it_costs():
     algorithm, params = dpsgd(loss_fn, optax.sgd(0.1)), {"w": jnp.zeros(D)}
     mechanism = Mechanism(SAMPLER, 1.0, 1.0, noise=THREE)

@@ -441,6 +441,7 @@ def communicates_on_mesh(devices: int) -> bool:
     return any(word in text for word in ("all-", "collective", "permute"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("devices", ["8", pytest.param("2 4 8", marks=pytest.mark.long)])
 def test_noise_is_bit_equal_on_1_2_4_and_8_devices_and_needs_no_communication(devices):
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"

@@ -213,6 +213,7 @@ def changed_settings(monkeypatch, stopped):
     return line
 
 
+@pytest.mark.short("changed_data", "changed_code", "changed_settings", "changed_start")
 @pytest.mark.parametrize(
     "change",
     [

@@ -494,6 +494,7 @@ def test_training_leaves_the_callers_parameters_alone():
     assert (np.asarray(found["w"]) != np.float32(0.1)).any()
 
 
+@pytest.mark.short("parameters")
 @pytest.mark.parametrize("kept", ["parameters", "step size"])
 def test_blocks_overwrite_no_array_of_the_caller(kept):
     params, rate = start(), jnp.float32(0.1)

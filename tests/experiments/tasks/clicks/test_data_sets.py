@@ -78,6 +78,7 @@ def test_every_sampler_trains_on_the_search_log_and_a_raw_file_of_it_is_evaluate
     assert printed[0] == pytest.approx(printed[1], rel=1e-4)
 
 
+@pytest.mark.long
 def test_who_sees_the_price_reads_the_sale(tmp_path):
     """Why outcomes are left out: how often each price was sold at, learned on the training rows."""
     raw = tmp_path / "raw"

@@ -341,6 +341,7 @@ def same(one: Store, two: Store) -> bool:
     return one.shards == two.shards and one.splits == two.splits
 
 
+@pytest.mark.long
 def test_gzip_equals_plain_and_line_ends_and_block_sizes_do_not_matter(tmp_path):
     raw = tmp_path / "raw"
     synthetic.write_raw(raw, 4_000, 1)

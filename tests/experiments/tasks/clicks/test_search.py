@@ -225,6 +225,7 @@ def raw(tmp_path_factory):
     return path
 
 
+@pytest.mark.long
 def test_a_store_holds_every_row_once_split_as_promised_plain_or_gzip(raw, tmp_path):
     store = search.FORMAT.prepare(raw, tmp_path / "plain", hash_seed=5)
     store.verify()

@@ -104,6 +104,7 @@ def test_generated_rows_are_of_the_shapes_and_types_of_the_real_ones(u_data, row
         assert column.shape == (5, *real[name].shape[1:])
 
 
+@pytest.mark.long
 def test_the_loss_of_a_row_is_that_of_its_ratings_whatever_a_row_is(u_data):
     params = Ratings(u_data).init(1)
     user = {"item": np.array([3, 5], np.int32), "rating": np.array([4, 1], np.float32)}
