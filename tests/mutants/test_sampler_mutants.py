@@ -744,6 +744,7 @@ def test_a_planted_bug_of_the_source_of_batches_is_caught(plant, sampler, monkey
     assert READ in failed(sampler)
 
 
+@pytest.mark.long
 def test_every_check_of_a_sampler_has_a_bug_to_catch():
     wanted = {check for _, _, check in CLAIMS.values()}
     wanted |= {check for cases in BUGS.values() for _, check in cases}

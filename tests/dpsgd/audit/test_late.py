@@ -65,6 +65,7 @@ def test_sound_training_with_lazy_tables_passes():
     assert jax.tree.all(jax.tree.map(jnp.array_equal, before, START))
 
 
+@pytest.mark.long
 def test_of_a_large_table_some_rows_are_looked_at(program, monkeypatch):
     monkeypatch.setattr(late, "_WHOLE", 600)
     monkeypatch.setattr(late, "_PASS", 500)
@@ -127,6 +128,7 @@ def test_training_that_leaves_out_its_last_flush_is_caught(program, monkeypatch)
     assert failed(program) >= {FLUSHED}
 
 
+@pytest.mark.short("from 0")
 @pytest.mark.parametrize(
     "rate",
     [

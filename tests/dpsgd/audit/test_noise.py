@@ -363,6 +363,7 @@ OWN = {
 }
 
 
+@pytest.mark.short("sound", "steps share", "not stated")
 @pytest.mark.parametrize(("noise", "wrong"), OWN.values(), ids=OWN)
 def test_noise_of_another_generator_is_what_it_states_and_of_the_law(noise, wrong):
     algorithm = dpsgd(lambda params, x: jnp.dot(params["w"], x) + params["b"], optax.sgd(0.1))
@@ -398,6 +399,7 @@ class Faulty(BandedToeplitz):
         return law.add(total, state, key, step, scales)
 
 
+@pytest.mark.short("", "gain", "history")
 @pytest.mark.parametrize("fault", ["", "sign", "gain", "steps share", "another key", "history"])
 def test_noise_that_does_not_keep_to_its_law_is_seen_in_models_of_few_numbers(fault):
     algorithm = dpsgd(lambda params, x: params["w"] @ x + params["b"], optax.sgd(0.1))

@@ -561,6 +561,7 @@ def test_no_array_holds_a_gradient_per_example_of_a_tapped_parameter():
         assert not any(s[:1] == (B,) and np.prod(s) >= B * leaf.size for s in shapes)
 
 
+@pytest.mark.short("ctr_mlp", "bags_clip")
 @pytest.mark.parametrize(
     "name", ["ctr_mlp", "transformer_tied_short", "convnet", "bags_clip", "wrappers"]
 )

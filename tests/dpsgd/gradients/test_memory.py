@@ -120,7 +120,7 @@ def test_the_estimate_is_near_what_an_example_takes(case, method):
     assert measured / 1.5 < estimate(case, method) < 8 * measured
 
 
-@pytest.mark.short("look_ups*")
+@pytest.mark.short("without_a_rule*")
 @pytest.mark.parametrize(("case", "method"), PAIRS)
 def test_a_large_batch_keeps_within_the_bound_without_being_told(case, method, monkeypatch):
     monkeypatch.setattr(memory, "MICROBATCH_BYTES", BOUND)

@@ -269,7 +269,6 @@ def variance_is_right(variance: float, sigma: float, draws: int) -> bool:
     return abs(variance / sigma**2 - 1) < quantile * math.sqrt(2 / draws)
 
 
-@pytest.mark.long
 def test_the_variance_is_right_and_one_percent_either_way_is_caught(law):
     assert variance_is_right(law["powers"][1], 1.0, law["draws"])
     for factor in (0.99, 1.01):

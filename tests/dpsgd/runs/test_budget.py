@@ -229,6 +229,7 @@ def test_a_run_of_which_fewer_epochs_are_chosen_is_planned_and_audited_for_these
     assert json.loads((out / "config.json").read_text())["sampler"]["epochs"] == 4
 
 
+@pytest.mark.long
 def test_the_stages_of_a_run_take_all_of_its_time_and_the_report_lists_them(tmp_path):
     before, out = time.monotonic(), tmp_path / "run"
     config = replace(OPEN, learning_rate=0.1, audit=True)

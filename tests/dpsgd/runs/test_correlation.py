@@ -154,6 +154,7 @@ def test_adam_is_answered_by_one_band_and_told_why(tmp_path):
 WANTED = {"noise_multiplier": None, "target_epsilon": 8.0}
 
 
+@pytest.mark.short("settings[2-7]*")
 @pytest.mark.parametrize(
     ("settings", "bands", "why"),
     [

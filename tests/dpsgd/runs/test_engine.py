@@ -118,6 +118,7 @@ class Diverged(Line):
         return {"test_error": float("nan"), "test_loss": float("inf"), "test_num_examples": 5}
 
 
+@pytest.mark.long
 def test_a_run_that_diverged_comes_to_its_end_with_metrics_that_are_undefined(tmp_path):
     record = run(Diverged(), config_of(), tmp_path / "run")
     assert record["metrics"] == {"test_error": None, "test_loss": None, "test_num_examples": 5}

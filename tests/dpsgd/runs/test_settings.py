@@ -164,6 +164,7 @@ def test_a_run_that_leaves_nothing_open_says_nothing_of_choices(tmp_path):
     assert "hosen" not in (tmp_path / "run" / "report.md").read_text()
 
 
+@pytest.mark.long
 def test_a_resumed_run_keeps_what_was_chosen(tmp_path, monkeypatch):
     def recommend(task, aim):
         raise AssertionError("a resumed run chooses nothing")

@@ -323,6 +323,7 @@ def test_the_default_delta_of_a_run_goes_by_the_units_that_are_protected(populat
         assert by_n == (1e-5 if delta == 3e-6 else 1e-6)
 
 
+@pytest.mark.short("deterministic", "shuffle", "poisson", "balls-and-bins")
 @EVERY_SAMPLER
 def test_one_over_n_is_warned_of_and_the_default_is_not(sampler):
     mechanism = Mechanism(sampler, 2.0, 1.0)

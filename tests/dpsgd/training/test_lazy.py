@@ -282,6 +282,7 @@ def test_a_flush_makes_no_copy_of_a_table():
     assert program.memory_analysis().temp_size_in_bytes < 4 * steps.size
 
 
+@pytest.mark.long
 def test_a_step_makes_no_copy_of_a_table_nor_of_the_steps_in_its_rows():
     mechanism, algorithm = Mechanism(SAMPLERS[0], 1.0, l2_clip_norm=1.0), lazy(TABLES[1])
     layout = Layout.of(mechanism.sampler, rows(), block_steps=4)

@@ -244,13 +244,14 @@ def runs(request, tmp_path_factory):
     return found
 
 
-@pytest.mark.short("shuffle")
+@pytest.mark.long
 def test_a_whole_run_compiles_its_step_once(runs):
     for run in runs.values():
         assert len(run.blocks) >= 3
         assert run.compilations == 1
 
 
+@pytest.mark.short("shuffle")
 def test_data_on_the_host_train_to_the_same_bits(runs):
     assert runs["host"].blocks == runs["device"].blocks
 

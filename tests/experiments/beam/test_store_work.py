@@ -46,6 +46,7 @@ def test_the_store_is_bit_for_bit_that_of_one_process(one_process, tmp_path, ran
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
+@pytest.mark.short("criteo-search*")
 def test_several_files_are_one_after_the_other_as_if_they_were_one(one_process, tmp_path):
     name, files, local = one_process
     joined = tmp_path / "joined.txt"
@@ -56,6 +57,7 @@ def test_several_files_are_one_after_the_other_as_if_they_were_one(one_process, 
     assert several.source["files"] == [file.name for file in files]
 
 
+@pytest.mark.short("criteo-search*")
 @pytest.mark.parametrize("rows_per_shard", [31])
 def test_shards_are_cut_where_one_process_cuts_them(
     one_process, tmp_path, rows_per_shard, monkeypatch
@@ -128,6 +130,7 @@ class Dying(Workers):
                 self.left = 0
 
 
+@pytest.mark.short("criteo-search*")
 def test_workers_that_die_lose_and_double_nothing(one_process, tmp_path, monkeypatch):
     name, files, local = one_process
     workers = Dying(3, monkeypatch)
@@ -150,6 +153,7 @@ def test_a_runner_that_loses_or_doubles_a_range_is_refused(one_process, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.short("criteo-search*")
 def test_a_command_that_died_leaves_nothing_in_the_way(one_process, tmp_path):
     name, files, local = one_process
     work = tmp_path / ".store.partial" / "work-0123"
@@ -174,6 +178,7 @@ def with_faults(files, folder, seed, count):
     return copies, [(copies[f], n + 1) for f, n in bad]
 
 
+@pytest.mark.short("criteo-search*")
 @pytest.mark.parametrize("range_bytes", [9_000, 1 << 26])
 @pytest.mark.parametrize("seed", range(2))
 def test_all_bad_lines_are_named_at_once_by_file_and_line(one_process, tmp_path, range_bytes, seed):
@@ -191,6 +196,7 @@ def test_all_bad_lines_are_named_at_once_by_file_and_line(one_process, tmp_path,
     assert sorted(tmp_path.iterdir()) == sorted(copies)
 
 
+@pytest.mark.short("criteo-search*")
 def test_more_faults_than_a_line_holds_are_all_named_in_a_file_for_the_owner_alone(
     one_process, tmp_path
 ):

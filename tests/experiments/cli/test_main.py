@@ -57,7 +57,7 @@ def trained(store):
     return train
 
 
-@pytest.mark.short("poisson")
+@pytest.mark.short("shuffle")
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_training_writes_a_report_with_every_promised_field(trained, sampler):
     out = trained(sampler)

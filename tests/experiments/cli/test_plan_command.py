@@ -106,6 +106,7 @@ def test_memory_limits_what_is_tried_and_a_smaller_b_that_is_nearly_as_good_is_n
     assert "\n32 " not in out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampler", ["shuffle", pytest.param("user-poisson", marks=pytest.mark.long)]
 )

@@ -98,6 +98,7 @@ rows_ = st.fixed_dictionaries(
 ).map(lambda fields: "\t".join(fields[name] for name in COLUMNS))
 
 
+@pytest.mark.long
 @given(
     st.lists(rows_, min_size=1, max_size=8),
     st.sampled_from(["\n", "\r\n"]),

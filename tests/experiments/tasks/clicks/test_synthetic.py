@@ -56,6 +56,7 @@ def test_a_chunk_is_a_function_of_seed_and_number_in_any_order(population, chunk
     assert (generate(population, 8, 0).ranks != chunk.ranks).mean() > 0.5
 
 
+@pytest.mark.long
 def test_more_rows_only_append(tmp_path):
     fewer, more = (write_store(tmp_path / str(n), n, 2).store for n in (66_000, 70_000))
     first = fewer.load("train")

@@ -67,6 +67,7 @@ def test_ours_give_back_bit_for_bit_what_preparing_the_raw_file_gives(built, tmp
     assert "tensorflow" not in sys.modules
 
 
+@pytest.mark.long
 def test_ours_hold_blocks_of_rows_and_leave_nothing_else_behind(built):
     _, _, data_dir, name = built
     assert {path.name for path in data_dir.iterdir()} - {"downloads"} == {name}
