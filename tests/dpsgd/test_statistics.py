@@ -37,6 +37,7 @@ def test_sum_and_mean_are_of_rows_clipped_to_c(noise):
 BINS = np.array([0, 0, 2, 5, -1, 2**40, -(2**40), 3, 3, 3])
 
 
+@pytest.mark.long
 def test_a_histogram_counts_rows_and_none_beyond_its_bins():
     found = private_histogram(BINS, 4, **EXACT).value
     np.testing.assert_allclose(found, [2, 0, 1, 3], atol=0.05)

@@ -70,6 +70,7 @@ def test_a_black_box_audit_refutes_the_published_theorem_and_passes_the_bound():
     assert shown < MultistageProfile(sigma, steps, draws, sizes).epsilon(DELTA).upper
 
 
+@pytest.mark.long
 def test_a_configuration_is_compared_with_what_keeps_more_amplification():
     found = compare(2.0, 50, (1, 3, 3), (10, 12, 12), DELTA)
     own = found.pop("examples clipped")

@@ -134,6 +134,7 @@ def check(case):
     np.testing.assert_allclose(flat(total) * unit, together, rtol=0, atol=B * 2.0**-22 * clip)
 
 
+@pytest.mark.long
 @given(cases())
 def test_every_contribution_is_its_clipped_gradient_or_nothing(case):
     """Norm at most C, nothing of what is not finite or does not count, else as in float64."""

@@ -579,6 +579,7 @@ def test_examples_that_do_not_count_change_nothing_to_the_bit(name):
     jax.tree.map(np.testing.assert_array_equal, total, poisoned)
 
 
+@pytest.mark.short("ctr_mlp", "bags_clip")
 @pytest.mark.parametrize("name", ["ctr_mlp", "transformer_tied_short", "convnet", "bags_clip"])
 def test_contribution_of_an_example_does_not_depend_on_the_others(name):
     batch = case(name)[2]

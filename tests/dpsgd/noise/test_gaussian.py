@@ -592,7 +592,7 @@ LAYOUTS += [
 ]
 
 
-@pytest.mark.short("shape0*")
+@pytest.mark.long
 @pytest.mark.parametrize(("shape", "constant"), LAYOUTS)
 def test_noise_is_made_once_and_never_stored_where_two_moments_read_it(shape, constant):
     """With Adam, noise takes no temporary of the parameters' size, and no coordinate two blocks.

@@ -191,6 +191,7 @@ class Snapshots:
         return snapped
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.parametrize("every", [19, pytest.param(1, marks=pytest.mark.long)])
 def test_killed_at_any_file_operation_a_selection_goes_on_to_the_same_release(

@@ -316,6 +316,7 @@ def test_tables_with_more_numbers_than_noise_tells_apart_are_refused():
         found_tables(lambda params, example: params["table"][example["ids"]].sum(), shapes, ids)
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_from_rows_whose_noise_is_due_has_the_same_bits():
     whole = blocks()[-1]
     resumed = blocks(state=blocks(stop=12)[-1])[-1]

@@ -77,6 +77,7 @@ def test_shards_are_cut_where_one_process_cuts_them(
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+@pytest.mark.short("criteo-search*")
 def test_gzip_files_and_files_without_a_last_line_end_are_read_alike(one_process, tmp_path):
     name, files, local = one_process
     changed = [tmp_path / file.name for file in files]

@@ -87,6 +87,7 @@ def test_the_noise_of_this_device_is_held_to_numpys(tmp_path):
     assert sum(row["holds"] is True for row in noise["rows"]) == 4
 
 
+@pytest.mark.long
 def test_rows_in_memory_are_those_of_a_store(tmp_path):
     made = synthetic.write_store(tmp_path / "store", 70_000, seed=3)
     found = synthetic.in_memory(70_000, seed=3)

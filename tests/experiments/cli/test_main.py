@@ -218,6 +218,7 @@ def test_an_insecure_seed_reproduces_the_run_and_voids_its_guarantee(store, trai
     assert record["guarantee"].startswith("NO GUARANTEE: reproducible noise")
 
 
+@pytest.mark.long
 def test_a_run_without_noise_says_so(store, tmp_path):
     out = tmp_path / "run"
     assert run(*train_words(store, out, "shuffle", "--non-private")) == 0

@@ -563,6 +563,7 @@ def test_a_damaged_unfinished_run_is_refused_by_name_or_goes_on_rightly(
     for_all(examples, run_damages, check)
 
 
+@pytest.mark.long
 @few_or(500)
 def test_a_damaged_finished_run_is_refused_by_name_or_gives_its_model_and_price(
     runs, folder, examples

@@ -72,7 +72,6 @@ def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(store, stopped,
     assert {"test_auc", "validation_log_loss", "test_num_examples"} <= set(metrics)
 
 
-@pytest.mark.long
 def test_the_ledger_holds_the_digest_of_the_store_blinded_alone(store, stopped):
     digest = Store.open(store).digest
     assert RunDirectory(stopped).data() == [digest]

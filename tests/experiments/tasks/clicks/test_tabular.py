@@ -621,7 +621,6 @@ def trained(tmp_path_factory):
     return folder, printed.getvalue()
 
 
-@pytest.mark.long
 def test_the_readmes_commands_prepare_train_with_a_guarantee_evaluate_export_and_score(trained):
     folder, printed = trained
     assert "left out: note, other\n1,000 rows in store" in printed

@@ -116,6 +116,7 @@ def test_ours_are_built_as_array_record_alone(tmp_path, file_format):
         tfds_builders.CriteoDisplayBlocks(data_dir=tmp_path, file_format=file_format)
 
 
+@pytest.mark.short("criteo-display")
 def test_columns_that_are_ready_cannot_be_hashed_anew(built, tmp_path):
     _, _, data_dir, name = built
     for options in ({"hash_seed": 1}, {"label": "label"}, {"leave_out": ("label",)}):

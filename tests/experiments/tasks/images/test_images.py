@@ -136,7 +136,7 @@ def test_sizes_that_make_no_network_are_refused(settings, message):
         Sizes(**{"shape": (8, 8, 1), "classes": 10, "channels": (16,), **settings})
 
 
-@pytest.mark.short("shape0")
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(7, 5, 3), (1, 1, 2)])
 def test_the_network_takes_images_of_any_size_and_begins_without_an_opinion(shape):
     task = DescribedImages(Sizes(shape, 4, (3, 5)))
