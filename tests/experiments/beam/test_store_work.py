@@ -46,7 +46,6 @@ def test_the_store_is_bit_for_bit_that_of_one_process(one_process, tmp_path, ran
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-@pytest.mark.short("criteo-search*")
 def test_several_files_are_one_after_the_other_as_if_they_were_one(one_process, tmp_path):
     name, files, local = one_process
     joined = tmp_path / "joined.txt"
@@ -57,7 +56,6 @@ def test_several_files_are_one_after_the_other_as_if_they_were_one(one_process, 
     assert several.source["files"] == [file.name for file in files]
 
 
-@pytest.mark.short("criteo-search*")
 @pytest.mark.parametrize("rows_per_shard", [31])
 def test_shards_are_cut_where_one_process_cuts_them(
     one_process, tmp_path, rows_per_shard, monkeypatch
@@ -77,7 +75,6 @@ def test_shards_are_cut_where_one_process_cuts_them(
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-@pytest.mark.short("criteo-search*")
 def test_gzip_files_and_files_without_a_last_line_end_are_read_alike(one_process, tmp_path):
     name, files, local = one_process
     changed = [tmp_path / file.name for file in files]
@@ -131,7 +128,6 @@ class Dying(Workers):
                 self.left = 0
 
 
-@pytest.mark.short("criteo-search*")
 def test_workers_that_die_lose_and_double_nothing(one_process, tmp_path, monkeypatch):
     name, files, local = one_process
     workers = Dying(3, monkeypatch)
@@ -154,7 +150,6 @@ def test_a_runner_that_loses_or_doubles_a_range_is_refused(one_process, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.short("criteo-search*")
 def test_a_command_that_died_leaves_nothing_in_the_way(one_process, tmp_path):
     name, files, local = one_process
     work = tmp_path / ".store.partial" / "work-0123"
@@ -179,7 +174,6 @@ def with_faults(files, folder, seed, count):
     return copies, [(copies[f], n + 1) for f, n in bad]
 
 
-@pytest.mark.short("criteo-search*")
 @pytest.mark.parametrize("range_bytes", [9_000, 1 << 26])
 @pytest.mark.parametrize("seed", range(2))
 def test_all_bad_lines_are_named_at_once_by_file_and_line(one_process, tmp_path, range_bytes, seed):
@@ -197,7 +191,6 @@ def test_all_bad_lines_are_named_at_once_by_file_and_line(one_process, tmp_path,
     assert sorted(tmp_path.iterdir()) == sorted(copies)
 
 
-@pytest.mark.short("criteo-search*")
 def test_more_faults_than_a_line_holds_are_all_named_in_a_file_for_the_owner_alone(
     one_process, tmp_path
 ):
