@@ -42,7 +42,7 @@ def check_writable(path: Path) -> None:
     """
     above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
     try:
-        os.rmdir(tempfile.mkdtemp(prefix=".dpsgd-", dir=above))
+        os.rmdir(tempfile.mkdtemp(prefix=f".{path.name}.unfinished-", dir=above))
     except OSError as error:
         raise OSError(f"{path} cannot be written: {above}: {error.strerror}") from None
 
