@@ -263,6 +263,8 @@ def _curves(
             negligible = error <= 1e-4 * max(part.delta(at) for part in lows)
             if negligible or direct > _MOST_WORK:
                 return [(lows[0].delta, highs[0].delta), (lows[1].delta, highs[1].delta)]
+        if direct > _MOST_WORK:
+            raise GridError("no finer grid is computed: it would take too long")
     below, above = (
         ratio if (other := _release(release, ratio)) is None else ratio.product(other)
         for ratio in _ratios(grid, epochs)

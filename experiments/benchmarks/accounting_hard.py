@@ -91,6 +91,8 @@ SHARP = (
     "U(.37, 29988, 2.13e-9, 20).epsilon(2.4e-14)",
     "P(8.7327, .00533, 3).delta(.0100206)",
     "P(.98, 9.4e-6, 954).delta(.0955)",
+    "B(.089, 3, 801).epsilon(2e-184)",
+    "B(2.5, 1101137, 3351).epsilon(7e-220)",
 )
 
 # Settings of which delta is asked at each of `EPSILONS`, at 0 as an attack's advantage.
