@@ -55,6 +55,8 @@ def tfds(folder, columns):
     import numpy as np
     import tensorflow_datasets as tfds
 
+    from experiments.tasks.clicks.tfds.builders import LocalInfo
+
     class Visits(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         VERSION = tfds.core.Version("1.0.0")
         name = "visits"
@@ -63,7 +65,7 @@ def tfds(folder, columns):
             kinds = dict.fromkeys(NUMBERS, np.float32)
             kinds |= dict.fromkeys(CATEGORIES, tfds.features.Text())
             features = tfds.features.FeaturesDict(kinds | {"label": np.bool_})
-            return tfds.core.DatasetInfo(builder=self, features=features)
+            return LocalInfo(builder=self, features=features)
 
         def _split_generators(self, dl_manager):
             return {"train": self._generate_examples()}
