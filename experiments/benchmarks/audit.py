@@ -136,8 +136,13 @@ def calibration(audits: int) -> list[Row]:
 class _Rows:
     """Generated rows of clicks, as a task has them."""
 
-    def __init__(self, loss):
-        self.loss = loss
+    def __init__(self, params, loss):
+        self.params, self.loss = params, loss
+
+    def init(self, seed: int):
+        """Returns the parameters, whatever the seed is."""
+        del seed
+        return self.params
 
     def generated(self, count: int):
         """Returns so many rows."""
@@ -150,7 +155,7 @@ def seconds(preset: str, num_examples: int, batch_size: int) -> list[Row]:
     params, _, loss = functional(PRESETS[preset], DISPLAY_ADS, 0)
     algorithm = dpsgd(loss, ADAM)
     mechanism = Mechanism(Poisson(num_examples, batch_size, 2), 1.0, 1.0)
-    state, task = algorithm.init(params, mechanism), _Rows(loss)
+    state, task = algorithm.init(params, mechanism), _Rows(params, loss)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     data = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((num_examples, *x.shape[1:]), x.dtype), task.generated(2)
@@ -159,7 +164,7 @@ def seconds(preset: str, num_examples: int, batch_size: int) -> list[Row]:
     begin = time.process_time()
     layout.program(algorithm, mechanism, state, data)
     compiled = time.process_time()
-    audit = audit_program(task, algorithm, mechanism, state, layout)  # type: ignore[arg-type]
+    audit = audit_program(task, algorithm, mechanism, state, layout)
     end = time.process_time()
     at = f"{preset} ({size / 1e6:.3g}M parameters), n = {num_examples:,}, batch {batch_size:,}"
     return [
