@@ -31,6 +31,7 @@ from dpsgd.runs.history import NO_HEAD, line_of
 from dpsgd.runs.stop import STOPPED, Stopped
 from experiments import cli
 from experiments.tasks.clicks.store import Store
+from experiments.tasks.splits import chronological_split
 
 TASKS = Path(__file__).resolve().parents[3] / "dpsgd" / "runs"
 """Where the tests' own tasks are."""
@@ -218,7 +219,7 @@ odd_lines = st.sampled_from([
 @st.composite
 def raw_files(draw):
     """The bytes of a file that may be in the format, or nearly so."""
-    rows = draw(st.lists(st.sampled_from(ROWS), min_size=1, max_size=6))
+    rows = draw(st.lists(st.sampled_from(ROWS), min_size=1, max_size=16))
     damage = draw(st.sampled_from(["field", "line", "bytes", "text", "none"]))
     if damage == "field":
         i, j = draw(st.integers(0, len(rows) - 1)), draw(st.integers(0, 39))
@@ -267,8 +268,9 @@ def test_a_raw_file_is_prepared_rightly_or_refused_by_name(folder, examples):
         rows = right_rows(data)
         answer = ask("prepare", "criteo-display", source, out)
         assert source.read_bytes() == data
-        if rows is None:
-            assert_clear(answer, source)
+        splits = chronological_split(len(rows or ()))
+        if rows is None or any(begin == end for begin, end in splits.values()):
+            assert_clear(answer, source if rows is None else out)
             assert os.listdir(at) == ["train.txt"]  # no store, and no part of one
             return
         assert answer.status == 0, answer
