@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from placements import LAZY_BUGS, driven
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for the driver
+
 DRIVER = Path(__file__).with_name("lazy_placement_driver.py")
 R, WIDTH, DENSE, DIAGNOSTICS, WATCHED = 2048, 6, 6, 4, 128
 """Of the driver's model, of what a step says of its batch, and of what it shows of each leaf."""

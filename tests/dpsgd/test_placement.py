@@ -9,6 +9,8 @@ from placements import driven
 
 from dpsgd import Placement
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for the driver
+
 DRIVER = Path(__file__).with_name("placement_driver.py")
 NUMBERS, DIAGNOSTICS = 1024 * 6 + 6, 4
 """Of the driver's model, and of what a step says of its batch."""
