@@ -9,7 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpsgd.core.algorithm import Algorithm
+    from dpsgd.core.mechanism import Mechanism
+    from dpsgd.core.queries import FullSums
     from dpsgd.core.state import TrainState
+    from dpsgd.engine.algorithm import dpsgd
+    from dpsgd.engine.lazy.group import LazyTables
+    from dpsgd.engine.loop import Block, train_blocks
+    from dpsgd.engine.modules import split_module
+    from dpsgd.engine.placement import Placement
+    from dpsgd.engine.platt import Platt, platt_sums
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
     from dpsgd.models.model import TrainedModel, load_exported
@@ -24,15 +33,7 @@ if TYPE_CHECKING:
     from dpsgd.selection.engine import select
     from dpsgd.statistics import Released, private_histogram, private_mean, private_sum
     from dpsgd.trainer import Trained, train
-    from dpsgd.training.algorithm import Algorithm, dpsgd
-    from dpsgd.training.full_sums import FullSums
     from dpsgd.training.guarantee import Guarantee
-    from dpsgd.training.lazy import LazyTables
-    from dpsgd.training.loop import Block, train_blocks
-    from dpsgd.training.mechanism import Mechanism
-    from dpsgd.training.modules import split_module
-    from dpsgd.training.placement import Placement
-    from dpsgd.training.platt import Platt, platt_sums
     from dpsgd.training.refinement import Refinement, refine
 
 __version__ = "0.1.0"
@@ -80,7 +81,8 @@ __all__ = [
 
 _MODULES = {
     "core.state": ("TrainState",),
-    "training.algorithm": ("Algorithm", "dpsgd"),
+    "core.algorithm": ("Algorithm",),
+    "engine.algorithm": ("dpsgd",),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),
     "models.model": ("TrainedModel", "load_exported"),
     "runs.config": ("RunConfig",),
@@ -88,21 +90,21 @@ _MODULES = {
     "runs.settings": ("Settings",),
     "runs.task": ("Task",),
     "selection.engine": ("select",),
-    "training.full_sums": ("FullSums",),
+    "core.queries": ("FullSums",),
     "training.guarantee": ("Guarantee",),
-    "training.lazy": ("LazyTables",),
+    "engine.lazy.group": ("LazyTables",),
     "noise.base": ("Independent", "Noise", "Secure"),
     "noise.buffered": ("BufferedToeplitz",),
     "noise.correlated": ("BandedToeplitz",),
     "noise.keys": ("RootKey",),
     "statistics": ("Released", "private_histogram", "private_mean", "private_sum"),
     "trainer": ("Trained", "train"),
-    "training.loop": ("Block", "train_blocks"),
-    "training.mechanism": ("Mechanism",),
+    "engine.loop": ("Block", "train_blocks"),
+    "core.mechanism": ("Mechanism",),
     "gradients.memory": ("explain",),
-    "training.modules": ("split_module",),
-    "training.placement": ("Placement",),
-    "training.platt": ("Platt", "platt_sums"),
+    "engine.modules": ("split_module",),
+    "engine.placement": ("Placement",),
+    "engine.platt": ("Platt", "platt_sums"),
     "training.refinement": ("Refinement", "refine"),
 }
 """What is imported on demand: the names above, by their modules."""

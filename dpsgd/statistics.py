@@ -18,12 +18,12 @@ import numpy as np
 from accounting import GaussianProfile, calibrate, default_delta
 from dpsgd.audit.coupled import coupled_audit
 from dpsgd.audit.rows import generated_rows
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.engine.loop import columns_of
 from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.keys import RootKey
 from dpsgd.trainer import NOT_AUDITED, audit_note
 from dpsgd.training.guarantee import Guarantee
-from dpsgd.training.loop import columns_of
-from dpsgd.training.mechanism import Mechanism
 from dpsgd.training.refinement import Refinement, release, sums_run
 from samplers import FullBatch
 

@@ -17,14 +17,15 @@ from accounting import default_delta
 from dpsgd.audit.checks import AuditReport
 from dpsgd.audit.coupled import audit_sums, coupled_audit
 from dpsgd.audit.rows import Generated, generated_rows
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
+from dpsgd.engine.algorithm import owned
+from dpsgd.engine.loop import BLOCK_STEPS, Layout, columns_of, train_blocks
+from dpsgd.engine.modules import check_parameters
+from dpsgd.engine.placement import Placement
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm, owned
 from dpsgd.training.guarantee import Guarantee
-from dpsgd.training.loop import BLOCK_STEPS, Layout, columns_of, train_blocks
-from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.modules import check_parameters
-from dpsgd.training.placement import Placement
 from dpsgd.training.refinement import Refinement, refine, sums_run
 from samplers import Population, UnitData
 

@@ -144,7 +144,7 @@ def optimised():
 def _compiled(*, optimised):
     import jax
 
-    from dpsgd.training import programs
+    from dpsgd.engine import programs
 
     option = "jax_disable_most_optimizations"
     before = jax.config.values[option]

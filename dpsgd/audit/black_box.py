@@ -34,9 +34,10 @@ from scipy import stats
 
 from accounting import Bound, check_guarantee_delta, format_delta
 from dpsgd.audit.runs import Runs, Scores
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.engine.algorithm import dpsgd
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm, dpsgd
-from dpsgd.training.mechanism import Mechanism
 
 GAMES = {"others -1": -1, "others 0": 0, "others +1": 1}
 """The gradient, in units of C, of every example but the canary."""

@@ -24,13 +24,13 @@ from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sampler import sampler_checks
 from dpsgd.audit.sums import sum_checks
 from dpsgd.audit.update import update_checks
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
+from dpsgd.engine.loop import Layout
+from dpsgd.engine.placement import Placement
 from dpsgd.noise.base import Independent
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm
-from dpsgd.training.loop import Layout
-from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.placement import Placement
 from dpsgd.training.refinement import Refinement, sums_run
 from samplers import BatchSampler, FullBatch
 

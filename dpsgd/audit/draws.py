@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpsgd.training.blocks import plan_blocks
+from dpsgd.engine.blocks import plan_blocks
 from samplers import BatchSampler, BatchSource, IndexBlock, RowLaw
 from samplers.lanes import Lanes
 

@@ -26,14 +26,14 @@ import numpy as np
 from jax.extend import core
 
 from dpsgd.audit.checks import Check
+from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.marks import mark
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import LazyState, TrainState, parted
+from dpsgd.engine.lazy.group import RunLaws, flush_program
+from dpsgd.engine.loop import Layout, compiled_block
+from dpsgd.engine.programs import traced
 from dpsgd.noise.base import Noise, Scales
-from dpsgd.training.algorithm import Algorithm
-from dpsgd.training.lazy import RunLaws, flush_program
-from dpsgd.training.loop import Layout, compiled_block
-from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.programs import traced
 
 PyTree = Any
 

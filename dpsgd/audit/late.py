@@ -30,9 +30,9 @@ from dpsgd.audit.noise import WATCHED_NOISE, Comparison, drowned
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import norm
 from dpsgd.audit.update import close, looked_at
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
-from dpsgd.training.loop import Watch
-from dpsgd.training.mechanism import Mechanism
+from dpsgd.engine.loop import Watch
 
 SIZES = "tables take the step sizes of the configuration"
 MOVED = "rows of tables move by their release alone"

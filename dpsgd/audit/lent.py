@@ -16,8 +16,8 @@ import numpy as np
 
 from dpsgd.audit.checks import Check
 from dpsgd.core.state import Table, TrainState, parted
-from dpsgd.training.placement import hosted
-from dpsgd.training.programs import compiled
+from dpsgd.engine.placement import hosted
+from dpsgd.engine.programs import compiled
 
 _CHUNK = 2**20  # rows that are compared together
 

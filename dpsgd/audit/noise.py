@@ -31,9 +31,9 @@ from dpsgd.audit.normal import (
 )
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import loud
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.engine.loop import repeats_exactly
 from dpsgd.noise.keys import ROOT_BYTES, RootKey
-from dpsgd.training.loop import repeats_exactly
-from dpsgd.training.mechanism import Mechanism
 
 NOISE = "noise is what key, step and place give, in every leaf"
 MATRIX = "noise has the bands and the columns that were claimed"

@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpsgd.audit.lent import LentTables, SomeRows, put_rows
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import LazyState, TrainState, joined, parted, unflushed
+from dpsgd.engine.lazy.group import BlockLaws, RunLaws, flushed
+from dpsgd.engine.loop import Block, Layout, Watch, train_blocks
+from dpsgd.engine.placement import hosted, unlike
+from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm
-from dpsgd.training.lazy import BlockLaws, RunLaws, flushed
-from dpsgd.training.loop import Block, Layout, Watch, train_blocks
-from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.placement import hosted, unlike
-from dpsgd.training.programs import shapes_of_rows
 from samplers import IndexBlock
 from samplers.batches import zeros
 

@@ -32,11 +32,11 @@ import numpy as np
 import optax
 from scipy import special
 
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.engine.loop import Watch, block_function
+from dpsgd.engine.programs import compiler_options
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm
-from dpsgd.training.loop import Watch, block_function
-from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.programs import compiler_options
 from samplers import BatchSampler, BatchSource, IndexBlock
 
 _MOST_INDICES = 4_000_000  # of one dispatch

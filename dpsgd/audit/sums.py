@@ -41,8 +41,8 @@ import numpy as np
 
 from dpsgd.audit.checks import Check
 from dpsgd.audit.program import AuditedProgram
-from dpsgd.training.loop import repeats_exactly
-from dpsgd.training.mechanism import Mechanism
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.engine.loop import repeats_exactly
 
 _UNIT = 2.0**-24  # roundoff of float32
 _SINGLES = 4  # examples whose contribution is measured alone

@@ -28,9 +28,9 @@ from dpsgd.audit.checks import Check
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import flat, loud, norm, same_bits
 from dpsgd.core.state import dense_numbers, unflushed
+from dpsgd.engine.loop import repeats_exactly
+from dpsgd.engine.programs import compiled
 from dpsgd.gradients.frozen import with_leaves
-from dpsgd.training.loop import repeats_exactly
-from dpsgd.training.programs import compiled
 
 PyTree = Any
 

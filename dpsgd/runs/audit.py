@@ -10,13 +10,13 @@ import jax
 
 from dpsgd.audit.checks import AuditReport, Check
 from dpsgd.audit.coupled import audit_sums, coupled_audit
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
+from dpsgd.engine.loop import Layout
+from dpsgd.engine.programs import compilation
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.task import Trainable, arrays_digest
-from dpsgd.training.algorithm import Algorithm
-from dpsgd.training.loop import Layout
-from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.programs import compilation
 from dpsgd.training.refinement import Refinement
 from samplers import BatchSampler
 

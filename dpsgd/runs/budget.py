@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
+from dpsgd.engine.loop import Layout, train_blocks
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.processes import Processes
-from dpsgd.training.algorithm import Algorithm
-from dpsgd.training.loop import Layout, train_blocks
-from dpsgd.training.mechanism import Mechanism
 
 PyTree = Any
 Clock = Callable[[], float]

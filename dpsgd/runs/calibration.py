@@ -12,10 +12,10 @@ from samplers import BatchSampler, Population
 
 if TYPE_CHECKING:
     from accounting import PrivacyProfile
+    from dpsgd.core.mechanism import Mechanism
+    from dpsgd.core.queries import FullSums
     from dpsgd.noise.base import Noise
     from dpsgd.runs.config import RunConfig
-    from dpsgd.training.full_sums import FullSums
-    from dpsgd.training.mechanism import Mechanism
     from dpsgd.training.refinement import Refinement
 
 _ABOUT = 0.05
@@ -108,7 +108,7 @@ def platt(
       ValueError: if they cannot be had, or would not pay; the line says why.
     """
     from accounting import GaussianProfile, calibrate_advantage
-    from dpsgd.training.platt import platt_sums
+    from dpsgd.engine.platt import platt_sums
 
     if sampler.unit != "example":
         raise ValueError(f"its sums clip each row by itself, and a {sampler.unit} is protected")
@@ -140,8 +140,8 @@ def privacy_with(
       sampler: Of its steps.
       noise: Its law; by default that of independent noise.
     """
+    from dpsgd.core.mechanism import Mechanism
     from dpsgd.noise.base import Independent
-    from dpsgd.training.mechanism import Mechanism
 
     law = noise or Independent()
     if sums is None:

@@ -20,9 +20,9 @@ from samplers import BatchSampler, Population
 from samplers.settings import SamplerSettings, kind_of, name_of, settings_of
 
 if TYPE_CHECKING:
+    from dpsgd.core.mechanism import Mechanism
+    from dpsgd.core.queries import FullSums
     from dpsgd.noise.base import Noise
-    from dpsgd.training.full_sums import FullSums
-    from dpsgd.training.mechanism import Mechanism
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class RunConfig:
         Raises:
           ValueError: for a sampler that does not fit the data, or a target out of reach.
         """
-        from dpsgd.training.mechanism import Mechanism
+        from dpsgd.core.mechanism import Mechanism
 
         sampler = self.build_sampler(population)
         if self.non_private:

@@ -245,7 +245,7 @@ class RunDirectory:
     def forget(self) -> None:
         """Removes what a finished run needs no more: checkpoints, batches and the root secret."""
         if (batches := self.batches) is not None:
-            from dpsgd.training import batch_files  # with JAX, which reading a run needs not
+            from dpsgd.engine import batch_files  # with JAX, which reading a run needs not
 
             batch_files.forget(batches, read(self.ledger_path).name)
             self.withdraw(BATCHES)

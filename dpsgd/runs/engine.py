@@ -23,7 +23,12 @@ import jax
 import numpy as np
 
 from dpsgd.audit.resumed import wrong_noise
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import LazyState, TrainState
+from dpsgd.engine import batch_files
+from dpsgd.engine.batch_files import BatchFiles, Draw
+from dpsgd.engine.loop import Block, repeats_exactly, train_blocks
+from dpsgd.engine.placement import Placement, on_one_device
 from dpsgd.files import make_folder
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import budget, calibration, correlation, report, settings, tables, watchdog
@@ -49,12 +54,7 @@ from dpsgd.runs.task import (
     task_record,
 )
 from dpsgd.runs.terms import Terms
-from dpsgd.training import batch_files
-from dpsgd.training.batch_files import BatchFiles, Draw
 from dpsgd.training.guarantee import Guarantee
-from dpsgd.training.loop import Block, repeats_exactly, train_blocks
-from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.placement import Placement, on_one_device
 from dpsgd.training.refinement import refine
 from samplers import Population
 

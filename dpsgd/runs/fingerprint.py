@@ -18,10 +18,10 @@ from typing import Any
 
 import accounting
 import samplers
+from dpsgd.engine.programs import compilation
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.config import config_digest
 from dpsgd.runs.environment import environment
-from dpsgd.training.programs import compilation
 from samplers import BatchSampler
 from samplers.settings import name_of
 

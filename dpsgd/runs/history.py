@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any
 
 from accounting import Bound, epsilon
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.files import parse_json
 from dpsgd.noise.registry import noise_record
 from dpsgd.runs.records import checked
 from dpsgd.runs.selection import Selection
 from dpsgd.runs.terms import Terms
 from dpsgd.training.guarantee import ADJACENCY, Guarantee, note_on_stopping, notes_on
-from dpsgd.training.mechanism import Mechanism
 from samplers.settings import UnknownSampler
 
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v1").hexdigest()

@@ -12,7 +12,13 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import LazyState, TrainState, opened
+from dpsgd.engine import programs
+from dpsgd.engine.algorithm import dpsgd
+from dpsgd.engine.loop import BLOCK_STEPS, Layout
+from dpsgd.engine.placement import Placement, hosted
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import calibration, tables
 from dpsgd.runs.audit import audit_run
@@ -21,11 +27,6 @@ from dpsgd.runs.fingerprint import fingerprint, task_code_digest
 from dpsgd.runs.optimizer import ADAM, SGD, hyperparameters, with_hyperparameters
 from dpsgd.runs.task import Task, arrays_digest, data_digest, identity, task_record
 from dpsgd.runs.terms import Terms
-from dpsgd.training import programs
-from dpsgd.training.algorithm import Algorithm, dpsgd
-from dpsgd.training.loop import BLOCK_STEPS, Layout
-from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.placement import Placement, hosted
 from dpsgd.training.refinement import Refinement, sums_run
 from samplers import Population, UnitData
 

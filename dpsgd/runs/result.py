@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.fingerprint import BLINDED, differing
@@ -16,7 +17,6 @@ from dpsgd.runs.history import History
 from dpsgd.runs.records import checked
 from dpsgd.runs.stages import WORDS
 from dpsgd.runs.task import RECORD
-from dpsgd.training.mechanism import Mechanism
 from samplers.settings import name_of
 
 _LARGEST = 1e39

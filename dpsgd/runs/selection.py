@@ -25,11 +25,11 @@ from accounting import (
     attack_advantage,
     epsilon,
 )
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.noise.registry import noise_record
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Terms
 from dpsgd.training.guarantee import ADJACENCY, Guarantee, notes_on
-from dpsgd.training.mechanism import Mechanism
 
 
 @dataclass(frozen=True)

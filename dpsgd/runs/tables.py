@@ -10,13 +10,13 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+from dpsgd.engine.lazy.gaps import LARGEST
 from dpsgd.runs import settings
-from dpsgd.tables.gaps import LARGEST
 from samplers import BatchSampler, Population
 
 if TYPE_CHECKING:
+    from dpsgd.engine.lazy.group import LazyTables
     from dpsgd.runs.config import RunConfig
-    from dpsgd.training.lazy import LazyTables
 
 PyTree = Any
 
@@ -113,7 +113,7 @@ def chosen(
                 raise ValueError(f"tables lazy: {error}") from None
             why = str(error)
         else:
-            from dpsgd.training.lazy import worthwhile
+            from dpsgd.engine.lazy.group import worthwhile
 
             why = f"they have {count / looked_up:.3g} times the rows that a batch looks up"
             if config.tables == "lazy" or worthwhile(count, looked_up):
@@ -132,9 +132,9 @@ def _sizes(task: Any, config: RunConfig, rows: tuple[PyTree, Population]) -> tup
     """
     import jax
 
+    from dpsgd.engine.lazy.group import found_tables
+    from dpsgd.engine.programs import shapes_of_rows
     from dpsgd.gradients.losses import row_of
-    from dpsgd.training.lazy import found_tables
-    from dpsgd.training.programs import shapes_of_rows
 
     data, population = rows
     sampler = _sampler(config, population)
@@ -163,7 +163,7 @@ def _flush_every(count: int, looked_up: int) -> int:
     >>> _flush_every(5_000_000, 26 * 1024)
     1280
     """
-    from dpsgd.training.loop import BLOCK_STEPS  # a flush ends a block: it comes after whole ones
+    from dpsgd.engine.loop import BLOCK_STEPS  # a flush ends a block: it comes after whole ones
 
     return BLOCK_STEPS * math.ceil(_ROWS_AGAIN * count / looked_up / BLOCK_STEPS)
 
@@ -189,8 +189,8 @@ def lazy_tables(config: RunConfig, num_steps: int) -> LazyTables | None:
     """
     if config.tables == "dense":
         return None
+    from dpsgd.engine.lazy.group import LazyTables
     from dpsgd.runs.optimizer import Cosine
-    from dpsgd.training.lazy import LazyTables
 
     rate, momentum = config.tables_learning_rate, config.tables_momentum
     assert rate is not None, "`chosen` leaves nothing open"

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from accounting import check_guarantee_delta
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.queries import FullSums
 from dpsgd.noise.registry import noise_from_record, noise_record
 from dpsgd.runs.records import build, checked, plain
-from dpsgd.training.full_sums import FullSums
 from dpsgd.training.guarantee import ADJACENCY
-from dpsgd.training.mechanism import Mechanism
 from samplers.settings import kind_of, name_of
 
 

@@ -19,10 +19,10 @@ from accounting import (
     format_delta,
     implied_advantage,
 )
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.queries import FullSums
 from dpsgd.noise.base import Independent
 from dpsgd.noise.registry import noise_from_record, noise_record
-from dpsgd.training.full_sums import FullSums
-from dpsgd.training.mechanism import Mechanism
 from samplers.base import stated_law
 from samplers.settings import name_of
 
@@ -55,7 +55,7 @@ LAZY_TABLES = (
     "read, or before it was released, with the law of noise that comes at once and so the same "
     "privacy cost; training states before that noise is drawn are not covered: keep them secret"
 )
-"""What a reader should know of tables whose noise comes late (`dpsgd.training.lazy`)."""
+"""What a reader should know of tables whose noise comes late (`dpsgd.engine.lazy.group`)."""
 
 
 UNKNOWN = Bound(0.0, 1.0)
@@ -205,7 +205,7 @@ class Guarantee:
     def with_lazy_tables(self) -> Guarantee:
         """Returns this guarantee, of noise that comes at once, as that of a run with lazy tables.
 
-        It is the same, as the law of what is flushed is: `dpsgd.training.lazy` has the proof.
+        It is the same, as the law of what is flushed is: `dpsgd.engine.lazy.group` has the proof.
         """
         notes = self.notes if self.void else (*self.notes, LAZY_TABLES)
         return dataclasses.replace(self, lazy_tables=True, notes=notes)

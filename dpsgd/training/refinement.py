@@ -35,14 +35,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpsgd.core.algorithm import Algorithm, nothing_frozen
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
+from dpsgd.engine.algorithm import dpsgd
+from dpsgd.engine.loop import Layout, columns_of, train_blocks
+from dpsgd.engine.placement import Placement, hosted
+from dpsgd.engine.programs import arrays_digest, compiled, digest, in_32_bits, put
 from dpsgd.gradients.isolation import isolated
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm, dpsgd, nothing_frozen
-from dpsgd.training.loop import Layout, columns_of, train_blocks
-from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.placement import Placement, hosted
-from dpsgd.training.programs import arrays_digest, compiled, digest, in_32_bits, put
 from samplers import UnitData
 
 PyTree = Any

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from dpsgd.engine.batch_files import Draw, file_name, load_seed, save_seed, write_file
 from dpsgd.files import destroy
-from dpsgd.training.batch_files import Draw, file_name, load_seed, save_seed, write_file
 from experiments.beam.assembly import write_text
 from samplers import UnitData
 from samplers.base import BatchSampler

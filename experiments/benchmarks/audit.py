@@ -22,10 +22,10 @@ from scipy import stats
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.checks import FALSE_ALARM, AuditReport
 from dpsgd.audit.coupled import coupled_audit
+from dpsgd.engine.loop import Layout
 from dpsgd.noise.base import Independent
 from dpsgd.runs.audit import audit_program
 from dpsgd.runs.optimizer import ADAM
-from dpsgd.training.loop import Layout
 from experiments.benchmarks.rows import Row, options_of, positive, report
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS

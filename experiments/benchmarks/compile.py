@@ -27,7 +27,7 @@ import optax
 from flax import nnx
 
 from dpsgd import Mechanism, RootKey, clipped_grad, dpsgd, train_blocks
-from dpsgd.training.modules import split_module
+from dpsgd.engine.modules import split_module
 from experiments.benchmarks.rows import Row, options_of, positive, report
 from experiments.benchmarks.step import SIZES, random_batch
 from experiments.benchmarks.timing import Series

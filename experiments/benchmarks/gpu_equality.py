@@ -31,11 +31,11 @@ from dpsgd import (
     runs,
     train_blocks,
 )
+from dpsgd.engine.blocks import plan_blocks
+from dpsgd.engine.loop import repeats_exactly
 from dpsgd.noise.gaussian import _words, add_gaussian_noise, grid, standard_normal
 from dpsgd.noise.secure import add_secure_noise, rounded_gaussian
 from dpsgd.runs.ledger import read
-from dpsgd.training.blocks import plan_blocks
-from dpsgd.training.loop import repeats_exactly
 from experiments.benchmarks.rows import Row
 from experiments.benchmarks.step import random_batch
 from experiments.cli.audit import coupled

@@ -23,10 +23,10 @@ from jax import lax
 
 import samplers
 from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, RunConfig, dpsgd, runs, train_blocks
+from dpsgd.engine.loop import Watch, block_function
+from dpsgd.engine.programs import compiler_options
 from dpsgd.runs.optimizer import ADAM, hyperparameters
 from dpsgd.runs.result import FinishedRun
-from dpsgd.training.loop import Watch, block_function
-from dpsgd.training.programs import compiler_options
 from experiments.benchmarks.gpu_program import traffic
 from experiments.benchmarks.gpu_record import peak_memory
 from experiments.benchmarks.rows import Row

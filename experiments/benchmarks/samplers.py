@@ -17,7 +17,7 @@ import sys
 import time
 from contextlib import closing
 
-from dpsgd.training.blocks import in_background, plan_blocks
+from dpsgd.engine.blocks import in_background, plan_blocks
 from experiments.benchmarks.rows import Row, options_of, positive, report
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 

@@ -28,10 +28,10 @@ import numpy as np
 import optax
 
 from dpsgd import Mechanism, RootKey, TrainState, dpsgd, train_blocks
+from dpsgd.engine.collectives import Collective, collectives
+from dpsgd.engine.loop import Layout
+from dpsgd.engine.placement import Placement
 from dpsgd.noise.gaussian import add_gaussian_noise
-from dpsgd.training.collectives import Collective, collectives
-from dpsgd.training.loop import Layout
-from dpsgd.training.placement import Placement
 from experiments.benchmarks.rows import Row, options_of, report
 from experiments.benchmarks.scale_beam import beam_rows
 from experiments.benchmarks.scale_lanes import lane_rows, padding_rows

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dpsgd.training.batch_files import Draw, draw_here, write_manifest
+from dpsgd.engine.batch_files import Draw, draw_here, write_manifest
 from experiments.beam.draws import BatchWork, drawn_by
 from experiments.beam.pieces import Piece, RawSource
 from experiments.beam.prepare import StoreWork, prepare

@@ -33,8 +33,8 @@ import numpy as np
 import optax
 
 from dpsgd import Mechanism, RootKey, TrainState, clipped_grad, dpsgd
-from dpsgd.training.algorithm import privatize
-from dpsgd.training.programs import compiler_options
+from dpsgd.core.algorithm import privatize
+from dpsgd.engine.programs import compiler_options
 from experiments.benchmarks.opacus import opacus
 from experiments.benchmarks.rows import Row, options_of, positive, report
 from experiments.benchmarks.timing import Carried, Series, copy_rate, in_turns

@@ -13,9 +13,9 @@ import numpy as np
 import optax
 
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train
-from dpsgd.tables.gaps import GapLaw, Gaps, LinearSgd
-from dpsgd.tables.rows import caught_up
-from dpsgd.training.lazy import RunLaws
+from dpsgd.engine.lazy.gaps import GapLaw, Gaps, LinearSgd
+from dpsgd.engine.lazy.group import RunLaws
+from dpsgd.engine.lazy.rows import caught_up
 from experiments.benchmarks.rows import Row
 from samplers import BallsAndBins
 

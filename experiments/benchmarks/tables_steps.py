@@ -20,11 +20,11 @@ from jax import lax
 
 from dpsgd import Algorithm, LazyTables, Mechanism, RootKey, TrainState, dpsgd
 from dpsgd.core.state import joined, opened, parted, unflushed
-from dpsgd.tables.look_ups import Row as RowOfTables
-from dpsgd.tables.look_ups import TableLoss
-from dpsgd.training.lazy import RunLaws, flushed
-from dpsgd.training.loop import Watch, block_function
-from dpsgd.training.programs import compiler_options
+from dpsgd.engine.lazy.group import RunLaws, flushed
+from dpsgd.engine.lazy.look_ups import Row as RowOfTables
+from dpsgd.engine.lazy.look_ups import TableLoss
+from dpsgd.engine.loop import Watch, block_function
+from dpsgd.engine.programs import compiler_options
 from experiments.benchmarks.timing import Series
 from experiments.tasks.clicks.model import functional, pure_functions, shaped
 from experiments.tasks.clicks.schema import DISPLAY_ADS, Schema

@@ -28,9 +28,9 @@ import jax.numpy as jnp
 
 import dpsgd
 from dpsgd import RootKey, RunConfig, TrainState
+from dpsgd.engine.blocks import plan_blocks
+from dpsgd.engine.loop import BLOCK_STEPS, Watch, compiled_block
 from dpsgd.runs.job import Job
-from dpsgd.training.blocks import plan_blocks
-from dpsgd.training.loop import BLOCK_STEPS, Watch, compiled_block
 from experiments.benchmarks.rows import Row, options_of, positive, report
 from experiments.benchmarks.step import SIZES
 from experiments.benchmarks.timing import Series, turns

@@ -15,6 +15,8 @@ from dpsgd import Independent, Mechanism, Noise, Secure
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.checks import AuditReport
 from dpsgd.audit.coupled import audit_sums
+from dpsgd.engine.algorithm import dpsgd
+from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.noise.planning import best_noise
 from dpsgd.runs.audit import ROWS, audit_program
 from dpsgd.runs.calibration import refinement_of
@@ -22,8 +24,6 @@ from dpsgd.runs.correlation import apart, check_apart, kept_apart
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters, with_hyperparameters
 from dpsgd.runs.settings import Settings
 from dpsgd.runs.task import Trainable
-from dpsgd.training.algorithm import dpsgd
-from dpsgd.training.lazy import LazyTables
 from experiments.cli.config import AuditConfig
 from samplers import BatchSampler
 from samplers.settings import SETTINGS

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from dpsgd.sizes import bytes_of
 
 if TYPE_CHECKING:
+    from dpsgd.engine.placement import Placement
     from dpsgd.runs.processes import Processes
-    from dpsgd.training.placement import Placement
 
 
 def rows_from(size: str | None) -> int | None:
@@ -55,7 +55,7 @@ class DevicesConfig:
         self.check_devices()
         import jax
 
-        from dpsgd.training.placement import Placement
+        from dpsgd.engine.placement import Placement
 
         devices = Placement.default().devices
         count = self.num_devices or len(devices)

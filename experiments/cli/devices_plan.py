@@ -18,7 +18,7 @@ from experiments.cli.devices import rows_from
 from experiments.cli.sampler_commands import SamplerCommand
 
 if TYPE_CHECKING:
-    from dpsgd.training.planning import Rates, StepPlan
+    from dpsgd.engine.planning import Rates, StepPlan
     from samplers import BatchSampler
 
 
@@ -88,7 +88,7 @@ class DevicesPlan(GuaranteeConfig):
 
     def rates(self) -> Rates:
         """Returns what is assumed."""
-        from dpsgd.training.planning import Rates
+        from dpsgd.engine.planning import Rates
 
         sizes = {
             "memory": "memory_bandwidth",
@@ -129,10 +129,10 @@ def _planned(config: DevicesPlan, sampler: BatchSampler, memory: int) -> StepPla
     if (found := len(jax.devices("cpu"))) < config.num_devices:
         raise ValueError(f"this process has {counted(found, 'device')}: plan in one of its own")
     from dpsgd import BandedToeplitz, Independent, Mechanism, dpsgd
+    from dpsgd.engine.loop import Layout
+    from dpsgd.engine.placement import Placement
+    from dpsgd.engine.planning import StepPlan
     from dpsgd.runs.optimizer import ADAM, SGD
-    from dpsgd.training.loop import Layout
-    from dpsgd.training.placement import Placement
-    from dpsgd.training.planning import StepPlan
 
     task = tasks.without_data(config)
     optimizer = SGD if config.optimizer == "sgd" else ADAM

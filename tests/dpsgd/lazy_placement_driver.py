@@ -32,13 +32,13 @@ from placements import LAZY_BUGS
 
 from dpsgd import LazyTables, Mechanism, RootKey, TrainState, dpsgd, train_blocks
 from dpsgd.core.state import opened
+from dpsgd.engine.collectives import collectives
+from dpsgd.engine.lazy import group as lazy
+from dpsgd.engine.lazy import rows
+from dpsgd.engine.lazy.group import RunLaws, flush_program
+from dpsgd.engine.loop import Layout
+from dpsgd.engine.placement import AXIS, Exchange, Placement, hosted, on_one_device, unlike
 from dpsgd.noise.base import Independent
-from dpsgd.tables import rows
-from dpsgd.training import lazy
-from dpsgd.training.collectives import collectives
-from dpsgd.training.lazy import RunLaws, flush_program
-from dpsgd.training.loop import Layout
-from dpsgd.training.placement import AXIS, Exchange, Placement, hosted, on_one_device, unlike
 from samplers import Deterministic, Multistage, Poisson, UnitTree
 
 jax.config.update("jax_num_cpu_devices", 8)

@@ -29,12 +29,12 @@ import optax
 
 from dpsgd import BandedToeplitz, Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
 from dpsgd.audit.coupled import coupled_audit
+from dpsgd.engine import loop
+from dpsgd.engine.collectives import collectives
+from dpsgd.engine.loop import Layout
+from dpsgd.engine.placement import AXIS, Placement
+from dpsgd.engine.programs import executable
 from dpsgd.noise.buffered import BufferedToeplitz
-from dpsgd.training import loop
-from dpsgd.training.collectives import collectives
-from dpsgd.training.loop import Layout
-from dpsgd.training.placement import AXIS, Placement
-from dpsgd.training.programs import executable
 from samplers import Deterministic, Poisson
 
 jax.config.update("jax_num_cpu_devices", 8)

@@ -25,8 +25,9 @@ from dpsgd import (
 )
 from dpsgd.audit.checks import AuditReport
 from dpsgd.audit.rows import generated_rows
-from dpsgd.training import programs, refinement
-from dpsgd.training.mechanism import SCALES
+from dpsgd.core.mechanism import SCALES
+from dpsgd.engine import programs
+from dpsgd.training import refinement
 from samplers import Multistage, Poisson, Shuffle, UnitTree, cap_contributions
 from samplers.population import UnitData
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 import pytest
 
-from dpsgd.training import programs
+from dpsgd.engine import programs
 
 OURS = ("accounting", "samplers", "dpsgd", "experiments")
 

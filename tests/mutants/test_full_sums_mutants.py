@@ -20,9 +20,9 @@ from dpsgd import FullSums, Mechanism, Platt, Refinement, RootKey, dpsgd
 from dpsgd.audit.coupled import audit_sums
 from dpsgd.audit.flow import GIVEN, LEAVES
 from dpsgd.audit.sampler import sampler_checks
+from dpsgd.engine.loop import train_blocks
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.training import refinement
-from dpsgd.training.loop import train_blocks
 from samplers import Deterministic, Poisson
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]
@@ -367,10 +367,10 @@ CLAIMS = [
     what_could_read_other_rows_is_refused,
     what_holds_rows_is_refused,
 ]
-OF_SUMS = "dpsgd.training.mechanism:Mechanism.of_sums"
+OF_SUMS = "dpsgd.core.mechanism:Mechanism.of_sums"
 BUGS = {
     "priced once in place of k times": Bug(
-        "dpsgd.training.full_sums:FullSums.release",
+        "dpsgd.core.queries:FullSums.release",
         "self.noise_multiplier / math.sqrt(count)", "self.noise_multiplier",
         costs_are_those_of_one_gaussian_release),
     "sums over all rows cost as much as one": Bug(
@@ -378,15 +378,15 @@ BUGS = {
         "noise_multiplier / math.sqrt(self.epochs)", "noise_multiplier",
         costs_are_those_of_one_gaussian_release),
     "a run costs what its steps do": Bug(
-        "dpsgd.training.mechanism:Mechanism._with_sums",
+        "dpsgd.core.mechanism:Mechanism._with_sums",
         "if sums is None or count == 0:", "if sums is None or not count:",
         costs_are_those_of_one_gaussian_release),
     "sums that are released again are free": Bug(
-        "dpsgd.training.mechanism:Mechanism.privacy_of",
+        "dpsgd.core.mechanism:Mechanism.privacy_of",
         "return self._with_sums(trained, sums)", "return self._with_sums(trained, sums and None)",
         costs_are_those_of_one_gaussian_release),
     "sums are free beside steps": Bug(
-        "dpsgd.training.mechanism:Mechanism.privacy_of",
+        "dpsgd.core.mechanism:Mechanism.privacy_of",
         "return self._with_sums(trained, sums)", "return trained",
         costs_are_those_of_one_gaussian_release),
     "only the first sum is declared": Bug(

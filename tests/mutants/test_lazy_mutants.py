@@ -14,10 +14,10 @@ from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
 from dpsgd.audit.late import FLUSHED, FRESH, LAW, MOVED, SILENT, late_checks
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.audit.sums import sum_checks
+from dpsgd.engine.lazy import group as lazy
+from dpsgd.engine.lazy import rows
 from dpsgd.noise.base import Independent
 from dpsgd.noise.gaussian import STEP, VALUE
-from dpsgd.tables import rows
-from dpsgd.training import lazy
 from samplers import BallsAndBins
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]

@@ -17,11 +17,11 @@ from dpsgd.audit.blocks import STEPS as IN_BLOCKS
 from dpsgd.audit.blocks import block_checks
 from dpsgd.audit.noise import KEYS, NOISE, keys_check, noise_checks
 from dpsgd.audit.program import AuditedProgram
+from dpsgd.core.algorithm import nothing_frozen
+from dpsgd.engine import loop
+from dpsgd.engine.loop import Layout
 from dpsgd.noise.base import Independent
 from dpsgd.noise.gaussian import add_gaussian_noise
-from dpsgd.training import loop
-from dpsgd.training.algorithm import nothing_frozen
-from dpsgd.training.loop import Layout
 from samplers import Poisson
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]

@@ -40,8 +40,8 @@ def run(config: BatchesConfig) -> None:
     runner = config.chosen()
     with Console() as console:
         console.progress("starting")
+        from dpsgd.engine.batch_files import draw_here
         from dpsgd.runs.engine import draw
-        from dpsgd.training.batch_files import draw_here
         from experiments.cli.tasks import look_in_the_current_folder
         from experiments.tasks import task_of
 

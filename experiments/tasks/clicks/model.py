@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from dpsgd.training.modules import split_module
-from dpsgd.training.platt import Platt
+from dpsgd.engine.modules import split_module
+from dpsgd.engine.platt import Platt
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import ModelConfig
 

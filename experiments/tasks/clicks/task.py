@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
+    from dpsgd.engine.platt import Platt
     from dpsgd.runs.settings import Aim, Settings
-    from dpsgd.training.platt import Platt
     from experiments.tasks.clicks.evaluate import Scores
     from experiments.tasks.clicks.schema import Schema
     from experiments.tasks.clicks.store import Store

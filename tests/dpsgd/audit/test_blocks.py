@@ -10,7 +10,7 @@ import pytest
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.blocks import block_checks
 from dpsgd.audit.program import AuditedProgram
-from dpsgd.training import loop
+from dpsgd.engine import loop
 from samplers import BallsAndBins, FullBatch, Multistage, Poisson, Shuffle, UnitTree
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]

@@ -22,10 +22,10 @@ from dpsgd import (
     dpsgd,
 )
 from dpsgd.audit.flow import flow_checks
+from dpsgd.engine.lazy import group as lazy
+from dpsgd.engine.loop import Layout
+from dpsgd.engine.placement import Placement
 from dpsgd.noise.gaussian import add_gaussian_noise, standard_normal
-from dpsgd.training import lazy
-from dpsgd.training.loop import Layout
-from dpsgd.training.placement import Placement
 from samplers import BallsAndBins, Deterministic, FullBatch, Poisson
 
 pytestmark = pytest.mark.audit

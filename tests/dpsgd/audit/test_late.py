@@ -14,9 +14,9 @@ from dpsgd.audit.coupled import coupled_audit
 from dpsgd.audit.late import FLUSHED, LAW, MOVED, SIZES, late_checks
 from dpsgd.audit.program import AuditedProgram
 from dpsgd.core.state import LazyOptState, TrainState, joined
-from dpsgd.tables.gaps import Gaps
-from dpsgd.training import loop
-from dpsgd.training.lazy import RunLaws
+from dpsgd.engine import loop
+from dpsgd.engine.lazy.gaps import Gaps
+from dpsgd.engine.lazy.group import RunLaws
 from samplers import BallsAndBins
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]

@@ -25,7 +25,7 @@ from dpsgd.audit.checks import (
 )
 from dpsgd.audit.noise import _FINE, FULL, LAW, NOISE, noise_checks
 from dpsgd.audit.program import AuditedProgram
-from dpsgd.training.loop import Layout
+from dpsgd.engine.loop import Layout
 from samplers import Poisson
 
 pytestmark = pytest.mark.audit

@@ -10,8 +10,8 @@ import pytest
 
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.program import AuditedProgram
-from dpsgd.training import loop
-from dpsgd.training.loop import Layout, train_blocks
+from dpsgd.engine import loop
+from dpsgd.engine.loop import Layout, train_blocks
 from samplers import Poisson
 
 pytestmark = pytest.mark.audit

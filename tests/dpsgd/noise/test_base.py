@@ -28,13 +28,13 @@ from dpsgd import (
 from dpsgd.audit.coupled import coupled_audit
 from dpsgd.audit.noise import MATRIX, NOISE
 from dpsgd.audit.sampler import sampler_checks
+from dpsgd.core.algorithm import privatize
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.noise.registry import noise_record
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from dpsgd.runs.history import NO_HEAD, LedgerError
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.terms import Terms
-from dpsgd.training.algorithm import privatize
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 
 pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim

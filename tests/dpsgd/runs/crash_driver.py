@@ -27,13 +27,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
+from dpsgd.core.queries import FullSums
+from dpsgd.engine import platt
 from dpsgd.runs import engine, job
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS
 from dpsgd.runs.fingerprint import code_digest
 from dpsgd.runs.task import load
-from dpsgd.training import platt
-from dpsgd.training.full_sums import FullSums
 from samplers.settings import SETTINGS
 
 SIZES = {"batch_size": 32, "epochs": 2}

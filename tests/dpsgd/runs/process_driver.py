@@ -24,16 +24,17 @@ import numpy as np
 import tiny_task
 from jax.experimental import multihost_utils
 
+from dpsgd.core import mechanism
+from dpsgd.core.queries import FullSums
+from dpsgd.engine import algorithm, platt
+from dpsgd.engine import placement as placement_module
+from dpsgd.engine.placement import Placement
 from dpsgd.runs import engine, job
 from dpsgd.runs.checkpoint import DUE
 from dpsgd.runs.fingerprint import code_digest, task_code_digest
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.processes import together
 from dpsgd.runs.stop import STOPPED, Stopped
-from dpsgd.training import algorithm, mechanism, platt
-from dpsgd.training import placement as placement_module
-from dpsgd.training.full_sums import FullSums
-from dpsgd.training.placement import Placement
 from samplers import IndexBlock
 from samplers.settings import SETTINGS
 

@@ -9,11 +9,11 @@ from tiny_task import Line, config_of, line, run_and_stop, short_blocks
 
 from dpsgd import RootKey, resume, run
 from dpsgd.audit.checks import UNSEEN
+from dpsgd.engine import loop, programs
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit
 from dpsgd.runs.job import Job
 from dpsgd.runs.ledger import read
-from dpsgd.training import loop, programs
 
 pytestmark = pytest.mark.audit
 

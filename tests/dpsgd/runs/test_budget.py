@@ -12,6 +12,8 @@ from tiny_task import Line, config_of
 
 from accounting import epsilon
 from dpsgd import Settings, run
+from dpsgd.engine import programs
+from dpsgd.engine.loop import Layout
 from dpsgd.runs import budget, report
 from dpsgd.runs.budget import Timing
 from dpsgd.runs.engine import begin
@@ -19,8 +21,6 @@ from dpsgd.runs.job import Job
 from dpsgd.runs.ledger import read
 from dpsgd.runs.settings import choose
 from dpsgd.runs.stages import WORDS
-from dpsgd.training import programs
-from dpsgd.training.loop import Layout
 from samplers import BallsAndBins, Population
 from samplers.settings import SETTINGS
 

@@ -154,7 +154,7 @@ def test_private_runs_of_a_task_that_offers_it_are_calibrated(tmp_path, task, se
 def test_a_calibration_that_cannot_be_had_is_refused_in_one_line(
     tmp_path, task, settings, rows, why, monkeypatch
 ):
-    monkeypatch.setattr("dpsgd.training.platt.platt_sums", lambda count, **about: rows)
+    monkeypatch.setattr("dpsgd.engine.platt.platt_sums", lambda count, **about: rows)
     with pytest.raises(ValueError, match=f"^calibration platt cannot be had: .*{why}") as refused:
         run(task, config(calibration="platt", **settings), tmp_path / "run")
     assert "\n" not in str(refused.value)
@@ -320,7 +320,7 @@ def test_a_run_whose_steps_are_over_does_not_change_their_number(
 
 def test_a_resumed_run_does_not_choose_its_sums_again(tmp_path, monkeypatch):
     out = killed(tmp_path / "run", "before the sums", monkeypatch)
-    monkeypatch.setattr("dpsgd.training.platt.platt_sums", dies)
+    monkeypatch.setattr("dpsgd.engine.platt.platt_sums", dies)
     assert resume(out, calibrated)["full_sums"] == dataclasses.asdict(SUMS)
 
 

@@ -14,10 +14,10 @@ from several import together
 
 from dpsgd import TrainState
 from dpsgd.core.state import LazyState, Table
+from dpsgd.engine.placement import Placement
 from dpsgd.runs import checkpoint
 from dpsgd.runs.checkpoint import KEPT, Checkpoint, Checkpoints
 from dpsgd.runs.processes import Processes
-from dpsgd.training.placement import Placement
 
 
 def state(step, *, size=3, dtype=jnp.float32):

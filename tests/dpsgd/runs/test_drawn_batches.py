@@ -7,11 +7,11 @@ from tiny_task import calibrated as calibrated_line
 from tiny_task import config_of, few_rows_are_calibrated, line, run_and_stop, short_blocks
 
 from dpsgd import resume, run
+from dpsgd.engine import batch_files
+from dpsgd.engine.loop import Layout
 from dpsgd.runs import engine, job
 from dpsgd.runs.engine import begin, draw
 from dpsgd.runs.ledger import read
-from dpsgd.training import batch_files
-from dpsgd.training.loop import Layout
 
 RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json")
 HOST = {"data_on": "host", "insecure_seed": 3}

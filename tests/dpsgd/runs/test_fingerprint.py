@@ -14,10 +14,10 @@ import pytest
 from tiny_task import config_of, line
 
 from dpsgd import Placement, RootKey
+from dpsgd.engine import programs
 from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.job import Job
 from dpsgd.runs.ledger import read
-from dpsgd.training import programs
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[2]

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 import accounting
 from accounting import Bound, attack_advantage
 from dpsgd import Mechanism
+from dpsgd.core.queries import FullSums
 from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import NO_HEAD, LedgerError, line_of
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.terms import Terms
-from dpsgd.training.full_sums import FullSums
 from samplers import (
     BallsAndBins,
     BatchSource,

@@ -9,10 +9,10 @@ import pytest
 from tiny_task import Line
 
 from dpsgd import RunConfig, resume, run
+from dpsgd.engine import loop, programs
 from dpsgd.runs import audit, engine
 from dpsgd.runs.ledger import read
 from dpsgd.runs.stop import Stopped
-from dpsgd.training import loop, programs
 from samplers.settings import SETTINGS
 
 

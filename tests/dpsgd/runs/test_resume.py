@@ -19,6 +19,8 @@ from tiny_task import Line, Scaled, config_of, line, run_and_stop, short_blocks,
 
 from accounting import epsilon
 from dpsgd import BandedToeplitz, Independent, RootKey, RunConfig, resume, run
+from dpsgd.engine.placement import Placement
+from dpsgd.engine.programs import compilation
 from dpsgd.models.model import export
 from dpsgd.runs import engine, fingerprint, job
 from dpsgd.runs.checkpoint import Checkpoints
@@ -27,8 +29,6 @@ from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import stop_requests
-from dpsgd.training.placement import Placement
-from dpsgd.training.programs import compilation
 from samplers.settings import SETTINGS
 
 RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from dpsgd import RunConfig, run
+from dpsgd.core.queries import FullSums
+from dpsgd.engine import platt
 from dpsgd.runs import engine, job
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import Stopped
-from dpsgd.training import platt
-from dpsgd.training.full_sums import FullSums
 from dpsgd.training.refinement import Refinement
 from samplers.settings import SETTINGS
 

@@ -36,13 +36,13 @@ from dpsgd import (
     train_blocks,
 )
 from dpsgd.audit.black_box import black_box_audit
+from dpsgd.core.queries import FullSums
 from dpsgd.noise.planning import plan
 from dpsgd.runs import history
 from dpsgd.runs.history import Generation, History
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.selection import Selection
 from dpsgd.runs.terms import Terms
-from dpsgd.training.full_sums import FullSums
 from samplers import (
     BallsAndBins,
     Deterministic,

@@ -11,10 +11,10 @@ import pytest
 from scipy import stats
 
 from dpsgd import Mechanism, RootKey, Secure
+from dpsgd.core.queries import FullSums
+from dpsgd.engine.loop import train_blocks
+from dpsgd.engine.programs import arrays_digest
 from dpsgd.training import refinement
-from dpsgd.training.full_sums import FullSums
-from dpsgd.training.loop import train_blocks
-from dpsgd.training.programs import arrays_digest
 from dpsgd.training.refinement import Refinement, read_rows, refine
 from samplers import BallsAndBins, Poisson
 

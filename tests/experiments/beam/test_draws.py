@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dpsgd.training.batch_files import BatchFiles, Draw, draw_here, write_manifest
+from dpsgd.engine.batch_files import BatchFiles, Draw, draw_here, write_manifest
 from experiments.beam import draws
 from experiments.beam.draws import check_sampler, drawn_by
 from samplers import BallsAndBins, Deterministic, FullBatch, Multistage, Poisson, Shuffle, UnitTree

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("apache_beam", reason="Beam is not installed: see experiments/beam/README.md")
 
-from dpsgd.training.batch_files import draw_here
+from dpsgd.engine.batch_files import draw_here
 from experiments import cli
 from experiments.beam import pieces, pipelines
 from experiments.beam.draws import drawn_by

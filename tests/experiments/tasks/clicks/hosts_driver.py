@@ -14,9 +14,9 @@ from pathlib import Path
 import process_driver
 from process_driver import Run, check, check_ended, go_on, outcome, slowly
 
+from dpsgd.core.queries import FullSums
+from dpsgd.engine import platt
 from dpsgd.runs.fingerprint import code_digest, task_code_digest
-from dpsgd.training import platt
-from dpsgd.training.full_sums import FullSums
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.task import Clicks
 from samplers.settings import SETTINGS

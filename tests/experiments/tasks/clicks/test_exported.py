@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from dpsgd import RunConfig, load_exported, runs
+from dpsgd.core.queries import FullSums
+from dpsgd.engine import platt
 from dpsgd.models import predictions
 from dpsgd.models.bundle import Bundle
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.training import platt
-from dpsgd.training.full_sums import FullSums
 from experiments import cli
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.formats import check_columns

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dpsgd import RunConfig, run
-from dpsgd.training import platt
-from dpsgd.training.full_sums import FullSums
-from dpsgd.training.loop import Layout
+from dpsgd.core.queries import FullSums
+from dpsgd.engine import platt
+from dpsgd.engine.loop import Layout
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.task import Clicks
 from experiments.tasks.clicks.writer import StoreWriter

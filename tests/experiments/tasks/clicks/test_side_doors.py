@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from dpsgd import RunConfig
+from dpsgd.engine.loop import Layout
+from dpsgd.engine.programs import digest
 from dpsgd.runs.job import Job
-from dpsgd.training.loop import Layout
-from dpsgd.training.programs import digest
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from accounting import epsilon
-from dpsgd.training import programs
+from dpsgd.engine import programs
 from experiments.tasks.ratings import episodes, factorization, ratings
 from experiments.tasks.ratings.study import Study
 

@@ -3,83 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from dpsgd.core.algorithm import Algorithm, TableTraining, privatize
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
-from dpsgd.gradients.clipping import Diagnostics, clipped_grad
+from dpsgd.engine.programs import compiled
+from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves, with_leaves
 from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.gradients.losses import LossFn, of_row, row_of, takes_key
 from dpsgd.noise.base import Noise
-from dpsgd.training.mechanism import Mechanism, Scales
-from dpsgd.training.programs import compiled
 
 PyTree = Any
-
-
-jax.tree_util.register_dataclass(
-    Scales,
-    data_fields=["l2_clip_norm", "noise_stddev", "expected_batch_size", "grid"],
-    meta_fields=["noise"],
-)
-
-
-@runtime_checkable
-class TableTraining(Protocol):
-    """How leaves are trained of which the loss only looks rows up, such as `LazyTables`."""
-
-    def algorithm(
-        self,
-        loss_fn: LossFn,
-        optimizer: optax.GradientTransformation,
-        microbatch_size: int | None,
-    ) -> Algorithm:
-        """Returns the algorithm that trains tables so, and all else by `optimizer`."""
-
-    def of_run(self, num_steps: int) -> Any:
-        """Returns what the tables' noise depends on in a run of so many steps."""
-
-
-def nothing_frozen(params: PyTree, example: PyTree) -> frozenset[int]:
-    """Returns that all parameters are trained."""
-    return frozenset()
-
-
-class Algorithm(NamedTuple):
-    """A private training algorithm as pure functions of explicit state, scales and keys.
-
-    A value: what `dpsgd` makes of equal arguments is equal, and shares what was compiled of it.
-    Which mechanism it runs under is said where it is run.
-    """
-
-    init: Callable[..., TrainState]
-    """(params, mechanism) -> state before the first step: in buffers of its own, which blocks may
-    overwrite. The mechanism may be left out where its noise keeps nothing from step to step."""
-    clipped_sum: Callable[..., tuple[PyTree, Diagnostics]]
-    """(params, batch, weights, scales) -> (sum of clipped per-example gradients, diagnostics).
-
-    The sum is in float32, or in the secure mode in integers, int32. Where the loss takes a key, a
-    fifth argument is the keys of the batch's examples. By name it takes `devices`, among how many
-    the compiler deals the batch out where the parameters are."""
-    update: Callable[..., tuple[Any, PyTree]]
-    """(state, sum, noise_key, scales) -> (state after one noisy update, what the update was made
-    of: the private mean gradient, in the types of the parameters). By name it takes `frozen`, the
-    numbers of the leaves that stay as they are, if there are any."""
-    takes_key: bool = False
-    """Whether the loss takes a key."""
-    tables: TableTraining | None = None
-    """How tables are trained whose noise comes late, see `dpsgd.training.lazy`: then `init` takes
-    rows of the data as well, or their shapes, and `update` is a whole step."""
-    frozen: Callable[[PyTree, PyTree], frozenset[int]] = nothing_frozen
-    """(params, example), or their shapes -> numbers of the leaves that no derivative reaches."""
-    foreign_calls: bool = False
-    """Whether the loss may call the host and foreign functions, which no guarantee covers."""
 
 
 def owned(tree: PyTree) -> PyTree:
@@ -90,29 +31,6 @@ def owned(tree: PyTree) -> PyTree:
 def copied(tree: PyTree) -> PyTree:
     """Returns what `owned` does, as part of a program."""
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.result_type(leaf)), tree)
-
-
-def privatize(
-    clipped_sum: PyTree, noise_state: PyTree, noise_key: Any, step: Any, scales: Scales
-) -> tuple[PyTree, PyTree]:
-    """Returns the private mean gradient (sum + sigma C n) / b, and the state of the noise n.
-
-    Sum, then noise, then division, in this one place. The divisor b is the sampler's *expected*
-    batch size, a public constant: the realised size depends on who took part, and dividing by it
-    would release that without noise.
-
-    Args:
-      clipped_sum: Sum over the batch of gradients of L2 norm at most C; float32 leaves, or int32
-        ones on the secure grid.
-      noise_state: What n needs from the steps before.
-      noise_key: Key of the run's noise stream; with `step` and the leaf it names what in n
-        is fresh.
-      step: int scalar, the number of the update.
-      scales: C, sigma C and b, the grid of integer sums, and the law of n, if any.
-    """
-    if scales.noise is None:
-        return jax.tree.map(lambda s: s / scales.expected_batch_size, clipped_sum), noise_state
-    return scales.noise.add(clipped_sum, noise_state, noise_key, step, scales)
 
 
 def dpsgd(
@@ -147,7 +65,7 @@ def dpsgd(
       tables: How those leaves are trained of which the loss looks up rows and does nothing else
         with them, so that a step costs what its batch reads; `optimizer` is for the others. By
         default it is for all. The law, and with it the privacy cost, is that of a step that writes
-        noise into all rows: `dpsgd.training.lazy` has the proof.
+        noise into all rows: `dpsgd.engine.lazy.group` has the proof.
       foreign_calls: Whether the loss may call the host (`jax.pure_callback`) and foreign functions
         (`jax.ffi`), one example at a time. They may keep what they are called with, which no trace
         shows, so the guarantee of such a run says that they are not covered.

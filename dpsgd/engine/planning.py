@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
+from dpsgd.engine.collectives import Collective, collectives
+from dpsgd.engine.loop import Layout
+from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.gradients.losses import LossFn, takes_key
-from dpsgd.training.algorithm import Algorithm
-from dpsgd.training.collectives import Collective, collectives
-from dpsgd.training.loop import Layout
-from dpsgd.training.mechanism import Mechanism
-from dpsgd.training.programs import shapes_of_rows
 
 PyTree = Any
 

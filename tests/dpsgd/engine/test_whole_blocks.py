@@ -13,9 +13,9 @@ import pytest
 from scipy import stats
 
 from dpsgd import Diagnostics, Mechanism, Noise, RootKey, Secure, dpsgd, train_blocks
+from dpsgd.core.algorithm import nothing_frozen
+from dpsgd.engine.loop import Watch
 from dpsgd.noise.gaussian import add_gaussian_noise
-from dpsgd.training.algorithm import nothing_frozen
-from dpsgd.training.loop import Watch
 from samplers import BallsAndBins, Deterministic, Poisson
 
 FALSE_ALARM = 1e-6

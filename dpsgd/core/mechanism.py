@@ -17,10 +17,10 @@ from accounting import (
     format_delta,
     largest_count,
 )
+from dpsgd.core.queries import FullSums
 from dpsgd.noise.base import Independent, Noise, Scales
 from dpsgd.noise.grid import SecureGrid
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.full_sums import FullSums
 from samplers import BatchSampler, FullBatch
 from samplers.base import MAX_STEPS
 

@@ -16,19 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.marks import marked
+from dpsgd.core.mechanism import Mechanism, Scales
 from dpsgd.core.state import LazyState, TrainState, opened, unflushed
-from dpsgd.gradients.clipping import Diagnostics
-from dpsgd.gradients.losses import example_keys
-from dpsgd.noise.keys import RootKey
-from dpsgd.training.algorithm import Algorithm, owned
-from dpsgd.training.batch_files import BatchFiles
-from dpsgd.training.blocks import cut, in_background, most_passes, plan_blocks, widened, with_rows
-from dpsgd.training.lazy import BlockLaws, RunLaws, flushed
-from dpsgd.training.mechanism import Mechanism, Scales
-from dpsgd.training.modules import check_parameters
-from dpsgd.training.placement import AXIS, Exchange, Placement
-from dpsgd.training.programs import (
+from dpsgd.engine.algorithm import owned
+from dpsgd.engine.batch_files import BatchFiles
+from dpsgd.engine.blocks import cut, in_background, most_passes, plan_blocks, widened, with_rows
+from dpsgd.engine.lazy.group import BlockLaws, RunLaws, flushed
+from dpsgd.engine.modules import check_parameters
+from dpsgd.engine.placement import AXIS, Exchange, Placement
+from dpsgd.engine.programs import (
     arrays_digest,
     digest,
     executable,
@@ -36,6 +34,9 @@ from dpsgd.training.programs import (
     shapes_of_rows,
     text_digest,
 )
+from dpsgd.gradients.clipping import Diagnostics
+from dpsgd.gradients.losses import example_keys
+from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, BatchSource, IndexBlock, UnitData
 from samplers.base import MAX_EXAMPLES
 

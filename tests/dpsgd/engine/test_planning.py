@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd.training.collectives import Collective
-from dpsgd.training.planning import Rates
+from dpsgd.engine.collectives import Collective
+from dpsgd.engine.planning import Rates
 
 ROOT = Path(__file__).parents[3]
 
@@ -19,9 +19,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax, jax.numpy as jnp, optax
 jax.config.update("jax_num_cpu_devices", 8)
 from dpsgd import Mechanism, dpsgd
-from dpsgd.training.loop import Layout
-from dpsgd.training.placement import Placement
-from dpsgd.training.planning import StepPlan
+from dpsgd.engine.loop import Layout
+from dpsgd.engine.placement import Placement
+from dpsgd.engine.planning import StepPlan
 from samplers import Deterministic
 
 def loss(params, example):

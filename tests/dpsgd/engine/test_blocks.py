@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from dpsgd.training.blocks import cut, in_background, plan_blocks, widened, with_rows
-from dpsgd.training.loop import Layout
+from dpsgd.engine.blocks import cut, in_background, plan_blocks, widened, with_rows
+from dpsgd.engine.loop import Layout
 from samplers import BallsAndBins, BatchSource, Poisson
 
 SAMPLERS = {

@@ -8,8 +8,8 @@ from scipy import optimize, special
 
 from accounting import GaussianProfile, calibrate
 from dpsgd import Mechanism, Platt, RootKey, platt_sums, refine
-from dpsgd.training.full_sums import FullSums
-from dpsgd.training.platt import L2_CLIP_NORM
+from dpsgd.core.queries import FullSums
+from dpsgd.engine.platt import L2_CLIP_NORM
 from dpsgd.training.refinement import sums_run
 from samplers import Poisson
 

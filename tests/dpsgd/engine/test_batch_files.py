@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from dpsgd.training import batch_files
-from dpsgd.training.batch_files import BatchFiles, Draw, draw_here, write_manifest
-from dpsgd.training.blocks import plan_blocks, with_rows
+from dpsgd.engine import batch_files
+from dpsgd.engine.batch_files import BatchFiles, Draw, draw_here, write_manifest
+from dpsgd.engine.blocks import plan_blocks, with_rows
 from samplers import BallsAndBins, BatchSource, Deterministic, FullBatch, Poisson, Shuffle
 
 SEED = 12345

@@ -3,7 +3,7 @@ r"""DP-SGD whose tables get their noise late: a step costs what its batch reads,
 A table is a parameter of which the loss only looks up rows. The dense algorithm writes noise into
 every row at every step. Here a row gets the noise of the steps in which nobody read it when it is
 read next, or at the end, as one Gaussian of the law that it would have by then
-(`dpsgd.tables.gaps`).
+(`dpsgd.engine.lazy.gaps`).
 
 **Claim.** What `flushed` returns has, jointly with every gradient, the law of the dense algorithm
 with the same optimizer for the tables; so it costs what that does.
@@ -21,7 +21,7 @@ algorithms, and the dense one's cost bounds what its parameters after the last s
 what these tell. QED.
 
 In floats the maps differ in their roundings, so a flush rounds what it returns to one public grid:
-`dpsgd.tables.rows`.
+`dpsgd.engine.lazy.rows`.
 
 It does *not* bound what a state tells whose noise is due: a row without noise is one that nobody
 read, and its steps say when somebody did. Such a state is a `LazyState`, a secret as the root key
@@ -47,7 +47,9 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
+from dpsgd.core.algorithm import Algorithm, privatize
 from dpsgd.core.marks import marked
+from dpsgd.core.mechanism import Mechanism, Scales
 from dpsgd.core.state import (
     LazyOptState,
     LazyState,
@@ -57,18 +59,17 @@ from dpsgd.core.state import (
     joined,
     parted,
 )
+from dpsgd.engine.algorithm import Frozen, copied, updated
+from dpsgd.engine.lazy.gaps import Gaps, LinearSgd
+from dpsgd.engine.lazy.look_ups import Row, TableLoss, unique_rows
+from dpsgd.engine.lazy.rows import LawTables, Rows, flushed_table, packed, read, written
+from dpsgd.engine.placement import Exchange, Placement
+from dpsgd.engine.programs import compiled, executable, shapes_of_rows
 from dpsgd.gradients.clipping import Diagnostics, clipped_grad
 from dpsgd.gradients.losses import LossFn, of_row, row_of, rows_of, takes_key
 from dpsgd.gradients.taps import Path
 from dpsgd.noise.base import Independent
 from dpsgd.noise.gaussian import add_row_noise
-from dpsgd.tables.gaps import Gaps, LinearSgd
-from dpsgd.tables.look_ups import Row, TableLoss, unique_rows
-from dpsgd.tables.rows import LawTables, Rows, flushed_table, packed, read, written
-from dpsgd.training.algorithm import Algorithm, Frozen, copied, privatize, updated
-from dpsgd.training.mechanism import Mechanism, Scales
-from dpsgd.training.placement import Exchange, Placement
-from dpsgd.training.programs import compiled, executable, shapes_of_rows
 
 PyTree = Any
 
@@ -267,7 +268,7 @@ def _due(laws: LawTables, step: Any, noise_key: Any, scales: Scales) -> dict[str
 
 @dataclass(frozen=True)
 class LazyInit:
-    """See `dpsgd.training.algorithm.Algorithm.init`; from rows it tells which leaves are tables."""
+    """See `dpsgd.engine.algorithm.Algorithm.init`; from rows it tells which leaves are tables."""
 
     loss_fn: LossFn
     optimizer: optax.GradientTransformation
@@ -564,7 +565,7 @@ def _private_rows(total, numbers, noise_key, step, leaf, scales: Scales) -> jax.
 
 
 def _updated_rows(rows: Rows, gradient: jax.Array, laws: StepLaws, reveals: Any) -> Rows:
-    """Returns rows of a table after a step of SGD, see `dpsgd.tables.gaps`."""
+    """Returns rows of a table after a step of SGD, see `dpsgd.engine.lazy.gaps`."""
     m = gradient + laws.weight_decay * rows.values
     if rows.momentum is not None:
         m = laws.momentum * rows.momentum + m

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from dpsgd import Independent, Mechanism, Secure, dpsgd, train
-from dpsgd.training.mechanism import SCALES
+from dpsgd.core.mechanism import SCALES
 from samplers import BallsAndBins, Deterministic
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dpsgd.tables.gaps import Gaps, LinearSgd
-from dpsgd.tables.rows import packed
+from dpsgd.engine.lazy.gaps import Gaps, LinearSgd
+from dpsgd.engine.lazy.rows import packed
 
 STEPS = 1_000
 PROGRESS = np.arange(STEPS) / STEPS

@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 
 from accounting import GaussianProfile, calibrate, default_delta
-from dpsgd.training.full_sums import FullSums
+from dpsgd.core.queries import FullSums
 from dpsgd.training.refinement import Refinement
 
 PyTree = Any

@@ -41,8 +41,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpsgd.core.state import LazyOptState, LazyState, joined, parted
+from dpsgd.engine.programs import put
 from dpsgd.packing import SMALL
-from dpsgd.training.programs import put
 from samplers import BatchSampler, IndexBlock
 
 if TYPE_CHECKING:

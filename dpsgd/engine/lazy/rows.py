@@ -1,8 +1,8 @@
 r"""Rows of a table that are brought up to date when they are read: one Gaussian for a whole gap.
 
 Each row knows how many steps are in it. What a step reads is caught up first, by the law of
-`dpsgd.tables.gaps`: (m, theta) -> A (m, theta) + (sigma C / b) L xi, L L^T = V, with two normals a
-coordinate, keyed by (step, leaf, coordinate) and a purpose of their own.
+`dpsgd.engine.lazy.gaps`: (m, theta) -> A (m, theta) + (sigma C / b) L xi, L L^T = V, with two
+normals a coordinate, keyed by (step, leaf, coordinate) and a purpose of their own.
 
 **What leaves is rounded.** In floats, the sums of a row that was read and of one that was not reach
 different numbers: theta_0 plus one product, for one, whose last bits anybody can check. So a flush
@@ -29,8 +29,8 @@ import numpy as np
 from jax import Array, lax
 
 from dpsgd.core.state import Table
+from dpsgd.engine.lazy.gaps import GapLaw
 from dpsgd.noise.gaussian import GRID_BITS, MOMENTUM, VALUE, grid, normal_at, uniform_at
-from dpsgd.tables.gaps import GapLaw
 
 
 class Rows(NamedTuple):

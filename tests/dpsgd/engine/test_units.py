@@ -14,7 +14,7 @@ from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.audit.black_box import black_box_audit, bound_epsilon
 from dpsgd.audit.coupled import coupled_audit
 from dpsgd.audit.runs import scores_of
-from dpsgd.training import loop
+from dpsgd.engine import loop
 from samplers import (
     BallsAndBins,
     Deterministic,

@@ -15,13 +15,13 @@ from recording import recorder
 
 from dpsgd import Guarantee, Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
 from dpsgd.audit.coupled import coupled_audit
+from dpsgd.engine import programs
 from dpsgd.noise.registry import noise_record
 from dpsgd.noise.secure import rounded_gaussian
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from dpsgd.runs.history import NO_HEAD, LedgerError
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.terms import Terms
-from dpsgd.training import programs
 from dpsgd.training.guarantee import FLOATING_POINT
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 

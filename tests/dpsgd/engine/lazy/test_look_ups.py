@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpsgd.engine.lazy.look_ups import Row, TableLoss, unique_rows
 from dpsgd.gradients.ghost import choose_route
 from dpsgd.gradients.taps import find_taps
-from dpsgd.tables.look_ups import Row, TableLoss, unique_rows
 
 R, D = 50, 4
 PARAMS = {

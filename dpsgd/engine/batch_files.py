@@ -33,8 +33,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpsgd.engine.blocks import plan_blocks
 from dpsgd.files import SECRET, destroy, fsync_folder, open_own, parse_json
-from dpsgd.training.blocks import plan_blocks
 from samplers import BatchSampler, BatchSource, IndexBlock
 
 PyTree = Any

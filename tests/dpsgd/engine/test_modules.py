@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from dpsgd import Mechanism, RootKey, dpsgd, train
-from dpsgd.training.modules import split_module
+from dpsgd.engine.modules import split_module
 from samplers import Deterministic
 
 

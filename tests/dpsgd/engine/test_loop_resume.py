@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd.engine import loop
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
-from dpsgd.training import loop
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 
 pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim

@@ -13,6 +13,10 @@ from scipy import stats
 
 from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, Secure, dpsgd, train
 from dpsgd.core.state import LazyState, Table, TrainState
+from dpsgd.engine.lazy.gaps import LinearSgd
+from dpsgd.engine.lazy.group import RunLaws, found_tables
+from dpsgd.engine.lazy.rows import FLUSHED_BITS, Rows, flushed_table, on_grid, read, written
+from dpsgd.engine.loop import Layout, train_blocks
 from dpsgd.noise.gaussian import (
     MOMENTUM,
     STEP,
@@ -23,10 +27,6 @@ from dpsgd.noise.gaussian import (
     standard_normal,
     uniform_at,
 )
-from dpsgd.tables.gaps import LinearSgd
-from dpsgd.tables.rows import FLUSHED_BITS, Rows, flushed_table, on_grid, read, written
-from dpsgd.training.lazy import RunLaws, found_tables
-from dpsgd.training.loop import Layout, train_blocks
 from samplers import BallsAndBins, Deterministic, Poisson
 
 N, R, D, B = 300, 2_000, 3, 20

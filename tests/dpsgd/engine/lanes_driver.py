@@ -25,9 +25,9 @@ import optax
 from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.audit.blocks import block_checks
 from dpsgd.audit.program import AuditedProgram
+from dpsgd.engine.loop import Layout
+from dpsgd.engine.placement import Placement
 from dpsgd.runs.processes import connect, disconnect
-from dpsgd.training.loop import Layout
-from dpsgd.training.placement import Placement
 from samplers import BallsAndBins, BatchSource, Poisson, Shuffle
 
 N = 101

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks, trainer
-from dpsgd.training import loop, programs
+from dpsgd.engine import loop, programs
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
 N = 60
