@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from accounting import GaussianProfile, calibrate, default_delta
-from dpsgd.audit.coupled import coupled_audit
-from dpsgd.audit.rows import generated_rows
+from dpsgd.audit.audit import audit_program
+from dpsgd.audit.synthetic import generated_rows
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.loop import columns_of
 from dpsgd.noise.base import Independent, Noise
@@ -172,7 +172,7 @@ def _released(
     note = NOT_AUDITED
     if audit:
         run = sums_run(of, mechanism, (), generated_rows(rows, _ROWS))
-        report = coupled_audit(
+        report = audit_program(
             run.algorithm, mechanism, run.state.params, run.rows, state=run.state
         )
         note = audit_note(report)

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from accounting import default_delta
-from dpsgd.audit.checks import AuditReport
-from dpsgd.audit.coupled import audit_sums, coupled_audit
-from dpsgd.audit.rows import Generated, generated_rows
+from dpsgd.audit.audit import audit_program, audit_queries
+from dpsgd.audit.report import AuditReport
+from dpsgd.audit.synthetic import Generated, generated_rows
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
@@ -249,9 +249,9 @@ def _audited(
     """Audits a run that is about to begin; returns what a guarantee says of it, or raises."""
     block = math.prod(mechanism.sampler.clipped_shape)
     rows = generated_rows(columns, _UNITS * block, generated, block=block)
-    found = coupled_audit(algorithm, mechanism, state.params, rows, state=state, layout=layout)
+    found = audit_program(algorithm, mechanism, state.params, rows, state=state, layout=layout)
     if refinement is not None:
-        sums = audit_sums(refinement, mechanism, state.params, rows, placement=layout.placement)
+        sums = audit_queries(refinement, mechanism, state.params, rows, placement=layout.placement)
         found = AuditReport(found.checks + sums.checks)
     return audit_note(found, ", and those of the sums over all rows," if refinement else "")
 

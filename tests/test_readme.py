@@ -14,7 +14,7 @@ import pytest
 
 from accounting import Bound
 from dpsgd import Guarantee, Mechanism, statistics, trainer
-from dpsgd.audit.checks import AuditReport
+from dpsgd.audit.report import AuditReport
 from dpsgd.models.bundle import GUARANTEE, MODEL, Bundle
 from dpsgd.runs.directory import RunDirectory
 from experiments import cli
@@ -58,9 +58,9 @@ def run(number, audited=False):
     ):
         if not audited:
             for module, audit in (
-                (trainer, "coupled_audit"),
-                (trainer, "audit_sums"),
-                (statistics, "coupled_audit"),
+                (trainer, "audit_program"),
+                (trainer, "audit_queries"),
+                (statistics, "audit_program"),
             ):
                 patch.setattr(module, audit, lambda *of, **how: AuditReport(()))
         exec(compile(EXAMPLES[number], "README.md", "exec"), namespace)

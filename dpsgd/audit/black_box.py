@@ -33,7 +33,7 @@ import numpy as np
 from scipy import stats
 
 from accounting import Bound, check_guarantee_delta, format_delta
-from dpsgd.audit.runs import Runs, Scores
+from dpsgd.audit.trials import Runs, Scores
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.algorithm import dpsgd

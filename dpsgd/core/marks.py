@@ -1,7 +1,8 @@
 """Names in a program's trace for what its privacy rests on; a compiled program has none of them.
 
 A mark is the identity on its first argument. The others say what that was made of, so that the
-static audit (`dpsgd.audit.flow`) finds sums, draws and releases without a guess. XLA sees nothing.
+static audit (`dpsgd.audit.runtime.flow`) finds sums, draws and releases without a guess. XLA sees
+nothing.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from dpsgd.audit.checks import AuditReport, Check
-from dpsgd.audit.coupled import audit_sums, coupled_audit
+from dpsgd.audit.audit import audit_program, audit_queries
+from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
@@ -57,7 +57,7 @@ def audit_run(
     """
     if not mechanism.noise_multiplier:
         return "not made: there is no noise"
-    checks: tuple[Check, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
     parts = []
     if int(state.step) < mechanism.sampler.num_steps:
         progress("auditing the program and the sampler")
@@ -82,7 +82,7 @@ def audit_run(
     return f"{line}. {found.limits}"
 
 
-def audit_program(
+def audit_task(
     task: Trainable,
     algorithm: Algorithm,
     mechanism: Mechanism,
@@ -105,7 +105,7 @@ def audit_program(
     for size in mechanism.sampler.clipped_shape:
         block *= size
     rows = task.generated(ROWS * block)
-    return coupled_audit(
+    return audit_program(
         algorithm,
         mechanism,
         state.params,
@@ -122,7 +122,7 @@ def _remembered(task: Trainable, *run: Any) -> AuditReport:
     algorithm, mechanism, state, layout = run
 
     def make() -> AuditReport:
-        return audit_program(task, *run)
+        return audit_task(task, *run)
 
     if sum(leaf.nbytes for leaf in jax.tree.leaves(state)) > _KNOWN:
         return make()
@@ -136,7 +136,7 @@ def _remembered_sums(
 
     def make() -> AuditReport:
         root = Processes.current().root()
-        return audit_sums(refinement, mechanism, params, task.generated(ROWS), root=root)
+        return audit_queries(refinement, mechanism, params, task.generated(ROWS), root=root)
 
     if sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > _KNOWN:
         return make()

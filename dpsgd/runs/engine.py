@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpsgd.audit.resumed import wrong_noise
+from dpsgd.audit.runtime.resume import wrong_noise
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import LazyState, TrainState
 from dpsgd.engine import batch_files

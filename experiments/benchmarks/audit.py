@@ -20,11 +20,11 @@ import optax
 from scipy import stats
 
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
-from dpsgd.audit.checks import FALSE_ALARM, AuditReport
-from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.audit import audit_program
+from dpsgd.audit.report import FALSE_ALARM, AuditReport
 from dpsgd.engine.loop import Layout
 from dpsgd.noise.base import Independent
-from dpsgd.runs.audit import audit_program
+from dpsgd.runs.audit import audit_task
 from dpsgd.runs.optimizer import ADAM
 from experiments.benchmarks.rows import Row, options_of, positive, report
 from experiments.tasks.clicks.model import functional
@@ -87,7 +87,7 @@ def sound() -> Iterator[tuple[str, AuditReport]]:
         mechanism = Mechanism(sampler, sigma, clip, noise)
         root = RootKey.from_insecure_seed(number)
         what = f"{type(sampler).__name__}, sigma {sigma:.3g}, C {clip:.3g}, {noise}, seed {number}"
-        yield what, coupled_audit(algorithm, mechanism, params, rows, root=root)
+        yield what, audit_program(algorithm, mechanism, params, rows, root=root)
 
 
 def calibration(audits: int) -> list[Row]:
@@ -164,7 +164,7 @@ def seconds(preset: str, num_examples: int, batch_size: int) -> list[Row]:
     begin = time.process_time()
     layout.program(algorithm, mechanism, state, data)
     compiled = time.process_time()
-    audit = audit_program(task, algorithm, mechanism, state, layout)
+    audit = audit_task(task, algorithm, mechanism, state, layout)
     end = time.process_time()
     at = f"{preset} ({size / 1e6:.3g}M parameters), n = {num_examples:,}, batch {batch_size:,}"
     return [

@@ -12,13 +12,13 @@ import numpy as np
 
 from accounting import epsilon, format_delta
 from dpsgd import Independent, Mechanism, Noise, Secure
+from dpsgd.audit.audit import audit_queries
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
-from dpsgd.audit.checks import AuditReport
-from dpsgd.audit.coupled import audit_sums
+from dpsgd.audit.report import AuditReport
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.noise.planning import best_noise
-from dpsgd.runs.audit import ROWS, audit_program
+from dpsgd.runs.audit import ROWS, audit_task
 from dpsgd.runs.calibration import refinement_of
 from dpsgd.runs.correlation import apart, check_apart, kept_apart
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters, with_hyperparameters
@@ -56,10 +56,10 @@ def coupled(
     state = algorithm.init(task.init(0), mechanism, *rows)
     sizes = hyperparameters(Settings().learning_rate, num_steps)
     state = state._replace(opt_state=with_hyperparameters(state.opt_state, sizes))
-    found = audit_program(task, algorithm, mechanism, state, claimed=claimed)
+    found = audit_task(task, algorithm, mechanism, state, claimed=claimed)
     if refinement is None:
         return found
-    sums = audit_sums(refinement, mechanism, state.params, task.generated(ROWS))
+    sums = audit_queries(refinement, mechanism, state.params, task.generated(ROWS))
     return AuditReport(found.checks + sums.checks)
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import optax
 
 from dpsgd import BandedToeplitz, Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
-from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.audit import audit_program
 from dpsgd.engine import loop
 from dpsgd.engine.collectives import collectives
 from dpsgd.engine.loop import Layout
@@ -282,7 +282,7 @@ def audits(names):
         mechanism, placement = Mechanism(sampler, 1.0, 1.0), placement or on(8)
         layout = Layout.of(sampler, ROWS, block_steps=8, data_on=data_on, placement=placement)
         root = RootKey.from_insecure_seed(1)
-        report = coupled_audit(algorithm, mechanism, PARAMS, few, layout=layout, root=root)
+        report = audit_program(algorithm, mechanism, PARAMS, few, layout=layout, root=root)
         return [check.name for check in report.checks if not check.passed]
 
     sound = dpsgd(loss, optax.sgd(0.1), microbatch_size=3)

@@ -9,8 +9,8 @@ from flax import nnx
 from jax import lax
 
 from dpsgd import Independent, LazyTables, Mechanism, Secure, dpsgd, explain, split_module, train
-from dpsgd.audit.program import AuditedProgram
-from dpsgd.audit.update import update_checks
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.runtime.update import update_checks
 from dpsgd.gradients.frozen import frozen_leaves, with_leaves
 from dpsgd.noise.strategies import BandedToeplitz
 from samplers import Deterministic
@@ -74,7 +74,7 @@ def test_the_audit_sees_a_frozen_leaf_that_moves():
     mechanism = Mechanism(SAMPLER, 1.0, 1.0)
     for update in (sound.update, planted):
         algorithm = sound._replace(update=update)
-        program = AuditedProgram(algorithm, mechanism, algorithm.init(start(), mechanism), ROWS)
+        program = Probe(algorithm, mechanism, algorithm.init(start(), mechanism), ROWS)
         failed = [check.name for check in update_checks(program) if not check.passed]
         wanted = "what no derivative of the loss reaches stays as it is"
         assert (wanted in failed) == (update is planted)

@@ -14,7 +14,7 @@ from dpsgd import (
     private_sum,
     statistics,
 )
-from dpsgd.audit.checks import AuditReport, Check
+from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.training.refinement import Refined
 from samplers import FullBatch
 
@@ -71,8 +71,8 @@ def test_a_root_serves_one_release_and_one_of_a_seed_gives_no_guarantee():
 
 @pytest.mark.parametrize("passed", [True, False])
 def test_what_is_released_is_audited_before_and_never_released_if_that_fails(monkeypatch, passed):
-    seen, report = [], AuditReport((Check("sums add up", passed, "as wanted"),))
-    monkeypatch.setattr(statistics, "coupled_audit", lambda *of, **how: seen.append(of) or report)
+    seen, report = [], AuditReport((CheckResult("sums add up", passed, "as wanted"),))
+    monkeypatch.setattr(statistics, "audit_program", lambda *of, **how: seen.append(of) or report)
     monkeypatch.setattr(statistics, "release", lambda *of, **how: Refined(np.zeros(3), {}))
     how = {"l2_clip_norm": 0.5, "epsilon": 1.0}
     if not passed:

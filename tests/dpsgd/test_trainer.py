@@ -23,8 +23,8 @@ from dpsgd import (
     train_blocks,
     trainer,
 )
-from dpsgd.audit.checks import AuditReport
-from dpsgd.audit.rows import generated_rows
+from dpsgd.audit.report import AuditReport
+from dpsgd.audit.synthetic import generated_rows
 from dpsgd.core.mechanism import SCALES
 from dpsgd.engine import programs
 from dpsgd.training import refinement
@@ -107,7 +107,7 @@ def rows_of_audits(monkeypatch):
         given.append(rows)
         return AuditReport(())
 
-    monkeypatch.setattr(trainer, "coupled_audit", audit)
+    monkeypatch.setattr(trainer, "audit_program", audit)
     return given
 
 

@@ -17,9 +17,9 @@ from planting import Bug, plant
 from scipy import optimize, special
 
 from dpsgd import FullSums, Mechanism, Platt, Refinement, RootKey, dpsgd
-from dpsgd.audit.coupled import audit_sums
-from dpsgd.audit.flow import GIVEN, LEAVES
-from dpsgd.audit.sampler import sampler_checks
+from dpsgd.audit.audit import audit_queries
+from dpsgd.audit.runtime.flow import GIVEN, LEAVES
+from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.engine.loop import train_blocks
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.training import refinement
@@ -209,13 +209,13 @@ def with_every_bug(loss_fn, optimizer):
 def few(monkeypatch):
     """One audit of the sampler."""
     cached = functools.cache(sampler_checks)
-    monkeypatch.setattr("dpsgd.audit.coupled.sampler_checks", cached)
+    monkeypatch.setattr("dpsgd.audit.audit.sampler_checks", cached)
 
 
 def audited(of=MECHANISM, bug=no_bug):
     rows = ROWS | {"bug": np.full(64, NUMBERS[bug], np.int32)}
     root = RootKey.from_insecure_seed(0)
-    found = audit_sums(PLATT, of, PARAMS, rows, root=root)
+    found = audit_queries(PLATT, of, PARAMS, rows, root=root)
     assert all(check.name.startswith("sums over all rows: ") for check in found.checks)
     return found
 

@@ -11,9 +11,9 @@ import pytest
 from planting import forget
 
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
-from dpsgd.audit.late import FLUSHED, FRESH, LAW, MOVED, SILENT, late_checks
-from dpsgd.audit.program import AuditedProgram
-from dpsgd.audit.sums import sum_checks
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.runtime.deferred import FLUSHED, FRESH, LAW, MOVED, SILENT, deferred_checks
+from dpsgd.audit.runtime.sums import sum_checks
 from dpsgd.engine.lazy import group as lazy
 from dpsgd.engine.lazy import rows
 from dpsgd.noise.base import Independent
@@ -236,7 +236,7 @@ def audited(name, checks):
         patch.setattr(Independent, "key", key)
         state = ALGORITHM.init(params, MECHANISM, data)
         root = RootKey.from_insecure_seed(0)
-        program = AuditedProgram(ALGORITHM, MECHANISM, state, data, root=root)
+        program = Probe(ALGORITHM, MECHANISM, state, data, root=root)
         return {check.name for check in checks(program) if not check.passed}
 
 
@@ -272,6 +272,6 @@ SECOND = {
     [pytest.param(name, marks=[pytest.mark.long] * (name in SECOND)) for name in NAMES],
 )
 def test_a_planted_bug_of_lazy_tables_is_caught(every_bug, name):
-    checks = sum_checks if "clipped" in name else late_checks
+    checks = sum_checks if "clipped" in name else deferred_checks
     found = audited(name, checks)
     assert BUGS[name] in found if BUGS[name] else not found

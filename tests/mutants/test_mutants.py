@@ -1,4 +1,4 @@
-"""Planted bugs: each breaks training in one way, and the coupled audit must say in which.
+"""Planted bugs: each breaks training in one way, and the audit must say in which.
 
 The bugs are those that happened, or nearly, in programs for private training. Each names the check
 that has to catch it, and each check of the audit has a bug that it alone is there for: a check that
@@ -16,9 +16,9 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, dpsgd
-from dpsgd.audit.coupled import coupled_audit
-from dpsgd.audit.flow import GIVEN, LEAVES
-from dpsgd.audit.sampler import sampler_checks
+from dpsgd.audit.audit import audit_program
+from dpsgd.audit.runtime.flow import GIVEN, LEAVES
+from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.noise.gaussian import add_gaussian_noise
 from samplers import Poisson
 
@@ -214,7 +214,7 @@ def audit(algorithm, bug=no_bug):
     }
     params = {"w": jnp.full(100, 0.1), "b": jnp.zeros(())}
     mechanism = Mechanism(POISSON, noise_multiplier=1.0, l2_clip_norm=CLIP)
-    return coupled_audit(algorithm, mechanism, params, data, root=RootKey.from_insecure_seed(0))
+    return audit_program(algorithm, mechanism, params, data, root=RootKey.from_insecure_seed(0))
 
 
 def failed(checks):
@@ -225,7 +225,7 @@ def failed(checks):
 def one_audit_of_the_sampler():
     """The steps differ and the sampler is one: what was found of it is not found again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpsgd.audit.coupled.sampler_checks", functools.cache(sampler_checks))
+        patch.setattr("dpsgd.audit.audit.sampler_checks", functools.cache(sampler_checks))
         yield
 
 

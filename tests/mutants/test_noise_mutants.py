@@ -13,10 +13,10 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, dpsgd
-from dpsgd.audit.blocks import STEPS as IN_BLOCKS
-from dpsgd.audit.blocks import block_checks
-from dpsgd.audit.noise import KEYS, NOISE, keys_check, noise_checks
-from dpsgd.audit.program import AuditedProgram
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.runtime.blocks import STEPS as IN_BLOCKS
+from dpsgd.audit.runtime.blocks import block_checks
+from dpsgd.audit.runtime.noise import KEYS, NOISE, keys_check, noise_checks
 from dpsgd.core.algorithm import nothing_frozen
 from dpsgd.engine import loop
 from dpsgd.engine.loop import Layout
@@ -223,7 +223,7 @@ def program(bug="none", first_step=0):
     state = ALGORITHM.init(PARAMS, MECHANISM)
     number = jnp.int32(list(BUGS).index(bug))
     state = state._replace(step=jnp.int32(first_step), opt_state=number)
-    return AuditedProgram(
+    return Probe(
         ALGORITHM,
         MECHANISM,
         state,

@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 
-from dpsgd.audit.sampler import sampler_checks
+from dpsgd.audit.samplers.checks import sampler_checks
 from samplers import (
     BallsAndBins,
     BatchSource,
@@ -38,8 +38,8 @@ N, B, EPOCHS = 400, 20, 9
 def small(monkeypatch):
     """Three chunks of a small data set, and a tenth of the draws."""
     monkeypatch.setattr("samplers.base.CHUNK", CHUNK)
-    monkeypatch.setattr("dpsgd.audit.draws._FEW", 48)
-    monkeypatch.setattr("dpsgd.audit.draws.ENTRIES", 500_000)
+    monkeypatch.setattr("dpsgd.audit.samplers.draws._FEW", 48)
+    monkeypatch.setattr("dpsgd.audit.samplers.draws.ENTRIES", 500_000)
 
 
 def failed(sampler, claimed=None):
@@ -748,7 +748,7 @@ def test_a_planted_bug_of_the_source_of_batches_is_caught(plant, sampler, monkey
 def test_every_check_of_a_sampler_has_a_bug_to_catch():
     wanted = {check for _, _, check in CLAIMS.values()}
     wanted |= {check for cases in BUGS.values() for _, check in cases}
-    wanted |= {  # whose bugs are in dpsgd/audit/test_sampler.py
+    wanted |= {  # whose bugs are in dpsgd/audit/samplers/test_checks.py
         "everybody is where the order says",
         "pairs of examples take part together as often as claimed",
         "neighbours in a unit take part together as often as claimed",

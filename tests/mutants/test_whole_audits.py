@@ -15,8 +15,8 @@ import pytest
 from planting import Bug, plant, planted
 
 from dpsgd import FullSums, Mechanism, Platt, RootKey, dpsgd
-from dpsgd.audit import coupled
-from dpsgd.audit.sampler import sampler_checks
+from dpsgd.audit import audit as coupled
+from dpsgd.audit.samplers.checks import sampler_checks
 from samplers import (
     BallsAndBins,
     FullBatch,
@@ -919,10 +919,12 @@ def audited(kind):
     root = RootKey.from_insecure_seed(5)
     if kind == "sums":
         mechanism = Mechanism(SAMPLERS[kind], 0.8, 0.5, full_sums=FullSums(4, 30.0, 2.2361))
-        return coupled.audit_sums(SUMS, mechanism, np.full(16, 0.3, np.float32), rows(), root=root)
+        return coupled.audit_queries(
+            SUMS, mechanism, np.full(16, 0.3, np.float32), rows(), root=root
+        )
     algorithm = dpsgd(loss_fn, optax.adam(1e-3), microbatch_size=100)
     mechanism = Mechanism(SAMPLERS[kind], 0.8, 0.5)
-    return coupled.coupled_audit(algorithm, mechanism, params_of(kind), rows(), root=root)
+    return coupled.audit_program(algorithm, mechanism, params_of(kind), rows(), root=root)
 
 
 def failed(checks):

@@ -11,7 +11,7 @@ import pytest
 from accounting import Bound, GaussianProfile, PoissonProfile, epsilon
 from dpsgd import Mechanism, RootKey, dpsgd
 from dpsgd.audit.black_box import black_box_audit, bound_epsilon
-from dpsgd.audit.runs import Runs, scores_of
+from dpsgd.audit.trials import Runs, scores_of
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]

@@ -23,8 +23,8 @@ import numpy as np
 import optax
 
 from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
-from dpsgd.audit.blocks import block_checks
-from dpsgd.audit.program import AuditedProgram
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.engine.loop import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.runs.processes import connect, disconnect
@@ -93,7 +93,7 @@ def audit(kind, lanes, processes, process_id, port, out):
     state = algorithm.init({"w": jnp.zeros(5)})
     columns = {name: np.resize(x, (N, *x.shape[1:])) for name, x in rows.items()}
     layout = Layout.of(sampler, columns, block_steps=4, placement=placement)
-    program = AuditedProgram(
+    program = Probe(
         algorithm, mechanism, state, rows, layout=layout, root=RootKey.from_insecure_seed(4)
     )
     failed = []

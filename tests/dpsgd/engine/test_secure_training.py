@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recording import recorder
 
 from dpsgd import Guarantee, Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
-from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.audit import audit_program
 from dpsgd.engine import programs
 from dpsgd.noise.registry import noise_record
 from dpsgd.noise.secure import rounded_gaussian
@@ -287,5 +287,5 @@ def test_one_program_serves_every_grid_and_another_the_fast_noise(monkeypatch):
 def test_the_audit_passes_secure_training():
     mechanism = secure(SAMPLERS[3], clip=0.5)
     algorithm = dpsgd(nonlinear, optax.sgd(0.1))
-    report = coupled_audit(algorithm, mechanism, start(), rows(), root=ROOT)
+    report = audit_program(algorithm, mechanism, start(), rows(), root=ROOT)
     assert report.passed, report.lines()

@@ -11,9 +11,9 @@ import pytest
 from accounting import Bound, MultistageProfile
 from accounting.estimates.episodic import PublishedTheorem3
 from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd.audit.audit import audit_program
 from dpsgd.audit.black_box import black_box_audit, bound_epsilon
-from dpsgd.audit.coupled import coupled_audit
-from dpsgd.audit.runs import scores_of
+from dpsgd.audit.trials import scores_of
 from dpsgd.engine import loop
 from samplers import (
     BallsAndBins,
@@ -144,7 +144,7 @@ def test_the_audit_passes_units_clipped_as_one_and_catches_rows_clipped_each():
         return algorithm._replace(clipped_sum=clipped_sum)
 
     def audit(mutate):
-        return coupled_audit(
+        return audit_program(
             mutate(dpsgd(unit_loss, optax.sgd(0.1))),
             mechanism,
             jnp.ones(4),

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from dpsgd import Diagnostics, Mechanism, dpsgd, train
-from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.audit import audit_program
 from samplers import Poisson
 
 pytestmark = pytest.mark.usefixtures("unoptimised")
@@ -32,6 +32,6 @@ def test_a_rule_of_ones_own_passes_the_audit_and_trains():
     x = np.random.default_rng(0).normal(size=(200, 5)).astype(np.float32)
     data = {"x": x, "y": x[:, 0]}
     mechanism = Mechanism(Poisson(200, 20, 2), noise_multiplier=1.0, l2_clip_norm=0.5)
-    assert coupled_audit(algorithm, mechanism, jnp.ones(5), data).passed
+    assert audit_program(algorithm, mechanism, jnp.ones(5), data).passed
     w, _ = train(algorithm, mechanism, jnp.zeros(5), data, delta=1e-4, audit=False)
     assert abs(w[0] - 1) < 0.2 > np.abs(w[1:]).max()

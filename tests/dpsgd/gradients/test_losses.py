@@ -20,7 +20,7 @@ from dpsgd import (
     split_module,
     train_blocks,
 )
-from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.audit import audit_program
 from dpsgd.gradients.losses import example_keys, takes_key
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from samplers import BallsAndBins, BatchSource, Multistage, Poisson, Shuffle, UnitTree
@@ -259,7 +259,7 @@ def test_the_audit_passes_a_loss_with_a_key_and_catches_keys_that_depend_on_the_
     algorithm = dpsgd(draws_loss, optax.sgd(0.1))
     algorithm = by_place(algorithm) if planted else algorithm
     root = RootKey.from_insecure_seed(1)
-    report = coupled_audit(algorithm, mechanism, jnp.zeros((N, D)), columns(), root=root)
+    report = audit_program(algorithm, mechanism, jnp.zeros((N, D)), columns(), root=root)
     failed = [check.name for check in report.checks if not check.passed]
     assert ("padding is inert" in failed) == planted
     assert planted or not failed

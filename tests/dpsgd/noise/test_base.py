@@ -25,9 +25,9 @@ from dpsgd import (
     dpsgd,
     train_blocks,
 )
-from dpsgd.audit.coupled import coupled_audit
-from dpsgd.audit.noise import MATRIX, NOISE
-from dpsgd.audit.sampler import sampler_checks
+from dpsgd.audit.audit import audit_program
+from dpsgd.audit.runtime.noise import MATRIX, NOISE
+from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.core.algorithm import privatize
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.noise.registry import noise_record
@@ -206,7 +206,7 @@ LIES = {
     ids=repr,
 )
 def test_the_audit_tests_the_law_that_the_noise_claims(noise):
-    report = coupled_audit(
+    report = audit_program(
         dpsgd(loss_fn, optax.sgd(0.1)),
         mechanism(noise),
         {"w": jnp.zeros(D)},

@@ -13,10 +13,10 @@ import pytest
 
 from accounting import GaussianProfile, epsilon
 from dpsgd import BandedToeplitz, BufferedToeplitz, Independent, Mechanism, RootKey, dpsgd
-from dpsgd.audit.blocks import STEPS
-from dpsgd.audit.coupled import coupled_audit
-from dpsgd.audit.noise import MATRIX
-from dpsgd.audit.sampler import sampler_checks
+from dpsgd.audit.audit import audit_program
+from dpsgd.audit.runtime.blocks import STEPS
+from dpsgd.audit.runtime.noise import MATRIX
+from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.noise.gaussian import standard_normal
 from dpsgd.noise.recursion import empty_buffers, next_buffered_noise
 from dpsgd.noise.registry import noise_from_record, noise_record
@@ -251,7 +251,7 @@ def audit(noise):
     algorithm, params = dpsgd(loss_fn, optax.sgd(0.1)), {"w": jnp.zeros(D)}
     mechanism = Mechanism(SAMPLER, 1.0, 1.0, noise=noise)
     root = RootKey.from_insecure_seed(1)
-    return coupled_audit(algorithm, mechanism, params, rows, root=root)
+    return audit_program(algorithm, mechanism, params, rows, root=root)
 
 
 def bug(add):

@@ -24,8 +24,8 @@ from dpsgd import (
     dpsgd,
     train,
 )
-from dpsgd.audit.blocks import STEPS
-from dpsgd.audit.coupled import coupled_audit
+from dpsgd.audit.audit import audit_program
+from dpsgd.audit.runtime.blocks import STEPS
 from dpsgd.noise.correlated import rounded
 from dpsgd.noise.gaussian import grid, standard_normal
 from dpsgd.noise.registry import noise_from_record, noise_record
@@ -418,7 +418,7 @@ BUGS = {
     ],
 )
 def test_the_audit_whitens_noise_and_sees_that_it_is_not_what_is_claimed(add, seen_by):
-    report = coupled_audit(
+    report = audit_program(
         dpsgd(loss_fn, optax.sgd(0.1)),
         Mechanism(SAMPLER, 1.0, 1.0, noise=bug(add)),
         {"w": jnp.zeros(D)},
@@ -430,7 +430,7 @@ def test_the_audit_whitens_noise_and_sees_that_it_is_not_what_is_claimed(add, se
 
 
 def test_the_audit_sees_bands_that_are_longer_than_the_cycle():
-    from dpsgd.audit.sampler import sampler_checks
+    from dpsgd.audit.samplers.checks import sampler_checks
 
     for bands, passed in ((3, True), (4, False)):
         checks = sampler_checks(SAMPLER, SAMPLER, seed=3, bands=bands)

@@ -8,7 +8,7 @@ import pytest
 from tiny_task import Line, config_of, line, run_and_stop, short_blocks
 
 from dpsgd import RootKey, resume, run
-from dpsgd.audit.checks import UNSEEN
+from dpsgd.audit.report import UNSEEN
 from dpsgd.engine import loop, programs
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit
@@ -114,7 +114,7 @@ def test_a_run_that_goes_on_is_audited_where_it_goes_on(tmp_path, monkeypatch, r
 def test_equal_runs_of_a_process_are_audited_once(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(
-        audit, "coupled_audit", lambda *of, **how: made.append(how) or audit.AuditReport(())
+        audit, "audit_program", lambda *of, **how: made.append(how) or audit.AuditReport(())
     )
     for number, changed in enumerate([{}, {}, {"noise_multiplier": 2.0}, {"init_seed": 1}]):
         run(line, config_of(audit=True, **changed), tmp_path / str(number))
@@ -128,9 +128,7 @@ def test_where_there_is_no_noise_there_is_nothing_to_audit(tmp_path):
 
 def test_an_audit_is_remembered_for_equal_runs_under_equal_settings(monkeypatch):
     made = []
-    monkeypatch.setattr(
-        audit, "audit_program", lambda *run: made.append(run) or audit.AuditReport(())
-    )
+    monkeypatch.setattr(audit, "audit_task", lambda *run: made.append(run) or audit.AuditReport(()))
     job = Job.of(line, config_of(audit=True))
     run = job.task, job.algorithm, job.mechanism, job.start(), job.layout
     for _ in range(2):

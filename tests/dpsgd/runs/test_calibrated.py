@@ -20,8 +20,8 @@ from tiny_task import (
 )
 
 from dpsgd import Guarantee, Secure, resume, run
-from dpsgd.audit import coupled
-from dpsgd.audit.checks import AuditReport, Check
+from dpsgd.audit import audit as coupled
+from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit, engine
 from dpsgd.runs.checkpoint import Checkpoints
@@ -329,15 +329,15 @@ def test_a_resumed_run_does_not_choose_its_sums_again(tmp_path, monkeypatch):
 
 def test_the_sums_are_audited_before_the_run_and_before_it_goes_on(tmp_path, monkeypatch):
     audit._passed.clear()
-    made, sound = [], coupled.coupled_audit
-    passed = AuditReport((Check("sums add up", True, "as wanted"),))
+    made, sound = [], coupled.audit_program
+    passed = AuditReport((CheckResult("sums add up", True, "as wanted"),))
 
     def counted(*of, **how):
         made.append(of[1])
         return sound(*of, **how) if len(made) > 2 else passed  # the last one is carried out
 
     for module in (audit, coupled):
-        monkeypatch.setattr(module, "coupled_audit", counted)
+        monkeypatch.setattr(module, "audit_program", counted)
     out = killed(tmp_path / "run", "before the sums", monkeypatch, audit=True)
     assert [mechanism.full_sums for mechanism in made] == [SUMS, None]
     assert made[1] == made[0].of_sums()

@@ -88,10 +88,10 @@ def test_runs_of_equal_tasks_that_differ_in_numbers_share_one_program(tmp_path, 
 def test_what_is_audited_is_the_program_that_trains(tmp_path, compiled, monkeypatch):
     programs._executable.cache_clear()
     ran, audited = set(), []
-    executable, coupled_audit = loop.compiled_block, audit.coupled_audit
+    executable, audit_program = loop.compiled_block, audit.audit_program
 
     def auditing(*args, **options):
-        report = coupled_audit(*args, **options)
+        report = audit_program(*args, **options)
         audited.extend(ran)
         return report
 
@@ -100,7 +100,7 @@ def test_what_is_audited_is_the_program_that_trains(tmp_path, compiled, monkeypa
         ran.add(program)
         return program
 
-    monkeypatch.setattr(audit, "coupled_audit", auditing)
+    monkeypatch.setattr(audit, "audit_program", auditing)
     monkeypatch.setattr(loop, "compiled_block", running)
     # Rows that travel, in several passes; and the numbers of the audit's mechanisms are arguments.
     sampler = SETTINGS["balls-and-bins"](

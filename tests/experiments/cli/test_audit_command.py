@@ -19,7 +19,7 @@ TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
 @pytest.mark.long
 def test_the_step_of_clicks_is_audited_without_a_store(capsys):
     assert main(["audit", *SHUFFLE, *TINY]) == 0
-    assert capsys.readouterr().out.strip().endswith("coupled audit: consistent")
+    assert capsys.readouterr().out.strip().endswith("audit: consistent")
 
 
 @pytest.mark.long
@@ -30,7 +30,7 @@ def test_the_sums_of_a_calibration_are_audited_too(capsys, monkeypatch):
     assert main([*question, "--epochs", "1", "--noise-multiplier", "1"]) == 0
     lines = capsys.readouterr().out.strip().splitlines()
     assert sum("sums over all rows: " in line for line in lines) > 10
-    assert lines[-1] == "coupled audit: consistent"
+    assert lines[-1] == "audit: consistent"
 
 
 @pytest.mark.long
@@ -39,7 +39,7 @@ def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(ca
     bands = ["sampler:balls-and-bins", "--bands", "4"]
     question = ["audit", "--task", "tiny_task:Line", *bands, *SHUFFLE[1:]]
     assert main(question) == 0
-    assert capsys.readouterr().out.strip().endswith("coupled audit: consistent")
+    assert capsys.readouterr().out.strip().endswith("audit: consistent")
     assert main([*question, "--claim", "poisson"]) == 1
     assert "FAIL  how often an example takes part is binomial" in capsys.readouterr().out
     assert main(["audit", "--task", "nowhere:task", *SHUFFLE]) == 2

@@ -21,7 +21,7 @@ from dpsgd import (
     Secure,
     dpsgd,
 )
-from dpsgd.audit.flow import flow_checks
+from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.engine.lazy import group as lazy
 from dpsgd.engine.loop import Layout
 from dpsgd.engine.placement import Placement

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpsgd.audit.checks import Check
-from dpsgd.audit.program import AuditedProgram
-from dpsgd.audit.sums import flat, loud, norm, same_bits
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.report import CheckResult
+from dpsgd.audit.runtime.sums import flat, loud, norm, same_bits
 from dpsgd.core.state import dense_numbers, unflushed
 from dpsgd.engine.loop import repeats_exactly
 from dpsgd.engine.programs import compiled
@@ -43,7 +43,7 @@ _LARGE = 2**22  # coordinates of a model of which fewer steps are looked at
 _PASS = 2**18  # coordinates that are looked at together
 
 
-def update_checks(program: AuditedProgram) -> list[Check]:
+def update_checks(program: Probe) -> list[CheckResult]:
     """Checks that the state after a step is made of its release, and of the state before."""
     checks = [_made_of_the_release(program), _same_of_the_same(program)]
     if program.frozen:
@@ -54,14 +54,14 @@ def update_checks(program: AuditedProgram) -> list[Check]:
     return checks
 
 
-def _same_on_every_device(program: AuditedProgram, devices: int) -> Check:
+def _same_on_every_device(program: Probe, devices: int) -> CheckResult:
     members = np.arange(program.places) % program.units
     if (path := program.differing(members)) is not None:
-        return Check(_COPIES, False, f"state{path} after a step differs from one to another")
-    return Check(_COPIES, True, f"{devices} devices, after a full batch")
+        return CheckResult(_COPIES, False, f"state{path} after a step differs from one to another")
+    return CheckResult(_COPIES, True, f"{devices} devices, after a full batch")
 
 
-def _left_alone(program: AuditedProgram) -> Check:
+def _left_alone(program: Probe) -> CheckResult:
     """Checks, to the bit, leaves that get no noise: nothing of a batch may be in them."""
     members = np.arange(program.places) % program.units
     for step in looked_at(program):
@@ -74,24 +74,26 @@ def _left_alone(program: AuditedProgram) -> Check:
                 jax.tree.leaves(tree)[k] for tree in (gradient, after, program.state.params)
             )
             if np.any(flat(found)) or not same_bits(new, old):
-                return Check(_FROZEN, False, f"leaf {k} of the parameters moves in step {step:,}")
-    return Check(_FROZEN, True, f"{len(program.frozen)} leaves, after a full batch")
+                return CheckResult(
+                    _FROZEN, False, f"leaf {k} of the parameters moves in step {step:,}"
+                )
+    return CheckResult(_FROZEN, True, f"{len(program.frozen)} leaves, after a full batch")
 
 
-def _made_of_the_release(program: AuditedProgram) -> Check:
+def _made_of_the_release(program: Probe) -> CheckResult:
     optimizer = getattr(program.algorithm.update, "optimizer", None)
     if not callable(getattr(optimizer, "update", None)):
         why = "the algorithm's update names no optimizer to compare it with"
-        return Check(_NAME, True, why, made=False)
+        return CheckResult(_NAME, True, why, made=False)
     members = np.arange(program.places) % program.units
     for step in looked_at(program):
         if (off := _differs(program, optimizer, members, step)) is not None:
             why = f"state{off} after step {step:,} is not what the optimizer makes of the release"
-            return Check(_NAME, False, why)
-    return Check(_NAME, True, "parameters and optimizer state, after a full batch")
+            return CheckResult(_NAME, False, why)
+    return CheckResult(_NAME, True, "parameters and optimizer state, after a full batch")
 
 
-def looked_at(program: AuditedProgram) -> list[int]:
+def looked_at(program: Probe) -> list[int]:
     """Returns the steps whose update is looked at; of a large model the first and the last."""
     first, last = program.first_step, program.mechanism.sampler.num_steps - 1
     some = [first, last]
@@ -100,7 +102,7 @@ def looked_at(program: AuditedProgram) -> list[int]:
     return sorted(set(some))
 
 
-def _differs(program: AuditedProgram, optimizer: Any, members: np.ndarray, step: int) -> str | None:
+def _differs(program: Probe, optimizer: Any, members: np.ndarray, step: int) -> str | None:
     """Returns the path of what a step leaves that is not made of its release, if there is any."""
     gradient = program.dense(program.advanced(members, reveals=True, step=step)).params
     before = program.dense(program.state)._replace(step=np.int32(step))
@@ -120,9 +122,9 @@ def _updated(optimizer, gradient, opt_state, params):
     return optax.apply_updates(params, updates), opt_state
 
 
-def _same_of_the_same(program: AuditedProgram) -> Check:
+def _same_of_the_same(program: Probe) -> CheckResult:
     if not repeats_exactly():
-        return Check(_SAME, True, "equal steps differ in their last bits", made=False)
+        return CheckResult(_SAME, True, "equal steps differ in their last bits", made=False)
     noisy, full = loud(program.mechanism), np.arange(program.places) % program.units
     # Of tables, batches that read the same rows.
     batches = ([0], 0 * full) if program.tables else ((), full)
@@ -134,10 +136,10 @@ def _same_of_the_same(program: AuditedProgram) -> Check:
         return all(map(same_bits, *map(jax.tree.leaves, seen)))
 
     if same(reveals=False):
-        return Check(_SAME, True, f"{few} and a full batch of one release agree")
+        return CheckResult(_SAME, True, f"{few} and a full batch of one release agree")
     if same(reveals=True):
-        return Check(_SAME, False, f"{few} and a full batch of one release differ")
-    return Check(_SAME, True, "no noise is large enough to make two releases one", made=False)
+        return CheckResult(_SAME, False, f"{few} and a full batch of one release differ")
+    return CheckResult(_SAME, True, "no noise is large enough to make two releases one", made=False)
 
 
 def _off(found: PyTree, expected: PyTree, before: PyTree) -> str | None:

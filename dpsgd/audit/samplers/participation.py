@@ -24,8 +24,8 @@ import math
 import numpy as np
 from scipy import optimize, special, stats
 
-from dpsgd.audit.checks import FALSE_ALARM, Check, count_pvalue, entropy_pvalue, smallest
-from dpsgd.audit.draws import Draws
+from dpsgd.audit.report import FALSE_ALARM, CheckResult, count_pvalue, entropy_pvalue, smallest
+from dpsgd.audit.samplers.draws import Draws
 from samplers import RowLaw
 
 _CELLS = 2**20  # of a table, at most: beyond, consecutive steps are looked at together
@@ -33,7 +33,7 @@ _RANKS = 4096
 _QUANTILES = (1 / 50, 1 / 6, 1 / 2)
 
 
-def share_checks(draws: Draws, law: RowLaw) -> list[Check]:
+def share_checks(draws: Draws, law: RowLaw) -> list[CheckResult]:
     """Returns the checks of a law that leaves something to chance."""
     checks = []
     if law.units is None:
@@ -64,7 +64,7 @@ def _resolution(expected: float, tests: int) -> str:
     return f"{100 * error:.2g} %" if error < 1 else "none"
 
 
-def _participation(draws: Draws, law: RowLaw) -> Check:
+def _participation(draws: Draws, law: RowLaw) -> CheckResult:
     """How often an example takes part in an epoch, over all examples: binomial."""
     rates = step_rates(draws, law)
     trials = draws.rows * len(draws.independent)
@@ -78,7 +78,7 @@ def _participation(draws: Draws, law: RowLaw) -> Check:
     def listed(counts: np.ndarray) -> str:
         return " / ".join(f"{count:,.0f}" for count in counts)
 
-    return Check.of(
+    return CheckResult.of(
         "how often an example takes part is binomial",
         smallest(count_pvalue(seen[1:][some], trials, chances[some])),
         f"of {trials:,}, {listed(seen[1:])} take part 1, 2 and 3 times an epoch at least, "
@@ -86,7 +86,7 @@ def _participation(draws: Draws, law: RowLaw) -> Check:
     )
 
 
-def _step_shares(draws: Draws, law: RowLaw) -> Check:
+def _step_shares(draws: Draws, law: RowLaw) -> CheckResult:
     """How many take part in each step, in each prefix of the steps, and in all."""
     rates, rows = step_rates(draws, law), draws.sampler.num_examples * len(draws.independent)
     count = np.sum([draw.sizes for draw in draws.independent], axis=0)
@@ -97,7 +97,7 @@ def _step_shares(draws: Draws, law: RowLaw) -> Check:
     if not law.once:
         found += f"{_resolution(expected, 2 * draws.steps)} of the rate, "
     found += f"{_resolution(expected / draws.steps, 2 * draws.steps)} of one step's)"
-    return Check.of("all steps take their share of the examples", pvalue, found)
+    return CheckResult.of("all steps take their share of the examples", pvalue, found)
 
 
 def _cells_and_prefixes(
@@ -123,7 +123,7 @@ def _cells_and_prefixes(
     return smallest([smallest(cells), smallest(prefixes)])
 
 
-def _chunk_shares(draws: Draws, law: RowLaw) -> Check:
+def _chunk_shares(draws: Draws, law: RowLaw) -> CheckResult:
     """Chunk by step, and examples up to each one, which see what examples by themselves hide."""
     independent, chunks = draws.independent, draws.chunk_rows.size
     width = -(-chunks * draws.steps // _CELLS)
@@ -154,7 +154,7 @@ def _chunk_shares(draws: Draws, law: RowLaw) -> Check:
     if not law.once:
         pvalues += _positions(draws)
     resolved = _resolution(float(expected.max()), 4 * table.size)
-    return Check.of(
+    return CheckResult.of(
         "every chunk takes its share of every step",
         smallest(pvalues),
         f"chunks by steps: {chunks} x {starts.size} (resolved: {resolved} of a cell)",
@@ -178,7 +178,7 @@ def _positions(draws: Draws) -> list[float]:
     ]
 
 
-def _example_shares(draws: Draws, law: RowLaw) -> Check:
+def _example_shares(draws: Draws, law: RowLaw) -> CheckResult:
     """How often each example takes part, over independent steps; the borders of chunks apart."""
     count = np.zeros(draws.rows, np.int64)
     for draw in draws.independent:
@@ -192,10 +192,10 @@ def _example_shares(draws: Draws, law: RowLaw) -> Check:
         f"{rates[i] * trials:.4g} expected"
     )
     pvalue = smallest([smallest(worst), smallest(worst[draws.borders()])])
-    return Check.of("all examples take part at the rate that was claimed", pvalue, detail)
+    return CheckResult.of("all examples take part at the rate that was claimed", pvalue, detail)
 
 
-def _favourite(draws: Draws, law: RowLaw) -> Check:
+def _favourite(draws: Draws, law: RowLaw) -> CheckResult:
     """The commonest entry over independent draws; also among first and last examples of chunks.
 
     Each entry has a binomial count. Of the first and last examples, halves of an epoch as well.
@@ -223,7 +223,7 @@ def _favourite(draws: Draws, law: RowLaw) -> Check:
     always = stats.binom.sf(np.arange(len(some)), len(some), rates[-1])
     caught = np.flatnonzero(len(pvalues) * draws.rows * steps * always <= FALSE_ALARM)
     resolved = f"{caught[0] + 1} are found out" if caught.size else "too few to be sure of any"
-    return Check.of(
+    return CheckResult.of(
         "nobody comes back to a step more often than claimed",
         smallest(pvalues),
         f"example {draws.numbers(example)} in step {step}: "
@@ -231,7 +231,7 @@ def _favourite(draws: Draws, law: RowLaw) -> Check:
     )
 
 
-def _sizes(draws: Draws, law: RowLaw) -> Check:
+def _sizes(draws: Draws, law: RowLaw) -> CheckResult:
     """How many batches are small and large, which sees fixed sizes as well as lumpy ones.
 
     Sizes are binomial, and independent or (of an epoch's bins) negatively associated; so are the
@@ -246,10 +246,12 @@ def _sizes(draws: Draws, law: RowLaw) -> Check:
     pvalue = smallest(count_pvalue(seen, sizes.size, chance))
     spread = math.sqrt(max(n * rate * (1 - rate), 1e-300))
     detail = f"{np.std(sizes - n * rate) / spread:.4g} times the standard deviation of the law"
-    return Check.of("batch sizes vary as they should", pvalue, detail if rate < 1 else "all alike")
+    return CheckResult.of(
+        "batch sizes vary as they should", pvalue, detail if rate < 1 else "all alike"
+    )
 
 
-def _unit_shares(draws: Draws, law: RowLaw) -> Check:
+def _unit_shares(draws: Draws, law: RowLaw) -> CheckResult:
     """How often units and their examples are drawn.
 
     By lot one example of each outermost unit; each unit, no more often than it is drawn; and where
@@ -283,7 +285,7 @@ def _unit_shares(draws: Draws, law: RowLaw) -> Check:
             f"; {entries.sum() / sizes.sum():.5g} of the units that are seen "
             f"(resolved: {_resolution(float(entries.sum()), 8)})"
         )
-    return Check.of("all steps take their share of the examples", smallest(pvalues), detail)
+    return CheckResult.of("all steps take their share of the examples", smallest(pvalues), detail)
 
 
 def _positive_binomials(total: int, sizes: np.ndarray, rate: float) -> float:
@@ -303,7 +305,7 @@ def _positive_binomials(total: int, sizes: np.ndarray, rate: float) -> float:
     return min(1.0, 2 * math.exp(min(0.0, found.fun)))
 
 
-def _ranks(draws: Draws, law: RowLaw) -> Check:
+def _ranks(draws: Draws, law: RowLaw) -> CheckResult:
     """Which examples of their units take part, given how many do: the first, ..., the last."""
     sizes, rank = draws.lot.sizes, draws.lot.rank
     entries = np.concatenate([draw.examples for draw in draws.independent])
@@ -319,7 +321,7 @@ def _ranks(draws: Draws, law: RowLaw) -> Check:
         smallest(count_pvalue(found[ranks], of.size, alone / of.size)),
         float(count_pvalue(np.sum(at == of - 1), of.size, np.sum(count / size) / of.size)),
     ]
-    return Check.of(
+    return CheckResult.of(
         "examples of a unit take part alike",
         smallest(pvalues),
         f"{of.size:,} participations by their rank among up to {size.max()}",

@@ -25,9 +25,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from dpsgd.audit.checks import Check, count_pvalue, entropy_pvalue, smallest
-from dpsgd.audit.draws import Draw, Draws
-from dpsgd.audit.shares import step_rates
+from dpsgd.audit.report import CheckResult, count_pvalue, entropy_pvalue, smallest
+from dpsgd.audit.samplers.draws import Draw, Draws
+from dpsgd.audit.samplers.participation import step_rates
 from samplers import RowLaw
 
 _GROUPS = 8  # of steps, for what is no coincidence, as an order that is reversed
@@ -55,24 +55,24 @@ class _Counted(NamedTuple):
         return cls(*(sum(part) for part in zip(*some, strict=True))) if some else cls(0, 0, 0)
 
 
-def coincidence_checks(draws: Draws, law: RowLaw) -> list[Check]:
+def coincidence_checks(draws: Draws, law: RowLaw) -> list[CheckResult]:
     """Returns the checks of pairs: of draws, and of examples."""
     of_seeds, of_epochs = _unit_pairs(draws, law) if law.units is not None else _pairs(draws, law)
-    checks = [Check.of("draws of different seeds are independent", *of_seeds)]
+    checks = [CheckResult.of("draws of different seeds are independent", *of_seeds)]
     if draws.sampler.epochs > 1 and law.redrawn:
-        checks.append(Check.of("epochs are independent, as claimed", *of_epochs))
+        checks.append(CheckResult.of("epochs are independent, as claimed", *of_epochs))
     elif draws.sampler.epochs > 1:
         checks.append(_alike(draws))
     return checks + _examples(draws, law)
 
 
-def _alike(draws: Draws) -> Check:
+def _alike(draws: Draws) -> CheckResult:
     """Whether all epochs of the first seed have the same entries."""
     first, *others = (draws.keys(draw) for draw in draws.all if draw.seed == 0)
     kept = sum(np.intersect1d(first, other, assume_unique=True).size for other in others)
     entries = max(sum(other.size for other in others), first.size * len(others))
     detail = f"{kept:,} of {entries:,} entries are kept in other epochs"
-    return Check("epochs are alike, as claimed", kept == entries, detail)
+    return CheckResult("epochs are alike, as claimed", kept == entries, detail)
 
 
 # ---------------------------------------------------------------------------- draws, in pairs
@@ -232,7 +232,7 @@ def _within(draws: Draws, one: Draw, other: Draw) -> _Counted:
 # ------------------------------------------------------------------------- examples, in pairs
 
 
-def _examples(draws: Draws, law: RowLaw) -> list[Check]:
+def _examples(draws: Draws, law: RowLaw) -> list[CheckResult]:
     """Two rows take part in one step as often as claimed: in units, and across them."""
     if draws.rows == 1:
         return []
@@ -266,7 +266,7 @@ def _neighbours(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows[: rows.size // 2 * 2 : 2], rows[1::2]
 
 
-def _joint(name: str, draws: Draws, law: RowLaw, choices: list[_Choice]) -> Check:
+def _joint(name: str, draws: Draws, law: RowLaw, choices: list[_Choice]) -> CheckResult:
     """Counts couples of which both take part, for each of several ways to choose them."""
     steps = np.arange(draws.steps)
     entries = np.mean([draw.examples.size for draw in draws.independent]) + 1
@@ -300,4 +300,4 @@ def _joint(name: str, draws: Draws, law: RowLaw, choices: list[_Choice]) -> Chec
         chance = np.minimum(1.0, expected[any_of] / trials[any_of])
         pvalues.append(smallest(count_pvalue(count[any_of], trials[any_of], chance)))
         found, wanted = found + count.sum(), wanted + expected.sum()
-    return Check.of(name, smallest(pvalues), f"{int(found):,} couples, {wanted:.5g} expected")
+    return CheckResult.of(name, smallest(pvalues), f"{int(found):,} couples, {wanted:.5g} expected")

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from dpsgd.audit.checks import Check
+from dpsgd.audit.report import CheckResult
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.marks import mark
 from dpsgd.core.mechanism import Mechanism
@@ -282,7 +282,7 @@ def _words(labels: Iterable[str]) -> str:
 
 def flow_checks(
     algorithm: Algorithm, mechanism: Mechanism, state: TrainState, data: PyTree, layout: Layout
-) -> list[Check]:
+) -> list[CheckResult]:
     """Checks the trace of the program that trains, and that of the flush of lazy tables.
 
     Nothing is compiled.
@@ -327,8 +327,8 @@ def flow_checks(
         wrong |= more
     arrays = len(jax.tree.leaves(after))
     return [
-        Check(LEAVES, not leaks, "; ".join(leaks) or f"{arrays} arrays of the state"),
-        Check(GIVEN, not wrong, "; ".join(sorted(wrong)) or "in all steps"),
+        CheckResult(LEAVES, not leaks, "; ".join(leaks) or f"{arrays} arrays of the state"),
+        CheckResult(GIVEN, not wrong, "; ".join(sorted(wrong)) or "in all steps"),
     ]
 
 

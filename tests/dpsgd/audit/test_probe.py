@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
-from dpsgd.audit.program import AuditedProgram
+from dpsgd.audit.probe import Probe
 from dpsgd.engine import loop
 from dpsgd.engine.loop import Layout, train_blocks
 from samplers import Poisson
@@ -41,7 +41,7 @@ def program_of(sampler=POISSON, data_on="device", noise=None, clip=1e3):
     columns = {"x": np.zeros((N, D), np.float32), "ids": np.zeros((N, 2), np.int32)}
     layout = Layout.of(sampler, columns, block_steps=4, data_on=data_on)
     root = RootKey.from_insecure_seed(0)
-    return AuditedProgram(ALGORITHM, mechanism, state, ROWS, layout=layout, root=root)
+    return Probe(ALGORITHM, mechanism, state, ROWS, layout=layout, root=root)
 
 
 KINDS = {
@@ -140,10 +140,10 @@ def test_advancing_takes_the_step_of_training_and_shows_its_release_where_asked(
 def test_without_noise_or_rows_there_is_nothing_to_audit():
     state = ALGORITHM.init(PARAMS, Mechanism(POISSON, 0.0, 1.0))
     with pytest.raises(ValueError, match="noise_multiplier is 0"):
-        AuditedProgram(ALGORITHM, Mechanism(POISSON, 0.0, 1.0), state, ROWS)
+        Probe(ALGORITHM, Mechanism(POISSON, 0.0, 1.0), state, ROWS)
     for rows in ({**ROWS, "x": ROWS["x"][:-1]}, jax.tree.map(lambda leaf: leaf[:0], ROWS)):
         with pytest.raises(ValueError, match="equally many rows"):
-            AuditedProgram(ALGORITHM, Mechanism(POISSON, 1.0, 1.0), state, rows)
+            Probe(ALGORITHM, Mechanism(POISSON, 1.0, 1.0), state, rows)
 
 
 def test_the_sum_of_a_loss_that_draws_is_one_whatever_the_noise():
@@ -152,7 +152,7 @@ def test_the_sum_of_a_loss_that_draws_is_one_whatever_the_noise():
 
     algorithm, mechanism = dpsgd(drawing, optax.sgd(1.0)), Mechanism(POISSON, 2.0**-10, 1e3)
     state = algorithm.init(jnp.zeros(D), mechanism)
-    program = AuditedProgram(algorithm, mechanism, state, ROWS)
+    program = Probe(algorithm, mechanism, state, ROWS)
     sums = [
         program.release([0, 1], generation=g)[0] - program.release(generation=g)[0] for g in (0, 1)
     ]

@@ -18,7 +18,7 @@ from dpsgd import (
     dpsgd,
     train_blocks,
 )
-from dpsgd.audit.resumed import wrong_noise
+from dpsgd.audit.runtime.resume import wrong_noise
 from samplers import Deterministic
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpsgd.audit.checks import LAW, Check
-from dpsgd.audit.coincidences import coincidence_checks
-from dpsgd.audit.cuts import cut_checks
-from dpsgd.audit.draws import Draws
-from dpsgd.audit.lanes import lane_checks
-from dpsgd.audit.shares import share_checks
+from dpsgd.audit.report import LAW, CheckResult
+from dpsgd.audit.samplers.draws import Draws
+from dpsgd.audit.samplers.independence import coincidence_checks
+from dpsgd.audit.samplers.participation import share_checks
+from dpsgd.audit.samplers.shards import lane_checks
+from dpsgd.audit.samplers.truncation import cut_checks
 from samplers import BatchSampler, RowLaw
 from samplers.base import stated_law
 from samplers.lanes import Lanes
@@ -34,7 +34,7 @@ _SEPARATED = 1_000_000  # participations of which the steps are compared, about
 
 def sampler_checks(
     sampler: BatchSampler, claimed: BatchSampler, *, seed: int, bands: int = 1
-) -> list[Check]:
+) -> list[CheckResult]:
     """Checks the draws of `sampler` against the law that the guarantee of `claimed` assumes.
 
     A check that fails where others rely on what it says is the last one.
@@ -48,17 +48,17 @@ def sampler_checks(
     law = stated_law(claimed)
     if law is not None and law.units is not None and law.units.shape[1] != sampler.num_examples:
         detail = f"units of {law.units.shape[1]:,} examples, and {sampler.num_examples:,} are drawn"
-        return [Check("the examples are those of the claimed units", False, detail)]
+        return [CheckResult("the examples are those of the claimed units", False, detail)]
     try:
         draws = Draws(sampler, law, seed)
     except (ValueError, IndexError) as error:
-        return [Check(READ, False, str(error))]
+        return [CheckResult(READ, False, str(error))]
     checks = [_columns_are_rows(draws), *cut_checks(sampler, draws.seeds)]
     if draws.fault:
         return checks
     if law is None:
         why = f"not audited: {type(claimed).__name__} states no law of its rows (row_law)"
-        return [*checks, Check(LAW, True, why, made=False)]
+        return [*checks, CheckResult(LAW, True, why, made=False)]
     checks.append(_length(sampler, law))
     if law.once:
         checks.append(_bounded_participation(draws, law))
@@ -68,13 +68,13 @@ def sampler_checks(
         return checks
     if sampler.steps_per_epoch != law.steps_per_epoch:
         steps = f"{sampler.steps_per_epoch} steps, {law.steps_per_epoch} claimed"
-        return [*checks, Check("epochs have as many steps as claimed", False, steps)]
+        return [*checks, CheckResult("epochs have as many steps as claimed", False, steps)]
     if law.batch_sizes is not None or law.most_units:
         checks.append(_batches(draws, law))
     if law.once:
         wrong = sum(draw.strays for draw in draws.all)
         detail = f"{wrong:,} of {sampler.num_examples * len(draws.all):,} rows do not"
-        checks.append(Check("everybody takes part once an epoch", wrong == 0, detail))
+        checks.append(CheckResult("everybody takes part once an epoch", wrong == 0, detail))
         if wrong:
             return checks
     if law.certain:
@@ -90,13 +90,13 @@ def sampler_checks(
     return checks + share_checks(draws, law) + coincidence_checks(draws, law)
 
 
-def _columns_are_rows(draws: Draws) -> Check:
+def _columns_are_rows(draws: Draws) -> CheckResult:
     """Compares the batches that training reads with the rows that the guarantee is about.
 
     Entry by entry, in the first and the last chunk; of a batch that was cut, the rest is missing.
     """
     if draws.fault:
-        return Check(READ, False, draws.fault)
+        return CheckResult(READ, False, draws.fault)
     cap, compared = draws.sampler.lane_batch_size, 0
     for read, rows in draws.compared():
         compared += 1
@@ -107,11 +107,11 @@ def _columns_are_rows(draws: Draws) -> Check:
             lanes = Lanes(draws.sampler.num_examples, draws.sampler.lanes)
             missing = missing[read.parts[lanes.of(draws.numbers(examples)), steps] < cap]
         if missing.size or np.setdiff1d(given, wanted, assume_unique=True).size:
-            return Check(READ, False, f"they differ in epoch {read.epoch}")
+            return CheckResult(READ, False, f"they differ in epoch {read.epoch}")
     if draws.cut and (fault := _wrong_sizes(draws)):
-        return Check(READ, False, fault)
+        return CheckResult(READ, False, fault)
     detail = f"{len(draws.read)} epochs were read, and {compared} of them compared"
-    return Check(READ, True, detail)
+    return CheckResult(READ, True, detail)
 
 
 def _wrong_sizes(draws: Draws) -> str:
@@ -122,26 +122,26 @@ def _wrong_sizes(draws: Draws) -> str:
     return ""
 
 
-def _length(sampler: BatchSampler, law: RowLaw) -> Check:
+def _length(sampler: BatchSampler, law: RowLaw) -> CheckResult:
     priced = law.steps_per_epoch * law.epochs
     # Where an example takes part once an epoch, epochs count, and not steps.
     fits = law.once or sampler.num_steps <= priced
     detail = f"{sampler.num_steps} steps, {priced} priced"
-    return Check("the run has no more steps than priced", fits, detail)
+    return CheckResult("the run has no more steps than priced", fits, detail)
 
 
-def _bounded_participation(draws: Draws, law: RowLaw) -> Check:
+def _bounded_participation(draws: Draws, law: RowLaw) -> CheckResult:
     """An example takes part no more often than was paid for; epochs are read as alike."""
     seen = max(int(np.bincount(draw.examples, minlength=1).max()) for draw in draws.all)
     epochs = draws.sampler.epochs
-    return Check(
+    return CheckResult(
         "nobody takes part more often than priced",
         seen * epochs <= law.epochs,
         f"{seen} times an epoch, {epochs} epochs; {law.epochs} times priced",
     )
 
 
-def _separation(draws: Draws, law: RowLaw | None, bands: int, claimed: BatchSampler) -> Check:
+def _separation(draws: Draws, law: RowLaw | None, bands: int, claimed: BatchSampler) -> CheckResult:
     """Two steps of an example are as far apart as correlated noise relies on.
 
     Two that it may take part in: under whatever seed; under one seed where any order is priced. Of
@@ -167,14 +167,14 @@ def _separation(draws: Draws, law: RowLaw | None, bands: int, claimed: BatchSamp
         passed, reach = period is not None and regular, "noise that reaches over several epochs"
     else:
         passed, reach = nearest >= bands, f"noise of {bands} bands"
-    return Check(
+    return CheckResult(
         "participations are as far apart as correlated noise needs",
         passed,
         f"{nearest} steps, {priced} priced, {reach}",
     )
 
 
-def _groups(draws: Draws, law: RowLaw) -> Check:
+def _groups(draws: Draws, law: RowLaw) -> CheckResult:
     """Everybody takes part in the steps of their group alone."""
     cycle = law.cycle_length
     wrong = sum(
@@ -183,27 +183,29 @@ def _groups(draws: Draws, law: RowLaw) -> Check:
     )
     entries = sum(draw.examples.size for draw in draws.all)
     detail = f"{wrong:,} of {entries:,} participations do not"
-    return Check("everybody keeps to the steps of their group", wrong == 0, detail)
+    return CheckResult("everybody keeps to the steps of their group", wrong == 0, detail)
 
 
-def _batches(draws: Draws, law: RowLaw) -> Check:
+def _batches(draws: Draws, law: RowLaw) -> CheckResult:
     """What is sure of each batch: its size, where it is not random, and how many units it holds."""
     name = "batches hold as many rows and units as claimed"
     for draw in draws.all:
         if law.batch_sizes is not None and not np.array_equal(draw.sizes, law.batch_sizes):
-            return Check(name, False, f"epoch {draw.epoch} has batches of other sizes")
+            return CheckResult(name, False, f"epoch {draw.epoch} has batches of other sizes")
     for units, _ in draws.held:
         for level, most in enumerate(law.most_units):
             held = np.unique(draws.lot.above(level, units)).size
             if held > most:
-                return Check(name, False, f"{held} units of level {level + 1}, {most} priced")
-    return Check(name, True, f"epochs drawn: {len(draws.all)}")
+                return CheckResult(name, False, f"{held} units of level {level + 1}, {most} priced")
+    return CheckResult(name, True, f"epochs drawn: {len(draws.all)}")
 
 
-def _certain(draws: Draws, law: RowLaw) -> Check:
+def _certain(draws: Draws, law: RowLaw) -> CheckResult:
     """Where nothing is random, each entry is the one that was claimed."""
     wrong = sum(
         int(np.sum(law.rate(draws.numbers(draw.examples), draw.steps) != 1)) for draw in draws.all
     )
     entries = sum(draw.examples.size for draw in draws.all)
-    return Check("everybody is where the order says", wrong == 0, f"{wrong} of {entries:,} are not")
+    return CheckResult(
+        "everybody is where the order says", wrong == 0, f"{wrong} of {entries:,} are not"
+    )

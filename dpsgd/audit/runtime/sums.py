@@ -39,8 +39,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.audit.checks import Check
-from dpsgd.audit.program import AuditedProgram
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.report import CheckResult
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.loop import repeats_exactly
 
@@ -55,7 +55,7 @@ _PASS = 2**18  # coordinates that are looked at together
 Release = list[np.ndarray]
 
 
-def sum_checks(program: AuditedProgram) -> list[Check]:
+def sum_checks(program: Probe) -> list[CheckResult]:
     """Checks what an example, padding and a poisoned example can do to a step's sum."""
     mechanism = program.mechanism
     quiet = _quiet(mechanism)
@@ -76,7 +76,7 @@ def sum_checks(program: AuditedProgram) -> list[Check]:
     return [given, *checks, _batch_free(program)]
 
 
-def _singles(program: AuditedProgram, quiet: Mechanism) -> tuple[list[Check], list[float]]:
+def _singles(program: Probe, quiet: Mechanism) -> tuple[list[CheckResult], list[float]]:
     """Checks examples in batches of their own, and returns their norms."""
     clip, last = quiet.l2_clip_norm, program.places - 1
     places = [0, last, last // 2, min(last, last // 2 + 1)]
@@ -94,7 +94,7 @@ def _singles(program: AuditedProgram, quiet: Mechanism) -> tuple[list[Check], li
     ], norms
 
 
-def _boundary_check(program: AuditedProgram, unit: int) -> Check:
+def _boundary_check(program: Probe, unit: int) -> CheckResult:
     """Checks that an example is clipped whose gradient's norm is above C by little, or by half.
 
     C is raised until it leaves the gradient as it is, whose norm is then known.
@@ -124,10 +124,10 @@ def _boundary_check(program: AuditedProgram, unit: int) -> Check:
     )
     if not seen:
         return _not_made((_BOUNDARY,), "rounding hides whether they are")[0]
-    return Check(_BOUNDARY, excess <= _RELATIVE, detail)
+    return CheckResult(_BOUNDARY, excess <= _RELATIVE, detail)
 
 
-def _huge_check(program: AuditedProgram, quiet: Mechanism, nobody: Release) -> Check:
+def _huge_check(program: Probe, quiet: Mechanism, nobody: Release) -> CheckResult:
     """Checks examples whose gradients, or the squares of these, are beyond what float32 holds."""
     members = list(program.huge)[: program.places]
     if not members:
@@ -139,9 +139,7 @@ def _huge_check(program: AuditedProgram, quiet: Mechanism, nobody: Release) -> C
     return _at_most(_HUGE, norm((1, together), (-1, nobody)), allowed)
 
 
-def _rows_check(
-    program: AuditedProgram, quiet: Mechanism, nobody: Release, first: Release
-) -> Check:
+def _rows_check(program: Probe, quiet: Mechanism, nobody: Release, first: Release) -> CheckResult:
     """Checks that the program reads the rows that it is told, wherever in the data they lie.
 
     Else the sampler's law would be that of other rows. Copies of one example in rows far apart add
@@ -185,7 +183,7 @@ _OF_CLIPPED = _LOWER, _PLACES, _ONE_BY_ONE, _NEIGHBOURS, _PADDING, _NAN
 class _Clipped:
     """Batches of two examples a and b in turn, both of which C clips."""
 
-    def __init__(self, program: AuditedProgram, quiet: Mechanism, a: int, b: int):
+    def __init__(self, program: Probe, quiet: Mechanism, a: int, b: int):
         self.program, self.quiet = program, quiet
         self.turns = np.where(np.arange(program.places) % 2, b, a)
         self.nobody = program.release((), quiet)
@@ -218,7 +216,7 @@ class _Clipped:
         """Returns the norm of what the members of a batch add up to."""
         return norm((1, release), (-1, self.nobody))
 
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[CheckResult]:
         """Returns all checks, in the order of `_OF_CLIPPED`."""
         program, clip = self.program, self.clip
         if self._slack(2, 1, 1, 0) > clip / 4:
@@ -263,17 +261,17 @@ class _Clipped:
     def _poisoned(self, places: np.ndarray) -> np.ndarray:
         return places if self.program.poison is not None else places[:0]
 
-    def _place_check(self, excess: float, seen: int) -> Check:
+    def _place_check(self, excess: float, seen: int) -> CheckResult:
         places = self.program.places
         detail = f"{seen:,} of {places:,} places, {excess / self.clip:+.2g} C beyond what may be"
         if excess > 0 or seen == places:
-            return Check(_PLACES, excess <= 0, detail)
+            return CheckResult(_PLACES, excess <= 0, detail)
         why = f"{detail}: rounding hides an example among more than {self.together:,} at a time"
-        return Check(_PLACES, True, why, made=False)
+        return CheckResult(_PLACES, True, why, made=False)
 
     def _hidden(
         self, free: np.ndarray, taken: np.ndarray, others: np.ndarray, release: Release
-    ) -> list[Check]:
+    ) -> list[CheckResult]:
         """Checks what does not count: rows under weight 0, and those whose gradients are NaN.
 
         Args:
@@ -318,7 +316,7 @@ def _spread(start: int, stop: int, most: int) -> list[int]:
     return sorted(set(numbers)) if stop > start else []
 
 
-def _padding_check(same: bool, moved: float, slack: float) -> Check:
+def _padding_check(same: bool, moved: float, slack: float) -> CheckResult:
     """Checks that releases are one whatever lies under weight 0: to the bit, where bits repeat.
 
     Where atomic additions come in any order, equal steps differ by rounding, and so may these: up
@@ -327,12 +325,14 @@ def _padding_check(same: bool, moved: float, slack: float) -> Check:
     """
     if repeats_exactly():
         changed = "left the release bit-equal" if same else "changed the release"
-        return Check(_PADDING, same, f"other rows under weight 0 {changed}")
+        return CheckResult(_PADDING, same, f"other rows under weight 0 {changed}")
     detail = f"other rows under weight 0 move the release by {moved:.3g} of {slack:.3g} allowed"
-    return Check(_PADDING, moved <= slack, detail)  # False for NaN, whose distance is infinite
+    return CheckResult(
+        _PADDING, moved <= slack, detail
+    )  # False for NaN, whose distance is infinite
 
 
-def _batch_free(program: AuditedProgram) -> Check:
+def _batch_free(program: Probe) -> CheckResult:
     """Checks that what is added to the sum, and what divides it, does not depend on the batch.
 
     Sums are made so small beside the noise that releases are the noise alone. Batches of one
@@ -353,10 +353,10 @@ def _batch_free(program: AuditedProgram) -> Check:
         allowed = total + stddev * 2.0**-18 * math.sqrt(a.size) + 4 * (_UNIT + _unit(dtype)) * size
         worst = max(worst, norm((1, [a]), (-1, [b])) / allowed)
     detail = f"a full batch changes them by {worst:.3g} of what rounding may"
-    return Check("noise and divisor do not depend on the batch", worst <= 1, detail)
+    return CheckResult("noise and divisor do not depend on the batch", worst <= 1, detail)
 
 
-def _scales_check(mechanisms: Sequence[Mechanism]) -> Check:
+def _scales_check(mechanisms: Sequence[Mechanism]) -> CheckResult:
     """Compares the numbers that the program is given with those of the configuration."""
     wrong = []
     for mechanism in mechanisms:
@@ -382,15 +382,15 @@ def _scales_check(mechanisms: Sequence[Mechanism]) -> Check:
             if not least <= ratio <= least + room[name]
         ]
     detail = wrong[0] if wrong else "C, sigma C and b, as they are given to the program"
-    return Check("the program is given the scales of the configuration", not wrong, detail)
+    return CheckResult("the program is given the scales of the configuration", not wrong, detail)
 
 
-def _not_made(names: Sequence[str], why: str) -> list[Check]:
-    return [Check(name, True, why, made=False) for name in names]
+def _not_made(names: Sequence[str], why: str) -> list[CheckResult]:
+    return [CheckResult(name, True, why, made=False) for name in names]
 
 
-def _at_most(name: str, found: float, allowed: float) -> Check:
-    return Check(name, found <= allowed, f"{found:.6g} of {allowed:.6g} allowed")
+def _at_most(name: str, found: float, allowed: float) -> CheckResult:
+    return CheckResult(name, found <= allowed, f"{found:.6g} of {allowed:.6g} allowed")
 
 
 def _quiet(mechanism: Mechanism, clip: float | None = None) -> Mechanism:
@@ -433,7 +433,7 @@ def _unit(dtype: np.dtype) -> float:
     return 0.0 if dtype == np.float32 else float(jnp.finfo(dtype).eps) / 2
 
 
-def _slack(program: AuditedProgram, mechanism: Mechanism, nobody: Release, *members: int) -> float:
+def _slack(program: Probe, mechanism: Mechanism, nobody: Release, *members: int) -> float:
     """Bounds the rounding in a combination of releases of so many members each."""
     clip, unit = mechanism.l2_clip_norm, max(map(_unit, program.dtypes))
     stddev, late = mechanism.noise_multiplier * clip, sum(program.sizes[k] for k in program.tables)

@@ -10,9 +10,9 @@ import pytest
 
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
 from dpsgd.audit import late
-from dpsgd.audit.coupled import coupled_audit
-from dpsgd.audit.late import FLUSHED, LAW, MOVED, SIZES, late_checks
-from dpsgd.audit.program import AuditedProgram
+from dpsgd.audit.audit import audit_program
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.runtime.deferred import FLUSHED, LAW, MOVED, SIZES, deferred_checks
 from dpsgd.core.state import LazyOptState, TrainState, joined
 from dpsgd.engine import loop
 from dpsgd.engine.lazy.gaps import Gaps
@@ -49,17 +49,17 @@ ROOT = RootKey.from_insecure_seed(0)
 @pytest.fixture(scope="module")
 def program():
     state = ALGORITHM.init(START, MECHANISM, ROWS)
-    return AuditedProgram(ALGORITHM, MECHANISM, state, ROWS, root=ROOT)
+    return Probe(ALGORITHM, MECHANISM, state, ROWS, root=ROOT)
 
 
 def failed(program):
-    return {check.name for check in late_checks(program) if not check.passed}
+    return {check.name for check in deferred_checks(program) if not check.passed}
 
 
 @pytest.mark.long
 def test_sound_training_with_lazy_tables_passes():
     before = jax.tree.map(jnp.array, START)
-    report = coupled_audit(ALGORITHM, MECHANISM, START, ROWS, root=ROOT)
+    report = audit_program(ALGORITHM, MECHANISM, START, ROWS, root=ROOT)
     assert report.passed, report.lines()
     assert not report.left_out
     assert jax.tree.all(jax.tree.map(jnp.array_equal, before, START))
@@ -69,10 +69,12 @@ def test_sound_training_with_lazy_tables_passes():
 def test_of_a_large_table_some_rows_are_looked_at(program, monkeypatch):
     monkeypatch.setattr(late, "_WHOLE", 600)
     monkeypatch.setattr(late, "_PASS", 500)
-    looks = late._Late(program, program.lent)
+    looks = late._Late(program, program.snapshot)
     (rows,) = looks._rows.values()
     assert rows.tolist() == sorted(set(rows.tolist()))
-    assert {0, 499, 500, 1_499, 1_500, R - 1, *program.lent.rows[0].tolist()} <= set(rows.tolist())
+    assert {0, 499, 500, 1_499, 1_500, R - 1, *program.snapshot.rows[0].tolist()} <= set(
+        rows.tolist()
+    )
     assert rows.size < 400
     assert not failed(program)
 
@@ -114,7 +116,7 @@ def test_laws_of_other_steps_are_caught(program, monkeypatch, owner, name, plant
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, planted)
         state = ALGORITHM.init(START, MECHANISM, ROWS)
-        assert check in failed(AuditedProgram(ALGORITHM, MECHANISM, state, ROWS, root=ROOT))
+        assert check in failed(Probe(ALGORITHM, MECHANISM, state, ROWS, root=ROOT))
 
 
 def test_training_that_leaves_out_its_last_flush_is_caught(program, monkeypatch):
@@ -142,4 +144,4 @@ def test_schedules_that_come_near_0_have_the_digits_of_the_run(rate):
     algorithm = dpsgd(loss_fn, optax.sgd(0.01), tables=LazyTables(rate))
     mechanism = Mechanism(BallsAndBins(N, 10, epochs=200), 1.0, 0.5)
     state = algorithm.init(START, mechanism, ROWS)
-    assert not failed(AuditedProgram(algorithm, mechanism, state, ROWS, root=ROOT))
+    assert not failed(Probe(algorithm, mechanism, state, ROWS, root=ROOT))

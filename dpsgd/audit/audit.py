@@ -1,4 +1,4 @@
-"""The coupled audit: seconds, before every run, to see that the program is what is accounted for.
+"""The audit: seconds, before every run, to see that the program is what is accounted for.
 
 A guarantee is a theorem about a program: *each example moves a step's sum by at most C, the sum
 gets independent noise N(0, (sigma C)^2) in every coordinate, what follows is made of the noised sum
@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpsgd.audit.blocks import block_checks
-from dpsgd.audit.checks import AuditReport, Check
-from dpsgd.audit.flow import flow_checks
-from dpsgd.audit.late import late_checks
-from dpsgd.audit.noise import noise_checks
-from dpsgd.audit.program import AuditedProgram
-from dpsgd.audit.sampler import sampler_checks
-from dpsgd.audit.sums import sum_checks
-from dpsgd.audit.update import update_checks
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.report import AuditReport, CheckResult
+from dpsgd.audit.runtime.blocks import block_checks
+from dpsgd.audit.runtime.deferred import deferred_checks
+from dpsgd.audit.runtime.flow import flow_checks
+from dpsgd.audit.runtime.noise import noise_checks
+from dpsgd.audit.runtime.sums import sum_checks
+from dpsgd.audit.runtime.update import update_checks
+from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
@@ -37,7 +37,7 @@ from samplers import BatchSampler, FullBatch
 PyTree = Any
 
 
-def coupled_audit(
+def audit_program(
     algorithm: Algorithm,
     mechanism: Mechanism,
     params: PyTree,
@@ -67,9 +67,9 @@ def coupled_audit(
     root = root or RootKey.from_entropy()
     shapes = () if algorithm.tables is None else (rows,)
     state = state or algorithm.init(params, mechanism, *shapes)
-    program = AuditedProgram(algorithm, mechanism, state, rows, layout=layout, root=root)
+    program = Probe(algorithm, mechanism, state, rows, layout=layout, root=root)
     checks = sum_checks(program) + update_checks(program) + block_checks(program)
-    checks += noise_checks(program) + late_checks(program)
+    checks += noise_checks(program) + deferred_checks(program)
     checks += flow_checks(algorithm, mechanism, state, program.columns, program.layout)
     sampler = mechanism.sampler
     seed, bands = root.sampling_seed(0), mechanism.noise.bands
@@ -77,7 +77,7 @@ def coupled_audit(
     return AuditReport(tuple(checks))
 
 
-def audit_sums(
+def audit_queries(
     refinement: Refinement,
     mechanism: Mechanism,
     params: PyTree,
@@ -94,7 +94,7 @@ def audit_sums(
       params: Parameters of the run, such as its first: the program does not depend on them.
       rows: Examples that are nobody's, as for the audit of the run.
       placement: Of the run: which devices compute; by default one.
-      root: As for `coupled_audit`.
+      root: As for `audit_program`.
 
     Raises:
       ValueError: if there are no sums, or a row could see others.
@@ -107,10 +107,10 @@ def audit_sums(
     sampler = FullBatch(mechanism.sampler.num_examples, sums.count)
     noise = released.noise if released.noise.bands == 1 else Independent()
     priced = Mechanism(sampler, sums.noise_multiplier, sums.l2_clip_norm, noise)
-    found = coupled_audit(
+    found = audit_program(
         algorithm, priced, state.params, read, state=state, layout=run.layout, root=root
     )
-    same = Check("they are released as they are priced", released == priced, str(sums))
+    same = CheckResult("they are released as they are priced", released == priced, str(sums))
     checks = (
         check._replace(name=f"sums over all rows: {check.name}") for check in (same, *found.checks)
     )

@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from dpsgd import Diagnostics, Mechanism, RootKey, Secure, dpsgd
-from dpsgd.audit.program import AuditedProgram
-from dpsgd.audit.sums import _scales_check, loud, sum_checks
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.runtime.sums import _scales_check, loud, sum_checks
 from samplers import Deterministic, Poisson
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
@@ -140,7 +140,7 @@ def checks_of(algorithm, sampler=None, rows=ROWS, noise=None, dtype=jnp.float32)
         mechanism = dataclasses.replace(mechanism, noise=noise)
     state = algorithm.init(start(dtype), mechanism)
     root = RootKey.from_insecure_seed(0)
-    program = AuditedProgram(algorithm, mechanism, state, rows, root=root)
+    program = Probe(algorithm, mechanism, state, rows, root=root)
     return {check.name: check for check in sum_checks(program)}
 
 
@@ -242,13 +242,13 @@ def short(numbers):
 @pytest.mark.short("short")
 @pytest.mark.parametrize("planted", [None, short])
 def test_rows_whose_numbers_are_cut_short_are_seen(planted, monkeypatch):
-    sound = AuditedProgram._plan
+    sound = Probe._plan
 
     def plan(program, *of):
         found = sound(program, *of)
         return found._replace(indices=found.indices if planted is None else planted(found.indices))
 
-    monkeypatch.setattr(AuditedProgram, "_plan", plan)
+    monkeypatch.setattr(Probe, "_plan", plan)
     checks = checks_of(dpsgd(loss_fn, optax.sgd(0.1)), Deterministic(70_000, 16))
     assert checks[READ].made
     assert checks[READ].passed == (planted is None), checks[READ]

@@ -19,8 +19,9 @@ import numpy as np
 from scipy import linalg, special
 
 from dpsgd.audit import reference
-from dpsgd.audit.checks import FALSE_ALARM, Check, Several
-from dpsgd.audit.normal import (
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.report import FALSE_ALARM, Bonferroni, CheckResult
+from dpsgd.audit.runtime.normality import (
     Counts,
     Repeats,
     add_cosines,
@@ -29,8 +30,7 @@ from dpsgd.audit.normal import (
     add_lags,
     magnitudes,
 )
-from dpsgd.audit.program import AuditedProgram
-from dpsgd.audit.sums import loud
+from dpsgd.audit.runtime.sums import loud
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.loop import repeats_exactly
 from dpsgd.noise.keys import ROOT_BYTES, RootKey
@@ -55,12 +55,15 @@ _DRAWS = 2**17, 2**20  # of z that a noise states, in one array: resolves 1 % of
 _OTHERS = 2**13  # in arrays of other keys, steps and leaves
 
 
-def noise_checks(program: AuditedProgram) -> list[Check]:
+def noise_checks(program: Probe) -> list[CheckResult]:
     """Checks the noise of single steps, what it costs, and the law of z that a noise states."""
     expected = ExpectedNoise(program)
     checks = [keys_check(program.mechanism, program.root), _matrix_check(program, expected)]
     if expected.singular:
-        return [*checks, Check(NOISE, False, "the noise states a matrix M that has no inverse")]
+        return [
+            *checks,
+            CheckResult(NOISE, False, "the noise states a matrix M that has no inverse"),
+        ]
     return checks + _Looks(program, expected).checks() + expected.law_checks()
 
 
@@ -73,7 +76,7 @@ class ExpectedNoise:
       states: Whether the noise states its z itself.
     """
 
-    def __init__(self, program: AuditedProgram):
+    def __init__(self, program: Probe):
         self._program, self._noise = program, program.mechanism.noise
         self._end = program.mechanism.sampler.num_steps
         dense = [k for k in range(len(program.sizes)) if k not in program.tables]
@@ -134,9 +137,9 @@ class ExpectedNoise:
     ) -> np.ndarray:
         program, key = self._program, self._key(mechanism, generation)
         if leaf in program.tables:
-            assert program.lent is not None
+            assert program.snapshot is not None
             width = math.prod(program.shapes[leaf][1:])
-            places = program.lent.rows[leaf][places // width].astype(np.int64) * width + (
+            places = program.snapshot.rows[leaf][places // width].astype(np.int64) * width + (
                 places % width
             )
             number, purpose = leaf, reference.STEP
@@ -160,11 +163,11 @@ class ExpectedNoise:
 
     # Of z that the noise states.
 
-    def law_checks(self) -> list[Check]:
+    def law_checks(self) -> list[CheckResult]:
         """Returns the check of the law of z, where the noise states it; else none."""
         if not self.states:
             return []
-        law, mechanism, names, vectors = Several(), self._program.mechanism, [], []
+        law, mechanism, names, vectors = Bonferroni(), self._program.mechanism, [], []
         cell = law_of(mechanism)[1]
         steps = {0, 1, *(2**k for k in range(self._end.bit_length())), self._end - 1}
         largest = int(np.clip(max(self._program.sizes), *_DRAWS))
@@ -230,20 +233,20 @@ class Comparison:
                 share = f"{np.count_nonzero(off):,} of {off.size:,} coordinates"
                 self.wrong = f"{where}: {share} are others, {gain:.4g} times the noise in the mean"
 
-    def check(self, detail: str = "") -> Check:
+    def check(self, detail: str = "") -> CheckResult:
         """Returns the check."""
         worst = max(self._resolved.values(), default=0.0)
-        return Check(self._name, not self.wrong, self.wrong or detail, resolution=worst)
+        return CheckResult(self._name, not self.wrong, self.wrong or detail, resolution=worst)
 
 
 class _Looks:
     """The looks that are taken at releases of single steps."""
 
-    def __init__(self, program: AuditedProgram, expected: ExpectedNoise):
+    def __init__(self, program: Probe, expected: ExpectedNoise):
         self._program, self._expected = program, expected
         self._everybody = np.arange(program.places) % program.units
         self._first = program.first_step
-        self._drowned = drowned(program.mechanism)
+        self._dominated = noise_dominated(program.mechanism)
         self._found = Comparison(NOISE)
         # Of tables, coordinates of rows that everybody reads together.
         self._read: dict[int, np.ndarray] = {}
@@ -253,31 +256,31 @@ class _Looks:
                 read = np.any(rows, axis=tuple(range(1, rows.ndim)))
                 self._read[k] = np.flatnonzero(np.repeat(read, math.prod(rows.shape[1:])))
 
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[CheckResult]:
         """Returns what was seen, and what could not be looked at."""
-        program, drowned = self._program, self._drowned
+        program, noise_dominated = self._program, self._dominated
         left_out = []
         if not self._expected.knows(range(self._first, self._first + 1)):
             why = f"M is no Toeplitz matrix, and looked at up to step {_PADDED:,}"
-            left_out.append(Check("noise of the steps to come", True, why, made=False))
+            left_out.append(CheckResult("noise of the steps to come", True, why, made=False))
             self._first = 0
-        if drowned is None:
+        if noise_dominated is None:
             why = f"C = {program.mechanism.l2_clip_norm:.3g} is next to the least there is"
-            left_out.append(Check(FULL, True, why, made=False))
+            left_out.append(CheckResult(FULL, True, why, made=False))
         else:
-            self._look(self._everybody, drowned, self._first, 0, _EVERY)
+            self._look(self._everybody, noise_dominated, self._first, 0, _EVERY)
         unseen = self._look_at_own_scales()
         if unseen:
             names = ", ".join(self._program.names[k] for k in sorted(unseen)[:3])
             why = f"{names}: the sum leaves no digits"
             name = "noise at full batches and the run's own C"
-            left_out.append(Check(name, True, why, made=False))
+            left_out.append(CheckResult(name, True, why, made=False))
         steps = self._steps()
-        lazy = bool(program.tables and drowned)  # whose rows have noise where they are read
+        lazy = bool(program.tables and noise_dominated)  # whose rows have noise where they are read
         for number, step in enumerate(steps):
             who = self._everybody if lazy else ()
             without = () if lazy else program.tables
-            self._look(who, drowned if lazy else None, step, number, _FEW, without)
+            self._look(who, noise_dominated if lazy else None, step, number, _FEW, without)
         detail = f"{self._found.compared:,} coordinates, to {self._expected.allowed:.2g} sigma C; "
         detail += f"steps {', '.join(f'{step:,}' for step in steps)}"
         return [self._found.check(detail), *left_out]
@@ -357,7 +360,7 @@ def cast_of(dtype: np.dtype) -> float:
     return unit / 2 if unit > 2.0**-20 else 2.0**-22
 
 
-def drowned(mechanism: Mechanism) -> Mechanism | None:
+def noise_dominated(mechanism: Mechanism) -> Mechanism | None:
     """Returns a mechanism of the same noise and far smaller sums, if there is one."""
     found = loud(mechanism)
     most = mechanism.sampler.padded_batch_size * mechanism.sampler.max_passes
@@ -377,7 +380,7 @@ def law_of(mechanism: Mechanism) -> tuple[float, float]:
     return float(grid.spacing) * math.sqrt(cells**2 + 1 / 12), 1 / cells
 
 
-def _matrix_check(program: AuditedProgram, expected: ExpectedNoise) -> Check:
+def _matrix_check(program: Probe, expected: ExpectedNoise) -> CheckResult:
     """Checks that M, the inverse of which makes the noise of z, is one whose cost is priced.
 
     The noise states M itself: without this, half of the noise would be that of M = 2, and noise of
@@ -394,7 +397,7 @@ def _matrix_check(program: AuditedProgram, expected: ExpectedNoise) -> Check:
     reach = int(np.max(np.subtract(*np.nonzero(matrix)), initial=0)) + 1
     bands = min(noise.bands, len(matrix))
     detail = f"{reach} of {bands} bands, columns of norm {longest:.6g} of 1 allowed"
-    return Check(MATRIX, bool(passed), detail)
+    return CheckResult(MATRIX, bool(passed), detail)
 
 
 def _column_is_priced(mechanism: Mechanism, matrix: np.ndarray) -> bool:
@@ -410,7 +413,7 @@ def _column_is_priced(mechanism: Mechanism, matrix: np.ndarray) -> bool:
     return bool(np.allclose(matrix, toeplitz, rtol=1e-6, atol=0))
 
 
-def keys_check(mechanism: Mechanism, root: RootKey) -> Check:
+def keys_check(mechanism: Mechanism, root: RootKey) -> CheckResult:
     """Checks that another generation or root gives other keys; programs are seen to heed them.
 
     Among the roots are 0 and those that have one bit: each bit of a root must count.
@@ -423,4 +426,4 @@ def keys_check(mechanism: Mechanism, root: RootKey) -> Check:
         len({mechanism.noise_key(*one).tobytes() for one in of}),
         len({one.sampling_seed(generation) for one, generation in of}),
     )
-    return Check(KEYS, distinct == len(of), f"{distinct} of {len(of)}")
+    return CheckResult(KEYS, distinct == len(of), f"{distinct} of {len(of)}")

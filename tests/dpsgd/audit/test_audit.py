@@ -1,4 +1,4 @@
-"""The coupled audit passes sound training of every kind, and says what it found.
+"""The audit passes sound training of every kind, and says what it found.
 
 What it catches is in tests/mutants.
 """
@@ -10,10 +10,10 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
-from dpsgd.audit.checks import UNSEEN, AuditReport, Check
-from dpsgd.audit.coupled import coupled_audit
-from dpsgd.audit.program import AuditedProgram
-from dpsgd.audit.sums import sum_checks
+from dpsgd.audit.audit import audit_program
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.report import UNSEEN, AuditReport, CheckResult
+from dpsgd.audit.runtime.sums import sum_checks
 from samplers import BallsAndBins, Poisson
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
@@ -50,7 +50,7 @@ def audit(
     loss_fn=loss_fn, params=None, data=ROWS, sampler=POISSON, claimed=None, sigma=1.0, **options
 ):
     mechanism = Mechanism(sampler, noise_multiplier=sigma, l2_clip_norm=0.5)
-    return coupled_audit(
+    return audit_program(
         dpsgd(loss_fn, SGD, **options),
         mechanism,
         start() if params is None else params,
@@ -75,7 +75,7 @@ def test_sound_training_passes(kind):
     report = audit(**kind)
     assert report.passed, report.lines()
     limits, verdict = report.lines()[-2:]
-    assert verdict == "coupled audit: consistent"
+    assert verdict == "audit: consistent"
     worst = max(check.resolution for check in report.checks)
     assert 0 < worst < 0.02  # however few numbers there are
     assert limits == UNSEEN
@@ -107,7 +107,7 @@ def reads_no_floats(params, example):
 def test_a_row_of_nan_may_have_a_gradient(loss, params, rows):
     algorithm = dpsgd(loss, SGD)
     mechanism = Mechanism(Poisson(N, 150, 1), noise_multiplier=1.0, l2_clip_norm=0.5)
-    program = AuditedProgram(algorithm, mechanism, algorithm.init(params, mechanism), rows)
+    program = Probe(algorithm, mechanism, algorithm.init(params, mechanism), rows)
     checks = sum_checks(program)
     assert program.poison is None
     assert all(check.passed for check in checks), checks
@@ -130,7 +130,7 @@ def test_much_secure_noise_raises_no_false_alarm_and_hides_no_sum():
     root = RootKey.from_insecure_seed(1)
     for factor in (1, 2):
         rows = ROWS | {"factor": np.full(N, factor, np.int32)}
-        report = coupled_audit(algorithm, mechanism, start(), rows, root=root)
+        report = audit_program(algorithm, mechanism, start(), rows, root=root)
         assert report.passed == (factor == 1), report.lines()
 
 
@@ -165,7 +165,7 @@ def padding_check(planted, params):
     planted_in = sound._replace(clipped_sum=lambda *inputs: planted(sound, *inputs))
     mechanism = Mechanism(POISSON, noise_multiplier=1.0, l2_clip_norm=0.5)
     state, root = planted_in.init(params, mechanism), RootKey.from_insecure_seed(0)
-    program = AuditedProgram(planted_in, mechanism, state, ROWS, root=root)
+    program = Probe(planted_in, mechanism, state, ROWS, root=root)
     (check,) = [check for check in sum_checks(program) if check.name == "padding is inert"]
     return check
 
@@ -181,13 +181,13 @@ def padding_check(planted, params):
     ],
 )
 def test_padding_may_change_the_last_bits_only_where_equal_steps_do(planted, repeats, monkeypatch):
-    monkeypatch.setattr("dpsgd.audit.sums.repeats_exactly", lambda: repeats)
+    monkeypatch.setattr("dpsgd.audit.runtime.sums.repeats_exactly", lambda: repeats)
     check = padding_check(planted, start())
     assert check.passed == (planted is last_bits_vary and not repeats), check.detail
 
 
 def test_a_check_that_is_left_out_says_so():
-    check = Check("tails", True, "not seen at so few draws", made=False)
+    check = CheckResult("tails", True, "not seen at so few draws", made=False)
     line, *_ = AuditReport((check,)).lines()
     assert line == "skip  tails  not seen at so few draws"
 

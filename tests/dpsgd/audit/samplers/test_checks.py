@@ -8,9 +8,9 @@ import pytest
 from scipy import special, stats
 
 from dpsgd import Guarantee, Mechanism
-from dpsgd.audit.checks import FALSE_ALARM, LAW, AuditReport, count_pvalue, entropy_pvalue
-from dpsgd.audit.sampler import sampler_checks
-from dpsgd.audit.shares import _positive_binomials
+from dpsgd.audit.report import FALSE_ALARM, LAW, AuditReport, count_pvalue, entropy_pvalue
+from dpsgd.audit.samplers.checks import sampler_checks
+from dpsgd.audit.samplers.participation import _positive_binomials
 from samplers import (
     BallsAndBins,
     Deterministic,
@@ -57,7 +57,7 @@ SAMPLERS = {
 @pytest.fixture
 def few_draws(monkeypatch):
     """What is sound passes with any number of draws."""
-    monkeypatch.setattr("dpsgd.audit.draws._FEW", 48)
+    monkeypatch.setattr("dpsgd.audit.samplers.draws._FEW", 48)
 
 
 @pytest.mark.short(
@@ -275,7 +275,7 @@ def test_a_sampler_of_unknown_law_is_not_audited_in_the_audits_and_the_guarantee
     assert left_out.detail == f"not audited: {kind.__name__} states no law of its rows (row_law)"
     report = AuditReport(tuple(checks))
     assert not report.sampler_audited
-    assert report.lines()[-1] == "coupled audit: consistent, SAMPLER NOT AUDITED"
+    assert report.lines()[-1] == "audit: consistent, SAMPLER NOT AUDITED"
     notes = Guarantee.of(Mechanism(sampler, 2.0, 1.0), 1e-3).notes
     assert any("not audited" in note for note in notes)
     sound = Guarantee.of(Mechanism(Poisson(*SIZES), 2.0, 1.0), 1e-3).notes

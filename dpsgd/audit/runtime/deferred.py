@@ -24,12 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpsgd.audit import reference
-from dpsgd.audit.checks import Check
-from dpsgd.audit.lent import LentTables, SomeRows, put_rows, some_rows
-from dpsgd.audit.noise import WATCHED_NOISE, Comparison, drowned
-from dpsgd.audit.program import AuditedProgram
-from dpsgd.audit.sums import norm
-from dpsgd.audit.update import close, looked_at
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.report import CheckResult
+from dpsgd.audit.runtime.noise import WATCHED_NOISE, Comparison, noise_dominated
+from dpsgd.audit.runtime.sums import norm
+from dpsgd.audit.runtime.update import close, looked_at
+from dpsgd.audit.tables import SomeRows, TableSnapshot, put_rows, some_rows
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.loop import Watch
@@ -54,11 +54,11 @@ _EXAMPLES = 2**14  # of the steps of training that are looked at, about
 _COLUMNS = 4  # of a row that is watched
 
 
-def late_checks(program: AuditedProgram) -> list[Check]:
+def deferred_checks(program: Probe) -> list[CheckResult]:
     """Checks the noise of tables that comes late; of a program without such tables, nothing."""
-    if program.lent is None:
+    if program.snapshot is None:
         return []
-    return [program.lent.check(), *_Late(program, program.lent).checks()]
+    return [program.snapshot.check(), *_Late(program, program.snapshot).checks()]
 
 
 class _Rule:
@@ -105,8 +105,8 @@ class _Numbers(NamedTuple):
 class _Late:
     """What is seen of a program's tables, and the comparisons that it goes through."""
 
-    def __init__(self, program: AuditedProgram, lent: LentTables):
-        self._program, self._lent = program, lent
+    def __init__(self, program: Probe, lent: TableSnapshot):
+        self._program, self._snapshot = program, lent
         tables: Any = program.algorithm.tables
         self._end = program.mechanism.sampler.num_steps
         assert tables is not None
@@ -127,7 +127,7 @@ class _Late:
 
     def _looked_at(self, leaf: int) -> np.ndarray:
         """Returns the rows of a table that are looked at: those that are read, and others."""
-        values = self._lent.tables[leaf].values
+        values = self._snapshot.tables[leaf].values
         count, some = len(values), max(4, _WHOLE // values[0].size)
         if count <= some:
             return np.arange(count, dtype=np.int32)
@@ -138,7 +138,7 @@ class _Late:
         rest = np.arange(some // 2)
         inside = np.random.default_rng(0).random(rest.size)  # one row of each stretch
         every = [
-            self._lent.rows[leaf],
+            self._snapshot.rows[leaf],
             np.arange(some // 8),
             count - 1 - np.arange(some // 8),
             *(begun + k for k in range(-2, 3)),
@@ -147,13 +147,13 @@ class _Late:
         rows = np.unique(np.concatenate(every).astype(np.int64))
         return rows[(rows >= 0) & (rows < count)].astype(np.int32)
 
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[CheckResult]:
         """Takes all looks, and returns what was seen."""
         checks = [self._sizes_check(), self._moved_check(), self._fresh_check()]
-        mechanism = drowned(self._program.mechanism)
+        mechanism = noise_dominated(self._program.mechanism)
         if mechanism is None:
             why = f"C = {self._program.mechanism.l2_clip_norm:.3g} is next to the least there is"
-            return checks + [Check(n, True, why, made=False) for n in (SILENT, LAW, FLUSHED)]
+            return checks + [CheckResult(n, True, why, made=False) for n in (SILENT, LAW, FLUSHED)]
         checks.append(self._silent_check(mechanism))
         self._look_at_reads(mechanism)
         self._look_at_blocks(mechanism)
@@ -168,7 +168,7 @@ class _Late:
 
     def _index(self, leaf: int, rows: np.ndarray) -> np.ndarray:
         """Returns the coordinates of some rows."""
-        width = math.prod(self._lent.tables[leaf].values.shape[1:])
+        width = math.prod(self._snapshot.tables[leaf].values.shape[1:])
         return (rows.astype(np.int64)[:, None] * width + np.arange(width)).ravel()
 
     def _numbers(self, table: SomeRows) -> _Numbers:
@@ -233,18 +233,18 @@ class _Late:
 
     # What is known but for rounding.
 
-    def _sizes_check(self) -> Check:
+    def _sizes_check(self) -> CheckResult:
         detail = f"{self._end:,} steps"
         if self._others.size:
             k = int(self._others[0])
             given = self._program.table_optimizer.step_sizes[k]
             detail = f"step {k:,} takes {given:.6g}, and {self._sizes[k]:.6g} was asked for"
-        return Check(SIZES, not self._others.size, detail)
+        return CheckResult(SIZES, not self._others.size, detail)
 
-    def _moved_check(self) -> Check:
+    def _moved_check(self) -> CheckResult:
         """Checks that a step makes rows of what it releases, and of what they were."""
         program, (mu, w) = self._program, self._rule.of
-        first = self._lent.first()
+        first = self._snapshot.first()
         for step in looked_at(program):
             shown, after = (
                 program.advanced(self._everybody, reveals=reveals, step=step).tables
@@ -257,41 +257,45 @@ class _Late:
                 if not _same_but_for(read, after[k], kept) or not _same_but_for(
                     read, shown[k], kept
                 ):
-                    return Check(MOVED, False, f"{name}: a row that was not read has moved")
+                    return CheckResult(MOVED, False, f"{name}: a row that was not read has moved")
                 old_m = 0.0 if old.momentum is None else old.momentum[read]
                 m = mu * old_m + shown[k].values[read] + w * old.values[read].astype(np.float64)
                 theta = old.values[read] - self._sizes[step] * m
                 if not _close(after[k].values, theta, old.values, read):
-                    return Check(MOVED, False, f"{name}: rows are not what SGD makes of its sum")
+                    return CheckResult(
+                        MOVED, False, f"{name}: rows are not what SGD makes of its sum"
+                    )
                 if old.momentum is not None and not all(
                     _close(x.momentum, m, old.momentum, read) for x in (shown[k], after[k])
                 ):
-                    return Check(MOVED, False, f"{name}: momentum is not what its sum makes of it")
-        return Check(MOVED, True, "after a full batch; others stay what they are")
+                    return CheckResult(
+                        MOVED, False, f"{name}: momentum is not what its sum makes of it"
+                    )
+        return CheckResult(MOVED, True, "after a full batch; others stay what they are")
 
-    def _silent_check(self, mechanism: Mechanism) -> Check:
+    def _silent_check(self, mechanism: Mechanism) -> CheckResult:
         """Checks the noise of rows that a NaN example alone reads, whose sum is 0.
 
         Noise that waits for a gradient tells who had one.
         """
         program = self._program
         if program.poison is None:
-            return Check(SILENT, True, program.why_no_poison, made=False)
+            return CheckResult(SILENT, True, program.why_no_poison, made=False)
         members = np.full(program.places, program.poison)
         for step in looked_at(program):
             after = program.advanced(members, mechanism, reveals=True, step=step)
             for k, table in after.tables.items():
                 read = table.steps == step + 1
-                index = self._index(k, self._lent.rows[k][read])
+                index = self._index(k, self._snapshot.rows[k][read])
                 z = reference.normals(self._key(0), step, k, index, reference.STEP)
                 found = table.values[read].astype(np.float64).ravel() / self._r
                 self._silent.add(found, z, WATCHED_NOISE, f"{self._names[k]}, step {step:,}")
         return self._silent.check(f"{self._silent.compared:,} numbers")
 
-    def _fresh_check(self) -> Check:
+    def _fresh_check(self) -> CheckResult:
         """Checks that gradients are those of rows whose gap has ended."""
         program, step = self._program, self._reads[0]
-        first = self._lent.first()
+        first = self._snapshot.first()
         numbers = [x.values for x in first.values() if x.values.size]
         size = max((float(np.sqrt(np.mean(np.square(x)))) for x in numbers), default=0.0) or 1.0
         moved = math.sqrt(self._rule.law(0, step)[1][1, 1])
@@ -300,7 +304,9 @@ class _Late:
             sigma = size * self._b / (clip * moved)
             mechanism = dataclasses.replace(program.mechanism, noise_multiplier=sigma)
         except (ValueError, ZeroDivisionError):
-            return Check(FRESH, True, "no noise moves rows as far as they are long", made=False)
+            return CheckResult(
+                FRESH, True, "no noise moves rows as far as they are long", made=False
+            )
 
         def at(steps: int, rows: dict[int, SomeRows]) -> Any:
             rows = {
@@ -313,7 +319,10 @@ class _Late:
 
         fresh = {}
         for k, x in first.items():
-            index, starts = self._index(k, self._lent.rows[k]), np.zeros(x.values.size, np.int64)
+            index, starts = (
+                self._index(k, self._snapshot.rows[k]),
+                np.zeros(x.values.size, np.int64),
+            )
             new = self._caught_up(
                 k, index, self._numbers(x), starts, step, 0, sigma * clip / self._b
             )
@@ -324,9 +333,9 @@ class _Late:
         cells = 2.0**-18 * sigma * clip / self._b * math.sqrt(sum(program.sizes))
         if not 64 * cells < apart < math.inf:
             why = "gradients of the generated rows hardly depend on those of tables"
-            return Check(FRESH, True, why, made=False)
+            return CheckResult(FRESH, True, why, made=False)
         detail = f"{off / apart:.2g} of what stale rows would change"
-        return Check(FRESH, off <= apart / 4, detail)
+        return CheckResult(FRESH, off <= apart / 4, detail)
 
     # Reads.
 
@@ -368,10 +377,10 @@ class _Late:
 
         found = {}
         for k, rows in self._rows.items():
-            shape = (rows.size, *self._lent.tables[k].values.shape[1:])
+            shape = (rows.size, *self._snapshot.tables[k].values.shape[1:])
             theta = np.float32(size * self._sizes.max()) * pattern(shape, 1)
             m = None
-            if self._lent.tables[k].momentum is not None:
+            if self._snapshot.tables[k].momentum is not None:
                 m = np.float32(size) * pattern(shape, 2)
             found[k] = SomeRows(theta, m, steps[np.arange(rows.size) % steps.size])
         return found
@@ -518,8 +527,8 @@ class _Late:
 
     def _watched(self, leaf: int, count: int) -> np.ndarray:
         """Returns coordinates, among those of the rows that are looked at, which blocks show."""
-        read = np.isin(self._rows[leaf], self._lent.rows[leaf])
-        width = math.prod(self._lent.tables[leaf].values.shape[1:])
+        read = np.isin(self._rows[leaf], self._snapshot.rows[leaf])
+        width = math.prod(self._snapshot.tables[leaf].values.shape[1:])
         each = min(_COLUMNS, width)
         wanted = -(-count // each)
         some = [np.flatnonzero(read), np.flatnonzero(~read)]  # of both kinds, from end to end

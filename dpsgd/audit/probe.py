@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.audit.lent import LentTables, SomeRows, put_rows
+from dpsgd.audit.tables import SomeRows, TableSnapshot, put_rows
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import LazyState, TrainState, joined, parted, unflushed
@@ -53,7 +53,7 @@ _ALIKE = 1
 """Number of the example whose whole numbers are all alike, as where an id comes several times."""
 
 
-class AuditedProgram:
+class Probe:
     """The executable of a run, and all that the run calls it with but rows and keys.
 
     The data have as many rows as the run's, and none is private. Examples are taken from the first
@@ -62,7 +62,7 @@ class AuditedProgram:
 
     In what it returns, a release is the private mean gradient of a step, times the public b: the
     noised sum. Two releases of one step and generation have the same noise. Of a table whose noise
-    comes late it holds rows alone that some example reads, see `LentTables`: those that the step
+    comes late it holds rows alone that some example reads, see `TableSnapshot`: those that the step
     reads have its noise, and the others are 0.
 
     Attributes:
@@ -135,15 +135,15 @@ class AuditedProgram:
         example = shapes_of_rows(columns, *sampler.clipped_shape)
         self.frozen = algorithm.frozen(self.state.params, example)
         self._spent: Any = None
-        self.lent: LentTables | None = None
+        self.snapshot: TableSnapshot | None = None
         if algorithm.tables is not None:
-            self.lent = LentTables(self.state)
+            self.snapshot = TableSnapshot(self.state)
             self.table_optimizer = algorithm.tables.of_run(sampler.num_steps)
             self._run_laws = RunLaws(self.table_optimizer)
             self._laws: dict[range, BlockLaws] = {}
-            self._probe(self.lent)
+            self._probe(self.snapshot)
 
-    def _probe(self, lent: LentTables) -> None:
+    def _probe(self, lent: TableSnapshot) -> None:
         """Finds out which rows of tables the examples read."""
         for start in range(0, len(self._starts), self.places):
             some = np.arange(start, min(start + self.places, len(self._starts)))
@@ -194,13 +194,13 @@ class AuditedProgram:
     @property
     def tables(self) -> tuple[int, ...]:
         """Numbers of the leaves that are tables whose noise comes late."""
-        return () if self.lent is None else tuple(self.lent.rows)
+        return () if self.snapshot is None else tuple(self.snapshot.rows)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Of the leaves of a release."""
         shapes = [leaf.shape for leaf in jax.tree.leaves(self.state.params)]
-        for k, rows in self.lent.rows.items() if self.lent else ():
+        for k, rows in self.snapshot.rows.items() if self.snapshot else ():
             shapes[k] = (rows.size, *shapes[k][1:])
         return shapes
 
@@ -245,9 +245,9 @@ class AuditedProgram:
 
     def _shown(self, after: Any, step: int) -> PyTree:
         """Returns what a release shows of the state after it, and takes tables back."""
-        if self.lent is None:
+        if self.snapshot is None:
             return after.params
-        rows = self.lent.take_back(after.tables, step)
+        rows = self.snapshot.take_back(after.tables, step)
         shown = {}
         for k, table in rows.items():
             read = np.equal(table.steps, step + 1).reshape(-1, *[1] * (table.values.ndim - 1))
@@ -278,13 +278,13 @@ class AuditedProgram:
         mechanism, self._spent = mechanism or self.mechanism, None
         state = self._begun(step)
         if rows is not None:
-            assert self.lent is not None
-            state = state._replace(tables=put_rows(state.tables, self.lent.rows, rows))
+            assert self.snapshot is not None
+            state = state._replace(tables=put_rows(state.tables, self.snapshot.rows, rows))
         number = int(state.step)
         after, *_ = self._called(state, self._plan(members), mechanism, 0, reveals=reveals)
-        if self.lent is None:
+        if self.snapshot is None:
             return after
-        return after._replace(tables=self.lent.take_back(after.tables, number))
+        return after._replace(tables=self.snapshot.take_back(after.tables, number))
 
     def differing(self, members: Sequence[int] | np.ndarray) -> str | None:
         """Returns the path of what is not the same on all devices after a step, see `unlike`."""
@@ -292,8 +292,8 @@ class AuditedProgram:
         state = self._begun()
         after, *_ = self._called(state, self._plan(members), self.mechanism, 0, reveals=False)
         path = unlike(after)
-        if self.lent is not None:
-            self.lent.take_back(after.tables, self.first_step)
+        if self.snapshot is not None:
+            self.snapshot.take_back(after.tables, self.first_step)
         return path
 
     def begun(self, step: int) -> LazyState:
@@ -323,7 +323,7 @@ class AuditedProgram:
         """Returns a state without tables whose noise comes late."""
         if isinstance(state, LazyState):
             return TrainState(state.step, state.dense, state.opt_state, state.noise)
-        if self.lent is None:
+        if self.snapshot is None:
             return state
         dense, _ = parted(state.params, self.tables)
         return state._replace(params=dense, opt_state=state.opt_state.dense)
@@ -363,8 +363,8 @@ class AuditedProgram:
             coordinates=self._in_leaves(coordinates),
         )
         self._spent = after.opt_state
-        if self.lent is not None:
-            self.lent.take_back(after.tables, steps.stop - 1)
+        if self.snapshot is not None:
+            self.snapshot.take_back(after.tables, steps.stop - 1)
         b = np.float32(mechanism.sampler.expected_batch_size)
         borders = np.cumsum([len(x) for x in self.watched_places])[:-1]
         leaves = np.split(np.asarray(shown)[: len(steps)] * b, borders, axis=1)
@@ -374,9 +374,9 @@ class AuditedProgram:
         """Returns coordinates of releases as those of leaves, as many of each as are watched."""
         found = []
         for k, (at, first) in enumerate(zip(coordinates, self.watched_places, strict=True)):
-            if self.lent and k in self.lent.rows:
+            if self.snapshot and k in self.snapshot.rows:
                 width = math.prod(self.shapes[k][1:])
-                at = self.lent.rows[k][at // width].astype(np.int64) * width + at % width
+                at = self.snapshot.rows[k][at // width].astype(np.int64) * width + at % width
             found.append(np.resize(at, first.size).astype(np.int32) if len(at) else first)
         return found
 
@@ -466,8 +466,8 @@ class AuditedProgram:
         noise = jax.tree.map(jnp.array, self.mechanism.noise.init(self.state.params))
         number = self.first_step if step is None else step
         state = state._replace(step=jnp.int32(number), noise=noise)
-        if self.lent is not None:
-            of_tables = self.lent.lend(number)
+        if self.snapshot is not None:
+            of_tables = self.snapshot.lend(number)
             state = LazyState(state.step, state.params, of_tables, state.opt_state, state.noise)
         return self.layout.put_state(state)
 
@@ -492,7 +492,7 @@ class AuditedProgram:
         if coordinates is not None:
             watch = watch._replace(places=tuple(coordinates))
         laws = None
-        if self.lent is not None:
+        if self.snapshot is not None:
             first = int(state.step)
             laws = self._laws_of(range(first, first + int(plan.num_steps)))
         arguments = noise_key, mechanism.scales(), watch, loss_key, laws

@@ -8,8 +8,8 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
-from dpsgd.audit.blocks import block_checks
-from dpsgd.audit.program import AuditedProgram
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.engine import loop
 from samplers import BallsAndBins, FullBatch, Multistage, Poisson, Shuffle, UnitTree
 
@@ -33,7 +33,7 @@ ALGORITHM = dpsgd(loss_fn, optax.sgd(0.1))
 def audited(sampler, *noise, step=0):
     mechanism = Mechanism(sampler, 1.0, 0.5, *noise)
     state = ALGORITHM.init(np.zeros(D, np.float32), mechanism)._replace(step=jnp.int32(step))
-    return AuditedProgram(ALGORITHM, mechanism, state, ROWS, root=RootKey.from_insecure_seed(2))
+    return Probe(ALGORITHM, mechanism, state, ROWS, root=RootKey.from_insecure_seed(2))
 
 
 def failed(program):
@@ -132,7 +132,7 @@ def test_a_sum_of_more_rows_than_float32_can_count_is_sound_and_one_without_its_
     mechanism = Mechanism(full, 1.0, 0.5)
     state = algorithm.init(np.zeros((), np.float32), mechanism)
     rows = {"x": ROWS["x"][:, 0]}
-    program = AuditedProgram(algorithm, mechanism, state, rows, root=RootKey.from_insecure_seed(2))
+    program = Probe(algorithm, mechanism, state, rows, root=RootKey.from_insecure_seed(2))
     assert not failed(program)
 
     def all_but_the_last_pass(*arguments, sound=loop.compiled_block):

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special, stats
 
-from dpsgd.audit.checks import Several, correlation_pvalue, variance_pvalue
+from dpsgd.audit.report import Bonferroni, correlation_pvalue, variance_pvalue
 
 TILES = 2**8, 2**12, 2**16, 2**20
 """Consecutive coordinates whose squares are added up."""
@@ -51,7 +51,7 @@ _LEAST = 8  # coordinates from which on a copy is told from chance among 10^8 pa
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-def add_energies(tests: Several, leaf: np.ndarray, name: str) -> None:
+def add_energies(tests: Bonferroni, leaf: np.ndarray, name: str) -> None:
     """Tests the squares of a float32 array, added up by tile, row, column and in all."""
     flat, tile = leaf.ravel(), TILES[0]
     whole = flat.size // tile * tile
@@ -94,7 +94,7 @@ class Counts:
         odd = self.size - int(np.count_nonzero(np.isfinite(flat)))
         self.counts = np.array([*beyond, *within, odd])
 
-    def add_to(self, tests: Several, name: str, cell: float) -> None:
+    def add_to(self, tests: Bonferroni, name: str, cell: float) -> None:
         """Tests the counts, whatever rounding does to them.
 
         Args:
@@ -125,7 +125,7 @@ def _counted(counts: np.ndarray, size: int, name: str, place: int) -> str:
     return f"{what} {'beyond' if place < len(BEYOND) else 'within'} {_THRESHOLDS[place]:g} sigma"
 
 
-def add_distribution(tests: Several, draws: np.ndarray, name: str) -> None:
+def add_distribution(tests: Bonferroni, draws: np.ndarray, name: str) -> None:
     """Tests the distance from the normal law (Kolmogorov and Smirnov), and the mean."""
     flat = np.sort(draws.ravel())
     ranks = np.arange(flat.size + 1) / flat.size
@@ -144,7 +144,7 @@ def magnitudes(draws: np.ndarray) -> np.ndarray:
 
 
 def add_cosines(
-    tests: Several, vectors: Sequence[np.ndarray], names: Sequence[str], what: str = ""
+    tests: Bonferroni, vectors: Sequence[np.ndarray], names: Sequence[str], what: str = ""
 ) -> None:
     """Tests all pairs of vectors, coordinate by coordinate of what the shorter one has.
 
@@ -163,7 +163,7 @@ def add_cosines(
 
 
 def _add_gram(
-    tests: Several, rows: np.ndarray, exact: np.ndarray, names: Sequence[str], what: str
+    tests: Bonferroni, rows: np.ndarray, exact: np.ndarray, names: Sequence[str], what: str
 ) -> None:
     norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
     void = ~((norms > 0) & (norms < np.inf))
@@ -193,7 +193,7 @@ def _add_gram(
     tests.add(correlation_pvalue(cosine, a.size), where, count)
 
 
-def add_lags(tests: Several, draws: np.ndarray, name: str) -> None:
+def add_lags(tests: Bonferroni, draws: np.ndarray, name: str) -> None:
     """Tests an array of one axis with itself, 2^k further on for all k."""
     for lag in [2**k for k in range(max(1, len(draws)).bit_length() - 1)]:
         stretches = len(draws) // (2 * lag)
@@ -237,7 +237,7 @@ class Repeats:
         self._kept.append((runs, np.full(starts.size, len(self._names), np.int32), starts))
         self._names.append(name)
 
-    def add_to(self, tests: Several) -> None:
+    def add_to(self, tests: Bonferroni) -> None:
         """Tests whether any run is there twice."""
         runs, arrays, starts = (np.concatenate(parts) for parts in zip(*self._kept, strict=True))
         hashes = np.zeros(len(runs), np.uint64)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.audit.checks import Check
+from dpsgd.audit.report import CheckResult
 from dpsgd.core.state import Table, TrainState, parted
 from dpsgd.engine.placement import hosted
 from dpsgd.engine.programs import compiled
@@ -35,7 +35,7 @@ class SomeRows(NamedTuple):
     """That are in each row: int32[rows]; None where all are up to date."""
 
 
-class LentTables:
+class TableSnapshot:
     """The tables of a run, on the host and, one copy, on the devices.
 
     Attributes:
@@ -99,11 +99,11 @@ class LentTables:
                     if part.tobytes() != kept[start : start + _CHUNK].tobytes():
                         self._strayed = f"rows of leaf {k} from {start:,} on are others"
 
-    def check(self) -> Check:
+    def check(self) -> CheckResult:
         """Returns the check of all rows that nothing has read."""
         self.compare()
         rows = sum(len(table.values) for table in self.tables.values())
-        return Check(UNTOUCHED, not self._strayed, self._strayed or f"{rows:,} rows")
+        return CheckResult(UNTOUCHED, not self._strayed, self._strayed or f"{rows:,} rows")
 
 
 def some_rows(tables: dict[int, Any], rows: dict[int, np.ndarray]) -> dict[int, SomeRows]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpsgd.audit.checks import Check, count_pvalue, smallest
+from dpsgd.audit.report import CheckResult, count_pvalue, smallest
 from samplers import BatchSampler
 from samplers.base import stated_law
 
@@ -21,7 +21,7 @@ _CUTS = 256  # at most
 _RESIDUES = 64
 
 
-def cut_checks(sampler: BatchSampler, seeds: list[int]) -> list[Check]:
+def cut_checks(sampler: BatchSampler, seeds: list[int]) -> list[CheckResult]:
     """Returns the checks of `passes`; none where, by law, no batch is larger than the cap.
 
     Args:
@@ -38,8 +38,8 @@ def cut_checks(sampler: BatchSampler, seeds: list[int]) -> list[Check]:
         some = _some(rng, n, size)
         for lane in {0, sampler.lanes - 1}:
             if fault := _fault(sampler, some, sampler.passes(some, seeds[0], 0, lane)):
-                return [Check(KEPT, False, fault)]
-    made = Check(KEPT, True, f"a cap of {cap:,}, and batches of up to {sizes[-1]:,}")
+                return [CheckResult(KEPT, False, fault)]
+    made = CheckResult(KEPT, True, f"a cap of {cap:,}, and batches of up to {sizes[-1]:,}")
     return [made] if sampler.accumulates else [made, *_survivors(sampler, seeds, rng)]
 
 
@@ -66,7 +66,9 @@ def _fault(sampler: BatchSampler, members: np.ndarray, passes: list[np.ndarray])
     return "" if rows.size == wanted else f"{rows.size} rows of {members.size}, for {wanted}"
 
 
-def _survivors(sampler: BatchSampler, seeds: list[int], rng: np.random.Generator) -> list[Check]:
+def _survivors(
+    sampler: BatchSampler, seeds: list[int], rng: np.random.Generator
+) -> list[CheckResult]:
     """Who survives, by place and by number; and whether each step, lane and seed has its choice."""
     n, cap = len(sampler.lane_range(0)), sampler.lane_batch_size
     size = min(n, 2 * cap)  # the largest choice
@@ -100,7 +102,7 @@ def _survivors(sampler: BatchSampler, seeds: list[int], rng: np.random.Generator
         f"of {len(drawn)} cuts of {size:,} rows, each survives {count.min()} to {count.max()}, "
         f"{share * len(drawn):.4g} expected"
     )
-    uniform = Check.of("survivors of a cut are uniform", smallest(pvalues), detail)
+    uniform = CheckResult.of("survivors of a cut are uniform", smallest(pvalues), detail)
     # Any two cuts; steps and the next ones, and lanes of a step, in pairs that share none.
     first, second = np.triu_indices(len(drawn), 1)
     both = (kept @ kept.T)[first, second].astype(np.int64)
@@ -118,5 +120,5 @@ def _survivors(sampler: BatchSampler, seeds: list[int], rng: np.random.Generator
     )
     return [
         uniform,
-        Check.of("every step and every seed cuts by itself", smallest(pvalues), detail),
+        CheckResult.of("every step and every seed cuts by itself", smallest(pvalues), detail),
     ]

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from accounting import PrivacyProfile
-from dpsgd.audit.checks import Check, smallest
-from dpsgd.audit.coincidences import coincidence_checks
-from dpsgd.audit.draws import Draws
-from dpsgd.audit.shares import share_checks
+from dpsgd.audit.report import CheckResult, smallest
+from dpsgd.audit.samplers.draws import Draws
+from dpsgd.audit.samplers.independence import coincidence_checks
+from dpsgd.audit.samplers.participation import share_checks
 from samplers import BatchSampler, EpochPlan, Participations
 from samplers.row_law import RandomOrders
 
@@ -64,7 +64,7 @@ class _Lane(BatchSampler):
         return self.plan(seed, epoch).rows(self.chunk_range(chunk))
 
 
-def lane_checks(sampler: BatchSampler, law: RandomOrders, seed: int) -> list[Check]:
+def lane_checks(sampler: BatchSampler, law: RandomOrders, seed: int) -> list[CheckResult]:
     """Returns the checks of some lanes' orders: each name once, whichever lane it is of.
 
     Args:
@@ -82,7 +82,7 @@ def lane_checks(sampler: BatchSampler, law: RandomOrders, seed: int) -> list[Che
     return [*checks, _apart(draws, law, lanes)]
 
 
-def _worst(lanes: list[int], checks: tuple[Check, ...]) -> Check:
+def _worst(lanes: list[int], checks: tuple[CheckResult, ...]) -> CheckResult:
     """Returns the check of the lane that comes nearest to failing, corrected by their number."""
     pvalues = [1.0 * check.passed if check.pvalue is None else check.pvalue for check in checks]
     worst = int(np.argmin(pvalues))
@@ -90,10 +90,10 @@ def _worst(lanes: list[int], checks: tuple[Check, ...]) -> Check:
     detail = f"lane {lanes[worst]} of {len(lanes)} looked at: {check.detail}"
     if check.pvalue is None:
         return check._replace(detail=detail)
-    return Check.of(check.name, len(checks) * check.pvalue, detail)
+    return CheckResult.of(check.name, len(checks) * check.pvalue, detail)
 
 
-def _apart(draws: list[Draws], law: RandomOrders, lanes: list[int]) -> Check:
+def _apart(draws: list[Draws], law: RandomOrders, lanes: list[int]) -> CheckResult:
     """Counts the rows that have the same step in two lanes, in each of several draws."""
     pvalues, found, wanted = [], 0, 0.0
     for one, other in itertools.combinations(range(len(lanes)), 2):
@@ -110,4 +110,4 @@ def _apart(draws: list[Draws], law: RandomOrders, lanes: list[int]) -> Check:
     detail = (
         f"lanes {', '.join(map(str, lanes))}: {found:,} rows share a step, {wanted:,.1f} expected"
     )
-    return Check.of(APART, smallest(np.array(pvalues)), detail)
+    return CheckResult.of(APART, smallest(np.array(pvalues)), detail)

@@ -32,7 +32,7 @@ LAW = "the draws have the law that was claimed"
 """Name of the check that is left out where a sampler states no law."""
 
 
-class Check(NamedTuple):
+class CheckResult(NamedTuple):
     """One thing to look at."""
 
     name: str
@@ -46,10 +46,10 @@ class Check(NamedTuple):
     """Part of the noise that may be missing and not be seen."""
 
     @classmethod
-    def of(cls, name: str, pvalue: float, detail: str = "") -> Check:
+    def of(cls, name: str, pvalue: float, detail: str = "") -> CheckResult:
         """Returns a check of randomness; NaN, which no test gives to what is sound, fails it.
 
-        >>> Check.of("coins are fair", 0.25, "60 of 100").detail
+        >>> CheckResult.of("coins are fair", 0.25, "60 of 100").detail
         '60 of 100; p = 0.25'
         """
         pvalue = float(np.minimum(1.0, pvalue))
@@ -60,13 +60,13 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What the coupled audit saw.
+    """What the audit saw.
 
     Attributes:
       checks: In the order in which they were made.
     """
 
-    checks: tuple[Check, ...]
+    checks: tuple[CheckResult, ...]
 
     @property
     def passed(self) -> bool:
@@ -74,7 +74,7 @@ class AuditReport:
         return all(check.passed for check in self.checks)
 
     @property
-    def left_out(self) -> tuple[Check, ...]:
+    def left_out(self) -> tuple[CheckResult, ...]:
         """The checks that were not made; their details say why."""
         return tuple(check for check in self.checks if not check.made)
 
@@ -109,7 +109,7 @@ class AuditReport:
         failed = sum(not check.passed for check in self.checks)
         verdict = f"VIOLATION: {failed} of {len(lines)} checks failed" if failed else "consistent"
         verdict += "" if self.sampler_audited else ", SAMPLER NOT AUDITED"
-        return [*lines, self.limits, f"coupled audit: {verdict}"]
+        return [*lines, self.limits, f"audit: {verdict}"]
 
     def require_passed(self) -> None:
         """Raises ValueError, naming the checks that failed, unless the audit passed.
@@ -128,11 +128,11 @@ class AuditReport:
             )
 
 
-def _verdict(check: Check) -> str:
+def _verdict(check: CheckResult) -> str:
     return "FAIL" if not check.passed else "pass" if check.made else "skip"
 
 
-class Several:
+class Bonferroni:
     """Several tests that are one check: the smallest p-value times their number (Bonferroni)."""
 
     def __init__(self) -> None:
@@ -164,11 +164,11 @@ class Several:
         """Of all of them: 1 if there are none; NaN if one is."""
         return float(np.minimum(1.0, max(1, self.count) * self.least))
 
-    def check(self, name: str, detail: str = "") -> Check:
+    def check(self, name: str, detail: str = "") -> CheckResult:
         """Returns the check, which says what was the least likely."""
         worst = f"the least likely of {self.count:,}: {self.where}" if self.where else ""
         parts = [detail, worst]
-        return Check.of(name, self.pvalue, "; ".join(part for part in parts if part))
+        return CheckResult.of(name, self.pvalue, "; ".join(part for part in parts if part))
 
 
 def smallest(pvalues: Any, count: int | None = None) -> float:

@@ -15,16 +15,16 @@ from scipy import special, stats
 
 from dpsgd import BandedToeplitz, Mechanism, Noise, RootKey, Secure, dpsgd
 from dpsgd.audit import normal
-from dpsgd.audit.blocks import STEPS, block_checks
-from dpsgd.audit.checks import (
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.report import (
     FALSE_ALARM,
-    Check,
-    Several,
+    Bonferroni,
+    CheckResult,
     correlation_pvalue,
     variance_pvalue,
 )
-from dpsgd.audit.noise import _FINE, FULL, LAW, NOISE, noise_checks
-from dpsgd.audit.program import AuditedProgram
+from dpsgd.audit.runtime.blocks import STEPS, block_checks
+from dpsgd.audit.runtime.noise import _FINE, FULL, LAW, NOISE, noise_checks
 from dpsgd.engine.loop import Layout
 from samplers import Poisson
 
@@ -62,7 +62,7 @@ def test_magnitudes_of_a_coarse_grid_are_not_normal_and_of_a_fine_one_they_are()
     """Which is why a coarse one's are not compared."""
     draws = np.random.default_rng(0).normal(size=2**18)
     for cell, passes in ((_FINE, True), (0.5, False)):
-        tests = Several()
+        tests = Bonferroni()
         normal.add_lags(tests, normal.magnitudes(np.round(draws / cell) * cell), "leaf")
         assert tests.check("name").passed == passes
 
@@ -71,22 +71,22 @@ def test_magnitudes_of_a_coarse_grid_are_not_normal_and_of_a_fine_one_they_are()
 def test_what_is_not_finite_is_never_likely(value):
     assert variance_pvalue(value, 10) == 0
     assert correlation_pvalue(np.nan, 10) == 0
-    tests = Several()
+    tests = Bonferroni()
     tests.add([0.5, np.nan], "here")
-    assert not Check.of("name", tests.pvalue).passed
+    assert not CheckResult.of("name", tests.pvalue).passed
     leaf = np.random.default_rng(0).normal(size=(40, 20)).astype(np.float32)
     leaf[3, 4] = value
     for add in (normal.add_energies, normal.add_distribution, normal.add_lags):
-        tests = Several()
+        tests = Bonferroni()
         add(tests, leaf if add is normal.add_energies else leaf.ravel(), "leaf")
         assert not tests.check("name").passed, add
-    tests = Several()
+    tests = Bonferroni()
     normal.Counts(leaf).add_to(tests, "leaf", CELL)
     assert not tests.check("name").passed
 
 
 def test_of_several_tests_the_least_likely_counts_as_often_as_there_are_tests():
-    tests = Several()
+    tests = Bonferroni()
     assert tests.pvalue == 1
     tests.add([0.5, 0.01, 0.3], lambda place: f"number {place}")
     tests.add(0.02, "another", count=6)
@@ -96,31 +96,31 @@ def test_of_several_tests_the_least_likely_counts_as_often_as_there_are_tests():
 
 
 def energies(leaf):
-    tests = Several()
+    tests = Bonferroni()
     normal.add_energies(tests, leaf.astype(np.float32), "leaf")
     return tests
 
 
 def counts(leaf):
-    tests = Several()
+    tests = Bonferroni()
     normal.Counts(leaf.astype(np.float32)).add_to(tests, "leaf", CELL)
     return tests
 
 
 def distribution(leaf):
-    tests = Several()
+    tests = Bonferroni()
     normal.add_distribution(tests, leaf.ravel(), "leaf")
     return tests
 
 
 def lags(leaf):
-    tests = Several()
+    tests = Bonferroni()
     normal.add_lags(tests, leaf.ravel(), "leaf")
     return tests
 
 
 def repeats(*leaves):
-    tests, found = Several(), normal.Repeats(sum(leaf.size for leaf in leaves), 2**-18)
+    tests, found = Bonferroni(), normal.Repeats(sum(leaf.size for leaf in leaves), 2**-18)
     for leaf in leaves:
         found.add(leaf.astype(np.float32), "leaf")
     found.add_to(tests)
@@ -262,7 +262,7 @@ def test_all_pairs_of_vectors_are_compared_also_those_of_other_lengths(monkeypat
     names = [str(k) for k in range(10)]
 
     def test(vectors):
-        tests = Several()
+        tests = Bonferroni()
         normal.add_cosines(tests, vectors, names)
         return tests
 
@@ -304,7 +304,7 @@ KINDS = {
 def test_sound_noise_of_every_kind_passes_and_what_was_not_seen_is_told(loss, mechanism):
     algorithm = dpsgd(loss, optax.sgd(0.1))
     rows = np.random.default_rng(0).normal(size=(20, 40)).astype(np.float32)
-    program = AuditedProgram(
+    program = Probe(
         algorithm,
         mechanism,
         algorithm.init({"w": jnp.zeros(40)}, mechanism),
@@ -374,7 +374,7 @@ def test_noise_of_another_generator_is_what_it_states_and_of_the_law(noise, wron
     rows = np.random.default_rng(0).normal(size=(20, 40)).astype(np.float32)
     state = algorithm.init(params, mechanism)
     root = RootKey.from_insecure_seed(0)
-    program = AuditedProgram(algorithm, mechanism, state, rows, root=root)
+    program = Probe(algorithm, mechanism, state, rows, root=root)
     checks = noise_checks(program) + block_checks(program)
     assert {check.name for check in checks if not check.passed} == wrong, checks
 
@@ -408,7 +408,7 @@ def test_noise_that_does_not_keep_to_its_law_is_seen_in_models_of_few_numbers(fa
     rows = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
     state = algorithm.init(params, mechanism)
     root = RootKey.from_insecure_seed(0)
-    program = AuditedProgram(algorithm, mechanism, state, rows, root=root)
+    program = Probe(algorithm, mechanism, state, rows, root=root)
     found = {c.name for c in noise_checks(program) + block_checks(program) if not c.passed}
     assert bool(found & {NOISE, STEPS}) == bool(fault)
     assert found <= {NOISE, STEPS}

@@ -18,10 +18,10 @@ from contextlib import closing
 import jax
 import numpy as np
 
-from dpsgd.audit.checks import Check
-from dpsgd.audit.noise import Comparison, ExpectedNoise, cast_of, drowned, law_of
-from dpsgd.audit.program import AuditedProgram
-from dpsgd.audit.sums import loud
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.report import CheckResult
+from dpsgd.audit.runtime.noise import Comparison, ExpectedNoise, cast_of, law_of, noise_dominated
+from dpsgd.audit.runtime.sums import loud
 from samplers import BatchSource
 
 _LARGE = 2**22  # coordinates of a model of which few steps are taken
@@ -33,7 +33,7 @@ _BATCHES = "blocks train on the batches that are drawn"
 STEPS = "blocks are given the keys, scales and steps of the run"
 
 
-def block_checks(program: AuditedProgram) -> list[Check]:
+def block_checks(program: Probe) -> list[CheckResult]:
     """Checks what the loop gives to the first block of what is left of the run, and to the last."""
     return _Blocks(program).checks()
 
@@ -41,7 +41,7 @@ def block_checks(program: AuditedProgram) -> list[Check]:
 class _Blocks:
     """Blocks that `train_blocks` runs, and what is wrong with them."""
 
-    def __init__(self, program: AuditedProgram):
+    def __init__(self, program: Probe):
         self._program, self._mechanism = program, loud(program.mechanism)
         self._source = BatchSource(
             program.mechanism.sampler, program.root.sampling_seed(_GENERATION)
@@ -57,7 +57,7 @@ class _Blocks:
         self._batches = self._steps = self._unknown = ""
         self._noise = Comparison(STEPS)
 
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[CheckResult]:
         """Runs blocks; returns what was seen."""
         most = _EXACT if self._mechanism.noise.exact else _LARGE
         size = self._program.layout.block_steps if sum(self._program.sizes) <= most else 0
@@ -73,10 +73,10 @@ class _Blocks:
         what += f"; {self._noise.compared:,} numbers of their noise"
         given = self._noise.check(what)
         if self._steps:
-            given = Check(STEPS, False, self._steps)
+            given = CheckResult(STEPS, False, self._steps)
         elif self._unknown and given.passed:
-            given = Check(STEPS, True, f"noise not compared: {self._unknown}", made=False)
-        return [Check(_BATCHES, not self._batches, self._batches or what), given]
+            given = CheckResult(STEPS, True, f"noise not compared: {self._unknown}", made=False)
+        return [CheckResult(_BATCHES, not self._batches, self._batches or what), given]
 
     def _look(self, wanted: range) -> None:
         """Compares blocks that begin with the first of these steps and reach the last."""
@@ -113,7 +113,7 @@ class _Blocks:
 
     def _compare(self, steps: range, rows: np.ndarray, ends: list[int]) -> None:
         """Compares the noise of steps that begin without history."""
-        program, mechanism = self._program, drowned(self._program.mechanism)
+        program, mechanism = self._program, noise_dominated(self._program.mechanism)
         if mechanism is None:
             self._unknown = f"C = {program.mechanism.l2_clip_norm:.3g} is next to the least"
         elif self._expected.singular or not self._expected.knows(steps):
@@ -137,7 +137,7 @@ class _Blocks:
             self._noise.add(found, expected, allowed, where, k)
 
 
-def _batch(program: AuditedProgram, source: BatchSource, step: int) -> tuple[int, int]:
+def _batch(program: Probe, source: BatchSource, step: int) -> tuple[int, int]:
     """Returns how many examples a batch has, and how many of these hold a marked row.
 
     The first as a step counts them: in float32, pass by pass, which beyond 2^24 rounds.

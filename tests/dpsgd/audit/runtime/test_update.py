@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, dpsgd
-from dpsgd.audit.program import AuditedProgram
-from dpsgd.audit.update import update_checks
+from dpsgd.audit.probe import Probe
+from dpsgd.audit.runtime.update import update_checks
 from samplers import Deterministic
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
@@ -112,7 +112,7 @@ def checks_of(algorithm, bug=none, steps=0):
     params = {"w": jnp.full(D, 0.1), "b": jnp.zeros(())}
     state = algorithm.init(params, mechanism)
     rows = ROWS | {"bug": np.full(32, list(BUGS).index(bug), np.int32)}
-    program = AuditedProgram(algorithm, mechanism, state, rows, root=RootKey.from_insecure_seed(0))
+    program = Probe(algorithm, mechanism, state, rows, root=RootKey.from_insecure_seed(0))
     for _ in range(steps):
         program.state = jax.tree.map(np.asarray, program.advanced([0, 1], reveals=False))
     return {check.name: check for check in update_checks(program)}
@@ -138,7 +138,7 @@ def test_what_cannot_be_compared_is_said(monkeypatch):
     assert checks[MADE].passed
     assert not checks[MADE].made
     assert "names no optimizer" in checks[MADE].detail
-    monkeypatch.setattr("dpsgd.audit.update.repeats_exactly", lambda: False)
+    monkeypatch.setattr("dpsgd.audit.runtime.update.repeats_exactly", lambda: False)
     assert not checks_of(sound)[SAME].made
 
 
