@@ -26,8 +26,9 @@ Path = tuple[int, ...]
 """Position of an equation: its index in the jaxpr, preceded by those of the calls around it."""
 
 _VIEWS = {"transpose", "reshape", "squeeze", "broadcast_in_dim", "convert_element_type", "slice"}
-_INLINED = {"jit", "pjit", "closed_call", "core_call"}
 _REMAT = {"remat", "remat2", "checkpoint"}
+CALLS = {"jit", "pjit", "closed_call", "core_call"} | _REMAT
+"""Calls that are mere wrappers."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class Taps:
             here = (*path, index)
             operands = [read(atom) for atom in eqn.invars]
             if here in self._calls:
-                inner, inner_consts = _body(eqn)
+                inner, inner_consts = body_of(eqn)
 
                 def call(operands, given, inner=inner, inner_consts=inner_consts, here=here):
                     return self._evaluate(inner, inner_consts, operands, given, here)
@@ -227,7 +228,7 @@ def _value_bytes(jaxpr: core.Jaxpr, varies: Sequence[bool]) -> tuple[int, list[b
         name, inside = eqn.primitive.name, 0
         results = [True] * len(eqn.outvars)
         for body in core.jaxprs_in_params(eqn.params):
-            wrapped = name in _INLINED | _REMAT
+            wrapped = name in CALLS
             size, outs = _value_bytes(body, flags if wrapped else [True] * len(body.invars))
             inside = max(inside, size * (eqn.params["length"] if name == "scan" else 1))
             results = outs if wrapped else results
@@ -245,7 +246,7 @@ def _aval(atom: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
 
 
-def _body(eqn: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
+def body_of(eqn: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
     """Returns the jaxpr that a call evaluates, and its constants."""
     body = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
     return (body.jaxpr, body.consts) if isinstance(body, core.ClosedJaxpr) else (body, [])
@@ -282,8 +283,8 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
             here, name = (*path, index), eqn.primitive.name
             if name == "stop_gradient":
                 continue  # a value like others: no gradient flows back
-            if name in _INLINED | _REMAT:
-                results = visit(_body(eqn)[0], operands, here)
+            if name in CALLS:
+                results = visit(body_of(eqn)[0], operands, here)
                 env.update(
                     (v, view)
                     for v, view in zip(eqn.outvars, results, strict=True)

@@ -43,7 +43,7 @@ def parts_of(route: Route, uses: Sequence[Use], others: Any, cotangents: Any) ->
     look_ups = {
         u.path: _look_ups(u, others[u.path], cotangents[u.path]) for u in uses if rows_of(u)
     }
-    if route.kind == "rows":
+    if route.kind == "rows" and not route.distinct:
         # Equal rows are summed once, over all uses, so that the vector whose norm is taken is the
         # one that is scattered.
         paths = list(look_ups)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dpsgd.gradients.ghost.ranges import never_coincide
 from dpsgd.gradients.ghost.uses import contraction_of, rows_of
 from dpsgd.gradients.taps import Taps
 
@@ -18,11 +19,13 @@ class Route:
         "slice" (norm of the cotangent), "rows", "outer" or "gram".
       why: One line for people.
       floats: Numbers that each example takes beyond the backward pass: gradients, and again scaled.
+      distinct: Of "rows": no example looks one up twice, whatever it holds.
     """
 
     kind: str
     why: str
     floats: int
+    distinct: bool = False
 
 
 def choose_route(taps: Taps, leaf: int, shape: tuple[int, ...]) -> Route:
@@ -50,7 +53,9 @@ def choose_route(taps: Taps, leaf: int, shape: tuple[int, ...]) -> Route:
             return Route("entries", f"{ops} of different axes", 2 * size)
         count = sum(r.count for r in look_ups)
         width = look_ups[0].width
-        return Route("rows", f"look-up of {count} rows of {width}", 2 * count * width)
+        distinct = never_coincide(taps.closed, uses)
+        kind = "distinct rows" if distinct else "rows"
+        return Route("rows", f"look-up of {count} {kind} of {width}", 2 * count * width, distinct)
     if look_ups:
         sides |= {(frozenset((r.rows, r.columns)), ()) for r in look_ups}
     first = products[0]
