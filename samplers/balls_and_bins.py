@@ -77,7 +77,7 @@ class BallsAndBins(VariableBatchSampler):
             self,
             epochs=len(stretches),
             assignment="redrawn",
-            max_batch_size=self.lane_batch_size,
+            max_batch_size=self.shard_batch_size,
         )
         return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(stretches))))
 

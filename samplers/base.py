@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from accounting import PrivacyProfile
-from samplers.lanes import Lanes
 from samplers.population import Population
 from samplers.row_law import RowLaw
+from samplers.shards import Shards
 
 CHUNK = 65_536
 """Examples whose rows are drawn together, from one key: part of the definition of every draw."""
 
-MAX_EXAMPLES = 2**31 - 1  # of a lane: indices are int32
-MAX_LANES = 2**15  # then products of L and n are below 2^63
+MAX_EXAMPLES = 2**31 - 1  # of a shard: indices are int32
+MAX_SHARDS = 2**15  # then products of L and n are below 2^63
 MAX_STEPS = 2**31 - 1  # so is the step of a training state
 
 
@@ -38,12 +38,12 @@ class Participations(NamedTuple):
 
 
 class EpochPlan(NamedTuple):
-    """The participation matrix of one epoch, by columns; or a lane's part of it."""
+    """The participation matrix of one epoch, by columns; or a shard's part of it."""
 
     starts: np.ndarray
     """Where each step's examples begin: int64[steps_per_epoch + 1]."""
     examples: np.ndarray
-    """Examples step after step: int32[entries], counted within the lane if it is of one; int64
+    """Examples step after step: int32[entries], counted within the shard if it is of one; int64
     where there are more than 2^31 - 1. Within a step they ascend, or come block after block where
     blocks are clipped as one (`BatchSampler.clipped_shape`)."""
 
@@ -73,17 +73,17 @@ def group(entries: Participations, num_groups: int) -> EpochPlan:
     return EpochPlan(rows.indptr.astype(np.int64), examples)
 
 
-def joined(plans: Sequence[EpochPlan], lanes: Lanes) -> EpochPlan:
-    """Returns the plan of all lanes from each lane's own: step after step, lane after lane."""
+def joined(plans: Sequence[EpochPlan], shards: Shards) -> EpochPlan:
+    """Returns the plan of all shards from each shard's own: step after step, shard after shard."""
     if len(plans) == 1:
         return plans[0]
     starts = np.sum([plan.starts for plan in plans], axis=0)
-    examples = np.empty(starts[-1], example_dtype(lanes.num_examples))
+    examples = np.empty(starts[-1], example_dtype(shards.num_examples))
     begins = starts[:-1].copy()
-    for lane, plan in enumerate(plans):
+    for shard, plan in enumerate(plans):
         sizes = np.diff(plan.starts)
         places = np.repeat(begins - plan.starts[:-1], sizes) + np.arange(plan.examples.size)
-        examples[places] = plan.examples.astype(examples.dtype) + lanes.examples(lane).start
+        examples[places] = plan.examples.astype(examples.dtype) + shards.examples(shard).start
         begins += sizes
     return EpochPlan(starts, examples)
 
@@ -163,22 +163,22 @@ class BatchSampler(abc.ABC):
             """Rows of a padded batch."""
 
     @property
-    def lanes(self) -> int:
-        """Number L of lanes, consecutive stretches of the examples (`Lanes`), drawn each by itself.
+    def num_shards(self) -> int:
+        """Number L of data shards, consecutive ranges of the examples (`Shards`), drawn separately.
 
-        A lane's part of a batch is cut and padded by itself. Whether anything is cut depends on
-        draws alone, and where lanes begin is public.
+        A shard's part of a batch is cut and padded by itself. Whether anything is cut depends on
+        draws alone, and where shards begin is public.
         """
         return 1
 
-    def lane_range(self, lane: int) -> range:
-        """Returns the examples of a lane, 0 <= lane < lanes."""
-        return Lanes(self.num_examples, self.lanes).examples(lane)
+    def shard_range(self, shard: int) -> range:
+        """Returns the examples of a shard, 0 <= shard < num_shards."""
+        return Shards(self.num_examples, self.num_shards).examples(shard)
 
     @property
-    def lane_batch_size(self) -> int:
-        """Rows of a lane's part of a padded batch."""
-        return self.padded_batch_size // self.lanes
+    def shard_batch_size(self) -> int:
+        """Rows of a shard's part of a padded batch."""
+        return self.padded_batch_size // self.num_shards
 
     @property
     def clipped_shape(self) -> tuple[int, ...]:
@@ -283,7 +283,7 @@ class BatchSampler(abc.ABC):
 
         >>> from samplers import Deterministic
         >>> Deterministic(num_examples=100, batch_size=10).terms()
-        {'num_examples': 100, 'batch_size': 10, 'epochs': 1, 'lanes': 1}
+        {'num_examples': 100, 'batch_size': 10, 'epochs': 1, 'num_shards': 1}
         """
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(_dataclass(self))}
 
@@ -344,22 +344,22 @@ class BatchSampler(abc.ABC):
         """
 
     def plan(self, seed: int, epoch: int) -> EpochPlan:
-        """Draws one epoch of the whole matrix: all lanes of it."""
-        plans = [self.lane_plan(seed, epoch, lane) for lane in range(self.lanes)]
-        return joined(plans, Lanes(self.num_examples, self.lanes))
+        """Draws one epoch of the whole matrix: all shards of it."""
+        plans = [self.shard_plan(seed, epoch, shard) for shard in range(self.num_shards)]
+        return joined(plans, Shards(self.num_examples, self.num_shards))
 
-    def lane_plan(self, seed: int, epoch: int, lane: int) -> EpochPlan:
-        """Draws a lane's part of one epoch: its rows of the chunks that it touches, by step.
+    def shard_plan(self, seed: int, epoch: int, shard: int) -> EpochPlan:
+        """Draws a shard's part of one epoch: its rows of the chunks that it touches, by step.
 
         Rows of a chunk are drawn alike whoever draws them, so that the matrix is the same for every
-        number of lanes.
+        number of shards.
 
         Args:
           seed: The sampling secret, an integer >= 0 of any size.
           epoch: Epoch, counted from 0.
-          lane: Which, counted from 0.
+          shard: Which, counted from 0.
         """
-        own = self.lane_range(lane)
+        own = self.shard_range(shard)
         chunks = []
         for chunk in range(own.start // CHUNK, -(-own.stop // CHUNK)):
             entries = self.participations(seed, epoch, chunk)
@@ -377,16 +377,16 @@ class BatchSampler(abc.ABC):
             Participations(examples.astype(np.int32, copy=False), steps), self.steps_per_epoch
         )
 
-    def passes(self, members: np.ndarray, seed: int, step: int, lane: int = 0) -> list[np.ndarray]:
-        """Cuts a lane's part of a step into passes of `lane_batch_size` at most, as a rule one.
+    def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
+        """Cuts a shard's part of a step into passes of `shard_batch_size` at most, as a rule one.
 
         Args:
           members: Who takes part, in the order of the plan: int32[size].
           seed: The sampling secret.
           step: Step, counted over the whole run.
-          lane: Which; several lanes have one pass each.
+          shard: Which; several shards have one pass each.
         """
-        del seed, step, lane
+        del seed, step, shard
         return [members]
 
 
@@ -422,21 +422,21 @@ class EpochSampler(BatchSampler):
     """Examples in a batch b: the (largest) expected number where batches vary in size."""
     epochs: int = 1
     """Passes E over the data: the run has E * ceil(n / b) steps."""
-    lanes: int = field(default=1, kw_only=True)
+    num_shards: int = field(default=1, kw_only=True)
     """Consecutive stretches L of the examples, whose parts of every batch are drawn, cut and padded
     each by itself: rows may then lie on L machines."""
 
     def __post_init__(self) -> None:
-        for name in ("num_examples", "batch_size", "epochs", "lanes"):
+        for name in ("num_examples", "batch_size", "epochs", "num_shards"):
             object.__setattr__(self, name, positive_integer(name, getattr(self, name)))
-        if self.lanes > min(self.num_examples, MAX_LANES):
+        if self.num_shards > min(self.num_examples, MAX_SHARDS):
+            most = min(self.num_examples, MAX_SHARDS)
+            raise ValueError(f"num_shards must be at most {most}, got {self.num_shards}")
+        if self.num_examples > self.num_shards * MAX_EXAMPLES:
             raise ValueError(
-                f"lanes must be at most {min(self.num_examples, MAX_LANES)}, got {self.lanes}"
-            )
-        if self.num_examples > self.lanes * MAX_EXAMPLES:
-            raise ValueError(
-                f"num_examples must be at most 2^31 - 1 for each lane, got {self.num_examples} "
-                f"with lanes = {self.lanes}: take {-(-self.num_examples // MAX_EXAMPLES)} or more"
+                f"num_examples must be at most 2^31 - 1 for each shard, got {self.num_examples} "
+                f"with num_shards = {self.num_shards}: take "
+                f"{-(-self.num_examples // MAX_EXAMPLES)} or more"
             )
         if self.batch_size > self.num_examples:
             raise ValueError(
@@ -457,5 +457,5 @@ class EpochSampler(BatchSampler):
 
     @property
     def padded_batch_size(self) -> int:
-        """Rows of a padded batch: ceil(b / L) of each lane, as batches are taken in turn."""
-        return -(-self.batch_size // self.lanes) * self.lanes
+        """Rows of a padded batch: ceil(b / L) of each shard, as batches are taken in turn."""
+        return -(-self.batch_size // self.num_shards) * self.num_shards

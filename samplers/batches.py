@@ -27,12 +27,12 @@ class IndexBlock(NamedTuple):
     Step j of the block is the passes `starts[j] : starts[j + 1]`. Most samplers need one pass a
     step; a batch larger than one pass is summed over several before its single noisy update.
 
-    Of a sampler of several lanes, columns are the lanes that are held, `lane_batch_size` each.
+    Of a sampler of several shards, columns are the shards that are held, `shard_batch_size` each.
     """
 
     indices: Any
-    """Examples, counted within their lane; 0 where padded: int32[passes, columns], which are
-    padded_batch_size of all lanes."""
+    """Examples, counted within their shard; 0 where padded: int32[passes, columns], which are
+    padded_batch_size of all shards."""
     weights: Any
     """1 for an example, 0 for padding: float32[passes, columns]."""
     starts: Any
@@ -42,8 +42,8 @@ class IndexBlock(NamedTuple):
     places: Any = None
     """Where the examples lie among the rows that are held, or that travel with the block, if not at
     `indices`; 0 where padded: int32[passes, columns], or int64 of more than 2^31 - 1 rows."""
-    lanes: Any = None
-    """The lane of each column, where the sampler has several: int32[columns]."""
+    shards: Any = None
+    """The shard of each column, where the sampler has several: int32[columns]."""
 
 
 class BatchSource:
@@ -57,7 +57,7 @@ class BatchSource:
       sampler: Who draws.
       seed: The sampling secret: an integer >= 0 of any size, in real runs of 128 bits or more from
         the operating system.
-      lanes: Consecutive lanes that are held: no others are drawn, nor are their rows needed. By
+      shards: Consecutive shards that are held: no others are drawn, nor are their rows needed. By
         default all.
       read_ahead: Whether a thread draws the plan of each next epoch while one is read, and keeps
         it: nobody who reads on waits for a draw but the first. (Nothing is drawn ahead where one
@@ -65,11 +65,11 @@ class BatchSource:
 
     Attributes:
       sampler: Who draws.
-      lanes: Which lanes are held.
+      shards: Which shards are held.
       rows: The examples that they hold; `places` are counted from the first.
 
     Raises:
-      ValueError: `seed` is negative or no integer, or there are not these lanes.
+      ValueError: `seed` is negative or no integer, or there are not these shards.
     """
 
     def __init__(
@@ -77,16 +77,20 @@ class BatchSource:
         sampler: BatchSampler,
         seed: int,
         *,
-        lanes: range | None = None,
+        shards: range | None = None,
         read_ahead: bool = False,
     ) -> None:
         self.sampler = sampler
-        self.lanes = range(sampler.lanes) if lanes is None else lanes
-        if not (self.lanes.step == 1 and 0 <= self.lanes.start < self.lanes.stop <= sampler.lanes):
+        self.shards = range(sampler.num_shards) if shards is None else shards
+        if not (
+            self.shards.step == 1
+            and 0 <= self.shards.start < self.shards.stop <= sampler.num_shards
+        ):
             raise ValueError(
-                f"lanes must be consecutive ones of the sampler's {sampler.lanes}, got {lanes}"
+                f"shards must be consecutive ones of the sampler's {sampler.num_shards}, got "
+                f"{shards}"
             )
-        first, last = (sampler.lane_range(lane) for lane in (self.lanes[0], self.lanes[-1]))
+        first, last = (sampler.shard_range(shard) for shard in (self.shards[0], self.shards[-1]))
         self.rows = range(first.start, last.stop)
         self._seed = check_seed(seed)
         self._background = ThreadPoolExecutor(1, "next epoch") if read_ahead else None
@@ -97,11 +101,11 @@ class BatchSource:
         return f"BatchSource({self.sampler!r}, seed=<secret>)"
 
     def _draw(self, epoch: int) -> list[EpochPlan]:
-        """Returns the plans of the lanes that are held."""
+        """Returns the plans of the shards that are held."""
         sampler = self.sampler
-        if sampler.lanes == 1:
+        if sampler.num_shards == 1:
             return [sampler.plan(self._seed, epoch)]
-        return [sampler.lane_plan(self._seed, epoch, lane) for lane in self.lanes]
+        return [sampler.shard_plan(self._seed, epoch, shard) for shard in self.shards]
 
     def _plan_of(self, epoch: int) -> list[EpochPlan]:
         sampler = self.sampler
@@ -122,7 +126,7 @@ class BatchSource:
     def passes(self, step: int) -> list[IndexBatch]:
         """Returns the passes of a step: one, or more where `overflow` is "accumulate".
 
-        Indices are counted among the rows of the lanes that are held: of all lanes, they are the
+        Indices are counted among the rows of the shards that are held: of all shards, they are the
         examples.
 
         Raises:
@@ -147,11 +151,11 @@ class BatchSource:
         return passes[0]
 
     def cut(self, step: int) -> list[tuple[np.ndarray, ...]]:
-        """Returns the passes of a step in [0, num_steps), each the examples of lane after lane."""
+        """Returns the passes of a step in [0, num_steps), each a list of the shards' examples."""
         sampler, length = self.sampler, self.sampler.steps_per_epoch
         parts = [
-            sampler.passes(plan.members(step % length), self._seed, step, lane)
-            for lane, plan in zip(self.lanes, self._plan_of(step // length), strict=True)
+            sampler.passes(plan.members(step % length), self._seed, step, shard)
+            for shard, plan in zip(self.shards, self._plan_of(step // length), strict=True)
         ]
         return list(zip(*parts, strict=True))
 
@@ -170,7 +174,7 @@ class BatchSource:
         Raises:
           ValueError: a step is not in [0, num_steps).
         """
-        members: list[tuple[np.ndarray, ...]] = []  # of each pass, lane after lane
+        members: list[tuple[np.ndarray, ...]] = []  # of each pass, shard after shard
         starts = [0]
         sampler = self.sampler
         for step in range(start, stop):
@@ -181,17 +185,17 @@ class BatchSource:
                 break
             members += several
             starts.append(len(members))
-        done, cap = len(starts) - 1, sampler.lane_batch_size
-        shape = max(len(members), passes or 0), len(self.lanes) * cap
+        done, cap = len(starts) - 1, sampler.shard_batch_size
+        shape = max(len(members), passes or 0), len(self.shards) * cap
         indices, weights = zeros(shape, np.int32), zeros(shape, np.float32)
-        places = zeros(shape, example_dtype(len(self.rows))) if sampler.lanes > 1 else None
-        begins = [sampler.lane_range(lane).start - self.rows.start for lane in self.lanes]
+        places = zeros(shape, example_dtype(len(self.rows))) if sampler.num_shards > 1 else None
+        begins = [sampler.shard_range(shard).start - self.rows.start for shard in self.shards]
         for row, parts in enumerate(members):
             for k, examples in enumerate(parts):
                 if examples.size > cap:
                     raise ValueError(
                         f"a batch of the steps {start} to {start + done - 1} has {examples.size} "
-                        f"rows of lane {self.lanes[k]}, and a padded one {cap}: the sampler's "
+                        f"rows of shard {self.shards[k]}, and a padded one {cap}: the sampler's "
                         "passes do not keep to the cap"
                     )
                 columns = slice(k * cap, k * cap + examples.size)
@@ -200,11 +204,11 @@ class BatchSource:
                 if places is not None:
                     places[row, columns] = examples + places.dtype.type(begins[k])
         starts += [len(members)] * (steps - done)
-        lanes = None
+        shards = None
         if places is not None:
-            lanes = np.repeat(np.array(self.lanes, np.int32), cap)
+            shards = np.repeat(np.array(self.shards, np.int32), cap)
         return IndexBlock(
-            indices, weights, np.asarray(starts, np.int32), np.int32(done), places, lanes
+            indices, weights, np.asarray(starts, np.int32), np.int32(done), places, shards
         )
 
 

@@ -9,16 +9,16 @@ import numpy as np
 
 from accounting import GaussianProfile, PrivacyProfile
 from samplers.base import EpochSampler, Participations, example_dtype
-from samplers.lanes import Lanes
 from samplers.row_law import KnownOrder
+from samplers.shards import Shards
 
 
 @dataclass(frozen=True)
 class Deterministic(EpochSampler):
     """Takes b = `batch_size` after b examples: i takes part in step floor(i / b) of every epoch.
 
-    Several `lanes` are read in turn, each by itself in order: the example that is i-th in turn
-    (`Lanes`) takes part in step floor(i / b). The last batch of an epoch is smaller where b does
+    Several `num_shards` are read in turn, each by itself in order: the example that is i-th in turn
+    (`Shards`) takes part in step floor(i / b). The last batch of an epoch is smaller where b does
     not divide n; it is padded, and its noisy sum is divided by b like any other.
 
     Guarantees:
@@ -60,7 +60,7 @@ class Deterministic(EpochSampler):
             epochs=self.epochs,
             batch_size=self.batch_size,
             batch_sizes=sizes,
-            lanes=Lanes(self.num_examples, self.lanes),
+            shards=Shards(self.num_examples, self.num_shards),
         )
 
     def drawn_epoch(self, epoch: int) -> int:
@@ -72,7 +72,7 @@ class Deterministic(EpochSampler):
         del seed, epoch
         rows = self.chunk_range(chunk)
         examples = np.arange(rows.start, rows.stop, dtype=example_dtype(self.num_examples))
-        if self.lanes == 1:
+        if self.num_shards == 1:
             return Participations(examples, examples // np.int32(self.batch_size))
-        places = Lanes(self.num_examples, self.lanes).in_turn(examples)
+        places = Shards(self.num_examples, self.num_shards).in_turn(examples)
         return Participations(examples, (places // self.batch_size).astype(np.int32))

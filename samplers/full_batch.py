@@ -16,8 +16,8 @@ from samplers.base import (
     check_steps,
     positive_integer,
 )
-from samplers.lanes import Lanes
 from samplers.row_law import KnownOrder
+from samplers.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class FullBatch(BatchSampler):
             epochs=self.epochs,
             batch_size=self.num_examples,
             batch_sizes=np.array([self.num_examples]),
-            lanes=Lanes(self.num_examples, 1),
+            shards=Shards(self.num_examples, 1),
         )
 
     def drawn_epoch(self, epoch: int) -> int:
@@ -106,8 +106,8 @@ class FullBatch(BatchSampler):
         n = self.num_examples
         return EpochPlan(np.array([0, n]), np.arange(n, dtype=np.int32))
 
-    def passes(self, members: np.ndarray, seed: int, step: int, lane: int = 0) -> list[np.ndarray]:
+    def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
         """Cuts all rows into passes."""
-        del seed, step, lane
+        del seed, step, shard
         size = self.padded_batch_size
         return [members[start : start + size] for start in range(0, members.size, size)]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from samplers.lanes import Lanes
+from samplers.shards import Shards
 from samplers.tree import TreeShape, UnitTree
 
 
@@ -138,24 +138,24 @@ class RandomOrder(RowLaw):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RandomOrders(RowLaw):
-    """Each lane's examples come in a `RandomOrder` of their own, independently, and lanes in turn.
+    """Each shard's examples come in an independent `RandomOrder`, and shards in turn.
 
     Independent families of negatively associated entries are so together (Joag-Dev and Proschan,
     property P7).
 
     Attributes:
       batch_size: b.
-      lanes: Of the examples.
+      shards: Of the examples.
     """
 
     batch_size: int
     batch_sizes: np.ndarray
-    lanes: Lanes
+    shards: Shards
     once: bool = True
 
-    def of_lane(self, lane: int) -> RandomOrder:
-        """Returns the law of one lane's rows."""
-        starts = self.lanes.batch_starts(lane, self.batch_size, self.steps_per_epoch)
+    def of_shard(self, shard: int) -> RandomOrder:
+        """Returns the law of one shard's rows."""
+        starts = self.shards.batch_starts(shard, self.batch_size, self.steps_per_epoch)
         return RandomOrder(
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
@@ -165,37 +165,37 @@ class RandomOrders(RowLaw):
         )
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
-        """Returns the share of the example's lane that is in the step's batch."""
-        lanes = self.lanes.of(examples)
-        return self._taken(lanes, steps) / self.lanes.size(lanes)
+        """Returns the share of the example's shard that is in the step's batch."""
+        shards = self.shards.of(examples)
+        return self._taken(shards, steps) / self.shards.size(shards)
 
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns as `RandomOrder` does of one lane, and both rates' product of two."""
-        lanes, taken = self.lanes.of(first), self._taken(self.lanes.of(first), steps)
-        others = np.maximum(1, self.lanes.size(lanes) - 1)
+        """Returns as `RandomOrder` does of one shard, and both rates' product of two."""
+        shards, taken = self.shards.of(first), self._taken(self.shards.of(first), steps)
+        others = np.maximum(1, self.shards.size(shards) - 1)
         within = self.rate(first, steps) * (taken - 1) / others
         across = self.rate(first, steps) * self.rate(second, steps)
-        return np.where(lanes == self.lanes.of(second), within, across)
+        return np.where(shards == self.shards.of(second), within, across)
 
-    def _taken(self, lanes: Any, steps: Any) -> Any:
-        """Returns how many examples of lanes the batches of these steps take."""
+    def _taken(self, shards: Any, steps: Any) -> Any:
+        """Returns how many examples of shards the batches of these steps take."""
         start = np.asarray(steps, np.int64) * self.batch_size
-        return self.lanes.starts_in(lanes, start + self.batch_size) - self.lanes.starts_in(
-            lanes, start
+        return self.shards.starts_in(shards, start + self.batch_size) - self.shards.starts_in(
+            shards, start
         )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KnownOrder(RowLaw):
-    """Of every epoch step t has the examples t b to (t + 1) b - 1, in turn where lanes are several.
+    """In every epoch step t has the examples t b to (t + 1) b - 1, of several shards in turn.
 
     Attributes:
       batch_size: b.
-      lanes: Of the examples.
+      shards: Of the examples.
     """
 
     batch_size: int
-    lanes: Lanes
+    shards: Shards
     once: bool = True
     redrawn: bool = False
     certain: bool = True
@@ -203,7 +203,7 @@ class KnownOrder(RowLaw):
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
         """Returns 1 in an example's own step, else 0."""
-        own = self.lanes.in_turn(np.asarray(examples)) // self.batch_size
+        own = self.shards.in_turn(np.asarray(examples)) // self.batch_size
         return (own == steps).astype(np.float64)
 
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:

@@ -207,7 +207,7 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
     """Returns the type of a sampler's settings, a frozen dataclass with the sampler's own words.
 
     >>> settings_of(Shuffle)()
-    Shuffle(batch_size=None, epochs=None, lanes=1, order='redrawn')
+    Shuffle(batch_size=None, epochs=None, num_shards=1, order='redrawn')
 
     Raises:
       ValueError: If the sampler is no frozen dataclass.

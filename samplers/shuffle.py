@@ -19,9 +19,9 @@ from samplers.base import (
     example_dtype,
     group,
 )
-from samplers.lanes import Lanes
 from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
 from samplers.row_law import RandomOrder, RandomOrders
+from samplers.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Shuffle(EpochSampler):
 
     What is certified is the cost of batches in a known order. The last batch of an epoch is smaller
     where b does not divide n; it is padded, and its noisy sum is divided by b like any other.
-    Several `lanes` are shuffled each by itself, and read in turn (`Lanes`).
+    Several `num_shards` are shuffled each by itself, and read in turn (`Shards`).
 
     Guarantees:
       * Each example takes part exactly once an epoch.
-      * Every order of a lane's examples is equally likely, and independent of other lanes' and,
+      * Every order of a shard's examples is equally likely, and independent of other shards' and,
         where `order` is "redrawn", of every other epoch's.
-      * A batch has floor(b / L) to ceil(b / L) examples of each of the L lanes, an epoch's last
+      * A batch has floor(b / L) to ceil(b / L) examples of each of the L shards, an epoch's last
         ones apart; how many they are is no chance.
     """
 
@@ -54,11 +54,11 @@ class Shuffle(EpochSampler):
         Upper: given the order, or all epochs' orders, an example enters one known sum an epoch, as
         with `Deterministic`. Both neighbours draw the orders alike, so delta(epsilon) is at most
         the mean over orders of deterministic's, whatever the sizes of the batches, and whichever
-        orders the lanes leave possible.
+        orders the shards leave possible.
 
         Lower: let all other gradients be -1 and the example's 1 or 0. The sums, less the public
         sums of -1, are N(2 e_t, sigma^2 I) or N(e_t, sigma^2 I), with the example's step t uniform
-        on T steps. If the last batch is smaller, or a lane's share of batches varies, t is not
+        on T steps. If the last batch is smaller, or a shard's share of batches varies, t is not
         uniform. But then permute the T observed sums of each epoch by a uniform permutation of its
         own (the same one in all epochs for order="fixed"): this is a post-processing, and it leaves
         exactly the pair of a uniform t. So a lower bound on delta(epsilon) from that pair bounds
@@ -125,28 +125,28 @@ class Shuffle(EpochSampler):
             any_order=True,
             batch_size=self.batch_size,
             batch_sizes=np.minimum(self.batch_size, self.num_examples - starts),
-            lanes=Lanes(self.num_examples, self.lanes),
+            shards=Shards(self.num_examples, self.num_shards),
         )
-        return law.of_lane(0) if self.lanes == 1 else law
+        return law.of_shard(0) if self.num_shards == 1 else law
 
     def drawn_epoch(self, epoch: int) -> int:
         """Returns `epoch`, or 0 if the order is fixed."""
         return epoch if self.order == "redrawn" else 0
 
-    def bucket(self, seed: int, epoch: int, chunk: int, lane: int = 0) -> np.ndarray:
-        """Draws the bucket, one for each chunk of the lane, of each example of one of them."""
-        chunks = chunk_ranges(len(self.lane_range(lane)))
-        key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), lane << 32 | chunk)
+    def bucket(self, seed: int, epoch: int, chunk: int, shard: int = 0) -> np.ndarray:
+        """Draws the bucket, one for each chunk of the shard, of each example of one of them."""
+        chunks = chunk_ranges(len(self.shard_range(shard)))
+        key = Key(seed, Stream.PARTICIPATION, self.drawn_epoch(epoch), shard << 32 | chunk)
         return uniform_integers(key, len(chunks), len(chunks[chunk]))
 
     def ordered(
-        self, seed: int, epoch: int, bucket: int, members: np.ndarray, lane: int = 0
+        self, seed: int, epoch: int, bucket: int, members: np.ndarray, shard: int = 0
     ) -> np.ndarray:
         """Puts the members of a bucket, given in ascending order, in uniformly random order."""
-        key = Key(seed, Stream.ORDER, self.drawn_epoch(epoch), lane << 32 | bucket)
+        key = Key(seed, Stream.ORDER, self.drawn_epoch(epoch), shard << 32 | bucket)
         return members[uniform_permutation(key, members.size)]
 
-    def lane_plan(self, seed: int, epoch: int, lane: int) -> EpochPlan:
+    def shard_plan(self, seed: int, epoch: int, shard: int) -> EpochPlan:
         """Draws one epoch: examples fall into buckets, buckets are ordered, and laid end to end.
 
         Exactly uniform: the law of the resulting order stays the same when the examples are
@@ -157,28 +157,28 @@ class Shuffle(EpochSampler):
 
         Source: C. R. Rao (1961) and M. Sandelius, A Simple Randomization Procedure (1962).
         """
-        size = len(self.lane_range(lane))
+        size = len(self.shard_range(shard))
         examples, count = np.arange(size, dtype=np.int32), len(chunk_ranges(size))
-        drawn = [self.bucket(seed, epoch, chunk, lane) for chunk in range(count)]
+        drawn = [self.bucket(seed, epoch, chunk, shard) for chunk in range(count)]
         buckets = group(Participations(examples, np.concatenate(drawn)), count)
         order = np.concatenate(
-            [self.ordered(seed, epoch, g, buckets.members(g), lane) for g in range(count)]
+            [self.ordered(seed, epoch, g, buckets.members(g), shard) for g in range(count)]
         )
-        lanes = Lanes(self.num_examples, self.lanes)
-        starts = lanes.batch_starts(lane, self.batch_size, self.steps_per_epoch)
+        shards = Shards(self.num_examples, self.num_shards)
+        starts = shards.batch_starts(shard, self.batch_size, self.steps_per_epoch)
         for step in range(self.steps_per_epoch):
             order[starts[step] : starts[step + 1]].sort()
         return EpochPlan(starts, order)
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Returns the rows of one chunk; it draws its lanes, as all their rows hang together."""
-        rows, lanes = self.chunk_range(chunk), Lanes(self.num_examples, self.lanes)
-        first, last = lanes.of(np.array([rows.start, rows.stop - 1]))
+        """Returns the rows of one chunk; it draws its shards, as all their rows hang together."""
+        rows, shards = self.chunk_range(chunk), Shards(self.num_examples, self.num_shards)
+        first, last = shards.of(np.array([rows.start, rows.stop - 1]))
         found = []
-        for lane in range(first, last + 1):
-            own = lanes.examples(lane)
+        for shard in range(first, last + 1):
+            own = shards.examples(shard)
             some = range(max(rows.start - own.start, 0), min(rows.stop - own.start, len(own)))
-            examples, steps = self.lane_plan(seed, epoch, lane).rows(some)
+            examples, steps = self.shard_plan(seed, epoch, shard).rows(some)
             examples = examples.astype(example_dtype(self.num_examples), copy=False)
             found.append((examples + own.start if own.start else examples, steps))
         return Participations(*(np.concatenate(part) for part in zip(*found, strict=True)))

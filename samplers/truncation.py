@@ -36,10 +36,10 @@ def default_max_batch_size(
     return smallest_max_batch_size(num_examples, sampling_prob, num_batches, log_tau)
 
 
-def cut(members: np.ndarray, size: int, seed: int, step: int, lane: int = 0) -> np.ndarray:
+def cut(members: np.ndarray, size: int, seed: int, step: int, shard: int = 0) -> np.ndarray:
     """Returns `size` of a step's examples in their order, each choice being equally likely."""
-    # Each step of the run draws its own cut, of each lane: there are at most 2^31 steps.
-    key = Key(seed, Stream.TRUNCATION, 0, lane << 32 | step)
+    # Each step of the run draws its own cut, of each shard: there are at most 2^31 steps.
+    key = Key(seed, Stream.TRUNCATION, 0, shard << 32 | step)
     return members[np.sort(uniform_permutation(key, members.size)[:size])]
 
 
@@ -55,8 +55,8 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
     up or down; a batch has Binomial(m, sampling_prob) of them, in the mean the public divisor or
     less than sampling_prob more or fewer.
 
-    Where `overflow` is "truncate", a batch of more than B = `lane_batch_size` examples is cut to
-    B of them, each choice being equally likely; of several `lanes`, each one's part of a batch. The
+    Where `overflow` is "truncate", a batch of more than B = `shard_batch_size` examples is cut to
+    B of them, each choice being equally likely; of several shards, each one's part of a batch. The
     guarantee pays for it: whether any of the run's batches overflows does not depend on what the
     data are, and where none does the two mechanisms are the same. With tau the probability that one
     does, for every event S
@@ -66,8 +66,8 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
     The default B is the smallest for which (1 + e^eps) tau <= 1e-5 delta at eps = 10, hence at any
     smaller eps: about 7 standard deviations above the mean. At a larger eps the cost is larger, and
     always part of `privacy`. The bound on tau is L * (number of batches drawn) *
-    Pr[Binomial(m, sampling_prob) > B], with L lanes and m = ceil(n / (L c)): of the at most
-    ceil(n / L) consecutive examples of a lane, at most ceil(n / (L c)) are in one group, and the
+    Pr[Binomial(m, sampling_prob) > B], with L shards and m = ceil(n / (L c)): of the at most
+    ceil(n / L) consecutive examples of a shard, at most ceil(n / (L c)) are in one group, and the
     more there are the more often they overflow.
 
     Source: L. Chua et al., Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024),
@@ -75,7 +75,7 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
     """
 
     max_batch_size: int | None = None
-    """Most examples B of each lane in one pass of the fixed-shape program; by default so many that
+    """Most examples B of each shard in one pass of the fixed-shape program; by default so many that
     truncation costs at most 1e-5 of delta."""
     target_delta: float | None = None
     """The delta for which the default cap is chosen; by default that of `default_delta`."""
@@ -97,10 +97,10 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
             )
         if self.overflow not in ("truncate", "accumulate"):
             raise ValueError(f'overflow must be "truncate" or "accumulate", got {self.overflow!r}')
-        if self.accumulates and self.lanes > 1:
+        if self.accumulates and self.num_shards > 1:
             raise ValueError(
-                'overflow="accumulate" takes as many passes as the fullest lane needs, which who '
-                f"holds one lane does not know: with {self.lanes} lanes, truncate"
+                'overflow="accumulate" takes as many passes as the fullest shard needs, which who '
+                f"holds one shard does not know: with {self.num_shards} shards, truncate"
             )
         if self.target_delta is not None:
             check_guarantee_delta(self.target_delta, "target_delta")
@@ -110,21 +110,21 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
 
     @cached_property
     def default_batch_size(self) -> int:
-        """The `lane_batch_size` where `max_batch_size` is None."""
+        """The `shard_batch_size` where `max_batch_size` is None."""
         delta = self.target_delta or default_delta(self.num_units)
         return default_max_batch_size(
-            self.largest_group, self.sampling_prob, self.lanes * self.independent_steps, delta
+            self.largest_group, self.sampling_prob, self.num_shards * self.independent_steps, delta
         )
 
     @property
-    def lane_batch_size(self) -> int:
-        """Rows B of a lane's part of a padded batch: `max_batch_size`, or what is chosen for it."""
+    def shard_batch_size(self) -> int:
+        """Rows B of a shard's part of a padded batch: `max_batch_size`, or its default."""
         return self.default_batch_size if self.max_batch_size is None else self.max_batch_size
 
     @property
     def padded_batch_size(self) -> int:
-        """Rows of a padded batch, all lanes together."""
-        return self.lanes * self.lane_batch_size
+        """Rows of a padded batch, all shards together."""
+        return self.num_shards * self.shard_batch_size
 
     @property
     @abc.abstractmethod
@@ -153,8 +153,8 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
 
     @property
     def largest_group(self) -> int:
-        """Most examples that one lane has of one group: ceil(n / (L c))."""
-        return -(-self.num_examples // (self.lanes * self.cycle_length))
+        """Most examples that one shard has of one group: ceil(n / (L c))."""
+        return -(-self.num_examples // (self.num_shards * self.cycle_length))
 
     @property
     def separation(self) -> int:
@@ -168,12 +168,12 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
 
     @property
     def max_passes(self) -> int:
-        """Passes of lane_batch_size examples that hold any batch of the run.
+        """Passes of shard_batch_size examples that hold any batch of the run.
 
         By the union bound that sets `default_batch_size`, a batch of the run needs more with
         probability below 1e-5 delta; it gets them all the same.
         """
-        return -(-self.default_batch_size // self.lane_batch_size) if self.accumulates else 1
+        return -(-self.default_batch_size // self.shard_batch_size) if self.accumulates else 1
 
     def steps_of(self, examples: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Returns the steps of an epoch that have these places among those of the examples' groups.
@@ -187,34 +187,34 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
 
     def terms(self) -> dict[str, Any]:
         """Returns what the cost depends on, the cap that is in use among it."""
-        return {**super().terms(), "max_batch_size": self.lane_batch_size}
+        return {**super().terms(), "max_batch_size": self.shard_batch_size}
 
     def with_epochs(self, epochs: int) -> VariableBatchSampler:
         """Returns this sampler with another number of epochs; the cap stays as it is."""
-        return dataclasses.replace(self, epochs=epochs, max_batch_size=self.lane_batch_size)
+        return dataclasses.replace(self, epochs=epochs, max_batch_size=self.shard_batch_size)
 
     def untruncated(self) -> VariableBatchSampler:
-        """Returns this sampler with batches of any size, where its lanes can have them."""
-        return self if self.lanes > 1 else dataclasses.replace(self, overflow="accumulate")
+        """Returns this sampler with batches of any size, where its shards can have them."""
+        return self if self.num_shards > 1 else dataclasses.replace(self, overflow="accumulate")
 
     def with_truncation(self, profile: PrivacyProfile, num_batches: int) -> PrivacyProfile:
         """Adds to a profile of the untruncated mechanism what `overflow` costs.
 
         Args:
           profile: What the mechanism costs where no batch is cut.
-          num_batches: How many batches the mechanism draws, each of all lanes.
+          num_batches: How many batches the mechanism draws, each of all shards.
         """
-        cap = self.lane_batch_size
+        cap = self.shard_batch_size
         if self.accumulates or cap >= self.largest_group:
             return profile
         log_psi = log_overflow_probability(self.largest_group, self.sampling_prob, cap)
-        return TruncatedProfile(profile, self.lanes * num_batches, log_psi)
+        return TruncatedProfile(profile, self.num_shards * num_batches, log_psi)
 
-    def passes(self, members: np.ndarray, seed: int, step: int, lane: int = 0) -> list[np.ndarray]:
-        """Cuts a step's examples to `lane_batch_size` at random, or into several passes."""
-        cap = self.lane_batch_size
+    def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
+        """Cuts a step's examples to `shard_batch_size` at random, or into several passes."""
+        cap = self.shard_batch_size
         if members.size <= cap:
             return [members]
         if self.accumulates:
             return [members[start : start + cap] for start in range(0, members.size, cap)]
-        return [cut(members, cap, seed, step, lane)]
+        return [cut(members, cap, seed, step, shard)]

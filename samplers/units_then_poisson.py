@@ -136,9 +136,9 @@ class UnitsThenPoisson(EpisodeSampler):
         positions = trials - ends[which] + starts[units[which] + 1]
         return np.sort(tree.leaves[positions])
 
-    def passes(self, members: np.ndarray, seed: int, step: int, lane: int = 0) -> list[np.ndarray]:
+    def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
         """Cuts a step's examples to `padded_batch_size` uniformly at random."""
-        del lane
+        del shard
         cap = self.padded_batch_size
         if members.size <= cap:
             return [members]

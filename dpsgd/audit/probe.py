@@ -525,18 +525,20 @@ class Probe:
             indices[here] = rows.reshape(passes, -1)
             taking[here] = weights.reshape(passes, -1)
         starts = np.minimum(np.arange(self.layout.block_steps + 1), steps) * passes
-        return self._in_lanes(IndexBlock(indices, taking, starts.astype(np.int32), np.int32(steps)))
+        return self._in_shards(
+            IndexBlock(indices, taking, starts.astype(np.int32), np.int32(steps))
+        )
 
-    def _in_lanes(self, plan: IndexBlock) -> IndexBlock:
-        """Returns a plan of rows of the data as one of a sampler of several lanes has them.
+    def _in_shards(self, plan: IndexBlock) -> IndexBlock:
+        """Returns a plan of rows of the data as one of a sampler of several shards has them.
 
-        All lanes are held: which of them a column is of decides about its key alone.
+        All shards are held: which of them a column is of decides about its key alone.
         """
         sampler = self.mechanism.sampler
-        if sampler.lanes == 1:
+        if sampler.num_shards == 1:
             return plan
-        lanes = np.repeat(np.arange(sampler.lanes, dtype=np.int32), sampler.lane_batch_size)
-        return plan._replace(places=plan.indices, lanes=lanes)
+        shards = np.repeat(np.arange(sampler.num_shards, dtype=np.int32), sampler.shard_batch_size)
+        return plan._replace(places=plan.indices, shards=shards)
 
 
 def _sums(releases: PyTree, mechanism: Mechanism) -> list[np.ndarray]:

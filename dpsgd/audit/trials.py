@@ -132,11 +132,11 @@ def _index_block(sampler: BatchSampler, seed: int) -> IndexBlock:
     steps = np.arange(sampler.num_steps + 1)
     plans = [sampler.plan(seed, sampler.drawn_epoch(epoch)) for epoch in range(sampler.epochs)]
     sizes = np.concatenate([np.diff(plan.starts) for plan in plans])
-    # Cut, or taken in several passes; or of several lanes, which are all held.
-    if sampler.lanes > 1 or sizes.max() > sampler.padded_batch_size:
+    # Cut, or taken in several passes; or of several shards, which are all held.
+    if sampler.num_shards > 1 or sizes.max() > sampler.padded_batch_size:
         block = BatchSource(sampler, seed).fill(0, sampler.num_steps)
         indices = block.indices if block.places is None else block.places
-        return block._replace(indices=indices, places=None, lanes=None)
+        return block._replace(indices=indices, places=None, shards=None)
     # The same as `fill` in a few array operations: thousands of runs are drawn.
     members = np.concatenate([plan.examples for plan in plans])
     row = np.repeat(steps[:-1], sizes)

@@ -84,12 +84,12 @@ class Draw:
           first_step: From which on.
 
         Raises:
-          ValueError: if rows are held by lanes.
+          ValueError: if rows are held by shards.
         """
-        if sampler.lanes > 1:
+        if sampler.num_shards > 1:
             raise ValueError(
-                f"the sampler has {sampler.lanes} lanes, whose rows lie with those who train on "
-                "them: batch files are for rows in one place"
+                f"the sampler has {sampler.num_shards} data shards, whose rows lie with those who "
+                "train on them: batch files are for rows in one place"
             )
         row = sum(leaf.nbytes // len(leaf) for leaf in jax.tree.leaves(data))
         steps = max(1, FILE_BYTES // max(1, int(sampler.expected_batch_size * row)))
@@ -286,7 +286,7 @@ class BatchFiles(BatchSource):
         self._padding = self._read(self.draw.num_files, 0)[1]
 
     def cut(self, step: int) -> list[tuple[np.ndarray, ...]]:
-        """Returns the passes of a step, of the one lane that there is."""
+        """Returns the passes of a step, of the one shard that there is."""
         return [(examples,) for examples in self._file(step)[0][self._place(step)]]
 
     def blocks(

@@ -54,7 +54,7 @@ def with_rows(data: PyTree, plan: IndexBlock, devices: int = 1) -> tuple[PyTree,
     """Returns the rows of the data that a plan names, and the plan with their places among these.
 
     Args:
-      data: Pytree of NumPy arrays, in memory or memory-mapped, with one row per example; of lanes,
+      data: Pytree of NumPy arrays, in memory or memory-mapped, with one row per example; of shards,
         with the rows that are held.
       plan: Of NumPy arrays.
       devices: Of how many the rows are: device after device has those of its places in all passes,
@@ -89,19 +89,19 @@ def widened(plan: IndexBlock, width: int, parts: int = 1) -> IndexBlock:
         indices=wide(plan.indices),
         weights=wide(plan.weights),
         places=wide(plan.places),
-        lanes=wide(plan.lanes),
+        shards=wide(plan.shards),
     )
 
 
 def cut(plan: IndexBlock, columns: slice) -> IndexBlock:
     """Returns a plan of some columns of another."""
     places = None if plan.places is None else plan.places[:, columns]
-    lanes = None if plan.lanes is None else plan.lanes[columns]
+    shards = None if plan.shards is None else plan.shards[columns]
     return plan._replace(
         indices=plan.indices[:, columns],
         weights=plan.weights[:, columns],
         places=places,
-        lanes=lanes,
+        shards=shards,
     )
 
 

@@ -174,7 +174,7 @@ class Layout(NamedTuple):
         """Returns the layout of a run, see `train_blocks` for the arguments."""
         leaves = jax.tree.leaves(data)
         size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
-        if data_on is None and len(_held(sampler, placement)) < sampler.lanes:
+        if data_on is None and len(_held(sampler, placement)) < sampler.num_shards:
             data_on = "host"
         if sampler.num_examples > MAX_EXAMPLES:  # 32 bits number them in a program
             if data_on == "device":
@@ -217,8 +217,8 @@ class Layout(NamedTuple):
             index.update(dtype=jnp.float32),
             jax.ShapeDtypeStruct((self.block_steps + 1,), jnp.int32),
             jax.ShapeDtypeStruct((), jnp.int32),
-            index if self.streamed or sampler.lanes > 1 else None,
-            jax.ShapeDtypeStruct(index.shape[1:], jnp.int32) if sampler.lanes > 1 else None,
+            index if self.streamed or sampler.num_shards > 1 else None,
+            jax.ShapeDtypeStruct(index.shape[1:], jnp.int32) if sampler.num_shards > 1 else None,
         )
         rows = index.size if self.streamed else sampler.num_examples
         columns = shapes_of_rows(data, rows)
@@ -266,8 +266,8 @@ class Layout(NamedTuple):
 
         Args:
           sampler: Which drew it.
-          data: From `put_data`; or the rows of those lanes alone that are `held`.
-          plan: Of NumPy arrays, of all lanes; or of those that are held.
+          data: From `put_data`; or the rows of those shards alone that are `held`.
+          plan: Of NumPy arrays, of all shards; or of those that are held.
         """
         placement = self.placement
         if placement is None:
@@ -286,12 +286,12 @@ class Layout(NamedTuple):
         return rows, placement.put_parts(own, placement.plan(own))
 
     def held(self, sampler: BatchSampler) -> range:
-        """Returns the lanes that this process draws and reads the rows of."""
-        return _held(sampler, self.placement) if self.streamed else range(sampler.lanes)
+        """Returns the shards that this process draws and reads the rows of."""
+        return _held(sampler, self.placement) if self.streamed else range(sampler.num_shards)
 
     def _groups(self, sampler: BatchSampler) -> int:
-        """Returns how many processes have lanes of their own."""
-        return sampler.lanes // len(self.held(sampler))
+        """Returns how many processes have shards of their own."""
+        return sampler.num_shards // len(self.held(sampler))
 
     def _width(self, sampler: BatchSampler) -> int:
         """Returns how many places a pass has, with those that fill up what the devices share."""
@@ -300,7 +300,7 @@ class Layout(NamedTuple):
 
 
 def _held(sampler: BatchSampler, placement: Placement | None) -> range:
-    return range(sampler.lanes) if placement is None else placement.lanes(sampler)
+    return range(sampler.num_shards) if placement is None else placement.shards(sampler)
 
 
 def _keys(
@@ -341,7 +341,7 @@ class _Batches:
         if not self.takes_key:
             return batch, weights, ()
         first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is clipped as one
-        return batch, weights, (example_keys(loss_key, step, first, plan.lanes),)
+        return batch, weights, (example_keys(loss_key, step, first, plan.shards),)
 
     def specs(self, plan: IndexBlock) -> tuple[PartitionSpec, IndexBlock]:
         """Returns where rows of the data lie, and a plan, for `Placement.on_each`."""
@@ -514,7 +514,7 @@ def train_blocks(
       data_on: Where the data lie. "device": only indices and weights travel. "host": in memory or
         memory-mapped, and each block's rows travel with it; to the same bits. By default "host" if
         the device says how much memory it has and the data would take more than half of what is
-        free; or if several processes share the sampler's lanes, each of which then reads the rows
+        free; or if several processes share the sampler's shards, each of which then reads the rows
         of its own alone.
       declare: Called with the steps of each block before any of its noise exists; the block runs
         only when it has returned.
@@ -563,7 +563,7 @@ def train_blocks(
     if batches is not None:
         source = batches(seed)
     else:
-        source = BatchSource(mechanism.sampler, seed, lanes=held, read_ahead=True)
+        source = BatchSource(mechanism.sampler, seed, shards=held, read_ahead=True)
     ends = flush_every if tables else None
     inputs = _inputs(source, data, layout, first_step=int(now.step), ends=ends)
     under_way: deque[Diagnostics] = deque()

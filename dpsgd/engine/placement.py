@@ -18,8 +18,8 @@ of a row is counted along axis 0, and so is no other on a shard. Microbatches ha
 each device's run: of consecutive examples, every device would compute all. Numbers are added up as
 the compiler arranges it, and so bits depend on the number of devices, and of processes.
 
-**Lanes.** Processes that can share a sampler's lanes evenly draw, read and pad each its own, where
-rows travel to the devices: of batches and data, nothing is then of all processes but the sum.
+**Data shards.** Processes that can share a sampler's shards evenly draw, read and pad each its own,
+where rows travel to the devices: of batches and data, nothing is then of all processes but the sum.
 
 **Padding.** The places of a padded batch are dealt out in equal runs, in units of what is clipped
 as one. Places that fill it up have weight 0 like all padding, and add exactly zero.
@@ -104,17 +104,17 @@ class Placement:
         first = processes.index(jax.process_index())
         return range(first, first + processes.count(jax.process_index()))
 
-    def lanes(self, sampler: BatchSampler) -> range:
-        """Returns the lanes whose parts of batches are of this process's devices.
+    def shards(self, sampler: BatchSampler) -> range:
+        """Returns the shards whose parts of batches are of this process's devices.
 
         All of them, unless they can be shared out evenly, and so can the devices.
         """
         processes = [device.process_index for device in self.devices]
         each = sorted(set(processes))
         even = len({processes.count(one) for one in each}) == 1
-        if not even or sampler.lanes % len(each):
-            return range(sampler.lanes)
-        share = sampler.lanes // len(each)
+        if not even or sampler.num_shards % len(each):
+            return range(sampler.num_shards)
+        share = sampler.num_shards // len(each)
         first = each.index(jax.process_index()) * share
         return range(first, first + share)
 
@@ -266,7 +266,7 @@ class Placement:
             columns,
             *(self.replicated,) * 2,
             None if plan.places is None else columns,
-            None if plan.lanes is None else self.by_rows,
+            None if plan.shards is None else self.by_rows,
         )
 
     def width(self, size: int, unit: int) -> int:

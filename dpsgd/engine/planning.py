@@ -99,7 +99,7 @@ class StepPlan:
       exchanged: Collectives of the program.
       expected_batch_size: Examples b of a step.
       places: Of a step's batch, with those that are padding.
-      lanes: In which they are drawn.
+      num_shards: In which they are drawn.
       flops: Of an example's loss and its gradient.
     """
 
@@ -111,7 +111,7 @@ class StepPlan:
     exchanged: tuple[Collective, ...]
     expected_batch_size: float
     places: int
-    lanes: int
+    num_shards: int
     flops: float
 
     @classmethod
@@ -168,7 +168,7 @@ class StepPlan:
             exchanged=tuple(collectives(program)) if devices > 1 else (),
             expected_batch_size=sampler.expected_batch_size,
             places=places,
-            lanes=sampler.lanes,
+            num_shards=sampler.num_shards,
             flops=_flops(loss_fn, state.params, rows, sampler.clipped_shape),
         )
 

@@ -7,7 +7,7 @@ a key of its own in each step,
 
 for row number i of the data and step t: neither its place in the batch, nor how batches are cut
 into passes, microbatches and blocks, nor any other example has a part in it. Where a sampler has
-several lanes, i is the number within lane l, and the key fold_in(fold_in(fold_in(K, t), l), i).
+several shards, i is the number within shard l, and the key fold_in(fold_in(fold_in(K, t), l), i).
 
 **The price is that of the loss without a key.** Let k be all keys of the run. They depend on no
 data, and are independent of batches and noise, as streams of one root are (`dpsgd.noise.keys`). Fix
@@ -134,22 +134,22 @@ def rows_of(batch: PyTree, keys: PyTree, keyed: bool) -> PyTree:
 
 
 def example_keys(
-    loss_key: ArrayLike, step: ArrayLike, numbers: ArrayLike, lanes: ArrayLike | None = None
+    loss_key: ArrayLike, step: ArrayLike, numbers: ArrayLike, shards: ArrayLike | None = None
 ) -> Array:
     """Returns the key of each example in one step: typed keys of the shape of `numbers`.
 
     Args:
       loss_key: uint32 `[2]`, from `RootKey.loss_key`; may be traced.
       step: Number of the step; may be traced.
-      numbers: Row number of each example in the data, integers in [0, 2^32); or in its lane.
-      lanes: The lane of each, of the shape of `numbers`, where the sampler has several.
+      numbers: Row number of each example in the data, integers in [0, 2^32); or in its shard.
+      shards: The shard of each, of the shape of `numbers`, where the sampler has several.
     """
     root = jax.random.wrap_key_data(jnp.asarray(loss_key), impl="threefry2x32")
     of_step = jax.random.fold_in(root, step)
     numbers = jnp.asarray(numbers)
-    if lanes is None:
+    if shards is None:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(of_step, numbers.ravel())
     else:
-        of_lane = jax.vmap(jax.random.fold_in, (None, 0))(of_step, jnp.ravel(lanes))
-        keys = jax.vmap(jax.random.fold_in)(of_lane, numbers.ravel())
+        of_shard = jax.vmap(jax.random.fold_in, (None, 0))(of_step, jnp.ravel(shards))
+        keys = jax.vmap(jax.random.fold_in)(of_shard, numbers.ravel())
     return keys.reshape(numbers.shape)

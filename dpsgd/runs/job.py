@@ -155,11 +155,12 @@ class Job:
         """Raises ValueError if rows that this process is to read lie on other hosts alone."""
         sampler = self.mechanism.sampler
         held = self.layout.held(sampler)
-        own = range(sampler.lane_range(held[0]).start, sampler.lane_range(held[-1]).stop)
+        own = range(sampler.shard_range(held[0]).start, sampler.shard_range(held[-1]).stop)
         if why := self._lacks(own):
             raise ValueError(
                 f"{why}, and this process trains on rows {own.start:,} to {own.stop - 1:,}: bring "
-                "it here; or give the sampler as many lanes as processes, and each its lane's rows"
+                "it here; or give the sampler as many data shards as processes, and each its own's "
+                "rows"
             )
         if self.refinement is not None and (why := self._lacks(range(sampler.num_examples))):
             raise ValueError(

@@ -84,7 +84,7 @@ class Task(Trainable, Protocol):
         Where rows are not examples, or users hold several of them, `samplers.UnitData`, as
         `Contributions.of_users` and `UnitTree.data` make it: the guarantee reads its unit there.
 
-        Of several processes each may lack the rows of lanes that others have: of an array with a
+        Of several processes each may lack the rows of shards that others have: of an array with a
         method `lacks(rows)`, the run asks by it why a range of rows, counted from 0, cannot be read
         here ("" if all can), before any step. Such a task needs a `digest`, the same in all.
         """

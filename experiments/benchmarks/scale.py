@@ -4,7 +4,7 @@
     scripts/bench scale --quick                  (a minute: a small model, few rows)
 
 Eight devices that are one processor compute what eight of their own would; how long that takes says
-nothing, and nothing here is timed but the drawing of lanes. Programs are compiled from shapes, and
+nothing, and nothing here is timed but the drawing of shards. Programs are compiled from shapes, and
 read; runs are of a small model. What needs several processes that are killed or stopped is tested
 in `tests/dpsgd/runs`, and mutants in `tests/mutants`.
 """
@@ -34,7 +34,7 @@ from dpsgd.engine.placement import Placement
 from dpsgd.noise.gaussian import add_gaussian_noise
 from experiments.benchmarks.rows import Row, options_of, report
 from experiments.benchmarks.scale_beam import beam_rows
-from experiments.benchmarks.scale_lanes import lane_rows, padding_rows
+from experiments.benchmarks.scale_shards import padding_rows, shard_rows
 from experiments.benchmarks.step import SIZES, random_batch
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.model import functional, pure_functions, shaped
@@ -211,17 +211,18 @@ def _distance(found: PyTree, wanted: PyTree) -> float:
 
 
 def matrices(num_examples: int) -> Row:
-    """Returns how many entries of the participation matrix depend on the number of lanes."""
+    """Returns how many entries of the participation matrix depend on the number of shards."""
     unequal = 0
     for kind in (Poisson, BallsAndBins):
         plans = [
-            kind(num_examples, 64, lanes=lanes).plan(seed=1, epoch=0) for lanes in (1, 2, 4, 7)
+            kind(num_examples, 64, num_shards=shards).plan(seed=1, epoch=0)
+            for shards in (1, 2, 4, 7)
         ]
         for step in range(kind(num_examples, 64).steps_per_epoch):
             alone, *others = (plan.members(step) for plan in plans)
             unequal += sum(np.setxor1d(alone, other).size for other in others)
             unequal += sum(abs(len(alone) - len(other)) for other in others)
-    name = f"entries of the matrix that lanes change, 2, 4, 7 lanes, n {num_examples:,}"
+    name = f"entries of the matrix that shards change, 2, 4, 7 shards, n {num_examples:,}"
     return Row.at_most(name, unequal, "", 0)
 
 
@@ -239,21 +240,21 @@ def processes(counts: tuple[int, ...]) -> list[Row]:
             with np.load(one / "params.npz") as a, np.load(several / "params.npz") as b:
                 unequal = sum(int((a[leaf] != b[leaf]).sum()) for leaf in a.files)
             name = f"parameters that differ, {count} processes and one with {count} devices"
-            rows.append(Row.at_most(f"{name}, {count} lanes", unequal, "", 0))
+            rows.append(Row.at_most(f"{name}, {count} shards", unequal, "", 0))
     return rows
 
 
 _COMMAND = "import sys; from experiments import cli; sys.exit(cli.main())"
 
 
-def _train(store: Path, out: Path, lanes: int, processes: int) -> None:
+def _train(store: Path, out: Path, shards: int, processes: int) -> None:
     """Trains by the command, in so many processes, each with its part of the devices."""
     words = [sys.executable, "-c", _COMMAND, "train", store, "sampler:poisson"]
-    words += ["--batch-size", 200, "--epochs", 2, "--lanes", lanes, "--noise-multiplier", 1]
+    words += ["--batch-size", 200, "--epochs", 2, "--num-shards", shards, "--noise-multiplier", 1]
     words += ["--embedding-dim", 2, "--max-buckets", 64, "--hidden", 4, "--calibration", "none"]
     words += ["--insecure-seed", 1, "--no-audit", "--out", out]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    environment["JAX_NUM_CPU_DEVICES"] = str(lanes // processes)
+    environment["JAX_NUM_CPU_DEVICES"] = str(shards // processes)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meet = f"127.0.0.1:{free.getsockname()[1]}"
@@ -278,9 +279,9 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "noise": lambda quick: noise(1_000 if quick else 100_000),
     "runs": lambda quick: runs(RUN),
     "processes": lambda quick: processes((2,) if quick else (2, 4)),
-    "lanes": lambda quick: [
+    "shards": lambda quick: [
         matrices(1_000 if quick else 100_000),
-        *(padding_rows() if quick else lane_rows()),
+        *(padding_rows() if quick else shard_rows()),
     ],
     "beam": lambda quick: beam_rows(2_000, kills=1) if quick else beam_rows(),
 }

@@ -177,9 +177,9 @@ def _show(console: Console, config: DevicesPlan, plan: StepPlan, rates: Rates, m
         console.line("nothing is exchanged")
     console.line("")
     b, places = plan.expected_batch_size, plan.places
-    lanes = f", in {plan.lanes:,} lanes" if plan.lanes > 1 else ""
+    parts = f", in {plan.num_shards:,} data shards" if plan.num_shards > 1 else ""
     console.line(
-        f"a batch takes {places:,} places{lanes}, {places // devices:,} on each device: "
+        f"a batch takes {places:,} places{parts}, {places // devices:,} on each device: "
         f"{places / b - 1:.1%} of b are padding"
     )
     computing = plan.seconds(rates)

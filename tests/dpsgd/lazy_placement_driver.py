@@ -158,7 +158,7 @@ def layouts():
     cases = {
         "streamed": (on(4), {"data_on": "host"}),
         "a key": (on(8), {"loss_fn": dropped}),
-        "lanes": (on(4), {"sampler": dataclasses.replace(POISSON, lanes=2)}),
+        "shards": (on(4), {"sampler": dataclasses.replace(POISSON, num_shards=2)}),
         "units": (on(8), {"sampler": UNITS, "loss_fn": of_unit}),
         "flushed in between": (on(8), {"flush_every": 5}),
     }

@@ -84,7 +84,7 @@ def test_a_look_up_beyond_a_table_reads_its_nearest_row_on_eight_devices_as_well
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["streamed", "a key", "lanes", "units", "flushed in between"])
+@pytest.mark.parametrize("name", ["streamed", "a key", "shards", "units", "flushed in between"])
 def test_states_of_every_layout_are_those_of_one_device(long, name):
     assert max(long["layouts"][name]) <= 1e-6
 

@@ -69,7 +69,7 @@ SURVIVORS = "survivors of a cut are uniform"
 CUTS = "every step and every seed cuts by itself"
 RANKS = "examples of a unit take part alike"
 HOLD = "batches hold as many rows and units as claimed"
-LANES_APART = "lanes are drawn each by itself"
+SHARDS_APART = "shards are drawn each by itself"
 GROUPS = "everybody keeps to the steps of their group"
 
 
@@ -145,11 +145,11 @@ class ReadAheadDrawsTwice:
 class ShortSeed(Shuffle):
     """Permutes by a seed of 16 bits."""
 
-    def bucket(self, seed, epoch, chunk, lane=0):
-        return super().bucket(seed % 2**16, epoch, chunk, lane)
+    def bucket(self, seed, epoch, chunk, shard=0):
+        return super().bucket(seed % 2**16, epoch, chunk, shard)
 
-    def ordered(self, seed, epoch, bucket, members, lane=0):
-        return super().ordered(seed % 2**16, epoch, bucket, members, lane)
+    def ordered(self, seed, epoch, bucket, members, shard=0):
+        return super().ordered(seed % 2**16, epoch, bucket, members, shard)
 
 
 class ReversedEverySecondEpoch(Shuffle):
@@ -352,14 +352,14 @@ class UnitsStay(Multistage):
 
 
 class FirstRowsKept:
-    def passes(self, members, seed, step, lane=0):
+    def passes(self, members, seed, step, shard=0):
         return [members[: self.padded_batch_size]]
 
 
 class LateRowsFavoured(Poisson):
     """Cuts from the first three quarters alone."""
 
-    def passes(self, members, seed, step, lane=0):
+    def passes(self, members, seed, step, shard=0):
         excess, chosen = members.size - self.padded_batch_size, members.size * 3 // 4
         if excess <= 0:
             return [members]
@@ -368,29 +368,29 @@ class LateRowsFavoured(Poisson):
 
 
 class OneCutForAllSteps(Poisson):
-    def passes(self, members, seed, step, lane=0):
-        return super().passes(members, seed, 0, lane)
+    def passes(self, members, seed, step, shard=0):
+        return super().passes(members, seed, 0, shard)
 
 
 class OneCutForTwoSteps(Poisson):
-    def passes(self, members, seed, step, lane=0):
-        return super().passes(members, seed, step // 2, lane)
+    def passes(self, members, seed, step, shard=0):
+        return super().passes(members, seed, step // 2, shard)
 
 
 class OneCutForAllSeeds(Poisson):
-    def passes(self, members, seed, step, lane=0):
-        return super().passes(members, 0, step, lane)
+    def passes(self, members, seed, step, shard=0):
+        return super().passes(members, 0, step, shard)
 
 
 class LastPassDropped(Poisson):
-    def passes(self, members, seed, step, lane=0):
-        passes = super().passes(members, seed, step, lane)
+    def passes(self, members, seed, step, shard=0):
+        passes = super().passes(members, seed, step, shard)
         return passes[:-1] if len(passes) > 1 else passes
 
 
 class PassesOverlap(Poisson):
-    def passes(self, members, seed, step, lane=0):
-        first, *others = super().passes(members, seed, step, lane)
+    def passes(self, members, seed, step, shard=0):
+        first, *others = super().passes(members, seed, step, shard)
         return [first, *(np.append(first[-1:], other[1:]) for other in others)]
 
 
@@ -400,58 +400,58 @@ class LastBatchShort(Shuffle):
         return EpochPlan(np.append(starts[:-1], starts[-1] - 1), examples[:-1])
 
 
-# ------------------------------------------------------------------------------------------ lanes
+# ------------------------------------------------------------------------------------------ shards
 
 
-class FirstLaneTwice:
-    """Draws lane 1 as lane 0."""
+class FirstShardTwice:
+    """Draws shard 1 as shard 0."""
 
-    def lane_plan(self, seed, epoch, lane):
-        return super().lane_plan(seed, epoch, 0 if lane == 1 else lane)
+    def shard_plan(self, seed, epoch, shard):
+        return super().shard_plan(seed, epoch, 0 if shard == 1 else shard)
 
 
-class LastLaneNever:
-    def lane_plan(self, seed, epoch, lane):
-        plan = super().lane_plan(seed, epoch, lane)
-        if lane < self.lanes - 1:
+class LastShardNever:
+    def shard_plan(self, seed, epoch, shard):
+        plan = super().shard_plan(seed, epoch, shard)
+        if shard < self.num_shards - 1:
             return plan
         return EpochPlan(np.zeros_like(plan.starts), plan.examples[:0])
 
 
-class LanesReadOneFurther:
+class ShardsReadOneFurther:
     """Takes rows for those after them."""
 
-    def lane_plan(self, seed, epoch, lane):
-        plan = super().lane_plan(seed, epoch, lane)
-        last = len(self.lane_range(lane)) - 1
+    def shard_plan(self, seed, epoch, shard):
+        plan = super().shard_plan(seed, epoch, shard)
+        last = len(self.shard_range(shard)) - 1
         examples = np.where(plan.examples == last, 0, plan.examples + 1).astype(np.int32)
         return EpochPlan(plan.starts, examples)
 
 
-class LanesBeginLate:
-    """Leaves out the first row of each lane but the first."""
+class ShardsBeginLate:
+    """Leaves out the first row of each shard but the first."""
 
-    def lane_range(self, lane):
-        rows = super().lane_range(lane)
-        return range(rows.start + (lane > 0), rows.stop)
-
-
-class LanesOverlap:
-    def lane_range(self, lane):
-        rows = super().lane_range(lane)
-        return range(rows.start - (lane > 0), rows.stop)
+    def shard_range(self, shard):
+        rows = super().shard_range(shard)
+        return range(rows.start + (shard > 0), rows.stop)
 
 
-class LanesCutAlike:
-    def passes(self, members, seed, step, lane=0):
+class ShardsOverlap:
+    def shard_range(self, shard):
+        rows = super().shard_range(shard)
+        return range(rows.start - (shard > 0), rows.stop)
+
+
+class ShardsCutAlike:
+    def passes(self, members, seed, step, shard=0):
         return super().passes(members, seed, step, 0)
 
 
-class LanesShuffledAlike:
-    def bucket(self, seed, epoch, chunk, lane=0):
+class ShardsShuffledAlike:
+    def bucket(self, seed, epoch, chunk, shard=0):
         return super().bucket(seed, epoch, chunk, 0)
 
-    def ordered(self, seed, epoch, bucket, members, lane=0):
+    def ordered(self, seed, epoch, bucket, members, shard=0):
         return super().ordered(seed, epoch, bucket, members, 0)
 
 
@@ -497,14 +497,14 @@ class LaterSumsOfTheFirstHalf(FullBatch):
 class SumsPassesAgain(FullBatch):
     """Takes the first pass in the place of the last."""
 
-    def passes(self, members, seed, step, lane=0):
-        passes = super().passes(members, seed, step, lane)
+    def passes(self, members, seed, step, shard=0):
+        passes = super().passes(members, seed, step, shard)
         return [*passes[:-1], passes[0][: passes[-1].size]]
 
 
 class SumsOfOnePass(FullBatch):
-    def passes(self, members, seed, step, lane=0):
-        return super().passes(members, seed, step, lane)[:1]
+    def passes(self, members, seed, step, shard=0):
+        return super().passes(members, seed, step, shard)[:1]
 
 
 def planted(bug, sampler):
@@ -531,13 +531,13 @@ OF_USERS = UserPoisson(N, B, EPOCHS, max_contributions=3)
 FULL = FullBatch(N, 4, max_batch_size=64)
 CYCLIC = BallsAndBins(N, B, EPOCHS, cycle_length=4)
 CYCLIC_POISSON = Poisson(N, B, EPOCHS, cycle_length=4)
-LANES = {"lanes": 4, "max_batch_size": 11}
-POISSON_LANES, BIN_LANES = (dataclasses.replace(one, **LANES) for one in (POISSON, BINS))
-SHUFFLE_LANES = dataclasses.replace(SHUFFLE, lanes=4)
-LANES_IN_ORDER = dataclasses.replace(IN_ORDER, lanes=7)
+SHARDS = {"num_shards": 4, "max_batch_size": 11}
+POISSON_SHARDS, BIN_SHARDS = (dataclasses.replace(one, **SHARDS) for one in (POISSON, BINS))
+SHUFFLE_SHARDS = dataclasses.replace(SHUFFLE, num_shards=4)
+SHARDS_IN_ORDER = dataclasses.replace(IN_ORDER, num_shards=7)
 SOUND = [POISSON, BINS, FIXED, SHUFFLE, IN_ORDER, CUT, PASSED, UNITS, POISSON_IN_UNITS, OF_USERS]
 SOUND += [CYCLIC, CYCLIC_POISSON, dataclasses.replace(CYCLIC, assignment="fixed")]
-SOUND += [FULL, POISSON_LANES, BIN_LANES, SHUFFLE_LANES, LANES_IN_ORDER]
+SOUND += [FULL, POISSON_SHARDS, BIN_SHARDS, SHUFFLE_SHARDS, SHARDS_IN_ORDER]
 
 CLAIMS = {
     "shuffle claimed as Poisson": (SHUFFLE, POISSON, OFTEN),
@@ -594,13 +594,13 @@ BUGS = {
     LastPassDropped: [(PASSED, PASSES), (dataclasses.replace(PASSED, max_batch_size=40), PASSES)],
     PassesOverlap: [(PASSED, PASSES)],
     LastBatchShort: [(SHUFFLE, ONCE), (SHUFFLE, HOLD)],
-    FirstLaneTwice: [(POISSON_LANES, READ), (BIN_LANES, READ), (LANES_IN_ORDER, READ)],
-    LastLaneNever: [(POISSON_LANES, READ), (BIN_LANES, ONCE), (SHUFFLE_LANES, HOLD)],
-    LanesReadOneFurther: [(POISSON_LANES, READ), (BIN_LANES, READ)],
-    LanesBeginLate: [(POISSON_LANES, READ), (BIN_LANES, ONCE), (SHUFFLE_LANES, ONCE)],
-    LanesOverlap: [(POISSON_LANES, READ), (BIN_LANES, READ)],
-    LanesCutAlike: [(POISSON_LANES, CUTS)],
-    LanesShuffledAlike: [(SHUFFLE_LANES, LANES_APART)],
+    FirstShardTwice: [(POISSON_SHARDS, READ), (BIN_SHARDS, READ), (SHARDS_IN_ORDER, READ)],
+    LastShardNever: [(POISSON_SHARDS, READ), (BIN_SHARDS, ONCE), (SHUFFLE_SHARDS, HOLD)],
+    ShardsReadOneFurther: [(POISSON_SHARDS, READ), (BIN_SHARDS, READ)],
+    ShardsBeginLate: [(POISSON_SHARDS, READ), (BIN_SHARDS, ONCE), (SHUFFLE_SHARDS, ONCE)],
+    ShardsOverlap: [(POISSON_SHARDS, READ), (BIN_SHARDS, READ)],
+    ShardsCutAlike: [(POISSON_SHARDS, CUTS)],
+    ShardsShuffledAlike: [(SHUFFLE_SHARDS, SHARDS_APART)],
     OneRowLeftOut: [(FULL, ONCE), (FULL, HOLD)],
     OneRowCountedTwice: [(FULL, READ)],
     OneRowForAnother: [(FULL, READ)],
@@ -637,8 +637,8 @@ def test_a_wrong_claim_of_a_sampler_is_caught(sampler, claimed, check):
     "OneCutForAllSteps*",
     "LastPassDropped*",
     "LastBatchShort*",
-    "LanesOverlap*",
-    "LanesShuffledAlike*",
+    "ShardsOverlap*",
+    "ShardsShuffledAlike*",
     "*-FullBatch*",
 )
 @pytest.mark.parametrize(
@@ -660,7 +660,11 @@ def test_a_planted_bug_of_the_sampler_is_caught(bug, sampler, check):
 
 
 @pytest.mark.short(
-    "Poisson*lanes=1*", "Multistage*", "Shuffle*lanes=1*", "BallsAndBins*lanes=4*", "FullBatch*"
+    "Poisson*num_shards=1*",
+    "Multistage*",
+    "Shuffle*num_shards=1*",
+    "BallsAndBins*num_shards=4*",
+    "FullBatch*",
 )
 @pytest.mark.parametrize("sampler", SOUND, ids=repr)
 def test_without_a_bug_the_same_checks_of_the_sampler_pass(sampler):
@@ -706,33 +710,33 @@ def first_row_not_weighed(monkeypatch):
     monkeypatch.setattr(BatchSource, "fill", weighed)
 
 
-def first_lane_held_by_all(monkeypatch):
+def first_shard_held_by_all(monkeypatch):
     draw = BatchSource._draw
 
     def drawn(self, epoch):
-        if len(self.lanes) == 1 < self.sampler.lanes:
-            return [self.sampler.lane_plan(self._seed, epoch, 0)]
+        if len(self.shards) == 1 < self.sampler.num_shards:
+            return [self.sampler.shard_plan(self._seed, epoch, 0)]
         return draw(self, epoch)
 
     monkeypatch.setattr(BatchSource, "_draw", drawn)
 
 
-def second_lane_placed_as_the_first(monkeypatch):
+def second_shard_placed_as_the_first(monkeypatch):
     fill = BatchSource.fill
 
     def moved(self, *args, **kwargs):
         block = fill(self, *args, **kwargs)
-        cap = self.sampler.lane_batch_size
+        cap = self.sampler.shard_batch_size
         block.places[:, cap : 2 * cap] = block.indices[:, cap : 2 * cap]
         return block
 
     monkeypatch.setattr(BatchSource, "fill", moved)
 
 
-@pytest.mark.parametrize("plant", [first_lane_held_by_all, second_lane_placed_as_the_first])
-def test_a_planted_bug_of_a_source_that_holds_lanes_is_caught(plant, monkeypatch):
+@pytest.mark.parametrize("plant", [first_shard_held_by_all, second_shard_placed_as_the_first])
+def test_a_planted_bug_of_a_source_that_holds_shards_is_caught(plant, monkeypatch):
     plant(monkeypatch)
-    assert READ in failed(POISSON_LANES)
+    assert READ in failed(POISSON_SHARDS)
 
 
 @pytest.mark.parametrize(

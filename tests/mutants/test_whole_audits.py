@@ -481,7 +481,7 @@ DRAWS = {
     ),
     "all steps are cut alike": Bug(
         "samplers.truncation:cut",
-        "lane << 32 | step",
+        "shard << 32 | step",
         "0",
         "survivors of a cut are uniform",
         "poisson cut",
@@ -515,14 +515,14 @@ DRAWS = {
         "poisson",
     ),
     "the last chunk is drawn with the epoch before": Bug(
-        "samplers.base:BatchSampler.lane_plan",
+        "samplers.base:BatchSampler.shard_plan",
         "self.participations(seed, epoch, chunk)",
         "self.participations(seed, max(0, epoch - (chunk == self.num_chunks - 1)), chunk)",
         "the batches are the rows that were claimed",
         "poisson",
     ),
     "the last chunk of bins is drawn with the epoch before": Bug(
-        "samplers.base:BatchSampler.lane_plan",
+        "samplers.base:BatchSampler.shard_plan",
         "self.participations(seed, epoch, chunk)",
         "self.participations(seed, max(0, epoch - (chunk == self.num_chunks - 1)), chunk)",
         "the batches are the rows that were claimed",
@@ -760,9 +760,9 @@ DRAWS = {
         "shuffle",
     ),
     "shuffle: the first example comes first": Bug(
-        "samplers.shuffle:Shuffle.lane_plan",
-        "lanes = Lanes(",
-        "order = np.concatenate([[0], order[order != 0]]).astype(np.int32)\n    lanes = Lanes(",
+        "samplers.shuffle:Shuffle.shard_plan",
+        "shards = Shards(",
+        "order = np.concatenate([[0], order[order != 0]]).astype(np.int32)\n    shards = Shards(",
         "nobody comes back to a step more often than claimed",
         "shuffle",
     ),

@@ -168,15 +168,15 @@ def test_the_default_cap_costs_nothing_visible(variable):
     assert free.upper <= ours.upper <= free.upper + 2e-3
 
 
-# ------------------------------------------------------------------------------------------ lanes
+# ------------------------------------------------------------------------------------------ shards
 
 
 def chance_that_nothing_is_cut(sampler):
     """The exact probability, by the multinomial or the product of the law."""
-    cap, steps = sampler.lane_batch_size, sampler.steps_per_epoch
+    cap, steps = sampler.shard_batch_size, sampler.steps_per_epoch
     chance = 1.0
-    for lane in range(sampler.lanes):
-        rows = np.array(sampler.lane_range(lane))
+    for shard in range(sampler.num_shards):
+        rows = np.array(sampler.shard_range(shard))
         for group in range(sampler.cycle_length):
             size = int(np.sum(rows % sampler.cycle_length == group))
             of_group = steps // sampler.cycle_length
@@ -190,38 +190,38 @@ def chance_that_nothing_is_cut(sampler):
     return chance**sampler.epochs
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4, 7])
+@pytest.mark.parametrize("shards", [1, 2, 4, 7])
 @pytest.mark.parametrize("cycle", [1, 3])
 @pytest.mark.parametrize("cap", [1, 2, 3])
-def test_tau_of_lanes_is_above_the_exact_probability_that_any_is_cut(variable, lanes, cycle, cap):
+def test_tau_of_shards_is_above_the_exact_probability_that_any_is_cut(variable, shards, cycle, cap):
     # For zeroed-out neighbours the draws are alike, so that tau is the law's own.
-    sampler = variable(23, 3, 2, max_batch_size=cap, lanes=lanes, cycle_length=cycle)
+    sampler = variable(23, 3, 2, max_batch_size=cap, num_shards=shards, cycle_length=cycle)
     exact = 1 - chance_that_nothing_is_cut(sampler)
     paid = sampler.privacy(1.0)
     if not isinstance(paid, TruncatedProfile):
         assert exact == pytest.approx(0.0, abs=1e-12)
         return
     tau = paid.steps * math.exp(paid.log_overflow_probability)
-    assert paid.steps == lanes * sampler.num_steps
+    assert paid.steps == shards * sampler.num_steps
     assert tau >= exact * (1 - 1e-12)
-    if tau < 0.1:  # a union bound, over lanes that differ by one example at most
+    if tau < 0.1:  # a union bound, over shards that differ by one example at most
         assert tau <= 4 * exact
 
 
 @pytest.mark.short("BallsAndBins")
 def test_the_exact_probability_is_what_draws_have(variable):
-    sampler = variable(23, 3, 2, max_batch_size=3, lanes=4)
+    sampler = variable(23, 3, 2, max_batch_size=3, num_shards=4)
     cuts, runs = 0, 400
     for seed in range(runs):
-        plans = [sampler.lane_plan(seed, k // 4, k % 4) for k in range(8)]
+        plans = [sampler.shard_plan(seed, k // 4, k % 4) for k in range(8)]
         cuts += max(int(np.diff(plan.starts).max()) for plan in plans) > 3
     exact = 1 - chance_that_nothing_is_cut(sampler)
     assert 0.1 < exact < 0.9
     assert stats.binomtest(cuts, runs, exact).pvalue > FALSE_ALARM
 
 
-def test_the_cap_of_a_lane_is_the_smallest_that_pays_for_all_lanes(variable):
-    sampler = variable(100_000, 500, 3, lanes=8)
+def test_the_cap_of_a_shard_is_the_smallest_that_pays_for_all_shards(variable):
+    sampler = variable(100_000, 500, 3, num_shards=8)
     size = math.ceil(100_000 / 8)
 
     def cost(cap):
@@ -229,25 +229,25 @@ def test_the_cap_of_a_lane_is_the_smallest_that_pays_for_all_lanes(variable):
         return (1 + math.exp(10)) * 8 * sampler.num_steps * psi
 
     delta = default_delta(100_000)
-    assert cost(sampler.lane_batch_size) <= 1e-5 * delta * (1 + 1e-6)
-    assert cost(sampler.lane_batch_size - 1) > 1e-5 * delta
-    assert sampler.padded_batch_size == 8 * sampler.lane_batch_size
+    assert cost(sampler.shard_batch_size) <= 1e-5 * delta * (1 + 1e-6)
+    assert cost(sampler.shard_batch_size - 1) > 1e-5 * delta
+    assert sampler.padded_batch_size == 8 * sampler.shard_batch_size
     more = sampler.with_epochs(30)
-    assert more.lane_batch_size == sampler.lane_batch_size
-    one = dataclasses.replace(sampler, lanes=1)
+    assert more.shard_batch_size == sampler.shard_batch_size
+    one = dataclasses.replace(sampler, num_shards=1)
     ours, whole = (epsilon(s.privacy(0.8), delta) for s in (sampler, one))
     assert ours.upper == pytest.approx(whole.upper, abs=2e-3)
 
 
-def test_each_lane_is_cut_by_itself(variable):
-    sampler = variable(200, 40, 50, max_batch_size=8, lanes=4)
+def test_each_shard_is_cut_by_itself(variable):
+    sampler = variable(200, 40, 50, max_batch_size=8, num_shards=4)
     block = BatchSource(sampler, 3).fill(0, sampler.num_steps)
     taken = (block.weights > 0).reshape(sampler.num_steps, 4, 8).sum(axis=2)
-    for lane in range(4):
+    for shard in range(4):
         sizes = np.concatenate(
-            [np.diff(sampler.lane_plan(3, epoch, lane).starts) for epoch in range(50)]
+            [np.diff(sampler.shard_plan(3, epoch, shard).starts) for epoch in range(50)]
         )
-        np.testing.assert_array_equal(taken[:, lane], np.minimum(sizes, 8))
+        np.testing.assert_array_equal(taken[:, shard], np.minimum(sizes, 8))
     members = np.arange(16, dtype=np.int32)
-    kept = [sampler.passes(members, 11, step, lane)[0] for step in range(8) for lane in range(4)]
+    kept = [sampler.passes(members, 11, step, shard)[0] for step in range(8) for shard in range(4)]
     assert len({one.tobytes() for one in kept}) > 28  # of 12,870 choices each

@@ -20,12 +20,12 @@ from dpsgd.audit.report import LAW, CheckResult
 from dpsgd.audit.samplers.draws import Draws
 from dpsgd.audit.samplers.independence import coincidence_checks
 from dpsgd.audit.samplers.participation import share_checks
-from dpsgd.audit.samplers.shards import lane_checks
+from dpsgd.audit.samplers.shards import shard_checks
 from dpsgd.audit.samplers.truncation import cut_checks
 from samplers import BatchSampler, RowLaw
 from samplers.base import stated_law
-from samplers.lanes import Lanes
 from samplers.row_law import IndependentRows, RandomOrders
+from samplers.shards import Shards
 
 READ = "the batches are the rows that were claimed"
 
@@ -80,7 +80,7 @@ def sampler_checks(
     if law.certain:
         return [*checks, _certain(draws, law)]
     if isinstance(law, RandomOrders):
-        return checks + lane_checks(sampler, law, seed)
+        return checks + shard_checks(sampler, law, seed)
     if law.cycle_length > 1:
         groups = _groups(draws, law)
         if not (groups.passed and isinstance(law, IndependentRows)):
@@ -97,15 +97,15 @@ def _columns_are_rows(draws: Draws) -> CheckResult:
     """
     if draws.fault:
         return CheckResult(READ, False, draws.fault)
-    cap, compared = draws.sampler.lane_batch_size, 0
+    cap, compared = draws.sampler.shard_batch_size, 0
     for read, rows in draws.compared():
         compared += 1
         given, wanted = draws.keys(read), draws.keys(rows)
         missing = np.setdiff1d(wanted, given, assume_unique=True)
         if draws.cut:
             examples, steps = np.divmod(missing, draws.steps)
-            lanes = Lanes(draws.sampler.num_examples, draws.sampler.lanes)
-            missing = missing[read.parts[lanes.of(draws.numbers(examples)), steps] < cap]
+            shards = Shards(draws.sampler.num_examples, draws.sampler.num_shards)
+            missing = missing[read.parts[shards.of(draws.numbers(examples)), steps] < cap]
         if missing.size or np.setdiff1d(given, wanted, assume_unique=True).size:
             return CheckResult(READ, False, f"they differ in epoch {read.epoch}")
     if draws.cut and (fault := _wrong_sizes(draws)):
@@ -117,7 +117,7 @@ def _columns_are_rows(draws: Draws) -> CheckResult:
 def _wrong_sizes(draws: Draws) -> str:
     """Returns which batch was not cut to the cap, if any."""
     for read, drawn in zip(draws.read, draws.all, strict=True):
-        if not np.array_equal(read.parts, np.minimum(drawn.parts, draws.sampler.lane_batch_size)):
+        if not np.array_equal(read.parts, np.minimum(drawn.parts, draws.sampler.shard_batch_size)):
             return f"batches of epoch {read.epoch} are not what is left of the drawn ones"
     return ""
 

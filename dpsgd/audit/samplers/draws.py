@@ -18,7 +18,7 @@ import numpy as np
 
 from dpsgd.engine.blocks import plan_blocks
 from samplers import BatchSampler, BatchSource, IndexBlock, RowLaw
-from samplers.lanes import Lanes
+from samplers.shards import Shards
 
 ENTRIES = 4_400_000
 """Participations wanted, over all draws: a rate that is wrong by 0.3 % is then found out."""
@@ -46,7 +46,7 @@ class Draw(NamedTuple):
     steps: np.ndarray
     """When, counted from the epoch's first step; ascending for each example: int32[entries]."""
     parts: np.ndarray
-    """Rows of each step, of all examples of each lane: int64[lanes, T]."""
+    """Rows of each step, of all examples of each shard: int64[shards, T]."""
     by_chunk: np.ndarray
     """Participations of each chunk of all examples: int64[chunks]."""
     strays: int
@@ -154,7 +154,7 @@ class Draws:
         watched = np.arange(count)
         if self._large:
             spread = np.linspace(0, count - 1, max(16, _WATCHED // self._width - 16)).astype(int)
-            watched = np.unique([*watched[:8], *spread, *watched[-8:], *self._lane_borders()])
+            watched = np.unique([*watched[:8], *spread, *watched[-8:], *self._shard_borders()])
         self._slot = np.full(count, -1)
         self._slot[watched] = np.arange(watched.size)
         self._watched = watched
@@ -172,7 +172,7 @@ class Draws:
             self.seeds.append(_other(seed, number))
             self.all += self._read(number, epochs)
         fixed = law is not None and law.batch_sizes is not None
-        cap = sampler.lane_batch_size
+        cap = sampler.shard_batch_size
         if not (fixed or sampler.accumulates or cap >= sampler.num_examples):
             self.cut = any((draw.parts >= cap).any() for draw in self.all)
         self.read = self.all
@@ -236,12 +236,12 @@ class Draws:
         """Yields what was read of an epoch, and its rows by `participations` of a few chunks.
 
         All of the one that lies in the chunks of the other: in the first and the last, of a large
-        population in the last, and where lanes meet.
+        population in the last, and where shards meet.
         """
         sampler, last = self.sampler, self.sampler.num_chunks - 1
         few = [draw for draw in self.read if draw.seed == 0]
         few = [few[0], few[-1]] if self._large else [*few[:_FIRST], *few[_FIRST:][-_FIRST:]]
-        chunks = sorted({last if self._large else 0, last, *self._lane_borders()})
+        chunks = sorted({last if self._large else 0, last, *self._shard_borders()})
         for draw in few:
             rows = [sampler.participations(self.seeds[0], draw.epoch, chunk) for chunk in chunks]
             examples, steps = (np.concatenate(part) for part in zip(*rows, strict=True))
@@ -249,9 +249,11 @@ class Draws:
             read = draw._replace(examples=draw.examples[some], steps=draw.steps[some])
             yield read, self._made(0, draw.epoch, examples, steps)
 
-    def _lane_borders(self) -> set[int]:
-        """Returns the chunks at either side of where lanes meet."""
-        begins = [self.sampler.lane_range(lane).start for lane in range(1, self.sampler.lanes)]
+    def _shard_borders(self) -> set[int]:
+        """Returns the chunks at either side of where shards meet."""
+        begins = [
+            self.sampler.shard_range(shard).start for shard in range(1, self.sampler.num_shards)
+        ]
         return {(begin - k) // self._width for begin in begins for k in (0, 1)}
 
     def _read(self, number: int, epochs: list[range]) -> Iterator[Draw]:
@@ -267,7 +269,7 @@ class Draws:
             )
             for steps, block in blocks:
                 if number == 0 and steps.start == 0:
-                    self._compare_lanes(block)
+                    self._compare_shards(block)
                 entries = self._entries(block, steps.start)
                 del block  # of many millions of rows, what lingers is felt
                 yield from self._ended(number, steps, *entries, parts)
@@ -297,31 +299,33 @@ class Draws:
         real = real[: starts[-1]]
         at = np.repeat(row_steps, np.count_nonzero(real, axis=1))
         examples = block.indices[: starts[-1]][real]
-        if block.lanes is not None:  # all are held, so that places are numbers of examples
+        if block.shards is not None:  # all are held, so that places are numbers of examples
             within, examples = examples, block.places[: starts[-1]][real]
-            begins = np.array([self.sampler.lane_range(k).start for k in range(self.sampler.lanes)])
+            begins = np.array(
+                [self.sampler.shard_range(k).start for k in range(self.sampler.num_shards)]
+            )
             if not np.array_equal(
-                within, examples - np.broadcast_to(begins[block.lanes], real.shape)[real]
+                within, examples - np.broadcast_to(begins[block.shards], real.shape)[real]
             ):
-                self.fault = self.fault or "places and numbers in a lane are of different examples"
+                self.fault = self.fault or "places and numbers in a shard are of different examples"
         return examples, at
 
-    def _compare_lanes(self, block: IndexBlock) -> None:
-        """Compares the first block with what those read who hold one lane each."""
-        sampler, cap = self.sampler, self.sampler.lane_batch_size
-        for lane in range(sampler.lanes if sampler.lanes > 1 else 0):
-            source = BatchSource(sampler, self.seeds[0], lanes=range(lane, lane + 1))
+    def _compare_shards(self, block: IndexBlock) -> None:
+        """Compares the first block with what those read who hold one shard each."""
+        sampler, cap = self.sampler, self.sampler.shard_batch_size
+        for shard in range(sampler.num_shards if sampler.num_shards > 1 else 0):
+            source = BatchSource(sampler, self.seeds[0], shards=range(shard, shard + 1))
             own = source.fill(0, int(block.num_steps), passes=len(block.indices))
-            columns = slice(lane * cap, (lane + 1) * cap)
+            columns = slice(shard * cap, (shard + 1) * cap)
             here = [part[:, columns] for part in (block.indices, block.weights)]
             placed = (own.places + source.rows.start) * (own.weights > 0)
             if not (
                 np.array_equal(own.indices, here[0])
                 and np.array_equal(own.weights, here[1])
                 and np.array_equal(placed, block.places[:, columns])
-                and np.array_equal(own.lanes, block.lanes[columns])
+                and np.array_equal(own.shards, block.shards[columns])
             ):
-                self.fault = self.fault or f"whoever holds lane {lane} alone reads other batches"
+                self.fault = self.fault or f"whoever holds shard {shard} alone reads other batches"
 
     def _planned(self, number: int, epoch: int) -> Draw:
         starts, examples = self.sampler.plan(self.seeds[number], epoch)
@@ -338,9 +342,9 @@ class Draws:
             present = np.zeros(n, bool)
             present[examples] = True
             strays = n + examples.size - 2 * int(np.count_nonzero(present))
-        lanes = self.sampler.lanes
-        cells = steps if lanes == 1 else Lanes(n, lanes).of(examples) * self.steps + steps
-        parts = _counts(cells, lanes * self.steps).reshape(lanes, -1)
+        shards = self.sampler.num_shards
+        cells = steps if shards == 1 else Shards(n, shards).of(examples) * self.steps + steps
+        parts = _counts(cells, shards * self.steps).reshape(shards, -1)
         chunks = examples // self._width
         by_chunk = _counts(chunks, self._slot.size)
         if self._large:

@@ -1,7 +1,8 @@
-"""Orders that are drawn lane by lane: some lanes are held against their laws, and one another.
+"""Orders that are drawn shard by shard: some shards are held against their laws, and one another.
 
-That one lane's order is like another's is counted by the rows that have one step in both. Given the
-first order, it is the sum of a_(i, pi(i)) for the other one's uniform order pi, see `coincidences`:
+That one shard's order is like another's is counted by the rows that have one step in both. Given
+the first order, it is the sum of a_(i, pi(i)) for the other one's uniform order pi, see
+`coincidences`:
 log E exp(s (X - E X)) <= E X s^2 / (1 - s) (S. Chatterjee, 2007, the proof of Proposition 1.1), so
 that the tail of Proposition 1.1 holds for sums of counts that are independent given first orders.
 """
@@ -21,19 +22,19 @@ from dpsgd.audit.samplers.participation import share_checks
 from samplers import BatchSampler, EpochPlan, Participations
 from samplers.row_law import RandomOrders
 
-APART = "lanes are drawn each by itself"
+APART = "shards are drawn each by itself"
 
 
 @dataclass(frozen=True)
-class _Lane(BatchSampler):
-    """One lane of a sampler, as a sampler of its rows alone."""
+class _Shard(BatchSampler):
+    """One shard of a sampler, as a sampler of its rows alone."""
 
     sampler: BatchSampler
     number: int
 
     @property
     def num_examples(self) -> int:
-        return len(self.sampler.lane_range(self.number))
+        return len(self.sampler.shard_range(self.number))
 
     @property
     def epochs(self) -> int:
@@ -49,7 +50,7 @@ class _Lane(BatchSampler):
 
     @property
     def padded_batch_size(self) -> int:
-        return self.sampler.lane_batch_size
+        return self.sampler.shard_batch_size
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         return self.sampler.privacy(noise_multiplier)
@@ -58,46 +59,46 @@ class _Lane(BatchSampler):
         return self.sampler.drawn_epoch(epoch)
 
     def plan(self, seed: int, epoch: int) -> EpochPlan:
-        return self.sampler.lane_plan(seed, epoch, self.number)
+        return self.sampler.shard_plan(seed, epoch, self.number)
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
         return self.plan(seed, epoch).rows(self.chunk_range(chunk))
 
 
-def lane_checks(sampler: BatchSampler, law: RandomOrders, seed: int) -> list[CheckResult]:
-    """Returns the checks of some lanes' orders: each name once, whichever lane it is of.
+def shard_checks(sampler: BatchSampler, law: RandomOrders, seed: int) -> list[CheckResult]:
+    """Returns the checks of some shards' orders: each name once, whichever shard it is of.
 
     Args:
-      sampler: Who draws, of several lanes.
+      sampler: Who draws, of several shards.
       law: With which its draws are compared.
       seed: Not the run's.
     """
-    lanes = sorted({0, 1, sampler.lanes - 1})
-    draws = [Draws(_Lane(sampler, lane), law.of_lane(lane), seed) for lane in lanes]
-    of_lanes = [
-        [*share_checks(some, law.of_lane(lane)), *coincidence_checks(some, law.of_lane(lane))]
-        for lane, some in zip(lanes, draws, strict=True)
+    shards = sorted({0, 1, sampler.num_shards - 1})
+    draws = [Draws(_Shard(sampler, shard), law.of_shard(shard), seed) for shard in shards]
+    of_shards = [
+        [*share_checks(some, law.of_shard(shard)), *coincidence_checks(some, law.of_shard(shard))]
+        for shard, some in zip(shards, draws, strict=True)
     ]
-    checks = [_worst(lanes, same) for same in zip(*of_lanes, strict=True)]
-    return [*checks, _apart(draws, law, lanes)]
+    checks = [_worst(shards, same) for same in zip(*of_shards, strict=True)]
+    return [*checks, _apart(draws, law, shards)]
 
 
-def _worst(lanes: list[int], checks: tuple[CheckResult, ...]) -> CheckResult:
-    """Returns the check of the lane that comes nearest to failing, corrected by their number."""
+def _worst(shards: list[int], checks: tuple[CheckResult, ...]) -> CheckResult:
+    """Returns the check of the shard that comes nearest to failing, corrected by their number."""
     pvalues = [1.0 * check.passed if check.pvalue is None else check.pvalue for check in checks]
     worst = int(np.argmin(pvalues))
     check = checks[worst]
-    detail = f"lane {lanes[worst]} of {len(lanes)} looked at: {check.detail}"
+    detail = f"shard {shards[worst]} of {len(shards)} looked at: {check.detail}"
     if check.pvalue is None:
         return check._replace(detail=detail)
     return CheckResult.of(check.name, len(checks) * check.pvalue, detail)
 
 
-def _apart(draws: list[Draws], law: RandomOrders, lanes: list[int]) -> CheckResult:
-    """Counts the rows that have the same step in two lanes, in each of several draws."""
+def _apart(draws: list[Draws], law: RandomOrders, shards: list[int]) -> CheckResult:
+    """Counts the rows that have the same step in two shards, in each of several draws."""
     pvalues, found, wanted = [], 0, 0.0
-    for one, other in itertools.combinations(range(len(lanes)), 2):
-        rates = law.of_lane(lanes[other]).rate(0, np.arange(law.steps_per_epoch))
+    for one, other in itertools.combinations(range(len(shards)), 2):
+        rates = law.of_shard(shards[other]).rate(0, np.arange(law.steps_per_epoch))
         count, expected = 0, 0.0
         for first, second in zip(draws[one].independent, draws[other].independent, strict=True):
             rows = min(draws[one].rows, draws[other].rows)
@@ -108,6 +109,6 @@ def _apart(draws: list[Draws], law: RandomOrders, lanes: list[int]) -> CheckResu
         pvalues.append(min(1.0, 2 * float(np.exp(-(apart**2) / (4 * expected + 2 * apart)))))
         found, wanted = found + count, wanted + expected
     detail = (
-        f"lanes {', '.join(map(str, lanes))}: {found:,} rows share a step, {wanted:,.1f} expected"
+        f"shards {', '.join(map(str, shards))}: {found:,} rows share a step, {wanted:,.1f} expected"
     )
     return CheckResult.of(APART, smallest(np.array(pvalues)), detail)

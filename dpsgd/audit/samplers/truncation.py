@@ -28,7 +28,7 @@ def cut_checks(sampler: BatchSampler, seeds: list[int]) -> list[CheckResult]:
       sampler: Who cuts.
       seeds: Several, none the run's.
     """
-    n, cap, law = len(sampler.lane_range(0)), sampler.lane_batch_size, stated_law(sampler)
+    n, cap, law = len(sampler.shard_range(0)), sampler.shard_batch_size, stated_law(sampler)
     if cap >= n or law is None or law.batch_sizes is not None:
         return []
     rng = np.random.default_rng(seeds[0] % 2**128)
@@ -36,8 +36,8 @@ def cut_checks(sampler: BatchSampler, seeds: list[int]) -> list[CheckResult]:
     sizes = sorted({cap + 1, min(2 * cap, n), min(2 * cap + 1, n), largest})
     for size in sizes:
         some = _some(rng, n, size)
-        for lane in {0, sampler.lanes - 1}:
-            if fault := _fault(sampler, some, sampler.passes(some, seeds[0], 0, lane)):
+        for shard in {0, sampler.num_shards - 1}:
+            if fault := _fault(sampler, some, sampler.passes(some, seeds[0], 0, shard)):
                 return [CheckResult(KEPT, False, fault)]
     made = CheckResult(KEPT, True, f"a cap of {cap:,}, and batches of up to {sizes[-1]:,}")
     return [made] if sampler.accumulates else [made, *_survivors(sampler, seeds, rng)]
@@ -53,7 +53,7 @@ def _some(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
 
 def _fault(sampler: BatchSampler, members: np.ndarray, passes: list[np.ndarray]) -> str:
     """Returns what is wrong with the passes of a batch that is larger than the cap, if anything."""
-    cap, rows = sampler.lane_batch_size, np.concatenate(passes)
+    cap, rows = sampler.shard_batch_size, np.concatenate(passes)
     if any(part.size > cap for part in passes):
         return f"a pass has more rows than the cap of {cap}"
     if np.unique(rows).size < rows.size:
@@ -69,20 +69,22 @@ def _fault(sampler: BatchSampler, members: np.ndarray, passes: list[np.ndarray])
 def _survivors(
     sampler: BatchSampler, seeds: list[int], rng: np.random.Generator
 ) -> list[CheckResult]:
-    """Who survives, by place and by number; and whether each step, lane and seed has its choice."""
-    n, cap = len(sampler.lane_range(0)), sampler.lane_batch_size
+    """Who survives, by place and number; and whether each step, shard and seed has its choice."""
+    n, cap = len(sampler.shard_range(0)), sampler.shard_batch_size
     size = min(n, 2 * cap)  # the largest choice
     members = _some(rng, n, size)
     cuts = int(np.clip(_ROWS // size, 24, _CUTS))
     steps = sorted({*range(min(cuts - cuts // 4, sampler.num_steps)), sampler.num_steps - 1})
     drawn = [(seeds[0], step, 0) for step in steps]
-    few = sorted({0, 1, sampler.lanes // 2, sampler.lanes - 1} & {*range(1, sampler.lanes)})
-    rest = [(seeds[0], step, lane) for step in steps[:8] for lane in few]
+    few = sorted(
+        {0, 1, sampler.num_shards // 2, sampler.num_shards - 1} & {*range(1, sampler.num_shards)}
+    )
+    rest = [(seeds[0], step, shard) for step in steps[:8] for shard in few]
     rest += [(seed, step, 0) for step in steps for seed in seeds[1:9]]
     drawn += rest[: max(4 + len(few), cuts - len(drawn))]
     kept = np.zeros((len(drawn), size), np.float32)
-    for row, (seed, step, lane) in zip(kept, drawn, strict=True):
-        (survivors,) = sampler.passes(members, seed, step, lane)
+    for row, (seed, step, shard) in zip(kept, drawn, strict=True):
+        (survivors,) = sampler.passes(members, seed, step, shard)
         row[np.isin(members, survivors)] = 1
     count, share = kept.sum(axis=0).astype(np.int64), cap / size
     up_to = np.arange(1, size)
@@ -103,15 +105,15 @@ def _survivors(
         f"{share * len(drawn):.4g} expected"
     )
     uniform = CheckResult.of("survivors of a cut are uniform", smallest(pvalues), detail)
-    # Any two cuts; steps and the next ones, and lanes of a step, in pairs that share none.
+    # Any two cuts; steps and the next ones, and shards of a step, in pairs that share none.
     first, second = np.triu_indices(len(drawn), 1)
     both = (kept @ kept.T)[first, second].astype(np.int64)
     adjacent = both[(first < len(steps) - 1) & (first % 2 == 0) & (second == first + 1)]
     pvalues = [smallest(count_pvalue(both, cap, share))]
     if adjacent.size:
         pvalues.append(float(count_pvalue(adjacent.sum(), cap * adjacent.size, share)))
-    for lane in few:
-        at = [row for row, (_, _, of) in enumerate(drawn) if of == lane]
+    for shard in few:
+        at = [row for row, (_, _, of) in enumerate(drawn) if of == shard]
         alike = [int(kept[row] @ kept[steps.index(drawn[row][1])]) for row in at]
         pvalues.append(float(count_pvalue(sum(alike), cap * len(alike), share)))
     detail = (

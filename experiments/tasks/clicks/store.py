@@ -301,7 +301,7 @@ class Store:
         """Return the columns of `split`, or of some of its rows: read-only and memory-mapped.
 
         A column is an array if its rows lie in one shard that is here, else a `Joined` one. No row
-        is read before it is looked at: a process that holds some lanes of the rows reads those
+        is read before it is looked at: a process that holds some data shards reads their rows
         alone, and may have been given no others (`open(in_part=True)`).
 
         Args:

@@ -257,7 +257,7 @@ class Clicks(ClickModels):
         return Store.open(self.data, in_part=True).rows("train")
 
     def columns(self) -> PyTree:
-        """Returns the training rows, memory-mapped: whoever holds some lanes reads their rows."""
+        """Returns the training rows, memory-mapped: a process reads those of its data shards."""
         return self.store.load("train")
 
     def metrics(self, params: PyTree) -> dict[str, float]:

@@ -139,9 +139,9 @@ def test_rows_of_other_columns_are_refused(tmp_path):
         BatchFiles(tmp_path / "batches", draw, SEED, other)
 
 
-def test_lanes_are_refused():
-    with pytest.raises(ValueError, match="has 2 lanes"):
-        Draw.of(Poisson(100, 8, lanes=2), DATA, run="r", generation=0, first_step=0)
+def test_shards_are_refused():
+    with pytest.raises(ValueError, match="has 2 shards"):
+        Draw.of(Poisson(100, 8, num_shards=2), DATA, run="r", generation=0, first_step=0)
 
 
 def test_batches_are_destroyed_though_their_manifest_is_damaged(tmp_path):

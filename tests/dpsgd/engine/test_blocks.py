@@ -104,7 +104,7 @@ def test_devices_have_the_rows_of_their_own_places_whoever_gathers_them(devices)
 
 def test_more_rows_than_32_bits_number_travel_with_their_blocks():
     data = jax.ShapeDtypeStruct((2**31, 1), np.float32)
-    sampler = Poisson(2**31, 1024, lanes=2)
+    sampler = Poisson(2**31, 1024, num_shards=2)
     assert Layout.of(sampler, data).streamed
     assert not Layout.of(Poisson(2**31 - 1, 1024), data).streamed
     with pytest.raises(ValueError, match="numbers 2,147,483,647 rows on a device"):

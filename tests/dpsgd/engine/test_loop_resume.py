@@ -21,7 +21,7 @@ SAMPLERS = [
     BallsAndBins(**SIZES, max_batch_size=32),
     BallsAndBins(**SIZES, assignment="fixed", max_batch_size=32),
     Poisson(**SIZES, overflow="accumulate", max_batch_size=3),
-    BallsAndBins(**SIZES, max_batch_size=10, lanes=3),
+    BallsAndBins(**SIZES, max_batch_size=10, num_shards=3),
 ]
 QUICK = [*SAMPLERS[:-1], pytest.param(SAMPLERS[-1], marks=pytest.mark.long)]
 ROOT = RootKey(bytes(range(32)), insecure=True)  # several tests train under it
@@ -144,13 +144,13 @@ def test_resuming_draws_one_epoch_however_many_were_done(sampler, monkeypatch):
     sampler = sampler.with_epochs(200_000)
     private = mechanism(sampler)
     first = sampler.num_steps - 4
-    drawn, planned, usual = [], [], type(sampler).lane_plan
+    drawn, planned, usual = [], [], type(sampler).shard_plan
 
-    def lane_plan(self, seed, epoch, lane):
+    def shard_plan(self, seed, epoch, shard):
         drawn.append(epoch)
-        return usual(self, seed, epoch, lane)
+        return usual(self, seed, epoch, shard)
 
-    monkeypatch.setattr(type(sampler), "lane_plan", lane_plan)
+    monkeypatch.setattr(type(sampler), "shard_plan", shard_plan)
     idle = lambda state, *inputs: (state, None, None)  # noqa: E731  what is drawn is asked, not trained
     monkeypatch.setattr(loop, "compiled_block", lambda *of: idle)
     start = initial()._replace(step=jnp.int32(first))

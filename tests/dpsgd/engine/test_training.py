@@ -83,11 +83,11 @@ def trained(of=ALGORITHM, params=None, columns=None, **how):
     return train(of, SHUFFLED, params or start(), rows, audit=False, block_steps=4, **how).params
 
 
-LANES = pytest.param(Poisson(N, 8, 2, max_batch_size=12, lanes=2), id="lanes")
+SHARDS = pytest.param(Poisson(N, 8, 2, max_batch_size=12, num_shards=2), id="shards")
 
 
 @pytest.mark.short("shuffle", "poisson", "balls-and-bins")
-@pytest.mark.parametrize("sampler", [*of_samplers(long=["accumulating poisson"]), LANES])
+@pytest.mark.parametrize("sampler", [*of_samplers(long=["accumulating poisson"]), SHARDS])
 def test_without_noise_and_clipping_it_is_plain_optax_training_on_the_same_batches(sampler):
     root = RootKey.from_insecure_seed(3)
     for block in blocks(sampler, 0.0, np.inf, root=root):

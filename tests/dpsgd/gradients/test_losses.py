@@ -24,7 +24,7 @@ from dpsgd.audit.audit import audit_program
 from dpsgd.gradients.losses import example_keys, takes_key
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from samplers import BallsAndBins, BatchSource, Multistage, Poisson, Shuffle, UnitTree
-from samplers.lanes import Lanes
+from samplers.shards import Shards
 
 N, D = 40, 2
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
@@ -47,12 +47,12 @@ def columns(zeroed=()):
     return {"me": np.arange(N, dtype=np.int32), "scale": scale}
 
 
-def expected(generation, steps, lanes=1):
+def expected(generation, steps, shards=1):
     """The draws of every example in each step, for the keys as they are defined: [steps, N, D]."""
     key, numbers, of = ROOT.loss_key(generation), np.arange(N), None
-    if lanes > 1:
-        of = Lanes(N, lanes).of(numbers)
-        numbers = numbers - of * N // lanes
+    if shards > 1:
+        of = Shards(N, shards).of(numbers)
+        numbers = numbers - of * N // shards
     keys = jax.jit(jax.vmap(example_keys, (None, 0, None, None)))(
         key, jnp.arange(steps), numbers, of
     )
@@ -93,8 +93,8 @@ LAYOUTS = {
         Poisson(N, 8, 2, overflow="accumulate", max_batch_size=3),
         {"data_on": "host", "block_steps": 4},
     ),
-    "three lanes": (Poisson(N, 8, 2, max_batch_size=14, lanes=3), {}),
-    "two lanes, of rows that travel": (Shuffle(N, 8, 2, lanes=2), {"data_on": "host"}),
+    "three shards": (Poisson(N, 8, 2, max_batch_size=14, num_shards=3), {}),
+    "two shards, of rows that travel": (Shuffle(N, 8, 2, num_shards=2), {"data_on": "host"}),
 }
 
 
@@ -110,7 +110,7 @@ def test_draws_are_a_function_of_row_number_and_step_in_every_layout(sampler, ho
             taken[step, one.indices[one.weights > 0]] = 1.0
     assert taken.sum() > N
     np.testing.assert_array_equal(
-        found, taken * expected(generation, sampler.num_steps, sampler.lanes)
+        found, taken * expected(generation, sampler.num_steps, sampler.num_shards)
     )
 
 
@@ -119,8 +119,8 @@ def test_draws_differ_between_examples_steps_and_generations():
     assert np.unique(draws).size > 0.999 * draws.size  # of 2^24 values
 
 
-def test_draws_differ_between_lanes():
-    one, other = expected(0, 10, lanes=2)[:, :20], expected(0, 10, lanes=2)[:, 20:]
+def test_draws_differ_between_shards():
+    one, other = expected(0, 10, shards=2)[:, :20], expected(0, 10, shards=2)[:, 20:]
     assert np.mean(one == other) < 0.001
 
 

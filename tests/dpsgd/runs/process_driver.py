@@ -420,16 +420,16 @@ def checkpoints_of(out):
     return {name for name in files if name.rpartition(".")[0] + "." in whole}
 
 
-def lanes(folder, count):
-    """Each process has lanes of its own, and of all other rows NaN."""
+def shards(folder, count):
+    """Each process has shards of its own, and of all other rows NaN."""
     count = int(count)
     for kind in ("poisson", "balls-and-bins", "shuffle", "deterministic"):
-        how = {"sampler": SETTINGS[kind](batch_size=16, epochs=3, lanes=count)}
+        how = {"sampler": SETTINGS[kind](batch_size=16, epochs=3, num_shards=count)}
         found = outcome(
             go_on(folder / f"run-{kind}", count, all={**how, "task": tiny_task.held}), ledger=False
         )
         alike = outcome(in_one_process(folder / f"one-{kind}", count, **how), ledger=False)
-        check(found == alike, f"{kind}: {count} processes make what as many lanes of one do")
+        check(found == alike, f"{kind}: {count} processes make what as many shards of one do")
     run = Run(folder / "run", count, all={**how, "task": tiny_task.held, "before": slowly})
     run.await_steps(8)
     os.kill(run.pids[1], signal.SIGKILL)
@@ -442,16 +442,16 @@ def mutants(folder, *names):
     """Planted bugs of several processes: the run is refused, and says why."""
     for name in names or MUTANTS:
         before, why = MUTANTS[name]
-        run = Run(folder / name, 2, all={"before": before, "audit": True, **LANES})
+        run = Run(folder / name, 2, all={"before": before, "audit": True, **SHARDS})
         check(run.end(300) == [2, 2], f"{name}: refused")
         check(why in " ".join(run.outputs()), f"{name}: {why}")
         check(not (run.out / "report.json").exists(), f"{name}: and there is no model")
     if not names:
-        run = Run(folder / "sound", 2, all={"audit": True, **LANES})
+        run = Run(folder / "sound", 2, all={"audit": True, **SHARDS})
         check(run.end(300) == [0, 0], "sound ones pass")
 
 
-LANES = {"sampler": SETTINGS["balls-and-bins"](batch_size=16, epochs=3, lanes=2)}
+SHARDS = {"sampler": SETTINGS["balls-and-bins"](batch_size=16, epochs=3, num_shards=2)}
 
 
 def noise_of_the_first_alone():
@@ -488,9 +488,9 @@ def noise_of_each():
     mechanism.Mechanism.noise_key = own
 
 
-def a_lane_for_both():
-    """Both processes draw the first lane, and nobody the second."""
-    placement_module.Placement.lanes = lambda self, sampler: range(1)
+def a_shard_for_both():
+    """Both processes draw the first shard, and nobody the second."""
+    placement_module.Placement.shards = lambda self, sampler: range(1)
 
 
 def batch_of_each():
@@ -513,7 +513,7 @@ MUTANTS = {
     ),
     "another program": (another_program, "process 1 has not what process 0 has: program"),
     "noise of each": (noise_of_each, "every device has the same state"),
-    "a lane for both": (a_lane_for_both, "the audit found"),
+    "a shard for both": (a_shard_for_both, "the audit found"),
     "batch of each": (batch_of_each, "the audit found"),
 }
 
@@ -573,7 +573,7 @@ SCENARIOS = {
     work.__name__: work
     for work in (
         killed, random_kills, stands_still, asked_to_stop, unlike, other_number,
-        between_line_and_sum, calibrated, dealt_out, lanes, lazy, mutants,
+        between_line_and_sum, calibrated, dealt_out, shards, lazy, mutants,
     )
 }  # fmt: skip
 

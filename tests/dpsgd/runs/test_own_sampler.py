@@ -32,7 +32,7 @@ def stopped(tmp_path_factory):
 @pytest.mark.long
 def test_a_sampler_of_ones_own_is_trained_stopped_and_resumed_by_its_qualified_name(stopped):
     assert json.loads((stopped / "config.json").read_text())["sampler"] == {
-        "name": "own_sampler:Coins", "batch_size": 16, "epochs": 3, "lanes": 1, "heads": 0.25,
+        "name": "own_sampler:Coins", "batch_size": 16, "epochs": 3, "num_shards": 1, "heads": 0.25,
     }  # fmt: skip
     audit = RunDirectory.open(stopped, finished=False).history().audit
     assert audit.startswith("passed: program and sampler keep")

@@ -142,8 +142,8 @@ def test_noise_that_is_due_in_two_processes_comes_as_in_one_of_as_many_devices(t
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [2, 4])
-def test_processes_of_lanes_of_their_own_make_what_as_many_lanes_of_one_make(tmp_path, count):
-    assert len(drive(tmp_path, "lanes", count)) == 6
+def test_processes_of_shards_of_their_own_make_what_as_many_shards_of_one_make(tmp_path, count):
+    assert len(drive(tmp_path, "shards", count)) == 6
 
 
 @pytest.mark.processes

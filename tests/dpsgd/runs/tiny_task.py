@@ -54,7 +54,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Held(Line):
-    """The same, of which a process holds its own lanes' rows: of all others it has NaN."""
+    """The same, of which a process holds its own shards' rows: of all others it has NaN."""
 
     def columns(self):
         held = Processes.current()

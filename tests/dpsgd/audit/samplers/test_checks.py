@@ -46,11 +46,11 @@ SAMPLERS = {
     "multistage, one level": Multistage(UnitTree.even((40,), ()), (5,), steps=100),
     "units then Poisson": UnitsThenPoisson(UNEVEN, (4,), 0.3, steps=200),
     "user poisson": UserPoisson(*SIZES, max_contributions=5),
-    "deterministic, lanes": Deterministic(*SIZES, lanes=7),
-    "shuffle, lanes": Shuffle(*SIZES, lanes=3),
-    "shuffle, fixed, lanes": Shuffle(*SIZES, order="fixed", lanes=2),
-    "poisson, lanes, cut": Poisson(*SIZES, max_batch_size=10, lanes=4),
-    "bins, lanes": BallsAndBins(*SIZES, lanes=4, cycle_length=2),
+    "deterministic, shards": Deterministic(*SIZES, num_shards=7),
+    "shuffle, shards": Shuffle(*SIZES, num_shards=3),
+    "shuffle, fixed, shards": Shuffle(*SIZES, order="fixed", num_shards=2),
+    "poisson, shards, cut": Poisson(*SIZES, max_batch_size=10, num_shards=4),
+    "bins, shards": BallsAndBins(*SIZES, num_shards=4, cycle_length=2),
 }
 
 
@@ -70,7 +70,7 @@ def few_draws(monkeypatch):
     "multistage",
     "units then Poisson",
     "user poisson",
-    "bins, lanes",
+    "bins, shards",
 )
 @pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
@@ -175,13 +175,13 @@ class NotShuffled(Shuffle):
 
 
 class CapNotKept(Poisson):
-    def passes(self, members, seed, step, lane=0):
+    def passes(self, members, seed, step, shard=0):
         return [members]
 
 
 class CutTooShort(Poisson):
-    def passes(self, members, seed, step, lane=0):
-        return [part[:-1] for part in super().passes(members, seed, step, lane)]
+    def passes(self, members, seed, step, shard=0):
+        return [part[:-1] for part in super().passes(members, seed, step, shard)]
 
 
 HOLDS = "batches hold as many rows and units as claimed"

@@ -1,4 +1,4 @@
-"""Runs on clicks of two processes, each with a folder of its own: the shards of its lane.
+"""Runs on clicks of two processes, each with a folder of its own: the shards of its shard.
 
     python hosts_driver.py STORE FOLDER
 
@@ -21,7 +21,7 @@ from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.task import Clicks
 from samplers.settings import SETTINGS
 
-SAMPLER = SETTINGS["balls-and-bins"](batch_size=16, epochs=3, lanes=2)
+SAMPLER = SETTINGS["balls-and-bins"](batch_size=16, epochs=3, num_shards=2)
 
 
 def clicks(folder):
@@ -39,7 +39,7 @@ def host(whole, folder, shards):
 
 
 def main(whole, folder):
-    # 160 rows are trained on, 80 a lane, in four shards; those of the fifth validate and test.
+    # 160 rows are trained on, 80 a shard, in four shards; those of the fifth validate and test.
     own = {
         0: host(whole, folder / "host-0", (0, 1, 4)),
         1: host(whole, folder / "host-1", (2, 3)),
@@ -48,7 +48,7 @@ def main(whole, folder):
     how = {"sampler": SAMPLER, "calibration": "none"}
     expected = outcome(go_on(folder / "all", 2, all={**how, "task": clicks(whole.path)}))
     found = outcome(go_on(folder / "own", 2, of=own, all=how))
-    check(found == expected, "hosts with the shards of their lanes make what hosts with all make")
+    check(found == expected, "hosts with the shards of their shards make what hosts with all make")
 
     run = Run(folder / "killed", 2, of=own, all={**how, "before": slowly})
     run.await_steps(8)
@@ -59,7 +59,7 @@ def main(whole, folder):
 
     swapped = {0: {"task": clicks(whole.path)}, 1: own[0]}
     run = Run(folder / "swapped", 2, of=swapped, all=how)
-    check(run.end(60) == [2, 2], "a host that lacks a shard of its lane ends both")
+    check(run.end(60) == [2, 2], "a host that lacks a shard of its shard ends both")
     lacking = run.outputs()[1]
     check("00002" in lacking and "trains on rows 80 to 159" in lacking, "and names it")
     check(not run.out.exists(), "and nothing is begun")

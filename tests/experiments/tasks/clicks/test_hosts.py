@@ -1,4 +1,4 @@
-"""A store whose shards lie on several hosts, each of which has those of its lanes."""
+"""A store whose shards lie on several hosts, each of which has those of its shards."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def without(whole, shard):
 
 
 def refused(task, out, **settings):
-    sampler = SETTINGS["balls-and-bins"](batch_size=16, epochs=3, lanes=2)
+    sampler = SETTINGS["balls-and-bins"](batch_size=16, epochs=3, num_shards=2)
     config = RunConfig(sampler, noise_multiplier=1.0, audit=False, **settings)
     with pytest.raises(ValueError, match="is incomplete: 00002") as caught:
         run(task, config, out)
@@ -71,7 +71,7 @@ def test_whoever_evaluates_needs_the_rows_for_it(whole):
 @pytest.mark.processes
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_two_hosts_with_the_shards_of_their_lanes_make_what_two_with_all_make(whole, tmp_path):
+def test_two_hosts_with_the_shards_of_their_shards_make_what_two_with_all_make(whole, tmp_path):
     runs = Path(__file__).parents[3] / "dpsgd" / "runs"
     done = subprocess.run(
         [sys.executable, DRIVER, whole.path, tmp_path],

@@ -19,7 +19,7 @@ from experiments.tasks.clicks.schema import DISPLAY_ADS, Schema
 from experiments.tasks.clicks.store import Store, StoreError, columns_of
 from experiments.tasks.clicks.writer import StoreWriter
 from experiments.tasks.splits import check_fractions, chronological_split, random_split
-from samplers.lanes import Lanes
+from samplers.shards import Shards
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -124,18 +124,18 @@ def test_splits_that_share_rows_are_refused(tmp_path):
             Store.open(store.path)
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4, 7])
+@pytest.mark.parametrize("shards", [1, 2, 4, 7])
 @pytest.mark.parametrize("rows_per_shard", [1000, 11])
-def test_lanes_of_a_split_are_its_rows_and_nobody_reads_those_of_others(
-    tmp_path, lanes, rows_per_shard
+def test_shards_of_a_split_are_its_rows_and_nobody_reads_those_of_others(
+    tmp_path, shards, rows_per_shard
 ):
     columns = random_columns(100)
     store = write(tmp_path / "s", columns, rows_per_shard=rows_per_shard)
     begin, end = store.splits["train"]
-    parts = Lanes(end - begin, lanes)
+    parts = Shards(end - begin, shards)
     rng = np.random.default_rng(0)
-    for lane in range(lanes):
-        own = parts.examples(lane)
+    for shard in range(shards):
+        own = parts.examples(shard)
         loaded = store.load("train", own)
         for name, column in columns.items():
             mine = column[begin + own.start : begin + own.stop]

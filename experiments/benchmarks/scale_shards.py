@@ -1,4 +1,4 @@
-"""What lanes cost at the size of Criteo's terabyte, without its rows: draws, price and padding.
+"""What shards cost at the size of Criteo's terabyte, without its rows: draws, price and padding.
 
 Each draw and each price is made in a process of its own, whose CPU seconds and largest memory are
 measured from its first line on.
@@ -19,39 +19,39 @@ from samplers import BallsAndBins, BatchSource, Deterministic, EpochSampler, Poi
 
 NUM_EXAMPLES = 4_373_472_329
 """Rows of Criteo's terabyte click logs, of 24 days."""
-LANES = 64
+SHARDS = 64
 BATCH_SIZE = 65_536
 SECONDS, GIGABYTES = 60.0, 2.0
-"""Bars of a lane's epoch and of a price."""
+"""Bars of a shard's epoch and of a price."""
 PADDING = {
     (37_000_000, 1024, 1): {1: 32, 8: 98, 64: 338},
     (37_000_000, 8192, 5): {1: 11, 8: 32, 64: 100},
     (4_200_000_000, 65_536, 1): {8: 12, 64: 35},
 }
-"""Rows of padding for 100 of a batch that were predicted: by n, b and epochs, and by lanes. (One
-lane has 2^31 - 1 rows at most.)"""
+"""Rows of padding for 100 of a batch that were predicted: by n, b and epochs, and by shards. (One
+shard has 2^31 - 1 rows at most.)"""
 
 
-def lane_rows(num_examples: int = NUM_EXAMPLES) -> list[Row]:
-    """Returns the rows: draws of one lane's epoch, prices, and padding of balls-and-bins."""
+def shard_rows(num_examples: int = NUM_EXAMPLES) -> list[Row]:
+    """Returns the rows: draws of one shard's epoch, prices, and padding of balls-and-bins."""
     rows = []
     for kind in (Deterministic, Shuffle, Poisson, BallsAndBins):
-        sampler = kind(num_examples, BATCH_SIZE, lanes=LANES)
-        rows += _alone(f"draw of one lane's epoch of {LANES}, {_named(sampler)}", _draw, sampler)
+        sampler = kind(num_examples, BATCH_SIZE, num_shards=SHARDS)
+        rows += _alone(f"draw of one shard's epoch of {SHARDS}, {_named(sampler)}", _draw, sampler)
     for kind in (Poisson, BallsAndBins):
-        sampler = kind(num_examples, BATCH_SIZE, lanes=LANES)
-        rows += _alone(f"price of {LANES} lanes, {_named(sampler)}", _price, sampler)
+        sampler = kind(num_examples, BATCH_SIZE, num_shards=SHARDS)
+        rows += _alone(f"price of {SHARDS} shards, {_named(sampler)}", _price, sampler)
     return rows + padding_rows()
 
 
 def padding_rows() -> list[Row]:
-    """Returns the padding of batches by lanes, over what was predicted."""
+    """Returns the padding of batches by shards, over what was predicted."""
     rows = []
     for (n, b, epochs), predicted in PADDING.items():
-        for lanes, percent in predicted.items():
-            sampler = BallsAndBins(n, b, epochs, lanes=lanes, target_delta=1 / n)
+        for shards, percent in predicted.items():
+            sampler = BallsAndBins(n, b, epochs, num_shards=shards, target_delta=1 / n)
             padding = 100 * (sampler.padded_batch_size / b - 1)
-            name = f"padding, {lanes} lanes, n {n / 1e6:g}M, batch {b}, epochs {epochs}"
+            name = f"padding, {shards} shards, n {n / 1e6:g}M, batch {b}, epochs {epochs}"
             rows.append(Row.at_most(name, padding, "%", percent + 0.5))
     return rows
 
@@ -89,8 +89,8 @@ def _peak() -> int:
 
 
 def _draw(sampler: EpochSampler) -> None:
-    lane = sampler.lanes // 3
-    BatchSource(sampler, seed=1, lanes=range(lane, lane + 1)).passes(0)
+    shard = sampler.num_shards // 3
+    BatchSource(sampler, seed=1, shards=range(shard, shard + 1)).passes(0)
 
 
 def _price(sampler: EpochSampler) -> None:

@@ -1,4 +1,4 @@
-"""Lanes: parts of the examples whose part of every batch is drawn, cut and padded by itself."""
+"""Shards: parts of the examples whose part of every batch is drawn, cut and padded by itself."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle, UserPoisson
-from samplers.lanes import Lanes
+from samplers.shards import Shards
 
-LANES = (1, 2, 4, 7)
+SHARDS = (1, 2, 4, 7)
 runs = st.tuples(
     st.integers(7, 60), st.integers(1, 60), st.integers(1, 2), st.integers(0, 2**200)
 ).filter(lambda run: run[1] <= run[0])
@@ -33,20 +33,20 @@ def matrix(sampler, seed, epoch):
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 12, 31])
-def test_lanes_part_the_examples_and_the_order_in_turn_is_an_order_of_all(n):
+def test_shards_part_the_examples_and_the_order_in_turn_is_an_order_of_all(n):
     for count in range(1, min(n, 9) + 1):
-        lanes, every = Lanes(n, count), np.arange(n)
-        assert [i for lane in range(count) for i in lanes.examples(lane)] == every.tolist()
-        assert np.ptp([len(lanes.examples(lane)) for lane in range(count)]) <= 1
-        of = [lane for lane in range(count) for _ in lanes.examples(lane)]
-        assert lanes.of(every).tolist() == of
-        in_turn = lanes.in_turn(every)
+        shards, every = Shards(n, count), np.arange(n)
+        assert [i for shard in range(count) for i in shards.examples(shard)] == every.tolist()
+        assert np.ptp([len(shards.examples(shard)) for shard in range(count)]) <= 1
+        of = [shard for shard in range(count) for _ in shards.examples(shard)]
+        assert shards.of(every).tolist() == of
+        in_turn = shards.in_turn(every)
         assert sorted(in_turn) == every.tolist()
         for b in range(1, n + 1):
             steps = -(-n // b)
-            for lane in range(count):
-                parts = np.diff(lanes.batch_starts(lane, b, steps))
-                own = in_turn[np.array(lanes.examples(lane))] // b
+            for shard in range(count):
+                parts = np.diff(shards.batch_starts(shard, b, steps))
+                own = in_turn[np.array(shards.examples(shard))] // b
                 np.testing.assert_array_equal(parts, np.bincount(own, minlength=steps))
                 assert parts.max() <= -(-b // count)
                 assert (parts[: (n // count) * count // b] >= b // count).all()
@@ -64,14 +64,14 @@ def test_lanes_part_the_examples_and_the_order_in_turn_is_an_order_of_all(n):
     ],
     ids=["poisson", "bins", "fixed bins", "user poisson"],
 )
-def test_the_matrix_of_independent_rows_is_the_same_for_every_number_of_lanes(
+def test_the_matrix_of_independent_rows_is_the_same_for_every_number_of_shards(
     kind, small_chunks, run
 ):
     n, b, epochs, seed = run
     small_chunks(9)
     whole = kind(n, b, epochs)
-    for lanes in LANES:
-        sampler = kind(n, b, epochs, lanes=lanes)
+    for shards in SHARDS:
+        sampler = kind(n, b, epochs, num_shards=shards)
         for epoch in range(epochs):
             for found, wanted in zip(
                 sampler.plan(seed, epoch), whole.plan(seed, epoch), strict=True
@@ -80,56 +80,56 @@ def test_the_matrix_of_independent_rows_is_the_same_for_every_number_of_lanes(
                 assert found.dtype == wanted.dtype
 
 
-@given(run=runs, lanes=st.sampled_from(LANES))
+@given(run=runs, shards=st.sampled_from(SHARDS))
 @over_runs
-def test_a_lane_drawn_by_itself_is_its_rows_of_the_whole(make_epochs, small_chunks, lanes, run):
-    # The whole, by participations of chunks: so no lane is drawn twice, left out, or moved.
+def test_a_shard_drawn_by_itself_is_its_rows_of_the_whole(make_epochs, small_chunks, shards, run):
+    # The whole, by participations of chunks: so no shard is drawn twice, left out, or moved.
     n, b, epochs, seed = run
     small_chunks(9)
-    sampler = make_epochs(n, b, epochs, lanes=lanes)
+    sampler = make_epochs(n, b, epochs, num_shards=shards)
     for epoch in range(epochs):
         rows = np.zeros((n, sampler.steps_per_epoch), np.uint8)
         for chunk in range(sampler.num_chunks):
             np.add.at(rows, tuple(sampler.participations(seed, epoch, chunk)), 1)
         np.testing.assert_array_equal(matrix(sampler, seed, epoch), rows)
-        for lane in range(lanes):
-            own, plan = sampler.lane_range(lane), sampler.lane_plan(seed, epoch, lane)
+        for shard in range(shards):
+            own, plan = sampler.shard_range(shard), sampler.shard_plan(seed, epoch, shard)
             assert plan.examples.dtype == np.int32
             for step in range(sampler.steps_per_epoch):
                 expected = np.flatnonzero(rows[own.start : own.stop, step])
                 np.testing.assert_array_equal(plan.members(step), expected)
 
 
-@given(run=runs, lanes=st.sampled_from(LANES))
+@given(run=runs, shards=st.sampled_from(SHARDS))
 @over_runs
-def test_whoever_holds_some_lanes_fills_their_columns_of_every_block(make_epochs, lanes, run):
+def test_whoever_holds_some_shards_fills_their_columns_of_every_block(make_epochs, shards, run):
     n, b, epochs, seed = run
-    sampler = make_epochs(n, b, epochs, lanes=lanes)
+    sampler = make_epochs(n, b, epochs, num_shards=shards)
     whole = BatchSource(sampler, seed).fill(0, sampler.num_steps)
-    cap = sampler.lane_batch_size
+    cap = sampler.shard_batch_size
     assert whole.indices.shape == (sampler.num_steps, sampler.padded_batch_size)
-    parts = [range(k, min(k + 3, lanes)) for k in range(0, lanes, 3)]
+    parts = [range(k, min(k + 3, shards)) for k in range(0, shards, 3)]
     for held in parts:
-        source = BatchSource(sampler, seed, lanes=held)
+        source = BatchSource(sampler, seed, shards=held)
         block = source.fill(0, sampler.num_steps)
         columns = slice(held.start * cap, held.stop * cap)
         np.testing.assert_array_equal(block.indices, whole.indices[:, columns])
         np.testing.assert_array_equal(block.weights, whole.weights[:, columns])
-        if lanes == 1:
-            assert (block.places, block.lanes) == (None, None)
+        if shards == 1:
+            assert (block.places, block.shards) == (None, None)
             continue
         real = block.weights > 0
-        np.testing.assert_array_equal(block.lanes, np.repeat(list(held), cap))
+        np.testing.assert_array_equal(block.shards, np.repeat(list(held), cap))
         np.testing.assert_array_equal(
             (block.places + source.rows.start)[real], whole.places[:, columns][real]
         )
-        begins = np.array([sampler.lane_range(lane).start for lane in block.lanes.tolist()])
+        begins = np.array([sampler.shard_range(shard).start for shard in block.shards.tolist()])
         np.testing.assert_array_equal(
             (block.indices + begins)[real], whole.places[:, columns][real]
         )
         assert not block.places[~real].any()
     for step in range(sampler.num_steps):
-        if (whole.weights[step].reshape(lanes, cap).sum(axis=1) < cap).all():  # nothing was cut
+        if (whole.weights[step].reshape(shards, cap).sum(axis=1) < cap).all():  # nothing was cut
             epoch, within = divmod(step, sampler.steps_per_epoch)
             row = whole.indices if whole.places is None else whole.places
             np.testing.assert_array_equal(
@@ -138,52 +138,52 @@ def test_whoever_holds_some_lanes_fills_their_columns_of_every_block(make_epochs
 
 
 @pytest.mark.parametrize("kind", [Deterministic, Shuffle])
-@pytest.mark.parametrize("lanes", LANES)
-def test_orders_take_b_of_the_examples_in_turn_and_ever_smaller_parts_of_none(kind, lanes):
-    sampler = kind(100, 12, 2, lanes=lanes)
+@pytest.mark.parametrize("shards", SHARDS)
+def test_orders_take_b_of_the_examples_in_turn_and_ever_smaller_parts_of_none(kind, shards):
+    sampler = kind(100, 12, 2, num_shards=shards)
     sizes = np.diff(sampler.plan(3, 0).starts)
     np.testing.assert_array_equal(sizes, [12] * 8 + [4])
     np.testing.assert_array_equal(sizes, sampler.row_law().batch_sizes)
-    assert sampler.padded_batch_size == lanes * math.ceil(12 / lanes)
+    assert sampler.padded_batch_size == shards * math.ceil(12 / shards)
 
 
-def test_lanes_are_shuffled_each_by_itself():
-    # Of 64 rows in one batch of each lane and step: equal orders would be equal for all.
-    sampler = Shuffle(6400, 64, lanes=2)
-    one, other = (sampler.lane_plan(1, 0, lane) for lane in range(2))
+def test_shards_are_shuffled_each_by_itself():
+    # Of 64 rows in one batch of each shard and step: equal orders would be equal for all.
+    sampler = Shuffle(6400, 64, num_shards=2)
+    one, other = (sampler.shard_plan(1, 0, shard) for shard in range(2))
     together = [np.intersect1d(one.members(t), other.members(t)).size for t in range(100)]
     assert 0 < sum(together) < 100  # 32 are expected
 
 
 REFUSED = {
-    "more lanes than examples": (
-        lambda: Deterministic(10, 2, lanes=11), "lanes must be at most 10, got 11"),
-    "no lane": (lambda: Poisson(10, 2, lanes=0), "lanes must be at least 1, got 0"),
+    "more shards than examples": (
+        lambda: Deterministic(10, 2, num_shards=11), "num_shards must be at most 10, got 11"),
+    "no shard": (lambda: Poisson(10, 2, num_shards=0), "num_shards must be at least 1, got 0"),
     "several passes": (
-        lambda: Poisson(10, 2, lanes=2, overflow="accumulate"), "with 2 lanes, truncate"),
-    "more than a lane can number": (
-        lambda: Shuffle(2**32, 2**20, lanes=2), r"at most 2\^31 - 1 for each lane"),
-    "a lane that is not there": (lambda: Shuffle(10, 2, lanes=2).lane_range(2), r"in \[0, 2\)"),
-    "lanes that are not there": (
-        lambda: BatchSource(Shuffle(10, 2, lanes=2), 0, lanes=range(1, 3)), "the sampler's 2"),
-    "every second lane": (
-        lambda: BatchSource(Shuffle(10, 2, lanes=4), 0, lanes=range(0, 4, 2)), "consecutive"),
+        lambda: Poisson(10, 2, num_shards=2, overflow="accumulate"), "with 2 shards, truncate"),
+    "more than a shard can number": (
+        lambda: Shuffle(2**32, 2**20, num_shards=2), r"at most 2\^31 - 1 for each shard"),
+    "no such shard": (lambda: Shuffle(10, 2, num_shards=2).shard_range(2), r"in \[0, 2\)"),
+    "no such shards": (
+        lambda: BatchSource(Shuffle(9, 2, num_shards=2), 0, shards=range(1, 3)), "the sampler's 2"),
+    "every second shard": (
+        lambda: BatchSource(Shuffle(9, 2, num_shards=4), 0, shards=range(0, 4, 2)), "consecutive"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_lanes_that_cannot_be_are_refused_in_one_line(what):
+def test_shards_that_cannot_be_are_refused_in_one_line(what):
     make, message = REFUSED[what]
     with pytest.raises(ValueError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
 
 
-def test_a_lane_of_more_rows_than_32_bits_number_is_drawn_in_32_bits(monkeypatch):
-    # Lane 1 of 2 begins beyond 2^31: of the last chunk alone, as the whole would take a minute.
+def test_a_shard_of_more_rows_than_32_bits_number_is_drawn_in_32_bits(monkeypatch):
+    # Shard 1 of 2 begins beyond 2^31: of the last chunk alone, as the whole would take a minute.
     n = 2 * (2**31 - 1)
     for kind in (Poisson, BallsAndBins, Deterministic):
-        sampler = kind(n, 2**20, lanes=2)
+        sampler = kind(n, 2**20, num_shards=2)
         chunk = sampler.num_chunks - 1
         examples, steps = sampler.participations(5, 0, chunk)
         assert (examples.dtype, steps.dtype) == (np.int64, np.int32)
@@ -191,18 +191,18 @@ def test_a_lane_of_more_rows_than_32_bits_number_is_drawn_in_32_bits(monkeypatch
         assert examples.max() < n
         with monkeypatch.context() as patch:
             last = range(n - 65_534, n)
-            patch.setattr(kind, "lane_range", lambda self, lane, last=last: last)
-            plan = sampler.lane_plan(5, 0, 1)
+            patch.setattr(kind, "shard_range", lambda self, shard, last=last: last)
+            plan = sampler.shard_plan(5, 0, 1)
         assert plan.examples.dtype == np.int32
         order = np.lexsort((examples, steps))
         np.testing.assert_array_equal(plan.examples, examples[order] - last.start)
 
 
-def test_a_sampler_with_lanes_is_known_again_by_its_terms(make_epochs):
-    sampler = make_epochs(50, 8, 2, lanes=3)
-    assert sampler.terms()["lanes"] == 3
+def test_a_sampler_with_shards_is_known_again_by_its_terms(make_epochs):
+    sampler = make_epochs(50, 8, 2, num_shards=3)
+    assert sampler.terms()["num_shards"] == 3
     again = type(sampler).from_terms(sampler.terms())
     assert again.terms() == sampler.terms()
     assert again.privacy(1.0) == sampler.privacy(1.0)
     assert again.padded_batch_size == sampler.padded_batch_size
-    assert dataclasses.replace(again, lanes=1).terms() != sampler.terms()
+    assert dataclasses.replace(again, num_shards=1).terms() != sampler.terms()

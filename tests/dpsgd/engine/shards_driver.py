@@ -1,10 +1,10 @@
-"""Trains on lanes by several processes, and by one process that has them all: to the same bits.
+"""Trains on shards by several processes, and by one process that has them all: to the same bits.
 
-    python lanes_driver.py SAMPLER LANES PROCESSES FOLDER
+    python shards_driver.py SAMPLER SHARDS PROCESSES FOLDER
 
-Or has the audit of two processes look for a lane that both take, and so another that nobody takes:
+Or has the audit of two processes look for a shard that both take, and so another that nobody takes:
 
-    python lanes_driver.py SAMPLER audit FOLDER
+    python shards_driver.py SAMPLER audit FOLDER
 
 Every process is forked from this one, which has imported what they need, and begun no thread.
 """
@@ -43,8 +43,8 @@ class Guarded:
 
     def __getitem__(self, some):
         numbers = np.arange(len(self.rows))[some]
-        assert numbers.min() >= self.own.start, "rows of a lane before are read"
-        assert numbers.max() < self.own.stop, "rows of a lane behind are read"
+        assert numbers.min() >= self.own.start, "rows of a shard before are read"
+        assert numbers.max() < self.own.stop, "rows of a shard behind are read"
         return self.rows[some]
 
 
@@ -53,18 +53,18 @@ def loss(params, example, key):
     return (jnp.dot(params["w"], dropped) - example["y"] / N) ** 2
 
 
-def train(kind, lanes, processes, process_id, port, out):
+def train(kind, shards, processes, process_id, port, out):
     """Writes the parameters after all steps."""
-    devices = lanes // processes
+    devices = shards // processes
     jax.config.update("jax_num_cpu_devices", devices)
     if processes > 1:
         connect(f"127.0.0.1:{port}", processes, process_id)
-    sampler, placement = kind(N, 12, 2, lanes=lanes), Placement.default()
+    sampler, placement = kind(N, 12, 2, num_shards=shards), Placement.default()
     rng = np.random.default_rng(0)
     data = {"x": rng.normal(size=(N, 5)).astype(np.float32), "y": np.arange(N, dtype=np.float32)}
-    held = placement.lanes(sampler)
+    held = placement.shards(sampler)
     assert held == range(process_id * devices, (process_id + 1) * devices)
-    own = BatchSource(sampler, 0, lanes=held).rows
+    own = BatchSource(sampler, 0, shards=held).rows
     data = {name: Guarded(rows, own) for name, rows in data.items()}
     algorithm = dpsgd(loss, optax.adam(0.05))
     state = algorithm.init({"w": jnp.zeros(5)})
@@ -84,10 +84,10 @@ def train(kind, lanes, processes, process_id, port, out):
         disconnect()
 
 
-def audit(kind, lanes, processes, process_id, port, out):
+def audit(kind, shards, processes, process_id, port, out):
     """Writes which checks of the dispatched blocks fail, without a bug and with it."""
     connect(f"127.0.0.1:{port}", processes, process_id)
-    sampler, placement = kind(N, 12, 2, lanes=lanes), Placement.default()
+    sampler, placement = kind(N, 12, 2, num_shards=shards), Placement.default()
     rows = {"x": np.ones((8, 5), np.float32), "y": np.ones(8, np.float32)}
     algorithm, mechanism = dpsgd(loss, optax.adam(0.05)), Mechanism(sampler, 0.7, 1.0)
     state = algorithm.init({"w": jnp.zeros(5)})
@@ -97,15 +97,15 @@ def audit(kind, lanes, processes, process_id, port, out):
         algorithm, mechanism, state, rows, layout=layout, root=RootKey.from_insecure_seed(4)
     )
     failed = []
-    for lanes_of in (Placement.lanes, lambda self, sampler: range(1)):
-        Placement.lanes = lanes_of
+    for shards_of in (Placement.shards, lambda self, sampler: range(1)):
+        Placement.shards = shards_of
         checks = block_checks(program)
         failed.append([check.name for check in checks if not check.passed])
     np.save(out, np.array([len(names) for names in failed]))
     disconnect()
 
 
-def together(work, kind, lanes, processes, folder):
+def together(work, kind, shards, processes, folder):
     """Returns what each of so many processes ends with."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -114,7 +114,7 @@ def together(work, kind, lanes, processes, folder):
         child = os.fork()
         if not child:
             try:
-                work(kind, lanes, processes, index, port, out)
+                work(kind, shards, processes, index, port, out)
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
@@ -131,9 +131,9 @@ if __name__ == "__main__":
             assert (sound, planted > 0) == (0, True), (sound, planted)
         print("caught")
     else:
-        lanes, processes = map(int, numbers)
-        (alone,) = together(train, KINDS[name], lanes, 1, Path(folder))
+        shards, processes = map(int, numbers)
+        (alone,) = together(train, KINDS[name], shards, 1, Path(folder))
         assert np.abs(alone).max() > 0.01
-        for params in together(train, KINDS[name], lanes, processes, Path(folder)):
+        for params in together(train, KINDS[name], shards, processes, Path(folder)):
             assert params.tobytes() == alone.tobytes(), (params, alone)
         print("the same bits")
