@@ -1,4 +1,4 @@
-"""What meets a target: the noise multiplier, the most releases, the fewest bins."""
+"""Calibration to a target: the noise multiplier, the most releases, the fewest bins."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ def calibrate(
 ) -> float:
     """Returns the smallest noise multiplier whose upper bound meets (`epsilon`, `delta`).
 
-    More noise is a post-processing of less, so that the true epsilon falls in the noise
-    multiplier: bisection on its logarithm, sped up by secants, finds the edge, by coarse grids
-    until these cannot tell the side. The noise multiplier that is returned was itself seen to
-    meet the guarantee: `privacy(result).epsilon(delta).upper <= epsilon`.
+    More noise is a post-processing of less, so that the true epsilon falls in the noise multiplier.
+    The result was itself seen to meet the guarantee: `privacy(result).epsilon(delta).upper <=
+    epsilon`.
 
     Args:
       privacy: Maps a noise multiplier > 0 to the profile of the mechanism that uses it.
@@ -91,10 +90,8 @@ def calibrate_advantage(
 ) -> float:
     """Returns the smallest noise multiplier at which no membership attack has a larger advantage.
 
-    That is the total variation distance delta(0), see `accounting.attack`. The search is that of
-    `calibrate`, on the mu of the Gaussian release of as large an advantage, 2 Phi(mu/2) - 1, which
-    falls about as 1/sigma. The noise multiplier that is returned was itself seen to suffice:
-    `attack_advantage(privacy(result)).upper <= advantage`.
+    That is the total variation distance delta(0), see `accounting.attack`. The result was itself
+    seen to suffice: `attack_advantage(privacy(result)).upper <= advantage`.
 
     >>> from accounting import GaussianProfile
     >>> round(calibrate_advantage(GaussianProfile, advantage=0.1), 2)
@@ -135,9 +132,12 @@ def calibrate_advantage(
 def _smallest_noise(excess: Callable[[float, bool], float], width: float) -> float | None:
     """Returns the smallest noise multiplier of excess <= 0, to `width` of it; None without one.
 
+    Bisection on its logarithm, sped up by secants, by coarse answers until these cannot tell the
+    side.
+
     Args:
-      excess: (logarithm of a noise multiplier, whether a coarse answer will do) -> what falls in
-        the noise, about as its logarithm, and is <= 0 only where the target is met.
+      excess: (logarithm of a noise multiplier, whether a coarse answer will do) -> a number that
+        falls in the noise, about as its logarithm, and is <= 0 only where the target is met.
       width: How much too large the result may be, relative to itself.
     """
 
@@ -185,7 +185,6 @@ class _Bracket:
 
     @property
     def slope(self) -> float:
-        """The secant's, or -1 where an end has none."""
         slope = (self.high_value - self.low_value) / self.width
         return slope if math.isfinite(slope) else -1.0
 
@@ -211,13 +210,8 @@ class _Bracket:
 def _edge(excess: Callable[[float], float], guess: float, slope: float, width: float) -> float:
     """Returns a point with excess <= 0, about at most `width` above one with excess > 0.
 
-    The function falls, up to errors that may be larger than `width` allows for.
-
-    Args:
-      excess: The function.
-      guess: A point near its root.
-      slope: About its slope there.
-      width: How near the two points must be.
+    The function falls, up to errors that may be larger than `width` allows for. `slope` is about
+    its slope at its root, near `guess`.
     """
     fails, meets, stride = -math.inf, math.inf, 0.3 * width
     at, before = guess, math.inf
@@ -260,14 +254,11 @@ def largest_count(
     delta: float,
     limit: int = 1_000_000,
 ) -> int:
-    """Returns the largest n in [1, `limit`] for which `privacy(n)` meets (`epsilon`, `delta`).
+    """Returns the largest n in [1, `limit`] at which `privacy(n)` meets the guarantee, or 0.
 
     For quantities in which the privacy cost rises: the number of epochs or of steps (more releases
-    can be post-processed into fewer, for every sampler). The search doubles, then bisects, and the
-    n that is returned was itself seen to meet the guarantee. If the cost were not monotone, the
-    result would still be sufficient, but perhaps not the largest.
-
-    Returns 0 where not even n = 1 suffices.
+    can be post-processed into fewer, for every sampler). The n that is returned was itself seen to
+    meet the guarantee; were the cost not monotone, it would still suffice.
     """
     check_guarantee_delta(delta)
     check_epsilon(epsilon)
@@ -300,10 +291,10 @@ def smallest_count(
 ) -> int:
     """Returns the smallest n in [1, `limit`] for which `privacy(n)` meets (`epsilon`, `delta`).
 
-    For quantities in which the privacy cost falls: the number of balls-and-bins' bins an epoch, so
-    that the largest batch size is n / result. (A mean of T + 1 copies is the conditional mean,
-    given all of them, of the mean of T of them that are drawn at random: a contraction of it.) The
-    n that is returned was itself seen to meet the guarantee.
+    For quantities in which the privacy cost falls: the number of balls-and-bins' bins an epoch. (A
+    mean of T + 1 copies is the conditional mean, given all of them, of the mean of T of them that
+    are drawn at random: a contraction.) The n that is returned was itself seen to meet the
+    guarantee.
 
     Raises:
       ValueError: If not even `limit` suffices.

@@ -1,21 +1,7 @@
 """One privacy profile in the field's other languages: PLD, trade-off curve, μ, advantage, event.
 
-All of them follow from the curve δ(ε), ε >= 0, the worse of both directions. With a = e^ε write
-h(a) = δ(log a) for a >= 1 and h(a) = 1 - a + a h(1/a) below. h is convex and falls from h(0) = 1,
-so that some pair (P, Q) has exactly this curve, and it dominates the mechanism; by its form the
-pair is symmetric.
-
-`PrivacyCurve` holds two-sided bounds on h at the points a_k = e^{kd}. Its *upper* pair is the
-greatest convex function below the points: the true h is convex and below the points as well, hence
-below that function. It is linear between them; its bends are the masses of a discrete pair, (slope
-after - slope before) of Q and a_k times that of P at the loss kd, and what is left of h at the end
-is P-mass at infinity.
-
-Sources: Y. Zhu, J. Dong, Y.-X. Wang, Optimal Accounting of Differential Privacy via Characteristic
-Function, AISTATS 2022, arXiv:2106.08567, Proposition 10 (every such curve has a pair); V.
-Doroshenko et al., Connect the Dots, PoPETs 2022, arXiv:2207.04380 (the pair of a curve at given
-points); J. Dong, A. Roth, W. Su, Gaussian Differential Privacy, JRSS B 2022, arXiv:1905.02383
-(trade-off curves).
+All of them follow from the curve δ(ε), ε >= 0, the worse of both directions.
+Proofs and sources: docs/explanation/trade-off-curves.md.
 """
 
 from __future__ import annotations
@@ -129,8 +115,6 @@ class PrivacyCurve:
         """Bounds the trade-off curve f at α: the least miss rate of a test with false alarm rate α.
 
         1 - f(α) is the largest true positive rate of a membership attack at false positive rate α.
-        f(α) = max over a > 0 of 1 - h(a) - aα. Lower: attained by the upper pair at one of its
-        points. Upper: for a between two points h is at least its lower bound at the right one.
 
         Args:
           type_one_error: α in [0, 1].
@@ -149,27 +133,17 @@ class PrivacyCurve:
         return Bound(lower, max(lower, min(best(right), 1.0 - alpha)))
 
     def advantage(self) -> Bound:
-        """Bounds the membership advantage, the largest difference of true and false positive rates.
+        """Bounds the membership advantage, the total variation distance δ(0) of the pair.
 
-        It is the total variation distance of the pair, δ(0).
-
-        Source: S. Yeom et al., Privacy Risk in Machine Learning, CSF 2018, arXiv:1709.01604,
-          Definition 4.
+        Source: S. Yeom et al., CSF 2018, arXiv:1709.01604, Definition 4.
         """
         return Bound(float(self.lower[0]), float(self.upper[0]))
 
     def gaussian_mu(self, slack: float = 1e-10) -> Bound:
-        """Bounds the nearest Gaussian: the least μ with f >= f_μ - τ.
+        """Bounds the nearest Gaussian: the least μ with f >= f_μ - τ, so δ(ε) <= δ_μ(ε) + τ.
 
-        f_μ is the trade-off curve of N(0, 1) and N(μ, 1). Equivalently δ(ε) <= δ_μ(ε) + τ for all
-        ε. With τ = 0 and a sampled mechanism μ is that of full participation, however rare the
-        sampling: it is reached at unobservably small δ. A small τ asks about the part of the curve
-        that matters.
-
-        Upper: f_μ is convex and the upper pair's curve a polygon, so that it is enough to compare
-          them at its
-        corners (Q(loss > x), P(loss <= x)). Lower: δ_μ must exceed the lower bound on δ - τ at
-        every point.
+        f_μ is the trade-off curve of N(0, 1) and N(μ, 1). With τ = 0 and a sampled mechanism μ is
+        that of full participation: a small τ asks about the part of the curve that matters.
 
         Args:
           slack: τ >= 0; must be at least δ at the end of the curve.
@@ -177,9 +151,7 @@ class PrivacyCurve:
         Raises:
           ValueError: If the curve ends at a δ above τ.
 
-        Sources: Dong, Roth, Su, arXiv:1905.02383, Definition 3; J. Gomez et al., (ε, δ) Considered
-          Harmful,
-        arXiv:2503.10945 (why to report μ).
+        Source: J. Dong, A. Roth, W. Su, arXiv:1905.02383, Definition 3.
         """
         p, q, infinity = self._pair
         if not slack >= infinity:

@@ -248,8 +248,8 @@ def format_delta(delta: float) -> str:
 def default_delta(num_units: int) -> float:
     """Returns min(1e-5, n^-1.1) for n protected units, rounded down to one significant digit.
 
-    A mechanism that publishes one of n units at random has delta = 1 / n at epsilon 0. A delta must
-    be well below that to say that nothing of the kind happens.
+    A mechanism that publishes one of n units at random has delta = 1 / n at epsilon 0: a delta must
+    be well below that.
 
     >>> default_delta(100), default_delta(88_000), default_delta(37_000_000)
     (1e-05, 3e-06, 4e-09)
@@ -269,8 +269,7 @@ LARGEST_DELTA = 0.1
 def check_guarantee_delta(delta: float, name: str = "delta") -> float:
     """Returns the `delta` of a guarantee, called `name`; raises ValueError unless it is below 0.1.
 
-    The curve of a profile is defined at any delta in (0, 1), and is no guarantee at a large one: at
-    0.9 most mechanisms have epsilon 0.
+    A profile's curve is no guarantee at a large delta: at 0.9 most mechanisms have epsilon 0.
     """
     if not 0.0 < delta < LARGEST_DELTA:
         raise ValueError(
@@ -299,10 +298,7 @@ def check_epsilon(epsilon: float) -> float:
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
-    """Raises a ValueError unless `noise_multiplier` is in [1e-100, 1e10].
-
-    No guarantee takes more: `calibrate` looks up to 1e9, where an attack has an advantage of 1e-9.
-    """
+    """Raises a ValueError unless `noise_multiplier` is in [1e-100, 1e10]."""
     if not 0.0 < noise_multiplier < math.inf:
         raise ValueError(
             f"noise_multiplier must be > 0 and finite for a guarantee, got {noise_multiplier}"
@@ -342,7 +338,7 @@ def epsilon_from_delta(
     Args:
       delta_upper: Upper bound on the curve, as a function of epsilon.
       delta_lower: Lower bound on it.
-      delta: The probability that is asked for, in (0, 1).
+      delta: In (0, 1).
       resolution: Width at which the bisection stops, as `wanted_width` has it.
     """
     _, upper = _bracket(lambda e: delta_upper(e) <= delta, resolution)

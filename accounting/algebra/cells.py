@@ -1,8 +1,6 @@
 """Cells of a line: the normal law's mass in them, and likelihood ratios spread to a grid's points.
 
-A likelihood ratio X that is cut into cells at a geometric grid is bounded from above by the law
-that has each cell's mass at its two end points, split so as to keep its mean (a spread, see
-`likelihood_ratio`).
+Errors: docs/explanation/likelihood-ratios-in-convex-order.md.
 """
 
 from __future__ import annotations
@@ -26,16 +24,8 @@ _STEEPEST = 12.0
 def log_normal_cells(edges: Array, mean: float = 0.0, scale: float = 1.0) -> Array:
     """Log of the mass that N(`mean`, `scale`^2) has between successive `edges`, ascending.
 
-    Narrow cells are the width times the density's mean, so that no digits cancel however narrow
-    they are. Between m - w/2 and m + w/2 (standardised) the density is phi(m) times
-    f(s) = exp(-m w s/2 - w^2 s^2/8), |s| <= 1, which is entire: n-point Gauss-Legendre quadrature
-    errs by at most (64/15) max |f| r^{-2n} / (1 - r^{-2}), with the maximum over the ellipse of
-    foci -1, 1 and half-axes (r +- 1/r)/2 (Trefethen, "Is Gauss quadrature better than
-    Clenshaw-Curtis?", SIAM Review 2008, Theorem 4.5). With w <= 1, |m| w <= 12, n = 16, r = 8 that
-    is under 1e-17, where the integral is at least 1.9. Of wide cells the ends' tails differ by a
-    factor above 2.5 (or lie on both sides of 0), and are subtracted: upper tails on the right of 0.
-
-    The relative error of the masses of these very `edges` is bounded by `normal_drift`.
+    Narrow cells are integrated by quadrature, of wide ones the tails are subtracted: no digits
+    cancel. The relative error of the masses of these very `edges` is bounded by `normal_drift`.
     """
     left, right = edges[:-1], edges[1:]
     with np.errstate(invalid="ignore"):
@@ -61,7 +51,6 @@ def log_normal_cells(edges: Array, mean: float = 0.0, scale: float = 1.0) -> Arr
 
 
 def _mean_density(middle: Array, width: Array) -> Array:
-    """Mean over each narrow cell of the standard normal density, over its value in the middle."""
     slope, curvature = -0.5 * middle * width, -0.125 * width * width
     total = np.zeros(middle.shape)
     for node, weight in zip(_NODES.tolist(), _WEIGHTS.tolist(), strict=True):
@@ -70,15 +59,7 @@ def _mean_density(middle: Array, width: Array) -> Array:
 
 
 def normal_drift(edges: Array, mean: float = 0.0, scale: float = 1.0) -> Array:
-    """Bounds the relative error of each of `log_normal_cells`, of masses of at least 1e-305.
-
-    With u = 2^-53, m a cell's middle (for an infinite cell its end) and d the largest of its edges'
-    and the mean's distances from 0, in standard deviations: m is off by at most 4 u d, which moves
-    the density by |m| times that; m^2/2 and the logarithms are rounded to 4 u times their size, at
-    most m^2/2 + 40; the quadrature adds 16 numbers, each good to 20 u, and its nodes' error, 1e-16,
-    moves f by at most 12e-16. In wide cells log_ndtr is good to 8 u of 1 and of its value, and
-    the difference of two tails loses a factor of at most 3.
-    """
+    """Bounds the relative error of each of `log_normal_cells`, of masses of at least 1e-305."""
     nearest = np.clip((edges - mean) / scale, -38.0, 38.0)
     far = np.where(np.isfinite(edges), np.abs(edges) + abs(mean), 0.0) / scale
     distance = np.maximum(np.abs(nearest[:-1]), np.abs(nearest[1:]))
@@ -93,8 +74,6 @@ def log_tilted_means(
 ) -> tuple[Array, Array]:
     """Returns log E[e^Y | cell] of Y ~ N(-d^2/2, d^2), d = `deviation`, and bounds on its errors.
 
-    In narrow cells the two laws' densities differ by e^y, which is taken out at the middle: what
-    is left is a quotient of two sums, each good to 64 u. Of wide ones logarithms are subtracted.
     Empty cells have mean 1.
 
     Args:
@@ -119,10 +98,7 @@ def log_tilted_means(
 
 
 def up_weight(above: Array, step: float) -> Array:
-    """Share that goes to the upper of two grid points, of a value whose log is `above` the lower's.
-
-    The rest goes to the lower one: the mean is kept.
-    """
+    """Share that goes to the upper of two grid points, of a value `above` the lower's in log."""
     return np.clip(np.expm1(above) / math.expm1(step), 0.0, 1.0)
 
 

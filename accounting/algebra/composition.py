@@ -1,45 +1,7 @@
-r"""Composition of many releases: certified convolution powers by tilted FFT.
+"""Composition of many releases: certified convolution powers by tilted FFT.
 
-**What is computed.** A likelihood ratio on a grid gives, for each direction, a loss distribution:
-masses m_k under the first law at losses base + k h (+ an offset), and partners s_k, the masses
-under the second law times e^{base + k h}; s = m where offsets are 0. After T independent releases
-
-    delta(eps) = inf_T + sum_K ( m*_K - e^{eps - (T base + K h)} s*_K )_+
-
-with m*, s* the T-fold convolution powers: exact for an upper ratio (all offsets 0), and a lower
-bound for a lower one, as the sum of the T indices is a post-processing of the releases. So it is
-where some releases have another law, on a grid of the same step: sums, powers and bounds below are
-then products over the laws.
-
-**Tilting.** FFTs have absolute, not relative, errors. The masses are first multiplied by
-e^{t k h}/Z, which makes the part that matters for (eps, delta) the bulk of the power; afterwards
-that is undone by Z^T e^{-t K h}. Errors of the bulk are then relative errors of delta, however
-small delta is, as long as the loss has exponential moments there: the tail of a sum in which one
-large loss is likelier than many small ones (as under sampling with a tiny probability, at a tiny
-delta) is not the bulk at any tilt. The result is then still a bound; `floor` says how much of it
-is the error's.
-
-**Errors.** Let w be the tilted masses (sum 1), N = 2^L the window's size, u = 2^-53, W the exact
-transform of w, |W| <= 1, M the computed modulus plus its error.
-
-- *A transform* of x by SciPy's pocketfft is a chain of real passes of radix 4 (and at most one of
-  radix 2). In exact arithmetic each input reaches each output by one path of factors of modulus 1;
-  in floating point each factor of the path errs, relative to it, by at most: sqrt(5) u a complex
-  product (Brent, Percival, Zimmermann, "Error bounds on complex floating-point multiplication",
-  2007), 8 u its twiddle (a product of two table entries, each the cosine and sine, good to u, of an
-  angle <= pi / 4 with two roundings), u each of two additions (one for radix 2); where a pass
-  multiplies by sqrt(1/2) after a sum instead, 3 u. So an output errs by at most (6.2 L + 6.2) u
-  sum |x| <= a sum |x| with a = 8 u L, for L >= 4, the scaling of the inverse included.
-- *The power*: a product of transforms W' = W + e, |e| <= a, is off by T a M^{T-1} (of several laws:
-  the sum over them, each times the others' moduli); T - 1 complex products (by repeated squaring,
-  errors add up as in a chain) by sqrt(5) (T - 1) u M^T.
-- *The inverse* averages: each entry is off by the mean over frequencies of these two, and by a
-  times the mean of M^T. Mass outside the window of N indices wraps around: it is at most WRAP by
-  Chernoff's bound. Each entry is moved by the sum, outward; the mass above the window goes to
-  infinity (upper) or is left out.
-- *The tilt*: w_k = exp(log m_k + t k h - A) / B carries the roundings of these exponents, at most
-  u (2 |log m_k| + 3 t k h + 2 |A| + 8), T times; Z^T e^{-t K h} those of its own: these are
-  relative, and part of `drift`.
+Masses are tilted, so that the FFT's absolute errors are relative to delta, and every error is
+bounded and moved outward. Proof: docs/explanation/composition-by-tilted-fft.md.
 """
 
 from __future__ import annotations
@@ -114,15 +76,13 @@ class LossDistribution:
     def centred(self, tilt: float) -> LossDistribution:
         """Returns the same law with offsets that have mean 0 under the tilted masses.
 
-        s_k is the second law's mass times e^{base + k h} for any base: with this one the sum of
-        many indices is where the sum of the losses is.
+        So the sum of many indices is where the sum of the losses is.
         """
         weight = _tilted(self.masses, np.arange(self.masses.size) * self.step * tilt)[0]
         mean = float(np.dot(weight, self._offsets()))
         return replace(self, base=self.base + mean, partners=self.partners * math.exp(mean))
 
     def _offsets(self) -> Array:
-        """Returns how far each loss is from its index's, base + k step."""
         both = (self.masses > 0.0) & (self.partners > 0.0)
         return np.log(np.where(both, self.masses, 1.0)) - np.log(np.where(both, self.partners, 1.0))
 
@@ -130,9 +90,6 @@ class LossDistribution:
         """Returns about log E[e^{tilt loss}], from some thousands of atoms: to choose a tilt by.
 
         Where there is most mass, which may be in a few atoms, they are taken one by one.
-
-        It is that of the indices, centred as `compose` centres them: which sums of losses a tilt of
-        the indices makes the bulk.
         """
         block = max(1, self.masses.size // 4096)
         most = int(np.argmax(self.masses))
@@ -233,8 +190,7 @@ Masses = Sequence[tuple[Array, int]]
 def _window(sums: Sequence[Masses], step: float, tilt: float) -> tuple[int, int]:
     """Returns the first index and the size, a power of two, of the FFT's window.
 
-    Each tilted sum of indices is outside with probability <= WRAP: that of the masses and, where
-    they differ, that of the partners, whose bulk is elsewhere after many releases.
+    Tilted sums of masses, and of partners where they differ, are outside with probability <= WRAP.
     """
     ends = [_reach(masses, step, tilt) for masses in sums]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
@@ -338,11 +294,7 @@ class ComposedLoss:
         return float(np.dot(self.errors[above], -np.expm1(epsilon - self.loss[above])))
 
     def delta(self, epsilon: float) -> float:
-        """Bounds the hockey-stick divergence at `epsilon`.
-
-        Far above epsilon the second law's part, less than e^-_FAR of the first's or of the
-        partners', is left out of an upper bound, and taken for all of that in a lower one.
-        """
+        """Bounds the hockey-stick divergence at `epsilon`."""
         drift = self.drift + (self.loss.size + 8.0) * ROUNDING  # of sums of positive terms
         if self.upper:
             moved = epsilon - self.shift * max(1.0, epsilon)
@@ -366,23 +318,22 @@ class ComposedLoss:
 
     @functools.cached_property
     def _masses_from(self) -> Array:
-        """The sum of the masses from each atom on, and 0 behind the last."""
         return _sums_from(self.masses)
 
     @functools.cached_property
     def _partners_from(self) -> Array:
-        """The sum of the partners from each atom on, and 0 behind the last."""
         return _sums_from(self.partners)
 
 
 def _sums_from(x: Array) -> Array:
+    """Returns the sum of the entries from each on, and 0 behind the last."""
     return np.append(np.cumsum(x[::-1])[::-1], 0.0)
 
 
 def _minimise(bound: Callable[[float], float]) -> float:
     """Returns exp of the minimiser of a quasi-convex function of the logarithm of a tilt.
 
-    By bisection on the side to which it falls: SciPy's optimizers would double our import time.
+    By bisection: SciPy's optimizers would double the import time.
     """
     grid = np.linspace(math.log(1e-3), math.log(1e6), 60)
     values = [bound(x) for x in grid]
@@ -406,7 +357,7 @@ def _tilted(mass: Array, exponent: Array) -> tuple[Array, float]:
 
 
 def _log_peak(tilt: float) -> float:
-    """Returns the log of the greatest value of (1 - e^{-x}) e^{-tilt x}: Chernoff's for delta."""
+    """Returns the log of the greatest value of (1 - e^{-x}) e^{-tilt x}."""
     return tilt * math.log(tilt) - (1.0 + tilt) * math.log1p(tilt)
 
 
@@ -419,8 +370,6 @@ def _log_mean(loss: Array, mass: Array, tilt: float) -> float:
 
 
 class _Power(NamedTuple):
-    """A tilted convolution power in its window."""
-
     entries: Array
     """Entry i is the power's entry low + i, tilted and divided by its unit."""
     log_unit: float
@@ -432,14 +381,7 @@ class _Power(NamedTuple):
 
 
 def _power(masses: Masses, tilted_step: float, low: int, size: int) -> _Power:
-    """Returns the laws' convolution powers, convolved and tilted, by FFT (see the module).
-
-    Args:
-      masses: Of each law.
-      tilted_step: The tilt times the grid's step.
-      low: First index of the window.
-      size: How many there are.
-    """
+    """Returns the laws' convolution powers, convolved and tilted by step times tilt, by FFT."""
     relative = 8.0 * ROUNDING * math.log2(size)
     power = np.ones(size // 2 + 1, np.complex128)
     log_this = np.zeros(power.size)

@@ -15,8 +15,7 @@ def gaussian_delta(sigma: float, epsilon: float) -> tuple[float, float]:
     .. math:: \Phi(a) - e^\epsilon \Phi(b), \quad
         a = \frac{1}{2s} - s\epsilon, \quad b = -\frac{1}{2s} - s\epsilon
 
-    Since phi(a) = e^epsilon phi(b), this is phi(a) (m(a) - m(b)) with the Mills ratio
-    m = Phi / phi, which keeps relative accuracy however small it is.
+    As phi(b) = e^-epsilon phi(a), it is phi(a) (m(a) - m(b)), m = Phi / phi, to all digits.
     """
     a = 0.5 / sigma - sigma * epsilon
     b = -0.5 / sigma - sigma * epsilon

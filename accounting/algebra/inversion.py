@@ -1,44 +1,8 @@
-r"""Composition of Poisson-sampled Gaussian releases by inverting moments: certified to many digits.
+"""Composition of Poisson-sampled Gaussian releases by inverting moments, without a grid.
 
-**What is computed.** X = 1 - q + q exp(Y), Y ~ N(-1/(2 s^2), 1/s^2) under Q, is one release's
-likelihood ratio, X_T the product of T of them, and
-
-    o(v) = E[(X_T - e^v)_+] - (1 - e^v)_+ = E[(e^v - X_T)_+] - (e^v - 1)_+  >= 0,
-
-so that H_eps(P || Q) = o(eps) and H_eps(Q || P) = e^eps o(-eps). With M(z) = E[X^z], which is
-entire, M(0) = M(1) = 1, Fubini's theorem gives the Laplace transform of o for every complex z,
-
-    int o(v) e^{(z-1) v} dv = (M(z)^T - 1) / (z (z-1)),
-
-(for Re z > 1 integrate (x - e^v)_+ e^{(z-1)v}, which gives x^z / (z (z-1)), and subtract that of
-x = 1; elsewhere by analytic continuation). The same holds of a log-normal X of mean 1 and
-log-variance w^2, with G(z) = exp(w^2 z (z-1) / 2) for M(z)^T and a closed form o_G (see
-`algebra.gaussian`). On any line Re z = c, and z_n = c + i n eta, Poisson's summation formula is
-
-    (eta / 2 pi) sum_n (M(z_n)^T - G(z_n)) e^{-(z_n - 1) v} / (z_n (z_n - 1))
-        = sum_j (o - o_G)(v + j W) e^{(c-1) j W},     W = 2 pi / eta:
-
-the term j = 0 is o(v) - o_G(v). (Where M(c)^T is not near 1 nothing needs to be subtracted: for
-c > 1 the same sum of M(z)^T alone is that of h(v) = E[(X_T - e^v)_+], which is o(v) for v >= 0, and
-for c < 0 that of E[(e^v - X_T)_+], which is o(v) for v <= 0; on the
-other side of 0 it is |1 - e^v| more.) Nothing was discretised; c, where the
-sum's terms cancel least, is the transform's real saddle point: about Chernoff's, so that o has
-relative accuracy however small it is, and between 0 and 1 near v = 0, where o is largest. There
-M(c)^T < 1, and G is always subtracted.
-A further release without a lot is one more factor of X_T, and its moments are one of M(z)^T.
-
-**Errors**, each bounded in `Inversion`:
-
-- *aliases*, j != 0: o(v') <= k(b) M(b)^T e^{-(b-1) v'} for b < 0 and b > 1, with the greatest
-  value k(b) of (1 - x^{-1}) x^{1-b}, resp. (1 - x) x^{-b} = |b|^|b| (1 + |b|)^{-1-|b|}; b > c for
-  j > 0, b < c for j < 0; and o(v') <= min(1, e^{v'}), which is b = 1 and b = 0. Without the
-  subtraction the call h has the bounds of b >= 1, and the put those of b <= 0.
-- *the sum's end*: for n > N, |M(z_n)| <= R, and G decays.
-- *M(z)* and R: as `moments` proves them.
-
-Sources: Carr and Madan, "Option Valuation Using the Fast Fourier Transform", 1999 (the transform of
-a time value); Zhu, Dong, Wang, "Optimal Accounting of Differential Privacy via Characteristic
-Function", AISTATS 2022.
+o(v) = E[(X_T - e^v)_+] - (1 - e^v)_+, X_T the product of T releases' likelihood ratios, has a
+Laplace transform made of their moments. H_eps(P || Q) = o(eps), H_eps(Q || P) = e^eps o(-eps).
+Proof and errors: docs/explanation/composition-by-inverting-moments.md.
 """
 
 from __future__ import annotations
@@ -162,7 +126,6 @@ class Inversion:
         return found.real + 8.0 * ROUNDING * abs(found)
 
     def _alias(self, b: float) -> tuple[float, float]:
-        """Returns b and a bound on log k(b) M(b)^T."""
         return b, 0.0 if b in (0.0, 1.0) else _log_size(self.releases, b)
 
     def _sum_terms(self) -> tuple[Complex, Real]:
@@ -246,11 +209,7 @@ class Inversion:
         return min(max(0.0, low), ceiling), min(max(0.0, high), ceiling)
 
     def _log_normal_alias(self, loss: float, sign: float, log_factor: float) -> float:
-        """Bounds e^`log_factor` times the sum over j > 0 of o_G(v + sign j W) e^{(c-1) sign j W}.
-
-        o_G(v) <= min(1, e^v) e^{-(|v| / w - w / 2)^2 / 2} for |v| >= w^2 / 2: P-, resp. Q-mass of
-        the losses beyond v. Terms' ratios fall.
-        """
+        """Bounds e^`log_factor` sum_{j > 0} o_G(v + sign j W) e^{(c-1) sign j W}."""
         logs = []
         for j in (1.0, 2.0):
             there = loss + sign * j * self._window
@@ -341,10 +300,7 @@ class Curves:
         return Bound(max(found.lower, other.lower), max(found.upper, other.upper))
 
     def _remove(self, start: float, tilt: float, tilts: Tilts) -> tuple[Inversion, float]:
-        """Returns the sum for `start`, or for the first point below whose sum is short enough.
-
-        Chernoff's epsilon may be twice the true one, and its tilt one at which large losses count.
-        """
+        """Returns the sum for `start`, or for the first point below whose sum is short enough."""
         for _ in range(5):
             try:
                 return Inversion(self.releases, start, tilt, tilts, self.accuracy), start
@@ -387,7 +343,6 @@ class _Add:
         self.inversion = Inversion(releases, -epsilon, tilt, tilts, accuracy)
 
     def value(self, epsilon: float) -> tuple[float, float]:
-        """Bounds delta at `epsilon`."""
         return self.inversion.value(-epsilon, epsilon)
 
 
@@ -396,8 +351,7 @@ def _crossing(
 ) -> Bound:
     """Bounds where a falling curve, of which `value` gives bounds, crosses `delta`, on [0, inf).
 
-    By secants on the logarithm of the bounds' mean, then by a pad around that root, which is
-    widened until the bounds prove its two ends.
+    By secants, then by a pad around that root, widened until the bounds prove its two ends.
 
     Args:
       value: Lower and upper bound at a point.

@@ -1,62 +1,8 @@
-r"""The algebra of likelihood ratios in convex order: certified two-sided privacy profiles.
+"""Likelihood ratios X = dP/dQ on a grid, in convex order: certified two-sided privacy profiles.
 
-**The object.** Let X = dP/dQ as a random variable under Q: X >= 0 and E[X] <= 1, where 1 - E[X] is
-the mass of P on which Q has none. Both directions of the profile are expectations of convex
-functions of X:
-
-    H_eps(P || Q) = E[(X - e^eps)_+] + (1 - E[X]),        H_eps(Q || P) = E[(1 - e^eps X)_+].
-
-Write X <= X' for the convex order: E f(X) <= E f(X') for every convex f. So a mean-preserving
-*spread* of X (X' with E[X' | X] = X) bounds both directions from above, and a mean-preserving
-*contraction* (X' = E[X | G]) bounds both from below, by Jensen's inequality. Mass moved to
-infinity is the limit of a spread (to 0 and to a, a to infinity), so it is one, too.
-
-**Operations.** A batch generator is made from four: `gaussian` (one release that holds the
-example, X = exp(Y) with Y ~ N(-1/(2 s^2), 1/s^2) under Q), `mixture` ((1-q) + q X: the example is
-in with probability q), `average` ((X_1 + ... + X_T)/T, independent: it is in exactly one of T, by
-lot) and `product` (independent releases, composed). Each preserves the order X <= X':
-
-- *mixture*: f((1-q) + q x) is convex in x if f is.
-- *average*: replace one summand at a time. Given the others' sum s, f((s + x)/T) is convex in x,
-  so E f((s + X)/T) <= E f((s + X')/T); take the expectation over s, which is independent.
-- *product*: the same with f(s x), which is convex in x for each s (for s = 0 it is constant);
-  nonnegativity keeps the result a likelihood ratio.
-
-Hence bounds may be inserted after every operation, and the result still bounds the true curve.
-
-**The grid.** An `upper` ratio has its finite atoms at exp(log_scale + k step), k integer, besides
-an atom at 0 and the P-mass at infinity. A value between two grid points is split between them so
-that mass and mean are kept. A `lower` ratio has one atom for each k, exp(log_scale + k step +
-offset_k): atoms of the algebra that fall to one k are contracted to their conditional mean; *which*
-atoms fall to which k affects tightness alone, never validity.
-
-**Floating point.** An atom's two masses differ by X, which may be out of the range of doubles.
-Above X = 1 an atom is known by its P-mass p and by s = q e^g, with g its grid point's log X; below
-it by its Q-mass q and by t = p e^{-g}. So the two numbers are of one size, sums of products of
-nonnegative numbers that are of that size themselves (no cancellation: relative accuracy in every
-tail), and X = e^g p/s or e^g t/q. The other mass follows from X; where it underflows, it is 0.
-
-- *Masses.* The roundings of a mass are counted in `drift` (a sum's or product's is the sum of its
-  factors', plus its own): the law is (1 + theta) times one that bounds the true one, pair of atoms
-  by pair of atoms, |theta| <= drift; upper bounds are inflated, lower ones deflated by it.
-- *Values.* p and s of one atom are sums of the same pairs' weights, those of p times the pairs'
-  values: common errors of the weights are errors of mass, and what differs, the roundings of
-  the sums themselves, is an error of the value. A split's share, too, is off by a few roundings, so
-  that the mean that it keeps is. All values are within a factor e^{+-shift} of exact ones, where
-  `shift` grows by that with each operation (a mean's value is off by no more than the worse of its
-  summands'; in a product they add up); then E[(X (1+e) - a)_+] is within that factor, and with a
-  moved by it. Both are moved outward before a bound is read.
-- *Underflow.* No mass under FLUSH is kept. In an upper law such an atom is spread to 0 and
-  infinity, in a lower one it is left out, which is less of both directions' sums. As the masses
-  of a sum are scaled by 2^500 first, no product of two that are kept underflows. Partners, q of an
-  atom above 1 and p of one below, are 0 where they are under FLUSH: of an upper law, all pairs
-  with them have at most twice that mass, which goes to 0 and infinity. What is left, the last
-  digits of masses near FLUSH, is less than UNDERFLOW in all, and added to (taken from) each bound.
-
-Sources: Blackwell, "Equivalent comparisons of experiments", 1953 (the order); Chua, Ghazi,
-Harrison, Kamath, Kumar, Leeman, Manurangsi, Sinha, Zhang, "Balls-and-Bins Sampling for DP-SGD",
-AISTATS 2025 (arXiv 2412.16802), Theorem 3.1 (the pair); Doroshenko, Ghazi, Kamath, Kumar,
-Manurangsi, "Connect the Dots", PoPETs 2022 (the spread of a single loss distribution).
+A spread of the true law of X bounds both directions' profile from above, a contraction from below.
+Mixture, average and product keep that order, so that bounds may be inserted after every operation.
+Proof and errors: docs/explanation/likelihood-ratios-in-convex-order.md.
 """
 
 from __future__ import annotations
@@ -159,8 +105,8 @@ class LikelihoodRatio:
     ) -> LikelihoodRatio:
         """Discretises X = (1 - q) + q exp(Y): one step of Poisson sampling at q = `sampling_prob`.
 
-        Equal to `gaussian` followed by `mixture`, but discretised once, so that a small q costs
-        no accuracy. Beyond the values of Y that have mass <= `tail` the grid ends.
+        Equal to `gaussian` followed by `mixture`, but sharp at a small q, as it is discretised
+        once. Beyond the values of Y that have mass <= `tail` the grid ends.
         """
         sigma, rate = noise_multiplier, sampling_prob
         reach = -special.ndtri(tail) / sigma
@@ -298,13 +244,10 @@ class LikelihoodRatio:
     def average(self, count: int, steps: tuple[float, ...] | None = None) -> LikelihoodRatio:
         """Returns (X_1 + ... + X_count)/count of independent copies: one of `count` by lot.
 
-        Sums are built by doubling; about 2 log2(count) of them.
-
         Args:
           count: The number of copies, >= 1.
           steps: Grid step after 0, 1, 2, ... doublings, each the one before divided by a power of
-            2; by default the step stays as it is. As sums concentrate, they may be given finer
-            grids at equal cost.
+            2; by default the step stays as it is. As sums concentrate, finer grids cost no more.
         """
         total: LikelihoodRatio | None = None
         total_count = 0
@@ -331,9 +274,11 @@ class LikelihoodRatio:
     def product(self, other: LikelihoodRatio) -> LikelihoodRatio:
         """Returns X Y of independent X, Y on grids of one step: the composition of two releases.
 
-        On the grid this is a convolution over the indices, done directly, not by FFT, so that
-        tails keep their relative accuracy. A lower ratio's atoms whose indices have the same sum
-        are contracted: the sum of the indices is a post-processing of the pair of them.
+        A direct convolution over the indices, not by FFT, so that tails keep their relative
+        accuracy.
+
+        Raises:
+          ValueError: If the two are of different sides or steps.
         """
         if self.side != other.side or not math.isclose(self.step, other.step, rel_tol=1e-12):
             raise ValueError(
@@ -379,8 +324,7 @@ class LikelihoodRatio:
     def power(self, count: int) -> LikelihoodRatio:
         """Returns the product of `count` independent copies: `count` releases, composed.
 
-        The deviation of log X grows as the square root of the number of factors; the grid is made
-        coarser in proportion, by 2 wherever that of a part has doubled.
+        The grid is made coarser by 2 wherever the deviation of log X has doubled.
         """
         total: LikelihoodRatio | None = None
         square, remaining = self, count
@@ -397,12 +341,7 @@ class LikelihoodRatio:
                 total = total._coarsen() if total is not None else None
 
     def trim(self, tail: float | None = None) -> LikelihoodRatio:
-        """Cuts off tails of mass <= `tail` (of Q below, of P above), keeping the bound.
-
-        Upper: the lower tail is split between 0 and the first atom kept; the upper one keeps its
-        Q-mass at the last atom kept, and the rest of its P-mass goes to infinity. Lower: a tail is
-        contracted into the atom at the cut, where both are on its side of X = 1; else left out.
-        """
+        """Cuts off tails of mass <= `tail` (of Q below, of P above), keeping the bound."""
         tail = self.tail if tail is None else tail
         ratio = self.flush()
         below = int(np.searchsorted(np.cumsum(ratio.q), tail))
@@ -452,7 +391,7 @@ class LikelihoodRatio:
         )
 
     def flush(self) -> LikelihoodRatio:
-        """Returns the ratio without masses under FLUSH; what they bound is kept (see above)."""
+        """Returns the ratio without masses under FLUSH, and with their bound kept."""
         few = np.where(self.grid < 0.0, self.q, self.p) < FLUSH
         few &= (self.q > 0.0) | (self.p > 0.0)
         if not few.any():
@@ -488,7 +427,6 @@ class LikelihoodRatio:
         return max(0.0, value * (1.0 - drift) - UNDERFLOW)
 
     def _scaled(self) -> _Factor:
-        """Returns the masses as factors of products that do not underflow."""
         q, p = (np.where(x < FLUSH, 0.0, x) for x in (self.q, self.p))
         lost = float(self.q[q == 0.0].sum() + self.p[p == 0.0].sum())
         stretch = np.exp(self.offset)
@@ -582,7 +520,6 @@ def _contracted(
 
 
 def _convolve(x: Array, y: Array) -> Array:
-    """Returns the convolution of two arrays of masses in units of 1/_UNIT, in units of 1."""
     with np.errstate(over="ignore", invalid="ignore"):  # see `_contracted`
         return np.convolve(x, y) / _UNIT / _UNIT
 
@@ -590,10 +527,7 @@ def _convolve(x: Array, y: Array) -> Array:
 def _mean_of_two(
     a: LikelihoodRatio, a_count: int, b: LikelihoodRatio, b_count: int
 ) -> LikelihoodRatio:
-    """Returns the mean of a_count + b_count copies, from the means of a_count and of b_count.
-
-    Works on sums (value times count), so that both have one grid (see `sums`).
-    """
+    """Returns the mean of a_count + b_count copies; sums (value times count) have one grid."""
     count = a_count + b_count
     step = a.step
     # On the scale of sums both have the grid log_scale + log(count) + k step.

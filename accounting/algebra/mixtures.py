@@ -1,11 +1,7 @@
-r"""Releases whose two laws are Gaussian mixtures on a line, cut into certified cells.
+"""Releases whose two laws are Gaussian mixtures on a line, cut into certified cells.
 
-Several mechanisms (multistage sampling, users with many examples) are dominated by pairs
-
-.. math:: P = \sum_i w_i N(m_i, s^2), \qquad Q = \sum_i w'_i N(m'_i, s^2)
-
-that have no closed-form likelihood ratio: its law is that of the masses of cells (see
-`likelihood_ratio`).
+Pairs P = sum_i w_i N(m_i, s^2), Q = sum_i w'_i N(m'_i, s^2) have no closed-form likelihood ratio:
+its law is that of the masses of cells (see `likelihood_ratio`).
 """
 
 from __future__ import annotations

@@ -1,24 +1,8 @@
-r"""One release's moments on a line of complex numbers, with proved errors.
+"""One release's moments M(z) = E[X^z] on a line of complex numbers, with proved errors.
 
-X = 1 - q + q exp(Y), Y ~ N(-1/(2 s^2), 1/s^2), and M(z) = E[X^z], with M(0) = M(1) = 1. One that
-takes no lot, at noise r, has the moments e^{z (z - 1) / (2 r^2)}.
-
-E[X] = 1 and M(z) - 1 = E[g], g = X^z - 1 - z (X - 1), second order in log X: so its rounding is
-relative to M(z) - 1. With Y = (u - 1/(2s))/s it is an integral against the normal density of u,
-entire in u but for the powers, whose base X avoids (-inf, 0] while 0 <= Im Y < pi. It is taken by
-the trapezoid rule on the line Im u = a. There, for Im z = y >= 0,
-
-    |X^z| = |X|^c e^{-y arg X},   0 <= arg X < pi,   |X| <= X_0,   |X| >= X_0 cos(Im Y / 2)
-
-(X_0: its value at Re u): along that line integrands do not oscillate the more the larger y is.
-With a spacing t, the rule is off by at most (A_0 + A_2a) / (e^{2 pi a / t} - 1), A_h the integral
-of |integrand| on Im u = h (the residue theorem; Trefethen, Weideman, "The Exponentially Convergent
-Trapezoidal Rule", SIAM Review 2014, Theorem 5.1, for a strip of which the line is the middle):
-A_0 <= M(c) + 1 + 2 |z|, A_2a <= e^{2 a^2} (M(c) cos(2a / (2s))^{min(c, 0)} + 1 + 2 |z|).
-
-*Decay*: on such a line the terms' moduli for X^z fall in y, each of them; so their sum at y, plus
-the rule's error, bounds |M(c + i y')| for all y' >= y. Nodes left out and floating point: see
-`Line`.
+X = 1 - q + q exp(Y), Y ~ N(-1/(2 s^2), 1/s^2), by the trapezoid rule; a release without sampling,
+at noise r, has the moments e^{z (z - 1) / (2 r^2)}.
+Proof and errors: docs/explanation/composition-by-inverting-moments.md.
 """
 
 from __future__ import annotations
@@ -68,8 +52,7 @@ class Releases:
     def log_ratio(self, u: Real, height: float) -> Complex:
         """Returns log X at u + i height, 0 <= height < pi s; complex [nodes].
 
-        |X - 1| comes with a relative error of some 40 roundings, and so does log X, but for what
-        Y's own error adds: see `_Line`.
+        Relative errors of |X - 1| and log X are some 40 roundings, and the part of Y's own error.
         """
         sigma, rate = self.noise_multiplier, self.sampling_prob
         y, angle = (u - 0.5 / sigma) / sigma, height / sigma
@@ -98,30 +81,14 @@ class Releases:
     def height(self, tilt: float) -> float:
         """Returns the height of the line of u for Re z = `tilt`: <= 1, and Im Y <= 1.5 there.
 
-        For a negative tilt |X|^tilt grows with the height; the angle keeps that to a factor of
-        some e^2.
+        For a negative tilt |X|^tilt grows with the height; the angle keeps it within some e^2.
         """
         angle = 1.5 if tilt >= -1.0 else 2.0 / math.sqrt(-tilt)
         return min(1.0, self.noise_multiplier * min(1.5, angle))
 
 
 class Line:
-    """Nodes u = x + i height for M(z), Re z = `tilt`, Im z >= 0.
-
-    *Nodes left out.* Each of |X|^c, |X|, 1, times the density, has its greatest value at some x in
-    [low, high] (low <= 0, high = max(c, 1) / s), and falls outside at least as e^{-d^2 / 2} in the
-    distance d: for c >= 0, log X has a slope in (0, 1 / s), and for c < 0 c log X is concave. So
-    beyond a distance r a sum is <= (t + 1 / r) e^{-r^2 / 2} times that value. Nodes within whose
-    terms are small are left out, too, and counted.
-
-    *Floating point.* g = E_2(z l) - z E_2(l), E_2(w) = e^w - 1 - w (by its series for |w| < 1),
-    l = log X. Along the segment from 0 to l, |e^{z s} - e^s| <= |z - 1| |s| m, with m =
-    max(1, |X|^c, |X|), so |E_2(z l)| <= |z|^2 |l|^2 m / 2, and the like of E_2(l): a relative error
-    k u of either is k u (|z|^2 + |z|) |l|^2 m / 2. k: 200 for sums by pairs, the exponential, the
-    series, the logarithm and log X, and 8 x^2 for the density's exponent; an error d of l adds
-    |z| |z - 1| |l| m d. Where |l| >= 1, |E_2(w)| <= m (2 + |w|), and the derivative of g,
-    z (e^{z l} - e^l), is <= 2 |z| m, say less.
-    """
+    """Nodes u = x + i height for M(z), Re z = `tilt`, Im z >= 0."""
 
     def __init__(self, releases: Releases, tilt: float, height: float, accuracy: float) -> None:
         sigma, rate = releases.noise_multiplier, releases.sampling_prob

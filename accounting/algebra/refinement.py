@@ -1,7 +1,7 @@
 """Refinement: a profile is bounded on finer and finer grids until both ends agree, or say why not.
 
-Every grid's bounds hold, however coarse it is, so that the best ends of all of them do: when to
-stop, and which grid comes next, are questions of cost alone.
+Every grid's bounds hold, so that the best ends of all of them do: which grid comes next, and when
+to stop, are questions of cost alone.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Grids(Protocol):
 
 @dataclass(frozen=True)
 class _Question:
-    """What is asked: delta at `epsilon`, else epsilon at `delta`; and how sharply."""
+    """Delta at `epsilon`, else epsilon at `delta`; and how sharply."""
 
     epsilon: float | None
     delta: float
@@ -109,19 +109,17 @@ class _Question:
     relative: float
 
     def read(self, grid: GridBounds) -> Bound:
-        """Returns what a grid answers."""
         if self.epsilon is not None:
             return grid.delta(self.epsilon)
         return grid.epsilon(self.delta, 1e-3 * self.slack)
 
     def wanted(self, bound: Bound) -> float:
-        """Returns the width at which `bound` is sharp enough."""
         if self.epsilon is None:
             return max(wanted_width(self.slack, bound.upper), self.relative * bound.lower)
         return max(self.relative * bound.lower, _SMALLEST_WIDTH)
 
     def settled(self, before: Bound, found: Bound, wanted: float) -> bool:
-        """Whether what is left of the gap is not the grid's: halving it again changes nothing."""
+        """Whether the rest of the gap is not the grid's: halving it again changes nothing."""
         moved = max(before.upper - found.upper, found.lower - before.lower)
         if self.epsilon is None:
             # A gap of second order moves by a third as much, in all, from here on.
@@ -164,7 +162,7 @@ def refine_epsilon(
 
 
 def _refine(grids: Grids, question: _Question, bound: Bound) -> Bound:
-    """Intersects `bound` with what finer and finer grids prove, until that is sharp.
+    """Intersects `bound` with the bounds of finer and finer grids, until it is sharp.
 
     Where the two ends are to meet, the next resolution is chosen by the gap that is left, once that
     is not all of delta; else it is halved until the ends settle.

@@ -1,10 +1,6 @@
-"""Sums of two independent atoms on one geometric grid: what averaging likelihood ratios is made of.
+"""Sums of two independent atoms on one geometric grid, for averages of likelihood ratios.
 
-The atoms i >= j of a sum are d = i - j apart and add up to exp(i step) (1 + exp(-d step)): between
-the grid points i + f and i + f + 1 with f = floor(log1p(exp(-d step)) / step), at a split that
-depends on d alone. Pairs of one f share the multiplication. Where f = 0 for all d > D, running sums
-take over. Results are laid on the window of indices that sums can reach, however far from the
-summands' own it is.
+The math is in docs/explanation/likelihood-ratios-in-convex-order.md.
 """
 
 from __future__ import annotations
@@ -80,7 +76,6 @@ class Pairs:
         return out
 
     def _window(self, x: Atoms, y: Atoms) -> Atoms:
-        """Returns the grid points that sums of `x` and `y` may be at, without mass."""
         start = math.floor(self._sum(x.start, y.start)) - 1
         size = math.ceil(self._sum(x.stop, y.stop)) + 2 - start
         return Atoms(start, np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size))
@@ -95,10 +90,10 @@ class Pairs:
     def _runs(
         self, x: Atoms, y: Atoms, first: int, least: float, shift: float
     ) -> tuple[Array, list[tuple[int, int, int]], int]:
-        """Runs (d0, d1, level) of one level = floor(height + shift), height = log1p(e^{-d h}) / h.
+        """Returns heights, runs (d0, d1, level) of one level = floor(height + shift), and D + 1.
 
-        Only distances >= `first` that occur between the supports `x` and `y` are listed, and none
-        beyond the last, D, at which the height is above `least`. Returns heights, runs, D + 1.
+        height = log1p(e^{-d h}) / h. Only distances >= `first` that occur between the supports of
+        `x` and `y` are listed, and none beyond the last, D, at which the height is above `least`.
         """
         beyond = math.ceil(-math.log(math.expm1(least * self.step)) / self.step) + 1
         begin = max(first, x.start - y.stop + 1)
@@ -182,9 +177,7 @@ class Pairs:
     ) -> None:
         """Adds pairs with x's atoms i = `there`, g_out = g_i + log `up`, to those of `out` `here`.
 
-        `sum_q` has, for each i, its partners' masses q_j, and `sum_t` e^{g_j - g_i} t_j: their
-        values, in units of e^{g_i}. A pair has the mass q_i q_j = e^{-g_i} s_i q_j, and that times
-        its value is p_i q_j + q_i p_j = p_i q_j + s_i e^{g_j - g_i} t_j = e^{g_i} (t_i q_j + ..).
+        `sum_q` has, for each i, its partners' masses q_j, and `sum_t` e^{g_j - g_i} t_j.
         """
         out.q[here] += x.q[there] * sum_q
         out.s[here] += up * x.s[there] * sum_q

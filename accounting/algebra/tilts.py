@@ -108,11 +108,10 @@ class Tilts:
             return apart - np.log(np.abs(tilts * (tilts - 1.0)))
 
     def at(self, loss: float) -> float:
-        """Returns the tilt at which o(`loss`) is computed best.
+        """Returns the tilt at which o(`loss`) is computed best: the saddle point of its transform.
 
-        As the transform of o >= 0 is convex in logarithms, it is the one real saddle point: above
-        1 for a large `loss`, below 0 for one far below 0, and between them near 0. The poles of
-        1 / (z (z - 1)), which cancel, are kept at a distance.
+        Above 1 for a large `loss`, below 0 for one far below 0, and between them near 0. The poles
+        of 1 / (z (z - 1)), which cancel, are kept at a distance.
         """
 
         def size(c: Real) -> Real:
@@ -122,11 +121,7 @@ class Tilts:
         return self._least(size, _ABOVE, _BETWEEN, _BELOW)
 
     def for_delta(self, log_delta: float) -> tuple[float, float]:
-        """Returns about the best tilt to find epsilon by, 'remove', and Chernoff's epsilon.
-
-        That is from o <= k(c) M(c)^T e^{-(c-1) v}, or from o being a falling function on (0, inf)
-        and the size of its transform: o(v) (e^{(c-1) v} - 1) / (c - 1) <= e^{log_ceiling(c)}.
-        """
+        """Returns about the best tilt to find epsilon by, 'remove', and Chernoff's epsilon."""
 
         def bound(c: Real) -> Real:
             rate = c - 1.0

@@ -1,20 +1,9 @@
-"""How far privacy amplification by subsampling carries, and which batch sizes it makes nearly free.
+"""Limits of privacy amplification by subsampling, and batch sizes at which it costs no noise.
 
-A mechanism that sees each example independently with probability p is more private, so that it
-needs less noise. But the mean of a sample of pn examples is 1/p times as sensitive as the mean of
-all n. The first gain pays for the second loss, up to a penalty: the noise of the sampled mean is
-never less than that of the full mean at the same guarantee, and it is about the same as long as
-the ε of one release stays below p.
-
-With ε what one release may cost *after* amplification and c = ε/p, the penalty is
-
-- for Laplace noise ε/(p ε_p), which lies between 1 and c/log(1 + c): `laplace_noise_ratio` is its
-  inverse and `laplace_noise_penalty` the bound;
-- for Gaussian noise and many releases about c/√log(1 + c²), with ε = 1/σ and σ the noise multiplier
-  that the same guarantee needs without sampling. `gaussian_noise_penalty` computes it exactly for
-  any number of releases; for few of them it is much larger.
-
-Source: T. Steinke, Limits of Privacy Amplification by Subsampling, DifferentialPrivacy.org, 2023.
+With ε the cost of one release after amplification and c = ε/p, the noise of a mean over a sample is
+up to c/log(1 + c) (Laplace) or about c/√log(1 + c²) (Gaussian, many releases) times that over all.
+Proofs: docs/explanation/limits-of-amplification.md. Source: T. Steinke, Limits of Privacy
+Amplification by Subsampling, DifferentialPrivacy.org, 2023.
 """
 
 from __future__ import annotations
@@ -38,13 +27,6 @@ def amplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float, 
     """Returns the guarantee of an (ε, δ)-DP mechanism that is run on a Poisson sample.
 
     (log(1 + p(e^ε - 1)), pδ), for adjacency by adding, removing or zeroing out one example.
-
-    Proof. Write N for the mechanism without the example and M for the mechanism that surely has it;
-    the sampled one is R = (1-p) N + p M with it, N without, and e^{ε'} = 1 + p(e^ε - 1). First,
-    R - e^{ε'} N = p (M - e^ε N), whose positive part has mass at most pδ. Second,
-    N - e^{ε'} R = p (κ N - e^{ε'} M) with κ = (1 - (1-p) e^{ε'})/p <= 1. If κ <= 0 it has no
-    positive part. Else e^{ε'} >= κ e^ε, as (1-p)(e^ε - 1)² >= 0, and the positive part has mass at
-    most pκδ <= pδ.
 
     Args:
       epsilon: ε >= 0 of the mechanism.
@@ -115,13 +97,10 @@ def laplace_noise_scale(epsilon: float, num_examples: int, sampling_prob: float 
 
 
 def laplace_noise_ratio(epsilon: float, sampling_prob: float) -> float:
-    """Returns p ε_p / ε: the Laplace noise of the full mean over that of the sampled mean.
-
-    At most 1 (log(1 + p(e^x - 1)) >= px, by concavity of the logarithm): sampling never lowers the
-    noise. At least log(1 + c)/c, c = ε/p, as ε_p >= log(1 + ε/p); and that at least p/(p + ε).
+    """Returns p ε_p / ε <= 1: the Laplace noise of the full mean over that of the sampled mean.
 
     Args:
-      epsilon: ε > 0, what the sampled release costs.
+      epsilon: ε > 0, the cost of the sampled release.
       sampling_prob: p in (0, 1].
 
     Source: Steinke, Limits of Privacy Amplification by Subsampling.
@@ -146,11 +125,6 @@ def laplace_noise_penalty(epsilon_over_prob: float) -> float:
 
 def gaussian_noise_penalty_many_steps(epsilon_over_prob: float) -> float:
     """Estimates the Gaussian penalty in the limit of many steps: c/√log(1 + c²); not a bound.
-
-    The central limit theorem for Poisson sampling gives k steps the trade-off curve of one Gaussian
-    with μ = p√(k(e^{1/s²} - 1)) at noise multiplier s; without sampling it is μ = √k/σ. They are
-    equal at 1/s² = log(1 + c²), c = 1/(pσ), and the noise of the two means has the ratio s/(pσ) = c
-    s.
 
     Args:
       epsilon_over_prob: c = 1/(pσ) >= 0. The penalty is 1 + c²/4 for small c.
@@ -231,11 +205,10 @@ def advise_batch_size(
     delta: float | None = None,
     penalty: float = 1.1,
 ) -> SubsamplingAdvice:
-    """Says from which batch size on subsampling is (nearly) free.
+    """Returns the batch sizes from which on subsampling is (nearly) free.
 
-    A budget of ρ over k releases is √(2ρ/k) for each (ε-DP costs at most ε²/2 in zCDP; a Gaussian
-    release with noise multiplier σ costs 1/(2σ²)). Noise rises by less than `penalty` while that is
-    at most c p. A budget (ε, δ) is turned into the ρ of full Gaussian batches that just meet it.
+    A budget of ρ over k releases is √(2ρ/k) for each; noise rises by less than `penalty` while that
+    is at most c p. A budget (ε, δ) is turned into the ρ of full Gaussian batches that just meet it.
 
     Args:
       num_examples: n.

@@ -1,4 +1,4 @@
-"""Episodic training as published, for comparison only, and what could be done in its place.
+"""Episodic training as published, for comparison only, and sound alternatives to it.
 
 The sampler is that of `accounting.profiles.multistage`, which has its sound profile.
 """
@@ -45,13 +45,9 @@ class PublishedTheorem3:
 
     .. math:: \left(\log(1 + \gamma (e^{e} - 1)),\; \gamma\, d\right)\text{-DP.}
 
-    Read with the Gaussian mechanism of sensitivity 1 as base, as if nobody took the place of an
-    example that is not drawn. In sampling without replacement somebody does: one of 100, with s = 1
-    and e' = 1.85, really has d' = 8.5e-3, where this says 4.7e-6. So the base must be taken under
-    substitution (sensitivity 2), and with two or more stages that is not enough, as a whole unit is
-    substituted. Several steps: composed as Poisson sampling at gamma, which has this very curve.
-
-    This is no `PrivacyProfile`: nothing that prints guarantees takes it.
+    Why that is wrong: docs/explanation/multistage-sampling.md. Several steps are composed as
+    Poisson sampling at gamma, which has this very curve. This is no `PrivacyProfile`: nothing that
+    prints guarantees takes it.
 
     Source: Tombs, Kotevska, Young, "Privacy Amplification for Episodic Training Methods", CEUR
     Vol-3318, 2022, Theorem 3.
@@ -104,12 +100,7 @@ def compare(
     sizes: Sequence[int],
     delta: float,
 ) -> dict[str, Bound | Estimate]:
-    """Returns epsilon of one configuration, and of what could be done in its place.
-
-    The first stages amplify little unless the noise is large against what two units contribute (2
-    K_j, see `multistage`), as the sum shows which units were drawn. Clipping each unit's gradient
-    as one, or Poisson sampling within units, keeps more of it at equal noise and batch size. (A sum
-    of units' gradients has fewer terms of norm 1, so the same noise weighs more against it.)
+    """Returns epsilon of one configuration, and of alternatives at equal noise.
 
     Args:
       noise_multiplier: s, in units of the clipping norm.

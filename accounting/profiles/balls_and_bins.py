@@ -57,22 +57,19 @@ class BallsAndBinsProfile:
 
     .. math:: P = \frac{1}{T} \sum_t N(e_t, s^2 I), \qquad Q = N(0, s^2 I)
 
-    with e_t the t-th unit vector of R^T, under zeroing-out adjacency. Its likelihood ratio is the
-    average over T of independent log-normals, and E = `epochs` epochs with bins redrawn are the
-    product of E of them. Both are evaluated in the algebra of `likelihood_ratio`, which refines
-    its grid until the two ends agree.
-
-    `assignment` says what happens between epochs; the two cost very differently:
-
-    - 'redrawn': every epoch draws new bins; the epochs compose.
-    - 'fixed': one assignment is kept; the E releases of a bin have a sufficient statistic, their
-      sum, so that it is one epoch at s / sqrt(E).
-
-    A further Gaussian release without a lot, at noise multiplier `release`, multiplies the
-    likelihood ratio by its own.
+    with e_t the t-th unit vector of R^T, under zeroing-out adjacency: an average of log-normals,
+    whose E-fold product, E = `epochs`, is evaluated in the algebra of `likelihood_ratio`.
 
     >>> f"{BallsAndBinsProfile(1.0, bins=565).epsilon(2.7e-8):.2f}"
     '[0.40, 0.41]'
+
+    Attributes:
+      noise_multiplier: s.
+      bins: T >= 1.
+      epochs: E >= 1.
+      assignment: 'redrawn': every epoch draws new bins, and the epochs compose; 'fixed': one
+        assignment is kept: one epoch at s / sqrt(E). The two cost very differently.
+      release: Noise multiplier of a further Gaussian release of every example; infinite for none.
 
     Source: Chua et al., "Balls-and-Bins Sampling for DP-SGD", AISTATS 2025 (arXiv 2412.16802),
     Theorem 3.1 (the pair), Proposition 3.3 (never above the deterministic order's profile).
@@ -127,7 +124,7 @@ class BallsAndBinsProfile:
 
 
 def _tail(delta: float, epochs: int) -> float:
-    """Returns the mass of tails that may be cut: all that are do not matter to `delta`.
+    """Returns the mass of tails that may be cut, without consequence for `delta`.
 
     In steps, so that questions about different deltas share grids.
     """
@@ -137,8 +134,6 @@ def _tail(delta: float, epochs: int) -> float:
 
 @dataclass(frozen=True)
 class _Grids:
-    """The grids of all epochs, and of a further release."""
-
     sigma: float
     bins: int
     epochs: int
@@ -162,8 +157,6 @@ class _Grids:
 
 
 class _Grid(NamedTuple):
-    """How one epoch's likelihood ratio is computed."""
-
     sigma: float
     bins: int
     resolution: float
@@ -186,14 +179,7 @@ class _Grid(NamedTuple):
         return finest.resolution
 
     def steps(self) -> tuple[float, ...]:
-        """Returns the grid step after each doubling, in proportion to the sum's relative deviation.
-
-        The mean of n copies has relative variance (e^{1/s^2} - 1)/n; a split on a step h adds at
-        most h^2/4, divided by what later averaging divides it by. Steps in proportion to the
-        deviation keep both in proportion, at a constant number of atoms. Where the deviation is
-        above 1/4, single summands matter, and nothing is averaged away: there the step stays at
-        `resolution`.
-        """
+        """Returns the grid step after each doubling, in proportion to the sum's deviation."""
         variance = math.expm1(min(1.0 / self.sigma**2, 700.0))
         steps: list[float] = []
         for level in range(self.bins.bit_length()):
@@ -219,7 +205,6 @@ def _epoch(grid: _Grid) -> tuple[LikelihoodRatio, LikelihoodRatio]:
 
 @lru_cache(maxsize=16)
 def _ratios(grid: _Grid, epochs: int) -> tuple[LikelihoodRatio, LikelihoodRatio]:
-    """Returns the lower and the upper likelihood ratio of all epochs."""
     low, high = _epoch(grid)
     return low.power(epochs), high.power(epochs)
 
@@ -236,9 +221,8 @@ def _curves(
 ) -> list[tuple[Curve, Curve]]:
     """Returns pairs of lower and upper bounds on delta(epsilon): the profile is the pairs' maximum.
 
-    Epochs are composed by tilted FFT where its error is negligible at `epsilon`, or else at the
-    epsilon of `delta`, or where direct convolutions, which keep relative accuracy at any delta,
-    would take too long.
+    Epochs are composed by tilted FFT where its error is negligible, or where direct convolutions,
+    which keep relative accuracy at any delta, would take too long.
     """
     low, high = _epoch(grid)
     beside = {side.side: _release(release, side) for side in (low, high)}

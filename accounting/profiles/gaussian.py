@@ -74,9 +74,9 @@ class GaussianProfile:
 
 
 def composed_noise(noise_multiplier: float, release: float) -> float:
-    """Returns the noise multiplier of the one Gaussian release that costs what two do.
+    """Returns the noise multiplier of the one Gaussian release that costs as much as two do.
 
-    Their losses are normal and add up, and so do the inverse squares; infinite noise is no release.
+    Their losses add up, and so do the inverse squares; infinite noise is no release.
 
     >>> composed_noise(3.0, 4.0), composed_noise(3.0, float("inf"))
     (2.4, 3.0)
@@ -92,7 +92,7 @@ def check_release(noise_multiplier: float) -> None:
 
 
 def check_mode(name: str, mode: str) -> None:
-    """Raises ValueError unless `mode`, which is called `name`, is one that `as_redrawn` knows."""
+    """Raises ValueError unless `mode`, which is called `name`, is 'redrawn' or 'fixed'."""
     if mode not in ("redrawn", "fixed"):
         raise ValueError(f"{name} must be 'redrawn' or 'fixed', got {mode!r}")
 
@@ -100,8 +100,8 @@ def check_mode(name: str, mode: str) -> None:
 def as_redrawn(noise_multiplier: float, epochs: int, mode: str) -> tuple[float, int]:
     """Returns the noise multiplier and the number of epochs that are drawn anew.
 
-    What is 'fixed' over E epochs has a sufficient statistic, the releases' sum: it is one epoch at
-    s / sqrt(E). What is 'redrawn' is as it was.
+    E epochs of a 'fixed' draw have a sufficient statistic, the releases' sum: one epoch at s /
+    sqrt(E).
     """
     if mode == "fixed":
         return noise_multiplier / math.sqrt(epochs), 1

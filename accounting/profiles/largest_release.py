@@ -1,35 +1,6 @@
-r"""Balls-and-bins at little noise, in closed form: the release that holds the example decides.
+"""Balls-and-bins at little noise, in closed form: the release that holds the example decides.
 
-One epoch of T = `bins` batches at s = `noise_multiplier` has X = (X_1 + ... + X_T)/T with
-X_t = e^{Y_t}, Y_t ~ N(-1/(2 s^2), 1/s^2) independent under Q; under P one of them, by symmetry the
-first, has Y_1 ~ N(1/(2 s^2), 1/s^2) instead. E = `epochs` have the product of E such. Write G for
-the profile of one Gaussian release at s / sqrt(E), a = e^eps, and R for the others' part,
-(X_2 + ... + X_T)/T, of an epoch. H_eps(P || Q) = E_P[(1 - a/X)_+], and (1 - a/x)_+ rises in x.
-
-**From below.** X >= X_1/T in each epoch, so that H_eps(P || Q) >= G(eps + E log T).
-
-**From above, P || Q.** Q(R > r) is at most
-
-    t(r) = min(1/r, (T-1) Phi(-s log(r T/(T-1)) - 1/(2s))),
-
-by Markov's inequality, as E R <= 1, and as one of T - 1 releases then exceeds r T/(T-1). Elsewhere
-X <= x + r, x = X_1/T. In one epoch 1 - a/(x + r) = (x - (a - r))/(x + r) <= 1 - (a - r)/x where it
-is positive, so that, for every r < a,
-
-    H_eps(P || Q) <= G(log(a - r) + log T) + t(r).
-
-In several, X <= x (1 + r T e^{-c}) where also Y_1 >= c, so that, for every r and c,
-
-    H_eps(P || Q) <= G(eps + E log T - E log(1 + r T e^{-c})) + E t(r) + E Phi(s c - 1/(2s)).
-
-A further Gaussian release, at noise multiplier rho, multiplies X by an independent Z: the product
-of x and Z is that of a Gaussian release at the noise of both. G is its profile, and what is said of
-several epochs holds of one as well.
-
-**From above, Q || P.** H_eps(Q || P) <= Q(X < 1/a), and X >= max_t X_t/T in each epoch. In one,
-that is at most Phi(s (log T - eps) + 1/(2s))^T. In several it is, for every l > 0, at most
-e^{-l eps} E_Q[(max_t X_t/T)^{-l}]^E, by Markov's inequality; see `_log_moments`. With a further
-release, times E_Q[Z^{-l}] = e^{l (l + 1) / (2 rho^2)}.
+Proof: docs/explanation/balls-and-bins-at-little-noise.md.
 """
 
 from __future__ import annotations
@@ -152,11 +123,7 @@ def _down(x: float, y: float) -> float:
 
 @lru_cache(maxsize=64)
 def _log_moments(bins: int) -> tuple[Array, Array]:
-    """Returns slopes v > 0 and bounds on log E e^{-v m}, m the largest of `bins` standard normals.
-
-    With F = Phi^T the mean is the integral of v e^{-v m} F(m), by parts: at most the sum over
-    cells, F at their upper ends, and what is below and above them. There F <= Phi and F <= 1.
-    """
+    """Returns slopes v > 0 and bounds on log E e^{-v m}, m the largest of `bins` normals."""
     m = np.linspace(-60.0, 40.0, 4001)
     slopes = np.geomspace(0.02, 40.0, 60)
     v = slopes[:, None]

@@ -1,7 +1,6 @@
 """Proved lower bounds on delta, in closed form, from the events of the largest coordinate.
 
-Sources: L. Chua et al., Balls-and-Bins Sampling for DP-SGD, AISTATS 2025, arXiv:2412.16802
-(Appendix B); L. Chua et al., How Private are DP-SGD Implementations?, ICML 2024, arXiv:2403.17673.
+Proof and sources: docs/explanation/lower-bounds-for-shuffled-batches.md.
 """
 
 from __future__ import annotations
@@ -36,10 +35,6 @@ def maximum_buckets(
     ceilings: Array, *, noise_multiplier: float, bins: int, shift: float
 ) -> tuple[Array, float]:
     """Returns the masses of max_t x_t below, between and above `ceilings`, and their error.
-
-    Between c < c' the mass of the largest of x_1 and of n = T - 1 others, with G and H their
-    distribution functions, is (G' - G) H'^n + G (H'^n - H^n), of terms without cancellation:
-    H'^n - H^n = H'^n (1 - (1 - (H' - H)/H')^n), whose relative error is at most that of H' - H.
 
     Args:
       ceilings: Ascending; float64[thresholds].
@@ -77,11 +72,6 @@ def max_event_lower_bound(
     shifts: tuple[float, float] = (1.0, 0.0),
 ) -> float:
     """Returns a proved lower bound on δ from the events {max_t x_t >= c}, in closed form.
-
-    δ(ε) >= P(A) - e^ε Q(A) for every event A, and likewise with P and Q exchanged. Here A = {max_t
-    x_t >= c} in the first order and its complement in the second, with the best c found on a grid
-    and then refined (any c gives a valid bound). The result is lowered by one part in 10^9 of P(A)
-    for rounding.
 
     Args:
       epsilon: ε >= 0.
@@ -132,15 +122,7 @@ def max_event_lower_bound(
 def sum_of_maxima_lower_bound(
     epsilon: float, *, noise_multiplier: float, bins: int, epochs: int
 ) -> float:
-    r"""Returns a proved lower bound on δ of epochs of shuffling, sharp at little noise.
-
-    The events are A = {Σ_e max_t x_{e,t} >= E + y}, y >= 0, with x_e ~ N(2 e_1, σ² I) under P and
-    N(e_1, σ² I) under Q. The sum is at least that of the first coordinates, so that
-    P(A) >= Φ(-(y - E)/(σ√E)). Under Q some choice of one coordinate an epoch adds up to E + y or
-    more; where s of them are not the first, their sum is N(E - s, E σ²), and there are
-    C(E, s) (T-1)^s such choices. As Φ(-a - b) <= e^{-ab} Φ(-a) for a, b >= 0, the union bound gives
-
-        Q(A) <= Σ_s C(E, s) (T-1)^s Φ(-(y + s)/(σ√E)) <= (1 + (T-1) e^{-y/(E σ²)})^E Φ(-y/(σ√E)).
+    """Returns a proved lower bound on δ of epochs of shuffling, sharp at little noise.
 
     Args:
       epsilon: ε >= 0.

@@ -1,76 +1,8 @@
-r"""Multistage (episodic) sampling without replacement: a sound guarantee for it.
+"""Multistage (episodic) sampling without replacement: a sound guarantee for it.
 
-**The sampler.** The examples are the leaves of a public tree. In each step, at each level j =
-1..L, n_j of the N_j children of every unit drawn so far are drawn uniformly without replacement
-(level 1 draws among the root's children), afresh in every step. The gradients of the drawn leaves
-are clipped to norm 1, summed, and N(0, s^2 I) is added. A neighbour has one leaf x zeroed out.
-
-With gamma_j = n_j/N_j on the path u_1, ..., u_L = x, the draw of x first fails at level j with
-probability w_j = gamma_1 ... gamma_{j-1} (1 - gamma_j), and succeeds with gamma = gamma_1 ...
-gamma_L. A drawn unit of level j has K_j = n_{j+1} ... n_L drawn leaves below it, K_L = 1.
-
-**Claim.** One step with x against the same step without x has, for every a >= 1 and in any
-dimension, a hockey-stick divergence at a of at most that of (all on a line, of variance s^2)
-
-    (with || without):  sum_j w_j N(-2 K_j) + gamma N(0)   ||  sum_j w_j N(-2 K_j) + gamma N(-1)
-    (without || with):  sum_j w_j N(1 - 2 K_j) + gamma N(0) || sum_j w_j N(1 - 2 K_j) + gamma N(-1)
-
-**Proof.** H_a(P || Q) = int (P - a Q)_+ is jointly convex in (P, Q).
-
-1. *Coupling.* Draw an episode given that x is drawn: the common randomness omega. An episode given
-   that the draw fails at level j has a uniform set of n_j children of u_{j-1} that lacks u_j; put
-   u_j in the place of a uniform member u', and the set is a uniform one that has u_j. Backwards,
-   this turns omega into an episode that fails at level j and differs from it below u' and u_j
-   alone, for all j at once. Each of the two has K_j drawn leaves of norm <= 1 (with x zeroed, u_j
-   has K_j - 1). So, given omega, sums without x's draw are within 2 K_j of the sum with x drawn,
-   and within 2 K_j - 1 of the sum with x drawn and zeroed; these two are within 1 of each other.
-2. *Advanced joint convexity.* Let P_x, Q_x be the laws given that x is drawn and W_j those where
-   the draw fails at level j, the same on both sides. Let a >= 1 and b = 1 + (a-1)/gamma. Then
-
-       P - a Q = gamma (P_x - a Q_x) + (1-a) sum_j w_j W_j = gamma (P_x - b V),
-       V = (a Q_x + sum_j w_j (a-1)/gamma W_j) / b, of mass 1.
-
-   Given omega and its coupled draws (joint convexity again), P_x = N(c, s^2 I), and V is a mixture
-   of Gaussians N(c + v_i, s^2 I) with |v_i| <= r_i: 2 K_j for W_j, 1 for Q_x.
-3. *The worst directions.* With L_i = dN(v_i)/dN(0) and V_i the weights, the divergence at b is
-   E_{N(0)} [(1 - b sum_i V_i L_i)_+]: a convex function of a sum of log-normals of mean 1 whose
-   laws depend on |v_i| alone. Such a sum is largest in convex order when its terms are comonotone,
-   that is when all v_i point the same way, and it then grows in each |v_i|: exp(r B_1 - r^2/2) is a
-   martingale in r^2, and integrated quantiles add over comonotone terms. So v_i = -r_i e.
-4. Undoing step 2 for this worst case gives the claim. For (without || with) exchange P_x and Q_x.
-
-**Both orders at once.** Neither pair dominates the step at a < 1. But H_a(P || Q) = 1 - a + a
-H_{1/a}(Q || P), so h(a) = h_1(a) for a >= 1 and 1 - a + a h_2(1/a) for a < 1, with h_1, h_2 the two
-claims, bounds the step at every a > 0. The supremum of the true divergences is convex in a, so it
-is below the greatest convex minorant of h (taken over grid points: at these it is below h, between
-them below the chord). The minorant is 1 at 0, falls, and is >= (1-a)_+: so it is the curve
-E[(X - a)_+] + P(infinity) of a likelihood ratio X whose masses are the changes of its slope. That
-pair dominates every step whatever was released before, and its T-th power the run (Zhu, Dong, Wang,
-"Optimal Accounting of Differential Privacy via Characteristic Function", AISTATS 2022, Theorem 10).
-
-The two curves need no minorant away from a = 1: there the atoms are those of the spread of either
-pair, whose curves are chords of h. At a = 1 they meet in a concave kink, which one bridge spans: a
-common tangent, between atoms at a_i <= 1 <= a_j. Whichever i, j are taken, if the two bridging
-masses that keep total mass and mean are nonnegative, the curve is h at all grid points outside and
-a chord between: a bound. So validity rests on no search.
-
-**Worst leaf.** The n_j are constants, so leaves of an uneven tree differ in the N_j on their paths.
-h grows in each gamma_i, at each a >= 1: P - aQ = gamma_i A - B, where B = (a-1) (the part whose
-draw fails before level i, or would at gamma_i = 0) >= 0, and A, B do not depend on gamma_i; where
-the difference is positive, so is A. So smaller N_j on a path cost more.
-
-**One stage** is exact in each order: all other leaves at -1, x at 1 (or at -1). Two or more: x's
-siblings can not be at the extremes that both the swap of x and the swap of its unit would like, so
-that the bound is loose, up to 3 times in epsilon where K_j is small against s.
-
-**Units clipped together.** Episodic losses couple the examples of a unit. If the gradient of each
-drawn unit of level c < L is clipped as one, the same proof holds with K_j = n_{j+1} ... n_c for
-j <= c; but zeroing x, or not drawing it within u_c, changes the unit's gradient by up to 2.
-
-Sources: Tombs, Kotevska, Young, "Privacy Amplification for Episodic Training Methods", CEUR
-Vol-3318, 2022 (the sampler); Balle, Barthe, Gaboardi, "Privacy Amplification by Subsampling",
-NeurIPS 2018 (advanced joint convexity; couplings for sampling without replacement); Kaas, Dhaene,
-Goovaerts, "Upper and lower bounds for sums of random variables", 2000 (comonotone sums).
+In each step, at each level j, n_j of the N_j children of every unit drawn so far are drawn
+uniformly without replacement, from a public tree whose leaves are the examples. A neighbour has one
+leaf zeroed out. Claim and proof: docs/explanation/multistage-sampling.md.
 """
 
 from __future__ import annotations
@@ -147,11 +79,11 @@ def check_stages(draws: Sequence[int], sizes: Sequence[int], clipped_level: int 
 
 @dataclass(frozen=True)
 class MultistageProfile(RepeatedProfile):
-    r"""The profile of multistage sampling, zero-out adjacency, for a leaf of given path.
+    """The profile of multistage sampling, zero-out adjacency, for a leaf of given path.
 
-    Upper: the glued pair that the module proves dominating, composed `steps` times. Lower: the
-    largest of the concrete pairs in which all leaves that branch off x's path at one level are at
-    +1 or at -1. For one stage the two are close; for more, the gap is mostly in the proof.
+    Upper: the pair that is proved dominating, composed `steps` times. Lower: the largest of the
+    concrete pairs in which all leaves that branch off x's path at one level are at +1 or at -1. For
+    one stage the two are close; for more, the gap is mostly in the proof.
 
     >>> profile = MultistageProfile(2.0, 100, draws=(1,), sizes=(10,))
     >>> f"{profile.epsilon(1e-5):.1f}"
@@ -274,10 +206,7 @@ class MultistageProfile(RepeatedProfile):
     def concrete_pairs(self) -> Iterator[tuple[Mixture, Mixture]]:
         """Yields laws of one release (with x, without x) of data sets in one dimension.
 
-        The gradients that branch off x's path at level j are all sign_j. Relative to the sum when
-        x is drawn, less its own gradient, the sum is K_j sign_j - sum_{i>j} (n_i - 1) K_i sign_i
-        where the draw fails at level j <= c. If units are clipped together, x's own is at 1 with x,
-        at -1 without, and at sign_j where the draw fails at level j > c.
+        The gradients that branch off x's path at level j are all sign_j.
         """
         levels, own = len(self.draws), self.contributions()
         probabilities = outcomes(self.draws, self.sizes)
@@ -344,7 +273,6 @@ class _WorstPair(NamedTuple):
         return math.log(self.succeeds) + above - np.logaddexp.reduce(terms, axis=0)
 
     def laws(self) -> tuple[Mixture, Mixture]:
-        """Returns P and Q."""
         weights = np.append(self.fails, self.succeeds)
         return (
             Mixture(np.append(-self.radii, 0.0), weights, self.sigma),
@@ -352,7 +280,6 @@ class _WorstPair(NamedTuple):
         )
 
     def divergence(self, a: float) -> float:
-        """Returns int (P - a Q)_+ at a >= 1."""
         p, q = self.laws()
         low, high = -0.5 * self.own, p.reach(1e-300)[1]
         if a > 1.0:
@@ -408,12 +335,9 @@ def _common_tangent(
 def add_remove_profile(
     noise_multiplier: float, steps: int, draws: Sequence[int], sizes: Sequence[int]
 ) -> PoissonProfile:
-    r"""Returns the profile of one stage under adding or removing one example.
+    """Returns the profile of one stage under adding or removing one example.
 
-    With x one of N = `sizes[0]`, n = `draws[0]` of which are drawn, and a neighbour without it:
-    couple as in the module, swapping x where it is drawn for another: sums differ by at most 2.
-    So (1-q) N(0, s^2) + q N(2, s^2) against N(0, s^2), q = n/N, dominates, and is attained by x = 1
-    and all others = -1: Poisson sampling at rate q and half the noise.
+    With n = `draws[0]` of N = `sizes[0]` drawn, that is Poisson sampling at n/N and half the noise.
 
     >>> f"{add_remove_profile(4.0, 100, draws=(1,), sizes=(10,)).epsilon(1e-5):.1f}"
     '[2.3, 2.4]'

@@ -45,25 +45,25 @@ class PoissonProfile:
         Q = N(0, s^2)^{\otimes T}
 
     under zeroing-out adjacency (as under adding or removing one example). Both directions' curves
-    are computed without a grid, by inverting moments with proved errors (see `inversion`); T = 1 is
-    a closed form. Where the moments decay too slowly (few steps at little noise; one large loss far
-    beyond the bulk) one step's likelihood ratio is discretised as a spread and as a contraction
-    (see `likelihood_ratio`), and its T-th power is taken by tilted FFT with certified errors (see
-    `composition`), on finer and finer grids until the two ends agree or a note says why not.
-    A further Gaussian release without a lot, at noise multiplier `release`, multiplies moments and
-    likelihood ratios by its own.
+    are computed by inverting moments (docs/explanation/composition-by-inverting-moments.md); T = 1
+    is a closed form. Where the moments decay too slowly, by tilted FFT on refined grids.
 
     >>> f"{PoissonProfile(1.0, 0.01, 1000).epsilon(1e-5):.2f}"
     '[1.82, 1.83]'
 
+    Attributes:
+      noise_multiplier: s.
+      sampling_prob: q in (0, 1].
+      steps: T >= 1.
+      release: Noise multiplier of a further Gaussian release of every example; infinite for none.
+
     Sources: Zhu, Dong, Wang, "Optimal Accounting of Differential Privacy via Characteristic
     Function", AISTATS 2022 (the pair); Koskela, Jalko, Prediger, Honkela, "Tight Differential
-    Privacy for Discrete-Valued Mechanisms", AISTATS 2021 (FFT accounting); and those of
-    `likelihood_ratio`.
+    Privacy for Discrete-Valued Mechanisms", AISTATS 2021 (FFT accounting).
 
     Raises:
-      ValueError: If `noise_multiplier` is not positive and finite, `sampling_prob` is not in
-        (0, 1], `steps` is not an integer >= 1, or `release` is not positive.
+      ValueError: If `noise_multiplier` is not positive and finite, `sampling_prob` is not in (0,
+        1], `steps` is not an integer >= 1, or `release` is not positive.
     """
 
     noise_multiplier: float
@@ -128,7 +128,6 @@ class PoissonProfile:
         return refine_epsilon(self._grids(), delta, Bound(lower, upper), tolerance)
 
     def _curves(self) -> Iterator[Curves]:
-        """Yields the profile by inversion, sharper and sharper."""
         if 0.5 / min(self.noise_multiplier, self.release) ** 2 > _LARGEST_LOSS:
             return
         releases = Releases(self.noise_multiplier, self.sampling_prob, self.steps, self.release)
@@ -136,13 +135,7 @@ class PoissonProfile:
             yield Curves(releases, accuracy)
 
     def _one_step(self, epsilon: float) -> tuple[float, float]:
-        """Bounds delta of one step, in closed form.
-
-        With P = (1-q) Q + q G and r = e^eps - 1, E_Q[(X - e^eps)_+] = q E[(e^Y - (1 + r / q))_+]
-        is q times a Gaussian profile, at log(1 + r / q). E_Q[(1 - e^eps X)_+] =
-        E[(a - (a + r) e^Y)_+], a = q - (1-q) r <= q, is never more: it grows with a (e^Y < 1 where
-        it is not 0), and at a = q it is the former, by the Gaussian's symmetry.
-        """
+        """Bounds delta of one step: q times a Gaussian profile at log(1 + (e^epsilon - 1) / q)."""
         sigma, rate = self.noise_multiplier, self.sampling_prob
         if epsilon > 30.0:
             inner = epsilon - math.log(rate) + math.log1p(-(1.0 - rate) * math.exp(-epsilon))
@@ -156,7 +149,6 @@ class PoissonProfile:
         return RepeatedGrids(self._ratios, rate * math.sqrt(variance), self.steps, self.release)
 
     def _ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
-        """Returns one release's law of X on a grid, where that has not too many atoms."""
         sigma, rate = self.noise_multiplier, self.sampling_prob
         bottom, reach = math.log1p(-rate), 0.5 / sigma**2 - special.ndtri(tail) / sigma
         if reach > _LARGEST_LOSS:
@@ -172,7 +164,6 @@ class PoissonProfile:
 
 
 def _around(sigma: float, epsilon: float) -> tuple[float, float]:
-    """Bounds delta at an `epsilon` that carries a few roundings."""
     low, low_error = gaussian_delta(sigma, epsilon * (1.0 + 1e-15))
     high, high_error = gaussian_delta(sigma, epsilon * (1.0 - 1e-15))
     return max(0.0, low - low_error), high + high_error

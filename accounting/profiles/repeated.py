@@ -49,14 +49,13 @@ _FEW_DIGITS = 1e-4
 class RepeatedGrids:
     """The grids of `steps` equal releases, and of a further one: composed by FFT.
 
-    The resolution is the grid step, in log X, relative to the deviation of one release's X: many
-    releases of tiny deviation need a coarse one, as all of them share a grid.
+    The resolution is the grid step, in log X, relative to the deviation of one release's X.
 
     Attributes:
       ratios: See `RepeatedProfile.ratios`.
       deviation: About that of one release's X under Q.
       steps: How many releases.
-      release: Noise multiplier of a further Gaussian release without a lot; infinite for none.
+      release: Noise multiplier of a further Gaussian release of every example; infinite for none.
       coarsest: See `Grids`.
       gap_note: See `Grids`.
     """
@@ -154,11 +153,9 @@ def _sharpest(
 class RepeatedProfile(abc.ABC):
     """The profile of `steps` equal releases, each bounded by likelihood ratios on a grid.
 
-    The gap between the two ends has two sources: the grid, which is refined until it matters no
-    more, and, for some mechanisms, a gap between what is proved and what a concrete pair of data
-    sets shows.
-
-    A further Gaussian release without a lot, at noise multiplier `release`, composes with both.
+    The gap between the two ends is that of the grid, which is refined until it matters no more,
+    and, for some mechanisms, one between the proved bound and any concrete pair of data sets. A
+    further Gaussian release of every example, at noise multiplier `release`, composes with both.
     """
 
     noise_multiplier: float

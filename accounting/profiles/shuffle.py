@@ -55,27 +55,26 @@ class ShuffleProfile:
 
     No tight accounting of shuffling is known. With T = `steps_per_epoch`, s = `noise_multiplier`:
 
-    - upper: a shuffled order is a mixture of deterministic ones, so that the deterministic
-      order's profile holds, E = `epochs` epochs being one at s / sqrt(E). It is never Poisson's.
-    - lower: concrete neighbouring data sets whose outputs contain the pair
-      P = (1/T) sum_t N(2 e_t, s^2 I), Q = (1/T) sum_t N(e_t, s^2 I), tested by max_t x_t; raised
-      to balls-and-bins' certified lower bound, as its profile is never above shuffling's.
+    - upper: a shuffled order is a mixture of deterministic ones, so that the deterministic order's
+      profile holds, E = `epochs` epochs being one at s / sqrt(E). It is never Poisson's.
+    - lower: concrete neighbouring data sets, and balls-and-bins' certified lower bound
+      (docs/explanation/lower-bounds-for-shuffled-batches.md).
 
-    `order` says what happens between epochs:
-
-    - 'redrawn' ('dynamic' in the papers): every epoch draws a new order; the epochs compose.
-    - 'fixed' ('persistent'): one random order is kept: one epoch at s / sqrt(E).
-
-    A further Gaussian release without a lot, at noise multiplier `release`, composes with both.
+    Attributes:
+      noise_multiplier: s.
+      steps_per_epoch: T >= 1.
+      epochs: E >= 1.
+      order: 'redrawn' ('dynamic' in the papers): every epoch draws a new order, and the epochs
+        compose; 'fixed' ('persistent'): one random order is kept: one epoch at s / sqrt(E).
+      release: Noise multiplier of a further Gaussian release of every example; infinite for none.
 
     Sources: Chua et al., "How Private are DP-SGD Implementations?", ICML 2024 (the pair and its
-    events); "Scalable DP-SGD", NeurIPS 2024 (several epochs); "Balls-and-Bins Sampling for
-    DP-SGD", AISTATS 2025, Proposition 3.3 (the order of the samplers).
+    events); "Scalable DP-SGD", NeurIPS 2024 (several epochs); "Balls-and-Bins Sampling for DP-SGD",
+    AISTATS 2025, Proposition 3.3 (the order of the samplers).
 
     Raises:
-      ValueError: If `noise_multiplier` is not positive and finite, `steps_per_epoch` or `epochs`
-        is not an integer >= 1, `order` is neither 'redrawn' nor 'fixed', or `release` is not
-        positive.
+      ValueError: If `noise_multiplier` is not positive and finite, `steps_per_epoch` or `epochs` is
+        not an integer >= 1, `order` is neither 'redrawn' nor 'fixed', or `release` is not positive.
     """
 
     noise_multiplier: float
@@ -137,7 +136,6 @@ class ShuffleProfile:
         return as_redrawn(self.noise_multiplier, self.epochs, self.order)
 
     def _little_noise_delta(self, epsilon: float) -> float:
-        """Lower bound on delta of the epochs in closed form, sharp where there is little noise."""
         sigma, epochs = self._as_redrawn()
         return sum_of_maxima_lower_bound(
             epsilon, noise_multiplier=sigma, bins=self.steps_per_epoch, epochs=epochs
@@ -195,5 +193,4 @@ def _one_epoch(sigma: float, steps: int) -> LikelihoodRatio:
 
 @lru_cache(maxsize=16)
 def _several_epochs(sigma: float, steps: int, epochs: int) -> LikelihoodRatio:
-    """Returns a lower likelihood ratio of `epochs` independent values of max_t x_t."""
     return _one_epoch(sigma, steps).power(epochs)

@@ -33,11 +33,7 @@ class TruncatedProfile:
     .. math:: \left(\epsilon,\; \delta + (1 + e^\epsilon)\, T\, \Psi\right)\text{-DP},
 
     with T = `steps` over the whole run, Psi = Pr[Binomial(n, b/n) > B] and log Psi =
-    `log_overflow_probability`. On the event that no batch overflows the cut mechanism equals the
-    uncut one M; so P'(S) <= P(S) + T Psi <= e^eps Q(S) + delta + T Psi
-    <= e^eps (Q'(S) + T Psi) + delta + T Psi. The same with signs changed bounds it from below.
-    The term grows with eps, and what is (eps', delta)-DP is (eps, delta)-DP for every eps >= eps':
-    the upper bound is the least over some eps' <= eps, eps' = 0 among them.
+    `log_overflow_probability`. Proof: docs/explanation/truncated-batches.md.
 
     Source: Chua et al., "Scalable DP-SGD: Shuffling vs. Poisson Subsampling", NeurIPS 2024
     (arXiv 2411.04205), Theorem 3.3.
@@ -80,12 +76,7 @@ class TruncatedProfile:
         return Bound.resting_on(inner, lower, min(1.0, upper), note)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`.
-
-        Upper: an eps with profile.epsilon(delta - cost(eps)) <= eps, found by iteration from
-        below. Lower: the true delta is at least the profile's less the cost, so that no eps under
-        profile.epsilon(delta + cost(eps)) will do.
-        """
+        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
         check_delta(delta)
         inner = self.profile.epsilon(delta, tolerance)
         if self._cost(0.0) == 0.0:
@@ -131,9 +122,7 @@ class TruncatedProfile:
 def log_overflow_probability(num_examples: int, sampling_prob: float, max_batch_size: int) -> float:
     """Returns an upper bound on log Pr[Binomial(num_examples, sampling_prob) > max_batch_size].
 
-    Tight to 1e-9 relative, and valid far below the smallest double: with k = max_batch_size + 1
-    the tail is its first term times 1 + r_1 + r_1 r_2 + ..., r_i = (n-k-i+1)/(k+i) q/(1-q), whose
-    remainder is bounded by a geometric series once the ratios, which fall, are below 1.
+    Tight to 1e-9 relative, and valid far below the smallest double.
 
     >>> math.exp(log_overflow_probability(10, 0.5, 9)) * 2**10  # doctest: +ELLIPSIS
     1.00000000...

@@ -22,22 +22,13 @@ class UnitsThenPoissonProfile(RepeatedProfile):
     r"""The profile of random units whose leaves then decide, each by itself, whether to take part.
 
     In each step the leaf's unit is drawn with probability G = `unit_prob`, from a public tree, and
-    each leaf of a drawn unit takes part with probability q = `sampling_prob`. Upper: tell the
-    adversary which units were drawn. This draw does not depend on the data, so that
+    each leaf of a drawn unit takes part with probability q = `sampling_prob`. Upper, units known:
 
     .. math:: X = 1 \text{ with probability } 1 - G, \text{ else } (1-q) + q\, e^Y, \quad
         Y \sim N(-1/(2 s^2), 1/s^2)
 
-    is the likelihood ratio of a pair that dominates one step, whatever the other leaves are, and in
-    any dimension: no swap is needed, and amplification is not lost to other units' contributions.
-
-    Lower: concrete pairs of data sets. If all other leaves are 0, it is Poisson sampling at rate
-    G q. If the `siblings` of the leaf, in its unit, all point in one direction, orthogonal to its
-    own, and all other leaves are 0, then the sum in that direction is above a threshold (the event
-    A) with one probability where the unit was drawn, and with a smaller one where it was not. The
-    event and the sum in the leaf's own direction are a post-processing of the release, in which the
-    leaf takes part with probability q P(drawn | A) or q P(drawn | not A): the more siblings, the
-    less remains between the two ends.
+    is the likelihood ratio of a pair that dominates one step, in any dimension. Lower: concrete
+    pairs, sharper with more `siblings`. Proof: docs/explanation/units-and-users.md.
 
     Args:
       noise_multiplier: s, in units of the clipping norm.
@@ -121,11 +112,9 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         )
 
     def _event(self) -> tuple[float, float]:
-        """Returns the probabilities that the siblings' sum is above a threshold.
+        """Returns probabilities, unit drawn and not, of a siblings' sum above a threshold.
 
-        Where the unit was drawn (rounded down), and where it was not (rounded up); at the threshold
-        at which they differ most. An event that is less sure on the one side, or surer on the
-        other, is the event and a coin: to see it is a post-processing.
+        Rounded down and up, at the threshold at which they differ most.
         """
         rate, sigma = self.sampling_prob, self.noise_multiplier
         mean = self.siblings * rate

@@ -32,22 +32,19 @@ class UserPoissonProfile(RepeatedProfile):
     r"""The profile, for users, of Poisson sampling of examples of which each user has at most tau.
 
     Every example takes part with probability q = `sampling_prob`, each is clipped to norm 1, and a
-    neighbour has all of one user's examples zeroed out. Of tau = `max_contributions` examples
-    k ~ Binomial(tau, q) take part in a step, and add a vector of norm at most k. So
+    neighbour has all of one user's tau = `max_contributions` examples zeroed out. Then
 
     .. math:: P = \sum_k \binom{\tau}{k} q^k (1-q)^{\tau-k} N(k, s^2), \qquad Q = N(0, s^2)
 
-    dominates a step, in both orders and any dimension: X = dP/dQ is a sum of log-normals of mean 1,
-    largest in convex order if all vectors point the same way, and growing in their norms (see
-    `multistage`); a user of fewer examples has shorter ones. It is attained by equal gradients.
-    Steps are independent and compose.
+    dominates a step, tightly (docs/explanation/units-and-users.md). Steps are independent and
+    compose.
 
     >>> f"{UserPoissonProfile(2.0, 100, 0.01, 5).epsilon(1e-5):.2f}"
     '[1.11, 1.12]'
 
     Sources: Choquette-Choo, Ganesh, Steinke, Thakurta, "Privacy Amplification for Matrix
-    Mechanisms", ICLR 2024 (mixtures of Gaussians); Zhu, Dong, Wang, "Optimal Accounting of
-    Differential Privacy via Characteristic Function", AISTATS 2022 (their composition).
+    Mechanisms", ICLR 2024 (mixtures of Gaussians); Zhu, Dong, Wang, AISTATS 2022 (their
+    composition).
 
     Args:
       noise_multiplier: s, in units of the clipping norm of one example.

@@ -1,7 +1,4 @@
-"""Multistage sampling from an uneven tree: the profile of its worst leaf.
-
-Why a leaf costs more whose path has smaller units is shown in `accounting.profiles.multistage`.
-"""
+"""Multistage sampling from an uneven tree: the profile of its worst leaf."""
 
 from __future__ import annotations
 
@@ -39,9 +36,10 @@ def lowest_paths(paths: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...
 class WorstLeafProfile:
     """The profile of multistage sampling from an uneven tree: that of its worst leaf.
 
-    Epsilon grows as the N_j on a leaf's path get smaller. So only the paths count that no other
-    path is below in every level. If these are more than a few, the smallest N_j of each level stand
-    for all: an upper bound; the lower end is that of one path.
+    Epsilon grows as the N_j on a leaf's path get smaller (docs/explanation/multistage-sampling.md),
+    so that only the paths count that no other path is below in every level. If these are more than
+    a few, the smallest N_j of each level stand for all: an upper bound; the lower end is that of
+    one path.
 
     Args:
       noise_multiplier: s, in units of the clipping norm.
@@ -49,7 +47,7 @@ class WorstLeafProfile:
       draws: n_j, children drawn of each drawn unit.
       paths: For each kind of leaf, the N_j on its path.
       clipped_level: As for `MultistageProfile`.
-      release: Noise multiplier of a further Gaussian release without a lot; infinite for none.
+      release: Noise multiplier of a further Gaussian release of every example; infinite for none.
 
     Raises:
       ValueError: If a number is out of range, or more are drawn than there are.

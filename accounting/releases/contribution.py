@@ -1,12 +1,7 @@
-"""Users who hold many examples: where the cap tau on what each contributes should be.
+"""Users who hold many examples: where the cap tau on each user's contribution should be.
 
-A user's data is what is protected. Either users are sampled, and a drawn user's examples are
-clipped together: then every sampler's profile holds as it is, with users for examples. Or examples
-are sampled, of which each user has at most tau: then `UserPoissonProfile`. A cap costs bias, no cap
-costs noise; this module is about where between the two tau should be.
-
-Source: Amin, Kulesza, Munoz Medina, Vassilvitskii, "Bounding User Contributions: A Bias-Variance
-Trade-off in Differential Privacy", ICML 2019.
+A cap costs bias, no cap costs noise. See docs/explanation/units-and-users.md, and Amin, Kulesza,
+Munoz Medina, Vassilvitskii, "Bounding User Contributions", ICML 2019.
 """
 
 from __future__ import annotations
@@ -66,10 +61,9 @@ def sum_error(contributions: ArrayLike, cap: float, epsilon: float) -> float:
 
 
 def sum_sweet_spot(contributions: ArrayLike, epsilon: float) -> float:
-    """Returns the cap at which `sum_error_bound` is least: the ceil(1/epsilon)-th largest.
+    """Returns the cap at which `sum_error_bound` is least: the ceil(1/epsilon)-th largest, or 0.
 
-    The bound falls in the cap while more than 1/epsilon contributions are above it, and rises from
-    there on. With fewer users than that, it is least at 0. Not private: it reads the data.
+    Not private: it reads the data.
 
     >>> sum_sweet_spot([1.0, 2.0, 3.0, 10.0], epsilon=0.5)
     3.0
@@ -109,20 +103,14 @@ class BiasBounds(NamedTuple):
 def bias_bounds(
     contributions: ArrayLike, cap: float, user_losses: ArrayLike | None = None
 ) -> BiasBounds:
-    r"""Returns bounds on |L_tau(h) - L(h)|, the bias of capping each user at tau examples.
+    """Returns bounds on |L_tau(h) - L(h)|, the bias of capping each user at tau examples.
 
     User j has a share p_j of the n examples, and mean loss L_j(h); L(h) = sum_j p_j L_j(h). A cap
-    at tau = gamma n gives it the share q_j = min(p_j, gamma) / Z, Z = sum_j min(p_j, gamma); the
-    examples kept are taken to represent their user. Then
+    at tau = gamma n gives it the share min(p_j, gamma) / Z, Z = sum_j min(p_j, gamma). Where the
+    cap cuts nothing, all are 0. Not private: it reads the data. Proof:
+    docs/explanation/units-and-users.md.
 
-    - for losses in [0, 1] the bias is at most TV(p, q) <= sqrt(KL(q || p) / 2)
-      <= sqrt(log(1/Z) / 2) (Pinsker; q_j / p_j <= 1/Z), and Z >= gamma unless nothing is cut;
-    - by Cauchy-Schwarz it is at most sqrt(Var sum_j (q_j - p_j)^2 / p_j) <= sqrt(Var (1/Z - 1)),
-      with Var = sum_j p_j (L_j - L)^2; the paper's sqrt(2 Var / gamma) is weaker.
-
-    Where the cap cuts nothing (tau >= all x_j), all are 0. Not private: it reads the data.
-
-    Source: Amin et al. (see the module), Propositions 1 and 2.
+    Source: Amin et al., ICML 2019, Propositions 1 and 2.
 
     Args:
       contributions: Number of examples x_j of each user, [users]; n is their sum.
@@ -130,7 +118,7 @@ def bias_bounds(
       user_losses: L_j(h), [users].
 
     Raises:
-      ValueError: If sizes differ, a number is out of range, or nobody contributes.
+      ValueError: If sizes differ, a number is out of range, or no user contributes.
     """
     values = _check_contributions(contributions)
     if not (cap > 0.0 and values.sum() > 0.0):
@@ -162,14 +150,11 @@ def private_quantile(
     candidates: Sequence[int],
     randbelow: Callable[[int], int] = secrets.randbelow,
 ) -> int:
-    r"""Chooses a cap near a quantile of the contributions, with pure epsilon-DP for users.
+    """Chooses a cap near a quantile of the contributions, with pure epsilon-DP for users.
 
     The exponential mechanism with utility u(tau) = -|#{j : x_j <= tau} - quantile n|: tau comes out
-    with probability proportional to exp(epsilon u(tau) / 2). Zeroing out one user's contribution
-    moves u by at most 1, n is public, and hence it is epsilon-DP: compose it into the guarantee by
-    `WithPureReleaseProfile`. The law is exact (no floating point): a candidate is drawn uniformly,
-    and kept with probability exp(-epsilon (u_max - u) / 2), a Bernoulli of rational exponent drawn
-    by uniform integers alone.
+    with probability proportional to exp(epsilon u(tau) / 2), exactly (no floating point). n is
+    public. Compose it into the guarantee by `WithPureReleaseProfile`.
 
     Source: Smith, "Privacy-preserving Statistical Estimation with Optimal Convergence Rates", STOC
     2011, Algorithm 2; Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy",
@@ -178,7 +163,7 @@ def private_quantile(
     Args:
       contributions: Number of examples of each user, [users].
       quantile: In [0, 1].
-      epsilon: What this release costs, > 0.
+      epsilon: The privacy cost of this release, > 0.
       candidates: The caps to choose from: a public list, chosen without the data.
       randbelow: Uniform integers below its argument, from a secret source.
 

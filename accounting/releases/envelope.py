@@ -1,4 +1,4 @@
-"""The upper envelope of several mechanisms' profiles: what holds whichever of them is run."""
+"""The upper envelope of several mechanisms' profiles: a bound whichever of them is run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile
 
 @dataclass(frozen=True)
 class EnvelopeProfile:
-    r"""The pointwise maximum of profiles, delta(epsilon) = max_i delta_i(epsilon).
+    """The pointwise maximum of profiles, delta(epsilon) = max_i delta_i(epsilon).
 
     It bounds a mechanism that is one of several, chosen independently of the data, with the choice
-    released: the divergence of a pair of mixtures with equal weights w_i and disjoint outcomes is
-    the mean of the parts', :math:`\sum_i w_i \delta_i \le \max_i \delta_i`. The smallest epsilon
-    at a delta is the largest of the parts'.
+    released (docs/explanation/composition-with-further-releases.md).
 
     Args:
       profiles: One or more, of the same adjacency.

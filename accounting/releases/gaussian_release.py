@@ -1,33 +1,7 @@
-r"""A mechanism together with a Gaussian release, such as noisy sums over all rows.
+"""A mechanism together with a Gaussian release, such as noisy sums over all rows.
 
-**What is composed.** Let (P, Q) dominate the mechanism, in one direction, whatever the release was,
-and let the release have sensitivity 1 and noise r, whatever the mechanism gave: it is dominated by
-(N(1, r^2), N(0, r^2)). Then the product of the two pairs dominates both together, in either order
-(Zhu, Dong, Wang, Theorem 10; adaptively). Let h(g) = sup_S P(S) - g Q(S) be the mechanism's
-hockey-stick divergence at g = e^epsilon, g >= 0. Given the release, of loss L ~ N(mu^2/2, mu^2),
-mu = 1/r, under its first law, what is left is the mechanism at g e^{-L}, so that the product's is
-
-.. math:: h'(g) = E\, h(g e^{-L}).
-
-Many profiles know their product with a release by themselves, from both sides
-(`ComposesWithGaussian`): likelihood ratios, moments and normal laws have one. Of the others it is
-bounded by what can be asked of them:
-
-**From above.** h, and so the larger of both directions' H, is convex, falls, and H(0) = 1. With
-delta' the mechanism's profile, H(g) = delta'(log g) for g >= 1, and H(g) = 1 - g (1 - delta'(-log
-g)) for g < 1: the complement of an event exchanges the directions. So H is at most u, linear
-between points at which delta' was bounded from above, and constant beyond the last. On a segment
-u(g e^{-L}) is linear in e^{-L}, whose mean over the segment is the mass of it under the release's
-second law: E u is a sum of normal masses.
-
-**From below.** Either part is a post-processing of both.
-
-A `TruncatedProfile` bounds a mechanism that equals another unless a batch overflows, whatever else
-the two release: so the product is that of the other one, truncated; the cut is paid for once. An
-`UpperEnd` is one of the product as well.
-
-Source: Y. Zhu, J. Dong, Y.-X. Wang, "Optimal Accounting of Differential Privacy via Characteristic
-Function", AISTATS 2022, arXiv:2106.08567.
+Both together are dominated by the product of their pairs, which some profiles know; others are
+bounded by points of their curves. Proof: docs/explanation/composition-with-further-releases.md.
 """
 
 from __future__ import annotations
@@ -120,13 +94,10 @@ class WithGaussianReleaseProfile:
 
 @dataclass(frozen=True)
 class _Averaged:
-    """The product, bounded by what a mechanism's own profile says at some points."""
-
     profile: PrivacyProfile
     noise_multiplier: float
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
         inner = _proved(self.profile.delta(check_epsilon(epsilon), tolerance))
         lower = max(inner.lower, GaussianProfile(self.noise_multiplier).delta(epsilon).lower)
         chords = self._chords(tolerance)
@@ -134,7 +105,6 @@ class _Averaged:
         return Bound(lower, max(lower, chords.delta(epsilon)), note=inner.note or _NOTE)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
         inner = _proved(self.profile.epsilon(check_delta(delta), tolerance))
         lower = max(inner.lower, GaussianProfile(self.noise_multiplier).epsilon(delta).lower)
         release = GaussianProfile(self.noise_multiplier).epsilon(0.5 * delta)
@@ -217,10 +187,9 @@ class _Chords:
         return at, np.array([self.points[x] for x in at])
 
     def _parts(self, epsilon: float, at: Array) -> tuple[tuple[Array, Array], float]:
-        """Returns what u's mean gives each segment's left end, and its right; and the last point.
+        """Returns the parts of u's mean at each segment's left and right end; and the last point's.
 
-        Segment k ends at point k, and the first begins at g = 0. A mass m of the segment from a to
-        b whose mean of g is c goes to its ends so as to keep that: (c - a) / (b - a) of it to b.
+        Segment k ends at point k, and the first begins at g = 0.
         """
         mu = self.mu
         losses = np.concatenate([[-math.inf], epsilon - at[::-1], [math.inf]])

@@ -18,16 +18,11 @@ from accounting.profile import (
 class WithPureReleaseProfile:
     r"""The profile of a mechanism that follows (or precedes) a release with pure epsilon_0.
 
-    An epsilon_0-DP release is dominated by randomised response, which is right with probability
-    p = 1/(1 + e^{-epsilon_0}). Given its answer, the rest is the mechanism itself, so that
-
     .. math:: \delta(\epsilon) \le p\, \delta'(\epsilon - \epsilon_0)
-        + (1 - p)\, \delta'(\epsilon + \epsilon_0),
+        + (1 - p)\, \delta'(\epsilon + \epsilon_0), \quad p = 1/(1 + e^{-\epsilon_0})
 
-    with delta' = `profile`'s, and delta'(-e) = 1 - e^{-e} (1 - delta'(e)). At a given delta,
-    epsilon' + epsilon_0 is sufficient. The profile must hold whatever was released: that of
-    user-level sampling does not depend on tau; where it does, calibrate the noise to the tau that
-    came out, so that the same profile holds.
+    with delta' = `profile`'s, which must hold whatever was released. At a given delta, epsilon' +
+    epsilon_0 is sufficient. Proof: docs/explanation/composition-with-further-releases.md.
 
     Source: Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015.
 

@@ -1,42 +1,9 @@
-r"""Private selection: the privacy cost of the best of a random number of private runs.
+"""Private selection: the privacy cost of the best of a random number of private runs.
 
-Runs that are tried one after another compose, or else only one of them may be counted, chosen
-without a look at the others. In between lies random search: draw a number K of trials from a wide
-law, run K private trials, release the best and nothing else. Because nobody knows K, the cost is
-a small multiple of one trial's, whatever the mean of K.
-
-K is truncated negative binomial with shape eta > -1 and gamma in (0, 1), K >= 1, whose generating
-function f(x) = E x^K has the derivative f'(x) = E[K] (gamma / (1 - (1 - gamma) x))^{eta + 1}:
-eta = 1 is geometric, eta = 0 logarithmic.
-
-Theorem. Let one trial have the profile delta(.), and let e satisfy
-(1 - gamma) delta(e) <= gamma (exp(e) - 1). Then the best of K has a profile of at most
-
-    delta_best(epsilon + (eta + 1) e) <= E[K] delta(epsilon).
-
-Proof. Let P and Q be a trial's laws on neighbouring data, and let ties of the score be broken by an
-independent uniform number, which is a post-processing. With F, G the probabilities under P, Q of an
-outcome worse than y, the best of K has the laws f'(F(y)) P(dy) and f'(G(y)) Q(dy). An outcome at
-least as good as y is an event: 1 - G <= exp(e) (1 - F) + delta(e), and so
-
-    gamma + (1 - gamma)(1 - G) <= exp(e) (gamma + (1 - gamma)(1 - F)),
-
-by the condition on e. That is f'(F)/f'(G) <= exp((eta + 1) e). For every event S, hence,
-
-    int_S f'(F) dP - exp(epsilon + (eta + 1) e) int_S f'(G) dQ <= int_S f'(F) (dP - exp(epsilon) dQ)
-        <= sup f' * delta(epsilon) = E[K] delta(epsilon).
-
-At small epsilon the following is less: for every epsilon >= 0, with t = delta(0),
-
-    delta_best(epsilon) <= delta_best(0) <= 1 - f(1 - t).
-
-Proof. K does not depend on the data. Given K = k the best is a post-processing of k trials; the
-total variation distance of a product of k laws is at most 1 - (1 - t)^k, as each trial can be
-coupled to come out alike on both data sets with probability 1 - t. Average over K.
-
-Sources: N. Papernot and T. Steinke, "Hyperparameter Tuning with Renyi Differential Privacy", ICLR
-2022 (the laws of K, in Renyi's terms); A. Koskela, R. Redberg and Y.-X. Wang, "Privacy Profiles for
-Private Selection", ICML 2024 (the theorem in this form).
+With K trials, K secret and truncated negative binomial, of shape eta and second parameter gamma,
+and e with (1 - gamma) delta(e) <= gamma (exp(e) - 1):
+delta_best(epsilon + (eta + 1) e) <= E[K] delta(epsilon).
+Proof and sources: docs/explanation/private-selection.md.
 """
 
 from __future__ import annotations
@@ -166,12 +133,9 @@ class TrialCount:
         return count
 
     def _draw_rate(self, generator: np.random.Generator, scale: float) -> float:
-        """Draws l of density l^(eta - 1) e^(-l / scale) (1 - e^-l), eta <= 1, scale > 1.
+        """Draws l of density l^(eta - 1) e^(-l / scale) (1 - e^-l) by rejection: eta <= 1 < scale.
 
-        K is Poisson of rate l, given that it is not 0: a negative binomial law is a mixture of
-        Poisson laws over a gamma law of l, and the factor 1 - e^-l is the probability of K >= 1,
-        which makes the density integrable for all eta > -1. By rejection, under l^eta up to 1,
-        l^(eta - 1) from there to `scale`, and scale^(eta - 1) e^(-l / scale) beyond it.
+        K is Poisson of rate l, given that it is not 0.
         """
         eta = self.shape
         parts = [
@@ -262,10 +226,10 @@ class SelectionProfile:
         return _proved(self.trial.delta(epsilon, tolerance))
 
     def _surcharge(self, tolerance: float) -> float:
-        """Returns (eta + 1) e for an e that meets the theorem's condition, about the smallest.
+        """Returns (eta + 1) e for about the smallest e that meets the condition T(e) <= e.
 
-        With T(e) = log(1 + delta(e) (1 - gamma) / gamma) it is T(e) <= e. T falls, so that every e
-        has the smallest between itself and T(e), of which the larger meets it.
+        With T(e) = log(1 + delta(e) (1 - gamma) / gamma), which falls: the least e lies between e
+        and T(e).
         """
         found = self._surcharges
         if tolerance not in found:

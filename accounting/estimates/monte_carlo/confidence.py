@@ -13,9 +13,7 @@ from accounting.profile import check_count
 def kl_upper_bound(mean: float, num_samples: int, beta: float) -> float:
     """Returns an upper confidence bound on the expectation of a variable with values in [0, 1].
 
-    The bound is the smallest p >= q with KL(Bernoulli(q) || Bernoulli(p)) >= log(1/β)/m, or 1. It
-    fails with probability at most β, because Pr(sample mean <= q) <= exp(-m KL(q || p)) for q <= p
-    (Chernoff; Hoeffding 1963 shows that variables in [0, 1] are no worse than Bernoulli ones).
+    The smallest p >= q with KL(Bernoulli(q) || Bernoulli(p)) >= log(1/β)/m, or 1.
 
     Args:
       mean: q, the sample mean, in [0, 1].

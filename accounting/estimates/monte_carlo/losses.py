@@ -1,38 +1,8 @@
 """Samples of the privacy loss of balls-and-bins, or of upper bounds on it.
 
-Setting (one epoch, clipping norm 1). Under P the observation is x ~ N(e_t, σ² I) with t uniform on
-the T bins, under Q it is x ~ N(0, σ² I). As the likelihood ratio is symmetric in the coordinates,
-P may be replaced by N(e_1, σ² I). The privacy loss of x is
-
-    log dP/dQ(x) = log( (1/T) Σ_t exp(x_t/σ² - 1/(2σ²)) ),
-
-`direction="remove"` takes L = log dP/dQ under P, `direction="add"` takes L = -log dP/dQ under Q,
-and in both the divergence is H_ε = E[(1 - e^{ε-L})_+].
-
-**Importance sampling.** Where the loss is at most ε outside an event A,
-H_ε = Pr(A) E[(1 - e^{ε-L})_+ | A].
-
-- remove: y = x - e_1 is iid N(0, σ²), and A = {max_t y_t >= c} with Pr(A) = 1 - Φ(c/σ)^T and
-  c = 1/2 + σ²(ε - log(1 + (e^{1/σ²} - 1)/T)): if every y_t < c, then
-  Σ_t e^{x_t/σ²} < e^{c/σ²} (e^{1/σ²} + T - 1), so L < (c - 1/2)/σ² + log(1 + (e^{1/σ²} - 1)/T) = ε.
-- add: A = {max_t x_t <= c} with Pr(A) = Φ(c/σ)^T and c = 1/2 + σ²(log T - ε): if some x_t > c, then
-  dP/dQ > e^{(c - 1/2)/σ²}/T = e^{-ε}.
-
-**Order statistics.** With the r_i-th largest of the draws at hand (r_1 < ... < r_R, r_0 = 0), draws
-of rank r_i ... r_{i+1} - 1 are at most the r_i-th largest, and draws of rank r_{i-1} + 1 ... r_i at
-least it:
-
-    Σ_i (r_i - r_{i-1}) e^{x_(r_i)/σ²}  <=  Σ_t e^{x_t/σ²}  <=  Σ_i (r_{i+1} - r_i) e^{x_(r_i)/σ²}
-
-(right side: r_1 = 1, r_{R+1} = one more than the number of draws). Each loss is replaced by an
-upper bound on it, so a few hundred draws stand for a million bins, and what is estimated bounds
-H_ε from above.
-
-All sampling is by the inverse distribution function in log space: nothing is lost at a million
-bins, nor for events of probability 1e-300.
-
-Source: L. Chua et al., Balls-and-Bins Sampling for DP-SGD, AISTATS 2025, arXiv:2412.16802
-(Algorithms 4, 5, 6, 10 and 11, Appendix B).
+Under P the observation is x ~ N(e_1, σ² I) in T dimensions, under Q x ~ N(0, σ² I); "remove" takes
+L = log dP/dQ under P, "add" takes L = -log dP/dQ under Q, and H_ε = E[(1 - e^{ε-L})_+].
+Importance sampling and order statistics: docs/explanation/monte-carlo-estimates.md.
 """
 
 from __future__ import annotations
@@ -72,10 +42,6 @@ def log_order_statistics(
     rng: np.random.Generator, size: int, num_draws: int, ranks: Sequence[int]
 ) -> Array:
     """Samples log U for the largest of `num_draws` uniform draws, jointly at the given ranks.
-
-    With r_0 = 0 and independent y_i ~ Beta(n - r_i + 1, r_i - r_{i-1}), the r_i-th largest of n
-    uniform draws is y_1 ... y_i: given the r_{i-1}-th largest, the n - r_{i-1} draws below it are
-    iid uniform below it, and y_i is the (r_i - r_{i-1})-th largest of them relative to it.
 
     Args:
       rng: Source of randomness.
@@ -145,9 +111,7 @@ def event_probability(
 ) -> float:
     """Returns the probability of the event outside which the privacy loss is at most `epsilon`.
 
-    1 - Φ(c/σ)^T under P for "remove", Φ(c/σ)^T under Q for "add" (T = `bins`; c as in the module's
-    docstring). It bounds H_ε, and importance sampling costs about 1/probability times fewer
-    samples.
+    1 - Φ(c/σ)^T under P for "remove", Φ(c/σ)^T under Q for "add", T = `bins`.
 
     Source: Chua et al., arXiv:2412.16802, Algorithm 5.
     """
@@ -216,7 +180,6 @@ def _losses(
     ranks: Sequence[int] | None,
     event_epsilon: float | None,
 ) -> Array:
-    """One chunk of one epoch of `sample_losses`."""
     scale = 1.0 / noise_multiplier  # x_t/σ² = (y_t + shift)/σ² = scale * (z_t + scale * shift)
     ceiling = (
         math.inf

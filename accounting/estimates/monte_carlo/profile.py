@@ -33,13 +33,6 @@ class MonteCarloProfile:
     The upper end combines importance sampling (one epoch) and order statistics; the lower end is
     the closed form of `max_event_lower_bound` and is proved. The confidence is that of one query.
 
-    No union bound over the two directions is due: which of them attains the true maximum at ε is
-    not random, and max(U_remove, U_add) fails only where the bound of that one fails. Nor over the
-    search for epsilon: one set of samples serves every ε, so the bound U(ε) is monotone, and the
-    reported epsilon lies below the true one, ε*, only where U fails just below ε*. (With importance
-    sampling, the samples are drawn given the event of a proved lower bound ε_0 <= ε*; it contains
-    the event of every ε >= ε_0.)
-
     Attributes:
       noise_multiplier: σ.
       bins: T, the number of batches of one epoch.
