@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpsgd.core.algorithm import Algorithm
+    from dpsgd.core.cost import Segment, Trials, cost
+    from dpsgd.core.guarantee import Guarantee
     from dpsgd.core.mechanism import Mechanism
     from dpsgd.core.queries import FullSums
     from dpsgd.core.state import TrainState
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from dpsgd.engine.modules import split_module
     from dpsgd.engine.placement import Placement
     from dpsgd.engine.platt import Platt, platt_sums
+    from dpsgd.engine.queries import Refinement, refine
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
     from dpsgd.models.model import TrainedModel, load_exported
@@ -33,8 +36,6 @@ if TYPE_CHECKING:
     from dpsgd.selection.engine import select
     from dpsgd.statistics import Released, private_histogram, private_mean, private_sum
     from dpsgd.trainer import Trained, train
-    from dpsgd.training.guarantee import Guarantee
-    from dpsgd.training.refinement import Refinement, refine
 
 __version__ = "0.1.0"
 
@@ -57,12 +58,15 @@ __all__ = [
     "RootKey",
     "RunConfig",
     "Secure",
+    "Segment",
     "Settings",
     "Task",
     "TrainState",
     "Trained",
     "TrainedModel",
+    "Trials",
     "clipped_grad",
+    "cost",
     "dpsgd",
     "explain",
     "load_exported",
@@ -91,8 +95,9 @@ _MODULES = {
     "runs.task": ("Task",),
     "selection.engine": ("select",),
     "core.queries": ("FullSums",),
-    "training.guarantee": ("Guarantee",),
     "engine.lazy.group": ("LazyTables",),
+    "core.cost": ("Segment", "Trials", "cost"),
+    "core.guarantee": ("Guarantee",),
     "noise.base": ("Independent", "Noise", "Secure"),
     "noise.buffered": ("BufferedToeplitz",),
     "noise.correlated": ("BandedToeplitz",),
@@ -105,7 +110,7 @@ _MODULES = {
     "engine.modules": ("split_module",),
     "engine.placement": ("Placement",),
     "engine.platt": ("Platt", "platt_sums"),
-    "training.refinement": ("Refinement", "refine"),
+    "engine.queries": ("Refinement", "refine"),
 }
 """What is imported on demand: the names above, by their modules."""
 

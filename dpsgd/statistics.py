@@ -1,6 +1,6 @@
 """A private sum, mean or histogram of rows, with the guarantee of what was released.
 
-Each is one sum over all rows, released as those after a run are (`dpsgd.training.refinement`): by
+Each is one sum over all rows, released as those after a run are (`dpsgd.engine.queries`): by
 the same clipping and noise, and audited before. Within a run, whose cost then counts it, write it
 as a `Refinement`.
 """
@@ -18,13 +18,14 @@ import numpy as np
 from accounting import GaussianProfile, calibrate, default_delta
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.synthetic import generated_rows
+from dpsgd.core.cost import Segment, cost
+from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.loop import columns_of
+from dpsgd.engine.queries import Refinement, release, sums_run
 from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.keys import RootKey
 from dpsgd.trainer import NOT_AUDITED, audit_note
-from dpsgd.training.guarantee import Guarantee
-from dpsgd.training.refinement import Refinement, release, sums_run
 from samplers import FullBatch
 
 _ROWS = 17
@@ -168,7 +169,7 @@ def _released(
     delta = default_delta(len(rows)) if delta is None else delta
     sigma = calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
     mechanism = Mechanism(FullBatch(len(rows)), sigma, l2_clip_norm, noise)
-    guarantee = Guarantee.of(mechanism, delta, reproducible_noise=root.insecure)
+    guarantee = cost([Segment(mechanism, reproducible_noise=root.insecure)], delta)
     note = NOT_AUDITED
     if audit:
         run = sums_run(of, mechanism, (), generated_rows(rows, _ROWS))

@@ -18,15 +18,16 @@ from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.report import AuditReport
 from dpsgd.audit.synthetic import Generated, generated_rows
 from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.cost import Segment, cost
+from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import owned
 from dpsgd.engine.loop import BLOCK_STEPS, Layout, columns_of, train_blocks
 from dpsgd.engine.modules import check_parameters
 from dpsgd.engine.placement import Placement
+from dpsgd.engine.queries import Refinement, refine, sums_run
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.guarantee import Guarantee
-from dpsgd.training.refinement import Refinement, refine, sums_run
 from samplers import Population, UnitData
 
 PyTree = Any
@@ -108,7 +109,7 @@ def train(
         of the parameters, to evaluate or to keep them; the run stops where it returns True. The
         guarantee covers these parameters, with whatever is computed of them and of public rows;
         what is computed of private rows is not covered. A run that is stopped costs what the whole
-        run costs, see `Guarantee.so_far`, which also says what is spent by then. An exception of
+        run costs, see `cost`, which also says what is spent by then. An exception of
         `on_block` is passed on, with a note of what the run has cost.
 
     Raises:
@@ -227,13 +228,13 @@ def _planned(
     rows = Population(sampler.num_examples)
     population = data.population if isinstance(data, UnitData) else rows
     noisy = mechanism.noise_multiplier > 0 and not root.insecure
-    guarantee = Guarantee.of(
+    segment = Segment(
         mechanism,
-        default_delta(sampler.num_units) if delta is None else delta,
         unit=sampler.protected_unit(population) if noisy else sampler.unit,
         reproducible_noise=root.insecure,
         lazy_tables=algorithm.tables is not None,
     )
+    guarantee = cost([segment], default_delta(sampler.num_units) if delta is None else delta)
     return dataclasses.replace(guarantee, foreign_calls=algorithm.foreign_calls)
 
 

@@ -73,7 +73,6 @@ LEVELS = {
     "noise": 0,
     "gradients": 0,
     "engine": 1,
-    "training": 1,
     "audit": 2,
     "trainer": 3,
     "statistics": 3,

@@ -43,9 +43,9 @@ PUBLIC = {
     "dpsgd": """
         Algorithm BandedToeplitz Block BufferedToeplitz Diagnostics FullSums Guarantee Independent
         LazyTables Mechanism Noise Placement Platt Refinement Released RootKey RunConfig Secure
-        Settings Task TrainState Trained TrainedModel clipped_grad dpsgd explain load_exported
-        platt_sums private_histogram private_mean private_sum refine resume run select
-        split_module train train_blocks
+        Segment Settings Task TrainState Trained TrainedModel Trials clipped_grad cost dpsgd
+        explain load_exported platt_sums private_histogram private_mean private_sum refine resume
+        run select split_module train train_blocks
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""

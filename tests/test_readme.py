@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from accounting import Bound
-from dpsgd import Guarantee, Mechanism, statistics, trainer
+from dpsgd import Mechanism, Segment, cost, statistics, trainer
 from dpsgd.audit.report import AuditReport
 from dpsgd.models.bundle import GUARANTEE, MODEL, Bundle
 from dpsgd.runs.directory import RunDirectory
@@ -41,7 +41,7 @@ def exported_model(tmp_path_factory):
     mechanism = Mechanism(Deterministic(100, 10, 1), noise_multiplier=1.0, l2_clip_norm=1.0)
     with RunDirectory.create(home / "model") as bundle:
         bundle.write_params(task.init(0))
-        bundle.write_json(GUARANTEE, Guarantee.of(mechanism, delta=1e-3).record())
+        bundle.write_json(GUARANTEE, cost([Segment(mechanism)], 1e-3).record())
         bundle.write_json(MODEL, Bundle.manifest(bundle.path, record))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)

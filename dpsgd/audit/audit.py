@@ -29,9 +29,9 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.loop import Layout
 from dpsgd.engine.placement import Placement
+from dpsgd.engine.queries import Refinement, sums_run
 from dpsgd.noise.base import Independent
 from dpsgd.noise.keys import RootKey
-from dpsgd.training.refinement import Refinement, sums_run
 from samplers import BatchSampler, FullBatch
 
 PyTree = Any

@@ -177,7 +177,7 @@ class Mechanism:
 
         To train until epsilon is to choose the number of epochs beforehand, by cost alone: the
         largest whose whole run costs no more. That run may then be stopped early by any rule that
-        looks at what was released, and still costs no more, see `Guarantee.so_far`.
+        looks at what was released, and still costs no more, see `dpsgd.cost`.
 
         >>> from samplers import Poisson
         >>> mechanism = Mechanism(Poisson(10_000, batch_size=100), 1.0, l2_clip_norm=1.0)

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 
 from accounting import GaussianProfile, calibrate, default_delta
 from dpsgd.core.queries import FullSums
-from dpsgd.training.refinement import Refinement
+from dpsgd.engine.queries import Refinement
 
 PyTree = Any
 

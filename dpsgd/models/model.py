@@ -135,7 +135,6 @@ def read_model(
       ValueError: if it is damaged, or of a task that is not known.
     """
     from dpsgd.runs.directory import RunDirectory
-    from dpsgd.runs.guarantees import guarantee_of
     from dpsgd.runs.result import FinishedRun
 
     kinds = installed_tasks() if kinds is None else kinds
@@ -156,7 +155,7 @@ def read_model(
             f"{path / 'params.npz'} is not the model that the run's ledger says was released: "
             "restore it from a copy"
         )
-    return TrainedModel(path, run.task, guarantee_of(run.history).record(), task, params)
+    return TrainedModel(path, run.task, run.history.guarantee().record(), task, params)
 
 
 def load_exported(path: str | os.PathLike[str], task: Any = None) -> TrainedModel:

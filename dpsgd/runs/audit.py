@@ -15,9 +15,9 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.loop import Layout
 from dpsgd.engine.programs import compilation
+from dpsgd.engine.queries import Refinement
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.task import Trainable, arrays_digest
-from dpsgd.training.refinement import Refinement
 from samplers import BatchSampler
 
 PyTree = Any

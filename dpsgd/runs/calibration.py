@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from accounting import PrivacyProfile
     from dpsgd.core.mechanism import Mechanism
     from dpsgd.core.queries import FullSums
+    from dpsgd.engine.queries import Refinement
     from dpsgd.noise.base import Noise
     from dpsgd.runs.config import RunConfig
-    from dpsgd.training.refinement import Refinement
 
 _ABOUT = 0.05
 """How closely the epsilon is known that sums are chosen by."""

@@ -23,12 +23,15 @@ import jax
 import numpy as np
 
 from dpsgd.audit.runtime.resume import wrong_noise
+from dpsgd.core.cost import Segment, cost
+from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import LazyState, TrainState
 from dpsgd.engine import batch_files
 from dpsgd.engine.batch_files import BatchFiles, Draw
 from dpsgd.engine.loop import Block, repeats_exactly, train_blocks
 from dpsgd.engine.placement import Placement, on_one_device
+from dpsgd.engine.queries import refine
 from dpsgd.files import make_folder
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import budget, calibration, correlation, report, settings, tables, watchdog
@@ -37,7 +40,6 @@ from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_n
 from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.environment import environment, origin
 from dpsgd.runs.fingerprint import differing
-from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import NO_HEAD, Generation, History, check_same_noise
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger, SharedLedger, joined
@@ -54,8 +56,6 @@ from dpsgd.runs.task import (
     task_record,
 )
 from dpsgd.runs.terms import Terms
-from dpsgd.training.guarantee import Guarantee
-from dpsgd.training.refinement import refine
 from samplers import Population
 
 PyTree = Any
@@ -218,7 +218,7 @@ def _prepared(
     insecure = config.insecure_seed is not None
     lazy = job.algorithm.tables is not None
     how: dict[str, Any] = {"reproducible_noise": insecure, "lazy_tables": lazy}
-    planned = Guarantee.of(job.mechanism, job.delta, unit=job.unit, **how)
+    planned = cost([Segment(job.mechanism, unit=job.unit, **how)], job.delta)
     if planned.epsilon is not None and math.isinf(planned.epsilon.upper):
         raise ValueError(
             f"no finite epsilon is certified for this run ({planned.epsilon.note or 'no reason'}): "
@@ -675,7 +675,7 @@ def _finish(
             progress("evaluating")
             metrics = _numbers(job.task.metrics(params))
             stages.begin("accounting")
-            guarantee = guarantee_of(ledger.history).record()
+            guarantee = ledger.history.guarantee().record()
             sampler = job.mechanism.sampler
             record = {
                 **proved(ledger.history),

@@ -26,19 +26,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accounting import Bound, epsilon
-from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.cost import cost
+from dpsgd.core.guarantee import Guarantee
 from dpsgd.files import parse_json
 from dpsgd.noise.registry import noise_record
 from dpsgd.runs.records import checked
 from dpsgd.runs.selection import Selection
 from dpsgd.runs.terms import Terms
-from dpsgd.training.guarantee import ADJACENCY, Guarantee, note_on_stopping, notes_on
 from samplers.settings import UnknownSampler
 
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v1").hexdigest()
@@ -203,47 +201,11 @@ class History:
 
     def guarantee(self) -> Guarantee:
         """Returns the guarantee that covers everything declared, by the ledger alone."""
+        terms = [generation.terms for generation in self.generations]
         if self.selection is not None:
-            return self.selection.guarantee(*(g.terms for g in self.generations))
-        declared = [generation for generation in self.generations if generation.steps]
-        last = self.generations[-1].terms
-        void, scope, interval = _void(declared), "", None
-        notes: tuple[str, ...] = ()
-        if not void:
-            interval = _price(declared, last.delta)
-            notes = notes_on(last.mechanism, last.delta, interval)
-            planned = self._as_planned()
-            if any(g.terms.mechanism != planned[0].terms.mechanism for g in planned):
-                notes += (
-                    "the mechanism was changed during the run, and this is a guarantee only if no "
-                    "change was decided by looking at what was released or written before "
-                    "(parameters, metrics, losses or other diagnostics)",
-                )
-            if declared and planned != declared:
-                whole = "none" if _void(planned) else f"{_price(planned, last.delta):.4f}"
-                notes += (note_on_stopping(whole),)
-                scope = "the steps declared so far, if no release decides to stop there"
-        guarantee = Guarantee(
-            epsilon=interval,
-            delta=last.delta,
-            unit=last.unit,
-            adjacency=ADJACENCY,
-            noise_multiplier=last.mechanism.noise_multiplier,
-            l2_clip_norm=last.mechanism.l2_clip_norm,
-            secure_noise=last.mechanism.noise.exact,
-            noise=noise_record(last.mechanism.noise),
-            full_sums=last.mechanism.full_sums,
-            scope=scope,
-            void=void,
-            notes=notes,
-        )
-        return guarantee.with_lazy_tables() if last.lazy_tables else guarantee
-
-    def _as_planned(self) -> list[Generation]:
-        """Returns what is declared if the run comes to its end in its last generation."""
-        *before, last = self.generations
-        steps = range(last.steps.start, last.terms.mechanism.num_steps)
-        return [g for g in (*before, dataclasses.replace(last, steps=steps)) if g.steps]
+            return cost([self.selection.trials(*terms)], self.selection.delta)
+        segments = [g.terms.segment(g.steps) for g in self.generations]
+        return cost(segments, terms[-1].delta)
 
     def extend(self, body: dict[str, Any], head: str) -> None:
         """Takes in one more line, or raises ValueError if it does not follow the ones before."""
@@ -265,6 +227,7 @@ class History:
             if first != last.steps.stop or stop <= first:
                 raise ValueError(f"steps {first} to {stop} do not follow the ones before")
             steps = range(last.steps.start, stop)
+            last.terms.segment(steps)  # refuses steps that the run has not
             self.generations[-1] = dataclasses.replace(last, steps=steps)
         else:
             index = checked(body["generation"], int, "generation")
@@ -275,6 +238,7 @@ class History:
             self.check_origin(first, origin)
             nonce = checked(body["nonce"], str, "nonce")
             terms, steps = Terms.from_record(body), range(first, first)
+            terms.segment(steps)
             if not nonce and (index or not terms.reproducible_noise):
                 raise ValueError("it has no nonce: in a copy the same keys would begin")
             key = int(head[:16], 16) if nonce else 0
@@ -305,63 +269,6 @@ def check_same_noise(before: Terms, after: Terms) -> None:
             f"this run was begun with {name} noise and goes on only so: what its guarantee covers "
             "holds for all of its steps; start a new run"
         )
-
-
-def _void(declared: list[Generation]) -> str:
-    """Returns why nothing is guaranteed, or an empty text."""
-    if len({generation.terms.unit for generation in declared}) > 1:
-        return "the generations of this run protect different units"
-    if any(generation.terms.mechanism.noise_multiplier == 0 for generation in declared):
-        return "no noise was added"
-    if any(generation.terms.reproducible_noise for generation in declared):
-        return "reproducible noise: whoever guesses the seed can subtract it"
-    return ""
-
-
-def kinds_of(declared: list[Generation]) -> list[tuple[Mechanism, list[range]]]:
-    """Returns mechanisms that differ in more than the clipping norm, each with its stretches."""
-    kinds: list[tuple[Mechanism, list[range]]] = []
-    for generation in declared:
-        mechanism = generation.terms.mechanism
-        for known, stretches in kinds:
-            if dataclasses.replace(mechanism, l2_clip_norm=known.l2_clip_norm) == known:
-                stretches.append(generation.steps)
-                break
-        else:
-            kinds.append((mechanism, [generation.steps]))
-    return kinds
-
-
-def _price(declared: list[Generation], delta: float) -> Bound:
-    """Bounds what the declared steps of all generations cost together."""
-    if not declared:
-        return Bound(0.0, 0.0, note="no step was declared: nothing was released")
-    kinds = kinds_of(declared)
-    bounds = [
-        epsilon(mechanism.privacy_of(stretches), delta / len(kinds))
-        for mechanism, stretches in kinds
-    ]
-    if any(bound.confidence < 1 for bound in bounds):
-        raise LedgerError(
-            "a sampler's privacy cost is an estimate, and an estimate is no guarantee"
-        )
-    mechanisms = [(g.terms.mechanism, g.steps) for g in declared]
-    wholes = [mechanism for mechanism, steps in mechanisms if steps == range(mechanism.num_steps)]
-    parts = [part for mechanism in wholes for part in mechanism.parts(delta)]
-    if len(declared) == len(wholes) == 1:
-        return bounds[0].covering(parts)
-    covered = "; ".join(
-        f"generation {g.index}: steps {g.steps.start:,} to {g.steps.stop - 1:,} of "
-        f"{g.terms.mechanism.num_steps:,}"
-        for g in declared
-    )
-    note = (
-        f"counted as declared ({covered}); epochs that were entered count whole except under "
-        "Poisson, and no lower end is computed"
-    )
-    total = math.fsum(bound.upper for bound in bounds)  # of one number: that number
-    upper = total if len(bounds) == 1 else math.nextafter(total, math.inf)
-    return Bound(0.0, upper, note=note).covering(parts)
 
 
 def line_of(body: dict[str, Any], previous: str) -> tuple[bytes, str]:

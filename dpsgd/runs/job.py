@@ -19,6 +19,7 @@ from dpsgd.engine import programs
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.loop import BLOCK_STEPS, Layout
 from dpsgd.engine.placement import Placement, hosted
+from dpsgd.engine.queries import Refinement, sums_run
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import calibration, tables
 from dpsgd.runs.audit import audit_run
@@ -27,7 +28,6 @@ from dpsgd.runs.fingerprint import fingerprint, task_code_digest
 from dpsgd.runs.optimizer import ADAM, SGD, hyperparameters, with_hyperparameters
 from dpsgd.runs.task import Task, arrays_digest, data_digest, identity, task_record
 from dpsgd.runs.terms import Terms
-from dpsgd.training.refinement import Refinement, sums_run
 from samplers import Population, UnitData
 
 PyTree = Any

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from accounting import Bound, format_delta
+from dpsgd.core.guarantee import INDEPENDENT, words_on
 from dpsgd.runs.settings import sentence
 from dpsgd.runs.stages import WORDS
-from dpsgd.training.guarantee import INDEPENDENT, words_on
 
 UNDEFINED = "undefined"
 """What stands in place of a metric that is none."""

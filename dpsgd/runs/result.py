@@ -12,7 +12,6 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.fingerprint import BLINDED, differing
-from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import History
 from dpsgd.runs.records import checked
 from dpsgd.runs.stages import WORDS
@@ -133,7 +132,7 @@ def proved(history: History) -> dict[str, Any]:
     sampler, signal = mechanism.sampler, mechanism.signal_to_noise
     return {
         "sampler": name_of(type(sampler)),
-        **guarantee_of(history).record(),
+        **history.guarantee().record(),
         "num_examples": sampler.num_examples,
         "num_steps": sampler.num_steps,
         "signal_to_noise": signal if math.isfinite(signal) else None,

@@ -70,7 +70,7 @@ class Task(Trainable, Protocol):
     * `recommend(aim)`, the `dpsgd.Settings` that a run takes where its user gives none, for a
       `dpsgd.runs.settings.Aim`: the number of rows and the guarantee that is wanted. It must look
       at no row. By default `dpsgd.runs.settings.generic`;
-    * `calibration()`, a `dpsgd.training.refinement.Refinement`, such as `Platt`: what private runs
+    * `calibration()`, a `dpsgd.engine.queries.Refinement`, such as `Platt`: what private runs
       make of noisy sums over all rows after their last step, to be part of the model; equal tasks
       have equal ones (`RunConfig.calibration`);
     * `described(description, where)`, a static method that returns what predicts, reads and

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from accounting import check_guarantee_delta
+from dpsgd.core.cost import Segment
+from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.registry import noise_from_record, noise_record
 from dpsgd.runs.records import build, checked, plain
-from dpsgd.training.guarantee import ADJACENCY
 from samplers.settings import kind_of, name_of
 
 
@@ -46,6 +47,12 @@ class Terms:
     def lazy_tables(self) -> bool:
         """Whether the noise of tables comes late."""
         return self.fingerprint.get("tables") == "lazy"
+
+    def segment(self, steps: range | None = None) -> Segment:
+        """Returns these steps, by default all, as they are accounted for."""
+        how: dict[str, Any] = {} if steps is None else {"steps": steps}
+        how |= {"reproducible_noise": self.reproducible_noise, "lazy_tables": self.lazy_tables}
+        return Segment(self.mechanism, unit=self.unit, **how)
 
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from accounting import PrivacyProfile, TrialCount
+from dpsgd.core.cost import cost
 from dpsgd.noise.base import Noise
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import calibration, correlation, tables
@@ -124,7 +125,7 @@ class Candidates:
             terms.append(Terms(mechanism, delta, False, stated, unit))
         fingerprint = self.fingerprint(root)
         selection = Selection(self.count, tuple(terms), self.score, self.better, fingerprint)
-        epsilon = selection.guarantee().epsilon
+        epsilon = cost([selection.trials()], delta).epsilon
         if epsilon is None or math.isinf(epsilon.upper):
             raise ValueError("no finite epsilon is certified for this selection: raise its noise")
         return selection

@@ -18,7 +18,6 @@ from dpsgd.runs import report
 from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.environment import environment
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
-from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import NO_HEAD, History, line_of
 from dpsgd.runs.result import proved
 from dpsgd.runs.task import identity
@@ -66,7 +65,7 @@ def release(
     history = _write_ledger(folder, dataclasses.replace(terms, fingerprint=stated), root, lines)
     folder.write_json("config.json", record)
     folder.write_json("environment.json", environment())
-    folder.write_json("guarantee.json", guarantee_of(history).record())
+    folder.write_json("guarantee.json", history.guarantee().record())
     folder.write_json(DATA, {"data": [wanted.data]})
     if own["calibration"]:
         folder.write_json(CALIBRATION, own["calibration"])

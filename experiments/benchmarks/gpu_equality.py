@@ -21,12 +21,12 @@ import optax
 
 import samplers
 from dpsgd import (
-    Guarantee,
     Mechanism,
     RootKey,
     RunConfig,
     Secure,
     clipped_grad,
+    cost,
     dpsgd,
     runs,
     train_blocks,
@@ -286,7 +286,7 @@ def interrupted(model: ModelConfig, rows: int, batch_size: int) -> Iterator[Row]
             runs.run(task, config, out, progress=until_a_step_is_done)
         except Enough:
             terms = read(out / "ledger.jsonl").generations[0].terms
-            planned = Guarantee.of(terms.mechanism, terms.delta).epsilon
+            planned = cost([terms.segment()], terms.delta).epsilon
             epsilon = runs.resume(out)["epsilon_upper"]
     if planned is None or epsilon is None:
         raise RuntimeError("the run was over before it could be stopped: more rows are needed")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from accounting import Bound, PrivacyProfile, epsilon
 from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
-from dpsgd.training.guarantee import ADJACENCY
+from dpsgd.core.guarantee import ADJACENCY
 from experiments.figures.drawing import COLORS
 from experiments.processes import each
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accounting.releases.contribution import sum_error, sum_error_bound, sum_sweet_spot
-from dpsgd.training.guarantee import ADJACENCY
+from dpsgd.core.guarantee import ADJACENCY
 from experiments.cli.console import Console
 from experiments.figures.drawing import RatingsPicture
 from experiments.tasks.ratings import ratings

@@ -20,10 +20,10 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from accounting import format_delta
+from dpsgd.core.guarantee import words_on
 from dpsgd.models.model import read_model
 from dpsgd.runs import report
 from dpsgd.runs.result import FinishedRun, unlike
-from dpsgd.training.guarantee import words_on
 from experiments.cli.command_line import train_command
 from experiments.cli.console import counted
 from experiments.reports import clicks

@@ -14,8 +14,8 @@ from typing import Any
 import scipy.stats
 
 from accounting import Bound, format_delta
+from dpsgd.core.guarantee import INDEPENDENT, words_on
 from dpsgd.runs.report import UNDEFINED
-from dpsgd.training.guarantee import INDEPENDENT, words_on
 from experiments.reports.metrics import Headline
 from experiments.sweeps.config import AXES, PRIVACY, Grid, Sweep
 from experiments.sweeps.plan import Cell, PlannedRun, cells

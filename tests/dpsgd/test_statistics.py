@@ -15,7 +15,7 @@ from dpsgd import (
     statistics,
 )
 from dpsgd.audit.report import AuditReport, CheckResult
-from dpsgd.training.refinement import Refined
+from dpsgd.engine.queries import Refined
 from samplers import FullBatch
 
 N = 500
@@ -50,13 +50,13 @@ def test_noise_has_the_deviation_of_its_guarantee_and_is_no_other_release_s():
         private_sum(zeros, l2_clip_norm=clip, epsilon=1.0, delta=1e-3, audit=False)
         for _ in range(2)
     )
-    sigma = one.guarantee.noise_multiplier
+    sigma = one.guarantee.mechanism.noise_multiplier
     assert GaussianProfile(sigma).epsilon(1e-3).upper <= 1.0
     assert GaussianProfile(sigma * 0.999).epsilon(1e-3).lower > 0.99
     for value, stddev in ((one.value, 1), (two.value, 1), (one.value - two.value, np.sqrt(2))):
         total = float(np.sum((value / (sigma * clip * stddev)) ** 2))
         assert min(stats.chi2.cdf(total, size), stats.chi2.sf(total, size)) > 1e-6
-    assert one.guarantee.l2_clip_norm == clip
+    assert one.guarantee.mechanism.l2_clip_norm == clip
 
 
 def test_a_root_serves_one_release_and_one_of_a_seed_gives_no_guarantee():

@@ -14,10 +14,11 @@ import pytest
 
 from dpsgd import (
     FullSums,
-    Guarantee,
     Mechanism,
     Refinement,
     RootKey,
+    Segment,
+    cost,
     dpsgd,
     train,
     train_blocks,
@@ -26,8 +27,7 @@ from dpsgd import (
 from dpsgd.audit.report import AuditReport
 from dpsgd.audit.synthetic import generated_rows
 from dpsgd.core.mechanism import SCALES
-from dpsgd.engine import programs
-from dpsgd.training import refinement
+from dpsgd.engine import programs, queries
 from samplers import Multistage, Poisson, Shuffle, UnitTree, cap_contributions
 from samplers.population import UnitData
 
@@ -268,7 +268,7 @@ def test_a_refined_run_is_the_run_and_its_sums_and_its_guarantee_that_of_both():
     plain, found = ends
     np.testing.assert_allclose(found - plain, data()["x"].mean(0), atol=1e-4)
     guarantee = trained(mechanism=SUMS, refinement=Shifted(), audit=False).guarantee
-    assert guarantee.epsilon == Guarantee.of(SUMS, 1e-5).epsilon
+    assert guarantee.epsilon == cost([Segment(SUMS)], 1e-5).epsilon
     assert guarantee.epsilon.upper > trained(audit=False).guarantee.epsilon.upper
     assert not guarantee.scope
 
@@ -287,7 +287,7 @@ def test_a_run_whose_sums_fail_their_audit_never_begins(monkeypatch):
         sound = dpsgd(*parts)
         return sound._replace(clipped_sum=functools.partial(doubled, sound.clipped_sum))
 
-    monkeypatch.setattr(refinement, "dpsgd", twice)
+    monkeypatch.setattr(queries, "dpsgd", twice)
     root, seen = RootKey.from_entropy(), []
     wanted = "sums over all rows: an example moves the sum by at most C"
     of = dataclasses.replace(SUMS, full_sums=FullSums(2, 2.0, 0.1))  # which clips
@@ -307,7 +307,7 @@ def test_a_stopped_run_releases_no_sums(monkeypatch):
             on_block=lambda done, params, stop=stop: done == stop,
         )
         assert f"stopped after {stop} of {SUMS.num_steps} steps" in found.guarantee.scope
-        assert found.guarantee.epsilon == Guarantee.of(SUMS, 1e-5).epsilon
+        assert found.guarantee.epsilon == cost([Segment(SUMS)], 1e-5).epsilon
 
 
 def test_sums_and_a_refinement_come_together():

@@ -20,9 +20,9 @@ from dpsgd import FullSums, Mechanism, Platt, Refinement, RootKey, dpsgd
 from dpsgd.audit.audit import audit_queries
 from dpsgd.audit.runtime.flow import GIVEN, LEAVES
 from dpsgd.audit.samplers.checks import sampler_checks
+from dpsgd.engine import queries
 from dpsgd.engine.loop import train_blocks
 from dpsgd.noise.gaussian import add_gaussian_noise
-from dpsgd.training import refinement
 from samplers import Deterministic, Poisson
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]
@@ -228,13 +228,13 @@ def failed(found):
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(("bug", "check"), RELEASES.items(), ids=[bug.__name__ for bug in RELEASES])
 def test_a_planted_bug_of_a_release_is_caught(bug, check, monkeypatch):
-    monkeypatch.setattr(refinement, "dpsgd", with_every_bug)
+    monkeypatch.setattr(queries, "dpsgd", with_every_bug)
     assert check in failed(audited(bug=bug))
 
 
 @pytest.mark.usefixtures("few")
 def test_without_a_bug_the_same_audit_of_sums_passes(monkeypatch):
-    monkeypatch.setattr(refinement, "dpsgd", with_every_bug)
+    monkeypatch.setattr(queries, "dpsgd", with_every_bug)
     found = audited()
     # Rows say which bug there is, and the trace has all of them.
     by_rows = {f"sums over all rows: {name}" for name in (LEAVES, GIVEN)}
@@ -285,34 +285,34 @@ def costs_are_those_of_one_gaussian_release():
 def every_sum_is_declared_before_its_noise():
     declared, of = [], whole()
     root = RootKey.from_entropy()
-    refinement.refine(Kept(), of, PARAMS, ROWS, root=root, declare=declared.append)
+    queries.refine(Kept(), of, PARAMS, ROWS, root=root, declare=declared.append)
     assert declared == [range(of.sampler.num_steps, of.num_steps)]
 
 
 def noise_is_none_of_the_steps():
     # The same program under the run's own key is what the steps would have drawn from.
     root, of = RootKey.from_insecure_seed(3), whole()
-    found = refinement.refine(Kept(), of, PARAMS, ROWS, root=root).params
-    algorithm, sums, state, read, _ = refinement.sums_run(Kept(), of.of_sums(), PARAMS, ROWS)
+    found = queries.refine(Kept(), of, PARAMS, ROWS, root=root).params
+    algorithm, sums, state, read, _ = queries.sums_run(Kept(), of.of_sums(), PARAMS, ROWS)
     *_, block = train_blocks(algorithm, sums, state, read, root=root)
     assert np.abs(np.asarray(found) - np.asarray(block.state.params["state"])).min() > 0
 
 
 def each_row_is_read_by_itself():
-    read = refinement.read_rows(Kept(), PARAMS, ROWS)
+    read = queries.read_rows(Kept(), PARAMS, ROWS)
     for row in (0, 7):
         alone = jax.tree.map(lambda column, row=row: column[row : row + 1], ROWS)
-        np.testing.assert_array_equal(refinement.read_rows(Kept(), PARAMS, alone)[0], read[row])
+        np.testing.assert_array_equal(queries.read_rows(Kept(), PARAMS, alone)[0], read[row])
 
 
 def what_could_read_other_rows_is_refused():
     with pytest.raises(ValueError, match="custom_vmap"):
-        refinement.read_rows(Mixed(), PARAMS, ROWS)
+        queries.read_rows(Mixed(), PARAMS, ROWS)
 
 
 def what_holds_rows_is_refused():
     with pytest.raises(ValueError, match="parts that have a hash"):
-        refinement.sums_run(Kept(ROWS["x"]), whole().of_sums(), PARAMS, ROWS)
+        queries.sums_run(Kept(ROWS["x"]), whole().of_sums(), PARAMS, ROWS)
 
 
 @dataclass(frozen=True)
@@ -390,25 +390,25 @@ BUGS = {
         "return self._with_sums(trained, sums)", "return trained",
         costs_are_those_of_one_gaussian_release),
     "only the first sum is declared": Bug(
-        "dpsgd.training.refinement:refine",
+        "dpsgd.engine.queries:refine",
         "range(first, mechanism.num_steps)", "range(first, first + 1)",
         every_sum_is_declared_before_its_noise),
     "sums are declared as steps of the sampler": Bug(
-        "dpsgd.training.refinement:refine",
+        "dpsgd.engine.queries:refine",
         "range(first, mechanism.num_steps)", "range(mechanism.num_steps - first)",
         every_sum_is_declared_before_its_noise),
     "the noise of the steps": Bug(
-        "dpsgd.training.refinement:release",
+        "dpsgd.engine.queries:release",
         'root.child(" ".join(("full sums", *terms)))', "root",
         noise_is_none_of_the_steps),
     "rows are read less their mean": Bug(
-        "dpsgd.training.refinement:_read",
+        "dpsgd.engine.queries:_read",
         "return jax.vmap(isolated(refinement.reads, params, example), (None, 0))(params, part)",
         "read = jax.vmap(refinement.reads, (None, 0))(params, part)\n"
         "    return jax.tree.map(lambda x: x - x.mean(0), read)",
         each_row_is_read_by_itself),
     "nobody looks whether rows mix": Bug(
-        "dpsgd.training.refinement:_read",
+        "dpsgd.engine.queries:_read",
         "isolated(refinement.reads, params, example)", "refinement.reads",
         what_could_read_other_rows_is_refused),
 }  # fmt: skip
@@ -437,6 +437,6 @@ def test_a_planted_bug_of_sums_breaks_a_claim(bug, monkeypatch):
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("bug", UNPRICED.values(), ids=UNPRICED)
 def test_sums_that_are_not_those_that_are_priced_fail_their_audit(bug, monkeypatch):
-    monkeypatch.setattr(refinement, "dpsgd", with_every_bug)
+    monkeypatch.setattr(queries, "dpsgd", with_every_bug)
     plant(bug, monkeypatch)
     assert "they are released as they are priced" in failed(audited())

@@ -284,14 +284,14 @@ STEPS = {
         "sums",
     ),
     "sums over all rows: the statistic is not clipped": Bug(
-        "dpsgd.training.refinement:sums_run",
+        "dpsgd.engine.queries:sums_run",
         "algorithm = dpsgd(_Product(refinement), _folds(refinement))",
         "sound = dpsgd(_Product(refinement), _folds(refinement))\n        algorithm = sound._replace(clipped_sum=lambda p, b, w, s: sound.clipped_sum(p, b, w, type(s)(1e12 + 0 * s.l2_clip_norm, s.noise_stddev, s.expected_batch_size, s.grid, s.noise)))",
         "a lower C clips to it",
         "sums",
     ),
     "sums over all rows: gradient and Hessian are clipped by themselves": Bug(
-        "dpsgd.training.refinement:sums_run",
+        "dpsgd.engine.queries:sums_run",
         "algorithm = dpsgd(_Product(refinement), _folds(refinement))",
         "sound = dpsgd(_Product(refinement), _folds(refinement))\n        cut = [dpsgd(lambda p, r, mask=mask: _Product(refinement)(p | {'sum': p['sum'] * mask}, r), _folds(refinement)) for mask in (jnp.arange(5) < 2, jnp.arange(5) >= 2)]\n        def both_sums(p, b, w, s):\n            (one, log), (two, _) = (part.clipped_sum(p, b, w, s) for part in cut)\n            return jax.tree.map(jnp.add, one, two), log\n        algorithm = sound._replace(clipped_sum=both_sums)",
         "a lower C clips to it",

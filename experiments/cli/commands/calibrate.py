@@ -35,7 +35,8 @@ def command(words: Sequence[str]) -> tuple[type[CalibrateConfig], list[str]]:
 def run(config: CalibrateConfig) -> None:
     """Runs `dpsgd calibrate`."""
     from accounting import Bound, calibrate, calibrate_advantage, format_delta
-    from dpsgd import Guarantee, Mechanism
+    from dpsgd import Mechanism, Segment, cost
+    from dpsgd.core.guarantee import ADJACENCY
     from dpsgd.runs.calibration import privacy_with
 
     with going_on("calibrating"):
@@ -49,7 +50,8 @@ def run(config: CalibrateConfig) -> None:
         else:
             assert config.epsilon is not None, "check() admits exactly one of the two"
             sigma = calibrate(privacy, epsilon=config.epsilon, delta=delta)
-        guarantee = Guarantee.of(Mechanism(sampler, sigma, 1.0, full_sums=sums), delta, unit=unit)
+        mechanism = Mechanism(sampler, sigma, 1.0, full_sums=sums)
+        guarantee = cost([Segment(mechanism, unit=unit)], delta)
     # Rounded up: the printed number suffices as it stands.
     printed = Bound(sigma, sigma).format_upper(".6g")
     if sums is not None:
@@ -60,7 +62,7 @@ def run(config: CalibrateConfig) -> None:
             f"{guarantee.sentence()}"
         )
         return
-    terms = f"delta {format_delta(delta)} ({guarantee.adjacency} adjacency, unit: one {unit})"
+    terms = f"delta {format_delta(delta)} ({ADJACENCY} adjacency, unit: one {unit})"
     print(
         f"noise multiplier {printed} gives epsilon <= {config.epsilon} at {terms}; "
         f"{guarantee.attack()}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,10 +40,10 @@ def command(words: Sequence[str]) -> tuple[type[EpsilonConfig], list[str]]:
 
 def run(config: EpsilonConfig) -> None:
     """Runs `dpsgd epsilon`."""
-    from accounting import Bound, SelectionProfile, TrialCount, attack_advantage, format_delta
-    from accounting import epsilon as price
+    from accounting import Bound, TrialCount, format_delta
     from accounting.estimates import episodic
-    from dpsgd import Guarantee, Mechanism
+    from dpsgd import Mechanism, Segment, Trials, cost
+    from dpsgd.core.guarantee import ADJACENCY
     from samplers import Multistage
 
     with going_on("accounting"):
@@ -54,7 +53,8 @@ def run(config: EpsilonConfig) -> None:
         count = None if trials is None else TrialCount(trials, config.trials_shape)
         sums = config.full_sums(sampler, delta, noise_multiplier=config.noise_multiplier)
         mechanism = Mechanism(sampler, config.noise_multiplier, 1.0, full_sums=sums)
-        guarantee = Guarantee.of(mechanism, delta, unit=unit)
+        segment = Segment(mechanism, unit=unit)
+        guarantee = cost([segment], delta)
     print(guarantee.sentence())
     for note in guarantee.notes:
         print(f"note: {note}")
@@ -68,14 +68,12 @@ def run(config: EpsilonConfig) -> None:
             print(f"  {name}: {bound:.4g}" if isinstance(bound, Bound) else f"  {name}: {bound}")
     if count is not None:
         with going_on("accounting for the search"):
-            search = SelectionProfile(mechanism.privacy(), count)
-            best = price(search, delta)
-            of_search = dataclasses.replace(
-                guarantee, epsilon=best, total_variation=attack_advantage(search)
-            )
+            best = cost([Trials(count, (segment,), "any score")], delta)
+        assert best.epsilon is not None, "check() admits no run without noise"
+        upper = best.epsilon.format_upper()
         print(
             f"the best of {count.mean:g} such runs on average (negative binomial, shape "
-            f"{count.shape:g}; nothing else released): epsilon <= {best.format_upper()} at delta "
-            f"{format_delta(delta)} ({guarantee.adjacency} adjacency, unit: one {guarantee.unit}); "
-            f"{of_search.attack()}"
+            f"{count.shape:g}; nothing else released): epsilon <= {upper} at delta "
+            f"{format_delta(delta)} ({ADJACENCY} adjacency, unit: one {guarantee.unit}); "
+            f"{best.attack()}"
         )

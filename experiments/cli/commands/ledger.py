@@ -21,7 +21,6 @@ class LedgerConfig:
 def run(config: LedgerConfig) -> None:
     """Runs `dpsgd ledger`."""
     from dpsgd.runs.directory import RunDirectory
-    from dpsgd.runs.guarantees import guarantee_of
 
     folder = RunDirectory(config.run)
     if not folder.ledger_path.is_file():
@@ -41,7 +40,7 @@ def run(config: LedgerConfig) -> None:
     if history.released:
         print(f"released: parameters with the SHA-256 {history.released}")
     with going_on("accounting"):
-        guarantee = guarantee_of(history)
+        guarantee = history.guarantee()
     for note in filter(None, guarantee.notes):
         print(f"note: {note}")
     print(guarantee.sentence())

@@ -106,8 +106,8 @@ def _plan_noise(config: PlanConfig) -> None:
     if config.plot is not None:
         outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
     from accounting import Bound, format_delta
+    from dpsgd.core.guarantee import ADJACENCY
     from dpsgd.noise import planning
-    from dpsgd.training.guarantee import ADJACENCY
 
     of_sampler = planning.most_bands(sampler)
     most = planning.most_bands(sampler, memory=memory, num_params=config.num_params)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from recording import recorder
 
-from dpsgd import Guarantee, Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd import Mechanism, RootKey, Segment, cost, dpsgd, train_blocks
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
 pytestmark = pytest.mark.usefixtures("unoptimised")
@@ -73,6 +73,6 @@ def test_a_users_copies_move_a_sum_by_as_many_c_so_the_guarantee_names_its_unit(
     neighbour[:10] = 0.0
     moved = np.linalg.norm(releases(sampler, neighbour) - releases(sampler, rows), axis=1)
     assert moved.max() == pytest.approx(B * CLIP, rel=1e-3)  # a whole batch of copies
-    guarantee = Guarantee.of(Mechanism(sampler, 1.0, CLIP), 1e-3)
+    guarantee = cost([Segment(Mechanism(sampler, 1.0, CLIP))], 1e-3)
     assert guarantee.unit == guarantee.record()["unit"] == "example"
     assert "unit: one example" in guarantee.sentence()

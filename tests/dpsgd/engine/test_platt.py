@@ -10,7 +10,7 @@ from accounting import GaussianProfile, calibrate
 from dpsgd import Mechanism, Platt, RootKey, platt_sums, refine
 from dpsgd.core.queries import FullSums
 from dpsgd.engine.platt import L2_CLIP_NORM
-from dpsgd.training.refinement import sums_run
+from dpsgd.engine.queries import sums_run
 from samplers import Poisson
 
 N, RANGE, STEPS = 4_000, 6.0, 4

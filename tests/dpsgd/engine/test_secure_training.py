@@ -13,8 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from recording import recorder
 
-from dpsgd import Guarantee, Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
+from dpsgd import Independent, Mechanism, RootKey, Secure, Segment, cost, dpsgd, train_blocks
 from dpsgd.audit.audit import audit_program
+from dpsgd.core.guarantee import FLOATING_POINT
 from dpsgd.engine import programs
 from dpsgd.noise.registry import noise_record
 from dpsgd.noise.secure import rounded_gaussian
@@ -22,7 +23,6 @@ from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from dpsgd.runs.history import NO_HEAD, LedgerError
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.terms import Terms
-from dpsgd.training.guarantee import FLOATING_POINT
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
 pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
@@ -204,8 +204,8 @@ def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
 
 
 def test_only_secure_noise_covers_floating_point():
-    fast = Guarantee.of(Mechanism(SAMPLERS[3], 1.5, CLIP), 1e-5)
-    exact = Guarantee.of(secure(SAMPLERS[3]), 1e-5)
+    fast = cost([Segment(Mechanism(SAMPLERS[3], 1.5, CLIP))], 1e-5)
+    exact = cost([Segment(secure(SAMPLERS[3]))], 1e-5)
     assert FLOATING_POINT in fast.not_covered
     assert not any("floating point" in item for item in exact.not_covered)
     assert exact.sentence() == fast.sentence()

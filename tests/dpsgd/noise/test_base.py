@@ -16,12 +16,13 @@ from accounting.profile import UpperEnd
 from dpsgd import (
     BandedToeplitz,
     BufferedToeplitz,
-    Guarantee,
     Independent,
     Mechanism,
     Noise,
     RootKey,
     Secure,
+    Segment,
+    cost,
     dpsgd,
     train_blocks,
 )
@@ -303,7 +304,7 @@ def test_correlated_noise_costs_what_independent_noise_does_where_participations
     assert mechanism(TwoBands()).privacy() == UpperEnd(mechanism(Independent()).privacy())
     for steps in (3, 12):
         part, whole = (
-            Guarantee.so_far(mechanism(noise), 1e-5, steps=steps).epsilon
+            cost([Segment(mechanism(noise), range(steps))], 1e-5).epsilon
             for noise in (TwoBands(), Independent())
         )
         assert part == whole or (part.lower, part.upper) == (0.0, whole.upper)
@@ -322,7 +323,7 @@ def test_correlated_noise_has_no_price_where_the_sampler_states_none(sampler):
 
 def test_the_guarantee_names_the_noise_and_what_it_leaves_open():
     for noise in NOISES:
-        record = Guarantee.of(mechanism(noise), 1e-5).record()
+        record = cost([Segment(mechanism(noise))], 1e-5).record()
         assert record["noise"] == noise_record(noise)
         assert any("floating point" in line for line in record["not_covered"]) != noise.exact
 

@@ -17,10 +17,11 @@ from accounting import BallsAndBinsProfile, GaussianProfile, epsilon
 from dpsgd import (
     BandedToeplitz,
     BufferedToeplitz,
-    Guarantee,
     Independent,
     Mechanism,
     RootKey,
+    Segment,
+    cost,
     dpsgd,
     train,
 )
@@ -355,7 +356,7 @@ def test_a_run_trains_with_correlated_noise_is_audited_and_says_what_it_costs():
     algorithm, params = dpsgd(loss_fn, optax.sgd(0.1)), {"w": jnp.zeros(D)}
     mechanism = Mechanism(SAMPLER, 1.0, 1.0, noise=THREE)
     trained = train(algorithm, mechanism, params, rows(), delta=1e-3)
-    independent = Guarantee.of(Mechanism(SAMPLER, 1.0, 1.0), 1e-3)
+    independent = cost([Segment(Mechanism(SAMPLER, 1.0, 1.0))], 1e-3)
     assert trained.guarantee.epsilon == independent.epsilon
     assert trained.guarantee.record()["noise"] == noise_record(THREE)
     assert any("passed" in note for note in trained.guarantee.notes)

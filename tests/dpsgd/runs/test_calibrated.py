@@ -19,14 +19,13 @@ from tiny_task import (
     short_blocks,
 )
 
-from dpsgd import Guarantee, Secure, resume, run
+from dpsgd import Secure, Segment, cost, resume, run
 from dpsgd.audit import audit as coupled
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit, engine
 from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS, RunDirectory
-from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.stop import Stopped
 from samplers.settings import SETTINGS
@@ -94,9 +93,9 @@ def test_what_a_run_costs_is_what_training_and_calibration_cost_together(tmp_pat
     assert declared(tmp_path / "run") == [range(WHOLE)]
     assert mechanism.full_sums == SUMS
     assert record["full_sums"] == dataclasses.asdict(SUMS)
-    planned = Guarantee.of(mechanism, 1e-5)
-    assert record["epsilon_upper"] == planned.epsilon.upper == guarantee_of(history).epsilon.upper
-    alone = Guarantee.of(dataclasses.replace(mechanism, full_sums=None), 1e-5)
+    planned = cost([Segment(mechanism)], 1e-5)
+    assert record["epsilon_upper"] == planned.epsilon.upper == history.guarantee().epsilon.upper
+    alone = cost([Segment(dataclasses.replace(mechanism, full_sums=None))], 1e-5)
     assert record["epsilon_upper"] > alone.epsilon.upper + 0.1
     assert any(str(SUMS) in note for note in record["notes"])
 
@@ -120,7 +119,7 @@ def test_exact_noise_is_that_of_the_sums_too(tmp_path):
     record = run(calibrated, config(secure_noise=True), tmp_path / "run")
     mechanism = read(tmp_path / "run" / "ledger.jsonl").generations[0].terms.mechanism
     assert mechanism.of_sums().noise == mechanism.noise == Secure()
-    assert record["epsilon_upper"] == Guarantee.of(mechanism, 1e-5).epsilon.upper
+    assert record["epsilon_upper"] == cost([Segment(mechanism)], 1e-5).epsilon.upper
 
 
 # --- Which runs are calibrated -------------------------------------------------------------------
@@ -235,11 +234,11 @@ def test_killed_around_its_sums_a_run_goes_on_to_the_same_bits(whole, tmp_path, 
 def test_where_bits_do_not_repeat_sums_count_once_more(tmp_path, monkeypatch, where):
     monkeypatch.setattr(engine, "repeats_exactly", lambda: False)
     out = killed(tmp_path / "run", where, monkeypatch)
-    before = guarantee_of(read(out / "ledger.jsonl")).epsilon.upper
+    before = read(out / "ledger.jsonl").guarantee().epsilon.upper
     record = resume(out, calibrated)
     again = DECLARED[where] > SAVED[where]
     assert declared(out) == [range(WHOLE), range(STEPS, WHOLE)] if again else [range(WHOLE)]
-    planned = Guarantee.of(read(out / "ledger.jsonl").generations[0].terms.mechanism, 1e-5)
+    planned = cost([Segment(read(out / "ledger.jsonl").generations[0].terms.mechanism)], 1e-5)
     assert (record["epsilon_upper"] > planned.epsilon.upper) == again
     assert record["epsilon_upper"] >= before
 
@@ -260,8 +259,8 @@ def test_what_was_declared_before_the_sums_is_the_cost_of_the_steps(tmp_path, mo
     out = killed(tmp_path / "run", "before the sums", monkeypatch)
     history = RunDirectory.open(out, finished=False).history()
     mechanism = dataclasses.replace(history.generations[0].terms.mechanism, full_sums=None)
-    found = guarantee_of(history)
-    assert found.epsilon.upper == Guarantee.of(mechanism, 1e-5).epsilon.upper
+    found = history.guarantee()
+    assert found.epsilon.upper == cost([Segment(mechanism)], 1e-5).epsilon.upper
     assert "if no release decides to stop there" in found.sentence()
     assert main(["ledger", str(out)]) == 0
     printed = capsys.readouterr().out

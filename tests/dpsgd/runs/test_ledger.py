@@ -18,7 +18,6 @@ import accounting
 from accounting import Bound, attack_advantage
 from dpsgd import Mechanism
 from dpsgd.core.queries import FullSums
-from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import NO_HEAD, LedgerError, line_of
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.terms import Terms
@@ -82,8 +81,7 @@ def path(tmp_path):
 @pytest.fixture(autouse=True)
 def equal_profiles_are_priced_once(monkeypatch):
     """What is compared here is which profile is priced."""
-    for module in ("runs.history", "training.guarantee"):
-        monkeypatch.setattr(f"dpsgd.{module}.epsilon", epsilon)
+    monkeypatch.setattr("dpsgd.core.cost.epsilon", epsilon)
 
 
 # --- What is counted -----------------------------------------------------------------------------
@@ -230,7 +228,7 @@ def test_sums_over_all_rows_count_where_they_are_declared(path, with_sums):
         assert 0 <= found.epsilon.upper - gaussian(4, sums).lower < 0.1
     assert twice.epsilon.upper > whole.epsilon.upper > before.epsilon.upper
     assert read(path).guarantee() == twice
-    assert twice.full_sums == SUMS
+    assert twice.mechanism.full_sums == SUMS
     assert twice.record()["full_sums"] == {
         "count": 3, "noise_multiplier": 6.0, "l2_clip_norm": 1.0
     }  # fmt: skip
@@ -238,7 +236,7 @@ def test_sums_over_all_rows_count_where_they_are_declared(path, with_sums):
 
 
 def advantage(path):
-    return guarantee_of(read(path)).attack_advantage
+    return read(path).guarantee().attack_advantage
 
 
 def test_the_advantage_of_an_attack_is_that_of_all_that_was_declared(path):

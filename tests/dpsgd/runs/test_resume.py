@@ -25,7 +25,6 @@ from dpsgd.models.model import export
 from dpsgd.runs import engine, fingerprint, job
 from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
-from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import stop_requests
@@ -170,7 +169,7 @@ def test_a_finished_run_costs_what_was_promised_and_is_tidied_up(finished):
     promised = json.loads((finished / "guarantee.json").read_text())
     report = json.loads((finished / "report.json").read_text())
     assert {name: report[name] for name in promised} == promised
-    guarantee = guarantee_of(RunDirectory.open(finished).history())
+    guarantee = RunDirectory.open(finished).history().guarantee()
     assert guarantee.sentence() == promised["guarantee"]
     assert report["generations"] == 1
     assert not (finished / "root.key").exists()

@@ -12,10 +12,10 @@ import pytest
 from dpsgd import RunConfig, run
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
+from dpsgd.engine.queries import Refinement
 from dpsgd.runs import engine, job
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import Stopped
-from dpsgd.training.refinement import Refinement
 from samplers.settings import SETTINGS
 
 

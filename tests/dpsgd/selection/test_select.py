@@ -22,12 +22,10 @@ from toy_trials import (
 )
 
 from accounting import SelectionProfile, TrialCount, attack_advantage, epsilon
-from dpsgd import Mechanism, RootKey, resume
+from dpsgd import Mechanism, RootKey, cost, resume
 from dpsgd.files import destroy
 from dpsgd.models.model import export
-from dpsgd.runs import guarantees as pricing
 from dpsgd.runs.directory import SECRETS, RunDirectory
-from dpsgd.runs.guarantees import guarantee_of
 from dpsgd.runs.history import LedgerError, line_of
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.selection import Selection
@@ -85,14 +83,14 @@ def test_everything_that_reads_the_model_states_the_price_of_the_whole(trained, 
     whole = price_of_whole()
     assert {*guarantees(out), record["epsilon_upper"]} == {whole}
     assert json.loads((bundle / "guarantee.json").read_text())["epsilon_upper"] == whole
-    assert guarantee_of(RunDirectory(out).history()).epsilon.upper == whole
-    sentence = guarantee_of(RunDirectory(out).history()).sentence()
+    assert RunDirectory(out).history().guarantee().epsilon.upper == whole
+    sentence = RunDirectory(out).history().guarantee().sentence()
     assert sentence in (out / "report.md").read_text()
     assert sentence in (bundle / "guarantee.json").read_text()
     # Also to whoever priced a run of the very same mechanism before.
-    alone = guarantee_of(RunDirectory(trained[0.02]).history())
+    alone = RunDirectory(trained[0.02]).history().guarantee()
     assert alone.epsilon.upper == pytest.approx(price_of_trial(), rel=1e-3)
-    assert guarantee_of(RunDirectory(out).history()).epsilon.upper == whole
+    assert RunDirectory(out).history().guarantee().epsilon.upper == whole
     digits = alone.epsilon.format_upper(".4f")
     assert not any(digits.encode() in held for held in content(tmp_path).values())
 
@@ -214,7 +212,7 @@ def test_while_it_is_under_way_its_secrets_are_the_owners_and_its_ledger_is_publ
         seen[self.path] = stat.S_IMODE(self.path.stat().st_mode)
         history = RunDirectory(out).history()
         assert not history.generations
-        assert guarantee_of(history).epsilon.upper == price_of_whole()
+        assert history.guarantee().epsilon.upper == price_of_whole()
         with pytest.raises(FileNotFoundError, match="the command that began it goes on with it"):
             FinishedRun.read(out)
         with pytest.raises(FileNotFoundError, match="the command that began it goes on with it"):
@@ -343,7 +341,7 @@ def test_where_every_trial_failed_nothing_is_released_and_that_is_final(trained,
                 select(out)
     assert len(trials.begun) == 3
     assert set(os.listdir(out)) == {"ledger.jsonl", "nothing_released.json"}
-    assert guarantee_of(RunDirectory(out).history()).epsilon.upper == price_of_whole()
+    assert RunDirectory(out).history().guarantee().epsilon.upper == price_of_whole()
 
 
 def test_an_error_of_the_disk_names_no_trial_and_loses_none(trained, tmp_path):
@@ -396,16 +394,6 @@ def test_a_trial_of_another_mechanism_than_declared_is_never_released(trained, t
     assert not (tmp_path / "out" / "report.json").exists()
 
 
-def test_the_price_of_one_trial_for_that_of_the_whole_would_be_seen(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        Selection, "profile", property(lambda self: self.candidates[0].mechanism.privacy())
-    )
-    monkeypatch.setattr(pricing, "_guarantees", {})
-    with scripted(trained), so_many(2):
-        record = select(tmp_path / "out")
-    assert record["epsilon_upper"] < price_of_whole()
-
-
 UNEQUAL = {
     "noise": [Mechanism(Deterministic(1000, 100), sigma, 1.0) for sigma in (9.0, 3.0)],
     "epochs": [Mechanism(Deterministic(1000, 100, epochs), 9.0, 1.0) for epochs in (1, 9)],
@@ -423,7 +411,7 @@ def test_unequal_candidates_cost_what_the_dearest_does(differing, dearest):
     assert upper[0] < 0.9 * upper[1]
     order = [dear, cheap] if dearest == "first" else [cheap, dear]
     terms = tuple(Terms(m, 1e-5, False, {"config": str(m)}) for m in order)
-    found = Selection(COUNT, terms, SCORE, "lower", {}).guarantee()
+    found = cost([Selection(COUNT, terms, SCORE, "lower", {}).trials()], 1e-5)
     assert found.epsilon.upper == pytest.approx(upper[1], rel=1e-6)
     assert found.total_variation.upper >= attack_advantage(dear.privacy()).upper
 
@@ -456,7 +444,7 @@ def test_a_trial_is_calibrated_and_the_whole_counts_it():
     whole = SelectionProfile(terms.mechanism.privacy(), COUNT)
     upper = epsilon(whole, terms.delta).upper
     assert 7.9 < upper <= 8.0
-    assert selection.guarantee().epsilon.upper == upper
+    assert cost([selection.trials()], 1e-5).epsilon.upper == upper
 
 
 def test_trials_may_differ_in_bands_each_with_its_noise():
@@ -473,7 +461,7 @@ def test_trials_may_differ_in_bands_each_with_its_noise():
     sigmas = [m.noise_multiplier for m in mechanisms]
     assert sigmas[0] == pytest.approx(sigmas[1], rel=1e-4)  # in a known order bands cost nothing
     assert sigmas[1] == sigmas[2]
-    assert 7.9 < selection.guarantee().epsilon.upper <= 8.0
+    assert 7.9 < cost([selection.trials()], 1e-5).epsilon.upper <= 8.0
 
 
 def test_trials_with_buffers_have_each_the_noise_that_its_own_columns_ask_for():
@@ -487,4 +475,4 @@ def test_trials_with_buffers_have_each_the_noise_that_its_own_columns_ask_for():
     selection = asked.declared(RootKey.from_entropy())
     sigmas = [terms.mechanism.noise_multiplier for terms in selection.candidates]
     assert len(set(sigmas)) == 2
-    assert 7.9 < selection.guarantee().epsilon.upper <= 8.0
+    assert 7.9 < cost([selection.trials()], 1e-5).epsilon.upper <= 8.0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from dpsgd import Guarantee, Mechanism
+from dpsgd import Mechanism, Segment, cost
 from dpsgd.audit.report import FALSE_ALARM, LAW, AuditReport, count_pvalue, entropy_pvalue
 from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.audit.samplers.participation import _positive_binomials
@@ -276,9 +276,9 @@ def test_a_sampler_of_unknown_law_is_not_audited_in_the_audits_and_the_guarantee
     report = AuditReport(tuple(checks))
     assert not report.sampler_audited
     assert report.lines()[-1] == "audit: consistent, SAMPLER NOT AUDITED"
-    notes = Guarantee.of(Mechanism(sampler, 2.0, 1.0), 1e-3).notes
+    notes = cost([Segment(Mechanism(sampler, 2.0, 1.0))], 1e-3).notes
     assert any("not audited" in note for note in notes)
-    sound = Guarantee.of(Mechanism(Poisson(*SIZES), 2.0, 1.0), 1e-3).notes
+    sound = cost([Segment(Mechanism(Poisson(*SIZES), 2.0, 1.0))], 1e-3).notes
     assert not any("not audited" in note for note in sound)
 
 

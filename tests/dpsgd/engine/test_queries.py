@@ -12,10 +12,10 @@ from scipy import stats
 
 from dpsgd import Mechanism, RootKey, Secure
 from dpsgd.core.queries import FullSums
+from dpsgd.engine import queries
 from dpsgd.engine.loop import train_blocks
 from dpsgd.engine.programs import arrays_digest
-from dpsgd.training import refinement
-from dpsgd.training.refinement import Refinement, read_rows, refine
+from dpsgd.engine.queries import Refinement, read_rows, refine
 from samplers import BallsAndBins, Poisson
 
 N, D, T = 400, 3, 8
@@ -108,7 +108,7 @@ def test_the_steps_of_the_sums_are_declared_together_before_any_noise(monkeypatc
         raise InterruptedError
 
     made = []
-    monkeypatch.setattr(refinement, "_applied", lambda *of: made.append(of))
+    monkeypatch.setattr(queries, "_applied", lambda *of: made.append(of))
     with pytest.raises(InterruptedError):
         released(of=mechanism(3), root=root, declare=stop)
     assert declared == [range(T, T + 3)]
@@ -151,7 +151,7 @@ def test_noise_of_sums_is_no_noise_of_the_steps(monkeypatch):
         seen.append(root)
         return train_blocks(*of, root=root, **how)
 
-    monkeypatch.setattr(refinement, "train_blocks", blocks)
+    monkeypatch.setattr(queries, "train_blocks", blocks)
     released(root=root)
     released(root=root, rows={"x": -ROWS["x"]})
     keys = [np.array(one.noise_key(g)) for one in (root, *seen) for g in range(3)]
@@ -216,7 +216,7 @@ def test_rows_are_read_in_parts_as_they_are_at_once(monkeypatch):
     whole = read_rows(Means(), jnp.float32(3), ROWS)
     assert isinstance(whole, np.ndarray)
     for most in (1, 7, N - 1):
-        monkeypatch.setattr(refinement, "_READ_ROWS", most)
+        monkeypatch.setattr(queries, "_READ_ROWS", most)
         np.testing.assert_array_equal(read_rows(Means(), jnp.float32(3), ROWS), whole)
 
 

@@ -29,6 +29,8 @@ from dpsgd import (
     Mechanism,
     RootKey,
     RunConfig,
+    Segment,
+    cost,
     dpsgd,
     private_histogram,
     private_mean,
@@ -38,7 +40,6 @@ from dpsgd import (
 from dpsgd.audit.black_box import black_box_audit
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.planning import plan
-from dpsgd.runs import history
 from dpsgd.runs.history import Generation, History
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.selection import Selection
@@ -78,9 +79,9 @@ SAMPLERS = {
     ),
 }
 DELTAS = {
-    "of": lambda delta: Guarantee.of(MECHANISM, delta),
-    "so far": lambda delta: Guarantee.so_far(MECHANISM, delta, steps=1),
-    "by hand": lambda delta: Guarantee(Bound(0.0, 0.0), delta, "example", "zero-out", 1.0, 1.0),
+    "of": lambda delta: cost([Segment(MECHANISM)], delta),
+    "so far": lambda delta: cost([Segment(MECHANISM, range(1))], delta),
+    "by hand": lambda delta: Guarantee(Bound(0.0, 0.0), delta, MECHANISM, "example"),
     "train": lambda delta: trained(delta=delta),
     "until": lambda delta: MECHANISM.until(epsilon=1.0, delta=delta),
     "plan": lambda delta: plan(MECHANISM.sampler, [1], epsilon=1.0, delta=delta),
@@ -101,8 +102,7 @@ EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLE
 @pytest.fixture(autouse=True)
 def equal_profiles_are_priced_once(monkeypatch):
     """What is compared here is which profile is priced."""
-    for module in ("runs.history", "training.guarantee"):
-        monkeypatch.setattr(f"dpsgd.{module}.epsilon", epsilon)
+    monkeypatch.setattr("dpsgd.core.cost.epsilon", epsilon)
 
 
 def mechanism(sampler, sigma=2.0):
@@ -110,7 +110,7 @@ def mechanism(sampler, sigma=2.0):
 
 
 def spent(sampler, steps):
-    return Guarantee.so_far(mechanism(sampler), DELTA, steps=steps)
+    return cost([Segment(mechanism(sampler), range(steps))], DELTA)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def spent(sampler, steps):
     ],
 )
 def test_what_is_spent_grows_from_nothing_to_the_price_of_the_whole_run(sampler):
-    whole = Guarantee.of(mechanism(sampler), DELTA)
+    whole = cost([Segment(mechanism(sampler))], DELTA)
     nothing, first, last = (spent(sampler, steps) for steps in (0, 1, 30))
     # Each price is certified to 1e-3 only.
     assert nothing.epsilon.upper == 0.0 < first.epsilon.upper <= last.epsilon.upper + 1e-3
@@ -137,7 +137,7 @@ def test_what_is_spent_is_what_a_ledger_of_these_steps_costs(sampler, tmp_path):
         told = ledger.history.guarantee()
     assert spent(sampler, 14).epsilon.upper == told.epsilon.upper
     assert spent(sampler, 14).notes[-1] == told.notes[-1]
-    assert "for the steps declared so far, if no release decides to stop there" in told.sentence()
+    assert "for the first 14 of 30 steps, if no release decides to stop there" in told.sentence()
 
 
 @pytest.mark.short("deterministic", "shuffle", "poisson", "balls-and-bins", "one assignment")
@@ -154,7 +154,7 @@ def test_an_attack_gains_nothing_before_the_first_step_and_the_profiles_advantag
 
 
 def test_the_accuracy_of_an_attack_is_that_of_the_curve_or_of_epsilon_and_delta_if_less():
-    known = Guarantee.of(mechanism(SAMPLERS["shuffle"]), DELTA)
+    known = cost([Segment(mechanism(SAMPLERS["shuffle"]))], DELTA)
     unknown = dataclasses.replace(known, total_variation=Bound(0.0, 1.0))
     implied = implied_advantage(known.epsilon.upper, DELTA)
     assert unknown.attack_advantage == Bound(0.0, implied)
@@ -173,7 +173,7 @@ def test_the_accuracy_of_an_attack_is_that_of_the_curve_or_of_epsilon_and_delta_
 
 @pytest.mark.parametrize("interval", [None, Bound(1.0, math.inf)])
 def test_where_nothing_is_guaranteed_nothing_bounds_an_attack(interval):
-    known = Guarantee.of(mechanism(SAMPLERS["shuffle"]), DELTA)
+    known = cost([Segment(mechanism(SAMPLERS["shuffle"]))], DELTA)
     void = dataclasses.replace(known, epsilon=interval)
     assert void.attack_advantage is None
     assert "accuracy" not in void.sentence()
@@ -204,11 +204,10 @@ def test_steps_that_the_run_has_not_are_refused(steps):
 
 
 def test_without_noise_or_with_a_seed_nothing_is_guaranteed_so_far():
-    without = Guarantee.so_far(mechanism(SAMPLERS["poisson"], 0.0), DELTA, steps=3)
+    without = cost([Segment(mechanism(SAMPLERS["poisson"], 0.0), range(3))], DELTA)
     assert without.sentence() == "NO GUARANTEE: no noise was added"
-    seeded = Guarantee.so_far(
-        mechanism(SAMPLERS["poisson"]), DELTA, steps=3, reproducible_noise=True
-    )
+    noisy = mechanism(SAMPLERS["poisson"])
+    seeded = cost([Segment(noisy, range(3), reproducible_noise=True)], DELTA)
     assert seeded.sentence().startswith("NO GUARANTEE: reproducible noise")
 
 
@@ -225,14 +224,14 @@ def test_without_noise_or_with_a_seed_nothing_is_guaranteed_so_far():
 def test_until_takes_the_most_epochs_whose_whole_run_meets_the_target(name):
     sampler = SAMPLERS[name]
     short = mechanism(sampler.with_epochs(1), 6.0)
-    target = 1.5 * Guarantee.of(mechanism(sampler, 6.0), DELTA).epsilon.upper
+    target = 1.5 * cost([Segment(mechanism(sampler, 6.0))], DELTA).epsilon.upper
     chosen = short.until(epsilon=target, delta=DELTA)
     epochs = chosen.sampler.epochs
     assert chosen == dataclasses.replace(short, sampler=sampler.with_epochs(epochs))
     assert epochs > 3
     more = mechanism(sampler.with_epochs(epochs + 1), 6.0)
-    assert Guarantee.of(chosen, DELTA).epsilon.upper <= target
-    assert Guarantee.of(more, DELTA).epsilon.upper > target
+    assert cost([Segment(chosen)], DELTA).epsilon.upper <= target
+    assert cost([Segment(more)], DELTA).epsilon.upper > target
 
 
 def test_an_epsilon_that_pays_for_no_epoch_is_refused_with_what_one_costs():
@@ -262,7 +261,7 @@ def test_a_sampler_from_elsewhere_that_holds_arrays_has_its_guarantee():
 
     mechanism = Mechanism(Listed(1000, 100, 1, rows=np.arange(3)), 2.0, 1.0)
     plain = Mechanism(Poisson(1000, 100, 1), 2.0, 1.0)
-    assert Guarantee.of(mechanism, delta=1e-5).epsilon == Guarantee.of(plain, delta=1e-5).epsilon
+    assert cost([Segment(mechanism)], 1e-5).epsilon == cost([Segment(plain)], 1e-5).epsilon
 
 
 def quadratic(w, x):
@@ -281,7 +280,7 @@ def trained(data=None, sampler=SAMPLERS["shuffle"], **how):
 
 def test_training_returns_the_guarantee_of_what_ran():
     found = trained(delta=1e-5).guarantee
-    planned = Guarantee.of(mechanism(SAMPLERS["shuffle"]), 1e-5)
+    planned = cost([Segment(mechanism(SAMPLERS["shuffle"]))], 1e-5)
     assert found.sentence() == planned.sentence()
     assert any(note.startswith("not audited: ") for note in found.notes)
     assert trained().guarantee.delta == 1e-5
@@ -299,7 +298,7 @@ def test_a_delta_is_compared_with_the_number_of_protected_units(num_users):
     sampler = UserPoisson(**SIZES, max_contributions=20, num_users=num_users)
     units = num_users or 1000
     for delta, warned in ((1 / units, True), (0.99 / units, False), (1e-5, False)):
-        notes = Guarantee.of(Mechanism(sampler, 1.0, 1.0), delta).notes
+        notes = cost([Segment(Mechanism(sampler, 1.0, 1.0))], delta).notes
         assert any(f"delta is not below 1 / {units:,}" in note for note in notes) == warned
 
 
@@ -327,7 +326,7 @@ def test_the_default_delta_of_a_run_goes_by_the_units_that_are_protected(populat
 @EVERY_SAMPLER
 def test_one_over_n_is_warned_of_and_the_default_is_not(sampler):
     mechanism = Mechanism(sampler, 2.0, 1.0)
-    found = [Guarantee.of(mechanism, delta).notes for delta in (1 / 1000, default_delta(1000))]
+    found = [cost([Segment(mechanism)], delta).notes for delta in (1 / 1000, default_delta(1000))]
     assert ["delta is not below" in " ".join(notes) for notes in found] == [True, False]
 
 
@@ -339,7 +338,7 @@ def test_an_insecure_root_gives_no_clean_epsilon():
 
 
 def test_a_run_that_is_stopped_says_so_and_costs_what_the_whole_run_does():
-    whole = Guarantee.of(mechanism(SAMPLERS["shuffle"]), 1e-5)
+    whole = cost([Segment(mechanism(SAMPLERS["shuffle"]))], 1e-5)
     params, found = trained(on_block=lambda steps, w: steps >= 16)
     assert found.epsilon == whole.epsilon
     assert "for a run stopped after 16 of 30 steps" in found.sentence()
@@ -393,7 +392,7 @@ def test_a_unit_that_the_data_do_not_have_is_refused_and_the_root_is_left():
 def priced(sampler, sigma, count=0, of_sums=1.5):
     """What a run costs that may end in sums over all rows."""
     sums = FullSums(count, of_sums) if count else None
-    return Guarantee.of(Mechanism(sampler, sigma, 1.0, full_sums=sums), DELTA)
+    return cost([Segment(Mechanism(sampler, sigma, 1.0, full_sums=sums))], DELTA)
 
 
 def declared(sigma):
@@ -409,7 +408,7 @@ def selected(sigma):
     """What the best of some trials costs, of a costly candidate and a cheap one."""
     both = [mechanism(SAMPLERS["deterministic"], each) for each in (sigma, 9.0)]
     terms = tuple(Terms(one, DELTA, False, {"config": ""}) for one in both)
-    return Selection(TrialCount(3.0, 1.0), terms, "loss", "lower", {}).guarantee()
+    return cost([Selection(TrialCount(3.0, 1.0), terms, "loss", "lower", {}).trials()], DELTA)
 
 
 def epsilon_is(change):
@@ -426,7 +425,6 @@ def epsilon_is(change):
 
 
 TRUNCATED = Poisson(**SIZES, epochs=3, max_batch_size=150)
-ONE_LESS = lambda sound: lambda declared: sound(declared[1:])  # noqa: E731
 COMPOSED_WRONGLY = {
     "k sums cost less than one": (
         lambda: priced(SAMPLERS["deterministic"], 9.0, 4), FullSums, "release",
@@ -440,7 +438,10 @@ COMPOSED_WRONGLY = {
         lambda: priced(SAMPLERS["deterministic"], 0.7, 1, 50.0), Mechanism, "_with_sums",
         lambda sound: lambda self, trained, count=None: self.full_sums.release(1),
     ),
-    "a generation is left out": (lambda: declared(2.25), history, "kinds_of", ONE_LESS),
+    "attempts cost less than one": (
+        lambda: declared(2.25), Mechanism, "privacy_of",
+        lambda sound: lambda self, ranges: GaussianProfile(100.0),
+    ),
     "a selection costs half": (
         lambda: selected(2.5), SelectionProfile, "epsilon", epsilon_is(0.25),
     ),
@@ -467,4 +468,5 @@ def test_a_whole_that_costs_less_than_a_part_is_never_printed(
         patch.setattr(where, name, wrong(getattr(where, name)))
         with pytest.raises(ContradictoryBounds, match="on a whole contradicts"):
             price()
+    epsilon.cache_clear()
     assert price().epsilon.upper > 0

@@ -1,0 +1,386 @@
+"""`cost`: what a run costs, however it was put together; nothing else prices anything.
+
+The proofs are in docs/explanation/privacy-cost-of-several-attempts.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accounting import (
+    Bound,
+    EnvelopeProfile,
+    PrivacyProfile,
+    SelectionProfile,
+    TrialCount,
+    attack_advantage,
+    epsilon,
+)
+from dpsgd.core.guarantee import UNKNOWN, Guarantee
+from dpsgd.core.mechanism import Mechanism
+from samplers.base import stated_law
+from samplers.settings import name_of
+
+LAZY_TABLES = (
+    "tables are lazy: a row got the noise of the steps in which no batch read it when it was next "
+    "read, or before it was released, with the law of noise that comes at once and so the same "
+    "privacy cost; training states before that noise is drawn are not covered: keep them secret"
+)
+"""What a reader should know of tables with deferred noise (`dpsgd.engine.lazy.group`)."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive steps of one run under one set of keys, with all that their cost depends on.
+
+    >>> from samplers import Poisson
+    >>> Segment(Mechanism(Poisson(10_000, batch_size=100), 1.0, l2_clip_norm=1.0)).steps
+    range(0, 100)
+
+    Attributes:
+      mechanism: Sampler, sigma, C, noise and full-batch queries of the whole run, as planned.
+      steps: Those that are taken: first the sampler's steps, then one for each full-batch query. By
+        default all.
+      unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row of
+        the data is an example.
+      reproducible_noise: Whether the noise comes from a seed that can be guessed.
+      lazy_tables: Whether noise of tables is deferred: the cost is the same.
+
+    Raises:
+      ValueError: if the run has not these steps.
+    """
+
+    mechanism: Mechanism
+    steps: range = None  # type: ignore[assignment]
+    unit: str = ""
+    reproducible_noise: bool = False
+    lazy_tables: bool = False
+
+    def __post_init__(self) -> None:
+        whole = self.mechanism.num_steps
+        steps = range(whole) if self.steps is None else self.steps
+        if steps.step != 1 or not 0 <= steps.start <= steps.stop <= whole:
+            raise ValueError(f"steps must be in [0, {whole}], the run's number, got {steps}")
+        object.__setattr__(self, "steps", steps)
+        object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
+
+    @property
+    def complete(self) -> bool:
+        """Whether these are all steps of the run."""
+        return self.steps == range(self.mechanism.num_steps)
+
+    @property
+    def mechanisms(self) -> list[Mechanism]:
+        """What may have run."""
+        return [self.mechanism]
+
+    def planned(self) -> Segment:
+        """Returns the segment that goes on to the last step of the run."""
+        return dataclasses.replace(self, steps=range(self.steps.start, self.mechanism.num_steps))
+
+
+@dataclass(frozen=True)
+class Trials:
+    """A private selection: the best of a random number of whole runs, and nothing else.
+
+    Attributes:
+      count: The law of the number of trials, which stays secret.
+      candidates: What a trial may be, each equally likely; at least one.
+      score: What the best is chosen by.
+      released: The candidate that was released; by default the first stands for it.
+    """
+
+    count: TrialCount
+    candidates: tuple[Segment, ...]
+    score: str
+    released: Segment | None = None
+
+    complete = True
+    steps = range(1)
+
+    def __post_init__(self) -> None:
+        if not self.candidates or not all(one.complete for one in self.candidates):
+            raise ValueError("a selection needs at least one candidate, and whole runs alone")
+        if len({one.unit for one in self.candidates}) > 1:
+            raise ValueError("candidates must protect one unit")
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """That of the run which was released."""
+        return self._shown.mechanism
+
+    @property
+    def unit(self) -> str:
+        """What is protected."""
+        return self._shown.unit
+
+    @property
+    def lazy_tables(self) -> bool:
+        """Whether noise of tables was deferred in the run that was released."""
+        return self._shown.lazy_tables
+
+    @property
+    def reproducible_noise(self) -> bool:
+        """Whether the noise of a trial may come from a seed that can be guessed."""
+        return any(one.reproducible_noise for one in self.candidates)
+
+    @property
+    def mechanisms(self) -> list[Mechanism]:
+        """Those of the candidates that differ in more than the clipping norm."""
+        found = (dataclasses.replace(one.mechanism, l2_clip_norm=1.0) for one in self.candidates)
+        return list(dict.fromkeys(found))
+
+    @property
+    def profile(self) -> SelectionProfile:
+        """The privacy profile of the whole: each candidate's lies below the envelope of all."""
+        envelope = EnvelopeProfile(tuple(one.privacy() for one in self.mechanisms))
+        return SelectionProfile(envelope, self.count)
+
+    def planned(self) -> Trials:
+        """Returns this selection."""
+        return self
+
+    def __str__(self) -> str:
+        """Returns what is done, in words."""
+        few = len(self.candidates)
+        return (
+            f"the best by {self.score} of a random number of trials (mean {self.count.mean:g}, "
+            f"negative binomial of shape {self.count.shape:g}), each one of {few} "
+            f"{'candidates' if few > 1 else 'candidate'} drawn at random"
+        )
+
+    @property
+    def _shown(self) -> Segment:
+        return self.released or self.candidates[0]
+
+
+Part = Segment | Trials
+
+
+def cost(segments: Sequence[Part], delta: float) -> Guarantee:
+    """Returns the guarantee of all that the segments released together.
+
+    For a run that is whole this is the guarantee. Of a run that is not, it holds two numbers, of
+    which each covers something else:
+
+    * The *interval* is the cost of a run that stops here for reasons in which no release has a
+      part: a plan, a clock, a machine that dies.
+    * For a stop that is decided by looking at the model, at a loss of public rows, or at other
+      functions of the releases, it is none: that step was chosen among many, perhaps as the one
+      that tells most about somebody. What holds then, whatever the rule, is the cost of the *whole
+      run*, which the notes name: wherever it stops, all that is known is a function of the releases
+      that the whole run would have made. So a planned budget is a privacy filter, and these
+      intervals, read one after another, are not an odometer. Decisions by private rows, training
+      rows without noise among them, are covered by neither.
+
+    >>> from samplers import Poisson
+    >>> mechanism = Mechanism(Poisson(10_000, batch_size=100), 1.0, l2_clip_norm=1.0)
+    >>> print(f"{cost([Segment(mechanism)], delta=1e-5).epsilon:.2f}")
+    [0.72, 0.73]
+
+    Args:
+      segments: In the order in which they ran: the attempts of a run, of which each has keys of its
+        own, or a selection. At least one; the last one says what was planned.
+      delta: Of the guarantee, in (0, 0.1).
+
+    Raises:
+      ValueError: if `delta` is not in (0, 0.1), or the privacy profile of a sampler is not proved.
+      ContradictoryBounds: if the whole were to cost less than a part of it.
+
+    Source: Y. Zhu, J. Dong, Y.-X. Wang, Optimal Accounting of Differential Privacy via
+    Characteristic Function (2022), on the adaptive composition of dominating pairs; C. Dwork et
+    al., Our Data, Ourselves (2006), Theorem 1, on basic composition; R. Rogers et al., Privacy
+    Odometers and Filters (2016); N. Papernot, T. Steinke (2022) on selection, see
+    `accounting.SelectionProfile`.
+    """
+    *before, last = segments
+    taken = tuple(part for part in segments if part.steps)
+    planned = tuple(part for part in (*before, last.planned()) if part.steps)
+    whole = Guarantee(
+        epsilon=None,
+        delta=delta,
+        mechanism=last.mechanism,
+        unit=last.unit,
+        secure_noise=all(one.noise.exact for one in last.mechanisms),
+        lazy_tables=last.lazy_tables,
+        scope=_scope(taken, planned),
+        void=_void(taken),
+        left_out=_left_out(last) if isinstance(last, Trials) else (),
+    )
+    if whole.void:
+        return whole
+    interval = _epsilon(taken, delta)
+    notes = [*filter(None, [interval.note]), *_caveats(last, delta)]
+    if any(part.mechanism != planned[0].mechanism for part in planned[1:]):
+        notes.append(
+            "the mechanism was changed during the run, and this is a guarantee only if no change "
+            "was decided by looking at what was released or written before (parameters, metrics, "
+            "losses or other diagnostics)"
+        )
+    if whole.scope and not isinstance(last, Trials):
+        of_all = "none" if _void(planned) else f"{_epsilon(planned, delta):.4f}"
+        notes.append(
+            "this is the privacy cost if the run stops here for reasons that do not depend on what "
+            "it released; a stop decided by looking at the model costs what the whole run costs "
+            f"(epsilon in {of_all}), and one decided by losses or other diagnostics is not covered"
+        )
+    if last.lazy_tables:
+        notes.append(LAZY_TABLES)
+    distance = _total_variation(taken)
+    return dataclasses.replace(
+        whole, epsilon=interval, total_variation=distance, notes=tuple(notes)
+    )
+
+
+def _left_out(trials: Trials) -> tuple[str, ...]:
+    return (
+        "how long the selection took, and what else its machine shows of it (processes, disk use, "
+        "numbers of files), which tells of the number of trials: that number must stay secret",
+        f"the rows of {trials.score}, by which the best trial was chosen: they are not protected",
+        "whatever lay in the folder of the selection before it was released",
+    )
+
+
+def _void(taken: Sequence[Part]) -> str:
+    """Returns why nothing is guaranteed, or an empty text."""
+    if len({part.unit for part in taken}) > 1:
+        return "the attempts of this run protect different units"
+    if any(one.noise_multiplier == 0 for part in taken for one in part.mechanisms):
+        return "no noise was added"
+    if any(part.reproducible_noise for part in taken):
+        return "reproducible noise: whoever guesses the seed can subtract it"
+    return ""
+
+
+def _scope(taken: Sequence[Part], planned: Sequence[Part]) -> str:
+    if isinstance(last := planned[-1], Trials):
+        return "the best of a secret number of trials"
+    if [part.steps for part in taken] == [part.steps for part in planned]:
+        return ""
+    if len(planned) > 1 or last.steps.start:
+        return "the steps declared so far, if no release decides to stop there"
+    done, whole = sum(len(part.steps) for part in taken), len(last.steps)
+    return f"the first {done:,} of {whole:,} steps, if no release decides to stop there"
+
+
+def _caveats(last: Part, delta: float) -> list[str]:
+    """Returns what a reader should know of the last segment's samplers and queries."""
+    found: list[str] = []
+    for mechanism in last.mechanisms:
+        sampler, sums = mechanism.sampler, mechanism.full_sums
+        found += sampler.caveats(mechanism.noise_multiplier, delta)
+        if delta >= 1 / sampler.num_units:
+            found.append(
+                f"delta is not below 1 / {sampler.num_units:,}, one over the number of protected "
+                "units: to publish one unit at random is as private; take a smaller delta"
+            )
+        if stated_law(sampler) is None:
+            found.append(
+                f"the sampler {name_of(type(sampler))} is not audited: it states no law of its "
+                "rows, so that its draws are not held against what is claimed"
+            )
+        if sums is not None:
+            found.append(
+                f"the run ends in {sums}, such as those of a calibration: they are counted as its "
+                f"last {sums.count} of {mechanism.num_steps:,} steps"
+            )
+    if isinstance(last, Trials):
+        return list(dict.fromkeys(f"of one trial: {note}" for note in found))
+    return found
+
+
+def _once(compute: Callable[..., Bound]) -> Callable[..., Bound]:
+    """Returns `compute`, which computes once of equal segments, however often it is asked."""
+    remembered = functools.lru_cache(maxsize=256)(compute)
+
+    @functools.wraps(compute)
+    def bound(*terms: Any) -> Bound:
+        try:
+            hash(terms)
+        except TypeError:  # a sampler from elsewhere may hold arrays
+            return compute(*terms)
+        return remembered(*terms)
+
+    return bound
+
+
+@_once
+def _epsilon(taken: Sequence[Part], delta: float) -> Bound:
+    """Bounds epsilon of what was taken, and holds it against each whole run among it."""
+    if not taken:
+        return Bound(0.0, 0.0, note="no step was declared: nothing was released")
+    profiles = _profiles(taken)
+    bounds = [epsilon(profile, delta / len(profiles)) for profile in profiles]
+    if estimated := [bound for bound in bounds if bound.confidence < 1]:
+        raise ValueError(
+            f"epsilon {estimated[0]:.4f} holds only with confidence {estimated[0].confidence}: an "
+            "estimate is not a guarantee"
+        )
+    wholes = [one for part in taken if part.complete for one in part.mechanisms]
+    parts = [bound for mechanism in wholes for bound in mechanism.parts(delta)]
+    return _total(taken, bounds, _note_on(taken, bounds)).covering(parts)
+
+
+@_once
+def _total_variation(taken: Sequence[Part]) -> Bound:
+    """Bounds the total variation distance delta(0) of what was taken."""
+    if not taken:
+        return Bound(0.0, 0.0)
+    bounds = [attack_advantage(profile) for profile in _profiles(taken)]
+    if any(bound.confidence < 1 for bound in bounds):
+        return UNKNOWN
+    found = _total(taken, bounds, "")
+    return found if found.upper <= 1 else Bound(min(found.lower, 1.0), 1.0)
+
+
+def _profiles(taken: Sequence[Part]) -> list[PrivacyProfile]:
+    """Returns one profile for all segments that differ in the clipping norm alone.
+
+    Given all that was released before, a segment is part of a run of its own mechanism with a fresh
+    seed and fresh noise: the sampler bounds several of them together (`BatchSampler.privacy_of`).
+    """
+    if len(taken) == 1 and isinstance(taken[0], Segment) and taken[0].complete:
+        return [taken[0].mechanism.privacy()]
+    kinds: list[tuple[Mechanism, list[range]]] = []
+    for part in taken:
+        if isinstance(part, Trials):
+            continue
+        for known, ranges in kinds:
+            if dataclasses.replace(part.mechanism, l2_clip_norm=known.l2_clip_norm) == known:
+                ranges.append(part.steps)
+                break
+        else:
+            kinds.append((part.mechanism, [part.steps]))
+    selections = [part.profile for part in taken if isinstance(part, Trials)]
+    return [*(kind.privacy_of(ranges) for kind, ranges in kinds), *selections]
+
+
+def _total(taken: Sequence[Part], bounds: Sequence[Bound], note: str) -> Bound:
+    """Bounds a sum. Below, something is proved of one whole run alone, whose epochs are whole."""
+    if len(taken) == 1 and isinstance(taken[0], Segment) and taken[0].complete:
+        return bounds[0]
+    total = math.fsum(bound.upper for bound in bounds)  # of one number: that number
+    return Bound(0.0, total if len(bounds) == 1 else math.nextafter(total, math.inf), note=note)
+
+
+def _note_on(taken: Sequence[Part], bounds: Sequence[Bound]) -> str:
+    if isinstance(taken[-1], Trials):
+        return (
+            f"this is the privacy cost of the whole selection: {taken[-1]}; one trial would cost "
+            "less, and this model is not one trial: it was chosen. The noise multiplier and the "
+            "clipping norm are those of its trial. No lower end is computed"
+        )
+    declared = "; ".join(
+        f"steps {part.steps.start:,} to {part.steps.stop - 1:,} of {part.mechanism.num_steps:,}"
+        for part in taken
+    )
+    note = (
+        f"counted as declared ({declared}); epochs that were entered count whole except under "
+        "Poisson, and no lower end is computed"
+    )
+    return "; ".join([*dict.fromkeys(bound.note for bound in bounds if bound.note), note])

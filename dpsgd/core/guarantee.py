@@ -1,0 +1,197 @@
+"""A guarantee as it may be printed: an interval, its terms, and what it leaves out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accounting import (
+    Bound,
+    attack_accuracy,
+    check_guarantee_delta,
+    format_delta,
+    implied_advantage,
+)
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.noise.registry import noise_from_record, noise_record
+
+ADJACENCY = "zero-out"
+"""One unit is replaced by the null example, whose gradient is 0; how many there are is public."""
+
+NOT_COVERED = (
+    "choices of hyper-parameters that looked at private data and are not counted above",
+    "the diagnostics of training (losses, clipped fractions, batch sizes, metrics on its rows)",
+    "evaluation on rows that were not training examples",
+    "side channels, such as how long a step takes",
+)
+
+FLOATING_POINT = (
+    "floating point: the guarantee is that of exact sums and exact Gaussian noise; sums of clipped "
+    "gradients in 32 bits are rounded, to some 1e-7 of themselves at each addition, and noise from "
+    "a fast generator in 32 bits is Gaussian to about 1e-6 (secure noise leaves none of this open)"
+)
+"""What is not covered either, unless noise is secure: `dpsgd.noise.gaussian` says why."""
+
+
+FOREIGN_CALLS = (
+    "host calls and foreign functions of the loss, which may carry private rows from one example "
+    "to another"
+)
+"""What is not covered where a loss makes such calls (`dpsgd.gradients.isolation`)."""
+
+UNKNOWN = Bound(0.0, 1.0)
+"""Of a total variation distance, where no profile bounds it."""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What (epsilon, delta)-differential privacy a run gives the units in its training data.
+
+    It is made by `dpsgd.core.cost.cost` alone.
+
+    Attributes:
+      epsilon: Interval that contains the mechanism's epsilon; its upper end is what is guaranteed.
+        None where nothing is guaranteed; `void` then says why.
+      delta: The delta at which epsilon is given, in (0, 0.1).
+      mechanism: Sampler, sigma, C, noise and full-batch queries of the run, or of its last attempt.
+      unit: What one neighbour differs in ('example' or 'user').
+      total_variation: Interval that contains the mechanism's delta(0), from its own profile.
+      secure_noise: Whether sums and noise were exact, so that floating point is covered.
+      lazy_tables: Whether noise of tables is deferred, which changes no number here.
+      scope: What part of a run this is about, and on what condition; empty for a whole run.
+      void: Why there is no guarantee, or empty.
+      notes: What a reader should know about the interval.
+      left_out: What it does not cover beside what no guarantee does.
+      foreign_calls: Whether the loss may call the host and foreign functions.
+    """
+
+    epsilon: Bound | None
+    delta: float
+    mechanism: Mechanism
+    unit: str
+    total_variation: Bound = UNKNOWN
+    secure_noise: bool = False
+    lazy_tables: bool = False
+    scope: str = ""
+    void: str = ""
+    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    foreign_calls: bool = False
+
+    def __post_init__(self) -> None:
+        check_guarantee_delta(self.delta)
+
+    def stopped(self, steps: int, whole: int) -> Guarantee:
+        """Returns this guarantee, of a whole run, as that of a run that was stopped.
+
+        It costs no less: the decision to stop may depend on what was released, see `cost`, and
+        all that is known is then a function of what the whole run would have released.
+
+        Args:
+          steps: Steps that were done.
+          whole: Steps of the whole run.
+        """
+        return dataclasses.replace(
+            self,
+            scope=f"a run stopped after {steps:,} of {whole:,} steps, which costs what all of them "
+            "do",
+            notes=(
+                *self.notes,
+                "the run was stopped: where losses, other diagnostics or private rows had a part "
+                "in that, it is not covered",
+            ),
+        )
+
+    @property
+    def attack_advantage(self) -> Bound | None:
+        """The largest advantage of a membership attack; None where nothing is guaranteed.
+
+        Whether a unit was in the training data or zeroed out is guessed by whoever knows all else:
+        see `accounting.attack` for the game and the proof. The upper end is that of the whole
+        profile, delta(0), or what this (epsilon, delta) alone implies, whichever is less.
+        """
+        if self.epsilon is None or math.isinf(self.epsilon.upper):
+            return None
+        found = self.total_variation
+        upper = min(found.upper, implied_advantage(self.epsilon.upper, self.delta))
+        return Bound.resting_on(found, min(found.lower, upper), upper)
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What the guarantee leaves out, in sentences."""
+        always = NOT_COVERED if self.secure_noise else (*NOT_COVERED, FLOATING_POINT)
+        return (*self.left_out, *[FOREIGN_CALLS] * self.foreign_calls, *always)
+
+    def sentence(self) -> str:
+        """Returns the guarantee in one line."""
+        if self.epsilon is None:
+            return f"NO GUARANTEE: {self.void}"
+        if math.isinf(self.epsilon.upper):
+            return (
+                f"NO GUARANTEE: no finite epsilon is certified at delta {format_delta(self.delta)}"
+            )
+        return (
+            f"epsilon <= {self.epsilon.format_upper('.3g')} at delta {format_delta(self.delta)} "
+            f"{f'for {self.scope} ' if self.scope else ''}"
+            f"({ADJACENCY} adjacency, unit: one {self.unit}{self._of_noise()}); "
+            f"certified: epsilon in {self.epsilon:.4f}; "
+            f"{self.attack()}{f'. NOT COVERED: {FOREIGN_CALLS}' if self.foreign_calls else ''}"
+        )
+
+    def _of_noise(self) -> str:
+        words = words_on(noise_record(self.mechanism.noise))
+        late = ", lazy tables" if self.lazy_tables else ""
+        return late if words == INDEPENDENT else f", {words}{late}"
+
+    def attack(self) -> str:
+        """Returns what bounds a membership attack, or that nothing does, in words."""
+        advantage = self.attack_advantage
+        if advantage is None:
+            return "nothing bounds the accuracy of a membership attack"
+        accuracy = attack_accuracy(advantage).format_upper(".4f")
+        return f"a membership attack with a fair prior has an accuracy of at most {accuracy}"
+
+    def record(self) -> dict[str, Any]:
+        """Returns the guarantee as JSON values; an end that is not finite is null."""
+        ends = (self.epsilon.lower, self.epsilon.upper) if self.epsilon else (math.inf, math.inf)
+        lower, upper = (end if math.isfinite(end) else None for end in ends)
+        advantage, mechanism = self.attack_advantage, self.mechanism
+        sums, clip = mechanism.full_sums, mechanism.l2_clip_norm
+        return {
+            "guarantee": self.sentence(),
+            "epsilon_lower": lower,
+            "epsilon_upper": upper,
+            "delta": self.delta,
+            "attack_advantage_lower": advantage and advantage.lower,
+            "attack_advantage_upper": advantage and advantage.upper,
+            "attack_accuracy_upper": advantage and attack_accuracy(advantage).upper,
+            "adjacency": ADJACENCY,
+            "unit": self.unit,
+            "noise_multiplier": mechanism.noise_multiplier,
+            "l2_clip_norm": clip if math.isfinite(clip) else None,
+            "secure_noise": self.secure_noise,
+            "noise": noise_record(mechanism.noise),
+            "full_sums": dataclasses.asdict(sums) if sums else None,
+            "lazy_tables": self.lazy_tables,
+            "notes": list(self.notes),
+            "not_covered": list(self.not_covered),
+        }
+
+
+INDEPENDENT = "independent noise"
+
+
+def words_on(noise: Mapping[str, Any]) -> str:
+    """Returns what a noise is called, of which this is the description.
+
+    >>> words_on({"name": "banded toeplitz", "coefficients": [4, 3]}), words_on({"name": "secure"})
+    ('BandedToeplitz noise of 2 bands', 'independent noise')
+    """
+    try:
+        law = noise_from_record(noise)
+    except ValueError:  # of a module that is not imported here
+        return f"{noise.get('name')} noise"
+    return str(law) if law.bands > 1 else INDEPENDENT

@@ -1,1 +1,0 @@
-"""The algorithm, its loop, and the guarantee of what it did."""
