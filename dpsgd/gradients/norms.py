@@ -116,7 +116,9 @@ def _sum_of_squares(x: Array, factor: Array) -> Array:
     ]
     column = _rows(factor, x)
     squares = [lax.square(_clamped(part * column)) for part in parts]
-    return _sum(_pairwise(jnp.add, [_pad(square, width) for square in squares]))
+    total = _pairwise(jnp.add, [_pad(square, width) for square in squares])
+    # XLA for CPUs would fuse it into the compensated sum, which takes one number after another.
+    return _sum(lax.platform_dependent(total, cpu=lax.optimization_barrier, default=lambda x: x))
 
 
 def _pairwise(add: Callable[[T, T], T], terms: list[T]) -> T:

@@ -140,7 +140,7 @@ def test_rows_of_other_columns_are_refused(tmp_path):
 
 
 def test_shards_are_refused():
-    with pytest.raises(ValueError, match="has 2 shards"):
+    with pytest.raises(ValueError, match="2 data shards"):
         Draw.of(Poisson(100, 8, num_shards=2), DATA, run="r", generation=0, first_step=0)
 
 
