@@ -20,6 +20,7 @@ import accounting
 import samplers
 from dpsgd.engine.programs import compilation
 from dpsgd.noise.keys import RootKey
+from dpsgd.processor import processor_digest
 from dpsgd.runs.config import config_digest
 from dpsgd.runs.environment import environment
 from samplers import BatchSampler
@@ -50,7 +51,7 @@ def fingerprint(
         "code": code_digest(),
         "task_code": task_code,
         **environment(),
-        "processor": _processor(),
+        "processor": processor_digest(),
         "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "program": root.blind(program),
         **compilation(),
@@ -217,13 +218,3 @@ def _digest_of(files: set[Path]) -> str:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _processor() -> str:
-    """Returns a digest of the processor's name and features, for which programs are compiled."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    kinds = ("model name", "flags", "Features", "CPU part")
-    return _digest("\n".join(sorted({x for x in lines if x.startswith(kinds)})).encode())

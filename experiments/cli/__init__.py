@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 import dpsgd
 from dpsgd.runs.stop import INTERRUPTED
 from experiments.cli.errors import in_one_line
+from experiments.cli.program_cache import NOT_KEPT, keep_programs
 
 COMMANDS = {
     "prepare": "Turn raw data into a store that `dpsgd train` reads.",
@@ -65,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[:1] == ["--version"]:
             print(f"dpsgd {dpsgd.__version__}")
             return 0
-        answer, config = parse(words)
+        if argv is None:
+            keep_programs(words)
+        answer, config = parse([word for word in words if word != NOT_KEPT])
         return answer(config) or 0
 
     status = in_one_line("dpsgd", run)
@@ -139,5 +142,6 @@ def usage() -> str:
             *(f"  {name:13}  {what}" for name, what in COMMANDS.items()),
             "",
             "`dpsgd COMMAND --help` lists the settings of a command.",
+            f"{NOT_KEPT}, with any of them, keeps no compiled program for the next one.",
         ]
     )

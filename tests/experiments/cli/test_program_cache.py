@@ -1,0 +1,130 @@
+"""Compiled programs are kept where their owner alone can write, or not at all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.cli.program_cache import NOT_KEPT, keep_programs
+
+NAMED = "JAX_COMPILATION_CACHE_DIR"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"XDG_CACHE_HOME": str(tmp_path)})
+    return tmp_path / "dpsgd"
+
+
+def test_programs_are_kept_in_a_folder_of_the_users_alone(home):
+    keep_programs(["train"])
+    folder = Path(os.environ[NAMED])
+    assert folder.is_relative_to(home)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize(
+    "danger", ["written by the group", "written by all", "another's", "a link"]
+)
+def test_a_folder_that_others_could_write_is_not_used(home, danger, depth, capsys, monkeypatch):
+    keep_programs(["train"])
+    folder = Path(os.environ.pop(NAMED))
+    part = [folder, *folder.parents][depth]
+    if danger == "another's":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        part = folder
+    elif danger == "a link":
+        part.rename(home.parent / "elsewhere")
+        part.symlink_to(home.parent / "elsewhere")
+    else:
+        part.chmod({"written by the group": 0o770, "written by all": 0o707}[danger])
+    keep_programs(["train"])
+    assert NAMED not in os.environ
+    assert str(part) in capsys.readouterr().err
+
+
+def test_without_a_folder_no_program_is_kept(home, capsys):
+    home.parent.mkdir(exist_ok=True)
+    home.write_text("in the way")
+    keep_programs(["train"])
+    assert NAMED not in os.environ
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_user_says_of_kept_programs_holds(home):
+    keep_programs(["train", NOT_KEPT])
+    assert NAMED not in os.environ
+    os.environ[NAMED] = "mine"
+    keep_programs(["train"])
+    assert os.environ[NAMED] == "mine"
+
+
+TASK = """
+from dataclasses import dataclass
+import numpy as np
+
+@dataclass(frozen=True)
+class Mean:
+    def columns(self):
+        return {"x": np.linspace(0, 1, 40, dtype=np.float32)}
+
+    def init(self, seed):
+        return {"m": np.zeros(3, np.float32)}
+
+    def loss(self, params, example):
+        return ((params["m"] - example["x"]) ** 2).sum()
+
+    def metrics(self, params):
+        return {}
+
+    def generated(self, count):
+        return {"x": np.zeros(count, np.float32)}
+
+    def describe(self):
+        return {}
+"""
+
+
+@pytest.mark.long
+def test_a_program_that_was_kept_trains_the_same_bits(tmp_path):
+    (tmp_path / "own.py").write_text(TASK)
+    mine = {
+        k: v for k, v in os.environ.items() if not k.startswith(("JAX_COMPILATION", "JAX_PERS"))
+    }
+    words = ["train", "--task", "own:Mean", "--noise-multiplier", "1", "--insecure-seed", "1"]
+    words += ["--l2-clip-norm", "1", "--learning-rate", "0.1", "--no-audit"]
+    found = []
+    for out, extra in [("first", []), ("again", []), ("anew", [NOT_KEPT])]:
+        line = [
+            *words,
+            "--out",
+            out,
+            "sampler:poisson",
+            "--batch-size",
+            "8",
+            "--epochs",
+            "2",
+            *extra,
+        ]
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "from experiments.cli import main; raise SystemExit(main())",
+                *line,
+            ],
+            cwd=tmp_path,
+            env=mine | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+            check=True,
+        )
+        kept = {f.name for f in (tmp_path / "cache").rglob("*-cache")}
+        with np.load(tmp_path / out / "params.npz") as params:
+            found.append((kept, {name: params[name].tobytes() for name in params.files}))
+    (first, params), (again, same), (anew, compiled) = found
+    assert first
+    assert first == again == anew
+    assert params == same == compiled
