@@ -1,10 +1,15 @@
-"""Bugs of the library, planted where they would be made: some lines of a function become others."""
+"""Faults that are planted into the library through its functions, by name and around them.
+
+`SEAMS` is the one table of the functions that faults go around, and says what each does. A fault
+changes the arguments of such a function, or what it returns: it quotes no line of it.
+"""
 
 import contextlib
+import functools
 import importlib
 import inspect
 import sys
-import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -14,52 +19,131 @@ from dpsgd.engine import programs
 
 OURS = ("accounting", "samplers", "dpsgd", "experiments")
 
+SEAMS = {
+    # what trains
+    "keys": ("dpsgd.engine.loop:_keys", "the keys of a run's noise and of its loss"),
+    "plans": ("dpsgd.engine.loop:plan_blocks", "the steps and batches of block after block"),
+    "executable": ("dpsgd.engine.loop:compiled_block", "the executable of a block"),
+    "block": ("dpsgd.engine.loop:_run_block", "the steps of a block, one after the other"),
+    "step": ("dpsgd.engine.loop:_Step.__call__", "one step of a block: sum and update"),
+    "step's sum": ("dpsgd.engine.loop:_StepSum.__call__", "the sum of a step over its passes"),
+    "clipped sum": ("dpsgd.engine.algorithm:_ClippedSum.__call__", "the clipped sum of a pass"),
+    "update": ("dpsgd.engine.algorithm:_Update.__call__", "noise, divisor and optimizer"),
+    "noise": ("dpsgd.noise.gaussian:add_gaussian_noise", "the Gaussian noise of all leaves"),
+    "scales": ("dpsgd.core.mechanism:Mechanism.scales", "C, sigma C and b, as a program has them"),
+    "factor": ("dpsgd.gradients.norms:clip_factor", "by how much each example is shortened"),
+    "combined": ("dpsgd.gradients.norms:combine", "the norm of several leaves' norms"),
+    "selected": ("dpsgd.gradients.norms:select", "gradients, of examples that count alone"),
+    "repeated": ("dpsgd.gradients.ghost.parts:sum_repeated", "sums of rows looked up repeatedly"),
+    # full-batch queries
+    "queries": ("dpsgd.core.mechanism:Mechanism.of_sums", "the mechanism of the queries"),
+    "cost of queries": ("dpsgd.core.queries:FullSums.release", "what so many of them cost"),
+    "cost of all rows": ("samplers.full_batch:FullBatch.privacy", "what sums of all rows cost"),
+    "cost with queries": ("dpsgd.core.mechanism:Mechanism._with_sums", "steps' cost and queries'"),
+    "queries' release": (
+        "dpsgd.engine.queries:release",
+        "sums, under their own root",
+    ),
+    "query": ("dpsgd.engine.queries:refine", "queries, declared and released"),
+    "child": ("dpsgd.noise.keys:RootKey.child", "a root of its own for some use"),
+    "isolated": ("dpsgd.gradients.isolation:isolated", "a function of one row, or a refusal"),
+    "read": ("dpsgd.engine.queries:_read", "what a query reads of some rows"),
+    # who takes part
+    "key": ("samplers.randomness:Key.__init__", "a key, of a seed, stream, epoch and index"),
+    "rate": ("samplers.poisson:exponential_rate", "the rate of Poisson's trials"),
+    "rate of units": ("samplers.units_then_poisson:exponential_rate", "that of examples of units"),
+    "trials": ("samplers.randomness:bernoulli_successes", "which independent trials succeed"),
+    "cut": ("samplers.truncation:cut", "the examples that survive a cut"),
+    "drawn": ("samplers.batches:BatchSource._draw", "an epoch, drawn ahead or now"),
+    "members": ("samplers.base:EpochPlan.members", "who takes part in a step of an epoch"),
+    "filled": ("samplers.batches:BatchSource.fill", "the passes of some steps, padded"),
+    "shard": ("samplers.base:BatchSampler.shard_plan", "a data shard's part of an epoch"),
+    "order": ("samplers.episodes:_ordered_draws", "units, drawn without replacement in order"),
+    "distinct": ("samplers.episodes:_first_distinct", "the first draws that differ"),
+}
+"""Name of a seam -> the function, "module:qualified name", and what it does."""
+
 
 @dataclass(frozen=True)
-class Bug:
-    """A bug of the library.
+class Fault:
+    """A fault of the library.
 
     Attributes:
-      where: The function, "module:qualified name".
-      old: Part of its text, which is there once.
-      new: What stands in its place.
+      seam: Key of `SEAMS`.
+      make: Of the sound function, the faulty one.
       check: Of the audit, or the claim, which must fail.
       kind: Of what is audited.
     """
 
-    where: str
-    old: str
-    new: str
-    check: str
+    seam: str
+    make: Callable
+    check: object
     kind: str = ""
 
 
-def plant(bug, patch):
+def before(change):
+    """A fault of arguments: `change` takes some by name, and returns others for some of them."""
+    wanted = [*inspect.signature(change).parameters]
+
+    def make(sound):
+        signature = inspect.signature(sound)
+
+        @functools.wraps(sound)
+        def faulty(*args, **kwargs):
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            bound.arguments.update(change(*(bound.arguments[name] for name in wanted)))
+            return sound(*bound.args, **bound.kwargs)
+
+        return faulty
+
+    return make
+
+
+def after(change):
+    """A fault of what is returned: `change` takes that, and some arguments by name."""
+    _, *wanted = inspect.signature(change).parameters
+
+    def make(sound):
+        signature = inspect.signature(sound)
+
+        @functools.wraps(sound)
+        def faulty(*args, **kwargs):
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            found = sound(*args, **kwargs)
+            return change(found, *(bound.arguments[name] for name in wanted))
+
+        return faulty
+
+    return make
+
+
+def seam(name):
+    """Returns the owner of a seam, its name there, what stands there, and the function itself."""
+    module, _, qualified = SEAMS[name][0].partition(":")
+    *owners, last = qualified.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+    sound = inspect.getattr_static(owner, last)
+    return owner, last, sound, inspect.unwrap(sound)
+
+
+def plant(fault, patch):
     """Replaces the function, wherever a module of the library knows it by name."""
-    module, _, qualified = bug.where.partition(":")
-    *owners, name = qualified.split(".")
-    owner = importlib.import_module(module)
-    for part in owners:
-        owner = getattr(owner, part)
-    sound = inspect.getattr_static(owner, name)
-    function = inspect.unwrap(sound)
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(bug.old) == 1, f"{bug.where} has not once: {bug.old}"
-    made = {}
-    code = f"from __future__ import annotations\n{source.replace(bug.old, bug.new)}"
-    exec(compile(code, f"<{bug.where}, planted>", "exec"), function.__globals__, made)
-    patch.setattr(owner, name, made[name])
+    owner, name, sound, function = seam(fault.seam)
+    faulty = fault.make(function)
+    patch.setattr(owner, name, faulty)
     for other in [m for known, m in sys.modules.items() if known.split(".")[0] in OURS]:
         for known, value in list(vars(other).items()):
             if value is sound:
-                patch.setattr(other, known, made[name])
+                patch.setattr(other, known, faulty)
 
 
 @contextlib.contextmanager
-def planted(bug):
-    """The library has the bug; what was compiled without it, or with it, is forgotten."""
+def planted(fault):
+    """The library has the fault; what was compiled without it, or with it, is forgotten."""
     with pytest.MonkeyPatch.context() as patch:
-        plant(bug, patch)
+        plant(fault, patch)
         forget()
         yield
     forget()

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from planting import Bug, plant
+from planting import Fault, after, before, plant
 from scipy import optimize, special
 
 from dpsgd import FullSums, Mechanism, Platt, Refinement, RootKey, dpsgd
@@ -367,59 +367,71 @@ CLAIMS = [
     what_could_read_other_rows_is_refused,
     what_holds_rows_is_refused,
 ]
-OF_SUMS = "dpsgd.core.mechanism:Mechanism.of_sums"
+
+
+def declared(change):
+    """Declares other steps than those of the queries."""
+
+    def changed(declare):
+        return {"declare": lambda steps: declare(change(steps))}
+
+    return before(changed)
+
+
+def less_their_mean(found):
+    return jax.tree.map(lambda x: x - x.mean(0), found)
+
+
+def scaled(**factors):
+    """Returns what makes some numbers of a mechanism larger."""
+    return after(
+        lambda found: dataclasses.replace(
+            found, **{name: factor * getattr(found, name) for name, factor in factors.items()}
+        )
+    )
+
+
+def drawn(**changes):
+    return after(lambda found: dataclasses.replace(found, sampler=changed(found.sampler, changes)))
+
+
+def changed(sampler, changes):
+    return dataclasses.replace(
+        sampler, **{name: change(getattr(sampler, name)) for name, change in changes.items()}
+    )
+
+
+COSTS = costs_are_those_of_one_gaussian_release
 BUGS = {
-    "priced once in place of k times": Bug(
-        "dpsgd.core.queries:FullSums.release",
-        "self.noise_multiplier / math.sqrt(count)", "self.noise_multiplier",
-        costs_are_those_of_one_gaussian_release),
-    "sums over all rows cost as much as one": Bug(
-        "samplers.full_batch:FullBatch.privacy",
-        "noise_multiplier / math.sqrt(self.epochs)", "noise_multiplier",
-        costs_are_those_of_one_gaussian_release),
-    "a run costs what its steps do": Bug(
-        "dpsgd.core.mechanism:Mechanism._with_sums",
-        "if sums is None or count == 0:", "if sums is None or not count:",
-        costs_are_those_of_one_gaussian_release),
-    "sums that are released again are free": Bug(
-        "dpsgd.core.mechanism:Mechanism.privacy_of",
-        "return self._with_sums(trained, sums)", "return self._with_sums(trained, sums and None)",
-        costs_are_those_of_one_gaussian_release),
-    "sums are free beside steps": Bug(
-        "dpsgd.core.mechanism:Mechanism.privacy_of",
-        "return self._with_sums(trained, sums)", "return trained",
-        costs_are_those_of_one_gaussian_release),
-    "only the first sum is declared": Bug(
-        "dpsgd.engine.queries:refine",
-        "range(first, mechanism.num_steps)", "range(first, first + 1)",
-        every_sum_is_declared_before_its_noise),
-    "sums are declared as steps of the sampler": Bug(
-        "dpsgd.engine.queries:refine",
-        "range(first, mechanism.num_steps)", "range(mechanism.num_steps - first)",
-        every_sum_is_declared_before_its_noise),
-    "the noise of the steps": Bug(
-        "dpsgd.engine.queries:release",
-        'root.child(" ".join(("full sums", *terms)))', "root",
-        noise_is_none_of_the_steps),
-    "rows are read less their mean": Bug(
-        "dpsgd.engine.queries:_read",
-        "return jax.vmap(isolated(refinement.reads, params, example), (None, 0))(params, part)",
-        "read = jax.vmap(refinement.reads, (None, 0))(params, part)\n"
-        "    return jax.tree.map(lambda x: x - x.mean(0), read)",
-        each_row_is_read_by_itself),
-    "nobody looks whether rows mix": Bug(
-        "dpsgd.engine.queries:_read",
-        "isolated(refinement.reads, params, example)", "refinement.reads",
+    "priced once in place of k times": Fault(
+        "cost of queries", before(lambda count: {"count": min(1, count)}), COSTS),
+    "sums over all rows cost as much as one": Fault(
+        "cost of all rows",
+        before(lambda self: {"self": dataclasses.replace(self, epochs=1)}), COSTS),
+    "a run costs what its steps do": Fault(
+        "cost with queries", before(lambda count: {"count": count or 0}), COSTS),
+    "sums that are released again are free": Fault(
+        "cost with queries", before(lambda count: {"count": count and None}), COSTS),
+    "sums are free beside steps": Fault(
+        "cost with queries", before(lambda count: {"count": None if count is None else 0}), COSTS),
+    "only the first sum is declared": Fault(
+        "query", declared(lambda steps: steps[:1]), every_sum_is_declared_before_its_noise),
+    "sums are declared as steps of the sampler": Fault(
+        "query", declared(lambda steps: range(len(steps))), every_sum_is_declared_before_its_noise),
+    "the noise of the steps": Fault(
+        "child", lambda sound: lambda self, *name: self, noise_is_none_of_the_steps),
+    "rows are read less their mean": Fault(
+        "read", after(less_their_mean), each_row_is_read_by_itself),
+    "nobody looks whether rows mix": Fault(
+        "isolated", lambda sound: lambda function, *arguments, **how: function,
         what_could_read_other_rows_is_refused),
 }  # fmt: skip
 UNPRICED = {
-    "half of the noise": Bug(
-        OF_SUMS, "sums.noise_multiplier, sums", "sums.noise_multiplier / 2, sums", ""),
-    "twice the clip": Bug(OF_SUMS, "sums.l2_clip_norm", "2 * sums.l2_clip_norm", ""),
-    "one sum more": Bug(OF_SUMS, "sums.count)", "sums.count + 1)", ""),
-    "sums of half of the rows": Bug(
-        OF_SUMS, "self.sampler.num_examples", "self.sampler.num_examples // 2", ""),
-}  # fmt: skip
+    "half of the noise": Fault("queries", scaled(noise_multiplier=0.5), ""),
+    "twice the clip": Fault("queries", scaled(l2_clip_norm=2), ""),
+    "one sum more": Fault("queries", drawn(epochs=lambda count: count + 1), ""),
+    "sums of half of the rows": Fault("queries", drawn(num_examples=lambda n: n // 2), ""),
+}
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=[claim.__name__ for claim in CLAIMS])
