@@ -1,8 +1,7 @@
-"""Small arrays side by side in one, so that what is done to every coordinate is compiled once.
+"""Small arrays side by side in one, so that an operation on every coordinate is compiled once.
 
-The time to compile a step is that of its kernels, and each leaf of the parameters has its own: the
-biases and scales of a transformer, a thousandth of its numbers, have more of them than the
-matrices. Large arrays stay by themselves, as to copy them would cost memory and time.
+The time to compile a step is that of its kernels, and each leaf of the parameters has its own.
+Large arrays stay by themselves, as to copy them would cost memory and time.
 """
 
 from __future__ import annotations

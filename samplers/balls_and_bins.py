@@ -50,10 +50,7 @@ class BallsAndBins(VariableBatchSampler):
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the profile of E epochs of T / c bins, and of truncation.
 
-        Groups are public, so that an example falls into one of T / c known steps; with T for T / c,
-        one epoch is (1/T) sum_t N(e_t, sigma^2 I) against N(0, sigma^2 I), attained; redrawn epochs
-        are independent, so they compose; a fixed assignment shows the same bin E times, which is
-        one epoch with noise sigma / sqrt(E).
+        Groups are public, so that an example falls into one of T / c known steps.
 
         Source: L. Chua et al., Balls-and-Bins Sampling for DP-SGD (AISTATS 2025), Theorem 3.1.
         """
@@ -64,22 +61,21 @@ class BallsAndBins(VariableBatchSampler):
             self.independent_steps,
         )
 
-    def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
-        """Bounds from above what stretches of steps cost together, each from a seed of its own.
+    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
+        """Bounds from above the cost of segments of steps together, each from a seed of its own.
 
-        Redrawn epochs are independent whichever seed they come from. A fixed assignment that shows
-        an example's bin in m epochs is one epoch with noise sigma / sqrt(m), and with less noise it
-        costs no less: k stretches cost at most k redrawn epochs with noise sigma / sqrt(max m).
+        k segments of a fixed assignment that enter at most m epochs each cost at most k redrawn
+        epochs with noise sigma / sqrt(m): docs/explanation/lower-bounds-for-shuffled-batches.md.
         """
-        if self.assignment == "redrawn" or len(stretches) == 1:
-            return super().privacy_of(noise_multiplier, stretches)
+        if self.assignment == "redrawn" or len(segments) == 1:
+            return super().privacy_of(noise_multiplier, segments)
         redrawn = replace(
             self,
-            epochs=len(stretches),
+            epochs=len(segments),
             assignment="redrawn",
             max_batch_size=self.shard_batch_size,
         )
-        return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(stretches))))
+        return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(segments))))
 
     def row_law(self) -> IndependentRows:
         """Returns the law: rows are independent, each with one uniform step of its group."""

@@ -1,7 +1,7 @@
 """The interface of batch samplers: a random participation matrix and its privacy cost.
 
 X in {0,1}^(examples x steps). Training reads its columns (the batch of a step), accounting reads
-its rows (when one example takes part). A sampler draws X and says what it costs, in one class.
+its rows (when one example takes part). A sampler draws X and returns its cost, in one class.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ class BatchSampler(abc.ABC):
     """Draws batches, and states the privacy that this way of drawing earns.
 
     The guarantee is about zeroing-out adjacency: one example's gradients are replaced by 0, and
-    num_examples is public. All that is drawn is then drawn alike for both neighbours. It assumes
-    that the adversary sees what is released and not who took part: the seed is a secret, of 128
-    bits or more, kept with the noise's; whoever has it has batches without amplification.
+    num_examples is public. All draws are then alike for both neighbours. It assumes that the
+    adversary sees the releases and not who took part: the seed is a secret, of 128 bits or more,
+    kept with the noise's; with it, batches are known and not amplified.
 
     A sampler is a frozen dataclass of JSON values (and, where it draws from one, a tree of units).
     Most have n, b and E, see `EpochSampler`.
@@ -123,20 +123,20 @@ class BatchSampler(abc.ABC):
 
     @property
     def separation(self) -> int:
-        """Least distance of any two steps that one example may take part in.
+        """Least distance of two steps that one example may take part in; 1: independent noise.
 
         The privacy cost holds for noise that is correlated over so many consecutive steps at most
-        (`dpsgd.noise.base.Noise` has the proof); 1 is independent noise. The steps must be a public
-        set, or such that the cost holds whatever they are. That those in which the example does
-        take part are so far apart is not enough.
+        (docs/explanation/correlated-noise.md). The steps must be a public set, or such that the
+        cost holds whatever they are: the distance of those in which the example does take part is
+        not enough.
         """
         return 1
 
     @property
     def period(self) -> int | None:
-        """Steps T after which everybody who took part does so again, and never else.
+        """Steps T after which all examples of a step take part again, and never else; None without.
 
-        In a known order, or such that the cost holds given the order; None where there is none.
+        In a known order, or such that the cost holds given the order.
         """
         return None
 
@@ -166,8 +166,7 @@ class BatchSampler(abc.ABC):
     def num_shards(self) -> int:
         """Number L of data shards, consecutive ranges of the examples (`Shards`), drawn separately.
 
-        A shard's part of a batch is cut and padded by itself. Whether anything is cut depends on
-        draws alone, and where shards begin is public.
+        A shard's part of a batch is cut and padded by itself; where shards begin is public.
         """
         return 1
 
@@ -184,7 +183,7 @@ class BatchSampler(abc.ABC):
     def clipped_shape(self) -> tuple[int, ...]:
         """Shape of the block of rows whose gradient is clipped as one; () for each row by itself.
 
-        The cost is that of a sum of such gradients. Consecutive rows of a batch make up a block.
+        Consecutive rows of a batch make up a block.
         """
         return ()
 
@@ -200,7 +199,7 @@ class BatchSampler(abc.ABC):
 
     @property
     def max_passes(self) -> int:
-        """Most passes of a step, of which programs make room; see where batches vary in size."""
+        """Most passes of a step, for which programs have room; see where batches vary in size."""
         return 1
 
     @property
@@ -210,7 +209,7 @@ class BatchSampler(abc.ABC):
 
     @property
     def num_units(self) -> int:
-        """Number of protected units, which a delta is compared with: that of the rows."""
+        """Number of protected units, which a delta is compared with."""
         return self.num_examples
 
     def protected_unit(self, population: Population) -> str:
@@ -252,14 +251,14 @@ class BatchSampler(abc.ABC):
 
     @abc.abstractmethod
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns what all `num_steps` steps cost together, truncation included.
+        """Returns the cost of all `num_steps` steps together, truncation included.
 
         Args:
           noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
         """
 
     def correlated_privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns what all steps cost under noise that is correlated over up to `separation`.
+        """Returns the cost under noise that is correlated over up to `separation` steps.
 
         As much as under independent noise; the lower end, too, where an example has its last step
         `separation` steps or more before the run's last, and constant gradients.
@@ -279,7 +278,7 @@ class BatchSampler(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} states no law of its rows")
 
     def terms(self) -> dict[str, Any]:
-        """Returns what the cost depends on, as JSON values from which `from_terms` makes it again.
+        """Returns the settings that the cost depends on, as JSON values for `from_terms`.
 
         >>> from samplers import Deterministic
         >>> Deterministic(num_examples=100, batch_size=10).terms()
@@ -289,41 +288,39 @@ class BatchSampler(abc.ABC):
 
     @classmethod
     def from_terms(cls, terms: Mapping[str, Any]) -> BatchSampler:
-        """Returns a sampler that costs what the one whose `terms` these are does."""
+        """Returns a sampler of the same cost as the one whose `terms` these are."""
         return cls(**terms)
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
-        """Returns what a reader of this sampler's guarantee should be warned of, in sentences."""
+        """Returns warnings for a reader of this sampler's guarantee, in sentences."""
         return ()
 
-    def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
-        """Bounds from above what parts of runs cost together, each drawn from a seed of its own.
+    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
+        """Bounds from above the cost of parts of runs together, each drawn from a seed of its own.
 
-        Part of an epoch counts as the whole of it, whose releases include the part's. Whole epochs
-        that are drawn independently compose to one product of pairs, whether one seed draws them or
-        several, and whatever earlier releases let the later gradients be: so m epochs in all cost
-        what one run of m epochs does. This holds for samplers that draw every epoch anew, or draw
-        nothing; others override it. The profile's lower end bounds whole epochs, not their parts.
+        Part of an epoch counts as the whole of it (docs/explanation/laws-of-participation.md). For
+        samplers that draw every epoch anew, or draw nothing; others override it. The profile's
+        lower end bounds whole epochs, not their parts.
 
         Args:
           noise_multiplier: As for `privacy`.
-          stretches: The consecutive steps of each part, counted from the beginning of a run; none
-            is empty.
+          segments: The consecutive steps of each part, counted from the beginning of a run; none is
+            empty.
 
         Source: Y. Zhu, J. Dong, Y.-X. Wang, Optimal Accounting of Differential Privacy via
         Characteristic Function (2022), on the adaptive composition of dominating pairs.
         """
-        return self.with_epochs(sum(self.epochs_in(stretches))).privacy(noise_multiplier)
+        return self.with_epochs(sum(self.epochs_in(segments))).privacy(noise_multiplier)
 
-    def epochs_in(self, stretches: Sequence[range]) -> list[int]:
-        """Returns how many epochs each stretch of steps enters.
+    def epochs_in(self, segments: Sequence[range]) -> list[int]:
+        """Returns how many epochs each segment of steps enters.
 
         >>> from samplers import Deterministic
         >>> Deterministic(num_examples=100, batch_size=10).epochs_in([range(9, 11), range(20, 30)])
         [2, 1]
         """
         length = self.steps_per_epoch
-        return [-(-steps.stop // length) - steps.start // length for steps in stretches]
+        return [-(-steps.stop // length) - steps.start // length for steps in segments]
 
     def with_epochs(self, epochs: int) -> BatchSampler:
         """Returns this sampler with another number of epochs, and nothing else changed."""
@@ -423,7 +420,7 @@ class EpochSampler(BatchSampler):
     epochs: int = 1
     """Passes E over the data: the run has E * ceil(n / b) steps."""
     num_shards: int = field(default=1, kw_only=True)
-    """Consecutive stretches L of the examples, whose parts of every batch are drawn, cut and padded
+    """Consecutive segments L of the examples, whose parts of every batch are drawn, cut and padded
     each by itself: rows may then lie on L machines."""
 
     def __post_init__(self) -> None:

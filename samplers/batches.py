@@ -22,12 +22,11 @@ class IndexBatch(NamedTuple):
 
 
 class IndexBlock(NamedTuple):
-    """Who takes part in consecutive steps: fixed shapes, whatever the batch sizes.
+    """The examples of consecutive steps: fixed shapes, whatever the batch sizes.
 
     Step j of the block is the passes `starts[j] : starts[j + 1]`. Most samplers need one pass a
-    step; a batch larger than one pass is summed over several before its single noisy update.
-
-    Of a sampler of several shards, columns are the shards that are held, `shard_batch_size` each.
+    step; a batch larger than one pass is summed over several before its single noisy update. Of a
+    sampler of several shards, columns are the shards that are held, `shard_batch_size` each.
     """
 
     indices: Any
@@ -51,20 +50,19 @@ class BatchSource:
 
     A batch is a pure function of (sampler, seed, step): to resume is to know one integer. The plan
     of the epoch that was read last is kept (4 bytes an example), so batches are best read epoch by
-    epoch; it lives and dies with this object. To be read by one thread at a time.
+    epoch. To be read by one thread at a time.
 
     Args:
-      sampler: Who draws.
+      sampler: The sampler that draws.
       seed: The sampling secret: an integer >= 0 of any size, in real runs of 128 bits or more from
         the operating system.
       shards: Consecutive shards that are held: no others are drawn, nor are their rows needed. By
         default all.
       read_ahead: Whether a thread draws the plan of each next epoch while one is read, and keeps
-        it: nobody who reads on waits for a draw but the first. (Nothing is drawn ahead where one
-        draw serves all epochs.)
+        it.
 
     Attributes:
-      sampler: Who draws.
+      sampler: The sampler that draws.
       shards: Which shards are held.
       rows: The examples that they hold; `places` are counted from the first.
 

@@ -1,15 +1,10 @@
 """Users who hold many examples: a cap on each, and rows that are users.
 
-Two ways to protect a user, who may hold many examples, as a whole:
-
-* *sample users*: any sampler, with `num_examples` the number of users. A drawn user's capped
-  examples make one gradient, clipped once: `Contributions.of_users` is training data whose rows are
-  users, of one fixed shape. Every sampler's cost holds as it is.
-* *sample examples*: `samplers.UserPoisson`, of `Contributions.of_examples`. Each example is clipped
-  by itself, and the cost is that of the several examples of a user that a batch may hold.
-
-In both, a neighbour has all of one user's examples replaced by null ones. Public is how many users
-there are where users are sampled, and how many examples are kept where examples are.
+Either users are sampled: any sampler, of `Contributions.of_users`, training data whose rows are
+users of one fixed shape, each clipped once. Or examples are: `samplers.UserPoisson`, of
+`Contributions.of_examples`. In both, a neighbour has all of one user's examples replaced by null
+ones. Public is the number of users, or of the examples that are kept. See
+docs/explanation/units-and-users.md.
 """
 
 from __future__ import annotations
@@ -124,9 +119,8 @@ def cap_contributions(
 ) -> Contributions:
     """Keeps at most tau = `max_contributions` examples of each user.
 
-    What is kept of a user depends on that user's examples alone, as named by `order`: on no other
-    user, so that a user's change moves no one else's examples, and not on the order of the rows, so
-    that a shuffled file gives the same training set.
+    The examples kept of a user depend on that user's examples alone, as named by `order`: on no
+    other user, and not on the order of the rows.
 
     >>> capped = cap_contributions(["b", "a", "b", "b"], 2)
     >>> capped.rows.tolist(), capped.weights.tolist()
@@ -139,9 +133,8 @@ def cap_contributions(
       order: What orders a user's examples (a time, an id): [examples] or, to break ties by later
         columns, [examples, columns]; no two examples of a user may be equal. By default the number
         of the row: then a file must keep its order.
-      seed: Of the random choice, an integer >= 0 of any size. It need not be secret: under every
-        seed, what is kept of a user depends on that user alone, so neighbours stay neighbours, and
-        the cost is the sampler's. But the sampler's own seed is a secret: take another one.
+      seed: Of the random choice, an integer >= 0 of any size. It need not be secret; but the
+        sampler's own seed is a secret: take another one.
 
     Raises:
       ValueError: If shapes differ, tau < 1, two examples of a user have the same order, or `seed`

@@ -1,7 +1,4 @@
-"""Episodes: steps of which each is drawn down a public tree of units, by itself.
-
-A draw costs O(batch), however many leaves the tree has.
-"""
+"""Episodes: each step is drawn down a public tree of units, at a cost of O(batch)."""
 
 from __future__ import annotations
 
@@ -31,8 +28,7 @@ from samplers.tree import TreeShape, UnitTree
 class EpisodeSampler(BatchSampler, abc.ABC):
     """A sampler of which every step is an episode by itself, drawn from (seed, step) alone.
 
-    An epoch is one step: a batch of any step is drawn at once, without the others of a pass over
-    the data.
+    An epoch is one step: a batch of any step is drawn without the others of a pass over the data.
     """
 
     tree: UnitTree | TreeShape
@@ -153,17 +149,7 @@ def descend(
 
 
 def _ordered_draws(seed: int, step: int, level: int, sizes: np.ndarray, count: int) -> np.ndarray:
-    """Draws `count` of {0, ..., size - 1} without replacement, in uniform order, for each size.
-
-    A row of which more than half is not needed reads independent uniform integers until `count`
-    of them differ: the first occurrences are a uniform ordered draw, by symmetry. The others put
-    random 64-bit keys in order. A row that runs out of integers, or has two equal keys, starts
-    again on words of its own; that event has the same probability whatever the row's values would
-    be, so that each row stays exactly uniform. Work is O(rows * count).
-
-    Returns:
-      int64[rows, count].
-    """
+    """Draws `count` of {0, ..., size - 1} without replacement, in uniform order, for each size."""
     drawn = np.empty((sizes.size, count), np.int64)
     for kind, draw in enumerate((_sorted_keys, _first_distinct)):
         left = np.flatnonzero((sizes > 2 * count) == bool(kind))

@@ -46,28 +46,23 @@ class Poisson(VariableBatchSampler):
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the profile of T * E Poisson-subsampled Gaussian releases, and of truncation.
 
-        In each step the example is in the sum with probability q, whatever happened in the others:
-        ((1 - q) N(0, sigma^2) + q N(1, sigma^2))^(T E) against N(0, sigma^2)^(T E) dominates, and
-        is attained. Where c > 1, groups are public, and those are T E / c steps at probability c q.
+        Where c > 1, groups are public, and those are T E / c steps at probability c q.
 
         Source: Y. Zhu, J. Dong, Y.-X. Wang, Optimal Accounting of Differential Privacy via
-        Characteristic Function (2022), for the pair; accounting.profiles.poisson for its
+        Characteristic Function (2022), for the pair; `accounting.profiles.poisson` for its
         composition.
         """
         return self.privacy_of(noise_multiplier, [range(self.num_steps)])
 
-    def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
-        """Returns the profile of as many steps as the stretches have: all steps are independent.
-
-        Where c > 1, of the group that has most.
-        """
+    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
+        """Returns the profile of as many steps as the segments have, of the group that has most."""
         cycle = self.cycle_length
         most = max(
-            sum(len(range(s.start + (g - s.start) % cycle, s.stop, cycle)) for s in stretches)
+            sum(len(range(s.start + (g - s.start) % cycle, s.stop, cycle)) for s in segments)
             for g in range(cycle)
         )
         profile = PoissonProfile(noise_multiplier, self.sampling_prob, most)
-        return self.with_truncation(profile, sum(map(len, stretches)))
+        return self.with_truncation(profile, sum(map(len, segments)))
 
     def row_law(self) -> IndependentRows:
         """Returns the law: all entries of a group's examples and steps are independent."""

@@ -1,8 +1,7 @@
-"""What a sampler draws from: how many rows, what each of them is, and who holds them.
+"""The data that a sampler draws from: how many rows, and what each of them is.
 
-The unit of a guarantee is read from the data: rows are examples unless the data are of the type
-`UnitData`, which says what else they are. It is made where rows get their meaning: by
-`Contributions.of_users`, `Contributions.of_examples` and `UnitData.of_tree`.
+Rows are examples unless the data are of the type `UnitData`, made by `Contributions.of_users`,
+`Contributions.of_examples` or `UnitData.of_tree`: the unit of a guarantee is read from them.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
 """Uniform integers, permutations and Bernoulli successes as pure functions of a secret key.
 
-Amplification by sampling holds only against those who cannot predict who took part, so the draws
-are expanded from the seed by SHAKE-256 (FIPS 202) and not by a statistical generator: to tell them
-from ideal ones is to break SHAKE-256 or to guess the seed. It makes about 600 MB a second on one
-core, a second for an epoch of 46 million examples. Two more reasons to own these few lines:
-
-* NumPy does not promise that the streams of ``Generator`` stay the same from version to version
-  (NEP 19), and its ``log`` differs in the last bit from CPU to CPU. A draw that came out different
-  after a resume would release a difference of two batches under the same noise. Here only integer
-  operations and the correctly rounded +, -, *, / and floor of IEEE 754 are used, so a key gives the
-  same draw on every machine and for ever.
-* The laws are exact, or their distance from exact is stated.
+Expanded by SHAKE-256, by integer operations and correctly rounded arithmetic alone: a key gives the
+same draw on every machine and in every version. Laws are exact, or their distance from exact is
+stated: docs/explanation/exact-draws-from-a-seed.md.
 """
 
 from __future__ import annotations
@@ -87,9 +79,6 @@ class Key:
 def uniform_integers(key: Key, high: int, count: int) -> np.ndarray:
     """Draws `count` independent integers, exactly uniform on {0, ..., high - 1}.
 
-    A 32-bit word w gives floor(w * high / 2^32), and is passed over where (w * high) mod 2^32 is
-    below 2^32 mod high: each value keeps exactly floor(2^32 / high) words.
-
     Args:
       key: Where the bits come from.
       high: Number of values, 1 <= high <= 2^31.
@@ -115,7 +104,6 @@ def uniform_integers(key: Key, high: int, count: int) -> np.ndarray:
 def uniform_permutation(key: Key, count: int) -> np.ndarray:
     """Draws an exactly uniform permutation of {0, ..., count - 1}: the order of 64-bit sort keys.
 
-    Independent uniform keys, given that they all differ, are equally likely to come in any order.
     Keys of which two are equal (probability below count^2 / 2^65) are drawn again.
 
     Returns:
@@ -134,13 +122,7 @@ def uniform_permutation(key: Key, count: int) -> np.ndarray:
 def bernoulli_successes(key: Key, rate: float, length: int) -> np.ndarray:
     """Draws which of `length` independent trials succeed, each with probability 1 - exp(-rate).
 
-    The gaps between successes are geometric, G = 1 + floor(E / rate) with E standard exponential:
-    P(G > k) = P(E >= k * rate) = exp(-rate)^k. With E = -log(U), U uniform on the 2^53 multiples
-    of 2^-53 in (0, 1], every P(G > k) is within 2^-50 of that: 2^-53 from U's grid, and the
-    relative rounding errors of logarithm (4 units in the last place: 2^-50), quotient and rate
-    (2^-53 each) move it by no more than their sum, 10 * 2^-53, times sup_x x e^-x = 1/e. A success
-    is thus as likely as it should be for any rate down to 1e-9, where comparing a 24-bit uniform
-    with the probability is wrong by half.
+    The gaps between successes are geometric, each P(gap > k) within 2^-50 of exp(-rate)^k.
 
     Args:
       key: Where the bits come from.

@@ -1,8 +1,7 @@
 """The law of the participation matrix by its rows, as a sampler states it beside its draws.
 
-It is what an audit compares draws with: how often a row takes part, and how rows, steps and epochs
-depend on one another. A law is about all rows and all steps of a run, so that whole epochs can be
-drawn at the run's own size and held against it.
+An audit compares draws with it, at the run's own size: how often a row takes part, and how rows,
+steps and epochs depend on one another. Proofs: docs/explanation/laws-of-participation.md.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ class RowLaw(abc.ABC):
     """The law of X in {0,1}^(examples x steps), where x_it = 1 if example i is in batch t.
 
     Every law states this, too: within a step the entries of rows of different outermost units (of
-    all rows, where there are no `units`) are *negatively associated*, as independent ones are. Then
-    counts of them, or of events that such rows make likelier, are at most as spread as independent
-    ones (K. Joag-Dev, F. Proschan, Negative Association of Random Variables, 1983).
+    all rows, where there are no `units`) are *negatively associated*, as independent ones are.
 
     Attributes:
       steps_per_epoch: T.
@@ -102,22 +99,14 @@ class IndependentRows(RowLaw):
         return np.asarray(self.rate(first, steps) * self.rate(second, steps))
 
     def folded(self) -> IndependentRows:
-        """Returns the law of where an example's steps lie among those of its group.
-
-        These are independent from row to row, whatever the groups: the law of a sampler with T / c
-        steps, and no groups.
-        """
+        """Returns the law of an example's steps among those of its group, without groups."""
         length = self.steps_per_epoch // self.cycle_length
         return dataclasses.replace(self, steps_per_epoch=length, cycle_length=1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RandomOrder(RowLaw):
-    """A uniformly random order of the examples is cut into batches of given sizes.
-
-    So the entries of a step are a draw without replacement: a permutation distribution, which is
-    negatively associated (Joag-Dev and Proschan, Theorem 2.11).
-    """
+    """A uniformly random order of the examples is cut into batches of given sizes."""
 
     batch_sizes: np.ndarray
     once: bool = True
@@ -139,9 +128,6 @@ class RandomOrder(RowLaw):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RandomOrders(RowLaw):
     """Each shard's examples come in an independent `RandomOrder`, and shards in turn.
-
-    Independent families of negatively associated entries are so together (Joag-Dev and Proschan,
-    property P7).
 
     Attributes:
       batch_size: b.
@@ -178,7 +164,6 @@ class RandomOrders(RowLaw):
         return np.where(shards == self.shards.of(second), within, across)
 
     def _taken(self, shards: Any, steps: Any) -> Any:
-        """Returns how many examples of shards the batches of these steps take."""
         start = np.asarray(steps, np.int64) * self.batch_size
         return self.shards.starts_in(shards, start + self.batch_size) - self.shards.starts_in(
             shards, start
@@ -214,11 +199,6 @@ class KnownOrder(RowLaw):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TreeDraws(RowLaw):
     """Every step draws down a tree of units by itself, without replacement at each level.
-
-    The outermost units are drawn without replacement, so their indicators are negatively
-    associated; what is drawn within each is independent of it and of the other units. An entry is
-    the product of its unit's indicator and an event within the unit, so entries of different units
-    are increasing functions of disjoint sets of these, hence negatively associated.
 
     Attributes:
       tree: Of the examples.

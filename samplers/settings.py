@@ -1,4 +1,4 @@
-"""Samplers as a run asks for them, before its data are known: by name, with settings.
+"""Samplers as a run names them, before its data are known: by name, with settings.
 
 The settings of a sampler are its dataclass's fields, less those that the data give (the fields of
 `Population`) and the run's delta. So a new sampler has settings, on the command line as well, by
@@ -198,7 +198,6 @@ def _made(kind: type[BatchSampler], fields: Mapping[str, Any]) -> SamplerSetting
 
 
 def _fields(kind: type[BatchSampler]) -> list[dataclasses.Field]:
-    """Returns the fields of a sampler that its constructor takes."""
     return [field for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
 
 
@@ -260,7 +259,7 @@ def _words_on_fields(kind: type) -> dict[str, str]:
 
 @functools.cache
 def _classes(module: str) -> dict[str, list[ast.stmt]]:
-    """Returns what is written in each class of a module; nothing if there is no source."""
+    """Returns the statements of each class of a module; nothing if there is no source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError, SyntaxError):  # as in a prompt

@@ -1,8 +1,4 @@
-"""Shards: consecutive stretches of the examples, which may lie on different machines.
-
-A shard's part of every batch is drawn, cut and padded by itself, so that whoever holds some shards
-needs neither rows nor draws of the others. Where each begins is public, as n is.
-"""
+"""Data shards: consecutive ranges of the examples, which may lie on different machines."""
 
 from __future__ import annotations
 
@@ -16,11 +12,9 @@ import numpy as np
 class Shards:
     """The examples 0, ..., n - 1 as L shards: shard l begins with example floor(l n / L).
 
-    Shards have floor(n / L) or ceil(n / L) examples each. The order *in turn* of all examples takes
-    the first example of every shard, then the second of every shard, and so on; shards of one
-    more come first in each round, so that only the last round is not full. Of any b consecutive
-    examples in turn, floor(b / L) to ceil(b / L) are of each shard, the order's end apart, where
-    there may be fewer.
+    The order *in turn* of all examples takes the first example of every shard, then the second of
+    every shard, and so on; shards of one more come first in each round
+    (docs/explanation/laws-of-participation.md).
 
     Attributes:
       num_examples: n.
@@ -48,7 +42,7 @@ class Shards:
         return range(start, stop)
 
     def of(self, examples: Any) -> Any:
-        """Returns the shards of examples: floor(l n / L) <= i where l n < (i + 1) L. int64."""
+        """Returns the shards of examples: int64."""
         after = np.asarray(examples, np.int64) + 1
         return (after * self.num_shards - 1) // self.num_examples
 
@@ -62,11 +56,7 @@ class Shards:
         return self._start(shards + 1) - self._start(shards)
 
     def starts_in(self, shards: Any, places: Any) -> Any:
-        """Returns how many examples of shards come before these places in turn: int64.
-
-        A shard of rank r in a round has the places r, r + L, r + 2 L, ..., of which ceil((p - r) /
-        L) are below p.
-        """
+        """Returns how many examples of shards come before these places in turn: int64."""
         return np.clip(-((self._rank(shards) - places) // self.num_shards), 0, self.size(shards))
 
     def batch_starts(self, shard: int, batch_size: int, steps: int) -> np.ndarray:

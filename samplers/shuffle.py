@@ -51,19 +51,8 @@ class Shuffle(EpochSampler):
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns two-sided bounds; no tight accounting of shuffling is known, nor is it Poisson's.
 
-        Upper: given the order, or all epochs' orders, an example enters one known sum an epoch, as
-        with `Deterministic`. Both neighbours draw the orders alike, so delta(epsilon) is at most
-        the mean over orders of deterministic's, whatever the sizes of the batches, and whichever
-        orders the shards leave possible.
-
-        Lower: let all other gradients be -1 and the example's 1 or 0. The sums, less the public
-        sums of -1, are N(2 e_t, sigma^2 I) or N(e_t, sigma^2 I), with the example's step t uniform
-        on T steps. If the last batch is smaller, or a shard's share of batches varies, t is not
-        uniform. But then permute the T observed sums of each epoch by a uniform permutation of its
-        own (the same one in all epochs for order="fixed"): this is a post-processing, and it leaves
-        exactly the pair of a uniform t. So a lower bound on delta(epsilon) from that pair bounds
-        the real one, which can only be larger. The same holds with all other gradients 0, which
-        gives the pair of balls-and-bins.
+        Upper: that of a known order. Lower: pairs of neighbouring data sets. Proof:
+        docs/explanation/lower-bounds-for-shuffled-batches.md.
 
         Source: L. Chua et al., How Private are DP-SGD Implementations? (ICML 2024), section 4; for
         several epochs Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024).
@@ -81,15 +70,12 @@ class Shuffle(EpochSampler):
         return self.steps_per_epoch if self.order == "fixed" else None
 
     def correlated_privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the upper end of `privacy`, which is the cost of a known order.
-
-        The lower end is not proved: it permutes sums of independent noise.
-        """
+        """Returns the upper end of `privacy`: the lower end permutes sums of independent noise."""
         profile = self.privacy(noise_multiplier)
         return profile if self.separation == 1 else UpperEnd(profile)
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
-        """Returns what the common practice of taking this run for Poisson's would have claimed."""
+        """Returns the epsilon that would be claimed if this run were taken for Poisson's."""
         q = self.batch_size / self.num_examples
         claimed = epsilon(PoissonProfile(noise_multiplier, q, self.num_steps), delta)
         price = epsilon(self.privacy(noise_multiplier), delta)
@@ -103,17 +89,16 @@ class Shuffle(EpochSampler):
             f"{claimed.format_upper()}: shuffling {verdict}",
         )
 
-    def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
-        """Bounds from above what stretches of steps cost together, each from a seed of its own.
+    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
+        """Bounds from above the cost of segments of steps together, each from a seed of its own.
 
-        Redrawn epochs are independent whichever seed they come from. A fixed order that shows an
-        example's batch in m epochs is one epoch with noise sigma / sqrt(m), and with less noise it
-        costs no less: k stretches cost at most k redrawn epochs with noise sigma / sqrt(max m).
+        k segments of a fixed order that enter at most m epochs each cost at most k redrawn epochs
+        with noise sigma / sqrt(m).
         """
-        if self.order == "redrawn" or len(stretches) == 1:
-            return super().privacy_of(noise_multiplier, stretches)
-        redrawn = replace(self, epochs=len(stretches), order="redrawn")
-        return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(stretches))))
+        if self.order == "redrawn" or len(segments) == 1:
+            return super().privacy_of(noise_multiplier, segments)
+        redrawn = replace(self, epochs=len(segments), order="redrawn")
+        return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(segments))))
 
     def row_law(self) -> RandomOrder | RandomOrders:
         """Returns the law: uniform orders, though the upper end of the cost holds for any."""
@@ -149,11 +134,7 @@ class Shuffle(EpochSampler):
     def shard_plan(self, seed: int, epoch: int, shard: int) -> EpochPlan:
         """Draws one epoch: examples fall into buckets, buckets are ordered, and laid end to end.
 
-        Exactly uniform: the law of the resulting order stays the same when the examples are
-        renamed, as every example picks its bucket alike and a bucket's order is uniform whatever
-        its members; and the uniform law alone has this property. Each example and each bucket needs
-        to know only its own key and (buckets) how many come before, so an epoch can be drawn by
-        many machines; one machine works in its cache and in linear time.
+        Exactly uniform (docs/explanation/lower-bounds-for-shuffled-batches.md), in linear time.
 
         Source: C. R. Rao (1961) and M. Sandelius, A Simple Randomization Procedure (1962).
         """

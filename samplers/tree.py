@@ -1,4 +1,4 @@
-"""A public tree of units within units, with examples as leaves, and what a price needs of it."""
+"""A public tree of units within units, with examples as leaves, and its shape for accounting."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from accounting.profiles.worst_leaf import lowest_paths
 
 @dataclass(frozen=True)
 class TreeShape:
-    """What the price of drawing from a tree depends on: enough to price, and not to draw.
+    """The part of a tree that its privacy cost depends on: enough to account for, and not to draw.
 
-    With more children of the units on its path a leaf is drawn less often, and costs less. So only
-    the paths count that no other path is below in every level.
+    Only the paths count that no other path is below in every level: a leaf with more children on
+    its path is drawn less often, and costs less.
 
     Attributes:
       digest: SHA-256 of the tree, as hexadecimal digits.

@@ -1,4 +1,4 @@
-"""Batches of random size in programs of fixed shape: a cap, and what becomes of the excess."""
+"""Batches of random size in programs of fixed shape: a cap, and the treatment of the excess."""
 
 from __future__ import annotations
 
@@ -48,27 +48,15 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
     """A sampler whose batches have a binomial number of examples each.
 
     Where c = `cycle_length` is above 1, example i takes part only in steps t = i mod c, counted
-    over the whole run: its *group*. Any two steps that it may take part in are then c apart or
-    more, which is what noise that is correlated over c steps asks for. Groups are public, and
-    protect nothing: the fewer steps a group has in an epoch, the less sampling amplifies. An
-    epoch has a multiple of c steps. Each step draws from one group, of m = n / c examples, rounded
-    up or down; a batch has Binomial(m, sampling_prob) of them, in the mean the public divisor or
-    less than sampling_prob more or fewer.
+    over the whole run: its *group*. Any two of its steps are then c apart or more, for noise that
+    is correlated over c steps. Groups are public: the fewer steps a group has in an epoch, the less
+    sampling amplifies. An epoch has a multiple of c steps.
 
-    Where `overflow` is "truncate", a batch of more than B = `shard_batch_size` examples is cut to
-    B of them, each choice being equally likely; of several shards, each one's part of a batch. The
-    guarantee pays for it: whether any of the run's batches overflows does not depend on what the
-    data are, and where none does the two mechanisms are the same. With tau the probability that one
-    does, for every event S
-
-        P'(S) <= P(S) + tau <= e^eps Q(S) + delta + tau <= e^eps Q'(S) + delta + (1 + e^eps) tau.
-
-    The default B is the smallest for which (1 + e^eps) tau <= 1e-5 delta at eps = 10, hence at any
-    smaller eps: about 7 standard deviations above the mean. At a larger eps the cost is larger, and
-    always part of `privacy`. The bound on tau is L * (number of batches drawn) *
-    Pr[Binomial(m, sampling_prob) > B], with L shards and m = ceil(n / (L c)): of the at most
-    ceil(n / L) consecutive examples of a shard, at most ceil(n / (L c)) are in one group, and the
-    more there are the more often they overflow.
+    Where `overflow` is "truncate", a batch of more than B = `shard_batch_size` examples is cut to B
+    of them, each choice being equally likely; of several shards, each one's part of a batch. The
+    guarantee pays for it. The default B is the smallest at which that costs at most 1e-5 delta at
+    epsilon <= 10.
+    Proof: docs/explanation/truncated-batches.md.
 
     Source: L. Chua et al., Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024),
     Proposition 3.2 and Theorem 3.3.
@@ -170,8 +158,7 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
     def max_passes(self) -> int:
         """Passes of shard_batch_size examples that hold any batch of the run.
 
-        By the union bound that sets `default_batch_size`, a batch of the run needs more with
-        probability below 1e-5 delta; it gets them all the same.
+        A batch of the run needs more with probability below 1e-5 delta, and then gets them.
         """
         return -(-self.default_batch_size // self.shard_batch_size) if self.accumulates else 1
 
@@ -198,10 +185,10 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
         return self if self.num_shards > 1 else dataclasses.replace(self, overflow="accumulate")
 
     def with_truncation(self, profile: PrivacyProfile, num_batches: int) -> PrivacyProfile:
-        """Adds to a profile of the untruncated mechanism what `overflow` costs.
+        """Adds to a profile of the untruncated mechanism the cost of `overflow`.
 
         Args:
-          profile: What the mechanism costs where no batch is cut.
+          profile: The cost where no batch is cut.
           num_batches: How many batches the mechanism draws, each of all shards.
         """
         cap = self.shard_batch_size

@@ -31,11 +31,9 @@ class UnitsThenPoisson(EpisodeSampler):
     """Draws units at random, then each of their examples by itself: keeps amplification.
 
     n_1 units are drawn, n_2 of each, ..., n_{L-1}, without replacement; every example of a drawn
-    unit of level L - 1 takes part with probability `sampling_prob`. The cost treats the drawn
-    units as known, and so does not depend on what other units contribute.
-
-    A batch of more than `max_batch_size` examples is cut to so many, uniformly at random; the cost
-    includes it (see `VariableBatchSampler`). The default costs at most 1e-5 of delta.
+    unit of level L - 1 takes part with probability `sampling_prob`. The cost treats the drawn units
+    as known. A batch of more than `max_batch_size` examples is cut to so many, uniformly at random;
+    the cost includes it (see `VariableBatchSampler`).
 
     Guarantees (before truncation):
       * Given the drawn units, examples take part independently, each with `sampling_prob`.
@@ -95,8 +93,8 @@ class UnitsThenPoisson(EpisodeSampler):
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the leaf level's profile, the drawn units treated as known, and truncation's.
 
-        The leaf whose unit is drawn most often costs most. At most `most_examples` decide about a
-        batch, so that its size is at most Binomial(most_examples, sampling_prob), in law.
+        The leaf whose unit is drawn most often costs most. A batch has at most
+        Binomial(`most_examples`, `sampling_prob`) examples, in law.
         """
         shape = self.tree.shape
         likeliest, unit_size = shape.likeliest(self.draws)

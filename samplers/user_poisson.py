@@ -66,12 +66,12 @@ class UserPoisson(Poisson):
             )
         return "user"
 
-    def privacy_of(self, noise_multiplier: float, stretches: Sequence[range]) -> PrivacyProfile:
+    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
         """Returns the profile for users: of Binomial(tau, q) of a user's examples in every step.
 
         Source: see `accounting.profiles.user_poisson`; truncation as for `Poisson`.
         """
-        steps = sum(map(len, stretches))
+        steps = sum(map(len, segments))
         profile = UserPoissonProfile(
             noise_multiplier, steps, self.sampling_prob, self.max_contributions
         )

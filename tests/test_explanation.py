@@ -17,7 +17,18 @@ CITED = {
     if file.suffix in (".py", ".md")
     for name in re.findall(r"docs/explanation/([\w-]+\.md)", file.read_text())
 }
-SHORT = ["accounting"]
+SHORT = [
+    "accounting",
+    "samplers",
+    "dpsgd/noise",
+    "dpsgd/gradients",
+    "dpsgd/selection",
+    "dpsgd/models",
+    "dpsgd/files.py",
+    "dpsgd/statistics.py",
+    "dpsgd/packing.py",
+    "dpsgd/sizes.py",
+]
 """Folders and files whose module docstrings have at most ten lines; proofs are on the pages."""
 LINES = 10
 

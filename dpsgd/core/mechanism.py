@@ -138,15 +138,15 @@ class Mechanism:
             raise ValueError("noise_multiplier is 0: a run without noise has no privacy guarantee")
         return self._with_sums(self.noise.privacy(self.sampler, self.noise_multiplier))
 
-    def privacy_of(self, stretches: Sequence[range]) -> PrivacyProfile:
+    def privacy_of(self, segments: Sequence[range]) -> PrivacyProfile:
         """Bounds from above what parts of runs cost together, see `BatchSampler.privacy_of`.
 
         The steps beyond the sampler's are sums over all rows: each counts, as often as it is
         released under other noise.
         """
         last = self.sampler.num_steps
-        steps = [range(s.start, min(s.stop, last)) for s in stretches if s.start < last]
-        sums = sum(max(0, s.stop - max(s.start, last)) for s in stretches)
+        steps = [range(s.start, min(s.stop, last)) for s in segments if s.start < last]
+        sums = sum(max(0, s.stop - max(s.start, last)) for s in segments)
         if not steps:
             assert self.full_sums is not None, "there are no steps beyond the sampler's"
             return self.full_sums.release(sums)

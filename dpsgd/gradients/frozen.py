@@ -1,8 +1,7 @@
 """Parameters that no derivative of the loss reaches, as those under `jax.lax.stop_gradient`.
 
-What one backward pass gives each parameter is linear in the cotangent of the loss. A gradient that
-does not depend on that cotangent is therefore 0, for every example and all parameters: a fact of
-the trace, which holds no private value. Its sum over a batch needs no noise.
+Their gradient is 0 for every example: a fact of the trace, so that their sum needs no noise
+(docs/explanation/isolation-of-examples.md).
 """
 
 from __future__ import annotations

@@ -1,34 +1,7 @@
-"""Examples cannot mix: what a loss is mapped over the batch with sees one example at a time.
+"""Examples cannot mix: a loss that is mapped over the batch sees one example at a time.
 
-A loss is a function of one example, and so Python never shows it another: it is traced once, on the
-shape of one example, and so is its derivative, with all derivative rules in it. What the batch is
-put through is that trace, mapped over the examples by `jax.vmap`. So all that could let an example
-see another is an equation of the trace: a primitive whose rule for batches does not do to each row
-what it does to one.
-
-**Claim.** If every primitive of the trace, and of the traces within it, maps row by row (row i of
-its outputs is a function of row i of its inputs and of inputs that have no rows), so does the
-trace. By induction over its equations: no constant and no parameter has rows, and row i of a
-variable is a function of row i of variables before it.
-
-JAX's rules for arithmetic, contractions, indexing, sorting, decompositions, loops, branches and
-calls are such, whose row i is another only in rounding for another number of rows, and never for
-other rows beside it. `_ROW_BY_ROW` names them; all else is refused, the primitives that JAX is yet
-to get included. What it leaves out knowingly:
-
-  * rules of the user's own (`custom_vmap`), kernels that are handed whole arrays (`pallas_call`,
-    of which reads out of bounds are a neighbour's row; `shard_map`, `custom_partitioning`);
-  * callbacks to the host and foreign functions, also where they are called for one example at a
-    time: what they keep from call to call, a running maximum or a count, no trace shows.
-    `ForeignCalls` lets those through that see one at a time, and no guarantee covers them;
-  * random bits other than threefry's, which JAX draws by the first key of a batch (rbg), and
-    generators with a state;
-  * collectives, which reach over axes, and whatever has effects: it prints private rows, or
-    remembers them.
-
-What no trace shows is a function that holds rows already: a loss that closes over the data. Only
-traced values can be told, and those that a loss closes over are refused: they may be made of the
-batch.
+A loss is traced on one example, and the trace is mapped by `jax.vmap`: every primitive of it must
+map row by row. Claim, proof and limits: docs/explanation/isolation-of-examples.md.
 """
 
 from __future__ import annotations

@@ -1,31 +1,7 @@
-"""What a loss may be: of parameters and an example, or of these and a random key.
+"""Losses: functions of parameters and an example, or of these and a random key.
 
-A loss with a key is for dropout, and whatever else is random within one example. Each example gets
-a key of its own in each step,
-
-    key(i, t) = fold_in(fold_in(K, t), i),      K from the run's root, stream "loss",
-
-for row number i of the data and step t: neither its place in the batch, nor how batches are cut
-into passes, microbatches and blocks, nor any other example has a part in it. Where a sampler has
-several shards, i is the number within shard l, and the key fold_in(fold_in(fold_in(K, t), l), i).
-
-**The price is that of the loss without a key.** Let k be all keys of the run. They depend on no
-data, and are independent of batches and noise, as streams of one root are (`dpsgd.noise.keys`). Fix
-k. Then the clipped gradient of example i at step t is a function of (params, example i), of norm at
-most C, and of nobody else: what accounting assumes of a gradient. So for every k the releases M_k
-have the sampler's price; that price holds for gradients that differ from step to step, also where
-an adversary picks them. Zeroing-out replaces a gradient by 0 and leaves k alone, hence for
-neighbours D and D', every epsilon and every set S of (k, releases), with S_k its part at k,
-
-    P[(k, M_k(D)) in S] - e^epsilon P[(k, M_k(D')) in S]
-        = E_k[ P[M_k(D) in S_k] - e^epsilon P[M_k(D') in S_k] ] <= delta(epsilon).
-
-So whoever is told all keys learns no more than is priced; that they stay secret is more than the
-guarantee needs. (Where a unit is clipped as one, read 'unit' for 'example': its key is that of the
-first of its rows that are drawn, and who is drawn does not depend on what the rows hold.)
-
-The words are those of threefry, which JAX computes anywhere to the same bits, one by one. Keys of
-the kind "rbg" are refused: under `jax.vmap` they draw by the first key and the place of each.
+A key is for randomness within one example, such as dropout: key(i, t) = fold_in(fold_in(K, t), i)
+for row i of the data and step t. It costs no privacy: docs/explanation/isolation-of-examples.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""How much memory one example takes, and so how many are differentiated together.
+"""The memory of one example, and so the number that are differentiated together.
 
-The estimate depends on the shapes in the loss alone, not on what the machine has free: a run that
-is resumed adds up its gradients in the same order, and no data decide anything.
+By the shapes in the loss alone: a run that is resumed adds up its gradients in the same order.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ def bytes_per_example(
 ) -> int:
     """Estimates the bytes that one example adds to the memory of a clipped sum.
 
-    They are those of all values that the loss computes from the example, which stand for the
-    activations that the backward pass keeps and its cotangents (compilers keep fewer of the former
-    and need some of the latter), and the numbers that clipping needs for each parameter.
+    They are those of all values that the loss computes from the example, and the numbers that
+    clipping needs for each parameter.
 
     Args:
       loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.

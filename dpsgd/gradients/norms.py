@@ -1,24 +1,8 @@
 """Float32 norms of per-example gradients that neither overflow, underflow nor lose a clip.
 
-A norm that comes out too small is a contribution that is too large, so this is where the
-sensitivity of DP-SGD is decided. The clipped example is
-
-    h * t,    h = g / M,    t = min(M, C (1 - 17 u) / r),    r = sqrt(sum_k h_k^2),
-
-with u = 2^-24, the unit roundoff of float32, and M a power of two next to max_k |g_k|.
-
-Why its norm, as float32 stores it, is at most C:
-
-  * g is finite, so 2^-100 <= M <= 2^126 and |h_k| < 4; dividing by M is exact, up to coordinates
-    below 2^-126 M that may flush to zero in h (and then in the contribution too).
-  * r^2 has a relative error of at most 9 u: 1 for the squares, 4 for four levels of pairwise
-    addition, 2 for the compensated rest (Ogita, Rump and Oishi, 2005, "Accurate sum and dot
-    product", Proposition 4.5 in blocks of 1024: u + (1024 u)^2), 2 for adding the leaves. For outer
-    products, whose norm is a product of two, it is 7 + 7 + 1 + 2 = 17 u. A plain float32 sum would
-    stagnate from 2^24 equal terms on, and the norm with it.
-  * The square root, the quotient, the product h_k t and the product C (1 - 17 u) add u each. So the
-    norm is at most C (1 - 17 u) (1 + u)^4 / (1 - 8.5 u) < C (1 - 4 u); what is left is for
-    accelerators whose square root and quotient err by an ulp or two.
+The clipped example is h t, h = g / M, t = min(M, C (1 - 17 u) / r), r = sqrt(sum_k h_k^2), with
+u = 2^-24 and M a power of two next to max_k |g_k|. Its norm, as float32 stores it, is at most C:
+docs/explanation/norms-and-clipping-in-float32.md.
 """
 
 from __future__ import annotations
@@ -89,7 +73,6 @@ def _fold(x: Array, block: int) -> Array:
 
 
 def _pad(x: Array, width: int) -> Array:
-    """Appends zeros to the last axis: (B, n) -> (B, width)."""
     return x if x.shape[1] == width else jnp.pad(x, ((0, 0), (0, width - x.shape[1])))
 
 
@@ -141,9 +124,7 @@ def power_of_two(x: Array) -> Array:
 def scaled(x: Array, factor: Array) -> Array:
     """Returns float32 x [B, ...] times factor[B], to be squared; infinities become large numbers.
 
-    Where a compiler knows x to be a constant c, it makes c^2 f^2 of (c f)^2, and either may leave
-    the float32 range: the norm of a gradient of zeros would be NaN, and that of a tiny one zero.
-    The clamp is in its way, and the square of what it leaves of an infinity is still infinite.
+    The clamp keeps compilers from squaring constants and factors separately.
     """
     return _clamped(x * _rows(factor, x))
 
@@ -252,7 +233,6 @@ def select(factor: ClipFactor, x: Array) -> Array:
 
 
 def _rows(v: Array, x: Array) -> Array:
-    """Gives v[B] the axes of x[B, ...]."""
     return v.reshape(v.shape + (1,) * (x.ndim - 1))
 
 

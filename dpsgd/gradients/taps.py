@@ -1,10 +1,7 @@
-"""Where a loss uses its parameters, and how to read the cotangents there.
+"""Where a loss uses its parameters, and the cotangents there.
 
-A *tap* is a zero added to the output of an operation that is linear in a parameter. The derivative
-of the loss with respect to it is the cotangent of that output, from which the parameter's gradient
-follows without differentiating with respect to the parameter itself. This module finds the
-places for taps in the jaxpr of the loss and evaluates the loss with taps in it. What the cotangents
-are good for is in `dpsgd.gradients.ghost`.
+A *tap* is a zero added to the output of an operation that is linear in a parameter. Its derivative
+is the cotangent of that output, which gives the parameter's gradient: `dpsgd.gradients.ghost`.
 """
 
 from __future__ import annotations
@@ -216,8 +213,7 @@ class Taps:
 def _value_bytes(jaxpr: core.Jaxpr, varies: Sequence[bool]) -> tuple[int, list[bool]]:
     """Returns the bytes of the values that depend on certain inputs, and which outputs are such.
 
-    All rounds of a scan count: its backward pass keeps them. In loops and branches every input is
-    taken for one that varies.
+    All rounds of a scan count. In loops and branches every input is taken for one that varies.
     """
     counted = {v for v, flag in zip(jaxpr.invars, varies, strict=True) if flag}
     total = 0
@@ -255,10 +251,9 @@ def body_of(eqn: Any) -> tuple[core.Jaxpr, Sequence[Any]]:
 def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, example: PyTree) -> Taps:
     """Traces `loss_fn` and decides where to tap it.
 
-    A parameter is tapped if each of its uses, seen through views and through the calls that are
-    mere wrappers (jit, remat), is a contraction, a convolution, a look-up, or a sum or product of
-    entries. It is not if a loop, a branch, or a function with its own derivative rule gets hold of
-    it: their derivatives are theirs to define.
+    A parameter is tapped if each of its uses, seen through views and wrappers (jit, remat), is a
+    contraction, a convolution, a look-up, or a sum or product of entries; not if a loop, a branch,
+    or a function with its own derivative rule gets hold of it.
 
     Raises:
       ValueError: if examples could mix, see `dpsgd.gradients.isolation`.

@@ -255,7 +255,6 @@ def _known(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
 
 
 def _named(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
-    """Returns what the configuration of a run names."""
     from dpsgd.runs.task import find
 
     if name is None:

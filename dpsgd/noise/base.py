@@ -1,4 +1,4 @@
-"""What noise is: a law over the steps of a run, and what that law costs. It imports no JAX."""
+"""Noise: a law over the steps of a run, and the privacy cost of that law. It imports no JAX."""
 
 from __future__ import annotations
 
@@ -50,50 +50,17 @@ class Noise(abc.ABC):
     coordinate, z standard normal and independent. M is lower triangular, each of its columns has
     norm at most 1, and at most `bands` entries from the diagonal down. Independent noise has M = 1.
 
-    **What it costs.** M is public and invertible, so the releases are worth M S + sigma C z. Let
-    *any two steps that one example may take part in* be `bands` apart or more, and these steps be
-    public (`BatchSampler.separation`). Then it costs what the same sampler does under independent
-    noise. For the example that is zeroed out or not, let s be such a step,
-    u_s its clipped gradient there (|u_s| <= C, chosen in view of what was released before s), and
-    m_s column s of M, which reaches from row s to row s + bands - 1.
-
-    1. Given who else takes part, what others add to a row is a function of earlier releases; x_t is
-       row t without it. If the example is zeroed out, all x_t are independent N(0, (sigma C)^2 I).
-       If it takes part in step s, the likelihood of its rows grows by the factor
-
-           L_s = exp(<u_s, sum_t M_ts x_t> / (sigma C)^2 - |u_s|^2 |m_s|^2 / (2 (sigma C)^2)),
-
-       and those of different steps by the product of such factors, as they have no row in common.
-    2. So the likelihood ratio of the run is the mean, over the law of who takes part when, of
-       products of factors: a polynomial, affine in each L_s, with coefficients that are not
-       negative and made of other factors.
-    3. Take the last s. Given all that is known before step s, which fixes u_s and all other
-       factors, L_s = exp(a Z - a^2 / 2) with Z standard normal and a = |u_s| |m_s| / (sigma C) <= 1
-       / sigma. As a function of a^2 that is a martingale: it grows in convex order. So replacing it
-       by exp(Z' / sigma - 1 / (2 sigma^2)), with a Z' of its own, makes the mean of every convex
-       function of the ratio larger or leaves it as it is. Then take the step before s, and so on.
-    4. What is left is the ratio of the same sampler with independent noise, and delta(epsilon), in
-       both directions, is the mean of a convex function of the ratio where the example is zeroed
-       out: (X - e^eps)_+ and (1 - e^eps X)_+.
-
-    Constant gradients attain it where columns have norm 1 and none of the example's is cut off by
-    the end of the run; columns of norm r < 1 (of rounded coefficients) cost what those of norm 1 do
-    at sigma / r, and so lower ends are those of sigma / r. None of this needs signs of M, or groups
-    of equal size. In a generation that is begun anew (other keys, no history) rows are new, so M
-    has a block for each generation, whose columns are cut off at its end; all pairs of a step and a
-    generation are columns of their own, and stretches compose as they do under independent noise.
-
-    In a known order, in which an example takes part in steps that are one epoch apart, columns may
-    reach over several of them: see `dpsgd.noise.sensitivity`.
-
-    Distance between the steps in which the example *does* take part is not enough: plain
-    balls-and-bins keeps one step an epoch, but the columns of two steps that it may have taken part
-    in are not orthogonal, and less is hidden by not knowing which of them it was.
+    Let any two steps that one example may take part in be `bands` apart or more, and these steps be
+    public (`BatchSampler.separation`). Then it costs as much as the same sampler does under
+    independent
+    noise: docs/explanation/correlated-noise.md. In a known order columns may reach over several
+      steps of
+    an example: docs/explanation/sensitivity-in-a-known-order.md.
 
     Source: C. A. Choquette-Choo, A. Ganesh, R. McKenna, H. B. McMahan, K. Rush, A. Thakurta, Z. Xu,
-    (Amplified) Banded Matrix Factorization (NeurIPS 2023); S. Denisov, H. B. McMahan, K. Rush,
-    A. Smith, A. Thakurta, Improved Differential Privacy for SGD via Optimal Private Linear
-    Operators on Adaptive Streams (NeurIPS 2022), on gradients that depend on earlier releases.
+    (Amplified) Banded Matrix Factorization (NeurIPS 2023); S. Denisov, H. B. McMahan, K. Rush, A.
+    Smith, A. Thakurta, Improved Differential Privacy for SGD via Optimal Private Linear Operators
+    on Adaptive Streams (NeurIPS 2022).
     """
 
     exact: ClassVar[bool] = False
@@ -120,12 +87,10 @@ class Noise(abc.ABC):
         return root.noise_key(generation)
 
     def init(self, like: PyTree) -> PyTree:
-        """Returns what `add` needs to know of earlier steps, before the first; empty by default.
+        """Returns the state that `add` needs of earlier steps, before the first; empty by default.
 
-        A generation that is begun anew begins with it, wherever it begins.
-
-        It is part of `TrainState` and of checkpoints, and as secret as the root: whoever has it can
-        subtract noise.
+        It is part of `TrainState` and of checkpoints, and as secret as the root: with it noise can
+        be subtracted. An attempt that is begun anew begins with it.
 
         Args:
           like: Arrays, or their shapes, of the sums.
@@ -138,9 +103,6 @@ class Noise(abc.ABC):
         self, total: PyTree, state: PyTree, key: Any, step: Any, scales: Scales
     ) -> tuple[PyTree, PyTree]:
         """Returns ((total + sigma C n) / b, state after it), n being the noise of this step.
-
-        Sum, noise and divisor meet here, since what divides the noised sum in the same pass spares
-        CPUs a second one.
 
         Args:
           total: Sum of clipped gradients: float32 leaves, or int32 ones on `scales.grid`.
@@ -164,10 +126,7 @@ class Noise(abc.ABC):
         return None
 
     def privacy(self, sampler: BatchSampler, noise_multiplier: float) -> PrivacyProfile:
-        """Returns what a whole run costs: what it would under independent noise, or a refusal.
-
-        The class has the proof. Of noise that reaches further than the steps of an example are
-        apart, which are an epoch apart in a known order: `dpsgd.noise.sensitivity` has it.
+        """Returns the cost of a whole run: that under independent noise, or in a known order.
 
         Raises:
           ValueError: if the sampler's guarantee does not hold for noise of so many bands.
@@ -186,28 +145,27 @@ class Noise(abc.ABC):
         return UpperEnd(whole, below)
 
     def privacy_of(
-        self, sampler: BatchSampler, noise_multiplier: float, stretches: Sequence[range]
+        self, sampler: BatchSampler, noise_multiplier: float, segments: Sequence[range]
     ) -> PrivacyProfile:
-        """Bounds from above what parts of a run cost together, see `BatchSampler.privacy_of`.
+        """Bounds from above the cost of parts of a run together, see `BatchSampler.privacy_of`.
 
-        Of correlated noise, each part begins with other keys and without what `init` keeps.
+        Of correlated noise, each part begins with other keys and without the state of `init`.
 
         Raises:
           ValueError: if there is no such guarantee.
         """
-        if list(stretches) == [range(sampler.num_steps)]:
+        if list(segments) == [range(sampler.num_steps)]:
             return self.privacy(sampler, noise_multiplier)
         if self.bands > sampler.separation:
-            return UpperEnd(self._in_known_order(sampler, noise_multiplier, stretches))
-        found = sampler.privacy_of(noise_multiplier, stretches)
+            return UpperEnd(self._in_known_order(sampler, noise_multiplier, segments))
+        found = sampler.privacy_of(noise_multiplier, segments)
         return found if self.bands == 1 else UpperEnd(found)
 
     def _in_known_order(
-        self, sampler: BatchSampler, noise_multiplier: float, stretches: Sequence[range]
+        self, sampler: BatchSampler, noise_multiplier: float, segments: Sequence[range]
     ) -> GaussianProfile:
-        """Returns what stretches cost together where everybody comes back after an epoch."""
         period = sampler.period
-        columns = [self.column(len(steps)) for steps in stretches]
+        columns = [self.column(len(steps)) for steps in segments]
         if period is None or any(column is None for column in columns):
             reach = f"{self.bands:,}" if self.bands < sampler.num_steps else "all"
             positive = "" if period is None else ", or without negative coefficients"
@@ -219,7 +177,7 @@ class Noise(abc.ABC):
                 "BallsAndBins or Poisson, or a fixed order"
             )
         square = sum(squared_sensitivity(c, period) for c in columns if c is not None)
-        error = max(relative_error(len(steps), period) for steps in stretches)
+        error = max(relative_error(len(steps), period) for steps in segments)
         return GaussianProfile(noise_multiplier / math.sqrt(square), relative_error=error)
 
     def fresh(
@@ -228,8 +186,8 @@ class Noise(abc.ABC):
         """Returns z of a step in one array of the sums; None, by default, if it is the usual one.
 
         That is a function of key, step, leaf and coordinate (`dpsgd.noise.gaussian`), which an
-        audit computes by itself. A noise whose z is made by another generator returns it here: an
-        audit compares the program that trains with it, and tests its law.
+        audit computes by itself. A noise whose z is made by another generator returns it here, for
+        the audit.
 
         Args:
           key: From `key`.
@@ -251,8 +209,8 @@ class Noise(abc.ABC):
     def whiten(self, noises: np.ndarray) -> np.ndarray:
         """Returns M n: z, the independent standard normals of which n is made.
 
-        It states M to an audit: what it makes of the unit matrix is what releases are compared
-        with, and what must have the bands and columns that are priced.
+        It states M to an audit, which compares releases with it, and its bands and columns with the
+        cost.
 
         Args:
           noises: n of the first steps of a run: float64[steps, coordinates].
@@ -284,10 +242,12 @@ class Independent(Noise):
 class Secure(Noise):
     """Fresh Gaussian noise in every step that is exact and cryptographic, on exact integer sums.
 
-    The guarantee then holds to the last bit (`dpsgd.noise.secure`), but for the draws of samplers
-    of Poisson's kind: each gap between successes has its law within 2^-50
-    (`samplers.randomness.bernoulli_successes`). Slower: the gradient of every example is formed,
-    and noise is drawn by the CPU, in a minute for 85 million parameters.
+    The guarantee then holds to the last bit (docs/explanation/exact-noise-on-integer-sums.md), but
+    for the draws of samplers of Poisson's kind: each gap between successes has its law within
+    2^-50.
+    Slower: the gradient of every example is formed, and noise is drawn by the CPU, in a minute for
+      85
+    million parameters.
     """
 
     exact: ClassVar[bool] = True

@@ -1,9 +1,8 @@
 """Gaussian noise that is correlated over all steps of a run, and keeps a few vectors of it.
 
-Coefficients that are a sum of m decaying exponentials are those of a recursion over m buffers, in
-place of b - 1 vectors for b bands. Their columns do not end, so they reach over every step of an
-example: what they cost is known where the order is, `dpsgd.noise.sensitivity`.
-`dpsgd.noise.strategies` chooses the exponentials. It imports no JAX.
+Coefficients that are a sum of m decaying exponentials are those of a recursion over m buffers. The
+cost is known where the order is: docs/explanation/sensitivity-in-a-known-order.md. It imports no
+JAX.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ class BufferedToeplitz(Noise):
 
     .. math:: n_t = \gamma z_t - \sum_i \omega_i B_i, \qquad B_i \leftarrow \lambda_i B_i + n_t
 
-    and z_t is standard normal, a pure function of key, step, leaf and coordinate
-    (`dpsgd.noise.gaussian`). The buffers are kept, in float32: m times the memory of the
-    parameters. A buffer's roundings decay as slowly as it does: `dpsgd.noise.recursion`.
+    and z_t is standard normal. The buffers are kept, in float32: m times the memory of the
+    parameters.
 
     Attributes:
       weights: omega_1, ..., omega_m, each > 0; rounded to float32, with which the program computes.
@@ -50,7 +48,7 @@ class BufferedToeplitz(Noise):
 
     Raises:
       ValueError: If there are no buffers or not as many weights as decays, one of them is out of
-        range, or the noise would grow from step to step, or to more than can be computed.
+        range, or the noise would grow from step to step, or beyond the largest spread.
 
     Source: H. B. McMahan, Z. Xu, Y. Zhang, A Hassle-free Algorithm for Strong Differential Privacy
     in Federated Learning Systems (2024); K. Dvijotham, H. B. McMahan, K. Pillutla, T. Steinke, A.
@@ -96,18 +94,12 @@ class BufferedToeplitz(Noise):
 
     @property
     def gain(self) -> float:
-        """gamma, which multiplies z: a number in 32 bits, at least the norm of an endless column.
-
-        The square of that is 1 + sum_{ij} omega_i omega_j / (1 - lambda_i lambda_j).
-        """
+        """gamma, which multiplies z: in 32 bits, at least the norm of an endless column."""
         return _gain(tuple(self.weights), tuple(self.decays))
 
     @property
     def spread(self) -> float:
-        """Standard deviation that n_t tends to, over that of independent noise; infinite if none.
-
-        It is gamma (1 + sum_{ij} w_i w_j / (1 - l_i l_j))^{1/2}, of the exponentials of `inverse`.
-        """
+        """Limit of n_t's standard deviation over that of independent noise; infinite if none."""
         weights, decays = inverted(np.array(self.weights), np.array(self.decays))
         if not decays.min() > -1.0:
             return math.inf
@@ -119,12 +111,7 @@ class BufferedToeplitz(Noise):
         return exponentials(np.array(self.weights), np.array(self.decays), num_steps) / self.gain
 
     def inverse(self, num_steps: int) -> np.ndarray:
-        """Returns the first entries of the columns of M^{-1}, Toeplitz as well: float64[steps].
-
-        With u_i = sqrt(omega_i), c(x) gamma = 1 + x u' (1 - x Lambda)^{-1} u, and its inverse is
-        1 - x u' (1 - x (Lambda - u u'))^{-1} u: a sum of exponentials whose decays are the
-        eigenvalues of that matrix.
-        """
+        """Returns the first entries of the columns of M^{-1}, Toeplitz as well: float64[steps]."""
         weights, decays = inverted(np.array(self.weights), np.array(self.decays))
         return self.gain * exponentials(-weights, decays, num_steps)
 

@@ -1,9 +1,7 @@
 """Gaussian noise that is correlated over a band of steps, so that its sums over steps are small.
 
-What an optimizer has moved is a sum over steps, and independent noise adds up in it. Noise whose
-increments cancel adds up to less, at the same cost where no two steps that an example may take part
-in lie within a band: `dpsgd.noise.base.Noise` has the proof, `dpsgd.noise.strategies` chooses the
-coefficients. It imports no JAX.
+Noise whose increments cancel adds up to less, at the same cost with minimum separation of an
+example's steps: docs/explanation/correlated-noise.md. It imports no JAX.
 """
 
 from __future__ import annotations
@@ -73,19 +71,11 @@ class BandedToeplitz(Noise):
 
     @property
     def spread(self) -> float:
-        """Standard deviation that n_t tends to, over that of independent noise; infinite if none.
-
-        n is autoregressive: with the reflection coefficients k_1, ..., k_{b-1} of c / c_0 its
-        variance is 1 / c_0^2 over the product of all 1 - k_i^2, and it is stable if and only if all
-        are below 1 in size (Schur and Cohn). It grows with t, as it is a sum of squares.
-        """
+        """Limit of n_t's standard deviation over that of independent noise; infinite if none."""
         return _spread(tuple(self.coefficients))
 
     def column(self, num_steps: int) -> np.ndarray | None:
-        """Returns the coefficients that the program computes with, and zeros; None if one is < 0.
-
-        Ratios in 32 bits, and what multiplies z: see `dpsgd.noise.recursion`.
-        """
+        """Returns the program's coefficients, and zeros; None if one is negative."""
         ratios, gain = rounded(tuple(self.coefficients))
         found = np.zeros(max(num_steps, self.bands))
         found[: self.bands] = np.concatenate([[1.0], ratios]) / float(gain)

@@ -1,65 +1,9 @@
 """Gaussian noise for DP-SGD, in float32, with tails and a support that can be relied on.
 
-`jax.random.normal` in float32 inverts the normal law at one of 2^23 points: nothing beyond 5.42
-standard deviations ever happens, and a sum plus such noise takes values under one data set that
-cannot occur under its neighbour (Mironov, "On significance of the least significant bits for
-differential privacy", 2012, shows what that gives away). Here:
-
-**Generator.** Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2,
-3", 2011) encrypts one 128-bit counter per coordinate,
-
-    (index, low 32 bits; index, high 32 bits; leaf xor key[2]; step xor key[3])   under key[0:2],
-
-so that the noise of a coordinate is a pure function of (key, step, leaf, index): it does not depend
-on how the array is laid over devices, nothing is stored or advanced, and XLA computes it where it
-is used. Distinct (index, leaf, step) are distinct counters, also after the xor with the secret
-words, and a block cipher maps distinct counters to distinct blocks. The key has 128 bits. Philox is
-statistically strong, but it is not a cryptographic cipher: `dpsgd.noise.secure` is for whoever
-needs one.
-
-**Transform.** The 4 words of a block make one normal by the polar form of Box and Muller (1958),
-
-    z = sqrt(-2 ln u) sin(psi),     u in (0, 1) from 64 bits,  psi in (-pi/2, pi/2) from 32 bits.
-
-(The sine of a uniform angle on the half circle has the law of the cosine on the whole circle.) u
-is at least 2^-65, hence |z| reaches 9.49, beyond which the normal law has mass 2.4e-21. Both ends
-of u are resolved: near 0 by the 64 bits, near 1 by forming 1 - u in integers and ln(1 - (1 - u))
-from it, so that small radii are right as well. The second normal of each block (the cosine) is
-left unused on purpose: to share a block, two coordinates must be computed in one place, which XLA
-does by storing the words or by computing them twice, and either costs more than ten rounds.
-
-**One public grid.** With the grid g = 2^(floor(log2 stddev) - GRID_BITS), a function of the public
-`stddev` alone, the output for a sum S is the stochastic rounding of sum plus noise,
-
-    g * ceil((S + stddev z) / g - U),     U uniform in (0, 1) from 23 bits, independent of z.
-
-*Claim.* The rounding costs no privacy: the output is a randomised function of S + stddev z alone,
-post-processing of the Gaussian mechanism with the sensitivity of S. (To round S and the noise each
-by itself, and then add, is not: neighbouring sums are moved apart by up to g in every coordinate in
-which they differ, by g sqrt(d) in all, 3.5 % of `stddev` for d = 85 million coordinates.)
-
-*In floats.* S / g = A + f with A = round(S / g), and stddev z / g = X + h with X = floor(stddev z /
-g): both splits are exact, as scaling by a power of two is (where S / g leaves the normal range it
-may flush to 0: a change of S below 2^-126), and A and X are integers that float32 holds. So
-
-    ceil((S + stddev z) / g - U) = A + (X + ceil(h + f - U)),
-
-where h + f - U is the one inexact operation: it errs by 2^-23, which changes the probability of a
-cell by a relative 1e-7 or so. |X + ...| < 9.5 * 2^(GRID_BITS + 1) + 3 < 2^24 is exact, and IEEE
-addition of A returns the float32 nearest to the exact integer, a function of it alone; so is its
-product with g over the public divisor, however the compiler rounds that. (Where the
-sum exceeds 2^24 g, the output has the coarser spacing of float32 itself: still a multiple of g.) So
-no low-order bit of the output betrays S, and every cell within the reach of z can occur, whatever
-S is. The bits of U keep the cells of the grid equally likely where float32 has only a few values of
-z per cell: at 4 values a cell, rounding to nearest would make even cells 5/3 as likely as odd ones.
-
-*What this does not prove.* (1) z follows the normal law, and U the uniform one, up to float32
-arithmetic (a relative 5e-7 in z), and Philox is no cipher: the law is tested, not proved. (2) The
-float32 *sum* S carries rounding errors of its own, which depend on the data: each addition of a
-gradient errs by up to 2^-24 of the partial sum, so neighbouring sums can lie further apart than
-C, for a batch of B examples by about B^2 2^-24 C at worst, and by about B 2^-24 C where gradients
-and roundings go in all directions. Where a proof is needed down to the last bit, use
-`dpsgd.noise.secure`.
+Philox4x32-10 encrypts one counter per coordinate, so that noise is a pure function of (key, step,
+leaf, index); Box and Muller's polar form makes a normal of each block; sum plus noise is rounded
+stochastically to one public grid, which is post-processing of the Gaussian mechanism. Proof, and
+the limits of it: docs/explanation/float-noise-on-a-public-grid.md.
 """
 
 from __future__ import annotations
@@ -159,9 +103,9 @@ def add_gaussian_noise(
     """Return `tree` plus independent Gaussian noise on one public grid, over `divisor`.
 
     For each leaf S this is (S + stddev z) / divisor, z standard normal, where the sum is rounded
-    stochastically to multiples of g = `grid(stddev)`: see the module's text for the claim and its
-    proof. Noise is drawn once on the global array, whatever its sharding. A leaf's number, and with
-    it its noise, is its place in `jax.tree.leaves(tree)`.
+    stochastically to multiples of g = `grid(stddev)`. Noise is drawn once on the global array,
+    whatever its sharding. A leaf's number, and with it its noise, is its place in
+    `jax.tree.leaves(tree)`.
 
     Args:
       tree: the *sum* of clipped gradients, a tree of float32 arrays (not yet divided by anything).
@@ -171,13 +115,11 @@ def add_gaussian_noise(
         `tree`; may be traced. Below 2^-100 it counts as 2^-100, also where it is a traced 0: no
         comparison decides whether there is noise, as XLA takes numbers below 2^-126 for 0. A traced
         stddev that is negative, infinite or NaN gives NaN.
-      divisor: what the noised sum is divided by, a public float32 scalar; may be traced. Divided
-        here, the mean costs CPUs no second pass over the sum, and no second array of its size.
-      noise: in place of z, a tree like `tree` of what depends on no data; it is rounded as z is,
-        by U of the same blocks, which must have no part in it.
-      spread: standard deviation of `noise`, or more. The grid is the coarser for it by a power of
-        two, so that X stays below 2^24 as far as 10 times that: beyond, the normal law has mass
-        1.5e-23.
+      divisor: a public float32 scalar; may be traced. The noised sum is divided by it in the same
+        pass.
+      noise: in place of z, a tree like `tree` that depends on no data; it is rounded as z is, by U
+        of the same blocks, which must have no part in it.
+      spread: standard deviation of `noise`, or more. The grid is the coarser for it.
 
     Raises:
       ValueError: if a leaf is not float32 or has an axis of 2^32 or more, `noise_key` is not uint32
@@ -334,7 +276,6 @@ STEP, MOMENTUM, VALUE = 1, 2, 3
 
 
 def _purpose(leaf: int, purpose: int) -> jax.Array:
-    """Return what names noise for another purpose, in place of the number of a leaf below 2^24."""
     return jnp.uint32(leaf + (purpose << 24))
 
 
@@ -378,12 +319,10 @@ def _row_words(noise_key, step, leaf, purpose, rows, width) -> tuple[jax.Array, 
 
 
 def _uniform(word: jax.Array) -> jax.Array:
-    """Return numbers in (0, 1) of 23 bits."""
     return ((word >> 9).astype(jnp.float32) + 0.5) * np.float32(2.0**-23)
 
 
 def _names(pack: list[int], sizes: dict[int, int]) -> tuple[Any, jax.Array | None]:
-    """Return leaf and position of the coordinates of leaves that `join` has put side by side."""
     if len(pack) == 1:
         return np.uint32(pack[0]), None
     leaf = [jnp.full(sizes[k], k, jnp.uint32) for k in pack]
@@ -391,11 +330,9 @@ def _names(pack: list[int], sizes: dict[int, int]) -> tuple[Any, jax.Array | Non
 
 
 def _fits_a_line(total: jax.Array) -> bool:
-    """Whether one axis may stand for all of an array's: it is the same noise.
+    """Whether one axis may stand for all of an array's, for the same noise: 32 bits must count it.
 
-    CPUs make it better so, as short rows (a table of 14 columns) do not fill vectors, and GPUs
-    without a kernel for the numbers of the rows. But 32 bits must count the axis, and reshaping an
-    explicitly sharded array is its owner's decision.
+    Reshaping an explicitly sharded array is its owner's decision.
     """
     return total.size < _COUNTED and all(axis is None for axis in jax.typeof(total).sharding.spec)
 
@@ -404,10 +341,7 @@ def _fits_a_line(total: jax.Array) -> bool:
 def _rounded_noise(
     noise_key, step, leaf, row, cells, fraction, position, one_axis, noise=None
 ) -> jax.Array:
-    """Return float32 integers, the stochastic rounding of `fraction` + `cells` standard normals.
-
-    Or of as many times `noise`.
-    """
+    """Return the stochastic rounding of `fraction` + `cells` times z (or `noise`): float32."""
     words = _words(noise_key, step, leaf, fraction.shape, row, one_axis=one_axis, position=position)
     if noise is None:
         scaled = (_radius(words[0], words[1]) * cells) * _half_circle_sine(words[2])
@@ -422,9 +356,9 @@ def _words(
 ) -> tuple[jax.Array, ...]:
     """Return the Philox block of each coordinate: 4 arrays of `shape`, uint32.
 
-    They are those of row `row`, a traced 0 or a constant 0, of an array [1, *shape]. With
-    `one_axis`, one position counts all axes: `position`, or else those of `shape` in order. With a
-    `position`, `leaf` may differ from coordinate to coordinate as well.
+    Of row `row`, a traced 0 or a constant 0, of an array [1, *shape]. With `one_axis`, one position
+    counts all axes: `position`, or else those of `shape` in order. With a `position`, `leaf` may
+    differ from coordinate to coordinate as well.
     """
     noise_key = jnp.asarray(noise_key)
     if noise_key.shape != (KEY_WORDS,) or noise_key.dtype != jnp.uint32:
@@ -457,10 +391,7 @@ def _word(value: jax.typing.ArrayLike, name: str) -> jax.Array:
 
 
 def _flat_index(positions: list[jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Return the low and the high word of the row-major index of each of the `positions`.
-
-    Built from one position per axis, so that a sharded array needs no communication.
-    """
+    """Return the low and the high word of the row-major index of the `positions` by axis."""
     low = high = jnp.zeros(jnp.broadcast_shapes(*(p.shape for p in positions)), jnp.uint32)
     wide = math.prod(shape) > _COUNTED
     for along, size in zip(positions, shape, strict=True):
@@ -505,13 +436,7 @@ def philox4x32(
 
 
 def _mulhi(a: jax.Array, b: np.uint32) -> jax.Array:
-    """Return the high word of the 64-bit product of uint32 `a` and the constant `b`.
-
-    Hardware has one instruction for this, which compilers find in the 64-bit form. The context lets
-    uint64 through where jax would make it uint32, as it does by default. (`lax.mulhi`, new in jax
-    0.10.1, does not compile for sharded arrays in 0.10.2; products of 16-bit halves take ten
-    instructions.)
-    """
+    """Return the high word of the 64-bit product of uint32 `a` and the constant `b`."""
     with jax.enable_x64(True):
         product = lax.convert_element_type(a, jnp.uint64) * np.uint64(b)
         return lax.convert_element_type(product >> np.uint64(32), jnp.uint32)

@@ -1,6 +1,6 @@
-"""The public integer grid of the secure mode, chosen from sigma, C and the batch size alone.
+"""The public integer grid of secure noise, chosen from sigma, C and the batch size alone.
 
-`dpsgd.noise.secure` says what is computed on it, and proves what it keeps.
+See docs/explanation/exact-noise-on-integer-sums.md.
 """
 
 from __future__ import annotations

@@ -1,30 +1,8 @@
 """The root secret of a run, and every key that is derived from it.
 
-All randomness of a run is a pure function of (root, generation, stream, step, leaf):
-
-- the *root* is 256 bits from the operating system, kept in its own file that only its owner can
-  read. A root that can be searched removes every guarantee: whoever guesses it subtracts the noise;
-- the *generation* separates runs of changed code, data or configuration over the same root, whose
-  noise would cancel in a difference if it were shared;
-- the *stream* is one of ``sampling`` (who takes part), ``noise``, ``secure`` (noise as well) and
-  ``loss`` (dropout: what is random within one example, see ``dpsgd.gradients.losses``). Initial
-  parameters are public, and come from a public seed of their own;
-- *step* and *leaf* enter inside the compiled step, as counters (``dpsgd.noise.gaussian``).
-
-Each derivation is BLAKE2b with the root as its key, the stream as its personalisation string and
-the other coordinates as its message (Aumasson, Neves, Wilcox-O'Hearn, Winnerlein, "BLAKE2: simpler,
-smaller, fast as MD5", 2013; RFC 7693). Keyed BLAKE2b is a pseudorandom function, so the outputs for
-different coordinates are, to anybody who does not hold the root, independent and uniform, and none
-of them leads back to the root.
-
-**Claims.** One root serves one run: two runs under the same noise have a noise-free difference. So
-whoever trains *claims* the root in the name of its run, in memory and in every file that holds it,
-and is refused where another run has; an engine that goes on with a run names it again. A claim also
-says which file it was written to (its number in the file system), so that a copy is known to be
-one: with the copied keys, other releases may come of the original. Who repeats a run, or goes on
-with it, names by digests what it reads and computes (its *uses*), which must not change. A process
-that was forked holds the same root, and is refused its keys. What nobody can prevent is that a root
-is copied before it is claimed, or with all that surrounds it (an image of a disk).
+All randomness of a run is a pure function of (root, attempt, stream, step, leaf). One root serves
+one run, which claims it in memory and in its file: two runs under the same noise have a noise-free
+difference. See docs/explanation/keys-and-claims-of-the-root-secret.md.
 """
 
 from __future__ import annotations
@@ -57,9 +35,8 @@ _CLAIM, _USE = "claim", "use"
 class RootKey:
     """The root secret of a run; everything random in the run is derived from it.
 
-    Make one by `from_entropy` (or, giving up the guarantee, `from_insecure_seed`), keep it by
-    `save`, and find it again by `load`. It is never printed and never pickled, so that it cannot
-    reach a log, a checkpoint or an exported model by accident.
+    Made by `from_entropy` (or, giving up the guarantee, `from_insecure_seed`), kept by `save`,
+    found again by `load`. It is never printed and never pickled.
 
     Attributes:
       insecure: True if the root comes from an integer seed. Such a seed can be searched, so a run
@@ -127,13 +104,12 @@ class RootKey:
     def begin_run(self, run: str | None = None, uses: Mapping[str, str] | None = None) -> str:
         """Claim the root for the run of this name, here and in its files, and refuse any other.
 
-        Two runs of different data, parameters or settings under the same noise have a noise-free
-        difference. An insecure root may be used again, to repeat a run: it gives no guarantee.
+        An insecure root may be used again, to repeat a run: it gives no guarantee.
 
         Args:
           run: Names it, without a space; by default no other run has the name.
-          uses: Digests of what the run reads and computes, by names, both without a space: one
-            that is named again must be the same.
+          uses: Digests of the inputs of the run, by names, both without a space: one that is named
+            again must be the same.
 
         Returns:
           The name.
@@ -202,9 +178,7 @@ class RootKey:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the root to its own new file, readable and writable by its owner alone (0600).
 
-        The file is created with O_EXCL, so that no root is ever overwritten: noise that was
-        declared under a lost root could be neither repeated nor told apart from fresh noise. It and
-        its folder are fsynced before this returns.
+        No root is ever overwritten. The file and its folder are fsynced before this returns.
 
         Raises:
           FileExistsError: if `path` exists.
@@ -299,8 +273,8 @@ class RootKey:
     def noise_key(self, generation: int) -> np.ndarray:
         """Return the key of the noise stream, uint32 `[4]` (128 bits), for `dpsgd.noise.gaussian`.
 
-        Pass it to the compiled step as an argument: a key that is closed over is baked into the
-        program as a constant, and with it into every dump and cache of that program.
+        Pass it to the compiled step as an argument: a constant is part of the program's text and
+        caches.
         """
         return np.frombuffer(self._derive("noise", generation, size=16), dtype="<u4").astype(
             np.uint32
@@ -327,9 +301,8 @@ class RootKey:
     def child(self, purpose: str) -> RootKey:
         """Return the root of another stream of the same run, such as the sums after training.
 
-        Its streams have nothing in common with this one's, nor with those of another purpose. It is
-        in no file: whoever holds this root derives it again. One object has one child of a purpose,
-        which remembers its uses.
+        Its streams are independent of this one's and of other purposes'. It is in no file: this
+        root derives it again. One object has one child of a purpose, which remembers its uses.
         """
         self._check_process()
         if purpose in self._children:
@@ -345,7 +318,7 @@ class RootKey:
     def blind(self, text: str) -> str:
         """Return a keyed digest of `text`: equal for equal texts, random without the root.
 
-        A plain digest of private data would let anybody confirm a guess of them.
+        An unkeyed digest of private data would let anyone confirm a guess of them.
         """
         return hashlib.blake2b(
             text.encode(), digest_size=16, key=self._secret, person=b"dpsgd blind"

@@ -1,17 +1,8 @@
-r"""Over how many steps noise should be correlated: what each choice costs, and leaves in iterates.
+"""Number of bands or buffers of correlated noise: the cost of each, and its error in iterates.
 
-Noise of b bands adds up to less, the larger b is. Under a sampler that draws it asks for more of
-it: the sampler takes `cycle_length` b, and amplifies as one with b times fewer steps. Without draws
-it asks for b - 1 kept noise vectors alone, and noise of m buffers, which is correlated over all
-steps, for m of them. All of that is public, so choosing costs nothing.
-
-Runs of different b may have different numbers of steps N and public divisors B, as cycles round the
-steps of an epoch up. They are compared at the same sum of step sizes eta_t, so at the same
-distance: what is compared is
-
-.. math:: \sigma \, |A S^{-1}|_F \, N^{-1/2} / (B \sum_t \eta_t).
-
-It imports no JAX.
+Bands ask a sampler that draws for a `cycle_length` of b, which amplifies less; buffers ask for a
+known order. All of that is public, so choosing costs nothing. The error that is compared:
+docs/explanation/correlated-noise.md. It imports no JAX.
 """
 
 from __future__ import annotations
@@ -220,9 +211,7 @@ def plan(
     release: float | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Candidate]:
-    """Returns a run with each number of bands, at one guarantee: what noise leaves in iterates.
-
-    And then with each number of buffers.
+    """Returns a run with each number of bands and buffers at one guarantee: its error in iterates.
 
     >>> from samplers import Deterministic
     >>> found = plan(Deterministic(1000, 10), [1, 16], epsilon=2.0, delta=1e-3, momentum=0.9)
@@ -234,15 +223,14 @@ def plan(
 
     Args:
       sampler: Of the run; its `cycle_length` becomes the number of bands.
-      bands: What is tried, besides 1, which always is.
-      buffers: Likewise, in ascending order, where the order is known. Those that gain less than
-        a thousandth of the error over fewer are left out.
+      bands: Numbers of bands to try, besides 1, which always is.
+      buffers: Likewise, in ascending order, where the order is known. Those that gain less than a
+        thousandth of the error over fewer are left out.
       epsilon: To guarantee, > 0, at `delta`.
       delta: Of the guarantee, in (0, 0.1).
       advantage: Of a membership attack, in (0, 1): to guarantee in place of both.
       momentum: beta of SGD in [0, 1); None for an optimizer whose steps are no sums of gradients,
-        as Adam's: it divides by the size of what it sees in single steps, in which correlated noise
-        is larger, so that 1 alone is tried.
+        as Adam's, for which 1 alone is tried.
       schedule: Of its step sizes.
       release: Noise multiplier of a Gaussian release that the run ends in, if it does: the
         guarantee is for both.
@@ -335,8 +323,6 @@ def _calibrated(
     delta: float | None,
     advantage: float | None,
 ) -> float:
-    """Returns the smallest sigma with which a run, and what it ends in, has the guarantee."""
-
     def privacy(sigma: float) -> PrivacyProfile:
         steps = noise.privacy(sampler, sigma)
         return steps if release is None else WithGaussianReleaseProfile(steps, release)

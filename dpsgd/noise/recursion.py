@@ -1,24 +1,7 @@
 """Noise that is made of fresh normals and of the noise of the steps before, in one pass.
 
-With M Toeplitz of few coefficients c, each step computes n_t = z_t / c_0 - sum_j (c_j / c_0)
-n_{t-j} of the n that are kept in a ring: n_s lies in row s mod (b - 1), in the oldest one's place.
-
-*Claim.* The n are a pure function of key and steps, whatever the data are: what rounds the release
-(`dpsgd.noise.gaussian`) has no part in what is kept. So releases are a stochastic rounding of S_t +
-sigma C n_t by independent U, post-processing of it, as for independent noise: no low-order bit of
-them betrays S_t.
-
-*In floats.* The ratios c_j / c_0 are rounded to float32, and 1 / c_0 in their favour, upwards, so
-that the columns of the matrix that is used have norms of at most 1. Each n_t errs by some 2^-24 of
-itself times sqrt(b): a perturbation of z_t, which depends on no data, by a relative 1e-6 or so. It
-comes on top of what `dpsgd.noise.gaussian` does not prove of the law of z.
-
-*With buffers* n_t = gamma z_t - sum_i omega_i B_i, and B_i <- lambda_i B_i + n_t. All factors are
-float32 numbers from the first, so nothing of the law is rounded, only sums are: by 2^-24 of a
-buffer in each step, which decays as the buffer does. So z is perturbed, by what depends on no data,
-by about 2^-24 sum_i omega_i |B_i| (1 - lambda_i^2)^{-1/2}, where roundings go in all directions,
-and by (1 - lambda_i)^{-1} in place of the root at worst: the slower a buffer decays, the more. With
-lambda = 1 - 10^-5 this is some 1e-5 of z. As n cancels in sums, slow buffers do not grow.
+The noise is a pure function of key and steps, whatever the data are. Its perturbation by float32:
+docs/explanation/correlated-noise.md.
 """
 
 from __future__ import annotations
@@ -166,10 +149,7 @@ def next_buffered_noise(
 def _once(
     noises: Callable[[Any, list[jax.Array]], list[jax.Array]], past: list[jax.Array]
 ) -> list[jax.Array]:
-    """Returns `noises` of row 0; CPUs do not compute it anew for each of its uses.
-
-    A loop over one row sees to that, see `add_gaussian_noise`.
-    """
+    """Returns `noises` of row 0, which CPUs compute once: in a loop of one row."""
 
     def in_place(past: list[jax.Array]) -> list[jax.Array]:
         rows = lax.optimization_barrier(jnp.uint32(1))

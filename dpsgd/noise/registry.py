@@ -46,7 +46,7 @@ def noise_from_record(record: Mapping[str, Any]) -> Noise:
 
 
 def _imported(name: str) -> type[Noise]:
-    """Returns the class that "module:qualified name" names; what is read imports no module."""
+    """Returns the class that "module:qualified name" names; reading a record imports no module."""
     module, _, qualified = name.partition(":")
     kind: Any = sys.modules.get(module)
     for part in qualified.split("."):

@@ -1,54 +1,9 @@
 """Secure mode: exactly rounded Gaussian noise, from a cryptographic generator, added to integers.
 
-`dpsgd.noise.gaussian` is fast, and its law is tested. Here nothing about the mechanism is left to
-testing: no float rounds anything before the noise is in, and the noise is an exact sample.
-
-**Mechanism.** Let g be the grid and s = `cells` a positive integer with s g >= sigma C. Each
-example contributes an integer vector q_i with ||q_i||_2 <= C / g, checked in integers (`quantize`),
-and a step releases
-
-    g (sum_i q_i + N),     N = round(s Z) in every coordinate,  Z standard normal, independent,
-
-computed in int32, which `secure_grid` makes wide enough.
-
-*Theorem.* Under every sampler, and over all adaptively chosen steps, the release is a function of
-the release of DP-SGD in real arithmetic with sensitivity C and noise of standard deviation
-s g >= sigma C. So every bound on the privacy of the latter (PLD, RDP, dominating pairs, Monte
-Carlo) holds for the former as it stands, with nothing added. *Proof.* For an integer a and any real
-t, a + round(t) = round(a + t). Hence g (sum q_i + round(s Z)) = h(sum g q_i + s g Z) with
-h(y) = g round(y / g): the argument of h is the continuous Gaussian mechanism applied to vectors
-g q_i with ||g q_i|| <= C, and h knows no data. What follows (conversion to float32, division, the
-optimizer, the choice of the next step) sees h's value alone. QED And it sees no more than that if a
-sum were ever too long for int32: integers wrap around, so what is computed is sum q_i + N modulo
-2^32, whatever overflows on the way. That would cost accuracy, not privacy.
-
-This is why the noise is the *rounded* Gaussian and not the discrete Gaussian of Canonne, Kamath,
-Steinke ("The discrete Gaussian for differential privacy", 2020). The latter satisfies the
-Gaussian's zCDP bound, but it is no function of a Gaussian and, in several dimensions, not invariant
-under rotation, so that the one-dimensional dominating pairs, on which the accountants of subsampled
-mechanisms stand, would each need a new proof.
-
-**Sampler.** Karney ("Sampling exactly from the normal distribution", 2016, arXiv:1303.6257,
-algorithms N, H and B) samples Z with nothing but comparisons of uniform real numbers, of which as
-many digits are drawn as a comparison takes. *Proof in short.* (von Neumann 1951) For uniforms U1,
-U2, ... and 0 <= y <= 1, P(y > U1 > ... > Un) = y^n / n!, so the longest such run has even length
-with probability sum (-y)^n / n! = exp(-y); if each link must also pass an independent coin of bias
-c, exp(-c y). Algorithm H is y = 1/2. (N1) The number k of H's successes before a failure has P(k)
-proportional to exp(-k / 2); (N2) it is kept if k (k - 1) more H's succeed, so with
-exp(-k (k - 1) / 2): P(k) is now proportional to exp(-k^2 / 2). (N3, N4) x uniform in (0, 1) is kept
-if k + 1 runs of algorithm B succeed, each with probability exp(-x c), c = (2k + x) / (2k + 2): in
-all exp(-x (2k + x) / 2). So k + x has density proportional to exp(-(k + x)^2 / 2) on (0, inf), and
-a fair sign makes it Z. Then round(s Z) is read off once enough digits of x are known. QED
-
-**Generator.** SHAKE-256 (FIPS 202, 2015) of a 256-bit key and the coordinates (step, leaf, chunk,
-draw): a sponge keyed by a secret prefix is a pseudorandom function (Bertoni, Daemen, Peeters, Van
-Assche, "On the security of the keyed sponge construction", 2011). A computationally bounded
-adversary cannot tell the noise from the truly random noise of the theorem, which is what any
-generator but a physical one can give.
-
-The time of a rejection sampler depends on its noise; a step over many coordinates averages that
-out, and the guarantee covers what is released, not when (Jin, McMurtry, Rubinstein, Ohrimenko, "Are
-we there yet? Timing and floating-point attacks on differential privacy systems", 2022).
+Each example contributes an integer vector of norm at most C / g, and a step releases
+g (sum_i q_i + round(s Z)), s g >= sigma C: a function of the release of DP-SGD in real arithmetic.
+Z by Karney's algorithm from SHAKE-256. Theorem and proofs:
+docs/explanation/exact-noise-on-integer-sums.md.
 """
 
 from __future__ import annotations
@@ -81,10 +36,9 @@ _SHRINK = np.float32(1 - 2.0**-12)  # more than float32 errs in a norm that was 
 def quantize(clipped_grad: Any, grid: SecureGrid) -> Any:
     """Return one example's clipped gradient as integers whose L2 norm is at most C / g, exactly.
 
-    Each coordinate is shrunk by 1 - 2^-12 and truncated towards zero to a multiple of g, which
-    never lengthens the vector. Then the squared norm is added up in integers: an example above
-    floor((C / g)^2), which the shrinking leaves no room for unless the clipping is wrong, or with a
-    coordinate that is not finite, contributes 0. So the sensitivity rests on no float operation.
+    Each coordinate is shrunk by 1 - 2^-12 and truncated towards zero to a multiple of g. An example
+    whose integers are longer, or with a coordinate that is not finite, contributes 0: the
+    sensitivity rests on no float operation.
 
     Args:
       clipped_grad: one example's gradient, clipped to C: a tree of float32 arrays. Use `jax.vmap`
@@ -211,7 +165,7 @@ def rounded_gaussian(
 
 
 class _Source:
-    """The random words of one chunk of coordinates, in the order in which they are asked for."""
+    """The random words of one chunk of coordinates, in the order of the reads."""
 
     def __init__(self, key: bytes, step: int, leaf: int, chunk: int, digit_bits: int) -> None:
         numbers = b"".join(number.to_bytes(8, "little") for number in (step, leaf, chunk))
@@ -220,13 +174,11 @@ class _Source:
         self.digit_bits = digit_bits
 
     def words(self, count: int) -> np.ndarray:
-        """Return `count` fresh uniform uint32."""
         message = self._prefix + self._draws.to_bytes(8, "little")
         self._draws += 1
         return np.frombuffer(hashlib.shake_256(message).digest(4 * count), "<u4")
 
     def digits(self, count: int) -> np.ndarray:
-        """Return `count` fresh uniform digits, uint32 in [0, 2^digit_bits)."""
         return self.words(count) >> np.uint32(32 - self.digit_bits)
 
     def below(self, bounds: np.ndarray) -> np.ndarray:
@@ -243,7 +195,7 @@ class _Source:
 
 
 class _Uniforms:
-    """Independent uniform reals in (0, 1), whose digits are drawn when somebody asks for them."""
+    """Independent uniform reals in (0, 1), whose digits are drawn when they are read."""
 
     def __init__(self, source: _Source, count: int) -> None:
         self._source = source
@@ -263,7 +215,6 @@ class _Uniforms:
         return self._digits[place][rows]
 
     def take(self, rows: np.ndarray) -> _Uniforms:
-        """Return the numbers at the indices `rows`, with what is known of them."""
         taken = object.__new__(_Uniforms)
         taken._source, taken.digit_bits = self._source, self.digit_bits
         taken._digits = [digits[rows] for digits in self._digits]
@@ -271,7 +222,6 @@ class _Uniforms:
         return taken
 
     def below_half(self) -> np.ndarray:
-        """Return self < 1/2, number by number."""
         return self._digits[0] < np.uint32(2 ** (self.digit_bits - 1))
 
 
@@ -384,11 +334,7 @@ def _round_half_up(cells: int, k: np.ndarray, x: _Uniforms) -> np.ndarray:
 
 
 def _norm_is_at_most(integers: list[jax.Array], max_square: Any) -> jax.Array:
-    """Return whether the sum of squares of int32 `integers` is at most `max_square`, exactly.
-
-    The halves of the 64-bit squares are added up apart: 2^32 coordinates would be needed for such a
-    sum to overflow. (The context lets 64 bits through, which jax would cut to 32 by default.)
-    """
+    """Return whether the sum of squares of int32 `integers` is at most `max_square`, exactly."""
     word, mask = np.uint64(32), np.uint64(2**32 - 1)
     with jax.enable_x64(True):
         low = high = jnp.zeros((), jnp.uint64)

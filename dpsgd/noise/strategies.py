@@ -1,17 +1,7 @@
-r"""Which coefficients correlated noise should have: those that disturb a run's iterates least.
+"""Coefficients of correlated noise that disturb a run's iterates least.
 
-The iterates of a linear optimizer are A g, with g the gradients of N steps and A lower triangular:
-prefix sums for SGD, those of weighted sums with momentum and a schedule of step sizes. Noise of the
-law n = S^{-1} z, z of standard deviation sigma C, disturbs them by A S^{-1} z, in the mean square
-over steps and in each coordinate by
-
-.. math:: \sigma^2 C^2 \, |A S^{-1}|_F^2 / N.
-
-A, S and sigma are public, so choosing them costs nothing. It imports no JAX.
-
-Source: S. Denisov et al., Improved Differential Privacy for SGD via Optimal Private Linear
-Operators on Adaptive Streams (NeurIPS 2022); C. A. Choquette-Choo et al., (Amplified) Banded
-Matrix Factorization (NeurIPS 2023).
+The iterates of a linear optimizer are A g; noise n = S^{-1} z disturbs them by |A S^{-1}|_F^2 / N,
+times (sigma C)^2. All of that is public (docs/explanation/correlated-noise.md). It imports no JAX.
 """
 
 from __future__ import annotations
@@ -225,8 +215,7 @@ def _descent(
 ) -> np.ndarray:
     """Returns where L-BFGS comes to, which never goes up from `start`.
 
-    Noise that explodes counts as a little above the start: a search that saw how much more it is
-    would step back so far that it took what is left of the step for a standstill.
+    Noise that explodes counts as a little above the start.
     """
     wall = objective(start)[0] + 1.0
 
@@ -246,8 +235,7 @@ def optimized_buffers(workload: Workload, buffers: int, period: int) -> Buffered
     """Returns buffered noise that disturbs the iterates of a run in a known order least.
 
     It minimises |A S^{-1}|_F times the sensitivity of the columns that are an epoch apart, over the
-    logarithms of weights and of lambda / (1 - lambda), by L-BFGS. No decay is above 1 - 2^-20:
-    `dpsgd.noise.recursion` says what slower buffers would lose in 32 bits.
+    logarithms of weights and of lambda / (1 - lambda), by L-BFGS. No decay is above 1 - 2^-20.
 
     Args:
       workload: Of the run.

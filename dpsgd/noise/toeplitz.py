@@ -1,4 +1,4 @@
-"""What the program computes with of Toeplitz coefficients. It imports no JAX."""
+"""The float32 form of Toeplitz coefficients that programs compute with. It imports no JAX."""
 
 from __future__ import annotations
 

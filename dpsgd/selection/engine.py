@@ -1,24 +1,8 @@
 """Private selection carried out: a random number of trials, one released model.
 
-1. *Prepare.* The candidates' noise is found, so that the whole meets its target, and each candidate
-   is audited. So what can be refused is refused before anything is drawn, for no reason that the
-   data have a part in; and all programs are compiled, whichever of them trials will need.
-2. *Declare.* The ledger's first line says the law of the number of trials and every candidate. From
-   here on the selection counts, whatever becomes of it.
-3. *Draw.* The number K of trials, from a root that lies in a folder that nobody else can read.
-4. *Try.* K times: a candidate is drawn, and trained as any run is, under a root of its own from
-   the operating system's entropy, in the secret folder. One after another: several at once would
-   show the smaller of K and their number to whoever counts processes. Nothing is printed meanwhile,
-   by the task neither: lines can be counted. Of two trials the worse one is destroyed at once.
-5. *Release.* The best model, its configuration, and the guarantee of the whole; all at the end.
-6. *Destroy.* The secret folder is overwritten and removed.
-
-Killed anywhere, the same call goes on: the number of trials, the candidates and the ties are
-functions of the root (`Vault`), a finished trial keeps its score, and one under way goes on as a
-run does. If it cannot (the code or the machine has changed, so that a run would begin another
-generation, which would cost more than a trial may), it is destroyed and begun anew: nothing of it
-was released, and what was changed has nothing to do with what came out. A trial that fails counts
-as the worst, and is not tried again: that would be another law.
+Prepare, declare, draw the number of trials, try, release the best, destroy the rest. Killed
+anywhere, the same call resumes. Steps, and the reasons for secrecy:
+docs/explanation/secrecy-of-a-selection.md.
 """
 
 from __future__ import annotations

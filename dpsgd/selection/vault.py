@@ -1,11 +1,7 @@
 """The secret folder of a selection under way: its root, a journal of its trials, and their runs.
 
-Everything random of the selection itself is a function of the root, so that whoever goes on with it
-repeats it: the number of trials, which candidate each of them is, and how ties are broken. The
-number is written down as well, before the first trial, since another version might draw it
-otherwise. A trial is finished once its line stands in the journal; its score is never asked again.
-
-Trials come and go in a folder within the secret one: of that, times and links are anybody's to see.
+The number of trials, their candidates and ties are functions of the root; a trial is finished once
+its line stands in the journal. See docs/explanation/secrecy-of-a-selection.md.
 """
 
 from __future__ import annotations

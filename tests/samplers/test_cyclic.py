@@ -91,14 +91,14 @@ def test_the_price_is_that_of_the_steps_that_remain_possible():
 
 
 @pytest.mark.parametrize(
-    ("stretches", "most"),
+    ("segments", "most"),
     [([range(8)], 2), ([range(3, 4)], 1), ([range(3, 8)], 2), ([range(1, 4), range(5, 9)], 2)],
 )
-def test_a_stretch_of_cyclic_poisson_counts_the_steps_of_the_group_that_has_most(stretches, most):
+def test_a_stretch_of_cyclic_poisson_counts_the_steps_of_the_group_that_has_most(segments, most):
     sampler = Poisson(4000, 40, cycle_length=4, overflow="accumulate")
-    steps = [t for stretch in stretches for t in stretch]
+    steps = [t for stretch in segments for t in stretch]
     assert most == max(sum(t % 4 == g for t in steps) for g in range(4))
-    assert sampler.privacy_of(1.0, stretches) == PoissonProfile(1.0, 0.04, most)
+    assert sampler.privacy_of(1.0, segments) == PoissonProfile(1.0, 0.04, most)
 
 
 def test_truncation_pays_for_the_largest_group():

@@ -27,7 +27,7 @@ def upper(profile):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_one_stretch_of_all_steps_is_the_whole_run(sampler):
+def test_one_segment_of_all_steps_is_the_whole_run(sampler):
     whole = sampler.privacy_of(SIGMA, [range(sampler.num_steps)])
     assert whole == sampler.privacy(SIGMA)
 
@@ -54,7 +54,7 @@ def test_poisson_counts_steps_wherever_they_lie():
 
 
 @pytest.mark.parametrize("sampler", ONCE_AN_EPOCH, ids=repr)
-def test_stretches_never_cost_more_than_in_a_known_order(sampler):
+def test_segments_never_cost_more_than_in_a_known_order(sampler):
     # Given who took part when, an example enters one known sum an epoch: deterministic's price.
     parts = [range(0, 25), range(20, 80)]  # two epochs and three; fixed draws count three twice
     known = Deterministic(SIZES["num_examples"], SIZES["batch_size"], epochs=6)

@@ -100,8 +100,7 @@ def gradients(
 def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:
     """Returns the parameters whose gradients are formed, in packs that are treated as one.
 
-    A bias whose gradient is the cotangent of one output stays alone: that of the kernel beside it
-    is made of the same cotangents, and compilers see that they are scaled and squared alike.
+    A bias whose gradient is the cotangent of one output stays alone, beside its kernel.
     """
 
     def shares(k: int) -> bool:

@@ -1,10 +1,7 @@
 """Norms of one parameter's gradients, without the gradients.
 
-Where a norm is a sum of squares it is as accurate as in `dpsgd.gradients.norms`. A Gram product of
-a and g (see `dpsgd.gradients.ghost`) adds numbers of both signs, with an absolute error of a few u
-times its diagonal D = sum_s ||a_s||^2 ||g_s||^2 (the errors of the S^2 terms are independent of
-each other); 16 u D is added to it, so that cancellation cannot hide a large gradient. In the
-ordinary case, D near the square, the norm comes out 5e-7 too large.
+Errors of Gram products, and the margin for them:
+docs/explanation/norms-and-clipping-in-float32.md.
 """
 
 from __future__ import annotations

@@ -171,9 +171,7 @@ def sum_repeated(flat: Array, h: Array) -> Array:
 def fold(x: Array, y: Array) -> tuple[Array, Array]:
     """Moves the magnitude of each vector of x, a power of two, to its partner in y.
 
-    Then y alone tells how large the products are. Scaling the one side of an example as a whole
-    would not do: where the other side is tiny or zero, it may be scaled to infinity, and 0 * inf is
-    NaN.
+    Then y alone tells how large the products are.
     """
     # In two dimensions: compilers see that these are the activations and cotangents themselves, and
     # the maxima those of the norms, and keep no second copy.

@@ -49,10 +49,7 @@ def add_use(
 def _add_rows(
     total: Array, use: Use, index: Array, flat: Array, h: Array, factor: norms.ClipFactor
 ) -> Array:
-    """Scatters rows into `total`, which has the layout of the operand.
-
-    Where that is the parameter itself, `total` is the running sum: no second buffer of its size.
-    """
+    """Scatters rows into `total`, which has the layout of the operand."""
     axes = row_axes(use)
     assert axes is not None
     shape = use.operand.shape
@@ -94,8 +91,8 @@ def _sum_products(use: Use, parts: Parts, factor: norms.ClipFactor) -> Array:
 def _contract(subscripts: str, left: Array, right: Array, factor: norms.ClipFactor) -> Array:
     """Contracts two sides whose products, for each example, are a gradient, and clips it.
 
-    The right side, cotangents, is scaled without looking at the left one: a dense layer and its
-    bias have the same cotangents, and share the scaled ones.
+    The right side, cotangents, is scaled without looking at the left one, as a layer and its bias
+    share them.
     """
     right, left = fold(right, left)
     left, right = norms.normalized(factor, left), norms.shortened(factor, right)

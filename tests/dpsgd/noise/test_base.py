@@ -269,7 +269,7 @@ def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path)
     )  # fmt: skip
 
 
-def test_correlated_noise_that_is_begun_anew_is_counted_as_stretches_are(tmp_path):
+def test_correlated_noise_that_is_begun_anew_is_counted_as_segments_are(tmp_path):
     terms = Terms(mechanism(TwoBands()), 1e-5, False, {"code": "x"})
     with Ledger.create(tmp_path / "ledger", terms) as ledger:
         ledger.declare(range(4))

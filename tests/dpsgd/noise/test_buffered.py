@@ -164,7 +164,7 @@ def test_one_epoch_costs_no_more_than_under_independent_noise():
     assert 0.95 * alone.upper < found.upper <= alone.upper  # decays outlast 20 steps
 
 
-def test_stretches_begin_without_buffers_and_their_squares_add_up():
+def test_segments_begin_without_buffers_and_their_squares_add_up():
     sampler = Deterministic(6, 2, E)
     mechanism = Mechanism(sampler, 1.0, 1.0, noise=TWO)
     whole = epsilon(mechanism.privacy(), 1e-3)

@@ -254,8 +254,8 @@ def test_noise_costs_what_independent_noise_does_where_all_possible_steps_are_ap
     assert one.upper == other.upper
     least = 0.0 if isinstance(sampler, Shuffle) else other.lower
     assert least * (1.0 - 1e-4) <= one.lower <= least
-    stretches = [range(5), range(3, 11)]
-    one, other = (epsilon(m.privacy_of(stretches), 1e-3) for m in (correlated, independent))
+    segments = [range(5), range(3, 11)]
+    one, other = (epsilon(m.privacy_of(segments), 1e-3) for m in (correlated, independent))
     assert one.upper == other.upper
 
 

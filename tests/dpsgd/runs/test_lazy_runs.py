@@ -66,7 +66,7 @@ def names(out):
     return sorted(path.name.lstrip("0") for path in (out / "checkpoints").iterdir())
 
 
-def stretches(out):
+def segments(out):
     return [(g.steps.start, g.steps.stop) for g in read(out / "ledger.jsonl").generations]
 
 
@@ -153,7 +153,7 @@ def test_noise_that_is_due_is_left_to_those_who_declared_it_or_to_one_heir(
 
     monkeypatch.setattr(Ledger, "_begin", begin)
     report = resume(out, words)
-    assert stretches(out) == expected
+    assert segments(out) == expected
     for first, left in begins:
         assert all(checkpoint <= first for checkpoint in left)
     history = RunDirectory(out).history()
@@ -184,7 +184,7 @@ def test_a_damaged_checkpoint_is_not_gone_on_with_by_others(tmp_path, monkeypatc
     newest.write_bytes(newest.read_bytes()[:-100])
     another_machine(monkeypatch, out)
     resume(out, words)
-    assert stretches(out) == [(0, 20), (12, 30)]  # and not from 16, beyond which steps are declared
+    assert segments(out) == [(0, 20), (12, 30)]  # and not from 16, beyond which steps are declared
 
 
 def test_a_ledger_begins_no_generation_that_would_draw_what_is_due_again(tmp_path):
@@ -194,7 +194,7 @@ def test_a_ledger_begins_no_generation_that_would_draw_what_is_due_again(tmp_pat
         where = {"step": 16, "origin": ledger.history.head, "repeatable": False}
         with pytest.raises(LedgerError, match="would be drawn twice"):
             ledger.resume(last.terms, due=True, **where)
-    assert stretches(out) == [(0, 20)]
+    assert segments(out) == [(0, 20)]
 
 
 def test_an_audit_sees_where_a_run_goes_on_and_none_of_its_rows(tmp_path, monkeypatch):

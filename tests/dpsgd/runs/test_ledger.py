@@ -248,9 +248,9 @@ def test_the_advantage_of_an_attack_is_that_of_all_that_was_declared(path):
         head = ledger.history.heads[1]
         ledger.resume(terms(sampler, code="b"), step=20, origin=head, repeatable=True)
         ledger.declare(range(20, 40))
-    stretches = [range(40), range(20, 40)]
+    segments = [range(40), range(20, 40)]
     together = advantage(path)
-    assert together.upper == attack_advantage(sampler.privacy_of(SIGMA, stretches)).upper
+    assert together.upper == attack_advantage(sampler.privacy_of(SIGMA, segments)).upper
     assert whole.upper < together.upper < 2 * whole.upper
     assert together.lower == 0.0
     with Ledger.open(path) as ledger:
@@ -278,8 +278,8 @@ def test_steps_run_again_in_a_new_generation_are_counted_again(path, sampler):
         ledger.resume(terms(sampler, code="b"), step=8, origin=head, repeatable=True)
         ledger.declare(range(8, 16))
     twice = read(path).guarantee().epsilon.upper
-    stretches = [range(0, 16), range(8, 16)]
-    assert twice == epsilon(sampler.privacy_of(SIGMA, stretches), DELTA).upper
+    segments = [range(0, 16), range(8, 16)]
+    assert twice == epsilon(sampler.privacy_of(SIGMA, segments), DELTA).upper
     assert twice > once
 
 

@@ -309,8 +309,8 @@ def test_correlated_noise_that_is_begun_anew_begins_without_history(
     assert (first.steps, second.steps) == (range(16), range(16, 30))
     assert begun == [[False]]
     independent = dataclasses.replace(first.terms.mechanism, noise=Independent())
-    stretches = independent.privacy_of([first.steps, second.steps])
-    assert report["epsilon_upper"] == epsilon(stretches, 1e-5).upper
+    segments = independent.privacy_of([first.steps, second.steps])
+    assert report["epsilon_upper"] == epsilon(segments, 1e-5).upper
 
 
 @pytest.mark.short("killed")
