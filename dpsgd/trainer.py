@@ -129,8 +129,7 @@ def train(
     columns = columns_of(mechanism.sampler, data)
     check_parameters(params)
     guarantee = _planned(algorithm, mechanism, data, delta, root)
-    data_shapes = () if algorithm.tables is None else (columns,)
-    state = algorithm.init(params, mechanism, *data_shapes)
+    state = algorithm.init(params, mechanism, columns)
     layout = Layout.of(
         mechanism.sampler, columns, block_steps=block_steps, data_on=data_on, placement=placement
     )
@@ -173,7 +172,7 @@ def train(
         with closing(blocks):
             for block in blocks:
                 done = block.steps.stop
-                if isinstance(block.state, TrainState):
+                if not block.state.pending:
                     params = block.state.params
                 if on_block is not None and on_block(done, owned(params)):
                     break

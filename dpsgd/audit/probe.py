@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.audit.tables import SomeRows, TableSnapshot, put_rows
+from dpsgd.audit.tables import TableSnapshot, put_rows
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import LazyState, TrainState, joined, parted, unflushed
-from dpsgd.engine.lazy.group import BlockLaws, RunLaws, flushed
-from dpsgd.engine.loop import Block, Layout, Watch, train_blocks
+from dpsgd.core.state import Table, TrainState, joined
+from dpsgd.engine.loop import Block, Layout, schedules_of, train_blocks
 from dpsgd.engine.placement import hosted, unlike
 from dpsgd.engine.programs import shapes_of_rows
+from dpsgd.engine.step import Watch, flushed
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
 from samplers import IndexBlock
@@ -135,12 +135,12 @@ class Probe:
         example = shapes_of_rows(columns, *sampler.clipped_shape)
         self.frozen = algorithm.frozen(self.state.params, example)
         self._spent: Any = None
+        self._schedules = schedules_of(algorithm, sampler.num_steps)
+        self._known: dict[range, tuple[Any, ...]] = {}
         self.snapshot: TableSnapshot | None = None
-        if algorithm.tables is not None:
+        if self.state.tables:
             self.snapshot = TableSnapshot(self.state)
             self.table_optimizer = algorithm.tables.of_run(sampler.num_steps)
-            self._run_laws = RunLaws(self.table_optimizer)
-            self._laws: dict[range, BlockLaws] = {}
             self._probe(self.snapshot)
 
     def _probe(self, lent: TableSnapshot) -> None:
@@ -149,7 +149,7 @@ class Probe:
             some = np.arange(start, min(start + self.places, len(self._starts)))
             plan = self._plan(some, np.arange(some.size))
             after, *_ = self._called(self._begun(), plan, self.mechanism, 0, reveals=True)
-            lent.probe(after.tables, self.first_step)
+            lent.probe(after.lazy_tables, self.first_step)
 
     def _mark(self, columns: PyTree) -> None:
         n = len(self.marked)
@@ -246,13 +246,13 @@ class Probe:
     def _shown(self, after: Any, step: int) -> PyTree:
         """Returns what a release shows of the state after it, and takes tables back."""
         if self.snapshot is None:
-            return after.params
-        rows = self.snapshot.take_back(after.tables, step)
+            return after.raw_params
+        rows = self.snapshot.take_back(after.lazy_tables, step)
         shown = {}
         for k, table in rows.items():
             read = np.equal(table.steps, step + 1).reshape(-1, *[1] * (table.values.ndim - 1))
             shown[k] = np.where(read, table.values, np.float32(0))
-        return joined(after.dense, shown)
+        return joined(after.dense_params, shown)
 
     def advanced(
         self,
@@ -261,7 +261,7 @@ class Probe:
         *,
         reveals: bool,
         step: int | None = None,
-        rows: dict[int, SomeRows] | None = None,
+        rows: dict[int, Table] | None = None,
     ) -> Any:
         """Returns the state after one step from `state`, on the device: what training goes on with.
 
@@ -279,12 +279,12 @@ class Probe:
         state = self._begun(step)
         if rows is not None:
             assert self.snapshot is not None
-            state = state._replace(tables=put_rows(state.tables, self.snapshot.rows, rows))
+            state = state.with_tables(put_rows(state.lazy_tables, self.snapshot.rows, rows))
         number = int(state.step)
         after, *_ = self._called(state, self._plan(members), mechanism, 0, reveals=reveals)
         if self.snapshot is None:
             return after
-        return after._replace(tables=self.snapshot.take_back(after.tables, number))
+        return after.with_tables(self.snapshot.take_back(after.lazy_tables, number))
 
     def differing(self, members: Sequence[int] | np.ndarray) -> str | None:
         """Returns the path of what is not the same on all devices after a step, see `unlike`."""
@@ -293,40 +293,36 @@ class Probe:
         after, *_ = self._called(state, self._plan(members), self.mechanism, 0, reveals=False)
         path = unlike(after)
         if self.snapshot is not None:
-            self.snapshot.take_back(after.tables, self.first_step)
+            self.snapshot.take_back(after.lazy_tables, self.first_step)
         return path
 
-    def begun(self, step: int) -> LazyState:
+    def begun(self, step: int) -> TrainState:
         """Returns `state` at a step, all rows of its tables up to date, to be given away."""
         return self._begun(step)
 
     def called(
         self,
-        state: LazyState,
+        state: TrainState,
         members: Sequence[int] | np.ndarray,
         mechanism: Mechanism,
         generation: int,
         *,
         reveals: bool,
-    ) -> LazyState:
+    ) -> TrainState:
         """Returns the state after the next step from one that is given away, see `advanced`."""
         after, *_ = self._called(state, self._plan(members), mechanism, generation, reveals=reveals)
         return after
 
-    def flushed(self, state: LazyState, mechanism: Mechanism, generation: int) -> TrainState:
+    def flushed(self, state: TrainState, mechanism: Mechanism, generation: int) -> TrainState:
         """Returns a state, which is given away, with all noise that is due."""
         state = self.layout.put_state(state)
-        laws, noise_key = self._run_laws.after(int(state.step)), self._noise_key(generation)
-        return flushed(state, laws, noise_key, mechanism.scales(), self.layout.placement)
+        known = tuple(one and one.after(int(state.step)) for one in self._schedules)
+        how = known, self._noise_key(generation), mechanism.scales(), self.layout.placement
+        return flushed(self.algorithm, state, *how)
 
-    def dense(self, state: TrainState | LazyState) -> TrainState:
-        """Returns a state without tables whose noise comes late."""
-        if isinstance(state, LazyState):
-            return TrainState(state.step, state.dense, state.opt_state, state.noise)
-        if self.snapshot is None:
-            return state
-        dense, _ = parted(state.params, self.tables)
-        return state._replace(params=dense, opt_state=state.opt_state.dense)
+    def dense(self, state: TrainState) -> TrainState:
+        """Returns a state without lazy tables."""
+        return state._replace(raw_params=state.dense_params, tables={})
 
     def of_one_batch(
         self,
@@ -364,7 +360,7 @@ class Probe:
         )
         self._spent = after.opt_state
         if self.snapshot is not None:
-            self.snapshot.take_back(after.tables, steps.stop - 1)
+            self.snapshot.take_back(after.lazy_tables, steps.stop - 1)
         b = np.float32(mechanism.sampler.expected_batch_size)
         borders = np.cumsum([len(x) for x in self.watched_places])[:-1]
         leaves = np.split(np.asarray(shown)[: len(steps)] * b, borders, axis=1)
@@ -431,7 +427,7 @@ class Probe:
         return self.trained(state, mechanism, generation=generation, declare=declare, watch=watch)
 
     def trained(
-        self, state: TrainState | LazyState, mechanism: Mechanism, *, generation: int, **how: Any
+        self, state: TrainState, mechanism: Mechanism, *, generation: int, **how: Any
     ) -> Generator[Block]:
         """Yields the blocks that `train_blocks` runs from a state on, which is given away."""
         return train_blocks(
@@ -467,13 +463,12 @@ class Probe:
         number = self.first_step if step is None else step
         state = state._replace(step=jnp.int32(number), noise=noise)
         if self.snapshot is not None:
-            of_tables = self.snapshot.lend(number)
-            state = LazyState(state.step, state.params, of_tables, state.opt_state, state.noise)
+            state = state.with_tables(self.snapshot.lend(number))
         return self.layout.put_state(state)
 
     def _called(
         self,
-        state: TrainState | LazyState,
+        state: TrainState,
         plan: IndexBlock,
         mechanism: Mechanism,
         generation: int,
@@ -488,23 +483,22 @@ class Probe:
         loss_key = None
         if self.algorithm.takes_key:
             loss_key = jnp.asarray(self.root.loss_key(0))  # one sum whatever the noise
-        watch = Watch.nothing(unflushed(state))._replace(reveals=np.bool_(reveals))
+        watch = Watch.nothing(state.raw_params)._replace(return_gradient=np.bool_(reveals))
         if coordinates is not None:
             watch = watch._replace(places=tuple(coordinates))
-        laws = None
-        if self.snapshot is not None:
-            first = int(state.step)
-            laws = self._laws_of(range(first, first + int(plan.num_steps)))
-        arguments = noise_key, mechanism.scales(), watch, loss_key, laws
+        first = int(state.step)
+        known = self._known_of(range(first, first + int(plan.num_steps)))
+        arguments = noise_key, mechanism.scales(), watch, loss_key, known
         return self.program(state, data, plan, *arguments)
 
     def _noise_key(self, generation: int) -> jax.Array:
         return jnp.asarray(self.mechanism.noise_key(self.root, generation))
 
-    def _laws_of(self, steps: range) -> BlockLaws:
-        if steps not in self._laws:
-            self._laws[steps] = self._run_laws.of(steps, self.layout.block_steps)
-        return self._laws[steps]
+    def _known_of(self, steps: range) -> tuple[Any, ...]:
+        if steps not in self._known:
+            room = self.layout.block_steps
+            self._known[steps] = tuple(one and one.of(steps, room) for one in self._schedules)
+        return self._known[steps]
 
     def _plan(
         self, members: Any, at: Any = None, padding: int | np.ndarray = 0, *, steps: int = 1

@@ -8,31 +8,20 @@ are to be left alone; at the end they are compared, all of them and to the bit.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpsgd.audit.report import CheckResult
-from dpsgd.core.state import Table, TrainState, parted
+from dpsgd.core.state import Table, TrainState
 from dpsgd.engine.placement import hosted
 from dpsgd.engine.programs import compiled
 
 _CHUNK = 2**20  # rows that are compared together
 
 UNTOUCHED = "rows that no batch reads are left alone"
-
-
-class SomeRows(NamedTuple):
-    """Rows of a table, on the host."""
-
-    values: np.ndarray
-    """float32[rows, ...]."""
-    momentum: Any
-    """The same, or None."""
-    steps: Any
-    """That are in each row: int32[rows]; None where all are up to date."""
 
 
 class TableSnapshot:
@@ -44,10 +33,8 @@ class TableSnapshot:
     """
 
     def __init__(self, state: TrainState):
-        momenta = state.opt_state.momenta
-        _, values = parted(state.params, momenta)
-        self.tables = {k: SomeRows(x, momenta[k], None) for k, x in values.items()}
-        self.rows = {k: np.zeros(0, np.int32) for k in values}
+        self.tables = {k: Table(*table) for k, table in state.lazy_tables.items()}
+        self.rows = {k: np.zeros(0, np.int32) for k in self.tables}
         self._now: dict[int, Any] | None = None
         self._strayed = ""
 
@@ -68,7 +55,7 @@ class TableSnapshot:
             self.rows[k] = np.union1d(self.rows[k], read).astype(np.int32)
         self.take_back(tables, step)
 
-    def take_back(self, tables: dict[int, Table], step: int) -> dict[int, SomeRows]:
+    def take_back(self, tables: dict[int, Table], step: int) -> dict[int, Table]:
         """Returns what the step `step` left in `rows`, on the host, and mends these."""
         found = some_rows(tables, self.rows)
         steps = {k: table.steps for k, table in tables.items()}
@@ -81,7 +68,7 @@ class TableSnapshot:
         self._now = put_rows(without, self.rows, self.first())
         return found
 
-    def first(self) -> dict[int, SomeRows]:
+    def first(self) -> dict[int, Table]:
         """Returns what `rows` hold where the run goes on."""
         return {
             k: jax.tree.map(lambda x, rows=self.rows[k]: x[rows], table)
@@ -106,14 +93,14 @@ class TableSnapshot:
         return CheckResult(UNTOUCHED, not self._strayed, self._strayed or f"{rows:,} rows")
 
 
-def some_rows(tables: dict[int, Any], rows: dict[int, np.ndarray]) -> dict[int, SomeRows]:
+def some_rows(tables: dict[int, Any], rows: dict[int, np.ndarray]) -> dict[int, Table]:
     """Returns some rows of tables of the devices."""
     found = compiled(_some, (), (tables, rows))(tables, rows)
-    return {k: SomeRows(*hosted(table)) for k, table in found.items()}
+    return {k: Table(*hosted(table)) for k, table in found.items()}
 
 
 def put_rows(
-    tables: dict[int, Any], rows: dict[int, np.ndarray], new: dict[int, SomeRows]
+    tables: dict[int, Any], rows: dict[int, np.ndarray], new: dict[int, Table]
 ) -> dict[int, Table]:
     """Returns tables, whose buffers are given away, with other rows."""
     arguments = tables, rows, new

@@ -34,8 +34,8 @@ from scipy import special
 
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.engine.loop import Watch, block_function
 from dpsgd.engine.programs import compiler_options
+from dpsgd.engine.step import Watch, block_function
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, BatchSource, IndexBlock
 

@@ -1,4 +1,4 @@
-"""DP-SGD as a product: sampler x per-example clipping x Gaussian noise x optimizer."""
+"""DP-SGD as a product: per-example clipping x noise x parameter groups, one of them dense."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpsgd.core.algorithm import Algorithm, TableTraining, privatize
+from dpsgd.core.algorithm import Algorithm, Context, ParamGroup, View, privatize
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState
+from dpsgd.core.state import TrainState, dense_numbers, joined, parted
 from dpsgd.engine.programs import compiled
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves, with_leaves
@@ -38,7 +38,7 @@ def dpsgd(
     optimizer: optax.GradientTransformation,
     *,
     microbatch_size: int | None = None,
-    tables: TableTraining | None = None,
+    tables: Any = None,
     foreign_calls: bool = False,
 ) -> Algorithm:
     """Returns DP-SGD (Abadi et al. 2016, Algorithm 1) for any per-example loss and optimizer.
@@ -84,22 +84,21 @@ def dpsgd(
         loss_fn = functools.partial(loss_fn)
     if isinstance(loss_fn, ForeignCalls) and not foreign_calls:
         raise ValueError("a loss of ForeignCalls is not covered: say so by foreign_calls=True")
+    if foreign_calls and tables is not None:
+        raise ValueError("foreign_calls=True is not for lazy tables: leave out tables=")
+    if tables is not None and not hasattr(tables, "group"):
+        raise TypeError(f"tables must be LazyTables(learning_rate, ...), got {tables!r}")
     if foreign_calls:
-        if tables is not None:
-            raise ValueError("foreign_calls=True is not for lazy tables: leave out tables=")
         loss_fn = ForeignCalls(loss_fn)
-    if tables is not None:
-        if not hasattr(tables, "algorithm"):
-            raise TypeError(f"tables must be LazyTables(learning_rate, ...), got {tables!r}")
-        return tables.algorithm(loss_fn, optimizer, microbatch_size)
-    clipped_sum = _ClippedSum(loss_fn, microbatch_size)
+    groups = (*([] if tables is None else [tables.group(loss_fn)]), DenseGroup(optimizer))
     return Algorithm(
-        _Init(optimizer),
-        clipped_sum,
-        _Update(optimizer),
+        _Init(groups),
+        _ClippedSum(loss_fn, microbatch_size),
+        _Update(groups),
         keyed,
-        frozen=Frozen(loss_fn),
-        foreign_calls=foreign_calls,
+        groups,
+        Frozen(loss_fn),
+        foreign_calls,
     )
 
 
@@ -124,20 +123,29 @@ class Frozen:
 
 @dataclass(frozen=True)
 class _Init:
-    optimizer: optax.GradientTransformation
+    groups: tuple[ParamGroup, ...]
 
-    def __call__(self, params: PyTree, mechanism: Mechanism | None = None) -> TrainState:
+    def __call__(
+        self, params: PyTree, mechanism: Mechanism | None = None, rows: PyTree = None
+    ) -> TrainState:
+        leaves = tuple(group.leaves(params, mechanism, rows) for group in self.groups)
         noise = mechanism.noise if mechanism and mechanism.noise_multiplier else None
-        return compiled(_initial, (self.optimizer, noise), (params,))(params)
+        return compiled(_initial, (self.groups, leaves, noise), (params,))(params)
 
 
 def _initial(
-    optimizer: optax.GradientTransformation, noise: Noise | None, params: PyTree
+    groups: tuple[ParamGroup, ...],
+    leaves: tuple[tuple[int, ...], ...],
+    noise: Noise | None,
+    params: PyTree,
 ) -> TrainState:
     # The optimizer's state may hold the very parameters, and arrays that its maker gave it.
     params = copied(params)
     kept = copied(noise.init(params)) if noise else ()
-    return TrainState(jnp.zeros((), jnp.int32), params, copied(optimizer.init(params)), kept)
+    state = TrainState(jnp.zeros((), jnp.int32), params, (), kept)
+    for group, own in zip(groups, leaves, strict=True):
+        state = group.init(state, own)
+    return state
 
 
 @dataclass(frozen=True)
@@ -145,9 +153,9 @@ class _ClippedSum:
     loss_fn: LossFn
     microbatch_size: int | None
 
-    def __call__(self, params, batch, weights, scales, keys=None, *, devices=1):
+    def __call__(self, params, batch, weights, scales, keys=None, *, devices=1, loss_fn=None):
         gradient = clipped_grad(
-            self.loss_fn,
+            loss_fn or self.loss_fn,
             l2_clip_norm=scales.l2_clip_norm,
             microbatch_size=self.microbatch_size,
             grid=scales.grid,
@@ -158,32 +166,70 @@ class _ClippedSum:
 
 @dataclass(frozen=True)
 class _Update:
+    groups: tuple[ParamGroup, ...]
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation | None:
+        """Of the dense leaves, to an audit."""
+        return getattr(self.groups[-1], "optimizer", None)
+
+    def __call__(
+        self, state, total, noise_key, scales, *, frozen=frozenset(), viewed=None, contexts=None
+    ):
+        viewed = viewed or [None] * len(self.groups)
+        contexts = contexts or [Context(noise_key, scales)] * len(self.groups)
+        gradient = None
+        for group, seen, context in zip(self.groups, viewed, contexts, strict=True):
+            state, gradient = group.update(state, total, seen, frozen, context)
+        return state._replace(step=state.step + 1), gradient
+
+
+@dataclass(frozen=True)
+class DenseGroup:
+    """All leaves that are no lazy tables: noise in every coordinate at every step.
+
+    Attributes:
+      optimizer: It sees the private mean gradient alone, and 0 for what is frozen.
+    """
+
     optimizer: optax.GradientTransformation
 
-    def __call__(self, state, total, noise_key, scales, *, frozen=frozenset()):
-        gradient, noise = privatize(total, state.noise, noise_key, state.step, scales)
-        state = state._replace(step=state.step + 1, noise=noise)
-        return updated(self.optimizer, state, gradient, frozen)
+    def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
+        """Returns none: the group has what the others leave."""
+        return ()
 
+    def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
+        """Returns the state with that of the optimizer."""
+        return state._replace(opt_state=copied(self.optimizer.init(state.dense_params)))
 
-def updated(
-    optimizer: optax.GradientTransformation,
-    state: TrainState,
-    gradient: PyTree,
-    frozen: frozenset[int] = frozenset(),
-) -> tuple[TrainState, PyTree]:
-    """Returns what an optimizer makes of a state and the private mean gradient, and this gradient.
+    def schedule(self, num_steps: int) -> None:
+        """Returns that the group knows nothing before a run begins."""
 
-    Args:
-      optimizer: It sees a gradient of 0 for what is frozen.
-      state: Before the update.
-      gradient: In any types.
-      frozen: Numbers of the leaves that stay as they are.
-    """
-    old = state.params
-    gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, old)
-    if frozen:
-        gradient = with_leaves(gradient, jax.tree.map(jnp.zeros_like, old), frozen)
-    updates, opt_state = optimizer.update(gradient, state.opt_state, old)
-    params = with_leaves(optax.apply_updates(old, updates), old, frozen)
-    return state._replace(params=params, opt_state=opt_state), gradient
+    def view(self, state: TrainState, view: View, context: Context) -> tuple[View, None]:
+        """Returns the parameters and the batch as they are."""
+        return view, None
+
+    def update(
+        self,
+        state: TrainState,
+        total: PyTree,
+        viewed: None,
+        frozen: frozenset[int],
+        context: Context,
+    ) -> tuple[TrainState, PyTree]:
+        """Returns the state after a noisy update, and the private mean gradient."""
+        key, scales = context.noise_key, context.scales
+        old, tables = parted(state.raw_params, state.tables)
+        total, _ = parted(total, state.tables)
+        gradient, noise = privatize(total, state.noise, key, state.step, scales)
+        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, old)
+        frozen = dense_numbers(frozen, state.tables)
+        if frozen:
+            gradient = with_leaves(gradient, jax.tree.map(jnp.zeros_like, old), frozen)
+        updates, opt_state = self.optimizer.update(gradient, state.opt_state, old)
+        params = joined(with_leaves(optax.apply_updates(old, updates), old, frozen), tables)
+        return state._replace(raw_params=params, opt_state=opt_state, noise=noise), gradient
+
+    def flush(self, state: TrainState, context: Context) -> TrainState:
+        """Returns the state as it is: no noise of the group is ever deferred."""
+        return state

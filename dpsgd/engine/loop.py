@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
-from dpsgd.core.algorithm import Algorithm
-from dpsgd.core.marks import marked
-from dpsgd.core.mechanism import Mechanism, Scales
-from dpsgd.core.state import LazyState, TrainState, opened, unflushed
+from dpsgd.core.algorithm import Algorithm, Schedule
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.state import TrainState, opened
 from dpsgd.engine.algorithm import owned
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import cut, in_background, most_passes, plan_blocks, widened, with_rows
-from dpsgd.engine.lazy.group import BlockLaws, RunLaws, flushed
 from dpsgd.engine.modules import check_parameters
-from dpsgd.engine.placement import AXIS, Exchange, Placement
+from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import (
     arrays_digest,
     digest,
@@ -34,8 +29,8 @@ from dpsgd.engine.programs import (
     shapes_of_rows,
     text_digest,
 )
+from dpsgd.engine.step import Watch, compiled_block, flushed
 from dpsgd.gradients.clipping import Diagnostics
-from dpsgd.gradients.losses import example_keys
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, BatchSource, IndexBlock, UnitData
 from samplers.base import MAX_EXAMPLES
@@ -49,48 +44,20 @@ STREAMED_BYTES = 2**28
 """Most bytes of rows that one block of streamed data brings along, where one step has fewer."""
 
 
-class Watch(NamedTuple):
-    """What a block of steps shows of itself: to whoever trains nothing, to an audit its releases.
-
-    It is an argument of the compiled program, so that what is audited is the program that trains.
-    All that it shows is of parameters or of private gradients: what the guarantee covers.
-
-    Attributes:
-      reveals: Whether the parameters after each step are the private mean gradient of that step, in
-        place of the updated ones: bool scalar. The optimizer's state is updated either way.
-      places: Of each leaf of the parameters, coordinates that are written down after each step:
-        int32[min(size, `WATCHED`)], row-major.
-    """
-
-    reveals: Any
-    places: tuple[Any, ...]
-
-    @classmethod
-    def nothing(cls, params: PyTree) -> Watch:
-        """Returns what training gives: the first places, and no gradient."""
-        sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params)]
-        places = tuple(np.arange(min(size, WATCHED), dtype=np.int32) for size in sizes)
-        return cls(np.bool_(False), places)
-
-
-WATCHED = 128
-"""Most coordinates of a leaf that are written down after each step."""
-
-
 class Block(NamedTuple):
     """What one block of steps leaves behind. It may still be computing: whoever reads it waits.
 
     `state` is donated to the next block: copy what must outlive the iteration before advancing it.
     """
 
-    state: Any
-    """A `TrainState`; of lazy tables a `LazyState`, unless it was flushed, which is NOT covered."""
+    state: TrainState
+    """After the block's last step. Where noise is `pending` in it, it is NOT covered."""
     steps: range
     log: Diagnostics
     """float32[block_steps] each, on the device; what follows the block's last step is void."""
     watched: Any
     """What `Watch.places` names, leaf after leaf: float32[block_steps, places], on the device. Of
-    lazy tables it is NOT covered by the guarantee: noise is due in their rows."""
+    lazy tables it is NOT covered by the guarantee: noise is pending in their rows."""
 
     @property
     def diagnostics(self) -> Diagnostics:
@@ -106,44 +73,6 @@ def repeats_exactly() -> bool:
     release those bits without noise.
     """
     return jax.default_backend() == "cpu"
-
-
-def block_function(
-    algorithm: Algorithm, sampler: BatchSampler
-) -> Callable[..., tuple[Any, Diagnostics, Any]]:
-    """Returns a block of steps as a function.
-
-    It is (state, data, plan, noise_key, scales, watch) -> (state, diagnostics, watched), with a
-    last argument `loss_key` where the loss takes a key. Of the sampler it depends on little: how a
-    batch is cut.
-    """
-    return functools.partial(_run_block, *_parts(algorithm, sampler))
-
-
-def compiled_block(
-    algorithm: Algorithm,
-    sampler: BatchSampler,
-    arguments: tuple[Any, ...],
-    layout: Layout | None = None,
-    make: Callable[..., Any] = executable,
-) -> Any:
-    """Returns the executable of `block_function` for arguments of these shapes, see `executable`.
-
-    The first argument's buffers are given away. Without a `layout` it is that of one device. With
-    `make=traced` it is the trace of which that is compiled.
-    """
-    parts, shardings = _parts(algorithm, sampler, layout), None
-    if layout is not None and (placement := layout.placement) is not None:
-        state, whole = placement.state(arguments[0]), placement.replicated
-        if arguments[4].grid is not None and placement.deals(arguments[0]):
-            raise ValueError(
-                "secure noise is drawn for whole arrays, and the gradient of every example is "
-                "formed: parameters cannot be dealt out by rows, leave out shard_rows_from"
-            )
-        rows = placement.by_rows if layout.streamed else whole
-        places = state, rows, placement.plan(arguments[2]), whole, whole, whole, whole, whole
-        shardings = places, (state, whole, whole)
-    return make(_run_block, parts, arguments, donate_argnums=(0,), shardings=shardings)
 
 
 class Layout(NamedTuple):
@@ -226,13 +155,11 @@ class Layout(NamedTuple):
         keys = _keys(algorithm, mechanism, root, 0)
         # No weak types, as in `train_blocks`.
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-        laws = None
-        if algorithm.tables is not None:
-            state = jax.eval_shape(opened, state) if isinstance(state, TrainState) else state
-            run = RunLaws(algorithm.tables.of_run(sampler.num_steps))
-            laws = run.of(range(1), self.block_steps)
-        watch = Watch.nothing(unflushed(state))
-        return state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], laws
+        state = state if state.pending else jax.eval_shape(opened, state)
+        schedules = schedules_of(algorithm, sampler.num_steps)
+        blocks = tuple(one and one.of(range(1), self.block_steps) for one in schedules)
+        watch = Watch.nothing(state.raw_params)
+        return state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], blocks
 
     def put_state(self, state: Any) -> Any:
         """Puts a state where it belongs, in buffers that may be given away if those here may be."""
@@ -241,8 +168,10 @@ class Layout(NamedTuple):
         # No weak types: one program for a state that was just made and for one that was read back.
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
 
-    def opened(self, state: TrainState) -> LazyState:
-        """Returns what `lazy_state.opened` does, of a state whose buffers are given away."""
+    def opened(self, state: TrainState) -> TrainState:
+        """Returns what `state.opened` does, of a state whose buffers are given away."""
+        if state.pending or not state.tables:
+            return state
         shardings = None
         if self.placement is not None:
             end = jax.eval_shape(opened, state)
@@ -311,176 +240,10 @@ def _keys(
     return jnp.asarray(mechanism.noise_key(root, generation)), loss
 
 
-def _parts(
-    algorithm: Algorithm, sampler: BatchSampler, layout: Layout | None = None
-) -> tuple[Any, ...]:
-    where = (layout.placement, layout.streamed) if layout else (None, False)
-    batches = _Batches(algorithm.takes_key, sampler.clipped_shape, *where)
-    if algorithm.tables is not None:
-        return (_LazyStep(batches, algorithm.update),)
-    step_sum = _StepSum(algorithm.clipped_sum, sampler.accumulates, batches)
-    return (_Step(step_sum, algorithm.update, algorithm.frozen),)
-
-
-@dataclass(frozen=True)
-class _Batches:
-    """What is clipped in each pass of a block, and on which device."""
-
-    takes_key: bool
-    clipped_shape: tuple[int, ...]
-    placement: Placement | None
-    dealt: bool
-    """Whether each device has rows of its own, and `places` are among these."""
-
-    def at(self, step, row, data, plan, loss_key):
-        """Returns what is clipped in one pass: examples, their weights, and their keys if any."""
-        places = plan.indices if plan.places is None else plan.places
-        indices = places[row].reshape(-1, *self.clipped_shape)
-        weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)
-        batch = jax.tree.map(lambda column: column[indices], data)
-        if not self.takes_key:
-            return batch, weights, ()
-        first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is clipped as one
-        return batch, weights, (example_keys(loss_key, step, first, plan.shards),)
-
-    def specs(self, plan: IndexBlock) -> tuple[PartitionSpec, IndexBlock]:
-        """Returns where rows of the data lie, and a plan, for `Placement.on_each`."""
-        assert self.placement is not None
-        columns = jax.tree.map(lambda sharding: sharding.spec, self.placement.plan(plan))
-        return DEALT if self.dealt else WHOLE, columns
-
-
-WHOLE, DEALT = PartitionSpec(), PartitionSpec(AXIS)
-
-
-@dataclass(frozen=True)
-class _StepSum:
-    """The sum of clipped gradients of a step: over its passes, and over the devices."""
-
-    clipped_sum: Callable
-    accumulates: bool
-    batches: _Batches
-
-    def __call__(self, state, j, data, plan, scales, loss_key):
-        placement = self.batches.placement
-        batch = functools.partial(self.batches.at, state.step)
-        if placement is None:
-            return self._sum(self.clipped_sum, batch, state.params, j, data, plan, scales, loss_key)
-        rows = self.batches.specs(plan)
-        if placement.deals(state):
-            # Each device looks up its own rows; what follows is dealt out by the compiler.
-            dealt = placement.on_each(batch, (WHOLE, *rows, WHOLE), DEALT)
-            clipped_sum = functools.partial(self.clipped_sum, devices=len(placement.devices))
-            total, diagnostics = self._sum(
-                clipped_sum, dealt, state.params, j, data, plan, scales, loss_key
-            )
-            shardings = placement.params(state.params)
-            return jax.lax.with_sharding_constraint(total, shardings), diagnostics
-
-        def whole_sum(step, *arguments):
-            batch = functools.partial(self.batches.at, step)
-            return placement.total(self._sum(self.clipped_sum, batch, *arguments))
-
-        summed = placement.on_each(whole_sum, (*(WHOLE,) * 3, *rows, WHOLE, WHOLE), WHOLE)
-        return summed(state.step, state.params, j, data, plan, scales, loss_key)
-
-    def _sum(self, clipped_sum, batch_of, params, j, data, plan, scales, loss_key):
-        """Returns the sum over the passes of step `j`."""
-
-        def batch_sum(row):
-            batch, weights, keys = batch_of(row, data, plan, loss_key)
-            return clipped_sum(params, batch, weights, scales, *keys)
-
-        if not self.accumulates:
-            return batch_sum(j)
-        zeros = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-            jax.eval_shape(batch_sum, jnp.int32(0)),
-        )
-
-        def add(row, total):
-            return jax.tree.map(jnp.add, total, batch_sum(row))
-
-        return jax.lax.fori_loop(plan.starts[j], plan.starts[j + 1], add, zeros)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One step of a block: the state after it, diagnostics, and the parameters that it shows."""
-
-    step_sum: _StepSum
-    update: Callable
-    frozen: Callable
-
-    def __call__(self, state, j, data, plan, noise_key, scales, watch, loss_key, laws):
-        total, diagnostics = self.step_sum(state, j, data, plan, scales, loss_key)
-        total = jax.tree.map(lambda leaf: marked(leaf, "sum"), total)
-        example = shapes_of_rows(data, *self.step_sum.batches.clipped_shape)
-        frozen = self.frozen(state.params, example)
-        how = {"frozen": frozen} if frozen else {}
-        state, gradient = self.update(state, total, noise_key, scales, **how)
-        # In the one pass over all coordinates that the update is: a select costs nothing there.
-        shown = jax.tree.map(functools.partial(jnp.where, watch.reveals), gradient, state.params)
-        return state._replace(params=shown), diagnostics, shown
-
-
-@dataclass(frozen=True)
-class _LazyStep:
-    """The same of lazy tables."""
-
-    batches: _Batches
-    update: Callable
-
-    def __call__(self, state, j, data, plan, noise_key, scales, watch, loss_key, laws):
-        placement = self.batches.placement
-        shapes = jax.eval_shape(unflushed, state)
-
-        def step(state, j, data, plan, noise_key, scales, reveals, loss_key, laws):
-            batch = self.batches.at(state.step, j, data, plan, loss_key)
-            how = noise_key, scales, reveals, laws.at(j), shapes, Exchange(placement)
-            return self.update(state, *batch, *how)
-
-        if placement is not None:
-            parts = placement.specs(state)
-            of_all = parts, WHOLE, *self.batches.specs(plan), *(WHOLE,) * 5
-            step = placement.on_each(step, of_all, (parts, WHOLE))
-        state, diagnostics = step(
-            state, j, data, plan, noise_key, scales, watch.reveals, loss_key, laws
-        )
-        return state, diagnostics, unflushed(state)
-
-
-def _run_block(
-    step: _Step | _LazyStep,
-    state: TrainState | LazyState,
-    data: PyTree,
-    plan: IndexBlock,
-    noise_key: Any,
-    scales: Scales,
-    watch: Watch,
-    loss_key: Any = None,
-    laws: BlockLaws | None = None,
-) -> tuple[TrainState | LazyState, Diagnostics, Any]:
-    def one_step(j, carry):
-        state, log, watched = carry
-        arguments = data, plan, noise_key, scales, watch, loss_key, laws
-        state, diagnostics, shown = step(state, j, *arguments)
-        log = jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
-        leaves = zip(jax.tree.leaves(shown), watch.places, strict=True)
-        here = [leaf.ravel()[places].astype(jnp.float32) for leaf, places in leaves]
-        return state, log, watched.at[j].set(jnp.concatenate(here))
-
-    block_steps = plan.starts.shape[0] - 1
-    log = Diagnostics(*(jnp.zeros(block_steps, jnp.float32) for _ in Diagnostics._fields))
-    watched = jnp.zeros((block_steps, sum(map(len, watch.places))), jnp.float32)
-    # A dynamic trip count: a last, shorter block runs in the same program, without idle steps.
-    return jax.lax.fori_loop(0, plan.num_steps, one_step, (state, log, watched))
-
-
 def train_blocks(
     algorithm: Algorithm,
     mechanism: Mechanism,
-    state: TrainState | LazyState,
+    state: TrainState,
     data: PyTree | UnitData,
     *,
     root: RootKey,
@@ -525,9 +288,9 @@ def train_blocks(
         sums are added up in another order: to go on with a run on others is another generation.
       batches: Opens, by the sampling seed, files of the batches that are drawn otherwise: then no
         row of `data` is read.
-      flush_every: Of lazy tables, F: a block ends when a multiple of F steps of the run are done,
-        and all noise that is due is drawn then, so that `Block.state` is a `TrainState`: part of
-        the path that repeats a run. After the run's last step it always is.
+      flush_every: F: a block ends when a multiple of F steps of the run are done, and all noise of
+        lazy tables that is pending is drawn then, so that the guarantee covers `Block.state`: part
+        of the path that repeats a run. After the run's last step it always does.
       run: Names the run that claims the root, see `RootKey.begin_run`, and whose data, parameters
         and program somebody else holds fast. By default they are read and claimed here: for one
         generation of a root, data, mechanism and program must be those of the first call, which is
@@ -542,16 +305,16 @@ def train_blocks(
     if flush_every is not None and flush_every < 1:
         raise ValueError(f"flush_every must be at least 1, got {flush_every}")
     data = columns_of(mechanism.sampler, data)
-    check_parameters(unflushed(state))
+    check_parameters(state.raw_params)
     _check_noise_state(mechanism, state)
     # Before buffers are given away.
     claims = not run and not root.insecure and mechanism.noise_multiplier > 0
     uses = _uses(generation, mechanism, data, state) if claims else {}
     noise_key, loss_key = _keys(algorithm, mechanism, root, generation)
     scales = mechanism.scales()
-    watch = watch or Watch.nothing(unflushed(state))
-    tables, num_steps = algorithm.tables, mechanism.sampler.num_steps
-    run_laws = tables and RunLaws(tables.of_run(num_steps))
+    watch = watch or Watch.nothing(state.raw_params)
+    num_steps = mechanism.sampler.num_steps
+    schedules = schedules_of(algorithm, num_steps)
     layout = Layout.of(
         mechanism.sampler, data, block_steps=block_steps, data_on=data_on, placement=placement
     )
@@ -564,16 +327,14 @@ def train_blocks(
         source = batches(seed)
     else:
         source = BatchSource(mechanism.sampler, seed, shards=held, read_ahead=True)
-    ends = flush_every if tables else None
-    inputs = _inputs(source, data, layout, first_step=int(now.step), ends=ends)
+    inputs = _inputs(source, data, layout, first_step=int(now.step), ends=flush_every)
     under_way: deque[Diagnostics] = deque()
     program, begun = None, False  # one for all blocks, whatever is set in JAX meanwhile
     with closing(in_background(inputs)) as blocks:
         for steps, rows, plan in blocks:
-            laws = run_laws and run_laws.of(steps, layout.block_steps)
-            if run_laws and isinstance(now, TrainState):
-                now = layout.opened(now)
-            arguments = now, rows, plan, noise_key, scales, watch, loss_key, laws
+            now = layout.opened(now)
+            known = tuple(one and one.of(steps, layout.block_steps) for one in schedules)
+            arguments = now, rows, plan, noise_key, scales, watch, loss_key, known
             # The first time, this may refuse the loss.
             program = program or compiled_block(algorithm, mechanism.sampler, arguments, layout)
             if not begun:  # what is refused before has not begun
@@ -586,14 +347,19 @@ def train_blocks(
                 jax.block_until_ready(under_way.popleft())
             now, log, watched = program(*arguments)
             under_way.append(log)
-            if run_laws and (steps.stop == num_steps or (ends and steps.stop % ends == 0)):
-                now = flushed(now, run_laws.after(steps.stop), noise_key, scales, placement)
+            ends = steps.stop == num_steps or (flush_every and steps.stop % flush_every == 0)
+            if now.pending and ends:
+                known = tuple(one and one.after(steps.stop) for one in schedules)
+                now = flushed(algorithm, now, known, noise_key, scales, placement)
             yield Block(now, steps, log, watched)
 
 
-def _uses(
-    generation: int, mechanism: Mechanism, data: PyTree, state: TrainState | LazyState
-) -> dict[str, str]:
+def schedules_of(algorithm: Algorithm, num_steps: int) -> list[Schedule | None]:
+    """Returns what each parameter group knows of a run of so many steps."""
+    return [group.schedule(num_steps) for group in algorithm.groups]
+
+
+def _uses(generation: int, mechanism: Mechanism, data: PyTree, state: TrainState) -> dict[str, str]:
     """Returns digests of what one noise may be used for, by generation and, of a state, step."""
     return {
         f"{generation}:mechanism": text_digest(_described(mechanism)),
@@ -657,9 +423,9 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
     return data
 
 
-def _check_noise_state(mechanism: Mechanism, state: TrainState | LazyState) -> None:
+def _check_noise_state(mechanism: Mechanism, state: TrainState) -> None:
     """Raises ValueError unless `state` has what the mechanism's noise needs from step to step."""
-    needed = jax.eval_shape(mechanism.noise.init, unflushed(state))
+    needed = jax.eval_shape(mechanism.noise.init, state.raw_params)
     if not mechanism.noise_multiplier:
         needed = ()
     if jax.tree.map(jnp.shape, state.noise) != jax.tree.map(jnp.shape, needed):

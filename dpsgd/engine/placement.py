@@ -33,20 +33,17 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dpsgd.core.state import LazyOptState, LazyState, joined, parted
+from dpsgd.core.state import Table, TrainState
 from dpsgd.engine.programs import put
 from dpsgd.packing import SMALL
 from samplers import BatchSampler, IndexBlock
-
-if TYPE_CHECKING:
-    from dpsgd.core.state import TrainState
 
 PyTree = Any
 
@@ -145,8 +142,7 @@ class Placement:
           memory: Bytes of a device.
         """
         size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
-        lazy = isinstance(state.opt_state, LazyOptState)  # whose tables are dealt out as it is
-        if lazy or self.shard_rows_from is not None or size <= memory / 2:
+        if state.tables or self.shard_rows_from is not None or size <= memory / 2:
             return self
         dealt = dataclasses.replace(self, shard_rows_from=TABLE_BYTES)
         try:
@@ -154,7 +150,7 @@ class Placement:
         except ValueError:
             return self
 
-    def deals(self, state: TrainState | LazyState) -> bool:
+    def deals(self, state: TrainState) -> bool:
         """Whether a leaf of the state is dealt out; see `state` for what it raises."""
         return any(not where.is_fully_replicated for where in jax.tree.leaves(self.state(state)))
 
@@ -162,7 +158,7 @@ class Placement:
         """Returns the sharding of each leaf of the parameters, see `state`."""
         return self._like(self._tables(shapes), shapes)
 
-    def state(self, shapes: TrainState | LazyState) -> Any:
+    def state(self, shapes: TrainState) -> Any:
         """Returns the sharding of each leaf of a state.
 
         A leaf of the parameters of `shard_rows_from` bytes or more, with as many rows as devices or
@@ -179,58 +175,39 @@ class Placement:
           ValueError: if the rows of such a leaf do not divide by the devices; or if it is no table,
             beside lazy tables.
         """
-        if isinstance(shapes, LazyState):
-            self._refuse_dense(shapes.dense)
-            lazy = {k: self._of_rows(table.values, table) for k, table in shapes.tables.items()}
-            return self._whole(shapes)._replace(tables=lazy)
-        if isinstance(shapes.opt_state, LazyOptState):
-            dense, values = parted(shapes.params, shapes.opt_state.momenta)
-            self._refuse_dense(dense)
-            params = {k: self._of_rows(x, x) for k, x in values.items()}
-            momenta = {k: self._of_rows(values[k], m) for k, m in shapes.opt_state.momenta.items()}
-            return self._whole(shapes)._replace(
-                params=joined(self._whole(dense), params),
-                opt_state=self._whole(shapes.opt_state)._replace(momenta=momenta),
+        rows = self._tables(shapes.dense_params)
+        if rows and shapes.tables:
+            raise ValueError(
+                f"a parameter of shape {min(rows)} is to be dealt out by rows, and beside lazy "
+                "tables, which always are, all others lie whole on every device: leave out "
+                "shard_rows_from"
             )
-        tables = self._tables(shapes.params)
-        numbers = {math.prod(shape) for shape in tables}
+        numbers = {math.prod(shape) for shape in rows}
 
         def of_noise(leaf: Any) -> NamedSharding:
             *rows, line = leaf.shape or (0,)
             lined = len(rows) < 2 and line in numbers
             return self._sharding(*(None,) * len(rows), AXIS) if lined else self.replicated
 
-        return type(shapes)(
+        where = TrainState(
             self.replicated,
-            self._like(tables, shapes.params),
-            self._like(tables, shapes.opt_state),
+            self._like(rows, shapes.raw_params),
+            self._like(rows, shapes.opt_state),
             jax.tree.map(of_noise, shapes.noise),
         )
+        return where.with_tables({k: self._of_rows(t) for k, t in shapes.lazy_tables.items()})
 
-    def specs(self, state: TrainState | LazyState) -> Any:
+    def specs(self, state: TrainState) -> Any:
         """Returns what `state` does, for `on_each`."""
         return jax.tree.map(lambda where: where.spec, self.state(state))
 
-    def _whole(self, tree: PyTree) -> Any:
-        return jax.tree.map(lambda _: self.replicated, tree)
-
-    def _of_rows(self, table: Any, tree: PyTree) -> PyTree:
-        """Returns the sharding of each leaf of what has a row for each of a lazy table."""
-        rows = table.shape[
-            0
-        ]  # of what is read from a checkpoint in parts there is no more than that
-        dealt = math.prod(table.shape) > SMALL and rows % len(self.devices) == 0
-        where = self.by_rows if dealt else self.replicated
-        return jax.tree.map(lambda _: where, tree)
-
-    def _refuse_dense(self, dense: PyTree) -> None:
-        """Raises ValueError if `shard_rows_from` is for a leaf that is no lazy table."""
-        if found := self._tables(dense):
-            raise ValueError(
-                f"a parameter of shape {min(found)} is to be dealt out by rows, and beside lazy "
-                "tables, which always are, all others lie whole on every device: leave out "
-                "shard_rows_from"
-            )
+    def _of_rows(self, table: Table) -> Any:
+        """Returns the sharding of each array of a lazy table: each has a row for each of it."""
+        # Of values that are read from a checkpoint in parts, there is a shape alone.
+        shape = table.values.shape
+        sharded = math.prod(shape) > SMALL and shape[0] % len(self.devices) == 0
+        where = self.by_rows if sharded else self.replicated
+        return jax.tree.map(lambda _: where, table)
 
     def _like(self, tables: set[tuple[int, ...]], shapes: PyTree) -> PyTree:
         return jax.tree.map(

@@ -146,7 +146,7 @@ class StepPlan:
         # Two blocks are under way, and one waits; of what is indexed there are places and weights.
         blocks = layout.passes * places // devices * (8 + (4 + row) * layout.streamed)
         held = {
-            "parameters": _here(state.params, shardings.params),
+            "parameters": _here(state.raw_params, shardings.raw_params),
             "optimizer's state": _here(state.opt_state, shardings.opt_state),
             "noise of earlier steps": _here(state.noise, shardings.noise),
             "training rows": 0 if layout.streamed else sampler.num_examples * row,
@@ -154,11 +154,11 @@ class StepPlan:
             "gradients and activations": memory.temp_size_in_bytes,
         }
         leaves = jax.tree_util.tree_leaves_with_path(state.params)
-        parts = zip(leaves, jax.tree.leaves(shardings.params), strict=True)
+        parts = zip(leaves, jax.tree.leaves(shardings.raw_params), strict=True)
         return cls(
             devices=devices,
             num_params=sum(math.prod(leaf.shape) for _, leaf in leaves),
-            updated=_here(state.params, shardings.params, numbers=True),
+            updated=_here(state.raw_params, shardings.raw_params, numbers=True),
             held=held,
             sharded=tuple(
                 jax.tree_util.keystr(at)

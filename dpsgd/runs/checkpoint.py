@@ -46,7 +46,7 @@ from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import checked
 
 if TYPE_CHECKING:
-    from dpsgd.core.state import LazyState, TrainState
+    from dpsgd.core.state import TrainState
 
 KEPT = 2
 """How many checkpoints stay: the newest, and one to fall back to."""
@@ -66,7 +66,7 @@ class Checkpoint(NamedTuple):
     nothing else is needed, and going on costs the same after one step as after a million.
     """
 
-    state: TrainState | LazyState
+    state: TrainState
     ledger_head: str
     """Hash of the ledger's last line when this was written."""
     seconds: float
@@ -102,7 +102,7 @@ class Checkpoints:
             for at, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.state)
         }
         dealt = {name: leaf for name, leaf in leaves.items() if _is_dealt_out(leaf)}
-        due = "" if hasattr(checkpoint.state, "params") else DUE
+        due = DUE if checkpoint.state.pending else ""
         name = f"{int(checkpoint.state.step):012d}{due}"
         parts = self._save_parts(name, dealt) if dealt else []
         if self._processes.first:
@@ -168,7 +168,7 @@ class Checkpoints:
             if _step(path) > step:
                 destroy(path)
 
-    def latest(self, like: TrainState, due: LazyState | None = None) -> Checkpoint | None:
+    def latest(self, like: TrainState, due: TrainState | None = None) -> Checkpoint | None:
         """Returns the newest checkpoint that is not damaged, or None if there never was one.
 
         Args:

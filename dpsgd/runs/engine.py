@@ -26,7 +26,7 @@ from dpsgd.audit.runtime.resume import wrong_noise
 from dpsgd.core.cost import Segment, cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import LazyState, TrainState
+from dpsgd.core.state import TrainState
 from dpsgd.engine import batch_files
 from dpsgd.engine.batch_files import BatchFiles, Draw
 from dpsgd.engine.loop import Block, repeats_exactly, train_blocks
@@ -458,7 +458,7 @@ def _gone_on(
 
 
 def _check_noise(
-    job: Job, state: TrainState | LazyState, root: RootKey, generation: Generation, out: Path
+    job: Job, state: TrainState, root: RootKey, generation: Generation, out: Path
 ) -> None:
     """Raises ValueError unless what the noise kept is that of the key and the steps so far."""
     key = job.mechanism.noise_key(root, generation.key)
@@ -494,7 +494,7 @@ def _last_checkpoint(
     found = folder.checkpoints.latest(like, due)
     step, origin = _place(found)
     history.check_origin(step, origin)
-    if found is None or isinstance(found.state, TrainState):
+    if found is None or not found.state.pending:
         return found
     where: dict[str, Any] = {"step": step, "origin": origin, "alone": alone}
     if history.goes_on(terms, repeatable=repeatable, **where) or (
@@ -524,7 +524,7 @@ def _generation(
     step, origin = _place(checkpoint)
     if processes.first and not ledger.history.goes_on(terms, step=step, origin=origin, **how):
         folder.checkpoints.destroy_after(step)
-    due = checkpoint is not None and isinstance(checkpoint.state, LazyState)
+    due = checkpoint is not None and checkpoint.state.pending
     return ledger.resume(terms, step=step, origin=origin, due=due, **how)
 
 
@@ -660,7 +660,6 @@ def _finish(
             if last.state.step < job.mechanism.num_steps:
                 stages.begin("calibrate")
                 last = _refine(job, folder, ledger, root, last, stop, progress)
-        assert isinstance(last.state, TrainState), "flushed after its last step"
         params = on_one_device(last.state.params)
         record = None
         processes = Processes.current()
@@ -747,7 +746,7 @@ def _train(
         due = time.perf_counter() - saved >= job.config.checkpoint_seconds
         stopping, due = map(any, zip(*processes.gather([stop(), due]), strict=True))
         # A generation may begin where no noise is due: each such state of lazy tables is kept.
-        flushed = job.algorithm.tables is not None and isinstance(block.state, TrainState)
+        flushed = bool(block.state.tables) and not block.state.pending
         save = due or stopping or flushed or block.steps.stop == num_steps
         # One block stays under way while the one before is written down, but for a checkpoint.
         while len(under_way) > (0 if save else 1):
@@ -793,7 +792,7 @@ def _batches(
     return opened
 
 
-def _check_state(state: TrainState | LazyState, processes: Processes) -> None:
+def _check_state(state: TrainState, processes: Processes) -> None:
     """Raises ValueError unless what all processes compute for themselves is the same in all."""
     if processes.count > 1:
         whole = [leaf for leaf in jax.tree.leaves(state) if leaf.is_fully_replicated]
@@ -816,7 +815,6 @@ def _refine(
     """
     mechanism, processes = job.mechanism, Processes.current()
     assert job.refinement is not None, "a mechanism has sums over all rows for a refinement alone"
-    assert isinstance(last.state, TrainState), "flushed after its last step"
 
     def declare(steps: range) -> None:
         if processes.any(stop()):
@@ -839,7 +837,7 @@ def _refine(
     )
     if processes.first:
         folder.write_json(CALIBRATION, _numbers(refined.summary))
-    state = last.state._replace(step=np.int32(mechanism.num_steps), params=refined.params)
+    state = last.state._replace(step=np.int32(mechanism.num_steps), raw_params=refined.params)
     last = Checkpoint(state, ledger.history.head, last.seconds)
     folder.checkpoints.save(last)
     return last

@@ -7,14 +7,14 @@ import json
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import jax
 import numpy as np
 
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import LazyState, TrainState, opened
+from dpsgd.core.state import TrainState, opened
 from dpsgd.engine import programs
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.loop import BLOCK_STEPS, Layout
@@ -31,7 +31,6 @@ from dpsgd.runs.terms import Terms
 from samplers import Population, UnitData
 
 PyTree = Any
-_State = TypeVar("_State", bound=TrainState | LazyState)
 
 
 @dataclass(frozen=True)
@@ -127,12 +126,12 @@ class Job:
     def _from(self, params: PyTree) -> TrainState:
         return self.scheduled(_first_state(self.algorithm, params, self.mechanism, self.data))
 
-    def shapes(self) -> tuple[TrainState, LazyState | None]:
-        """Returns the shapes of a state: of one without noise that is due, and of one with."""
+    def shapes(self) -> tuple[TrainState, TrainState]:
+        """Returns the shapes of a state: without pending noise, and as blocks leave it."""
         shapes = jax.eval_shape(self._from, self.params)  # no table of the run's size is filled
-        return shapes, jax.eval_shape(opened, shapes) if self.algorithm.tables else None
+        return shapes, jax.eval_shape(opened, shapes)
 
-    def scheduled(self, state: _State) -> _State:
+    def scheduled(self, state: TrainState) -> TrainState:
         """Returns a state, made now or read back, with the step sizes of this job."""
         config = self.config
         assert config.learning_rate is not None, "`choose` leaves nothing open"
@@ -140,8 +139,7 @@ class Job:
         hyperparams = hyperparameters(
             config.learning_rate, self.mechanism.sampler.num_steps, momentum
         )
-        opt_state: Any = with_hyperparameters(state.opt_state, hyperparams)
-        return cast(_State, state._replace(opt_state=opt_state))
+        return state._replace(opt_state=with_hyperparameters(state.opt_state, hyperparams))
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -182,19 +180,18 @@ class Job:
             digests.append(programs.digest(sums.program()))
         return " ".join(digests)
 
-    def audit(self, state: TrainState | LazyState, progress: Callable[[str], None]) -> str:
+    def audit(self, state: TrainState, progress: Callable[[str], None]) -> str:
         """Returns what the audit of the program and the sampler says, or refuses the run.
 
         Args:
-          state: With which the run begins, or goes on. Of lazy tables its step alone is looked at,
-            and the rest is that of the first state: no row whose noise is due has a part in it.
+          state: With which the run begins, or resumes. Of one with lazy tables its step alone is
+            looked at, and the rest is that of the first state, so that no pending noise shows.
           progress: Called with one line of text.
         """
         if not self.config.audit:
             return "not made: it was switched off"
-        if self.algorithm.tables is not None:
+        if state.tables:
             state = self.start()._replace(step=state.step)
-        assert isinstance(state, TrainState), "that is all there is without lazy tables"
         run = self.task, self.algorithm, self.mechanism, state, self.layout, self.refinement
         return audit_run(*run, progress)
 
@@ -223,8 +220,7 @@ class Job:
 def _first_state(
     algorithm: Algorithm, params: PyTree, mechanism: Mechanism, data: PyTree
 ) -> TrainState:
-    rows = () if algorithm.tables is None else (data,)
-    return algorithm.init(params, mechanism, *rows)
+    return algorithm.init(params, mechanism, data)
 
 
 def rows_of(task: Task) -> tuple[PyTree, Population]:

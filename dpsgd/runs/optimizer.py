@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpsgd.core.state import LazyOptState
-
 
 def hyperparameters(
     learning_rate: float, num_steps: int, momentum: float | None = None
@@ -28,9 +26,7 @@ def hyperparameters(
 
 
 def with_hyperparameters(opt_state: Any, hyperparams: dict[str, jax.Array]) -> Any:
-    """Returns a state of `ADAM` or `SGD` with these, also where it is beside that of tables."""
-    if isinstance(opt_state, LazyOptState):
-        return opt_state._replace(dense=with_hyperparameters(opt_state.dense, hyperparams))
+    """Returns a state of `ADAM` or `SGD` with these."""
     return opt_state._replace(hyperparams=hyperparams)
 
 

@@ -64,7 +64,7 @@ def _steps(
         series = in_turns({name: blocks}, rounds, time.perf_counter)
         found[name] = step_seconds(series, name, block_steps)
         yield Row(f"{name}, {at}", 1e3 * found[name], "ms")
-        if blocks.laws is not None:
+        if blocks.state.tables:
             flush = in_turns({"flush": blocks.flush}, rounds, time.perf_counter).median("flush")
             yield Row(f"flush, {name}, {at}", 1e3 * flush, "ms")
         memory: Any = blocks.compiled.memory_analysis()

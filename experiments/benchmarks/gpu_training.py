@@ -23,8 +23,8 @@ from jax import lax
 
 import samplers
 from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, RunConfig, dpsgd, runs, train_blocks
-from dpsgd.engine.loop import Watch, block_function
 from dpsgd.engine.programs import compiler_options
+from dpsgd.engine.step import Watch, block_function
 from dpsgd.runs.optimizer import ADAM, hyperparameters
 from dpsgd.runs.result import FinishedRun
 from experiments.benchmarks.gpu_program import traffic

@@ -19,12 +19,12 @@ import optax
 from jax import lax
 
 from dpsgd import Algorithm, LazyTables, Mechanism, RootKey, TrainState, dpsgd
-from dpsgd.core.state import joined, opened, parted, unflushed
-from dpsgd.engine.lazy.group import RunLaws, flushed
+from dpsgd.core.state import joined, opened, parted
 from dpsgd.engine.lazy.look_ups import Row as RowOfTables
 from dpsgd.engine.lazy.look_ups import TableLoss
-from dpsgd.engine.loop import Watch, block_function
+from dpsgd.engine.loop import schedules_of
 from dpsgd.engine.programs import compiler_options
+from dpsgd.engine.step import Watch, block_function, flushed
 from experiments.benchmarks.timing import Series
 from experiments.tasks.clicks.model import functional, pure_functions, shaped
 from experiments.tasks.clicks.schema import DISPLAY_ADS, Schema
@@ -113,7 +113,7 @@ class Blocks:
       state: Makes the state.
       rest: What else the block is called with.
       block_steps: Of the block.
-      laws: Of the tables of the run, if noise comes late.
+      algorithm: Whose parameter groups have a schedule, if one has.
 
     Attributes:
       compiled: The block.
@@ -126,32 +126,35 @@ class Blocks:
         state: Callable[[], PyTree],
         rest: tuple[Any, ...],
         block_steps: int,
-        laws: RunLaws | None = None,
+        algorithm: Algorithm | None = None,
     ) -> None:
-        self.laws, self._done, self._rest, self._block_steps = laws, 0, rest, block_steps
+        self._algorithm, self._done, self._rest, self._block_steps = algorithm, 0, rest, block_steps
+        self._schedules = schedules_of(algorithm, NUM_STEPS) if algorithm else None
         options = compiler_options()
         program = jax.jit(block, donate_argnums=0, compiler_options=options)
         begin = time.process_time()
-        self.compiled = program.lower(jax.eval_shape(state), *rest, *self._late()).compile()
+        self.compiled = program.lower(jax.eval_shape(state), *rest, *self._known()).compile()
         self.compile_seconds = time.process_time() - begin
         self.state = jax.jit(state, compiler_options=options)()
 
-    def _late(self) -> tuple[Any, ...]:
-        if self.laws is None:
+    def _known(self) -> tuple[Any, ...]:
+        if self._schedules is None:
             return ()
         steps = range(self._done, self._done + self._block_steps)
-        return (self.laws.of(steps, self._block_steps),)
+        return (tuple(one and one.of(steps, self._block_steps) for one in self._schedules),)
 
     def __call__(self) -> None:
-        late = self._late()
-        self.state, *_ = jax.block_until_ready(self.compiled(self.state, *self._rest, *late))
+        known = self._known()
+        self.state, *_ = jax.block_until_ready(self.compiled(self.state, *self._rest, *known))
         self._done += self._block_steps
 
     def flush(self) -> None:
-        """Draws all noise that is due; the steps go on from there."""
-        assert self.laws is not None
+        """Draws all pending noise; the steps go on from there."""
+        assert self._algorithm is not None
+        assert self._schedules is not None
         _, _, noise_key, scales, *_ = self._rest
-        state = flushed(self.state, self.laws.after(self._done), noise_key, scales)
+        known = tuple(one and one.after(self._done) for one in self._schedules)
+        state = flushed(self._algorithm, self.state, known, noise_key, scales)
         self.state = jax.block_until_ready(opened(state))
 
 
@@ -180,19 +183,17 @@ class Setting:
         """Returns blocks of DP steps: with lazy tables, or with noise in all parameters."""
         algorithm = dpsgd(self.model.loss_fn, optimizer, tables=tables)
         noise_key = jnp.asarray(self.mechanism.noise_key(RootKey.from_insecure_seed(0), 0))
-        watch = Watch.nothing(unflushed(jax.eval_shape(lambda: self._start(algorithm))))
+        watch = Watch.nothing(jax.eval_shape(lambda: self._start(algorithm)).raw_params)
         rest = self.model.columns, self._plan, noise_key, self.mechanism.scales(), watch
         return Blocks(
             block_function(algorithm, self.mechanism.sampler),
             lambda: self._start(algorithm),
             (*jax.device_put(rest), None),
             self.block_steps,
-            RunLaws(tables.of_run(NUM_STEPS)) if tables else None,
+            algorithm,
         )
 
     def _start(self, algorithm: Algorithm) -> Any:
-        if algorithm.tables is None:
-            return algorithm.init(self.model.params(), self.mechanism)
         return opened(algorithm.init(self.model.params(), self.mechanism, self.model.columns))
 
     def ordinary(self, optimizer: optax.GradientTransformation, tables: LazyTables) -> Blocks:
@@ -211,7 +212,7 @@ class Setting:
             return TrainState(jnp.int32(0), params, optimizer.init(parted(params, loss.tables)[0]))
 
         def one_step(state: TrainState, batch: PyTree) -> tuple[TrainState, jax.Array]:
-            dense, tables_now = parted(state.params, loss.tables)
+            dense, tables_now = parted(state.raw_params, loss.tables)
             names = jax.vmap(loss.rows)(batch)
             numbers, places = {}, {}
             for k in loss.tables:

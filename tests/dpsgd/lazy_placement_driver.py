@@ -35,9 +35,9 @@ from dpsgd.core.state import opened
 from dpsgd.engine.collectives import collectives
 from dpsgd.engine.lazy import group as lazy
 from dpsgd.engine.lazy import rows
-from dpsgd.engine.lazy.group import RunLaws, flush_program
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.loop import Layout, schedules_of
 from dpsgd.engine.placement import AXIS, Exchange, Placement, hosted, on_one_device, unlike
+from dpsgd.engine.step import flush_program
 from dpsgd.noise.base import Independent
 from samplers import Deterministic, Multistage, Poisson, UnitTree
 
@@ -117,10 +117,12 @@ def programs(placement, like):
     algorithm = dpsgd(loss, OPTIMIZER, tables=TABLES, microbatch_size=5)
     mechanism = Mechanism(POISSON, 1e-3, 1.0)
     layout = Layout.of(POISSON, ROWS, block_steps=DUE, placement=placement)
-    laws = RunLaws(TABLES.of_run(STEPS)).after(DUE)
+    known = tuple(one and one.after(DUE) for one in schedules_of(algorithm, STEPS))
     key = jax.ShapeDtypeStruct((4,), jnp.uint32)
-    arguments = jax.eval_shape(opened, like), laws, key, mechanism.scales()
-    return layout.program(algorithm, mechanism, like, ROWS), flush_program(arguments, placement)
+    arguments = jax.eval_shape(opened, like), known, key, mechanism.scales()
+    return layout.program(algorithm, mechanism, like, ROWS), flush_program(
+        algorithm, arguments, placement
+    )
 
 
 def off(found, expected):
@@ -143,8 +145,8 @@ def equal():
     block, flush = programs(on(8), last)
     return {
         "off": [off(x, y) for x, y in zip(found, alone, strict=True)],
-        "kinds": [type(x).__name__ for x in found],
-        "where": {name: str(leaf.sharding.spec) for name, leaf in last.params.items()},
+        "pending": [x.pending for x in found],
+        "where": {name: str(leaf.sharding.spec) for name, leaf in last.raw_params.items()},
         "collectives": [one._asdict() for one in collectives(block)],
         "flush": [one._asdict() for one in collectives(flush)],
         "given_away": [x.memory_analysis().alias_size_in_bytes for x in (block, flush)],
@@ -237,10 +239,10 @@ def large_programs(rows):
     state = jax.eval_shape(lambda params: algorithm.init(params, mechanism, data), shapes)
     layout = Layout.of(mechanism.sampler, data, block_steps=2, placement=on(8))
     block = layout.program(algorithm, mechanism, state, data)
-    laws = RunLaws(TABLES.of_run(10)).after(2)
+    known = tuple(one and one.after(2) for one in schedules_of(algorithm, 10))
     key = jax.ShapeDtypeStruct((4,), jnp.uint32)
-    arguments = jax.eval_shape(opened, state), laws, key, mechanism.scales()
-    return (block, flush_program(arguments, on(8))), state
+    arguments = jax.eval_shape(opened, state), known, key, mechanism.scales()
+    return (block, flush_program(algorithm, arguments, on(8))), state
 
 
 def refused():
@@ -292,7 +294,7 @@ def planted():
 
 def plant_all():
     """Plants every bug: none is to be seen where one device has all rows."""
-    step, read, caught_up = lazy.LazyStep.__call__, lazy.read, rows.caught_up
+    step, read, caught_up = lazy.LazyRows.view, lazy.read, rows.caught_up
     flushed_table, gathered, total = lazy.flushed_table, Exchange.gathered, Exchange.total
     read_share, write_share = lazy.Share.read, lazy.Share.written
     at_work = {}
@@ -303,9 +305,9 @@ def plant_all():
             sound = jax.tree.map(lambda a, b, c=chosen: jnp.where(c, b, a), sound, wrong)
         return sound
 
-    def stepped(self, state, batch, weights, keys, noise_key, *rest):
-        at_work["key"] = noise_key
-        return step(self, state, batch, weights, keys, noise_key, *rest)
+    def stepped(self, state, view, context):
+        at_work["key"] = context.noise_key
+        return step(self, state, view, context)
 
     def read_wrongly(table, numbers, first=0, **how):
         at_work["first"] = first
@@ -349,19 +351,19 @@ def plant_all():
         return share._replace(places=places, count=count)
 
     def share_read(self, table, **how):
-        if self.dealt:
+        if self.sharded:
             self = chosen(self, foreign_rows_are_read=of_all(self))
         return read_share(self, table, **how)
 
     def share_written(self, *what):
-        if self.dealt:
+        if self.sharded:
             self = chosen(self, foreign_rows_are_written=of_all(self))
         return write_share(self, *what)
 
     def chosen(share, **planted):
         return choose(share, **planted)._replace(size=share.size)
 
-    lazy.LazyStep.__call__, lazy.read, rows.caught_up = stepped, read_wrongly, caught_up_wrongly
+    lazy.LazyRows.view, lazy.read, rows.caught_up = stepped, read_wrongly, caught_up_wrongly
     lazy.flushed_table = flushed_wrongly
     Exchange.gathered, Exchange.total = gathered_wrongly, total_wrongly
     lazy.Share.read, lazy.Share.written = share_read, share_written
@@ -379,7 +381,7 @@ def nearest():
     for block in train_blocks(algorithm, mechanism, state, ROWS | {"ids": ids}, root=ROOT):
         end = block.state
     momenta = [m for m in jax.tree.leaves(end.opt_state) if m.ndim == 2]
-    found = lazily[-1].opt_state.momenta.values()
+    found = [table.momentum for table in lazily[-1].tables.values()]
     return [off(lazily[-1].params, end.params), off(list(found), momenta)]
 
 

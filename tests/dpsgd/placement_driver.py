@@ -310,7 +310,7 @@ def audits(names):
 
         gradient = chosen((gradient, silent))
         params = jax.tree.map(lambda p, g: p - 0.1 * g, state.params, gradient)
-        return after._replace(params=params), gradient
+        return after._replace(raw_params=params), gradient
 
     def patched(owner, name, other, **how):
         # Programs are known by their parts: one of another size of microbatches is compiled anew.

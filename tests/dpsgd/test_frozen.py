@@ -69,7 +69,7 @@ def test_the_audit_sees_a_frozen_leaf_that_moves():
     def planted(state, total, noise_key, scales, *, frozen):
         after, gradient = sound.update(state, total, noise_key, scales, frozen=frozen)
         moved = jax.tree.map(lambda p: p + gradient["bias"], after.params)
-        return after._replace(params=with_leaves(after.params, moved, frozen)), gradient
+        return after._replace(raw_params=with_leaves(after.params, moved, frozen)), gradient
 
     mechanism = Mechanism(SAMPLER, 1.0, 1.0)
     for update in (sound.update, planted):

@@ -199,7 +199,7 @@ def with_every_bug(loss_fn, optimizer):
         state, gradient = algorithm.update(state, jax.tree.map(jnp.add, total, noise), key, faint)
         shown = at(the_fold_sees_the_sum, 1e-2 / N, 0.0) * total["sum"][:CURVED]
         params = state.params | {"state": state.params["state"] + shown}
-        return state._replace(params=params), gradient
+        return state._replace(raw_params=params), gradient
 
     update.optimizer = optimizer
     return algorithm._replace(clipped_sum=clipped_sum, update=update)

@@ -14,6 +14,7 @@ from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime.deferred import FLUSHED, FRESH, LAW, MOVED, SILENT, deferred_checks
 from dpsgd.audit.runtime.sums import sum_checks
+from dpsgd.engine import algorithm
 from dpsgd.engine.lazy import group as lazy
 from dpsgd.engine.lazy import rows
 from dpsgd.noise.base import Independent
@@ -62,8 +63,8 @@ def choose(number, sound, **planted):
 def plant_all(patch):
     """Plants every bug."""
     caught_up, flushed_table, written = rows.caught_up, rows.flushed_table, lazy.written
-    private_rows, unique_rows, read = lazy._private_rows, lazy.unique_rows, lazy.read
-    clipped_grad, seen = lazy.clipped_grad, {}
+    privatize, unique_rows, read = lazy.privatize, lazy.unique_rows, lazy.read
+    clipped_grad, seen = algorithm.clipped_grad, {}
 
     def key_of(key, number, step):
         def with_step(other):
@@ -123,12 +124,12 @@ def plant_all(patch):
     def clipped_grad_wrongly(loss, *, l2_clip_norm, **how):
         sound = clipped_grad(loss, l2_clip_norm=l2_clip_norm, **how)
 
-        def sums(params, row, weights):
+        def sums(params, row, weights, keys):
             number = seen["number"]
             (table,) = [x for x in jax.tree.leaves(params) if x.ndim == 2]
             stale = choose(number, table, gradients_of_rows_that_are_not_up_to_date=seen["stale"])
             params = jax.tree.map(lambda x: stale if x.ndim == 2 else x, params)
-            total, diagnostics = sound(params, row, weights)
+            total, diagnostics = sound(params, row, weights, keys)
             gradients = jax.vmap(jax.grad(loss), (None, 0))(params, row)
             (places,) = row.places.values()
             count = jax.vmap(lambda at: jnp.zeros(len(table)).at[at].add(1, mode="drop"))(places)
@@ -172,18 +173,20 @@ def plant_all(patch):
         seen["every"] = every
         return unique_rows(every, num_rows)
 
-    def private_wrongly(total, numbers, key, step, leaf, scales):
-        g = private_rows(total, numbers, key, step, leaf, scales)
+    def private_wrongly(total, state, key, step, scales, of_rows):
+        g, _ = privatize(total, state, key, step, scales, of_rows)
+        _, numbers = of_rows
         seen["silent"] = silent = total / scales.expected_batch_size
         often = (seen["every"] == numbers[:, None]).sum(axis=1, keepdims=True) > 1
-        again = private_rows(0 * total, numbers, key, step + 2**20, leaf, scales)
-        return choose(
+        again, _ = privatize(0 * total, state, key, step + 2**20, scales, of_rows)
+        found = choose(
             key[0],
             g,
             noise_at_the_first_read_alone=jnp.where(seen["steps"][:, None] == 0, g, silent),
             noise_of_duplicates_counts_twice=g + jnp.where(often, again, 0),
             no_noise_where_a_sum_is_0=jnp.where(total == 0, silent, g),
         )
+        return found, state
 
     updated_rows = lazy._updated_rows
 
@@ -195,11 +198,11 @@ def plant_all(patch):
 
     patch.setattr(rows, "caught_up", caught_up_wrongly)
     patch.setattr(lazy, "flushed_table", flushed_wrongly)
-    patch.setattr(lazy, "clipped_grad", clipped_grad_wrongly)
+    patch.setattr(algorithm, "clipped_grad", clipped_grad_wrongly)
     patch.setattr(lazy, "written", written_wrongly)
     patch.setattr(lazy, "read", read_wrongly)
     patch.setattr(lazy, "unique_rows", unique_wrongly)
-    patch.setattr(lazy, "_private_rows", private_wrongly)
+    patch.setattr(lazy, "privatize", private_wrongly)
     patch.setattr(lazy, "_updated_rows", updated_wrongly)
 
 

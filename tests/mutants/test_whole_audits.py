@@ -163,7 +163,7 @@ def of_half(change):
 def leaking(found, raw):
     gradient = raw[1]
     params = jax.tree.map(lambda p, r: (p + 1e-3 * r).astype(p.dtype), found[0].params, gradient)
-    return found[0]._replace(params=params), found[1]
+    return found[0]._replace(raw_params=params), found[1]
 
 
 def second_moment(found, raw):
@@ -206,12 +206,12 @@ def filling_counts(sound):
 
 
 def later_passes_loosely(sound):
-    def faulty(self, state, j, data, plan, scales, loss_key):
+    def faulty(self, state, j, data, plan, scales, *rest, **how):
         first = jnp.minimum(plan.starts[j] + 1, plan.starts[j + 1])
         loose = dataclasses.replace(scales, l2_clip_norm=jnp.inf * scales.l2_clip_norm)
         parts = [
             sound(self, state, j, data, plan._replace(starts=plan.starts.at[place].set(first)), of,
-                  loss_key)
+                  *rest, **how)
             for place, of in ((j + 1, scales), (j, loose))
         ]  # fmt: skip
         return jax.tree.map(jnp.add, *parts)

@@ -29,10 +29,10 @@ from dpsgd.audit.report import CheckResult
 from dpsgd.audit.runtime.noise import WATCHED_NOISE, Comparison, noise_dominated
 from dpsgd.audit.runtime.sums import norm
 from dpsgd.audit.runtime.update import close, looked_at
-from dpsgd.audit.tables import SomeRows, TableSnapshot, put_rows, some_rows
+from dpsgd.audit.tables import TableSnapshot, put_rows, some_rows
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState
-from dpsgd.engine.loop import Watch
+from dpsgd.core.state import Table, TrainState
+from dpsgd.engine.step import Watch
 
 SIZES = "tables take the step sizes of the configuration"
 MOVED = "rows of tables move by their release alone"
@@ -171,13 +171,13 @@ class _Late:
         width = math.prod(self._snapshot.tables[leaf].values.shape[1:])
         return (rows.astype(np.int64)[:, None] * width + np.arange(width)).ravel()
 
-    def _numbers(self, table: SomeRows) -> _Numbers:
+    def _numbers(self, table: Table) -> _Numbers:
         """Returns what some rows hold."""
         theta = table.values.astype(np.float64).ravel()
         m = np.zeros_like(theta) if table.momentum is None else table.momentum.ravel()
         return _Numbers(m.astype(np.float64), theta)
 
-    def _starts(self, table: SomeRows) -> np.ndarray:
+    def _starts(self, table: Table) -> np.ndarray:
         """Returns the steps that are in each coordinate of some rows."""
         return np.repeat(table.steps, math.prod(table.values.shape[1:]))
 
@@ -247,13 +247,13 @@ class _Late:
         first = self._snapshot.first()
         for step in looked_at(program):
             shown, after = (
-                program.advanced(self._everybody, reveals=reveals, step=step).tables
+                program.advanced(self._everybody, reveals=reveals, step=step).lazy_tables
                 for reveals in (True, False)
             )
             for k, old in first.items():
                 read = shown[k].steps == step + 1
                 name = f"{self._names[k]} at step {step:,}"
-                kept = SomeRows(old.values, old.momentum, np.where(read, step + 1, step))
+                kept = Table(old.values, old.momentum, np.where(read, step + 1, step))
                 if not _same_but_for(read, after[k], kept) or not _same_but_for(
                     read, shown[k], kept
                 ):
@@ -284,7 +284,7 @@ class _Late:
         members = np.full(program.places, program.poison)
         for step in looked_at(program):
             after = program.advanced(members, mechanism, reveals=True, step=step)
-            for k, table in after.tables.items():
+            for k, table in after.lazy_tables.items():
                 read = table.steps == step + 1
                 index = self._index(k, self._snapshot.rows[k][read])
                 z = reference.normals(self._key(0), step, k, index, reference.STEP)
@@ -308,7 +308,7 @@ class _Late:
                 FRESH, True, "no noise moves rows as far as they are long", made=False
             )
 
-        def at(steps: int, rows: dict[int, SomeRows]) -> Any:
+        def at(steps: int, rows: dict[int, Table]) -> Any:
             rows = {
                 k: jax.tree.map(np.float32, x)._replace(
                     steps=np.full(len(x.values), steps, np.int32)
@@ -327,7 +327,7 @@ class _Late:
                 k, index, self._numbers(x), starts, step, 0, sigma * clip / self._b
             )
             m = None if x.momentum is None else new.m.reshape(x.values.shape)
-            fresh[k] = SomeRows(new.theta.reshape(x.values.shape), m, None)
+            fresh[k] = Table(new.theta.reshape(x.values.shape), m, None)
         shown, there, stale = (_shown(at(*of)) for of in ((0, first), (step, fresh), (step, first)))
         off, apart = (norm((1, x), (-1, there)) for x in (shown, stale))
         cells = 2.0**-18 * sigma * clip / self._b * math.sqrt(sum(program.sizes))
@@ -355,7 +355,7 @@ class _Late:
         starts = [begin, begin - 1, begin - 2, 0, begin // 2, begin - begin % 3]
         now = self._first(starts)
         state: Any = program.begun(begin)
-        state = state._replace(tables=put_rows(state.tables, self._rows, now))
+        state = state.with_tables(put_rows(state.lazy_tables, self._rows, now))
         flushes = {self._end} if self._large else {self._end, (reads[-1] + reads[-2:][0]) // 2 + 1}
         for number, step in enumerate([*reads, self._end]):
             for stop in sorted(f for f in flushes if number and int(state.step) <= f <= step):
@@ -367,7 +367,7 @@ class _Late:
             if step < self._end:
                 state, now = self._read(state, now, step, mechanism)
 
-    def _first(self, starts: list[int]) -> dict[int, SomeRows]:
+    def _first(self, starts: list[int]) -> dict[int, Table]:
         """Returns rows to begin with, which begin at some steps."""
         size, steps = self._r, np.array([max(0, start) for start in starts], np.int32)
 
@@ -382,19 +382,19 @@ class _Late:
             m = None
             if self._snapshot.tables[k].momentum is not None:
                 m = np.float32(size) * pattern(shape, 2)
-            found[k] = SomeRows(theta, m, steps[np.arange(rows.size) % steps.size])
+            found[k] = Table(theta, m, steps[np.arange(rows.size) % steps.size])
         return found
 
-    def _read(self, state: Any, now: dict[int, SomeRows], step: int, mechanism: Mechanism) -> Any:
+    def _read(self, state: Any, now: dict[int, Table], step: int, mechanism: Mechanism) -> Any:
         """Returns the state after everybody took part in a step, and its rows."""
         program, how = self._program, (mechanism, _GENERATION)
         state = state._replace(step=jnp.int32(step))  # nobody read a row in between
         state = program.called(state, self._everybody, *how, reveals=True)
-        shown = some_rows(state.tables, self._rows)
-        tables = put_rows(state.tables, self._rows, now)
-        state = state._replace(step=jnp.int32(step), tables=tables)
+        shown = some_rows(state.lazy_tables, self._rows)
+        tables = put_rows(state.lazy_tables, self._rows, now)
+        state = state._replace(step=jnp.int32(step)).with_tables(tables)
         state = program.called(state, self._everybody, *how, reveals=False)
-        after = some_rows(state.tables, self._rows)
+        after = some_rows(state.lazy_tables, self._rows)
         for k, before in now.items():
             read = shown[k].steps == step + 1
             kept = before._replace(steps=np.where(read, step + 1, before.steps))
@@ -418,8 +418,8 @@ class _Late:
     # Flushes.
 
     def _compare_flushed(
-        self, old: dict[int, SomeRows], found: dict[int, SomeRows], stop: int
-    ) -> dict[int, SomeRows]:
+        self, old: dict[int, Table], found: dict[int, Table], stop: int
+    ) -> dict[int, Table]:
         """Compares rows after a flush, and returns them."""
         for k, rows in old.items():
             index, name = (
@@ -431,11 +431,9 @@ class _Late:
             self._on_grid(self._law, k, index, found[k], new, stop, _GENERATION, name)
         return found
 
-    def _rows_of(self, state: TrainState, stop: int) -> dict[int, SomeRows]:
+    def _rows_of(self, state: TrainState, stop: int) -> dict[int, Table]:
         """Returns the rows of a state that was flushed."""
-        leaves, momenta = jax.tree.leaves(state.params), state.opt_state.momenta
-        tables = {k: SomeRows(leaves[k], momenta[k], None) for k in self._rows}
-        found = some_rows(tables, self._rows)
+        found = some_rows(state.lazy_tables, self._rows)
         return {
             k: x._replace(steps=np.full(len(x.values), stop, np.int32)) for k, x in found.items()
         }
@@ -445,7 +443,7 @@ class _Late:
         tests: Comparison,
         leaf: int,
         index: np.ndarray,
-        found: SomeRows,
+        found: Table,
         new: _Numbers,
         stop: int,
         generation: int,
@@ -487,7 +485,7 @@ class _Late:
         """Looks at two flushes of training that begins at a step, with rows that began before."""
         program, now, flushes = self._program, self._first(starts), 0
         state = program.begun(first)
-        state = state._replace(tables=put_rows(state.tables, self._rows, now))
+        state = state.with_tables(put_rows(state.lazy_tables, self._rows, now))
         generation = _TRAINED + (flush_every or 0)
         watch = Watch.nothing(program.state.params)
         rows = {k: self._watched(k, watch.places[k].size) for k in self._rows}
@@ -508,8 +506,8 @@ class _Late:
             for block in blocks:
                 stop = block.steps.stop
                 due = stop < self._end and (flush_every is None or stop % flush_every > 0)
-                if isinstance(block.state, TrainState) == due:
-                    why = f"step {stop:,} leaves a {type(block.state).__name__}"
+                if block.state.pending != due:
+                    why = f"step {stop:,} leaves {'no ' if due else ''}pending noise"
                     self._whole.wrong = self._whole.wrong or why
                     return
                 shown = np.split(np.asarray(block.watched, np.float64), borders, axis=1)
@@ -546,13 +544,13 @@ class _Watched:
     are too short, nothing tells whether it was, and the row is left out until it is flushed.
     """
 
-    def __init__(self, late: _Late, leaf: int, places: np.ndarray, now: SomeRows):
+    def __init__(self, late: _Late, leaf: int, places: np.ndarray, now: Table):
         self._late, self._leaf, self._places = late, leaf, places
         self._index = late._index(leaf, late._rows[leaf])[places]
         self._row = places // math.prod(now.values.shape[1:])
         self._begin(now)
 
-    def _begin(self, now: SomeRows) -> None:
+    def _begin(self, now: Table) -> None:
         at, numbers = self._places, self._late._numbers(now)
         self._now = _Numbers(numbers.m[at], numbers.theta[at], *np.zeros((2, at.size)))
         self._starts = self._late._starts(now)[at]
@@ -573,14 +571,14 @@ class _Watched:
         )
         self._starts = np.where(read, step + 1, self._starts)
 
-    def flush(self, stop: int, found: SomeRows, generation: int, tests: Comparison) -> None:
+    def flush(self, stop: int, found: Table, generation: int, tests: Comparison) -> None:
         """Compares what a flush leaves of the rows that are looked at."""
         late, leaf, known = self._late, self._leaf, self._known
         new = late._caught_up(leaf, self._index, self._now, self._starts, stop, generation)
         of: Any = [None if x is None else x.ravel()[self._places][known] for x in found[:2]]
         parts = (
             self._index[known],
-            SomeRows(of[0], of[1], None),
+            Table(of[0], of[1], None),
             jax.tree.map(lambda x: x[known], new),
         )
         name = f"{late._names[leaf]} at step {stop:,} of training"
@@ -594,8 +592,8 @@ class _Watched:
 
 def _shown(state: Any) -> list[np.ndarray]:
     """Returns the gradient that a step shows."""
-    rows = [x.values[x.steps == int(state.step)].ravel() for x in state.tables.values()]
-    return [*(np.ravel(np.asarray(x)) for x in jax.tree.leaves(state.dense)), *rows]
+    rows = [x.values[x.steps == int(state.step)].ravel() for x in state.lazy_tables.values()]
+    return [*(np.ravel(np.asarray(x)) for x in jax.tree.leaves(state.dense_params)), *rows]
 
 
 def _own_cell(x: np.ndarray) -> np.ndarray:
@@ -604,7 +602,7 @@ def _own_cell(x: np.ndarray) -> np.ndarray:
     return np.where(x == 0, 0.0, np.ldexp(1.0, order - 1 - _MOST_CELLS))
 
 
-def _of(table: SomeRows, some: np.ndarray) -> SomeRows:
+def _of(table: Table, some: np.ndarray) -> Table:
     return jax.tree.map(lambda x: x[some], table)
 
 
@@ -613,7 +611,7 @@ def _close(found: np.ndarray, expected: np.ndarray, old: np.ndarray, read: np.nd
     return close(found[read].ravel(), expected.astype(np.float32).ravel(), old[read].ravel())
 
 
-def _same_but_for(read: np.ndarray, found: SomeRows, kept: SomeRows) -> bool:
+def _same_but_for(read: np.ndarray, found: Table, kept: Table) -> bool:
     """Whether rows that were not read are the same to the bit, and steps those that are kept."""
     return np.array_equal(found.steps, kept.steps) and all(
         x[~read].tobytes() == y[~read].tobytes()

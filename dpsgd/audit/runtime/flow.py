@@ -29,10 +29,10 @@ from dpsgd.audit.report import CheckResult
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.marks import mark
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import LazyState, TrainState, parted
-from dpsgd.engine.lazy.group import RunLaws, flush_program
-from dpsgd.engine.loop import Layout, compiled_block
+from dpsgd.core.state import TrainState
+from dpsgd.engine.loop import Layout, schedules_of
 from dpsgd.engine.programs import traced
+from dpsgd.engine.step import compiled_block, flush_program
 from dpsgd.noise.base import Noise, Scales
 
 PyTree = Any
@@ -308,21 +308,20 @@ def flow_checks(
     )
     reader = _reader(mechanism)
     (after, _, shown), wrong = _through(reader, trace, given)
-    lazy = isinstance(after, LazyState)
-    params = after.dense if lazy else after.params
+    params, tables = after.dense_params, after.lazy_tables
     leaks = [
         *_leaks("parameters", params, _SECRET),
         *_leaks("optimizer state", after.opt_state, _SECRET),
         *_leaks("noise state", after.noise, _DATA),
-        *_leaks("tables", after.tables if lazy else (), _OF_TABLES),
-        *_leaks("what a block shows", () if lazy else shown, _SECRET),
+        *_leaks("tables", tables, _OF_TABLES),
+        *_leaks("what a block shows", () if after.pending else shown, _SECRET),
     ]
     if after.step != Flow(frozenset({STEP}), _LAST):
         leaks.append("a step counts something else than one step")
-    if RELEASE not in _union(jax.tree.leaves((params, after.tables if lazy else ()))):
+    if RELEASE not in _union(jax.tree.leaves((params, tables))):
         leaks.append("no release reaches the parameters")
-    if lazy:
-        end, more = _flush(reader, algorithm.tables, mechanism.sampler.num_steps, arguments, layout)
+    if after.pending:
+        end, more = _flush(reader, algorithm, mechanism.sampler.num_steps, arguments, layout)
         leaks += end
         wrong |= more
     arrays = len(jax.tree.leaves(after))
@@ -341,21 +340,24 @@ def _reader(mechanism: Mechanism) -> _Reader:
 
 
 def _flush(
-    reader: _Reader, tables: Any, num_steps: int, arguments: tuple[Any, ...], layout: Layout
+    reader: _Reader,
+    algorithm: Algorithm,
+    num_steps: int,
+    arguments: tuple[Any, ...],
+    layout: Layout,
 ) -> tuple[list[str], frozenset[str]]:
     """Returns what is wrong in what a flush releases, and in what it is given."""
     state, key, scales = arguments[0], *arguments[3:5]
-    laws = RunLaws(tables.of_run(num_steps)).after(0)
-    trace = flush_program((state, laws, key, scales), layout.placement, traced)
-    given = _state(state), _all(laws, _PUBLIC), _argument(KEY), _scales(scales)
+    known = tuple(one and one.after(0) for one in schedules_of(algorithm, num_steps))
+    trace = flush_program(algorithm, (state, known, key, scales), layout.placement, traced)
+    given = _state(state), _all(known, _PUBLIC), _argument(KEY), _scales(scales)
     (end, _), wrong = _through(reader, trace, given)
-    dense, flushed = parted(end.params, state.tables)
     leaks = [
-        *_leaks("flushed parameters", dense, _SECRET),
-        *_leaks("flushed optimizer state", end.opt_state.dense, _SECRET),
-        *_leaks("flushed tables", (flushed, end.opt_state.momenta), _OF_TABLES),
+        *_leaks("flushed parameters", end.dense_params, _SECRET),
+        *_leaks("flushed optimizer state", end.opt_state, _SECRET),
+        *_leaks("flushed tables", end.lazy_tables, _OF_TABLES),
     ]
-    if any(NOISE not in flow.labels for flow in jax.tree.leaves((flushed, end.opt_state.momenta))):
+    if any(NOISE not in flow.labels for flow in jax.tree.leaves(end.lazy_tables)):
         leaks.append("a table is flushed without noise")
     return leaks, wrong
 
@@ -384,13 +386,11 @@ def _argument(name: str) -> Flow:
     return Flow(frozenset({name}), name)
 
 
-def _state(state: TrainState | LazyState) -> TrainState | LazyState:
+def _state(state: TrainState) -> TrainState:
     """Returns the flows of a state that follows from earlier releases."""
     public, kept = _all(state, _PUBLIC), _all(state.noise, Flow(frozenset({KEPT})))
     public = public._replace(step=_argument(STEP), noise=kept)
-    if isinstance(state, LazyState):
-        public = public._replace(tables=_all(state.tables, Flow(frozenset({DUE, READ}))))
-    return public
+    return public.with_tables(_all(state.lazy_tables, Flow(frozenset({DUE, READ}))))
 
 
 def _scales(scales: Scales) -> Scales:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpsgd.audit import reference
-from dpsgd.core.state import LazyState, TrainState, unflushed
+from dpsgd.core.state import TrainState
 from dpsgd.noise.base import Noise
 from dpsgd.noise.buffered import BufferedToeplitz
 from dpsgd.noise.correlated import BandedToeplitz
@@ -31,7 +31,7 @@ _ERROR = 2.0**-16  # of n, in its standard deviations
 
 
 def wrong_noise(
-    noise: Noise, state: TrainState | LazyState, params: PyTree, key: np.ndarray, first_step: int
+    noise: Noise, state: TrainState, params: PyTree, key: np.ndarray, first_step: int
 ) -> str:
     """Returns what is wrong with the noise that a run resumes with; empty if nothing is.
 
@@ -44,11 +44,11 @@ def wrong_noise(
       key: Of its noise.
       first_step: With which the generation of that key began.
     """
-    if isinstance(state, LazyState):
+    if state.pending:
         return _wrong_rows(state, params)
     if not isinstance(noise, BandedToeplitz | BufferedToeplitz) or not jax.tree.leaves(state.noise):
         return ""
-    sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(unflushed(state))]
+    sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(state.raw_params)]
     steps = range(first_step, int(state.step))
     most = _NUMBERS // max(1, len(steps) * len(sizes))
     places = [_places(size, int(np.clip(most, *_PLACES))) for size in sizes]
@@ -115,9 +115,9 @@ class _Buffers:
         self.kept = self._decays[:, None] * self.kept + n
 
 
-def _wrong_rows(state: LazyState, params: PyTree) -> str:
+def _wrong_rows(state: TrainState, params: PyTree) -> str:
     leaves = jax.tree.leaves(params)
-    for k, table in state.tables.items():
+    for k, table in state.lazy_tables.items():
         if not table.steps.is_fully_addressable:
             continue
         if not bool(jnp.all((table.steps >= 0) & (table.steps <= state.step))):

@@ -27,7 +27,7 @@ import optax
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import CheckResult
 from dpsgd.audit.runtime.sums import flat, loud, norm, same_bits
-from dpsgd.core.state import dense_numbers, unflushed
+from dpsgd.core.state import dense_numbers
 from dpsgd.engine.loop import repeats_exactly
 from dpsgd.engine.programs import compiled
 from dpsgd.gradients.frozen import with_leaves
@@ -66,7 +66,7 @@ def _left_alone(program: Probe) -> CheckResult:
     members = np.arange(program.places) % program.units
     for step in looked_at(program):
         gradient, after = (
-            unflushed(program.advanced(members, reveals=reveals, step=step))
+            program.advanced(members, reveals=reveals, step=step).raw_params
             for reveals in (True, False)
         )
         for k in sorted(program.frozen):
@@ -112,7 +112,7 @@ def _differs(program: Probe, optimizer: Any, members: np.ndarray, step: int) -> 
     params, opt_state = run(*arguments)
     params = with_leaves(params, before.params, dense_numbers(program.frozen, program.tables))
     del gradient, start, arguments
-    expected = before._replace(step=before.step + 1, params=params, opt_state=opt_state)
+    expected = before._replace(step=before.step + 1, raw_params=params, opt_state=opt_state)
     after = program.dense(program.advanced(members, reveals=False, step=step))._replace(noise=())
     return _off(after, expected, before)
 
@@ -132,7 +132,7 @@ def _same_of_the_same(program: Probe) -> CheckResult:
 
     def same(*, reveals: bool) -> bool:
         states = [program.advanced(who, noisy, reveals=reveals) for who in batches]
-        seen = [unflushed(state) if reveals else state for state in states]
+        seen = [state.raw_params if reveals else state for state in states]
         return all(map(same_bits, *map(jax.tree.leaves, seen)))
 
     if same(reveals=False):

@@ -23,10 +23,10 @@ what these tell. QED.
 In floats the maps differ in their roundings, so a flush rounds what it returns to one public grid:
 `dpsgd.engine.lazy.rows`.
 
-It does *not* bound what a state tells whose noise is due: a row without noise is one that nobody
-read, and its steps say when somebody did. Such a state is a `LazyState`, a secret as the root key
-is; what `flushed` returns is a `TrainState`. The rows of one that was flushed go on from there: two
-draws for one gap would be an average with less noise.
+It does *not* bound what a state with pending noise tells: a row without noise is one that nobody
+read, and its steps say when somebody did. Such a state is as secret as the root key, and refuses to
+give its `params`. The rows of one that was flushed go on from there: two draws for one gap would be
+an average with less noise.
 
 Noise is a function of (key, step, purpose, leaf, coordinate): a row that is read in step t draws
 once for its gap, once for the step. A flush after t steps draws for gaps that end at t, as step t
@@ -35,7 +35,6 @@ would: who reads a row then finds it up to date and draws nothing.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,32 +43,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.sharding import PartitionSpec
 
-from dpsgd.core.algorithm import Algorithm, privatize
-from dpsgd.core.marks import marked
-from dpsgd.core.mechanism import Mechanism, Scales
-from dpsgd.core.state import (
-    LazyOptState,
-    LazyState,
-    Table,
-    TrainState,
-    dense_numbers,
-    joined,
-    parted,
-)
-from dpsgd.engine.algorithm import Frozen, copied, updated
+from dpsgd.core.algorithm import Context, View, privatize
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.state import Table, TableState, TrainState, joined, parted
 from dpsgd.engine.lazy.gaps import Gaps, LinearSgd
 from dpsgd.engine.lazy.look_ups import Row, TableLoss, unique_rows
 from dpsgd.engine.lazy.rows import LawTables, Rows, flushed_table, packed, read, written
-from dpsgd.engine.placement import Exchange, Placement
-from dpsgd.engine.programs import compiled, executable, shapes_of_rows
-from dpsgd.gradients.clipping import Diagnostics, clipped_grad
+from dpsgd.engine.placement import Exchange
+from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.gradients.losses import LossFn, of_row, row_of, rows_of, takes_key
 from dpsgd.gradients.taps import Path
 from dpsgd.noise.base import Independent
-from dpsgd.noise.gaussian import add_row_noise
 
 PyTree = Any
 
@@ -107,13 +92,9 @@ class LazyTables:
         rate = 0.0 if callable(self.learning_rate) else self.learning_rate
         LinearSgd((rate,), self.momentum, self.weight_decay)  # refuses what is out of range
 
-    def algorithm(
-        self, loss_fn: LossFn, optimizer: optax.GradientTransformation, microbatch_size: int | None
-    ) -> Algorithm:
-        """Returns what `dpsgd` makes of this and its other arguments."""
-        init = LazyInit(loss_fn, optimizer, bool(self.momentum))
-        step = LazyStep(loss_fn, optimizer, microbatch_size)
-        return Algorithm(init, _no_sum, step, takes_key(loss_fn), self, Frozen(loss_fn))
+    def group(self, loss_fn: LossFn) -> LazyRows:
+        """Returns the parameter group of the tables of a loss."""
+        return LazyRows(self, loss_fn)
 
     def of_run(self, num_steps: int) -> LinearSgd:
         """Returns the optimizer of a run of so many steps."""
@@ -130,10 +111,6 @@ def _step_sizes(schedule: Callable[[Any], Any], num_steps: int) -> list[float]:
     if sizes.shape != (num_steps,) or sizes.dtype.kind not in "fiu":
         raise ValueError(f"learning_rate must return one number a step, not {schedule(0)!r}")
     return sizes.astype(float).tolist()
-
-
-def _no_sum(*arguments: Any) -> Any:
-    raise TypeError("lazy tables have no sum of whole gradients: `update` is a whole step")
 
 
 class StepLaws(NamedTuple):
@@ -203,94 +180,6 @@ _COUNTED = 2**32
 """Coordinates of a table that noise tells apart (`dpsgd.noise.gaussian.normal_at`)."""
 
 
-def flushed(
-    state: LazyState,
-    laws: LawTables,
-    noise_key: Any,
-    scales: Scales,
-    placement: Placement | None = None,
-) -> TrainState:
-    """Returns the state with all noise that is due: what the guarantee covers.
-
-    Args:
-      state: Its buffers are given away, as no other draw may follow from it.
-      laws: Of gaps that end after its steps.
-      noise_key: Of the run.
-      scales: Of its mechanism.
-      placement: Where it lies; None is one device.
-    """
-    arguments = state, laws, noise_key, scales
-    return flush_program(arguments, placement)(*arguments)[0]
-
-
-def flush_program(
-    arguments: tuple[Any, ...],
-    placement: Placement | None,
-    make: Callable[..., Any] = executable,
-) -> Any:
-    """Returns the executable of `flushed`, and of the steps of rows, for arguments of these shapes.
-
-    No step is read, but what is given away has something in its place. With `make=traced` it is the
-    trace of which that is compiled.
-    """
-    shardings = None
-    if placement is not None:
-        state, *rest = arguments
-        where, whole = placement.state(state), [placement.replicated] * len(rest)
-        end, _ = jax.eval_shape(functools.partial(_flushed, None), *arguments)
-        rows = {k: table.steps for k, table in where.tables.items()}
-        shardings = (where, *whole), (placement.state(end), rows)
-    return make(_flushed, (placement,), arguments, donate_argnums=(0,), shardings=shardings)
-
-
-def _flushed(placement, state, laws, noise_key, scales):
-    num_rows, exchange = {k: len(t.steps) for k, t in state.tables.items()}, Exchange(placement)
-
-    def of_tables(tables, due):  # of each device its own rows, and nobody tells another
-        firsts = {k: exchange.first_row(len(t.steps), num_rows[k]) for k, t in tables.items()}
-        return {k: flushed_table(t, _CHUNK, firsts[k], leaf=k, **due) for k, t in tables.items()}
-
-    if placement is not None:
-        parts = placement.specs(state).tables
-        of_tables = placement.on_each(of_tables, (parts, PartitionSpec()), parts)
-    tables = of_tables(state.tables, _due(laws, state.step, noise_key, scales))
-    params = joined(state.dense, {k: t.values for k, t in tables.items()})
-    opt_state = LazyOptState(state.opt_state, {k: t.momentum for k, t in tables.items()})
-    end = TrainState(state.step, params, opt_state, state.noise)
-    return end, {k: t.steps for k, t in tables.items()}
-
-
-def _due(laws: LawTables, step: Any, noise_key: Any, scales: Scales) -> dict[str, Any]:
-    """Returns what says which noise is due at a step, see `caught_up`."""
-    stddev = None if scales.noise is None else scales.noise_stddev / scales.expected_batch_size
-    return {"laws": laws, "step": step, "noise_key": noise_key, "stddev": stddev}
-
-
-@dataclass(frozen=True)
-class LazyInit:
-    """See `dpsgd.engine.algorithm.Algorithm.init`; from rows it tells which leaves are tables."""
-
-    loss_fn: LossFn
-    optimizer: optax.GradientTransformation
-    momentum: bool
-
-    def __call__(self, params: PyTree, mechanism: Mechanism, rows: PyTree) -> TrainState:
-        if mechanism.noise_multiplier and mechanism.noise != Independent():
-            raise ValueError(
-                f"lazy tables take Independent() noise, not {mechanism.noise}: what comes late is "
-                "the sum of the noise of many steps, which has another law"
-            )
-        if mechanism.sampler.accumulates:
-            raise ValueError(
-                'lazy tables read the rows of a step once: take overflow="truncate", or another '
-                "sampler, in place of a step of several passes"
-            )
-        example = shapes_of_rows(rows, *mechanism.sampler.clipped_shape)
-        tables = found_tables(self.loss_fn, params, example).tables
-        parts = self.optimizer, self.momentum, tables
-        return compiled(_initial, parts, (params,))(params)
-
-
 def worthwhile(num_rows: int, looked_up: int) -> bool:
     """Returns whether noise that comes late saves a step work.
 
@@ -333,14 +222,6 @@ def found_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
                 "fewer than 2^32 numbers: of more, two would have one noise"
             )
     return taken_apart
-
-
-def _initial(optimizer, momentum: bool, tables: tuple[int, ...], params: PyTree) -> TrainState:
-    params = copied(params)
-    dense, values = parted(params, tables)
-    momenta = {k: jnp.zeros_like(x) if momentum else None for k, x in values.items()}
-    opt_state = LazyOptState(copied(optimizer.init(dense)), momenta)
-    return TrainState(jnp.zeros((), jnp.int32), params, opt_state)
 
 
 class LookUps(NamedTuple):
@@ -411,7 +292,7 @@ class Share(NamedTuple):
         return cls(numbers, first, places, jnp.sum(mine), size)
 
     @property
-    def dealt(self) -> bool:
+    def sharded(self) -> bool:
         """Whether other devices have other rows."""
         return self.places is not None
 
@@ -474,100 +355,121 @@ class Share(NamedTuple):
         return jax.lax.fori_loop(0, -(-self.count // self.size), some, carry)
 
 
+class Viewed(NamedTuple):
+    """What an update needs of the rows that a step reads, by the number of the table."""
+
+    shares: dict[int, Share]
+    rows: dict[int, Rows]
+
+
 @dataclass(frozen=True)
-class LazyStep:
-    """One step: rows are caught up, clipped gradients of these are summed, noised and applied."""
+class LazyRows:
+    """The parameter group of lazy tables: a step catches up, updates and writes the rows it reads.
 
+    Attributes:
+      tables: How they are trained.
+      loss_fn: Of which it finds tables.
+    """
+
+    tables: LazyTables
     loss_fn: LossFn
-    optimizer: optax.GradientTransformation
-    microbatch_size: int | None
 
-    def __call__(
-        self,
-        state: LazyState,
-        batch: PyTree,
-        weights: jax.Array,
-        keys: tuple[Any, ...],
-        noise_key: Any,
-        scales: Scales,
-        reveals: Any,
-        laws: StepLaws,
-        shapes: PyTree,
-        exchange: Exchange,
-    ) -> tuple[LazyState, Diagnostics]:
-        """Returns the state after the step, and its diagnostics.
+    def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
+        """Returns the numbers of the leaves that are tables, see `found_tables`."""
+        if mechanism is None or rows is None:
+            raise ValueError("lazy tables need all of init(params, mechanism, rows)")
+        if mechanism.noise_multiplier and mechanism.noise != Independent():
+            raise ValueError(
+                f"lazy tables take Independent() noise, not {mechanism.noise}: what comes late is "
+                "the sum of the noise of many steps, which has another law"
+            )
+        if mechanism.sampler.accumulates:
+            raise ValueError(
+                'lazy tables read the rows of a step once: take overflow="truncate", or another '
+                "sampler, in place of a step of several passes"
+            )
+        example = shapes_of_rows(rows, *mechanism.sampler.clipped_shape)
+        return found_tables(self.loss_fn, params, example).tables
 
-        Args:
-          state: Before it; of several devices what lies on one.
-          batch: Rows of the data, one for each of `weights`: of the part of this device.
-          weights: 0 for padding.
-          keys: Of the loss, if it takes one.
-          noise_key: Of the run.
-          scales: Of its mechanism.
-          reveals: Whether the private mean gradient takes the place of the updated parameters, of
-            a table in the rows that were read.
-          laws: Of the step.
-          shapes: Of the parameters, whole.
-          exchange: Between the devices.
-        """
-        t, leaves = state.step, jax.tree.leaves(shapes)
-        examples = rows_of(batch, keys[0] if keys else None, takes_key(self.loss_fn))
-        loss = self._taken_apart(shapes, examples)
-        assert set(loss.tables) == set(state.tables), "as the state was made"
+    def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
+        """Returns the state with tables of which all rows are up to date."""
+        _, values = parted(state.raw_params, leaves)
+        momentum = bool(self.tables.momentum)
+        tables = {k: TableState(jnp.zeros_like(x) if momentum else None) for k, x in values.items()}
+        return state._replace(tables=tables)
+
+    def schedule(self, num_steps: int) -> RunLaws:
+        """Returns the laws of all gaps of a run."""
+        return RunLaws(self.tables.of_run(num_steps))
+
+    def view(self, state: TrainState, view: View, context: Context) -> tuple[View, Viewed]:
+        """Returns tables of the rows that the batch reads, up to date, and its places in these."""
+        shapes, exchange, tables = context.shapes, context.exchange, state.lazy_tables
+        leaves = jax.tree.leaves(shapes)
+        examples = rows_of(view.batch, next(iter(view.keys), None), takes_key(self.loss_fn))
+        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
+        loss = TableLoss(of_row(self.loss_fn), shapes, example)
+        assert set(loss.tables) == set(tables), "as the state was made"
         num_rows = {k: len(leaves[k]) for k in loss.tables}
-        look_ups = LookUps.of(loss, num_rows, examples, weights, exchange)
+        look_ups = LookUps.of(loss, num_rows, examples, view.weights, exchange)
 
-        due = _due(laws.gaps, t, noise_key, scales)
+        pending = _pending(context.schedule.at(context.place).gaps, state.step, context)
         shares = {
             k: Share.of(look_ups.numbers[k], len(table.steps), num_rows[k], exchange)
-            for k, table in state.tables.items()
+            for k, table in tables.items()
         }
-        rows = {k: shares[k].read(table, leaf=k, **due) for k, table in state.tables.items()}
+        rows = {k: shares[k].read(table, leaf=k, **pending) for k, table in tables.items()}
         small = {k: x.values for k, x in rows.items()}
         # Of a row that lies elsewhere there are zeros here.
-        small |= exchange.total({k: small[k] for k, share in shares.items() if share.dealt})
+        small |= exchange.total({k: small[k] for k, share in shares.items() if share.sharded})
+        params = joined(state.dense_params, small)
+        batch = Row(examples, look_ups.places)
+        return View(params, batch, view.weights, (), {"loss_fn": loss.loss}), Viewed(shares, rows)
 
-        gradient_sum = clipped_grad(
-            loss.loss, l2_clip_norm=scales.l2_clip_norm, microbatch_size=self.microbatch_size
-        )
-        examples = Row(examples, look_ups.places)
-        found = gradient_sum(joined(state.dense, small), examples, weights)
-        total, diagnostics = exchange.total(found)
-        total = jax.tree.map(lambda leaf: marked(leaf, "sum"), total)
-        dense_total, table_totals = parted(total, rows)
-
-        gradient, noise = privatize(dense_total, state.noise, noise_key, t, scales)
-        dense_state = TrainState(t + 1, state.dense, state.opt_state, noise)
-        frozen = dense_numbers(loss.frozen, loss.tables)
-        after, gradient = updated(self.optimizer, dense_state, gradient, frozen)
-        shown = jax.tree.map(functools.partial(jnp.where, reveals), gradient, after.params)
+    def update(
+        self,
+        state: TrainState,
+        total: PyTree,
+        viewed: Viewed,
+        frozen: frozenset[int],
+        context: Context,
+    ) -> tuple[TrainState, None]:
+        """Returns the state with the rows that the step read, noised and updated."""
+        laws = context.schedule.at(context.place)
+        _, totals = parted(total, state.tables)
         tables = {}
-        for k, table in state.tables.items():
+        for k, table in state.lazy_tables.items():
 
             def step(old: Rows, total: jax.Array, k: int = k) -> Rows:
-                gradient = _private_rows(total, old.numbers, noise_key, t, k, scales)
-                return _updated_rows(old, gradient, laws, reveals)
+                key, scales = context.noise_key, context.scales
+                gradient, _ = privatize(total, (), key, state.step, scales, (k, old.numbers))
+                return _updated_rows(old, gradient, laws, context.return_gradient)
 
-            tables[k] = shares[k].written(table, rows[k], table_totals[k], step)
-        return LazyState(t + 1, shown, tables, after.opt_state, noise), diagnostics
+            tables[k] = viewed.shares[k].written(table, viewed.rows[k], totals[k], step)
+        return state.with_tables(tables), None
 
-    def _taken_apart(self, shapes: PyTree, examples: PyTree) -> TableLoss:
-        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
-        return TableLoss(of_row(self.loss_fn), shapes, example)
-
-
-def _private_rows(total, numbers, noise_key, step, leaf, scales: Scales) -> jax.Array:
-    """Returns what `privatize` does, of some rows of a table."""
-    divisor = scales.expected_batch_size
-    if scales.noise is None:
-        return total / divisor
-    return add_row_noise(total, numbers, noise_key, step, leaf, scales.noise_stddev, divisor)
+    def flush(self, state: TrainState, context: Context) -> TrainState:
+        """Returns the state with all rows up to date, rounded to a public grid."""
+        leaves = jax.tree.leaves(context.shapes)
+        pending = _pending(context.schedule, state.step, context)
+        tables = {}
+        for k, table in state.lazy_tables.items():
+            first = context.exchange.first_row(len(table.steps), len(leaves[k]))
+            tables[k] = flushed_table(table, _CHUNK, first, leaf=k, **pending)
+        return state.with_tables(tables)
 
 
-def _updated_rows(rows: Rows, gradient: jax.Array, laws: StepLaws, reveals: Any) -> Rows:
+def _pending(laws: LawTables, step: Any, context: Context) -> dict[str, Any]:
+    """Returns what says which noise is pending at a step, see `caught_up`."""
+    scales = context.scales
+    stddev = None if scales.noise is None else scales.noise_stddev / scales.expected_batch_size
+    return {"laws": laws, "step": step, "noise_key": context.noise_key, "stddev": stddev}
+
+
+def _updated_rows(rows: Rows, gradient: jax.Array, laws: StepLaws, return_gradient: Any) -> Rows:
     """Returns rows of a table after a step of SGD, see `dpsgd.engine.lazy.gaps`."""
     m = gradient + laws.weight_decay * rows.values
     if rows.momentum is not None:
         m = laws.momentum * rows.momentum + m
-    values = jnp.where(reveals, gradient, rows.values - laws.step_size * m)
+    values = jnp.where(return_gradient, gradient, rows.values - laws.step_size * m)
     return Rows(rows.numbers, values, None if rows.momentum is None else m, rows.steps + 1)

@@ -15,6 +15,7 @@ from dpsgd.audit.audit import audit_program
 from dpsgd.audit.black_box import black_box_audit, bound_epsilon
 from dpsgd.audit.trials import scores_of
 from dpsgd.engine import loop
+from dpsgd.engine.step import block_function
 from samplers import (
     BallsAndBins,
     Deterministic,
@@ -58,7 +59,7 @@ def still(loss):
     dp = dpsgd(loss, optax.sgd(1.0))
     return dp._replace(
         clipped_sum=lambda _, *rest: dp.clipped_sum(at, *rest),
-        update=lambda state, *rest: dp.update(state._replace(params=at), *rest),
+        update=lambda state, *rest: dp.update(state._replace(raw_params=at), *rest),
     )
 
 
@@ -91,7 +92,7 @@ def test_the_loop_clips_each_drawn_unit_as_one(level):
 
 def test_a_loss_sees_the_levels_below_its_unit_as_axes(monkeypatch):
     def traced(algorithm, sampler, *_):
-        return functools.partial(jax.eval_shape, loop.block_function(algorithm, sampler))
+        return functools.partial(jax.eval_shape, block_function(algorithm, sampler))
 
     monkeypatch.setattr(loop, "compiled_block", traced)
     shapes = []

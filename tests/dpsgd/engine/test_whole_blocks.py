@@ -14,7 +14,7 @@ from scipy import stats
 
 from dpsgd import Diagnostics, Mechanism, Noise, RootKey, Secure, dpsgd, train_blocks
 from dpsgd.core.algorithm import nothing_frozen
-from dpsgd.engine.loop import Watch
+from dpsgd.engine.step import Watch
 from dpsgd.noise.gaussian import add_gaussian_noise
 from samplers import BallsAndBins, Deterministic, Poisson
 

@@ -13,7 +13,7 @@ import pytest
 from several import together
 
 from dpsgd import TrainState
-from dpsgd.core.state import LazyState, Table
+from dpsgd.core.state import Table
 from dpsgd.engine.placement import Placement
 from dpsgd.runs import checkpoint
 from dpsgd.runs.checkpoint import KEPT, Checkpoint, Checkpoints
@@ -73,7 +73,8 @@ def test_the_newest_two_are_kept(checkpoints):
 
 def due(step, table=None):
     table = Table(jnp.ones((4, 2)), None, jnp.full(4, step, jnp.int32)) if table is None else table
-    return LazyState(jnp.int32(step), {"w": jnp.float32([step])}, {0: table}, ())
+    params = {"table": table.values, "w": jnp.float32([step])}
+    return TrainState(jnp.int32(step), params, ()).with_tables({0: table})
 
 
 def test_the_newest_without_noise_that_is_due_is_kept_and_found_by_itself(checkpoints):
@@ -88,7 +89,7 @@ def test_the_newest_without_noise_that_is_due_is_kept_and_found_by_itself(checkp
     assert {path.stat().st_mode & 0o777 for path in files(checkpoints)} == {0o600}
     newest = checkpoints.latest(LIKE, due(0))
     jax.tree.map(np.testing.assert_array_equal, newest.state, due(6))
-    assert isinstance(newest.state, LazyState)
+    assert newest.state.pending
     assert_is(checkpoints.latest(LIKE), 3)
     assert checkpoints.latest_head() == "head 6"
     checkpoints.destroy_after(5)
@@ -239,7 +240,7 @@ def save_parts(folder, steps=(1, 2), count=2, dtype=np.float32):
             whole = table(step, dtype)
             rows = Dealt(whole.params["table"], processes.index, count)
             noise = Dealt(whole.noise, processes.index, count, axis=1)
-            state = whole._replace(params={**whole.params, "table": rows}, noise=noise)
+            state = whole._replace(raw_params={**whole.params, "table": rows}, noise=noise)
             Checkpoints(folder, processes).save(Checkpoint(state, f"head {step}", 1.5))
 
     assert together(count, work) == [None] * count
@@ -309,7 +310,7 @@ def test_rows_whose_noise_is_due_lie_in_parts_that_go_with_their_checkpoint(tmp_
     like = due(0, Table(whole, None, np.zeros(4, np.int32)))
     found = Checkpoints(folder).latest(TrainState(np.int32(0), {"table": whole}, ()), like)
     placed = Placement(tuple(jax.devices()[:1])).put_state(found.state)
-    np.testing.assert_array_equal(placed.tables[0].values, whole + 4)
+    np.testing.assert_array_equal(placed.raw_params["table"], whole + 4)
     Checkpoints(folder).destroy_after(3)
     assert {path.name.partition(".")[0] for path in folder.iterdir()} == {
         f"{step:012d}" for step in (1, 3)

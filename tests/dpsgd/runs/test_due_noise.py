@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpsgd import Mechanism, TrainState
-from dpsgd.core.state import LazyState
+from dpsgd.core.state import TableState
 from dpsgd.runs import engine
 from dpsgd.runs.checkpoint import KEPT, Checkpoint
 from dpsgd.runs.directory import RunDirectory
@@ -35,11 +35,11 @@ class Saved(SimpleNamespace):
 
     def save(self, checkpoint):
         self.all.insert(0, checkpoint)
-        whole = [one for one in self.all if isinstance(one.state, TrainState)][:1]
+        whole = [one for one in self.all if not one.state.pending][:1]
         self.all = [one for k, one in enumerate(self.all) if k < KEPT or one in whole]
 
     def latest(self, like, due=None):
-        found = (one for one in self.all if due or isinstance(one.state, TrainState))
+        found = (one for one in self.all if due or not one.state.pending)
         return next(found, None)
 
     def destroy_after(self, step):
@@ -128,9 +128,9 @@ class World:
             if (key, stop) in self.taken:
                 raise DrawnTwice("the same keys for sums that differ in their last bits")
             self.taken.add((key, stop))
-        if isinstance(state, LazyState):
+        if state.pending:
             name = path_of(state)
-            promised = self.drawn.setdefault(name, (key, state.dense))
+            promised = self.drawn.setdefault(name, (key, state.opt_state))
             if promised != (key, config):
                 raise DrawnTwice(f"at step {state.step}")
         return covered(stop, path) if stop % FLUSH == 0 else due(stop, path, config)
@@ -142,11 +142,11 @@ def covered(step, path):
 
 def due(step, path, config):
     """A state with the configuration by whose law noise is due."""
-    return LazyState(step, config, path, ())
+    return TrainState(step, path, config, (), {0: TableState(None, step)})
 
 
 def path_of(state):
-    return state.params if isinstance(state, TrainState) else state.tables
+    return state.raw_params
 
 
 def play(folder, monkeypatch, repeats=True):

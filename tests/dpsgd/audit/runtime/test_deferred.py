@@ -9,11 +9,10 @@ import optax
 import pytest
 
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
-from dpsgd.audit import late
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.probe import Probe
+from dpsgd.audit.runtime import deferred
 from dpsgd.audit.runtime.deferred import FLUSHED, LAW, MOVED, SIZES, deferred_checks
-from dpsgd.core.state import LazyOptState, TrainState, joined
 from dpsgd.engine import loop
 from dpsgd.engine.lazy.gaps import Gaps
 from dpsgd.engine.lazy.group import RunLaws
@@ -67,9 +66,9 @@ def test_sound_training_with_lazy_tables_passes():
 
 @pytest.mark.long
 def test_of_a_large_table_some_rows_are_looked_at(program, monkeypatch):
-    monkeypatch.setattr(late, "_WHOLE", 600)
-    monkeypatch.setattr(late, "_PASS", 500)
-    looks = late._Late(program, program.snapshot)
+    monkeypatch.setattr(deferred, "_WHOLE", 600)
+    monkeypatch.setattr(deferred, "_PASS", 500)
+    looks = deferred._Late(program, program.snapshot)
     (rows,) = looks._rows.values()
     assert rows.tolist() == sorted(set(rows.tolist()))
     assert {0, 499, 500, 1_499, 1_500, R - 1, *program.snapshot.rows[0].tolist()} <= set(
@@ -120,13 +119,11 @@ def test_laws_of_other_steps_are_caught(program, monkeypatch, owner, name, plant
 
 
 def test_training_that_leaves_out_its_last_flush_is_caught(program, monkeypatch):
-    def unflushed(state, laws, *others):
-        momenta = {k: table.momentum for k, table in state.tables.items()}
-        values = {k: table.values for k, table in state.tables.items()}
-        opt_state = LazyOptState(state.opt_state, momenta)
-        return TrainState(state.step, joined(state.dense, values), opt_state, state.noise)
+    def not_flushed(algorithm, state, *others):
+        tables = {k: table._replace(steps=None) for k, table in state.lazy_tables.items()}
+        return state.with_tables(tables)
 
-    monkeypatch.setattr(loop, "flushed", unflushed)
+    monkeypatch.setattr(loop, "flushed", not_flushed)
     assert failed(program) >= {FLUSHED}
 
 

@@ -250,7 +250,7 @@ def update_of(change):
 
 def leaked(state, after, gradient, total, key):
     w = after.params["w"] + 1e-6 * total["w"]
-    return after._replace(params=after.params | {"w": w}), gradient
+    return after._replace(raw_params=after.params | {"w": w}), gradient
 
 
 def shown(state, after, gradient, total, key):
@@ -279,18 +279,18 @@ def looped(state, after, gradient, total, key):
 
     count = size(total).astype(jnp.int32)
     w = jax.lax.fori_loop(0, count, shrink, after.params["w"])
-    return after._replace(params=after.params | {"w": w}), gradient
+    return after._replace(raw_params=after.params | {"w": w}), gradient
 
 
 def looked_up(state, after, gradient, total, key):
     place = (size(total) > 3.0).astype(jnp.int32)
     w = after.params["w"] * jnp.array([1.0, 0.5])[place]
-    return after._replace(params=after.params | {"w": w}), gradient
+    return after._replace(raw_params=after.params | {"w": w}), gradient
 
 
 def denoised(state, after, gradient, total, key):
     less = gradient["w"] - 0.1 * standard_normal(key, state.step, 1, (D,))
-    return after._replace(params=after.params | {"w": less}), gradient
+    return after._replace(raw_params=after.params | {"w": less}), gradient
 
 
 def counted_twice(state, after, gradient, total, key):
@@ -333,23 +333,23 @@ def summed(params, example):
 
 def lazily(change):
     def replaced(algorithm):
-        def update(state, batch, weights, *rest):
-            after, diagnostics = algorithm.update(state, batch, weights, *rest)
-            return change(after, weights), diagnostics
+        def update(state, total, *rest, **how):
+            after, gradient = algorithm.update(state, total, *rest, **how)
+            return change(after, total), gradient
 
         return {"update": update}
 
     return {"change": replaced, "tables": TABLES}
 
 
-def row_leaked(after, weights):
-    table = after.tables[0]
-    return after._replace(tables={0: table._replace(values=table.values + weights.sum())})
+def row_leaked(after, total):
+    table = after.lazy_tables[0]
+    return after.with_tables({0: table._replace(values=table.values + total["w"].sum())})
 
 
-def times_leaked(after, weights):
-    w = after.dense["w"] + after.tables[0].steps.sum()
-    return after._replace(dense=after.dense | {"w": w})
+def times_leaked(after, total):
+    w = after.raw_params["w"] + after.tables[0].steps.sum()
+    return after._replace(raw_params=after.raw_params | {"w": w})
 
 
 RELEASED, COMPUTED = "but for releases", "computed"

@@ -99,10 +99,10 @@ def test_rows_that_no_step_has_read_are_the_first_ones():
     state, key = block.state, ROOT.noise_key(0)
 
     def found(**change):
-        tables = {k: table._replace(**change) for k, table in state.tables.items()}
-        return wrong_noise(Independent(), state._replace(tables=tables), params, key, 0)
+        tables = {k: table._replace(**change) for k, table in state.lazy_tables.items()}
+        return wrong_noise(Independent(), state.with_tables(tables), params, key, 0)
 
-    (table,) = state.tables.values()
+    (table,) = state.lazy_tables.values()
     assert not found()
     assert "have moved" in found(values=table.values.at[7, 2].add(1e-6))
     assert "have moved" in found(momentum=table.momentum.at[6, 0].set(1e-9))

@@ -38,7 +38,7 @@ def first_moment_without_noise(after, total, b):
 
 def one_parameter_without_noise(after, total, b):
     b = after.params["b"] - 1e-3 * total["b"]
-    return after._replace(params={**after.params, "b": b})
+    return after._replace(raw_params={**after.params, "b": b})
 
 
 def one_parameter_without_noise_in_the_last_step(after, total, b):
@@ -62,7 +62,7 @@ def a_count_of_members(after, total, b):
 def last_bits_that_tell(after, total, b):
     some = jnp.any(total["w"] != 0)
     w = after.params["w"] * jnp.where(some, 1 + 2.0**-23, 1)
-    return after._replace(params={**after.params, "w": w})
+    return after._replace(raw_params={**after.params, "w": w})
 
 
 BUGS = {

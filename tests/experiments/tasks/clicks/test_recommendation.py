@@ -181,10 +181,8 @@ def test_models_of_300_rows_do_not_diverge_with_lazy_tables(tmp_path):
         lazy = LazyTables(Cosine(found.tables_learning_rate, steps))
         algorithm = dpsgd(task.loss, ADAM, tables=lazy)
         state = algorithm.init(task.init(0), mechanism, columns)
-        adam = state.opt_state.dense._replace(
-            hyperparams=hyperparameters(found.learning_rate, steps)
-        )
-        state = state._replace(opt_state=state.opt_state._replace(dense=adam))
+        sizes = hyperparameters(found.learning_rate, steps)
+        state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
         for block in train_blocks(
             algorithm, mechanism, state, columns, root=RootKey.from_insecure_seed(0)
         ):
