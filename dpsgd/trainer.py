@@ -23,7 +23,8 @@ from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import owned
-from dpsgd.engine.loop import BLOCK_STEPS, Layout, columns_of, train_blocks
+from dpsgd.engine.feed import BLOCK_STEPS, Layout
+from dpsgd.engine.loop import columns_of, train_blocks
 from dpsgd.engine.modules import check_parameters
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.queries import Refinement, refine, sums_run
@@ -161,9 +162,7 @@ def train(
         state,
         columns,
         root=root,
-        block_steps=layout.block_steps,
-        data_on="host" if layout.streamed else "device",
-        placement=placement,
+        layout=layout,
         donate=True,
         flush_every=None if on_block is None else layout.block_steps,
         run=run,

@@ -27,7 +27,7 @@ from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.queries import Refinement, sums_run
 from dpsgd.noise.base import Independent

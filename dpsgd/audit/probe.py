@@ -17,7 +17,8 @@ from dpsgd.audit.tables import TableSnapshot, put_rows
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Table, TrainState, joined
-from dpsgd.engine.loop import Block, Layout, schedules_of, train_blocks
+from dpsgd.engine.feed import Layout, schedules_of
+from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import hosted, unlike
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import Watch, flushed
@@ -126,7 +127,8 @@ class Probe:
         if self.nan is not None:
             self._mark(columns)
         self.layout = layout or Layout.of(sampler, columns)
-        self.columns = self.layout.put_data(columns)
+        self._transport = self.layout.transport(sampler)
+        self.columns = self._transport.hold(columns)
         self._passes = min(2, self.layout.passes) if sampler.accumulates else 1
         self.places = self._passes * sampler.padded_batch_size // self.block
         noise = jax.eval_shape(mechanism.noise.init, self.state.params)
@@ -437,9 +439,7 @@ class Probe:
             self.columns,
             root=self.root,
             generation=generation,
-            block_steps=self.layout.block_steps,
-            data_on="host" if self.layout.streamed else "device",
-            placement=self.layout.placement,
+            layout=self.layout,
             donate=True,
             run="audit",
             **how,
@@ -478,7 +478,7 @@ class Probe:
     ) -> Any:
         """Returns what the executable makes of a block."""
         state = self.layout.put_state(state)
-        data, plan = self.layout.put_block(self.mechanism.sampler, self.columns, plan)
+        data, plan = self._transport.put(self.columns, plan)
         noise_key = self._noise_key(generation)
         loss_key = None
         if self.algorithm.takes_key:

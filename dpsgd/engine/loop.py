@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, Literal, NamedTuple
 
@@ -13,35 +12,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.core.algorithm import Algorithm, Schedule
+from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState, opened
+from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import owned
 from dpsgd.engine.batch_files import BatchFiles
-from dpsgd.engine.blocks import cut, in_background, most_passes, plan_blocks, widened, with_rows
+from dpsgd.engine.blocks import in_background
+from dpsgd.engine.feed import BLOCK_STEPS, Layout, keys_of, schedules_of
 from dpsgd.engine.modules import check_parameters
 from dpsgd.engine.placement import Placement
-from dpsgd.engine.programs import (
-    arrays_digest,
-    digest,
-    executable,
-    put,
-    shapes_of_rows,
-    text_digest,
-)
+from dpsgd.engine.programs import arrays_digest, digest, text_digest
 from dpsgd.engine.step import Watch, compiled_block, flushed
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
-from samplers import BatchSampler, BatchSource, IndexBlock, UnitData
-from samplers.base import MAX_EXAMPLES
+from samplers import BatchSampler, UnitData
 
 PyTree = Any
-
-BLOCK_STEPS = 64
-"""Steps of one dispatch, unless something else is asked for."""
-
-STREAMED_BYTES = 2**28
-"""Most bytes of rows that one block of streamed data brings along, where one step has fewer."""
 
 
 class Block(NamedTuple):
@@ -75,171 +61,6 @@ def repeats_exactly() -> bool:
     return jax.default_backend() == "cpu"
 
 
-class Layout(NamedTuple):
-    """How the blocks of a run are laid out: all have these shapes, and one program runs them.
-
-    Attributes:
-      block_steps: Steps of a full block.
-      passes: Rows of its plan, each the indices of one pass.
-      streamed: Whether each block's rows of the data travel with it; else all lie on the device.
-      placement: Which devices compute; None is one.
-    """
-
-    block_steps: int
-    passes: int
-    streamed: bool
-    placement: Placement | None = None
-
-    @classmethod
-    def of(
-        cls,
-        sampler: BatchSampler,
-        data: PyTree,
-        *,
-        block_steps: int = BLOCK_STEPS,
-        data_on: Literal["device", "host"] | None = None,
-        placement: Placement | None = None,
-    ) -> Layout:
-        """Returns the layout of a run, see `train_blocks` for the arguments."""
-        leaves = jax.tree.leaves(data)
-        size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
-        if data_on is None and len(_held(sampler, placement)) < sampler.num_shards:
-            data_on = "host"
-        if sampler.num_examples > MAX_EXAMPLES:  # 32 bits number them in a program
-            if data_on == "device":
-                raise ValueError(
-                    f"a program numbers {MAX_EXAMPLES:,} rows on a device, and the data have "
-                    f"{sampler.num_examples:,}: data_on='host'"
-                )
-            data_on = "host"
-        if data_on is None:
-            # None for CPUs, which share the host's memory.
-            memory = jax.local_devices()[0].memory_stats() or {}
-            free = memory.get("bytes_limit", math.inf) - memory.get("bytes_in_use", 0)
-            data_on = "host" if size > free / 2 else "device"
-        if data_on == "host":
-            a_step = sampler.padded_batch_size * size / sampler.num_examples
-            block_steps = max(1, min(block_steps, int(STREAMED_BYTES / a_step)))
-        passes = most_passes(sampler, block_steps)
-        return cls(block_steps, passes, data_on == "host", placement)
-
-    def program(self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree):
-        """Returns the executable that `train_blocks` runs, from shapes alone: see `arguments`."""
-        arguments = self.arguments(algorithm, mechanism, state, data)
-        return compiled_block(algorithm, mechanism.sampler, arguments, self)
-
-    def arguments(
-        self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree
-    ) -> tuple[Any, ...]:
-        """Returns the arguments of `compiled_block`, or their shapes.
-
-        Args:
-          algorithm: From `dpsgd`.
-          mechanism: Sampler, sigma and C.
-          state: From `algorithm.init`, or its shapes.
-          data: Training rows, or their shapes.
-        """
-        sampler = mechanism.sampler
-        index = jax.ShapeDtypeStruct((self.passes, self._width(sampler)), jnp.int32)
-        plan = IndexBlock(
-            index,
-            index.update(dtype=jnp.float32),
-            jax.ShapeDtypeStruct((self.block_steps + 1,), jnp.int32),
-            jax.ShapeDtypeStruct((), jnp.int32),
-            index if self.streamed or sampler.num_shards > 1 else None,
-            jax.ShapeDtypeStruct(index.shape[1:], jnp.int32) if sampler.num_shards > 1 else None,
-        )
-        rows = index.size if self.streamed else sampler.num_examples
-        columns = shapes_of_rows(data, rows)
-        root = RootKey.from_entropy()  # only the shapes of its keys are read
-        keys = _keys(algorithm, mechanism, root, 0)
-        # No weak types, as in `train_blocks`.
-        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-        state = state if state.pending else jax.eval_shape(opened, state)
-        schedules = schedules_of(algorithm, sampler.num_steps)
-        blocks = tuple(one and one.of(range(1), self.block_steps) for one in schedules)
-        watch = Watch.nothing(state.raw_params)
-        return state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], blocks
-
-    def put_state(self, state: Any) -> Any:
-        """Puts a state where it belongs, in buffers that may be given away if those here may be."""
-        if self.placement is not None:
-            state = self.placement.put_state(state)
-        # No weak types: one program for a state that was just made and for one that was read back.
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
-
-    def opened(self, state: TrainState) -> TrainState:
-        """Returns what `state.opened` does, of a state whose buffers are given away."""
-        if state.pending or not state.tables:
-            return state
-        shardings = None
-        if self.placement is not None:
-            end = jax.eval_shape(opened, state)
-            shardings = (self.placement.state(state),), self.placement.state(end)
-        how: Any = {"donate_argnums": (0,), "shardings": shardings}
-        return executable(opened, (), (state,), **how)(state)
-
-    def put_data(self, data: PyTree) -> PyTree:
-        """Puts the data where blocks read them: of those that travel, nothing yet."""
-        # What is mapped from files stays there; other arrays that are none of JAX's are read whole.
-        if self.streamed:
-            return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
-        data = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), data)
-        placement = self.placement
-        return put(data) if placement is None else placement.put(data, placement.replicated)
-
-    def put_block(
-        self, sampler: BatchSampler, data: PyTree, plan: IndexBlock
-    ) -> tuple[PyTree, IndexBlock]:
-        """Puts on the devices what a block reads; returns its rows, and its plan.
-
-        Args:
-          sampler: Which drew it.
-          data: From `put_data`; or the rows of those shards alone that are `held`.
-          plan: Of NumPy arrays, of all shards; or of those that are held.
-        """
-        placement = self.placement
-        if placement is None:
-            return put(with_rows(data, plan)) if self.streamed else (data, put(plan))
-        groups, width = self._groups(sampler), self._width(sampler)
-        if plan.indices.shape[1] < sampler.padded_batch_size:
-            own = widened(plan, width // groups)
-        else:
-            plan = widened(plan, width, groups)
-            if not self.streamed:
-                return data, placement.put(plan, placement.plan(plan))
-            each, here = width // len(placement.devices), placement.here
-            own = cut(plan, slice(here.start * each, here.stop * each))
-        rows, own = with_rows(data, own, len(placement.here))
-        rows = placement.put_parts(rows, placement.by_rows)
-        return rows, placement.put_parts(own, placement.plan(own))
-
-    def held(self, sampler: BatchSampler) -> range:
-        """Returns the shards that this process draws and reads the rows of."""
-        return _held(sampler, self.placement) if self.streamed else range(sampler.num_shards)
-
-    def _groups(self, sampler: BatchSampler) -> int:
-        """Returns how many processes have shards of their own."""
-        return sampler.num_shards // len(self.held(sampler))
-
-    def _width(self, sampler: BatchSampler) -> int:
-        """Returns how many places a pass has, with those that fill up what the devices share."""
-        size, unit = sampler.padded_batch_size, math.prod(sampler.clipped_shape)
-        return size if self.placement is None else self.placement.width(size, unit)
-
-
-def _held(sampler: BatchSampler, placement: Placement | None) -> range:
-    return range(sampler.num_shards) if placement is None else placement.shards(sampler)
-
-
-def _keys(
-    algorithm: Algorithm, mechanism: Mechanism, root: RootKey, generation: int
-) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the keys of a generation's noise and, if the loss takes one, of its loss."""
-    loss = jnp.asarray(root.loss_key(generation)) if algorithm.takes_key else None
-    return jnp.asarray(mechanism.noise_key(root, generation)), loss
-
-
 def train_blocks(
     algorithm: Algorithm,
     mechanism: Mechanism,
@@ -254,6 +75,7 @@ def train_blocks(
     donate: bool = False,
     watch: Watch | None = None,
     placement: Placement | None = None,
+    layout: Layout | None = None,
     batches: Callable[[int], BatchFiles] | None = None,
     flush_every: int | None = None,
     run: str | None = None,
@@ -286,6 +108,7 @@ def train_blocks(
       watch: What blocks show of themselves, to an audit; by default what training needs: nothing.
       placement: Which devices compute; by default one. On others the same steps have other bits, as
         sums are added up in another order: to go on with a run on others is another generation.
+      layout: All of the last three, where it is known; see `Layout.of`.
       batches: Opens, by the sampling seed, files of the batches that are drawn otherwise: then no
         row of `data` is read.
       flush_every: F: a block ends when a multiple of F steps of the run are done, and all noise of
@@ -310,24 +133,17 @@ def train_blocks(
     # Before buffers are given away.
     claims = not run and not root.insecure and mechanism.noise_multiplier > 0
     uses = _uses(generation, mechanism, data, state) if claims else {}
-    noise_key, loss_key = _keys(algorithm, mechanism, root, generation)
+    noise_key, loss_key = keys_of(algorithm, mechanism, root, generation)
     scales = mechanism.scales()
     watch = watch or Watch.nothing(state.raw_params)
     num_steps = mechanism.sampler.num_steps
     schedules = schedules_of(algorithm, num_steps)
-    layout = Layout.of(
-        mechanism.sampler, data, block_steps=block_steps, data_on=data_on, placement=placement
-    )
+    if layout is None:
+        how: Any = {"block_steps": block_steps, "data_on": data_on, "placement": placement}
+        layout = Layout.of(mechanism.sampler, data, **how)
     now: Any = layout.put_state(state if donate else owned(state))
-    if batches is not None and not layout.streamed:
-        raise ValueError("batches that were drawn ahead bring their rows along: data_on='host'")
-    seed, held = root.sampling_seed(generation), layout.held(mechanism.sampler)
-    source: BatchSource
-    if batches is not None:
-        source = batches(seed)
-    else:
-        source = BatchSource(mechanism.sampler, seed, shards=held, read_ahead=True)
-    inputs = _inputs(source, data, layout, first_step=int(now.step), ends=flush_every)
+    feed = layout.feed(mechanism.sampler, data, root.sampling_seed(generation), batches)
+    inputs = feed.blocks(int(now.step), flush_every)
     under_way: deque[Diagnostics] = deque()
     program, begun = None, False  # one for all blocks, whatever is set in JAX meanwhile
     with closing(in_background(inputs)) as blocks:
@@ -350,13 +166,8 @@ def train_blocks(
             ends = steps.stop == num_steps or (flush_every and steps.stop % flush_every == 0)
             if now.pending and ends:
                 known = tuple(one and one.after(steps.stop) for one in schedules)
-                now = flushed(algorithm, now, known, noise_key, scales, placement)
+                now = flushed(algorithm, now, known, noise_key, scales, layout.placement)
             yield Block(now, steps, log, watched)
-
-
-def schedules_of(algorithm: Algorithm, num_steps: int) -> list[Schedule | None]:
-    """Returns what each parameter group knows of a run of so many steps."""
-    return [group.schedule(num_steps) for group in algorithm.groups]
 
 
 def _uses(generation: int, mechanism: Mechanism, data: PyTree, state: TrainState) -> dict[str, str]:
@@ -378,22 +189,6 @@ def _described(x: Any) -> str:
         fields = {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
         return f"{type(x)}{ {name: _described(value) for name, value in fields.items()} }"
     return repr(x)
-
-
-def _inputs(
-    source: BatchSource, data: PyTree, layout: Layout, *, first_step: int, ends: int | None
-) -> Iterator[tuple[range, PyTree, IndexBlock]]:
-    """Yields steps, data and plan of every block, on the device."""
-    if isinstance(source, BatchFiles):
-        for steps, rows, plan in source.blocks(first_step, layout.block_steps, ends=ends):
-            yield steps, *layout.put_block(source.sampler, rows, plan)
-        return
-    if len(source.rows) < source.sampler.num_examples:  # what is mapped from files is not read yet
-        data = jax.tree.map(lambda column: column[source.rows.start : source.rows.stop], data)
-    data = layout.put_data(data)
-    how: Any = {"first_step": first_step, "block_steps": layout.block_steps, "ends": ends}
-    for steps, plan in plan_blocks(source, **how):
-        yield steps, *layout.put_block(source.sampler, data, plan)
 
 
 def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:

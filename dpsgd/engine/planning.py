@@ -19,7 +19,7 @@ from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.collectives import Collective, collectives
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.gradients.losses import LossFn, takes_key
 

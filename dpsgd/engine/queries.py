@@ -39,7 +39,8 @@ from dpsgd.core.algorithm import Algorithm, nothing_frozen
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import dpsgd
-from dpsgd.engine.loop import Layout, columns_of, train_blocks
+from dpsgd.engine.feed import Layout
+from dpsgd.engine.loop import columns_of, train_blocks
 from dpsgd.engine.placement import Placement, hosted
 from dpsgd.engine.programs import arrays_digest, compiled, digest, in_32_bits, put
 from dpsgd.gradients.isolation import isolated

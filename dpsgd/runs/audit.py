@@ -13,7 +13,7 @@ from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import compilation
 from dpsgd.engine.queries import Refinement
 from dpsgd.runs.processes import Processes

@@ -14,7 +14,8 @@ import numpy as np
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
-from dpsgd.engine.loop import Layout, train_blocks
+from dpsgd.engine.feed import Layout
+from dpsgd.engine.loop import train_blocks
 from dpsgd.runs.config import RunConfig
 from dpsgd.runs.processes import Processes
 
@@ -193,9 +194,7 @@ def time_steps(
             state._replace(step=begin),
             rows,
             root=Processes.current().root(),
-            block_steps=layout.block_steps,
-            data_on="host" if layout.streamed else "device",
-            placement=layout.placement,
+            layout=layout,
             run="timing",
         )
         began = clock()

@@ -729,12 +729,10 @@ def _train(
         job.data,
         root=root,
         generation=generation.key,
-        block_steps=job.layout.block_steps,
-        data_on="host" if job.layout.streamed else "device",
+        layout=job.layout,
         declare=ledger.declare,
         donate=True,
         flush_every=job.config.flush_every,
-        placement=job.placement,
         batches=batches,
         run=ledger.history.name,
     )

@@ -17,7 +17,7 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState, opened
 from dpsgd.engine import programs
 from dpsgd.engine.algorithm import dpsgd
-from dpsgd.engine.loop import BLOCK_STEPS, Layout
+from dpsgd.engine.feed import BLOCK_STEPS, Layout
 from dpsgd.engine.placement import Placement, hosted
 from dpsgd.engine.queries import Refinement, sums_run
 from dpsgd.noise.keys import RootKey

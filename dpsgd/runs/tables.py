@@ -163,7 +163,7 @@ def _flush_every(count: int, looked_up: int) -> int:
     >>> _flush_every(5_000_000, 26 * 1024)
     1280
     """
-    from dpsgd.engine.loop import BLOCK_STEPS  # a flush ends a block: it comes after whole ones
+    from dpsgd.engine.feed import BLOCK_STEPS  # a flush ends a block: it comes after whole ones
 
     return BLOCK_STEPS * math.ceil(_ROWS_AGAIN * count / looked_up / BLOCK_STEPS)
 

@@ -22,7 +22,7 @@ from scipy import stats
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.report import FALSE_ALARM, AuditReport
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from dpsgd.noise.base import Independent
 from dpsgd.runs.audit import audit_task
 from dpsgd.runs.optimizer import ADAM

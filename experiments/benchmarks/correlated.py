@@ -36,7 +36,7 @@ from scipy import special
 from accounting import BallsAndBinsProfile, GaussianProfile
 from accounting import epsilon as price
 from dpsgd import BandedToeplitz, Independent, Mechanism, Noise, RootKey, dpsgd
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import compiler_options
 from dpsgd.noise.planning import history_bytes, plan
 from dpsgd.noise.strategies import Workload, banded_square_root, error_at, optimized

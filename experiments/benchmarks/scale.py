@@ -29,7 +29,7 @@ import optax
 
 from dpsgd import Mechanism, RootKey, TrainState, dpsgd, train_blocks
 from dpsgd.engine.collectives import Collective, collectives
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.noise.gaussian import add_gaussian_noise
 from experiments.benchmarks.rows import Row, options_of, report

@@ -20,9 +20,9 @@ from jax import lax
 
 from dpsgd import Algorithm, LazyTables, Mechanism, RootKey, TrainState, dpsgd
 from dpsgd.core.state import joined, opened, parted
+from dpsgd.engine.feed import schedules_of
 from dpsgd.engine.lazy.look_ups import Row as RowOfTables
 from dpsgd.engine.lazy.look_ups import TableLoss
-from dpsgd.engine.loop import schedules_of
 from dpsgd.engine.programs import compiler_options
 from dpsgd.engine.step import Watch, block_function, flushed
 from experiments.benchmarks.timing import Series

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import dpsgd
 from dpsgd import RootKey, RunConfig, TrainState
 from dpsgd.engine.blocks import plan_blocks
-from dpsgd.engine.loop import BLOCK_STEPS
+from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.step import Watch, compiled_block
 from dpsgd.runs.job import Job
 from experiments.benchmarks.rows import Row, options_of, positive, report

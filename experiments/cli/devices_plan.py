@@ -129,7 +129,7 @@ def _planned(config: DevicesPlan, sampler: BatchSampler, memory: int) -> StepPla
     if (found := len(jax.devices("cpu"))) < config.num_devices:
         raise ValueError(f"this process has {counted(found, 'device')}: plan in one of its own")
     from dpsgd import BandedToeplitz, Independent, Mechanism, dpsgd
-    from dpsgd.engine.loop import Layout
+    from dpsgd.engine.feed import Layout
     from dpsgd.engine.placement import Placement
     from dpsgd.engine.planning import StepPlan
     from dpsgd.runs.optimizer import ADAM, SGD

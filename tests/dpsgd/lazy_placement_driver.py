@@ -33,9 +33,9 @@ from placements import LAZY_BUGS
 from dpsgd import LazyTables, Mechanism, RootKey, TrainState, dpsgd, train_blocks
 from dpsgd.core.state import opened
 from dpsgd.engine.collectives import collectives
+from dpsgd.engine.feed import Layout, schedules_of
 from dpsgd.engine.lazy import group as lazy
 from dpsgd.engine.lazy import rows
-from dpsgd.engine.loop import Layout, schedules_of
 from dpsgd.engine.placement import AXIS, Exchange, Placement, hosted, on_one_device, unlike
 from dpsgd.engine.step import flush_program
 from dpsgd.noise.base import Independent

@@ -29,9 +29,9 @@ import optax
 
 from dpsgd import BandedToeplitz, Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
 from dpsgd.audit.audit import audit_program
-from dpsgd.engine import loop
+from dpsgd.engine import feed
 from dpsgd.engine.collectives import collectives
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import AXIS, Placement
 from dpsgd.engine.programs import executable
 from dpsgd.noise.buffered import BufferedToeplitz
@@ -320,11 +320,11 @@ def audits(names):
     def one_for_all(self, plan):
         return type(plan)(*(None if part is None else self.replicated for part in plan))
 
-    def counting(plan, width, *parts, sound=loop.widened):
+    def counting(plan, width, *parts, sound=feed.widened):
         wide = sound(plan, width, *parts)
         return wide._replace(weights=np.where(np.arange(width) < 1, 1, wide.weights))
 
-    def shifted(*of, sound=loop.with_rows):
+    def shifted(*of, sound=feed.with_rows):
         rows, plan = sound(*of)
         return jax.tree.map(lambda x: np.roll(x, 1, axis=0), rows), plan
 
@@ -336,8 +336,8 @@ def audits(names):
         "noise on the first alone": lambda: audited(sound._replace(update=first_alone)),
         "the batch on every device": lambda: patched(Placement, "plan", one_for_all),
         "parts that are not added up": lambda: patched(Placement, "total", lambda _, tree: tree),
-        "padding that counts": lambda: patched(loop, "widened", counting),
-        "rows of another device": lambda: patched(loop, "with_rows", shifted, data_on="host"),
+        "padding that counts": lambda: patched(feed, "widened", counting),
+        "rows of another device": lambda: patched(feed, "with_rows", shifted, data_on="host"),
     }
     return {name: cases[name]() for name in names}
 

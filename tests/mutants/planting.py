@@ -21,8 +21,8 @@ OURS = ("accounting", "samplers", "dpsgd", "experiments")
 
 SEAMS = {
     # what trains
-    "keys": ("dpsgd.engine.loop:_keys", "the keys of a run's noise and of its loss"),
-    "plans": ("dpsgd.engine.loop:plan_blocks", "the steps and batches of block after block"),
+    "keys": ("dpsgd.engine.feed:keys_of", "the keys of a run's noise and of its loss"),
+    "plans": ("dpsgd.engine.feed:plan_blocks", "the steps and batches of block after block"),
     "executable": ("dpsgd.engine.loop:compiled_block", "the executable of a block"),
     "block": ("dpsgd.engine.step:_run_block", "the steps of a block, one after the other"),
     "step": ("dpsgd.engine.step:_Step.__call__", "one step of a block: sum and update"),

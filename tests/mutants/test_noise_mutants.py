@@ -19,7 +19,7 @@ from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.audit.runtime.noise import KEYS, NOISE, keys_check, noise_checks
 from dpsgd.core.algorithm import nothing_frozen
 from dpsgd.engine import loop
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from dpsgd.noise.base import Independent
 from dpsgd.noise.gaussian import add_gaussian_noise
 from samplers import Poisson

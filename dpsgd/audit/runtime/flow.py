@@ -30,7 +30,7 @@ from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.marks import mark
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
-from dpsgd.engine.loop import Layout, schedules_of
+from dpsgd.engine.feed import Layout, schedules_of
 from dpsgd.engine.programs import traced
 from dpsgd.engine.step import compiled_block, flush_program
 from dpsgd.noise.base import Noise, Scales

@@ -11,7 +11,8 @@ import pytest
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.probe import Probe
 from dpsgd.engine import loop
-from dpsgd.engine.loop import Layout, train_blocks
+from dpsgd.engine.feed import Layout
+from dpsgd.engine.loop import train_blocks
 from samplers import Poisson
 
 pytestmark = pytest.mark.audit

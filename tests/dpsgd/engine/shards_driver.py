@@ -25,7 +25,7 @@ import optax
 from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime.blocks import block_checks
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.runs.processes import connect, disconnect
 from samplers import BallsAndBins, BatchSource, Poisson, Shuffle

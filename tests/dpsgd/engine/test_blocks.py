@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpsgd.engine.blocks import cut, in_background, plan_blocks, widened, with_rows
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from samplers import BallsAndBins, BatchSource, Poisson
 
 SAMPLERS = {

@@ -19,7 +19,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax, jax.numpy as jnp, optax
 jax.config.update("jax_num_cpu_devices", 8)
 from dpsgd import Mechanism, dpsgd
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.planning import StepPlan
 from samplers import Deterministic

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks, trainer
-from dpsgd.engine import loop, programs
+from dpsgd.engine import feed, programs
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
 N = 60
@@ -362,15 +362,15 @@ def test_data_that_take_more_than_half_of_a_devices_free_memory_stay_on_the_host
             return {"bytes_limit": 10_000 + free, "bytes_in_use": 10_000}
 
     gathered = []
-    with_rows = loop.with_rows
+    with_rows = feed.with_rows
     monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
-    monkeypatch.setattr(loop, "with_rows", lambda *of: gathered.append(of) or with_rows(*of))
+    monkeypatch.setattr(feed, "with_rows", lambda *of: gathered.append(of) or with_rows(*of))
     next(blocks(SAMPLERS["shuffle"], 1.0, 1.0))  # 24 bytes an example
     assert bool(gathered) == stays
 
 
 def test_streamed_blocks_are_cut_to_a_bounded_size(monkeypatch):
-    monkeypatch.setattr(loop, "STREAMED_BYTES", 4 * 8 * 24)
+    monkeypatch.setattr(feed, "STREAMED_BYTES", 4 * 8 * 24)
     ran = blocks(SAMPLERS["shuffle"], 1.0, 1.0, block_steps=6, data_on="host")
     assert [len(block.steps) for block in ran][:2] == [4, 4]
 

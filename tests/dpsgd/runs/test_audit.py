@@ -9,7 +9,7 @@ from tiny_task import Line, config_of, line, run_and_stop, short_blocks
 
 from dpsgd import RootKey, resume, run
 from dpsgd.audit.report import UNSEEN
-from dpsgd.engine import loop, programs
+from dpsgd.engine import feed, loop, programs
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit
 from dpsgd.runs.job import Job
@@ -73,7 +73,7 @@ def test_the_audit_says_what_it_found_changes_no_bit_and_can_be_switched_off(tmp
 @pytest.fixture
 def quiet_beginnings(monkeypatch):
     """A bug of the host: the first block of what goes on at a later step has next to no noise."""
-    sound = loop.plan_blocks
+    sound = feed.plan_blocks
     started = []
 
     def planned(source, *, first_step, **how):
@@ -92,7 +92,7 @@ def quiet_beginnings(monkeypatch):
 
         return called
 
-    monkeypatch.setattr(loop, "plan_blocks", planned)
+    monkeypatch.setattr(feed, "plan_blocks", planned)
     monkeypatch.setattr(loop, "compiled_block", planted)
     monkeypatch.setattr(programs, "digest", lambda program: "of what is no program")
 

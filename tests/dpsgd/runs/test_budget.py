@@ -13,7 +13,7 @@ from tiny_task import Line, config_of
 from accounting import epsilon
 from dpsgd import Settings, run
 from dpsgd.engine import programs
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from dpsgd.runs import budget, report
 from dpsgd.runs.budget import Timing
 from dpsgd.runs.engine import begin

@@ -8,7 +8,7 @@ from tiny_task import config_of, few_rows_are_calibrated, line, run_and_stop, sh
 
 from dpsgd import resume, run
 from dpsgd.engine import batch_files
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Streamed
 from dpsgd.runs import engine, job
 from dpsgd.runs.engine import begin, draw
 from dpsgd.runs.ledger import read
@@ -49,7 +49,7 @@ def test_a_run_on_drawn_batches_releases_the_same_bits_and_destroys_them(
     assert draw(out, folder) == 10
     assert not (folder / "seed").exists()
     assert read(out / "ledger.jsonl").generations[0].steps == range(0, 0)  # nothing is declared
-    monkeypatch.setattr(Layout, "put_data", refuse_rows)
+    monkeypatch.setattr(Streamed, "hold", refuse_rows)
     resume(out)
     assert_same(out, whole)
     assert not folder.exists()
@@ -70,7 +70,7 @@ def test_a_run_that_was_stopped_reads_on_at_the_right_step(whole, tmp_path, monk
     else:
         run_and_stop(line, config_of(**HOST), out)
         assert draw(out, folder) == 5  # of the 14 steps that are left
-    monkeypatch.setattr(Layout, "put_data", refuse_rows)
+    monkeypatch.setattr(Streamed, "hold", refuse_rows)
     resume(out)
     assert_same(out, whole)
     assert not folder.exists()

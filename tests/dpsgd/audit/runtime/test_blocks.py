@@ -10,7 +10,7 @@ import pytest
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime.blocks import block_checks
-from dpsgd.engine import loop
+from dpsgd.engine import feed, loop
 from samplers import BallsAndBins, FullBatch, Multistage, Poisson, Shuffle, UnitTree
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
@@ -60,13 +60,13 @@ def test_sound_blocks_pass(sampler, noise, step):
 
 
 def first_batches_again(patch):
-    def inputs(*arguments, sound=loop._inputs, **named):
+    def plans(*arguments, sound=feed.plan_blocks, **named):
         first = None
-        for steps, rows, plan in sound(*arguments, **named):
+        for steps, plan in sound(*arguments, **named):
             first = plan if first is None else first
-            yield steps, rows, plan._replace(indices=first.indices, weights=first.weights)
+            yield steps, plan._replace(indices=first.indices, weights=first.weights)
 
-    patch.setattr(loop, "_inputs", inputs)
+    patch.setattr(feed, "plan_blocks", plans)
 
 
 def dispatched(patch, change):
@@ -101,10 +101,10 @@ def no_noise_in_the_first_block_after_a_resume(patch):
 
 
 def the_keys_of_the_first_generation(patch):
-    def keys(algorithm, mechanism, root, generation, sound=loop._keys):
+    def keys(algorithm, mechanism, root, generation, sound=loop.keys_of):
         return sound(algorithm, mechanism, root, 0)
 
-    patch.setattr(loop, "_keys", keys)
+    patch.setattr(loop, "keys_of", keys)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from dpsgd import (
     dpsgd,
 )
 from dpsgd.audit.runtime.flow import flow_checks
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy import group as lazy
-from dpsgd.engine.loop import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.noise.gaussian import add_gaussian_noise, standard_normal
 from samplers import BallsAndBins, Deterministic, FullBatch, Poisson

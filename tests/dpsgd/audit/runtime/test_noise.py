@@ -25,7 +25,7 @@ from dpsgd.audit.report import (
 )
 from dpsgd.audit.runtime.blocks import STEPS, block_checks
 from dpsgd.audit.runtime.noise import _FINE, FULL, LAW, NOISE, noise_checks
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from samplers import Poisson
 
 pytestmark = pytest.mark.audit

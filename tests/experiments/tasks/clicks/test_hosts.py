@@ -11,7 +11,7 @@ import pytest
 from dpsgd import RunConfig, run
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.task import Clicks
 from experiments.tasks.clicks.writer import StoreWriter

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dpsgd import RunConfig
-from dpsgd.engine.loop import Layout
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import digest
 from dpsgd.runs.job import Job
 from experiments.tasks.clicks.criteo import display

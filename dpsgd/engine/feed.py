@@ -1,0 +1,291 @@
+"""Where the rows and batches of a run come from: how its blocks are laid out, and its feed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpsgd.core.algorithm import Algorithm, Schedule
+from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.state import TrainState, opened
+from dpsgd.engine.batch_files import BatchFiles
+from dpsgd.engine.blocks import cut, most_passes, plan_blocks, widened, with_rows
+from dpsgd.engine.placement import Placement
+from dpsgd.engine.programs import executable, put, shapes_of_rows
+from dpsgd.engine.step import Watch, compiled_block
+from dpsgd.noise.keys import RootKey
+from samplers import BatchSampler, BatchSource, IndexBlock
+from samplers.base import MAX_EXAMPLES
+
+PyTree = Any
+Inputs = tuple[range, PyTree, IndexBlock]
+"""Steps of a block, the rows that it reads or that its places are among, and its plan."""
+
+BLOCK_STEPS = 64
+"""Steps of one dispatch, unless something else is asked for."""
+
+STREAMED_BYTES = 2**28
+"""Most bytes of rows that one block of streamed data brings along, where one step has fewer."""
+
+
+class Layout(NamedTuple):
+    """How the blocks of a run are laid out: all have these shapes, and one program runs them.
+
+    Attributes:
+      block_steps: Steps of a full block.
+      passes: Rows of its plan, each the indices of one pass.
+      streamed: Whether each block's rows of the data travel with it; else all lie on the device.
+      placement: Which devices compute; None is one.
+    """
+
+    block_steps: int
+    passes: int
+    streamed: bool
+    placement: Placement | None = None
+
+    @classmethod
+    def of(
+        cls,
+        sampler: BatchSampler,
+        data: PyTree,
+        *,
+        block_steps: int = BLOCK_STEPS,
+        data_on: Literal["device", "host"] | None = None,
+        placement: Placement | None = None,
+    ) -> Layout:
+        """Returns the layout of a run, see `train_blocks` for the arguments."""
+        leaves = jax.tree.leaves(data)
+        size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+        if data_on is None and len(_held(sampler, placement)) < sampler.num_shards:
+            data_on = "host"
+        if sampler.num_examples > MAX_EXAMPLES:  # 32 bits number them in a program
+            if data_on == "device":
+                raise ValueError(
+                    f"a program numbers {MAX_EXAMPLES:,} rows on a device, and the data have "
+                    f"{sampler.num_examples:,}: data_on='host'"
+                )
+            data_on = "host"
+        if data_on is None:
+            # None for CPUs, which share the host's memory.
+            memory = jax.local_devices()[0].memory_stats() or {}
+            free = memory.get("bytes_limit", math.inf) - memory.get("bytes_in_use", 0)
+            data_on = "host" if size > free / 2 else "device"
+        if data_on == "host":
+            a_step = sampler.padded_batch_size * size / sampler.num_examples
+            block_steps = max(1, min(block_steps, int(STREAMED_BYTES / a_step)))
+        passes = most_passes(sampler, block_steps)
+        return cls(block_steps, passes, data_on == "host", placement)
+
+    def program(self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree):
+        """Returns the executable that `train_blocks` runs, from shapes alone: see `arguments`."""
+        arguments = self.arguments(algorithm, mechanism, state, data)
+        return compiled_block(algorithm, mechanism.sampler, arguments, self)
+
+    def arguments(
+        self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree
+    ) -> tuple[Any, ...]:
+        """Returns the arguments of `compiled_block`, or their shapes.
+
+        Args:
+          algorithm: From `dpsgd`.
+          mechanism: Sampler, sigma and C.
+          state: From `algorithm.init`, or its shapes.
+          data: Training rows, or their shapes.
+        """
+        sampler = mechanism.sampler
+        index = jax.ShapeDtypeStruct((self.passes, self.width(sampler)), jnp.int32)
+        plan = IndexBlock(
+            index,
+            index.update(dtype=jnp.float32),
+            jax.ShapeDtypeStruct((self.block_steps + 1,), jnp.int32),
+            jax.ShapeDtypeStruct((), jnp.int32),
+            index if self.streamed or sampler.num_shards > 1 else None,
+            jax.ShapeDtypeStruct(index.shape[1:], jnp.int32) if sampler.num_shards > 1 else None,
+        )
+        rows = index.size if self.streamed else sampler.num_examples
+        columns = shapes_of_rows(data, rows)
+        root = RootKey.from_entropy()  # only the shapes of its keys are read
+        keys = keys_of(algorithm, mechanism, root, 0)
+        # No weak types, as in `train_blocks`.
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+        state = state if state.pending else jax.eval_shape(opened, state)
+        schedules = schedules_of(algorithm, sampler.num_steps)
+        blocks = tuple(one and one.of(range(1), self.block_steps) for one in schedules)
+        watch = Watch.nothing(state.raw_params)
+        return state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], blocks
+
+    def put_state(self, state: Any) -> Any:
+        """Puts a state where it belongs, in buffers that may be given away if those here may be."""
+        if self.placement is not None:
+            state = self.placement.put_state(state)
+        # No weak types: one program for a state that was just made and for one that was read back.
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
+
+    def opened(self, state: TrainState) -> TrainState:
+        """Returns what `state.opened` does, of a state whose buffers are given away."""
+        if state.pending or not state.tables:
+            return state
+        shardings = None
+        if self.placement is not None:
+            end = jax.eval_shape(opened, state)
+            shardings = (self.placement.state(state),), self.placement.state(end)
+        how: Any = {"donate_argnums": (0,), "shardings": shardings}
+        return executable(opened, (), (state,), **how)(state)
+
+    def transport(self, sampler: BatchSampler, shards: range | None = None) -> Resident | Streamed:
+        """Returns how rows and plans get to the devices.
+
+        Args:
+          sampler: Of the run.
+          shards: Data shards that plans and rows are of; by default all.
+        """
+        if not self.streamed:
+            return Resident(self, sampler)
+        return Streamed(self, sampler, shards or range(sampler.num_shards))
+
+    def feed(
+        self,
+        sampler: BatchSampler,
+        data: PyTree,
+        seed: int,
+        batches: Callable[[int], BatchFiles] | None = None,
+    ) -> Feed:
+        """Returns the feed of a run, the one place that says where its rows come from.
+
+        Args:
+          sampler: Of the run.
+          data: Training rows.
+          seed: Of the sampler.
+          batches: As for `train_blocks`.
+
+        Raises:
+          ValueError: if there are batches that were drawn ahead, and rows do not travel.
+        """
+        if batches is not None:
+            if not self.streamed:
+                raise ValueError(
+                    "batches that were drawn ahead bring their rows along: data_on='host'"
+                )
+            return Feed(self, batches(seed).blocks, self.transport(sampler))
+        held = self.held(sampler)
+        source = BatchSource(sampler, seed, shards=held, read_ahead=True)
+        if len(source.rows) < sampler.num_examples:  # what is mapped from files is not read yet
+            data = jax.tree.map(lambda column: column[source.rows.start : source.rows.stop], data)
+        transport = self.transport(sampler, held)
+        rows = transport.hold(data)
+
+        def drawn(first_step: int, block_steps: int, *, ends: int | None) -> Iterator[Inputs]:
+            how: Any = {"first_step": first_step, "block_steps": block_steps, "ends": ends}
+            return ((steps, rows, plan) for steps, plan in plan_blocks(source, **how))
+
+        return Feed(self, drawn, transport)
+
+    def held(self, sampler: BatchSampler) -> range:
+        """Returns the data shards that this process draws and reads the rows of."""
+        return _held(sampler, self.placement) if self.streamed else range(sampler.num_shards)
+
+    def width(self, sampler: BatchSampler) -> int:
+        """Returns how many places a pass has, with those that fill up what the devices share."""
+        size, unit = sampler.padded_batch_size, math.prod(sampler.clipped_shape)
+        return size if self.placement is None else self.placement.width(size, unit)
+
+
+def _held(sampler: BatchSampler, placement: Placement | None) -> range:
+    return range(sampler.num_shards) if placement is None else placement.shards(sampler)
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Rows that all lie on the devices: indices and weights alone travel."""
+
+    layout: Layout
+    sampler: BatchSampler
+
+    def hold(self, data: PyTree) -> PyTree:
+        """Puts the data where blocks read them."""
+        data = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), data)
+        placement = self.layout.placement
+        return put(data) if placement is None else placement.put(data, placement.replicated)
+
+    def put(self, rows: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:
+        """Returns the rows, and a plan of NumPy arrays on the devices."""
+        placement = self.layout.placement
+        if placement is None:
+            return rows, put(plan)
+        plan = widened(plan, self.layout.width(self.sampler))
+        return rows, placement.put(plan, placement.plan(plan))
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Rows on the host, in memory or memory-mapped, of which each block's travel with it.
+
+    Attributes:
+      layout: Of the run.
+      sampler: Of the run.
+      shards: Data shards that rows and plans are of.
+    """
+
+    layout: Layout
+    sampler: BatchSampler
+    shards: range
+
+    def hold(self, data: PyTree) -> PyTree:
+        """Returns the data as they are, those of JAX on the host."""
+        # What is mapped from files stays there; other arrays that are none of JAX's are read whole.
+        return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
+
+    def put(self, rows: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:
+        """Puts the rows of a plan of NumPy arrays on the devices, and the plan."""
+        placement, width = self.layout.placement, self.layout.width(self.sampler)
+        if placement is None:
+            return put(with_rows(rows, plan))
+        groups = self.sampler.num_shards // len(self.layout.held(self.sampler))
+        if len(self.shards) < self.sampler.num_shards:
+            own = widened(plan, width // groups)
+        else:
+            each, here = width // len(placement.devices), placement.here
+            columns = slice(here.start * each, here.stop * each)
+            own = cut(widened(plan, width, groups), columns)
+        rows, own = with_rows(rows, own, len(placement.here))
+        rows = placement.put_parts(rows, placement.by_rows)
+        return rows, placement.put_parts(own, placement.plan(own))
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Gives a run its blocks, drawn now or read from files, of rows on the devices or the host.
+
+    Attributes:
+      layout: Of the run.
+      drawn: (first step, steps of a block, ends=) -> the inputs of all blocks, on the host.
+      transport: How these get to the devices.
+    """
+
+    layout: Layout
+    drawn: Callable[..., Iterator[Inputs]]
+    transport: Resident | Streamed
+
+    def blocks(self, first_step: int, ends: int | None = None) -> Iterator[Inputs]:
+        """Yields the inputs of all blocks from a step on; one ends at each multiple of `ends`."""
+        for steps, rows, plan in self.drawn(first_step, self.layout.block_steps, ends=ends):
+            yield steps, *self.transport.put(rows, plan)
+
+
+def keys_of(
+    algorithm: Algorithm, mechanism: Mechanism, root: RootKey, generation: int
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the keys of a generation's noise and, if the loss takes one, of its loss."""
+    loss = jnp.asarray(root.loss_key(generation)) if algorithm.takes_key else None
+    return jnp.asarray(mechanism.noise_key(root, generation)), loss
+
+
+def schedules_of(algorithm: Algorithm, num_steps: int) -> list[Schedule | None]:
+    """Returns what each parameter group knows of a run of so many steps."""
+    return [group.schedule(num_steps) for group in algorithm.groups]
