@@ -66,9 +66,10 @@ def monte_carlo_price(bins: int, num_samples: int) -> Prices:
     )
 
 
-def _epsilon(job: tuple[Prices, float, float]) -> Bound:
-    price, noise_multiplier, delta = job
-    return epsilon(price(noise_multiplier), delta)
+def _epsilons(job: tuple[list[Prices], float, float]) -> list[Bound]:
+    """Returns the epsilon of each sampler at one noise multiplier: some share their grids."""
+    prices, noise_multiplier, delta = job
+    return [epsilon(price(noise_multiplier), delta) for price in prices]
 
 
 def curves(
@@ -83,18 +84,17 @@ def curves(
       prices: What is priced, by name.
       noise_multipliers: Where to evaluate; each > 0.
       delta: In (0, 1).
-      progress: Called with one line of text after each epsilon.
+      progress: Called with one line of text after each noise multiplier.
     """
-    jobs = [(price, sigma, delta) for price in prices.values() for sigma in noise_multipliers]
-    found: list[Bound] = []
-    progress(f"0 of {len(jobs)} epsilons")
-    for done, bound in enumerate(each(_epsilon, jobs), 1):
-        found.append(bound)
-        progress(f"{done} of {len(jobs)} epsilons")
-    size = len(noise_multipliers)
+    jobs = [(list(prices.values()), sigma, delta) for sigma in noise_multipliers]
+    found: list[list[Bound]] = []
+    progress(f"0 of {len(jobs)} noise multipliers")
+    for bounds in each(_epsilons, jobs):
+        found.append(bounds)
+        progress(f"{len(found)} of {len(jobs)} noise multipliers")
     return [
-        Curve(name, tuple(noise_multipliers), tuple(found[i * size : (i + 1) * size]))
-        for i, name in enumerate(prices)
+        Curve(name, tuple(noise_multipliers), column)
+        for name, column in zip(prices, zip(*found, strict=True), strict=True)
     ]
 
 
