@@ -180,15 +180,22 @@ class _Grid(NamedTuple):
 
     def steps(self) -> tuple[float, ...]:
         """Returns the grid step after each doubling, in proportion to the sum's deviation."""
-        variance = math.expm1(min(1.0 / self.sigma**2, 700.0))
-        steps: list[float] = []
-        for level in range(self.bins.bit_length()):
-            wanted = self.resolution * min(1.0, 4.0 * math.sqrt(variance / 2.0**level))
-            step = steps[-1] if steps else wanted
-            while step > 1.5 * wanted:
-                step /= 2.0
-            steps.append(step)
-        return tuple(steps)
+        first, halvings = _steps(self.sigma, self.bins)
+        return tuple(self.resolution * first / 2.0**halved for halved in halvings)
+
+
+@lru_cache(maxsize=64)
+def _steps(sigma: float, bins: int) -> tuple[float, tuple[int, ...]]:
+    """Returns the first grid step at resolution 1, and how often each step is half of it."""
+    variance = math.expm1(min(1.0 / sigma**2, 700.0))
+    wanted = [min(1.0, 4.0 * math.sqrt(variance / 2.0**k)) for k in range(bins.bit_length())]
+    halvings = [0]
+    for step in wanted[1:]:
+        halved = halvings[-1]
+        while wanted[0] / 2.0**halved > 1.5 * step:
+            halved += 1
+        halvings.append(halved)
+    return wanted[0], tuple(halvings)
 
 
 @lru_cache(maxsize=16)
