@@ -12,6 +12,7 @@ from accounting.attack import attack_advantage
 from accounting.profile import (
     EPSILON_TOLERANCE,
     PrivacyProfile,
+    UpperEnd,
     check_count,
     check_delta,
     check_epsilon,
@@ -69,7 +70,7 @@ def least_noise(
     def excess(log_sigma: float, coarse: bool) -> float:
         """log(upper / epsilon) at this noise: <= 0 only where the guarantee is met."""
         tolerance = _COARSE * max(1.0, epsilon) if coarse else EPSILON_TOLERANCE
-        upper = privacy(math.exp(log_sigma)).epsilon(delta, tolerance).upper
+        upper = _from_above(privacy(math.exp(log_sigma))).epsilon(delta, tolerance).upper
         return math.log(max(upper, 1e-9 * epsilon) / epsilon) if upper < math.inf else math.inf
 
     found = _smallest_noise(excess, relative_tolerance)
@@ -112,7 +113,7 @@ def calibrate_advantage(
 
     def excess(log_sigma: float, coarse: bool) -> float:
         """log(mu / its target) at this noise; <= 0 only where the upper bound is at most that."""
-        profile = privacy(math.exp(log_sigma))
+        profile = _from_above(privacy(math.exp(log_sigma)))
         bound = profile.delta(0.0, _COARSE_ADVANTAGE) if coarse else attack_advantage(profile)
         upper = bound.upper
         mu = float(special.erfinv(upper))
@@ -127,6 +128,11 @@ def calibrate_advantage(
             f"advantage <= {advantage}: ask for a larger one, or a larger maximum batch size"
         )
     return found
+
+
+def _from_above(profile: PrivacyProfile) -> PrivacyProfile:
+    """Returns the profile that the upper end comes from: what the lower one costs is saved."""
+    return profile.profile if isinstance(profile, UpperEnd) else profile
 
 
 def _smallest_noise(excess: Callable[[float, bool], float], width: float) -> float | None:
