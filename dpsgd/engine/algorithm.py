@@ -65,7 +65,7 @@ def dpsgd(
       tables: How those leaves are trained of which the loss looks up rows and does nothing else
         with them, so that a step costs what its batch reads; `optimizer` is for the others. By
         default it is for all. The law, and with it the privacy cost, is that of a step that writes
-        noise into all rows: `dpsgd.engine.lazy.group` has the proof.
+        noise into all rows, see docs/explanation/deferred-noise-for-embedding-tables.md.
       foreign_calls: Whether the loss may call the host (`jax.pure_callback`) and foreign functions
         (`jax.ffi`), one example at a time. They may keep what they are called with, which no trace
         shows, so the guarantee of such a run says that they are not covered.

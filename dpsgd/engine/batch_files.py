@@ -1,18 +1,6 @@
-r"""Batches drawn ahead and written down in step order, for rows that only a scan can read.
+"""Batches drawn ahead and written down in step order, for rows that only a scan can read.
 
-Training on them reads files from the first to the last, and gets what it would have drawn and
-gathered itself, bit for bit.
-
-**Guarantee.** The batches of a step are a pure function of sampler, seed and step. Let the seed be
-that of the generation in which the run goes on, which its ledger has begun before. Then the files
-hold the very batches that training would draw, no sooner released than without them: the mechanism
-is the same, and so is its cost. Two generations that read the same files would show one draw
-twice, where their cost is that of two draws that are independent. So a *seal*, a digest under the
-seed, binds the files to their generation: those of any other are refused, and a new generation
-needs new files. Drawing declares nothing: each block's steps are declared before their noise
-exists, as ever. Whoever reads the files knows who took part, and the guarantee is for those who do
-not: they are as secret as the seed, of mode 0600 in a folder of mode 0700, and are destroyed with
-the root when the run ends.
+Why they cost no more, and how secret they are: docs/explanation/batches-drawn-ahead.md.
 """
 
 from __future__ import annotations

@@ -1,28 +1,6 @@
-"""Where a step is computed, and what of its state lies where: the devices of one mesh.
+"""Where a step is computed, and how its state lies on the devices of one mesh.
 
-A step over several devices is the step of one: the same sum over the same batch gets the same noise
-once. Each device clips and sums the gradients of its part of the batch, the parts are added up, and
-the update is made of the total.
-
-**Parameters on every device.** The sum is taken in `jax.shard_map`, so that the one all-reduce of a
-step stands behind all of its passes and microbatches. Total and state are then the same everywhere,
-and so are noise and update, which every device makes for itself, without another word: noise is a
-pure function of key, step, leaf and coordinate (`dpsgd.noise.gaussian`), the key being the run's
-and not a device's. Exact noise alone is drawn once, by the host of the first device, and goes to
-the others with the sum.
-
-**Tables dealt out by rows.** The compiler then deals out the whole step, but for the rows of the
-batch, which each device looks up by itself. Devices exchange ids and rows of the batch and
-gradients of what is whole everywhere; sums, moments and noise of a table stay in its shards: noise
-of a row is counted along axis 0, and so is no other on a shard. Microbatches have their part of
-each device's run: of consecutive examples, every device would compute all. Numbers are added up as
-the compiler arranges it, and so bits depend on the number of devices, and of processes.
-
-**Data shards.** Processes that can share a sampler's shards evenly draw, read and pad each its own,
-where rows travel to the devices: of batches and data, nothing is then of all processes but the sum.
-
-**Padding.** The places of a padded batch are dealt out in equal runs, in units of what is clipped
-as one. Places that fill it up have weight 0 like all padding, and add exactly zero.
+Why the guarantee does not depend on it: docs/explanation/placement-of-a-step-on-devices.md.
 """
 
 from __future__ import annotations

@@ -1,31 +1,6 @@
 """Private Platt scaling: a trained model's logits l become a l + c, by noised Newton steps.
 
-Clipping bends the level of a private model's predictions; two numbers mend it. They minimise the
-log loss on the training rows, and each Newton step reads one noisy sum over these rows.
-
-**The statistic.** With x = clip(l, -R, R) / S, S = R / 2, p = sigmoid(a S x + c) and a label y in
-{0, 1}, a row has the gradient (p - y) (x, 1) in (a S, c) and the Hessian p (1 - p) (x, 1)(x, 1)^T.
-They are released in one vector,
-
-  v = ((p - y) x, p - y, k w x^2, k w sqrt(2) x, k w),   w = p (1 - p),
-
-whose squared norm is (p - y)^2 q + k^2 w^2 q^2 with q = x^2 + 1 <= Q = 5. It grows with q. For
-y = 0, p and 1 - p change places: it is at most (1 - p)^2 (Q + k^2 Q^2 p^2), which is Q at p = 0. At
-k^2 Q = 8 this falls in p: its derivative is 2 (1 - p) (k^2 Q^2 (p - 2 p^2) - Q), and that is
--2 (1 - p) Q (4 p - 1)^2. So the norm is at most sqrt(Q), which the gradient alone needs already:
-the Hessian costs nothing beside it, and C = sqrt(Q) clips nobody, so that clipping has no part in
-where the steps lead. (The library clips all the same.) The scale S balances the noise of a and c:
-with second moment M of the logits, what the noise of the last gradient costs in log loss is
-proportional to (1 + R^2 / S^2) (S^2 + M), and is least at S^2 = R sqrt(M), which is R / 2 for
-M = R^2 / 16.
-
-**Noise cannot throw it away.** Eigenvalues of the Hessian are at least `_LEAST_CURVATURE`, a step
-is at most `_STEP` long in either number (one that overflows is left out), and a and c keep to
-`_RANGE`.
-
-Source: J. Platt, Probabilistic Outputs for Support Vector Machines and Comparisons to Regularized
-Likelihood Methods (1999); Z. Bu, H. Wang, Z. Dai, Q. Long, On the Convergence and Calibration of
-Deep Learning with Differential Privacy (2021), on why clipping miscalibrates.
+The statistic, its bound, and the choice of noise: docs/explanation/private-platt-scaling.md.
 """
 
 from __future__ import annotations
@@ -124,19 +99,8 @@ def platt_sums(
 ) -> FullSums | None:
     """Returns how many sums Platt scaling takes, at which noise; None where it would not pay.
 
-    What is gained grows with miscalibration, and what is lost is little: with n rows and k sums of
-    noise sigma, the noise of the last step costs log loss A sigma^2 / n^2; and the run that pays
-    for the sums has noise that is larger by a factor of about 1 + k / (2 mu^2 sigma^2), if the
-    whole is as private as a Gaussian release of sensitivity mu, which costs log loss
-    B k / (2 mu^2 sigma^2). Their sum is least at sigma^2 = n sqrt(B k / (2 A)) / mu, where it is
-    sqrt(2 A B k) / (mu n).
-
-    A and B were measured where a quarter of the labels are 1 (of rarer ones A is larger: 400 for a
-    twelfth); they decide how good the choice is, and never what is guaranteed. The choice depends
-    on public numbers alone. By simulation, at epsilon 1 and 8, the noise of a and c costs 5e-5 and
-    1e-5 of log loss at n = 88,000, and the run's sigma grows by 1.0 and 0.2 %; a tenth of that at
-    n = 10^6, nothing at 4 10^7, and at n = 10^4 the noise costs 4e-4 and 6e-5, sigma 9 and 1.4 %.
-    Miscalibrated logits, a = 0.75 and c = 0.1, cost 0.018.
+    The choice depends on public numbers alone, and never decides what is guaranteed:
+    docs/explanation/private-platt-scaling.md has the trade-off and the measured constants.
 
     Args:
       num_examples: n.

@@ -1,24 +1,6 @@
-"""What is made of noisy sums over all rows, after training: `Refinement`, and the run of its sums.
+"""Noisy sums over all rows after training: `Refinement`, and the run of its full-batch queries.
 
-A release is one step of an ordinary DP-SGD run, the full batch of `Mechanism.of_sums`: the
-parameters are a *state* and a vector of zeros, and a row's loss is the inner product of that vector
-with the row's statistic under the state, whose gradient in the vector is the statistic. So sums are
-clipped, noised, audited and refused as gradients are, by the same program; the optimizer is `fold`.
-
-**Claim.** What `refine` returns depends on the rows through its k noisy sums and through the
-parameters that it is given alone. Given these parameters and the state, which is made of earlier
-releases, a row's statistic is a function of that row, of norm at most C once it is clipped: `reads`
-and `statistic` are traced on one row, and refused where the trace could see others. So each sum is
-a Gaussian release of sensitivity C, whatever was released before, which is what `FullSums` costs.
-What follows is a function of the sums.
-
-**Noise.** Its key is derived from the run's root, the generation, and a digest of all that decides
-what is released: the compiled program, sigma and C, the state at the beginning and what is read of
-the rows. Two releases of different data, parameters, statistics or scales have independent noise,
-whoever begins them, under whatever root and generation; the same again is the same release, bit for
-bit where bits repeat, and tells nothing new. A key that depends on the data is as good as another:
-a keyed hash is a pseudorandom function, whose outputs are independent and uniform to whoever does
-not hold the root.
+Claim, proof and the key of the noise: docs/explanation/full-batch-queries.md.
 """
 
 from __future__ import annotations

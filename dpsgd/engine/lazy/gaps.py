@@ -1,35 +1,6 @@
-r"""What noise does to a row of a table that nobody reads: the law of a gap.
+"""The law of a gap: how noise moves a row of a table that no batch reads. It imports no JAX.
 
-SGD with momentum mu and weight decay w, steps k = 0, 1, ... of sizes a_k, moves a coordinate theta
-and its momentum m by
-
-    m_k = mu m_{k-1} + g_k + w theta_{k-1},     theta_k = theta_{k-1} - a_k m_k,
-
-as `optax.chain(optax.add_decayed_weights(w), optax.sgd(a, mu))` does. In the steps s, ..., t - 1 of
-a gap the gradient g_k is noise alone, r z_k with r = sigma C / b and z_k ~ N(0, 1) independent. So
-the state x = (m, theta) obeys x_k = A_k x_{k-1} + r B_k z_k with A_k = [[mu, w], [-a_k mu, 1 - a_k
-w]] and B_k = (1, -a_k), and after the gap it is
-
-    x_{t-1} = A x_{s-1} + r xi,     A = A_{t-1} ... A_s,     xi ~ N(0, V),
-    V = sum_{k=s}^{t-1} (A_{t-1} ... A_{k+1} B_k) (A_{t-1} ... A_{k+1} B_k)^T,
-
-with A and V functions of (s, t) and the public schedule alone, the same for all coordinates: two
-normals a coordinate stand for all t - s. Gaps one behind the other compose,
-
-    (A, V)(s, t) = (A2 A1, A2 V1 A2^T + V2),     (A1, V1) of (s, u), (A2, V2) of (u, t),
-
-which is how everything here is computed. No number is a difference of two long sums (in closed
-form the variance is one, and loses all of its digits where step sizes fall to zero): without decay
-mu, a_k >= 0 give A and V entries of one sign each, so that nothing cancels; with decay, what
-cancels is a share w a_k of a step.
-
-A step of the run needs the law of gaps that end *there*, of all lengths. They are split at the
-first multiple of K after their beginning: N laws up to the next multiple, made once, and for each
-step those from each multiple of K, N / K of them, and from each step since the last one, K.
-
-Without momentum the state is theta alone.
-
-It imports no JAX.
+Derivation: docs/explanation/deferred-noise-for-embedding-tables.md.
 """
 
 from __future__ import annotations

@@ -1,36 +1,7 @@
-r"""DP-SGD whose tables get their noise late: a step costs what its batch reads, not their size.
+"""The parameter group of lazy tables: a step costs what its batch reads, not the tables' size.
 
-A table is a parameter of which the loss only looks up rows. The dense algorithm writes noise into
-every row at every step. Here a row gets the noise of the steps in which nobody read it when it is
-read next, or at the end, as one Gaussian of the law that it would have by then
-(`dpsgd.engine.lazy.gaps`).
-
-**Claim.** What `flushed` returns has, jointly with every gradient, the law of the dense algorithm
-with the same optimizer for the tables; so it costs what that does.
-
-*Proof.* Let D_t be the dense state after t steps, and for a row r that no example of steps s, ...,
-t - 1 reads, look at D at the times s and t alone. The row's gradient is 0 in these steps, whatever
-the parameters are, as which rows an example reads is a function of the example. So the row moves
-from D_s to D_t by a linear map and a Gaussian, both functions of (s, t) and the schedule, and
-independent of all else, given who takes part: the noise of these coordinates and steps enters
-nowhere else, as no forward pass reads the row between. Rows are independent given the batches.
-Hence the joint law of all that is read (each row when it is read), and of all rows at the end, is
-the same if each such map is drawn when its result is first needed. Gradients are functions of
-examples and of rows that are read, up to date. Neighbouring data sets have the same batches in both
-algorithms, and the dense one's cost bounds what its parameters after the last step tell, and so
-what these tell. QED.
-
-In floats the maps differ in their roundings, so a flush rounds what it returns to one public grid:
-`dpsgd.engine.lazy.rows`.
-
-It does *not* bound what a state with pending noise tells: a row without noise is one that nobody
-read, and its steps say when somebody did. Such a state is as secret as the root key, and refuses to
-give its `params`. The rows of one that was flushed go on from there: two draws for one gap would be
-an average with less noise.
-
-Noise is a function of (key, step, purpose, leaf, coordinate): a row that is read in step t draws
-once for its gap, once for the step. A flush after t steps draws for gaps that end at t, as step t
-would: who reads a row then finds it up to date and draws nothing.
+A row gets the noise of the steps in which no batch read it when it is read next, or at a flush, as
+one Gaussian. Claim, proof and limits: docs/explanation/deferred-noise-for-embedding-tables.md.
 """
 
 from __future__ import annotations

@@ -1,20 +1,6 @@
-r"""Rows of a table that are brought up to date when they are read: one Gaussian for a whole gap.
+"""Rows of a table that are caught up when they are read, and rounded to a public grid at a flush.
 
-Each row knows how many steps are in it. What a step reads is caught up first, by the law of
-`dpsgd.engine.lazy.gaps`: (m, theta) -> A (m, theta) + (sigma C / b) L xi, L L^T = V, with two
-normals a coordinate, keyed by (step, leaf, coordinate) and a purpose of their own.
-
-**What leaves is rounded.** In floats, the sums of a row that was read and of one that was not reach
-different numbers: theta_0 plus one product, for one, whose last bits anybody can check. So a flush
-rounds theta and m stochastically to multiples of a public spacing, about 2^-`FLUSHED_BITS` of the
-standard deviation that noise has given them since the run's first step, or of a number's own size
-where that is more than 2^13 such cells: a post-processing of what has the dense law. So there are
-2^10 floats or more in each cell, and a cell's probability, a mean over them of a tent, depends on
-which of them a row's sums reach by a relative (2^-10)^2 or so. Under noise that is below the last
-bit of a number (at 1, below 1e-7 a step), single steps lose it and gaps do not; numbers then seldom
-leave their cell, which is 2^10 times as wide, and hardly more often in rows that nobody read. That
-comes on top of what `dpsgd.noise.gaussian` does not prove of the law of z, and of the rounding of
-sums by some 2^-24 of themselves.
+Why it costs nothing: docs/explanation/deferred-noise-for-embedding-tables.md.
 """
 
 from __future__ import annotations
@@ -195,9 +181,8 @@ def written(table: Table, rows: Rows, first: Any = 0) -> Table:
 FLUSHED_BITS = 10
 """The noise of what is flushed has a standard deviation of 2^FLUSHED_BITS to twice that, cells."""
 
-_MOST_CELLS = (
-    13  # in a power of two, in bits: as many floats are in each as in one of small numbers
-)
+_MOST_CELLS = 13
+"""In a power of two, in bits: as many floats are in each as in one of small numbers."""
 
 
 def on_grid(x: Array, stddev: Array, uniform: Array) -> Array:
