@@ -29,9 +29,22 @@ if TYPE_CHECKING:
     from dpsgd.noise.buffered import BufferedToeplitz
     from dpsgd.noise.correlated import BandedToeplitz
     from dpsgd.noise.keys import RootKey
-    from dpsgd.runs.config import RunConfig
     from dpsgd.runs.engine import resume, run
-    from dpsgd.runs.settings import Settings
+    from dpsgd.runs.recommendation import RecommendationRequest, Settings
+    from dpsgd.runs.spec import (
+        SGD,
+        Adam,
+        Auto,
+        Banded,
+        Buffered,
+        Dense,
+        Lazy,
+        NoiseMultiplier,
+        NonPrivate,
+        RunSpec,
+        TargetAdvantage,
+        TargetEpsilon,
+    )
     from dpsgd.runs.task import Task
     from dpsgd.selection.engine import select
     from dpsgd.statistics import Released, private_histogram, private_mean, private_sum
@@ -40,26 +53,38 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "SGD",
+    "Adam",
     "Algorithm",
+    "Auto",
+    "Banded",
     "BandedToeplitz",
     "Block",
+    "Buffered",
     "BufferedToeplitz",
+    "Dense",
     "Diagnostics",
     "FullSums",
     "Guarantee",
     "Independent",
+    "Lazy",
     "LazyTables",
     "Mechanism",
     "Noise",
+    "NoiseMultiplier",
+    "NonPrivate",
     "Placement",
     "Platt",
+    "RecommendationRequest",
     "Refinement",
     "Released",
     "RootKey",
-    "RunConfig",
+    "RunSpec",
     "Secure",
     "Segment",
     "Settings",
+    "TargetAdvantage",
+    "TargetEpsilon",
     "Task",
     "TrainState",
     "Trained",
@@ -89,9 +114,22 @@ _MODULES = {
     "engine.algorithm": ("dpsgd",),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),
     "models.model": ("TrainedModel", "load_exported"),
-    "runs.config": ("RunConfig",),
     "runs.engine": ("resume", "run"),
-    "runs.settings": ("Settings",),
+    "runs.recommendation": ("RecommendationRequest", "Settings"),
+    "runs.spec": (
+        "Adam",
+        "Auto",
+        "Banded",
+        "Buffered",
+        "Dense",
+        "Lazy",
+        "NoiseMultiplier",
+        "NonPrivate",
+        "RunSpec",
+        "SGD",
+        "TargetAdvantage",
+        "TargetEpsilon",
+    ),
     "runs.task": ("Task",),
     "selection.engine": ("select",),
     "core.queries": ("FullSums",),

@@ -75,11 +75,10 @@ def run(demo: Demo) -> int:
             console.line(f"training with the {name} sampler")
             sampler = SETTINGS[name](batch_size=demo.batch_size, epochs=demo.epochs)
             # What samplers cost is compared, and no calibration beside them.
-            config = dpsgd.RunConfig(
-                sampler, noise_multiplier=demo.noise_multiplier, calibration="none"
-            )
+            noise = dpsgd.NoiseMultiplier(demo.noise_multiplier)
+            spec = dpsgd.RunSpec(sampler, noise, calibration="none")
             records.append(
-                dpsgd.run(task, config, out / name, name="clicks", progress=console.progress)
+                dpsgd.run(task, spec, out / name, name="clicks", progress=console.progress)
             )
         header, rows, caption = report.comparison(records, METRICS)
         console.table(header, rows)

@@ -41,11 +41,12 @@ PUBLIC = {
         cap_contributions
     """,
     "dpsgd": """
-        Algorithm BandedToeplitz Block BufferedToeplitz Diagnostics FullSums Guarantee Independent
-        LazyTables Mechanism Noise Placement Platt Refinement Released RootKey RunConfig Secure
-        Segment Settings Task TrainState Trained TrainedModel Trials clipped_grad cost dpsgd
-        explain load_exported platt_sums private_histogram private_mean private_sum refine resume
-        run select split_module train train_blocks
+        Adam Algorithm Auto BandedToeplitz Banded Block Buffered BufferedToeplitz Dense Diagnostics
+        FullSums Guarantee Independent Lazy LazyTables Mechanism Noise NoiseMultiplier NonPrivate
+        Placement Platt RecommendationRequest Refinement Released RootKey RunSpec SGD Secure
+        Segment Settings TargetAdvantage TargetEpsilon Task TrainState Trained TrainedModel Trials
+        clipped_grad cost dpsgd explain load_exported platt_sums private_histogram private_mean
+        private_sum refine resume run select split_module train train_blocks
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""

@@ -6,13 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpsgd.runs.config import RunConfig
     from dpsgd.runs.engine import resume, run
+    from dpsgd.runs.spec import RunSpec
     from dpsgd.runs.task import Task
 
-__all__ = ["RunConfig", "Task", "resume", "run"]
+__all__ = ["RunSpec", "Task", "resume", "run"]
 
-_MODULES = {"RunConfig": "config", "Task": "task", "resume": "engine", "run": "engine"}
+_MODULES = {"RunSpec": "spec", "Task": "task", "resume": "engine", "run": "engine"}
 """What is imported on demand: who reads a ledger need not wait for JAX."""
 
 

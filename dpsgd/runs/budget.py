@@ -16,8 +16,8 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks
-from dpsgd.runs.config import RunConfig
 from dpsgd.runs.processes import Processes
+from dpsgd.runs.spec import RunSpec
 
 PyTree = Any
 Clock = Callable[[], float]
@@ -57,57 +57,54 @@ class Budget:
     """The time of a whole run, from its start to its report."""
 
     def __init__(
-        self, minutes: float, started: float | None = None, clock: Clock = time.monotonic
+        self,
+        minutes: float,
+        timing: Callable[[RunSpec], Timing],
+        started: float | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         """Begins a budget.
 
         Args:
           minutes: All the time there is.
+          timing: Times a run, of which the batch size alone matters.
           started: Since when, by the clock; by default now.
           clock: In seconds.
-
-        Raises:
-          ValueError: if it is no time.
         """
-        if not 0 < minutes < math.inf:
-            raise ValueError(f"budget_minutes must be finite and > 0, got {minutes}")
-        self.minutes, self._clock = minutes, clock
+        self.minutes, self._timing, self._clock = minutes, timing, clock
         self._started = clock() if started is None else started
         self._timed: dict[int, Timing] = {}
         self._chosen = math.nan  # when it was
         self._prepared: float | None = None
 
-    def choose(
-        self, choose: Callable[[int], RunConfig], timing: Callable[[RunConfig], Timing]
-    ) -> tuple[RunConfig, float]:
-        """Returns the configuration with the most epochs for which there is time, and that of one.
+    def choose(self, choose: Callable[[int], RunSpec]) -> tuple[RunSpec, float]:
+        """Returns the spec with the most epochs for which there is time, and that of one.
 
         Args:
-          choose: Returns the configuration for so many epochs at most.
-          timing: Times a configuration, of which the batch size alone matters.
+          choose: Returns the spec for so many epochs at most.
 
         Raises:
           ValueError: if there is no time for a single epoch.
         """
         most, settled = _UNLIMITED, False
         while True:
-            config = choose(most)
-            size, epochs = config.sampler.batch_size, min(most, config.sampler.epochs)
+            spec = choose(most)
+            size, epochs = spec.sampler.batch_size, min(most, spec.sampler.epochs)
             found = self._timed.get(size) or self._likely(size)
-            likely = found is None or self._fitting(found, config) >= epochs
+            likely = found is None or self._fitting(found, spec) >= epochs
             if size not in self._timed and not settled and (likely or epochs == 1):
                 settled = bool(self._timed)  # others are not timed where these allow more
-                self._timed[size] = found = timing(config)
-                settled &= self._fitting(found, config) > epochs
+                self._timed[size] = found = self._timing(spec)
+                settled &= self._fitting(found, spec) > epochs
                 if settled:
-                    most = self._fitting(found, config)
+                    most = self._fitting(found, spec)
                     continue
             assert found is not None, "timed now, or likely"
-            if size in self._timed and self._fitting(found, config) >= epochs:
+            if size in self._timed and self._fitting(found, spec) >= epochs:
                 self._chosen = self._clock()
-                return config, found.epoch
+                return spec, found.epoch
             if epochs == 1:
-                others = 60 * self.minutes - self._left_for_steps(found, config)
+                others = 60 * self.minutes - self._left_for_steps(found, spec)
                 raise ValueError(
                     f"budget_minutes is {self.minutes:g}, and not even one epoch fits: here it "
                     f"takes {found.epoch:.1f} s, and all else about {others:.0f} s; give more "
@@ -116,9 +113,9 @@ class Budget:
             fastest = min(one.epoch for one in self._timed.values())
             most = max(1, min(epochs - 1, int(self._left(found) / fastest)))
 
-    def _fitting(self, found: Timing, config: RunConfig) -> int:
+    def _fitting(self, found: Timing, spec: RunSpec) -> int:
         """Returns for how many epochs there is time."""
-        return max(0, int(self._left_for_steps(found, config) / found.epoch))
+        return max(0, int(self._left_for_steps(found, spec) / found.epoch))
 
     def _likely(self, size: int) -> Timing | None:
         """Returns what batches of a size would take, from the latest that were timed, if any."""
@@ -127,31 +124,31 @@ class Budget:
         (*_, latest), found = self._timed, list(self._timed.values())[-1]
         return found._replace(step=found.step * size / latest)
 
-    def exceeded(self, config: RunConfig) -> bool:
+    def exceeded(self, spec: RunSpec) -> bool:
         """Returns whether to choose fewer epochs for a run that was prepared since it was chosen.
 
         Once, as it is prepared anew: it will take as long. A run that has no time even for one
         epoch then goes on as it is.
 
         Args:
-          config: From `choose`.
+          spec: From `choose`.
         """
-        found = self._timed[config.sampler.batch_size]
+        found = self._timed[spec.sampler.batch_size]
         left, first = self._left(found), self._prepared is None
         self._prepared = self._clock() - self._chosen
         fewer = (1 - RESERVE) * left - self._prepared
-        return first and found.epoch <= fewer < left < config.sampler.epochs * found.epoch
+        return first and found.epoch <= fewer < left < spec.sampler.epochs * found.epoch
 
     def _left(self, found: Timing) -> float:
         """Returns the time until the last step is to be taken."""
         after = _AFTER * found.first + _AFTER_EPOCHS * found.epoch
         return 60 * self.minutes - (self._clock() - self._started) - after
 
-    def _left_for_steps(self, found: Timing, config: RunConfig) -> float:
+    def _left_for_steps(self, found: Timing, spec: RunSpec) -> float:
         """Returns the time for the steps of a run that is yet to be prepared."""
         before = self._prepared
         if before is None:
-            audited = config.audit and not config.non_private
+            audited = spec.audit and spec.private
             before = _BEFORE * found.first + audited * _BEFORE_STEPS * found.step
         return (1 - RESERVE) * self._left(found) - before
 

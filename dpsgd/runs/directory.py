@@ -30,10 +30,10 @@ from dpsgd.files import (
 )
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.checkpoint import Checkpoints
-from dpsgd.runs.config import check_version, config_digest
 from dpsgd.runs.history import History, LedgerError
 from dpsgd.runs.ledger import read
 from dpsgd.runs.records import checked
+from dpsgd.runs.spec import check_version, config_digest
 
 if TYPE_CHECKING:
     from dpsgd.gradients.clipping import Diagnostics

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import functools
 import math
 import time
 from collections import deque
@@ -25,7 +24,6 @@ import numpy as np
 from dpsgd.audit.runtime.resume import wrong_noise
 from dpsgd.core.cost import Segment, cost
 from dpsgd.core.guarantee import Guarantee
-from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine import batch_files
 from dpsgd.engine.batch_files import BatchFiles, Draw
@@ -34,9 +32,8 @@ from dpsgd.engine.placement import Placement, on_one_device
 from dpsgd.engine.queries import refine
 from dpsgd.files import make_folder
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import budget, calibration, correlation, report, settings, tables, watchdog
+from dpsgd.runs import budget, report, watchdog
 from dpsgd.runs.checkpoint import Checkpoint
-from dpsgd.runs.config import RunConfig, check_version, config_digest, sampler_name
 from dpsgd.runs.directory import BATCHES, CALIBRATION, DATA, RunDirectory
 from dpsgd.runs.environment import environment, origin
 from dpsgd.runs.fingerprint import differing
@@ -45,7 +42,9 @@ from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger, SharedLedger, joined
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import checked, plain
+from dpsgd.runs.resolve import ResolvedRun, check, resolve, resolved, with_any_noise
 from dpsgd.runs.result import FinishedRun, proved
+from dpsgd.runs.spec import RunSpec, check_version, config_digest, sampler_name
 from dpsgd.runs.stages import Stages
 from dpsgd.runs.stop import Stopped, stop_requests
 from dpsgd.runs.task import (
@@ -64,31 +63,29 @@ Progress = Callable[[str], None]
 
 def run(
     task: Task,
-    config: RunConfig,
+    spec: RunSpec,
     out: Path,
     *,
     name: str | None = None,
-    budget_minutes: float | None = None,
     placement: Placement | None = None,
     started: float | None = None,
     progress: Progress = lambda line: None,
 ) -> dict[str, Any]:
-    """Trains `task` as `config` says, writes its run directory, and returns its report.
+    """Trains `task` as `spec` says, writes its run directory, and returns its report.
 
-    What the configuration leaves open is chosen now, of what is public alone, and recorded.
+    What the spec leaves open is chosen now, by what is public alone, and recorded.
 
     Everything that can be refused is refused before the run directory is made.
 
     Args:
       task: What is trained.
-      config: How.
+      spec: How.
       out: The run directory; an existing one is never touched.
       name: By which `resume` finds the task again, "module:object"; by default its class, if it is
         a dataclass of JSON values.
-      budget_minutes: Time for all of it on this machine, from `started` to the report: as many
-        epochs are chosen as fit, but no more than the task recommends for any time.
       placement: On which devices it is trained; by default one.
-      started: When its work began, by `time.monotonic`; by default now.
+      started: When its work began, by `time.monotonic`; by default now. `spec.budget_minutes`
+        count from then on.
       progress: Called with one line of text whenever there is something to tell.
 
     Returns:
@@ -96,13 +93,12 @@ def run(
 
     Raises:
       FileExistsError: if the run directory exists; it is left as it is.
-      ValueError: for a task or a configuration that cannot be run or cannot be guaranteed.
+      ValueError: for a task or a spec that cannot be run or cannot be guaranteed.
       OSError: if the disk is full; `resume` then goes on.
       Stopped: if SIGTERM or SIGINT asked for it; `resume` then goes on.
     """
     stages = Stages(started)
-    how = name, budget_minutes, placement, stages, progress
-    job, folder = _begun(task, config, out, *how)
+    job, folder = _begun(task, spec, out, name, placement, stages, progress)
     processes = Processes.current()
     with joined(folder.ledger_path, processes) as ledger:
         root = _shared_root(folder, ledger)
@@ -112,11 +108,10 @@ def run(
 
 def begin(
     task: Task,
-    config: RunConfig,
+    spec: RunSpec,
     out: Path,
     *,
     name: str | None = None,
-    budget_minutes: float | None = None,
     placement: Placement | None = None,
     started: float | None = None,
     progress: Progress = lambda line: None,
@@ -127,10 +122,9 @@ def begin(
 
     Args:
       task: What will be trained.
-      config: How.
+      spec: How.
       out: The run directory; an existing one is never touched.
       name: As for `run`, and so are all others.
-      budget_minutes: Time for the run on this machine.
       placement: On which devices it will be trained.
       started: As for `run`.
       progress: Called with one line of text.
@@ -138,44 +132,42 @@ def begin(
     Raises:
       FileExistsError, ValueError, OSError: as for `run`.
     """
-    _begun(task, config, out, name, budget_minutes, placement, Stages(started), progress)
+    _begun(task, spec, out, name, placement, Stages(started), progress)
 
 
 def _begun(
     task: Task,
-    config: RunConfig,
+    spec: RunSpec,
     out: Path,
     name: str | None,
-    budget_minutes: float | None,
     placement: Placement | None,
     stages: Stages,
     progress: Progress,
 ) -> tuple[Job, RunDirectory]:
     """Makes the run directory; returns it with the job."""
-    processes, limit = Processes.current(), None
-    if budget_minutes is not None:
-        limit = budget.Budget(budget_minutes, processes.share(stages.started), processes.clock)
-    config.check()
+    processes = Processes.current()
+    check(spec, placement=placement)
     check_task(task, name or "the task")
     RunDirectory.refuse_existing(out)
     rows = rows_of(task)
-    config.check_sizes(rows[1].num_examples)
+    check(spec, rows[1].num_examples)
     progress("checking the data")
     _check_data(task, None)
     progress(
         "note: accounting, compiling and the audit come first, about half a minute for a small "
         "model; then it trains, and says how long that takes"
     )
-    how = task, config, name, rows, limit, placement, stages, progress
+    timer = _timer(task, spec, rows, placement, stages) if spec.budget_minutes else None
+    how = task, spec, name, rows, timer, placement, stages, progress
     job, planned, record, digest, audit = _prepared(*how)
-    if limit is not None and limit.exceeded(job.config):
+    if timer is not None and timer.exceeded(job.spec):
         progress("note: all but the steps takes longer than was thought: choosing fewer epochs")
         job, planned, record, digest, audit = _prepared(*how)
     if processes.first:
-        if config.insecure_seed is None:
+        if spec.insecure_seed is None:
             root = RootKey.from_entropy()
         else:
-            root = RootKey.from_insecure_seed(config.insecure_seed)
+            root = RootKey.from_insecure_seed(spec.insecure_seed)
         terms = job.terms(record, digest, root)
         with RunDirectory.create(out) as made:
             made.write_json("config.json", record)
@@ -189,33 +181,50 @@ def _begun(
     return job, RunDirectory(out)
 
 
+def _timer(
+    task: Task,
+    spec: RunSpec,
+    rows: tuple[PyTree, Population],
+    placement: Placement | None,
+    stages: Stages,
+) -> budget.Budget:
+    """Returns what finds the epochs for `spec.budget_minutes`, by steps on generated rows."""
+    processes = Processes.current()
+
+    def timing(tried: RunSpec) -> budget.Timing:
+        stages.begin("timing")
+        job = Job.of(task, with_any_noise(tried, rows[1]), rows=rows, placement=placement)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), rows[0])
+        parts = job.algorithm, job.mechanism, job.start(), job.layout, shapes, task.generated
+        flush_every = getattr(tried.tables, "flush_every", None)
+        found = budget.time_steps(*parts, flush_every=flush_every, clock=processes.clock)
+        stages.begin("accounting")
+        return found
+
+    assert spec.budget_minutes is not None
+    started = processes.share(stages.started)
+    return budget.Budget(spec.budget_minutes, timing, started, processes.clock)
+
+
 def _prepared(
     task: Task,
-    config: RunConfig,
+    spec: RunSpec,
     name: str | None,
     rows: tuple[PyTree, Population],
-    limit: budget.Budget | None,
+    timer: budget.Budget | None,
     placement: Placement | None,
     stages: Stages,
     progress: Progress,
 ) -> tuple[Job, Guarantee, dict[str, Any], str, str]:
-    """Chooses, prices and audits a run: returns job, guarantee, `config.json`, digest, verdict."""
-    config, chosen = _chosen(task, config, rows, limit, placement, stages, progress)
+    """Resolves, prices and audits a run: returns job, guarantee, `config.json`, digest, verdict."""
     stages.begin("accounting")
-    config = calibration.decided(task, config, rows[1], progress)
-    config, correlated = correlation.decided(task, config, rows[1], progress)
-    given = config.target_epsilon is None and config.target_advantage is None
-    progress(
-        "finding the guarantee of the run"
-        if given
-        else "finding the noise for the guarantee that is wanted"
-    )
-    job = Job.of(task, config, rows=rows, placement=placement)
+    chosen = resolve(spec, task, rows, timer, progress)
+    job = Job.of(task, chosen, rows=rows, placement=placement)
     job.check_rows()
     sampler = job.mechanism.sampler
     if weak := report.weak_signal(job.mechanism.signal_to_noise, sampler.num_examples):
         progress(f"note: {weak}")
-    insecure = config.insecure_seed is not None
+    insecure = spec.insecure_seed is not None
     lazy = job.algorithm.tables is not None
     how: dict[str, Any] = {"reproducible_noise": insecure, "lazy_tables": lazy}
     planned = cost([Segment(job.mechanism, unit=job.unit, **how)], job.delta)
@@ -225,11 +234,9 @@ def _prepared(
             "raise noise_multiplier, or max_batch_size or overflow='accumulate' where batches "
             "are cut"
         )
-    if correlated:
-        correlated["noise_multiplier"] = job.mechanism.noise_multiplier
-        chosen = {"chosen": {**chosen.get("chosen", {}), "noise": correlated}}
-        progress(settings.sentence({"noise": correlated}))
-    record = {"task": task_record(task, name), **config.record(), **chosen}
+    record = {"task": task_record(task, name), **chosen.spec.record()}
+    if chosen.chosen:
+        record["chosen"] = dict(chosen.chosen)
     digest = job.digest()
     stages.begin("compile")
     progress("compiling the program that trains")
@@ -371,7 +378,7 @@ def _gone_on(
     check_version(record, out)
     if ":" in (sampler := sampler_name(record, where)):
         progress(f"importing the module of the run's own sampler, {sampler}")
-    config = RunConfig.from_record(record, where, execute=True)
+    spec = RunSpec.from_record(record, where, execute=True)
     with joined(folder.ledger_path, processes) as ledger:
         folder.history()  # refuses a ledger that is older than the checkpoints
         root = _shared_root(folder, ledger)
@@ -389,10 +396,9 @@ def _gone_on(
         generations = tuple(ledger.history.generations)
         last = generations[-1].terms
         unchanged = config_digest(record) == last.fingerprint["config"]
-        if unchanged:  # another version might have another default
-            config = dataclasses.replace(config, target_delta=last.delta)
-        mechanism = functools.partial(_mechanism_of, last, out, config, unchanged)
-        job = Job.of(task, config, mechanism, placement=placement)
+        rows = rows_of(task)
+        same_run = _resumed(last, out, spec, unchanged, rows[1])
+        job = Job.of(task, same_run, rows=rows, placement=placement)
         job.check_rows()
         check_same_noise(last, dataclasses.replace(last, mechanism=job.mechanism))
         digest = job.digest()
@@ -557,71 +563,18 @@ def _check_root(root: RootKey, processes: Processes) -> None:
     processes.check_alike({"root secret": root.blind("processes")})
 
 
-def _chosen(
-    task: Task,
-    config: RunConfig,
-    rows: tuple[PyTree, Population],
-    limit: budget.Budget | None,
-    placement: Placement | None,
-    stages: Stages,
-    progress: Progress,
-) -> tuple[RunConfig, dict[str, Any]]:
-    """Returns a configuration with nothing left open, and the record of what was chosen."""
-    asked, names, reasons = config, settings.open_settings(config), list[str]()
-
-    def choose(most_epochs: int | None = None) -> RunConfig:
-        found, why = tables.chosen(task, asked, rows, most_epochs=most_epochs)
-        reasons.append(why)
-        return found
-
-    if limit is None:
-        config, record = choose(), dict[str, Any]()
-    elif "epochs" not in names:
-        raise ValueError(
-            "budget_minutes is the time by which epochs are chosen, and here they are given, or "
-            "the sampler has none: leave out one or the other"
-        )
-    elif config.bands == "auto":
-        raise ValueError(
-            "bands auto goes by the number of steps, and budget_minutes chooses it by their time, "
-            "which bands make longer: give a number of bands, or epochs"
-        )
-    else:
-        stages.begin("timing")
-        progress("timing steps on generated rows")
-        clock = Processes.current().clock
-
-        def timing(tried: RunConfig) -> budget.Timing:
-            job = Job.of(task, settings.any_noise(tried), rows=rows, placement=placement)
-            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), rows[0])
-            parts = job.algorithm, job.mechanism, job.start(), job.layout
-            how: dict[str, Any] = {"flush_every": tried.flush_every, "clock": clock}
-            return budget.time_steps(*parts, shapes, task.generated, **how)
-
-        config, seconds = limit.choose(choose, timing)
-        record = {"budget_minutes": limit.minutes, "epoch_seconds": seconds}
-    if not names:
-        return config, {}
-    if asked.tables == "auto":
-        names = settings.open_settings(dataclasses.replace(asked, tables=config.tables))
-        record["tables"] = {"tables": config.tables, "why": reasons[-1]}
-    record["settings"] = plain(settings.values(config, names))
-    progress(settings.sentence(record))
-    return config, {"chosen": record}
-
-
 def _check_data(task: Task, begun: Mapping[str, Any] | None) -> None:
     """Has the task refuse its data, if it knows how to and they cannot be trained on."""
     if callable(check := getattr(task, "check", None)):
         check(begun)
 
 
-def _mechanism_of(
-    last: Terms, out: Path, config: RunConfig, unchanged: bool, population: Population
-) -> Mechanism:
-    """Returns the mechanism in which a run goes on that was begun under `last`.
+def _resumed(
+    last: Terms, out: Path, spec: RunSpec, unchanged: bool, population: Population
+) -> ResolvedRun:
+    """Returns what is resumed of a run that was begun under `last`.
 
-    What was calibrated once stays: another version might calibrate a little differently.
+    The noise of an unchanged spec stays: another version might find a little more or less.
     """
     sampler, rows = last.mechanism.sampler, population.num_examples
     if rows != sampler.num_examples:
@@ -629,16 +582,17 @@ def _mechanism_of(
             f"the task has {rows:,} training examples, and {out} was begun on "
             f"{sampler.num_examples:,}: its guarantee is for those"
         )
-    if (config.calibration == "platt") != (last.mechanism.full_sums is not None):
+    if (spec.calibration == "platt") != (last.mechanism.full_sums is not None):
         begun = "none" if last.mechanism.full_sums is None else "platt"
         raise ValueError(
             f"{out} was begun with calibration {begun} and goes on only so: what its guarantee "
             "covers was planned for it; start a new run"
         )
     if not unchanged:
-        return config.mechanism(population)
+        return resolved(spec, population)
     # A ledger knows a tree of units by its shape alone, of which nothing can be drawn.
-    return dataclasses.replace(last.mechanism, sampler=sampler.of(population))
+    mechanism = dataclasses.replace(last.mechanism, sampler=sampler.of(population))
+    return ResolvedRun(spec, mechanism, last.delta)
 
 
 def _finish(
@@ -732,7 +686,7 @@ def _train(
         layout=job.layout,
         declare=ledger.declare,
         donate=True,
-        flush_every=job.config.flush_every,
+        flush_every=getattr(job.spec.tables, "flush_every", None),
         batches=batches,
         run=ledger.history.name,
     )
@@ -741,7 +695,7 @@ def _train(
     for block in blocks:
         under_way.append(block)
         watchdog.step()
-        due = time.perf_counter() - saved >= job.config.checkpoint_seconds
+        due = time.perf_counter() - saved >= job.spec.checkpoint_seconds
         stopping, due = map(any, zip(*processes.gather([stop(), due]), strict=True))
         # A generation may begin where no noise is due: each such state of lazy tables is kept.
         flushed = bool(block.state.tables) and not block.state.pending

@@ -21,8 +21,8 @@ import samplers
 from dpsgd.engine.programs import compilation
 from dpsgd.noise.keys import RootKey
 from dpsgd.processor import processor_digest
-from dpsgd.runs.config import config_digest
 from dpsgd.runs.environment import environment
+from dpsgd.runs.spec import config_digest
 from samplers import BatchSampler
 from samplers.settings import name_of
 

@@ -1,4 +1,4 @@
-"""What a run computes with: `Job`, made from its task and its configuration alone."""
+"""What a run computes with: `Job`, made from its task and its resolved spec alone."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from dpsgd.core.state import TrainState, opened
 from dpsgd.engine import programs
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.feed import BLOCK_STEPS, Layout
+from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.engine.placement import Placement, hosted
 from dpsgd.engine.queries import Refinement, sums_run
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import calibration, tables
+from dpsgd.runs import optimizer
 from dpsgd.runs.audit import audit_run
-from dpsgd.runs.config import RunConfig
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
-from dpsgd.runs.optimizer import ADAM, SGD, hyperparameters, with_hyperparameters
+from dpsgd.runs.optimizer import Cosine, hyperparameters, with_hyperparameters
+from dpsgd.runs.resolve import ResolvedRun
+from dpsgd.runs.spec import SGD, Lazy, RunSpec
 from dpsgd.runs.task import Task, arrays_digest, data_digest, identity, task_record
 from dpsgd.runs.terms import Terms
 from samplers import Population, UnitData
@@ -35,11 +37,11 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a run computes with, made from its task and its configuration alone.
+    """Everything a run computes with, made from its task and its resolved spec alone.
 
     Attributes:
       task: What is trained.
-      config: How.
+      spec: How.
       data: Its training rows.
       population: What is public of them.
       unit: What is protected: it is read from the type of the data.
@@ -53,7 +55,7 @@ class Job:
     """
 
     task: Task
-    config: RunConfig
+    spec: RunSpec
     data: PyTree
     population: Population
     unit: str
@@ -68,34 +70,30 @@ class Job:
     def of(
         cls,
         task: Task,
-        config: RunConfig,
-        mechanism: Callable[[Population], Mechanism] | None = None,
+        run: ResolvedRun,
         *,
         rows: tuple[PyTree, Population] | None = None,
         placement: Placement | None = None,
     ) -> Job:
-        """Returns the job of `config` on `task`.
+        """Returns the job of a run of `task`.
 
         Args:
           task: What is trained.
-          config: How, with nothing left open.
-          mechanism: Gives the mechanism for the training rows; by default `config` does.
+          run: How.
           rows: Of the task, if they are at hand.
           placement: On which devices; by default one.
         """
         data, population = rows or rows_of(task)
-        chosen = (mechanism or config.mechanism)(population)
+        spec, chosen = run.spec, run.mechanism
         unit = chosen.sampler.protected_unit(population)
-        optimizer = SGD if config.optimizer == "sgd" else ADAM
         algorithm = dpsgd(
             _loss(task),
-            optimizer,
-            microbatch_size=config.microbatch_size,
-            tables=tables.lazy_tables(config, chosen.sampler.num_steps),
+            optimizer.SGD if isinstance(spec.optimizer, SGD) else optimizer.ADAM,
+            microbatch_size=spec.microbatch_size,
+            tables=_lazy_tables(spec, chosen.sampler.num_steps),
         )
-        delta = config.delta(population)
-        params = task.init(config.init_seed)
-        refinement = calibration.refinement_of(task, chosen)
+        params = task.init(spec.init_seed)
+        refinement = refinement_of(task, chosen)
         if placement is not None:
             state = jax.eval_shape(
                 lambda params: _first_state(algorithm, params, chosen, data), params
@@ -104,8 +102,8 @@ class Job:
                 placement = placement.fitting(state, placement.memory)
             if placement.deals(state):
                 params = hosted(params)  # a device that keeps them whole has room for little else
-        parts = data, population, unit, params, algorithm, chosen, delta, refinement, placement
-        return cls(task, config, *parts)
+        parts = data, population, unit, params, algorithm, chosen, run.delta, refinement, placement
+        return cls(task, spec, *parts)
 
     def digest(self) -> str:
         """Returns a text that names the training rows: a secret, as they are."""
@@ -133,18 +131,18 @@ class Job:
 
     def scheduled(self, state: TrainState) -> TrainState:
         """Returns a state, made now or read back, with the step sizes of this job."""
-        config = self.config
-        assert config.learning_rate is not None, "`choose` leaves nothing open"
-        momentum = config.momentum if config.optimizer == "sgd" else None
+        chosen = self.spec.optimizer
+        assert chosen.learning_rate is not None, "`resolve` leaves nothing open"
+        momentum = chosen.momentum if isinstance(chosen, SGD) else None
         hyperparams = hyperparameters(
-            config.learning_rate, self.mechanism.sampler.num_steps, momentum
+            chosen.learning_rate, self.mechanism.sampler.num_steps, momentum
         )
         return state._replace(opt_state=with_hyperparameters(state.opt_state, hyperparams))
 
     @functools.cached_property
     def layout(self) -> Layout:
         """How the blocks of this job are laid out, found once: all it runs is of one program."""
-        sampler, data_on = self.mechanism.sampler, self.config.data_on
+        sampler, data_on = self.mechanism.sampler, self.spec.data_on
         return Layout.of(
             sampler, self.data, block_steps=BLOCK_STEPS, data_on=data_on, placement=self.placement
         )
@@ -188,7 +186,7 @@ class Job:
             looked at, and the rest is that of the first state, so that no pending noise shows.
           progress: Called with one line of text.
         """
-        if not self.config.audit:
+        if not self.spec.audit:
             return "not made: it was switched off"
         if state.tables:
             state = self.start()._replace(step=state.step)
@@ -238,6 +236,31 @@ def rows_of(task: Task) -> tuple[PyTree, Population]:
             f"have {', '.join(map(str, sorted(rows))) or 'none'}"
         )
     return columns, data.population if isinstance(data, UnitData) else Population(rows.pop())
+
+
+def refinement_of(task: Any, mechanism: Mechanism) -> Refinement | None:
+    """Returns what a task makes of the sums that its run ends in, if there are any.
+
+    Raises:
+      ValueError: if it makes nothing of them.
+    """
+    if mechanism.full_sums is None:
+        return None
+    if not callable(getattr(task, "calibration", None)):
+        raise ValueError(
+            f"the run ends in {mechanism.full_sums}, of which its task, a {type(task).__name__}, "
+            "makes nothing: it has no calibration() (see dpsgd.runs.task.Task)"
+        )
+    return task.calibration()
+
+
+def _lazy_tables(spec: RunSpec, num_steps: int) -> LazyTables | None:
+    """Returns how tables with deferred noise are trained; None where there are none."""
+    if not isinstance(tables := spec.tables, Lazy):
+        return None
+    assert tables.learning_rate is not None, "`resolve` leaves nothing open"
+    assert tables.momentum is not None, "`resolve` leaves nothing open"
+    return LazyTables(Cosine(tables.learning_rate, num_steps), tables.momentum, tables.weight_decay)
 
 
 def _loss(task: Task) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from accounting import Bound, format_delta
 from dpsgd.core.guarantee import INDEPENDENT, words_on
-from dpsgd.runs.settings import sentence
+from dpsgd.runs.recommendation import sentence
 from dpsgd.runs.stages import WORDS
 
 UNDEFINED = "undefined"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.fingerprint import BLINDED, differing
 from dpsgd.runs.history import History
 from dpsgd.runs.records import checked
+from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stages import WORDS
 from dpsgd.runs.task import RECORD
 from samplers.settings import name_of
@@ -49,14 +49,14 @@ class FinishedRun:
     Attributes:
       path: Its directory.
       task: What was trained: its "name", "settings" and "description", as JSON values.
-      config: How.
+      spec: How.
       record: What `report.json` holds, with the ledger's word for all that the ledger proves.
       history: The ledger.
     """
 
     path: Path
     task: dict[str, Any]
-    config: RunConfig
+    spec: RunSpec
     record: dict[str, Any]
     history: History
 
@@ -72,7 +72,7 @@ class FinishedRun:
         history = run.history()
         settings = run.config(history)
         where = f"{path / 'config.json'} is damaged, or of another version"
-        config = RunConfig.from_record(settings, where)
+        spec = RunSpec.from_record(settings, where)
         task = checked(settings.get("task"), dict[str, Any], f"{where}: task")
         checked_fields(task, RECORD, f"{where}: task")
         record = run.read_json("report.json")
@@ -91,7 +91,7 @@ class FinishedRun:
         for name, value in record["metrics"].items():
             if value is not None and not abs(value) <= _LARGEST:
                 raise ValueError(f"{where}: metrics, {name}: {value!s:.20} is too large")
-        return cls(path, task, config, {**record, **proved(history)}, history)
+        return cls(path, task, spec, {**record, **proved(history)}, history)
 
     @property
     def mechanism(self) -> Mechanism | None:

@@ -67,12 +67,12 @@ class Task(Trainable, Protocol):
       as "auc": what `dpsgd evaluate` prints, and of which `metrics` may be made;
     * `encode(rows)`, rows as `predict` takes them of rows as people have them, such as a table of
       texts: what a program gives an exported model. By default they are the same;
-    * `recommend(aim)`, the `dpsgd.Settings` that a run takes where its user gives none, for a
-      `dpsgd.runs.settings.Aim`: the number of rows and the guarantee that is wanted. It must look
-      at no row. By default `dpsgd.runs.settings.generic`;
+    * `recommend(request)`, the `dpsgd.Settings` that a run takes where its user gives none, for a
+      `dpsgd.RecommendationRequest`: the number of rows and the guarantee that is wanted. It must
+      look at no row. By default `dpsgd.runs.recommendation.generic`;
     * `calibration()`, a `dpsgd.engine.queries.Refinement`, such as `Platt`: what private runs
       make of noisy sums over all rows after their last step, to be part of the model; equal tasks
-      have equal ones (`RunConfig.calibration`);
+      have equal ones (`RunSpec.calibration`);
     * `described(description, where)`, a static method that returns what predicts, reads and
       evaluates, from what `describe` returned and without the training rows; `where` begins the
       line of its ValueError. By default a task is made of the settings, but for `data`.

@@ -15,11 +15,20 @@ from accounting import PrivacyProfile, TrialCount
 from dpsgd.core.cost import cost
 from dpsgd.noise.base import Noise
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import calibration, correlation, tables
-from dpsgd.runs.config import RunConfig, config_digest
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.records import plain
+from dpsgd.runs.resolve import build_sampler, check, choose, full_sums, noise_of, resolved
+from dpsgd.runs.search import privacy_with
 from dpsgd.runs.selection import Selection
+from dpsgd.runs.spec import (
+    Lazy,
+    NoiseMultiplier,
+    NonPrivate,
+    RunSpec,
+    TargetAdvantage,
+    TargetEpsilon,
+    config_digest,
+)
 from dpsgd.runs.task import Task, check_task, data_digest, task_record
 from dpsgd.runs.terms import Terms
 from dpsgd.selection import noise
@@ -27,8 +36,6 @@ from samplers import BatchSampler
 
 _SHARE = 0.7
 """About the share of the selection's epsilon that a trial has, at ten trials on average."""
-
-_NOISE = ("target_epsilon", "target_advantage", "noise_multiplier")
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Candidates:
     Attributes:
       task: What is trained.
       name: What it is called.
-      configs: How a trial may be trained.
+      specs: How a trial may be trained.
       score: By which the best is chosen.
       better: Which of its values are better.
       count: The law of the number of trials.
@@ -49,29 +56,33 @@ class Candidates:
 
     task: Task
     name: str | None
-    configs: tuple[RunConfig, ...]
+    specs: tuple[RunSpec, ...]
     score: str
     better: Literal["higher", "lower"]
     count: TrialCount
 
     def __post_init__(self) -> None:
         check_task(self.task, self.name or "the task")
-        if not self.configs:
+        if not self.specs:
             raise ValueError("a selection needs at least one candidate")
-        for config in self.configs:
-            config.check()
-            if config.non_private:
+        for spec in self.specs:
+            check(spec)
+            if isinstance(spec.privacy, NonPrivate):
                 raise ValueError("a candidate without privacy voids the guarantee of a selection")
-            if config.insecure_seed is not None:
+            if spec.insecure_seed is not None:
                 raise ValueError("insecure_seed voids the guarantee of a selection")
-        for setting in _NOISE:
-            if len({getattr(config, setting) is None for config in self.configs}) > 1:
-                raise ValueError(f"either all candidates have {setting}, or none")
-        for setting in (*_NOISE[:2], "target_delta"):
-            if len({getattr(config, setting) for config in self.configs}) > 1:
-                raise ValueError(f"{setting} is that of the whole selection: give one for all")
-        if callable(check := getattr(self.task, "check", None)):
-            check(None)
+        if len({type(spec.privacy) for spec in self.specs}) > 1:
+            raise ValueError(
+                "give noise_multiplier, target_epsilon or target_advantage: the same one to all "
+                "candidates"
+            )
+        targets = {spec.privacy for spec in self.specs}
+        if len(targets) > 1 and not isinstance(self.specs[0].privacy, NoiseMultiplier):
+            raise ValueError("a target is that of the whole selection: give one for all")
+        if len({spec.delta for spec in self.specs}) > 1:
+            raise ValueError("target_delta is that of the whole selection: give one for all")
+        if callable(check_data := getattr(self.task, "check", None)):
+            check_data(None)
 
     @cached_property
     def rows(self) -> tuple[Any, Any]:
@@ -96,7 +107,7 @@ class Candidates:
         Args:
           root: By which the digest of the data is blinded, if it is.
         """
-        grid = json.dumps([config.record() for config in self.configs], sort_keys=True)
+        grid = json.dumps([spec.record() for spec in self.specs], sort_keys=True)
         return {
             "task": config_digest({"task": self.record}),
             "candidates": hashlib.sha256(grid.encode()).hexdigest(),
@@ -113,19 +124,18 @@ class Candidates:
           ValueError: if the noise cannot be had, or does not suffice.
         """
         population = self.rows[1]
-        delta = self.configs[0].delta(population)
         terms = []
-        for config in self._noised(delta):
-            mechanism = config.mechanism(population)
-            unit = mechanism.sampler.protected_unit(population)
-            digest = config_digest({"task": self.record, **config.record()})
-            stated = {"config": digest, "settings": plain(config.record())}
-            if config.tables == "lazy":
+        for spec in self._with_noise():
+            run = resolved(spec, population)
+            unit = run.mechanism.sampler.protected_unit(population)
+            digest = config_digest({"task": self.record, **spec.record()})
+            stated = {"config": digest, "settings": plain(spec.record())}
+            if isinstance(spec.tables, Lazy):
                 stated["tables"] = "lazy"
-            terms.append(Terms(mechanism, delta, False, stated, unit))
+            terms.append(Terms(run.mechanism, run.delta, False, stated, unit))
         fingerprint = self.fingerprint(root)
         selection = Selection(self.count, tuple(terms), self.score, self.better, fingerprint)
-        epsilon = cost([selection.trials()], delta).epsilon
+        epsilon = cost([selection.trials()], terms[0].delta).epsilon
         if epsilon is None or math.isinf(epsilon.upper):
             raise ValueError("no finite epsilon is certified for this selection: raise its noise")
         return selection
@@ -139,7 +149,8 @@ class Candidates:
         names: list[str] = []
         for number, terms in enumerate(selection.candidates, 1):
             progress(f"auditing candidate {number} of {len(selection.candidates)}")
-            job = Job.of(self.task, config_of(terms), rows=self.rows)
+            run = resolved(spec_of_trial(terms), self.rows[1])
+            job = Job.of(self.task, run, rows=self.rows)
             if (job.mechanism, job.delta, job.unit) != (terms.mechanism, terms.delta, terms.unit):
                 raise ValueError(f"candidate {number} would not be trained as it is declared")
             job.audit(job.start(), lambda line: None)
@@ -147,69 +158,66 @@ class Candidates:
         if self.score not in names:
             raise ValueError(f"there is no metric {self.score!r}; there are {', '.join(names)}")
 
-    def _noised(self, delta: float) -> list[RunConfig]:
+    def _with_noise(self) -> list[RunSpec]:
         """Returns the candidates with nothing left open, and noise at which the target is met."""
-        population = self.rows[1]
-        about = self._about_a_trial()
-        configs = []
-        for config in self.configs:
-            chosen = tables.chosen(self.task, dataclasses.replace(config, **about), self.rows)[0]
-            chosen = calibration.decided(self.task, chosen, population)
-            configs.append(correlation.decided(self.task, chosen, population)[0])
-        if self.configs[0].noise_multiplier is not None:
-            return configs
+        population, goal = self.rows[1], self.specs[0].privacy
+        about = self._about_a_trial(goal)
+        asked = (dataclasses.replace(spec, privacy=about or spec.privacy) for spec in self.specs)
+        specs = [choose(spec, self.task, self.rows)[0] for spec in asked]
+        if about is None:
+            return specs
         # Candidates that differ in what costs no privacy need the same noise.
-        samplers = [config.build_sampler(population) for config in configs]
+        samplers = [build_sampler(spec, population) for spec in specs]
         kinds = [
-            (sampler, _cost_class(config.noise(), sampler), config.calibration)
-            for sampler, config in zip(samplers, configs, strict=True)
+            (sampler, _cost_class(noise_of(spec), sampler), spec.calibration)
+            for sampler, spec in zip(samplers, specs, strict=True)
         ]
-        unique = dict(zip(kinds, configs, strict=True))
+        unique = dict(zip(kinds, specs, strict=True))
         # What a run's sums after training are depends on its noise: they are found with those of
         # about as much, and the noise is then that with which the very mechanisms suffice.
+        delta = specs[0].delta_of(population)
         privacies = [
-            calibration.privacy_with(
-                config.full_sums(sampler, delta) if calibrated == "platt" else None,
+            privacy_with(
+                full_sums(sampler, delta, about) if calibrated == "platt" else None,
                 sampler,
-                config.noise(),
+                noise_of(spec),
             )
-            for (sampler, _, calibrated), config in unique.items()
+            for (sampler, _, calibrated), spec in unique.items()
         ]
 
-        def at(config: RunConfig, sigma: float) -> RunConfig:
-            none: dict[str, Any] = dict.fromkeys(_NOISE)
-            return dataclasses.replace(config, **{**none, "noise_multiplier": sigma})
+        def at(spec: RunSpec, sigma: float) -> RunSpec:
+            return dataclasses.replace(spec, privacy=NoiseMultiplier(sigma))
 
         def profiles(sigmas: list[float]) -> list[PrivacyProfile]:
             pairs = zip(unique.values(), sigmas, strict=True)
-            return [at(config, sigma).mechanism(population).privacy() for config, sigma in pairs]
+            return [
+                resolved(at(spec, sigma), population).mechanism.privacy() for spec, sigma in pairs
+            ]
 
-        first = self.configs[0]
-        if first.target_epsilon is not None:
-            target = first.target_epsilon
+        if isinstance(goal, TargetEpsilon):
             sigmas = noise.for_epsilon(
-                privacies, self.count, epsilon=target, delta=delta, profiles=profiles
+                privacies, self.count, epsilon=goal.epsilon, delta=delta, profiles=profiles
             )
         else:
-            assert first.target_advantage is not None, "check() admits one of the three"
-            target = first.target_advantage
-            sigmas = noise.for_advantage(privacies, self.count, advantage=target, profiles=profiles)
+            assert isinstance(goal, TargetAdvantage), "no candidate is without privacy"
+            sigmas = noise.for_advantage(
+                privacies, self.count, advantage=goal.advantage, profiles=profiles
+            )
         found = dict(zip(unique, sigmas, strict=True))
-        return [at(config, found[kind]) for config, kind in zip(configs, kinds, strict=True)]
+        return [at(spec, found[kind]) for spec, kind in zip(specs, kinds, strict=True)]
 
-    def _about_a_trial(self) -> dict[str, Any]:
+    def _about_a_trial(self, goal: Any) -> TargetEpsilon | TargetAdvantage | None:
         """Returns about what a trial may cost, by which what is left open is chosen."""
-        first = self.configs[0]
-        if first.target_epsilon is not None:
-            return {"target_epsilon": _SHARE * first.target_epsilon}
-        if first.target_advantage is not None:
-            return {"target_advantage": self.count.share(first.target_advantage)}
-        return {}
+        if isinstance(goal, TargetEpsilon):
+            return TargetEpsilon(_SHARE * goal.epsilon)
+        if isinstance(goal, TargetAdvantage):
+            return TargetAdvantage(self.count.share(goal.advantage))
+        return None
 
 
-def config_of(terms: Terms) -> RunConfig:
-    """Returns the configuration of the trials of a declared candidate."""
-    return RunConfig.from_record(terms.fingerprint["settings"], "the ledger", execute=True)
+def spec_of_trial(terms: Terms) -> RunSpec:
+    """Returns how the trials of a declared candidate are trained."""
+    return RunSpec.from_record(terms.fingerprint["settings"], "the ledger", execute=True)
 
 
 def _cost_class(law: Noise, sampler: BatchSampler) -> bool | Noise:

@@ -21,15 +21,15 @@ from accounting import TrialCount
 from dpsgd.files import destroy, make_folder, write_atomically
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import engine
-from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import SECRETS, RunDirectory
 from dpsgd.runs.history import NO_HEAD, History, line_of
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.selection import Selection
+from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped, stop_requests
 from dpsgd.runs.task import Task
 from dpsgd.runs.terms import Terms
-from dpsgd.selection.candidates import Candidates, config_of
+from dpsgd.selection.candidates import Candidates, spec_of_trial
 from dpsgd.selection.release import NOTHING, ended, release, release_nothing
 from dpsgd.selection.vault import Vault
 
@@ -41,7 +41,7 @@ ROOT = "root.key"
 
 def select(
     task: Task,
-    candidates: Sequence[RunConfig],
+    candidates: Sequence[RunSpec],
     out: Path,
     *,
     score: str,
@@ -52,7 +52,7 @@ def select(
 ) -> dict[str, Any]:
     """Trains a random number of candidates, and releases the best with the guarantee of the whole.
 
-    What a candidate's configuration asks for (`target_epsilon` or `target_advantage`) is asked of
+    What a candidate asks for (`target_epsilon` or `target_advantage`) is asked of
     the whole selection, and must be alike in all; the noise that this takes is found. With
     `noise_multiplier` each candidate has its own. Called again, it goes on where it was.
 
@@ -198,7 +198,7 @@ def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
             if path.exists():
                 record = engine.resume(path, wanted.task)
             else:
-                record = engine.run(wanted.task, config_of(terms), path, name=wanted.name)
+                record = engine.run(wanted.task, spec_of_trial(terms), path, name=wanted.name)
         except (Stopped, OSError, MemoryError):
             raise
         except Exception:

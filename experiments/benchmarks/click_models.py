@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import dpsgd
-from dpsgd import RunConfig
+from dpsgd import RunSpec
 from experiments.benchmarks.rows import Row
 from experiments.tasks.clicks.task import Clicks
 from samplers.settings import SETTINGS
@@ -98,11 +98,11 @@ class Models:
     seeds: int
     written: Path | None = None
 
-    def trained(self, name: str, config: RunConfig) -> list[Trained]:
+    def trained(self, name: str, config: RunSpec) -> list[Trained]:
         """Returns what the runs of `config` gave, seed by seed."""
         return [self._trained(name, config, seed) for seed in range(self.seeds)]
 
-    def _trained(self, name: str, config: RunConfig, seed: int) -> Trained:
+    def _trained(self, name: str, config: RunSpec, seed: int) -> Trained:
         label = f"{name}, {self.task.kept_aside} rows kept aside, seed {seed}"
         file = None if self.written is None else self.written / f"{label}.json"
         if file is not None and file.exists():
@@ -177,9 +177,9 @@ def beside_bars(
     yield Row.at_most(name, apart, "", MOST_MISCALIBRATED)
 
 
-def defaults(**aim: Any) -> RunConfig:
+def defaults(**aim: Any) -> RunSpec:
     """Returns what a run is asked for by somebody who gives its `aim` alone, at delta = 1 / n."""
-    return RunConfig(SETTINGS["balls-and-bins"](), target_delta="1/n", **aim)
+    return RunSpec.of(SETTINGS["balls-and-bins"](), target_delta="1/n", **aim)
 
 
 def _mean(runs: Sequence[Trained], figure: str) -> float:

@@ -23,7 +23,7 @@ import samplers
 from dpsgd import (
     Mechanism,
     RootKey,
-    RunConfig,
+    RunSpec,
     Secure,
     clipped_grad,
     cost,
@@ -275,7 +275,7 @@ def interrupted(model: ModelConfig, rows: int, batch_size: int) -> Iterator[Row]
         synthetic.write_store(store, rows, seed=0)
         out = Path(folder) / "run"
         task = Clicks(store, **dataclasses.asdict(model))
-        config = RunConfig(
+        config = RunSpec.of(
             SETTINGS["balls-and-bins"](batch_size=batch_size, epochs=2),
             noise_multiplier=1.0,
             audit=False,

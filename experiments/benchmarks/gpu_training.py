@@ -22,7 +22,7 @@ import optax
 from jax import lax
 
 import samplers
-from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, RunConfig, dpsgd, runs, train_blocks
+from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, RunSpec, dpsgd, runs, train_blocks
 from dpsgd.engine.programs import compiler_options
 from dpsgd.engine.step import Watch, block_function
 from dpsgd.runs.optimizer import ADAM, hyperparameters
@@ -332,7 +332,7 @@ def whole_run(
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         made = synthetic.write_store(store, rows, seed=0)
-        config = RunConfig(
+        config = RunSpec.of(
             SETTINGS["balls-and-bins"](batch_size=batch_size, epochs=1),
             target_epsilon=3.0,
             audit=audit,

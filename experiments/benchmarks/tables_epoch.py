@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from dpsgd import RunConfig, runs
+from dpsgd import RunSpec, runs
 from dpsgd.runs.result import FinishedRun
 from experiments.benchmarks.rows import Row
 from experiments.tasks.clicks.sizes import ModelConfig
@@ -34,7 +34,7 @@ def epoch_rows(model: ModelConfig, rows: int, batch: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as temporary:
         store = Path(temporary) / "store"
         made = synthetic.write_store(store, round(rows / TRAINING), seed=0)
-        config = RunConfig(
+        config = RunSpec.of(
             SETTINGS["balls-and-bins"](batch_size=batch, epochs=1),
             target_epsilon=EPSILON,
             tables="lazy",

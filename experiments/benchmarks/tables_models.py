@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dpsgd import RunConfig
+from dpsgd import RunSpec
 from experiments.benchmarks.click_models import FIGURES, Models, Trained, defaults
 from experiments.benchmarks.rows import Row
 from experiments.benchmarks.sgd_models import Mean
@@ -35,11 +35,11 @@ class Sizes:
             return "batches and epochs by default"
         return f"batch {self.batch_size}, {self.epochs} epochs"
 
-    def config(self, epsilon: float, tables: str) -> RunConfig:
+    def config(self, epsilon: float, tables: str) -> RunSpec:
         """Returns the run that somebody asks for."""
-        config = defaults(target_epsilon=epsilon, tables=tables, audit=False)
-        sampler = dataclasses.replace(config.sampler, **dataclasses.asdict(self))
-        return dataclasses.replace(config, sampler=sampler)
+        spec = defaults(target_epsilon=epsilon, tables=tables, audit=False)
+        sampler = dataclasses.replace(spec.sampler, **dataclasses.asdict(self))
+        return dataclasses.replace(spec, sampler=sampler)
 
 
 SIZES = {"models": Sizes(1024, 10), "defaults": Sizes()}

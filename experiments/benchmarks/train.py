@@ -27,11 +27,12 @@ import jax
 import jax.numpy as jnp
 
 import dpsgd
-from dpsgd import RootKey, RunConfig, TrainState
+from dpsgd import RootKey, RunSpec, TrainState
 from dpsgd.engine.blocks import plan_blocks
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.step import Watch, compiled_block
-from dpsgd.runs.job import Job
+from dpsgd.runs.job import Job, rows_of
+from dpsgd.runs.resolve import resolve
 from experiments.benchmarks.rows import Row, options_of, positive, report
 from experiments.benchmarks.step import SIZES
 from experiments.benchmarks.timing import Series, turns
@@ -63,14 +64,14 @@ def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int
     """Returns the rows of one model, trained on `store`."""
     runs = store.parent / name
     task = Clicks(store, **dataclasses.asdict(model))
-    config = RunConfig(
+    config = RunSpec.of(
         SETTINGS["balls-and-bins"](batch_size=1024, epochs=epochs),
         noise_multiplier=1.0,
         l2_clip_norm=4.0,
         learning_rate=3e-3,
         audit=False,  # made before a run, and no part of what is timed
     )
-    job = Job.of(task, config)
+    job = Job.of(task, resolve(config, task, rows_of(task)))
     bare, numbers = _BareLoop(job), itertools.count()
 
     def run(data_on: Literal["device", "host"]) -> Spent:

@@ -33,7 +33,7 @@ from accounting import (
 )
 from accounting import epsilon as price
 from dpsgd.runs.job import rows_of
-from dpsgd.runs.settings import choose
+from dpsgd.runs.resolve import resolve
 from dpsgd.selection.engine import DEFAULT_COUNT
 from experiments.benchmarks import click_models
 from experiments.benchmarks.accounting import seconds
@@ -65,9 +65,9 @@ def advantages(bins: tuple[int, ...], epochs: tuple[int, ...]) -> Iterator[Row]:
 
 def cost_of_choosing(task: Clicks, epsilon: float) -> Iterator[Row]:
     """Yields the rows of the best of a random number of runs at the defaults for `epsilon`."""
-    _, population = rows_of(task)
-    config = choose(task, click_models.defaults(target_epsilon=epsilon), population)
-    run, delta = config.mechanism(population).privacy(), 1 / population.num_examples
+    spec = click_models.defaults(target_epsilon=epsilon, calibration="none")
+    found = resolve(spec, task, rows_of(task))
+    run, delta = found.mechanism.privacy(), found.delta
     one, best = (price(x, delta).upper for x in (run, SelectionProfile(run, DEFAULT_COUNT)))
     at = f"the best of {DEFAULT_COUNT.mean:g} runs on average, epsilon {epsilon:g} each"
     yield Row(f"certified epsilon, {at}", best, "epsilon")

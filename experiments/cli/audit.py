@@ -19,10 +19,11 @@ from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.noise.planning import best_noise
 from dpsgd.runs.audit import ROWS, audit_task
-from dpsgd.runs.calibration import refinement_of
-from dpsgd.runs.correlation import apart, check_apart, kept_apart
+from dpsgd.runs.job import refinement_of
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters, with_hyperparameters
-from dpsgd.runs.settings import Settings
+from dpsgd.runs.recommendation import Settings
+from dpsgd.runs.resolve import separated, with_separation
+from dpsgd.runs.spec import NoiseMultiplier
 from dpsgd.runs.task import Trainable
 from experiments.cli.config import AuditConfig
 from samplers import BatchSampler
@@ -158,13 +159,14 @@ def _bins(report: BlackBoxReport) -> list[float]:
 
 def _mechanism(config: AuditConfig) -> Mechanism:
     bands = config.bands or 1
-    with apart(config.sampler, bands) as kept:
-        sampler, delta = replace(config, sampler=kept).build(drawn=True)
-    check_apart(sampler, bands)
+    sampler = separated(
+        config.sampler, bands, lambda kept: replace(config, sampler=kept).build(drawn=True)[0]
+    )
     noise: Noise = Secure() if config.secure_noise else Independent()
     if bands > 1:
         noise = best_noise(sampler, bands)
-    sums = config.full_sums(sampler, delta, noise_multiplier=config.noise_multiplier)
+    goal = NoiseMultiplier(config.noise_multiplier)
+    sums = config.full_sums(sampler, config.delta_of(sampler), goal)
     return Mechanism(sampler, config.noise_multiplier, config.l2_clip_norm, noise, sums)
 
 
@@ -174,7 +176,7 @@ def _claimed(config: AuditConfig, sampler: BatchSampler) -> BatchSampler:
         return sampler
     if config.claim not in SETTINGS:
         raise ValueError(f"--claim {config.claim}: there are {', '.join(SETTINGS)}")
-    kind, drawn = SETTINGS[config.claim], kept_apart(config.sampler, config.bands)
+    kind, drawn = SETTINGS[config.claim], with_separation(config.sampler, config.bands)
     both = {f.name for f in fields(kind)} & {f.name for f in fields(drawn)}
     both -= {"max_batch_size", "overflow"}  # what is claimed chooses anew
     claim = replace(config, sampler=kind(**{name: getattr(drawn, name) for name in both}))

@@ -8,31 +8,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpsgd.runs.config import RunConfig
 from dpsgd.runs.records import plain
+from dpsgd.runs.spec import RunSpec, known_options
 from dpsgd.runs.task import find
 from experiments.cli.tasks import DEFAULT
 from experiments.tasks import TASKS
 from samplers.settings import SamplerSettings
 
 
-def train_command(task: Mapping[str, Any], config: RunConfig, out: Path) -> str:
+def train_command(task: Mapping[str, Any], spec: RunSpec, out: Path) -> str:
     """Returns `dpsgd train ...` as a shell takes it: what differs from the defaults, and no more.
 
     Args:
       task: The "name" and the "settings" of what is trained. No module is imported by its name: of
         a task that is not built in, all settings are given; of one that is made already, as its
         name in lower case tells, none.
-      config: How it is trained.
+      spec: How it is trained.
       out: The run directory.
 
     >>> from samplers.settings import SETTINGS
-    >>> config = RunConfig(SETTINGS["poisson"](epochs=3), noise_multiplier=0.5)
-    >>> train_command({"name": "clicks", "settings": {"data": "my store"}}, config, Path("run"))
+    >>> spec = RunSpec.of(SETTINGS["poisson"](epochs=3), noise_multiplier=0.5)
+    >>> train_command({"name": "clicks", "settings": {"data": "my store"}}, spec, Path("run"))
     "dpsgd train 'my store' sampler:poisson --epochs 3 --noise-multiplier 0.5 --out run"
     """
     name, settings = task["name"], dict(task["settings"])
-    sampler = config.sampler
+    sampler = spec.sampler
     if name is None or not isinstance(sampler, SamplerSettings):
         return f"# of {out}: by a program alone, which made its task or its sampler"
     words = ["dpsgd", "train", *(["--task", name] if name != DEFAULT else [])]
@@ -44,11 +44,12 @@ def train_command(task: Mapping[str, Any], config: RunConfig, out: Path) -> str:
         settings = {k: v for k, v in settings.items() if k not in defaults or v != defaults[k]}
     words += [settings.pop("data")] if settings.get("data") else []
     words.append(f"sampler:{sampler.name}")
-    for part in (sampler, config):
-        for field in dataclasses.fields(part):
-            value = getattr(part, field.name)
-            if field.name != "sampler" and value != field.default:
-                words += _option(field.name, value)
+    for field in dataclasses.fields(sampler):
+        if (value := getattr(sampler, field.name)) != field.default:
+            words += _option(field.name, value)
+    for name, value in spec.options().items():
+        if name != "sampler" and value != known_options()[name].default:
+            words += _option(name, value)
     for name, value in settings.items():
         words += _option(name, value)
     return shlex.join([*words, "--out", str(out)])

@@ -156,23 +156,23 @@ class GuaranteeConfig:
         """Returns the delta of the guarantee."""
         return default_delta(sampler.num_units) if self.delta is None else self.delta
 
-    def full_sums(self, sampler: BatchSampler, delta: float, **wanted: float | None) -> Any:
+    def full_sums(self, sampler: BatchSampler, delta: float, goal: Any) -> Any:
         """Returns the sums over all rows of the calibration that is asked for, or None.
 
         Args:
           sampler: From `build`.
           delta: From `build`.
-          **wanted: By what they are chosen, see `dpsgd.runs.calibration.platt`.
+          goal: By what they are chosen, see `dpsgd.runs.search.platt`.
 
         Raises:
           ValueError: if the run cannot be calibrated.
         """
         if self.calibration == "none":
             return None
-        from dpsgd.runs.calibration import platt
+        from dpsgd.runs.resolve import full_sums
 
         try:
-            return platt(sampler, delta, **wanted)
+            return full_sums(sampler, delta, goal)
         except ValueError as error:
             raise ValueError(
                 f"--calibration {self.calibration} cannot be had: {error}; leave it out"

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -107,11 +107,12 @@ class DevicesPlan(GuaranteeConfig):
 
 def run(config: DevicesPlan) -> None:
     """Answers `dpsgd plan devices`."""
-    from dpsgd.runs.correlation import check_apart, kept_apart
+    from dpsgd.runs.resolve import separated
 
-    drawn = dataclasses.replace(config, sampler=kept_apart(config.sampler, config.bands))
-    sampler, _ = drawn.build()
-    check_apart(sampler, config.bands)
+    def build(sampler: Any) -> BatchSampler:
+        return dataclasses.replace(config, sampler=sampler).build()[0]
+
+    sampler = separated(config.sampler, config.bands, build)
     rates, memory = config.rates(), bytes_of(config.device_memory, "--device-memory")
     with Console() as console:
         console.progress("compiling the step")

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import tyro
 
 from dpsgd.runs.records import field_types
+from dpsgd.runs.spec import known_options
 from dpsgd.runs.task import METHODS, check_task, find
 from experiments.tasks import TASKS
 from samplers.settings import SETTINGS
@@ -161,6 +162,27 @@ def options_of(kind: type, *, place: bool = True) -> type:
             (name, offered, dataclasses.field() if missing else dataclasses.field(default=default))
         )
     return dataclasses.make_dataclass(kind.__name__, fields, frozen=True, kw_only=True)
+
+
+def of_run(base: type) -> type:
+    """Returns the command `base` with the options of a run, as `RunSpec.of` takes them."""
+    fields: list[Any] = []
+    for name, option in known_options().items():
+        owner, attribute = option.help
+        if name != "sampler":
+            text = _helps(owner)[attribute] if attribute else inspect.getdoc(owner) or ""
+            help = " ".join(text.partition("\n\n")[0].split())
+            kind: Any = option.type
+            offered = Annotated[kind, tyro.conf.arg(help=help)]
+            fields.append((name, offered, dataclasses.field(default=option.default)))
+    return dataclasses.make_dataclass(
+        base.__name__,
+        fields,
+        bases=(base,),
+        frozen=True,
+        kw_only=True,
+        namespace={"__doc__": base.__doc__},
+    )
 
 
 def _helps(kind: type) -> dict[str, str]:

@@ -18,7 +18,6 @@ from scipy.special import expit
 
 from dpsgd.models.model import TrainedModel
 from dpsgd.runs import report
-from dpsgd.runs.config import RunConfig
 from dpsgd.runs.result import FinishedRun
 from experiments.figures.drawing import MARKERS, PALETTE
 from experiments.tasks.clicks.evaluate import Scores
@@ -299,11 +298,8 @@ def differences(run: FinishedRun, twin: FinishedRun) -> list[str]:
 
 
 def _settings(run: FinishedRun) -> dict[str, object]:
-    config: RunConfig = run.config
-    sampler = {
-        field.name: getattr(config.sampler, field.name)
-        for field in dataclasses.fields(config.sampler)
-        if field.name in _BATCHES
-    }
+    options, drawn = run.spec.options(), run.spec.sampler
+    names = (field.name for field in dataclasses.fields(drawn) if field.name in _BATCHES)
+    sampler = {name: getattr(drawn, name) for name in names}
     sizes = dict(run.task["description"].get("model_sizes", {}))
-    return {**sampler, **{name: getattr(config, name) for name in _TRAINING}, **sizes}
+    return {**sampler, **{name: options[name] for name in _TRAINING}, **sizes}

@@ -326,7 +326,7 @@ def _reproduce(runs: Runs) -> str:
 def _command(name: str, run: FinishedRun) -> str:
     """Returns the command that does a run, or the selection of a model, again."""
     if run.history.selection is None:
-        return train_command(run.task, run.config, Path(name))
+        return train_command(run.task, run.spec, Path(name))
     if not (file := run.path / engine.ASKED).is_file():
         return f"# of {name}: by a program alone, see dpsgd.select"
     data = run.task["settings"].get("data")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from dpsgd.runs.config import RunConfig
+from dpsgd.runs.recommendation import Settings
 from dpsgd.runs.records import build
-from dpsgd.runs.settings import Settings
+from dpsgd.runs.spec import known_options
 from experiments.reports.metrics import Better
 from samplers.settings import SETTINGS, SamplerSettings
 
@@ -193,14 +193,16 @@ class Sweep(OfTask):
     insecure_seeds: tuple[int, ...] = ()
     """Reproducible runs, one a seed, in place of repetitions: they void every guarantee."""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that all runs share, named as in `RunConfig`."""
+    """Options that all runs share, see `dpsgd.RunSpec.of`."""
     headline: str | None = None
     """The metric that is shown; by default the one that the task puts first."""
     better: Better | None = None
     """Which of its values are better, if that is not the task's own metric."""
 
-    OWN: ClassVar[tuple[str, ...]] = ("sampler", *AXES, "non_private", "insecure_seed")
-    """Settings of `RunConfig` that a grid, or the seeds, decide."""
+    GRID: ClassVar[tuple[str, ...]] = ("sampler", *AXES, "non_private")
+    """Options of a run that a grid decides."""
+    OWN: ClassVar[tuple[str, ...]] = (*GRID, "insecure_seed", "budget_minutes")
+    """Options of a run that a grid, or the seeds, decide."""
 
     def __post_init__(self) -> None:
         if (self.repetitions is None) == (not self.insecure_seeds):
@@ -215,9 +217,9 @@ class Sweep(OfTask):
         if not self.grid:
             raise ValueError("grid is missing: give at least one [[grid]]")
         self.check_task()
-        known = {f.name for f in dataclasses.fields(RunConfig)} - set(self.OWN)
+        known = known_options().keys() - set(self.OWN)
         for name in self.run:
-            if name in self.OWN[:-1]:
+            if name in self.GRID:
                 raise ValueError(f"run: {name} belongs into a [[grid]]")
             if name not in known:
                 raise ValueError(f"run: {name!a} is unknown; there are {', '.join(sorted(known))}")
@@ -245,7 +247,7 @@ class Sweep(OfTask):
         fields = tables(content, where)
         if fields.keys() & {"target_epsilon", "target_advantage", "mean_trials", "score"}:
             raise ValueError(f"{where} is the file of a private selection: add --private")
-        of_runs = {f.name for f in dataclasses.fields(RunConfig)} - set(cls.OWN)
+        of_runs = known_options().keys() - set(cls.OWN)
         axes = {f.name for f in dataclasses.fields(Grid)}
         for i, table in enumerate(fields["grid"], 1):
             if found := sorted(table.keys() & of_runs - axes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.files import write_atomically
-from dpsgd.runs import correlation, tables
-from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.job import rows_of
 from dpsgd.runs.records import checked
+from dpsgd.runs.resolve import differing, with_any_noise
 from dpsgd.runs.result import FinishedRun, unlike
-from dpsgd.runs.settings import any_noise
+from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped
 from dpsgd.runs.task import Task, data_digest, made_of, task_record
 from experiments.cli.tasks import find_task, needs_data
@@ -73,7 +71,7 @@ def run_sweep(
     tree = population.tree.shape.digest if population.tree else ""
     record, digest = task_record(task, sweep.task_name), data_digest(task, columns, tree)
     todo = [
-        Assignment(record, run.config, run.out, program)
+        Assignment(record, run.spec, run.out, program)
         for run, program in zip(runs, programs, strict=True)
         if not _finished(run, record, digest)
     ]
@@ -163,7 +161,7 @@ def _summary(
     if task["name"] != sweep.task_name:
         raise ValueError(f"{runs[0].out.parent} holds runs of the task {task['name']}")
     for run, found in finished:
-        _refuse_another(run, task, found.task, found.config)
+        _refuse_another(run, task, found.task, found.spec)
         data.update(found.data)
     if len(data) > 1 or None in data:
         raise ValueError(
@@ -217,14 +215,14 @@ def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
     Raises:
       ValueError: if the sampler does not fit the rows, or the noise cannot be had.
     """
-    config = run.config
+    spec = run.spec
     try:
-        sampler = any_noise(config).mechanism(population).sampler
+        sampler = with_any_noise(spec, population).mechanism.sampler
         sampler.protected_unit(population)
     except ValueError as error:
         raise ValueError(f"{where}, {run.cell.name}: {error}") from None
     size, several = sampler.padded_batch_size, sampler.accumulates
-    return size, several, config.non_private, config.bands, config.tables
+    return size, several, spec.private, spec.options().get("bands"), type(spec.tables)
 
 
 def _finished(run: PlannedRun, task: Mapping[str, Any], digest: str) -> bool:
@@ -238,7 +236,7 @@ def _finished(run: PlannedRun, task: Mapping[str, Any], digest: str) -> bool:
     directory = RunDirectory.open(run.out, finished=False)
     where = f"{run.out / 'config.json'} is damaged, or of another version"
     record = directory.read_json("config.json")
-    found = RunConfig.from_record(record, where)
+    found = RunSpec.from_record(record, where)
     begun = checked(record.get("task"), dict[str, Any], f"{where}: task")
     _refuse_another(run, task, begun, found, same_data=set(directory.data()) == {digest})
     return directory.finished
@@ -248,7 +246,7 @@ def _refuse_another(
     run: PlannedRun,
     task: Mapping[str, Any],
     begun: Mapping[str, Any],
-    found: RunConfig,
+    found: RunSpec,
     *,
     same_data: bool = True,
 ) -> None:
@@ -258,21 +256,19 @@ def _refuse_another(
       run: As planned.
       task: The record of what it trains.
       begun: The record of what was begun.
-      found: The configuration of that.
+      found: The spec of that.
       same_data: Whether it was on the same data.
     """
-    names = [field.name for field in dataclasses.fields(found)]
-    asked = tables.as_decided(correlation.as_decided(run.config, found), found)
-    differing = [name for name in names if getattr(found, name) != getattr(asked, name)]
-    if not differing:
+    names = differing(run.spec, found)
+    if not names:
         for part in ("settings", "description"):
             ours, theirs = dict(task[part]), dict(begun.get(part) or {})
             keys = {**ours, **theirs}.keys() - {"data"}  # wherever they lie now
-            differing += sorted(key for key in keys if ours.get(key) != theirs.get(key))
-    differing += ["task"] if task["name"] != begun.get("name") else []
-    differing += [] if same_data else ["data"]
-    if differing:
+            names += sorted(key for key in keys if ours.get(key) != theirs.get(key))
+    names += ["task"] if task["name"] != begun.get("name") else []
+    names += [] if same_data else ["data"]
+    if names:
         raise ValueError(
             f"{run.out} holds another run than this sweep's, with another "
-            f"{', '.join(differing)}: name another --out, or remove it"
+            f"{', '.join(names)}: name another --out, or remove it"
         )

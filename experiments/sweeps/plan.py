@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpsgd.runs.config import RunConfig
-from dpsgd.runs.records import build
-from dpsgd.runs.settings import Settings
+from dpsgd.runs.recommendation import Settings
+from dpsgd.runs.resolve import check
+from dpsgd.runs.spec import RunSpec, spec_of
 from experiments.sweeps.config import AXES, IN_SAMPLER, PRIVACY, Grid, Sweep
 from samplers.settings import SamplerSettings
 
@@ -75,10 +75,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A cell's run in one repetition, with its configuration and its directory."""
+    """A cell's run in one repetition, with its spec and its directory."""
 
     cell: Cell
-    config: RunConfig
+    spec: RunSpec
     out: Path
 
     @property
@@ -146,21 +146,18 @@ def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
             "non_private": cell.non_private,
             "insecure_seed": seed,
         }
-        config = build(RunConfig, settings, f"{where}, run")
-        begun = config.init_seed + (number if seed is None else seed)
-        config = dataclasses.replace(
-            config,
-            init_seed=begun % 2**32,
-            # Asked of all runs, and there is no noise in this one that could be secure.
-            secure_noise=config.secure_noise and not cell.non_private,
-            # What a sweep does not ask for is no part of what it compares.
-            calibration="none" if cell.non_private else config.calibration or "none",
-        )
+        # What a sweep does not ask for is no part of what it compares.
+        settings.setdefault("calibration", "none")
+        if cell.non_private:  # asked of all runs, and this one has no noise and clips nothing
+            settings |= {"secure_noise": False, "calibration": "none"}
+        spec = spec_of(settings, f"{where}, run")
+        begun = spec.init_seed + (number if seed is None else seed)
+        spec = dataclasses.replace(spec, init_seed=begun % 2**32)
         try:
-            config.check()
+            check(spec)
         except ValueError as error:
             raise ValueError(f"{where}, run: {error}") from None
-        runs.append(PlannedRun(cell, config, folder / f"{cell.name}-{repetition}"))
+        runs.append(PlannedRun(cell, spec, folder / f"{cell.name}-{repetition}"))
     return runs
 
 

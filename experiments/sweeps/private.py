@@ -13,8 +13,9 @@ from typing import Any
 
 from accounting import TrialCount
 from dpsgd.files import write_atomically
-from dpsgd.runs.config import RunConfig
 from dpsgd.runs.records import build, checked
+from dpsgd.runs.resolve import check
+from dpsgd.runs.spec import RunSpec, spec_of
 from dpsgd.runs.task import Task
 from experiments.reports.metrics import Better
 from experiments.sweeps.config import IN_SAMPLER, OfTask, samplers_of, tables
@@ -51,7 +52,7 @@ class PrivateSweep(OfTask):
     better: Better | None = None
     """Which of its values are better, if that is not the task's own metric."""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that all candidates share, named as in `RunConfig`."""
+    """Options that all candidates share, see `dpsgd.RunSpec.of`."""
     title: str = ""
 
     def __post_init__(self) -> None:
@@ -85,7 +86,7 @@ class PrivateSweep(OfTask):
             )
         return build(cls, fields, where)
 
-    def candidates(self, where: str) -> list[RunConfig]:
+    def candidates(self, where: str) -> list[RunSpec]:
         """Returns how a trial may be trained, each once, in the order of the file.
 
         Raises:
@@ -93,7 +94,7 @@ class PrivateSweep(OfTask):
             `where`.
         """
         whole = {name: getattr(self, name) for name in _WHOLE}
-        found: dict[str, RunConfig] = {}
+        found: dict[str, RunSpec] = {}
         for number, grid in enumerate(self.grid, 1):
             at = f"{where}, grid {number}"
             axes = {
@@ -114,12 +115,12 @@ class PrivateSweep(OfTask):
                     if name in setting
                 }
                 settings = {**self.run, **setting, **whole, "sampler": sized(sampler, sizes)}
-                config = build(RunConfig, settings, at)
+                spec = spec_of(settings, at)
                 try:
-                    config.check()
+                    check(spec)
                 except ValueError as error:
                     raise ValueError(f"{at}: {error}") from None
-                found.setdefault(repr(config.record()), config)
+                found.setdefault(repr(spec), spec)
         return list(found.values())
 
     def scored(self, task: Task, where: str) -> tuple[str, Better]:

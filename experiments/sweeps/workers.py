@@ -24,7 +24,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from dpsgd.runs.config import RunConfig
+from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped, stop_requests
 from experiments.cli.console import counted
 from experiments.cli.errors import mendable
@@ -38,7 +38,7 @@ class Assignment:
 
     task: Mapping[str, Any]
     """What is trained, as `task_record` wrote it: a process makes its own of it."""
-    config: RunConfig
+    spec: RunSpec
     out: Path
     program: Hashable
     """Runs with the same program are best done by one process."""
@@ -229,7 +229,7 @@ def _outcome(one: Assignment, say: Callable[[str], None]) -> Message:
         if one.out.exists():
             resume(one.out, task, progress=say)
         else:
-            run(task, one.config, one.out, name=one.task["name"], progress=say)
+            run(task, one.spec, one.out, name=one.task["name"], progress=say)
     except Stopped as stopped:
         return Message("stopped", str(stopped))
     except Exception as error:

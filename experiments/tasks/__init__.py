@@ -25,8 +25,8 @@ def task_of(run: Path, *, data: Path | None = None) -> Any:
       ValueError: if the configuration is damaged, or there is no such task any more.
     """
     from dpsgd.runs import task
-    from dpsgd.runs.config import check_version
     from dpsgd.runs.directory import RunDirectory
+    from dpsgd.runs.spec import check_version
 
     record = RunDirectory.open(run, finished=False).read_json("config.json")
     check_version(record, run)

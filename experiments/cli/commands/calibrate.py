@@ -34,22 +34,23 @@ def command(words: Sequence[str]) -> tuple[type[CalibrateConfig], list[str]]:
 
 def run(config: CalibrateConfig) -> None:
     """Runs `dpsgd calibrate`."""
-    from accounting import Bound, calibrate, calibrate_advantage, format_delta
-    from dpsgd import Mechanism, Segment, cost
+    from accounting import Bound, format_delta
+    from dpsgd import Independent, Mechanism, Segment, cost
     from dpsgd.core.guarantee import ADJACENCY
-    from dpsgd.runs.calibration import privacy_with
+    from dpsgd.runs.search import smallest_noise
+    from dpsgd.runs.spec import TargetAdvantage, TargetEpsilon
 
     with going_on("calibrating"):
         sampler, delta = config.build()
         unit = sampler.protected_unit(config.population())
-        wanted = {"target_epsilon": config.epsilon, "target_advantage": config.target_advantage}
-        sums = config.full_sums(sampler, delta, **wanted)
-        privacy = privacy_with(sums, sampler)
+        goal: TargetAdvantage | TargetEpsilon
         if config.target_advantage is not None:
-            sigma = calibrate_advantage(privacy, advantage=config.target_advantage)
+            goal = TargetAdvantage(config.target_advantage)
         else:
             assert config.epsilon is not None, "check() admits exactly one of the two"
-            sigma = calibrate(privacy, epsilon=config.epsilon, delta=delta)
+            goal = TargetEpsilon(config.epsilon)
+        sums = config.full_sums(sampler, delta, goal)
+        sigma = smallest_noise(goal, delta, sampler, Independent(), sums)
         mechanism = Mechanism(sampler, sigma, 1.0, full_sums=sums)
         guarantee = cost([Segment(mechanism, unit=unit)], delta)
     # Rounded up: the printed number suffices as it stands.

@@ -42,7 +42,7 @@ def run(config: EpsilonConfig) -> None:
     """Runs `dpsgd epsilon`."""
     from accounting import Bound, TrialCount, format_delta
     from accounting.estimates import episodic
-    from dpsgd import Mechanism, Segment, Trials, cost
+    from dpsgd import Mechanism, NoiseMultiplier, Segment, Trials, cost
     from dpsgd.core.guarantee import ADJACENCY
     from samplers import Multistage
 
@@ -51,7 +51,7 @@ def run(config: EpsilonConfig) -> None:
         unit = sampler.protected_unit(config.population())
         trials = config.mean_trials
         count = None if trials is None else TrialCount(trials, config.trials_shape)
-        sums = config.full_sums(sampler, delta, noise_multiplier=config.noise_multiplier)
+        sums = config.full_sums(sampler, delta, NoiseMultiplier(config.noise_multiplier))
         mechanism = Mechanism(sampler, config.noise_multiplier, 1.0, full_sums=sums)
         segment = Segment(mechanism, unit=unit)
         guarantee = cost([segment], delta)

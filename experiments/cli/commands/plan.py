@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from dpsgd.runs.correlation import ADAM
 from dpsgd.sizes import bytes_of
 from experiments.cli import devices_plan, outputs, tasks
 from experiments.cli.config import GuaranteeConfig, check_target
@@ -108,6 +107,7 @@ def _plan_noise(config: PlanConfig) -> None:
     from accounting import Bound, format_delta
     from dpsgd.core.guarantee import ADJACENCY
     from dpsgd.noise import planning
+    from dpsgd.runs.resolve import ADAM
 
     of_sampler = planning.most_bands(sampler)
     most = planning.most_bands(sampler, memory=memory, num_params=config.num_params)

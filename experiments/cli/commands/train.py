@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpsgd.files import check_writable
-from dpsgd.runs.config import RunConfig
+from dpsgd.runs.spec import RunSpec, known_options
 from experiments import cli
 from experiments.cli import tasks
 from experiments.cli.console import Console
@@ -19,7 +18,7 @@ from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(RunConfig, DevicesConfig, ProcessesConfig):
+class Train(DevicesConfig, ProcessesConfig):
     """Train a task privately and write a run directory with the guarantee it earned.
 
     --task NAME says which: clicks, by default, another built-in one, or one of your own as
@@ -36,10 +35,6 @@ class Train(RunConfig, DevicesConfig, ProcessesConfig):
     sampler: SamplerCommand
     out: Path
     """Run directory to create; an existing one is never touched."""
-    budget_minutes: float | None = None
-    """Time for the whole command on this machine, audit and report included: of the epochs that the
-    task's rule takes, as many as fit, found by timing a few steps on generated rows. By default the
-    rule's own epochs."""
     begin: bool = False
     """Make the run directory, and take no step: `dpsgd batches` can draw the run's batches then,
     and `dpsgd resume` trains."""
@@ -47,29 +42,30 @@ class Train(RunConfig, DevicesConfig, ProcessesConfig):
 
 def command(words: Sequence[str]) -> tuple[type[Train], list[str]]:
     """Returns what can be asked of the task that words name, and the other words."""
-    return tasks.command(with_own_sampler(Train, words), words)
+    return tasks.command(with_own_sampler(tasks.of_run(Train), words), words)
 
 
 def run(asked: Train) -> None:
     """Runs `dpsgd train`."""
-    config = RunConfig(**{f.name: getattr(asked, f.name) for f in dataclasses.fields(RunConfig)})
-    with naming_options(Train, type(config.sampler)):
-        config.check()
+    with naming_options(type(asked), type(asked.sampler)):
+        spec = RunSpec.of(**{name: getattr(asked, name) for name in known_options()})
         asked.check_devices()
+        from dpsgd.runs.resolve import check
+
+        check(spec)
         task = tasks.task_of(asked)
         check_writable(asked.out)
-        config.check_sizes(getattr(task, "num_examples", None))
+        check(spec, getattr(task, "num_examples", None))
     with (
         asked.together(asked.out) as processes,
         Console(quiet=not processes.first) as console,
-        naming_options(Train, type(config.sampler)),
+        naming_options(type(asked), type(asked.sampler)),
     ):
         console.progress("starting")
         import dpsgd
 
         how: dict[str, Any] = {
             "name": asked.task[0],  # type: ignore[attr-defined]
-            "budget_minutes": asked.budget_minutes,
             "placement": asked.placement(),
             "started": cli.started,
             "progress": console.tell,
@@ -77,10 +73,10 @@ def run(asked: Train) -> None:
         if asked.begin:
             from dpsgd.runs.engine import begin
 
-            begin(task, config, asked.out, **how)
+            begin(task, spec, asked.out, **how)
             console.line(f"begun: dpsgd resume {asked.out}")
         else:
-            show(console, asked.out, dpsgd.run(task, config, asked.out, **how))
+            show(console, asked.out, dpsgd.run(task, spec, asked.out, **how))
 
 
 def show(console: Console, path: Path, record: dict[str, Any]) -> None:

@@ -23,8 +23,12 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from dpsgd.runs.settings import Aim, Settings, generic
-from dpsgd.runs.step_sizes import of_lazy_tables
+from dpsgd.runs.recommendation import (
+    RecommendationRequest,
+    Settings,
+    generic,
+    table_step_size,
+)
 
 MOST_EPOCHS = {"adam": 30, "sgd": 10}
 """By optimizer. Of Adam's, 50 are no better, and in 100 a model of epsilon 8 fits its training rows
@@ -47,60 +51,62 @@ TABLES_WITHOUT_NOISE = 20.0
 Adam's 0.7615; in 10 epochs about 4 is best, 0.759 beside 0.758, and 10 learns rows by heart."""
 
 
-def recommended(aim: Aim, *, categories: bool = True) -> Settings:
+def recommended(request: RecommendationRequest, *, categories: bool = True) -> Settings:
     """Returns the settings of a run on clicks, or on a table without categories.
 
     Where the noise multiplier is given, epsilon follows from the settings, and not they from it:
     they are alike for all noise and all samplers.
 
-    >>> found = recommended(Aim(88_000, 1e-5, target_epsilon=8.0))
+    >>> found = recommended(RecommendationRequest(88_000, 1e-5, target_epsilon=8.0))
     >>> found.batch_size, found.epochs, found.l2_clip_norm, found.learning_rate
     (4096, 30, 4.0, 0.0038)
     """
-    if aim.noise_multiplier is not None:
-        return generic(aim)
-    n, epsilon = aim.num_examples, _epsilon(aim)
-    once = not aim.private and (categories or aim.optimizer == "sgd")
-    epochs = aim.epochs or _epochs(aim, 1 if once else MOST_EPOCHS[aim.optimizer])
-    batch_size = aim.batch_size or min(n, _batch_size(n, epochs, aim))
+    if request.noise_multiplier is not None:
+        return generic(request)
+    n, epsilon = request.num_examples, _epsilon(request)
+    once = not request.private and (categories or request.optimizer == "sgd")
+    epochs = request.epochs or _epochs(request, 1 if once else MOST_EPOCHS[request.optimizer])
+    batch_size = request.batch_size or min(n, _batch_size(n, epochs, request))
     steps = math.ceil(n / batch_size) * epochs
-    if aim.optimizer == "sgd":
-        rate = _rate_of_sgd(steps, batch_size, epsilon) * (1 - aim.momentum) / 0.1
+    if request.optimizer == "sgd":
+        rate = _rate_of_sgd(steps, batch_size, epsilon) * (1 - request.momentum) / 0.1
     elif epsilon is None and not categories:
         rate = 6e-3
     elif epsilon is None:
-        rate = 6e-3 / epochs**1.5 if aim.tables == "dense" else 2e-2 / epochs**2
+        rate = 6e-3 / epochs**1.5 if request.tables == "dense" else 2e-2 / epochs**2
     else:
         rate = _distance(epochs, epsilon) / math.sqrt(steps)
     found = Settings(batch_size, epochs, L2_CLIP_NORM, float(f"{rate:.2g}"))
-    if aim.tables == "dense":
+    if request.tables == "dense":
         return found
     limits = {"most": MOST_OF_TABLES, "without_noise": TABLES_WITHOUT_NOISE / epochs**0.6}
-    return dataclasses.replace(found, tables_learning_rate=of_lazy_tables(aim, found, **limits))
+    return dataclasses.replace(
+        found, tables_learning_rate=table_step_size(request, found, **limits)
+    )
 
 
-def _epsilon(aim: Aim) -> float | None:
+def _epsilon(request: RecommendationRequest) -> float | None:
     """Returns the epsilon that is wanted, or about that of the wanted advantage; None without.
 
     An attack's advantage A goes with an epsilon of about -10 ln(1 - A): on 88,000 rows to 20 %,
     from 0.3 to 8.
     """
-    if aim.target_advantage is not None:
-        return -10 * math.log1p(-aim.target_advantage)
-    return aim.target_epsilon
+    if request.target_advantage is not None:
+        return -10 * math.log1p(-request.target_advantage)
+    return request.target_epsilon
 
 
-def _epochs(aim: Aim, most: int) -> int:
+def _epochs(request: RecommendationRequest, most: int) -> int:
     # On 400,000 generated rows 10 epochs were better than 30: more rows want fewer.
-    shrunk = min(1.0, 1e5 / aim.num_examples) ** 0.5
+    shrunk = min(1.0, 1e5 / request.num_examples) ** 0.5
     most = round(most * shrunk)
-    in_time = aim.most_epochs
+    in_time = request.most_epochs
     if in_time is None:
-        in_time = USUAL_VISITS // aim.num_examples
+        in_time = USUAL_VISITS // request.num_examples
     return max(1, min(most, in_time))
 
 
-def _batch_size(n: int, epochs: int, aim: Aim) -> int:
+def _batch_size(n: int, epochs: int, request: RecommendationRequest) -> int:
     """Returns a power of two of which there are about 600 in the run.
 
     Without privacy there are 3,000, or 300 for lazy tables; SGD takes some more than 600 or 300.
@@ -108,10 +114,10 @@ def _batch_size(n: int, epochs: int, aim: Aim) -> int:
     With noise, few large batches are as good as many small ones, and where the noise multiplier
     would be below 1 they are better.
     """
-    steps, least, most = (600, 32, 32_768) if aim.private else (300, 32, 1024)
-    if aim.optimizer == "sgd":
+    steps, least, most = (600, 32, 32_768) if request.private else (300, 32, 1024)
+    if request.optimizer == "sgd":
         steps += steps // 2
-    elif not aim.private and aim.tables == "dense":
+    elif not request.private and request.tables == "dense":
         steps, least = 3000, 4
     return 2 ** round(math.log2(min(most, max(least, n * epochs / steps))))
 

@@ -13,7 +13,7 @@ from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
     from dpsgd.engine.platt import Platt
-    from dpsgd.runs.settings import Aim, Settings
+    from dpsgd.runs.recommendation import RecommendationRequest, Settings
     from experiments.tasks.clicks.evaluate import Scores
     from experiments.tasks.clicks.schema import Schema
     from experiments.tasks.clicks.store import Store
@@ -151,11 +151,11 @@ class ClickModels:
             )
         return score(self._functions.logit, params, blocks, None if by is None else names.index(by))
 
-    def recommend(self, aim: Aim) -> Settings:
+    def recommend(self, request: RecommendationRequest) -> Settings:
         """Returns the settings of a run where its user gives none, see `recommendation`."""
         from experiments.tasks.clicks.recommendation import recommended
 
-        return recommended(aim, categories=bool(self.schema.categories))
+        return recommended(request, categories=bool(self.schema.categories))
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` rows of the columns of the schema, which are nobody's."""

@@ -28,7 +28,7 @@ from dpsgd import (
     Guarantee,
     Mechanism,
     RootKey,
-    RunConfig,
+    RunSpec,
     Segment,
     cost,
     dpsgd,
@@ -89,9 +89,9 @@ DELTAS = {
     "a histogram": lambda delta: private_histogram([0, 1], 2, epsilon=1.0, delta=delta),
     "an audit": lambda delta: black_box_audit(MECHANISM, Bound(0.0, 1.0), delta=delta, trials=100),
     "a ledger": lambda delta: Terms.from_record(Terms(MECHANISM, delta, False, {}).record()),
-    "a run": lambda delta: RunConfig(None, 1.0, target_delta=delta).check(),
+    "a run": lambda delta: RunSpec.of(None, noise_multiplier=1.0, target_delta=delta),
     "a default cap": lambda delta: Poisson(**SIZES, target_delta=delta),
-    "few units": lambda delta: RunConfig(
+    "few units": lambda delta: RunSpec.of(
         Poisson(round(1 / delta), 1), 1.0, target_delta="1/n"
     ).delta(Population(round(1 / delta))),
 }
@@ -317,8 +317,8 @@ def test_the_default_delta_of_a_run_goes_by_the_units_that_are_protected(populat
         sampler = SETTINGS[name](batch_size=100).build(population)
         assert sampler.protected_unit(population) == ("user" if delta == 3e-6 else sampler.unit)
         for one in (settings, sampler):
-            assert RunConfig(one, 1.0).delta(population) == delta
-        by_n = RunConfig(settings, 1.0, target_delta="1/n").delta(population)
+            assert RunSpec.of(one, noise_multiplier=1.0).delta_of(population) == delta
+        by_n = RunSpec.of(settings, noise_multiplier=1.0, target_delta="1/n").delta_of(population)
         assert by_n == (1e-5 if delta == 3e-6 else 1e-6)
 
 

@@ -12,7 +12,7 @@ import pytest
 from readable_task import Readable, readable
 from tiny_task import Line
 
-from dpsgd import RunConfig, load_exported, run
+from dpsgd import RunSpec, load_exported, run
 from dpsgd.models import model as models
 from dpsgd.models.model import export, read_model
 from samplers import Deterministic
@@ -25,7 +25,7 @@ KINDS = {"readable": NAME}
 def home(tmp_path_factory):
     """A folder with a run, the model that was exported of it, and rows in a file."""
     home = tmp_path_factory.mktemp("home")
-    config = RunConfig(Deterministic(160, 16, 1), noise_multiplier=1.0, audit=False)
+    config = RunSpec.of(Deterministic(160, 16, 1), noise_multiplier=1.0, audit=False)
     run(Readable(data="/secret/place"), config, home / "run")
     export(home / "run", home / "model")
     np.savez(home / "rows.npz", **readable.generated(50))

@@ -30,9 +30,9 @@ import jax
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
 from dpsgd.runs import engine, job
-from dpsgd.runs.config import RunConfig
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS
 from dpsgd.runs.fingerprint import code_digest
+from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import load
 from samplers.settings import SETTINGS
 
@@ -57,7 +57,7 @@ def go_on(task, out, sampler):
     if out.exists():
         engine.resume(out)
         return
-    config = RunConfig(
+    config = RunSpec.of(
         SAMPLERS[sampler],
         noise_multiplier=1.0,
         optimizer="sgd" if sampler.endswith("bands") else "adam",

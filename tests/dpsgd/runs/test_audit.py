@@ -14,6 +14,8 @@ from dpsgd.noise import gaussian
 from dpsgd.runs import audit
 from dpsgd.runs.job import Job
 from dpsgd.runs.ledger import read
+from dpsgd.runs.resolve import resolved
+from samplers import Population
 
 pytestmark = pytest.mark.audit
 
@@ -129,7 +131,7 @@ def test_where_there_is_no_noise_there_is_nothing_to_audit(tmp_path):
 def test_an_audit_is_remembered_for_equal_runs_under_equal_settings(monkeypatch):
     made = []
     monkeypatch.setattr(audit, "audit_task", lambda *run: made.append(run) or audit.AuditReport(()))
-    job = Job.of(line, config_of(audit=True))
+    job = Job.of(line, resolved(config_of(audit=True), Population(160)))
     run = job.task, job.algorithm, job.mechanism, job.start(), job.layout
     for _ in range(2):
         audit._remembered(*run)

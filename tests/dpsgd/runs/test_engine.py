@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_task import Line, config_of, line
 
-from dpsgd import RunConfig, resume, run
+from dpsgd import NoiseMultiplier, RunSpec, resume, run
 from dpsgd.runs import job
 from dpsgd.runs.result import FinishedRun
 from samplers import BallsAndBins, cap_contributions
@@ -16,14 +16,14 @@ from samplers.settings import SETTINGS
 
 
 def test_a_task_is_trained_to_a_directory_with_its_metrics_and_its_guarantee(tmp_path):
-    config = RunConfig(BallsAndBins(160, 16, 2), noise_multiplier=1.0)
+    config = RunSpec.of(BallsAndBins(160, 16, 2), noise_multiplier=1.0)
     record = run(Line(), config, tmp_path / "run")
     assert record["metrics"]["test_num_examples"] == 50
     assert record["epsilon_upper"] > record["epsilon_lower"] > 0
     assert record["audit"].startswith("passed: ")
     assert record == json.loads((tmp_path / "run" / "report.json").read_text())
     assert resume(tmp_path / "run") == record  # it is finished
-    assert FinishedRun.read(tmp_path / "run").config.noise_multiplier == 1.0
+    assert FinishedRun.read(tmp_path / "run").spec.privacy == NoiseMultiplier(1.0)
 
 
 class OfUsers(Line):
@@ -46,7 +46,7 @@ class OfUsers(Line):
 @pytest.mark.long
 def test_the_unit_of_a_run_is_that_of_its_data(tmp_path):
     sampler = SETTINGS["poisson"](batch_size=10, epochs=1)
-    config = RunConfig(sampler, noise_multiplier=1.0, audit=False)
+    config = RunSpec.of(sampler, noise_multiplier=1.0, audit=False)
     record = run(OfUsers(), config, tmp_path / "run")
     assert record["unit"] == "user"
     assert record["num_examples"] == 40
@@ -72,7 +72,7 @@ def test_a_secure_run_says_what_its_guarantee_covers(tmp_path):
 @pytest.mark.parametrize(
     ("task", "settings", "why"),
     [
-        (line, {"noise_multiplier": None, "non_private": True, "secure_noise": True}, "has none"),
+        (line, {"noise_multiplier": None, "non_private": True, "secure_noise": True}, "no noise"),
         (line, {"secure_noise": True, "noise_multiplier": 1e-9}, "too small for a batch of"),
         (line, {"noise_multiplier": None}, "give exactly one of noise_multiplier, target_epsilon"),
         (line, {"noise_multiplier": 0.0}, "noise_multiplier must be finite and > 0, got 0"),
@@ -101,7 +101,7 @@ class Mixing(Line):
 
 @pytest.mark.parametrize("audit", [True, False])
 def test_a_loss_that_could_see_other_examples_is_refused_before_a_step_is_declared(audit, tmp_path):
-    config = RunConfig(BallsAndBins(160, 16, 2), noise_multiplier=1.0, audit=audit)
+    config = RunSpec.of(BallsAndBins(160, 16, 2), noise_multiplier=1.0, audit=audit)
     with pytest.raises(ValueError, match="examples could mix: the loss uses custom_vmap_call"):
         run(Mixing(), config, tmp_path / "run")
     ledger = tmp_path / "run" / "ledger.jsonl"

@@ -18,6 +18,8 @@ from dpsgd.engine import programs
 from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.job import Job
 from dpsgd.runs.ledger import read
+from dpsgd.runs.resolve import resolved
+from samplers import Population
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[2]
@@ -137,7 +139,8 @@ def test_devices_and_what_is_dealt_out_to_them_are_named(monkeypatch):
     record, root = {"task": {"name": "tiny_task:line"}}, RootKey.from_insecure_seed(0)
 
     def terms(*placement):
-        job = Job.of(line, config_of(), placement=Placement(*placement) if placement else None)
+        where = Placement(*placement) if placement else None
+        job = Job.of(line, resolved(config_of(), Population(160)), placement=where)
         return job.terms(record, "of its data", root).fingerprint
 
     alone, placed, dealt = terms(), terms((device,)), terms((device,), 2**16)

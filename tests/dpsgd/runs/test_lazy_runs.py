@@ -12,7 +12,7 @@ import pytest
 from tiny_task import config_of, words
 
 from accounting import epsilon
-from dpsgd import RunConfig, resume, run
+from dpsgd import resume, run
 from dpsgd.runs import engine, fingerprint, job
 from dpsgd.runs.directory import DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
@@ -205,9 +205,8 @@ def test_an_audit_sees_where_a_run_goes_on_and_none_of_its_rows(tmp_path, monkey
         return "passed"
 
     monkeypatch.setattr(job, "audit_run", audit_run)
-    settings = {**vars(lazy()), "audit": True}
     with ended(20, "stopped"):
-        run(words, RunConfig(**settings), tmp_path / "run")
+        run(words, lazy().but(audit=True), tmp_path / "run")
     resume(tmp_path / "run")
     assert [int(state.step) for state in seen] == [0, 20]
     for state in seen:

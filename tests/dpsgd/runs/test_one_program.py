@@ -8,7 +8,7 @@ import jax
 import pytest
 from tiny_task import Line
 
-from dpsgd import RunConfig, resume, run
+from dpsgd import RunSpec, resume, run
 from dpsgd.engine import loop, programs
 from dpsgd.runs import audit, engine
 from dpsgd.runs.ledger import read
@@ -58,7 +58,7 @@ def test_a_run_compiles_its_step_once_and_so_does_its_resumption(
             yield block
 
     monkeypatch.setattr(engine, "train_blocks", counting)
-    config = RunConfig(sampler, noise_multiplier=1.0, data_on=data_on, audit=False)
+    config = RunSpec.of(sampler, noise_multiplier=1.0, data_on=data_on, audit=False)
     programs._executable.cache_clear()
     with pytest.raises(Stopped):
         run(Line(width=5), config, tmp_path / "run")
@@ -74,7 +74,7 @@ def test_a_run_compiles_its_step_once_and_so_does_its_resumption(
 @pytest.mark.long
 def test_runs_of_equal_tasks_that_differ_in_numbers_share_one_program(tmp_path, compiled):
     for number in range(2):
-        config = RunConfig(
+        config = RunSpec.of(
             SETTINGS["shuffle"](batch_size=16, epochs=1 + number),
             noise_multiplier=1.0 + number,
             learning_rate=0.1 + number,
@@ -106,7 +106,7 @@ def test_what_is_audited_is_the_program_that_trains(tmp_path, compiled, monkeypa
     sampler = SETTINGS["balls-and-bins"](
         batch_size=16, epochs=2, max_batch_size=5, overflow="accumulate"
     )
-    config = RunConfig(sampler, noise_multiplier=1.0, data_on="host")
+    config = RunSpec.of(sampler, noise_multiplier=1.0, data_on="host")
     run(Line(width=7), config, tmp_path / "run")
     assert len(ran) == len(audited) == 1
     assert compiled("_run_block") == 1

@@ -18,7 +18,7 @@ import pytest
 from tiny_task import Line, Scaled, config_of, line, run_and_stop, short_blocks, words
 
 from accounting import epsilon
-from dpsgd import BandedToeplitz, Independent, RootKey, RunConfig, resume, run
+from dpsgd import Independent, RootKey, resume, run
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import compilation
 from dpsgd.models.model import export
@@ -28,7 +28,6 @@ from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import stop_requests
-from samplers.settings import SETTINGS
 
 RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS)
 
@@ -242,16 +241,9 @@ def test_what_is_changed_begins_a_generation_and_is_counted_in_addition(
 
 
 @pytest.fixture
-def correlated(monkeypatch):
-    """Has runs add noise of two bands, over cyclic batches."""
-    mechanism = RunConfig.mechanism
-
-    def banded(self, population):
-        return dataclasses.replace(mechanism(self, population), noise=BandedToeplitz((1.0, 0.5)))
-
-    monkeypatch.setattr(RunConfig, "mechanism", banded)
-    sampler = SETTINGS["balls-and-bins"](batch_size=16, epochs=3, cycle_length=2)
-    return config_of(insecure_seed=3, sampler=sampler)
+def correlated():
+    """A run with noise of two bands, over cyclic batches."""
+    return config_of(insecure_seed=3, bands=2, coefficients=(1.0, 0.5))
 
 
 @pytest.mark.long

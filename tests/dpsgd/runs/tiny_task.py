@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpsgd import RunConfig, run
+from dpsgd import RunSpec, run
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
 from dpsgd.engine.queries import Refinement
@@ -172,7 +172,7 @@ class Signalling:
 def config_of(**settings):
     sampler = SETTINGS["balls-and-bins"](batch_size=16, epochs=3)
     given = {"noise_multiplier": 1.0, "l2_clip_norm": 4.0, "learning_rate": 3e-3, "audit": False}
-    return RunConfig(**{"sampler": sampler, **given, **settings})
+    return RunSpec.of(**{"sampler": sampler, **given, **settings})
 
 
 def run_and_stop(task, config, out):

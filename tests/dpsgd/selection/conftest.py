@@ -19,5 +19,5 @@ def trained(tmp_path_factory):
     """The folder of a finished run of each candidate, by its learning rate."""
     folder = tmp_path_factory.mktemp("trained")
     for config in grid():
-        run(line, config, folder / str(config.learning_rate))
+        run(line, config, folder / str(config.optimizer.learning_rate))
     return {rate: folder / str(rate) for rate in RATES}

@@ -267,7 +267,7 @@ import sys
 from pathlib import Path
 from tiny_task import Line
 from toy_trials import grid, select, COUNT
-from dpsgd import RunConfig
+from dpsgd import RunSpec
 from dpsgd.runs import job
 from samplers.settings import SETTINGS
 job.BLOCK_STEPS = 4

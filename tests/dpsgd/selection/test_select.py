@@ -27,13 +27,13 @@ from dpsgd.files import destroy
 from dpsgd.models.model import export
 from dpsgd.runs.directory import SECRETS, RunDirectory
 from dpsgd.runs.history import LedgerError, line_of
+from dpsgd.runs.resolve import resolved
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.selection import Selection
 from dpsgd.runs.stop import Stopped
 from dpsgd.runs.terms import Terms
 from dpsgd.selection import engine
-from dpsgd.selection.candidates import Candidates
-from dpsgd.selection.candidates import config_of as trial_of
+from dpsgd.selection.candidates import Candidates, spec_of_trial
 from dpsgd.selection.vault import Vault
 from samplers import Deterministic, Poisson, Population
 from samplers.settings import SETTINGS
@@ -45,7 +45,7 @@ RELEASED = {
 
 
 def profile_of_trial():
-    return candidate().mechanism(Population(160)).privacy()
+    return resolved(candidate(), Population(160)).mechanism.privacy()
 
 
 def price_of_trial():
@@ -67,7 +67,7 @@ def test_the_best_of_real_trials_is_released_with_the_guarantee_of_the_whole(tmp
     run = FinishedRun.read(out)
     assert run.record == record
     assert run.mechanism is None  # its price at another delta is not the selection's
-    assert run.config.learning_rate in RATES
+    assert run.spec.optimizer.learning_rate in RATES
     assert record["selection"] == {
         "mean_trials": 3.0, "trials_shape": 0.0, "score": SCORE, "better": "lower", "candidates": 3,
     }  # fmt: skip
@@ -295,10 +295,13 @@ def test_other_folders_and_copies_are_refused(trained, tmp_path):
         ([], "at least one candidate"),
         ([config_of(non_private=True, noise_multiplier=None)], "without privacy"),
         ([config_of(insecure_seed=1)], "insecure_seed voids"),
-        ([config_of(), config_of(noise_multiplier=None, target_epsilon=3.0)], "or none"),
+        (
+            [config_of(), config_of(noise_multiplier=None, target_epsilon=3.0)],
+            "the same one to all candidates",
+        ),
         (
             [config_of(noise_multiplier=None, target_epsilon=e) for e in (3.0, 4.0)],
-            "target_epsilon is that of the whole",
+            "a target is that of the whole",
         ),
         ([config_of(target_delta=1e-3), config_of()], "target_delta is that of the whole"),
     ],
@@ -439,7 +442,7 @@ def test_a_trial_is_calibrated_and_the_whole_counts_it():
         asked = Candidates(calibrated, None, (config,), SCORE, "lower", COUNT)
         selection = asked.declared(RootKey.from_entropy())
         (terms,) = selection.candidates
-        assert terms.mechanism == trial_of(terms).mechanism(asked.rows[1])
+        assert terms.mechanism == resolved(spec_of_trial(terms), asked.rows[1]).mechanism
     assert terms.mechanism.full_sums == SUMS
     whole = SelectionProfile(terms.mechanism.privacy(), COUNT)
     upper = epsilon(whole, terms.delta).upper
@@ -456,7 +459,8 @@ def test_trials_may_differ_in_bands_each_with_its_noise():
     asked = Candidates(line, None, tuple(configs), SCORE, "lower", COUNT)
     selection = asked.declared(RootKey.from_entropy())
     mechanisms = [terms.mechanism for terms in selection.candidates]
-    assert mechanisms == [trial_of(t).mechanism(asked.rows[1]) for t in selection.candidates]
+    trials = map(spec_of_trial, selection.candidates)
+    assert mechanisms == [resolved(trial, asked.rows[1]).mechanism for trial in trials]
     assert [m.noise.bands for m in mechanisms] == [1, 5, 5]
     sigmas = [m.noise_multiplier for m in mechanisms]
     assert sigmas[0] == pytest.approx(sigmas[1], rel=1e-4)  # in a known order bands cost nothing

@@ -56,13 +56,13 @@ class Trials:
         self.trained, self.scores, self.begun, self.texts = trained, scores, [], []
 
     def run(self, task, config, path, name=None):
-        self.begun.append(config.learning_rate)
+        self.begun.append(config.optimizer.learning_rate)
         print(f"trial {len(self.begun)}")
         print(f"trial {len(self.begun)}", file=sys.__stderr__)
         print(f"trial {len(self.begun)}", file=sys.__stdout__)  # stays in a buffer
         os.write(2, b"as compiled code writes it")
-        score = self.scores[config.learning_rate]
-        source = self.trained[config.learning_rate]
+        score = self.scores[config.optimizer.learning_rate]
+        source = self.trained[config.optimizer.learning_rate]
         with RunDirectory.create(path) as folder:
             for file in source.iterdir():
                 shutil.copy(file, folder.path)

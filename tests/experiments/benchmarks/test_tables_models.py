@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from dpsgd.runs.settings import choose
+from dpsgd import Dense, Lazy
+from dpsgd.runs.job import rows_of
+from dpsgd.runs.resolve import choose
 from experiments.benchmarks import tables_models
 from experiments.benchmarks.click_models import FewerRows, Models, Trained
 from experiments.benchmarks.tables_models import SIZES, SURELY, Sizes
@@ -22,10 +24,11 @@ FIGURES = tables_models.SHOWN
 @pytest.mark.parametrize("part", SIZES)
 def test_both_kinds_are_asked_for_the_same_but_for_their_tables(part, store):
     asked = [SIZES[part].config(3.0, tables) for tables in ("lazy", "dense")]
-    lazy, dense = (choose(FewerRows(store), config, Population(88_000)) for config in asked)
-    assert (lazy.tables, dense.tables) == ("lazy", "dense")
-    assert lazy.tables_learning_rate is not None
-    for name in ("sampler", "target_epsilon", "l2_clip_norm", "learning_rate"):
+    rows = rows_of(FewerRows(store))[0], Population(88_000)
+    lazy, dense = (choose(spec, FewerRows(store), rows)[0] for spec in asked)
+    assert (type(lazy.tables), type(dense.tables)) == (Lazy, Dense)
+    assert lazy.tables.learning_rate is not None
+    for name in ("sampler", "privacy", "l2_clip_norm", "optimizer"):
         assert getattr(lazy, name) == getattr(dense, name)
     assert (lazy.sampler.batch_size, lazy.sampler.epochs) == {
         "models": (1024, 10),
@@ -45,7 +48,9 @@ def test_the_bar_is_on_the_mean_difference_of_enough_seeds_less_two_standard_err
     given = {"lazy": lazy, "dense": dense}
     monkeypatch.setattr(tables_models, "SEEDS", seeds)
     monkeypatch.setattr(
-        Models, "trained", lambda self, name, config: [made(x) for x in given[config.tables]]
+        Models,
+        "trained",
+        lambda self, name, config: [made(x) for x in given[config.options()["tables"]]],
     )
     found = {
         row.name: row

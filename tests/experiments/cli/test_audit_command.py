@@ -49,7 +49,7 @@ def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(ca
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["sampler:shuffle", "--bands", "4"], "bands 4: Shuffle keeps no two steps"),
+        (["sampler:shuffle", "--bands", "4"], "bands 4: correlated noise needs a minimum"),
         (
             ["sampler:poisson", "--bands", "4", "--cycle-length", "2"],
             "bands must be at most 2 here",

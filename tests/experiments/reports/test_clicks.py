@@ -10,7 +10,7 @@ import pytest
 from tiny_task import Line
 
 import dpsgd
-from dpsgd import RunConfig
+from dpsgd import RunSpec
 from dpsgd.models.model import read_model
 from dpsgd.runs.result import FinishedRun
 from experiments import cli
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
         ("plain", {"non_private": True}),
     ):
         sampler = SETTINGS["deterministic"](batch_size=400, epochs=2)
-        config = RunConfig(sampler, learning_rate=3e-3, audit=False, **noise)
+        config = RunSpec.of(sampler, learning_rate=3e-3, audit=False, **noise)
         dpsgd.run(task, config, folder / name, name="clicks")
     return folder
 
@@ -111,9 +111,9 @@ def test_the_cost_is_the_difference_of_the_metrics_with_its_standard_error(folde
 def test_a_model_without_privacy_that_was_trained_otherwise_is_said_to_be(folder, monkeypatch):
     private, plain = (FinishedRun.read(folder / name) for name in ("private", "plain"))
     assert clicks.differences(private, plain) == []
-    sampler = dataclasses.replace(plain.config.sampler, epochs=3)
-    config = dataclasses.replace(plain.config, sampler=sampler, learning_rate=0.1)
-    other = dataclasses.replace(plain, config=config)
+    sampler = dataclasses.replace(plain.spec.sampler, epochs=3)
+    spec = plain.spec.but(sampler=sampler, learning_rate=0.1)
+    other = dataclasses.replace(plain, spec=spec)
     found = ["epochs (2 and 3)", "learning rate (0.003 and 0.1)"]
     assert clicks.differences(private, other) == found
     monkeypatch.setattr(clicks, "differences", lambda run, twin: found)
@@ -173,7 +173,7 @@ ASKED = ["report", "private", "--out", "page.html"]
 def test_what_cannot_be_shown_is_one_line_and_leaves_no_page(here, words, message, capsys):
     if not (here / "line").exists():
         sampler = SETTINGS["deterministic"](batch_size=40, epochs=1)
-        config = RunConfig(sampler, non_private=True, audit=False)
+        config = RunSpec.of(sampler, non_private=True, audit=False)
         dpsgd.run(Line(), config, here / "line", name="tiny_task:Line")
     assert cli.main(words) == 2
     assert message in capsys.readouterr().err

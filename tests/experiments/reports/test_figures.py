@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd import Mechanism, RunConfig
+from dpsgd import Mechanism, RunSpec
 from dpsgd.runs.history import History
 from dpsgd.runs.result import FinishedRun
 from experiments.reports.figures import curves, looks, quality
@@ -34,7 +34,7 @@ def made(name, sampler, mechanism=None, **record):
         **TERMS,
         **record,
     }
-    config = RunConfig(Poisson(*SIZES), noise_multiplier=1.0)
+    config = RunSpec.of(Poisson(*SIZES), noise_multiplier=1.0)
     return Run(Path(name), {}, config, record, History())
 
 

@@ -14,10 +14,11 @@ import pytest
 from tiny_task import Line
 
 import dpsgd
-from dpsgd import RunConfig
+from dpsgd import RunSpec
 from dpsgd.runs.directory import DATA, DIAGNOSTICS
 from dpsgd.runs.ledger import read
 from dpsgd.runs.report import plain
+from dpsgd.runs.spec import known_options
 from experiments import cli
 from experiments.cli.command_line import train_command
 from experiments.reports.html import document
@@ -41,7 +42,7 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_printed_command_is_the_configuration(name):
     sampler, config, settings = CONFIGS[name]
-    config = RunConfig(SETTINGS[name](**sampler), **config)
+    config = RunSpec.of(SETTINGS[name](**sampler), **config)
     settings = {"data": "store", "model": "small", "hidden": None, **settings}
     words = shlex.split(
         train_command({"name": "clicks", "settings": settings}, config, Path("run"))
@@ -50,15 +51,14 @@ def test_the_printed_command_is_the_configuration(name):
     assert "--task" not in words
     assert "small" not in words
     _, read = cli.parse(words[1:])
-    for field in dataclasses.fields(RunConfig):
-        assert getattr(read, field.name) == getattr(config, field.name)
+    assert RunSpec.of(**{name: getattr(read, name) for name in known_options()}) == config
     assert read.out == Path("run")
     assert read.settings.data == Path(settings["data"])
     assert read.settings.hidden == (settings["hidden"] and tuple(settings["hidden"]))
 
 
 def test_the_printed_command_names_the_task_and_no_settings_of_one_that_is_made_already():
-    config = RunConfig(SETTINGS["poisson"](), noise_multiplier=1.0)
+    config = RunSpec.of(SETTINGS["poisson"](), noise_multiplier=1.0)
     settings = {"rows": 160, "width": 5, "seed": 0}
     for name, given in (("tiny_task:Line", "--width 5"), ("tiny_task:line", "1.0 --out")):
         command = train_command({"name": name, "settings": settings}, config, Path("run"))
@@ -78,7 +78,7 @@ def runs(tmp_path_factory):
         ("shuffled", "shuffle", {"noise_multiplier": 1.0}),
         ("plain", "deterministic", {"non_private": True}),
     ):
-        config = RunConfig(SETTINGS[sampler](batch_size=40, epochs=1), audit=False, **noise)
+        config = RunSpec.of(SETTINGS[sampler](batch_size=40, epochs=1), audit=False, **noise)
         dpsgd.run(Line(), config, folder / name, name="tiny_task:Line")
     return [folder / name for name in ("private", "shuffled", "plain")]
 
@@ -90,7 +90,7 @@ def clicked(tmp_path_factory):
     synthetic.write_store(folder / "store", 200, 0)
     task = Clicks(folder / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
     sampler = SETTINGS["deterministic"](batch_size=40, epochs=2)
-    config = RunConfig(sampler, noise_multiplier=1.0, audit=False)
+    config = RunSpec.of(sampler, noise_multiplier=1.0, audit=False)
     dpsgd.run(task, config, folder / "clicked", name="clicks")
     return folder / "clicked"
 

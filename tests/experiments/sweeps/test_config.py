@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd import Settings
+from dpsgd import Secure, Settings
 from experiments.cli.commands.sweep import SweepConfig
 from experiments.sweeps.config import AXES, SHIPPED, Sweep, file_of
 from experiments.sweeps.engine import task_of
@@ -39,13 +39,13 @@ def test_every_combination_is_a_run_once_a_repetition(tmp_path):
     runs = planned(sweep, tmp_path)
     assert len(runs) == 2 * 3 * 2 * 3  # samplers, privacy, epochs, repetitions
     assert len({run.name for run in runs}) == len(runs)
-    assert {
-        run.config.sampler.overflow for run in runs if run.config.sampler.name == "poisson"
-    } == {"accumulate"}
-    assert sum(run.config.non_private for run in runs) == 2 * 2 * 3
+    assert {run.spec.sampler.overflow for run in runs if run.spec.sampler.name == "poisson"} == {
+        "accumulate"
+    }
+    assert sum(not run.spec.private for run in runs) == 2 * 2 * 3
     # Independent randomness from the system, and beginnings that all cells share.
-    assert {run.config.insecure_seed for run in runs} == {None}
-    assert {run.config.init_seed for run in runs} == {0, 1, 2}
+    assert {run.spec.insecure_seed for run in runs} == {None}
+    assert {run.spec.init_seed for run in runs} == {0, 1, 2}
 
 
 def test_a_run_in_two_grids_is_one_run_under_a_name_that_says_what_it_is(tmp_path):
@@ -70,23 +70,23 @@ def test_one_sampler_needs_no_list(tmp_path, one):
 def test_explicit_seeds_make_every_run_insecure(tmp_path):
     sweep = read(tmp_path, 'title = "t"\ninsecure_seeds = [5, 6]\n' + GRID)
     runs = planned(sweep, tmp_path)
-    assert {run.config.insecure_seed for run in runs} == {5, 6}
-    assert all(run.name.endswith(f"-seed{run.config.insecure_seed}") for run in runs)
+    assert {run.spec.insecure_seed for run in runs} == {5, 6}
+    assert all(run.name.endswith(f"-seed{run.spec.insecure_seed}") for run in runs)
 
 
 def test_the_settings_of_all_runs_reach_each_of_them(tmp_path):
     shared = "[run]\nmicrobatch_size = 8\ntarget_delta = 1e-6\ninit_seed = 7\n"
     sweep = read(tmp_path, f'title = "t"\nrepetitions = 1\n{shared}' + GRID)
     for run in planned(sweep, tmp_path):
-        assert run.config.microbatch_size == 8
-        assert run.config.target_delta == 1e-6
-        assert run.config.init_seed == 7
+        assert run.spec.microbatch_size == 8
+        assert run.spec.delta == 1e-6
+        assert run.spec.init_seed == 7
 
 
 @pytest.mark.parametrize("norms", ["[1, 4]", "[1, 4, 8]", "2"])
 def test_a_run_without_clipping_is_the_same_whatever_norms_its_grid_has(tmp_path, norms):
     sweep = read(tmp_path, f'title = "t"\nrepetitions = 1\n{GRID}l2_clip_norm = {norms}\n')
-    plain = [run.config for run in planned(sweep, tmp_path) if run.config.non_private]
+    plain = [run.spec for run in planned(sweep, tmp_path) if not run.spec.private]
     assert len(plain) == 2 * 2
     assert {config.l2_clip_norm for config in plain} == {Settings.l2_clip_norm}
 
@@ -94,8 +94,8 @@ def test_a_run_without_clipping_is_the_same_whatever_norms_its_grid_has(tmp_path
 def test_bands_are_an_axis_of_the_runs_that_have_noise(tmp_path):
     text = f'title = "t"\nrepetitions = 1\n{GRID}bands = [1, 4]\n'.replace('"shuffle"', '"poisson"')
     runs = planned(read(tmp_path, text), tmp_path)
-    assert {run.config.bands for run in runs if not run.config.non_private} == {None, 4}
-    assert {run.config.bands for run in runs if run.config.non_private} == {None}
+    assert {run.spec.options().get("bands") for run in runs if run.spec.private} == {None, 4}
+    assert {run.spec.options().get("bands") for run in runs if not run.spec.private} == {None}
     names = {run.name for run in runs}
     assert len(names) == len(runs)
     assert {
@@ -107,8 +107,8 @@ def test_bands_are_an_axis_of_the_runs_that_have_noise(tmp_path):
 def test_secure_noise_is_asked_of_the_runs_that_have_noise(tmp_path):
     shared = "[run]\nsecure_noise = true\n"
     runs = planned(read(tmp_path, f'title = "t"\nrepetitions = 1\n{shared}{GRID}'), tmp_path)
-    assert {run.config.non_private for run in runs} == {True, False}
-    assert all(run.config.secure_noise != run.config.non_private for run in runs)
+    assert {not run.spec.private for run in runs} == {True, False}
+    assert all(isinstance(run.spec.noise, Secure) == run.spec.private for run in runs)
 
 
 NEEDED = {
@@ -127,7 +127,7 @@ def test_every_sampler_can_be_swept_and_has_the_sizes_that_it_knows(tmp_path, na
     assert len({run.name for run in runs}) == len(runs)
     assert all(run.name.startswith(name) and "/" not in run.name for run in runs)
     if name not in NEEDED:
-        assert {run.config.sampler.batch_size for run in runs} == {64}
+        assert {run.spec.sampler.batch_size for run in runs} == {64}
 
 
 HEAD = 'title = "t"\nrepetitions = 2\n'

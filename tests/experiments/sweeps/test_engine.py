@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import stored_task
 
-from dpsgd import RunConfig
+from dpsgd import RunSpec
 from dpsgd.runs.directory import DATA
 from dpsgd.runs.history import History
 from dpsgd.runs.result import FinishedRun
@@ -189,7 +189,7 @@ def test_a_run_out_of_memory_fails_in_one_line_and_its_process_lives_on(
     monkeypatch, tmp_path, capsys, exhaust, line
 ):
     monkeypatch.setattr("dpsgd.runs.engine.run", lambda *args, **options: exhaust())
-    config = RunConfig(SETTINGS["shuffle"](), noise_multiplier=1.0)
+    config = RunSpec.of(SETTINGS["shuffle"](), noise_multiplier=1.0)
     message = workers._outcome(workers.Assignment(LINE, config, tmp_path / "run", None), print)
     assert message.kind == "failed"
     assert re.match(line, message.text)
@@ -271,7 +271,7 @@ def test_runs_in_one_process_compile_one_program_for_all_their_numbers(
 
 
 def test_a_process_stays_with_its_program_and_leaves_others_to_the_next(tmp_path):
-    config = RunConfig(SETTINGS["shuffle"](), noise_multiplier=1.0)
+    config = RunSpec.of(SETTINGS["shuffle"](), noise_multiplier=1.0)
     tasks = deque(workers.Assignment(LINE, config, tmp_path, program) for program in "aabbbc")
     pool = [SimpleNamespace(last=None, task=None) for _ in range(2)]
     done = [[], []]

@@ -13,7 +13,7 @@ NOISE = {"x": "noise_multiplier", "sampler": ("shuffle", "poisson"), "noise_mult
 def auc(run, metric):
     del metric
     poisson = run.cell.sampler.name == "poisson"
-    return 0.8 - 0.05 * (run.cell.noise_multiplier or 0.0) + 0.01 * poisson * run.config.init_seed
+    return 0.8 - 0.05 * (run.cell.noise_multiplier or 0.0) + 0.01 * poisson * run.spec.init_seed
 
 
 def panels(figure: Figure):

@@ -7,6 +7,7 @@ import pytest
 from tiny_task import Line
 
 from accounting import TrialCount
+from dpsgd import TargetEpsilon
 from dpsgd.runs.result import FinishedRun
 from experiments import cli
 from experiments.reports.overview import overview
@@ -41,10 +42,10 @@ def parse(text):
 def test_the_candidates_are_all_combinations_of_a_grids_values_each_once():
     sweep = parse(FILE + "l2_clip_norm = [1, 4.0]\n" + FILE[FILE.index("[[grid]]") :])
     found = sweep.candidates("FILE")
-    assert [(c.learning_rate, c.l2_clip_norm) for c in found] == [
+    assert [(c.optimizer.learning_rate, c.l2_clip_norm) for c in found] == [
         (0.01, 1), (0.01, 4.0), (0.02, 1), (0.02, 4.0), (0.01, None), (0.02, None),
     ]  # fmt: skip
-    assert {c.target_epsilon for c in found} == {8.0}
+    assert {c.privacy for c in found} == {TargetEpsilon(8.0)}
     assert {(c.sampler.batch_size, c.sampler.epochs, c.audit) for c in found} == {(32, 2, False)}
     assert sweep.count == TrialCount(2.0, 0.0)
 

@@ -14,7 +14,7 @@ GRID = {"x": "target_epsilon", "sampler": ("shuffle", "poisson"), "target_epsilo
 @pytest.fixture
 def folder(summary_of, tmp_path):
     """The folder of a sweep, with what its record is made of."""
-    summary = summary_of(lambda run, metric: 0.7 + 0.0123456789 * run.config.init_seed, GRID)
+    summary = summary_of(lambda run, metric: 0.7 + 0.0123456789 * run.spec.init_seed, GRID)
     (tmp_path / "summary.json").write_text(json.dumps(summary.record()))
     shutil.copy(SHIPPED / "equal-privacy.toml", tmp_path / "sweep.toml")
     return tmp_path

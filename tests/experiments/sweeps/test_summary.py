@@ -26,7 +26,7 @@ def auc(run, metric):
     del metric
     noise = run.cell.noise_multiplier or 0.0
     poisson = run.cell.sampler.name == "poisson"
-    return 0.8 - 0.1 * noise + 0.01 * poisson + 0.002 * run.config.init_seed
+    return 0.8 - 0.1 * noise + 0.01 * poisson + 0.002 * run.spec.init_seed
 
 
 def test_means_and_standard_deviations_are_those_of_the_repetitions(summary_of):
@@ -63,7 +63,7 @@ def test_every_number_of_the_figure_stands_in_the_table(summary_of):
 
 def test_a_tuned_axis_is_chosen_by_validation_rows_and_said_to_be(summary_of):
     def better_on_the_test_rows(run, metric):
-        fast = run.config.learning_rate == 0.1
+        fast = run.spec.optimizer.learning_rate == 0.1
         return 0.7 + 0.1 * (fast == (metric == "test_auc"))
 
     grid = {**NOISE, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
@@ -92,7 +92,7 @@ def test_the_verdict_names_the_best_sampler_and_those_that_cannot_be_told_from_i
     summary_of, gap, told_apart
 ):
     def scored(run, metric):
-        return 0.7 + gap * (run.cell.sampler.name == "poisson") + 0.002 * run.config.init_seed
+        return 0.7 + gap * (run.cell.sampler.name == "poisson") + 0.002 * run.spec.init_seed
 
     panel = summary_of(scored, PRIVACY).panels[0]
     first, second = tables.verdicts(panel)
@@ -211,12 +211,12 @@ def test_means_leave_out_the_runs_that_diverged_and_say_so(summary_of):
 
 def test_a_setting_that_diverged_is_chosen_only_where_each_did(summary_of):
     def lucky(run, metric):
-        if run.config.learning_rate == 0.1:
+        if run.spec.optimizer.learning_rate == 0.1:
             return None if run.name.endswith("r0") else 0.9
         return 0.7
 
     def unlucky(run, metric):
-        return lucky(run, metric) if run.config.learning_rate == 0.1 else None
+        return lucky(run, metric) if run.spec.optimizer.learning_rate == 0.1 else None
 
     grid = {**NOISE, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
     for scores, chosen in ((lucky, 0.01), (unlucky, 0.1)):
@@ -239,7 +239,7 @@ def test_single_runs_are_not_tested_against_each_other(summary_of):
     for repetitions, tested in ((1, False), (2, True)):
 
         def alike(run, metric):
-            return 0.7 + 0.001 * run.config.init_seed
+            return 0.7 + 0.001 * run.spec.init_seed
 
         panel = summary_of(alike, PRIVACY, repetitions=repetitions).panels[0]
         for verdict in tables.verdicts(panel):
@@ -270,8 +270,8 @@ TUNED = {**PRIVACY, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
 def error(run, metric):
     """Is lower for Poisson and on the rows that are tested, and higher for the faster rate."""
     poisson = run.cell.sampler.name == "poisson"
-    fast = run.config.learning_rate == 0.1
-    return 700 - 300 * poisson + 50 * fast + 0.2 * run.config.init_seed + (metric == "test_error")
+    fast = run.spec.optimizer.learning_rate == 0.1
+    return 700 - 300 * poisson + 50 * fast + 0.2 * run.spec.init_seed + (metric == "test_error")
 
 
 def test_of_a_metric_whose_lower_values_are_better_the_lowest_is_best(summary_of):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd import RunConfig, load_exported, runs
+from dpsgd import RunSpec, load_exported, runs
 from dpsgd.runs.task import METHODS, find, load
 from experiments import cli
 from experiments.tasks import TASKS
@@ -149,7 +149,7 @@ def finished(case):
     run = case.runs / "reference"
     if not run.exists():
         sampler = SETTINGS["balls-and-bins"](batch_size=100, epochs=1)
-        config = RunConfig(sampler, noise_multiplier=1.0, insecure_seed=1, audit=False)
+        config = RunSpec.of(sampler, noise_multiplier=1.0, insecure_seed=1, audit=False)
         made = case.settings | ({"data": str(case.data)} if case.data else {})
         task = load({"name": TASKS[case.name], "settings": made}, "the task")
         runs.run(task, config, run, name=TASKS[case.name])

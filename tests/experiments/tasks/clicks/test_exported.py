@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpsgd import RunConfig, load_exported, runs
+from dpsgd import RunSpec, load_exported, runs
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
 from dpsgd.models import predictions
@@ -50,7 +50,7 @@ def home(tmp_path_factory):
     synthetic.write_raw(home / "train.txt", ROWS, seed=1)
     display.prepare(home / "train.txt", home / "store", hash_seed=5)
     task = Clicks(home / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
-    config = RunConfig(Deterministic(ROWS * 4 // 5, 40, 2), noise_multiplier=1.0, audit=False)
+    config = RunSpec.of(Deterministic(ROWS * 4 // 5, 40, 2), noise_multiplier=1.0, audit=False)
     runs.run(task, config, home / "run", name="clicks")
     assert run("export", home / "run", home / "model") == 0
     return home
@@ -114,8 +114,8 @@ def test_a_calibrated_model_is_exported_and_asked_as_such(home, table, monkeypat
     for calibration in ("none", "platt"):
         out = home / calibration
         sampler = Deterministic(ROWS * 4 // 5, 40, 2)
-        asked = RunConfig(sampler, noise_multiplier=1.0, audit=False, insecure_seed=7)
-        asked = replace(asked, calibration=calibration)
+        asked = RunSpec.of(sampler, noise_multiplier=1.0, audit=False, insecure_seed=7)
+        asked = asked.but(calibration=calibration)
         runs.run(task, asked, out, name="clicks")
         assert run("export", out, home / f"{calibration}-model") == 0
         model = load_exported(home / f"{calibration}-model")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpsgd import RunConfig, run
+from dpsgd import RunSpec, run
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
 from dpsgd.engine.feed import Layout
@@ -42,7 +42,7 @@ def without(whole, shard):
 
 def refused(task, out, **settings):
     sampler = SETTINGS["balls-and-bins"](batch_size=16, epochs=3, num_shards=2)
-    config = RunConfig(sampler, noise_multiplier=1.0, audit=False, **settings)
+    config = RunSpec.of(sampler, noise_multiplier=1.0, audit=False, **settings)
     with pytest.raises(ValueError, match="is incomplete: 00002") as caught:
         run(task, config, out)
     assert not out.exists()

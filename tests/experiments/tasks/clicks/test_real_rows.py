@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpsgd import RunConfig, run
+from dpsgd import RunSpec, run
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.task import Clicks
 from samplers.settings import SETTINGS
@@ -17,7 +17,7 @@ def store(real_criteo_rows, tmp_path_factory):
 
 @pytest.mark.long
 def test_without_privacy_the_model_ranks_real_clicks(store, tmp_path):
-    config = RunConfig(SETTINGS["shuffle"](), non_private=True)
+    config = RunSpec.of(SETTINGS["shuffle"](), non_private=True)
     record = run(Clicks(store), config, tmp_path / "run")
     assert record["metrics"]["test_auc"] >= 0.745
 
@@ -27,7 +27,7 @@ def test_without_privacy_the_model_ranks_real_clicks(store, tmp_path):
 def test_private_training_predicts_real_clicks_at_a_certified_epsilon(
     store, tmp_path, epsilon, auc, log_loss
 ):
-    config = RunConfig(SETTINGS["balls-and-bins"](), target_epsilon=epsilon, audit=False)
+    config = RunSpec.of(SETTINGS["balls-and-bins"](), target_epsilon=epsilon, audit=False)
     record = run(Clicks(store), config, tmp_path / "run")
     assert record["num_examples"] == 88_000
     assert record["delta"] == 3e-6

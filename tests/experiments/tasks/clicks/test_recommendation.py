@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from accounting import attack_advantage
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters
+from dpsgd.runs.recommendation import RecommendationRequest as Request
+from dpsgd.runs.recommendation import Settings, about_sigma, generic
 from dpsgd.runs.report import weak_signal
-from dpsgd.runs.settings import Aim, Settings, generic
-from dpsgd.runs.step_sizes import about_sigma
 from experiments.tasks.clicks.recommendation import (
     MOST_EPOCHS,
     MOST_OF_TABLES,
@@ -48,19 +48,19 @@ def steps(n, settings):
     ],
 )
 def test_the_settings_by_rows_and_epsilon(n, epsilon, expected):
-    assert recommended(Aim(n, 1 / n, target_epsilon=epsilon)) == expected
+    assert recommended(Request(n, 1 / n, target_epsilon=epsilon)) == expected
 
 
 def test_without_privacy_numbers_alone_are_read_often_and_categories_once():
     for n, batch_size in ((455, 4), (26_048, 256)):
-        aim = Aim(n, 1 / n)
-        assert recommended(aim, categories=False) == Settings(batch_size, 30, 4.0, 0.006)
-        assert recommended(aim).epochs == 1
-        private = replace(aim, target_epsilon=3.0)
+        request = Request(n, 1 / n)
+        assert recommended(request, categories=False) == Settings(batch_size, 30, 4.0, 0.006)
+        assert recommended(request).epochs == 1
+        private = replace(request, target_epsilon=3.0)
         assert recommended(private, categories=False) == recommended(private)
     schemas = DISPLAY_ADS, replace(DISPLAY_ADS, categories=(), buckets=())
     tasks = [DescribedClicks(PRESETS["small"], schema, 0) for schema in schemas]
-    assert [task.recommend(Aim(455, 1 / 455)).epochs for task in tasks] == [1, 30]
+    assert [task.recommend(Request(455, 1 / 455)).epochs for task in tasks] == [1, 30]
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def test_without_privacy_numbers_alone_are_read_often_and_categories_once():
     ],
 )
 def test_a_run_is_warned_of_where_measured_models_learned_nothing(n, epsilon, weak):
-    aim = Aim(n, 1 / n, target_epsilon=epsilon)
-    found = recommended(aim)
+    request = Request(n, 1 / n, target_epsilon=epsilon)
+    found = recommended(request)
     sampler = BallsAndBins(n, found.batch_size, found.epochs)
-    sigma = about_sigma(aim, found.batch_size, sampler.num_steps) if epsilon else 0.0
+    sigma = about_sigma(request, found.batch_size, sampler.num_steps) if epsilon else 0.0
     signal = Mechanism(sampler, sigma, 4.0 if epsilon else math.inf).signal_to_noise
     assert bool(weak_signal(signal, n)) == weak
 
@@ -93,16 +93,16 @@ def test_a_run_is_warned_of_where_measured_models_learned_nothing(n, epsilon, we
     ],
 )
 def test_the_settings_of_sgd_go_by_the_distance_that_it_moves(epsilon, momentum, expected):
-    aim = Aim(88_000, 1e-5, target_epsilon=epsilon, optimizer="sgd", momentum=momentum)
-    assert recommended(aim) == expected
-    few = recommended(replace(aim, epochs=20, batch_size=2000))
+    request = Request(88_000, 1e-5, target_epsilon=epsilon, optimizer="sgd", momentum=momentum)
+    assert recommended(request) == expected
+    few = recommended(replace(request, epochs=20, batch_size=2000))
     distance = expected.learning_rate * steps(88_000, expected)
     assert few.learning_rate * steps(88_000, few) == pytest.approx(distance, rel=0.06)
 
 
 @given(n=ROWS, epsilon=EPSILONS, in_time=st.none() | st.integers(1, 10_000))
 def test_settings_are_sane_for_any_number_of_rows_and_any_guarantee(n, epsilon, in_time):
-    found = recommended(Aim(n, 0.5, target_epsilon=epsilon, most_epochs=in_time))
+    found = recommended(Request(n, 0.5, target_epsilon=epsilon, most_epochs=in_time))
     assert 1 <= found.epochs <= (1 if epsilon is None else MOST_EPOCHS["adam"])
     assert found.epochs <= (in_time or max(1, USUAL_VISITS // n))
     assert 1 <= found.batch_size <= min(n, 32_768)
@@ -120,23 +120,23 @@ def test_settings_are_sane_for_any_number_of_rows_and_any_guarantee(n, epsilon, 
 def test_what_is_given_is_kept_and_the_rate_goes_with_it(n, epsilon, epochs, batch_size):
     batch_size = min(n, batch_size)
     sizes = {"epochs": epochs, "batch_size": batch_size}
-    found = recommended(Aim(n, 0.5, target_epsilon=epsilon, **sizes))
+    found = recommended(Request(n, 0.5, target_epsilon=epsilon, **sizes))
     assert (found.epochs, found.batch_size) == (epochs, batch_size)
-    whole = recommended(Aim(n, 0.5, target_epsilon=epsilon, epochs=epochs, batch_size=n))
+    whole = recommended(Request(n, 0.5, target_epsilon=epsilon, epochs=epochs, batch_size=n))
     ratio = math.sqrt(steps(n, whole) / steps(n, found))
     assert found.learning_rate == pytest.approx(whole.learning_rate * ratio, rel=0.11)  # 2 digits
 
 
 def test_given_time_there_are_as_many_epochs_and_no_more_than_are_good_for_something():
     for in_time, epochs in ((1, 1), (7, 7), (1000, 15)):
-        aim = Aim(400_000, 1e-6, target_epsilon=3.0, most_epochs=in_time)
-        assert recommended(aim).epochs == epochs
+        request = Request(400_000, 1e-6, target_epsilon=3.0, most_epochs=in_time)
+        assert recommended(request).epochs == epochs
 
 
 def test_at_given_noise_all_runs_have_the_settings_that_commands_take_without_a_choice():
     for sigma in (0.3, 10.0):
-        aim = Aim(88_000, 1e-5, noise_multiplier=sigma)
-        assert recommended(aim) == generic(aim) == Settings(1024, 10, 4.0, 3e-3)
+        request = Request(88_000, 1e-5, noise_multiplier=sigma)
+        assert recommended(request) == generic(request) == Settings(1024, 10, 4.0, 3e-3)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_at_given_noise_all_runs_have_the_settings_that_commands_take_without_a_
 )
 def test_of_lazy_tables_the_rates_were_held_against_adam(sizes, rates):
     for epsilon, rate in zip((1.0, 3.0, 8.0), rates, strict=True):
-        aim = Aim(88_000, 1 / 88_000, target_epsilon=epsilon, **sizes)
-        found = recommended(replace(aim, tables="lazy"))
-        assert found == replace(recommended(aim), tables_learning_rate=rate)
+        request = Request(88_000, 1 / 88_000, target_epsilon=epsilon, **sizes)
+        found = recommended(replace(request, tables="lazy"))
+        assert found == replace(recommended(request), tables_learning_rate=rate)
 
 
 @given(
@@ -159,9 +159,9 @@ def test_of_lazy_tables_the_rates_were_held_against_adam(sizes, rates):
 )
 def test_rates_of_lazy_tables_are_sane_for_any_sizes(n, epsilon, epochs, momentum, optimizer):
     delta = min(0.5, 1 / n)
-    dense = Aim(n, delta, target_epsilon=epsilon, epochs=epochs, optimizer=optimizer)
-    aim = replace(dense, tables="lazy", tables_momentum=momentum)
-    found, other = recommended(aim), recommended(dense)
+    dense = Request(n, delta, target_epsilon=epsilon, epochs=epochs, optimizer=optimizer)
+    request = replace(dense, tables="lazy", tables_momentum=momentum)
+    found, other = recommended(request), recommended(dense)
     assert 0 < found.tables_learning_rate <= MOST_OF_TABLES
     left = {"tables_learning_rate": None}
     if epsilon is None and optimizer == "adam":
@@ -175,9 +175,11 @@ def test_models_of_300_rows_do_not_diverge_with_lazy_tables(tmp_path):
     task, sampler = Clicks(tmp_path / "store"), BallsAndBins(300, 32, 10)
     columns, steps = task.columns(), sampler.num_steps
     for epsilon in (0.1, 0.5, 1000.0):
-        aim = Aim(300, 1 / 300, target_epsilon=epsilon, batch_size=32, epochs=10, tables="lazy")
-        found = recommended(aim)
-        mechanism = Mechanism(sampler, about_sigma(aim, 32, steps), found.l2_clip_norm)
+        request = Request(
+            300, 1 / 300, target_epsilon=epsilon, batch_size=32, epochs=10, tables="lazy"
+        )
+        found = recommended(request)
+        mechanism = Mechanism(sampler, about_sigma(request, 32, steps), found.l2_clip_norm)
         lazy = LazyTables(Cosine(found.tables_learning_rate, steps))
         algorithm = dpsgd(task.loss, ADAM, tables=lazy)
         state = algorithm.init(task.init(0), mechanism, columns)
@@ -197,14 +199,14 @@ def test_an_advantage_has_the_settings_of_an_epsilon_that_is_about_its_own(sigma
     run = BallsAndBins(88_000, 1024, 30).privacy(sigma)
     epsilon, advantage = run.epsilon(1 / 88_000).upper, attack_advantage(run).upper
     assert 0.3 < epsilon < 8
-    found = recommended(Aim(88_000, 1e-5, target_advantage=advantage))
+    found = recommended(Request(88_000, 1e-5, target_advantage=advantage))
     assert -10 * math.log1p(-advantage) == pytest.approx(epsilon, rel=0.25)
-    rate = recommended(Aim(88_000, 1e-5, target_epsilon=epsilon)).learning_rate
+    rate = recommended(Request(88_000, 1e-5, target_epsilon=epsilon)).learning_rate
     assert found.learning_rate == pytest.approx(rate, rel=0.05)
 
 
 def test_sgd_takes_short_steps_where_batches_are_small():
-    few = recommended(Aim(480, 1 / 480, target_epsilon=3.0, optimizer="sgd", momentum=0.9))
+    few = recommended(Request(480, 1 / 480, target_epsilon=3.0, optimizer="sgd", momentum=0.9))
     assert (few.batch_size, few.learning_rate) == (32, 0.016)  # at 0.5 its loss was over 900
-    without = replace(Aim(480, 1 / 480, optimizer="sgd", momentum=0.9), batch_size=32)
+    without = replace(Request(480, 1 / 480, optimizer="sgd", momentum=0.9), batch_size=32)
     assert recommended(without).learning_rate > few.learning_rate  # there is no noise to amplify

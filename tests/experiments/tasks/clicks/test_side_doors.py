@@ -4,10 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from dpsgd import RunConfig
+from dpsgd import RunSpec
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import digest
-from dpsgd.runs.job import Job
+from dpsgd.runs.job import Job, rows_of
+from dpsgd.runs.resolve import resolved
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks
@@ -46,8 +47,8 @@ def test_a_new_row_changes_no_shape_and_no_compiled_program(neighbours):
     for store in neighbours:
         task = Clicks(store.path, embedding_dim=2, max_buckets=8, hidden=(4,))
         sampler = SETTINGS["poisson"](batch_size=16)
-        config = RunConfig(sampler, noise_multiplier=1.0, l2_clip_norm=1.0, learning_rate=0.1)
-        job = Job.of(task, config)
+        config = RunSpec.of(sampler, noise_multiplier=1.0, l2_clip_norm=1.0, learning_rate=0.1)
+        job = Job.of(task, resolved(config, rows_of(task)[1]))
         state = job.algorithm.init(job.params)
         layout = Layout.of(job.mechanism.sampler, job.data, block_steps=4)
         program = layout.program(job.algorithm, job.mechanism, state, job.data)

@@ -1,8 +1,7 @@
-"""Runs of SGD and of correlated noise: what is set, refused, chosen and recorded."""
+"""Runs of SGD and of correlated noise: recorded, resumed, calibrated and audited."""
 
 import dataclasses
 import json
-import re
 import shutil
 
 import jax
@@ -18,15 +17,13 @@ from tiny_task import (
     short_blocks,
 )
 
-from accounting import attack_advantage, epsilon
-from dpsgd import BandedToeplitz, Independent, RunConfig, resume, run
-from dpsgd.noise import planning, strategies
-from dpsgd.runs import checkpoint, correlation
-from dpsgd.runs.correlation import ADAM, decided
+from accounting import epsilon
+from dpsgd import BandedToeplitz, Independent, resume, run
+from dpsgd.noise import planning
+from dpsgd.runs import checkpoint, engine
 from dpsgd.runs.history import LedgerError
 from dpsgd.runs.ledger import read
 from dpsgd.runs.optimizer import SGD, hyperparameters
-from dpsgd.runs.settings import any_noise
 from samplers import BallsAndBins, Population
 from samplers.settings import SETTINGS
 
@@ -36,11 +33,6 @@ SIZES = {"batch_size": 16, "epochs": 3}
 
 def sgd(**settings):
     return config_of(**{"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.01, **settings})
-
-
-def of(config):
-    """The record of what is decided, and the configuration."""
-    return decided(line, config, ROWS)
 
 
 # --- SGD ---------------------------------------------------------------------------------------
@@ -72,106 +64,8 @@ def test_the_noise_of_a_plan_is_of_the_steps_that_sgd_takes():
     np.testing.assert_allclose(found, sizes, atol=1e-6)
 
 
-# --- What is set, and what is refused ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["balls-and-bins", "poisson"])
-def test_the_cycle_of_a_sampler_becomes_the_bands_where_it_has_none(name):
-    config, record = of(sgd(sampler=SETTINGS[name](**SIZES), bands=4))
-    assert (config.sampler.cycle_length, config.bands, record["bands"]) == (4, 4, 4)
-    assert len(config.coefficients) == 4
-    mechanism = config.mechanism(ROWS)
-    assert mechanism.noise == BandedToeplitz(config.coefficients)
-    assert mechanism.noise == planning.best_noise(mechanism.sampler, 4, momentum=0.9)
-    longer, _ = of(sgd(sampler=SETTINGS[name](**SIZES, cycle_length=5), bands=4))
-    assert longer.build_sampler(ROWS).cycle_length == 5
-
-
-@pytest.mark.parametrize("sampler", [SETTINGS["deterministic"], SETTINGS["shuffle"]])
-def test_an_order_that_is_fixed_needs_no_cycle(sampler):
-    order = {"order": "fixed"} if sampler.name == "shuffle" else {}
-    config, _ = of(sgd(sampler=sampler(**SIZES, **order), bands=10))
-    assert config.sampler == sampler(**SIZES, **order)
-    assert config.mechanism(ROWS).noise.bands == 10
-
-
-def test_a_sampler_that_was_made_before_takes_the_cycle_too():
-    config, _ = of(sgd(sampler=BallsAndBins(160, 16, 2), bands=5))
-    assert config.sampler == BallsAndBins(160, 16, 2, cycle_length=5)
-
-
-BINS, ORDER = SETTINGS["balls-and-bins"], SETTINGS["deterministic"]
-REFUSED = {
-    "no order": ({"sampler": SETTINGS["shuffle"](**SIZES)}, "bands 4: Shuffle keeps no two steps"),
-    "cycle": ({"sampler": BINS(**SIZES, cycle_length=2)}, "bands must be at most 2 here, got 4"),
-    "epoch": ({"sampler": ORDER(**SIZES), "bands": 11}, "bands must be at most 10 here, got 11"),
-    "long cycle": ({"bands": 11}, "bands 11: cycle_length must be at most the 10 steps"),
-    "none": ({"bands": 0}, 'bands must be an integer >= 1 or "auto", got 0'),
-    "no noise": ({"noise_multiplier": None, "non_private": True}, "bands correlate noise, and"),
-    "exact": ({"secure_noise": True}, "secure_noise is exact where it is independent"),
-    "few": ({"coefficients": (1.0, 0.5)}, "coefficients must be as many as bands, 4, got 2"),
-    "wild": ({"bands": 2, "coefficients": (1.0, 2.0)}, "noise of the coefficients"),
-    "alone": ({"bands": None, "coefficients": (1.0,)}, "coefficients are those of correlated"),
-    "size": ({"bands_memory": "much"}, "bands_memory must be a size such as 8GB"),
-    "beta": ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
-    "adam": ({"optimizer": "adam"}, "momentum is a setting of SGD"),
-    "given": ({"sampler": BINS(**SIZES, cycle_length=2), "bands": "auto"}, "cycle_length is as"),
-    "noise": ({"bands": "auto"}, "bands auto compares at one guarantee"),
-}
-
-
-@pytest.mark.parametrize(("settings", "why"), REFUSED.values(), ids=REFUSED)
-def test_bands_that_a_run_cannot_have_are_refused_in_one_line(settings, why, tmp_path):
-    with pytest.raises(ValueError, match=re.escape(why)) as refused:
-        run(line, sgd(**{"bands": 4, **settings}), tmp_path / "run")
-    assert "\n" not in str(refused.value)
-    assert not list(tmp_path.iterdir())
-
-
-def test_time_for_a_run_chooses_no_bands(tmp_path):
-    config = sgd(sampler=BINS(), noise_multiplier=None, target_epsilon=3.0, bands="auto")
-    with pytest.raises(ValueError, match="bands auto goes by the number of steps"):
-        run(line, config, tmp_path / "run", budget_minutes=1.0)
-    timed = any_noise(sgd(bands=4)).mechanism(ROWS)
-    assert timed.noise.bands == timed.sampler.cycle_length == 4
-
-
-# --- What is chosen ----------------------------------------------------------------------------
-
-
-def test_adam_is_answered_by_one_band_and_told_why(tmp_path):
-    lines = []
-    wanted = {"noise_multiplier": None, "target_epsilon": 3.0}
-    config, record = of(config_of(bands="auto", **wanted))
-    assert (config.bands, config.coefficients) == (1, None)
-    assert record == {"bands": 1, "why": ADAM}
-    assert config.mechanism(ROWS).noise == Independent()
-    given, _ = decided(line, config_of(bands=2), ROWS, lines.append)
-    assert given.mechanism(ROWS).noise.bands == 2
-    assert f"note: {ADAM}" in lines
-
-
+ORDER = SETTINGS["deterministic"]
 WANTED = {"noise_multiplier": None, "target_epsilon": 8.0}
-
-
-@pytest.mark.short("settings[2-7]*")
-@pytest.mark.parametrize(
-    ("settings", "bands", "why"),
-    [
-        pytest.param({}, 10, "it leaves 0.", marks=pytest.mark.long),
-        ({"target_epsilon": 3.0}, 2, "it leaves 0."),
-        ({"sampler": ORDER(**SIZES), "bands_memory": "20B"}, 2, "it leaves 0."),
-        ({"bands_memory": "8B"}, 1, "8B hold no noise vector"),
-        ({"sampler": SETTINGS["shuffle"](**SIZES)}, 1, "Shuffle keeps no two steps"),
-        ({"sampler": BINS(batch_size=80, epochs=1), "target_epsilon": 0.2}, 1, "a larger b asks"),
-        ({"sampler": ORDER(**SIZES)}, 10, "it leaves 0."),
-        ({"sampler": ORDER(**SIZES), "target_epsilon": None, "noise_multiplier": 2.0}, 10, "it"),
-    ],
-)
-def test_auto_is_what_leaves_least_error_at_the_guarantee_and_fits(settings, bands, why):
-    config, record = of(sgd(**{**WANTED, "bands": "auto", **settings}))
-    assert (config.bands, record["bands"]) == (bands, bands)
-    assert why in record["why"]
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +121,7 @@ def test_a_resumed_run_decides_nothing_and_a_history_that_is_lost_or_shifted_sho
     def decides(*of, **how):
         raise AssertionError("a resumed run decides nothing")
 
-    for module, name in ((planning, "plan"), (strategies, "optimized"), (correlation, "decided")):
+    for module, name in ((planning, "plan"), (planning, "best_noise"), (engine, "resolve")):
         monkeypatch.setattr(module, name, decides)
     restore = checkpoint._restore
     monkeypatch.setattr(checkpoint, "_restore", lambda *of: bug(restore(*of)))
@@ -240,13 +134,6 @@ def test_a_resumed_run_decides_nothing_and_a_history_that_is_lost_or_shifted_sho
     resume(out)
     assert len(read(out / "ledger.jsonl").generations) == 1
     assert np.array_equal(params_of(out), params_of(folder / "whole"))
-
-
-def test_a_record_without_its_coefficients_is_refused(auto):
-    record = json.loads((auto[0] / "whole" / "config.json").read_text())
-    RunConfig.from_record(record, "here")
-    with pytest.raises(ValueError, match=r"^here: coefficients are missing, and bands are 10$"):
-        RunConfig.from_record({**record, "coefficients": None}, "here")
 
 
 # --- Buffers in a fixed order ------------------------------------------------------------------
@@ -274,29 +161,6 @@ def test_a_run_with_buffers_records_their_numbers_and_goes_on_bit_for_bit(tmp_pa
     assert 7.9 < epsilon(mechanism.privacy(), 1e-5).upper <= 8.0
     shown = f"chosen: noise of 2 buffers, sigma {mechanism.noise_multiplier:.4g}"
     assert any(one.startswith(shown) for one in lines)
-    with pytest.raises(ValueError, match=r"^here: weights are missing, and buffers are 2$"):
-        RunConfig.from_record({**record, "weights": None, "decays": None}, "here")
-
-
-NOT_BUFFERED = {
-    "draws": ({"sampler": BINS(**SIZES)}, "BallsAndBins draws; deterministic and shuffle"),
-    "bands": ({"bands": 4}, "buffers correlate noise in place of bands: leave one of them out"),
-    "none": ({"buffers": 0}, "buffers must be at least 1, got 0"),
-    "no noise": ({"noise_multiplier": None, "non_private": True}, "buffers correlate noise, and"),
-    "exact": ({"secure_noise": True}, "secure_noise is exact where it is independent"),
-    "few": ({"weights": (0.5,), "decays": (0.5,)}, "must be as many as buffers, 2: give both"),
-    "half": ({"weights": (0.5, 0.1)}, "must be as many as buffers, 2: give both"),
-    "wild": ({"weights": (9.0, 0.5), "decays": (0.5, 0.5)}, "grows from step to step"),
-    "alone": ({"buffers": None, "weights": (0.5,)}, "weights and decays are those of buffers"),
-}
-
-
-@pytest.mark.parametrize(("settings", "why"), NOT_BUFFERED.values(), ids=NOT_BUFFERED)
-def test_buffers_that_a_run_cannot_have_are_refused_in_one_line(settings, why, tmp_path):
-    with pytest.raises(ValueError, match=re.escape(why)) as refused:
-        run(line, sgd(**{"sampler": ORDER(**SIZES), "buffers": 2, **settings}), tmp_path / "run")
-    assert "\n" not in str(refused.value)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_goes_on_with_its_own_noise_alone(auto, tmp_path):
@@ -311,15 +175,6 @@ def test_a_run_goes_on_with_its_own_noise_alone(auto, tmp_path):
 
 
 # --- What it costs, and with what it ends ------------------------------------------------------
-
-
-def test_an_attack_advantage_is_met_with_bands():
-    wanted = {"noise_multiplier": None, "target_advantage": 0.2}
-    config, _ = of(sgd(**wanted, bands=5))
-    found = attack_advantage(config.mechanism(ROWS).privacy()).upper
-    assert 0.199 < found <= 0.2
-    chosen, _ = of(sgd(**wanted, sampler=ORDER(**SIZES), bands="auto"))
-    assert chosen.bands == 10
 
 
 def test_a_calibration_ends_the_run_with_independent_noise_and_is_paid_for(tmp_path):

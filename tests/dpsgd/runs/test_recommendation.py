@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 
 from accounting import GaussianProfile, PoissonProfile, attack_advantage, calibrate
 from dpsgd.runs.optimizer import Cosine
-from dpsgd.runs.settings import Aim, Settings
-from dpsgd.runs.step_sizes import MOST_NOISE, about_sigma, of_lazy_tables
+from dpsgd.runs.recommendation import (
+    MOST_NOISE,
+    Settings,
+    about_sigma,
+    table_step_size,
+)
+from dpsgd.runs.recommendation import (
+    RecommendationRequest as Request,
+)
 
 LIMITS = {"most": 40.0, "without_noise": 5.0}
-AIM = Aim(88_000, 1 / 88_000, noise_multiplier=0.8, tables="lazy")
+REQUEST = Request(88_000, 1 / 88_000, noise_multiplier=0.8, tables="lazy")
 
 
 @given(
@@ -31,7 +38,7 @@ def test_rates_are_positive_finite_and_no_larger_with_less_privacy_asked_for_mor
 ):
     settings = Settings(min(n, batch_size), epochs, clip)
     found = [
-        of_lazy_tables(Aim(n, delta, target_epsilon=e), settings, **LIMITS)
+        table_step_size(Request(n, delta, target_epsilon=e), settings, **LIMITS)
         for e in (epsilon, min(1e300, epsilon * more))
     ]
     assert all(0 < rate <= LIMITS["most"] for rate in found)
@@ -40,13 +47,15 @@ def test_rates_are_positive_finite_and_no_larger_with_less_privacy_asked_for_mor
 
 @pytest.mark.parametrize("advantage", [1e-6, 0.1, 0.999999])
 def test_a_rate_by_advantage_is_a_rate(advantage):
-    aim = Aim(500, 0.5, target_advantage=advantage)
-    rates = [of_lazy_tables(replace(aim, num_examples=n), Settings(20, 5)) for n in (300, 30_000)]
+    request = Request(500, 0.5, target_advantage=advantage)
+    rates = [
+        table_step_size(replace(request, num_examples=n), Settings(20, 5)) for n in (300, 30_000)
+    ]
     assert all(0 < rate <= 10 for rate in rates)
 
 
 def test_a_rate_is_alike_for_the_same_noise_of_all_steps_and_falls_with_it():
-    rate = of_lazy_tables(AIM, Settings(1000, 10))
+    rate = table_step_size(REQUEST, Settings(1000, 10))
     assert rate == pytest.approx(2.1 / (880 * 0.8 * 4 / 1000) ** (2 / 3), rel=0.05)  # two digits
     for other in (
         Settings(1000, 20, 2.0),
@@ -54,25 +63,25 @@ def test_a_rate_is_alike_for_the_same_noise_of_all_steps_and_falls_with_it():
         Settings(2000, 40),
         Settings(1000, 10, 4.0, 0.5),
     ):
-        assert of_lazy_tables(AIM, other) == rate
-    eighth = of_lazy_tables(replace(AIM, noise_multiplier=0.1), Settings(1000, 10))
+        assert table_step_size(REQUEST, other) == rate
+    eighth = table_step_size(replace(REQUEST, noise_multiplier=0.1), Settings(1000, 10))
     assert eighth == pytest.approx(4 * rate, rel=0.05)
 
 
 def test_what_is_given_comes_before_what_is_recommended():
-    given = replace(AIM, batch_size=1000, epochs=10, l2_clip_norm=2.0, tables_momentum=0.9)
+    given = replace(REQUEST, batch_size=1000, epochs=10, l2_clip_norm=2.0, tables_momentum=0.9)
     other = Settings(20, 3, 4.0, tables_momentum=0.5)
-    plain = of_lazy_tables(AIM, Settings(1000, 10, 2.0))
-    assert of_lazy_tables(given, other) == pytest.approx(plain / 10, rel=0.03)
-    assert of_lazy_tables(replace(given, tables_momentum=None), other) == pytest.approx(
+    plain = table_step_size(REQUEST, Settings(1000, 10, 2.0))
+    assert table_step_size(given, other) == pytest.approx(plain / 10, rel=0.03)
+    assert table_step_size(replace(given, tables_momentum=None), other) == pytest.approx(
         plain / 2, rel=0.03
     )
 
 
 def test_noise_moves_a_coordinate_no_further_than_its_bound():
     for sigma, settings in itertools.product((5.0, 300.0), (Settings(30, 10), Settings(300, 90))):
-        aim = Aim(300, 1 / 300, noise_multiplier=sigma)
-        peak = of_lazy_tables(aim, settings)
+        request = Request(300, 1 / 300, noise_multiplier=sigma)
+        peak = table_step_size(request, settings)
         steps = math.ceil(300 / settings.batch_size) * settings.epochs
         sizes = [Cosine(peak, steps)(k) for k in range(steps)]
         moved = sigma * 4.0 / settings.batch_size * math.sqrt(sum(a * a for a in sizes))
@@ -82,9 +91,9 @@ def test_noise_moves_a_coordinate_no_further_than_its_bound():
 
 def test_without_noise_and_with_hardly_any_there_are_limits():
     settings = Settings(1000, 10)
-    without = replace(AIM, noise_multiplier=None)
-    assert of_lazy_tables(without, settings, **LIMITS) == 5.0
-    assert of_lazy_tables(replace(AIM, noise_multiplier=1e-9), settings, **LIMITS) == 40.0
+    without = replace(REQUEST, noise_multiplier=None)
+    assert table_step_size(without, settings, **LIMITS) == 5.0
+    assert table_step_size(replace(REQUEST, noise_multiplier=1e-9), settings, **LIMITS) == 40.0
 
 
 @pytest.mark.parametrize(
@@ -96,7 +105,7 @@ def test_the_noise_that_a_guarantee_takes_is_known_within_a_third(bins, epochs, 
     found = calibrate(
         lambda sigma: PoissonProfile(sigma, 1 / bins, steps), epsilon=epsilon, delta=1 / n
     )
-    assert about_sigma(Aim(n, 1 / n, target_epsilon=epsilon), 1000, steps) == pytest.approx(
+    assert about_sigma(Request(n, 1 / n, target_epsilon=epsilon), 1000, steps) == pytest.approx(
         found, rel=1 / 3
     )
 
@@ -105,5 +114,5 @@ def test_an_advantage_of_full_batches_takes_the_noise_that_it_says():
     for sigma, steps in itertools.product((1.0, 30.0), (1, 400)):
         advantage = attack_advantage(GaussianProfile(sigma / math.sqrt(steps))).upper
         if advantage < 1:
-            about = about_sigma(Aim(100, 0.5, target_advantage=advantage), 100, steps)
+            about = about_sigma(Request(100, 0.5, target_advantage=advantage), 100, steps)
             assert about == pytest.approx(sigma, rel=0.35)

@@ -1,0 +1,203 @@
+"""What a run is trained by where its user leaves it open: by public numbers alone.
+
+They are the number of rows, the guarantee that is wanted and, for lazy tables, the noise that they
+will get.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from samplers.settings import DEFAULTS
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is trained by. The defaults are those of a task that recommends nothing."""
+
+    batch_size: int = DEFAULTS["batch_size"]
+    """Expected number of rows in a batch."""
+    epochs: int = DEFAULTS["epochs"]
+    """Passes over the rows."""
+    l2_clip_norm: float = 4.0
+    """Bound on the L2 norm of what is clipped as one, which without privacy nothing is."""
+    learning_rate: float = 3e-3
+    """Peak step size, here of Adam."""
+    tables_learning_rate: float | None = None
+    """Peak step size of lazy tables; None for that of `table_step_size`."""
+    tables_momentum: float = 0.0
+    """Of lazy tables."""
+
+
+@dataclass(frozen=True)
+class RecommendationRequest:
+    """What a recommendation goes by, all of it public."""
+
+    num_examples: int
+    """Training rows n."""
+    target_delta: float
+    """Delta of the guarantee."""
+    noise_multiplier: float | None = None
+    """Given; this, one of the targets, or none of the three: without privacy."""
+    target_epsilon: float | None = None
+    """To be certified of the whole run."""
+    target_advantage: float | None = None
+    """The same of the advantage of a membership attack, in (0, 1)."""
+    batch_size: int | None = None
+    """Given, if it is."""
+    epochs: int | None = None
+    """Given, if they are."""
+    l2_clip_norm: float | None = None
+    """Given, if it is."""
+    most_epochs: int | None = None
+    """For which there is time; None if nobody said how much."""
+    optimizer: str = "adam"
+    """Which it is: adam or sgd."""
+    momentum: float = 0.0
+    """Of SGD."""
+    bands: int | str | None = None
+    """Steps over which noise is correlated, "auto" if they are chosen later; None for one."""
+    tables: str = "dense"
+    """How tables are trained: dense, by the optimizer as all else, or lazy, by SGD of their own."""
+    tables_momentum: float | None = None
+    """Of lazy tables, if it is given."""
+
+    @property
+    def private(self) -> bool:
+        """Whether there is any noise."""
+        given = (self.noise_multiplier, self.target_epsilon, self.target_advantage)
+        return any(value is not None for value in given)
+
+
+def generic(request: RecommendationRequest) -> Settings:
+    """Returns the settings for a task that recommends none.
+
+    >>> few = generic(RecommendationRequest(500, 1e-3, most_epochs=4))
+    >>> few.batch_size, few.epochs  # no larger batches than there are rows
+    (500, 4)
+    """
+    epochs = DEFAULTS["epochs"]
+    return Settings(
+        batch_size=min(DEFAULTS["batch_size"], request.num_examples),
+        epochs=epochs if request.most_epochs is None else min(epochs, request.most_epochs),
+        learning_rate=default_rate(request.optimizer, request.momentum),
+    )
+
+
+def default_rate(optimizer: str, momentum: float) -> float:
+    """Returns the peak step size where nobody chooses it.
+
+    A gradient moves the parameters of SGD by 1 / (1 - momentum) times the step size in all.
+
+    >>> default_rate("adam", 0.0), default_rate("sgd", 0.9)
+    (0.003, 0.1)
+    """
+    return Settings.learning_rate if optimizer == "adam" else float(f"{1 - momentum:.6g}")
+
+
+MOST_NOISE = 0.2
+"""Standard deviation of how far noise has moved a coordinate by the run's end, at most. So a rate
+for ratings is 0.05 at epsilon 0.3, where 0.03 is best and 0.08 does harm; and 300 rows of ads at
+epsilon 0.1 keep a log loss of 0.68 in place of 1.09."""
+
+
+def table_step_size(
+    request: RecommendationRequest,
+    settings: Settings,
+    *,
+    most: float = 10.0,
+    without_noise: float = 1.0,
+) -> float:
+    """Returns the peak step size of lazy tables, by how much noise they get.
+
+    It is 2.1 (1 - mu) / (N r)^(2/3) for N steps with noise of standard deviation r = sigma C / b in
+    the mean gradient of each. By the cosine's end gradients move a coordinate by N a / 2 times
+    their mean, and noise by about 0.6 a r sqrt(N): the same movement takes rates that go with 1 /
+    N, and the more noise there is for a movement, r / sqrt(N), the shorter is the best one. The
+    power and the factor are those of the best rates on validation rows, from which it is less than
+    twice off while r / sqrt(N) goes from 3e-5 to 1e-2: 88,000 and 8,800 rows of ads at epsilon
+    0.5 to 16, C 2 and 4, and 40 to 3,440 steps; ratings by 762 users at epsilon 0.3 to 8, C 1 and
+    4, and 10 and 180 steps.
+
+    Args:
+      request: By which sigma is known, or about; what it gives comes before `settings`.
+      settings: b, epochs, C and mu.
+      most: At mu = 0 not to be exceeded, however little noise there is.
+      without_noise: At mu = 0 where there is none. Ratings are best at 1 to 3, and diverge at 10.
+    """
+    batch_size = request.batch_size or settings.batch_size
+    steps = math.ceil(request.num_examples / batch_size) * (request.epochs or settings.epochs)
+    rate = without_noise
+    if request.private:
+        sigma = about_sigma(request, batch_size, steps)
+        noise = steps * sigma * (request.l2_clip_norm or settings.l2_clip_norm) / batch_size
+        rate = min(most, 2.1 / noise ** (2 / 3), MOST_NOISE / 0.6 * math.sqrt(steps) / noise)
+    given = request.tables_momentum
+    return float(f"{rate * (1 - (settings.tables_momentum if given is None else given)):.2g}")
+
+
+def about_sigma(request: RecommendationRequest, batch_size: int, steps: int) -> float:
+    """Returns about the noise multiplier that the guarantee will take, if it is not given.
+
+    It is that of a Gaussian mechanism of sensitivity mu, whose subsampled steps add up to mu^2 =
+    q^2 N (exp(1 / sigma^2) - 1), q = b / n, in the limit of many (Bu et al. 2020, "Deep Learning
+    with Gaussian Differential Privacy"); samplers that do not amplify take more. No guarantee is
+    made of it.
+    """
+    if request.noise_multiplier is not None:
+        return request.noise_multiplier
+    normal = NormalDist()
+    if request.target_advantage is not None:
+        mu = 2 * normal.inv_cdf((1 + request.target_advantage) / 2)
+    else:
+        epsilon = request.target_epsilon  # mu^2 / 2 + mu tail, about
+        assert epsilon is not None, "it is asked of runs with noise"
+        tail = -normal.inv_cdf(min(0.5, request.target_delta))
+        mu = 2 * epsilon / (math.hypot(tail, math.sqrt(2 * epsilon)) + tail)
+    ratio = mu * request.num_examples / batch_size / math.sqrt(steps)
+    return 1 / math.sqrt(math.log1p(min(ratio, 1e150) ** 2))
+
+
+CHOICES = {
+    "batch_size": "batch size",
+    "epochs": "epochs",
+    "l2_clip_norm": "clipping norm",
+    "learning_rate": "learning rate",
+    "tables_learning_rate": "learning rate of tables",
+    "tables_momentum": "momentum of tables",
+    "flush_every": "steps between flushes",
+}
+"""Options that a run chooses, in words."""
+
+
+def sentence(chosen: Mapping[str, Any]) -> str:
+    """Returns what a run chose, for people.
+
+    Args:
+      chosen: As `dpsgd.runs.resolve.ResolvedRun` has it.
+
+    >>> sentence({"settings": {"batch_size": 1024, "learning_rate": 3e-3}})
+    'chosen: batch size 1,024, learning rate 0.003'
+    """
+    found = [
+        f"{CHOICES[name]} {value:{',' if isinstance(value, int) else 'g'}}"
+        for name, value in chosen.get("settings", {}).items()
+    ]
+    if tables := chosen.get("tables"):
+        found.append(f"tables {tables['tables']}, as {tables['why']}")
+    if noise := chosen.get("noise"):
+        bands, sigma = noise.get("bands", 1), noise["noise_multiplier"]
+        of = f"of {bands:,} bands" if bands > 1 else "independent"
+        if "buffers" in noise:
+            of = f"of {noise['buffers']} buffers"
+        why = f", as {noise['why']}" if "why" in noise else ""
+        found.append(f"noise {of}, sigma {sigma:.4g}{why}")
+    line = f"chosen: {', '.join(found)}"
+    if "budget_minutes" in chosen:
+        minutes, seconds = chosen["budget_minutes"], chosen["epoch_seconds"]
+        line += f" (for {minutes:g} minutes, in which an epoch takes {seconds:.3g} s here)"
+    return line

@@ -1,0 +1,488 @@
+"""What a run leaves open is chosen once, by public numbers; what has no proof is refused."""
+
+import itertools
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiny_task import (
+    Line,
+    Words,
+    calibrated,
+    config_of,
+    few_rows_are_calibrated,
+    line,
+    run_and_stop,
+    short_blocks,
+    words,
+)
+
+from accounting import attack_advantage
+from dpsgd import (
+    BandedToeplitz,
+    Independent,
+    Lazy,
+    Mechanism,
+    Placement,
+    RecommendationRequest,
+    RunSpec,
+    Settings,
+    resume,
+    run,
+)
+from dpsgd.noise import planning
+from dpsgd.runs.job import rows_of
+from dpsgd.runs.recommendation import generic, sentence, table_step_size
+from dpsgd.runs.resolve import (
+    ADAM,
+    FACTORS,
+    SAMPLERS,
+    check,
+    choose,
+    differing,
+    example_data,
+    resolve,
+    resolved,
+    support_matrix,
+    with_any_noise,
+)
+from samplers import BallsAndBins, Deterministic, Population
+from samplers.settings import SETTINGS, settings_of
+
+ROWS = Population(160)
+SIZES = {"batch_size": 16, "epochs": 3}
+BINS, ORDER = SETTINGS["balls-and-bins"], SETTINGS["deterministic"]
+OPEN = RunSpec.of(SETTINGS["shuffle"](), noise_multiplier=1.0, audit=False)
+RECOMMENDED = Settings(batch_size=16, epochs=3, l2_clip_norm=2.0, learning_rate=0.05)
+ALL = ["batch_size", "epochs", "l2_clip_norm", "learning_rate"]
+MANY = Words(words=4000)
+"""So many that auto has their noise deferred."""
+
+
+def sgd(**options):
+    return config_of(**{"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.01, **options})
+
+
+def chosen(spec, task=line, **how):
+    """The spec with its choices, and the record of them."""
+    return choose(spec, task, rows_of(task), **how)
+
+
+# --- The support table ---------------------------------------------------------------------------
+
+OPTIONS = {
+    "independent noise": {},
+    "secure noise": {"secure_noise": True},
+    "banded noise": {"bands": 2, "coefficients": (1.0, 0.5)},
+    "buffered noise": {"buffers": 1, "weights": (0.5,), "decays": (0.5,)},
+    "lazy tables": {"tables": "lazy", "tables_learning_rate": 0.5, "tables_momentum": 0.0},
+    "Platt scaling": {"calibration": "platt"},
+}
+
+
+def test_the_document_is_the_table():
+    document = Path(__file__).parents[3] / "docs" / "reference" / "support_matrix.md"
+    assert document.read_text().endswith(f"\n\n{support_matrix()}")
+
+
+@pytest.mark.parametrize(("sampler", "factor"), [*itertools.product(SAMPLERS, FACTORS)])
+def test_what_the_table_supports_has_a_cost_and_all_else_is_refused_in_a_line(sampler, factor):
+    (row,) = (one for one in support_matrix().splitlines() if one.startswith(f"| {sampler} |"))
+    supported = row.split("|")[2 + [*FACTORS].index(factor)].strip() == "yes"
+    name, settings = SAMPLERS[sampler]
+    options = {"noise_multiplier": 2.0, "l2_clip_norm": 1.0, "calibration": "none"}
+    population = example_data()
+
+    def mechanism():
+        spec = RunSpec.of(SETTINGS[name](**settings), **{**options, **OPTIONS[factor]})
+        check(spec)
+        return resolved(spec, population).mechanism
+
+    with few_rows_are_calibrated():
+        if supported:
+            assert mechanism().privacy().delta(1.0).upper < 1.0
+            return
+        with pytest.raises(ValueError, match=r"; (take|leave)|cycle_length|here one user") as why:
+            mechanism()
+    assert "\n" not in str(why.value)
+
+
+TOGETHER = {
+    "lazy bands": {"tables": "lazy", "bands": "auto"},
+    "lazy buffers": {"tables": "lazy", "buffers": 2},
+    "lazy exact": {"tables": "lazy", "secure_noise": True},
+    "lazy passes": {
+        "tables": "lazy",
+        "sampler": SETTINGS["poisson"](**SIZES, overflow="accumulate"),
+    },
+    "exact nothing": {"secure_noise": True, "noise_multiplier": None, "non_private": True},
+    "bands of nothing": {"bands": 4, "noise_multiplier": None, "non_private": True},
+    "buffers of nothing": {"buffers": 2, "noise_multiplier": None, "non_private": True},
+    "bands in time": {"bands": "auto", "sampler": BINS(), "budget_minutes": 1.0},
+}
+UNFIT = {
+    "no separation": ({"sampler": SETTINGS["shuffle"](**SIZES)}, "bands 4: correlated noise needs"),
+    "short cycle": ({"sampler": BINS(**SIZES, cycle_length=2)}, "bands must be at most 2 here"),
+    "short epoch": ({"sampler": ORDER(**SIZES), "bands": 11}, "bands must be at most 10 here"),
+    "long cycle": ({"bands": 11}, "bands 11: cycle_length must be at most the 10 steps"),
+    "two cycles": ({"sampler": BINS(**SIZES, cycle_length=2), "bands": "auto"}, "cycle_length is"),
+    "one noise": ({"bands": "auto"}, "bands auto compares at one guarantee"),
+    "random": ({"bands": None, "buffers": 2}, "buffers and balls-and-bins: noise that is corre"),
+}
+
+
+@pytest.mark.parametrize("options", TOGETHER.values(), ids=TOGETHER)
+def test_choices_that_do_not_go_together_are_refused_by_their_options(options):
+    with pytest.raises(ValueError, match=r"; (leave out one of them|take|give)") as why:
+        check(sgd(momentum=0.0, **options))
+    assert "\n" not in str(why.value)
+
+
+def test_secure_noise_is_refused_where_parameters_are_sharded():
+    placement = Placement(tuple(jax.devices()), 2**16)
+    check(config_of(), placement=placement)
+    with pytest.raises(ValueError, match=r"^secure_noise and shard_rows_from: "):
+        check(config_of(secure_noise=True), placement=placement)
+
+
+@pytest.mark.parametrize(("options", "why"), UNFIT.values(), ids=UNFIT)
+def test_noise_that_a_sampler_cannot_have_is_refused_before_a_run_is_made(options, why, tmp_path):
+    with pytest.raises(ValueError, match=f"^{re.escape(why)}") as refused:
+        run(line, sgd(**{"bands": 4, **options}), tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+# --- Settings ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recommending(Line):
+    """The line, with a rule of its own."""
+
+    def recommend(self, request):
+        most = request.most_epochs
+        return replace(RECOMMENDED, epochs=RECOMMENDED.epochs if most is None else min(most, 50))
+
+
+@dataclass(frozen=True)
+class Listening(Line):
+    """The line, which keeps what it was asked."""
+
+    requests: tuple = ()
+
+    def recommend(self, request):
+        object.__setattr__(self, "requests", (*self.requests, request))
+        return Settings(batch_size=16, tables_learning_rate=0.7, tables_momentum=0.5)
+
+
+def test_a_task_without_a_rule_has_the_constants_and_no_batch_larger_than_its_rows():
+    few = generic(RecommendationRequest(300, 1e-2))
+    assert (few.batch_size, few.epochs, few.l2_clip_norm, few.learning_rate) == (300, 10, 4.0, 3e-3)
+    assert generic(RecommendationRequest(88_000, 1e-5)).batch_size == 1024
+    in_time = [generic(RecommendationRequest(5000, 1e-3, most_epochs=n)) for n in (3, 10, 99)]
+    assert [settings.epochs for settings in in_time] == [3, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, ALL),
+        ({"learning_rate": 0.5}, ALL[:3]),
+        ({"l2_clip_norm": 0.5, "sampler": SETTINGS["shuffle"](epochs=7)}, [ALL[0], ALL[3]]),
+        ({"sampler": SETTINGS["poisson"](batch_size=40, epochs=7)}, ALL[2:]),
+        ({"sampler": BallsAndBins(160, 16, 2)}, ALL[2:]),
+        ({"sampler": BallsAndBins(160, 16, 2), "learning_rate": 1.0, "l2_clip_norm": 1.0}, []),
+    ],
+)
+def test_what_is_given_stays_and_what_is_open_is_what_the_task_recommends(given, names):
+    asked = OPEN.but(**given)
+    found, record = chosen(asked, Recommending())
+    assert found.open == differing(asked, found) == []
+    assert record == (
+        {"settings": {name: getattr(RECOMMENDED, name) for name in names}} if names else {}
+    )
+    values, before = ({**vars(s.sampler), **s.options()} for s in (found, asked))
+    for name in ALL:
+        assert values[name] == (getattr(RECOMMENDED, name) if name in names else before[name])
+
+
+def test_a_rule_is_told_the_rows_and_the_guarantee_and_sizes_that_are_given():
+    task = Listening()
+    target = OPEN.but(noise_multiplier=None, target_epsilon=3.0)
+    without = OPEN.but(noise_multiplier=None, non_private=True)
+    sized = [SETTINGS["shuffle"](epochs=7), BallsAndBins(160, 16, 2)]
+    for spec in (target, target.but(target_delta=0.05), *(OPEN.but(sampler=s) for s in sized)):
+        choose(spec, task, rows_of(line))
+    choose(without, task, rows_of(line))
+    assert task.requests == (
+        RecommendationRequest(160, 1e-5, target_epsilon=3.0),
+        RecommendationRequest(160, 0.05, target_epsilon=3.0),
+        RecommendationRequest(160, 1e-5, noise_multiplier=1.0, epochs=7),
+        RecommendationRequest(160, 1e-5, noise_multiplier=1.0, batch_size=16, epochs=2),
+        RecommendationRequest(160, 1e-5),
+    )
+    assert [request.private for request in task.requests] == [True, True, True, True, False]
+
+
+def test_a_recommendation_that_is_none_is_refused_in_a_line(tmp_path):
+    class Wrong(Line):
+        def recommend(self, request):
+            return {"epochs": 3}
+
+    class Wild(Line):
+        def recommend(self, request):
+            return Settings(learning_rate=float("nan"))
+
+    for task, why in ((Wrong(), "must return dpsgd.Settings, got dict"), (Wild(), "learning_rate")):
+        with pytest.raises(ValueError, match=why) as refused:
+            run(task, OPEN, tmp_path / "run")
+        assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_noise_that_need_not_be_searched_for_leaves_the_rest():
+    target = config_of(noise_multiplier=None, target_advantage=0.1)
+    assert with_any_noise(target, ROWS).spec == config_of(calibration="none")
+    without = config_of(noise_multiplier=None, non_private=True)
+    assert with_any_noise(without, ROWS).spec == without.but(calibration="none")
+    banded = with_any_noise(sgd(bands=4), ROWS).mechanism
+    assert banded.noise.bands == banded.sampler.cycle_length == 4
+
+
+def test_samplers_that_nobody_chooses_for_have_the_constants_and_name_them():
+    built = SETTINGS["shuffle"]().build(Population(5000))
+    assert (built.batch_size, built.epochs) == (1024, 10)
+    words = r"epochs: .*; by default what the run chooses, see `dpsgd train`; elsewhere 10\."
+    assert re.search(words, SETTINGS["poisson"].__doc__)
+    with pytest.raises(ValueError, match="batch_size is 1024 by default, which is more than the 5"):
+        SETTINGS["shuffle"](epochs=3).build(Population(5))
+    assert settings_of(BallsAndBins)(batch_size=5).build(Population(50)).epochs == 10
+
+
+# --- Tables --------------------------------------------------------------------------------------
+
+
+def test_a_loss_without_tables_is_refused_with_the_use_that_prevents_them(tmp_path):
+    with pytest.raises(ValueError, match=r"^tables lazy: the loss has no tables, .* dot_general$"):
+        run(line, config_of(tables="lazy"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+AUTO = {
+    "many rows": (MANY, {}, "lazy", "they have 37 times the rows that a batch looks up"),
+    "few rows": (words, {}, "dense", "they have 3.7 times the rows that a batch looks up"),
+    "no tables": (line, {}, "dense", "the loss has no tables"),
+    "secure noise": (MANY, {"secure_noise": True}, "dense", "deferred noise is not the exact"),
+    "several passes": (
+        MANY,
+        {"sampler": SETTINGS["poisson"](**SIZES, overflow="accumulate")},
+        "dense",
+        "accumulate takes several passes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("task", "options", "expected", "why"), AUTO.values(), ids=AUTO)
+def test_auto_tables_are_chosen_by_public_sizes_with_a_reason(task, options, expected, why):
+    given = {"tables_learning_rate": 0.5, "tables_momentum": 0.9}
+    asked = config_of(tables="auto", **given, **options)
+    found, record = chosen(asked, task)
+    assert record["tables"]["tables"] == found.options()["tables"] == expected
+    assert why in record["tables"]["why"]
+    assert {**given, **found.options()} == {**found.options(), **given}
+    assert differing(asked, found) == []
+    assert sentence({"tables": record["tables"]}).startswith(f"chosen: tables {expected}, as ")
+
+
+def test_what_is_left_open_of_lazy_tables_is_chosen_once_and_recorded():
+    lines = []
+    asked = config_of(tables="auto")
+    found, record = chosen(asked, MANY, progress=lines.append)
+    rate = table_step_size(RecommendationRequest(160, 1e-5, noise_multiplier=1.0), Settings(16, 3))
+    assert found.tables == Lazy(rate, 0.0, 0.0, 256)
+    expected = {"tables_learning_rate": rate, "tables_momentum": 0.0, "flush_every": 256}
+    assert record["settings"] == expected
+    assert any("tables lazy, as they have 37 times" in one for one in lines)
+    assert differing(asked, found) == differing(asked.but(tables="lazy"), found) == []
+    assert differing(asked.but(tables="dense"), found)
+
+
+def test_a_rule_is_told_of_lazy_tables_and_may_recommend_their_steps():
+    class RecommendingWords(Words, Listening):
+        pass
+
+    task, asked = RecommendingWords(), config_of(tables="lazy", l2_clip_norm=None)
+    found, _ = chosen(asked, task)
+    assert (found.tables.learning_rate, found.tables.momentum) == (0.7, 0.5)
+    assert chosen(asked.but(tables_momentum=0.9), task)[0].tables.momentum == 0.9
+    assert [(r.tables, r.tables_momentum) for r in task.requests] == [("lazy", None), ("lazy", 0.9)]
+    rates = [
+        chosen(asked.but(tables_momentum=momentum), words)[0].tables.learning_rate
+        for momentum in (0.9, 0.0)
+    ]
+    assert rates[0] == pytest.approx(rates[1] / 10, rel=0.03)
+
+
+# --- Correlated noise ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["balls-and-bins", "poisson"])
+def test_the_cycle_of_a_sampler_becomes_the_bands_where_it_has_none(name):
+    asked = sgd(sampler=SETTINGS[name](**SIZES), bands=4)
+    found, record = chosen(asked)
+    assert (found.sampler.cycle_length, found.noise.bands) == (4, 4)
+    assert record == {"noise": {"bands": 4}}
+    assert differing(asked, found) == []
+    mechanism = resolved(found, ROWS).mechanism
+    assert mechanism.noise == BandedToeplitz(found.noise.coefficients)
+    assert mechanism.noise == planning.best_noise(mechanism.sampler, 4, momentum=0.9)
+    longer, _ = chosen(sgd(sampler=SETTINGS[name](**SIZES, cycle_length=5), bands=4))
+    assert resolved(longer, ROWS).mechanism.sampler.cycle_length == 5
+
+
+@pytest.mark.parametrize("sampler", [SETTINGS["deterministic"], SETTINGS["shuffle"]])
+def test_an_order_that_is_fixed_needs_no_cycle(sampler):
+    order = {"order": "fixed"} if sampler.name == "shuffle" else {}
+    found, _ = chosen(sgd(sampler=sampler(**SIZES, **order), bands=10))
+    assert found.sampler == sampler(**SIZES, **order)
+    assert resolved(found, ROWS).mechanism.noise.bands == 10
+
+
+def test_a_sampler_that_was_made_before_takes_the_cycle_too():
+    found, _ = chosen(sgd(sampler=BallsAndBins(160, 16, 2), bands=5))
+    assert found.sampler == BallsAndBins(160, 16, 2, cycle_length=5)
+
+
+def test_adam_is_answered_by_independent_noise_and_told_why():
+    lines = []
+    asked = config_of(bands="auto", noise_multiplier=None, target_epsilon=3.0)
+    found, record = chosen(asked)
+    assert found.noise == Independent()
+    assert record["noise"] == {"bands": 1, "why": ADAM}
+    given, _ = chosen(config_of(bands=2), progress=lines.append)
+    assert given.noise.bands == 2
+    assert f"note: {ADAM}" in lines
+
+
+WANTED = {"noise_multiplier": None, "target_epsilon": 8.0}
+
+
+@pytest.mark.short("options[2-7]*")
+@pytest.mark.parametrize(
+    ("options", "bands", "why"),
+    [
+        pytest.param({}, 10, "it leaves 0.", marks=pytest.mark.long),
+        ({"target_epsilon": 3.0}, 2, "it leaves 0."),
+        ({"sampler": ORDER(**SIZES), "bands_memory": "20B"}, 2, "it leaves 0."),
+        ({"bands_memory": "8B"}, 1, "8B hold no noise vector"),
+        ({"sampler": SETTINGS["shuffle"](**SIZES)}, 1, "shuffle has no minimum separation"),
+        ({"sampler": BINS(batch_size=80, epochs=1), "target_epsilon": 0.2}, 1, "a larger b asks"),
+        ({"sampler": ORDER(**SIZES)}, 10, "it leaves 0."),
+        ({"sampler": ORDER(**SIZES), "target_epsilon": None, "noise_multiplier": 2.0}, 10, "it"),
+    ],
+)
+def test_auto_bands_leave_least_error_at_the_guarantee_and_fit(options, bands, why):
+    asked = sgd(**{**WANTED, "bands": "auto", **options})
+    found, record = chosen(asked)
+    assert with_any_noise(found, ROWS).mechanism.noise.bands == bands
+    assert record["noise"]["bands"] == bands
+    assert why in record["noise"]["why"]
+    assert differing(asked, found) == []
+
+
+def test_an_attack_advantage_is_met_with_bands():
+    wanted = {"noise_multiplier": None, "target_advantage": 0.2}
+    found = resolve(sgd(**wanted, bands=5), line, rows_of(line))
+    assert 0.199 < attack_advantage(found.mechanism.privacy()).upper <= 0.2
+    most, _ = chosen(sgd(**wanted, sampler=ORDER(**SIZES), bands="auto"))
+    assert most.noise.bands == 10
+
+
+# --- Whole runs ----------------------------------------------------------------------------------
+
+CHOICES = {
+    "settings": (Recommending(), OPEN),
+    "tables": (MANY, config_of(tables="auto")),
+    "bands": (line, sgd(sampler=ORDER(**SIZES), bands=4)),
+    "buffers": (line, sgd(sampler=ORDER(**SIZES), buffers=1)),
+    "calibration": (calibrated, config_of()),
+    "nothing": (line, config_of(calibration="none", target_delta=1e-5)),
+}
+
+
+@pytest.mark.parametrize(("task", "asked"), CHOICES.values(), ids=CHOICES)
+def test_a_resolved_spec_leaves_nothing_open_and_is_resolved_to_itself(task, asked):
+    with few_rows_are_calibrated():
+        found = resolve(asked, task, rows_of(task))
+        again = resolve(found.spec, task, rows_of(task))
+    assert found.spec.open == []
+    assert (again.spec, again.mechanism, again.delta) == (found.spec, found.mechanism, found.delta)
+    assert not again.chosen
+    record = json.loads(json.dumps({**found.spec.record(), "chosen": dict(found.chosen)}))
+    assert RunSpec.from_record(record, "here") == found.spec
+
+
+@pytest.mark.long
+def test_a_run_records_its_choice_as_numbers_and_shows_it(tmp_path):
+    lines = []
+    run(Recommending(), OPEN.but(learning_rate=0.1), tmp_path / "run", progress=lines.append)
+    record = json.loads((tmp_path / "run" / "config.json").read_text())
+    settings = {"batch_size": 16, "epochs": 3, "l2_clip_norm": 2.0}
+    assert record["chosen"] == {"settings": settings}
+    sizes = {name: record["sampler"][name] for name in ("batch_size", "epochs")}
+    assert {**sizes, "l2_clip_norm": record["l2_clip_norm"]} == settings
+    assert record["learning_rate"] == 0.1
+    shown = "hosen: batch size 16, epochs 3, clipping norm 2"
+    assert f"c{shown}" in lines
+    assert f"C{shown}" in (tmp_path / "run" / "report.md").read_text()
+    terms = json.loads((tmp_path / "run" / "ledger.jsonl").open().readline())
+    assert (terms["sampler"]["epochs"], terms["l2_clip_norm"]) == (3, 2.0)  # what is priced
+
+
+@pytest.mark.parametrize(
+    ("noise", "weak"),
+    [({"noise_multiplier": 1.0}, True), ({"noise_multiplier": 0.01}, False), (None, False)],
+    ids=["much", "little", "none"],
+)
+def test_noise_that_outweighs_what_the_rows_can_teach_is_told_at_once_and_reported(
+    tmp_path, noise, weak
+):
+    lines = []
+    how = {"noise_multiplier": None, "non_private": True} if noise is None else noise
+    spec = config_of(**how, sampler=ORDER(**SIZES))
+    record = run(line, spec, tmp_path / "run", progress=lines.append)
+    start = next(i for i, text in enumerate(lines) if text.startswith("steps "))
+    assert any(text.startswith("note: 160 rows are few") for text in lines[:start]) == weak
+    assert (record["signal_to_noise"] is None) == (noise is None)
+    text = (tmp_path / "run" / "report.md").read_text()
+    assert ("160 rows are few for this much noise" in text) == weak
+    assert "hosen" not in text
+
+
+def test_the_signal_is_that_of_the_steps_and_the_noise_that_is_independent():
+    sampler = Deterministic(1000, 100, 4)
+    mechanism = Mechanism(sampler, 2.0, 7.0)
+    noise = sum(np.random.default_rng(0).normal(0, 2.0 * 7.0, (40, 100_000)))
+    assert mechanism.signal_to_noise == pytest.approx(40 * 100 * 7.0 / noise.std(), rel=0.02)
+    banded = replace(mechanism, noise=BandedToeplitz((2.0, 1.0)))
+    assert banded.signal_to_noise == replace(mechanism, noise_multiplier=0.0).signal_to_noise
+    assert math.isinf(banded.signal_to_noise)
+
+
+@pytest.mark.long
+def test_a_resumed_run_keeps_what_was_chosen(tmp_path, monkeypatch):
+    def recommend(task, request):
+        raise AssertionError("a resumed run chooses nothing")
+
+    asked = OPEN.but(insecure_seed=1)
+    with short_blocks():
+        whole = run(Recommending(), asked, tmp_path / "whole")
+        out = run_and_stop(Recommending(), asked, tmp_path / "run")
+        monkeypatch.setattr(Recommending, "recommend", recommend)
+        assert resume(out)["params_sha256"] == whole["params_sha256"]

@@ -1,0 +1,172 @@
+"""A spec refuses what is wrong with itself, and its options and records say all of it."""
+
+import itertools
+import json
+
+import pytest
+from tiny_task import config_of
+
+from dpsgd import (
+    SGD,
+    Adam,
+    Auto,
+    Banded,
+    Buffered,
+    Dense,
+    Independent,
+    Lazy,
+    NoiseMultiplier,
+    NonPrivate,
+    RunSpec,
+    Secure,
+    TargetAdvantage,
+    TargetEpsilon,
+)
+from samplers import Deterministic
+from samplers.settings import SETTINGS
+
+ORDERED = SETTINGS["deterministic"](batch_size=16, epochs=3)
+
+PRIVACY = NoiseMultiplier(1.0), TargetEpsilon(3.0), TargetAdvantage(0.1), NonPrivate()
+NOISE = (
+    Independent(),
+    Secure(),
+    Banded(1),
+    Banded(2, coefficients=(1.0, 0.5)),
+    Buffered(1, (0.5,), (0.5,)),
+)
+TABLES = Dense(), Lazy(0.5, 0.0, 0.1, 8)
+OPTIMIZERS = Adam(0.1), SGD(0.1, 0.9)
+SAMPLERS = (
+    ORDERED,
+    SETTINGS["poisson"](batch_size=16, epochs=3, overflow="accumulate"),
+    Deterministic(160, 16, 2),
+)
+
+
+def spec_of(privacy=PRIVACY[0], noise=NOISE[0], tables=TABLES[0], optimizer=OPTIMIZERS[0], **more):
+    how = {"sampler": ORDERED, "l2_clip_norm": 1.0, "calibration": "none", **more}
+    return RunSpec(privacy=privacy, noise=noise, tables=tables, optimizer=optimizer, **how)
+
+
+EVERY = [
+    spec_of(*parts, sampler=sampler)
+    for *parts, sampler in itertools.product(PRIVACY, NOISE, TABLES, OPTIMIZERS, SAMPLERS)
+]
+OPEN = {
+    "l2_clip_norm": spec_of(l2_clip_norm=None),
+    "calibration": spec_of(calibration=None),
+    "learning_rate": spec_of(optimizer=SGD(momentum=0.9)),
+    "tables": spec_of(tables=Auto(0.5, 0.0, flush_every=8)),
+    "tables_learning_rate": spec_of(tables=Lazy(momentum=0.0, flush_every=8)),
+    "tables_momentum": spec_of(tables=Lazy(0.5, flush_every=8)),
+    "flush_every": spec_of(tables=Lazy(0.5, 0.0)),
+    "bands": spec_of(noise=Banded("auto", memory="8GB")),
+    "coefficients": spec_of(noise=Banded(2)),
+    "weights": spec_of(noise=Buffered(2)),
+    "batch_size": spec_of(sampler=SETTINGS["shuffle"](epochs=3)),
+    "epochs": spec_of(sampler=SETTINGS["shuffle"](batch_size=16)),
+}
+
+
+def test_options_and_records_give_every_spec_again():
+    for spec in [*EVERY, *OPEN.values()]:
+        assert RunSpec.of(**spec.options()) == spec
+    for spec in EVERY:
+        assert not spec.open
+        record = json.loads(json.dumps(spec.record()))
+        assert RunSpec.from_record({**record, "task": {}, "chosen": {}}, "here") == spec
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_a_record_that_leaves_a_choice_open_is_refused(name):
+    assert OPEN[name].open == [name]
+    record = json.loads(json.dumps(OPEN[name].record()))
+    with pytest.raises(ValueError, match=f"^here: {name} is left open$"):
+        RunSpec.from_record(record, "here")
+
+
+def test_options_may_state_defaults_of_choices_that_are_not_made():
+    """As the records of version 0.1.0 do, and the command line."""
+    stated = {"bands_memory": "2GiB", "tables_weight_decay": 0.0, "momentum": 0.0, "bands": None}
+    assert config_of(**stated, secure_noise=False, non_private=False) == config_of()
+
+
+REFUSED = {
+    "a setting of nothing": ({"sigma": 1.0}, "'sigma' is unknown"),
+    "a misspelt one": ({"tabels": "lazy"}, "'tabels' is unknown: did you mean tables"),
+    "no noise": ({"noise_multiplier": None}, "give exactly one of noise_multiplier, target_epsi"),
+    "two targets": ({"target_epsilon": 3.0}, "give exactly one of noise_multiplier, target_epsi"),
+    "zero noise": ({"noise_multiplier": 0.0}, "noise_multiplier must be finite and > 0"),
+    "epsilon": ({"noise_multiplier": None, "target_epsilon": -1.0}, "target_epsilon must be"),
+    "advantage": ({"noise_multiplier": None, "target_advantage": 1.0}, "target_advantage must"),
+    "delta": ({"target_delta": 0.0}, "target_delta must"),
+    "no budget": ({"budget_minutes": 0.0}, "budget_minutes must be finite and > 0"),
+    "an endless budget": ({"budget_minutes": float("inf")}, "budget_minutes must be finite"),
+    "rate": ({"learning_rate": float("nan")}, "learning_rate must be finite and > 0"),
+    "optimizer": ({"optimizer": "lamb"}, "optimizer must be one of adam, sgd, got 'lamb'"),
+    "momentum": ({"optimizer": "sgd", "momentum": 1.0}, "momentum must be in"),
+    "momentum of Adam": ({"momentum": 0.9}, "momentum goes with optimizer sgd"),
+    "a rate of dense tables": (
+        {"tables_learning_rate": 1.0},
+        "tables_learning_rate goes with tables lazy or auto",
+    ),
+    "flushes of dense tables": ({"flush_every": 8}, "flush_every goes with tables lazy or auto"),
+    "a rate of nothing": (
+        {"tables": "lazy", "tables_learning_rate": 0.0},
+        "tables_learning_rate must be > 0",
+    ),
+    "a rate that float32 cannot hold": (
+        {"tables": "lazy", "tables_learning_rate": 1e20},
+        "tables_learning_rate must be > 0 and at most",
+    ),
+    "decay beyond what is there": (
+        {"tables": "lazy", "tables_learning_rate": 0.5, "tables_weight_decay": 3.0},
+        "tables_weight_decay times tables_learning_rate must be at most 1",
+    ),
+    "momentum of tables": ({"tables": "lazy", "tables_momentum": 1.0}, "tables_momentum must be"),
+    "negative decay": ({"tables": "auto", "tables_weight_decay": -1.0}, "tables_weight_decay must"),
+    "no flush": ({"tables": "lazy", "flush_every": 0}, "flush_every must be at least 1"),
+    "no bands": ({"bands": 0}, 'bands must be an integer >= 1 or "auto", got 0'),
+    "memory": ({"bands": 2, "bands_memory": "much"}, "bands_memory must be a size such as 8GB"),
+    "few coefficients": (
+        {"bands": 4, "coefficients": (1.0, 0.5)},
+        "coefficients must be as many as bands, 4, got 2",
+    ),
+    "growing coefficients": (
+        {"bands": 2, "coefficients": (1.0, 2.0)},
+        "noise of the coefficients",
+    ),
+    "coefficients alone": ({"coefficients": (1.0,)}, "coefficients goes with bands"),
+    "no buffers": ({"buffers": 0}, "buffers must be at least 1, got 0"),
+    "few weights": (
+        {"buffers": 2, "weights": (0.5,), "decays": (0.5,)},
+        "weights and decays must be as many as buffers, 2: give both",
+    ),
+    "no decays": ({"buffers": 2, "weights": (0.5, 0.1)}, "weights and decays must be as many"),
+    "growing buffers": (
+        {"buffers": 2, "weights": (9.0, 0.5), "decays": (0.5, 0.5)},
+        "noise of .*grows from step to step",
+    ),
+    "weights alone": ({"weights": (0.5,)}, "weights goes with buffers"),
+    "bands and buffers": ({"bands": 2, "buffers": 2}, "give at most one of secure_noise, bands an"),
+    "secure bands": ({"bands": 2, "secure_noise": True}, "give at most one of secure_noise, ban"),
+    "batches": ({"sampler": SETTINGS["poisson"](batch_size=0)}, "batch_size must"),
+    "seed": ({"init_seed": -1}, r"init_seed must lie in \[0, 2\^32\)"),
+}
+
+
+@pytest.mark.parametrize(("options", "named"), REFUSED.values(), ids=REFUSED)
+def test_what_no_run_has_is_refused_by_its_option(options, named):
+    with pytest.raises(ValueError, match=f"^{named}") as refused:
+        config_of(**options)
+    assert "\n" not in str(refused.value)
+
+
+class Eager(Lazy):
+    """Tables of another kind."""
+
+
+def test_a_part_that_resolve_does_not_know_is_refused():
+    with pytest.raises(ValueError, match=r"^tables must be one of Dense, Lazy, Auto"):
+        spec_of(tables=Eager())
