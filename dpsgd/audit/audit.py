@@ -22,7 +22,6 @@ from dpsgd.audit.runtime.deferred import deferred_checks
 from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.audit.runtime.noise import noise_checks
 from dpsgd.audit.runtime.sums import sum_checks
-from dpsgd.audit.runtime.update import update_checks
 from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
@@ -67,10 +66,9 @@ def audit_program(
     root = root or RootKey.from_entropy()
     shapes = () if algorithm.tables is None else (rows,)
     state = state or algorithm.init(params, mechanism, *shapes)
-    program = Probe(algorithm, mechanism, state, rows, layout=layout, root=root)
-    checks = sum_checks(program) + update_checks(program) + block_checks(program)
-    checks += noise_checks(program) + deferred_checks(program)
-    checks += flow_checks(algorithm, mechanism, state, program.columns, program.layout)
+    probe = Probe(algorithm, mechanism, state, rows, layout=layout, root=root)
+    checks = sum_checks(probe) + noise_checks(probe) + block_checks(probe) + deferred_checks(probe)
+    checks += flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)
     sampler = mechanism.sampler
     seed, bands = root.sampling_seed(0), mechanism.noise.bands
     checks += sampler_checks(sampler, claimed or sampler, seed=seed, bands=bands)

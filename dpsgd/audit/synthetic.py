@@ -1,18 +1,47 @@
-"""Rows that are nobody's, for an audit: of the data's shapes and types, never of their values."""
+"""Synthetic rows for an audit: of the data's shapes and types, never of their values."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.dtypes import canonicalize_dtype
 
+from samplers.batches import zeros
+
 PyTree = Any
 Generated = PyTree | Callable[[int], PyTree]
 """A few rows, or a function that makes as many as it is given, for those that know the data."""
+
+
+_UNITS = 16
+"""Most generated examples (blocks of rows, where these are clipped as one) among the data."""
+
+_SMALL = 2**26
+"""Most bytes of a column that is filled with generated rows throughout, and not with zeros."""
+
+_CUT = 7, 8, 15, 16, 24, 30
+"""Copies of an example lie so that whoever reads their numbers in so many bits reads others."""
+
+_NEAR = 128
+"""Blocks of rows among the first of which huge examples find a place."""
+
+_MARKED = 2**14
+"""Draws of the rows that are marked."""
+
+_HUGE = 2.0**50, -(2.0**50), 2.0**100, -(2.0**100), 2.0**127
+"""Times example 0: gradients overflow, or the squares of finite ones do.
+
+Not infinity: a loop of the loss might never come to its end.
+"""
+
+_ALIKE = 1
+"""Number of the example whose whole numbers are all alike, as where an id comes several times."""
 
 
 def generated_rows(
@@ -74,3 +103,86 @@ def _drawn(
     else:
         drawn[positive] = np.abs(drawn[positive])
     return drawn.astype(dtype)
+
+
+class ProbeColumns(NamedTuple):
+    """Rows of a run's number, none of them private; for the attributes see `Probe`."""
+
+    columns: PyTree
+    units: int
+    nan: int | None
+    copies: range
+    huge: range
+    starts: np.ndarray
+    """Row in which each example begins: int64[examples]."""
+    marked: np.ndarray
+
+
+def probe_columns(rows: PyTree, n: int, block: int) -> ProbeColumns:
+    """Returns n rows, among which synthetic examples lie from the first row to the last.
+
+    Where rows are very many, those between are zeros.
+
+    Args:
+      rows: Synthetic examples, [rows, ...] each leaf; some of the first are used.
+      n: Rows of the run.
+      block: Rows that are clipped as one.
+
+    Raises:
+      ValueError: if there are no rows.
+    """
+    counts = {len(leaf) for leaf in jax.tree.leaves(rows)}
+    if len(counts) != 1 or 0 in counts:
+        raise ValueError(f"the audit needs data with equally many rows, got {sorted(counts)}")
+    count, room = counts.pop(), n // block
+    poisoned = room > 1 and any(map(_is_float, jax.tree.leaves(rows)))
+    units = max(1, min(_UNITS, count // block, room - poisoned))
+    starts = np.linspace(0, n - block, units + poisoned).astype(np.int64)
+    if poisoned:  # somewhere in the middle: first and last are examples like others
+        starts = np.append(np.delete(starts, units // 2), starts[units // 2])
+    strewn = len(starts)
+    for start in (n // 3, *(2**bits + bits for bits in _CUT)):
+        if units > 1 and start + block <= n and np.abs(starts - start).min() >= block:
+            starts = np.append(starts, start)
+    copies = range(strewn, len(starts))
+    free = (
+        start
+        for start in range(0, min(n - block + 1, _NEAR * block), block)
+        if np.abs(starts - start).min() >= block
+    )
+    if poisoned:
+        starts = np.append(starts, list(itertools.islice(free, len(_HUGE)))).astype(np.int64)
+
+    def column(leaf):
+        leaf = np.asarray(leaf)
+        made = zeros((n, *leaf.shape[1:]), leaf.dtype)
+        if made.nbytes <= _SMALL:
+            made[:] = leaf[np.arange(n) % count]
+        for number, start in enumerate(starts):
+            one = number if number < strewn else 0
+            unit = leaf[(one * block + np.arange(block)) % count]
+            if poisoned and number == units and _is_float(leaf):
+                unit[:] = np.nan
+            elif number >= copies.stop and _is_float(leaf):
+                most = min(float(jnp.finfo(t).max) for t in (leaf.dtype, np.float32))
+                scaled = unit.astype(np.float64) * _HUGE[number - copies.stop]
+                unit[:] = np.clip(scaled, -most, most).astype(leaf.dtype)
+            elif number == _ALIKE and unit.ndim > 1 and np.issubdtype(leaf.dtype, np.integer):
+                unit[:] = unit.min(initial=np.iinfo(leaf.dtype).max)  # a column may have no width
+            made[start : start + block] = unit
+        return made
+
+    columns, marked = jax.tree.map(column, rows), np.zeros(n, bool)
+    if poisoned:
+        marked[np.random.default_rng(0).integers(0, n, min(n // 2, _MARKED))] = True
+        for start in starts:
+            marked[start : start + block] = False
+        for leaf in filter(_is_float, jax.tree.leaves(columns)):
+            leaf[marked] = np.nan
+    nan, huge = units if poisoned else None, range(copies.stop, len(starts))
+    return ProbeColumns(columns, units, nan, copies, huge, starts, marked)
+
+
+def _is_float(leaf: Any) -> bool:
+    """Whether a column holds floats: one of no width, as of a table without numbers, holds none."""
+    return jnp.issubdtype(leaf.dtype, jnp.floating) and math.prod(leaf.shape[1:]) > 0

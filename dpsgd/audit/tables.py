@@ -48,7 +48,7 @@ class TableSnapshot:
             for k, table in now.items()
         }
 
-    def probe(self, tables: dict[int, Table], step: int) -> None:
+    def learn(self, tables: dict[int, Table], step: int) -> None:
         """Learns which rows the step `step` read, and takes the tables back."""
         for k, table in tables.items():
             read = np.flatnonzero(hosted(table.steps) == step + 1)

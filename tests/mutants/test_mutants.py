@@ -200,7 +200,7 @@ SUMS = {
     nan_poisons: "a NaN example moves the sum by at most C",
     masked_by_multiplication: "padding is inert",
 }
-STEPS = {divided_by_the_realised_size: "noise and divisor do not depend on the batch"}
+STEPS = {divided_by_the_realised_size: "noise is what key, step and place give, in every leaf"}
 STEPS |= NOISES | SUMS
 BUGS = [no_bug, *STEPS]
 
@@ -260,7 +260,7 @@ def test_every_check_of_the_audit_has_a_bug_to_catch(report):
         # in audit/test_flow.py
         LEAVES,
         GIVEN,
-        # in audit/test_sums.py, audit/test_update.py, audit/test_blocks.py and noise/test_base.py
+        # in audit/test_sums.py, audit/test_blocks.py and noise/test_base.py
         "blocks train on the batches that are drawn",
         "blocks are given the keys, scales and steps of the run",
         "the program is given the scales of the configuration",
@@ -269,8 +269,6 @@ def test_every_check_of_the_audit_has_a_bug_to_catch(report):
         "huge examples move the sum by at most C each",
         "the rows that are drawn are those that are read",
         "neighbours of a full batch differ by at most C",
-        "the update sees the release alone",
-        "batches of one release leave one state",
         "noise has the bands and the columns that were claimed",
     }
     of_sampler = {check.name for check in sampler_checks(POISSON, POISSON, seed=1)}

@@ -26,10 +26,10 @@ NOISE = "noise is what key, step and place give, in every leaf"
 BLOCKS = "blocks are given the keys, scales and steps of the run"
 BATCHES = "blocks train on the batches that are drawn"
 SINGLE = "an example moves the sum by at most C"
+HUGE = "huge examples move the sum by at most C each"
 LOWER = "a lower C clips to it"
-UPDATE = "the update sees the release alone"
+LEAVES = "rows reach what is released through releases alone"
 SCALES = "the program is given the scales of the configuration"
-BATCH_FREE = "noise and divisor do not depend on the batch"
 LAST = 63  # step of a full block
 
 
@@ -348,17 +348,17 @@ STEPS = {
     "no noise in bfloat16 leaves": of_half(lambda x, y: y),
     "half the noise in bfloat16 leaves": of_half(lambda x, y: (x + y) / 2),
     "momentum is made of sums without noise": Fault(
-        "update", with_raw(lambda found, raw: (raw[0], found[1])), UPDATE
+        "update", with_raw(lambda found, raw: (raw[0], found[1])), LEAVES
     ),
     "the optimizer's state is made of sums without noise": Fault(
         "update",
         with_raw(lambda found, raw: (found[0]._replace(opt_state=raw[0].opt_state), found[1])),
-        UPDATE,
+        LEAVES,
     ),
     "a thousandth of the sum is added to the parameters": Fault(
-        "update", with_raw(leaking), UPDATE
+        "update", with_raw(leaking), LEAVES
     ),
-    "the second moment sees the sum": Fault("update", with_raw(second_moment), UPDATE),
+    "the second moment sees the sum": Fault("update", with_raw(second_moment), LEAVES),
     "divided by the realised size": Fault(
         "step", before(lambda scales, plan, j: divided_by(scales, size_of(plan, j))), SINGLE
     ),
@@ -429,7 +429,7 @@ STEPS = {
                 )
             }
         ),
-        BATCH_FREE,
+        HUGE,
     ),
     "the filling of the last microbatch counts": Fault("clipped sum", filling_counts, SINGLE),
     "padding counts in one place": Fault(

@@ -1,14 +1,9 @@
 """What the loop that dispatches blocks gives them: batches, keys, scales and steps.
 
-The first block of what is left of the run, and its last ones, are run by `train_blocks`, which
-resumes there; of a large model, and under exact noise, which is slow, the last steps alone. They
-are compared with
-
-* the batches that are read for their steps: their sizes, and how many of the marked rows are in
-  them, whose floats are NaN so that the step counts them;
-* the noise that the mechanism's key of the generation and the numbers of the steps give, in some
-  coordinates of every leaf and in every step. Noise that is correlated begins without history: what
-  is lost or shifted on the way shows.
+The first block of what is left of the run, and its last ones, are run by `train_blocks`; of a large
+model, and under exact noise, which is slow, the last steps alone. Batches are compared by their
+sizes and by how many of the marked rows, whose floats are NaN, are in them; the noise of every step
+with what the key of the generation and the number of the step give.
 """
 
 from __future__ import annotations
@@ -20,132 +15,158 @@ import numpy as np
 
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import CheckResult
-from dpsgd.audit.runtime.noise import Comparison, ExpectedNoise, cast_of, law_of, noise_dominated
-from dpsgd.audit.runtime.sums import loud
+from dpsgd.audit.runtime.expected import Comparison, ExpectedNoise, cast_of
+from dpsgd.audit.runtime.scales import loud, noise_dominated, noise_law
+from dpsgd.audit.runtime.sums import LARGE
+from dpsgd.engine.loop import Block
+from dpsgd.engine.step import Watch
 from samplers import BatchSource
 
-_LARGE = 2**22  # coordinates of a model of which few steps are taken
-_EXACT = 2**15  # of one whose noise is slow
+_EXACT = 2**15  # coordinates of a model whose noise is slow
 _TAIL = 2  # steps of the last block
 _GENERATION = 1
 
-_BATCHES = "blocks train on the batches that are drawn"
+BATCHES = "blocks train on the batches that are drawn"
 STEPS = "blocks are given the keys, scales and steps of the run"
+_COPIES = "every device has the same state"
 
 
-def block_checks(program: Probe) -> list[CheckResult]:
-    """Checks what the loop gives to the first block of what is left of the run, and to the last."""
-    return _Blocks(program).checks()
+def block_checks(probe: Probe) -> list[CheckResult]:
+    """Checks what the loop gives to the first block of what is left of the run, and to the last.
+
+    Of large tables with deferred noise, `deferred_checks` does so in the blocks that it runs.
+    """
+    large = sum(leaf.size for leaf in jax.tree.leaves(probe.state.params)) > LARGE
+    checks = [] if large and probe.tables else _Blocks(probe, large=large).checks()
+    placement = probe.layout.placement
+    if placement is not None and len(placement.devices) > 1:
+        path = probe.placement_mismatch()
+        detail = f"{len(placement.devices)} devices, after a full batch"
+        why = f"state{path} after a step differs from one to another"
+        checks.append(CheckResult(_COPIES, path is None, detail if path is None else why))
+    return checks
+
+
+class Dispatched:
+    """The steps and batches of blocks that a generation is given, against those that are drawn."""
+
+    def __init__(self, probe: Probe, generation: int):
+        self._probe, self.count, self.wrong_steps, self._wrong = probe, 0, "", ""
+        self._source = BatchSource(probe.mechanism.sampler, probe.root.sampling_seed(generation))
+        self.declared: list[range] = []
+
+    def compare(self, block: Block, start: int) -> None:
+        """Compares a block that must begin with a step."""
+        here, log = block.steps, block.diagnostics
+        self.count += len(here)
+        known = self.declared[-1] == here and int(block.state.step) == here.stop
+        if here.start != start or not known:
+            wrong = f"steps {here.start:,} to {here.stop - 1:,} are others"
+            self.wrong_steps = self.wrong_steps or wrong
+        for j, step in enumerate(here):
+            size, marked = self._batch(step)
+            few = self._probe.poison is not None and int(log.nonfinite_count[j]) < marked
+            if int(log.batch_size[j]) != size or few:
+                self._wrong = self._wrong or f"step {step:,} is of another batch"
+
+    def _batch(self, step: int) -> tuple[int, int]:
+        """Returns how many examples a batch has, and how many of these hold a marked row.
+
+        The first as a step counts them: in float32, pass by pass, which beyond 2^24 rounds.
+        """
+        block = self._source.fill(step, step + 1, passes=1)  # of an empty one, too
+        shape = len(block.indices), -1, self._probe.block
+        places = block.indices if block.places is None else block.places
+        rows, weights = (x.reshape(shape) for x in (places, block.weights))
+        real = weights.max(axis=2) > 0
+        counted = np.cumsum(real.sum(axis=1), dtype=np.float32)
+        return int(counted[-1]), int((self._probe.marked[rows].any(axis=2) & real).sum())
+
+    def check(self, detail: str) -> CheckResult:
+        """Returns the check of the batches."""
+        return CheckResult(BATCHES, not self._wrong, self._wrong or detail)
 
 
 class _Blocks:
     """Blocks that `train_blocks` runs, and what is wrong with them."""
 
-    def __init__(self, program: Probe):
-        self._program, self._mechanism = program, loud(program.mechanism)
-        self._source = BatchSource(
-            program.mechanism.sampler, program.root.sampling_seed(_GENERATION)
-        )
-        self._expected = ExpectedNoise(program)
-        sampler = program.mechanism.sampler
-        self._all = range(program.first_step, sampler.num_steps)
+    def __init__(self, probe: Probe, *, large: bool):
+        self._probe, self._mechanism = probe, loud(probe.mechanism)
+        self._given = Dispatched(probe, _GENERATION)
+        self._expected = ExpectedNoise(probe)
+        self._all = range(probe.first_step, probe.mechanism.sampler.num_steps)
+        exact = self._mechanism.noise.exact and sum(probe.sizes) > _EXACT
+        self._block = 0 if large or exact else probe.layout.block_steps
         self._places = [
-            first if k in program.tables else self._expected.places(k, first.size)
-            for k, first in enumerate(program.watched_places)
+            np.asarray(at) if k in probe.tables else self._expected.places(k, at.size)
+            for k, at in enumerate(Watch.nothing(probe.state.params).places)
         ]
-        self._declared: list[range] = []
-        self._batches = self._steps = self._unknown = ""
-        self._noise = Comparison(STEPS)
+        self._unknown, self._noise = "", Comparison(STEPS)
 
     def checks(self) -> list[CheckResult]:
         """Runs blocks; returns what was seen."""
-        most = _EXACT if self._mechanism.noise.exact else _LARGE
-        size = self._program.layout.block_steps if sum(self._program.sizes) <= most else 0
-        last = max(self._all.start, self._all.stop - size - _TAIL)
-        stretches = [range(last, self._all.stop)]
-        whole = sum(leaf.size for leaf in jax.tree.leaves(self._program.state.params))
-        if size and whole <= _LARGE and last > self._all.start:
-            stretches.insert(0, range(self._all.start, min(last, self._all.start + size)))
-        for steps in stretches:
+        last = max(self._all.start, self._all.stop - self._block - _TAIL)
+        segments = [range(last, self._all.stop)]
+        if self._block and last > self._all.start:
+            segments.insert(0, range(self._all.start, min(last, self._all.start + self._block)))
+        for steps in segments:
             self._look(steps)
-        what = f"{len(self._declared)} dispatched"
-        what += "".join(f", steps {s.start:,} to {s.stop - 1:,}" for s in stretches)
+        what = f"{len(self._given.declared)} dispatched"
+        what += "".join(f", steps {s.start:,} to {s.stop - 1:,}" for s in segments)
         what += f"; {self._noise.compared:,} numbers of their noise"
         given = self._noise.check(what)
-        if self._steps:
-            given = CheckResult(STEPS, False, self._steps)
+        if self._given.wrong_steps:
+            given = CheckResult(STEPS, False, self._given.wrong_steps)
         elif self._unknown and given.passed:
             given = CheckResult(STEPS, True, f"noise not compared: {self._unknown}", made=False)
-        return [CheckResult(_BATCHES, not self._batches, self._batches or what), given]
+        return [self._given.check(what), given]
 
     def _look(self, wanted: range) -> None:
         """Compares blocks that begin with the first of these steps and reach the last."""
-        program, stop, rows = self._program, wanted.start, []
-        exact, poisoned = self._mechanism.noise.exact, program.poison is not None
-        blocks = program.blocks(
-            stop,
+        stop, exact = wanted.start, self._mechanism.noise.exact
+        rows, ends = [], list[int]()
+        blocks = self._probe.blocks(
+            self._probe.begun(stop),
             self._mechanism,
-            coordinates=self._places,
             generation=_GENERATION,
-            declare=self._declared.append,
+            places=self._places,
+            return_gradient=True,
+            declare=self._given.declared.append,
         )
-        ends: list[int] = []
         with closing(blocks):
             for block in blocks:
                 here = block.steps
-                known = self._declared[-1] == here and int(block.state.step) == here.stop
-                if here.start != stop or not known:
-                    found = f"steps {here.start:,} to {here.stop - 1:,} are others"
-                    self._steps = self._steps or found
-                stop, log = here.stop, block.diagnostics
-                for j, step in enumerate(here):
-                    size, marked = _batch(program, self._source, step)
-                    few = poisoned and int(log.nonfinite_count[j]) < marked
-                    if int(log.batch_size[j]) != size or few:
-                        self._batches = self._batches or f"step {step:,} is of another batch"
+                self._given.compare(block, stop)
                 rows.append(np.asarray(block.watched, np.float64)[: len(here)])
                 ends += sorted({here.start, here.stop - 1}) if exact else here
+                stop = here.stop
                 if stop >= wanted.stop:
                     break
         if stop < wanted.stop:
-            self._steps = self._steps or f"the run ends at step {stop:,} of {self._all.stop:,}"
+            ended = f"the run ends at step {stop:,} of {self._all.stop:,}"
+            self._given.wrong_steps = self._given.wrong_steps or ended
         self._compare(range(wanted.start, stop), np.concatenate(rows), ends)
 
     def _compare(self, steps: range, rows: np.ndarray, ends: list[int]) -> None:
         """Compares the noise of steps that begin without history."""
-        program, mechanism = self._program, noise_dominated(self._program.mechanism)
+        probe, mechanism = self._probe, noise_dominated(self._probe.mechanism)
         if mechanism is None:
-            self._unknown = f"C = {program.mechanism.l2_clip_norm:.3g} is next to the least"
+            self._unknown = f"C = {probe.mechanism.l2_clip_norm:.3g} is next to the least"
         elif self._expected.singular or not self._expected.knows(steps):
             self._unknown = "the noise states no Toeplitz matrix"
         if mechanism is None or self._unknown:
             return
-        stddev, start = law_of(mechanism)[0], 0
-        scale = mechanism.sampler.expected_batch_size / stddev
+        scale, start = mechanism.sampler.expected_batch_size / noise_law(mechanism)[0], 0
         at = np.array(ends) - steps.start
         for k, places in enumerate(self._places):
             found = rows[at, start : start + places.size] * scale
             start += places.size
-            if k in program.frozen or k in program.tables:  # `update`, `late` look at these
+            if k in probe.frozen or k in probe.tables:  # `flow`, `deferred` look at these
                 continue
             alone = mechanism.noise.exact  # and slow
             of = [range(step, step + 1) for step in ends] if alone else [steps]
             noise = [self._expected.of(s, k, places, _GENERATION, mechanism) for s in of]
             expected = np.concatenate(noise)[slice(None) if alone else at]
-            allowed = self._expected.allowed + cast_of(program.dtypes[k]) * np.abs(expected)
-            where = f"{program.names[k]} in blocks from step {steps.start:,} on"
+            allowed = self._expected.allowed + cast_of(probe.dtypes[k]) * np.abs(expected)
+            where = f"{probe.names[k]} in blocks from step {steps.start:,} on"
             self._noise.add(found, expected, allowed, where, k)
-
-
-def _batch(program: Probe, source: BatchSource, step: int) -> tuple[int, int]:
-    """Returns how many examples a batch has, and how many of these hold a marked row.
-
-    The first as a step counts them: in float32, pass by pass, which beyond 2^24 rounds.
-    """
-    block = source.fill(step, step + 1, passes=1)  # of nobody, too
-    shape = len(block.indices), -1, program.block
-    places = block.indices if block.places is None else block.places
-    rows, weights = (x.reshape(shape) for x in (places, block.weights))
-    real = weights.max(axis=2) > 0
-    counted = np.cumsum(real.sum(axis=1), dtype=np.float32)
-    return int(counted[-1]), int((program.marked[rows].any(axis=2) & real).sum())

@@ -29,9 +29,9 @@ from dpsgd.audit.report import CheckResult
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.marks import mark
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState
+from dpsgd.core.state import TrainState, dense_numbers
 from dpsgd.engine.feed import Layout, schedules_of
-from dpsgd.engine.programs import traced
+from dpsgd.engine.programs import shapes_of_rows, traced
 from dpsgd.engine.step import compiled_block, flush_program
 from dpsgd.noise.base import Noise, Scales
 
@@ -131,6 +131,7 @@ class _Reader:
     drawn: str
     foreign: frozenset[str]
     _known: dict[Any, Any] = field(default_factory=dict)
+    _summed: frozenset[str] = frozenset()  # what any sum depends on: noise is added to all at once
 
     def read(self, of: Any, given: Sequence[Flow]) -> tuple[list[Flow], frozenset[str]]:
         """Returns what comes out of a jaxpr, closed or not, and what is wrong in it."""
@@ -220,6 +221,7 @@ class _Reader:
         read = {READ} if rows.labels & {ROWS, READ} else frozenset()
         if kind == "sum":
             held = {f"a sum depends on {HELD}"} if HELD in value.labels else ()
+            self._summed |= value.labels
             return Flow(value.labels | {ROWS}, "sum"), frozenset(held)
         if kind == "ring":
             return Flow(value.labels - {STEP} | {RING}), frozenset()
@@ -244,7 +246,7 @@ class _Reader:
         else:
             drawn = value.labels & {KEY, RELEASE}  # or a sum plus such noise already
             wrong = frozenset() if drawn else frozenset({"no fresh draw"})
-        if wrong := wrong or value.labels - {RELEASE} - _union(parts.values()):
+        if wrong := wrong or value.labels - {RELEASE} - _union(parts.values()) - self._summed:
             faults.add(f"a release has noise that depends on {_words(wrong)}")
         return Flow(frozenset({RELEASE} | read)), frozenset(faults)
 
@@ -316,6 +318,10 @@ def flow_checks(
         *_leaks("tables", tables, _OF_TABLES),
         *_leaks("what a block shows", () if after.pending else shown, _SECRET),
     ]
+    example = shapes_of_rows(data, *mechanism.sampler.clipped_shape)
+    frozen = dense_numbers(algorithm.frozen(state.raw_params, example), tables)
+    still = {k: flow for k, flow in enumerate(jax.tree.leaves(params)) if k in frozen}
+    leaks += _leaks("frozen parameters", still, frozenset({RELEASE}))
     if after.step != Flow(frozenset({STEP}), _LAST):
         leaks.append("a step counts something else than one step")
     if RELEASE not in _union(jax.tree.leaves((params, tables))):

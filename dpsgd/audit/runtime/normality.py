@@ -1,40 +1,29 @@
-r"""Exact tests that arrays are independent standard normals, of any size.
+"""Exact tests that arrays are independent standard normals, rounded to a grid or not.
 
-Draws may be rounded to a grid of `cell` standard deviations, as noise is: what a cell moves is
-allowed for in counts, and far below what the other tests resolve.
-
-**Energies.** The squares of N normals add up to a chi-square variable. They are added up in tiles
-of 2^8, 2^12, 2^16 and 2^20 consecutive coordinates and in all, and along the axes of an array, so
-that a row, a column or a stretch of a leaf without its noise is seen, wherever it lies.
-
-**Counts.** How many are beyond thresholds, up to seven standard deviations, and how many are next
-to zero, is binomial.
-
-**Cosines.** Two independent vectors, one of them of a spherical law, have an uncentred correlation
-of known law (`correlation_pvalue`). As the sign of z is independent of |z|,
-
-    m(z) = Phi^-1(2 Phi(|z|) - 1)
-
-is again standard normal: correlations of m see what is shared but for signs.
-
-**Repeats.** Noise that is used twice repeats whole runs of coordinates to the bit. Let no value
-have a probability above p. That the coordinates i, ..., i+r-1 equal j, ..., j+r-1 is r equations
-between independent variables whose graph has no cycle (it steps by j - i, always ahead), so that
-each in turn demands a given value of one more variable: probability p^r at most, also where the two
-overlap. Among N coordinates, such a pair of runs, of equal or of opposite signs, happens with
-probability N^2 p^r at most.
+For noise that takes z from a generator of its own, of which there is nothing to compute again. Each
+test and why its p-value is valid: docs/explanation/tests-of-normal-noise.md.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy import special, stats
 
-from dpsgd.audit.report import Bonferroni, correlation_pvalue, variance_pvalue
+from dpsgd.audit.report import (
+    FALSE_ALARM,
+    Bonferroni,
+    CheckResult,
+    correlation_pvalue,
+    variance_pvalue,
+)
+from dpsgd.audit.runtime.expected import ExpectedNoise
+from dpsgd.audit.runtime.scales import noise_law
+
+LAW = "noise of another generator is normal and independent"
 
 TILES = 2**8, 2**12, 2**16, 2**20
 """Consecutive coordinates whose squares are added up."""
@@ -43,7 +32,10 @@ BEYOND = 2.0, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 7.0
 WITHIN = 1e-5, 1e-3, 1e-1
 """Thresholds of the counts, in standard deviations."""
 
-_GROUPS = 2**17  # most rows or columns of a leaf that are looked at one by one
+_THRESHOLDS = np.array([*BEYOND, *WITHIN])
+_COARSE, _FINE = 2.0**-6, 2.0**-10  # cells of which draws are smooth, and 0 is rare
+_DRAWS = 2**17, 2**20  # of z, in one array: resolves 1 % of sigma
+_OTHERS = 2**13  # in arrays of other keys, steps and leaves
 _SORTED = 2**21  # about as many runs are compared, and all of arrays of up to _SMALL coordinates
 _SMALL = 2**12
 _BLOCK = 2048  # rows of a Gram matrix that are formed together
@@ -51,9 +43,59 @@ _LEAST = 8  # coordinates from which on a copy is told from chance among 10^8 pa
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-def add_energies(tests: Bonferroni, leaf: np.ndarray, name: str) -> None:
-    """Tests the squares of a float32 array, added up by tile, row, column and in all."""
-    flat, tile = leaf.ravel(), TILES[0]
+def law_check(expected: ExpectedNoise) -> CheckResult:
+    """Tests the z that a noise states for a run, under the audit's keys."""
+    mechanism = expected.probe.mechanism
+
+    def draw(generation: int, step: int, leaf: int, size: int) -> np.ndarray:
+        return expected.stated(expected.key(mechanism, generation), step, leaf, size, mechanism)
+
+    sizes, steps = expected.probe.sizes, mechanism.sampler.num_steps
+    return normality_check(draw, noise_law(mechanism)[1], sizes, steps)
+
+
+def normality_check(
+    draw: Callable[[int, int, int, int], np.ndarray], cell: float, sizes: Sequence[int], steps: int
+) -> CheckResult:
+    """Tests draws of several keys, steps and leaves.
+
+    Args:
+      draw: (generation, step, leaf, size) -> z: float[size].
+      cell: Of the grid to which z is rounded, in standard deviations.
+      sizes: Of the leaves.
+      steps: Of the run.
+    """
+    tests, names, vectors = Bonferroni(), [], []
+    some = {0, 1, *(2**k for k in range(steps.bit_length())), steps - 1}
+    largest = int(np.clip(max(sizes), *_DRAWS))
+    of = [(0, 0, 0, largest), *((g, 0, 0, _OTHERS) for g in (1, 2, 3))]
+    of += [(0, step, 0, _OTHERS) for step in sorted(some) if 0 < step < steps]
+    of += [(0, 0, leaf, _OTHERS) for leaf in range(1, len(sizes))]
+    repeats = Repeats(sum(size for *_, size in of), 2 * (0.4 * cell + 2.0**-24))
+    digits = np.random.default_rng(0)  # in the place of those that the grid took away
+    for generation, step, leaf, size in of:
+        z = np.ravel(draw(generation, step, leaf, size)).astype(np.float32)
+        names.append(f"leaf {leaf} of step {step:,} under key {generation}")
+        vectors.append(z)
+        add_energies(tests, z, names[-1])
+        add_lags(tests, z, names[-1])
+        add_counts(tests, z, names[-1], cell)
+        repeats.add(z, names[-1])
+        if cell <= _COARSE:
+            smooth = z.astype(np.float64) + cell * digits.uniform(-0.5, 0.5, z.shape)
+            add_distribution(tests, smooth, names[-1])
+    add_cosines(tests, vectors, names)
+    if cell <= _FINE:  # of a coarse grid, magnitudes are not normal: 0 is common
+        add_cosines(tests, [magnitudes(z) for z in vectors], names, " but for signs")
+    repeats.add_to(tests)
+    resolution = -special.ndtri(FALSE_ALARM / 2 / tests.count) / math.sqrt(2 * largest)
+    found = tests.check(LAW, f"resolves {100 * resolution:.2g} % of sigma C")
+    return found._replace(resolution=resolution)
+
+
+def add_energies(tests: Bonferroni, flat: np.ndarray, name: str) -> None:
+    """Tests the squares of a float32 array of one axis, added up by tile and in all."""
+    tile = TILES[0]
     whole = flat.size // tile * tile
     rows = flat[:whole].reshape(-1, tile)
     # In float32: 256 terms err by a relative 2^-17 at most, where chance moves the sum by 2^-4.
@@ -72,50 +114,31 @@ def add_energies(tests: Bonferroni, leaf: np.ndarray, name: str) -> None:
             starts = np.arange(0, squares.size, larger // tile)
             squares, sizes = (np.add.reduceat(a, starts) for a in (squares, sizes))
             tile = larger
-    if leaf.ndim > 1:
-        every = np.square(leaf)
-        for axis, length in enumerate(leaf.shape):
-            if 1 < length <= _GROUPS and length < leaf.size:
-                others = tuple(k for k in range(leaf.ndim) if k != axis)
-                along = every.sum(axis=others, dtype=np.float64)
-                where = functools.partial("row {2:,} along axis {0} of {1}".format, axis, name)
-                tests.add(variance_pvalue(along, leaf.size // length), where)
 
 
-class Counts:
-    """How many of an array's coordinates are beyond the thresholds, and how many within."""
+def add_counts(tests: Bonferroni, draws: np.ndarray, name: str, cell: float) -> None:
+    """Tests how many draws are beyond thresholds, within others, and not finite.
 
-    def __init__(self, draws: np.ndarray):
-        flat = np.abs(draws.ravel())
-        far, near = flat[flat > BEYOND[0]], flat[flat < WITHIN[-1]]
-        self.size = flat.size
-        beyond = [np.count_nonzero(far > t) for t in BEYOND]
-        within = [np.count_nonzero(near < t) for t in WITHIN]
-        odd = self.size - int(np.count_nonzero(np.isfinite(flat)))
-        self.counts = np.array([*beyond, *within, odd])
-
-    def add_to(self, tests: Bonferroni, name: str, cell: float) -> None:
-        """Tests the counts, whatever rounding does to them.
-
-        Args:
-          tests: To which they are added.
-          name: Of the array.
-          cell: How far rounding moves a draw at most, in standard deviations.
-        """
-        nearer, farther = np.maximum(0.0, _THRESHOLDS - cell), _THRESHOLDS + cell
-        beyond = np.arange(_THRESHOLDS.size) < len(BEYOND)
-        low = np.where(beyond, 2 * special.ndtr(-farther), special.erf(nearer * math.sqrt(0.5)))
-        high = np.where(beyond, 2 * special.ndtr(-nearer), special.erf(farther * math.sqrt(0.5)))
-        low, high = np.append(low, 0.0), np.append(high, 0.0)  # none that is not finite
-        # Binomial, with a probability that is between the two.
-        few = special.bdtr(self.counts.astype(np.float64), self.size, low)
-        many = special.bdtrc(self.counts - 1.0, self.size, high)
-        many = np.where(self.counts == 0, 1.0, many)
-        where = functools.partial(_counted, self.counts, self.size, name)
-        tests.add(np.minimum(1.0, 2 * np.minimum(few, many)), where)
-
-
-_THRESHOLDS = np.array([*BEYOND, *WITHIN])
+    Args:
+      tests: To which they are added.
+      draws: Of one axis.
+      name: Of the array.
+      cell: How far rounding moves a draw at most, in standard deviations.
+    """
+    flat = np.abs(draws)
+    counts = [np.count_nonzero(flat > t) for t in BEYOND]
+    counts += [np.count_nonzero(flat < t) for t in WITHIN]
+    seen = np.array([*counts, flat.size - int(np.count_nonzero(np.isfinite(flat)))])
+    nearer, farther = np.maximum(0.0, _THRESHOLDS - cell), _THRESHOLDS + cell
+    beyond = np.arange(_THRESHOLDS.size) < len(BEYOND)
+    low = np.where(beyond, 2 * special.ndtr(-farther), special.erf(nearer * math.sqrt(0.5)))
+    high = np.where(beyond, 2 * special.ndtr(-nearer), special.erf(farther * math.sqrt(0.5)))
+    low, high = np.append(low, 0.0), np.append(high, 0.0)  # none that is not finite
+    # Binomial, with a probability that is between the two.
+    few = special.bdtr(seen.astype(np.float64), flat.size, low)
+    many = np.where(seen == 0, 1.0, special.bdtrc(seen - 1.0, flat.size, high))
+    where = functools.partial(_counted, seen, flat.size, name)
+    tests.add(np.minimum(1.0, 2 * np.minimum(few, many)), where)
 
 
 def _counted(counts: np.ndarray, size: int, name: str, place: int) -> str:

@@ -13,6 +13,7 @@ from dpsgd.audit.probe import Probe
 from dpsgd.engine import loop
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks
+from dpsgd.engine.step import Watch
 from samplers import Poisson
 
 pytestmark = pytest.mark.audit
@@ -70,7 +71,7 @@ def test_releases_show_the_sum_of_whoever_takes_part(program):
     assert [leaf.size for leaf in nobody] == program.sizes == [9, D]
     members = [0, program.units - 1, 0, 1]
     for at in (None, [0, program.places - 1, 3, 2]):
-        moved = [a - b for a, b in zip(program.release(members, at=at), nobody, strict=True)]
+        moved = [8 * (a - b) for a, b in zip(program.release(members, at=at), nobody, strict=True)]
         sums = [sum(parts) for parts in zip(*(gradient(program, m) for m in members), strict=True)]
         for a, b in zip(moved, sums, strict=True):
             np.testing.assert_allclose(a, b, atol=2e-3)
@@ -115,26 +116,27 @@ def test_it_is_the_executable_that_trains_and_watched_blocks_hold_the_same_relea
     blocks.close()
     # Sums far below the noise: what is watched is the noise of each step.
     quiet = dataclasses.replace(program.mechanism, noise_multiplier=2.0**10, l2_clip_norm=2.0**-10)
-    coordinates = [np.arange(size) for size in program.sizes]
-    steps, seen = program.watched(3, 5, quiet, coordinates=coordinates)
-    assert steps.start == 3
-    assert len(steps) >= 5
-    assert [leaf.shape for leaf in seen] == [(len(steps), 9), (len(steps), D)]
-    for step in steps:
+    places = [np.asarray(at) for at in Watch.nothing(program.state.params).places]
+    seen = next(
+        program.blocks(program.begun(3), quiet, generation=0, places=places, return_gradient=True)
+    )
+    assert seen.steps.start == 3
+    shown = np.split(np.asarray(seen.watched), np.cumsum([len(at) for at in places])[:-1], axis=1)
+    for j, step in enumerate(seen.steps):
         alone = program.release((), quiet, step=step)
-        for a, b in zip(alone, seen, strict=True):
-            np.testing.assert_allclose(a, b[step - 3], atol=0.1)
+        for a, b, at in zip(alone, shown, places, strict=True):
+            np.testing.assert_allclose(a[at], b[j], atol=0.1 / 8)
     assert len(set(map(id, [*ran, program.program]))) == 1
 
 
 def test_advancing_takes_the_step_of_training_and_shows_its_release_where_asked(program):
-    after, shown = (program.advanced([0, 1], reveals=reveals) for reveals in (False, True))
+    after, shown = (program.advanced([0, 1], return_gradient=shown) for shown in (False, True))
     assert int(after.step) == int(shown.step) == 1
     for a, b in zip(jax.tree.leaves(after[2:]), jax.tree.leaves(shown[2:]), strict=True):
         assert np.array_equal(a, b)
     release = program.release([0, 1])
-    for a, b in zip(jax.tree.leaves(shown.params), release, strict=True):
-        np.testing.assert_allclose(8 * np.ravel(a), b, rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(shown.raw_params), release, strict=True):
+        np.testing.assert_array_equal(np.ravel(a), b)
     assert np.all(np.abs(after.params["w"]) <= 1.01e-2)
 
 
@@ -155,7 +157,8 @@ def test_the_sum_of_a_loss_that_draws_is_one_whatever_the_noise():
     state = algorithm.init(jnp.zeros(D), mechanism)
     program = Probe(algorithm, mechanism, state, ROWS)
     sums = [
-        program.release([0, 1], generation=g)[0] - program.release(generation=g)[0] for g in (0, 1)
+        8 * (program.release([0, 1], generation=g)[0] - program.release(generation=g)[0])
+        for g in (0, 1)
     ]
     assert np.linalg.norm(sums[0]) > 1
     np.testing.assert_allclose(*sums, atol=1e-3)

@@ -12,7 +12,7 @@ from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime import deferred
-from dpsgd.audit.runtime.deferred import FLUSHED, LAW, MOVED, SIZES, deferred_checks
+from dpsgd.audit.runtime.deferred import FLUSHED, LAW, SIZES, deferred_checks
 from dpsgd.engine import loop
 from dpsgd.engine.lazy.gaps import Gaps
 from dpsgd.engine.lazy.group import RunLaws
@@ -68,8 +68,8 @@ def test_sound_training_with_lazy_tables_passes():
 def test_of_a_large_table_some_rows_are_looked_at(program, monkeypatch):
     monkeypatch.setattr(deferred, "_WHOLE", 600)
     monkeypatch.setattr(deferred, "_PASS", 500)
-    looks = deferred._Late(program, program.snapshot)
-    (rows,) = looks._rows.values()
+    looks = deferred._Tables(program, program.snapshot)
+    (rows,) = looks.rows.values()
     assert rows.tolist() == sorted(set(rows.tolist()))
     assert {0, 499, 500, 1_499, 1_500, R - 1, *program.snapshot.rows[0].tolist()} <= set(
         rows.tolist()
@@ -103,7 +103,7 @@ OF, AT, OF_RUN = RunLaws.of, Gaps.at, LazyTables.of_run
 @pytest.mark.parametrize(
     ("owner", "name", "planted", "check"),
     [
-        (RunLaws, "of", first_steps_sizes, MOVED),
+        (RunLaws, "of", first_steps_sizes, LAW),
         (Gaps, "at", first_steps_gaps, LAW),
         (Gaps, "at", one_step_more, LAW),
         (LazyTables, "of_run", others_are_given, SIZES),

@@ -253,6 +253,24 @@ def leaked(state, after, gradient, total, key):
     return after._replace(raw_params=after.params | {"w": w}), gradient
 
 
+def leaked_last(state, after, gradient, total, key):
+    w = jnp.where(
+        after.step == 36, after.raw_params["w"] + 1e-6 * total["w"], after.raw_params["w"]
+    )
+    return after._replace(raw_params=after.params | {"w": w}), gradient
+
+
+def members_counted(state, after, gradient, total, key):
+    adam, *rest = after.opt_state
+    seen = jnp.int32(size(total) > 0)
+    return after._replace(opt_state=(adam._replace(count=adam.count + seen), *rest)), gradient
+
+
+def last_bits(state, after, gradient, total, key):
+    w = after.params["w"] * jnp.where(size(total) > 0, 1 + 2.0**-23, 1)
+    return after._replace(raw_params=after.params | {"w": w}), gradient
+
+
 def shown(state, after, gradient, total, key):
     return after, gradient | {"w": total["w"]}
 
@@ -355,6 +373,12 @@ def times_leaked(after, total):
 RELEASED, COMPUTED = "but for releases", "computed"
 PLANTED = {
     "parameters leaked": (update_of(leaked), f"parameters['w'] .*private rows {RELEASED}"),
+    "parameters leaked in the last step": (
+        update_of(leaked_last),
+        "parameters['w'] .*private rows",
+    ),
+    "members counted": (update_of(members_counted), "optimizer state.*count.*private rows"),
+    "last bits that tell": (update_of(last_bits), "parameters['w'] .*private rows"),
     "a sum is shown": (update_of(shown), "parameters['w'] .*private rows"),
     "a sum is kept": (update_of(aggregated), "optimizer state.*private rows"),
     "skip if empty": (update_of(skipped), "parameters['table'] .*private rows"),

@@ -14,7 +14,6 @@ import pytest
 from scipy import special, stats
 
 from dpsgd import BandedToeplitz, Mechanism, Noise, RootKey, Secure, dpsgd
-from dpsgd.audit import normal
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import (
     FALSE_ALARM,
@@ -23,8 +22,10 @@ from dpsgd.audit.report import (
     correlation_pvalue,
     variance_pvalue,
 )
+from dpsgd.audit.runtime import normality
 from dpsgd.audit.runtime.blocks import STEPS, block_checks
-from dpsgd.audit.runtime.noise import _FINE, FULL, LAW, NOISE, noise_checks
+from dpsgd.audit.runtime.noise import FULL, NOISE, noise_checks
+from dpsgd.audit.runtime.normality import _FINE, LAW
 from dpsgd.engine.feed import Layout
 from samplers import Poisson
 
@@ -52,10 +53,10 @@ def test_p_values_of_normal_draws_are_uniform(pvalue, size):
 
 def test_magnitudes_of_normal_draws_are_normal_and_know_nothing_of_the_sign():
     draws = np.random.default_rng(0).normal(size=100_000)
-    found = normal.magnitudes(draws)
+    found = normality.magnitudes(draws)
     assert stats.kstest(found, "norm").pvalue > 1e-6
-    np.testing.assert_array_equal(found, normal.magnitudes(-draws))
-    assert np.isfinite(normal.magnitudes(np.zeros(1))).all()
+    np.testing.assert_array_equal(found, normality.magnitudes(-draws))
+    assert np.isfinite(normality.magnitudes(np.zeros(1))).all()
 
 
 def test_magnitudes_of_a_coarse_grid_are_not_normal_and_of_a_fine_one_they_are():
@@ -63,7 +64,7 @@ def test_magnitudes_of_a_coarse_grid_are_not_normal_and_of_a_fine_one_they_are()
     draws = np.random.default_rng(0).normal(size=2**18)
     for cell, passes in ((_FINE, True), (0.5, False)):
         tests = Bonferroni()
-        normal.add_lags(tests, normal.magnitudes(np.round(draws / cell) * cell), "leaf")
+        normality.add_lags(tests, normality.magnitudes(np.round(draws / cell) * cell), "leaf")
         assert tests.check("name").passed == passes
 
 
@@ -76,12 +77,12 @@ def test_what_is_not_finite_is_never_likely(value):
     assert not CheckResult.of("name", tests.pvalue).passed
     leaf = np.random.default_rng(0).normal(size=(40, 20)).astype(np.float32)
     leaf[3, 4] = value
-    for add in (normal.add_energies, normal.add_distribution, normal.add_lags):
+    for add in (normality.add_energies, normality.add_distribution, normality.add_lags):
         tests = Bonferroni()
-        add(tests, leaf if add is normal.add_energies else leaf.ravel(), "leaf")
+        add(tests, leaf.ravel(), "leaf")
         assert not tests.check("name").passed, add
     tests = Bonferroni()
-    normal.Counts(leaf).add_to(tests, "leaf", CELL)
+    normality.add_counts(tests, leaf.ravel(), "leaf", CELL)
     assert not tests.check("name").passed
 
 
@@ -97,30 +98,30 @@ def test_of_several_tests_the_least_likely_counts_as_often_as_there_are_tests():
 
 def energies(leaf):
     tests = Bonferroni()
-    normal.add_energies(tests, leaf.astype(np.float32), "leaf")
+    normality.add_energies(tests, leaf.astype(np.float32).ravel(), "leaf")
     return tests
 
 
 def counts(leaf):
     tests = Bonferroni()
-    normal.Counts(leaf.astype(np.float32)).add_to(tests, "leaf", CELL)
+    normality.add_counts(tests, leaf.astype(np.float32).ravel(), "leaf", CELL)
     return tests
 
 
 def distribution(leaf):
     tests = Bonferroni()
-    normal.add_distribution(tests, leaf.ravel(), "leaf")
+    normality.add_distribution(tests, leaf.ravel(), "leaf")
     return tests
 
 
 def lags(leaf):
     tests = Bonferroni()
-    normal.add_lags(tests, leaf.ravel(), "leaf")
+    normality.add_lags(tests, leaf.ravel(), "leaf")
     return tests
 
 
 def repeats(*leaves):
-    tests, found = Bonferroni(), normal.Repeats(sum(leaf.size for leaf in leaves), 2**-18)
+    tests, found = Bonferroni(), normality.Repeats(sum(leaf.size for leaf in leaves), 2**-18)
     for leaf in leaves:
         found.add(leaf.astype(np.float32), "leaf")
     found.add_to(tests)
@@ -151,10 +152,6 @@ def part_without(leaf):
 
 def row_halved(leaf):
     leaf[70] /= 2
-
-
-def column_halved(leaf):
-    leaf[:, 7] /= 2
 
 
 def one_percent_without(leaf):
@@ -218,7 +215,6 @@ def constant_stretch(leaf):
 BROKEN = {
     part_without: energies,
     row_halved: energies,
-    column_halved: energies,
     three_percent_less: energies,
     one_percent_without: counts,
     cut_at_three: counts,
@@ -244,7 +240,7 @@ def test_draws_of_another_law_are_seen(broken, test):
 
 
 def test_repeats_of_many_coordinates_are_looked_for_among_some(monkeypatch):
-    monkeypatch.setattr(normal, "_SORTED", 2**12)
+    monkeypatch.setattr(normality, "_SORTED", 2**12)
     rng = np.random.default_rng(0)
     large, small = rng.normal(size=2**18), rng.normal(size=3000)
     assert repeats(large, small).pvalue == 1
@@ -255,7 +251,7 @@ def test_repeats_of_many_coordinates_are_looked_for_among_some(monkeypatch):
 
 
 def test_all_pairs_of_vectors_are_compared_also_those_of_other_lengths(monkeypatch):
-    monkeypatch.setattr(normal, "_BLOCK", 3)
+    monkeypatch.setattr(normality, "_BLOCK", 3)
     rng = np.random.default_rng(0)
     sizes = [96, 96, 20, 96, 20, 5, 40, 96, 20, 40]
     sound = [rng.normal(size=size) for size in sizes]
@@ -263,7 +259,7 @@ def test_all_pairs_of_vectors_are_compared_also_those_of_other_lengths(monkeypat
 
     def test(vectors):
         tests = Bonferroni()
-        normal.add_cosines(tests, vectors, names)
+        normality.add_cosines(tests, vectors, names)
         return tests
 
     assert test(sound).count == 36  # all but those of the vector of 5

@@ -1,0 +1,215 @@
+r"""What a row of a table with deferred noise must hold: simulated in float64, step by step.
+
+The optimizer moves a row by m = mu m + g + w theta, theta = theta - a_t m, with g = r z and
+r = sigma C / b. Over a gap from step s to t, (m, theta) becomes A (m, theta) + r L (x, y), with L
+lower triangular and L L^T = V; x and y are the normals of step t for `MOMENTUM` and `VALUE`
+(`dpsgd.audit.reference`). See docs/explanation/audit-of-deferred-noise.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpsgd.audit import reference
+from dpsgd.audit.runtime.expected import ALLOWED, Comparison
+from dpsgd.core.state import Table
+
+_GRID_BITS = 10  # of a flush: cells of 2^-10 to 2^-11 of the noise since the run's first step
+_MOST_CELLS = 13  # binary digits of a number beyond which its own size gives the cell
+_EPS = 2.0**-21  # of float32, what a few operations round
+
+
+class Numbers(NamedTuple):
+    """What coordinates must hold: float64[coordinates]; and how far they may be off."""
+
+    m: np.ndarray
+    theta: np.ndarray
+    off_m: Any = 0.0
+    off_theta: Any = 0.0
+
+    @classmethod
+    def of(cls, table: Table) -> Numbers:
+        """Returns what some rows hold."""
+        theta = table.values.astype(np.float64).ravel()
+        m = np.zeros_like(theta) if table.momentum is None else table.momentum.ravel()
+        return cls(m.astype(np.float64), theta)
+
+
+class DeferredLaw:
+    """The law of the rows of a run's tables.
+
+    Attributes:
+      r: Standard deviation of the noise of a private mean gradient.
+      sizes: Step sizes of the run: float64[steps].
+    """
+
+    def __init__(
+        self,
+        sizes: np.ndarray,
+        momentum: float,
+        decay: float,
+        r: float,
+        key: Callable[[int], np.ndarray],
+    ):
+        """Prepares a law.
+
+        Args:
+          sizes: Of the steps.
+          momentum: mu.
+          decay: w.
+          r: See the attributes.
+          key: Generation -> key of its noise: uint32[4].
+        """
+        self.r, self.sizes, self._rule, self._key = r, sizes, (momentum, decay), key
+        self._paths: dict[int, list[tuple[float, ...]]] = {}
+
+    def gap(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns how (m, theta) moves in the steps start, ..., stop - 1, at r = 1: A and V."""
+        if start not in self._paths:
+            self._paths[start] = self._simulated(start)
+        a, b, c, d, mm, mt, tt = self._paths[start][stop - start]
+        return np.array([[a, b], [c, d]]), np.array([[mm, mt], [mt, tt]])
+
+    def _simulated(self, start: int) -> list[tuple[float, ...]]:
+        mu, w = self._rule
+        # (m, theta) from (1, 0) and from (0, 1), and their covariance from none.
+        m1, t1, m2, t2 = 1.0, 0.0, 0.0, 1.0
+        mm = mt = tt = 0.0
+        path: list[tuple[float, ...]] = [(m1, m2, t1, t2, mm, mt, tt)]
+        for a in self.sizes[start:].tolist():
+            m1, m2 = mu * m1 + w * t1, mu * m2 + w * t2
+            t1, t2 = t1 - a * m1, t2 - a * m2
+            # m' = mu m + w theta + z, and theta' = theta - a m'.
+            with_theta = mu * mt + w * tt
+            mm = mu * mu * mm + 2 * mu * w * mt + w * w * tt + 1.0
+            mt = with_theta - a * mm
+            tt = tt - 2 * a * with_theta + a * a * mm
+            path.append((m1, m2, t1, t2, mm, mt, tt))
+        return path
+
+    def caught_up(
+        self,
+        leaf: int,
+        index: np.ndarray,
+        old: Numbers,
+        starts: np.ndarray,
+        stop: int,
+        generation: int,
+        r: float | None = None,
+    ) -> Numbers:
+        """Returns what coordinates hold after the gaps from `starts` to `stop`.
+
+        Args:
+          leaf: Number of the table.
+          index: Of the coordinates, row-major.
+          old: What they held.
+          starts: Steps that were in each.
+          stop: The step at which the gap ends.
+          generation: Of the noise.
+          r: Another deviation.
+        """
+        r, how = r or self.r, (self._key(generation), stop, leaf, index)
+        x, y = (reference.normals(*how, of) for of in (reference.MOMENTUM, reference.VALUE))
+        which, at = np.unique(np.append(stop, starts), return_inverse=True)
+        laws = zip(*(self.gap(start, stop) for start in which.tolist()), strict=True)
+        transitions, covariances = (np.stack(of)[at[1:]] for of in laws)
+        (a, b), (c, d) = np.moveaxis(transitions, 0, -1)
+        (mm, mt), (_, tt) = np.moveaxis(covariances, 0, -1)
+        gap, of_m, of_theta = starts < stop, np.sqrt(mm), np.sqrt(tt)
+        slope = np.where(gap, mt, 0.0) / np.where(gap, of_m, 1.0) if self._rule[0] else 0.0 * mt
+        # What x leaves of a variance: where that is little, float32 has few digits of it.
+        rest, digits = np.maximum(0.0, tt - slope**2), 2.0**-20 * tt
+        own, lost = np.sqrt(rest), np.sqrt(rest + digits) - np.sqrt(np.maximum(0, rest - digits))
+
+        def off(row: tuple[np.ndarray, np.ndarray], noise: np.ndarray) -> np.ndarray:
+            carried = np.abs(row[0] * old.m) + np.abs(row[1] * old.theta)
+            moved = np.abs(row[0]) * old.off_m + np.abs(row[1]) * old.off_theta
+            return moved + gap * (r * noise + _EPS * carried)
+
+        return Numbers(
+            a * old.m + b * old.theta + r * of_m * x,
+            c * old.m + d * old.theta + r * (slope * x + own * y),
+            off((a, b), ALLOWED * of_m),
+            off((c, d), ALLOWED * of_theta + lost * np.abs(y)),
+        )
+
+    def of_step(self, leaf: int, index: np.ndarray, step: int, generation: int) -> np.ndarray:
+        """Returns the noise that rows get in a step that reads them, over r."""
+        return reference.normals(self._key(generation), step, leaf, index, reference.STEP)
+
+    def stepped(
+        self, leaf: int, index: np.ndarray, old: Numbers, step: int, generation: int
+    ) -> tuple[np.ndarray, Numbers]:
+        """Returns the noise of a step, over r, and what coordinates hold after it."""
+        (mu, w), a = self._rule, self.sizes[step]
+        z = self.of_step(leaf, index, step, generation)
+        g = self.r * z
+        m = mu * old.m + g + w * old.theta
+        size = np.abs(mu * old.m) + np.abs(g) + np.abs(w * old.theta)
+        off_m = mu * old.off_m + w * old.off_theta + self.r * ALLOWED + _EPS * size
+        theta = old.theta - a * m
+        off = old.off_theta + a * off_m + _EPS * (np.abs(old.theta) + np.abs(a * m))
+        return z, Numbers(m, theta, off_m, off)
+
+    def compare_flushed(
+        self,
+        tests: Comparison,
+        leaf: int,
+        index: np.ndarray,
+        found: Table,
+        new: Numbers,
+        stop: int,
+        generation: int,
+        name: str,
+    ) -> None:
+        """Compares flushed numbers with those that they were rounded from, x to ceil(x - U)."""
+        spread = self.r * np.sqrt(np.diagonal(self.gap(0, stop)[1]))
+        for x, values, exact, off, stddev, purpose in (
+            ("theta", found.values, new.theta, new.off_theta, spread[1], reference.VALUE),
+            ("m", found.momentum, new.m, new.off_m, spread[0], reference.MOMENTUM),
+        ):
+            if values is None:
+                continue
+            cell, sure = _cell(stddev)
+            flat = values.astype(np.float64).ravel()
+            u = reference.uniforms(self._key(generation), stop, leaf, index, purpose)
+            low, high = (_own_cell(exact + sign * off) for sign in (-1, 1))
+            size = np.maximum(cell, np.maximum(low, high))
+            known = sure & (stddev > 0) & ((low == high) | (np.maximum(low, high) <= cell))
+            least, most = (np.ceil((exact + sign * off) / size - u) for sign in (-1, 1))
+            rounded = np.clip(np.rint(flat / size), least, most) * size
+            expected = np.where(known, rounded, exact)
+            allowed = np.where(known, 0.0, off + 2 * size * (stddev > 0))
+            r = self.r
+            tests.add(flat / r, expected / r, allowed / r, f"{x} of {name}")
+
+
+def step_sizes(rate: Any, num_steps: int) -> np.ndarray:
+    """Returns the step sizes of a run, as its configuration has them: float64[num_steps]."""
+    if not callable(rate):
+        return np.full(num_steps, float(rate))
+    try:  # a schedule of JAX's, all at once
+        return np.asarray(jax.vmap(rate)(jnp.arange(num_steps)), np.float64).reshape(num_steps)
+    except Exception:  # or one of any other kind
+        return np.array([float(rate(k)) for k in range(num_steps)])
+
+
+def _own_cell(x: np.ndarray) -> np.ndarray:
+    """Returns the cell of a number's own power of two; 0 of 0."""
+    _, order = np.frexp(x)
+    return np.where(x == 0, 0.0, np.ldexp(1.0, order - 1 - _MOST_CELLS))
+
+
+def _cell(stddev: float) -> tuple[float, bool]:
+    """Returns the cell of the grid of noise of this deviation; whether rounding leaves no doubt."""
+    order = math.log2(max(stddev, 2.0**-100))
+    cell = 2.0 ** (math.floor(order) - _GRID_BITS)
+    if 1e-5 < order % 1 < 1 - 1e-5:
+        return cell, True
+    return 2.0 ** (round(order) - _GRID_BITS), False
