@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from dpsgd.noise.buffered import BufferedToeplitz
     from dpsgd.noise.correlated import BandedToeplitz
     from dpsgd.noise.keys import RootKey
-    from dpsgd.runs.engine import resume, run
     from dpsgd.runs.recommendation import RecommendationRequest, Settings
+    from dpsgd.runs.run import Run, resume, run
     from dpsgd.runs.spec import (
         SGD,
         Adam,
@@ -79,6 +79,7 @@ __all__ = [
     "Refinement",
     "Released",
     "RootKey",
+    "Run",
     "RunSpec",
     "Secure",
     "Segment",
@@ -114,7 +115,7 @@ _MODULES = {
     "engine.algorithm": ("dpsgd",),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),
     "models.model": ("TrainedModel", "load_exported"),
-    "runs.engine": ("resume", "run"),
+    "runs.run": ("Run", "resume", "run"),
     "runs.recommendation": ("RecommendationRequest", "Settings"),
     "runs.spec": (
         "Adam",

@@ -25,7 +25,7 @@ from dpsgd.engine.loop import columns_of
 from dpsgd.engine.queries import Refinement, release, sums_run
 from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.keys import RootKey
-from dpsgd.trainer import NOT_AUDITED, audit_note
+from dpsgd.runs.audit import NOT_MADE, verdict
 from samplers import FullBatch
 
 _ROWS = 17
@@ -170,14 +170,15 @@ def _released(
     sigma = calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
     mechanism = Mechanism(FullBatch(len(rows)), sigma, l2_clip_norm, noise)
     guarantee = cost([Segment(mechanism, reproducible_noise=root.insecure)], delta)
-    note = NOT_AUDITED
+    note = NOT_MADE
     if audit:
         run = sums_run(of, mechanism, (), generated_rows(rows, _ROWS))
         report = audit_program(
             run.algorithm, mechanism, run.state.params, run.rows, state=run.state
         )
-        note = audit_note(report)
-    guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
+        note = verdict(report, ["the compiled program", "the draws"])
+    notes = (*guarantee.notes, f"audit before the release: {note}")
+    guarantee = dataclasses.replace(guarantee, notes=notes)
     columns = columns_of(mechanism.sampler, rows)
     found = release(of, mechanism, (), columns, root=root, run=root.begin_run())
     return Released(np.asarray(found.params, np.float64), guarantee)

@@ -1,4 +1,4 @@
-"""`train`: parameters, and the guarantee of what ran, audited before it begins."""
+"""`train`: parameters, and the guarantee of what ran; a run without a directory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,35 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from accounting import default_delta
-from dpsgd.audit.audit import audit_program, audit_queries
-from dpsgd.audit.report import AuditReport
 from dpsgd.audit.synthetic import Generated, generated_rows
 from dpsgd.core.algorithm import Algorithm
-from dpsgd.core.cost import Segment, cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import owned
-from dpsgd.engine.feed import BLOCK_STEPS, Layout
-from dpsgd.engine.loop import columns_of, train_blocks
+from dpsgd.engine.feed import BLOCK_STEPS
+from dpsgd.engine.loop import Block, columns_of
 from dpsgd.engine.modules import check_parameters
 from dpsgd.engine.placement import Placement
-from dpsgd.engine.queries import Refinement, refine, sums_run
+from dpsgd.engine.queries import Refinement
 from dpsgd.noise.keys import RootKey
+from dpsgd.runs.training import Journal, Training
 from samplers import Population, UnitData
 
 PyTree = Any
 
 _READ_BYTES = 2**24
 """Most bytes of rows that are looked at together before training."""
-
-_UNITS = 17
-"""Examples that an audit is given, or blocks of rows where these are clipped as one."""
-
-NOT_AUDITED = (
-    "not audited: that the compiled program and the draws are what is claimed was not tested in "
-    "this run (audit=True tests it)"
-)
 
 
 class Trained(NamedTuple):
@@ -126,26 +114,33 @@ def train(
             else "the mechanism releases sums over all rows: give what is made of them, refinement="
         )
     root = RootKey.from_entropy() if root is None else root
-    # A run that is refused has not begun: it leaves the root to the next one.
-    columns = columns_of(mechanism.sampler, data)
+    columns, sampler = columns_of(mechanism.sampler, data), mechanism.sampler
     check_parameters(params)
-    guarantee = _planned(algorithm, mechanism, data, delta, root)
-    state = algorithm.init(params, mechanism, columns)
-    layout = Layout.of(
-        mechanism.sampler, columns, block_steps=block_steps, data_on=data_on, placement=placement
-    )
     private = mechanism.noise_multiplier > 0
-    if audit and private:
-        note = _audited(algorithm, mechanism, state, columns, layout, generated, refinement)
-    else:
-        layout.program(algorithm, mechanism, state, columns)  # refuses what cannot be trained
-        if refinement is not None:
-            one = generated_rows(columns, 1, generated)
-            sums = sums_run(refinement, mechanism.of_sums(), params, one, placement)
-            sums.program()  # so does this
-        note = NOT_AUDITED if private else "not audited: there is no noise"
+    rows = data.population if isinstance(data, UnitData) else Population(sampler.num_examples)
+    guaranteed = private and not root.insecure
+    block = math.prod(sampler.clipped_shape)
+    job = Training(
+        data=columns,
+        unit=sampler.protected_unit(rows) if guaranteed else sampler.unit,
+        params=params,
+        algorithm=algorithm,
+        mechanism=mechanism,
+        delta=default_delta(sampler.num_units) if delta is None else delta,
+        refinement=refinement,
+        placement=placement,
+        query_placement=placement,
+        synthetic=lambda count: generated_rows(columns, count, generated, block=block),
+        audited=audit,
+        data_on=data_on,
+        block_steps=block_steps,
+    )
+    # A run that is refused has not begun: it leaves the root to the next one.
+    guarantee = job.guarantee(reproducible_noise=root.insecure)
+    job.programs()
+    note = f"audit before training: {job.audit(job.start())}"
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
-    run = root.begin_run()
+    journal = _Callback(job, root.begin_run(), on_block)
     if root.insecure and private:
         warnings.warn(guarantee.sentence(), stacklevel=2)
     if found := not_finite(columns):
@@ -155,42 +150,32 @@ def train(
             "example (this warning looked at private rows: no guarantee covers it)",
             stacklevel=2,
         )
-    done, whole = 0, mechanism.num_steps
-    blocks = train_blocks(
-        algorithm,
-        mechanism,
-        state,
-        columns,
-        root=root,
-        layout=layout,
-        donate=True,
-        flush_every=None if on_block is None else layout.block_steps,
-        run=run,
-    )
+    whole = mechanism.num_steps
     try:
-        with closing(blocks):
-            for block in blocks:
-                done = block.steps.stop
-                if not block.state.pending:
-                    params = block.state.params
-                if on_block is not None and on_block(done, owned(params)):
-                    break
-            else:
-                if refinement is not None:
-                    params = refine(
-                        refinement,
-                        mechanism,
-                        params,
-                        data,
-                        root=root,
-                        placement=placement,
-                        run=run,
-                    ).params
-                    done = whole
+        end = job.train(job.start(), root, journal)
     except BaseException as error:
-        error.add_note(f"training was cut short: {guarantee.stopped(done, whole).sentence()}")
+        stopped = guarantee.stopped(journal.done, whole)
+        error.add_note(f"training was cut short: {stopped.sentence()}")
         raise
-    return Trained(params, guarantee if done == whole else guarantee.stopped(done, whole))
+    done = int(end.step)
+    return Trained(end.params, guarantee if done == whole else guarantee.stopped(done, whole))
+
+
+class _Callback(Journal):
+    """Calls `on_block` after each block."""
+
+    def __init__(
+        self, job: Training, name: str, on_block: Callable[[int, PyTree], bool | None] | None
+    ) -> None:
+        self.name, self._on_block = name, on_block
+        self.flush_every = None if on_block is None else job.layout.block_steps
+        self.done = 0
+
+    def keep(self, block: Block) -> bool:
+        self.done = block.steps.stop
+        if self._on_block is None:
+            return False
+        return bool(self._on_block(self.done, owned(block.state.params)))
 
 
 def not_finite(tree: PyTree) -> list[str]:
@@ -212,57 +197,3 @@ def not_finite(tree: PyTree) -> list[str]:
         if not finite:
             found.append(jax.tree_util.keystr(path))
     return found
-
-
-def _planned(
-    algorithm: Algorithm,
-    mechanism: Mechanism,
-    data: PyTree | UnitData,
-    delta: float | None,
-    root: RootKey,
-) -> Guarantee:
-    """Returns the guarantee of the whole run, or raises ValueError where it has none."""
-    sampler = mechanism.sampler
-    rows = Population(sampler.num_examples)
-    population = data.population if isinstance(data, UnitData) else rows
-    noisy = mechanism.noise_multiplier > 0 and not root.insecure
-    segment = Segment(
-        mechanism,
-        unit=sampler.protected_unit(population) if noisy else sampler.unit,
-        reproducible_noise=root.insecure,
-        lazy_tables=algorithm.tables is not None,
-    )
-    guarantee = cost([segment], default_delta(sampler.num_units) if delta is None else delta)
-    return dataclasses.replace(guarantee, foreign_calls=algorithm.foreign_calls)
-
-
-def _audited(
-    algorithm: Algorithm,
-    mechanism: Mechanism,
-    state: TrainState,
-    columns: PyTree,
-    layout: Layout,
-    generated: Generated | None,
-    refinement: Refinement | None,
-) -> str:
-    """Audits a run that is about to begin; returns what a guarantee says of it, or raises."""
-    block = math.prod(mechanism.sampler.clipped_shape)
-    rows = generated_rows(columns, _UNITS * block, generated, block=block)
-    found = audit_program(algorithm, mechanism, state.params, rows, state=state, layout=layout)
-    if refinement is not None:
-        sums = audit_queries(refinement, mechanism, state.params, rows, placement=layout.placement)
-        found = AuditReport(found.checks + sums.checks)
-    return audit_note(found, ", and those of the sums over all rows," if refinement else "")
-
-
-def audit_note(found: AuditReport, others: str = "") -> str:
-    """Returns what a guarantee says of the audit of a run, or raises ValueError if it failed."""
-    found.require_passed()
-    made = len(found.checks) - len(found.left_out)
-    what = "the compiled program and the draws" if found.sampler_audited else "the compiled program"
-    note = f"audited before it began: {what}{others} passed {made} checks, on generated rows"
-    for why, names in found.reasons.items():
-        note += f"; not checked, as {why}: {', '.join(names)}"
-    if any("generated rows" in why for why in found.reasons):
-        note += " (train takes others: generated=)"
-    return f"{note}. {found.limits}"

@@ -156,7 +156,7 @@ def modules_imported_with(name: str) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("start", ["dpsgd.runs.engine", "experiments.benchmarks.gpu"])
+@pytest.mark.parametrize("start", ["dpsgd.runs.run", "experiments.benchmarks.gpu"])
 def test_a_run_and_the_gpu_command_need_jax_flax_optax_numpy_and_scipy_alone(start):
     imported = modules_imported_with(start)
     assert {"dpsgd.runs.spec", "dpsgd.runs.records", "dpsgd.runs.directory"} <= set(imported)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -14,10 +15,12 @@ from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.feed import Layout
+from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import compilation
 from dpsgd.engine.queries import Refinement
+from dpsgd.noise.keys import RootKey
 from dpsgd.runs.processes import Processes
-from dpsgd.runs.task import Trainable, arrays_digest
+from dpsgd.runs.task import arrays_digest
 from samplers import BatchSampler
 
 PyTree = Any
@@ -25,127 +28,134 @@ PyTree = Any
 ROWS = 64
 """Examples that are generated for an audit, or blocks of rows where these are clipped as one."""
 
+NOT_MADE = (
+    "not made: that the compiled program and the draws are what is claimed was not tested in this "
+    "run"
+)
+"""What is said of a run that was not to be audited."""
+
 _KNOWN = 2**26  # bytes of a state, at most, whose audit is remembered
 _passed: dict[Hashable, AuditReport] = {}
 
 
 def audit_run(
-    task: Trainable,
     algorithm: Algorithm,
     mechanism: Mechanism,
     state: TrainState,
     layout: Layout,
+    synthetic: Callable[[int], PyTree],
+    *,
     refinement: Refinement | None = None,
+    query_placement: Placement | None = None,
+    same: Any = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> str:
-    """Audits what is left of a run, its program and sampler and sums; says what was checked.
+    """Audits what is left of a run, its program, sampler and queries; says what was checked.
 
     All is the run's own, the compiled program included, but rows and keys: the audit tells nothing
     about anybody. A process audits equal runs once.
 
     Args:
-      task: What is trained.
       algorithm: Of the run.
       mechanism: Sampler, sigma and C.
-      state: Where the run begins or goes on.
+      state: Where the run begins or resumes.
       layout: Of its blocks.
-      refinement: What is made of the sums over all rows that it ends in, if any.
+      synthetic: Makes so many rows that are nobody's.
+      refinement: What is made of the full-batch queries that it ends in, if any.
+      query_placement: On which devices these are computed.
+      same: Equal for runs with equal synthetic rows; by default none is.
       progress: Called with one line of text.
 
     Raises:
       ValueError: if the run is not what its guarantee assumes; it must not be trained.
     """
-    if not mechanism.noise_multiplier:
-        return "not made: there is no noise"
     checks: tuple[CheckResult, ...] = ()
     parts = []
     if int(state.step) < mechanism.sampler.num_steps:
         progress("auditing the program and the sampler")
-        found = _remembered(task, algorithm, mechanism, state, layout)
+        found = _once(
+            lambda: audit_synthetic(algorithm, mechanism, state, layout, synthetic),
+            state,
+            (same, algorithm, mechanism, layout),
+        )
         checks += found.checks
-        parts += ["program", "sampler"] if found.sampler_audited else ["the program"]
+        parts += ["the compiled program", *["the draws"] * found.sampler_audited]
     if refinement is not None:
         progress("auditing the sums over all rows")
-        checks += _remembered_sums(task, refinement, mechanism, state.params).checks
-        parts.append("sums over all rows")
-    found = AuditReport(checks)
+
+        def queries() -> AuditReport:
+            where: dict[str, Any] = {"placement": query_placement, "root": _root()}
+            rows = synthetic(_rows_for(mechanism))
+            return audit_queries(refinement, mechanism, state.params, rows, **where)
+
+        key = same, refinement, mechanism.of_sums(), query_placement
+        checks += _once(queries, state.params, key).checks
+        parts.append("the sums over all rows")
+    return verdict(AuditReport(checks), parts)
+
+
+def verdict(found: AuditReport, parts: list[str]) -> str:
+    """Returns in a line what an audit of these parts saw, or raises ValueError if it failed."""
     found.require_passed()
+    made = len(found.checks) - len(found.left_out)
     *first, last = parts
-    audited = f"{', '.join(first)} and {last}" if first else last
-    keep = "keeps" if parts == ["the program"] else "keep"
-    line = f"passed: {audited} {keep} what the guarantee assumes, on generated rows"
+    line = f"{', '.join(first)} and {last}" if first else last
+    keep = "keeps" if parts == ["the compiled program"] else "keep"
+    line = f"passed: {line} {keep} what the guarantee assumes"
+    line = f"{line}, by {made} checks on generated rows"
     if not found.sampler_audited:
         line = f"SAMPLER NOT AUDITED; {line}"
     for why, names in found.reasons.items():
-        others = f" and {len(names) - 2} more (`dpsgd audit` lists them)" if names[2:] else ""
+        others = f" and {len(names) - 2} more" if names[2:] else ""
         line += f". Not checked, as {why}: {', '.join(names[:2])}{others}"
     return f"{line}. {found.limits}"
 
 
-def audit_task(
-    task: Trainable,
+def audit_synthetic(
     algorithm: Algorithm,
     mechanism: Mechanism,
     state: TrainState,
-    layout: Layout | None = None,
+    layout: Layout | None,
+    synthetic: Callable[[int], PyTree],
     *,
     claimed: BatchSampler | None = None,
 ) -> AuditReport:
-    """Audits the program that trains a task, in all processes that train it.
+    """Audits the program that trains, on synthetic rows, in all processes that train it.
 
     Args:
-      task: What is trained.
       algorithm: Of the run.
       mechanism: Sampler, sigma and C.
-      state: Where the run begins or goes on.
+      state: Where the run begins or resumes.
       layout: Of its blocks, if it is known.
+      synthetic: Makes so many rows that are nobody's.
       claimed: Sampler whose guarantee is claimed, if not the mechanism's own.
     """
-    block = 1
-    for size in mechanism.sampler.clipped_shape:
-        block *= size
-    rows = task.generated(ROWS * block)
     return audit_program(
         algorithm,
         mechanism,
         state.params,
-        rows,
+        synthetic(_rows_for(mechanism)),
         state=state,
         layout=layout,
         claimed=claimed,
-        root=Processes.current().root(),
+        root=_root(),
     )
 
 
-def _remembered(task: Trainable, *run: Any) -> AuditReport:
-    """Returns the audit of a run; a process makes it once for equal ones of small states."""
-    algorithm, mechanism, state, layout = run
+def _root() -> RootKey:
+    return Processes.current().root()
 
-    def make() -> AuditReport:
-        return audit_task(task, *run)
 
-    if sum(leaf.nbytes for leaf in jax.tree.leaves(state)) > _KNOWN:
+def _rows_for(mechanism: Mechanism) -> int:
+    return ROWS * math.prod(mechanism.sampler.clipped_shape)
+
+
+def _once(make: Callable[[], AuditReport], state: PyTree, key: tuple[Any, ...]) -> AuditReport:
+    """Returns an audit, if it passed before the one that was made of an equal key and state."""
+    small = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) <= _KNOWN
+    if key[0] is None or not small:
         return make()
-    return _once(make, task, algorithm, mechanism, layout, arrays_digest(state))
-
-
-def _remembered_sums(
-    task: Trainable, refinement: Refinement, mechanism: Mechanism, params: PyTree
-) -> AuditReport:
-    """Returns the audit of sums over all rows; a process makes it once for equal ones."""
-
-    def make() -> AuditReport:
-        root = Processes.current().root()
-        return audit_queries(refinement, mechanism, params, task.generated(ROWS), root=root)
-
-    if sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > _KNOWN:
-        return make()
-    return _once(make, task, refinement, mechanism.of_sums(), arrays_digest(params))
-
-
-def _once(make: Callable[[], AuditReport], *key: Any) -> AuditReport:
-    """Returns an audit, if it passed before the one that was made of an equal key."""
-    key = (*key, json.dumps(compilation()))  # another program under others
+    key = (*key, arrays_digest(state), json.dumps(compilation()))  # another program under others
     try:
         if (known := _passed.get(key)) is not None:
             return known

@@ -1,4 +1,4 @@
-"""What a run computes with: `Job`, made from its task and its resolved spec alone."""
+"""The job of a run of a task: made from the task and its resolved spec alone."""
 
 from __future__ import annotations
 
@@ -12,59 +12,41 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState, opened
+from dpsgd.core.state import TrainState
 from dpsgd.engine import programs
 from dpsgd.engine.algorithm import dpsgd
-from dpsgd.engine.feed import BLOCK_STEPS, Layout
+from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.engine.placement import Placement, hosted
-from dpsgd.engine.queries import Refinement, sums_run
+from dpsgd.engine.queries import Refinement
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import optimizer
-from dpsgd.runs.audit import audit_run
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
 from dpsgd.runs.optimizer import Cosine, hyperparameters, with_hyperparameters
 from dpsgd.runs.resolve import ResolvedRun
 from dpsgd.runs.spec import SGD, Lazy, RunSpec
 from dpsgd.runs.task import Task, arrays_digest, data_digest, identity, task_record
 from dpsgd.runs.terms import Terms
+from dpsgd.runs.training import Training, first_state
 from samplers import Population, UnitData
 
 PyTree = Any
 
 
-@dataclass(frozen=True)
-class Job:
-    """Everything a run computes with, made from its task and its resolved spec alone.
+@dataclass(frozen=True, kw_only=True)
+class Job(Training):
+    """The job of a run of a task, made from the task and its resolved spec alone.
 
     Attributes:
       task: What is trained.
       spec: How.
-      data: Its training rows.
-      population: What is public of them.
-      unit: What is protected: it is read from the type of the data.
-      params: Initial parameters.
-      algorithm: Loss, clipping and optimizer.
-      mechanism: Sampler, sigma and C.
-      delta: At which the guarantee is given.
-      refinement: What is made of the sums over all rows that the mechanism ends in, if any.
-      placement: On which devices it is trained; None is one. Where it does not say what is dealt
-        out among them, large tables are if the state would take more than half of a device.
+      population: What is public of the training rows.
     """
 
     task: Task
     spec: RunSpec
-    data: PyTree
     population: Population
-    unit: str
-    params: PyTree
-    algorithm: Algorithm
-    mechanism: Mechanism
-    delta: float
-    refinement: Refinement | None
-    placement: Placement | None = None
 
     @classmethod
     def of(
@@ -81,7 +63,8 @@ class Job:
           task: What is trained.
           run: How.
           rows: Of the task, if they are at hand.
-          placement: On which devices; by default one.
+          placement: On which devices; by default one. Where it does not say what is sharded, large
+            tables are if the state would take more than half of a device.
         """
         data, population = rows or rows_of(task)
         spec, chosen = run.spec, run.mechanism
@@ -96,38 +79,40 @@ class Job:
         refinement = refinement_of(task, chosen)
         if placement is not None:
             state = jax.eval_shape(
-                lambda params: _first_state(algorithm, params, chosen, data), params
+                lambda params: first_state(algorithm, params, chosen, data), params
             )
             if chosen.scales().grid is None:  # exact sums are never dealt out
                 placement = placement.fitting(state, placement.memory)
             if placement.deals(state):
                 params = hosted(params)  # a device that keeps them whole has room for little else
-        parts = data, population, unit, params, algorithm, chosen, run.delta, refinement, placement
-        return cls(task, spec, *parts)
+        return cls(
+            data=data,
+            unit=unit,
+            params=params,
+            algorithm=algorithm,
+            mechanism=chosen,
+            delta=run.delta,
+            refinement=refinement,
+            placement=placement,
+            query_placement=None,
+            synthetic=task.generated,
+            audited=spec.audit,
+            data_on=spec.data_on,
+            block_steps=BLOCK_STEPS,
+            task=task,
+            spec=spec,
+            population=population,
+        )
+
+    @property
+    def same_audit(self) -> Task:
+        """The task, which makes equal synthetic rows for equal runs."""
+        return self.task
 
     def digest(self) -> str:
         """Returns a text that names the training rows: a secret, as they are."""
         tree = self.population.tree
         return data_digest(self.task, self.data, tree.shape.digest if tree else "")
-
-    def start(self) -> TrainState:
-        """Returns the state before the first step."""
-        if self.placement is None:
-            return self._from(self.params)
-        shapes = jax.eval_shape(self._from, self.params)
-        if not self.placement.deals(shapes):
-            return self._from(self.params)
-        where = self.placement.state(shapes)
-        params = self.placement.put(self.params, where.params)
-        return jax.jit(self._from, out_shardings=where)(params)  # no device makes the whole
-
-    def _from(self, params: PyTree) -> TrainState:
-        return self.scheduled(_first_state(self.algorithm, params, self.mechanism, self.data))
-
-    def shapes(self) -> tuple[TrainState, TrainState]:
-        """Returns the shapes of a state: without pending noise, and as blocks leave it."""
-        shapes = jax.eval_shape(self._from, self.params)  # no table of the run's size is filled
-        return shapes, jax.eval_shape(opened, shapes)
 
     def scheduled(self, state: TrainState) -> TrainState:
         """Returns a state, made now or read back, with the step sizes of this job."""
@@ -138,14 +123,6 @@ class Job:
             chosen.learning_rate, self.mechanism.sampler.num_steps, momentum
         )
         return state._replace(opt_state=with_hyperparameters(state.opt_state, hyperparams))
-
-    @functools.cached_property
-    def layout(self) -> Layout:
-        """How the blocks of this job are laid out, found once: all it runs is of one program."""
-        sampler, data_on = self.mechanism.sampler, self.spec.data_on
-        return Layout.of(
-            sampler, self.data, block_steps=BLOCK_STEPS, data_on=data_on, placement=self.placement
-        )
 
     def check_rows(self) -> None:
         """Raises ValueError if rows that this process is to read lie on other hosts alone."""
@@ -170,28 +147,7 @@ class Job:
 
     def program_digest(self) -> str:
         """Returns the digest of the programs that train, which are compiled by this."""
-        program = self.layout.program(self.algorithm, self.mechanism, self.shapes()[0], self.data)
-        digests = [programs.digest(program)]
-        if self.refinement is not None:
-            rows = self.task.generated(1)
-            sums = sums_run(self.refinement, self.mechanism.of_sums(), self.params, rows)
-            digests.append(programs.digest(sums.program()))
-        return " ".join(digests)
-
-    def audit(self, state: TrainState, progress: Callable[[str], None]) -> str:
-        """Returns what the audit of the program and the sampler says, or refuses the run.
-
-        Args:
-          state: With which the run begins, or resumes. Of one with lazy tables its step alone is
-            looked at, and the rest is that of the first state, so that no pending noise shows.
-          progress: Called with one line of text.
-        """
-        if not self.spec.audit:
-            return "not made: it was switched off"
-        if state.tables:
-            state = self.start()._replace(step=state.step)
-        run = self.task, self.algorithm, self.mechanism, state, self.layout, self.refinement
-        return audit_run(*run, progress)
+        return " ".join(map(programs.digest, self.programs()))
 
     def terms(self, record: Mapping[str, Any], digest: str, root: RootKey) -> Terms:
         """Returns what a generation of this job is declared under.
@@ -213,12 +169,6 @@ class Job:
         # Public, and a task's own: another start under one noise would show both without it.
         stated["initial_params"] = arrays_digest(self.params)
         return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit)
-
-
-def _first_state(
-    algorithm: Algorithm, params: PyTree, mechanism: Mechanism, data: PyTree
-) -> TrainState:
-    return algorithm.init(params, mechanism, data)
 
 
 def rows_of(task: Task) -> tuple[PyTree, Population]:

@@ -20,10 +20,10 @@ from typing import Any, Literal
 from accounting import TrialCount
 from dpsgd.files import destroy, make_folder, write_atomically
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import engine
 from dpsgd.runs.directory import SECRETS, RunDirectory
 from dpsgd.runs.history import NO_HEAD, History, line_of
 from dpsgd.runs.result import FinishedRun
+from dpsgd.runs.run import resume, run
 from dpsgd.runs.selection import Selection
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped, stop_requests
@@ -196,9 +196,9 @@ def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
     while True:
         try:
             if path.exists():
-                record = engine.resume(path, wanted.task)
+                record = resume(path, wanted.task)
             else:
-                record = engine.run(wanted.task, spec_of_trial(terms), path, name=wanted.name)
+                record = run(wanted.task, spec_of_trial(terms), path, name=wanted.name)
         except (Stopped, OSError, MemoryError):
             raise
         except Exception:

@@ -112,7 +112,7 @@ class BatchWork:
 def drawn_by(
     carry_out: Callable[[BatchWork], None], columns: Callable[[], PyTree | UnitData]
 ) -> Callable[[Path, Draw, int, PyTree], list[str]]:
-    """Returns what writes the files of a draw by many workers, for `dpsgd.runs.engine.draw`.
+    """Returns what writes the files of a draw by many workers, for `dpsgd.runs.run.Run.draw`.
 
     Args:
       carry_out: Has the work done, in any order and by anybody: a pipeline.

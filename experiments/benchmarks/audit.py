@@ -24,7 +24,7 @@ from dpsgd.audit.audit import audit_program
 from dpsgd.audit.report import FALSE_ALARM, AuditReport
 from dpsgd.engine.feed import Layout
 from dpsgd.noise.base import Independent
-from dpsgd.runs.audit import audit_task
+from dpsgd.runs.audit import audit_synthetic
 from dpsgd.runs.optimizer import ADAM
 from experiments.benchmarks.rows import Row, options_of, positive, report
 from experiments.tasks.clicks.model import functional
@@ -164,7 +164,7 @@ def seconds(preset: str, num_examples: int, batch_size: int) -> list[Row]:
     begin = time.process_time()
     layout.program(algorithm, mechanism, state, data)
     compiled = time.process_time()
-    audit = audit_task(task, algorithm, mechanism, state, layout)
+    audit = audit_synthetic(algorithm, mechanism, state, layout, task.generated)
     end = time.process_time()
     at = f"{preset} ({size / 1e6:.3g}M parameters), n = {num_examples:,}, batch {batch_size:,}"
     return [

@@ -28,7 +28,8 @@ from dpsgd import (
     clipped_grad,
     cost,
     dpsgd,
-    runs,
+    resume,
+    run,
     train_blocks,
 )
 from dpsgd.engine.blocks import plan_blocks
@@ -283,11 +284,11 @@ def interrupted(model: ModelConfig, rows: int, batch_size: int) -> Iterator[Row]
         )
         planned = epsilon = None
         try:
-            runs.run(task, config, out, progress=until_a_step_is_done)
+            run(task, config, out, progress=until_a_step_is_done)
         except Enough:
             terms = read(out / "ledger.jsonl").generations[0].terms
             planned = cost([terms.segment()], terms.delta).epsilon
-            epsilon = runs.resume(out)["epsilon_upper"]
+            epsilon = resume(out)["epsilon_upper"]
     if planned is None or epsilon is None:
         raise RuntimeError("the run was over before it could be stopped: more rows are needed")
     yield Row("steps are taken to repeat bit for bit on this device", float(repeats_exactly()), "")

@@ -22,7 +22,7 @@ import optax
 from jax import lax
 
 import samplers
-from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, RunSpec, dpsgd, runs, train_blocks
+from dpsgd import Algorithm, Diagnostics, Mechanism, RootKey, Run, RunSpec, dpsgd, train_blocks
 from dpsgd.engine.programs import compiler_options
 from dpsgd.engine.step import Watch, block_function
 from dpsgd.runs.optimizer import ADAM, hyperparameters
@@ -339,7 +339,7 @@ def whole_run(
         )
         out = Path(folder) / "run"
         begin = time.perf_counter()
-        runs.run(Clicks(store, **asdict(model)), config, out)
+        Run.create(config, Clicks(store, **asdict(model)), out).train()
         seconds = time.perf_counter() - begin
         run = FinishedRun.read(out)  # held against its ledger
         at = f"{run.record['num_params'] / 1e6:.3g}M parameters, {rows / 1e6:.3g}M rows"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from dpsgd import RunSpec, runs
+from dpsgd import RunSpec, run
 from dpsgd.runs.result import FinishedRun
 from experiments.benchmarks.rows import Row
 from experiments.tasks.clicks.sizes import ModelConfig
@@ -46,7 +46,7 @@ def epoch_rows(model: ModelConfig, rows: int, batch: int) -> Iterator[Row]:
             marks.setdefault(line.split()[0], time.process_time())
 
         out = Path(temporary) / "run"
-        runs.run(Clicks(store, **asdict(model)), config, out, progress=mark)
+        run(Clicks(store, **asdict(model)), config, out, progress=mark)
         record = FinishedRun.read(out).record
     spent = marks["evaluating"] - marks["steps"]
     at = f"{record['num_params'] / 1e6:.3g}M parameters, batch {batch:,}"

@@ -18,7 +18,7 @@ from dpsgd.audit.report import AuditReport
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.noise.planning import best_noise
-from dpsgd.runs.audit import ROWS, audit_task
+from dpsgd.runs.audit import ROWS, audit_synthetic
 from dpsgd.runs.job import refinement_of
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters, with_hyperparameters
 from dpsgd.runs.recommendation import Settings
@@ -57,7 +57,7 @@ def coupled(
     state = algorithm.init(task.init(0), mechanism, *rows)
     sizes = hyperparameters(Settings().learning_rate, num_steps)
     state = state._replace(opt_state=with_hyperparameters(state.opt_state, sizes))
-    found = audit_task(task, algorithm, mechanism, state, claimed=claimed)
+    found = audit_synthetic(algorithm, mechanism, state, None, task.generated, claimed=claimed)
     if refinement is None:
         return found
     sums = audit_queries(refinement, mechanism, state.params, task.generated(ROWS))

@@ -221,7 +221,7 @@ def _serve(connection: Connection, cores: set[int]) -> None:
 
 def _outcome(one: Assignment, say: Callable[[str], None]) -> Message:
     """Carries out one run, begun or gone on with; returns how it ended."""
-    from dpsgd.runs.engine import resume, run
+    from dpsgd.runs.run import resume, run
     from dpsgd.runs.task import load
 
     try:

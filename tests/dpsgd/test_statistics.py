@@ -79,13 +79,14 @@ def test_what_is_released_is_audited_before_and_never_released_if_that_fails(mon
         with pytest.raises(ValueError, match="checks failed: 'sums add up'"):
             private_mean(ROWS, **how)
         return
-    assert "the draws passed 1 checks" in private_mean(ROWS, **how).guarantee.notes[-1]
+    note = private_mean(ROWS, **how).guarantee.notes[-1]
+    assert "the draws keep what the guarantee assumes, by 1 checks" in note
     _, mechanism, params, rows = seen[0]
     assert (mechanism.sampler, mechanism.l2_clip_norm) == (FullBatch(N), 0.5)
     assert rows.shape[1:] == (3,)
     assert not np.isin(rows, ROWS.astype(np.float32)).any()
     assert set(params) == {"state", "sum"}
-    assert "not audited" in private_mean(ROWS, audit=False, **how).guarantee.notes[-1]
+    assert "not made" in private_mean(ROWS, audit=False, **how).guarantee.notes[-1]
     assert len(seen) == 1
 
 

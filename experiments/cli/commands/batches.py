@@ -41,7 +41,7 @@ def run(config: BatchesConfig) -> None:
     with Console() as console:
         console.progress("starting")
         from dpsgd.engine.batch_files import draw_here
-        from dpsgd.runs.engine import draw
+        from dpsgd.runs.run import Run
         from experiments.cli.tasks import look_in_the_current_folder
         from experiments.tasks import task_of
 
@@ -52,14 +52,8 @@ def run(config: BatchesConfig) -> None:
             from experiments.beam.draws import drawn_by
 
             write = drawn_by(runner.write_batches, task.columns)
-        files = draw(
-            config.run,
-            config.out,
-            task,
-            write=write,
-            placement=config.placement(),
-            progress=console.progress,
-        )
+        begun = Run.open(config.run, task, placement=config.placement(), progress=console.progress)
+        files = begun.draw(config.out, write)
         if files is None:
             console.line(f"the run is finished, and needs no batches: dpsgd report {config.run}")
         else:

@@ -71,9 +71,7 @@ def run(asked: Train) -> None:
             "progress": console.tell,
         }
         if asked.begin:
-            from dpsgd.runs.engine import begin
-
-            begin(task, spec, asked.out, **how)
+            dpsgd.Run.create(spec, task, asked.out, **how)
             console.line(f"begun: dpsgd resume {asked.out}")
         else:
             show(console, asked.out, dpsgd.run(task, spec, asked.out, **how))

@@ -29,7 +29,7 @@ import jax
 
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
-from dpsgd.runs import engine, job
+from dpsgd.runs import job, run
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS
 from dpsgd.runs.fingerprint import code_digest
 from dpsgd.runs.spec import RunSpec
@@ -55,7 +55,7 @@ def go_on(task, out, sampler):
     jax.config.update("jax_compilation_cache_dir", str(programs))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     if out.exists():
-        engine.resume(out)
+        run.resume(out)
         return
     config = RunSpec.of(
         SAMPLERS[sampler],
@@ -70,7 +70,7 @@ def go_on(task, out, sampler):
     )
     record = json.loads(task)
     trained = load({"settings": {}, **record}, "TASK")
-    engine.run(trained, config, out, name=record["name"])
+    run.run(trained, config, out, name=record["name"])
 
 
 def fork(work, *, kill_after=None):

@@ -29,7 +29,7 @@ from dpsgd.core.queries import FullSums
 from dpsgd.engine import algorithm, platt
 from dpsgd.engine import placement as placement_module
 from dpsgd.engine.placement import Placement
-from dpsgd.runs import engine, job
+from dpsgd.runs import job, run, training
 from dpsgd.runs.checkpoint import DUE
 from dpsgd.runs.fingerprint import code_digest, task_code_digest
 from dpsgd.runs.ledger import Ledger, read
@@ -49,8 +49,8 @@ def compute(out, task=tiny_task.line, before=lambda: None, shard_rows_from=None,
     config = {"insecure_seed": 1, "checkpoint_seconds": 0.0, **settings}
     placement = Placement.default(shard_rows_from=shard_rows_from)
     if out.exists():
-        return engine.resume(out, task, placement=placement)
-    return engine.run(task, tiny_task.config_of(**config), out, placement=placement)
+        return run.resume(out, task, placement=placement)
+    return run.run(task, tiny_task.config_of(**config), out, placement=placement)
 
 
 def fork(work, log):
@@ -520,19 +520,19 @@ MUTANTS = {
 
 def slowly():
     """Has each block take a while, so that there is time to be killed in."""
-    blocks = engine.train_blocks
+    blocks = training.train_blocks
 
     def slow(*arguments, **options):
         for block in blocks(*arguments, **options):
             time.sleep(0.2)
             yield block
 
-    engine.train_blocks = slow
+    training.train_blocks = slow
 
 
 def struck(number, step):
     """Has the process get a signal before it is handed the block that ends at a step."""
-    blocks = engine.train_blocks
+    blocks = training.train_blocks
 
     def of_blocks(*arguments, **options):
         for block in blocks(*arguments, **options):
@@ -541,12 +541,12 @@ def struck(number, step):
                 os.kill(os.getpid(), number)
             yield block
 
-    engine.train_blocks = of_blocks
+    training.train_blocks = of_blocks
 
 
 def hanging():
     """Has the third block take forever."""
-    blocks = engine.train_blocks
+    blocks = training.train_blocks
 
     def hung(*arguments, **options):
         for number, block in enumerate(blocks(*arguments, **options)):
@@ -554,7 +554,7 @@ def hanging():
                 time.sleep(1000)
             yield block
 
-    engine.train_blocks = hung
+    training.train_blocks = hung
 
 
 def dying():

@@ -16,10 +16,10 @@ from dpsgd.engine import programs
 from dpsgd.engine.feed import Layout
 from dpsgd.runs import budget, report
 from dpsgd.runs.budget import Timing
-from dpsgd.runs.engine import begin
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import read
 from dpsgd.runs.resolve import choose, resolve
+from dpsgd.runs.run import Run
 from dpsgd.runs.stages import WORDS
 from samplers import BallsAndBins
 from samplers.settings import SETTINGS
@@ -212,7 +212,7 @@ def test_a_run_of_which_fewer_epochs_are_chosen_is_planned_and_audited_for_these
     monkeypatch.setattr(budget.Budget, "exceeded", lambda self, config: next(exceeded))
     monkeypatch.setattr(Job, "audit", lambda job, *_: f"of {job.mechanism.sampler}")
     out = tmp_path / "run"
-    begin(Recommending(), OPEN.but(learning_rate=0.1, budget_minutes=1.0), out)
+    Run.create(OPEN.but(learning_rate=0.1, budget_minutes=1.0), Recommending(), out)
     history = read(out / "ledger.jsonl")
     mechanism = history.generations[0].terms.mechanism
     assert mechanism.sampler.epochs == 4

@@ -23,7 +23,7 @@ from dpsgd import Secure, Segment, cost, resume, run
 from dpsgd.audit import audit as coupled
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.noise import gaussian
-from dpsgd.runs import audit, engine
+from dpsgd.runs import audit, training
 from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, read
@@ -209,7 +209,7 @@ def before_the_second_checkpoint(patch):
 
 
 MOMENTS = {
-    "before the sums": lambda patch: patch.setattr(engine, "refine", dies),
+    "before the sums": lambda patch: patch.setattr(training, "refine", dies),
     "declared and not released": after_declaring,
     "released and not saved": before_the_second_checkpoint,
     "evaluating": lambda patch: patch.setattr(Calibrated, "metrics", dies),
@@ -224,7 +224,7 @@ def test_killed_around_its_sums_a_run_goes_on_to_the_same_bits(whole, tmp_path, 
     out = killed(tmp_path / "run", where, monkeypatch, insecure_seed=3)
     assert declared(out) == [range(DECLARED[where])]
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "train_blocks", dies)  # no step is left
+        patch.setattr(training, "train_blocks", dies)  # no step is left
         resume(out, calibrated)
     for name in RELEASED:
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
@@ -234,7 +234,7 @@ def test_killed_around_its_sums_a_run_goes_on_to_the_same_bits(whole, tmp_path, 
 @pytest.mark.short("declared and not released")
 @pytest.mark.parametrize("where", MOMENTS)
 def test_where_bits_do_not_repeat_sums_count_once_more(tmp_path, monkeypatch, where):
-    monkeypatch.setattr(engine, "repeats_exactly", lambda: False)
+    monkeypatch.setattr("dpsgd.runs.resume.repeats_exactly", lambda: False)
     out = killed(tmp_path / "run", where, monkeypatch)
     before = read(out / "ledger.jsonl").guarantee().epsilon.upper
     record = resume(out, calibrated)
@@ -249,7 +249,7 @@ def test_sums_under_another_generation_have_other_noise(tmp_path, monkeypatch):
     stopped = killed(tmp_path / "run", "declared and not released", monkeypatch)
     copy = shutil.copytree(stopped, tmp_path / "copy")
     resume(stopped, calibrated)
-    monkeypatch.setattr(engine, "repeats_exactly", lambda: False)
+    monkeypatch.setattr("dpsgd.runs.resume.repeats_exactly", lambda: False)
     resume(copy, calibrated)
     one, other = (contents(out, CALIBRATION)["slope"] for out in (stopped, copy))
     assert one != other
@@ -277,9 +277,9 @@ def test_sigterm_before_the_sums_stops_the_run_where_it_can_go_on(whole, tmp_pat
         os.kill(os.getpid(), signal.SIGTERM)
         return sound(*of, **how)
 
-    sound = engine.refine
+    sound = training.refine
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "refine", stopping)
+        patch.setattr(training, "refine", stopping)
         with pytest.raises(Stopped, match=r"stopped before the 3 noisy sums .* all of it saved"):
             run(calibrated, config(insecure_seed=3), out)
     assert declared(out) == [range(STEPS)]
@@ -293,7 +293,7 @@ def test_a_run_goes_on_only_with_the_calibration_that_it_was_begun_with(
     tmp_path, monkeypatch, begun, edited
 ):
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "train_blocks", Signalling(engine.train_blocks))
+        patch.setattr(training, "train_blocks", Signalling(training.train_blocks))
         with pytest.raises(Stopped):
             run(calibrated, config(calibration=begun), tmp_path / "run")
     file = tmp_path / "run" / "config.json"
@@ -345,7 +345,7 @@ def test_the_sums_are_audited_before_the_run_and_before_it_goes_on(tmp_path, mon
     audit._passed.clear()
     record = resume(out, calibrated)
     assert [mechanism.full_sums for mechanism in made[2:]] == [None]  # no step is left
-    assert record["audit"].startswith("passed: sums over all rows keep what the guarantee")
+    assert record["audit"].startswith("passed: the sums over all rows keep what the guarantee")
 
 
 def test_a_run_whose_sums_have_next_to_no_noise_is_refused_and_leaves_nothing(

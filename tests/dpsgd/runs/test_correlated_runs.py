@@ -20,7 +20,7 @@ from tiny_task import (
 from accounting import epsilon
 from dpsgd import BandedToeplitz, Independent, resume, run
 from dpsgd.noise import planning
-from dpsgd.runs import checkpoint, engine
+from dpsgd.runs import checkpoint, plan
 from dpsgd.runs.history import LedgerError
 from dpsgd.runs.ledger import read
 from dpsgd.runs.optimizer import SGD, hyperparameters
@@ -121,7 +121,7 @@ def test_a_resumed_run_decides_nothing_and_a_history_that_is_lost_or_shifted_sho
     def decides(*of, **how):
         raise AssertionError("a resumed run decides nothing")
 
-    for module, name in ((planning, "plan"), (planning, "best_noise"), (engine, "resolve")):
+    for module, name in ((planning, "plan"), (planning, "best_noise"), (plan, "resolve")):
         monkeypatch.setattr(module, name, decides)
     restore = checkpoint._restore
     monkeypatch.setattr(checkpoint, "_restore", lambda *of: bug(restore(*of)))

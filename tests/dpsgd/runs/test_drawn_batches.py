@@ -9,9 +9,9 @@ from tiny_task import config_of, few_rows_are_calibrated, line, run_and_stop, sh
 from dpsgd import resume, run
 from dpsgd.engine import batch_files
 from dpsgd.engine.feed import Streamed
-from dpsgd.runs import engine, job
-from dpsgd.runs.engine import begin, draw
+from dpsgd.runs import job
 from dpsgd.runs.ledger import read
+from dpsgd.runs.run import Run
 
 RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json")
 HOST = {"data_on": "host", "insecure_seed": 3}
@@ -45,8 +45,8 @@ def test_a_run_on_drawn_batches_releases_the_same_bits_and_destroys_them(
     whole, tmp_path, monkeypatch
 ):
     out, folder = tmp_path / "run", tmp_path / "deep" / "batches"
-    begin(line, config_of(**HOST), out)
-    assert draw(out, folder) == 10
+    Run.create(config_of(**HOST), line, out)
+    assert Run.open(out).draw(folder) == 10
     assert not (folder / "seed").exists()
     assert read(out / "ledger.jsonl").generations[0].steps == range(0, 0)  # nothing is declared
     monkeypatch.setattr(Streamed, "hold", refuse_rows)
@@ -60,16 +60,15 @@ def test_a_run_on_drawn_batches_releases_the_same_bits_and_destroys_them(
 def test_a_run_that_was_stopped_reads_on_at_the_right_step(whole, tmp_path, monkeypatch, when):
     out, folder = tmp_path / "run", tmp_path / "batches"
     if when == "before the run":
-        begin(line, config_of(**HOST), out)
-        draw(out, folder)
+        Run.create(config_of(**HOST), line, out)
+        Run.open(out).draw(folder)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "run", lambda task, config, out: resume(out))
             patch.setattr("tiny_task.run", lambda task, config, out: resume(out))
             run_and_stop(line, config_of(**HOST), out)
         assert folder.exists()
     else:
         run_and_stop(line, config_of(**HOST), out)
-        assert draw(out, folder) == 5  # of the 14 steps that are left
+        assert Run.open(out).draw(folder) == 5  # of the 14 steps that are left
     monkeypatch.setattr(Streamed, "hold", refuse_rows)
     resume(out)
     assert_same(out, whole)
@@ -78,9 +77,9 @@ def test_a_run_that_was_stopped_reads_on_at_the_right_step(whole, tmp_path, monk
 
 def test_a_real_secret_draws_what_the_run_itself_would_draw(tmp_path):
     """Two copies of one begun run, of which one draws ahead, end in the same bits."""
-    begin(line, config_of(data_on="host"), tmp_path / "a")
+    Run.create(config_of(data_on="host"), line, tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    draw(tmp_path / "a", tmp_path / "batches")
+    Run.open(tmp_path / "a").draw(tmp_path / "batches")
     if read(tmp_path / "a" / "ledger.jsonl").head != read(tmp_path / "b" / "ledger.jsonl").head:
         pytest.fail("drawing began a generation that training would not have begun")
     resume(tmp_path / "a")
@@ -91,14 +90,14 @@ def test_a_real_secret_draws_what_the_run_itself_would_draw(tmp_path):
 def test_a_new_generation_needs_new_batches_and_counts_as_ever(tmp_path, monkeypatch):
     out, folder = tmp_path / "run", tmp_path / "batches"
     run_and_stop(line, config_of(data_on="host"), out)
-    draw(out, folder)
+    Run.open(out).draw(folder)
     digest = job.Job.program_digest
     monkeypatch.setattr(job.Job, "program_digest", lambda self: digest(self) + " changed")
     with pytest.raises(ValueError, match=r"another generation.*draw them again.*batches\.json"):
         resume(out)
     history = read(out / "ledger.jsonl")
     assert [g.steps for g in history.generations] == [range(0, 16), range(16, 16)]
-    draw(out, folder)
+    Run.open(out).draw(folder)
     resume(out)
     history = read(out / "ledger.jsonl")
     assert [g.steps for g in history.generations] == [range(0, 16), range(16, 30)]
@@ -107,7 +106,7 @@ def test_a_new_generation_needs_new_batches_and_counts_as_ever(tmp_path, monkeyp
 
 def test_a_run_goes_on_without_batches_once_nothing_names_them(whole, tmp_path):
     out = run_and_stop(line, config_of(**HOST), tmp_path / "run")
-    draw(out, tmp_path / "batches")
+    Run.open(out).draw(tmp_path / "batches")
     (tmp_path / "batches" / "00000000.batches").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"is damaged.*draw"):
         resume(out)
@@ -126,7 +125,7 @@ def test_drawing_that_dies_leaves_no_secret_and_is_done_again(whole, tmp_path):
         raise RuntimeError("the worker died")
 
     with pytest.raises(RuntimeError):
-        draw(out, folder, write=dying)
+        Run.open(out).draw(folder, write=dying)
     assert not folder.exists()
 
     def killed(path, of, seed, data):
@@ -136,9 +135,9 @@ def test_drawing_that_dies_leaves_no_secret_and_is_done_again(whole, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_files, "forget", lambda *_: None)  # as a process that is gone does not
         with pytest.raises(KeyboardInterrupt):
-            draw(out, folder, write=killed)
+            Run.open(out).draw(folder, write=killed)
     assert (folder / "seed").exists()
-    draw(out, folder)
+    Run.open(out).draw(folder)
     resume(out)
     assert_same(out, whole)
     assert not folder.exists()
@@ -151,24 +150,24 @@ def test_what_lies_at_the_folder_is_left_as_it_is(tmp_path):
     for name in ("seed", "1.batches", "batches.json"):
         (folder / name).write_text("mine")
     with pytest.raises(FileExistsError, match="left as it is"):
-        draw(out, folder)
+        Run.open(out).draw(folder)
     resume(out)
     assert {file.read_text() for file in folder.iterdir()} == {"mine"}
 
 
 def test_rows_on_the_device_and_finished_runs_have_no_use_for_batches(whole, tmp_path):
     out = tmp_path / "run"
-    begin(line, config_of(), out)
+    Run.create(config_of(), line, out)
     with pytest.raises(ValueError, match="begin the run with data_on='host'"):
-        draw(out, tmp_path / "batches")
+        Run.open(out).draw(tmp_path / "batches")
     assert not (tmp_path / "batches").exists()
-    assert draw(whole, tmp_path / "batches") is None
+    assert Run.open(whole).draw(tmp_path / "batches") is None
 
 
 def test_a_run_that_died_before_it_destroyed_its_batches_does_so_when_it_is_resumed(tmp_path):
     out, folder = tmp_path / "run", tmp_path / "batches"
-    begin(line, config_of(**HOST), out)
-    draw(out, folder)
+    Run.create(config_of(**HOST), line, out)
+    Run.open(out).draw(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpsgd.runs.directory.RunDirectory.forget", lambda self: None)
         resume(out)
@@ -183,7 +182,7 @@ def test_sums_over_all_rows_follow_batches_that_were_drawn_ahead(tmp_path):
     config = config_of(**HOST, calibration="platt")
     with few_rows_are_calibrated():
         run(calibrated_line, config, tmp_path / "a")
-        begin(calibrated_line, config, tmp_path / "b")
-        draw(tmp_path / "b", tmp_path / "batches")
+        Run.create(config, calibrated_line, tmp_path / "b")
+        Run.open(tmp_path / "b").draw(tmp_path / "batches")
         resume(tmp_path / "b")
     assert_same(tmp_path / "a", tmp_path / "b")

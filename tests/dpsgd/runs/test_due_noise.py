@@ -12,7 +12,7 @@ import pytest
 
 from dpsgd import Mechanism, TrainState
 from dpsgd.core.state import TableState
-from dpsgd.runs import engine
+from dpsgd.runs import resume
 from dpsgd.runs.checkpoint import KEPT, Checkpoint
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.history import History
@@ -100,12 +100,12 @@ class World:
 
     def go_on(self, one):
         terms, job = self.terms(one.code, one.config), Lazy()
-        how = engine._how_to_repeat(job, alone=not one.is_copy)
+        how = resume.how_to_repeat(job, alone=not one.is_copy)
         with Ledger.open(one.path) as ledger:
             before = len(ledger.history.generations)
             told = job, one, ledger.history, terms, lambda line: None
-            checkpoint = engine._last_checkpoint(*told, **how)
-            generation = engine._generation(one, ledger, terms, checkpoint, Processes(), **how)
+            checkpoint = resume.last_checkpoint(*told, **how)
+            generation = resume.next_attempt(one, ledger, terms, checkpoint, Processes(), **how)
             one.is_copy = one.is_copy and len(ledger.history.generations) == before
             state = checkpoint.state if checkpoint else covered(0, ("start",))
             for _ in range(self.actions.randrange(1, 5)):
@@ -151,7 +151,7 @@ def path_of(state):
 
 def play(folder, monkeypatch, repeats=True):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(engine, "repeats_exactly", lambda: repeats)
+    monkeypatch.setattr("dpsgd.runs.resume.repeats_exactly", lambda: repeats)
     for seed in range(60):
         (folder / f"{seed}").mkdir()
         world = World(folder / f"{seed}", random.Random(seed), repeats)
@@ -200,6 +200,6 @@ def test_the_play_finds_copies_that_go_on_where_their_original_may_not(tmp_path,
     def how(job, *, alone):
         return {"repeatable": True, "alone": alone}
 
-    monkeypatch.setattr(engine, "_how_to_repeat", how)
+    monkeypatch.setattr("dpsgd.runs.resume.how_to_repeat", how)
     with pytest.raises(DrawnTwice):
         play(tmp_path, monkeypatch)

@@ -13,7 +13,7 @@ from tiny_task import config_of, words
 
 from accounting import epsilon
 from dpsgd import resume, run
-from dpsgd.runs import engine, fingerprint, job
+from dpsgd.runs import fingerprint, job, training
 from dpsgd.runs.directory import DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.stop import Stopped
@@ -40,7 +40,7 @@ class Ended(BaseException):
 @contextmanager
 def ended(step, how):
     """Has the run stop, or die, when its block that ends at `step` was taken."""
-    usual = engine.train_blocks
+    usual = training.train_blocks
 
     def blocks(*args, **options):
         for block in usual(*args, **options):
@@ -51,7 +51,7 @@ def ended(step, how):
             yield block
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "train_blocks", blocks)
+        patch.setattr(training, "train_blocks", blocks)
         with pytest.raises(Ended if how == "killed" else Stopped):
             yield
 
@@ -116,7 +116,7 @@ def other_settings(patch, out):
 
 
 def bits_that_do_not_repeat(patch, out):
-    patch.setattr(engine, "repeats_exactly", lambda: False)
+    patch.setattr("dpsgd.runs.resume.repeats_exactly", lambda: False)
 
 
 def a_copy(patch, out):
@@ -200,11 +200,11 @@ def test_a_ledger_begins_no_generation_that_would_draw_what_is_due_again(tmp_pat
 def test_an_audit_sees_where_a_run_goes_on_and_none_of_its_rows(tmp_path, monkeypatch):
     seen = []
 
-    def audit_run(task, algorithm, mechanism, state, *rest):
+    def audit_run(algorithm, mechanism, state, *rest, **how):
         seen.append(jax.tree.map(np.array, state))
         return "passed"
 
-    monkeypatch.setattr(job, "audit_run", audit_run)
+    monkeypatch.setattr(training, "audit_run", audit_run)
     with ended(20, "stopped"):
         run(words, lazy().but(audit=True), tmp_path / "run")
     resume(tmp_path / "run")

@@ -10,7 +10,7 @@ from tiny_task import Line
 
 from dpsgd import RunSpec, resume, run
 from dpsgd.engine import loop, programs
-from dpsgd.runs import audit, engine
+from dpsgd.runs import audit, training
 from dpsgd.runs.ledger import read
 from dpsgd.runs.stop import Stopped
 from samplers.settings import SETTINGS
@@ -47,7 +47,7 @@ def test_a_run_compiles_its_step_once_and_so_does_its_resumption(
     sampler, data_on, tmp_path, compiled, monkeypatch
 ):
     blocks, taken = [], []
-    train_blocks = engine.train_blocks
+    train_blocks = training.train_blocks
 
     def counting(*args, **options):
         for block in train_blocks(*args, **options):
@@ -57,7 +57,7 @@ def test_a_run_compiles_its_step_once_and_so_does_its_resumption(
                 os.kill(os.getpid(), signal.SIGTERM)
             yield block
 
-    monkeypatch.setattr(engine, "train_blocks", counting)
+    monkeypatch.setattr(training, "train_blocks", counting)
     config = RunSpec.of(sampler, noise_multiplier=1.0, data_on=data_on, audit=False)
     programs._executable.cache_clear()
     with pytest.raises(Stopped):

@@ -35,7 +35,7 @@ def test_a_sampler_of_ones_own_is_trained_stopped_and_resumed_by_its_qualified_n
         "name": "own_sampler:Coins", "batch_size": 16, "epochs": 3, "num_shards": 1, "heads": 0.25,
     }  # fmt: skip
     audit = RunDirectory.open(stopped, finished=False).history().audit
-    assert audit.startswith("passed: program and sampler keep")
+    assert audit.startswith("passed: the compiled program and the draws keep")
     ran_through = run(line, config_of(sampler=SETTINGS), stopped.parent / "through")
     said = []
     record = resume(stopped, progress=said.append)

@@ -18,11 +18,11 @@ import pytest
 from tiny_task import Line, Scaled, config_of, line, run_and_stop, short_blocks, words
 
 from accounting import epsilon
-from dpsgd import Independent, RootKey, resume, run
+from dpsgd import Independent, RootKey, Run, resume, run
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import compilation
 from dpsgd.models.model import export
-from dpsgd.runs import engine, fingerprint, job
+from dpsgd.runs import fingerprint, job, report, training
 from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
@@ -90,7 +90,7 @@ KNOWN_BY = {
 def test_a_generation_is_known_by_all_that_its_numbers_depend_on(
     tmp_path, task, settings, more, placed
 ):
-    engine.begin(task, config_of(**settings), tmp_path / "run", placement=placed)
+    Run.create(config_of(**settings), task, tmp_path / "run", placement=placed)
     (generation,) = read(tmp_path / "run" / "ledger.jsonl").generations
     options = jax.config.values.keys() | os.environ.keys()  # which have a test of their own
     expected = KNOWN_BY | more | ({"placement"} if placed else set())
@@ -284,16 +284,16 @@ def test_correlated_noise_that_is_begun_anew_begins_without_history(
 ):
     out = run_and_stop(line, dataclasses.replace(correlated, insecure_seed=None), tmp_path / "run")
     changed_settings(monkeypatch, out)
-    begun, train_blocks = [], engine.train_blocks
+    begun, train_blocks = [], training.train_blocks
 
     def seen(algorithm, mechanism, state, *rest, **how):
         begun.append([np.asarray(row).any() for row in state.noise])
         return train_blocks(algorithm, mechanism, state, *rest, **how)
 
-    monkeypatch.setattr(engine, "train_blocks", seen)
+    monkeypatch.setattr(training, "train_blocks", seen)
     if again:  # a process that dies before anything is saved begins as the one before it
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "_finish", stop_there)
+            patch.setattr(training.Training, "train", stop_there)
             with pytest.raises(KeyboardInterrupt):
                 resume(out)
     report = resume(out)
@@ -309,7 +309,7 @@ def test_correlated_noise_that_is_begun_anew_begins_without_history(
 @pytest.mark.parametrize("declared", [0, 8], ids=["stopped", "killed"])
 def test_copies_share_no_noise_where_bits_do_not_repeat(stopped, tmp_path, monkeypatch, declared):
     """As on a GPU, where two copies of one program differ in the last bits of their sums."""
-    monkeypatch.setattr(engine, "repeats_exactly", lambda: False)
+    monkeypatch.setattr("dpsgd.runs.resume.repeats_exactly", lambda: False)
     if declared:
         with Ledger.open(stopped / "ledger.jsonl") as ledger:
             ledger.declare(range(16, 16 + declared))
@@ -336,10 +336,10 @@ def test_copies_share_no_noise_where_bits_do_not_repeat(stopped, tmp_path, monke
 
 
 def test_a_copy_that_began_anew_is_no_copy_anymore(stopped, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "repeats_exactly", lambda: False)
+    monkeypatch.setattr("dpsgd.runs.resume.repeats_exactly", lambda: False)
     copy = shutil.copytree(stopped, tmp_path / "copy")
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_finish", stop_there)
+        patch.setattr(training.Training, "train", stop_there)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 resume(copy)
@@ -470,7 +470,7 @@ def test_a_run_that_dies_between_its_release_and_its_report_ends_all_the_same(
     stopped, finished, monkeypatch, changed
 ):
     with monkeypatch.context() as patch:
-        patch.setattr(engine.report, "markdown", stop_there)
+        patch.setattr(report, "markdown", stop_there)
         with pytest.raises(KeyboardInterrupt):
             resume(stopped)
     closed = (stopped / "ledger.jsonl").read_bytes()
@@ -485,7 +485,7 @@ def test_a_run_that_dies_between_its_release_and_its_report_ends_all_the_same(
 
 def test_a_run_that_released_its_model_is_not_trained_again(stopped, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(engine.report, "markdown", stop_there)
+        patch.setattr(report, "markdown", stop_there)
         with pytest.raises(KeyboardInterrupt):
             resume(stopped)
     lose_checkpoints(stopped)

@@ -13,7 +13,7 @@ from dpsgd import RunSpec, run
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
 from dpsgd.engine.queries import Refinement
-from dpsgd.runs import engine, job
+from dpsgd.runs import job, training
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import Stopped
 from samplers.settings import SETTINGS
@@ -178,7 +178,7 @@ def config_of(**settings):
 def run_and_stop(task, config, out):
     """Trains until SIGTERM after the second block, 16 of 30 steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "train_blocks", Signalling(engine.train_blocks))
+        patch.setattr(training, "train_blocks", Signalling(training.train_blocks))
         with pytest.raises(Stopped, match="stopped at step 16 of 30, all of it saved"):
             run(task, config, out)
     return out

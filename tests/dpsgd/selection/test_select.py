@@ -376,7 +376,7 @@ def test_a_trial_that_was_destroyed_in_part_is_begun_anew(trained, tmp_path, mon
 
     with scripted(trained) as trials, so_many(2):
         monkeypatch.setattr(
-            engine.engine, "resume", lambda path, task: RunDirectory.open(path, finished=False)
+            engine, "resume", lambda path, task: RunDirectory.open(path, finished=False)
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "destroy", killed)

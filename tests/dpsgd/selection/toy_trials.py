@@ -83,8 +83,8 @@ def scripted(trained, scores=None):
     """Has the trials of selections be scripted ones."""
     trials = Trials(trained, scores or dict(zip(RATES, (0.3, 0.2, 0.4), strict=True)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.engine, "run", trials.run)
-        patch.setattr(engine.engine, "resume", trials.resume)
+        patch.setattr(engine, "run", trials.run)
+        patch.setattr(engine, "resume", trials.resume)
         patch.setattr(candidates.Candidates, "rehearse", lambda *_: None)
         yield trials
 

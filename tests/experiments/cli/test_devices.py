@@ -127,6 +127,6 @@ def test_a_run_whose_tables_are_dealt_out_is_audited_and_used_as_any_other(store
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     report = json.loads(Path(run, "report.json").read_text())
-    assert report["audit"].startswith("passed: program and sampler keep what the guarantee assumes")
+    assert report["audit"].startswith("passed: the compiled program and the draws keep")
     assert f"auc: {report['metrics']['test_auc']:.5f}"[:11] in printed[1]
     assert len(Path(scores).read_text().splitlines()) == 3_001

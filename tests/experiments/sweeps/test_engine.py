@@ -188,7 +188,7 @@ OUT_OF_MEMORY = {
 def test_a_run_out_of_memory_fails_in_one_line_and_its_process_lives_on(
     monkeypatch, tmp_path, capsys, exhaust, line
 ):
-    monkeypatch.setattr("dpsgd.runs.engine.run", lambda *args, **options: exhaust())
+    monkeypatch.setattr("dpsgd.runs.run.run", lambda *args, **options: exhaust())
     config = RunSpec.of(SETTINGS["shuffle"](), noise_multiplier=1.0)
     message = workers._outcome(workers.Assignment(LINE, config, tmp_path / "run", None), print)
     assert message.kind == "failed"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd import RunSpec, load_exported, runs
+from dpsgd import Run, RunSpec, load_exported
 from dpsgd.runs.task import METHODS, find, load
 from experiments import cli
 from experiments.tasks import TASKS
@@ -152,7 +152,7 @@ def finished(case):
         config = RunSpec.of(sampler, noise_multiplier=1.0, insecure_seed=1, audit=False)
         made = case.settings | ({"data": str(case.data)} if case.data else {})
         task = load({"name": TASKS[case.name], "settings": made}, "the task")
-        runs.run(task, config, run, name=TASKS[case.name])
+        Run.create(config, task, run, name=TASKS[case.name]).train()
     return run
 
 

@@ -25,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpsgd.runs import engine, job
+from dpsgd.runs import job, journal, training
 from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.history import NO_HEAD, line_of
 from dpsgd.runs.stop import STOPPED, Stopped
@@ -300,11 +300,12 @@ def before_training(monkeypatch):
     """Makes `train` and `resume` stop at the first step; returns the list of what they came to."""
     reached = []
 
-    def finish(job, run, ledger, root, checkpoint, *_):
-        reached.append(SimpleNamespace(job=job, checkpoint=checkpoint, history=ledger.history))
-        raise Stopped("at the first step")
+    class Reached(journal.DirectoryJournal):
+        def __init__(self, job, folder, ledger, last, *rest):
+            reached.append(SimpleNamespace(job=job, checkpoint=last, history=ledger.history))
+            raise Stopped("at the first step")
 
-    monkeypatch.setattr(engine, "_finish", finish)
+    monkeypatch.setattr("dpsgd.runs.run.DirectoryJournal", Reached)
     return reached
 
 
@@ -394,7 +395,7 @@ def runs(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("runs")
     stopped, finished = folder / "stopped", folder / "finished"
-    blocks = engine.train_blocks
+    blocks = training.train_blocks
 
     def stopping(*arguments, **options):
         for count, block in enumerate(blocks(*arguments, **options), 1):
@@ -407,11 +408,11 @@ def runs(tmp_path_factory):
         from readable_task import readable
 
         np.savez(folder / "rows.npz", **readable.generated(50))
-        patch.setattr(engine, "train_blocks", stopping)
+        patch.setattr(training, "train_blocks", stopping)
         words = ["--task", "readable_task:readable", "sampler:deterministic", "--out", stopped]
         assert ask("train", *words, *TRAIN, "--checkpoint-seconds", "0").status == STOPPED
         assert len(list((stopped / "checkpoints").iterdir())) == 2
-        patch.setattr(engine, "train_blocks", blocks)
+        patch.setattr(training, "train_blocks", blocks)
         shutil.copytree(stopped, finished)
         assert ask("resume", finished).status == 0
         patch.undo()

@@ -1,0 +1,264 @@
+"""Where a run resumes, in which attempt, and with what: decided before anything is drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from dpsgd.audit.runtime.resume import wrong_noise
+from dpsgd.core.state import TrainState
+from dpsgd.engine.loop import repeats_exactly
+from dpsgd.engine.placement import Placement
+from dpsgd.noise.keys import RootKey
+from dpsgd.runs.checkpoint import Checkpoint
+from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.environment import environment
+from dpsgd.runs.fingerprint import differing
+from dpsgd.runs.history import NO_HEAD, Generation, History, check_same_noise
+from dpsgd.runs.job import Job, rows_of
+from dpsgd.runs.ledger import Ledger, SharedLedger
+from dpsgd.runs.plan import check_alike, check_data
+from dpsgd.runs.processes import Processes
+from dpsgd.runs.records import checked, plain
+from dpsgd.runs.resolve import ResolvedRun, resolved
+from dpsgd.runs.spec import RunSpec, check_version, config_digest, sampler_name
+from dpsgd.runs.stages import Stages
+from dpsgd.runs.task import Task, check_task, load
+from dpsgd.runs.terms import Terms
+from samplers import Population
+
+Progress = Callable[[str], None]
+
+
+class Asked:
+    """What `config.json` asks for: its record, and the spec and the task that it names."""
+
+    def __init__(self, folder: RunDirectory, progress: Progress) -> None:
+        """Reads it; a sampler of one's own is imported.
+
+        Raises:
+          ValueError: if it is damaged, or of another version.
+        """
+        self.where = f"{folder.path / 'config.json'} is damaged, or of another version"
+        self.record = folder.read_json("config.json")
+        check_version(self.record, folder.path)
+        if ":" in (sampler := sampler_name(self.record, self.where)):
+            progress(f"importing the module of the run's own sampler, {sampler}")
+        self.spec = RunSpec.from_record(self.record, self.where, execute=True)
+
+    def task(self, given: Task | None, progress: Progress) -> Task:
+        """Returns the task, `given` or made again, whose data can be trained on.
+
+        What it says of itself now is in the record from here on.
+
+        Raises:
+          ValueError: if it is another one, or its data cannot be trained on.
+        """
+        begun = checked(self.record.get("task"), dict[str, Any], f"{self.where}: task")
+        task = load(begun, self.where) if given is None else given
+        progress("checking the data")
+        where = f"{self.where}: description"
+        description = checked(begun.get("description"), dict[str, Any], where)
+        check_task(task, begun.get("name") or "the task")
+        check_data(task, description)
+        now = {**begun, "description": plain(task.describe())}
+        self.record = {**self.record, "task": now}
+        return task
+
+
+def resumed(
+    folder: RunDirectory,
+    asked: Asked,
+    ledger: Ledger | SharedLedger,
+    root: RootKey,
+    given: Task | None,
+    placement: Placement | None,
+    stages: Stages,
+    progress: Progress,
+) -> tuple[Job, Checkpoint | None]:
+    """Returns the job of a run that resumes, audited, and the checkpoint from which it does.
+
+    The attempt in which it resumes is the ledger's last one.
+
+    Raises:
+      ValueError: if it cannot resume as its guarantee assumes.
+    """
+    processes, out, before = Processes.current(), folder.path, asked.record
+    task = asked.task(given, progress)
+    record = asked.record
+    stages.begin("accounting")
+    count, last = len(ledger.history.generations), ledger.history.generations[-1].terms
+    unchanged = config_digest(record) == last.fingerprint["config"]
+    rows = rows_of(task)
+    run = _as_begun(last, out, asked.spec, unchanged, rows[1])
+    job = Job.of(task, run, rows=rows, placement=placement)
+    job.check_rows()
+    check_same_noise(last, dataclasses.replace(last, mechanism=job.mechanism))
+    digest = job.digest()
+    stages.begin("compile")
+    terms = job.terms(record, digest, root)
+    how = how_to_repeat(job, alone=processes.share(not root.is_copy))
+    checkpoint = last_checkpoint(job, folder, ledger.history, terms, progress, **how)
+    step, origin = _place(checkpoint)
+    processes.check_alike({"last checkpoint": [step, origin]})
+    if checkpoint:
+        state = job.layout.put_state(job.scheduled(checkpoint.state))
+        checkpoint = checkpoint._replace(state=state)
+    _check_steps(job, last, step, out)
+    check_alike(job, record, digest, processes)
+    stages.begin("audit")
+    audit = None
+    if step < job.mechanism.num_steps:
+        if ledger.history.released:
+            raise ValueError(
+                f"{out} has released its model, and its report and its last checkpoint are "
+                "gone: restore report.json from a copy"
+            )
+        audit = job.audit(checkpoint.state if checkpoint else job.start(), progress)
+    if processes.first:
+        if record != before:
+            folder.write_json("config.json", record)
+        folder.note_data(digest)
+    attempt = next_attempt(folder, ledger, terms, checkpoint, processes, **how)
+    if attempt.index == count and processes.first:
+        root.hold()
+    if audit is not None:
+        ledger.audited(audit)
+    if checkpoint and origin == attempt.origin and jax.tree.leaves(checkpoint.state.noise):
+        # Begun anew: rows that were released before have no part in its noise.
+        state = checkpoint.state._replace(noise=job.start().noise)
+        checkpoint = checkpoint._replace(state=state)
+    if checkpoint and step < job.mechanism.sampler.num_steps:
+        _check_noise(job, checkpoint.state, root, attempt, out)
+    if processes.first:
+        folder.cut_diagnostics(step)
+    if attempt.terms.fingerprint != last.fingerprint:
+        if processes.first:
+            folder.withdraw("guarantee.json")  # planned for one attempt: too low now
+            folder.write_json("environment.json", environment())
+        changed = differing([last.fingerprint, attempt.terms.fingerprint])
+        progress(f"changed since: {', '.join(changed)}")
+    return job, checkpoint
+
+
+def _check_steps(job: Job, last: Terms, step: int, out: Path) -> None:
+    """Raises ValueError if the steps that are left are not those of the mechanism."""
+    planned, mechanism = last.mechanism, job.mechanism
+    others = job.refinement is not None and mechanism.num_steps != planned.num_steps
+    if others and step > min(mechanism.sampler.num_steps, planned.sampler.num_steps):
+        raise ValueError(
+            f"{out} is at step {step:,} of {planned.num_steps:,}, too late for "
+            f"{mechanism.num_steps:,}: sums over all rows follow the last step once"
+        )
+    same = dataclasses.replace(last, mechanism=mechanism).record() == last.record()
+    if step >= mechanism.num_steps and not same:
+        raise ValueError(
+            f"{out} has no step left to take, and its config.json asks for another noise, "
+            "clipping norm or sampler than its steps had: restore the configuration"
+        )
+
+
+def _check_noise(
+    job: Job, state: TrainState, root: RootKey, generation: Generation, out: Path
+) -> None:
+    """Raises ValueError unless what the noise kept is that of the key and the steps so far."""
+    key = job.mechanism.noise_key(root, generation.key)
+    first = generation.steps.start
+    if wrong := wrong_noise(job.mechanism.noise, state, job.params, key, first):
+        raise ValueError(
+            f"the last checkpoint of {out} does not hold the noise of its steps: {wrong}; restore "
+            "it from a copy, or remove it, and the steps since the one before count once more"
+        )
+
+
+def how_to_repeat(job: Job, *, alone: bool) -> dict[str, bool]:
+    """Returns what `Ledger.resume` needs to know of this process, and of the directory.
+
+    With lazy tables nobody repeats what another directory's run may not: `dpsgd.runs.ledger`.
+    """
+    lazy = job.algorithm.tables is not None
+    return {"repeatable": repeats_exactly() and (alone or not lazy), "alone": alone}
+
+
+def last_checkpoint(
+    job: Job,
+    folder: RunDirectory,
+    history: History,
+    terms: Terms,
+    progress: Progress,
+    *,
+    repeatable: bool,
+    alone: bool,
+) -> Checkpoint | None:
+    """Returns where the run goes on: its newest checkpoint, if noise that is due may be drawn."""
+    like, due = job.shapes()
+    found = folder.checkpoints.latest(like, due)
+    step, origin = _place(found)
+    history.check_origin(step, origin)
+    if found is None or not found.state.pending:
+        return found
+    where: dict[str, Any] = {"step": step, "origin": origin, "alone": alone}
+    if history.goes_on(terms, repeatable=repeatable, **where) or (
+        history.may_draw_anew(terms, **where)
+    ):
+        return found
+    found = folder.checkpoints.latest(like)
+    history.check_origin(*_place(found))
+    progress(
+        f"going back to step {_place(found)[0]:,}, where no noise of tables is due: the steps that "
+        "were declared since count, and others take their place"
+    )
+    return found
+
+
+def next_attempt(
+    folder: RunDirectory,
+    ledger: Ledger | SharedLedger,
+    terms: Terms,
+    checkpoint: Checkpoint | None,
+    processes: Processes,
+    **how: bool,
+) -> Generation:
+    """Returns the generation in which the run goes on; of a new one no later state is left."""
+    if ledger.history.released:  # only the report is left to be written
+        return ledger.history.generations[-1]
+    step, origin = _place(checkpoint)
+    if processes.first and not ledger.history.goes_on(terms, step=step, origin=origin, **how):
+        folder.checkpoints.destroy_after(step)
+    due = checkpoint is not None and checkpoint.state.pending
+    return ledger.resume(terms, step=step, origin=origin, due=due, **how)
+
+
+def _place(checkpoint: Checkpoint | None) -> tuple[int, str]:
+    """Returns the step of a checkpoint and the ledger's head in it; those of a start without."""
+    return (int(checkpoint.state.step), checkpoint.ledger_head) if checkpoint else (0, NO_HEAD)
+
+
+def _as_begun(
+    last: Terms, out: Path, spec: RunSpec, unchanged: bool, population: Population
+) -> ResolvedRun:
+    """Returns what is resumed of a run that was begun under `last`.
+
+    The noise of an unchanged spec stays: another version might find a little more or less.
+    """
+    sampler, rows = last.mechanism.sampler, population.num_examples
+    if rows != sampler.num_examples:
+        raise ValueError(
+            f"the task has {rows:,} training examples, and {out} was begun on "
+            f"{sampler.num_examples:,}: its guarantee is for those"
+        )
+    if (spec.calibration == "platt") != (last.mechanism.full_sums is not None):
+        begun = "none" if last.mechanism.full_sums is None else "platt"
+        raise ValueError(
+            f"{out} was begun with calibration {begun} and goes on only so: what its guarantee "
+            "covers was planned for it; start a new run"
+        )
+    if not unchanged:
+        return resolved(spec, population)
+    # A ledger knows a tree of units by its shape alone, of which nothing can be drawn.
+    mechanism = dataclasses.replace(last.mechanism, sampler=sampler.of(population))
+    return ResolvedRun(spec, mechanism, last.delta)
