@@ -18,7 +18,7 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Table, TrainState, joined
 from dpsgd.engine.feed import Layout, schedules_of
 from dpsgd.engine.loop import Block, train_blocks
-from dpsgd.engine.placement import hosted, unlike
+from dpsgd.engine.placement import hosted, placement_mismatch
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import Watch, flushed
 from dpsgd.gradients.clipping import Diagnostics
@@ -249,7 +249,7 @@ class Probe:
     def placement_mismatch(self) -> str | None:
         """Returns the path of what is not the same on all devices after a full batch, if any is."""
         after = self.called(self.begun(), self.everybody, return_gradient=False)
-        path = unlike(after)
+        path = placement_mismatch(after)
         if self.snapshot is not None:
             self.snapshot.take_back(after.lazy_tables, self.first_step)
         return path

@@ -5,6 +5,7 @@ Why the guarantee does not depend on it: docs/explanation/placement-of-a-step-on
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -29,17 +30,17 @@ AXIS = "devices"
 """The one axis of the mesh."""
 
 TABLE_BYTES = 2**26
-"""Bytes from which on a leaf is dealt out where nobody says so, and the state is too large."""
+"""Least bytes of a leaf that is sharded because the state would fill the devices."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of a run, and which arrays of its state are dealt out among them.
+    """The devices of a run, and which arrays of its state are sharded over them.
 
     Attributes:
       devices: In order of process, then of number; one or more.
-      shard_rows_from: Bytes from which on a leaf of the parameters is dealt out by rows, and what
-        is like it in the state of optimizer and noise; by default none is.
+      shard_rows_from: Least bytes of a leaf of the parameters that is sharded by rows, together
+        with its like in the state of optimizer and noise; by default none is.
 
     Raises:
       ValueError: if there is no device, they are not in that order, or `shard_rows_from` below 1.
@@ -59,7 +60,7 @@ class Placement:
 
     @classmethod
     def default(cls, *, shard_rows_from: int | None = None) -> Placement:
-        """Returns that of all devices of all processes."""
+        """Returns the placement on all devices of all processes."""
         return cls(tuple(sorted(jax.devices(), key=_order)), shard_rows_from)
 
     @functools.cached_property
@@ -80,56 +81,47 @@ class Placement:
         return range(first, first + processes.count(jax.process_index()))
 
     def shards(self, sampler: BatchSampler) -> range:
-        """Returns the shards whose parts of batches are of this process's devices.
-
-        All of them, unless they can be shared out evenly, and so can the devices.
-        """
-        processes = [device.process_index for device in self.devices]
-        each = sorted(set(processes))
-        even = len({processes.count(one) for one in each}) == 1
-        if not even or sampler.num_shards % len(each):
+        """Returns the data shards of this process: all, unless processes can share them evenly."""
+        counts = collections.Counter(device.process_index for device in self.devices)
+        if len(set(counts.values())) > 1 or sampler.num_shards % len(counts):
             return range(sampler.num_shards)
-        share = sampler.num_shards // len(each)
-        first = each.index(jax.process_index()) * share
+        share = sampler.num_shards // len(counts)
+        first = sorted(counts).index(jax.process_index()) * share
         return range(first, first + share)
 
     @property
     def replicated(self) -> NamedSharding:
-        """Of what lies whole on every device."""
+        """The sharding of an array that lies whole on every device."""
         return self._sharding()
 
     @property
     def by_rows(self) -> NamedSharding:
-        """Of an array whose axis 0 is dealt out."""
+        """The sharding of an array by its rows."""
         return self._sharding(AXIS)
 
     @property
     def memory(self) -> float:
-        """Bytes of the smallest device of this process; infinite where they do not say."""
+        """Bytes of the smallest device of this process; infinite for CPUs."""
         here = [d for d in self.devices if d.process_index == jax.process_index()]
         return min((d.memory_stats() or {}).get("bytes_limit", math.inf) for d in here)
 
     def fitting(self, state: TrainState, memory: float) -> Placement:
-        """Returns this placement; or one that deals out tables where a state would fill devices.
+        """Returns this placement, or one that shards tables if it leaves that open.
 
-        That is where it leaves open what is dealt out, and the whole state would take more than
-        half of a device. A table stays whole whose rows do not divide by the devices.
-
-        Args:
-          state: A state, or its shapes.
-          memory: Bytes of a device.
+        It does so where the state, or its shapes, would take more than half of a device's
+        `memory` bytes, and rows divide by the devices.
         """
         size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
         if state.tables or self.shard_rows_from is not None or size <= memory / 2:
             return self
-        dealt = dataclasses.replace(self, shard_rows_from=TABLE_BYTES)
+        sharded = dataclasses.replace(self, shard_rows_from=TABLE_BYTES)
         try:
-            return dealt if dealt.deals(state) else self
+            return sharded if sharded.shards_rows(state) else self
         except ValueError:
             return self
 
-    def deals(self, state: TrainState) -> bool:
-        """Whether a leaf of the state is dealt out; see `state` for what it raises."""
+    def shards_rows(self, state: TrainState) -> bool:
+        """Returns whether a leaf of the state is sharded; raises as `state` does."""
         return any(not where.is_fully_replicated for where in jax.tree.leaves(self.state(state)))
 
     def params(self, shapes: PyTree) -> PyTree:
@@ -140,25 +132,22 @@ class Placement:
         """Returns the sharding of each leaf of a state.
 
         A leaf of the parameters of `shard_rows_from` bytes or more, with as many rows as devices or
-        more, is dealt out by rows; with it, by shape, what is like it in the optimizer's state, and
-        rows of as many numbers in that of the noise.
-
-        Lazy tables are dealt out whatever `shard_rows_from` is, unless they are small or their rows
-        do not divide by the devices; all else then lies whole on every device.
+        more, is sharded by rows; with it arrays of its shape in the optimizer's state, and rows of
+        as many numbers in that of the noise. Lazy tables are sharded whatever `shard_rows_from` is,
+        unless they are small or their rows do not divide by the devices.
 
         Args:
           shapes: A state, or its shapes.
 
         Raises:
-          ValueError: if the rows of such a leaf do not divide by the devices; or if it is no table,
-            beside lazy tables.
+          ValueError: if the rows of such a leaf do not divide by the devices, or it lies beside
+            lazy tables, with which all other leaves are whole on every device.
         """
         rows = self._tables(shapes.dense_params)
         if rows and shapes.tables:
             raise ValueError(
-                f"a parameter of shape {min(rows)} is to be dealt out by rows, and beside lazy "
-                "tables, which always are, all others lie whole on every device: leave out "
-                "shard_rows_from"
+                f"a parameter of shape {min(rows)} is to be sharded by rows, and beside lazy "
+                "tables all others lie whole on every device: leave out shard_rows_from"
             )
         numbers = {math.prod(shape) for shape in rows}
 
@@ -180,9 +169,7 @@ class Placement:
         return jax.tree.map(lambda where: where.spec, self.state(state))
 
     def _of_rows(self, table: Table) -> Any:
-        """Returns the sharding of each array of a lazy table: each has a row for each of it."""
-        # Of values that are read from a checkpoint in parts, there is a shape alone.
-        shape = table.values.shape
+        shape = table.values.shape  # all that values in parts of a checkpoint have
         sharded = math.prod(shape) > SMALL and shape[0] % len(self.devices) == 0
         where = self.by_rows if sharded else self.replicated
         return jax.tree.map(lambda _: where, table)
@@ -193,7 +180,7 @@ class Placement:
         )
 
     def _tables(self, params: PyTree) -> set[tuple[int, ...]]:
-        """Returns the shapes of the leaves that are dealt out."""
+        """Returns the shapes of the leaves that are sharded."""
         found: set[tuple[int, ...]] = set()
         if self.shard_rows_from is None or len(self.devices) == 1:
             return found
@@ -206,15 +193,15 @@ class Placement:
             if rows % len(self.devices):
                 more = -rows % len(self.devices)
                 raise ValueError(
-                    f"params{jax.tree_util.keystr(path)} is to be dealt out by rows, and {rows:,} "
-                    f"do not divide by {len(self.devices)} devices: give it {more} more, which "
-                    "nobody looks up, or raise shard_rows_from"
+                    f"params{jax.tree_util.keystr(path)} is to be sharded by rows, and {rows:,} do "
+                    f"not divide by {len(self.devices)} devices: give it {more} more, which are "
+                    "never looked up, or raise shard_rows_from"
                 )
             found.add(leaf.shape)
         return found
 
     def plan(self, plan: IndexBlock) -> IndexBlock:
-        """Returns the shardings of a plan: each device has its places of every pass."""
+        """Returns the shardings of a plan, by its places."""
         columns = self._sharding(None, AXIS)
         return IndexBlock(
             columns,
@@ -225,26 +212,16 @@ class Placement:
         )
 
     def width(self, size: int, unit: int) -> int:
-        """Returns the least multiple of `unit`s for each device that has `size` places."""
+        """Returns the least number of places, `size` or more, in whole `unit`s on each device."""
         together = unit * len(self.devices)
         return -(-size // together) * together
 
     def put(self, tree: PyTree, shardings: PyTree) -> PyTree:
-        """Puts arrays on the devices, in 32 bits: each process what its own devices hold of them.
-
-        Args:
-          tree: Arrays, whole in every process.
-          shardings: A tree that is a prefix of it.
-        """
+        """Puts arrays, whole in every process, on the devices in 32 bits."""
         return put(tree, lambda tree: jax.tree.map(_placed, tree, _broadcast(shardings, tree)))
 
     def put_parts(self, tree: PyTree, shardings: PyTree) -> PyTree:
-        """Puts arrays on the devices of which each process has the part of its own devices.
-
-        Args:
-          tree: Arrays of NumPy: what the process's devices hold, device after device.
-          shardings: A tree that is a prefix of it.
-        """
+        """Puts arrays on the devices of which each process has its own devices' parts."""
 
         def part(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
             array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
@@ -253,7 +230,7 @@ class Placement:
         return put(tree, lambda tree: jax.tree.map(part, tree, _broadcast(shardings, tree)))
 
     def put_state(self, state: PyTree) -> PyTree:
-        """Puts a state on the devices: in buffers of its own, or as it is where it lies there."""
+        """Puts a state on the devices, in buffers of its own unless it lies there."""
         return jax.tree.map(_placed, state, self.state(state))
 
     def on_each(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable:
@@ -263,12 +240,7 @@ class Placement:
         return jax.shard_map(function, mesh=self.mesh, **how)
 
     def total(self, tree: PyTree) -> PyTree:
-        """Returns the sum over the devices of what each has, in `jax.shard_map`: the same in all.
-
-        On CPUs numbers are added up in the order of the devices, however many processes these are
-        of, so that bits do not depend on it. An all-reduce does so within a process; Gloo's begins
-        each part of an array with another device, and from three on adds up in another order.
-        """
+        """Returns the sum over the devices, in `on_each`; on CPUs in the order of the devices."""
         if self.num_processes == 1 or self.devices[0].platform != "cpu":
             return jax.lax.psum(tree, AXIS)
         leaves, structure = jax.tree.flatten(tree)
@@ -296,16 +268,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the devices of a step tell each other, in `Placement.on_each`; one alone says nothing.
-
-    Attributes:
-      placement: Of the step; None is one device.
-    """
+    """What the devices of a step exchange in `Placement.on_each`; nothing on one device."""
 
     placement: Placement | None = None
 
     def gathered(self, columns: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns what all devices have of arrays [B, ...], [devices B, ...] each, in one go."""
+        """Returns arrays [B, ...] of all devices, [devices B, ...] each, in one exchange."""
         if self.placement is None:
             return list(columns)
         flat = [x.reshape(len(x), -1) for x in columns]
@@ -315,26 +283,23 @@ class Exchange:
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def total(self, tree: PyTree) -> PyTree:
-        """Returns the sum over the devices, the same in all, see `Placement.total`."""
+        """Returns the sum over the devices, see `Placement.total`."""
         return tree if self.placement is None else self.placement.total(tree)
 
     def first_row(self, here: int, rows: int) -> Any:
-        """Returns the number of the first row that lies here, where `here` of so many do."""
+        """Returns the number of the first row on this device, which has `here` of `rows`."""
         return 0 if here == rows else jax.lax.axis_index(AXIS) * here
 
 
 def hosted(tree: PyTree) -> PyTree:
-    """Returns arrays of NumPy with all rows of `tree`, in every process; leaf by leaf.
-
-    Every process must call it. Keys of random generators stay what they are.
-    """
+    """Returns NumPy arrays with all rows of `tree`; every process must call it. Keys stay keys."""
     return jax.tree.map(_hosted, tree)
 
 
-def unlike(tree: PyTree) -> str | None:
-    """Returns the path of the first array that devices have copies of, and not all the same.
+def placement_mismatch(tree: PyTree) -> str | None:
+    """Returns the path of the first array whose copies on the devices differ, if one does.
 
-    Every process must call it. Nothing that JAX does looks at more than one of them.
+    Every process must call it. JAX itself looks at no more than one copy.
     """
     words = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -359,10 +324,7 @@ def unlike(tree: PyTree) -> str | None:
 
 
 def on_one_device(tree: PyTree) -> PyTree:
-    """Returns arrays with all rows of `tree` on one device of this process, to compute with.
-
-    Every process must call it. What is no array of JAX's stays what it is.
-    """
+    """Returns arrays with all rows of `tree` on one device; every process must call it."""
 
     def leaf(x: Any) -> Any:
         if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
@@ -375,7 +337,6 @@ def on_one_device(tree: PyTree) -> PyTree:
 
 
 def _in_order(vector: jax.Array, devices: int) -> jax.Array:
-    """Returns the sum over all devices in their order; as many bytes travel as in an all-reduce."""
     size = vector.size
     part = -(-size // devices)
     parts = jnp.pad(vector, (0, part * devices - size)).reshape(devices, part)

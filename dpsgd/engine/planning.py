@@ -95,7 +95,7 @@ class StepPlan:
       num_params: Parameters of the model.
       updated: Parameters that one device updates: its own shares, and all that lie everywhere.
       held: What one device holds, in bytes, by what it is; the program's own memory last.
-      sharded: Names of the leaves of the parameters that are dealt out, and their rows.
+      sharded: Names of the leaves of the parameters that are sharded, and their rows.
       exchanged: Collectives of the program.
       expected_batch_size: Examples b of a step.
       places: Of a step's batch, with those that are padding.
@@ -190,7 +190,7 @@ class StepPlan:
         """Returns examples/s of all devices over those of as many that train by themselves.
 
         Each of these would take its share of the batch, and hold and update all parameters: it is
-        the efficiency of weak scaling. Where parameters are dealt out it may exceed 1.
+        the efficiency of weak scaling. Where parameters are sharded it may exceed 1.
         """
         alone = rates.step_seconds(self.num_params, self._flops_here)
         return alone / (self.seconds(rates) + self.exchange_seconds(rates, hosts))

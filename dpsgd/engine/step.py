@@ -84,10 +84,10 @@ def compiled_block(
     parts, shardings = _parts(algorithm, sampler, layout), None
     if layout is not None and (placement := layout.placement) is not None:
         state, whole = placement.state(arguments[0]), placement.replicated
-        if arguments[4].grid is not None and placement.deals(arguments[0]):
+        if arguments[4].grid is not None and placement.shards_rows(arguments[0]):
             raise ValueError(
                 "secure noise is drawn for whole arrays, and the gradient of every example is "
-                "formed: parameters cannot be dealt out by rows, leave out shard_rows_from"
+                "formed: parameters cannot be sharded by rows, leave out shard_rows_from"
             )
         rows = placement.by_rows if layout.streamed else whole
         places = state, rows, placement.plan(arguments[2]), whole, whole, whole, whole, whole
@@ -166,7 +166,7 @@ class _Step:
         """Returns the clipped sum over the devices, and diagnostics; of dense parameters alone."""
         placement, rows = self.batches.placement, self.batches.specs(plan)
         assert placement is not None
-        if placement.deals(state):
+        if placement.shards_rows(state):
             contexts = [Context(None, scales)]
             # Each device looks up its own rows; what follows is sharded by the compiler.
             batch = placement.on_each(self.batches.at, (WHOLE, WHOLE, *rows, WHOLE), SHARDED)

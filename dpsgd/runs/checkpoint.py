@@ -15,7 +15,7 @@ not at all. To fsync its dozen files behind it, and to tell which of them are to
 code than this, and more to believe than one file with one rename.
 
 **Several processes.** What lies whole in every process is written by process 0, into that one file.
-Of an array that is dealt out, each process writes its own pieces into a part, and waits for
+Of an array that is sharded, each process writes its own pieces into a part, and waits for
 its fsync; when all have, process 0 writes the file, which names every part by its SHA-256. A
 checkpoint is whole if every part is the one that is named; else it gives way, in every process, to
 the one before. Any number of processes reads it. (A state of one process has no parts.)
@@ -101,12 +101,12 @@ class Checkpoints:
             _LEAF + jax.tree_util.keystr(at): leaf
             for at, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.state)
         }
-        dealt = {name: leaf for name, leaf in leaves.items() if _is_dealt_out(leaf)}
+        sharded = {name: leaf for name, leaf in leaves.items() if _is_sharded(leaf)}
         due = DUE if checkpoint.state.pending else ""
         name = f"{int(checkpoint.state.step):012d}{due}"
-        parts = self._save_parts(name, dealt) if dealt else []
+        parts = self._save_parts(name, sharded) if sharded else []
         if self._processes.first:
-            arrays = {name: np.asarray(leaves[name]) for name in leaves.keys() - dealt.keys()}
+            arrays = {name: np.asarray(leaves[name]) for name in leaves.keys() - sharded.keys()}
             arrays["ledger_head"] = np.array(checkpoint.ledger_head)
             arrays["seconds"] = np.array(checkpoint.seconds)
             if parts:
@@ -120,17 +120,17 @@ class Checkpoints:
             write_atomically(self.folder / f"{name}.npz", write, mode=SECRET)
             self._destroy_old()
 
-    def _save_parts(self, name: str, dealt: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _save_parts(self, name: str, sharded: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Writes what lies in this process; returns what describes all parts, when all are there.
 
         Args:
           name: Of the checkpoint.
-          dealt: Arrays that are dealt out over processes, along one axis each.
+          sharded: Arrays that are sharded over processes, along one axis each.
         """
         processes, found, pieces = self._processes, hashlib.sha256(), []
 
         def write(file: IO[bytes]) -> None:
-            for leaf, array in dealt.items():
+            for leaf, array in sharded.items():
                 for shard in array.addressable_shards:
                     if shard.replica_id:  # in another place, too
                         continue
@@ -149,7 +149,7 @@ class Checkpoints:
             "name": part,
             "sha256": found.hexdigest(),
             "pieces": pieces,
-            "leaves": {leaf: [str(x.dtype), list(x.shape)] for leaf, x in dealt.items()},
+            "leaves": {leaf: [str(x.dtype), list(x.shape)] for leaf, x in sharded.items()},
         }
         return processes.gather(described)
 
@@ -317,7 +317,7 @@ def _within(index: Sequence[slice], outer: Sequence[slice]) -> tuple[slice, ...]
     return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in pairs)
 
 
-def _is_dealt_out(leaf: Any) -> bool:
+def _is_sharded(leaf: Any) -> bool:
     """Whether no process has all of an array."""
     import jax
 

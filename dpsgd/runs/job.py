@@ -81,9 +81,9 @@ class Job(Training):
             state = jax.eval_shape(
                 lambda params: first_state(algorithm, params, chosen, data), params
             )
-            if chosen.scales().grid is None:  # exact sums are never dealt out
+            if chosen.scales().grid is None:  # exact sums are never sharded
                 placement = placement.fitting(state, placement.memory)
-            if placement.deals(state):
+            if placement.shards_rows(state):
                 params = hosted(params)  # a device that keeps them whole has room for little else
         return cls(
             data=data,

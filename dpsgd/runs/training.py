@@ -121,7 +121,7 @@ class Training:
         if self.placement is None:
             return self._from(self.params)
         shapes = jax.eval_shape(self._from, self.params)
-        if not self.placement.deals(shapes):
+        if not self.placement.shards_rows(shapes):
             return self._from(self.params)
         where = self.placement.state(shapes)
         params = self.placement.put(self.params, where.params)

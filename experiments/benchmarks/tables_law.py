@@ -14,7 +14,7 @@ import optax
 
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train
 from dpsgd.engine.lazy.gaps import GapLaw, Gaps, LinearSgd
-from dpsgd.engine.lazy.group import RunLaws
+from dpsgd.engine.lazy.laws import RunLaws
 from dpsgd.engine.lazy.rows import caught_up
 from experiments.benchmarks.rows import Row
 from samplers import BallsAndBins

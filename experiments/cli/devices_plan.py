@@ -42,7 +42,7 @@ class DevicesPlan(GuaranteeConfig):
     """Where the training rows lie, as for `dpsgd train`; by default on each device if they take no
     more than half of it."""
     shard_rows_from: str | None = None
-    """As for `dpsgd train`: size from which on a parameter is dealt out by its rows. By default
+    """As for `dpsgd train`: size from which on a parameter is sharded by its rows. By default
     those of 64MiB, where the whole state would take more than half of a device."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam keeps two numbers of each parameter, SGD one."""
@@ -161,7 +161,7 @@ def _show(console: Console, config: DevicesPlan, plan: StepPlan, rates: Rates, m
     console.line(
         f"{plan.num_params:,} parameters, batches of b = {plan.expected_batch_size:,.0f}, "
         f"{counted(devices, 'device')} on {counted(hosts, 'host')}; "
-        + (f"dealt out by rows: {', '.join(plan.sharded)}" if plan.sharded else "nothing dealt out")
+        + (f"sharded by rows: {', '.join(plan.sharded)}" if plan.sharded else "nothing sharded")
     )
     held = [[name, sized(size)] for name, size in plan.held.items() if size]
     console.table(["on each device", "bytes"], [*held, ["together", sized(plan.total)]])

@@ -36,7 +36,14 @@ from dpsgd.engine.collectives import collectives
 from dpsgd.engine.feed import Layout, schedules_of
 from dpsgd.engine.lazy import group as lazy
 from dpsgd.engine.lazy import rows
-from dpsgd.engine.placement import AXIS, Exchange, Placement, hosted, on_one_device, unlike
+from dpsgd.engine.placement import (
+    AXIS,
+    Exchange,
+    Placement,
+    hosted,
+    on_one_device,
+    placement_mismatch,
+)
 from dpsgd.engine.step import flush_program
 from dpsgd.noise.base import Independent
 from samplers import Deterministic, Multistage, Poisson, UnitTree
@@ -198,7 +205,7 @@ def repeats():
     return {
         "numbers": [differing(x[-1], seen[-1]) for x in (again, resumed)],
         "whole": [differing(jax.tree.map(np.asarray, x), seen[-1]) for x in whole],
-        "unlike": unlike(last),
+        "unlike": placement_mismatch(last),
     }
 
 

@@ -41,7 +41,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 N, WIDTH = 200, 6
 SHARE = 2**14
-"""Bytes from which a table is dealt out."""
+"""Bytes from which a table is sharded."""
 rng = np.random.default_rng(0)
 PARAMS = {
     "scale": jnp.ones(WIDTH),
@@ -121,9 +121,9 @@ TRAINED = {
     "4, streamed": (on(4), dropped, POISSON, Independent(), "host"),
     "8": (on(8), dropped, SEVERAL, Independent(), "device"),
     "8, exact": (on(8), loss, POISSON, Secure(), "device"),
-    "4, dealt out": (on(4, SHARE), dropped, POISSON, Independent(), "device"),
-    "8, dealt out": (on(8, SHARE), dropped, SEVERAL, Independent(), "host"),
-    "8, dealt out, bands": (on(8, SHARE), loss, ORDERED, BANDED, "device"),
+    "4, sharded": (on(4, SHARE), dropped, POISSON, Independent(), "device"),
+    "8, sharded": (on(8, SHARE), dropped, SEVERAL, Independent(), "host"),
+    "8, sharded, bands": (on(8, SHARE), loss, ORDERED, BANDED, "device"),
 }
 
 
@@ -156,7 +156,7 @@ def repeats():
     """Whether a layout repeats its bits, in one go and from a state that was read back."""
     algorithm, mechanism = algorithm_of(dropped), mechanism_of(SEVERAL, Independent())
     found = {}
-    for name, placement in {"replicated": on(8), "dealt out": on(8, SHARE)}.items():
+    for name, placement in {"replicated": on(8), "sharded": on(8, SHARE)}.items():
         seen, _ = trained(algorithm, mechanism, placement)
         again, _ = trained(algorithm, mechanism, placement)
         resumed, _ = trained(algorithm, mechanism, placement, state=seen[0])
@@ -181,7 +181,7 @@ def noise():
 
 
 def silent():
-    """The collectives of an update by itself, of a sum that is dealt out as it is."""
+    """The collectives of an update by itself, of a sum that is sharded as it is."""
     placement, found = on(8, SHARE), {}
     for name, law in LAWS.items():
         if name == "exact":
@@ -222,7 +222,7 @@ def large():
     state = jax.eval_shape(lambda params: algorithm.init(params, mechanism), shapes)
     table = 4 * rows * dim
     found = {"table": table, "dense": 3 * 4 * (features * dim * 256 + 256)}
-    for name, placement in {"alone": None, "8": on(8), "dealt out": on(8, 2**24)}.items():
+    for name, placement in {"alone": None, "8": on(8), "sharded": on(8, 2**24)}.items():
         layout = Layout.of(mechanism.sampler, data, block_steps=2, placement=placement)
         program = layout.program(algorithm, mechanism, state, data)
         memory = program.memory_analysis()
@@ -267,10 +267,10 @@ def refused():
 
     for name, loss_fn in losses.items():
         tried(name, on(8), loss_fn)
-    tried("psum, dealt out", on(8, SHARE), losses["psum"])
+    tried("psum, sharded", on(8, SHARE), losses["psum"])
     tried("rows", on(8, SHARE), params={**PARAMS, "table": jnp.zeros((1022, WIDTH))})
     exact = dataclasses.replace(mechanism, noise=Secure())
-    tried("exact, dealt out", on(8, SHARE), mechanism=exact)
+    tried("exact, sharded", on(8, SHARE), mechanism=exact)
     return found
 
 
@@ -331,7 +331,7 @@ def audits(names):
     cases = {
         "sound": lambda: audited(sound),
         "sound, streamed, several passes": lambda: audited(sound, None, SEVERAL, "host"),
-        "sound, dealt out": lambda: audited(sound, on(8, SHARE)),
+        "sound, sharded": lambda: audited(sound, on(8, SHARE)),
         "noise once a device": lambda: audited(sound._replace(clipped_sum=noisy_sum)),
         "noise on the first alone": lambda: audited(sound._replace(update=first_alone)),
         "the batch on every device": lambda: patched(Placement, "plan", one_for_all),
@@ -343,20 +343,20 @@ def audits(names):
 
 
 SHORT = {
-    "parameters": lambda: parameters(("8", "8, dealt out")),
+    "parameters": lambda: parameters(("8", "8, sharded")),
     "refused": refused,
     "audits": lambda: audits(("the batch on every device",)),
 }
 LONG = {
     "parameters": lambda: parameters(
-        ("1", "2", "4, streamed", "8, exact", "4, dealt out", "8, dealt out, bands")
+        ("1", "2", "4, streamed", "8, exact", "4, sharded", "8, sharded, bands")
     ),
     "repeats": repeats,
     "noise": noise,
     "silent": silent,
     "large": large,
     "audits": lambda: audits(
-        ("sound", "sound, streamed, several passes", "sound, dealt out", "noise once a device",
+        ("sound", "sound, streamed, several passes", "sound, sharded", "noise once a device",
          "noise on the first alone", "parts that are not added up", "padding that counts",
          "rows of another device")
     ),

@@ -57,7 +57,7 @@ def test_a_flush_exchanges_nothing(equal):
 
 
 @pytest.mark.long
-def test_no_device_makes_a_table_that_is_dealt_out_whole_and_its_rows_stay_in_place(equal):
+def test_no_device_makes_a_table_that_is_sharded_whole_and_its_rows_stay_in_place(equal):
     assert equal["whole"] == [False, False]
     block, flush = equal["given_away"]
     assert block >= 4 * R // 8 * (WIDTH + 1)  # with the steps that are in each row

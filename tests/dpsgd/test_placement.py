@@ -15,8 +15,8 @@ DRIVER = Path(__file__).with_name("placement_driver.py")
 NUMBERS, DIAGNOSTICS = 1024 * 6 + 6, 4
 """Of the driver's model, and of what a step says of its batch."""
 
-SHORT = ("8", "8, dealt out")
-LONG = ("1", "2", "4, streamed", "8, exact", "4, dealt out", "8, dealt out, bands")
+SHORT = ("8", "8, sharded")
+LONG = ("1", "2", "4, streamed", "8, exact", "4, sharded", "8, sharded, bands")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def long():
 def check_parameters(found, name):
     assert found["steps"] == 20
     assert found["off"] <= 1e-6
-    assert found["table"] == ("P('devices',)" if "dealt out" in name else "P()")
+    assert found["table"] == ("P('devices',)" if "sharded" in name else "P()")
 
 
 @pytest.mark.long
@@ -63,8 +63,8 @@ def test_each_device_computes_its_part_of_a_batch(short, name):
 
 
 @pytest.mark.long
-def test_nothing_of_the_size_of_a_table_that_is_dealt_out_is_exchanged(short):
-    collectives = short["parameters"]["8, dealt out"]["collectives"]
+def test_nothing_of_the_size_of_a_table_that_is_sharded_is_exchanged(short):
+    collectives = short["parameters"]["8, sharded"]["collectives"]
     assert collectives
     assert max(one["size"] for one in collectives) < NUMBERS
 
@@ -79,19 +79,19 @@ def test_a_loss_that_reaches_for_other_devices_is_refused(short, name):
 
 
 @pytest.mark.long
-def test_a_loss_that_reaches_for_other_devices_finds_none_where_tables_are_dealt_out(short):
-    assert "unbound axis name" in short["refused"]["psum, dealt out"]
+def test_a_loss_that_reaches_for_other_devices_finds_none_where_tables_are_sharded(short):
+    assert "unbound axis name" in short["refused"]["psum, sharded"]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("rows", "['table'] is to be dealt out by rows, and 1,022 do not divide by 8 devices"),
-        ("exact, dealt out", "leave out shard_rows_from"),
+        ("rows", "['table'] is to be sharded by rows, and 1,022 do not divide by 8 devices"),
+        ("exact, sharded", "leave out shard_rows_from"),
     ],
 )
-def test_what_cannot_be_dealt_out_is_refused(short, name, message):
+def test_what_cannot_be_sharded_is_refused(short, name, message):
     assert message in short["refused"][name]
 
 
@@ -114,7 +114,7 @@ def test_an_audit_finds_out_what_devices_do_wrong(short):
 
 @pytest.mark.audit
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["sound", "sound, streamed, several passes", "sound, dealt out"])
+@pytest.mark.parametrize("name", ["sound", "sound, streamed, several passes", "sound, sharded"])
 def test_an_audit_passes_what_devices_do_right(long, name):
     assert not long["audits"][name]
 
@@ -136,13 +136,13 @@ def test_an_audit_finds_out_whatever_devices_do_wrong(long, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["replicated", "dealt out"])
+@pytest.mark.parametrize("name", ["replicated", "sharded"])
 def test_a_layout_repeats_its_bits_and_goes_on_in_them(long, name):
     assert long["repeats"][name]["same"] == [True, True]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["replicated", "dealt out"])
+@pytest.mark.parametrize("name", ["replicated", "sharded"])
 def test_the_state_that_training_is_given_stays_the_callers(long, name):
     assert long["repeats"][name]["kept"]
 
@@ -163,7 +163,7 @@ def test_noise_and_update_exchange_nothing(long, law):
 def test_of_85_million_parameters_a_device_holds_an_eighth_and_exchanges_less_than_a_quarter(long):
     found = long["large"]
     table, dense = found["table"], found["dense"]
-    dealt = found["dealt out"]
+    dealt = found["sharded"]
     assert max(one["size"] for one in dealt["collectives"]) < table / 4
     state = 3 * table / 8 + dense
     assert state <= dealt["given_away"] <= state + 4_096
@@ -183,7 +183,7 @@ def test_of_a_batch_of_8192_each_device_has_1024(long):
     # In microbatches of 512; activations have 256 columns, and so has a dense layer of 364 rows.
     found = long["large"]
     assert 16 in found["alone"]["trips"]
-    for name in ("8", "dealt out"):
+    for name in ("8", "sharded"):
         assert 2 in found[name]["trips"]
         assert 16 not in found[name]["trips"]
         assert 512 in found[name]["rows"]
@@ -201,7 +201,7 @@ def test_a_placement_of_one_device_is_what_it_says():
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1000])
 @pytest.mark.parametrize("unit", [1, 3])
-def test_places_are_dealt_out_in_whole_units(size, unit):
+def test_places_are_sharded_in_whole_units(size, unit):
     placement = Placement.default()
     width = placement.width(size * unit, unit)
     assert width % (unit * len(placement.devices)) == 0
@@ -214,6 +214,6 @@ def test_devices_are_one_or_more_and_each_once(devices):
         Placement(devices)
 
 
-def test_a_table_is_dealt_out_from_a_size_that_is_one():
+def test_a_table_is_sharded_from_a_size_that_is_one():
     with pytest.raises(ValueError, match="at least 1, got 0"):
         Placement.default(shard_rows_from=0)

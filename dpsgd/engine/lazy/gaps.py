@@ -22,28 +22,22 @@ class GapLaw(NamedTuple):
     """V: float64[..., d, d]."""
 
     def then(self, later: GapLaw) -> GapLaw:
-        """Returns the law of this gap and the one behind it."""
         a = later.transition
         carried = a @ self.covariance @ np.swapaxes(a, -1, -2)
         return GapLaw(a @ self.transition, carried + later.covariance)
 
     def of(self, places: Any) -> GapLaw:
-        """Returns some of these laws."""
         return GapLaw(self.transition[places], self.covariance[places])
 
     def put(self, places: Any, laws: GapLaw) -> None:
-        """Writes other laws in the place of some."""
         self.transition[places], self.covariance[places] = laws
 
     def copy(self) -> GapLaw:
-        """Returns these laws in arrays of their own."""
         return GapLaw(self.transition.copy(), self.covariance.copy())
 
 
 SMALLEST, LARGEST = 1e-18, 1e15
-"""Step sizes whose squares, and sums of these, have a float32: noise that late would be infinite,
-or none, is noise in each step that is neither. Smaller ones are taken for 0, of steps as of gaps.
-"""
+"""Step sizes whose squares, and sums of these, have a float32. Smaller ones are taken for 0."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +74,8 @@ class LinearSgd:
             raise ValueError(f"weight_decay must be finite and >= 0, got {self.weight_decay}")
         if self.weight_decay * sizes.max() > 1:
             raise ValueError(
-                "weight_decay times learning_rate must be at most 1, or rows grow that nobody "
-                f"reads: got {self.weight_decay} times {sizes.max()}"
+                "weight_decay times learning_rate must be at most 1, or rows that no batch reads "
+                f"grow: got {self.weight_decay} times {sizes.max()}"
             )
 
     @property

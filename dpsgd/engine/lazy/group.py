@@ -18,9 +18,10 @@ import numpy as np
 from dpsgd.core.algorithm import Context, View, privatize
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Table, TableState, TrainState, joined, parted
-from dpsgd.engine.lazy.gaps import Gaps, LinearSgd
+from dpsgd.engine.lazy.gaps import LinearSgd
+from dpsgd.engine.lazy.laws import LawTables, RunLaws, StepLaws
 from dpsgd.engine.lazy.look_ups import Row, TableLoss, unique_rows
-from dpsgd.engine.lazy.rows import LawTables, Rows, flushed_table, packed, read, written
+from dpsgd.engine.lazy.rows import Rows, flushed_table, read, written
 from dpsgd.engine.placement import Exchange
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.gradients.losses import LossFn, of_row, row_of, rows_of, takes_key
@@ -32,7 +33,7 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class LazyTables:
-    """How tables are trained: by SGD, which is linear in the noise, so that noise may come late.
+    """How tables are trained: by SGD, which is linear in the noise, so that noise may be deferred.
 
     It is `optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(learning_rate,
     momentum))`, on the leaves of which the loss looks up rows and does nothing else with them.
@@ -84,66 +85,6 @@ def _step_sizes(schedule: Callable[[Any], Any], num_steps: int) -> list[float]:
     return sizes.astype(float).tolist()
 
 
-class StepLaws(NamedTuple):
-    """What a step knows of its tables' optimizer: float32."""
-
-    step_size: Any
-    momentum: Any
-    weight_decay: Any
-    gaps: LawTables
-    """That end there."""
-
-
-class BlockLaws(NamedTuple):
-    """What the steps of a block know of gaps: float32 arrays."""
-
-    step_sizes: Any
-    """[steps]."""
-    momentum: Any
-    weight_decay: Any
-    to_multiple: Any
-    """[N + 1, 2 d^2], of the whole run, see `LawTables`."""
-    from_multiples: Any
-    """[steps, N / K + 1, 2 d^2]."""
-    from_recent: Any
-    """[steps, K, 2 d^2]."""
-
-    def at(self, j: Any) -> StepLaws:
-        """Returns what step `j` of the block knows."""
-        gaps = LawTables(self.to_multiple, self.from_multiples[j], self.from_recent[j])
-        return StepLaws(self.step_sizes[j], self.momentum, self.weight_decay, gaps)
-
-
-class RunLaws:
-    """Gives each block of a run the laws of its gaps.
-
-    Args:
-      optimizer: Of the tables, of the whole run.
-    """
-
-    def __init__(self, optimizer: LinearSgd) -> None:
-        self._optimizer = optimizer
-        self._gaps = Gaps(optimizer)
-        self._to_multiple = jax.device_put(packed(self._gaps.to_next_multiple))
-
-    def of(self, steps: range, room: int) -> BlockLaws:
-        """Returns the laws of consecutive steps, in arrays with room for `room` of them."""
-        found = [self._gaps.at(step) for step in steps]
-        sizes = np.zeros(room, np.float32)
-        sizes[: len(steps)] = self._optimizer.step_sizes[steps.start : steps.stop]
-        gaps = []
-        for name in ("from_multiples", "from_recent"):
-            rows = np.stack([packed(getattr(at, name)) for at in found])
-            gaps.append(np.pad(rows, [(0, room - len(steps)), (0, 0), (0, 0)]))
-        numbers = np.float32(self._optimizer.momentum), np.float32(self._optimizer.weight_decay)
-        return BlockLaws(sizes, *numbers, self._to_multiple, *gaps)
-
-    def after(self, steps: int) -> LawTables:
-        """Returns the laws of gaps that end after so many steps of the run."""
-        at = self._gaps.at(steps)
-        return LawTables(self._to_multiple, packed(at.from_multiples), packed(at.from_recent))
-
-
 _CHUNK = 2**16
 """Rows that are flushed together."""
 
@@ -152,7 +93,7 @@ _COUNTED = 2**32
 
 
 def worthwhile(num_rows: int, looked_up: int) -> bool:
-    """Returns whether noise that comes late saves a step work.
+    """Returns whether deferred noise saves a step work.
 
     On a CPU each look-up costs a lazy step 35 ns a coordinate more than a step without privacy, and
     each row a dense one 4 ns with SGD, 6 with Adam: they are even at 8 rows a look-up, or at 6
@@ -160,7 +101,7 @@ def worthwhile(num_rows: int, looked_up: int) -> bool:
 
     Args:
       num_rows: Rows of all tables.
-      looked_up: Rows that a batch looks up, each counted as often as it does.
+      looked_up: Rows that a batch looks up, with repetitions.
     """
     return num_rows >= 8 * looked_up
 
@@ -213,15 +154,7 @@ class LookUps(NamedTuple):
         weights: jax.Array,
         exchange: Exchange,
     ) -> LookUps:
-        """Returns those of a batch; of several devices the places of one's own examples.
-
-        Args:
-          loss: Taken apart.
-          num_rows: R of each table.
-          examples: Of the batch, or of this device's part: arrays [B, ...].
-          weights: [B]; what those of weight 0 would read is left out.
-          exchange: Of what all devices read.
-        """
+        """Returns the rows that all devices read, and their places for this device's examples."""
         names = jax.vmap(loss.rows)(examples)
         paths = {k: [use.path for use in loss.uses(k)] for k in num_rows}
         read_here = []
@@ -242,18 +175,17 @@ class Share(NamedTuple):
     numbers: jax.Array
     """Of all rows that are read: int32 [U], R where there is none."""
     first: Any
-    """Number of the first row that lies on the device."""
+    """Number of the first row on the device."""
     places: jax.Array | None
-    """Where in `numbers` those are that lie there, first of all: int32 [U or more], U beyond. None
-    if all do."""
+    """In `numbers`, of the rows on the device, then U: int32 [U or more]. None if all rows are."""
     count: Any
-    """How many lie there."""
+    """Number of the rows on the device."""
     size: int
-    """How many are worked on at a time: as many as each device has, if all have as many."""
+    """Rows that are worked on at a time: as many as each device has, if all have as many."""
 
     @classmethod
     def of(cls, numbers: jax.Array, here: int, num_rows: int, exchange: Exchange) -> Share:
-        """Returns that of a table of which `here` of so many rows lie on this device."""
+        """Returns the share of a device that has `here` of the rows of a table."""
         if here == num_rows:
             return cls(numbers, 0, None, len(numbers), len(numbers))
         first, size = exchange.first_row(here, num_rows), -(-len(numbers) * here // num_rows)
@@ -264,11 +196,11 @@ class Share(NamedTuple):
 
     @property
     def sharded(self) -> bool:
-        """Whether other devices have other rows."""
+        """Whether other devices have other rows of the table."""
         return self.places is not None
 
     def read(self, table: Table, **how: Any) -> Rows:
-        """Returns the rows of `numbers`, up to date; zeros for what lies elsewhere, see `read`."""
+        """Returns the rows of `numbers`, up to date; zeros where they are on other devices."""
         if self.places is None:
             return read(table, self.numbers, **how)
 
@@ -293,14 +225,7 @@ class Share(NamedTuple):
         totals: jax.Array,
         step: Callable[[Rows, jax.Array], Rows],
     ) -> Table:
-        """Returns the table with what `step` makes of rows and of sums of gradients.
-
-        Args:
-          table: In the place of which it comes.
-          rows: From `read`.
-          totals: Of `numbers`: float32 [U, ...].
-          step: (rows, their sums) -> rows.
-        """
+        """Returns the table with `step(rows, totals)` in its rows, of sums of their gradients."""
         if self.places is None:
             return written(table, step(rows, totals))
 
@@ -317,8 +242,6 @@ class Share(NamedTuple):
         return self.numbers.at[at].get(mode="fill", fill_value=np.iinfo(np.int32).max)
 
     def _each(self, body: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
-        """Returns what `body` makes of some places, and of what it has made of those before."""
-
         def some(i: jax.Array, carry: Any) -> Any:
             assert self.places is not None
             return body(jax.lax.dynamic_slice_in_dim(self.places, i * self.size, self.size), carry)
@@ -327,7 +250,7 @@ class Share(NamedTuple):
 
 
 class Viewed(NamedTuple):
-    """What an update needs of the rows that a step reads, by the number of the table."""
+    """The rows that a step reads, by the number of the table."""
 
     shares: dict[int, Share]
     rows: dict[int, Rows]
@@ -335,23 +258,17 @@ class Viewed(NamedTuple):
 
 @dataclass(frozen=True)
 class LazyRows:
-    """The parameter group of lazy tables: a step catches up, updates and writes the rows it reads.
-
-    Attributes:
-      tables: How they are trained.
-      loss_fn: Of which it finds tables.
-    """
+    """The `ParamGroup` of lazy tables: a step catches up, updates and writes the rows it reads."""
 
     tables: LazyTables
     loss_fn: LossFn
 
     def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
-        """Returns the numbers of the leaves that are tables, see `found_tables`."""
         if mechanism is None or rows is None:
             raise ValueError("lazy tables need all of init(params, mechanism, rows)")
         if mechanism.noise_multiplier and mechanism.noise != Independent():
             raise ValueError(
-                f"lazy tables take Independent() noise, not {mechanism.noise}: what comes late is "
+                f"lazy tables take Independent() noise, not {mechanism.noise}: deferred noise is "
                 "the sum of the noise of many steps, which has another law"
             )
         if mechanism.sampler.accumulates:
@@ -363,18 +280,15 @@ class LazyRows:
         return found_tables(self.loss_fn, params, example).tables
 
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
-        """Returns the state with tables of which all rows are up to date."""
         _, values = parted(state.raw_params, leaves)
         momentum = bool(self.tables.momentum)
         tables = {k: TableState(jnp.zeros_like(x) if momentum else None) for k, x in values.items()}
         return state._replace(tables=tables)
 
     def schedule(self, num_steps: int) -> RunLaws:
-        """Returns the laws of all gaps of a run."""
         return RunLaws(self.tables.of_run(num_steps))
 
     def view(self, state: TrainState, view: View, context: Context) -> tuple[View, Viewed]:
-        """Returns tables of the rows that the batch reads, up to date, and its places in these."""
         shapes, exchange, tables = context.shapes, context.exchange, state.lazy_tables
         leaves = jax.tree.leaves(shapes)
         examples = rows_of(view.batch, next(iter(view.keys), None), takes_key(self.loss_fn))
@@ -405,7 +319,6 @@ class LazyRows:
         frozen: frozenset[int],
         context: Context,
     ) -> tuple[TrainState, None]:
-        """Returns the state with the rows that the step read, noised and updated."""
         laws = context.schedule.at(context.place)
         _, totals = parted(total, state.tables)
         tables = {}
@@ -420,7 +333,6 @@ class LazyRows:
         return state.with_tables(tables), None
 
     def flush(self, state: TrainState, context: Context) -> TrainState:
-        """Returns the state with all rows up to date, rounded to a public grid."""
         leaves = jax.tree.leaves(context.shapes)
         pending = _pending(context.schedule, state.step, context)
         tables = {}

@@ -5,8 +5,6 @@ Why it costs nothing: docs/explanation/deferred-noise-for-embedding-tables.md.
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from dpsgd.core.state import Table
-from dpsgd.engine.lazy.gaps import GapLaw
+from dpsgd.engine.lazy.laws import LawTables, Matrix, law_of
 from dpsgd.noise.gaussian import GRID_BITS, MOMENTUM, VALUE, grid, normal_at, uniform_at
 
 
@@ -32,65 +30,6 @@ class Rows(NamedTuple):
     """That are in them: int32 [U], as many in each."""
 
 
-Matrix = list[list[Array]]
-"""d x d arrays of one shape: of many small matrices, all entries (i, j) in one."""
-
-
-class LawTables(NamedTuple):
-    """What `Gaps` holds, in float32, for one step: A and V of a gap by two look-ups."""
-
-    to_multiple: Any
-    """float32 [N + 1, 2 d^2]."""
-    from_multiples: Any
-    """float32 [N / K + 1, 2 d^2]."""
-    from_recent: Any
-    """float32 [K, 2 d^2]."""
-
-
-def packed(law: GapLaw) -> np.ndarray:
-    """Returns A and V side by side: float32 [..., 2 d^2].
-
-    Raises:
-      ValueError: if they are too large for float32: late noise would not be that of the steps.
-    """
-    flat = np.concatenate([x.reshape(*x.shape[:-2], -1) for x in law], axis=-1)
-    if not np.abs(flat).max(initial=0) <= np.finfo(np.float32).max:
-        raise ValueError("noise of lazy tables grows beyond float32: take shorter steps")
-    return flat.astype(np.float32)
-
-
-def law_of(tables: LawTables, starts: Array, step: Array) -> tuple[Matrix, Matrix]:
-    """Returns A and V of the gaps from `starts` to `step`: d x d numbers, float32 as `starts`."""
-    tables = LawTables(*map(jnp.asarray, tables))
-    spacing = tables.from_recent.shape[0]
-    multiple = -(-starts // spacing)
-    order = round((tables.from_recent.shape[-1] // 2) ** 0.5)
-    each = range(order)
-
-    def unpacked(rows: Array) -> tuple[Matrix, Matrix]:
-        a, v = ([[rows[..., k + order * i + j] for j in each] for i in each] for k in (0, order**2))
-        return a, v
-
-    # Entry by entry: CPUs take ten times as long for arrays with axes of length 2.
-    def times(x: Matrix, y: Matrix) -> Matrix:
-        products = [[[x[i][k] * y[k][j] for k in each] for j in each] for i in each]
-        return [[functools.reduce(operator.add, terms) for terms in row] for row in products]
-
-    def transposed(x: Matrix) -> Matrix:
-        return [[x[j][i] for j in each] for i in each]
-
-    def chosen(x: Matrix, y: Matrix) -> Matrix:
-        return [[jnp.where(long, x[i][j], y[i][j]) for j in each] for i in each]
-
-    a1, v1 = unpacked(tables.to_multiple[starts])
-    a2, v2 = unpacked(tables.from_multiples[multiple])
-    a3, v3 = unpacked(tables.from_recent[starts % spacing])
-    long = multiple * spacing <= step
-    carried = times(times(a2, v1), transposed(a2))
-    both = [[carried[i][j] + v2[i][j] for j in each] for i in each]
-    return chosen(times(a2, a1), a3), chosen(both, v3)
-
-
 def caught_up(
     values: Array,
     momentum: Array | None,
@@ -103,13 +42,13 @@ def caught_up(
     leaf: int,
     stddev: Array | None,
 ) -> tuple[Array, Array | None]:
-    """Returns rows brought from the steps that are in them up to `step`.
+    """Returns theta and m of rows, brought from the `steps` that are in them up to `step`.
 
     Args:
-      values: theta of these rows: float32 [U, ...].
+      values: theta: float32 [U, ...].
       momentum: m.
-      steps: That are in each row: int32 [U].
-      numbers: Which rows of the table they are: int32 [U].
+      steps: int32 [U].
+      numbers: Of the rows in the table: int32 [U].
       laws: Of gaps that end at `step`.
       step: t.
       noise_key: uint32 [4].
@@ -142,14 +81,7 @@ def caught_up(
 
 
 def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
-    """Returns rows of a table, up to date.
-
-    Args:
-      table: Of R rows, or a part of it.
-      numbers: Which rows of the part: int32 [U], R where there is none.
-      first: Number of the first row of the part.
-      **how: See `caught_up`.
-    """
+    """Returns rows, caught up, of a table or of its part from `first` on: see `caught_up`."""
 
     def of(x: Array | None) -> Any:
         return None if x is None else x.at[numbers - first].get(mode="fill", fill_value=0)
@@ -162,13 +94,7 @@ def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
 
 
 def written(table: Table, rows: Rows, first: Any = 0) -> Table:
-    """Returns the table with these rows, in place where it is donated.
-
-    Args:
-      table: Of R rows, or a part of it.
-      rows: Of the part, no two of them one; R where there is none.
-      first: Number of the first row of the part.
-    """
+    """Returns a table, or its part from `first` on, with these rows, no two of which are one."""
 
     def put(into: Array | None, x: Any) -> Any:
         if into is None:
@@ -186,14 +112,10 @@ _MOST_CELLS = 13
 
 
 def on_grid(x: Array, stddev: Array, uniform: Array) -> Array:
-    """Returns numbers, rounded stochastically to the grid of noise with this standard deviation.
+    """Returns x, rounded stochastically to the grid of noise with this standard deviation.
 
-    Numbers of 2^`_MOST_CELLS` cells or more have cells of 2^-`_MOST_CELLS` of their power of two.
-
-    Args:
-      x: float32.
-      stddev: 0 for a grid that no number is rounded to.
-      uniform: In (0, 1), as many as x.
+    Numbers of 2^`_MOST_CELLS` cells or more have cells of 2^-`_MOST_CELLS` of their power of two;
+    with `stddev` 0, no number is rounded. `uniform` are numbers in (0, 1), of the shape of x.
     """
     bits = lax.bitcast_convert_type(x, jnp.int32) & 0x7F800000
     coarse = lax.bitcast_convert_type(bits, jnp.float32) * 2.0**-_MOST_CELLS
@@ -205,14 +127,9 @@ def on_grid(x: Array, stddev: Array, uniform: Array) -> Array:
 
 
 def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **how: Any) -> Table:
-    """Returns the table with all rows up to date, and on a grid, in passes over `chunk` rows.
+    """Returns a table, or its part from `first` on, with all rows up to date and on a grid.
 
-    Args:
-      table: Of R rows, or a part of it.
-      chunk: The last ones may hold rows that are up to date already, and stay as they are.
-      first: Number of the first row of the part.
-      step: t.
-      **how: See `caught_up`.
+    It goes over `chunk` rows at a time: the last ones may be up to date already, and stay.
     """
     count = len(table.steps)
     chunk = min(chunk, count)
@@ -249,9 +166,6 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
 
 
 def _once(function: Callable[[Any], Any], x: Any) -> Any:
-    """Returns what a function makes of a tree of the same shapes, in arrays of its own.
-
-    A loop of one round: across its border XLA fuses nothing, so that nothing is computed twice.
-    """
+    # A loop of one round: across its border XLA fuses nothing, so that nothing is computed twice.
     rounds = lax.optimization_barrier(jnp.int32(1))
     return lax.fori_loop(jnp.int32(0), rounds, lambda _, x: function(x), x)

@@ -97,7 +97,7 @@ def test_replicated_parameters_are_added_up_once_a_step(plans):
 
 
 @pytest.mark.long
-def test_a_table_that_is_dealt_out_lies_and_travels_in_parts(plans):
+def test_a_table_that_is_sharded_lies_and_travels_in_parts(plans):
     plan, table = plans[2], 4 * 1024 * 32
     assert plan["sharded"] == ["['table']"]
     assert plan["held"]["parameters"] == table / 8 + 4 * 32
@@ -108,7 +108,7 @@ def test_a_table_that_is_dealt_out_lies_and_travels_in_parts(plans):
 
 
 @pytest.mark.long
-def test_tables_are_dealt_out_by_default_where_a_state_would_fill_half_of_a_device(found):
+def test_tables_are_sharded_by_default_where_a_state_would_fill_half_of_a_device(found):
     assert found[1] == {"roomy": None, "full": 2**26, "given": 2**30, "odd": None, "small": None}
 
 

@@ -360,7 +360,7 @@ def calibrated(folder):
     print("and once it is secret again the run goes on")
 
 
-def dealt_out(folder):
+def sharded(folder):
     """A table and its moments whose rows lie in both processes: checkpoints of parts."""
     how = {"task": tiny_task.Line(width=8192), "shard_rows_from": 1}
     whole = outcome(go_on(folder / "whole", 2, all=how))
@@ -573,7 +573,7 @@ SCENARIOS = {
     work.__name__: work
     for work in (
         killed, random_kills, stands_still, asked_to_stop, unlike, other_number,
-        between_line_and_sum, calibrated, dealt_out, shards, lazy, mutants,
+        between_line_and_sum, calibrated, sharded, shards, lazy, mutants,
     )
 }  # fmt: skip
 

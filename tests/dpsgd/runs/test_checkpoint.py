@@ -226,7 +226,7 @@ class Dealt:
 
 @pytest.fixture
 def dealt(monkeypatch):
-    monkeypatch.setattr(checkpoint, "_is_dealt_out", lambda leaf: isinstance(leaf, Dealt))
+    monkeypatch.setattr(checkpoint, "_is_sharded", lambda leaf: isinstance(leaf, Dealt))
 
 
 def table(step, dtype=np.float32):

@@ -133,7 +133,7 @@ def {name}(of_{name}):
     assert digest() != digest(seed=1)  # a hundred numbers, which a text of the program leaves out
 
 
-def test_devices_and_what_is_dealt_out_to_them_are_named(monkeypatch):
+def test_devices_and_what_is_sharded_to_them_are_named(monkeypatch):
     monkeypatch.setattr(Job, "program_digest", lambda job: "of its program")
     (device,) = jax.devices()
     record, root = {"task": {"name": "tiny_task:line"}}, RootKey.from_insecure_seed(0)

@@ -122,7 +122,7 @@ def test_two_processes_that_are_killed_go_on_to_the_bits_of_one_with_two_devices
 @pytest.mark.parametrize(
     "scenario",
     [
-        "asked_to_stop", "between_line_and_sum", "calibrated", "dealt_out", "mutants",
+        "asked_to_stop", "between_line_and_sum", "calibrated", "sharded", "mutants",
         "other_number", "stands_still", "unlike",
     ],
 )  # fmt: skip

@@ -95,7 +95,7 @@ def test_a_run_takes_all_devices_and_on_others_it_is_another_generation(store, t
 
 @pytest.mark.long
 @pytest.mark.crash
-@pytest.mark.parametrize("options", [[SMALL], DEALT], ids=["whole", "dealt out"])
+@pytest.mark.parametrize("options", [[SMALL], DEALT], ids=["whole", "sharded"])
 def test_a_killed_run_on_all_devices_goes_on_to_the_same_bits(store, tmp_path, options):
     found = drive(store, tmp_path, "undisturbed", "killed", "moved", *options)
     undisturbed, killed, moved = found.values()
@@ -107,7 +107,7 @@ def test_a_killed_run_on_all_devices_goes_on_to_the_same_bits(store, tmp_path, o
 
 
 @pytest.mark.long
-def test_a_run_whose_tables_are_dealt_out_is_audited_and_used_as_any_other(store, tmp_path):
+def test_a_run_whose_tables_are_sharded_is_audited_and_used_as_any_other(store, tmp_path):
     sizes = ["--max-buckets", "4096", "--embedding-dim", "2", "--hidden", "4"]
     batches = ["sampler:poisson", "--batch-size", "200", "--epochs", "1", "--noise-multiplier", "1"]
     dealt = ["--shard-rows-from", "100KB"]

@@ -182,7 +182,7 @@ DEVICES += ["--batch-size", "100", "--embedding-dim", "2", "--max-buckets", "16"
 @pytest.mark.long
 def test_devices_are_planned_for_without_any(capsys):
     out = answer([*DEVICES, "--num-devices", "1"], capsys)
-    assert "batches of b = 100, 1 device on 1 host; nothing dealt out" in out
+    assert "batches of b = 100, 1 device on 1 host; nothing sharded" in out
     assert "nothing is exchanged" in out
     assert "a batch takes 100 places, 100 on each device: 0.0% of b are padding" in out
     assert "efficiency 100%" in out

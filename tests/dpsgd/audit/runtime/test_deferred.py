@@ -15,7 +15,7 @@ from dpsgd.audit.runtime import deferred
 from dpsgd.audit.runtime.deferred import FLUSHED, LAW, SIZES, deferred_checks
 from dpsgd.engine import loop
 from dpsgd.engine.lazy.gaps import Gaps
-from dpsgd.engine.lazy.group import RunLaws
+from dpsgd.engine.lazy.laws import RunLaws
 from samplers import BallsAndBins
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]

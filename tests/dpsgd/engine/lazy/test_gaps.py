@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpsgd.engine.lazy.gaps import Gaps, LinearSgd
-from dpsgd.engine.lazy.rows import packed
+from dpsgd.engine.lazy.laws import packed
 
 STEPS = 1_000
 PROGRESS = np.arange(STEPS) / STEPS

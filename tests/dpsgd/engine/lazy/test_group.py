@@ -15,7 +15,8 @@ from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, Secure, dpsgd,
 from dpsgd.core.state import Table
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.gaps import LinearSgd
-from dpsgd.engine.lazy.group import RunLaws, found_tables
+from dpsgd.engine.lazy.group import found_tables
+from dpsgd.engine.lazy.laws import RunLaws
 from dpsgd.engine.lazy.rows import FLUSHED_BITS, Rows, flushed_table, on_grid, read, written
 from dpsgd.engine.loop import train_blocks
 from dpsgd.noise.gaussian import (
