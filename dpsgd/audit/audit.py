@@ -1,14 +1,10 @@
-"""The audit: seconds, before every run, to see that the program is what is accounted for.
+"""The audit, in seconds, before every run: the program is what is accounted for.
 
 A guarantee is a theorem about a program: *each example moves a step's sum by at most C, the sum
-gets independent noise N(0, (sigma C)^2) in every coordinate, what follows is made of the noised sum
-alone, and the sampler draws who takes part by the law that is claimed*. The audit calls the very
-executable that trains, and `train_blocks` itself, on rows that are nobody's and under keys of its
-own; and it compares what they do with arithmetic of its own on the configured sigma and C. Under
-one key and step the noise of two releases is the same and cancels in their difference, which leaves
-the sums; and a C far below the noise leaves the noise.
-
-The checks of randomness are exact tests, each with a false-alarm probability of at most 1e-8.
+gets noise N(0, (sigma C)^2) that key, step and place name, what follows is made of the noised sum
+alone, and the sampler draws by the law that is claimed*. The audit calls the very executable that
+trains, and `train_blocks` itself, on synthetic rows and under keys of its own. Its tests of
+randomness are exact, each with a false-alarm probability of at most 1e-8.
 """
 
 from __future__ import annotations

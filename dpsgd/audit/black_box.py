@@ -1,26 +1,6 @@
-r"""The black-box audit: a lower bound on epsilon from nothing but the outputs of many whole runs.
+"""The black-box audit: a lower bound on epsilon from nothing but the outputs of many whole runs.
 
-**Game.** Example 0, the canary, has gradient +C or, in the neighbouring world, the null example's
-gradient 0. All others have one gradient: -C, 0 or +C (three games; which is the worst depends on
-the sampler). One trial is one run: the sampler draws its batches, the compiled step makes its
-noised sums x_1, ..., x_T, and the auditor sees those alone, as x_t = (sum - o b) / C, o in
-{-1, 0, 1} the others' gradient and b the expected batch size, a public number.
-
-**Bound.** For every event A, (epsilon, delta)-DP demands P(A) <= e^epsilon Q(A) + delta and the
-same with P and Q exchanged. So with Clopper-Pearson bounds p <= P(A) and q >= Q(A), each of them
-wrong with probability (1 - confidence)/2 at most,
-
-    epsilon >= log((p - delta) / q)      with the stated confidence,
-
-whatever the score and threshold that define A, if they were chosen without a look at the trials
-that are counted: game, score, direction and threshold are chosen on one half of the trials, and
-the other half, of the chosen game, is counted. (P's and Q's trials may share randomness: the two
-counts enter by a union bound.) Not seeing Q(A) happen once in N trials leaves q = 5.3 / N at 99 %,
-so that N trials cannot show more than log(P(A) N / 5.3): the detection limit.
-
-Source: the audit by threshold and Clopper-Pearson is Jagielski, Ullman, Oprea, "Auditing
-Differentially Private Machine Learning", NeurIPS 2020; the canary of a known gradient, Nasr et al.,
-"Adversary Instantiation", S&P 2021.
+Game, bound and scores: docs/explanation/black-box-audit.md.
 """
 
 from __future__ import annotations

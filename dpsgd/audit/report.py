@@ -235,12 +235,8 @@ def correlation_pvalue(cosine: Any, size: Any) -> Any:
 def entropy_pvalue(entropy: Any, freedom: Any) -> Any:
     """Returns a bound on the probability of so much relative entropy between shares and a law.
 
-    For shares of N trials over k cells of probabilities p, and 0 <= x < 1,
-    E exp(x N KL(shares || p)) <= (1 - x)^-(k - 1) (R. Agrawal, Finite-Sample Concentration of the
-    Multinomial in Relative Entropy, 2020, Theorem I.3). It holds as well for N draws without
-    replacement, under which a convex function of the counts has no larger a mean (W. Hoeffding,
-    1963, Theorem 4). So the sum G of N KL over independent tables, with d the sum of their k - 1,
-    has Pr[G >= g] <= inf_x (1 - x)^-d e^(-x g) = (g / d)^d e^(d - g) for g >= d.
+    The sum G of N KL(shares || law) over independent tables, d the sum of their cells less 1, has
+    Pr[G >= g] <= (g / d)^d e^(d - g) for g >= d: docs/explanation/tests-of-sampled-batches.md.
 
     Args:
       entropy: g, an array or a number; infinity where what cannot be has happened.

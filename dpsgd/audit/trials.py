@@ -1,22 +1,6 @@
 """Whole runs for the black-box audit, many at a time, and scores of what each has released.
 
-**Scores** are likelihood ratios of what the canary does to x (see `audit_black_box`: o is the
-others' gradient), for each way in which it may take part. In a step with the canary, x_t has mean
-1 - o in the one world and -o in the other, so with L_m(x) = exp((m x - m^2 / 2) / sigma^2), the
-density of N(m, sigma^2) over that of N(0, sigma^2),
-
-* one step of T, all alike:  log mean_t L_{1-o}(x_t) - log mean_t L_{-o}(x_t), summed over epochs.
-  For o = 0 and o = -1 this is the ratio of the pairs that are worst for balls-and-bins and for
-  shuffling (Chua et al., "Balls-and-Bins Sampling for DP-SGD", AISTATS 2025; "How Private are
-  DP-SGD Implementations?", ICML 2024);
-* one step of T, the same in all epochs: that of the sums over epochs, whose noise is sigma sqrt(E);
-* each step by its own lot, with probability q = 1/T: sum_t of log((1 - q + q L_{1-o}) /
-  (1 - q + q L_{-o})) (Poisson; Zhu, Dong, Wang, "Optimal Accounting of Differential Privacy via
-  Characteristic Function", AISTATS 2022);
-* the first step of every epoch: sum of those x (an order that is known);
-* the largest x_t.
-
-The auditor tries them all; a score that does not fit costs power and never validity.
+Scores are likelihood ratios of what the canary does: docs/explanation/black-box-audit.md.
 """
 
 from __future__ import annotations

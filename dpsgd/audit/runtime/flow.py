@@ -1,17 +1,7 @@
 """What the program that trains lets out, proved from its trace: no rows but through releases.
 
-Every value carries labels of what it may depend on, through data and through control (predicates,
-trip counts, positions), and the name of the argument that it still is, untouched. A *release* is a
-marked noised sum (`dpsgd.core.marks`), or the sum of clipped gradients plus noise. Key, step,
-sigma C and b must reach it, and C the clipping rule, as the arguments that they are.
-
-**Proved**, of all steps, batches and values: what the guarantee covers is a function of public
-arguments and of releases; no release is switched, scaled or skipped by rows or by steps.
-**Not proved**: that the sum has sensitivity C, and that marked code draws what it should: other
-checks look at both; nor that a sum is released once. An array in a closure is seen if it has as
-many rows as the data. Where all steps have one law of noise, the step has no part in it but by its
-place in the ring of past noise; of a noise with a generator of its own, nobody knows what it does
-with key and step.
+Every value carries labels of what it may depend on, and the name of the argument that it still is,
+untouched. What this proves, and what not: docs/explanation/non-interference-of-the-program.md.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
 """Law checks of a sampler: its draws must be those that its privacy cost is about.
 
-The law is stated by the sampler whose guarantee is claimed (`BatchSampler.row_law`), beside its
-cost; the draws are those of the sampler that trains, whole epochs at the run's own size, as
-training reads them (`draws.py`). No sampler is known here by its class, and one that states no law
-is *not audited*, which is said.
-
-What is exact is checked here: that batches are the rows of `participations`, that nobody takes part
-more often than is paid for. The rest is left to chance by the law: how often steps, examples and
-units take part (`shares.py`), whether draws and examples are independent (`coincidences.py`), and
-who survives a cut (`cuts.py`). Every p-value is exact or proved to be valid, and a check fails by
-chance with probability `FALSE_ALARM` at most.
+The law is stated by the sampler whose guarantee is claimed (`BatchSampler.row_law`); the draws are
+whole epochs at the run's own size, as training reads them. What is exact is checked here; the rest
+is left to chance by the law (`participation.py`, `independence.py`, `truncation.py`). A sampler
+that states no law is *not audited*, which is said.
 """
 
 from __future__ import annotations

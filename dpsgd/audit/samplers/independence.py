@@ -1,18 +1,6 @@
 """Whether examples, epochs and seeds are drawn independently, by the entries that they share.
 
-*Two draws.* Given the first, the second one's entries at the same places are counted, for every
-pair of draws and each chunk. They are independent trials where examples are; where a batch is drawn
-without replacement, a count of draws without replacement (W. Hoeffding, 1963, Theorem 4); and for a
-random order the sum of a_(i, pi(i)) over examples i for a uniform permutation pi and fixed a in
-[0, 1], for which Pr[|X - E X| >= t] <= 2 exp(-t^2 / (4 E X + 2 t)) (S. Chatterjee, Stein's Method
-for Concentration Inequalities, 2007, Proposition 1.1). Sums over pairs of which none shares a draw
-are sums of independent counts, given the first ones.
-
-*Two examples of a step.* Couples are disjoint: given that entries are negatively associated, so is
-whether both of each couple take part (Joag-Dev and Proschan, 1983, property P6).
-
-A check corrects its p-values by their number: it fails by chance with probability `FALSE_ALARM` at
-most.
+The laws of such counts: docs/explanation/tests-of-sampled-batches.md.
 """
 
 from __future__ import annotations

@@ -1,20 +1,6 @@
 """How often steps, chunks, examples and units take part, against the law that was claimed.
 
-Every count adds up entries, or events that entries make likelier or rarer, of one step and of rows
-of different outermost units, or of independent draws. The law says that such terms are negatively
-associated or independent (K. Joag-Dev, F. Proschan, 1983, property P2), so that `count_pvalue`
-holds. Three facts make other counts such:
-
-* *Given* how many examples of an innermost unit (of all, where there are none) are in a batch,
-  every choice of them is equally likely, under every law of `row_law`. A count of them is one of
-  draws without replacement, for which Chernoff's bound for draws with replacement holds (W.
-  Hoeffding, 1963, Theorem 4), independently for each batch and unit; terms of different
-  probabilities count with their mean (Theorem 1).
-* A prefix of the steps of an epoch is one event an example, where examples take part once.
-* A unit that is seen was drawn: it is seen no more often than it is drawn.
-
-A check corrects its p-values by their number: it fails by chance with probability `FALSE_ALARM` at
-most.
+Why the counts obey `count_pvalue`: docs/explanation/tests-of-sampled-batches.md.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Orders that are drawn shard by shard: some shards are held against their laws, and one another.
+"""Orders that are drawn shard by shard: some are held against their laws, and one another.
 
-That one shard's order is like another's is counted by the rows that have one step in both. Given
-the first order, it is the sum of a_(i, pi(i)) for the other one's uniform order pi, see
-`coincidences`:
-log E exp(s (X - E X)) <= E X s^2 / (1 - s) (S. Chatterjee, 2007, the proof of Proposition 1.1), so
-that the tail of Proposition 1.1 holds for sums of counts that are independent given first orders.
+See docs/explanation/tests-of-sampled-batches.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """What becomes of a batch that is larger than the cap: cut uniformly, or taken in several passes.
 
-A run's own cap may never be exceeded by chance, so `passes` is given members that are too many. The
-survivors of a cut are a uniform subset: how many of any of them survive is a count of draws without
-replacement, and of the survivors of two cuts, how many both leave (W. Hoeffding, 1963, Theorem 4).
-A check fails by chance with probability `FALSE_ALARM` at most.
+A run's own cap may never be exceeded by chance, so `passes` is given members that are too many. See
+docs/explanation/tests-of-sampled-batches.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,205 @@
+"""Every built-in part conforms, and a faulty one of each kind is refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import BandedToeplitz, BufferedToeplitz, Independent, LazyTables, Secure, dpsgd
+from dpsgd.audit.conformance import (
+    check_clipping,
+    check_noise,
+    check_optimizer,
+    check_sampler,
+    check_task,
+)
+from dpsgd.noise import registry
+from samplers import (
+    BallsAndBins,
+    Deterministic,
+    FullBatch,
+    Multistage,
+    Poisson,
+    Shuffle,
+    UnitsThenPoisson,
+    UnitTree,
+    UserPoisson,
+)
+from samplers.settings import KINDS
+
+pytestmark = pytest.mark.audit
+
+SIZES = 640, 32, 4
+TREE = UnitTree.even((20, 4, 8), ("shop", "shelf"))
+SAMPLERS = [
+    Deterministic(*SIZES),
+    Shuffle(*SIZES),
+    Poisson(*SIZES, max_batch_size=40),
+    BallsAndBins(*SIZES, num_shards=4, cycle_length=2),
+    Multistage(TREE, (3, 2, 4), steps=200),
+    UnitsThenPoisson(UnitTree.even((20, 40), ("shop",)), (4,), 0.3, steps=200),
+    UserPoisson(*SIZES, max_contributions=5),
+    FullBatch(640, 4),
+]
+LARGE = [
+    dataclasses.replace(sampler, num_examples=88_000, batch_size=1_024, epochs=8)
+    for sampler in (Deterministic(*SIZES), Shuffle(*SIZES), Poisson(*SIZES), BallsAndBins(*SIZES))
+]
+NOISES = [
+    Independent(),
+    Secure(),
+    BandedToeplitz((4.0, 2.0, 1.0)),
+    BufferedToeplitz((0.3, 0.1), (0.9, 0.5)),
+]
+
+
+def named(parts):
+    return [type(part).__name__ for part in parts]
+
+
+def test_every_built_in_sampler_and_noise_is_here():
+    assert {*KINDS} < {type(sampler) for sampler in SAMPLERS}
+    assert {type(noise) for noise in NOISES} == {*registry._BUILT_IN.values()}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=named(SAMPLERS))
+def test_samplers_conform(sampler, monkeypatch):
+    monkeypatch.setattr("dpsgd.audit.samplers.draws._FEW", 48)
+    check_sampler(sampler, seeds=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sampler", LARGE, ids=named(LARGE))
+def test_samplers_conform_at_scale(sampler):
+    check_sampler(sampler, seeds=4)
+
+
+@pytest.mark.parametrize("noise", NOISES, ids=named(NOISES))
+def test_noises_conform(noise):
+    check_noise(noise, steps=24)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("noise", NOISES, ids=named(NOISES))
+def test_noises_conform_in_long_runs(noise):
+    check_noise(noise, steps=3_000)
+
+
+def loss(params, example):
+    return jnp.square(params["w"] @ example["x"] + params["table"][example["id"]].sum())
+
+
+PARAMS = {"w": jnp.ones(5), "table": jnp.ones((9, 2))}
+RNG = np.random.default_rng(0)
+ROWS = {
+    "x": RNG.normal(size=(40, 5)).astype(np.float32),
+    "id": RNG.integers(0, 9, 40).astype(np.int32),
+}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [loss, dpsgd(loss, optax.sgd(0.1), tables=LazyTables(0.1))],
+    ids=["loss", "lazy tables"],
+)
+def test_clipping_conforms(algorithm):
+    check_clipping(algorithm, PARAMS, ROWS)
+
+
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.1, momentum=0.9),
+    "adam": optax.adam(1e-3),
+    "adamw": optax.adamw(1e-3, weight_decay=0.1),
+    "chain": optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)),
+    "schedule": optax.adam(optax.cosine_decay_schedule(0.1, 100)),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_optimizers_conform(optimizer):
+    check_optimizer(optimizer)
+
+
+class Line:
+    """A task of one number."""
+
+    def init(self, seed):
+        return {"w": jnp.ones(3) * seed}
+
+    def loss(self, params, example):
+        return jnp.square(params["w"] @ example["x"] - 1)
+
+    def generated(self, count):
+        return {"x": np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)}
+
+
+def test_a_task_conforms():
+    report = check_task(Line())
+    assert report.passed
+
+
+# What is not what it says it is.
+
+
+class TwiceAsOften(Poisson):
+    def participations(self, seed, epoch, chunk):
+        more = Poisson(self.num_examples, 2 * self.batch_size, self.epochs)
+        return more.participations(seed, epoch, chunk)
+
+
+class Lawless(Poisson):
+    def row_law(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("kind", [TwiceAsOften, Lawless])
+def test_faulty_samplers_are_refused(kind):
+    with pytest.raises(AssertionError):
+        check_sampler(kind(*SIZES), seeds=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Faint(Independent):
+    """Noise of 1 % less."""
+
+    def add(self, total, state, key, step, scales):
+        less = dataclasses.replace(scales, noise_stddev=0.99 * scales.noise_stddev)
+        return super().add(total, state, key, step, less)
+
+
+def test_a_faulty_noise_is_refused():
+    with pytest.raises(AssertionError, match="noise is what key, step and place give"):
+        check_noise(Faint(), steps=24)
+
+
+def test_a_faulty_clipping_is_refused():
+    sound = dpsgd(loss, optax.sgd(0.1))
+
+    def clipped_sum(params, batch, weights, scales, *rest, **how):
+        loose = dataclasses.replace(scales, l2_clip_norm=1.02 * scales.l2_clip_norm)
+        return sound.clipped_sum(params, batch, weights, loose, *rest, **how)
+
+    with pytest.raises(AssertionError, match="an example moves the sum by at most C"):
+        check_clipping(sound._replace(clipped_sum=clipped_sum), PARAMS, ROWS)
+
+
+def test_an_optimizer_that_holds_rows_is_refused():
+    held = jnp.arange(97.0)
+    leaky = optax.GradientTransformation(
+        lambda params: held,
+        lambda g, state, params=None: (jax.tree.map(lambda x: x + held.sum(), g), held),
+    )
+    with pytest.raises(AssertionError, match="array in a closure"):
+        check_optimizer(leaky)
+
+
+def test_a_task_whose_parameters_differ_from_time_to_time_is_refused():
+    class Restless(Line):
+        def init(self, seed):
+            return {"w": jnp.asarray(np.random.default_rng().normal(size=3), jnp.float32)}
+
+    with pytest.raises(AssertionError, match="equal seeds give equal parameters"):
+        check_task(Restless())
