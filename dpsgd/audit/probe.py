@@ -13,10 +13,10 @@ import numpy as np
 
 from dpsgd.audit.synthetic import probe_columns
 from dpsgd.audit.tables import TableSnapshot, put_rows
-from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Table, TrainState, joined
-from dpsgd.engine.feed import Layout, schedules_of
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import hosted, placement_mismatch
 from dpsgd.engine.programs import shapes_of_rows
@@ -105,7 +105,7 @@ class Probe:
         example = shapes_of_rows(synthetic.columns, *sampler.clipped_shape)
         self.frozen = algorithm.frozen(self.state.params, example)
         self._spent: Any = None
-        self._schedules = schedules_of(algorithm, sampler.num_steps)
+        self._schedules = Schedules(algorithm.groups, sampler.num_steps)
         self._known: dict[range, tuple[Any, ...]] = {}
         self.snapshot: TableSnapshot | None = None
         if self.state.tables:
@@ -271,7 +271,7 @@ class Probe:
     def flushed(self, state: TrainState, mechanism: Mechanism, generation: int) -> TrainState:
         """Returns a state, which is given away, with all deferred noise."""
         state = self.layout.put_state(state)
-        known = tuple(one and one.after(int(state.step)) for one in self._schedules)
+        known = self._schedules.after(int(state.step))
         how = known, self._noise_key(generation), mechanism.scales(), self.layout.placement
         return flushed(self.algorithm, state, *how)
 
@@ -351,7 +351,7 @@ class Probe:
         watch = Watch.nothing(state.raw_params)._replace(return_gradient=np.bool_(return_gradient))
         steps, room = range(int(state.step), int(state.step) + 1), self.layout.block_steps
         if steps not in self._known:
-            self._known[steps] = tuple(one and one.of(steps, room) for one in self._schedules)
+            self._known[steps] = self._schedules.of(steps, room)
         known = self._known[steps]
         arguments = self._noise_key(generation), mechanism.scales(), watch, loss_key, known
         after, log, _ = self.program(state, data, plan, *arguments)

@@ -28,8 +28,8 @@ class Context(NamedTuple):
 
     noise_key: Any
     scales: Scales
-    schedule: Any = None
-    """As `Schedule.of` or `Schedule.after` returned it; None for a group without one."""
+    known: Any = None
+    """What `Schedule.of` or `Schedule.after` returned; None for a group without one."""
     place: Any = 0
     """Number of the step in its block."""
     shapes: PyTree = None
@@ -117,6 +117,21 @@ class ParamGroup(Protocol):
 
     def flush(self, state: TrainState, context: Context) -> TrainState:
         """Returns the state with all pending noise of the group's leaves added."""
+
+
+class Schedules:
+    """The schedules of all parameter groups of a run."""
+
+    def __init__(self, groups: tuple[ParamGroup, ...], num_steps: int) -> None:
+        self._each = [group.schedule(num_steps) for group in groups]
+
+    def of(self, steps: range, room: int) -> tuple[Any, ...]:
+        """Returns `Schedule.of` of each group."""
+        return tuple(one and one.of(steps, room) for one in self._each)
+
+    def after(self, steps: int) -> tuple[Any, ...]:
+        """Returns `Schedule.after` of each group."""
+        return tuple(one and one.after(steps) for one in self._each)
 
 
 def nothing_frozen(params: PyTree, example: PyTree) -> frozenset[int]:

@@ -24,7 +24,7 @@ PyTree = Any
 
 
 def owned(tree: PyTree) -> PyTree:
-    """Returns a copy of the arrays of `tree`, which nobody else holds, and of no weak type."""
+    """Returns a copy of the arrays of `tree`, in buffers of its own and of no weak type."""
     return compiled(copied, (), (tree,))(tree)
 
 
@@ -170,7 +170,6 @@ class _Update:
 
     @property
     def optimizer(self) -> optax.GradientTransformation | None:
-        """Of the dense leaves, to an audit."""
         return getattr(self.groups[-1], "optimizer", None)
 
     def __call__(
@@ -186,27 +185,23 @@ class _Update:
 
 @dataclass(frozen=True)
 class DenseGroup:
-    """All leaves that are no lazy tables: noise in every coordinate at every step.
+    """The `ParamGroup` of all leaves that no other group has: noise in each at every step.
 
-    Attributes:
-      optimizer: It sees the private mean gradient alone, and 0 for what is frozen.
+    The optimizer sees the private mean gradient alone, and 0 for what is frozen.
     """
 
     optimizer: optax.GradientTransformation
 
     def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
-        """Returns none: the group has what the others leave."""
         return ()
 
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
-        """Returns the state with that of the optimizer."""
         return state._replace(opt_state=copied(self.optimizer.init(state.dense_params)))
 
     def schedule(self, num_steps: int) -> None:
-        """Returns that the group knows nothing before a run begins."""
+        return None
 
     def view(self, state: TrainState, view: View, context: Context) -> tuple[View, None]:
-        """Returns the parameters and the batch as they are."""
         return view, None
 
     def update(
@@ -217,7 +212,6 @@ class DenseGroup:
         frozen: frozenset[int],
         context: Context,
     ) -> tuple[TrainState, PyTree]:
-        """Returns the state after a noisy update, and the private mean gradient."""
         key, scales = context.noise_key, context.scales
         old, tables = parted(state.raw_params, state.tables)
         total, _ = parted(total, state.tables)
@@ -231,5 +225,4 @@ class DenseGroup:
         return state._replace(raw_params=params, opt_state=opt_state, noise=noise), gradient
 
     def flush(self, state: TrainState, context: Context) -> TrainState:
-        """Returns the state as it is: no noise of the group is ever deferred."""
         return state

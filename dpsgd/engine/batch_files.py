@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,7 +34,7 @@ MANIFEST = "batches.json"
 """Written last: without it there are no batches."""
 
 SEED = "seed"
-"""The sampling seed of the generation, for workers in other processes; gone when all are drawn."""
+"""The sampling seed, for workers in other processes; gone when all batches are drawn."""
 
 _FORMAT = "dpsgd-batches-1"
 _MOST_SECRET = 1 << 10
@@ -42,14 +42,14 @@ _MOST_SECRET = 1 << 10
 
 @dataclass(frozen=True)
 class Draw:
-    """Which steps are drawn, of what, and how they are laid out: nothing of it is a secret.
+    """Which steps are drawn, for which attempt of which run: public.
 
     Attributes:
-      sampler: Who draws.
-      run: Names the run, as its ledger does.
-      generation: Which continuation of the run they are for.
-      first_step: The first step that is drawn; all after it are, too.
-      steps_per_file: Steps of each file, but for the last.
+      sampler: Of the run.
+      run: Name of the run, as in its ledger.
+      generation: Which attempt of the run the batches are for.
+      first_step: The first of the steps; all after it are drawn too.
+      steps_per_file: Steps of each file but the last.
     """
 
     sampler: BatchSampler
@@ -64,20 +64,13 @@ class Draw:
     ) -> Draw:
         """Returns the draw of all steps from `first_step` on, in files of `FILE_BYTES` or a step.
 
-        Args:
-          sampler: Who draws.
-          data: Pytree of arrays with one row per example.
-          run: Names the run.
-          generation: Which continuation of it.
-          first_step: From which on.
-
         Raises:
-          ValueError: if rows are held by shards.
+          ValueError: if the sampler has several data shards.
         """
         if sampler.num_shards > 1:
             raise ValueError(
-                f"the sampler has {sampler.num_shards} data shards, whose rows lie with those who "
-                "train on them: batch files are for rows in one place"
+                f"the sampler has {sampler.num_shards} data shards, whose rows lie in several "
+                "places: batch files are for rows in one place"
             )
         row = sum(leaf.nbytes // len(leaf) for leaf in jax.tree.leaves(data))
         steps = max(1, FILE_BYTES // max(1, int(sampler.expected_batch_size * row)))
@@ -85,27 +78,22 @@ class Draw:
 
     @property
     def num_files(self) -> int:
-        """How many files there are."""
         return -(-(self.sampler.num_steps - self.first_step) // self.steps_per_file)
 
     def steps(self, file: int) -> range:
-        """Returns the steps of a file."""
         first = self.first_step + file * self.steps_per_file
         return range(first, min(first + self.steps_per_file, self.sampler.num_steps))
 
     def file_of(self, step: int) -> int:
-        """Returns the file that holds a step."""
         return (step - self.first_step) // self.steps_per_file
 
     def record(self) -> dict[str, Any]:
-        """Returns it as JSON values."""
         terms = {"class": type(self.sampler).__qualname__, **self.sampler.terms()}
         fields = [field.name for field in dataclasses.fields(self)]
         return {**{name: getattr(self, name) for name in fields}, "sampler": terms}
 
 
 def file_name(file: int) -> str:
-    """Returns the name of a file, by its number."""
     return f"{file:08d}.batches"
 
 
@@ -119,23 +107,18 @@ def refuse_existing(path: Path) -> None:
 
 
 def save_seed(path: Path, seed: int) -> None:
-    """Writes the sampling seed beside batch files, for those who draw them in other processes."""
+    """Writes the sampling seed beside batch files, for workers in other processes."""
     write_secret(path / SEED, f"{seed:064x}".encode())
 
 
 def load_seed(path: Path) -> int:
-    """Reads the sampling seed from the folder of batch files.
-
-    Raises:
-      OSError: if it is not there.
-      ValueError: if it is a link, or another's.
-    """
+    """Reads the sampling seed from the folder of batch files; raises as `open_own` does."""
     with os.fdopen(open_own(path / SEED, os.O_RDONLY, SECRET), "rb") as file:
         return int(file.read(_MOST_SECRET), 16)
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Writes a file of mode 0600, whole or absent, also where several write the same at once."""
+    """Writes a file of mode 0600, whole or absent, even if several processes write it at once."""
     own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET)
     try:
@@ -159,12 +142,10 @@ def write_file(
 ) -> str:
     """Writes one file of batches into the folder `path`, and returns its SHA-256.
 
-    What it holds depends on draw, seed and data alone; it is whole or absent.
-
     Args:
       path: The folder.
-      draw: What is drawn.
-      file: Which file.
+      draw: Of the batches.
+      file: Number of the file.
       passes: Of each of its steps, the examples of each pass.
       columns: Of each leaf of the data, the rows of these examples, pass after pass.
     """
@@ -182,14 +163,14 @@ def write_file(
 
 
 def write_manifest(path: Path, draw: Draw, seed: int, digests: Sequence[str], data: PyTree) -> None:
-    """Ends the writing of batches: from here on they can be read, and the seed file is gone.
+    """Ends the writing of batches of a draw with a seed, whose file it destroys.
 
     Args:
       path: The folder.
-      draw: What was drawn.
-      seed: With which.
+      draw: Of the batches.
+      seed: Of the sampler.
       digests: The SHA-256 of each file.
-      data: From which rows; of the first, which stands where batches are padded, a copy is kept.
+      data: The rows; a copy of the first, which stands in the place of padding, is kept.
     """
     padding = write_file(path, draw, draw.num_files, [], [x[:1] for x in jax.tree.leaves(data)])
     record = {"format": _FORMAT, "draw": draw.record(), "files": [*digests, padding]}
@@ -200,10 +181,7 @@ def write_manifest(path: Path, draw: Draw, seed: int, digests: Sequence[str], da
 
 
 def draw_here(path: Path, draw: Draw, seed: int, data: PyTree) -> list[str]:
-    """Draws and writes all files in this process; returns the SHA-256 that others must get, too.
-
-    It reads rows of `data` at random.
-    """
+    """Draws and writes all files in this process, from rows at random; returns their SHA-256."""
     source = BatchSource(draw.sampler, seed)
     leaves = jax.tree.leaves(data)
     digests = []
@@ -221,7 +199,7 @@ def destroy_if_there(path: Path) -> None:
 
 
 def _seal(record: dict[str, Any], seed: int) -> str:
-    """Returns the digest of a manifest under the sampling seed: only who has that makes it."""
+    """Returns the digest of a manifest under the sampling seed."""
     text = json.dumps({key: record[key] for key in ("format", "draw", "files")}, sort_keys=True)
     key = hashlib.sha256(f"{seed:x}".encode()).digest()
     return hashlib.blake2b(text.encode(), key=key, person=b"dpsgd batches").hexdigest()
@@ -230,13 +208,21 @@ def _seal(record: dict[str, Any], seed: int) -> str:
 # --- Reading -------------------------------------------------------------------------------------
 
 
+class _File(NamedTuple):
+    passes: list[list[np.ndarray]]
+    """Of each step."""
+    columns: list[np.ndarray]
+    ends: np.ndarray
+    """Where the rows of each step begin, and end."""
+
+
 class BatchFiles(BatchSource):
-    """Batches that are read where others are drawn, in step order; a `BatchSource` for training.
+    """A `BatchSource` that reads the batches of a draw in step order, with their rows.
 
     Args:
       path: The folder.
-      draw: What must have been drawn, up to its first step.
-      seed: With which.
+      draw: Of the batches; they may begin before its first step.
+      seed: Of the sampler.
       data: Pytree whose shapes and dtypes the rows have, [examples, ...] each.
 
     Raises:
@@ -270,12 +256,11 @@ class BatchFiles(BatchSource):
                 f"{draw.first_step:,}: {again}"
             )
         self._digests = files
-        self._held: dict[int, tuple[list[list[np.ndarray]], list[np.ndarray], np.ndarray]] = {}
-        self._padding = self._read(self.draw.num_files, 0)[1]
+        self._held: dict[int, _File] = {}
+        self._padding = self._read(self.draw.num_files, 0).columns
 
     def cut(self, step: int) -> list[tuple[np.ndarray, ...]]:
-        """Returns the passes of a step, of the one shard that there is."""
-        return [(examples,) for examples in self._file(step)[0][self._place(step)]]
+        return [(examples,) for examples in self._file(step).passes[self._place(step)]]
 
     def blocks(
         self, first_step: int, block_steps: int, *, ends: int | None = None
@@ -298,24 +283,19 @@ class BatchFiles(BatchSource):
             yield steps, jax.tree.unflatten(self._structure, rows), plan._replace(places=places)
 
     def _rows(self, step: int) -> list[np.ndarray]:
-        """Returns the rows of a step, leaf after leaf."""
-        _, columns, ends = self._file(step)
-        place = self._place(step)
-        return [column[ends[place] : ends[place + 1]] for column in columns]
+        file, place = self._file(step), self._place(step)
+        return [column[file.ends[place] : file.ends[place + 1]] for column in file.columns]
 
     def _place(self, step: int) -> int:
         return (step - self.draw.first_step) % self.draw.steps_per_file
 
-    def _file(self, step: int) -> tuple[list[list[np.ndarray]], list[np.ndarray], np.ndarray]:
-        """Returns the passes of the steps of a file, its rows, and where those of a step begin."""
+    def _file(self, step: int) -> _File:
         file = self.draw.file_of(step)
         if file not in self._held:
             self._held[file] = self._read(file, len(self.draw.steps(file)))
         return self._held[file]
 
-    def _read(
-        self, file: int, steps: int
-    ) -> tuple[list[list[np.ndarray]], list[np.ndarray], np.ndarray]:
+    def _read(self, file: int, steps: int) -> _File:
         path = self._path / file_name(file)
         try:
             with os.fdopen(open_own(path, os.O_RDONLY, SECRET), "rb") as opened:
@@ -340,14 +320,11 @@ class BatchFiles(BatchSource):
         ends = np.concatenate([[0], np.cumsum(counts)]).astype(int)
         passes = [parts[a:b] for a, b in itertools.pairwise(ends)]
         rows = np.concatenate([[0], np.cumsum(sizes)]).astype(int)[ends]
-        return passes, columns, rows
+        return _File(passes, columns, rows)
 
 
 def forget(path: Path, run: str) -> None:
-    """Destroys batch files in the folder `path`, if they are those of the run of that name.
-
-    Nothing else is touched that lies there; the folder is removed if nothing does.
-    """
+    """Destroys the batch files of a run in the folder `path`, and the folder if nothing is left."""
     if not path.is_dir() or path.is_symlink():
         return
     try:
@@ -355,7 +332,7 @@ def forget(path: Path, run: str) -> None:
         if record["draw"]["run"] != run:
             return
     except (FileNotFoundError, ValueError):
-        pass  # of a command that died, or damaged: the names are our own, and anybody draws again
+        pass  # of a command that died, or damaged: the names are our own
     except (LookupError, TypeError):
         return
     unfinished = [

@@ -1,4 +1,4 @@
-"""What a block of steps reads, made ahead of it: who takes part, and for data on the host, rows."""
+"""Plans of blocks, made ahead of them: who takes part, and for data on the host, rows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _T = TypeVar("_T")
 def most_passes(sampler: BatchSampler, block_steps: int) -> int:
     """Returns how many passes a plan of so many steps has room for, at least two.
 
-    Of a plan's only row a compiler knows which it is, and adds up what it names in another order:
-    steps that are dispatched one by one would have other bits than the same steps in blocks.
+    With one row, a compiler adds up in another order: a step by itself would have other bits.
     """
     return max(2, block_steps, sampler.max_passes)
 
@@ -51,14 +50,9 @@ def plan_blocks(
 
 
 def with_rows(data: PyTree, plan: IndexBlock, devices: int = 1) -> tuple[PyTree, IndexBlock]:
-    """Returns the rows of the data that a plan names, and the plan with their places among these.
+    """Returns the rows that a plan of NumPy arrays names, and the plan with their places in these.
 
-    Args:
-      data: Pytree of NumPy arrays, in memory or memory-mapped, with one row per example; of shards,
-        with the rows that are held.
-      plan: Of NumPy arrays.
-      devices: Of how many the rows are: device after device has those of its places in all passes,
-        which are counted within it.
+    Device after device has the rows of its places in all passes, and places are counted within it.
     """
     passes, width = plan.indices.shape
     held = plan.indices if plan.places is None else plan.places
@@ -70,13 +64,7 @@ def with_rows(data: PyTree, plan: IndexBlock, devices: int = 1) -> tuple[PyTree,
 
 
 def widened(plan: IndexBlock, width: int, parts: int = 1) -> IndexBlock:
-    """Returns a plan of so many columns: those that it had not, at the end of each part, weigh 0.
-
-    Args:
-      plan: Of NumPy arrays.
-      width: Of the columns, a multiple of `parts`.
-      parts: Equal runs of columns, each of which is filled up by itself.
-    """
+    """Returns a plan of `width` columns: each equal part is filled up by weight 0 at its end."""
 
     def wide(x: np.ndarray | None) -> np.ndarray | None:
         if x is None:

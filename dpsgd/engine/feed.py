@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.core.algorithm import Algorithm, Schedule
+from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState, opened
 from dpsgd.engine.batch_files import BatchFiles
@@ -83,21 +83,14 @@ class Layout(NamedTuple):
         return cls(block_steps, passes, data_on == "host", placement)
 
     def program(self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree):
-        """Returns the executable that `train_blocks` runs, from shapes alone: see `arguments`."""
+        """Returns the executable that `train_blocks` runs, of `arguments`."""
         arguments = self.arguments(algorithm, mechanism, state, data)
         return compiled_block(algorithm, mechanism.sampler, arguments, self)
 
     def arguments(
         self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree
     ) -> tuple[Any, ...]:
-        """Returns the arguments of `compiled_block`, or their shapes.
-
-        Args:
-          algorithm: From `dpsgd`.
-          mechanism: Sampler, sigma and C.
-          state: From `algorithm.init`, or its shapes.
-          data: Training rows, or their shapes.
-        """
+        """Returns shapes of the arguments of `compiled_block`; state and data may be shapes."""
         sampler = mechanism.sampler
         index = jax.ShapeDtypeStruct((self.passes, self.width(sampler)), jnp.int32)
         plan = IndexBlock(
@@ -115,20 +108,19 @@ class Layout(NamedTuple):
         # No weak types, as in `train_blocks`.
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
         state = state if state.pending else jax.eval_shape(opened, state)
-        schedules = schedules_of(algorithm, sampler.num_steps)
-        blocks = tuple(one and one.of(range(1), self.block_steps) for one in schedules)
+        known = Schedules(algorithm.groups, sampler.num_steps).of(range(1), self.block_steps)
         watch = Watch.nothing(state.raw_params)
-        return state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], blocks
+        return state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], known
 
     def put_state(self, state: Any) -> Any:
-        """Puts a state where it belongs, in buffers that may be given away if those here may be."""
+        """Puts a state on the devices."""
         if self.placement is not None:
             state = self.placement.put_state(state)
         # No weak types: one program for a state that was just made and for one that was read back.
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
 
     def opened(self, state: TrainState) -> TrainState:
-        """Returns what `state.opened` does, of a state whose buffers are given away."""
+        """Returns `state.opened` of a state whose buffers are given away."""
         if state.pending or not state.tables:
             return state
         shardings = None
@@ -139,12 +131,7 @@ class Layout(NamedTuple):
         return executable(opened, (), (state,), **how)(state)
 
     def transport(self, sampler: BatchSampler, shards: range | None = None) -> Resident | Streamed:
-        """Returns how rows and plans get to the devices.
-
-        Args:
-          sampler: Of the run.
-          shards: Data shards that plans and rows are of; by default all.
-        """
+        """Returns how rows and plans of some data shards, by default all, get to the devices."""
         if not self.streamed:
             return Resident(self, sampler)
         return Streamed(self, sampler, shards or range(sampler.num_shards))
@@ -156,16 +143,10 @@ class Layout(NamedTuple):
         seed: int,
         batches: Callable[[int], BatchFiles] | None = None,
     ) -> Feed:
-        """Returns the feed of a run, the one place that says where its rows come from.
-
-        Args:
-          sampler: Of the run.
-          data: Training rows.
-          seed: Of the sampler.
-          batches: As for `train_blocks`.
+        """Returns the feed of a run: the one place that says where its rows come from.
 
         Raises:
-          ValueError: if there are batches that were drawn ahead, and rows do not travel.
+          ValueError: if batches were drawn ahead, and rows do not travel.
         """
         if batches is not None:
             if not self.streamed:
@@ -191,7 +172,7 @@ class Layout(NamedTuple):
         return _held(sampler, self.placement) if self.streamed else range(sampler.num_shards)
 
     def width(self, sampler: BatchSampler) -> int:
-        """Returns how many places a pass has, with those that fill up what the devices share."""
+        """Returns how many places a pass has, with those that fill up the devices."""
         size, unit = sampler.padded_batch_size, math.prod(sampler.clipped_shape)
         return size if self.placement is None else self.placement.width(size, unit)
 
@@ -208,7 +189,7 @@ class Resident:
     sampler: BatchSampler
 
     def hold(self, data: PyTree) -> PyTree:
-        """Puts the data where blocks read them."""
+        """Returns the data on the devices."""
         data = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), data)
         placement = self.layout.placement
         return put(data) if placement is None else placement.put(data, placement.replicated)
@@ -224,13 +205,7 @@ class Resident:
 
 @dataclass(frozen=True)
 class Streamed:
-    """Rows on the host, in memory or memory-mapped, of which each block's travel with it.
-
-    Attributes:
-      layout: Of the run.
-      sampler: Of the run.
-      shards: Data shards that rows and plans are of.
-    """
+    """Rows of some data shards, on the host or memory-mapped: those of a block travel with it."""
 
     layout: Layout
     sampler: BatchSampler
@@ -260,16 +235,11 @@ class Streamed:
 
 @dataclass(frozen=True)
 class Feed:
-    """Gives a run its blocks, drawn now or read from files, of rows on the devices or the host.
-
-    Attributes:
-      layout: Of the run.
-      drawn: (first step, steps of a block, ends=) -> the inputs of all blocks, on the host.
-      transport: How these get to the devices.
-    """
+    """Gives a run its blocks, drawn now or read from files, of rows on the devices or the host."""
 
     layout: Layout
     drawn: Callable[..., Iterator[Inputs]]
+    """(first step, steps of a block, ends=) -> the inputs of all blocks, on the host."""
     transport: Resident | Streamed
 
     def blocks(self, first_step: int, ends: int | None = None) -> Iterator[Inputs]:
@@ -281,11 +251,6 @@ class Feed:
 def keys_of(
     algorithm: Algorithm, mechanism: Mechanism, root: RootKey, generation: int
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the keys of a generation's noise and, if the loss takes one, of its loss."""
+    """Returns the key of the noise and, if the loss takes one, that of the loss."""
     loss = jnp.asarray(root.loss_key(generation)) if algorithm.takes_key else None
     return jnp.asarray(mechanism.noise_key(root, generation)), loss
-
-
-def schedules_of(algorithm: Algorithm, num_steps: int) -> list[Schedule | None]:
-    """Returns what each parameter group knows of a run of so many steps."""
-    return [group.schedule(num_steps) for group in algorithm.groups]

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import owned
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import in_background
-from dpsgd.engine.feed import BLOCK_STEPS, Layout, keys_of, schedules_of
+from dpsgd.engine.feed import BLOCK_STEPS, Layout, keys_of
 from dpsgd.engine.modules import check_parameters
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import arrays_digest, digest, text_digest
@@ -31,7 +31,7 @@ PyTree = Any
 
 
 class Block(NamedTuple):
-    """What one block of steps leaves behind. It may still be computing: whoever reads it waits.
+    """The outcome of a block of steps, which may still be computing: reading it waits.
 
     `state` is donated to the next block: copy what must outlive the iteration before advancing it.
     """
@@ -52,11 +52,10 @@ class Block(NamedTuple):
 
 
 def repeats_exactly() -> bool:
-    """Whether the same program of the same inputs gives the same bits again on the default backend.
+    """Returns whether a program of the same inputs gives the same bits again, as on CPUs.
 
-    On a CPU it does, in another process too. On a GPU, sums by atomic operations and kernels picked
-    by timing may differ in the last bits; a step that is repeated for a run that goes on would then
-    release those bits without noise.
+    On a GPU, sums by atomic operations and kernels picked by timing may differ in the last bits; a
+    step that a resumed run repeats would then release those bits without noise.
     """
     return jax.default_backend() == "cpu"
 
@@ -105,9 +104,9 @@ def train_blocks(
         only when it has returned.
       donate: Whether the buffers of `state` may be overwritten. By default it is copied, and holds
         after training what it held before.
-      watch: What blocks show of themselves, to an audit; by default what training needs: nothing.
+      watch: What blocks return to an audit; by default nothing.
       placement: Which devices compute; by default one. On others the same steps have other bits, as
-        sums are added up in another order: to go on with a run on others is another generation.
+        sums are added up in another order: a run that resumes on others is another generation.
       layout: All of the last three, where it is known; see `Layout.of`.
       batches: Opens, by the sampling seed, files of the batches that are drawn otherwise: then no
         row of `data` is read.
@@ -115,9 +114,9 @@ def train_blocks(
         lazy tables that is pending is drawn then, so that the guarantee covers `Block.state`: part
         of the path that repeats a run. After the run's last step it always does.
       run: Names the run that claims the root, see `RootKey.begin_run`, and whose data, parameters
-        and program somebody else holds fast. By default they are read and claimed here: for one
-        generation of a root, data, mechanism and program must be those of the first call, which is
-        another program in other blocks; and so must the state, if a call began with its step.
+        and program the caller compares. By default they are claimed here: for one generation of a
+        root, data, mechanism and program must be those of the first call, which is another program
+        in other blocks; and so must the state, if a call began with its step.
 
     Raises:
       ValueError: if another run has claimed `root`, or it was used otherwise; the data have not
@@ -137,7 +136,7 @@ def train_blocks(
     scales = mechanism.scales()
     watch = watch or Watch.nothing(state.raw_params)
     num_steps = mechanism.sampler.num_steps
-    schedules = schedules_of(algorithm, num_steps)
+    schedules = Schedules(algorithm.groups, num_steps)
     if layout is None:
         how: Any = {"block_steps": block_steps, "data_on": data_on, "placement": placement}
         layout = Layout.of(mechanism.sampler, data, **how)
@@ -149,7 +148,7 @@ def train_blocks(
     with closing(in_background(inputs)) as blocks:
         for steps, rows, plan in blocks:
             now = layout.opened(now)
-            known = tuple(one and one.of(steps, layout.block_steps) for one in schedules)
+            known = schedules.of(steps, layout.block_steps)
             arguments = now, rows, plan, noise_key, scales, watch, loss_key, known
             # The first time, this may refuse the loss.
             program = program or compiled_block(algorithm, mechanism.sampler, arguments, layout)
@@ -165,13 +164,12 @@ def train_blocks(
             under_way.append(log)
             ends = steps.stop == num_steps or (flush_every and steps.stop % flush_every == 0)
             if now.pending and ends:
-                known = tuple(one and one.after(steps.stop) for one in schedules)
+                known = schedules.after(steps.stop)
                 now = flushed(algorithm, now, known, noise_key, scales, layout.placement)
             yield Block(now, steps, log, watched)
 
 
 def _uses(generation: int, mechanism: Mechanism, data: PyTree, state: TrainState) -> dict[str, str]:
-    """Returns digests of what one noise may be used for, by generation and, of a state, step."""
     return {
         f"{generation}:mechanism": text_digest(_described(mechanism)),
         f"{generation}:data": arrays_digest(data),

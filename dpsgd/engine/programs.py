@@ -22,9 +22,7 @@ PyTree = Any
 MOST_PROGRAMS = 32
 """Different programs that a process keeps compiled; a training step's takes 5 to 90 MB.
 
-JAX itself keeps what it compiled of a function for every shape that it has seen, for as long as
-the function lives, and of an operation that is run by itself for as long as the process does: a
-process of many different runs would grow forever.
+JAX itself keeps all that it compiled: a process of many different runs would grow forever.
 """
 
 
@@ -36,11 +34,7 @@ def compiler_options() -> dict[str, Any] | None:
 
 
 def compilation() -> dict[str, Any]:
-    """Returns what a program's numbers may depend on beside its HLO, as it is now: JSON values.
-
-    Options of the compiler, flags of XLA with the content of a file that they name, variables of
-    the environment, and whatever is set in JAX but for what is known to change no number.
-    """
+    """Returns what a program's numbers may depend on beside its HLO, as it is now: JSON values."""
     options: dict[str, Any] = {"compiler_options": compiler_options(), "xla_flags": _xla_flags()}
     for name, value in sorted(os.environ.items()):
         if _is_one(name, _VARIABLES) and not _is_one(name, _WITHOUT_EFFECT):
@@ -107,7 +101,7 @@ def compiled(
 
     Args:
       function: Pure.
-      parts: What the program is made of, compared by value.
+      parts: Static values, of which the program is made.
       arguments: Those that it will be called with, or others of their shapes and types.
       donate_argnums: Which of them give their buffers away.
     """
@@ -127,17 +121,10 @@ def executable(
     donate_argnums: tuple[int, ...] = (),
     shardings: tuple[PyTree, PyTree] | None = None,
 ) -> jax.stages.Compiled:
-    """Returns what `compiled` does, compiled already: it runs nothing but these shapes.
+    """Returns `compiled` of arguments, or of their shapes, as an executable, see `digest`.
 
-    Its text can be read before it has run, see `digest`. The arguments may be shapes.
-
-    Args:
-      function: As for `compiled`, and so the next three.
-      parts: Of the program.
-      arguments: Those that it will be called with, or their shapes.
-      donate_argnums: Which of them give their buffers away.
-      shardings: Of the arguments, and of what is returned: trees that are prefixes of theirs. By
-        default all is on one device.
+    `shardings` are of the arguments and of the results: prefixes of their trees. By default all is
+    on one device.
     """
     return _executable(*_named(function, parts, arguments, donate_argnums, shardings)).compiled
 
@@ -155,7 +142,6 @@ def traced(
 
 
 def _named(function, parts, arguments, donate_argnums, shardings) -> tuple[Any, ...]:
-    """Returns what tells one program from another, to be compared by value."""
     leaves, structure = jax.tree.flatten(arguments)
     with in_32_bits():  # and wherever they lie, as `shardings` says where they shall
         shapes = tuple(_shape(jax.typeof(leaf)) for leaf in leaves)
@@ -167,9 +153,8 @@ def _named(function, parts, arguments, donate_argnums, shardings) -> tuple[Any, 
 def digest(program: jax.stages.Compiled) -> str:
     """Returns the SHA-256 of a program's optimised HLO, without names, places in files and paths.
 
-    All that computes is in it: every constant with all of its numbers, layouts, fusions, the order
-    of operations, and what custom calls are given. Names are replaced by the order in which they
-    come. It does not fix the machine code: that also depends on the compiler, and on `compilation`.
+    It has every constant with all of its numbers, layouts, fusions, the order of operations and the
+    arguments of custom calls. The machine code also depends on the compiler, and on `compilation`.
     """
     options = hlo.HloPrintOptions()
     options.print_metadata = False  # places in files, names of functions
@@ -208,11 +193,7 @@ _NAME = re.compile(r"%[\w.-]+")
 
 
 def in_32_bits() -> contextlib.AbstractContextManager:
-    """Has JAX make float32 and int32 of numbers, also where `jax_enable_x64` is set.
-
-    What clips and adds noise is proved and tested for float32; so a step is one program, bit for
-    bit, whatever the rest of a process computes in.
-    """
+    """Returns a context of float32 and int32, for which clipping and noise are proved."""
     return jax.enable_x64(False)
 
 
@@ -228,12 +209,7 @@ def put(tree: PyTree, onto: Callable[[PyTree], PyTree] = jax.device_put) -> PyTr
 
 
 def shapes_of_rows(rows: PyTree, *lead: int) -> PyTree:
-    """Returns the shapes, as `put` makes them, of rows [*lead, ...] of the data.
-
-    Args:
-      rows: Tree of arrays with one leading row per example, or their shapes.
-      lead: How many rows, along each axis that stands in the place of the first.
-    """
+    """Returns the shapes, as `put` makes them, of rows [*lead, ...] of arrays or their shapes."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(
             (*lead, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)
@@ -255,7 +231,7 @@ def _compiled(function, parts, donate_argnums, *shapes):
 
 
 class _Program:
-    """What was traced, and compiled once somebody calls it."""
+    """A trace, compiled when it is first needed."""
 
     def __init__(self, traced: jax.stages.Traced):
         self.traced = traced

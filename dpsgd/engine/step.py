@@ -29,15 +29,13 @@ WHOLE, SHARDED = PartitionSpec(), PartitionSpec(AXIS)
 
 
 class Watch(NamedTuple):
-    """What a block of steps shows of itself: to whoever trains nothing, to an audit its releases.
+    """What a block of steps returns to an audit: an argument of the program that trains.
 
-    It is an argument of the compiled program, so that what is audited is the program that trains.
-    All that it shows is of parameters or of private gradients: what the guarantee covers.
+    All of it is of parameters or of private gradients, which the guarantee covers.
 
     Attributes:
-      return_gradient: Whether the parameters after each step are the private mean gradient of that
-        step, in place of the updated ones: bool scalar. The optimizer's state is updated either
-        way.
+      return_gradient: Whether the parameters after each step are its private mean gradient, in
+        place of the updated ones: bool scalar. The optimizer's state is updated either way.
       places: Of each leaf of the parameters, coordinates that are written down after each step:
         int32[min(size, `WATCHED`)], row-major.
     """
@@ -47,7 +45,7 @@ class Watch(NamedTuple):
 
     @classmethod
     def nothing(cls, params: PyTree) -> Watch:
-        """Returns what training gives: the first places, and no gradient."""
+        """Returns the value of training: the first places, and no gradient."""
         sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params)]
         places = tuple(np.arange(min(size, WATCHED), dtype=np.int32) for size in sizes)
         return cls(np.bool_(False), places)
@@ -60,13 +58,12 @@ WATCHED = 128
 def block_function(
     algorithm: Algorithm, sampler: BatchSampler
 ) -> Callable[..., tuple[Any, Diagnostics, Any]]:
-    """Returns a block of steps as a function.
+    """Returns (state, data, plan, noise_key, scales, watch) -> (state, diagnostics, watched).
 
-    It is (state, data, plan, noise_key, scales, watch) -> (state, diagnostics, watched), with a
-    last argument `loss_key` where the loss takes a key. Of the sampler it depends on little: how a
-    batch is cut.
+    Further arguments are `loss_key`, where the loss takes a key, and `known`, of each parameter
+    group's `Schedule`.
     """
-    return functools.partial(_run_block, *_parts(algorithm, sampler))
+    return functools.partial(_run_block, _Step.of(algorithm, sampler))
 
 
 def compiled_block(
@@ -76,12 +73,11 @@ def compiled_block(
     layout: Any = None,
     make: Callable[..., Any] = executable,
 ) -> Any:
-    """Returns the executable of `block_function` for arguments of these shapes, see `executable`.
+    """Returns the executable of `block_function`, or with `make=traced` its trace.
 
-    The first argument's buffers are given away. Without a `layout` it is that of one device. With
-    `make=traced` it is the trace of which that is compiled.
+    The first argument's buffers are given away. Without a `layout`, one device computes.
     """
-    parts, shardings = _parts(algorithm, sampler, layout), None
+    parts, shardings = (_Step.of(algorithm, sampler, layout),), None
     if layout is not None and (placement := layout.placement) is not None:
         state, whole = placement.state(arguments[0]), placement.replicated
         if arguments[4].grid is not None and placement.shards_rows(arguments[0]):
@@ -95,67 +91,41 @@ def compiled_block(
     return make(_run_block, parts, arguments, donate_argnums=(0,), shardings=shardings)
 
 
-def _parts(algorithm: Algorithm, sampler: BatchSampler, layout: Any = None) -> tuple[Any, ...]:
-    where = (layout.placement, layout.streamed) if layout else (None, False)
-    batches = _Batches(algorithm.takes_key, sampler.clipped_shape, *where)
-    return (_Step(algorithm, sampler.accumulates, batches),)
-
-
-@dataclass(frozen=True)
-class _Batches:
-    """What is clipped in each pass of a block, and on which device."""
-
-    takes_key: bool
-    clipped_shape: tuple[int, ...]
-    placement: Placement | None
-    sharded: bool
-    """Whether each device has rows of its own, and `places` are among these."""
-
-    def at(self, step, row, data, plan, loss_key):
-        """Returns what is clipped in one pass: examples, their weights, and their keys if any."""
-        places = plan.indices if plan.places is None else plan.places
-        indices = places[row].reshape(-1, *self.clipped_shape)
-        weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)
-        batch = jax.tree.map(lambda column: column[indices], data)
-        if not self.takes_key:
-            return batch, weights, ()
-        first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is clipped as one
-        return batch, weights, (example_keys(loss_key, step, first, plan.shards),)
-
-    def specs(self, plan: IndexBlock) -> tuple[PartitionSpec, IndexBlock]:
-        """Returns where rows of the data lie, and a plan, for `Placement.on_each`."""
-        assert self.placement is not None
-        columns = jax.tree.map(lambda sharding: sharding.spec, self.placement.plan(plan))
-        return SHARDED if self.sharded else WHOLE, columns
-
-
 @dataclass(frozen=True)
 class _Step:
     """One step of a block: views, clipped sum and update, over all parameter groups."""
 
     algorithm: Algorithm
     accumulates: bool
-    batches: _Batches
+    clipped_shape: tuple[int, ...]
+    placement: Placement | None
+    streamed: bool
+    """Whether each device has rows of its own, and `places` are among these."""
 
-    def __call__(self, state, j, data, plan, noise_key, scales, watch, loss_key, schedules):
+    @classmethod
+    def of(cls, algorithm: Algorithm, sampler: BatchSampler, layout: Any = None) -> _Step:
+        where = (layout.placement, layout.streamed) if layout else (None, False)
+        return cls(algorithm, sampler.accumulates, sampler.clipped_shape, *where)
+
+    def __call__(self, state, j, data, plan, noise_key, scales, watch, loss_key, known):
         """Returns the state after the step, and its diagnostics."""
-        placement, shapes = self.batches.placement, jax.eval_shape(lambda: state.raw_params)
-        example = shapes_of_rows(data, *self.batches.clipped_shape)
+        placement, shapes = self.placement, jax.eval_shape(lambda: state.raw_params)
+        example = shapes_of_rows(data, *self.clipped_shape)
         frozen = functools.partial(self.algorithm.frozen, shapes, example)
 
-        def whole(exchange, state, j, data, plan, noise_key, scales, revealed, loss_key, schedules):
+        def whole(exchange, state, j, data, plan, noise_key, scales, revealed, loss_key, known):
             rest = j, shapes, exchange, revealed
-            contexts = [Context(noise_key, scales, one, *rest) for one in schedules]
+            contexts = [Context(noise_key, scales, one, *rest) for one in known]
             found, viewed = self._sum(state, j, data, plan, scales, loss_key, contexts)
             total, diagnostics = exchange.total(found)
             return self._updated(state, total, viewed, frozen, contexts), diagnostics
 
-        given = noise_key, scales, watch.return_gradient, loss_key, schedules
+        given = noise_key, scales, watch.return_gradient, loss_key, known
         if placement is None:
             return whole(Exchange(), state, j, data, plan, *given)
         if state.tables:  # their rows lie with the devices, and so does the whole step
             parts = placement.specs(state)
-            of_all = parts, WHOLE, *self.batches.specs(plan), *(WHOLE,) * len(given)
+            of_all = parts, WHOLE, *self._specs(plan), *(WHOLE,) * len(given)
             step = functools.partial(whole, Exchange(placement))
             return placement.on_each(step, of_all, (parts, WHOLE))(state, j, data, plan, *given)
         total, diagnostics = self._placed_sum(state, j, data, plan, scales, loss_key)
@@ -164,12 +134,12 @@ class _Step:
 
     def _placed_sum(self, state, j, data, plan, scales, loss_key):
         """Returns the clipped sum over the devices, and diagnostics; of dense parameters alone."""
-        placement, rows = self.batches.placement, self.batches.specs(plan)
+        placement, rows = self.placement, self._specs(plan)
         assert placement is not None
         if placement.shards_rows(state):
             contexts = [Context(None, scales)]
             # Each device looks up its own rows; what follows is sharded by the compiler.
-            batch = placement.on_each(self.batches.at, (WHOLE, WHOLE, *rows, WHOLE), SHARDED)
+            batch = placement.on_each(self._batch, (WHOLE, WHOLE, *rows, WHOLE), SHARDED)
             how = {"batch_at": batch, "devices": len(placement.devices)}
             found, _ = self._sum(state, j, data, plan, scales, loss_key, contexts, **how)
             total, diagnostics = found
@@ -187,7 +157,7 @@ class _Step:
 
     def _sum(self, state, j, data, plan, scales, loss_key, contexts, *, batch_at=None, **how):
         """Returns the clipped sum over the passes of step `j`, diagnostics, and what was viewed."""
-        batch_at = batch_at or self.batches.at
+        batch_at = batch_at or self._batch
 
         def of_pass(row):
             batch, weights, keys = batch_at(state.step, row, data, plan, loss_key)
@@ -225,6 +195,23 @@ class _Step:
         shown = functools.partial(jnp.where, contexts[-1].return_gradient)
         return state._replace(raw_params=joined(jax.tree.map(shown, gradient, params), tables))
 
+    def _batch(self, step, row, data, plan, loss_key):
+        """Returns what is clipped in one pass: examples, their weights, and their keys if any."""
+        places = plan.indices if plan.places is None else plan.places
+        indices = places[row].reshape(-1, *self.clipped_shape)
+        weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)
+        batch = jax.tree.map(lambda column: column[indices], data)
+        if not self.algorithm.takes_key:
+            return batch, weights, ()
+        first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is clipped as one
+        return batch, weights, (example_keys(loss_key, step, first, plan.shards),)
+
+    def _specs(self, plan):
+        """Returns where rows of the data lie, and a plan, for `Placement.on_each`."""
+        assert self.placement is not None
+        columns = jax.tree.map(lambda sharding: sharding.spec, self.placement.plan(plan))
+        return SHARDED if self.streamed else WHOLE, columns
+
 
 def _run_block(
     step: _Step,
@@ -235,13 +222,13 @@ def _run_block(
     scales: Scales,
     watch: Watch,
     loss_key: Any = None,
-    schedules: tuple[Any, ...] | None = None,
+    known: tuple[Any, ...] | None = None,
 ) -> tuple[TrainState, Diagnostics, Any]:
-    schedules = schedules or (None,) * len(step.algorithm.groups)
+    known = known or (None,) * len(step.algorithm.groups)
 
     def one_step(j, carry):
         state, log, watched = carry
-        arguments = data, plan, noise_key, scales, watch, loss_key, schedules
+        arguments = data, plan, noise_key, scales, watch, loss_key, known
         state, diagnostics = step(state, j, *arguments)
         log = jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
         leaves = zip(jax.tree.leaves(state.raw_params), watch.places, strict=True)
@@ -258,22 +245,17 @@ def _run_block(
 def flushed(
     algorithm: Algorithm,
     state: TrainState,
-    schedules: tuple[Any, ...],
+    known: tuple[Any, ...],
     noise_key: Any,
     scales: Scales,
     placement: Placement | None = None,
 ) -> TrainState:
-    """Returns the state with all pending noise added: what the guarantee covers.
+    """Returns the state with all pending noise added, which the guarantee covers.
 
-    Args:
-      algorithm: Of the run.
-      state: Its buffers are given away, as no other draw may follow from it.
-      schedules: Of each parameter group, after the state's steps.
-      noise_key: Of the run.
-      scales: Of its mechanism.
-      placement: Where it lies; None is one device.
+    The buffers of `state` are given away, as no other draw may follow from it. `known` are the
+    laws after its steps, from `Schedules.after`.
     """
-    arguments = state, schedules, noise_key, scales
+    arguments = state, known, noise_key, scales
     return flush_program(algorithm, arguments, placement)(*arguments)[0]
 
 
@@ -283,10 +265,9 @@ def flush_program(
     placement: Placement | None,
     make: Callable[..., Any] = executable,
 ) -> Any:
-    """Returns the executable of `flushed`, and of the steps of rows, for arguments of these shapes.
+    """Returns the executable of `flushed`, or with `make=traced` its trace.
 
-    No step of rows is read, but a buffer that is given away has something in its place. With
-    `make=traced` it is the trace of which that is compiled.
+    It also returns the steps of rows, in the place of the buffers that are given away.
     """
     parts, shardings = (algorithm.groups, placement), None
     if placement is not None:
@@ -298,18 +279,18 @@ def flush_program(
     return make(_flushed, parts, arguments, donate_argnums=(0,), shardings=shardings)
 
 
-def _flushed(groups, placement, state, schedules, noise_key, scales):
+def _flushed(groups, placement, state, known, noise_key, scales):
     shapes, exchange = jax.eval_shape(lambda: state.raw_params), Exchange(placement)
 
-    def flush(state, schedules, noise_key, scales):  # of each device its own rows
-        for group, schedule in zip(groups, schedules, strict=True):
-            context = Context(noise_key, scales, schedule, shapes=shapes, exchange=exchange)
+    def flush(state, known, noise_key, scales):  # of each device its own rows
+        for group, own in zip(groups, known, strict=True):
+            context = Context(noise_key, scales, own, shapes=shapes, exchange=exchange)
             state = group.flush(state, context)
         return state
 
     if placement is not None:
         parts = placement.specs(state)
         flush = placement.on_each(flush, (parts, WHOLE, WHOLE, WHOLE), parts)
-    state = flush(state, schedules, noise_key, scales)
+    state = flush(state, known, noise_key, scales)
     tables = {k: table._replace(steps=None) for k, table in state.tables.items()}
     return state._replace(tables=tables), {k: table.steps for k, table in state.tables.items()}

@@ -28,9 +28,9 @@ import numpy as np
 import optax
 
 from dpsgd import Mechanism, RootKey, TrainState, dpsgd, train_blocks
-from dpsgd.engine.collectives import Collective, collectives
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
+from dpsgd.engine.planning import Collective, collectives
 from dpsgd.noise.gaussian import add_gaussian_noise
 from experiments.benchmarks.rows import Row, options_of, report
 from experiments.benchmarks.scale_beam import beam_rows

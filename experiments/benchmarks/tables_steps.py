@@ -19,8 +19,8 @@ import optax
 from jax import lax
 
 from dpsgd import Algorithm, LazyTables, Mechanism, RootKey, TrainState, dpsgd
+from dpsgd.core.algorithm import Schedules
 from dpsgd.core.state import joined, opened, parted
-from dpsgd.engine.feed import schedules_of
 from dpsgd.engine.lazy.look_ups import Row as RowOfTables
 from dpsgd.engine.lazy.look_ups import TableLoss
 from dpsgd.engine.programs import compiler_options
@@ -129,7 +129,7 @@ class Blocks:
         algorithm: Algorithm | None = None,
     ) -> None:
         self._algorithm, self._done, self._rest, self._block_steps = algorithm, 0, rest, block_steps
-        self._schedules = schedules_of(algorithm, NUM_STEPS) if algorithm else None
+        self._schedules = Schedules(algorithm.groups, NUM_STEPS) if algorithm else None
         options = compiler_options()
         program = jax.jit(block, donate_argnums=0, compiler_options=options)
         begin = time.process_time()
@@ -141,7 +141,7 @@ class Blocks:
         if self._schedules is None:
             return ()
         steps = range(self._done, self._done + self._block_steps)
-        return (tuple(one and one.of(steps, self._block_steps) for one in self._schedules),)
+        return (self._schedules.of(steps, self._block_steps),)
 
     def __call__(self) -> None:
         known = self._known()
@@ -153,7 +153,7 @@ class Blocks:
         assert self._algorithm is not None
         assert self._schedules is not None
         _, _, noise_key, scales, *_ = self._rest
-        known = tuple(one and one.after(self._done) for one in self._schedules)
+        known = self._schedules.after(self._done)
         state = flushed(self._algorithm, self.state, known, noise_key, scales)
         self.state = jax.block_until_ready(opened(state))
 

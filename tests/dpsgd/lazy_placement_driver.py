@@ -31,9 +31,9 @@ import pytest
 from placements import LAZY_BUGS
 
 from dpsgd import LazyTables, Mechanism, RootKey, TrainState, dpsgd, train_blocks
+from dpsgd.core.algorithm import Schedules
 from dpsgd.core.state import opened
-from dpsgd.engine.collectives import collectives
-from dpsgd.engine.feed import Layout, schedules_of
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy import group as lazy
 from dpsgd.engine.lazy import rows
 from dpsgd.engine.placement import (
@@ -44,6 +44,7 @@ from dpsgd.engine.placement import (
     on_one_device,
     placement_mismatch,
 )
+from dpsgd.engine.planning import collectives
 from dpsgd.engine.step import flush_program
 from dpsgd.noise.base import Independent
 from samplers import Deterministic, Multistage, Poisson, UnitTree
@@ -124,7 +125,7 @@ def programs(placement, like):
     algorithm = dpsgd(loss, OPTIMIZER, tables=TABLES, microbatch_size=5)
     mechanism = Mechanism(POISSON, 1e-3, 1.0)
     layout = Layout.of(POISSON, ROWS, block_steps=DUE, placement=placement)
-    known = tuple(one and one.after(DUE) for one in schedules_of(algorithm, STEPS))
+    known = Schedules(algorithm.groups, STEPS).after(DUE)
     key = jax.ShapeDtypeStruct((4,), jnp.uint32)
     arguments = jax.eval_shape(opened, like), known, key, mechanism.scales()
     return layout.program(algorithm, mechanism, like, ROWS), flush_program(
@@ -246,7 +247,7 @@ def large_programs(rows):
     state = jax.eval_shape(lambda params: algorithm.init(params, mechanism, data), shapes)
     layout = Layout.of(mechanism.sampler, data, block_steps=2, placement=on(8))
     block = layout.program(algorithm, mechanism, state, data)
-    known = tuple(one and one.after(2) for one in schedules_of(algorithm, 10))
+    known = Schedules(algorithm.groups, 10).after(2)
     key = jax.ShapeDtypeStruct((4,), jnp.uint32)
     arguments = jax.eval_shape(opened, state), known, key, mechanism.scales()
     return (block, flush_program(algorithm, arguments, on(8))), state

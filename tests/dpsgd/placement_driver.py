@@ -30,9 +30,9 @@ import optax
 from dpsgd import BandedToeplitz, Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
 from dpsgd.audit.audit import audit_program
 from dpsgd.engine import feed
-from dpsgd.engine.collectives import collectives
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import AXIS, Placement
+from dpsgd.engine.planning import collectives
 from dpsgd.engine.programs import executable
 from dpsgd.noise.buffered import BufferedToeplitz
 from samplers import Deterministic, Poisson

@@ -16,11 +16,11 @@ import numpy as np
 from jax.extend import core
 
 from dpsgd.audit.report import CheckResult
-from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.marks import mark
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState, dense_numbers
-from dpsgd.engine.feed import Layout, schedules_of
+from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import shapes_of_rows, traced
 from dpsgd.engine.step import compiled_block, flush_program
 from dpsgd.noise.base import Noise, Scales
@@ -344,7 +344,7 @@ def _flush(
 ) -> tuple[list[str], frozenset[str]]:
     """Returns what is wrong in what a flush releases, and in what it is given."""
     state, key, scales = arguments[0], *arguments[3:5]
-    known = tuple(one and one.after(0) for one in schedules_of(algorithm, num_steps))
+    known = Schedules(algorithm.groups, num_steps).after(0)
     trace = flush_program(algorithm, (state, known, key, scales), layout.placement, traced)
     given = _state(state), _all(known, _PUBLIC), _argument(KEY), _scales(scales)
     (end, _), wrong = _through(reader, trace, given)

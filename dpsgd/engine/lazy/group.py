@@ -298,7 +298,7 @@ class LazyRows:
         num_rows = {k: len(leaves[k]) for k in loss.tables}
         look_ups = LookUps.of(loss, num_rows, examples, view.weights, exchange)
 
-        pending = _pending(context.schedule.at(context.place).gaps, state.step, context)
+        pending = _pending(context.known.at(context.place).gaps, state.step, context)
         shares = {
             k: Share.of(look_ups.numbers[k], len(table.steps), num_rows[k], exchange)
             for k, table in tables.items()
@@ -319,7 +319,7 @@ class LazyRows:
         frozen: frozenset[int],
         context: Context,
     ) -> tuple[TrainState, None]:
-        laws = context.schedule.at(context.place)
+        laws = context.known.at(context.place)
         _, totals = parted(total, state.tables)
         tables = {}
         for k, table in state.lazy_tables.items():
@@ -334,7 +334,7 @@ class LazyRows:
 
     def flush(self, state: TrainState, context: Context) -> TrainState:
         leaves = jax.tree.leaves(context.shapes)
-        pending = _pending(context.schedule, state.step, context)
+        pending = _pending(context.known, state.step, context)
         tables = {}
         for k, table in state.lazy_tables.items():
             first = context.exchange.first_row(len(table.steps), len(leaves[k]))

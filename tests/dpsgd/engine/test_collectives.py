@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpsgd.engine.collectives import Collective, of_text
+from dpsgd.engine.planning import Collective, of_text
 
 BLOCK = """
 %microbatch (x: f32[2]) -> f32[2] {

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd.engine.collectives import Collective
-from dpsgd.engine.planning import Rates
+from dpsgd.engine.planning import Collective, Rates
 
 ROOT = Path(__file__).parents[3]
 
