@@ -12,12 +12,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
 from dpsgd.noise import planning
-from dpsgd.noise.base import Independent, Noise
+from dpsgd.noise.base import Independent, Noise, Secure
 from dpsgd.noise.strategies import banded_square_root
 from dpsgd.runs import search
 from dpsgd.runs.recommendation import (
@@ -86,115 +86,108 @@ class ResolvedRun:
 # --- What goes together -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Unsupported:
-    """Values of two factors of a run that do not go together."""
+class Unsupported(NamedTuple):
+    """Traits of a run that do not go together: any of the first with any of the second."""
 
-    values: Mapping[str, tuple[str, ...]]
+    first: tuple[str, ...]
+    second: tuple[str, ...]
     reason: str
     mend: str = "leave out one of them"
 
 
 UNSUPPORTED = (
     Unsupported(
-        {"tables": ("lazy",), "noise": ("banded", "buffered")},
+        ("tables lazy",),
+        ("bands", "buffers"),
         "deferred noise is the sum of independent noise of many steps, and correlated noise has "
         "another law",
     ),
     Unsupported(
-        {"tables": ("lazy",), "noise": ("secure",)},
+        ("tables lazy",),
+        ("secure_noise",),
         "deferred noise is not the exact noise of single steps",
     ),
     Unsupported(
-        {"tables": ("lazy",), "passes": ("several",)},
+        ("tables lazy",),
+        ("overflow accumulate",),
         "the rows of a step are read once, and overflow accumulate takes several passes",
         "take overflow truncate",
     ),
     Unsupported(
-        {"privacy": ("none",), "noise": ("secure", "banded", "buffered")},
+        ("non_private",),
+        ("secure_noise", "bands", "buffers"),
         "without privacy there is no noise, which could be exact or correlated",
     ),
     Unsupported(
-        {"noise": ("banded",), "separation": ("none",)},
-        "correlated noise needs a minimum separation of the steps that an example takes part in, "
-        "and this sampler has none",
+        ("bands",),
+        ("no minimum separation",),
+        "correlated noise needs a minimum separation of the steps that an example takes part in",
         "take balls-and-bins, poisson, deterministic, or shuffle with a fixed order",
     ),
     Unsupported(
-        {"noise": ("buffered",), "order": ("random",)},
-        "noise that is correlated over all steps needs an order that is known, and this sampler "
-        "draws",
+        ("buffers",),
+        ("random order",),
+        "noise that is correlated over all steps needs an order that is known",
         "take deterministic, or shuffle with a fixed order",
     ),
     Unsupported(
-        {"noise": ("secure",), "placement": ("sharded",)},
+        ("secure_noise",),
+        ("shard_rows_from",),
         "secure noise is drawn for whole arrays, and parameters cannot be sharded by rows",
     ),
     Unsupported(
-        {"calibration": ("platt",), "privacy": ("none",)},
+        ("calibration platt",),
+        ("non_private",),
         "it mends what clipping does to predictions, and without privacy nothing is clipped",
     ),
     Unsupported(
-        {"calibration": ("platt",), "unit": ("user", "group")},
+        ("calibration platt",),
+        ("protected units of several rows",),
         "its sums clip each row by itself, and other units are protected",
     ),
     Unsupported(
-        {"bands": ("auto",), "epochs": ("budget",)},
+        ("bands auto",),
+        ("budget_minutes",),
         "bands auto goes by the number of steps, and budget_minutes chooses it by their time, "
         "which bands make longer",
         "give a number of bands, or epochs",
     ),
 )
 """All that is refused of choices that are possible alone: the one table, which `check` reads and
-`support_matrix` prints."""
-
-_WORDS = {
-    "secure": "secure_noise",
-    "banded": "bands",
-    "buffered": "buffers",
-    "lazy": "tables lazy",
-    "platt": "calibration platt",
-    "none": "non_private",
-    "several": "overflow accumulate",
-    "sharded": "shard_rows_from",
-    "auto": "bands auto",
-    "budget": "budget_minutes",
-}
-"""What is given for a value of a factor, in the words of options."""
+`support_matrix` prints. What a user chose is in the words of options."""
 
 
-def _traits(sampler: BatchSampler) -> dict[str, str]:
-    """Returns the factors that are a sampler's."""
-    return {
-        "unit": sampler.unit if sampler.unit in ("example", "user") else "group",
-        "separation": "some" if sampler.separation > 1 else "none",
-        "order": "random" if sampler.period is None else "known",
-        "passes": "several" if sampler.accumulates else "one",
+def _traits(
+    spec: RunSpec, sampler: BatchSampler | None = None, *, sharded: bool = False
+) -> set[str]:
+    """Returns the traits of a run by which it may be refused, as far as its sampler is known."""
+    noise, bands = spec.noise, getattr(spec.noise, "bands", 1)
+    several = getattr(spec.sampler, "overflow", None) == "accumulate"
+    has = {
+        "non_private": not spec.private,
+        "secure_noise": isinstance(noise, Secure),
+        "bands": isinstance(noise, Banded) and bands != 1,
+        "bands auto": bands == "auto",
+        "buffers": isinstance(noise, Buffered),
+        "tables lazy": isinstance(spec.tables, Lazy),
+        "calibration platt": spec.calibration == "platt",
+        "budget_minutes": spec.budget_minutes is not None,
+        "shard_rows_from": sharded,
+        "overflow accumulate": several if sampler is None else sampler.accumulates or several,
     }
+    if sampler is not None:
+        has["no minimum separation"] = sampler.separation == 1 and bands != "auto"
+        has["random order"] = sampler.period is None
+        has["protected units of several rows"] = sampler.unit != "example"
+    return {name for name, holds in has.items() if holds}
 
 
-def _factors(spec: RunSpec, sampler: BatchSampler | None, sharded: bool) -> dict[str, str]:
-    noise = type(spec.noise).__name__.lower()
-    bands = spec.noise.bands if isinstance(spec.noise, Banded) else 1
-    overflow = getattr(spec.sampler, "overflow", None)
-    return {
-        "privacy": "some" if spec.private else "none",
-        "noise": "independent" if noise == "banded" and bands == 1 else noise,
-        "tables": type(spec.tables).__name__.lower(),
-        "calibration": spec.calibration or "open",
-        "bands": str(bands),
-        "epochs": "budget" if spec.budget_minutes else "given",
-        "placement": "sharded" if sharded else "whole",
-        "passes": "several" if overflow == "accumulate" else "one",
-        **(_traits(sampler) if sampler else {}),
-    }
-
-
-def _rule(factors: Mapping[str, str]) -> Unsupported | None:
-    """Returns the first rule that refuses these factors; those that are missing are not known."""
-    for rule in UNSUPPORTED:
-        if all(factors.get(name) in values for name, values in rule.values.items()):
-            return rule
+def _refusal(traits: set[str]) -> tuple[int, Unsupported, str] | None:
+    """Returns the first rule that refuses a run, its number, and the two traits in words."""
+    for number, rule in enumerate(UNSUPPORTED, 1):
+        found = [[one for one in side if one in traits] for side in (rule.first, rule.second)]
+        if all(found):
+            return number, rule, " and ".join(side[0] for side in found)
     return None
 
 
@@ -209,15 +202,10 @@ def refusal(
       placement: On which devices it is trained.
     """
     sharded = placement is not None and placement.shard_rows_from is not None
-    factors = _factors(spec, sampler, sharded)
-    if (rule := _rule(factors)) is None:
+    if (found := _refusal(_traits(spec, sampler, sharded=sharded))) is None:
         return ""
-    name = name_of(type(sampler)) if sampler else ""
-    words = (name if one in _OF_SAMPLER else _WORDS[factors[one]] for one in rule.values)
-    return f"{' and '.join(words)}: {rule.reason}; {rule.mend}"
-
-
-_OF_SAMPLER = ("unit", "separation", "order")
+    _, rule, words = found
+    return f"{words}: {rule.reason}; {rule.mend}"
 
 
 def check(
@@ -236,8 +224,18 @@ def check(
         spec.sampler.check_sizes(num_examples)
 
 
+def checked_spec(options: Mapping[str, Any], where: str) -> RunSpec:
+    """Returns `RunSpec.of` options whose choices go together, or raises ValueError at `where`."""
+    try:
+        check(spec := RunSpec.of(**options))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return spec
+
+
 _SIZES = {"batch_size": 16, "epochs": 2}
 _EPISODES = {"draws": (2, 2, 2), "steps": 4}
+_USERS = {"clipped_level": 1, "protected_level": 1}
 SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "deterministic": ("deterministic", _SIZES),
     "shuffle": ("shuffle", _SIZES),
@@ -246,10 +244,7 @@ SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "poisson, overflow accumulate": ("poisson", {**_SIZES, "overflow": "accumulate"}),
     "balls-and-bins": ("balls-and-bins", _SIZES),
     "multistage": ("multistage", _EPISODES),
-    "multistage, users protected": (
-        "multistage",
-        {**_EPISODES, "clipped_level": 1, "protected_level": 1},
-    ),
+    "multistage, users protected": ("multistage", {**_EPISODES, **_USERS}),
     "units-then-poisson": (
         "units-then-poisson",
         {"draws": (2, 2), "steps": 4, "sampling_prob": 0.5},
@@ -258,66 +253,62 @@ SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The rows of the support matrix: each a sampler with settings, here of 64 examples."""
 
-FACTORS: dict[str, dict[str, str]] = {
-    "independent noise": {"noise": "independent"},
-    "secure noise": {"noise": "secure"},
-    "banded noise": {"noise": "banded"},
-    "buffered noise": {"noise": "buffered"},
-    "lazy tables": {"tables": "lazy"},
+COLUMNS: dict[str, dict[str, Any]] = {
+    "independent noise": {},
+    "secure noise": {"secure_noise": True},
+    "banded noise": {"bands": 2, "coefficients": (1.0, 0.5)},
+    "buffered noise": {"buffers": 1, "weights": (0.5,), "decays": (0.5,)},
+    "lazy tables": {"tables": "lazy", "tables_learning_rate": 0.5, "tables_momentum": 0.0},
     "Platt scaling": {"calibration": "platt"},
 }
-"""Its columns."""
+"""Its columns: each some options."""
 
 
 def example_data() -> Population:
-    """Returns the data of the samplers of the support matrix: 16 users of 4 examples each."""
+    """Returns the data of the support matrix: 4 users with 16 examples each, in sessions of 4."""
     tree = UnitTree.even((4, 4, 4), ("user", "session"))
     return Population(64, max_contributions=16, num_users=4, tree=tree)
 
 
 def support_matrix() -> str:
     """Returns which choices go together, and why others do not, as Markdown."""
-    lines = [f"| sampler | {' | '.join(FACTORS)} |", f"| --- |{' --- |' * len(FACTORS)}"]
+    lines = [f"| sampler | {' | '.join(COLUMNS)} |", f"| --- |{' --- |' * len(COLUMNS)}"]
     for label, (name, settings) in SAMPLERS.items():
         asked = SETTINGS[name](**settings)
-        traits = _traits(asked.build(example_data(), 1e-5))
+        built = asked.build(example_data(), 1e-5)
         with contextlib.suppress(ValueError):  # no sampler of users has a cycle
-            traits = _traits(with_separation(asked, 2).build(example_data(), 1e-5))
-        found = [_rule({**traits, **factors}) for factors in FACTORS.values()]
-        cells = ["yes" if rule is None else f"no ({_number(rule)})" for rule in found]
+            built = with_separation(asked, 2).build(example_data(), 1e-5)
+        cells = []
+        for options in COLUMNS.values():
+            spec = RunSpec.of(asked, noise_multiplier=1.0, **options)
+            found = _refusal(_traits(spec, built))
+            cells.append("yes" if found is None else f"no ({found[0]})")
         lines.append(f"| {label} | {' | '.join(cells)} |")
     lines.append("")
-    for rule in UNSUPPORTED:
-        given = (f"{name} {' or '.join(values)}" for name, values in rule.values.items())
-        lines.append(f"{_number(rule)}. {' with '.join(given)}: {rule.reason}; {rule.mend}.")
+    for number, rule in enumerate(UNSUPPORTED, 1):
+        words = " with ".join(" or ".join(side) for side in (rule.first, rule.second))
+        lines.append(f"{number}. {words}: {rule.reason}; {rule.mend}.")
     return "\n".join([*lines, ""])
-
-
-def _number(rule: Unsupported) -> int:
-    return UNSUPPORTED.index(rule) + 1
 
 
 # --- The sampler, the noise and the mechanism ---------------------------------------------------
 
 
-def separated(
-    sampler: Any, bands: int | None, build: Callable[[Any], BatchSampler]
-) -> BatchSampler:
-    """Returns a sampler with the minimum separation that so many bands ask for.
-
-    Args:
-      sampler: Or its settings.
-      bands: Steps b over which noise is correlated; None for one.
-      build: Returns the sampler of the data, of what is given it.
+def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
+    """Returns the sampler of a run on these data, with the minimum separation that bands ask for.
 
     Raises:
-      ValueError: if it does not fit the data, or has no such separation.
+      ValueError: if it does not fit them, or the noise does not go with it.
     """
-    asked = with_separation(sampler, bands)
+    bands = _bands(spec)
+    sampler = with_separation(spec.sampler, bands)
     try:
-        built = build(asked)
+        if isinstance(sampler, SamplerSettings):
+            built = sampler.build(population, spec.delta_of(population))
+        else:
+            built = sampler.of(population)
     except ValueError as error:
-        if re.search("cycle.length", str(error)) and asked != sampler:
+        if re.search("cycle.length", str(error)) and sampler != spec.sampler:
             raise ValueError(f"bands {bands}: {error}") from None
         raise
     if bands is not None and bands > built.separation > 1:
@@ -325,9 +316,8 @@ def separated(
             f"bands must be at most {built.separation} here, got {bands}: that is the minimum "
             f"separation of {name_of(type(built))}"
         )
-    rule = _rule({**_traits(built), "noise": "banded" if (bands or 1) > 1 else "independent"})
-    if rule is not None:
-        raise ValueError(f"bands {bands}: {rule.reason}; {rule.mend}")
+    if why := refusal(dataclasses.replace(spec, calibration=None), built):  # made by itself
+        raise ValueError(why)
     return built
 
 
@@ -343,43 +333,23 @@ def _bands(spec: RunSpec) -> int | None:
     return None if bands == "auto" else bands
 
 
-def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
-    """Returns the sampler of a run on these data.
-
-    Raises:
-      ValueError: if it does not fit them, or the noise does not go with it.
-    """
-
-    def build(sampler: Any) -> BatchSampler:
-        if isinstance(sampler, SamplerSettings):
-            return sampler.build(population, spec.delta_of(population))
-        return sampler.of(population)
-
-    built = separated(spec.sampler, _bands(spec), build)
-    # Choices that are open are made so that they can be had.
-    noise = Independent() if getattr(spec.noise, "bands", 1) == "auto" else spec.noise
-    if why := refusal(dataclasses.replace(spec, calibration=None, noise=noise), built):
-        raise ValueError(why)
-    return built
-
-
 def noise_of(spec: RunSpec) -> Noise:
     """Returns the law of the noise of a spec that leaves nothing open."""
-    noise = spec.noise
-    law = noise.law if isinstance(noise, Banded | Buffered) else noise
+    law = spec.noise.law if isinstance(spec.noise, Banded | Buffered) else spec.noise
     assert law is not None, "`resolve` leaves nothing open"
     return law
 
 
-def full_sums(sampler: BatchSampler, delta: float, goal: search.Goal) -> FullSums:
-    """Returns the full-batch sums by which a run with this sampler is calibrated, see `platt`.
+def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums:
+    """Returns the full-batch queries by which a run is calibrated, see `dpsgd.runs.search.platt`.
 
     Raises:
       ValueError: if it cannot be calibrated, or that would not pay.
     """
-    if (rule := _rule({**_traits(sampler), "calibration": "platt"})) is not None:
-        raise ValueError(f"{rule.reason}: here one {sampler.unit}")
-    return search.platt(sampler, delta, goal)
+    if found := _refusal(_traits(dataclasses.replace(spec, calibration="platt"), sampler)):
+        raise ValueError(f"{found[1].reason} (here one {sampler.unit})")
+    assert not isinstance(spec.privacy, NonPrivate), "refused by the table"
+    return search.platt(sampler, delta, spec.privacy)
 
 
 def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
@@ -393,7 +363,7 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
     if isinstance(goal, NonPrivate):
         mechanism = Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=math.inf)
     else:
-        sums = full_sums(sampler, delta, goal) if spec.calibration == "platt" else None
+        sums = full_sums(spec, sampler, delta) if spec.calibration == "platt" else None
         noise = noise_of(spec)
         sigma = search.smallest_noise(goal, delta, sampler, noise, sums)
         assert spec.l2_clip_norm is not None, "`resolve` leaves nothing open"
@@ -490,7 +460,7 @@ def choose(
     if chosen:
         progress(sentence(chosen))
     found = _with_calibration(found, task, population, progress)
-    found, noise = _with_noise(found, task, population, progress)
+    found, noise = with_noise(found, task, population, progress)
     found = dataclasses.replace(found, delta=spec.delta_of(population))
     return found, {**chosen, "noise": noise} if noise else chosen
 
@@ -608,13 +578,12 @@ def _with_calibration(
     """Returns a spec that says whether its run is calibrated: by default, if it can be."""
     if spec.calibration == "none":
         return spec
-    offered = callable(getattr(task, "calibration", None))
-    goal, why = spec.privacy, refusal(dataclasses.replace(spec, calibration="platt"))
+    offered, why = callable(getattr(task, "calibration", None)), ""
     if not offered:
         why = f"the task, a {type(task).__name__}, offers none (see dpsgd.runs.task.Task)"
-    elif not isinstance(goal, NonPrivate):
+    else:
         try:
-            full_sums(build_sampler(spec, population), spec.delta_of(population), goal)
+            full_sums(spec, build_sampler(spec, population), spec.delta_of(population))
         except ValueError as error:
             why = str(error)
     if why and spec.calibration:
@@ -624,10 +593,10 @@ def _with_calibration(
     return dataclasses.replace(spec, calibration="none" if why else "platt")
 
 
-def _with_noise(
-    spec: RunSpec, task: Any, population: Population, progress: Progress
+def with_noise(
+    spec: RunSpec, task: Any, population: Population, progress: Progress = lambda line: None
 ) -> tuple[RunSpec, dict[str, Any]]:
-    """Returns a spec with the numbers of its noise, and the record of them if it is correlated."""
+    """Returns a spec with the numbers of its noise, and the record of those that were chosen."""
     noise, record = spec.noise, dict[str, Any]()
     if isinstance(noise, Banded) and noise.bands == "auto":
         bands, why = _best_bands(spec, noise, task, population, progress)
@@ -685,7 +654,7 @@ def _best_bands(
                 "noise_multiplier depends on bands: give target_epsilon, target_advantage or bands"
             )
         target = sampler.privacy(goal.noise_multiplier).epsilon(delta).upper
-    sums = full_sums(sampler, delta, goal) if spec.calibration == "platt" else None
+    sums = full_sums(spec, sampler, delta) if spec.calibration == "platt" else None
     candidates = planning.plan(
         sampler,
         planning.tried_bands(most),

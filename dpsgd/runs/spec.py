@@ -13,10 +13,10 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple
 
 from accounting import check_guarantee_delta, default_delta
 from dpsgd.engine.lazy.gaps import LARGEST
@@ -30,56 +30,78 @@ from samplers.settings import SamplerSettings, kind_of, name_of, settings_of
 
 _INDEPENDENT = Independent()
 
+Must = tuple[Callable[[Any], bool], str]
+"""What holds of a value, and the same in words."""
 
-def _option(name: str = "", *, open: bool = False) -> dict[str, Any]:
-    """Returns the metadata of a field: its option's name, and whether None leaves it open."""
-    return {"option": name, "open": open}
+_POSITIVE: Must = (lambda x: 0 < x < math.inf, "be finite and > 0")
+_DECAYING: Must = (lambda x: 0 <= x < 1, "be in [0, 1)")
+_COUNT: Must = (lambda x: x >= 1, "be at least 1")
+_NOISE: Must = (
+    lambda x: 0 < x < math.inf,
+    "be finite and > 0 (a run without noise is asked for by non_private)",
+)
+_SHARE: Must = (lambda x: 0 < x < 1, "lie in (0, 1)")
+_BANDS: Must = (
+    lambda b: b == "auto" or (type(b) is int and b >= 1),
+    'be an integer >= 1 or "auto"',
+)
+_TABLES_RATE: Must = (lambda x: 0 < x <= LARGEST, f"be > 0 and at most {LARGEST:g}")
+_NOT_NEGATIVE: Must = (lambda x: 0 <= x < math.inf, "be finite and >= 0")
+_DELTA: Must = (lambda x: not isinstance(x, str) or x == "1/n", "be a number or 1/n")
 
 
-def _refuse_unless(holds: bool, name: str, must: str, value: Any) -> None:
-    if not holds:
-        raise ValueError(f"{name} must {must}, got {value!r}")
+def _setting(
+    default: Any = MISSING, *, name: str = "", open: bool = False, must: Must | None = None
+) -> Any:
+    """Returns a field.
+
+    Args:
+      default: Its default, if it has one.
+      name: Of its option, if it is another one.
+      open: Whether None leaves a choice open.
+      must: What holds of all other values.
+    """
+    return field(default=default, metadata={"option": name, "open": open, "must": must})
+
+
+def _name(one: dataclasses.Field) -> str:
+    return one.metadata.get("option") or one.name
+
+
+class _Checked:
+    """Refuses values of which what they must be does not hold, by the names of their options."""
+
+    def __post_init__(self) -> None:
+        for one in dataclasses.fields(self):  # type: ignore[arg-type]  # of a dataclass
+            value, must = getattr(self, one.name), one.metadata.get("must")
+            if must and value is not None and not must[0](value):
+                raise ValueError(f"{_name(one)} must {must[1]}, got {value!r}")
 
 
 @dataclass(frozen=True)
-class NoiseMultiplier:
+class NoiseMultiplier(_Checked):
     """Noise of a given size."""
 
-    noise_multiplier: float
+    noise_multiplier: float = _setting(must=_NOISE)
     """Noise standard deviation over l2_clip_norm; give this, target_epsilon or target_advantage."""
 
-    def __post_init__(self) -> None:
-        if not 0 < self.noise_multiplier < math.inf:
-            raise ValueError(
-                f"noise_multiplier must be finite and > 0, got {self.noise_multiplier}; "
-                "a run without noise has no guarantee and must be asked for by non_private"
-            )
-
 
 @dataclass(frozen=True)
-class TargetEpsilon:
+class TargetEpsilon(_Checked):
     """The smallest noise for an epsilon."""
 
-    epsilon: float = field(metadata=_option("target_epsilon"))
+    epsilon: float = _setting(name="target_epsilon", must=_POSITIVE)
     """Choose the smallest noise multiplier whose certified epsilon is at most this."""
-
-    def __post_init__(self) -> None:
-        finite = 0 < self.epsilon < math.inf
-        _refuse_unless(finite, "target_epsilon", "be finite and > 0", self.epsilon)
 
 
 @dataclass(frozen=True)
-class TargetAdvantage:
+class TargetAdvantage(_Checked):
     """The smallest noise for the advantage of a membership attack."""
 
-    advantage: float = field(metadata=_option("target_advantage"))
+    advantage: float = _setting(name="target_advantage", must=_SHARE)
     """Choose the smallest one at which the certified advantage of a membership attack (its true
     positive rate minus its false positive rate) is at most this: with a fair prior it is then right
     with probability (1 + this) / 2 at most."""
-
-    def __post_init__(self) -> None:
-        within = 0 < self.advantage < 1
-        _refuse_unless(within, "target_advantage", "lie in (0, 1)", self.advantage)
 
 
 @dataclass(frozen=True)
@@ -88,31 +110,27 @@ class NonPrivate:
 
 
 @dataclass(frozen=True)
-class Banded:
+class Banded(_Checked):
     """Noise that is correlated over a few steps, see `dpsgd.BandedToeplitz`."""
 
-    bands: int | Literal["auto"]
+    bands: int | Literal["auto"] = _setting(must=_BANDS)
     """Steps b over which noise is correlated, so that it adds up to less in what SGD sums; as it
     asks for, the sampler's cycle_length becomes b. auto: what disturbs the iterates least at the
     guarantee that is wanted, which may be 1, and for Adam is. By default noise is independent."""
-    memory: str = field(default="2GiB", metadata=_option("bands_memory"))
+    memory: str = _setting("2GiB", name="bands_memory")
     """Most memory for the last b - 1 noise vectors that auto may choose, such as 8GB."""
     coefficients: tuple[float, ...] | None = None
     """Of banded noise, b numbers, see `dpsgd.BandedToeplitz`; by default those that disturb the
     iterates of SGD least."""
 
     def __post_init__(self) -> None:
-        number = type(self.bands) is int and self.bands >= 1
-        must = 'be an integer >= 1 or "auto"'
-        _refuse_unless(number or self.bands == "auto", "bands", must, self.bands)
+        super().__post_init__()
         bytes_of(self.memory, "bands_memory")
-        if self.coefficients is not None:
-            if len(self.coefficients) != self.bands:
-                raise ValueError(
-                    f"coefficients must be as many as bands, {self.bands}, got "
-                    f"{len(self.coefficients)}"
-                )
-            BandedToeplitz(self.coefficients)  # refuses those that no noise has
+        if self.coefficients is not None and len(self.coefficients) != self.bands:
+            raise ValueError(
+                f"coefficients must be as many as bands, {self.bands}, got {len(self.coefficients)}"
+            )
+        _ = self.law  # refuses coefficients that no noise has
 
     @property
     def law(self) -> Noise | None:
@@ -123,10 +141,10 @@ class Banded:
 
 
 @dataclass(frozen=True)
-class Buffered:
+class Buffered(_Checked):
     """Noise that is correlated over all steps of a fixed order (BLT)."""
 
-    buffers: int
+    buffers: int = _setting(must=_COUNT)
     """In place of bands, in an order that is fixed: the vectors that noise keeps which is
     correlated over all steps (BLT); 2 to 4 do."""
     weights: tuple[float, ...] | None = None
@@ -136,7 +154,7 @@ class Buffered:
     """Of buffers."""
 
     def __post_init__(self) -> None:
-        _refuse_unless(self.buffers >= 1, "buffers", "be at least 1", self.buffers)
+        super().__post_init__()
         given = [len(numbers) for numbers in (self.weights, self.decays) if numbers is not None]
         if given not in ([], [self.buffers] * 2):
             raise ValueError(
@@ -158,35 +176,27 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class _TableSettings:
-    learning_rate: float | None = field(
-        default=None, metadata=_option("tables_learning_rate", open=True)
+class _TableSettings(_Checked):
+    learning_rate: float | None = _setting(
+        None, name="tables_learning_rate", open=True, must=_TABLES_RATE
     )
     """Of lazy tables: peak step size; by default the task's rule chooses it."""
-    momentum: float | None = field(default=None, metadata=_option("tables_momentum", open=True))
+    momentum: float | None = _setting(None, name="tables_momentum", open=True, must=_DECAYING)
     """Of lazy tables, in [0, 1); by default the task's rule chooses it, 0 if it has none."""
-    weight_decay: float = field(default=0.0, metadata=_option("tables_weight_decay"))
+    weight_decay: float = _setting(0.0, name="tables_weight_decay", must=_NOT_NEGATIVE)
     """Of lazy tables: this times the parameters is added to their gradient."""
-    flush_every: int | None = field(default=None, metadata=_option(open=True))
+    flush_every: int | None = _setting(None, open=True, must=_COUNT)
     """Of lazy tables: steps after which all deferred noise is drawn, and a checkpoint written
     from which a run resumes also where steps cannot be repeated bit for bit. By default so many
     that it takes a twentieth of the time or less."""
 
     def __post_init__(self) -> None:
-        rate, decay, prefix = self.learning_rate, self.weight_decay, "tables_"
-        if rate is not None:
-            most = f"be > 0 and at most {LARGEST:g}"
-            _refuse_unless(0 < rate <= LARGEST, f"{prefix}learning_rate", most, rate)
-        _check_momentum(f"{prefix}momentum", self.momentum or 0.0)
-        finite = 0 <= decay < math.inf
-        _refuse_unless(finite, f"{prefix}weight_decay", "be finite and >= 0", decay)
-        if rate is not None and decay * rate > 1:
+        super().__post_init__()
+        if self.weight_decay * (self.learning_rate or 0.0) > 1:
             raise ValueError(
                 "tables_weight_decay times tables_learning_rate must be at most 1, or rows grow "
-                f"that are not read: got {decay} times {rate}"
+                f"that are not read: got {self.weight_decay} times {self.learning_rate}"
             )
-        if self.flush_every is not None:
-            _refuse_unless(self.flush_every >= 1, "flush_every", "be at least 1", self.flush_every)
 
 
 @dataclass(frozen=True)
@@ -200,14 +210,10 @@ class Auto(_TableSettings):
 
 
 @dataclass(frozen=True)
-class _StepSizes:
-    learning_rate: float | None = field(default=None, metadata=_option(open=True))
+class _StepSizes(_Checked):
+    learning_rate: float | None = _setting(None, open=True, must=_POSITIVE)
     """Peak step size; by default the task's rule chooses it. If it has none, it is 3e-3 of Adam,
     and (1 - momentum) of SGD."""
-
-    def __post_init__(self) -> None:
-        if (rate := self.learning_rate) is not None:
-            _refuse_unless(0 < rate < math.inf, "learning_rate", "be finite and > 0", rate)
 
 
 @dataclass(frozen=True)
@@ -219,20 +225,12 @@ class Adam(_StepSizes):
 class SGD(_StepSizes):
     """Stochastic gradient descent, with momentum if it is given."""
 
-    momentum: float = 0.0
+    momentum: float = _setting(0.0, must=_DECAYING)
     """Of SGD, in [0, 1): v = momentum v + gradient, and a step is by -v times its size."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_momentum("momentum", self.momentum)
-
-
-def _check_momentum(name: str, momentum: float) -> None:
-    _refuse_unless(0 <= momentum < 1, name, "be in [0, 1)", momentum)
 
 
 @dataclass(frozen=True)
-class RunSpec:
+class RunSpec(_Checked):
     """How a task is trained: which sampler, what noise, and which choices are left open.
 
     >>> from samplers.settings import SETTINGS
@@ -259,58 +257,46 @@ class RunSpec:
     step costs what its batch reads. auto: lazy where the tables are much larger than a batch."""
     optimizer: Adam | SGD = Adam()
     """What makes steps of private gradients; their sizes fall to zero by a cosine."""
-    delta: float | Literal["1/n"] | None = field(default=None, metadata=_option("target_delta"))
+    delta: float | Literal["1/n"] | None = _setting(None, name="target_delta", must=_DELTA)
     """Delta of the guarantee; by default min(1e-5, n^-1.1) for n protected units, rounded down to
     one digit. 1/n, which papers take, is no safe choice: to publish one unit at random has it."""
-    l2_clip_norm: float | None = field(default=None, metadata=_option(open=True))
+    l2_clip_norm: float | None = _setting(None, open=True, must=_POSITIVE)
     """Bound on the L2 norm of one example's gradient; by default the task's rule chooses it, 4 if
     it has none."""
-    calibration: Literal["none", "platt"] | None = field(default=None, metadata=_option(open=True))
+    calibration: Literal["none", "platt"] | None = _setting(None, open=True)
     """After training, fit a scale and a shift of the model's logit to noisy sums over all training
     rows (Platt scaling): clipping bends predicted probabilities, and this mends them. Epsilon is
     for training and calibration together. By default platt, where the task offers it
     and there are rows enough; none without privacy, where nothing is clipped."""
-    budget_minutes: float | None = None
+    budget_minutes: float | None = _setting(None, must=_POSITIVE)
     """Time for the whole run on this machine, audit and report included: of the epochs that the
     task's rule takes, as many as fit, found by timing a few steps on generated rows. By default the
     rule's own epochs."""
-    microbatch_size: int | None = None
+    microbatch_size: int | None = _setting(None, must=_COUNT)
     """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
-    checkpoint_seconds: float = 120.0
+    checkpoint_seconds: float = _setting(120.0, must=(lambda x: x >= 0, "be >= 0"))
     """Time between checkpoints, from which `dpsgd resume` goes on."""
     data_on: Literal["device", "host"] | None = None
     """Where the training rows lie; on the host, those of a block of steps travel with it. By
     default on the device, unless they would take more than half of its free memory."""
-    init_seed: int = 0
+    init_seed: int = _setting(0, must=(lambda x: 0 <= x < 2**32, "lie in [0, 2^32)"))
     """Seed of the initial parameters, which are public."""
-    insecure_seed: int | None = None
+    insecure_seed: int | None = _setting(None, must=(lambda x: 0 <= x < 2**64, "lie in [0, 2^64)"))
     """Reproducible sampling and noise from this number, for debugging: voids the guarantee."""
     audit: bool = True
     """Check first, on generated rows, that the program that trains and the sampler keep what the
     guarantee assumes (seconds); refuse to train where they do not."""
 
     def __post_init__(self) -> None:
-        for name, members in _choices().items():
-            if type(part := getattr(self, name)) not in members:
-                named = ", ".join(member.__name__ for member in members)
+        super().__post_init__()
+        for name, kinds in PARTS.items():
+            if type(part := getattr(self, name)) not in kinds.values():
+                named = ", ".join(kind.__name__ for kind in kinds.values())
                 raise ValueError(f"{name} must be one of {named}, got {part!r}")
         if isinstance(self.sampler, SamplerSettings):
             self.sampler.check_sizes()
-        if isinstance(self.delta, str):
-            _refuse_unless(self.delta == "1/n", "target_delta", "be a number or 1/n", self.delta)
-        elif self.delta is not None:
+        if isinstance(self.delta, float | int):
             check_guarantee_delta(self.delta, "target_delta")
-        for name, least in (("microbatch_size", 1), ("checkpoint_seconds", 0)):
-            value = getattr(self, name)
-            _refuse_unless(value is None or value >= least, name, f"be at least {least}", value)
-        for name in ("l2_clip_norm", "budget_minutes"):
-            value = getattr(self, name)
-            finite = value is None or 0 < value < math.inf
-            _refuse_unless(finite, name, "be finite and > 0", value)
-        for name, bits in (("init_seed", 32), ("insecure_seed", 64)):
-            value = getattr(self, name)
-            within = value is None or 0 <= value < 2**bits
-            _refuse_unless(within, name, f"lie in [0, 2^{bits})", value)
 
     @property
     def private(self) -> bool:
@@ -342,40 +328,50 @@ class RunSpec:
             go with the others; of all others each must.
 
         Raises:
-          ValueError: if one is unknown or impossible, or goes with a choice that was not made.
+          ValueError: if one is unknown, of another type or impossible, or goes with a choice that
+            was not made.
         """
-        known = known_options()
-        for name in options:
+        known, given = known_options(), dict[str, Any]()
+        for name, value in options.items():
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f": did you mean {near[0]}?" if near else ""
                 raise ValueError(f"{name!a} is unknown{hint}")
-        given = {k: v for k, v in options.items() if v is not None and v != known[k].default}
-        parts = {name: _chosen(name, members, given) for name, members in _choices().items()}
-        fields = {"sampler": sampler}
-        for name, option in known.items():
-            if option.part is None:
-                if name in given:
-                    fields[option.attribute] = given[name]
-            elif name in given and not option.selects and parts[option.part] not in option.owners:
-                raise ValueError(f"{name} goes with {option.chooser}: give it, or leave out {name}")
-        for name, part in parts.items():
-            values = {k: given[k] for k in given if part in known[k].owners}
-            fields[name] = part(**{known[k].attribute: v for k, v in values.items()})
-        return cls(**fields)
+            value = tuple(value) if isinstance(value, list) else value
+            if value is not None and value != known[name].default:
+                given[name] = checked(value, known[name].type, name)
+        parts = {}
+        for part, kinds in PARTS.items():
+            choices = [given.pop(part)] if part in given else [c for c in kinds if c in given]
+            (choice, *others) = choices or [next(iter(kinds))]
+            if others or choice not in kinds or not (choices or "" in kinds or part in known):
+                number = "at most" if "" in kinds else "exactly"
+                *names, last = filter(None, kinds)
+                raise ValueError(f"give {number} one of {', '.join(names)} and {last}")
+            kind = kinds[choice]
+            if not dataclasses.fields(kind):
+                given.pop(choice, None)
+            of = {_name(one): one.name for one in dataclasses.fields(kind)}
+            parts[part] = kind(**{of[name]: given.pop(name) for name in list(given) if name in of})
+        own = {_name(one): one.name for one in dataclasses.fields(cls)}
+        for name in given:
+            if name not in own:
+                raise ValueError(f"{name} goes with {_chooser(name)}: give it, or leave out {name}")
+        return cls(sampler, **parts, **{own[name]: value for name, value in given.items()})
 
     def options(self) -> dict[str, Any]:
         """Returns the options that ask for this, with those of all choices that it makes."""
         found: dict[str, Any] = {}
         for one in dataclasses.fields(self):
             value = getattr(self, one.name)
-            if one.name not in _choices():
+            if one.name not in PARTS:
                 found[_name(one)] = value
                 continue
-            if one.name in _BY_NAME:
-                found[one.name] = type(value).__name__.lower()
-            elif type(value) in _FLAGS:
-                found[_FLAGS[type(value)]] = True
+            choice = next(c for c, kind in PARTS[one.name].items() if kind is type(value))
+            if one.name in known_options():
+                found[one.name] = choice
+            elif choice and not dataclasses.fields(value):
+                found[choice] = True
             found |= {_name(f): getattr(value, f.name) for f in dataclasses.fields(value)}
         return found
 
@@ -426,138 +422,83 @@ class RunSpec:
         """
         name = sampler_name(record, where)
         fields = {key: value for key, value in record["sampler"].items() if key != "name"}
-        whole = checked(fields.pop("of_these_data", False), bool, f"{where}: sampler")
-        sampler: Any
         try:
-            kind = kind_of(name, execute=execute)
+            whole = checked(fields.pop("of_these_data", False), bool, "sampler")
+            kind: Any = kind_of(name, execute=execute)
             sampler = kind.from_terms(fields) if whole else None
         except (TypeError, LookupError, ValueError) as error:
             raise ValueError(f"{where}: sampler: {error}") from None
         sampler = sampler or build(settings_of(kind), fields, f"{where}: sampler")
-        known = known_options()
-        given = {key: value for key, value in record.items() if key in known}
-        spec = spec_of({**given, "sampler": sampler}, where)
+        given = {key: value for key, value in record.items() if key in known_options()}
+        try:
+            spec = cls.of(**{**given, "sampler": sampler})
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
         if names := spec.open:
             raise ValueError(f"{where}: {names[0]} is left open")
         return spec
 
 
-def spec_of(options: Mapping[str, Any], where: str) -> RunSpec:
-    """Returns `RunSpec.of` options as a file has them, each checked against its type.
-
-    Raises:
-      ValueError: as for `RunSpec.of`, or for a value of another type; the line begins with `where`.
-    """
-    known, given = known_options(), dict(options)
-    for name, value in given.items():
-        if name in known and value is not None:
-            value = tuple(value) if isinstance(value, list) else value
-            given[name] = checked(value, known[name].type, f"{where}, {name}")
-    try:
-        return RunSpec.of(**given)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+PARTS: dict[str, dict[str, type]] = {
+    "privacy": {
+        "noise_multiplier": NoiseMultiplier,
+        "target_epsilon": TargetEpsilon,
+        "target_advantage": TargetAdvantage,
+        "non_private": NonPrivate,
+    },
+    "noise": {"": Independent, "secure_noise": Secure, "bands": Banded, "buffers": Buffered},
+    "tables": {"dense": Dense, "lazy": Lazy, "auto": Auto},
+    "optimizer": {"adam": Adam, "sgd": SGD},
+}
+"""The classes of each part of a spec, by the option that chooses one ("" needs none), or, of tables
+and optimizers, by the value of the option of that name."""
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One setting of a run by the name that commands, files and records have for it."""
 
     type: Any
     default: Any
     """None where it has none."""
-    help: tuple[type, str]
-    """The class, and its field, below which its help stands; of a flag, the class and ""."""
-    attribute: str = ""
-    """Field that it sets."""
-    part: str | None = None
-    """Field of `RunSpec` whose choice it is of; None for one of its own."""
-    owners: tuple[type, ...] = ()
-    """Classes that have it."""
-    selects: bool = False
-    """Whether it says which class it is."""
-    chooser: str = ""
-    """Option that chooses one that has it, in words."""
-
-
-_BY_NAME = ("tables", "optimizer")
-"""Fields of `RunSpec` whose class an option of that name names; others are chosen by what it has
-to be told, or by its flag."""
-
-_FLAGS: dict[type, str] = {NonPrivate: "non_private", Secure: "secure_noise"}
-
-
-@functools.cache
-def _choices() -> dict[str, tuple[type, ...]]:
-    """Returns the fields of `RunSpec` that hold one of several classes, with these."""
-    parts = {name: get_args(hint) for name, hint in field_types(RunSpec).items()}
-    return {
-        name: kinds
-        for name, kinds in parts.items()
-        if kinds and all(map(dataclasses.is_dataclass, kinds))
-    }
-
-
-def _name(one: dataclasses.Field) -> str:
-    return one.metadata.get("option") or one.name
-
-
-def _choosing(member: type) -> list[str]:
-    """Returns the options by which a class is chosen that no name chooses."""
-    needed = [f for f in dataclasses.fields(member) if f.default is MISSING]
-    return [_FLAGS[member]] if member in _FLAGS else list(map(_name, needed))
+    owner: type
+    """Class below whose field its help stands."""
+    field: str
+    """That field; "" for the class itself."""
 
 
 @functools.cache
 def known_options() -> dict[str, Option]:
     """Returns every option of a run by its name."""
     found: dict[str, Option] = {}
-    hints = field_types(RunSpec)
+
+    def add(owner: type, one: dataclasses.Field) -> None:
+        default = None if one.default is MISSING else one.default
+        hint = field_types(owner)[one.name]
+        hint = hint | None if default is None and hint is not Any else hint
+        found.setdefault(_name(one), Option(hint, default, owner, one.name))
+
     for own in dataclasses.fields(RunSpec):
-        part = own.name
-        if part not in _choices():
-            default = None if own.default is MISSING else own.default
-            found[_name(own)] = Option(hints[part], default, (RunSpec, part), part)
+        if (kinds := PARTS.get(own.name)) is None:
+            add(RunSpec, own)
             continue
-        members = _choices()[part]
-        if part in _BY_NAME:
-            names = tuple(member.__name__.lower() for member in members)
-            named, place = type(own.default).__name__.lower(), (RunSpec, part)
-            found[part] = Option(Literal[names], named, place, part=part, selects=True)
-        for member in members:
-            if member in _FLAGS:
-                found[_FLAGS[member]] = Option(bool, False, (member, ""), part=part, selects=True)
-            types = field_types(member)
-            for one in dataclasses.fields(member):
-                before = found.get(_name(one))
-                owners = (*(before.owners if before else ()), member)
-                chooser = " or ".join(_choosing(member))
-                if part in _BY_NAME:
-                    chooser = f"{part} {' or '.join(owner.__name__.lower() for owner in owners)}"
-                default = None if one.default is MISSING else one.default
-                kind = types[one.name] | None if default is None else types[one.name]
-                help = before.help if before else (member, one.name)
-                found[_name(one)] = Option(
-                    kind, default, help, one.name, part, owners, chooser=chooser
-                )
+        if own.name in ("tables", "optimizer"):
+            names: Any = Literal[tuple(kinds)]
+            found[own.name] = Option(names, next(iter(kinds)), RunSpec, own.name)
+        for choice, kind in kinds.items():
+            if choice and not dataclasses.fields(kind) and own.name not in found:
+                found[choice] = Option(bool, False, kind, "")
+            for one in dataclasses.fields(kind):
+                add(kind, one)
     return found
 
 
-def _chosen(name: str, members: tuple[type, ...], given: Mapping[str, Any]) -> type:
-    """Returns the class that options choose for a field of `RunSpec`."""
-    default = next(f.default for f in dataclasses.fields(RunSpec) if f.name == name)
-    if name in _BY_NAME:
-        by_name = {member.__name__.lower(): member for member in members}
-        chosen = given.get(name, type(default).__name__.lower())
-        _refuse_unless(chosen in by_name, name, f"be one of {', '.join(by_name)}", chosen)
-        return by_name[chosen]
-    choosing = {option: member for member in members for option in _choosing(member)}
-    found = [member for option, member in choosing.items() if option in given]
-    if len(found) == 1 or (not found and default is not MISSING):
-        return found[0] if found else type(default)
-    *names, last = choosing
-    number = "exactly" if default is MISSING else "at most"
-    raise ValueError(f"give {number} one of {', '.join(names)} and {last}")
+def _chooser(name: str) -> str:
+    """Returns what chooses a class that has an option, in words."""
+    for part, kinds in PARTS.items():
+        has = [c for c, k in kinds.items() if name in map(_name, dataclasses.fields(k))]
+        if has:
+            return " ".join([*([part] if part in known_options() else []), " or ".join(has)])
+    return "nothing"
 
 
 def sampler_name(record: Mapping[str, Any], where: str) -> str:

@@ -178,7 +178,7 @@ class Candidates:
         delta = specs[0].delta_of(population)
         privacies = [
             privacy_with(
-                full_sums(sampler, delta, about) if calibrated == "platt" else None,
+                full_sums(spec, sampler, delta) if calibrated == "platt" else None,
                 sampler,
                 noise_of(spec),
             )

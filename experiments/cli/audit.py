@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 
 from accounting import epsilon, format_delta
-from dpsgd import Independent, Mechanism, Noise, Secure
+from dpsgd import Mechanism
 from dpsgd.audit.audit import audit_queries
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.lazy.group import LazyTables
-from dpsgd.noise.planning import best_noise
 from dpsgd.runs.audit import ROWS, audit_synthetic
 from dpsgd.runs.job import refinement_of
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters, with_hyperparameters
 from dpsgd.runs.recommendation import Settings
-from dpsgd.runs.resolve import separated, with_separation
-from dpsgd.runs.spec import NoiseMultiplier
+from dpsgd.runs.resolve import resolved, with_noise, with_separation
 from dpsgd.runs.task import Trainable
 from experiments.cli.config import AuditConfig
+from experiments.cli.errors import naming_options
 from samplers import BatchSampler
 from samplers.settings import SETTINGS
 
@@ -50,7 +49,7 @@ def coupled(
     rows: tuple[Any, ...] = ()
     if config.tables == "lazy":
         tables = LazyTables(
-            Cosine(1.0, num_steps), config.tables_momentum, config.tables_weight_decay
+            Cosine(1.0, num_steps), config.tables_momentum or 0.0, config.tables_weight_decay
         )
         rows = (task.generated(math.prod(mechanism.sampler.clipped_shape)),)
     algorithm = dpsgd(task.loss, ADAM, tables=tables)
@@ -158,16 +157,11 @@ def _bins(report: BlackBoxReport) -> list[float]:
 
 
 def _mechanism(config: AuditConfig) -> Mechanism:
-    bands = config.bands or 1
-    sampler = separated(
-        config.sampler, bands, lambda kept: replace(config, sampler=kept).build(drawn=True)[0]
-    )
-    noise: Noise = Secure() if config.secure_noise else Independent()
-    if bands > 1:
-        noise = best_noise(sampler, bands)
-    goal = NoiseMultiplier(config.noise_multiplier)
-    sums = config.full_sums(sampler, config.delta_of(sampler), goal)
-    return Mechanism(sampler, config.noise_multiplier, config.l2_clip_norm, noise, sums)
+    spec, population = config.spec(), config.population(drawn=True)
+    with naming_options(type(config.sampler)):
+        found = resolved(with_noise(spec, None, population)[0], population)
+    sums = config.full_sums(found.mechanism.sampler, found.delta, spec.privacy)
+    return replace(found.mechanism, full_sums=sums)
 
 
 def _claimed(config: AuditConfig, sampler: BatchSampler) -> BatchSampler:

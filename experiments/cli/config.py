@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from accounting import check_guarantee_delta, default_delta
 from experiments.cli.errors import naming_options
 from samplers import BatchSampler, Population, TreeShape, UnitTree
 from samplers.settings import DEFAULTS, SamplerSettings
+
+if TYPE_CHECKING:
+    from dpsgd.runs.spec import RunSpec
 
 
 def check_default_batch_size(batch_size: int, num_examples: int) -> None:
@@ -41,25 +44,6 @@ def check_target(
         raise ValueError(f"{option} must be finite and > 0, got {epsilon}")
     if advantage is not None and not 0 < advantage < 1:
         raise ValueError(f"--target-advantage must lie in (0, 1), got {advantage}")
-
-
-def check_tables(config: AuditConfig) -> None:
-    """Raises ValueError, as the command line names it, for lazy tables that no run can have."""
-    momentum, decay = config.tables_momentum, config.tables_weight_decay
-    if config.tables == "dense":
-        for option, value in (("momentum", momentum), ("weight-decay", decay)):
-            if value:
-                raise ValueError(
-                    f"--tables-{option} is a setting of lazy tables: give --tables lazy"
-                )
-        return
-    if not 0 <= momentum < 1:
-        raise ValueError(f"--tables-momentum must be in [0, 1), got {momentum}")
-    if not 0 <= decay < math.inf:
-        raise ValueError(f"--tables-weight-decay must be finite and >= 0, got {decay}")
-    if config.secure_noise or (config.bands or 1) > 1:
-        option = "--secure-noise" if config.secure_noise else "--bands"
-        raise ValueError(f"--tables lazy takes independent noise in floats: leave out {option}")
 
 
 @dataclass(frozen=True)
@@ -170,9 +154,10 @@ class GuaranteeConfig:
         if self.calibration == "none":
             return None
         from dpsgd.runs.resolve import full_sums
+        from dpsgd.runs.spec import RunSpec
 
         try:
-            return full_sums(sampler, delta, goal)
+            return full_sums(RunSpec(self.sampler, goal), sampler, delta)
         except ValueError as error:
             raise ValueError(
                 f"--calibration {self.calibration} cannot be had: {error}; leave it out"
@@ -194,8 +179,8 @@ class AuditConfig(GuaranteeConfig):
     sampler's cycle_length becomes this."""
     tables: Literal["dense", "lazy"] = "dense"
     """lazy: audit tables whose noise comes late, as of a run with --tables lazy."""
-    tables_momentum: float = 0.0
-    """Of lazy tables, in [0, 1)."""
+    tables_momentum: float | None = None
+    """Of lazy tables, in [0, 1); by default 0."""
     tables_weight_decay: float = 0.0
     """Of lazy tables."""
     claim: str | None = None
@@ -209,3 +194,18 @@ class AuditConfig(GuaranteeConfig):
     """Figure that the black-box audit writes, .png, .pdf or .svg."""
     overwrite: bool = False
     """Replace a figure that is there under that name."""
+
+    def spec(self) -> RunSpec:
+        """Returns the run that is audited.
+
+        Raises:
+          ValueError: as the command line names them, for choices that no run can have.
+        """
+        from dpsgd.runs.resolve import check
+        from dpsgd.runs.spec import RunSpec, known_options
+
+        names = known_options().keys() & {one.name for one in fields(self)} - {"calibration"}
+        with naming_options(type(self), type(self.sampler)):
+            spec = RunSpec.of(**{name: getattr(self, name) for name in names})
+            check(spec)
+        return replace(spec, delta=self.delta, calibration="none")

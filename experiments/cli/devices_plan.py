@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -15,6 +14,7 @@ from experiments.cli import tasks
 from experiments.cli.config import GuaranteeConfig
 from experiments.cli.console import Console, counted, sized
 from experiments.cli.devices import rows_from
+from experiments.cli.errors import naming_options
 from experiments.cli.sampler_commands import SamplerCommand
 
 if TYPE_CHECKING:
@@ -107,12 +107,13 @@ class DevicesPlan(GuaranteeConfig):
 
 def run(config: DevicesPlan) -> None:
     """Answers `dpsgd plan devices`."""
-    from dpsgd.runs.resolve import separated
+    from dpsgd.runs.resolve import build_sampler
+    from dpsgd.runs.spec import RunSpec
 
-    def build(sampler: Any) -> BatchSampler:
-        return dataclasses.replace(config, sampler=sampler).build()[0]
-
-    sampler = separated(config.sampler, config.bands, build)
+    config.check()
+    with naming_options(type(config.sampler)):
+        spec = RunSpec.of(config.sampler, noise_multiplier=1.0, bands=config.bands)
+        sampler = build_sampler(spec, config.population())
     rates, memory = config.rates(), bytes_of(config.device_memory, "--device-memory")
     with Console() as console:
         console.progress("compiling the step")

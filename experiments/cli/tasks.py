@@ -168,9 +168,9 @@ def of_run(base: type) -> type:
     """Returns the command `base` with the options of a run, as `RunSpec.of` takes them."""
     fields: list[Any] = []
     for name, option in known_options().items():
-        owner, attribute = option.help
         if name != "sampler":
-            text = _helps(owner)[attribute] if attribute else inspect.getdoc(owner) or ""
+            owner, below = option.owner, option.field
+            text = _helps(owner)[below] if below else inspect.getdoc(owner) or ""
             help = " ".join(text.partition("\n\n")[0].split())
             kind: Any = option.type
             offered = Annotated[kind, tyro.conf.arg(help=help)]

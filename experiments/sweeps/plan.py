@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.runs.recommendation import Settings
-from dpsgd.runs.resolve import check
-from dpsgd.runs.spec import RunSpec, spec_of
+from dpsgd.runs.resolve import checked_spec
+from dpsgd.runs.spec import RunSpec
 from experiments.sweeps.config import AXES, IN_SAMPLER, PRIVACY, Grid, Sweep
 from samplers.settings import SamplerSettings
 
@@ -150,13 +150,9 @@ def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
         settings.setdefault("calibration", "none")
         if cell.non_private:  # asked of all runs, and this one has no noise and clips nothing
             settings |= {"secure_noise": False, "calibration": "none"}
-        spec = spec_of(settings, f"{where}, run")
+        spec = checked_spec(settings, f"{where}, run")
         begun = spec.init_seed + (number if seed is None else seed)
         spec = dataclasses.replace(spec, init_seed=begun % 2**32)
-        try:
-            check(spec)
-        except ValueError as error:
-            raise ValueError(f"{where}, run: {error}") from None
         runs.append(PlannedRun(cell, spec, folder / f"{cell.name}-{repetition}"))
     return runs
 

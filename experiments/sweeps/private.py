@@ -14,8 +14,8 @@ from typing import Any
 from accounting import TrialCount
 from dpsgd.files import write_atomically
 from dpsgd.runs.records import build, checked
-from dpsgd.runs.resolve import check
-from dpsgd.runs.spec import RunSpec, spec_of
+from dpsgd.runs.resolve import checked_spec
+from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import Task
 from experiments.reports.metrics import Better
 from experiments.sweeps.config import IN_SAMPLER, OfTask, samplers_of, tables
@@ -115,11 +115,7 @@ class PrivateSweep(OfTask):
                     if name in setting
                 }
                 settings = {**self.run, **setting, **whole, "sampler": sized(sampler, sizes)}
-                spec = spec_of(settings, at)
-                try:
-                    check(spec)
-                except ValueError as error:
-                    raise ValueError(f"{at}: {error}") from None
+                spec = checked_spec(settings, at)
                 found.setdefault(repr(spec), spec)
         return list(found.values())
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.cli import outputs, tasks
-from experiments.cli.config import AuditConfig, check_noise, check_tables
+from experiments.cli.config import AuditConfig
 from experiments.cli.console import Console
 from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
 
@@ -36,12 +36,7 @@ def command(words: Sequence[str]) -> tuple[type[Audit], list[str]]:
 def run(config: Audit) -> int:
     """Runs `dpsgd audit`; the status is 1 if a violation was found."""
     config.check()
-    check_noise(config.noise_multiplier)
-    if config.bands is not None and config.bands < 1:
-        raise ValueError(f"--bands must be at least 1, got {config.bands}")
-    if config.secure_noise and (config.bands or 1) > 1:
-        raise ValueError("--secure-noise is exact where it is independent: leave out --bands")
-    check_tables(config)
+    config.spec()  # refuses what no run can have
     if config.black_box:
         outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
     with Console() as console:

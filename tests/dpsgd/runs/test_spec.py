@@ -104,12 +104,12 @@ REFUSED = {
     "no budget": ({"budget_minutes": 0.0}, "budget_minutes must be finite and > 0"),
     "an endless budget": ({"budget_minutes": float("inf")}, "budget_minutes must be finite"),
     "rate": ({"learning_rate": float("nan")}, "learning_rate must be finite and > 0"),
-    "optimizer": ({"optimizer": "lamb"}, "optimizer must be one of adam, sgd, got 'lamb'"),
+    "optimizer": ({"optimizer": "lamb"}, "optimizer: 'lamb' is none of 'adam', 'sgd'"),
     "momentum": ({"optimizer": "sgd", "momentum": 1.0}, "momentum must be in"),
     "momentum of Adam": ({"momentum": 0.9}, "momentum goes with optimizer sgd"),
     "a rate of dense tables": (
         {"tables_learning_rate": 1.0},
-        "tables_learning_rate goes with tables lazy or auto",
+        "tables_learning_rate goes with tables lazy or auto: give it",
     ),
     "flushes of dense tables": ({"flush_every": 8}, "flush_every goes with tables lazy or auto"),
     "a rate of nothing": (

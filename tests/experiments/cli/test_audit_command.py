@@ -49,14 +49,17 @@ def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(ca
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["sampler:shuffle", "--bands", "4"], "bands 4: correlated noise needs a minimum"),
+        (["sampler:shuffle", "--bands", "4"], "bands and no minimum separation: "),
         (
             ["sampler:poisson", "--bands", "4", "--cycle-length", "2"],
             "bands must be at most 2 here",
         ),
         (["sampler:poisson", "--bands", "21"], "bands 21: --cycle-length must be at most the 20"),
-        (["sampler:poisson", "--bands", "0"], "--bands must be at least 1, got 0"),
-        (["sampler:poisson", "--bands", "4", "--secure-noise"], "--secure-noise is exact where"),
+        (["sampler:poisson", "--bands", "0"], "--bands must be an integer >= 1"),
+        (
+            ["sampler:poisson", "--bands", "4", "--secure-noise"],
+            "give at most one of --sec",
+        ),
     ],
 )
 def test_bands_that_cannot_be_audited_are_refused_in_one_line(words, why, capsys):

@@ -112,7 +112,7 @@ def test_the_best_of_several_calibrated_runs_costs_more_than_that_of_uncalibrate
         (["calibrate", "sampler:deterministic", "--num-examples", "2000", "--epsilon", "1"],
          "on 2,000 training rows, at epsilon 1, its noise would cost more than it mends"),
         (["calibrate", "sampler:user-poisson", "--num-examples", "88000", "--epsilon", "1",
-          "--max-contributions", "3"], "other units are protected: here one user"),
+          "--max-contributions", "3"], "other units are protected (here one user)"),
         (["audit", "sampler:deterministic", "--num-examples", "88000", "--noise-multiplier", "3",
           "--black-box"], "--black-box looks at the steps of a run alone: leave out --calibration"),
         (["audit", "--task", "images", "sampler:deterministic", "--num-examples", "88000",

@@ -160,7 +160,7 @@ REFUSED = {
     "seed twice": ('title = "t"\ninsecure_seeds = [1, 1]\n' + GRID, "insecure_seeds"),
     "axis for all": (HEAD + "[run]\nepochs = 3\n" + GRID, "epochs belongs into a [[grid]]"),
     "private place": (HEAD + '[run]\nout = "x"\n' + GRID, "run: 'out' is unknown"),
-    "wrong type": (HEAD + '[run]\naudit = "no"\n' + GRID, "run, audit"),
+    "wrong type": (HEAD + '[run]\naudit = "no"\n' + GRID, "run: audit"),
     "of the task": (HEAD + "[run]\nhidden = [4]\n" + GRID, "run: 'hidden' is unknown"),
     "no task": (HEAD + "[task]\nhidden = [4]\n" + GRID, "task: name is missing"),
     "data": (HEAD + '[task]\nname = "clicks"\ndata = "x"\n' + GRID, "the command names the data"),
