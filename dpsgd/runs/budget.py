@@ -128,7 +128,7 @@ class Budget:
         """Returns whether to choose fewer epochs for a run that was prepared since it was chosen.
 
         Once, as it is prepared anew: it will take as long. A run that has no time even for one
-        epoch then goes on as it is.
+        epoch then stays as it is.
 
         Args:
           spec: From `choose`.
@@ -166,7 +166,7 @@ def time_steps(
 ) -> Timing:
     """Returns the time of one epoch on this machine, of the compiled program of a run.
 
-    Nothing private is read: rows are generated, and the keys are of a root that serves nothing
+    Nothing private is read: rows are synthetic, and the keys are of a root that serves nothing
     else.
 
     Args:
@@ -175,7 +175,7 @@ def time_steps(
       state: The first of the run.
       layout: Of its blocks.
       shapes: Shapes and dtypes of its training rows.
-      generated: Makes rows that are nobody's.
+      generated: Makes synthetic rows.
       flush_every: Steps between flushes of lazy tables.
       clock: In seconds.
     """
@@ -221,7 +221,7 @@ def time_steps(
 def _filled(shape: Any, part: Any, streamed: bool) -> np.ndarray:
     """Returns rows of a shape made of some: all of them copies, or zeros where not all are stored.
 
-    Rows that are streamed may be more than there is memory for; nobody's zeros take none.
+    Rows that are streamed may be more than there is memory for; zeros take none.
     """
     part = np.asarray(part, shape.dtype)
     if not streamed:

@@ -54,7 +54,7 @@ class RecommendationRequest:
     l2_clip_norm: float | None = None
     """Given, if it is."""
     most_epochs: int | None = None
-    """For which there is time; None if nobody said how much."""
+    """For which there is time; None if time is not limited."""
     optimizer: str = "adam"
     """Which it is: adam or sgd."""
     momentum: float = 0.0
@@ -89,7 +89,7 @@ def generic(request: RecommendationRequest) -> Settings:
 
 
 def default_rate(optimizer: str, momentum: float) -> float:
-    """Returns the peak step size where nobody chooses it.
+    """Returns the peak step size where none is chosen.
 
     A gradient moves the parameters of SGD by 1 / (1 - momentum) times the step size in all.
 
@@ -100,9 +100,7 @@ def default_rate(optimizer: str, momentum: float) -> float:
 
 
 MOST_NOISE = 0.2
-"""Standard deviation of how far noise has moved a coordinate by the run's end, at most. So a rate
-for ratings is 0.05 at epsilon 0.3, where 0.03 is best and 0.08 does harm; and 300 rows of ads at
-epsilon 0.1 keep a log loss of 0.68 in place of 1.09."""
+"""Standard deviation of how far noise has moved a coordinate by the run's end, at most."""
 
 
 def table_step_size(
@@ -115,19 +113,13 @@ def table_step_size(
     """Returns the peak step size of lazy tables, by how much noise they get.
 
     It is 2.1 (1 - mu) / (N r)^(2/3) for N steps with noise of standard deviation r = sigma C / b in
-    the mean gradient of each. By the cosine's end gradients move a coordinate by N a / 2 times
-    their mean, and noise by about 0.6 a r sqrt(N): the same movement takes rates that go with 1 /
-    N, and the more noise there is for a movement, r / sqrt(N), the shorter is the best one. The
-    power and the factor are those of the best rates on validation rows, from which it is less than
-    twice off while r / sqrt(N) goes from 3e-5 to 1e-2: 88,000 and 8,800 rows of ads at epsilon
-    0.5 to 16, C 2 and 4, and 40 to 3,440 steps; ratings by 762 users at epsilon 0.3 to 8, C 1 and
-    4, and 10 and 180 steps.
+    the mean gradient of each: docs/explanation/step-sizes-of-lazy-tables.md.
 
     Args:
       request: By which sigma is known, or about; what it gives comes before `settings`.
       settings: b, epochs, C and mu.
       most: At mu = 0 not to be exceeded, however little noise there is.
-      without_noise: At mu = 0 where there is none. Ratings are best at 1 to 3, and diverge at 10.
+      without_noise: At mu = 0 where there is none.
     """
     batch_size = request.batch_size or settings.batch_size
     steps = math.ceil(request.num_examples / batch_size) * (request.epochs or settings.epochs)
@@ -141,13 +133,7 @@ def table_step_size(
 
 
 def about_sigma(request: RecommendationRequest, batch_size: int, steps: int) -> float:
-    """Returns about the noise multiplier that the guarantee will take, if it is not given.
-
-    It is that of a Gaussian mechanism of sensitivity mu, whose subsampled steps add up to mu^2 =
-    q^2 N (exp(1 / sigma^2) - 1), q = b / n, in the limit of many (Bu et al. 2020, "Deep Learning
-    with Gaussian Differential Privacy"); samplers that do not amplify take more. No guarantee is
-    made of it.
-    """
+    """Returns about the noise multiplier that the guarantee takes; no guarantee is made of it."""
     if request.noise_multiplier is not None:
         return request.noise_multiplier
     normal = NormalDist()

@@ -275,7 +275,7 @@ class RunSpec(_Checked):
     microbatch_size: int | None = _setting(None, must=_COUNT)
     """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
     checkpoint_seconds: float = _setting(120.0, must=(lambda x: x >= 0, "be >= 0"))
-    """Time between checkpoints, from which `dpsgd resume` goes on."""
+    """Time between checkpoints, from which `dpsgd resume` resumes."""
     data_on: Literal["device", "host"] | None = None
     """Where the training rows lie; on the host, those of a block of steps travel with it. By
     default on the device, unless they would take more than half of its free memory."""

@@ -1,4 +1,4 @@
-"""How many epochs fit into a time: of the program that trains, and of nobody's rows."""
+"""How many epochs fit into a time: of the program that trains, and of synthetic rows."""
 
 import json
 import time
@@ -63,8 +63,8 @@ def test_the_most_epochs_are_chosen_for_which_there_is_time():
 class Larger(Line):
     """Recommends larger batches for fewer epochs."""
 
-    def recommend(self, aim):
-        epochs = min(aim.most_epochs, 50)
+    def recommend(self, request):
+        epochs = min(request.most_epochs, 50)
         return Settings(batch_size=16 if epochs > 20 else 80, epochs=epochs)
 
 

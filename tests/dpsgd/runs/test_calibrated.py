@@ -15,7 +15,6 @@ from tiny_task import (
     calibrated,
     config_of,
     few_rows_are_calibrated,
-    line,
     short_blocks,
 )
 
@@ -100,70 +99,12 @@ def test_what_a_run_costs_is_what_training_and_calibration_cost_together(tmp_pat
     assert any(str(SUMS) in note for note in record["notes"])
 
 
-@pytest.mark.parametrize("target", [{"target_epsilon": 3.0}, {"target_advantage": 0.4}])
-def test_a_target_is_met_by_both_together(tmp_path, target):
-    sigmas = []
-    for calibration in ("none", "platt"):
-        out = tmp_path / calibration
-        asked = config(noise_multiplier=None, calibration=calibration, **target)
-        record = run(calibrated, asked, out)
-        upper = {"target_epsilon": "epsilon_upper", "target_advantage": "attack_advantage_upper"}
-        for name, most in target.items():
-            assert 0.98 * most <= record[upper[name]] <= most
-        sigmas.append(record["noise_multiplier"])
-    assert sigmas[1] > 1.01 * sigmas[0]
-
-
 @pytest.mark.long
 def test_exact_noise_is_that_of_the_sums_too(tmp_path):
     record = run(calibrated, config(secure_noise=True), tmp_path / "run")
     mechanism = read(tmp_path / "run" / "ledger.jsonl").generations[0].terms.mechanism
     assert mechanism.of_sums().noise == mechanism.noise == Secure()
     assert record["epsilon_upper"] == cost([Segment(mechanism)], 1e-5).epsilon.upper
-
-
-# --- Which runs are calibrated -------------------------------------------------------------------
-
-
-@pytest.mark.short("task0*", "task1*", "task2*")
-@pytest.mark.parametrize(
-    ("task", "settings", "resolved"),
-    [
-        (calibrated, {}, "platt"),
-        (calibrated, {"calibration": "none"}, "none"),
-        (calibrated, {"calibration": "platt"}, "platt"),
-        (calibrated, {"noise_multiplier": None, "non_private": True}, "none"),
-        (line, {}, "none"),
-    ],
-)
-def test_private_runs_of_a_task_that_offers_it_are_calibrated(tmp_path, task, settings, resolved):
-    run(task, config(**settings), tmp_path / "run")
-    assert contents(tmp_path / "run", "config.json")["calibration"] == resolved
-    assert (tmp_path / "run" / CALIBRATION).exists() == (resolved == "platt")
-
-
-@pytest.mark.parametrize(
-    ("task", "settings", "rows", "why"),
-    [
-        (line, {}, SUMS, "the task, a Line, offers none"),
-        (calibrated, {"noise_multiplier": None, "non_private": True}, SUMS, "without privacy noth"),
-        (calibrated, {}, None, "on 160 training rows, at epsilon .*, its noise would cost more"),
-    ],
-)
-def test_a_calibration_that_cannot_be_had_is_refused_in_one_line(
-    tmp_path, task, settings, rows, why, monkeypatch
-):
-    monkeypatch.setattr("dpsgd.engine.platt.platt_sums", lambda count, **about: rows)
-    with pytest.raises(
-        ValueError, match=f"^calibration platt (cannot be had|and non_private): .*{why}"
-    ) as refused:
-        run(task, config(calibration="platt", **settings), tmp_path / "run")
-    assert "\n" not in str(refused.value)
-    assert not list(tmp_path.iterdir())
-    lines = []
-    run(task, config(**settings), tmp_path / "run", progress=lines.append)  # nobody asked
-    assert contents(tmp_path / "run", "config.json")["calibration"] == "none"
-    assert any(line.startswith("no calibration: on 160") for line in lines) == (rows is None)
 
 
 # --- Stopped and killed --------------------------------------------------------------------------

@@ -11,18 +11,17 @@ import jax
 import numpy as np
 import pytest
 from tiny_task import (
+    SUMS,
     Line,
     Words,
     calibrated,
     config_of,
     few_rows_are_calibrated,
     line,
-    run_and_stop,
-    short_blocks,
     words,
 )
 
-from accounting import attack_advantage
+from accounting import attack_advantage, epsilon
 from dpsgd import (
     BandedToeplitz,
     Independent,
@@ -32,7 +31,6 @@ from dpsgd import (
     RecommendationRequest,
     RunSpec,
     Settings,
-    resume,
     run,
 )
 from dpsgd.noise import planning
@@ -390,12 +388,49 @@ def test_auto_bands_leave_least_error_at_the_guarantee_and_fit(options, bands, w
     assert differing(asked, found) == []
 
 
-def test_an_attack_advantage_is_met_with_bands():
-    wanted = {"noise_multiplier": None, "target_advantage": 0.2}
-    found = resolve(sgd(**wanted, bands=5), line, rows_of(line))
-    assert 0.199 < attack_advantage(found.mechanism.privacy()).upper <= 0.2
-    most, _ = chosen(sgd(**wanted, sampler=ORDER(**SIZES), bands="auto"))
-    assert most.noise.bands == 10
+# --- Calibration, and targets of the whole -----------------------------------------------------
+
+NO_NOISE = {"noise_multiplier": None, "non_private": True}
+CALIBRATED = {
+    "offered": (calibrated, {}, SUMS, "platt", ""),
+    "given": (calibrated, {"calibration": "platt"}, SUMS, "platt", ""),
+    "left out": (calibrated, {"calibration": "none"}, SUMS, "none", ""),
+    "not offered": (line, {}, SUMS, "none", "the task, a Line, offers none"),
+    "not private": (calibrated, NO_NOISE, SUMS, "none", "without privacy nothing is clipped"),
+    "few rows": (calibrated, {}, None, "none", "on 160 training rows, at epsilon .*, its noise"),
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "sums", "expected", "why"), CALIBRATED.values(), ids=CALIBRATED
+)
+def test_private_runs_are_calibrated_where_it_is_offered_and_pays(
+    task, options, sums, expected, why, monkeypatch
+):
+    monkeypatch.setattr("dpsgd.engine.platt.platt_sums", lambda count, **about: sums)
+    lines = []
+    found, _ = chosen(config_of(**options), task, progress=lines.append)
+    assert found.calibration == expected
+    assert any(text.startswith("no calibration: on 160") for text in lines) == (sums is None)
+    if why:
+        with pytest.raises(ValueError, match=f"^calibration platt .*: .*{why}") as refused:
+            chosen(config_of(**options, calibration="platt"), task)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("target", [{"target_epsilon": 3.0}, {"target_advantage": 0.4}])
+@pytest.mark.parametrize("noise", [{}, {"bands": 5}], ids=["independent", "bands"])
+def test_a_target_is_met_by_training_and_calibration_together(noise, target):
+    sigmas, (most,) = [], target.values()
+    for calibration in ("none", "platt"):
+        how = {"noise_multiplier": None, "calibration": calibration, **target, **noise}
+        with few_rows_are_calibrated():
+            found = resolve(sgd(sampler=ORDER(**SIZES), **how), calibrated, rows_of(calibrated))
+        whole = found.mechanism.privacy()
+        bound = epsilon(whole, 1e-5) if "target_epsilon" in target else attack_advantage(whole)
+        assert 0.98 * most <= bound.upper <= most
+        sigmas.append(found.mechanism.noise_multiplier)
+    assert sigmas[1] > 1.01 * sigmas[0]
 
 
 # --- Whole runs ----------------------------------------------------------------------------------
@@ -420,23 +455,6 @@ def test_a_resolved_spec_leaves_nothing_open_and_is_resolved_to_itself(task, ask
     assert not again.chosen
     record = json.loads(json.dumps({**found.spec.record(), "chosen": dict(found.chosen)}))
     assert RunSpec.from_record(record, "here") == found.spec
-
-
-@pytest.mark.long
-def test_a_run_records_its_choice_as_numbers_and_shows_it(tmp_path):
-    lines = []
-    run(Recommending(), OPEN.but(learning_rate=0.1), tmp_path / "run", progress=lines.append)
-    record = json.loads((tmp_path / "run" / "config.json").read_text())
-    settings = {"batch_size": 16, "epochs": 3, "l2_clip_norm": 2.0}
-    assert record["chosen"] == {"settings": settings}
-    sizes = {name: record["sampler"][name] for name in ("batch_size", "epochs")}
-    assert {**sizes, "l2_clip_norm": record["l2_clip_norm"]} == settings
-    assert record["learning_rate"] == 0.1
-    shown = "hosen: batch size 16, epochs 3, clipping norm 2"
-    assert f"c{shown}" in lines
-    assert f"C{shown}" in (tmp_path / "run" / "report.md").read_text()
-    terms = json.loads((tmp_path / "run" / "ledger.jsonl").open().readline())
-    assert (terms["sampler"]["epochs"], terms["l2_clip_norm"]) == (3, 2.0)  # what is priced
 
 
 @pytest.mark.parametrize(
@@ -467,16 +485,3 @@ def test_the_signal_is_that_of_the_steps_and_the_noise_that_is_independent():
     banded = replace(mechanism, noise=BandedToeplitz((2.0, 1.0)))
     assert banded.signal_to_noise == replace(mechanism, noise_multiplier=0.0).signal_to_noise
     assert math.isinf(banded.signal_to_noise)
-
-
-@pytest.mark.long
-def test_a_resumed_run_keeps_what_was_chosen(tmp_path, monkeypatch):
-    def recommend(task, request):
-        raise AssertionError("a resumed run chooses nothing")
-
-    asked = OPEN.but(insecure_seed=1)
-    with short_blocks():
-        whole = run(Recommending(), asked, tmp_path / "whole")
-        out = run_and_stop(Recommending(), asked, tmp_path / "run")
-        monkeypatch.setattr(Recommending, "recommend", recommend)
-        assert resume(out)["params_sha256"] == whole["params_sha256"]
