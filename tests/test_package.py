@@ -190,8 +190,20 @@ def test_a_name_that_is_not_public_is_not_there():
         dpsgd.trane  # noqa: B018
 
 
+WHEEL = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+
+
+def test_wheels_hold_neither_benchmarks_nor_tests():
+    assert WHEEL["exclude"] == ["/experiments/benchmarks"]
+    shipped = {file for floor in FLOORS for file in (ROOT / floor).rglob("*.py")}
+    shipped -= {*(ROOT / "experiments/benchmarks").rglob("*.py")}
+    for file in shipped:
+        assert not file.name.startswith(("test_", "conftest")), file
+        assert "experiments.benchmarks" not in file.read_text(), file
+
+
 def test_every_package_that_ships_is_typed():
-    assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == FLOORS
+    assert WHEEL["packages"] == FLOORS
     for floor in FLOORS:
         assert (ROOT / floor / "py.typed").exists(), floor
 

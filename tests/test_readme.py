@@ -18,6 +18,8 @@ from dpsgd.audit.report import AuditReport
 from dpsgd.models.bundle import GUARANTEE, MODEL, Bundle
 from dpsgd.runs.directory import RunDirectory
 from experiments import cli
+from experiments.benchmarks.case import Row
+from experiments.benchmarks.record import read
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.task import DescribedClicks
@@ -99,6 +101,8 @@ import os, sys
 from dpsgd.runs import job
 from dpsgd.runs.ledger import Ledger
 from experiments import cli
+from experiments.benchmarks.case import Row
+from experiments.benchmarks.record import read
 
 job.BLOCK_STEPS = 8
 
@@ -153,6 +157,19 @@ def test_the_own_task_of_the_readme_killed_and_resumed_ends_bit_for_bit_the_same
         assert found == (tmp_path / "undisturbed" / name).read_bytes(), name
     metrics = json.loads((tmp_path / "run" / "report.json").read_text())["metrics"]
     assert metrics["test_accuracy"] > 0.6
+
+
+def recorded(area):
+    """The rows of an area's record by name, the first case with a name first; all bars hold."""
+    entries = read(ROOT / f"experiments/records/{area}.json")["cases"]
+    rows = [Row(**row) for entry in entries for row in entry["rows"]]
+    assert all(row.holds is not False for row in rows)
+    return {row.name: row for row in reversed(rows)}
+
+
+def shown(row):
+    """A mean as tables have it."""
+    return f"{row.value:.4f} ± {row.error:.4f}"
 
 
 def results_of(sweep, **where):
@@ -225,40 +242,33 @@ def test_the_table_of_epochs_is_what_was_recorded():
 
 
 def test_the_table_of_click_models_is_what_was_recorded():
-    record = json.loads((ROOT / "experiments/records/useful.json").read_text())
-    row = {row["name"]: row["value"] for row in record["benchmarks"][0]["rows"]}
+    found = recorded("useful")
     rows = table_rows("| test AUC | log loss | predicted / observed | command |")
     assert [label for label, _ in rows] == ["no privacy", "epsilon 8", "epsilon 3", "epsilon 1"]
     for label, cells in rows:
         for figure, column in (("AUC", "test AUC"), ("log loss", "log loss")):
-            name = f"{figure}, {label}, test rows"
-            assert cells[column] == f"{row[name]:.4f} ± {row[f'standard error of {name}']:.4f}"
-        level = row[f"predicted / observed, {label}, test rows"]
+            assert cells[column] == shown(found[f"{figure}, {label}, test rows"])
+        level = found[f"predicted / observed, {label}, test rows"].value
         assert cells["predicted / observed"] == f"{level:.3f}"
-    assert all(row["holds"] is not False for b in record["benchmarks"] for row in b["rows"])
 
 
 def test_the_table_of_models_with_lazy_tables_is_what_was_recorded():
-    record = json.loads((ROOT / "experiments/records/tables.json").read_text())
-    measured = {row["name"]: row for part in record["benchmarks"] for row in part["rows"]}
+    measured = recorded("tables")
     rows = table_rows("10 epochs, batch 1,024 |")
     assert [label for label, _ in rows] == ["lazy tables", "Adam alone"]
     for epsilon in ("epsilon 8", "epsilon 3", "epsilon 1"):
         at = f"{epsilon}, batch 1024, 10 epochs"
         for by, cells in rows:
-            name = f"AUC, test rows, {by}, {at}"
-            mean, error = (measured[x]["value"] for x in (name, f"standard error of {name}"))
-            assert cells[epsilon] == f"{mean:.4f} ± {error:.4f}"
+            assert cells[epsilon] == shown(measured[f"AUC, test rows, {by}, {at}"])
         apart = f"AUC, lazy tables minus Adam alone, test rows, {at}, less 2 standard errors"
-        assert measured[apart]["holds"] is True
+        assert measured[apart].holds is True
 
 
 def test_the_tables_of_correlated_noise_are_what_was_recorded():
-    from experiments.benchmarks.sgd_models import adam_default, few_steps
+    from experiments.benchmarks.models import adam_default, few_steps
 
-    record = json.loads((ROOT / "experiments/records/correlated.json").read_text())
-    rows = [row for part in record["benchmarks"] for row in part["rows"]]
-    value = {row["name"]: row["value"] for row in rows}
+    measured = recorded("correlated")
+    value = {name: row.value for name, row in measured.items()}
     sums = table_rows("bands | sigma, epsilon 1 |")
     assert [label for label, _ in sums] == ["1", "16", "64", "256", "1,024"]
     for label, cells in sums:
@@ -282,11 +292,9 @@ def test_the_tables_of_correlated_noise_are_what_was_recorded():
                 assert label.startswith("Adam's default")
                 what = f"Adam's default: {adam_default(epsilon)}"
             name = f"AUC, test rows, {what}"
-            wanted = f"{value[name]:.4f} ± {value[f'standard error of {name}']:.4f}"
-            assert cells[f"epsilon {epsilon:g}"] == wanted, (label, epsilon)
+            assert cells[f"epsilon {epsilon:g}"] == shown(measured[name]), (label, epsilon)
             best = f"AUC, test rows, the best of SGD with independent noise: epsilon {epsilon:g},"
             [independent] = [x for row, x in value.items() if row.startswith(best)]
-            shown = {"SGD with 22 bands": value[name], "SGD with independent noise": independent}
-            if label in shown or setting is None:
-                assert f"{shown.get(label, value[name]):.4f}" in README, (label, epsilon)
-    assert all(row["holds"] is not False for row in rows)
+            named = {"SGD with 22 bands": value[name], "SGD with independent noise": independent}
+            if label in named or setting is None:
+                assert f"{named.get(label, value[name]):.4f}" in README, (label, epsilon)

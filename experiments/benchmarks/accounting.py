@@ -1,100 +1,78 @@
-"""Certified accounting of balls-and-bins against its bars and its peer, in CPU time.
+"""Certified accounting against its bars and its peers, in CPU time with empty caches.
 
-The peer is PLD_accounting (V. Feldman, M. Shenfeld, arXiv:2602.17284), its geometric method; it is
-no dependency of this project. Where it is not importable here, name an interpreter that has it:
+`peer` and the rest but for `hard`: balls-and-bins, and PLD_accounting (V. Feldman, M. Shenfeld,
+arXiv:2602.17284), its geometric method. It is no dependency of this project; where it is not
+importable here, name an interpreter that has it:
 
     python -m venv peer && peer/bin/pip install PLD_accounting==2.0 numba
     scripts/bench accounting --peer-python peer/bin/python --json accounting.json
 
-    scripts/bench accounting --hard --json hard.json
+Both sides compute both ends of an interval for epsilon. Each ratio is the median over the rounds of
+the ratios within one; compilation and imports are left out on both sides.
 
-asks what accountants break at, and compares Poisson's with dp_accounting's (see `accounting_hard`).
-
-Both sides compute both ends of an interval for epsilon. Each ratio is the median over the
-repetitions of the ratios within one; compilation and imports are left out on both sides, caches are
-emptied on ours.
+`hard` (scripts/bench accounting -k hard): what accountants break at: hardly any noise, tiny rates
+or deltas, many steps. Each question is asked in a process of its own, which gives its CPU time and
+its peak memory; every bar is for one of these, or for what the answer must hold: a truth within it,
+a width, a noise multiplier. `hard, dp_accounting` compares Poisson's upper end and CPU time with
+dp_accounting's, at its defaults; where our lower end, too, is above its upper one, that is none: it
+computes without a bound on its floating-point error.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
-import json
-import statistics
-import subprocess
+import itertools
+import math
+import multiprocessing
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
-from accounting import BallsAndBinsProfile, Bound, calibrate
+import numpy as np
+
+from accounting import (
+    BallsAndBinsProfile,
+    Bound,
+    MultistageProfile,
+    PoissonProfile,
+    ShuffleProfile,
+    TrialCount,
+    TruncatedProfile,
+    UnitsThenPoissonProfile,
+    UserPoissonProfile,
+    attack_advantage,
+    calibrate,
+    calibrate_advantage,
+)
+from accounting.profile import EPSILON_TOLERANCE, wanted_width
 from accounting.profiles import balls_and_bins, shuffle
-from experiments.benchmarks import accounting_hard
-from experiments.benchmarks.rows import Row, options_of, positive, report
+from experiments.benchmarks.case import Estimate, Row, cases, figure
+from experiments.benchmarks.timing import Alone, Peer, Spent, alone
 
 DELTA = 2.7e-8
-PEER_PACKAGE = "PLD_accounting"
 
-# The peer's side of the conversation: a JSON line in, {sigma, steps, discretization}, a JSON line
-# out.
-_PEER = """
+PLD_ACCOUNTING = """
 import importlib.metadata, json, sys, time
 import PLD_accounting as peer
 
-def interval(sigma, steps, discretization):
+def interval(sigma, steps, delta, discretization):
     options = {} if discretization is None else {"loss_discretization": discretization}
     config = peer.AllocationSchemeConfig(
         convolution_method=peer.ConvolutionMethod.GEOM, **options)
-    params = peer.PrivacyParams(sigma=sigma, num_steps=steps, delta=DELTA)
+    params = peer.PrivacyParams(sigma=sigma, num_steps=steps, delta=delta)
     begin = time.process_time()
     upper, lower = (
         peer.gaussian_allocation_epsilon_configurable(params=params, config=config, bound_type=side)
         for side in (peer.BoundType.DOMINATES, peer.BoundType.IS_DOMINATED))
-    return {"lower": lower, "upper": upper, "seconds": time.process_time() - begin}
+    return lower, upper, time.process_time() - begin
 
-interval(1.0, 3, 0.1)
-print(json.dumps({"version": importlib.metadata.version("PLD_accounting"),
-                  "numba": peer.has_numba()}), flush=True)
+interval(1.0, 3, 2.7e-8, 0.1)
+version, numba = importlib.metadata.version("PLD_accounting"), peer.has_numba()
+print(json.dumps(f"PLD_accounting {version}, numba {'on' if numba else 'off'}"), flush=True)
 for line in sys.stdin:
     print(json.dumps(interval(**json.loads(line))), flush=True)
 """
-
-
-class Peer:
-    """The peer in an interpreter of its own, warm, answering one question after the other."""
-
-    def __init__(self, python: str) -> None:
-        self._process = subprocess.Popen(
-            [python, "-W", "ignore", "-c", _PEER.replace("DELTA", repr(DELTA))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.description = self._read()
-
-    def interval(
-        self, sigma: float, steps: int, discretization: float | None
-    ) -> tuple[Bound, float]:
-        """Returns the peer's interval for epsilon and its CPU seconds."""
-        assert self._process.stdin is not None
-        question = {"sigma": sigma, "steps": steps, "discretization": discretization}
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        answer = self._read()
-        return Bound(answer["lower"], answer["upper"]), answer["seconds"]
-
-    def close(self) -> None:
-        """Ends the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the peer's process ended with status {self._process.wait()}")
-        return json.loads(line)
 
 
 def seconds(work: Callable[[], Any]) -> tuple[Any, float]:
@@ -103,103 +81,334 @@ def seconds(work: Callable[[], Any]) -> tuple[Any, float]:
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
-    begin = time.process_time()
-    result = work()
-    return result, time.process_time() - begin
+    found: list[Any] = []
+    spent = Spent.on(lambda: found.append(work()))
+    return found[0], spent.cpu_seconds
 
 
-def median_seconds(work: Callable[[], Any], repetitions: int) -> tuple[Any, float]:
-    """Returns a result and the median CPU seconds of several runs of `work`."""
-    runs = [seconds(work) for _ in range(repetitions)]
-    return runs[0][0], statistics.median(spent for _, spent in runs)
+def _repeated(work: Callable[[], Any], rounds: int) -> tuple[Any, Estimate]:
+    """Returns a result and the median CPU seconds."""
+    runs = [seconds(work) for _ in range(rounds)]
+    return runs[0][0], Estimate.median([spent for _, spent in runs])
 
 
 def against_peer(
-    peer: Peer | None, sigma: float, steps: int, discretization: float | None, repetitions: int
-) -> list[Row]:
+    sigma: float,
+    steps: int,
+    discretization: float | None,
+    *,
+    rounds: int = 3,
+    peer_python: str | None = None,
+) -> Iterator[Row]:
     """Compares our CPU time with the peer's at one discretization, for a tenth of its width."""
     profile = BallsAndBinsProfile(sigma, steps)
     faster, narrower, above = [], [], []
-    for _ in range(repetitions):
-        if peer is None:
-            break
-        theirs, theirs_spent = peer.interval(sigma, steps, discretization)
-        tolerance = min(1e-3, theirs.width / 10.0)
-        ours, spent = seconds(functools.partial(profile.epsilon, DELTA, tolerance))
-        faster.append(theirs_spent / spent)
-        narrower.append(theirs.width / ours.width)
-        above.append(ours.upper - theirs.upper)
+    question = {
+        "sigma": sigma, "steps": steps, "delta": DELTA, "discretization": discretization
+    }  # fmt: skip
+    with Peer(peer_python or sys.executable, PLD_ACCOUNTING) as peer:
+        print(f"peer: {peer.description}")
+        for _ in range(rounds):
+            lower, upper, theirs_spent = peer.ask(**question)
+            tolerance = min(1e-3, (upper - lower) / 10.0)
+            ours, spent = seconds(functools.partial(profile.epsilon, DELTA, tolerance))
+            faster.append(theirs_spent / spent)
+            narrower.append((upper - lower) / ours.width)
+            above.append(ours.upper - upper)
     grid = "default" if discretization is None else f"{discretization:g}"
     label = f"peer (grid {grid}) / ours, sigma {sigma:g}, T {steps}"
-    return [
-        Row.at_least(f"CPU time, {label}", _median(faster), "x", 8.0),
-        Row.at_least(f"interval's width, {label}", _median(narrower), "x", 10.0),
-        Row.at_most(
-            f"our upper end - peer's (grid {grid}), sigma {sigma:g}, T {steps}",
-            max(above, default=None),
-            "epsilon",
-            0.0,
-        ),
+    yield figure(f"CPU time, {label}", Estimate.median(faster), "x", at_least=8.0)
+    yield figure(f"interval's width, {label}", median(narrower), "x", at_least=10.0)
+    name = f"our upper end - peer's (grid {grid}), sigma {sigma:g}, T {steps}"
+    yield figure(name, max(above), "epsilon", at_most=0.0)
+
+
+def interval(sigma: float, bar: float, *, rounds: int = 3) -> Iterator[Row]:
+    profile = BallsAndBinsProfile(sigma, 36_000)
+    bound, spent = _repeated(functools.partial(profile.epsilon, DELTA), rounds)
+    at = f"sigma {sigma:g}, T 36000"
+    yield figure(f"CPU time, interval, {at}", spent, "s", at_most=bar)
+    yield figure(f"interval's width, {at}", bound.width, "epsilon", at_most=1e-3)
+
+
+def calibration(*, rounds: int = 3) -> Iterator[Row]:
+    noise, spent = _repeated(
+        lambda: calibrate(lambda s: BallsAndBinsProfile(s, 36_000), epsilon=5.0, delta=DELTA),
+        rounds,
+    )
+    yield figure("CPU time, calibrate to epsilon 5, T 36000", spent, "s", at_most=10.0)
+    yield figure("noise multiplier found, epsilon 5, T 36000", noise)
+
+
+# --------------------------------------------------------------------------------- hard questions
+
+MOST_SECONDS = 10.0
+MOST_MEMORY = 1024.0
+START = "forkserver"
+"""How a process is started that answers a question: with the accountants imported."""
+GIVEN_UP = 120
+"""CPU seconds."""
+NAMES = {
+    "B": BallsAndBinsProfile,
+    "M": MultistageProfile,
+    "P": PoissonProfile,
+    "S": ShuffleProfile,
+    "T": TruncatedProfile,
+    "U": UserPoissonProfile,
+    "V": UnitsThenPoissonProfile,
+    "TrialCount": TrialCount,
+    "attack_advantage": attack_advantage,
+    "calibrate": calibrate,
+    "calibrate_advantage": calibrate_advantage,
+}
+
+# Questions whose answer is known from elsewhere: quadrature and 40-digit arithmetic at two bins.
+TRUTHS = {
+    "B(.055, 2).epsilon(1e-18)": 323.00365,
+    "B(.06, 2).epsilon(1e-22)": 299.77180,
+    "B(.05, 2).delta(330)": 2.386245e-11,
+}
+
+# Questions whose answer must be as sharp as asked for, or say why it is not.
+SHARP = (
+    "P(.3, .1, 10**4).epsilon(1e-6)",
+    "P(.3, .01, 10**5).epsilon(1e-6)",
+    "P(.3, 1e-3, 10**6).epsilon(1e-6)",
+    "P(.5, .1, 10**5).epsilon(1e-6)",
+    "P(.5, .01, 10**6).epsilon(1e-6)",
+    "P(.7, .1, 10**6).epsilon(1e-6)",
+    "P(1, .1, 10**6).epsilon(1e-6)",
+    "P(1, .1, 10**7).epsilon(1e-6)",
+    "U(.5, 8500, .0064, 1).epsilon(7.7e-8)",
+    "U(1., 1000, 1e-4, 1).epsilon(1e-12)",
+    "U(1., 1000, 1e-4, 1).epsilon(1e-20)",
+    "M(1., 1000, (1,), (100,)).epsilon(1e-300)",
+    "V(.5, 10000, .1, .1).epsilon(1e-6)",
+    "V(.5, 10000, .1, .1, siblings=200).epsilon(1e-6)",
+    "M(1, 1000, (1, 5), (100, 10)).delta(3)",
+    "M(.6, 5000, (1,), (200,)).epsilon(1e-8)",
+    "S(1e-3, 1000, 2).epsilon(1e-6)",
+    "P(.502, .0064, 8583).epsilon(7.7e-8)",
+    "B(1e8, 2).epsilon(1e-5)",
+    "B(1e8, 1000).epsilon(1e-5)",
+    "B(.05, 10**7).epsilon(1e-5)",
+    "S(1, 1000, 10**4).epsilon(1e-5)",
+    "S(.1, 1000, 10).epsilon(1e-5)",
+    "B(.3, 1000, 10**4).epsilon(1e-5)",
+    "P(1, 1e-4, 1000).delta(8)",
+    "P(.02, 1e-4, 100).epsilon(1e-5)",
+    "P(.02, .01, 10**4).epsilon(1e-5)",
+    "P(.05, .3, 100).epsilon(1e-5)",
+    "U(.37, 29988, 2.13e-9, 20).epsilon(2.4e-14)",
+    "P(8.7327, .00533, 3).delta(.0100206)",
+    "P(.98, 9.4e-6, 954).delta(.0955)",
+    "B(.089, 3, 801).epsilon(2e-184)",
+    "B(2.5, 1101137, 3351).epsilon(7e-220)",
+)
+
+# Settings of which delta is asked at each of `EPSILONS`, at 0 as an attack's advantage.
+DELTAS = (
+    *(
+        f"P({sigma}, {rate_and_steps})"
+        for sigma in (0.3, 0.45, 0.5, 0.6, 1, 2, 5, 20)
+        for rate_and_steps in ("1/36000, 36000", "1e-3, 1000", ".01, 1000", ".2, 50")
+    ),
+    "B(.5, 36000)",
+    "B(1, 1000)",
+    "B(.8, 100, 5)",
+    "B(2, 50, 10)",
+    "U(2, 100, .01, 5)",
+    "U(1, 1000, 1e-3, 3)",
+    "P(.5, 1/36000, 36000, 2)",
+    "T(P(.5, 1/36000, 36000), 36000, -100)",
+)
+EPSILONS = (0, 1e-3, 0.1, 0.6125, 3)
+MOST_NOTES = 5
+MOST_SECONDS_OF_DELTA = 2.0
+LEAST_DELTA = 1e-30
+
+# Questions whose upper end, or noise multiplier, must not be above this.
+AT_MOST = {
+    "V(1, 1000, 1., 1e-4).epsilon(1e-12)": 0.1,
+    "V(1, 1000, 1., 3e-5).epsilon(1e-6)": 0.004,
+    "M(1, 10**7, (1,), (10**6,)).epsilon(1e-6)": 0.2,
+    "calibrate(lambda s: B(s, 1000, 10), epsilon=1e-3, delta=1e-12)": 541.5 * 1.001,
+    "calibrate(lambda s: B(s, 1000, 10), epsilon=.01, delta=1e-8)": 41.26 * 1.001,
+    "calibrate(lambda s: P(s, 1e-3, 10**4), epsilon=.01, delta=1e-8)": 41.28 * 1.001,
+    "calibrate(lambda s: P(s, .01, 1000), epsilon=1e-6, delta=1e-9)": 8e5,
+    "calibrate(lambda s: P(s, .1, 10**6), epsilon=1, delta=1e-6)": 1000.0,
+    "calibrate(lambda s: B(s, 565, 100), epsilon=8, delta=2.7e-8)": 1.0,
+    "calibrate(lambda s: B(s, 565, 300), epsilon=8, delta=2.7e-8)": 2.0,
+    "attack_advantage(P(.5, 1/36000, 36000))": 0.01445,
+    "calibrate_advantage(lambda s: P(s, 1/36000, 36000), advantage=.1)": 0.31468 * 1.001,
+    "T(P(51.6, 2.1e-7, 20), 20, -8.308).delta(2570)": 0.00987,
+    "max(TrialCount(10, 1e-9).draw() for _ in range(100))": math.inf,
+}
+
+
+def ask(question: str) -> Alone:
+    """Answers a question in a process of its own."""
+    multiprocessing.set_forkserver_preload([__name__])
+    return alone(_answer, question, start=START, most_seconds=GIVEN_UP)
+
+
+def _answer(question: str) -> Any:
+    return eval(question, dict(NAMES))
+
+
+def _megabytes(answer: Alone) -> float:
+    return answer.gigabytes * 1e9 / 2**20
+
+
+def _asked(question: str) -> tuple[Any, list[Row]]:
+    """Returns the answer and what it took."""
+    answer = ask(question)
+    if answer.failure:
+        print(f"{question}: {answer.failure}")
+    return answer.value, [
+        figure(f"CPU time, {question}", answer.cpu_seconds, "s", at_most=MOST_SECONDS),
+        figure(f"peak memory, {question}", _megabytes(answer), "MB", at_most=MOST_MEMORY),
     ]
 
 
-def _median(values: list[float]) -> float | None:
-    return statistics.median(values) if values else None
+def truths() -> Iterator[Row]:
+    for question, truth in TRUTHS.items():
+        bound, costs = _asked(question)
+        yield from costs
+        lower, upper = (bound.lower, bound.upper) if bound else (math.nan,) * 2
+        # The truth is known to its printed digits.
+        yield figure(f"lower end, {question}", lower, at_most=truth * (1 + 1e-6))
+        yield figure(f"upper end, {question}", upper, at_least=truth * (1 - 1e-6))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = options_of("accounting", __doc__)
-    parser.add_argument(
-        "--peer-python", metavar="PATH", help=f"an interpreter that has {PEER_PACKAGE}"
-    )
-    parser.add_argument("--repetitions", type=positive, default=3, help="runs for each median")
-    parser.add_argument(
-        "--hard", action="store_true", help="the questions at which accountants break instead"
-    )
-    parser.add_argument(
-        "--points", type=int, default=1000, metavar="N", help="random points of --hard; 0 for none"
-    )
-    options = parser.parse_args(argv)
-    if options.hard:
-        rows = list(accounting_hard.examples()) + accounting_hard.deltas()
-        if options.points:
-            peer_points = max(1, options.points // 5)
-            rows += accounting_hard.against_dp_accounting(peer_points, seconds)
-            rows += accounting_hard.random_points(options.points)
-        return report(rows, options.json)
-
-    python = options.peer_python
-    if python is None and importlib.util.find_spec(PEER_PACKAGE) is not None:
-        python = sys.executable
-    peer = None if python is None else Peer(python)
-    if peer is None:
-        print(f"{PEER_PACKAGE} is not importable here; name an interpreter with --peer-python")
-    else:
-        found = peer.description
-        print(f"peer: {PEER_PACKAGE} {found['version']}, numba {'on' if found['numba'] else 'off'}")
-
-    rows = against_peer(peer, 1.0, 565, None, options.repetitions)
-    rows += against_peer(peer, 0.5, 36_000, 0.05, options.repetitions)
-    for sigma, bar in ((0.5, 1.5), (0.1, 20.0)):
-        profile = BallsAndBinsProfile(sigma, 36_000)
-        bound, spent = median_seconds(
-            functools.partial(profile.epsilon, DELTA), options.repetitions
-        )
-        rows.append(Row.at_most(f"CPU time, interval, sigma {sigma:g}, T 36000", spent, "s", bar))
-        rows.append(
-            Row.at_most(f"interval's width, sigma {sigma:g}, T 36000", bound.width, "epsilon", 1e-3)
-        )
-    noise, spent = median_seconds(
-        lambda: calibrate(lambda s: BallsAndBinsProfile(s, 36_000), epsilon=5.0, delta=DELTA),
-        options.repetitions,
-    )
-    rows.append(Row.at_most("CPU time, calibrate to epsilon 5, T 36000", spent, "s", 10.0))
-    rows.append(Row("noise multiplier found, epsilon 5, T 36000", noise, ""))
-    if peer is not None:
-        peer.close()
-    return report(rows, options.json)
+def sharp() -> Iterator[Row]:
+    for question in SHARP:
+        bound, costs = _asked(question)
+        yield from costs
+        excess, note = _excess(question, bound)
+        yield figure(f"width / asked, {question}{note}", excess, "x", at_most=1.0)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def at_most() -> Iterator[Row]:
+    for question, most in AT_MOST.items():
+        found, costs = _asked(question)
+        yield from costs
+        value = found.upper if isinstance(found, Bound) else found
+        yield figure(question, math.nan if value is None else value, at_most=most)
+
+
+def deltas() -> Iterator[Row]:
+    """Asks for delta and for an attack's advantage on a grid, and prints each answer.
+
+    Every one that is not below 1e-30 is to be within 1e-3 of itself, or to say why it is not.
+    """
+    notes = 0
+    spent: list[float] = []
+    widest: list[float] = []
+    for profile, epsilon in itertools.product(DELTAS, EPSILONS):
+        question = f"{profile}.delta({epsilon})" if epsilon else f"attack_advantage({profile})"
+        answer = ask(question)
+        print(f"{question}: {answer.value or answer.failure}, {answer.cpu_seconds:.2f} s")
+        spent.append(answer.cpu_seconds)
+        excess, _ = _excess(question, answer.value)
+        if answer.value is not None and answer.value.upper < LEAST_DELTA:
+            continue
+        noted = answer.value is not None and bool(answer.value.note)
+        notes += noted
+        if not noted:
+            widest.append(excess)
+    label = f"of {len(spent)} deltas"
+    yield figure(f"answers with a note {label}", notes, at_most=MOST_NOTES)
+    yield figure(f"width / asked, widest without one {label}", max(widest), "x", at_most=1.0)
+    yield figure(f"CPU time, longest {label}", max(spent), "s", at_most=MOST_SECONDS_OF_DELTA)
+
+
+def _excess(question: str, bound: Bound | None) -> tuple[float, str]:
+    """Returns by how much an interval is wider than was asked for, 1 if it says why, and the note.
+
+    1e-3 in epsilon (relative to one below 1, and 1e-4 of one above 10), or 1e-3 of a delta.
+    """
+    if bound is None:
+        return math.inf, ""
+    wanted = 1e-3 * bound.upper
+    if ".epsilon(" in question:
+        wanted = wanted_width(EPSILON_TOLERANCE, bound.upper) * max(1.0, 0.1 * bound.lower)
+    excess = bound.width / wanted if wanted else 0.0
+    shown = f" [{bound.lower:.6g}, {bound.upper:.6g}]"
+    return (1.0, f"{shown} ({bound.note})") if bound.note else (excess, shown)
+
+
+def random_points(*, points: int = 1000) -> Iterator[Row]:
+    """Asks about points drawn log-uniformly from all that may be asked."""
+    rng = np.random.default_rng(0)
+
+    def between(low: float, high: float) -> float:
+        return float(np.exp(rng.uniform(math.log(low), math.log(high))))
+
+    answers, refused = [], 0
+    for i in range(points):
+        sigma, delta = between(1e-3, 1e8), between(1e-300, 0.5)
+        steps, epochs = round(between(1, 1e7)), round(between(1, 1e4))
+        profile = (
+            f"B({sigma!r}, {steps}, {epochs})",
+            f"S({sigma!r}, {steps}, {epochs})",
+            f"P({sigma!r}, {between(1e-9, 1.0)!r}, {steps})",
+        )[i % 3]
+        answer = ask(question := f"{profile}.epsilon({delta!r})")
+        if answer.failure or answer.cpu_seconds > MOST_SECONDS or _megabytes(answer) > MOST_MEMORY:
+            print(f"{question}: {answer}")
+        refused += bool(answer.failure)
+        answers.append(answer)
+    label = f"of {points} random points"
+    longest, largest = (max(a.cpu_seconds for a in answers), max(map(_megabytes, answers)))
+    yield figure(f"refused, {label}", refused / points, at_most=0.01)
+    yield figure(f"CPU time, longest {label}", longest, "s", at_most=MOST_SECONDS)
+    yield figure(f"peak memory, largest {label}", largest, "MB", at_most=MOST_MEMORY)
+
+
+def against_dp_accounting(*, points: int = 200) -> Iterator[Row]:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    rng = np.random.default_rng(1)
+    looser: list[float] = []
+    disproved: list[float] = []
+    ours_spent = theirs_spent = 0.0
+    for _ in range(points):
+        sigma, rate, delta = np.exp(rng.uniform(np.log([0.3, 1e-4, 1e-10]), np.log([5, 0.1, 1e-3])))
+        steps = int(np.exp(rng.uniform(math.log(100), math.log(2e4))))
+
+        def theirs(sigma=sigma, rate=rate, steps=steps, delta=delta) -> float:
+            one = pld.from_gaussian_mechanism(sigma, sampling_prob=rate)
+            return one.self_compose(steps).get_epsilon_for_delta(delta)
+
+        profile = PoissonProfile(sigma, rate, steps)
+        bound, spent = seconds(functools.partial(profile.epsilon, delta))
+        ours_spent += spent
+        peer, spent = seconds(theirs)
+        theirs_spent += spent
+        if bound.lower > peer:
+            disproved.append(bound.lower - peer)
+        else:
+            looser.append(bound.upper - peer)
+        if bound.upper > peer:
+            print(f"P({sigma!r}, {rate!r}, {steps}).epsilon({delta!r}) = {bound}; {peer}")
+    label = f"dp_accounting, {points} random points of Poisson"
+    yield figure(f"our upper end - that of {label}", max(looser), "epsilon", at_most=0.0)
+    yield figure(f"points where our lower end is above {label}", len(disproved))
+    yield figure("by at most", max(disproved, default=0.0), "epsilon")
+    yield figure(f"our CPU time / that of {label}", ours_spent / theirs_spent, "x", at_most=2.0)
+
+
+PAIRS = {"sigma, steps, discretization": ((1.0, 565, None), (0.5, 36_000, 0.05))}
+HARD: dict[str, Any] = {"asked": True, "seconds": 300}
+CASES = [
+    *cases(against_peer, "peer", over=PAIRS, needs=("PLD_accounting or --peer-python",)),
+    *cases(interval, over={"sigma, bar": ((0.5, 1.5), (0.1, 20.0))}),
+    *cases(calibration),
+    *cases(truths, "hard, truths", **HARD),
+    *cases(sharp, "hard, sharp", **HARD),
+    *cases(at_most, "hard, at most", **HARD),
+    *cases(deltas, "hard, deltas", **HARD),
+    *cases(against_dp_accounting, "hard, dp_accounting", needs=("dp_accounting",), **HARD),
+    *cases(random_points, "hard, random points", **HARD),
+]

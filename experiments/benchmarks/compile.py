@@ -1,8 +1,5 @@
 """CPU time to compile a step, beside that of jax_privacy: trace, lowering and XLA's compiler.
 
-    scripts/bench compile --json compile.json    (some ten minutes)
-    scripts/bench compile --quick                (one round of two gradients)
-
 The models are a transformer of one tied block, all of whose leaves are small, and the click model
 of the papers with a million parameters. A gradient is the clipped sum of a batch, by jax_privacy
 2.0.0 with one gradient per example, all at once; a step adds Gaussian noise (jax_privacy's own) and
@@ -12,12 +9,8 @@ over processes that compile one program and nothing before it, without a cache.
 
 from __future__ import annotations
 
-import argparse
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -28,9 +21,9 @@ from flax import nnx
 
 from dpsgd import Mechanism, RootKey, clipped_grad, dpsgd, train_blocks
 from dpsgd.engine.modules import split_module
-from experiments.benchmarks.rows import Row, options_of, positive, report
-from experiments.benchmarks.step import SIZES, random_batch
-from experiments.benchmarks.timing import Series
+from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.programs import SIZES, random_batch, single_step
+from experiments.benchmarks.timing import Series, alone
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from samplers import Deterministic
@@ -58,7 +51,6 @@ class Transformer(nnx.Module):
 
 
 def transformer() -> Problem:
-    """Returns (params, loss_fn, batch) of sequences of 12 tokens."""
     params, apply = split_module(Transformer(nnx.Rngs(0)))
 
     def loss_fn(params: PyTree, tokens: jax.Array) -> jax.Array:
@@ -69,17 +61,14 @@ def transformer() -> Problem:
 
 
 def click() -> Problem:
-    """Returns (params, loss_fn, batch) of the click model."""
     params, _, loss_fn = functional(SIZES["1M"], DISPLAY_ADS, 0)
     return params, loss_fn, random_batch(BATCH, SIZES["1M"])
 
 
-MODELS = {"transformer": transformer, "click": click}
+MODELS = {"click": click, "transformer": transformer}
 
 
-def plain_gradient(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
-    """Compiles the gradient of a batch."""
-
+def ordinary_gradient(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
     def total(params: PyTree, batch: PyTree) -> jax.Array:
         return jnp.sum(jax.vmap(loss_fn, (None, 0))(params, batch))
 
@@ -87,7 +76,6 @@ def plain_gradient(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
 
 
 def gradient(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
-    """Compiles the clipped sum."""
     run = clipped_grad(loss_fn, l2_clip_norm=1.0)
     jax.jit(run).lower(params, batch, jnp.ones(BATCH)).compile()
 
@@ -99,12 +87,10 @@ def _theirs(loss_fn: Callable) -> Callable[[PyTree, PyTree], PyTree]:
 
 
 def their_gradient(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
-    """Compiles the clipped sum of jax_privacy."""
     jax.jit(_theirs(loss_fn)).lower(params, batch).compile()
 
 
 def their_step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
-    """Compiles the clipped sum and the noise of jax_privacy, and Adam."""
     from jax_privacy import noise_addition
 
     run, adam = _theirs(loss_fn), optax.adam(1e-3)
@@ -120,20 +106,13 @@ def their_step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
 
 
 def step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
-    """Compiles the clipped sum, the noise and Adam."""
     mechanism = Mechanism(Deterministic(BATCH, BATCH), 1.0, 1.0)
     algorithm, key = dpsgd(loss_fn, optax.adam(1e-3)), jnp.zeros(4, jnp.uint32)
-
-    def step(state: Any, batch: PyTree, weights: Any, key: Any, scales: Any) -> Any:
-        total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
-        return algorithm.update(state, total, key, scales)[0]
-
     inputs = algorithm.init(params), batch, jnp.ones(BATCH), key, mechanism.scales()
-    jax.jit(step).lower(*inputs).compile()
+    jax.jit(single_step(algorithm)).lower(*inputs).compile()
 
 
 def first_step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
-    """Trains for one step."""
     mechanism = Mechanism(Deterministic(BATCH, BATCH), 1.0, 1.0)
     algorithm = dpsgd(loss_fn, optax.adam(1e-3))
     state = algorithm.init(jax.tree.map(jnp.array, params))
@@ -143,17 +122,23 @@ def first_step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
 
 
 PROGRAMS = {
-    "ordinary gradient": plain_gradient,
+    "ordinary gradient": ordinary_gradient,
     "clipped gradient": gradient,
     "jax_privacy's clipped gradient": their_gradient,
     "step": step,
     "jax_privacy's step": their_step,
     "first step of training": first_step,
 }
+PAIRS = {
+    "clipped gradient": "jax_privacy's clipped gradient",
+    "step": "jax_privacy's step",
+    "first step of training": "jax_privacy's step",
+}
 
 
 def one(model: str, program: str) -> float:
     """Returns the CPU seconds of a program that this process, which is fresh, compiles."""
+    jax.config.update("jax_enable_compilation_cache", False)
     params, loss_fn, batch = MODELS[model]()
     jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.ones(1)))  # the compiler itself starts
     begin = time.process_time()
@@ -161,53 +146,20 @@ def one(model: str, program: str) -> float:
     return time.process_time() - begin
 
 
-def in_fresh_processes(models: list[str], programs: list[str], rounds: int) -> Series:
-    """Returns the CPU seconds of every "model: program", all in turns."""
-    series = Series({f"{model}: {program}": [] for model in models for program in programs})
-    environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+def compiled(
+    model: str, programs: tuple[str, ...] = tuple(PROGRAMS), *, rounds: int = 5
+) -> Iterator[Row]:
+    series = Series({program: [] for program in programs})
     for _ in range(rounds):
-        for name, found in series.items():
-            command = [sys.executable, "-m", __spec__.name, "--one", *name.split(": ")]
-            output = subprocess.run(
-                command, env=environment, check=True, stdout=subprocess.PIPE, text=True
-            )
-            found.append(float(output.stdout))
-    return series
+        for program, found in series.items():
+            found.append(alone(one, model, program).value)
+    for program in programs:
+        yield figure(f"to compile, {model}: {program}", series.median(program), "s")
+    for ours, theirs in PAIRS.items():
+        if theirs in programs:
+            name = f"to compile, {model}: {ours} / {theirs}"
+            yield figure(name, series.ratio(ours, theirs), "x", at_most=BAR)
 
 
-def measure(models: list[str], programs: list[str], rounds: int) -> list[Row]:
-    """Returns the rows of some models."""
-    series = in_fresh_processes(models, programs, rounds)
-    rows = [Row(f"to compile, {name}", series.median(name), "s") for name in series]
-    pairs = {
-        "clipped gradient": "jax_privacy's clipped gradient",
-        "step": "jax_privacy's step",
-        "first step of training": "jax_privacy's step",
-    }
-    for model in models:
-        for ours, theirs in pairs.items():
-            if ours in programs and theirs in programs:
-                ratio = series.ratio(f"{model}: {ours}", f"{model}: {theirs}")
-                rows.append(Row.at_most(f"to compile, {model}: {ours} / {theirs}", ratio, "x", BAR))
-    return rows
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = options_of("compile", __doc__, quick="two gradients, once")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--rounds", type=positive, default=5, help="processes for each median")
-    parser.add_argument("--one", nargs=2, metavar=("MODEL", "PROGRAM"), help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    if options.one is not None:
-        print(one(*options.one))
-        return 0
-    programs = list(PROGRAMS)
-    if options.quick:
-        options.models, options.rounds = ["click"], 1
-        programs = ["ordinary gradient", "clipped gradient"]
-    return report(measure(options.models, programs, options.rounds), options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+QUICK = {"programs": ("ordinary gradient", "clipped gradient"), "rounds": 1}
+CASES = cases(compiled, over={"model": MODELS}, quick=QUICK, seconds=300)

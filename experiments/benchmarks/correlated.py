@@ -1,9 +1,5 @@
 """What correlated noise costs and buys, beside its reference, simulations, peers and real rows.
 
-    scripts/bench correlated --json correlated.json                  (five minutes of CPU time)
-    scripts/bench correlated --parts models --store STORE            (half an hour more)
-    scripts/bench correlated --quick                                 (half a minute)
-
 The reference is one epoch of 36,000 steps, of which the noise multiplier and the root mean square
 error of prefix sums are known (`REFERENCE`). The simulation is of the whole mechanism: who takes
 part, the noise, and gradients that are chosen in view of what was released; its delta may not be
@@ -11,21 +7,17 @@ above the certified one, and is attained by constant gradients. The counterexamp
 under which correlated noise costs more than under cyclic ones, and which are refused. The time of
 a step is that of SGD with momentum on the click model, in CPU time; the memory is what the
 compiled program says. The peer is jax_privacy 2.0, whose noise is priced by cyclic Poisson
-sampling: BandMF of as many bands, calibrated by its own accountant to the same epsilon.
-
-On the rows of STORE: AUC of models by SGD and Adam (`experiments.benchmarks.sgd_models`).
-`--written FOLDER` keeps what each run gave: the runs that are there are not made again.
+sampling: BandMF of as many bands, calibrated by its own accountant to the same epsilon. `models`:
+AUC of models by SGD and Adam on the rows of a store; `--written FOLDER` keeps what each run gave.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,11 +29,10 @@ from accounting import BallsAndBinsProfile, GaussianProfile
 from accounting import epsilon as price
 from dpsgd import BandedToeplitz, Independent, Mechanism, Noise, RootKey, dpsgd
 from dpsgd.engine.feed import Layout
-from dpsgd.engine.programs import compiler_options
 from dpsgd.noise.planning import history_bytes, plan
 from dpsgd.noise.strategies import Workload, banded_square_root, error_at, optimized
-from experiments.benchmarks.rows import Row, options_of, positive, report
-from experiments.benchmarks.sgd_models import (
+from experiments.benchmarks.case import Estimate, Row, cases, figure
+from experiments.benchmarks.models import (
     Models,
     Setting,
     adam_default,
@@ -50,12 +41,17 @@ from experiments.benchmarks.sgd_models import (
     few_steps,
     gain,
 )
-from experiments.benchmarks.step import SIZES, random_batch
-from experiments.benchmarks.timing import Carried, in_turns
+from experiments.benchmarks.programs import (
+    SIZES,
+    Program,
+    copies_of,
+    num_params,
+    random_batch,
+    single_step,
+)
+from experiments.benchmarks.timing import in_turns
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
-from experiments.tasks.clicks.sizes import ModelConfig
-from experiments.tasks.clicks.task import Clicks
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
 
 STEPS, DELTA = 36_000, 2.7e-8
@@ -86,8 +82,8 @@ def _one_epoch(bands: int) -> BallsAndBins:
 # ------------------------------------------------------------------------------- the reference
 
 
-def reference(bands: Iterable[int]) -> Iterator[Row]:
-    """Yields noise multiplier and error beside the reference, and the error of the best noise."""
+def reference(bands: tuple[int, ...] = tuple(REFERENCE)) -> Iterator[Row]:
+    """Measures noise multiplier and error beside the reference, and the error of the best noise."""
     alone: dict[float, float] = {}
     for b in sorted({1, *bands}):
         sampler, root = _one_epoch(b), banded_square_root(b)
@@ -101,17 +97,13 @@ def reference(bands: Iterable[int]) -> Iterator[Row]:
             if b > 1:
                 figures.append(("error / that of b 1", relative, rmse))
             for name, value, known in figures:
-                yield Row(f"{name}, {at}", value, "")
+                yield figure(f"{name}, {at}", value)
                 off = 100 * abs(value / known - 1)
-                yield Row.at_most(f"{name}, off the reference, {at}", off, "%", MOST_OFF)
+                yield figure(f"{name}, off the reference, {at}", off, "%", at_most=MOST_OFF)
             name = f"error / that of b 1, optimised, {at}"
-            yield Row(name, relative * math.sqrt(better), "")
-        yield Row.at_most(
-            f"error, optimised / banded square root, T {sampler.num_steps}, b {b}",
-            math.sqrt(better),
-            "x",
-            1.0,
-        )
+            yield figure(name, relative * math.sqrt(better))
+        name = f"error, optimised / banded square root, T {sampler.num_steps}, b {b}"
+        yield figure(name, math.sqrt(better), "x", at_most=1.0)
 
 
 # ------------------------------------------------------------------------------ the simulation
@@ -136,23 +128,19 @@ GRADIENTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """What an example contributes, given all releases before, as an adversary chooses it: in [-1, 1]"""
 
 
-@dataclass(frozen=True)
-class Simulated:
-    """A mean over draws."""
+def _mean(values: np.ndarray) -> Estimate:
+    return Estimate(values.mean(), values.std() / math.sqrt(values.size))
 
-    mean: float
-    error: float
-    """`SURE` standard errors."""
 
-    @classmethod
-    def of(cls, values: np.ndarray) -> Simulated:
-        """Returns the mean of values."""
-        return cls(float(values.mean()), SURE * float(values.std()) / math.sqrt(values.size))
+def _surely(estimate: Estimate) -> float:
+    """Returns what an estimate is at least."""
+    assert estimate.error is not None
+    return estimate - SURE * estimate.error
 
 
 def whole_mechanism(
     gradient: Callable[[np.ndarray], np.ndarray], group: int, epochs: int, draws: int, seed: int
-) -> dict[tuple[float, str], Simulated]:
+) -> dict[tuple[float, str], Estimate]:
     """Simulates cyclic balls-and-bins of 8 steps and 2 groups under noise of 2 bands.
 
     The loss of a run is a product over the possible steps of the example, by the chain rule; the
@@ -191,12 +179,11 @@ def whole_mechanism(
         loss = special.logsumexp(bins, axis=2).sum(axis=1) * (1 if present else -1)
         for epsilon in EPSILONS:
             delta = np.maximum(0.0, -np.expm1(epsilon - loss))
-            found[epsilon, "removed" if present else "added"] = Simulated.of(delta)
+            found[epsilon, "removed" if present else "added"] = _mean(delta)
     return found
 
 
-def simulation(draws: int) -> Iterator[Row]:
-    """Yields the simulated delta over the certified one, of each kind of gradient."""
+def simulation(*, draws: int = 300_000) -> Iterator[Row]:
     for epochs, (what, gradient) in itertools.product((1, 2), GRADIENTS.items()):
         certified = {
             epsilon: BallsAndBinsProfile(SIGMA, 4, epochs).delta(epsilon) for epsilon in EPSILONS
@@ -206,13 +193,13 @@ def simulation(draws: int) -> Iterator[Row]:
             found = whole_mechanism(gradient, group, epochs, draws, seed=group)
             for epsilon, bound in certified.items():
                 both = [s for (at, _), s in found.items() if at == epsilon]
-                surely = max(surely, *((s.mean - s.error) / bound.upper for s in both))
+                surely = max(surely, *(_surely(s) / bound.upper for s in both))
                 if group == 0:
-                    near.append(max(s.mean for s in both) / bound.upper)
+                    near.append(max(both) / bound.upper)
         at = f"simulated / certified delta, E {epochs}, gradients {what}"
-        yield Row.at_most(f"{at}, less {SURE} standard errors", surely, "x", 1.0)
+        yield figure(f"{at}, less {SURE} standard errors", surely, "x", at_most=1.0)
         if what == "constant":
-            yield Row.at_least(f"{at}, first group", min(near), "x", 0.99)
+            yield figure(f"{at}, first group", min(near), "x", at_least=0.99)
 
 
 # ---------------------------------------------------------------------- the counterexamples
@@ -230,7 +217,7 @@ class ChangingGroups(BallsAndBins):
 
 def simulated_delta(
     epochs: list[tuple[int, ...]], num_steps: int, epsilon: float, draws: int
-) -> Simulated:
+) -> Estimate:
     """Returns delta of constant gradients where one of each epoch's steps is drawn: the larger."""
     rng, matrix = np.random.default_rng(1), SIMULATED.whiten(np.eye(num_steps))
     outcomes = [list(steps) for steps in itertools.product(*epochs)]
@@ -243,14 +230,11 @@ def simulated_delta(
     noise = SIGMA * rng.normal(size=(draws, num_steps))
     took = means[rng.integers(len(outcomes), size=draws)] + noise
     both = loss(took), -loss(noise)
-    return max(
-        (Simulated.of(np.maximum(0.0, -np.expm1(epsilon - x))) for x in both),
-        key=lambda found: found.mean,
-    )
+    return max(_mean(np.maximum(0.0, -np.expm1(epsilon - x))) for x in both)
 
 
-def counterexamples(draws: int) -> Iterator[Row]:
-    """Yields what wrong samplers cost over what they would if they kept steps apart."""
+def counterexamples(*, draws: int = 300_000) -> Iterator[Row]:
+    """Measures what wrong samplers cost over what they would if they kept steps apart."""
     changing = simulated_delta([(1, 3), (4, 6)], 8, 1.0, draws)
     plain = simulated_delta([tuple(range(8))], 8, 1.0, draws)
     # Last in one epoch and first in the next: the sum of two neighbouring columns.
@@ -261,7 +245,7 @@ def counterexamples(draws: int) -> Iterator[Row]:
         (
             "groups that change from epoch to epoch / cyclic",
             ChangingGroups(16, 4, 2, cycle_length=2),
-            changing.mean - changing.error,
+            _surely(changing),
             as_cyclic[0].delta(1.0).upper,
         ),
         (
@@ -273,29 +257,25 @@ def counterexamples(draws: int) -> Iterator[Row]:
         (
             "bands over plain balls-and-bins / these bins",
             BallsAndBins(32, 4),
-            plain.mean - plain.error,
+            _surely(plain),
             as_cyclic[1].delta(1.0).upper,
         ),
     ]
     for name, sampler, delta, wrong in cases:
-        yield Row.at_least(f"delta(1), {name}", delta / wrong, "x", 1.0)
+        yield figure(f"delta(1), {name}", delta / wrong, "x", at_least=1.0)
         try:
             Mechanism(sampler, SIGMA, 1.0, noise=SIMULATED).privacy()
             refused = False
         except ValueError:
             refused = True
-        yield Row.at_least(f"refused: {name.split(' /')[0]}", float(refused), "", 1.0)
+        yield figure(f"refused: {name.split(' /')[0]}", float(refused), at_least=1.0)
 
 
 # -------------------------------------------------------------------------------- the peers
 
 
 def cyclic_poisson() -> Iterator[Row]:
-    """Yields how far the price of cyclic Poisson sampling lies from dp_accounting's."""
-    name = "epsilon, cyclic Poisson, off dp_accounting"
-    if importlib.util.find_spec("dp_accounting") is None:
-        yield Row(f"{name} (not installed)", None, "epsilon")
-        return
+    """Measures how far the price of cyclic Poisson sampling lies from dp_accounting's."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
     for sampler, sigma in (
@@ -312,66 +292,59 @@ def cyclic_poisson() -> Iterator[Row]:
         ours = price(noise.privacy(sampler, sigma), delta).upper
         off = abs(ours - theirs.get_epsilon_for_delta(delta))
         at = f"{sampler.num_steps} steps, b {sampler.cycle_length}, sigma {sigma:g}"
-        yield Row.at_most(f"{name}, {at}", off, "epsilon", 1e-3)
+        name = f"epsilon, cyclic Poisson, off dp_accounting, {at}"
+        yield figure(name, off, "epsilon", at_most=1e-3)
 
 
-def band_mf(bands: Iterable[int]) -> Iterator[Row]:
-    """Yields the noise per update beside that of jax_privacy at the same epsilon."""
-    name = "error of prefix sums, ours / jax_privacy's BandMF"
-    if importlib.util.find_spec("jax_privacy") is None:
-        yield Row(f"{name} (not installed)", None, "x")
-        return
+def band_mf(bands: int = BANDS) -> Iterator[Row]:
+    """Measures the noise per update beside that of jax_privacy at the same epsilon."""
     from jax_privacy.accounting import accountants, analysis
     from jax_privacy.accounting.calibrate import calibrate_noise_multiplier
     from jax_privacy.matrix_factorization import toeplitz
 
     accountant = analysis.DpsgdTrainingAccountant(accountants.PldAccountantConfig())
-    for b in bands:
-        sampler = _one_epoch(b)
-        steps = sampler.num_steps
-        workload = Workload(steps)
-        column = toeplitz.optimize_banded_toeplitz(n=steps, bands=b)
-        # Of one step: their columns have norm 1, as ours have.
-        theirs_error = math.sqrt(float(toeplitz.loss(column, steps)))
-        noise = optimized(workload, b)
-        for epsilon in (1.0, 5.0):
-            sigma = calibrate_noise_multiplier(
-                target_epsilon=epsilon,
-                accountant=accountant,
-                batch_sizes=1024,
-                num_updates=steps,
-                num_samples=STEPS * 1024,
-                target_delta=DELTA,
-                cycle_length=b,
-                tol=1e-4,
-            )
-            ours = error_at(noise, workload, sampler, epsilon=epsilon, delta=DELTA)
-            at = f"T {steps}, b {b}, epsilon {epsilon:g}"
-            yield Row(f"noise multiplier, ours, {at}", ours.noise_multiplier, "")
-            yield Row(f"noise multiplier, jax_privacy, {at}", sigma, "")
-            yield Row(f"error of prefix sums, ours, {at}", ours.rmse, "")
-            yield Row(f"error of prefix sums, jax_privacy, {at}", sigma * theirs_error, "")
-            ratio = ours.rmse / (sigma * theirs_error)
-            yield Row.at_most(f"{name}, {at}", ratio, "x", 1.0)
+    sampler = _one_epoch(bands)
+    steps = sampler.num_steps
+    workload = Workload(steps)
+    column = toeplitz.optimize_banded_toeplitz(n=steps, bands=bands)
+    # Of one step: their columns have norm 1, as ours have.
+    theirs_error = math.sqrt(float(toeplitz.loss(column, steps)))
+    noise = optimized(workload, bands)
+    for epsilon in (1.0, 5.0):
+        sigma = calibrate_noise_multiplier(
+            target_epsilon=epsilon,
+            accountant=accountant,
+            batch_sizes=1024,
+            num_updates=steps,
+            num_samples=STEPS * 1024,
+            target_delta=DELTA,
+            cycle_length=bands,
+            tol=1e-4,
+        )
+        ours = error_at(noise, workload, sampler, epsilon=epsilon, delta=DELTA)
+        at = f"T {steps}, b {bands}, epsilon {epsilon:g}"
+        yield figure(f"noise multiplier, ours, {at}", ours.noise_multiplier)
+        yield figure(f"noise multiplier, jax_privacy, {at}", sigma)
+        yield figure(f"error of prefix sums, ours, {at}", ours.rmse)
+        yield figure(f"error of prefix sums, jax_privacy, {at}", sigma * theirs_error)
+        name = f"error of prefix sums, ours / jax_privacy's BandMF, {at}"
+        yield figure(name, ours.rmse / (sigma * theirs_error), "x", at_most=1.0)
 
 
 # ------------------------------------------------------------------------- time and memory
 
 
-def step(name: str, config: ModelConfig, batch_size: int, rounds: int) -> Iterator[Row]:
-    """Yields time and memory of a step of SGD with momentum, with bands over without."""
-    params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-    batch, weights = jax.device_put(random_batch(batch_size, config)), jnp.ones(batch_size)
+def step(batch_size: int, size: str = "8M", *, rounds: int = 9) -> Iterator[Row]:
+    """Measures time and memory of a step of SGD with momentum, with bands over without."""
+    params, _, loss_fn = functional(SIZES[size], DISPLAY_ADS, 0)
+    batch, weights = jax.device_put(random_batch(batch_size, SIZES[size])), jnp.ones(batch_size)
     algorithm = dpsgd(loss_fn, optax.sgd(1e-3, momentum=0.9))
-    noise_key = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
+    private, noise_key = single_step(algorithm), RootKey.from_insecure_seed(0).noise_key(0)
 
-    def private_step(state, inputs):
-        batch, noise_key, scales = inputs
-        total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
-        return algorithm.update(state, total, noise_key, scales)[0]
+    def private_step(state, batch, *rest):
+        return (private(state, batch, weights, *rest),)
 
-    at = f"{name} parameters, batch {batch_size}"
+    at = f"{size} parameters, batch {batch_size}"
     programs, temporary, kept = {}, {}, {}
     for b in (1, BANDS):
         noise: Noise = banded_square_root(b) if b > 1 else Independent()
@@ -383,24 +356,23 @@ def step(name: str, config: ModelConfig, batch_size: int, rounds: int) -> Iterat
         layout = Layout.of(mechanism.sampler, data, data_on="device")
         memory = layout.program(algorithm, mechanism, state, data).memory_analysis()
         temporary[b], kept[b] = memory.temp_size_in_bytes, memory.argument_size_in_bytes
-        inputs = batch, noise_key, mechanism.scales()
-        programs[f"b {b}"] = Carried(private_step, state, inputs, compiler_options())
+        inputs = batch, jnp.asarray(noise_key), mechanism.scales()
+        programs[f"b {b}"] = Program(private_step, copies_of(state), *inputs)
         del state
     seconds = in_turns(programs, rounds)
+    yield figure(f"step of SGD, b 1, {at}", seconds.median("b 1"), "s")
+    yield figure(f"step of SGD, b {BANDS}, {at}", seconds.median(f"b {BANDS}"), "s")
+    bar = MOST_SLOWER if batch_size == BARRED else None
     ratio = seconds.ratio(f"b {BANDS}", "b 1")
-    yield Row(f"step of SGD, b 1, {at}", seconds.median("b 1"), "s")
-    yield Row(f"step of SGD, b {BANDS}, {at}", seconds.median(f"b {BANDS}"), "s")
-    slower = f"step of SGD, b {BANDS} / b 1, {at}"
-    barred = batch_size == BARRED
-    yield Row.at_most(slower, ratio, "x", MOST_SLOWER) if barred else Row(slower, ratio, "x")
-    history = history_bytes(BANDS - 1, num_params)
-    yield Row(f"history of b {BANDS}, {at}", history / 1e6, "MB")
+    yield figure(f"step of SGD, b {BANDS} / b 1, {at}", ratio, "x", at_most=bar)
+    history = history_bytes(BANDS - 1, num_params(params))
+    yield figure(f"history of b {BANDS}, {at}", history / 1e6, "MB")
     more = (kept[BANDS] - kept[1]) / history
-    yield Row.at_most(f"state of b {BANDS} beyond b 1 / its history, {at}", more, "x", 1.001)
+    yield figure(f"state of b {BANDS} beyond b 1 / its history, {at}", more, "x", at_most=1.001)
     extra = (temporary[BANDS] - temporary[1]) / history
     name = f"temporary memory of b {BANDS} beyond b 1 / its history, {at}"
     # The noise of this step is one more vector.
-    yield Row.at_most(name, extra, "x", 0.1)
+    yield figure(name, extra, "x", at_most=0.1)
 
 
 # ---------------------------------------------------------------------------------- real rows
@@ -413,18 +385,20 @@ MANY_STEPS = (
 EPSILONS_OF_MODELS = 8.0, 3.0, 1.0
 
 
-def models_of(models: Models) -> Iterator[Row]:
-    """Yields what models reach on the rows of a store."""
+def models(
+    *, store: str | None = None, seeds: int = 5, written: str | None = None
+) -> Iterator[Row]:
+    made = Models.of(store, seeds, written)
     for at, setting, bands, bar in MANY_STEPS:
         banded = replace(setting, bands=bands)
         for each in (setting, banded):
-            yield from auc(models, each)
+            yield from auc(made, each)
         name = f"AUC of b {bands} minus b 1, test rows, epsilon {setting.epsilon:g}, {at}"
-        yield from gain(models, banded, setting, name, bar)
-    rows = len(models.task.columns()["label"])
+        yield gain(made, banded, setting, name, bar)
+    rows = len(made.task.columns()["label"])
     for epsilon in EPSILONS_OF_MODELS:
         for what, setting in few_steps(epsilon).items():
-            yield from auc(models, setting, f"88 steps an epoch, {what}")
+            yield from auc(made, setting, f"88 steps an epoch, {what}")
         yield planned(epsilon, rows)
     for epsilon in EPSILONS_OF_MODELS:
         banded = few_steps(epsilon)["SGD with 22 bands"]
@@ -432,9 +406,9 @@ def models_of(models: Models) -> Iterator[Row]:
             ("Adam's default", adam_default(epsilon)),
             ("the best of SGD with independent noise", best_independent(epsilon)),
         ):
-            yield from auc(models, other, what)
+            yield from auc(made, other, what)
             name = f"AUC of SGD with 22 bands minus {what}, test rows, epsilon {epsilon:g}"
-            yield from gain(models, banded, other, name)
+            yield gain(made, banded, other, name)
 
 
 def planned(epsilon: float, num_examples: int) -> Row:
@@ -442,44 +416,16 @@ def planned(epsilon: float, num_examples: int) -> Row:
     sampler = BallsAndBins(num_examples, 1000, 10)
     found = plan(sampler, (8, 22), epsilon=epsilon, delta=1 / num_examples, momentum=0.9)
     chosen = min(found, key=lambda candidate: candidate.error)
-    return Row(f"bands that the planner chooses, epsilon {epsilon:g}", chosen.bands, "")
+    return figure(f"bands that the planner chooses, epsilon {epsilon:g}", chosen.bands)
 
 
-PARTS = ("reference", "simulation", "peers", "step", "models")
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = options_of("correlated", __doc__, quick="few bands and draws, a small model, no peers")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of them")
-    parser.add_argument("--store", type=Path, help="prepared rows, see `dpsgd prepare`, for models")
-    parser.add_argument("--seeds", type=positive, default=5, help="models of each setting")
-    parser.add_argument("--rounds", type=positive, default=9, help="steps for each median")
-    parser.add_argument("--draws", type=positive, default=300_000, help="of each simulation")
-    parser.add_argument(
-        "--written", type=Path, metavar="FOLDER", help="keep what each run gave, to go on later"
-    )
-    options = parser.parse_args(argv)
-    bands, draws, rounds = list(REFERENCE), options.draws, options.rounds
-    name, batch_sizes = "8M", [256, BARRED]
-    parts = set(options.parts)
-    if options.quick:
-        bands, draws, rounds, name, batch_sizes = [16], 20_000, 1, "1M", [256]
-        parts -= {"peers", "models"}
-    found: list[Row] = []
-    if "reference" in parts:
-        found += reference(bands)
-    if "simulation" in parts:
-        found += [*simulation(draws), *counterexamples(draws)]
-    if "peers" in parts:
-        found += [*cyclic_poisson(), *band_mf([BANDS])]
-    if "step" in parts:
-        for batch_size in batch_sizes:
-            found += step(name, SIZES[name], batch_size, rounds)
-    if "models" in parts and options.store is not None:
-        found += models_of(Models(Clicks(options.store), options.seeds, options.written))
-    return report(found, options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+FEW: dict[str, Any] = {"quick": {"draws": 20_000}, "exact": True}
+CASES = [
+    *cases(reference, quick={"bands": (16,)}, exact=True),
+    *cases(simulation, **FEW),
+    *cases(counterexamples, "simulation, counterexamples", **FEW),
+    *cases(cyclic_poisson, "peers, cyclic Poisson", needs=("dp_accounting",), exact=True),
+    *cases(band_mf, "peers, BandMF", needs=("jax_privacy",), exact=True),
+    *cases(step, over={"batch_size": (256, BARRED)}, quick={"size": "1M", "rounds": 1}),
+    *cases(models, seconds=1_800, needs=("--store",)),
+]

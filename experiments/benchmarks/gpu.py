@@ -1,115 +1,423 @@
 """All that only a GPU can tell, in one command and one record: is it right there, how fast is it.
 
     scripts/bench gpu --minutes 8 --json gpu.json
-    python -m experiments.benchmarks.gpu          (the same, in a bare checkout)
-    scripts/bench gpu --tiny                      (a rehearsal on a CPU: figures mean nothing)
+    python -m experiments.benchmarks gpu          (the same, in a bare checkout)
+    scripts/bench gpu --quick                     (a rehearsal on a CPU: figures mean nothing)
 
-It needs JAX, flax, optax, NumPy and SciPy, and nothing installed of this project. The parts come in
+It needs JAX, flax, optax, NumPy and SciPy, and nothing installed of this project. The cases come in
 the order of their worth: first that clipping, noise, draws and sums are on this device what they
 are by definition; then steps at 85 million parameters, an epoch of 37 million rows, a whole run.
-The record is written after every figure: what stops one part loses nothing, and the next goes on.
-The bars of speed are for an H200.
+Everything is timed by the clock, from the dispatch to `block_until_ready`. A step is one of a block
+of steps in one program, as in training. The bars of speed are for an H200.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-from functools import partial
+import functools
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-# The CPU draws the secure noise, and is what the device is compared with.
-if os.environ.get("JAX_PLATFORMS", "cpu") not in ("", "cpu") and (
-    "cpu" not in os.environ["JAX_PLATFORMS"].split(",")
-):
-    os.environ["JAX_PLATFORMS"] += ",cpu"
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
 
+import samplers
+from dpsgd import Mechanism, RootKey, Run, RunSpec, dpsgd, train_blocks
+from dpsgd.engine.programs import compiler_options
+from dpsgd.runs.optimizer import ADAM as OPTIMIZER
+from dpsgd.runs.optimizer import hyperparameters
+from dpsgd.runs.result import FinishedRun
 from experiments.benchmarks import gpu_equality as equality
-from experiments.benchmarks import gpu_tables as tables
-from experiments.benchmarks import gpu_training as training
-from experiments.benchmarks.gpu_record import Part, Record
-from experiments.benchmarks.gpu_training import Size
-from experiments.benchmarks.rows import report
+from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.gpu_program import traffic
+from experiments.benchmarks.programs import (
+    ADAM,
+    BYTES_PER_PARAMETER,
+    SGD,
+    Model,
+    Program,
+    Steps,
+    clicks,
+    copies_of,
+    copy_rate,
+    dlrm,
+    lazy,
+)
+from experiments.benchmarks.record import peak_memory
+from experiments.benchmarks.timing import Spent, in_turns
+from experiments.tasks.clicks.evaluate import evaluate
+from experiments.tasks.clicks.model import functional
+from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
+from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.task import Clicks
+from samplers.settings import SETTINGS
 
-RECORD = Path(__file__).parents[1] / "records" / "gpu.json"
+PyTree = Any
 
-PAPER = Size(PRESETS["paper"], 64, 7, 1 << 20, 1 << 28)
-TINY = Size(ModelConfig(2, 2**4, ()), 3, 2, 1 << 10, 1 << 16)
-
-
-def parts() -> list[Part]:
-    """Returns what is measured on a GPU, the worthiest first."""
-    middle = ModelConfig(embedding_dim=14, max_buckets=2**11, hidden=(256, 256))
-    return [
-        Part("clipping", 40, partial(equality.clipping, middle, 256)),
-        Part("noise", 10, partial(equality.noise, (4096, 301))),
-        Part("draws", 15, partial(equality.draws, 100_000, 1024)),
-        Part("secure", 15, partial(equality.secure, ModelConfig(8, 2**8, (64,)), 32)),
-        Part("audit", 15, equality.audit),
-        Part("copies", 2, partial(training.copies, PAPER)),
-        Part("steps 1024", 45, partial(training.steps, PAPER, 1024)),
-        Part("steps 8192", 90, partial(training.steps, PAPER, 8192, variants=True)),
-        Part("steps 65536", 60, partial(training.steps, PAPER, 65_536)),
-        Part("tables 85M", 60, partial(tables.click_steps, 2**20, (598, 598, 598), 1024, 64, 7)),
-        Part("tables 1B", 60, partial(tables.click_steps, 2**24, (598, 598, 598), 1024, 64, 7)),
-        Part("dlrm 10B", 60, partial(tables.dlrm_steps, 26, 3_000_000, 2048, 64, 7)),
-        Part("epoch", 90, partial(training.epoch, PAPER.model, 37_000_000, 1 << 20, 8192)),
-        Part("interrupted", 30, partial(equality.interrupted, middle, 200_000, 1024)),
-        Part("run", 60, partial(training.whole_run, PAPER.model, 1_000_000, 8192)),
-        Part("precisions", 10, partial(training.precisions, 65_536, (598, 598), 7)),
-    ]
+PAPER = PRESETS["paper"]
+RECORD, MINUTES = Path(__file__).parents[1] / "records" / "gpu.json", 8.0
+STEP_BARS = {1024: 1.1, 8192: 1.1, 65_536: 1.15}
+"""DP step / ordinary one on an H200, 85M parameters, by batch."""
+EPOCH_BAR = 6.0
+"""Seconds of an epoch of 37M rows at batch 8,192, on an H200."""
+clock = time.perf_counter
 
 
-def tiny_parts() -> list[Part]:
-    """Returns the same parts, so small that a CPU rehearses them in a minute at most."""
-    one_layer = ModelConfig(2, 2**4, (4,))
-    return [
-        Part("clipping", 1, partial(equality.clipping, one_layer, 16, ("the highest",))),
-        Part("noise", 1, partial(equality.noise, (64, 33))),
-        Part("draws", 1, partial(equality.draws, 1000, 100)),
-        Part("secure", 1, partial(equality.secure, TINY.model, 8)),
-        Part("audit", 1, equality.audit),
-        Part("copies", 1, partial(training.copies, TINY)),
-        Part("steps 32", 1, partial(training.steps, TINY, 32, variants=True)),
-        Part("tables", 1, partial(tables.click_steps, 2**4, (4,), 16, 2, 1, barred=False)),
-        Part("dlrm", 1, partial(tables.dlrm_steps, 3, 64, 8, 2, 1, barred=False)),
-        Part("epoch", 1, partial(training.epoch, TINY.model, 8_000, 2_000, 50)),
-        Part("interrupted", 1, partial(equality.interrupted, TINY.model, 10_000, 50)),
-        Part("run", 1, partial(training.whole_run, TINY.model, 2_000, 50, audit=False)),
-        Part("precisions", 1, partial(training.precisions, 64, (8, 8), 2)),
-    ]
+def prepare() -> None:
+    """Lets the CPU draw the secure noise, and be what the device is compared with."""
+    if (named := getattr(jax.config, "jax_platforms", None)) and "cpu" not in named.split(","):
+        jax.config.update("jax_platforms", f"{named},cpu")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measures what fits into the time; the status is 1 if a part failed or a bar does not hold."""
-    parser = argparse.ArgumentParser("bench gpu", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the record, written as it goes")
-    parser.add_argument("--minutes", type=float, default=8.0, help="time that it may take")
-    parser.add_argument("--tiny", action="store_true", help="rehearse everything, very small")
-    parser.add_argument(
-        "--parts", nargs="+", metavar="NAME", help="only those that begin like this"
+def copies(copied: int = 1 << 28) -> Iterator[Row]:
+    """Times a copy in place, which nothing that moves as many bytes can beat."""
+    rate = copy_rate(copied, clock) / 1e9
+    yield figure("rate of a copy in place, read and write", rate, "GB/s")
+
+
+def _peak(at: str) -> Row:
+    peak = peak_memory()
+    return figure(f"peak memory so far, {at}", None if peak is None else peak / 1e9, "GB")
+
+
+# ------------------------------------------------------------------------------------------- steps
+
+HIDDEN = PAPER.hidden
+BLOCK_STEPS = 64
+"""Of a dispatch, as in training."""
+
+
+def steps(
+    batch_size: int,
+    variants: bool,
+    buckets: int = 2**20,
+    hidden: tuple[int, ...] = HIDDEN,
+    block_steps: int = BLOCK_STEPS,
+    rows: int = 1 << 20,
+    copied: int = 1 << 28,
+    rounds: int = 7,
+) -> Iterator[Row]:
+    """Times a DP step beside an ordinary one, and says what both move and hold.
+
+    Args:
+      batch_size: Examples of a step.
+      variants: Also compile the DP step in other ways.
+      buckets: Of a column of the model, at most.
+      hidden: Its dense layers.
+      block_steps: Steps of a dispatch.
+      rows: On the device.
+      copied: Floats of the array whose copy is timed.
+      rounds: For each median.
+    """
+    model = clicks(buckets, hidden)._replace(columns=synthetic.in_memory(rows, seed=0).columns)
+    setting, optimizer = Steps(model, batch_size, block_steps), optax.adam(1e-3)
+    count = model.num_params
+    largest = max(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.params)))
+    at = f"{count / 1e6:.3g}M parameters, batch {batch_size}"
+    dp = setting.private(optimizer)
+    yield figure(f"seconds to compile the DP step, {at}", dp.compiling.seconds, "s")
+    work = {"DP": dp, "ordinary": setting.plain(optimizer)}
+    series = in_turns(work, rounds, clock)
+    milliseconds = 1e3 / block_steps
+    yield figure(f"ordinary step, {at}", series.median("ordinary", milliseconds), "ms")
+    yield figure(f"DP step, {at}", series.median("DP", milliseconds), "ms")
+    ratio, bar = series.ratio("DP", "ordinary"), STEP_BARS.get(batch_size)
+    yield figure(f"DP / ordinary step, {at}", ratio, "x", at_most=bar)
+    rate = batch_size * block_steps / series.median("DP")
+    yield figure(f"examples a second, DP, {at}", rate, "ex/s")
+    floor = 1e3 * BYTES_PER_PARAMETER * count / copy_rate(copied, clock)
+    yield figure(f"parameters and moments moved once, at the rate of a copy, {at}", floor, "ms")
+    for name, program in work.items():
+        moved = traffic(program.compiled.as_text(), largest)
+        memory: Any = program.compiled.memory_analysis()
+        yield figure(f"kernels of a block's program, {name}, {at}", moved.kernels)
+        yield figure(f"bytes over the largest table's, {name}, {at}", moved.bytes_per_entry, "B")
+        yield figure(f"temporary memory, {name}, {at}", memory.temp_size_in_bytes / 1e6, "MB")
+    yield from _repeats(dp, at)
+    yield from _profile(dp, block_steps, at)
+    if variants:
+        del work, program
+        yield from _variants(setting, dp, rounds, at)
+    yield _peak(at)
+
+
+def _variants(setting: Steps, dp: Program, rounds: int, at: str) -> Iterator[Row]:
+    """Times the DP step compiled otherwise: in loops of known length, and with repeatable sums."""
+    algorithm = dpsgd(setting.model.loss_fn, optax.adam(1e-3))
+
+    def counted(block: Callable) -> Callable:
+        return lambda state, data, plan, *rest: block(
+            state, data, plan._replace(num_steps=setting.block_steps), *rest
+        )
+
+    repeatable = {**(compiler_options() or {}), "xla_gpu_deterministic_ops": True}
+    work = {
+        "as it is": dp,
+        "known": setting.of(algorithm, changed=counted),
+        "same": setting.of(algorithm, options=repeatable),
+    }
+    series = in_turns(work, rounds, clock)
+    ratio = series.ratio("known", "as it is")
+    yield figure(f"DP step in a block whose length the compiler knows / as it is, {at}", ratio, "x")
+    ratio = series.ratio("same", "as it is")
+    yield figure(f"DP step by deterministic operations / as it is, {at}", ratio, "x")
+    yield from _repeats(work["same"], f"{at}, deterministic operations")
+
+
+def _repeats(dp: Program, at: str) -> Iterator[Row]:
+    """Says how far two equal steps are apart: on a GPU atomic additions come in any order."""
+    data, plan, *rest = dp.inputs
+    one = plan._replace(num_steps=jnp.ones_like(plan.num_steps))
+
+    def after_a_step() -> list[jax.Array]:
+        state = jax.block_until_ready(dp.compiled(copies_of(dp.state)(), data, one, *rest)[0])
+        return jax.tree.leaves(state.params)
+
+    first, second = after_a_step(), after_a_step()
+    differing = sum(int(jnp.sum(a != b)) for a, b in zip(first, second, strict=True))
+    yield figure(f"parameters that differ after two equal steps, {at}", differing)
+    apart = max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(first, second, strict=True))
+    yield figure(f"largest difference after two equal steps, {at}", apart)
+
+
+def _profile(dp: Program, block_steps: int, at: str, most: int = 12) -> Iterator[Row]:
+    """Says which kernels of a DP step take how long, by the device's own clock."""
+    spent: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            dp()
+        for file in Path(folder).rglob("*.xplane.pb"):
+            for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+                for line in plane.lines if plane.name.startswith("/device:GPU") else ():
+                    for event in line.events if line.name.startswith("Stream") else ():
+                        spent[event.name] = spent.get(event.name, 0.0) + event.duration_ns
+    a_step = {name: duration / 1e6 / block_steps for name, duration in spent.items()}
+    yield figure(
+        f"kernels of a DP step, one after another, {at}", sum(a_step.values()) or None, "ms"
     )
-    options = parser.parse_args(argv)
-    if not options.minutes > 0:
-        parser.error("--minutes must be greater than 0")
-    offered = {part.name: part for part in (tiny_parts() if options.tiny else parts())}
-    for name in options.parts or ():
-        if name not in offered:
-            parser.error(f"--parts: there is no {name!r}; there are {', '.join(offered)}")
-    chosen = [offered[name] for name in offered if name in (options.parts or offered)]
-    file = options.json or (Path("gpu-tiny.json") if options.tiny else RECORD)
-    record = Record(file, options.minutes, tiny=options.tiny)
-    try:
-        for part in chosen:
-            print(f"{part.name} ...", file=sys.stderr, flush=True)
-            record.run(part)
-    finally:  # also when it is interrupted
-        report(record.rows(), None)
-        print(f"written: {file}")
-    return int(not record.holds)
+    for name, duration in sorted(a_step.items(), key=lambda item: -item[1])[:most]:
+        yield figure(f"kernel {name:.60}, {at}", duration, "ms")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def click_steps(
+    buckets: int,
+    hidden: tuple[int, ...] = HIDDEN,
+    batch_size: int = 1024,
+    block_steps: int = BLOCK_STEPS,
+    rounds: int = 7,
+) -> Iterator[Row]:
+    """Times steps of the click model: dense by Adam and SGD, lazy, and without privacy."""
+    dense = {"Adam": ADAM, "SGD": SGD}
+    return _table_steps(clicks(buckets, hidden), batch_size, block_steps, rounds, dense)
+
+
+def dlrm_steps(
+    tables: int = 26,
+    rows: int = 3_000_000,
+    batch_size: int = 2048,
+    block_steps: int = BLOCK_STEPS,
+    rounds: int = 7,
+) -> Iterator[Row]:
+    """Times steps with tables of so many rows of 128 numbers: lazy, and without privacy."""
+    return _table_steps(dlrm(rows, tables), batch_size, block_steps, rounds, {})
+
+
+def _table_steps(
+    model: Model, batch_size: int, block_steps: int, rounds: int, dense: dict[str, Any]
+) -> Iterator[Row]:
+    at = f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size}"
+    setting = Steps(model, batch_size, block_steps)
+    # One state at a time: the large ones fill the device. So they take no turns.
+    kinds: dict[str, Callable[[], Program]] = {
+        "DP step, tables lazy": lambda: setting.private(ADAM, lazy()),
+        "DP step, tables lazy, momentum 0.9": lambda: setting.private(ADAM, lazy(0.9)),
+        "step without privacy, tables by sparse SGD": lambda: setting.ordinary(ADAM, lazy()),
+    }
+    for name, optimizer in dense.items():
+        kinds[f"DP step, all by {name}"] = functools.partial(setting.private, optimizer)
+    found: dict[str, float] = {}
+    for name, made in kinds.items():
+        program = made()
+        found[name] = in_turns({name: program}, rounds, clock).median(name, 1e3 / block_steps)
+        yield figure(f"{name}, {at}", found[name], "ms")
+        if program.state.tables:
+            flush = in_turns({"flush": program.flush}, rounds, clock).median("flush", 1e3)
+            yield figure(f"flush, {name}, {at}", flush, "ms")
+        memory: Any = program.compiled.memory_analysis()
+        yield figure(f"temporary memory, {name}, {at}", memory.temp_size_in_bytes / 1e6, "MB")
+        del program
+    late, _, ordinary, *others = found.values()
+    name = f"DP step, tables lazy / without privacy, {at}"
+    yield figure(name, late / ordinary, "x", at_most=2.0)
+    for optimizer, milliseconds in zip(dense, others, strict=True):
+        name, bar = f"DP step, all by {optimizer} / tables lazy, {at}", 5.0
+        yield figure(name, milliseconds / late, "x", at_least=bar if optimizer == "Adam" else None)
+    yield _peak(f"tables, {at}")
+
+
+# ---------------------------------------------------------------------------------- epochs and runs
+
+
+def epoch(
+    model: ModelConfig = PAPER,
+    rows: int = 37_000_000,
+    test_rows: int = 1 << 20,
+    batch_size: int = 8192,
+) -> Iterator[Row]:
+    """Trains two epochs by `train_blocks` on rows whose best AUC is known, and scores the model."""
+    begin = time.perf_counter()
+    data = synthetic.in_memory(rows, seed=0)
+    test = synthetic.in_memory(test_rows, seed=0, first_chunk=-(-rows // synthetic.CHUNK))
+    at = f"{rows / 1e6:.3g}M rows, batch {batch_size}"
+    yield figure(f"seconds to generate {at}", time.perf_counter() - begin, "s")
+
+    sampler = samplers.BallsAndBins(rows, batch_size, epochs=2)
+    mechanism = Mechanism(sampler, 1.0, 4.0)
+    params, logit_fn, loss_fn = functional(model, DISPLAY_ADS, 0)
+    algorithm = dpsgd(loss_fn, OPTIMIZER)
+    columns = jax.block_until_ready(jax.device_put(data.columns))
+
+    def blocks(seed: int):
+        state = algorithm.init(jax.tree.map(jnp.array, params))
+        sizes = hyperparameters(3e-3, sampler.num_steps)
+        state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
+        root = RootKey.from_insecure_seed(seed)
+        return train_blocks(algorithm, mechanism, state, columns, root=root, data_on="device")
+
+    begin = time.perf_counter()
+    warm = blocks(0)
+    jax.block_until_ready(next(warm).log)
+    warm.close()
+    yield figure(
+        f"first block, drawing and compiling included, {at}", time.perf_counter() - begin, "s"
+    )
+
+    begin = time.perf_counter()
+    marks: list[tuple[float, int]] = []  # when, and how many steps were done
+    for block in blocks(1):
+        if not marks:  # drawn, and on its way
+            marks.append((time.perf_counter(), 0))
+        if block.steps.stop >= sampler.steps_per_epoch * len(marks):
+            jax.block_until_ready(block.log)
+            marks.append((time.perf_counter(), block.steps.stop))
+    yield figure(f"drawing the first epoch, {at}", marks[0][0] - begin, "s")
+    # The second was drawn while the first was under way: it takes what each further one does.
+    first, second = (
+        (after[0] - before[0]) / (after[1] - before[1]) * sampler.steps_per_epoch
+        for before, after in itertools.pairwise(marks)
+    )
+    yield figure(f"first epoch, once drawn, {at}", first, "s")
+    yield figure(f"an epoch, {at}", second, "s", at_most=EPOCH_BAR)
+
+    blocks_of_rows = (
+        {name: column[i : i + 2**16] for name, column in test.columns.items()}
+        for i in range(0, test_rows, 2**16)
+    )
+    found = evaluate(logit_fn, block.state.params, blocks_of_rows).auc
+    yield figure(f"test AUC after two epochs, sigma 1, {at}", found)
+    yield figure("best reachable AUC of these rows", test.bayes_auc)
+    yield figure("test AUC short of the best by", test.bayes_auc - found)
+    yield _peak(at)
+
+
+def whole_run(
+    model: ModelConfig = PAPER, rows: int = 1_000_000, batch_size: int = 8192, audit: bool = True
+) -> Iterator[Row]:
+    """Trains as `dpsgd train` does: a store, the audit, the ledger, checkpoints and the report."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        made = synthetic.write_store(store, rows, seed=0)
+        config = RunSpec.of(
+            SETTINGS["balls-and-bins"](batch_size=batch_size, epochs=1),
+            target_epsilon=3.0,
+            audit=audit,
+        )
+        out = Path(folder) / "run"
+        task = Clicks(store, **asdict(model))
+        seconds = Spent.on(lambda: Run.create(config, task, out).train()).seconds
+        run = FinishedRun.read(out)  # held against its ledger
+        at = f"{run.record['num_params'] / 1e6:.3g}M parameters, {rows / 1e6:.3g}M rows"
+        yield figure(f"whole run, {at}", seconds, "s")
+        yield figure(f"of it training, {at}", run.record["training_seconds"], "s")
+        yield figure(f"its epsilon, {at}", run.record["epsilon_upper"], at_most=3.0)
+        yield figure(f"its test AUC, {at}", run.record["metrics"]["test_auc"])
+        yield figure("best reachable AUC of its test rows", made.summary.test_bayes_auc)
+
+
+def precisions(
+    batch_size: int = 65_536, widths: tuple[int, int] = (598, 598), rounds: int = 7
+) -> Iterator[Row]:
+    """Times the contraction of a weight gradient in several precisions, and says how exact each is.
+
+    It is formed in the highest precision, so that rounding never lengthens an example's share.
+    """
+    keys = jax.random.split(jax.random.key(0))
+    left, right = (jax.random.normal(k, (batch_size, n)) for k, n in zip(keys, widths, strict=True))
+    exact = np.asarray(left, np.float64).T @ np.asarray(right, np.float64)
+    offered: dict[str, Any] = {
+        "highest": lax.Precision.HIGHEST,
+        "device's own": lax.Precision.DEFAULT,
+        "3 x TF32": lax.DotAlgorithmPreset.TF32_TF32_F32_X3,
+        "6 x bfloat16": lax.DotAlgorithmPreset.BF16_BF16_F32_X6,
+    }
+    at = f"[{batch_size}, {widths[0]}] x [{batch_size}, {widths[1]}]"
+    work = {}
+    for name, precision in offered.items():
+        program = jax.jit(lambda a, b, p=precision: jnp.einsum("bi,bj->ij", a, b, precision=p))
+        try:
+            found = np.asarray(program(left, right), np.float64)
+        except Exception as error:  # no device has all of them
+            yield figure(f"weight gradient {at}, {name}: {type(error).__name__}", None, "ms")
+            continue
+        off = float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+        yield figure(f"weight gradient {at}, {name}, off by, relative", off)
+        work[name] = lambda program=program: jax.block_until_ready(program(left, right))
+    series = in_turns(work, rounds, clock)
+    for name in work:
+        yield figure(f"weight gradient {at}, {name}", series.median(name, 1e3), "ms")
+
+
+TINY, ONE_LAYER = ModelConfig(2, 2**4, ()), ModelConfig(2, 2**4, (4,))
+SHORT = {"block_steps": 2, "rounds": 1}
+SMALL_CLIPPING = {"config": ONE_LAYER, "batch_size": 16, "precisions": ("the highest",)}
+SMALL_STEPS = {
+    "batch_size": 32, "variants": True, "buckets": 2**4, "hidden": (), "block_steps": 3,
+    "rows": 1 << 10, "copied": 1 << 16, "rounds": 2,
+}  # fmt: skip
+SMALL_EPOCH = {"model": TINY, "rows": 8_000, "test_rows": 2_000, "batch_size": 50}
+SMALL_RUN = {"model": TINY, "rows": 2_000, "batch_size": 50, "audit": False}
+BATCHES = {"batch_size, variants": ((1024, False), (8192, True), (65_536, False))}
+RIGHT: dict[str, Any] = {"exact": True, "seconds": 15}
+CASES = [
+    *cases(equality.clipping, quick=SMALL_CLIPPING, exact=True, seconds=40),
+    *cases(equality.noise, quick={"shape": (64, 33)}, **RIGHT),
+    *cases(equality.draws, quick={"rows": 1000, "batch_size": 100}, **RIGHT),
+    *cases(equality.secure, quick={"config": TINY, "batch_size": 8}, **RIGHT),
+    *cases(equality.audit, quick={}, **RIGHT),
+    *cases(copies, quick={"copied": 1 << 16}, seconds=2),
+    *cases(steps, over=BATCHES, quick=SMALL_STEPS, seconds=65),
+    *cases(
+        click_steps,
+        "tables",
+        over={"buckets": (2**20, 2**24)},
+        quick={"buckets": 2**4, "hidden": (4,), "batch_size": 16, **SHORT},
+    ),
+    *cases(dlrm_steps, "dlrm", quick={"tables": 3, "rows": 64, "batch_size": 8, **SHORT}),
+    *cases(epoch, quick=SMALL_EPOCH, seconds=90),
+    *cases(
+        equality.interrupted,
+        quick={"model": TINY, "rows": 10_000, "batch_size": 50},
+        exact=True,
+        seconds=30,
+    ),
+    *cases(whole_run, "run", quick=SMALL_RUN, exact=True),
+    *cases(precisions, quick={"batch_size": 64, "widths": (8, 8), "rounds": 2}, seconds=10),
+]

@@ -37,8 +37,8 @@ from dpsgd.engine.loop import repeats_exactly
 from dpsgd.noise.gaussian import _words, add_gaussian_noise, grid, standard_normal
 from dpsgd.noise.secure import add_secure_noise, rounded_gaussian
 from dpsgd.runs.ledger import read
-from experiments.benchmarks.rows import Row
-from experiments.benchmarks.step import random_batch
+from experiments.benchmarks.case import Row, figure
+from experiments.benchmarks.programs import random_batch
 from experiments.cli.audit import coupled
 from experiments.cli.config import AuditConfig
 from experiments.tasks.clicks.model import functional
@@ -50,12 +50,17 @@ from samplers.settings import SETTINGS
 
 PyTree = Any
 
+MIDDLE = ModelConfig(embedding_dim=14, max_buckets=2**11, hidden=(256, 256))
+SMALL = ModelConfig(embedding_dim=8, max_buckets=2**8, hidden=(64,))
+
 PRECISIONS = {"the device's own": None, "the highest": "highest"}
 """Of the products of forward and backward passes. A GPU's own rounds to 10 bits (TF32)."""
 
 
 def clipping(
-    config: ModelConfig, batch_size: int, precisions: Collection[str] = tuple(PRECISIONS)
+    config: ModelConfig = MIDDLE,
+    batch_size: int = 256,
+    precisions: Collection[str] = tuple(PRECISIONS),
 ) -> Iterator[Row]:
     """Holds the clipped sum to one gradient per example, and each example's share of it to C."""
     params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
@@ -93,8 +98,8 @@ def clipping(
         # Of TF32's 10 bits both sums are made, of activations that were rounded apart.
         bar = 1e-5 if precision else 1e-2
         where = f"in {name} precision"
-        yield Row.at_most(f"clipped sum / one gradient per example, off by, {where}", off, "", bar)
-        yield Row.at_most(f"largest share of one example / C, {where}", max(shares), "", 1.0)
+        yield figure(f"clipped sum / one gradient per example, off by, {where}", off, at_most=bar)
+        yield figure(f"largest share of one example / C, {where}", max(shares), at_most=1.0)
 
 
 def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -117,7 +122,7 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     return np.stack(c).astype(np.uint32)
 
 
-def noise(shape: tuple[int, int]) -> Iterator[Row]:
+def noise(shape: tuple[int, int] = (4096, 301)) -> Iterator[Row]:
     """Holds the noise's integers to their definition exactly, and its floats within rounding."""
     key, step, leaf, stddev = RootKey.from_insecure_seed(0).noise_key(0), 7, 3, 1.3
     size = math.prod(shape)
@@ -134,15 +139,15 @@ def noise(shape: tuple[int, int]) -> Iterator[Row]:
     words = jax.jit(lambda key, step: _words(key, step, leaf, shape))(key, np.uint32(step))
     found = np.stack([np.asarray(word).ravel() for word in words])
     differing = int(np.sum(found != wanted))
-    yield Row.at_most("words of the noise that differ from NumPy's", differing, "", 0)
+    yield figure("words of the noise that differ from NumPy's", differing, at_most=0)
 
     u = (wanted[0].astype(np.longdouble) * 2.0**32 + wanted[1] + 0.5) * 2.0**-64
     angle = np.pi * (wanted[2].view(np.int32).astype(np.float64) + 0.5) / 2.0**32
     z = (np.sqrt(-2 * np.log(u)) * np.sin(angle)).astype(np.float64)
     normal = jax.jit(lambda key, step: standard_normal(key, step, leaf, shape))
     ours = np.asarray(normal(key, np.uint32(step)), np.float64).ravel()
-    yield Row.at_most(
-        "normal deviates, off from those in float64, relative", _relative(ours, z), "", 1e-6
+    yield figure(
+        "normal deviates, off from those in float64, relative", _relative(ours, z), at_most=1e-6
     )
 
     sums = np.random.default_rng(0).normal(size=(leaf + 1, *shape)).astype(np.float32)
@@ -154,22 +159,25 @@ def noise(shape: tuple[int, int]) -> Iterator[Row]:
     spacing = float(np.asarray(grid(stddev)))
     cells = noised / spacing
     off_grid = int(np.sum(cells != np.rint(cells)))
-    yield Row.at_most("noised sums that lie off the public grid", off_grid, "", 0)
+    yield figure("noised sums that lie off the public grid", off_grid, at_most=0)
     threshold = ((wanted[3] >> 9).astype(np.float64) + 0.5) * 2.0**-23
     total = sums[leaf].ravel().astype(np.float64) + float(inputs[3]) * z
     exact = np.ceil(total / spacing - threshold)
     # 1e-6 of the largest deviate that was drawn, in cells, and one for the rounding.
     most = 1 + 1e-6 * float(np.abs(z).max()) * stddev / spacing
-    yield Row.at_most(
-        "noised sums, off from the definition", float(np.abs(cells - exact).max()), "cells", most
+    yield figure(
+        "noised sums, off from the definition",
+        float(np.abs(cells - exact).max()),
+        "cells",
+        at_most=most,
     )
     if (cpu := _cpu()) is not None:
         with jax.default_device(cpu):
             theirs = np.asarray(program(*jax.device_put(inputs, cpu)), np.float64).ravel()
-        yield Row("noised sums that differ from the CPU's", float(np.mean(noised != theirs)), "")
+        yield figure("noised sums that differ from the CPU's", float(np.mean(noised != theirs)))
 
 
-def draws(rows: int, batch_size: int) -> Iterator[Row]:
+def draws(rows: int = 100_000, batch_size: int = 1024) -> Iterator[Row]:
     """Holds the batches that steps see on the device to those drawn on the host."""
     rng = np.random.default_rng(0)
     data: dict[str, np.ndarray] = {
@@ -197,7 +205,7 @@ def draws(rows: int, batch_size: int) -> Iterator[Row]:
             for plan in plans
             for key, column in gather(on_device, plan.indices).items()
         )
-        yield Row.at_most(f"values of rows gathered wrongly, {name}", wrong, "", 0)
+        yield figure(f"values of rows gathered wrongly, {name}", wrong, at_most=0)
 
         # Each example gives one to the first parameter, and its row's number to the second.
         def loss_fn(w: jax.Array, example: PyTree) -> jax.Array:
@@ -212,13 +220,13 @@ def draws(rows: int, batch_size: int) -> Iterator[Row]:
         real = [plan.weights.sum() for plan in plans]
         ids = [np.sum(plan.weights * (plan.indices / rows), dtype=np.float64) for plan in plans]
         others = sum(int(a != b) for a, b in zip(sizes, real, strict=True))
-        yield Row.at_most(f"blocks of steps with other examples than drawn, {name}", others, "", 0)
+        yield figure(f"blocks of steps with other examples than drawn, {name}", others, at_most=0)
         taken = np.diff(np.array(sums), axis=0, prepend=0) * sampler.expected_batch_size
         off = np.abs(taken - np.array([real, ids]).T).max() / batch_size
-        yield Row.at_most(f"sums over drawn examples, off by, {name}", float(off), "", 1e-4)
+        yield figure(f"sums over drawn examples, off by, {name}", float(off), at_most=1e-4)
 
 
-def secure(config: ModelConfig, batch_size: int) -> Iterator[Row]:
+def secure(config: ModelConfig = SMALL, batch_size: int = 32) -> Iterator[Row]:
     """Holds the sums of the secure mode to exact integers, and its noise to the host's."""
     params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
     batch = jax.device_put(random_batch(batch_size, config))
@@ -238,11 +246,11 @@ def secure(config: ModelConfig, batch_size: int) -> Iterator[Row]:
         int(np.sum(total != np.sum(parts, axis=0)))
         for total, *parts in zip(whole, *alone, strict=True)
     )
-    yield Row.at_most("integer sums that are not those of their examples", wrong, "", 0)
+    yield figure("integer sums that are not those of their examples", wrong, at_most=0)
     most = int(chosen.max_square[0]) + int(chosen.max_square[1]) * 2**32
     longest = max(sum(int(np.sum(x * x)) for x in one) for one in alone)
-    yield Row.at_most(
-        "norm of one example's integers / the largest allowed", math.sqrt(longest / most), "", 1
+    yield figure(
+        "norm of one example's integers / the largest allowed", math.sqrt(longest / most), at_most=1
     )
 
     key = RootKey.from_insecure_seed(0).secure_noise_key(0)
@@ -250,7 +258,7 @@ def secure(config: ModelConfig, batch_size: int) -> Iterator[Row]:
     found = np.asarray(noised([jnp.zeros(1000, jnp.int32)], key, np.uint32(5))[0], np.float64)
     wanted = rounded_gaussian(key.tobytes(), 5, 0, (1000,), int(chosen.cells))
     wrong = int(np.sum(found != np.float32(wanted) * np.float64(chosen.spacing)))
-    yield Row.at_most("secure noise that differs from the host's", wrong, "", 0)
+    yield figure("secure noise that differs from the host's", wrong, at_most=0)
 
 
 def audit() -> Iterator[Row]:
@@ -258,10 +266,12 @@ def audit() -> Iterator[Row]:
     run = AuditConfig(SETTINGS["poisson"](batch_size=64), num_examples=1000, noise_multiplier=1.0)
     clicks = DescribedClicks(PRESETS["small"], DISPLAY_ADS, 0)
     for check in coupled(clicks, run).checks:
-        yield Row.at_least(f"audit: {check.name} ({check.detail})", float(check.passed), "", 1)
+        yield figure(f"audit: {check.name} ({check.detail})", check.passed, at_least=1)
 
 
-def interrupted(model: ModelConfig, rows: int, batch_size: int) -> Iterator[Row]:
+def interrupted(
+    model: ModelConfig = MIDDLE, rows: int = 200_000, batch_size: int = 1024
+) -> Iterator[Row]:
     """Stops a run half-way, goes on with it, and reads what its ledger then has it cost."""
 
     class Enough(Exception):
@@ -291,13 +301,9 @@ def interrupted(model: ModelConfig, rows: int, batch_size: int) -> Iterator[Row]
             epsilon = resume(out)["epsilon_upper"]
     if planned is None or epsilon is None:
         raise RuntimeError("the run was over before it could be stopped: more rows are needed")
-    yield Row("steps are taken to repeat bit for bit on this device", float(repeats_exactly()), "")
-    yield Row.at_least(
-        "epsilon of a run that was stopped and went on / as planned",
-        epsilon / planned.upper,
-        "x",
-        1 - 1e-9,
-    )
+    yield figure("steps are taken to repeat bit for bit on this device", repeats_exactly())
+    name = "epsilon of a run that was stopped and went on / as planned"
+    yield figure(name, epsilon / planned.upper, "x", at_least=1 - 1e-9)
 
 
 def _cpu() -> Any:

@@ -1,7 +1,7 @@
 """The compiled DP step for an H200, without one: how many kernels, and how many bytes they move.
 
     python -m venv gpu && gpu/bin/pip install ".[cuda]"
-    PYTHONPATH=. gpu/bin/python -m experiments.benchmarks.gpu_program
+    PYTHON=gpu/bin/python scripts/bench gpu_program
 
 JAX's CUDA plugin compiles ahead of time for a device that is described to it. Nothing is run and
 nothing is timed; the matrix products are not tuned, so their kernels may be others than on a GPU.
@@ -11,12 +11,9 @@ writes one; kernels that look up or scatter rows move but a few.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 import re
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +23,8 @@ import optax
 from jax.experimental import topologies
 
 from dpsgd import Mechanism, dpsgd
-from experiments.benchmarks.rows import Row, options_of, report
-from experiments.benchmarks.step import SIZES, random_batch
+from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.programs import SIZES, random_batch, single_step
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import ModelConfig
@@ -140,10 +137,6 @@ def compiled_step(config: ModelConfig, batch_size: int) -> tuple[Any, Any]:
     mechanism = Mechanism(Deterministic(batch_size, batch_size), 1.0, 1.0)
     algorithm = dpsgd(loss_fn, optax.adam(1e-3))
 
-    def step(state, batch, weights, noise_key, scales):
-        total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
-        return algorithm.update(state, total, noise_key, scales)[0]
-
     arguments = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=device),
         (
@@ -154,7 +147,7 @@ def compiled_step(config: ModelConfig, batch_size: int) -> tuple[Any, Any]:
             mechanism.scales(),
         ),
     )
-    program = jax.jit(step, donate_argnums=0).lower(*arguments)
+    program = jax.jit(single_step(algorithm), donate_argnums=0).lower(*arguments)
     options: dict[str, Any] = {"xla_gpu_autotune_level": 0}
     return params, program.compile(options)
 
@@ -163,46 +156,21 @@ def _size(shape: str) -> int:
     return math.prod(int(n) for n in re.findall(r"\d+", shape.partition("[")[2]))
 
 
-def measure(name: str, batch_size: int, keep: Path | None) -> list[Row]:
-    """Returns the rows of one model and batch."""
-    params, program = compiled_step(SIZES[name], batch_size)
-    text = program.as_text()
+def program(*, size: str = "85M", batch_size: int = 1024, keep: str | None = None) -> Iterator[Row]:
+    """Reads the compiled step of one model and batch, which is kept as text if asked."""
+    params, compiled = compiled_step(SIZES[size], batch_size)
+    text = compiled.as_text()
     if keep is not None:
-        keep.write_text(text)
+        Path(keep).write_text(text)
     moved = traffic(text, max(leaf.size for leaf in jax.tree.leaves(params)))
-    at = f"{name}, batch {batch_size}"
-    return [
-        Row.at_most(f"kernels of a step, {at}", moved.kernels, "", 60),
-        Row.at_most(
-            f"kernels that read a whole table (noise and update), {at}", moved.updates, "", 1
-        ),
-        Row.at_most(
-            f"bytes a parameter of the largest table, {at}", moved.bytes_per_entry, "B", 36
-        ),
-        Row(
-            f"temporary memory, {at}",
-            program.memory_analysis().temp_size_in_bytes / 1e6,
-            "MB",
-        ),
-    ]
+    at = f"{size}, batch {batch_size}"
+    yield figure(f"kernels of a step, {at}", moved.kernels, at_most=60)
+    name = f"kernels that read a whole table (noise and update), {at}"
+    yield figure(name, moved.updates, at_most=1)
+    name = f"bytes a parameter of the largest table, {at}"
+    yield figure(name, moved.bytes_per_entry, "B", at_most=36)
+    temporary = compiled.memory_analysis().temp_size_in_bytes / 1e6
+    yield figure(f"temporary memory, {at}", temporary, "MB")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Compiles the step and returns 1 if a bar does not hold, 2 without the plugin."""
-    parser = options_of("gpu_program", __doc__)
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="write the compiled program here")
-    parser.add_argument("--size", choices=SIZES, default="85M")
-    parser.add_argument("--batch-size", type=int, default=1024)
-    options = parser.parse_args(argv)
-    plugins = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
-    if importlib.util.find_spec("jax_plugins") is None or not any(
-        importlib.util.find_spec(plugin) for plugin in plugins
-    ):
-        print("this needs jax's CUDA plugin, but no GPU: pip install '.[cuda]'", file=sys.stderr)
-        return 2
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    return report(measure(options.size, options.batch_size, options.keep), options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = cases(program, needs=("jax_plugins.xla_cuda13 or jax_plugins.xla_cuda12",))

@@ -1,15 +1,14 @@
 """Rows of raw text that `dpsgd prepare` turns into a store, a second of CPU time.
 
-scripts/bench ingest --json ingest.json                 # the rate of each reader
-scripts/bench ingest --rehearsal 4600000 --json x.json  # and whole commands, on a tenth of Criteo
+`rehearsal` runs the commands of a full run, on a tenth of Criteo's rows or on `--rows`, and scales
+to all of them. That a tenth of its rows takes a tenth shows that the cost is proportional to them.
+Its bars are in CPU time: each command is one thread, so that on an idle machine this is the wall
+time, the disk apart.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,56 +20,41 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from experiments.benchmarks.rows import Row, options_of, positive, report
+from experiments import cli
+from experiments.benchmarks.case import Estimate, Row, cases, figure
+from experiments.benchmarks.timing import alone, rate
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 
 FULL = 46_000_000
 """Rows of the whole Criteo Display Ads data set, about."""
+BARS = {"raw file generated": 10.0, "raw file prepared": 6.0}
+"""CPU minutes of whole commands, at all rows."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = options_of("ingest", __doc__, quick="few rows, once")
-    parser.add_argument("--rows", type=positive, default=500_000, help="synthetic rows to prepare")
-    parser.add_argument("--repetitions", type=positive, default=3, help="runs for the median")
-    parser.add_argument("--rehearsal", type=int, metavar="ROWS", help="run whole commands on these")
-    options = parser.parse_args(argv)
-    if (options.rehearsal or 10) < 10:
-        parser.error("--rehearsal must be at least 10")
-    if options.quick:
-        options.rows, options.repetitions = 20_000, 1
-
-    # First the commands: Linux counts the memory of this process, still small, as their own.
-    rows = list(_rehearsal(options.rehearsal)) if options.rehearsal else []
-    for log in synthetic.LOGS.values():
-        rows += _rates(log, options.rows, options.repetitions)
-    rows += _table_rates(options.rows, options.repetitions)
-    return report(rows, options.json)
-
-
-def _rates(log: synthetic.Log, num_rows: int, repetitions: int) -> Iterator[Row]:
-    """Yields rows and bytes of raw text that become a store in a second of CPU time."""
+def raw_text(log: str, *, rows: int = 500_000, rounds: int = 3) -> Iterator[Row]:
+    """Measures rows and bytes of raw text that become a store in a second of CPU time."""
+    format = synthetic.LOGS[log].format
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw.tsv"
-        synthetic.write_raw(raw, num_rows, seed=0, log=log)
-        rate = _rate(partial(log.format.prepare, raw), num_rows, repetitions)
-        size, name = raw.stat().st_size, log.format.schema.name
-    yield Row.at_least(f"rows of raw text prepared, {name}", rate / 1e6, "M/s", 0.25)
-    yield Row(f"text prepared, {name}", rate * size / num_rows / 1e6, "MB/s")
+        synthetic.write_raw(raw, rows, seed=0, log=synthetic.LOGS[log])
+        found = _prepared(partial(format.prepare, raw), rows, rounds)
+        size, name = raw.stat().st_size, format.schema.name
+    yield figure(f"rows of raw text prepared, {name}", found, "M/s", at_least=0.25)
+    yield figure(f"text prepared, {name}", found * size / rows, "MB/s")
 
 
-def _table_rates(num_rows: int, repetitions: int) -> Iterator[Row]:
-    """Yields rows like Criteo's, 40 columns, that become a store as a table of named columns."""
+def table(*, rows: int = 500_000, rounds: int = 3) -> Iterator[Row]:
+    """Measures rows like Criteo's, 40 columns, as a table of named columns."""
     raw_format = synthetic.LOGS["criteo-display"].format
     schema = raw_format.schema
     texts = dict.fromkeys(schema.categories, pa.string())
-    table = TableFormat(
+    named = TableFormat(
         table_schema("label", categories=schema.categories, numbers=schema.integers)
     )
     with tempfile.TemporaryDirectory() as folder:
         tsv, parquet = Path(folder) / "table.tsv", Path(folder) / "table.parquet"
-        synthetic.write_raw(tsv, num_rows, seed=0)
+        synthetic.write_raw(tsv, rows, seed=0)
         tsv.write_text("\t".join(raw_format.columns) + "\n" + tsv.read_text())
         with pyarrow.csv.open_csv(
             tsv,
@@ -79,61 +63,47 @@ def _table_rates(num_rows: int, repetitions: int) -> Iterator[Row]:
         ) as batches:
             pyarrow.parquet.write_table(batches.read_all(), parquet)
         for name, file in {"TSV": tsv, "Parquet": parquet}.items():
-            rate = _rate(partial(table.prepare, [file]), num_rows, repetitions)
-            yield Row.at_least(f"rows of a table prepared, {name}", rate / 1e6, "M/s", 0.25)
+            found = _prepared(partial(named.prepare, [file]), rows, rounds)
+            yield figure(f"rows of a table prepared, {name}", found, "M/s", at_least=0.25)
 
 
-def _rate(prepare: Callable[[Path], object], num_rows: int, repetitions: int) -> float:
-    """Returns how many rows `prepare` makes a store of in a second of CPU time."""
-    rates = []
-    for _ in range(repetitions):
-        with tempfile.TemporaryDirectory() as folder:
-            begin = time.process_time()
-            prepare(Path(folder) / "store")
-            rates.append(num_rows / (time.process_time() - begin))
-    return statistics.median(rates)
+def _prepared(prepare: Callable[[Path], object], rows: int, rounds: int) -> Estimate:
+    """Returns millions of rows of which `prepare` makes a store in a second of CPU time."""
+
+    def once() -> None:
+        prepare(Path(tempfile.mkdtemp(dir=folder)) / "store")
+
+    with tempfile.TemporaryDirectory() as folder:
+        return rate(rows / 1e6, once, rounds)
 
 
-# --- Whole commands ------------------------------------------------------------------------------
-
-
-class _Cost(NamedTuple):
-    """What one command took."""
+class Cost(NamedTuple):
+    """CPU and wall seconds of one command, and its largest memory, GB."""
 
     cpu: float
     wall: float
     peak: float
-    """Largest resident memory, GB."""
 
 
-def _rehearsal(num_rows: int) -> Iterator[Row]:
-    """Yields what the commands of a full run cost, on `num_rows` rows, and scaled to all of them.
-
-    A tenth of the rows shows that the cost is proportional to them. Bars are in CPU time: each
-    command is one thread, so that on an idle machine this is the wall time, the disk apart.
-    """
-    few, many = (_commands(n) for n in (num_rows // 10, num_rows))
-    bars = {"raw file generated": 10.0, "raw file prepared": 6.0}
+def rehearsal(*, rows: int = 4_600_000) -> Iterator[Row]:
+    few, many = (_commands(n) for n in (rows // 10, rows))
     for what, cost in many.items():
-        name = f"{what}, {num_rows:,} rows"
-        yield Row(name, cost.cpu, "CPU s")
-        yield Row(name, cost.wall, "wall s")
-        yield Row.at_most(f"{name}, peak memory", cost.peak, "GB", 4.0)
+        name = f"{what}, {rows:,} rows"
+        yield figure(name, cost.cpu, "CPU s")
+        yield figure(name, cost.wall, "wall s")
+        yield figure(f"{name}, peak memory", cost.peak, "GB", at_most=4.0)
         # Starting up costs the same for few rows as for many, and cancels.
-        per_row = (cost.cpu - few[what].cpu) / (num_rows - num_rows // 10)
-        minutes = (cost.cpu + per_row * (FULL - num_rows)) / 60
+        per_row = (cost.cpu - few[what].cpu) / (rows - rows // 10)
+        minutes = (cost.cpu + per_row * (FULL - rows)) / 60
         scaled = f"{what}, scaled to {FULL:,} rows"
-        if what in bars:
-            yield Row.at_most(scaled, minutes, "CPU min", bars[what])
-        else:
-            yield Row(scaled, minutes, "CPU min")
-        yield Row(f"{what}, memory at {num_rows:,} / a tenth", cost.peak / few[what].peak, "x")
+        yield figure(scaled, minutes, "CPU min", at_most=BARS.get(what))
+        yield figure(f"{what}, memory at {rows:,} / a tenth", cost.peak / few[what].peak, "x")
 
 
-def _commands(num_rows: int) -> dict[str, _Cost]:
+def _commands(rows: int) -> dict[str, Cost]:
     with tempfile.TemporaryDirectory() as folder:
         raw, store, direct = (str(Path(folder) / name) for name in ("raw.txt", "store", "direct"))
-        generate = ["prepare", "synthetic", "--num-rows", str(num_rows)]
+        generate = ["prepare", "synthetic", "--num-rows", str(rows)]
         return {
             "raw file generated": _cost([*generate, raw, "--raw"]),
             "raw file prepared": _cost(["prepare", "criteo-display", raw, store]),
@@ -141,19 +111,21 @@ def _commands(num_rows: int) -> dict[str, _Cost]:
         }
 
 
-def _cost(words: list[str]) -> _Cost:
-    """Runs `dpsgd` with these words in a process of its own."""
-    program = "import sys; from experiments.cli import main; sys.exit(main(sys.argv[1:]))"
+def _cost(words: list[str]) -> Cost:
     begin = time.perf_counter()
-    child = subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(child.pid, 0)
-    wall = time.perf_counter() - begin
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise RuntimeError(f"dpsgd {' '.join(words)} ended with status {child.returncode}")
-    unit = 1e9 if sys.platform == "darwin" else 1e6  # bytes there, kilobytes elsewhere
-    return _Cost(usage.ru_utime + usage.ru_stime, wall, usage.ru_maxrss / unit)
+    found = alone(_command, words)
+    return Cost(found.cpu_seconds, time.perf_counter() - begin, found.gigabytes)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _command(words: list[str]) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if status := cli.main(words):
+        raise RuntimeError(f"dpsgd {' '.join(words)} ended with status {status}")
+
+
+FEW = {"rows": 20_000, "rounds": 1}
+CASES = [
+    *cases(rehearsal, seconds=200, asked=True),
+    *cases(raw_text, over={"log": synthetic.LOGS}, quick=FEW, all_quick=True),
+    *cases(table, quick=FEW),
+]

@@ -1,25 +1,25 @@
-"""Time to draw an epoch of 46 million examples and to read a batch, and whether a run waits for it.
+"""CPU time to draw an epoch of 46 million examples and a batch, and whether a run waits for it.
 
-    scripts/bench samplers --json samplers.json      (some six minutes, most of them idle)
-    scripts/bench samplers --quick                   (a million examples)
-
-Draws and batches are timed in CPU seconds. What a run waits for is measured by the clock: two
-epochs of blocks are made in the background, as the loop has them made, for an accelerator that
-takes 0.7 ms a step, the least in which an H200 can move the bytes of a step of the papers' model.
-It is played by sleeping, since meanwhile the host is free; so this needs a machine with a core to
-spare. The first draw, for which every run waits, is not counted.
+What a run waits for is measured by the clock: two epochs of blocks are made in the background, as
+the loop has them made, for an accelerator that takes 0.7 ms a step, the least in which an H200 can
+move the bytes of a step of the papers' model. It is played by sleeping, since meanwhile the host is
+free; so this needs a machine with a core to spare. The first draw, for which every run waits, is
+not counted.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
+from typing import Any
 
+import samplers
 from dpsgd.engine.blocks import in_background, plan_blocks
-from experiments.benchmarks.rows import Row, options_of, positive, report
-from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
+from experiments.benchmarks.case import Estimate, Row, cases, figure
+from experiments.benchmarks.timing import Spent
+from samplers import BatchSource
 
 NUM_EXAMPLES = 46_000_000
 """About the rows of the Criteo Display Ads data set."""
@@ -27,33 +27,27 @@ BATCH_BARS = {1024: 0.2, 65_536: 2.0}
 """Milliseconds a batch, by batch size."""
 STEP_SECONDS = 0.7e-3
 """Time of a step on a fast accelerator, batch 1024."""
-SAMPLERS = (Deterministic, Shuffle, Poisson, BallsAndBins)
+SAMPLERS = "Deterministic", "Shuffle", "Poisson", "BallsAndBins"
 
 
-def measure(kind: type, num_examples: int, batch_size: int, batches: int) -> list[Row]:
-    """Returns the rows of one sampler and batch size: first the draw, then batches of its plan."""
-    source = BatchSource(kind(num_examples, batch_size), seed=0)
-    begin = time.process_time()
-    source.passes(0)
-    drawn = time.process_time() - begin
-    spent = []
-    for step in range(1, min(batches, source.sampler.steps_per_epoch - 1) + 1):
-        begin = time.process_time()
-        source.passes(step)
-        spent.append(time.process_time() - begin)
-    at = f"{kind.__name__}, n {num_examples / 1e6:g}M, batch {batch_size}"
-    return [
-        Row.at_most(f"draw of an epoch, {at}", drawn, "s", 10.0),
-        Row.at_most(
-            f"a batch, median, {at}", 1e3 * statistics.median(spent), "ms", BATCH_BARS[batch_size]
-        ),
-    ]
+def draw(
+    sampler: str, batch_size: int, num_examples: int = NUM_EXAMPLES, *, batches: int = 100
+) -> Iterator[Row]:
+    """Times first the draw of an epoch, then batches of its plan."""
+    source = BatchSource(getattr(samplers, sampler)(num_examples, batch_size), seed=0)
+    at = f"{sampler}, n {num_examples / 1e6:g}M, batch {batch_size}"
+    drawn = Spent.on(lambda: source.passes(0)).cpu_seconds
+    yield figure(f"draw of an epoch, {at}", drawn, "s", at_most=10.0)
+    steps = range(1, min(batches, source.sampler.steps_per_epoch - 1) + 1)
+    spent = [1e3 * Spent.on(partial(source.passes, step)).cpu_seconds for step in steps]
+    bar = BATCH_BARS[batch_size]
+    yield figure(f"a batch, median, {at}", Estimate.median(spent), "ms", at_most=bar)
 
 
-def waiting(kind: type, num_examples: int) -> Row:
-    """Returns the share of an epoch in which a run would wait for its batches."""
-    sampler = kind(num_examples, min(BATCH_BARS), epochs=2)
-    source = BatchSource(sampler, seed=0, read_ahead=True)
+def waiting(sampler: str, num_examples: int = NUM_EXAMPLES) -> Iterator[Row]:
+    """Measures the share of an epoch in which a run would wait for its batches."""
+    drawn_by = getattr(samplers, sampler)(num_examples, min(BATCH_BARS), epochs=2)
+    source = BatchSource(drawn_by, seed=0, read_ahead=True)
     plans = plan_blocks(source, first_step=0, block_steps=64)
     waited = []
     with closing(in_background(plans)) as blocks:
@@ -62,27 +56,14 @@ def waiting(kind: type, num_examples: int) -> Row:
             waited.append(time.perf_counter() - begin)
             time.sleep(STEP_SECONDS * len(steps))
             begin = time.perf_counter()
-    share = sum(waited[1:]) / (STEP_SECONDS * sampler.num_steps)
-    at = f"{kind.__name__}, n {num_examples / 1e6:g}M, batch {sampler.expected_batch_size:g}"
-    return Row.at_most(f"waiting for batches / computing, {at}", share, "x", 0.02)
+    share = sum(waited[1:]) / (STEP_SECONDS * drawn_by.num_steps)
+    at = f"{sampler}, n {num_examples / 1e6:g}M, batch {drawn_by.expected_batch_size:g}"
+    yield figure(f"waiting for batches / computing, {at}", share, "x", at_most=0.02)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = options_of("samplers", __doc__, quick="a million examples")
-    parser.add_argument("--only", choices=["draws", "waiting"], help="measure nothing else")
-    parser.add_argument("--batches", type=positive, default=100, help="batches for each median")
-    options = parser.parse_args(argv)
-    num_examples = 1_000_000 if options.quick else NUM_EXAMPLES
-    rows = []
-    if options.only != "waiting":
-        for kind in SAMPLERS:
-            for batch_size in BATCH_BARS:
-                rows += measure(kind, num_examples, batch_size, options.batches)
-    if options.only != "draws":
-        rows += [waiting(kind, num_examples) for kind in SAMPLERS]
-    return report(rows, options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+FEWER: dict[str, Any] = {"quick": {"num_examples": 1_000_000}, "all_quick": True}
+OVER = {"sampler": SAMPLERS}
+CASES = [
+    *cases(draw, over={**OVER, "batch_size": tuple(BATCH_BARS)}, seconds=10, **FEWER),
+    *cases(waiting, over=OVER, seconds=75, **FEWER),
+]

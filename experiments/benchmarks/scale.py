@@ -1,12 +1,10 @@
 """Runs over several devices: what they exchange, hold and compute, of programs for fake devices.
 
-    scripts/bench scale --json scale.json        (some minutes and 6 GB)
-    scripts/bench scale --quick                  (a minute: a small model, few rows)
-
 Eight devices that are one processor compute what eight of their own would; how long that takes says
-nothing, and nothing here is timed but the drawing of shards. Programs are compiled from shapes, and
-read; runs are of a small model. What needs several processes that are killed or stopped is tested
-in `tests/dpsgd/runs`, and mutants in `tests/mutants`.
+nothing, and nothing here is timed but draws, privacy costs and stores. Programs are compiled from
+shapes, and read; runs are of a small model. `shards` is about the size of Criteo's terabyte,
+without its rows; `beam` about stores and batches by many workers (see `scale_beam`). What needs
+several processes that are killed or stopped is tested in `tests/dpsgd/runs`.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +25,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import samplers
 from dpsgd import Mechanism, RootKey, TrainState, dpsgd, train_blocks
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.planning import Collective, collectives
 from dpsgd.noise.gaussian import add_gaussian_noise
-from experiments.benchmarks.rows import Row, options_of, report
-from experiments.benchmarks.scale_beam import beam_rows
-from experiments.benchmarks.scale_shards import padding_rows, shard_rows
-from experiments.benchmarks.step import SIZES, random_batch
+from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.programs import SIZES, num_params, random_batch
+from experiments.benchmarks.scale_beam import BEAM
+from experiments.benchmarks.timing import alone
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.model import functional, pure_functions, shaped
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from samplers import BallsAndBins, Poisson
+from samplers import BallsAndBins, BatchSource, EpochSampler, Poisson
 
 PyTree = Any
 
@@ -54,6 +53,24 @@ TABLES = 2**21
 """Bytes from which a parameter is dealt out."""
 DIAGNOSTICS_BYTES = 16
 """Four float32, that are summed over the devices with the gradients."""
+TERABYTE = 4_373_472_329
+"""Rows of Criteo's terabyte click logs, of 24 days."""
+SHARDS, SHARDED_BATCH = 64, 65_536
+SECONDS, GIGABYTES = 60.0, 2.0
+"""Bars of a shard's epoch and of a price."""
+PADDING = {
+    (37_000_000, 1024, 1): {1: 32, 8: 98, 64: 338},
+    (37_000_000, 8192, 5): {1: 11, 8: 32, 64: 100},
+    (4_200_000_000, 65_536, 1): {8: 12, 64: 35},
+}
+"""Rows of padding for 100 of a batch that were predicted: by n, b and epochs, and by shards. (One
+shard has 2^31 - 1 rows at most.)"""
+
+
+def prepare() -> None:
+    """Makes one processor eight devices, before JAX looks for any."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", DEVICES)
 
 
 class Step:
@@ -80,49 +97,37 @@ class Step:
         return sum(4 * math.prod(where.shard_shape(leaf.shape)) for leaf, where in parts)
 
 
-def programs(config: ModelConfig, batch_size: int) -> list[Row]:
-    """Returns what is read in programs for eight devices."""
+def programs(model: str = "85M", batch_size: int = BATCH_SIZE) -> Iterator[Row]:
+    """Reads programs for eight devices."""
     devices = tuple(jax.devices()[:DEVICES])
-    num = sum(math.prod(x.shape) for x in jax.tree.leaves(shaped(config, DISPLAY_ADS)[0]))
+    num = sum(math.prod(x.shape) for x in jax.tree.leaves(shaped(SIZES[model], DISPLAY_ADS)[0]))
     at = f"{num / 1e6:.3g}M parameters, batch {batch_size:,}"
-    step = functools.partial(Step, config)
+    step = functools.partial(Step, SIZES[model])
     whole = step(batch_size, Placement(devices))
     each = [one for one in whole.exchanged if one.depth]
-    rows = [
-        Row.at_most(f"exchanges of a step, replicated, {at}", len(each), "", 1),
-        Row.at_most(
-            f"its bytes beyond 4 a parameter and the diagnostics, {at}",
-            sum(one.size for one in each) - 4 * num - DIAGNOSTICS_BYTES,
-            "B",
-            0,
-        ),
-        Row.at_most(f"exchanges inside of a step's loops, {at}", _inner(each), "", 0),
-    ]
+    yield figure(f"exchanges of a step, replicated, {at}", len(each), at_most=1)
+    beyond = sum(one.size for one in each) - 4 * num - DIAGNOSTICS_BYTES
+    name = f"its bytes beyond 4 a parameter and the diagnostics, {at}"
+    yield figure(name, beyond, "B", at_most=0)
+    yield figure(f"exchanges inside of a step's loops, {at}", _inner(each), at_most=0)
     # What more examples add to the arithmetic of a device, over what they add on one alone.
     halved = [step(batch_size // 2, Placement(some)).flops for some in (devices, devices[:1])]
     alone = step(batch_size, Placement(devices[:1])).flops
     share = (whole.flops - halved[0]) / (alone - halved[1])
-    rows.append(
-        Row.at_most(f"a device's part of the batch x {DEVICES}, {at}", DEVICES * share, "", 1.02)
-    )
+    name = f"a device's part of the batch x {DEVICES}, {at}"
+    yield figure(name, DEVICES * share, at_most=1.02)
     dealt = step(batch_size, Placement(devices, TABLES))
-    leaves = jax.tree.leaves(dealt.params)
-    table = 4 * max(math.prod(leaf.shape) for leaf in leaves)
+    table = 4 * max(math.prod(leaf.shape) for leaf in jax.tree.leaves(dealt.params))
     dense = 3 * (4 * num - table)  # with two moments
     largest = max(one.size for one in dealt.exchanged)
     at = f"table dealt out, {at}"
-    return [
-        *rows,
-        Row.at_most(f"largest exchange / the table, {at}", largest / table, "x", 0.25),
-        Row(f"bytes exchanged in a step / replicated, {at}", _bytes(dealt) / _bytes(whole), "x"),
-        Row.at_most(f"exchanges inside of a step's loops, {at}", _inner(dealt.exchanged), "", 0),
-        Row.at_most(
-            f"state on a device / (1/{DEVICES} of the table's and all other), {at}",
-            dealt.state_bytes() / (3 * table / DEVICES + dense + 64),
-            "x",
-            1.0,
-        ),
-    ]
+    yield figure(f"largest exchange / the table, {at}", largest / table, "x", at_most=0.25)
+    name = f"bytes exchanged in a step / replicated, {at}"
+    yield figure(name, _bytes(dealt) / _bytes(whole), "x")
+    yield figure(f"exchanges inside of a step's loops, {at}", _inner(dealt.exchanged), at_most=0)
+    share = dealt.state_bytes() / (3 * table / DEVICES + dense + 64)
+    name = f"state on a device / (1/{DEVICES} of the table's and all other), {at}"
+    yield figure(name, share, "x", at_most=1.0)
 
 
 def _inner(exchanged: list[Collective]) -> int:
@@ -133,8 +138,8 @@ def _bytes(step: Step) -> int:
     return sum(one.size for one in step.exchanged if one.depth)
 
 
-def noise(rows_of_table: int) -> list[Row]:
-    """Returns whether noise is the same on every layout, and whether it needs an exchange."""
+def noise(rows_of_table: int = 100_000) -> Iterator[Row]:
+    """Says whether noise is the same on every layout, and whether it needs an exchange."""
     shapes = {"table": (rows_of_table, 14), "bias": (598,)}
     root = RootKey.from_insecure_seed(0)
     key = jnp.asarray(root.noise_key(0))
@@ -157,10 +162,9 @@ def noise(rows_of_table: int) -> list[Row]:
             exchanged += len(collectives(program))
             found = jax.device_get(program(placement.put(sums, where), jnp.int32(3)))
             unequal += sum(int((found[name] != alone[name]).sum()) for name in shapes)
-    return [
-        Row.at_most("exchanges of noise, on 8 layouts of 1 to 8 devices", exchanged, "", 0),
-        Row.at_most("its numbers that differ from those of one device", unequal, "", 0),
-    ]
+    name = "exchanges of noise, on 8 layouts of 1 to 8 devices"
+    yield figure(name, exchanged, at_most=0)
+    yield figure("its numbers that differ from those of one device", unequal, at_most=0)
 
 
 def trained(config: ModelConfig, placement: Placement | None) -> PyTree:
@@ -183,25 +187,23 @@ def trained(config: ModelConfig, placement: Placement | None) -> PyTree:
     return jax.device_get(last.state.params)
 
 
-def runs(config: ModelConfig) -> list[Row]:
-    """Returns how far apart runs on other devices are, and whether they repeat."""
-    alone = trained(config, None)
+def runs() -> Iterator[Row]:
+    """Says how far apart runs on other devices are, and whether they repeat."""
+    alone = trained(RUN, None)
     furthest, unequal = 0.0, 0
     for count in (1, 2, 4, DEVICES):
         for rows_from in (None, TABLES):
             placement = Placement(tuple(jax.devices()[:count]), rows_from)
-            found, again = (trained(config, placement) for _ in range(2))
+            found, again = (trained(RUN, placement) for _ in range(2))
             furthest = max(furthest, _distance(found, alone))
             unequal += sum(
                 int((a != b).sum())
                 for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True)
             )
-    num = sum(leaf.size for leaf in jax.tree.leaves(alone))
-    at = f"{STEPS} steps of {num / 1e6:.2g}M parameters, replicated and dealt out, 1 to 8 devices"
-    return [
-        Row.at_most(f"distance from one device's, {at}", furthest, "x", 1e-6),
-        Row.at_most(f"numbers that a repetition changes, {at}", unequal, "", 0),
-    ]
+    count = num_params(alone)
+    at = f"{STEPS} steps of {count / 1e6:.2g}M parameters, replicated and dealt out, 1 to 8 devices"
+    yield figure(f"distance from one device's, {at}", furthest, "x", at_most=1e-6)
+    yield figure(f"numbers that a repetition changes, {at}", unequal, at_most=0)
 
 
 def _distance(found: PyTree, wanted: PyTree) -> float:
@@ -210,8 +212,8 @@ def _distance(found: PyTree, wanted: PyTree) -> float:
     return max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in leaves)
 
 
-def matrices(num_examples: int) -> Row:
-    """Returns how many entries of the participation matrix depend on the number of shards."""
+def matrices(num_examples: int = 100_000) -> Iterator[Row]:
+    """Counts entries of the participation matrix that depend on the number of shards."""
     unequal = 0
     for kind in (Poisson, BallsAndBins):
         plans = [
@@ -223,12 +225,11 @@ def matrices(num_examples: int) -> Row:
             unequal += sum(np.setxor1d(alone, other).size for other in others)
             unequal += sum(abs(len(alone) - len(other)) for other in others)
     name = f"entries of the matrix that shards change, 2, 4, 7 shards, n {num_examples:,}"
-    return Row.at_most(name, unequal, "", 0)
+    yield figure(name, unequal, at_most=0)
 
 
-def processes(counts: tuple[int, ...]) -> list[Row]:
-    """Returns whether processes of this machine train to the bits of as many devices of one."""
-    rows = []
+def processes(counts: tuple[int, ...] = (2, 4)) -> Iterator[Row]:
+    """Says whether processes of this machine train to the bits of as many devices of one."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         synthetic.write_raw(folder / "raw.txt", 3_000, seed=1)
@@ -240,8 +241,7 @@ def processes(counts: tuple[int, ...]) -> list[Row]:
             with np.load(one / "params.npz") as a, np.load(several / "params.npz") as b:
                 unequal = sum(int((a[leaf] != b[leaf]).sum()) for leaf in a.files)
             name = f"parameters that differ, {count} processes and one with {count} devices"
-            rows.append(Row.at_most(f"{name}, {count} shards", unequal, "", 0))
-    return rows
+            yield figure(f"{name}, {count} shards", unequal, at_most=0)
 
 
 _COMMAND = "import sys; from experiments import cli; sys.exit(cli.main())"
@@ -272,35 +272,56 @@ def _train(store: Path, out: Path, shards: int, processes: int) -> None:
         raise RuntimeError("\n".join(printed))
 
 
-PARTS: dict[str, Callable[[bool], list[Row]]] = {
-    "programs": lambda quick: programs(
-        SIZES["8M" if quick else "85M"], 1024 if quick else BATCH_SIZE
-    ),
-    "noise": lambda quick: noise(1_000 if quick else 100_000),
-    "runs": lambda quick: runs(RUN),
-    "processes": lambda quick: processes((2,) if quick else (2, 4)),
-    "shards": lambda quick: [
-        matrices(1_000 if quick else 100_000),
-        *(padding_rows() if quick else shard_rows()),
-    ],
-    "beam": lambda quick: beam_rows(2_000, kills=1) if quick else beam_rows(),
-}
-"""What is measured, in small or not."""
+def sharded(sampler: str, what: str) -> Iterator[Row]:
+    """Measures a process that draws one shard's epoch, or that finds the cost of all shards."""
+    made = getattr(samplers, sampler)(TERABYTE, SHARDED_BATCH, num_shards=SHARDS)
+    at = f"{sampler}, n {TERABYTE / 1e6:.4g}M, batch {SHARDED_BATCH}"
+    if what == "draw":
+        yield from took(f"draw of one shard's epoch of {SHARDS}, {at}", draw, made)
+    else:
+        yield from took(f"price of {SHARDS} shards, {at}", price, made)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = options_of("scale", __doc__, quick="a small model, few rows, two processes")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    options = parser.parse_args(argv)
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", DEVICES)
-    rows = []
-    for part in options.parts:
-        rows += PARTS[part](options.quick)
-        print(f"measured {part}", file=sys.stderr)
-    return report(rows, options.json)
+def took(name: str, measure: Callable[[EpochSampler], None], sampler: EpochSampler) -> list[Row]:
+    """Returns CPU time and largest memory of a process that measures one thing."""
+    found = alone(measure, sampler)
+    return [
+        figure(f"CPU time, {name}", found.cpu_seconds, "s", at_most=SECONDS),
+        figure(f"memory, {name}", found.gigabytes, "GB", at_most=GIGABYTES),
+    ]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def draw(sampler: EpochSampler) -> None:
+    shard = sampler.num_shards // 3
+    BatchSource(sampler, seed=1, shards=range(shard, shard + 1)).passes(0)
+
+
+def price(sampler: EpochSampler) -> None:
+    from accounting import epsilon
+
+    epsilon(sampler.privacy(0.6), 1 / sampler.num_examples)
+
+
+def padding() -> Iterator[Row]:
+    """Holds the padding of batches by shards to what was predicted."""
+    for (n, b, epochs), predicted in PADDING.items():
+        for shards, percent in predicted.items():
+            sampler = BallsAndBins(n, b, epochs, num_shards=shards, target_delta=1 / n)
+            padding = 100 * (sampler.padded_batch_size / b - 1)
+            name = f"padding, {shards} shards, n {n / 1e6:g}M, batch {b}, epochs {epochs}"
+            yield figure(name, padding, "%", at_most=percent + 0.5)
+
+
+EXACT: dict[str, Any] = {"exact": True}
+DRAWN, PRICED = ("Deterministic", "Shuffle", "Poisson", "BallsAndBins"), ("Poisson", "BallsAndBins")
+CASES = [
+    *cases(programs, quick={"model": "8M", "batch_size": 1024}, **EXACT),
+    *cases(noise, quick={"rows_of_table": 1_000}, **EXACT),
+    *cases(runs, quick={}, **EXACT),
+    *cases(processes, quick={"counts": (2,)}, **EXACT),
+    *cases(matrices, "shards, matrices", quick={"num_examples": 1_000}, **EXACT),
+    *cases(sharded, "shards", over={"what": ("draw",), "sampler": DRAWN}),
+    *cases(sharded, "shards", over={"what": ("price",), "sampler": PRICED}),
+    *cases(padding, "shards, padding", quick={}, **EXACT),
+    *BEAM,
+]

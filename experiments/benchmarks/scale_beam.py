@@ -14,9 +14,8 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from dpsgd.engine.batch_files import Draw, draw_here, write_manifest
 from experiments.beam.draws import BatchWork, drawn_by
 from experiments.beam.pieces import Piece, RawSource
 from experiments.beam.prepare import StoreWork, prepare
-from experiments.benchmarks.rows import Row
+from experiments.benchmarks.case import Case, Row, cases, figure
+from experiments.benchmarks.timing import Spent
 from experiments.processes import SPAWN
 from experiments.tasks.clicks.store import Columns, Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
@@ -33,138 +33,60 @@ from samplers import Poisson
 
 BAR = 0.25
 """Million rows a second of a core's time."""
-
 ENOUGH = 200_000
 """Rows from which a rate tells more than how long it takes to begin."""
-
 SEED = 2**127 + 1
 """Of batches that are nobody's."""
 
-
-def beam_rows(num_rows: int = 1_000_000, kills: int = 6) -> list[Row]:
-    """Returns the rows: stores of both raw formats, batches of Poisson, and killed workers.
-
-    Args:
-      num_rows: Generated rows of each format, in two files; of few, no rate is held to its bar.
-      kills: Workers that are killed while they write a store.
-    """
-    ways: dict[str, tuple[Callable[[StoreWork], None], Callable[[BatchWork], None]]]
-    ways = {"one process": (_store_here, _batches_here)}
-    if find_spec("apache_beam") is not None:
-        from experiments.beam.pipelines import Runner
-
-        ways["Beam's local runner"] = Runner().write_store, Runner().write_batches
-    rows = []
-    for format in synthetic.LOGS:
-        with tempfile.TemporaryDirectory() as folder:
-            few, many = (_raw(Path(folder), format, n) for n in (num_rows // 10, num_rows))
-            for way, (stores, _) in ways.items():
-                rows += _store_rows(format, way, stores, few, many, num_rows)
-    with tempfile.TemporaryDirectory() as folder:
-        for way, (_, batches) in ways.items():
-            rows += _batch_rows(Path(folder) / way, way, batches, num_rows)
-    return [*rows, *_killed_rows(min(num_rows, 200_000), kills)]
+HERE, BEAMS = "one process", "Beam's local runner"
 
 
-def _raw(folder: Path, format: str, num_rows: int) -> list[Path]:
-    """Writes two raw files of so many rows together."""
-    files = [folder / f"{num_rows}-{part}.txt" for part in range(2)]
-    for seed, file in enumerate(files):
-        synthetic.write_raw(file, num_rows // 2, seed=seed, log=synthetic.LOGS[format])
-    return files
-
-
-def _store_rows(
-    format: str,
-    way: str,
-    carry_out: Callable[[StoreWork], None],
-    few: list[Path],
-    many: list[Path],
-    num_rows: int,
-) -> list[Row]:
-    raw = synthetic.LOGS[format].format
-    with tempfile.TemporaryDirectory() as folder:
-        write = partial(_store, format=format, carry_out=carry_out)
-        seconds = [
-            _cpu(partial(write, files, Path(folder) / name))
-            for name, files in {"few": few, "many": many}.items()
-        ]
-        raw.prepare(many, Path(folder) / "alone")
-        same = _same(Path(folder) / "many", Path(folder) / "alone")
-    rate = (num_rows - num_rows // 10) / (seconds[1] - seconds[0]) / 1e6
-    return [
-        _rate_row(f"rows to a store, {format}, {way}", rate, num_rows),
-        Row.at_least(f"store equals that of `prepare`, {format}, {way}", same, "yes", 1),
-    ]
-
-
-def _store(
-    files: list[Path], out: Path, format: str, carry_out: Callable[[StoreWork], None]
-) -> None:
+def stores(way: str, format: str, *, rows: int = 1_000_000) -> Iterator[Row]:
+    """Measures a store of generated rows in two raw files; of few, no rate is held to its bar."""
     raw = synthetic.LOGS[format].format
     source = RawSource(raw, 0, FRACTIONS)
-    prepare(files, out, source, raw.source(files), carry_out, range_bytes=1 << 24)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        few, many = (_raw(folder, format, n) for n in (rows // 10, rows))
+
+        def write(files: list[Path], out: Path) -> None:
+            prepare(files, out, source, raw.source(files), _ways(way)[0], range_bytes=1 << 24)
+
+        seconds = [
+            Spent.on(partial(write, files, folder / name)).cpu_seconds
+            for name, files in (("few", few), ("many", many))
+        ]
+        raw.prepare(many, folder / "alone")
+        same = equal(folder / "many", folder / "alone")
+    yield _rate(f"rows to a store, {format}, {way}", rows - rows // 10, seconds, rows)
+    yield figure(f"store equals that of `prepare`, {format}, {way}", same, "yes", at_least=1)
 
 
-def _store_here(work: StoreWork) -> None:
-    """Carries out the work of a store in this process."""
-    for shard, column in work.lay_out([work.parse(span) for span in work.ranges]):
-        work.write(shard, column)
-
-
-def _batches_here(work: BatchWork) -> None:
-    """Carries out the work of batches in this process."""
-    files: dict[int, list[Any]] = {file: [] for file in range(work.draw.num_files)}
-    for task in work.tasks():
-        for file, part in work.part(*task):
-            files[file].append(part)
-    for file, parts in files.items():
-        work.write(file, parts)
-
-
-def _batch_rows(
-    folder: Path, way: str, carry_out: Callable[[BatchWork], None], num_rows: int
-) -> list[Row]:
-    folder.mkdir()
+def batches(way: str, *, rows: int = 1_000_000) -> Iterator[Row]:
+    """Measures batches of Poisson sampling, written by many workers."""
     seconds, drawn = [], []
-    for count in (num_rows // 10, num_rows):
-        store = folder / f"store-{count}"
-        synthetic.write_store(store, count * 10 // 8, seed=0)  # four fifths train
-        columns = partial(_training_rows, store)
-        data = columns()
-        n = len(data["label"])
-        sampler = Poisson(n, min(4_096, n), max_batch_size=5_000)
-        draw = Draw.of(sampler, data, run="benchmark", generation=0, first_step=0)
-        draw = dataclasses.replace(draw, steps_per_file=32)
-        out = folder / f"batches-{count}"
-        write = drawn_by(carry_out, columns)
-        seconds.append(_cpu(partial(_batches, out, draw, data, write)))
-        drawn.append(n)
-    _batches(folder / "alone", draw, data, draw_here)
-    rate = (drawn[1] - drawn[0]) / (seconds[1] - seconds[0]) / 1e6
-    same = _same(out, folder / "alone")
-    return [
-        _rate_row(f"rows to batches, {way}", rate, num_rows),
-        Row.at_least(f"batches equal those of `BatchSource`, {way}", same, "yes", 1),
-    ]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for count in (rows // 10, rows):
+            store = folder / f"store-{count}"
+            synthetic.write_store(store, count * 10 // 8, seed=0)  # four fifths train
+            columns = partial(_training_rows, store)
+            data = columns()
+            n = len(data["label"])
+            sampler = Poisson(n, min(4_096, n), max_batch_size=5_000)
+            draw = Draw.of(sampler, data, run="benchmark", generation=0, first_step=0)
+            draw = dataclasses.replace(draw, steps_per_file=32)
+            out = folder / f"batches-{count}"
+            write = drawn_by(_ways(way)[1], columns)
+            seconds.append(Spent.on(partial(_batches, out, draw, data, write)).cpu_seconds)
+            drawn.append(n)
+        _batches(folder / "alone", draw, data, draw_here)
+        same = equal(out, folder / "alone")
+    yield _rate(f"rows to batches, {way}", drawn[1] - drawn[0], seconds, rows)
+    yield figure(f"batches equal those of `BatchSource`, {way}", same, "yes", at_least=1)
 
 
-def _rate_row(name: str, rate: float, num_rows: int) -> Row:
-    if num_rows < ENOUGH:
-        return Row(name, rate, "M/s")
-    return Row.at_least(name, rate, "M/s", BAR)
-
-
-def _training_rows(store: Path) -> Columns:
-    return Store.open(store).load("train")
-
-
-def _batches(out: Path, draw: Draw, data: Columns, write: Callable[..., list[str]]) -> None:
-    out.mkdir(0o700)
-    write_manifest(out, draw, SEED, write(out, draw, SEED, data), data)
-
-
-def _killed_rows(num_rows: int, kills: int) -> list[Row]:
+def killed(*, rows: int = 200_000, kills: int = 6) -> Iterator[Row]:
     """Kills workers that parse, at random moments; others take their ranges anew."""
     left, moments = [kills], random.Random(0)
 
@@ -180,17 +102,60 @@ def _killed_rows(num_rows: int, kills: int) -> list[Row]:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        files = _raw(folder, "criteo-display", num_rows)
+        files = _raw(folder, "criteo-display", rows)
         raw = synthetic.LOGS["criteo-display"].format
         source = RawSource(raw, 0, FRACTIONS)
         size = sum(file.stat().st_size for file in files) // (kills + 2)
         store = prepare(files, folder / "a", source, raw.source(files), carry_out, range_bytes=size)
         raw.prepare(files, folder / "b")
-        same = _same(store.path, folder / "b")
-    return [
-        Row("workers that were killed in the midst", float(kills - left[0]), ""),
-        Row.at_least("store equals that of `prepare` after the kills", same, "yes", 1),
-    ]
+        same = equal(store.path, folder / "b")
+    yield figure("workers that were killed in the midst", kills - left[0])
+    yield figure("store equals that of `prepare` after the kills", same, "yes", at_least=1)
+
+
+def _ways(way: str) -> tuple[Callable[[StoreWork], None], Callable[[BatchWork], None]]:
+    """Returns what carries out the work of a store, and that of batches."""
+    if way == HERE:
+        return _store_here, _batches_here
+    from experiments.beam.pipelines import Runner
+
+    return Runner().write_store, Runner().write_batches
+
+
+def _store_here(work: StoreWork) -> None:
+    for shard, column in work.lay_out([work.parse(span) for span in work.ranges]):
+        work.write(shard, column)
+
+
+def _batches_here(work: BatchWork) -> None:
+    files: dict[int, list[Any]] = {file: [] for file in range(work.draw.num_files)}
+    for task in work.tasks():
+        for file, part in work.part(*task):
+            files[file].append(part)
+    for file, parts in files.items():
+        work.write(file, parts)
+
+
+def _raw(folder: Path, format: str, num_rows: int) -> list[Path]:
+    """Writes two raw files of so many rows together."""
+    files = [folder / f"{num_rows}-{part}.txt" for part in range(2)]
+    for seed, file in enumerate(files):
+        synthetic.write_raw(file, num_rows // 2, seed=seed, log=synthetic.LOGS[format])
+    return files
+
+
+def _rate(name: str, more: int, seconds: list[float], rows: int) -> Row:
+    bar = BAR if rows >= ENOUGH else None
+    return figure(name, more / (seconds[1] - seconds[0]) / 1e6, "M/s", at_least=bar)
+
+
+def _training_rows(store: Path) -> Columns:
+    return Store.open(store).load("train")
+
+
+def _batches(out: Path, draw: Draw, data: Columns, write: Callable[..., list[str]]) -> None:
+    out.mkdir(0o700)
+    write_manifest(out, draw, SEED, write(out, draw, SEED, data), data)
 
 
 def _begin_and_kill(work: StoreWork, span: Any, fraction: float) -> None:
@@ -205,7 +170,7 @@ def _begin_and_kill(work: StoreWork, span: Any, fraction: float) -> None:
     worker.join()
 
 
-def _same(one: Path, other: Path) -> float:
+def equal(one: Path, other: Path) -> float:
     """Returns 1 if two folders hold the same files, byte for byte, and 0 if they do not."""
     names = sorted(path.name for path in one.iterdir())
     if names != sorted(path.name for path in other.iterdir()):
@@ -213,8 +178,17 @@ def _same(one: Path, other: Path) -> float:
     return float(all(filecmp.cmp(one / name, other / name, shallow=False) for name in names))
 
 
-def _cpu(work: Callable[[], object]) -> float:
-    """Returns the CPU seconds of this process that a piece of work takes."""
-    begin = time.process_time()
-    work()
-    return time.process_time() - begin
+def _beam(way: str, **rest: Any) -> list[Case]:
+    few: dict[str, Any] = {"quick": {"rows": 2_000}, "all_quick": True, "exact": True}
+    one = {"way": (way,)}
+    return [
+        *cases(stores, "beam, store", over={**one, "format": synthetic.LOGS}, **few, **rest),
+        *cases(batches, "beam, batches", over=one, **few, **rest),
+    ]
+
+
+BEAM = [
+    *_beam(HERE),
+    *_beam(BEAMS, needs=("apache_beam",)),
+    *cases(killed, "beam, killed", quick={"rows": 2_000, "kills": 1}, exact=True),
+]

@@ -1,7 +1,5 @@
 """How large the code is and how it hangs together: lines, statements, import circles, long files.
 
-    scripts/bench size --json size.json
-
 Lines are those of a formatter's width; statements do not depend on it. A circle of imports counts
 wherever the imports stand: in a function, for annotations alone, or by a package's names.
 """
@@ -9,11 +7,10 @@ wherever the imports stand: in a function, for annotations alone, or by a packag
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.benchmarks.rows import Row, options_of, report
+from experiments.benchmarks.case import Row, cases, figure
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("accounting", "samplers", "dpsgd", "experiments")
@@ -64,41 +61,33 @@ def late_imports(tree: ast.Module) -> Iterator[ast.stmt]:
             yield from (n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom))
 
 
-def size(package: str) -> list[Row]:
-    """Returns lines, statements, imports in functions and long files of a package or of tests."""
+def counts(package: str) -> Iterator[Row]:
+    """Counts lines, statements, imports in functions and long files of a package or of tests."""
     texts = [file.read_text() for file in files_of(package).values()]
     trees = [ast.parse(text) for text in texts]
     lines = [len(text.splitlines()) for text in texts]
     statements = sum(isinstance(node, ast.stmt) for tree in trees for node in ast.walk(tree))
     late = len({node for tree in trees for node in late_imports(tree)})
-    return [
-        Row(f"{package}: lines", sum(lines), "lines"),
-        Row(f"{package}: statements", statements, ""),
-        Row(f"{package}: imports in functions", late, ""),
-        Row(f"{package}: files of more than {LONG} lines", sum(n > LONG for n in lines), "files"),
-    ]
+    yield figure(f"{package}: lines", sum(lines), "lines")
+    yield figure(f"{package}: statements", statements)
+    yield figure(f"{package}: imports in functions", late)
+    yield figure(
+        f"{package}: files of more than {LONG} lines", sum(n > LONG for n in lines), "files"
+    )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Counts and reports; returns the exit status."""
-    options = options_of("size", __doc__ or "").parse_args(argv)
-    parts = {package: size(package) for package in (*PACKAGES, "tests")}
+def size() -> Iterator[Row]:
+    parts = {package: list(counts(package)) for package in (*PACKAGES, "tests")}
+    for rows in parts.values():
+        yield from rows
     core = zip(*(parts[package] for package in PACKAGES[:-1]), strict=True)
-    rows = [row for part in parts.values() for row in part]
     for same, bar in zip(core, (25_500, None, 60, 6), strict=True):
         name = same[0].name.replace(PACKAGES[0], " + ".join(PACKAGES[:-1]), 1)
-        total = float(sum(row.value or 0 for row in same))
-        rows.append(
-            Row(name, total, same[0].unit)
-            if bar is None
-            else Row.at_most(name, total, same[0].unit, bar)
-        )
+        yield figure(name, sum(row.value or 0 for row in same), same[0].unit, at_most=bar)
     found = circles()
     for name, names in found.items():
         print(f"{name} imports {', '.join(names)}")
-    rows.append(Row.at_most("modules that import one another", len(found), "files", 0))
-    return report(rows, options.json)
+    yield figure("modules that import one another", len(found), "files", at_most=0)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = cases(size, quick={}, seconds=5, exact=True)

@@ -1,7 +1,4 @@
-"""Price of a DP step beside an ordinary one, its peers and the machine's floor, in CPU time.
-
-    scripts/bench step --json step.json          (some ten minutes and 4 GB)
-    scripts/bench step --quick                   (seconds: the smallest model, one batch, no peers)
+"""CPU time of a DP step beside an ordinary one, its peers and the machine's floor.
 
 The model is the click model of the papers, at three sizes; data are random. Every figure is the
 median over rounds in which all programs of one size and batch take turns. The floor of a step is
@@ -23,74 +20,113 @@ import functools
 import gc
 import importlib.util
 import itertools
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from dpsgd import Mechanism, RootKey, TrainState, clipped_grad, dpsgd
 from dpsgd.core.algorithm import privatize
 from dpsgd.engine.programs import compiler_options
-from experiments.benchmarks.opacus import opacus
-from experiments.benchmarks.rows import Row, options_of, positive, report
-from experiments.benchmarks.timing import Carried, Series, copy_rate, in_turns
+from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.programs import (
+    BYTES_PER_PARAMETER,
+    SIZES,
+    Program,
+    copies_of,
+    copy_rate,
+    num_params,
+    random_batch,
+    single_step,
+)
+from experiments.benchmarks.timing import Peer, in_turns
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
-from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
+from experiments.tasks.clicks.sizes import ModelConfig
 from samplers import Deterministic
 
 PyTree = Any
 
-SIZES = {
-    "1M": ModelConfig(embedding_dim=14, max_buckets=2**11, hidden=(256, 256)),
-    "8M": ModelConfig(embedding_dim=14, max_buckets=2**15, hidden=(598, 598, 598)),
-    "85M": PRESETS["paper"],
-}
-BATCHES = (256, 1024, 8192)
-STEP_BARS = {1024: 2.5, 8192: 1.3}
-"""Full DP step / non-private one, 85M parameters, by batch."""
+BATCHES = 256, 1024, 8192
+STEP_BARS = {("85M", 1024): 2.5, ("85M", 8192): 1.3}
+"""Full DP step / non-private one, by size and batch; these sizes have the other bars, too."""
 PEER_EXAMPLES = 4
 """Examples on which jax_privacy's loop is timed."""
-BYTES_PER_PARAMETER = 24
-"""Parameter and two moments in float32, each read and written once."""
+MEASURED, QUICKLY = (1024, 2**26), (256, 2**22)
+"""Sides of the matrices that are multiplied, and floats that are copied."""
+
+# The same model on data of the same shapes: the median CPU seconds of a step, private or not.
+OPACUS = """
+import importlib.metadata, json, statistics, sys, time
+import torch
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
+from opacus.optimizers import DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+torch.set_num_threads(1)
+
+class Model(torch.nn.Module):
+    def __init__(self, rows, features, dim, dense, hidden):
+        super().__init__()
+        self.table = torch.nn.Embedding(rows, dim)
+        widths = [features * dim + dense, *hidden]
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(m, n) for m, n in zip(widths, widths[1:]))
+        self.logit = torch.nn.Linear(widths[-1], 1)
+
+    def forward(self, ids, x):
+        x = torch.cat([self.table(ids).flatten(1), x], dim=1)
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.logit(x)[:, 0]
+
+def seconds(private, batch, rounds, rows, features, dim, dense, hidden):
+    ids = torch.randint(0, rows, (batch, features))
+    x, y = torch.randn(batch, dense), torch.randint(0, 2, (batch,)).float()
+    model = Model(rows, features, dim, dense, hidden)
+    loss_fn = torch.nn.BCEWithLogitsLoss(reduction="mean")
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    if private:
+        model = GradSampleModuleFastGradientClipping(
+            model, max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="mean")
+        optimizer = DPOptimizerFastGradientClipping(
+            optimizer, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=batch)
+        loss_fn = DPLossFastGradientClipping(model, optimizer, loss_fn, loss_reduction="mean")
+    spent = []
+    for _ in range(rounds + 1):
+        begin = time.process_time()
+        optimizer.zero_grad()
+        loss_fn(model(ids, x), y).backward()
+        optimizer.step()
+        spent.append(time.process_time() - begin)
+    return statistics.median(spent[1:])
+
+print(json.dumps(importlib.metadata.version("opacus")), flush=True)
+for line in sys.stdin:
+    print(json.dumps(seconds(**json.loads(line))), flush=True)
+"""
 
 
-def random_batch(size: int, config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    """Returns `size` examples of random values, as columns of the store."""
-    rng = np.random.default_rng(seed)
-    rows = np.array(DISPLAY_ADS.table_sizes(config.max_buckets))
-    integers = len(DISPLAY_ADS.integers)
-    return {
-        "label": rng.integers(0, 2, size).astype(np.uint8),
-        "integers": rng.normal(size=(size, integers)).astype(np.float32),
-        "integers_missing": rng.random((size, integers)) < 0.1,
-        "categories": rng.integers(0, rows, (size, len(rows))).astype(np.int32),
-    }
-
-
-def measure(
-    name: str,
-    config: ModelConfig,
+def step(
+    size: str,
     batch_size: int,
-    rounds: int,
-    floor: Floor,
-    peer_python: str | None = None,
+    measured: tuple[int, int] = MEASURED,
+    peers: bool = True,
     *,
-    with_peers: bool = True,
-) -> list[Row]:
-    """Returns the rows of one size and batch."""
+    rounds: int = 5,
+    peer_python: str | None = None,
+) -> Iterator[Row]:
+    config = SIZES[size]
     params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+    count = num_params(params)
     batch = jax.device_put(random_batch(batch_size, config))
     weights = jnp.ones(batch_size)
     optimizer = optax.adam(1e-3)
     mechanism = Mechanism(Deterministic(batch_size, batch_size), 1.0, 1.0)
     algorithm = dpsgd(loss_fn, optimizer)
-    scales = mechanism.scales()
+    private, scales = single_step(algorithm), mechanism.scales()
     noise_key = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
 
     def plain_grad(params, batch):
@@ -102,25 +138,13 @@ def measure(
     def ghost_grad(params, batch):
         return clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch, weights)[0]
 
-    def plain_step(state, batch):
-        gradient = jax.tree.map(lambda leaf: leaf / batch_size, plain_grad(state.params, batch))
-        updates, moments = optimizer.update(gradient, state.opt_state, state.params)
-        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), moments)
-
-    # As in the training loop, scales and key are arguments: of a constant stddev XLA would know
-    # that the noise's loop has one round, unroll it, and make the noise once for each moment.
-    def private_step(state, inputs):
-        batch, noise_key, scales = inputs
-        total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
-        return algorithm.update(state, total, noise_key, scales)[0]
-
-    def noise(total, inputs):
-        noise_key, scales = inputs
-        return privatize(total, (), noise_key, 0, scales)[0]
-
     def adam(state, gradient):
         updates, moments = optimizer.update(gradient, state.opt_state, state.params)
         return TrainState(state.step + 1, optax.apply_updates(state.params, updates), moments)
+
+    def plain_step(state, batch):
+        gradient = jax.tree.map(lambda leaf: leaf / batch_size, plain_grad(state.params, batch))
+        return (adam(state, gradient),)
 
     options = compiler_options()  # those of the training loop, for all programs
     grads = {
@@ -130,89 +154,85 @@ def measure(
     gradients = in_turns(
         {k: functools.partial(_run, f, params, batch) for k, f in grads.items()}, rounds
     )
-    memory = {k: _temporary_bytes(f) for k, f in grads.items()}
-
-    peers = _peers(loss_fn, params, batch, batch_size, name) if with_peers else {}
-    peer_seconds = in_turns({k: f for k, (f, _) in peers.items()}, 1 if peers else 0)
+    read: dict[str, Any] = {k: f.memory_analysis() for k, f in grads.items()}
+    memory = {k: found.temp_size_in_bytes for k, found in read.items()}
+    others = _peers(loss_fn, params, batch, size, batch_size) if peers else {}
+    theirs = in_turns({k: f for k, (f, _) in others.items()}, 1 if others else 0)
 
     # Each program owns its state, which it gives away and gets back.
     state = algorithm.init(params)
     del params
-    stepper = functools.partial(Carried, options=options)
+    zeros = jax.tree.map(jnp.zeros_like, state.params)
     programs: dict[str, Callable[[], Any]] = {
-        "plain": stepper(plain_step, state, batch),
-        "ours": stepper(private_step, state, (batch, noise_key, scales)),
-        "noise": stepper(noise, state.params, (noise_key, scales)),
-        "update": stepper(lambda s, _: (adam(s[0], s[1]), s[1]), (state, _zeros(state))),
-    }
-    del state
+        "plain": Program(plain_step, copies_of(state), batch),
+        "ours": Program(
+            lambda s, batch, *rest: (private(s, batch, weights, *rest),),
+            copies_of(state), batch, noise_key, scales,
+        ),
+        "noise": Program(
+            lambda total, key, scales: (privatize(total, (), key, 0, scales)[0],),
+            copies_of(state.params), noise_key, scales,
+        ),
+        "update": Program(lambda s: ((adam(*s), s[1]),), copies_of((state, zeros))),
+    }  # fmt: skip
+    del state, zeros
     steps = in_turns(programs, rounds)
     del programs
     gc.collect()
 
-    at = f"{name}, batch {batch_size}"
-    large = name == "85M"
-    barred = large and batch_size in STEP_BARS
-    exact = f"{num_params / 1e6:.3g}M parameters, batch {batch_size}"
-    grad_ratio, step_ratio = gradients.ratio("ours", "plain"), steps.ratio("ours", "plain")
-    memory_ratio = memory["ours"] / memory["plain"]
-    rows = [
-        Row(f"non-private step, {exact}", steps.median("plain"), "s"),
-        Row(f"DP step, {at}", steps.median("ours"), "s"),
-        Row(f"floor of a step, {at}", floor.step(num_params, config, batch_size), "s"),
-        _at_most(f"DP / non-private step, {at}", step_ratio, STEP_BARS.get(batch_size), barred),
-        _at_most(f"clipped / non-private gradient, {at}", grad_ratio, 1.15, barred),
-        _at_most(f"temporary memory, clipped / non-private, {at}", memory_ratio, 1.3, barred),
-        Row(f"temporary memory, clipped gradient, {at}", memory["ours"] / 1e6, "MB"),
-        Row(f"forward, backward, norms and sum, {at}", gradients.median("ours"), "s"),
-        Row(f"noise alone, {at}", steps.median("noise"), "s"),
-        Row(f"Adam alone, {at}", steps.median("update"), "s"),
-        *_shares(gradients, steps, at),
-    ]
-    for peer, (_, scale) in peers.items():
-        ratio = peer_seconds.median(peer) * scale / gradients.median("ours")
-        row = f"{peer} / our clipped gradient, {at}"
-        if peer.startswith("jax_privacy") and large and batch_size == 1024:
-            rows += [
-                Row(row, ratio, "x"),
-                Row.at_least(
-                    f"{peer}, plus our noise and update / our step, {at}",
-                    (peer_seconds.median(peer) * scale + steps.median("noise")
-                     + steps.median("update")) / steps.median("ours"),
-                    "x",
-                    100.0,
-                ),
-            ]  # fmt: skip
-        else:
-            rows.append(Row(row, ratio, "x"))
-    if peer_python is not None:
-        theirs = opacus(peer_python, config, batch_size, rounds)
-        label = f"Opacus {theirs.version} with ghost clipping"
-        rows += [
-            Row(f"{label} / our step, {at}", theirs.private / steps.median("ours"), "x"),
-            Row(f"{label} / its non-private step, {at}", theirs.private / theirs.plain, "x"),
-        ]
-    return rows
-
-
-def _shares(gradients: Series, steps: Series, at: str) -> list[Row]:
-    """Returns what part of the private step its parts are: of their sum, each run by itself."""
-    plain = gradients.median("plain")
-    parts = {
+    at = f"{size}, batch {batch_size}"
+    bar = STEP_BARS.get((size, batch_size))
+    exact = f"{count / 1e6:.3g}M parameters, batch {batch_size}"
+    ours, plain = steps.median("ours"), gradients.median("plain")
+    yield figure(f"non-private step, {exact}", steps.median("plain"), "s")
+    yield figure(f"DP step, {at}", ours, "s")
+    seconds = floor_of_step(count, config, batch_size, rates(*measured))
+    yield figure(f"floor of a step, {at}", seconds, "s")
+    ratio = steps.ratio("ours", "plain")
+    yield figure(f"DP / non-private step, {at}", ratio, "x", at_most=bar)
+    name, ratio = f"clipped / non-private gradient, {at}", gradients.ratio("ours", "plain")
+    yield figure(name, ratio, "x", at_most=bar and 1.15)
+    name = f"temporary memory, clipped / non-private, {at}"
+    yield figure(name, memory["ours"] / memory["plain"], "x", at_most=bar and 1.3)
+    yield figure(f"temporary memory, clipped gradient, {at}", memory["ours"] / 1e6, "MB")
+    yield figure(f"forward, backward, norms and sum, {at}", gradients.median("ours"), "s")
+    yield figure(f"noise alone, {at}", steps.median("noise"), "s")
+    yield figure(f"Adam alone, {at}", steps.median("update"), "s")
+    parts = {  # of their sum, each run by itself
         "forward and backward": plain,
         "norms and clipping": gradients.median("ours") - plain,
         "noise": steps.median("noise"),
         "update": steps.median("update"),
     }
-    total = sum(parts.values())
-    return [
-        Row(f"share of a step: {part}, {at}", 100 * seconds / total, "%")
-        for part, seconds in parts.items()
-    ]
+    for part, seconds in parts.items():
+        yield figure(f"share of a step: {part}, {at}", 100 * seconds / sum(parts.values()), "%")
+    for peer, (_, scale) in others.items():
+        seconds = theirs.median(peer, scale)
+        yield figure(
+            f"{peer} / our clipped gradient, {at}", seconds / gradients.median("ours"), "x"
+        )
+        if peer.startswith("jax_privacy") and (size, batch_size) == ("85M", 1024):
+            whole = (seconds + steps.median("noise") + steps.median("update")) / ours
+            name = f"{peer}, plus our noise and update / our step, {at}"
+            yield figure(name, whole, "x", at_least=100.0)
+    if peer_python is None:
+        yield figure("Opacus with ghost clipping / our step (see --peer-python)", None, "x")
+        return
+    tables = DISPLAY_ADS.table_sizes(config.max_buckets)
+    question = {
+        "rows": sum(tables), "features": len(tables), "dim": config.embedding_dim,
+        "dense": 2 * len(DISPLAY_ADS.integers), "hidden": config.hidden,
+        "batch": batch_size, "rounds": rounds,
+    }  # fmt: skip
+    with Peer(peer_python, OPACUS) as opacus:
+        its_own, its = (opacus.ask(private=private, **question) for private in (False, True))
+        label = f"Opacus {opacus.description} with ghost clipping"
+    yield figure(f"{label} / our step, {at}", its / ours, "x")
+    yield figure(f"{label} / its non-private step, {at}", its / its_own, "x")
 
 
 def _peers(
-    loss_fn: Callable, params: PyTree, batch: PyTree, batch_size: int, name: str
+    loss_fn: Callable, params: PyTree, batch: PyTree, size: str, batch_size: int
 ) -> dict[str, tuple[Callable[[], Any], float]]:
     """Returns each peer's clipped gradient, and by what its time is to be multiplied."""
     peers: dict[str, tuple[Callable[[], Any], float]] = {}
@@ -227,7 +247,7 @@ def _peers(
         label = f"jax_privacy clipped_grad (timed on {few} examples, scaled)"
         program = jax.jit(theirs).lower(params, head).compile()
         peers[label] = functools.partial(_run, program, params, head), batch_size / few
-    if name == "1M" and batch_size == min(BATCHES):
+    if size == "1M" and batch_size == min(BATCHES):
         aggregate = optax.contrib.differentially_private_aggregate(1.0, 0.0, key=0)
 
         def theirs_optax(params, batch):
@@ -239,82 +259,46 @@ def _peers(
     return peers
 
 
-class Floor:
-    """The rates of this machine: what memory copies and matrix products reach here, in CPU time."""
+@functools.cache
+def rates(side: int, copied: int) -> tuple[float, float]:
+    """Returns bytes a second of copies and flops a second of matrix products, in CPU time.
 
-    def __init__(self, quick: bool) -> None:
-        side = 256 if quick else 1024
-        product, matrix = jax.jit(lambda a: a @ a), jnp.ones((side, side))
-        series = in_turns({"product": lambda: _run(product, matrix)}, 5)
-        self.bytes_per_second = copy_rate(2**22 if quick else 2**26)
-        self.flops = 2 * side**3 / series.median("product")
+    Args:
+      side: Of the matrices.
+      copied: Floats that are copied in place.
+    """
+    product, matrix = jax.jit(lambda a: a @ a), jnp.ones((side, side))
+    series = in_turns({"product": lambda: _run(product, matrix)}, 5)
+    return copy_rate(copied), 2 * side**3 / series.median("product")
 
-    def step(self, num_params: int, config: ModelConfig, batch_size: int) -> float:
-        """Returns seconds that no dense-Adam step can beat: its bytes, then its products."""
-        features = len(DISPLAY_ADS.categories) * config.embedding_dim + 2 * len(
-            DISPLAY_ADS.integers
-        )
-        widths = [features, *config.hidden, 1]
-        products = sum(m * n for m, n in itertools.pairwise(widths))
-        # Forward, the gradient of the weights and that of the inputs: 2 flops an entry each.
-        return (
-            BYTES_PER_PARAMETER * num_params / self.bytes_per_second
-            + 6 * products * batch_size / self.flops
-        )
 
-    def rows(self) -> list[Row]:
-        """Returns the two rates."""
-        return [
-            Row("rate of a copy in place, read and write", self.bytes_per_second / 1e9, "GB/s"),
-            Row("rate of a float32 matrix product", self.flops / 1e9, "GFLOP/s"),
-        ]
+def floor(measured: tuple[int, int] = MEASURED) -> Iterator[Row]:
+    copies, products = rates(*measured)
+    yield figure("rate of a copy in place, read and write", copies / 1e9, "GB/s")
+    yield figure("rate of a float32 matrix product", products / 1e9, "GFLOP/s")
+
+
+def floor_of_step(
+    count: int, config: ModelConfig, batch_size: int, rates: tuple[float, float]
+) -> float:
+    """Returns seconds that no dense-Adam step can beat: its bytes, then its products."""
+    copies, products = rates
+    features = len(DISPLAY_ADS.categories) * config.embedding_dim + 2 * len(DISPLAY_ADS.integers)
+    widths = [features, *config.hidden, 1]
+    # Forward, the gradient of the weights and that of the inputs: 2 flops an entry each.
+    flops = 6 * sum(m * n for m, n in itertools.pairwise(widths)) * batch_size
+    return BYTES_PER_PARAMETER * count / copies + flops / products
 
 
 def _run(program: Callable, *arguments: Any) -> Any:
     return jax.block_until_ready(program(*arguments))
 
 
-def _temporary_bytes(program: Any) -> int:
-    return program.memory_analysis().temp_size_in_bytes
-
-
-def _zeros(state: TrainState) -> PyTree:
-    return jax.tree.map(jnp.zeros_like, state.params)
-
-
-def _at_most(name: str, value: float, bar: float | None, barred: bool) -> Row:
-    return Row.at_most(name, value, "x", bar) if barred and bar else Row(name, value, "x")
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = options_of("step", __doc__, quick="the smallest model and batch, once, no peers")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--batches", nargs="+", type=positive, default=list(BATCHES))
-    parser.add_argument("--rounds", type=positive, default=5, help="rounds for each median")
-    parser.add_argument("--peer-python", metavar="PATH", help="an interpreter that has Opacus")
-    options = parser.parse_args(argv)
-    if options.quick:
-        options.sizes, options.batches, options.rounds = ["1M"], [min(BATCHES)], 1
-
-    floor = Floor(options.quick)
-    rows = floor.rows()
-    for name in options.sizes:
-        for batch_size in options.batches:
-            rows += measure(
-                name,
-                SIZES[name],
-                batch_size,
-                options.rounds,
-                floor,
-                options.peer_python,
-                with_peers=not options.quick,
-            )
-            print(f"measured {name}, batch {batch_size}", file=sys.stderr)
-    if options.peer_python is None:
-        rows.append(Row("Opacus with ghost clipping / our step (see --peer-python)", None, "x"))
-    return report(rows, options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = [
+    *cases(floor, quick={"measured": QUICKLY}, seconds=10),
+    *cases(
+        step,
+        over={"size": SIZES, "batch_size": BATCHES},
+        quick={"rounds": 1, "peers": False, "measured": QUICKLY},
+    ),
+]

@@ -16,7 +16,7 @@ from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train
 from dpsgd.engine.lazy.gaps import GapLaw, Gaps, LinearSgd
 from dpsgd.engine.lazy.laws import RunLaws
 from dpsgd.engine.lazy.rows import caught_up
-from experiments.benchmarks.rows import Row
+from experiments.benchmarks.case import Row, figure
 from samplers import BallsAndBins
 
 STEPS = 100_000
@@ -82,7 +82,7 @@ def _off(found: np.ndarray, covariance: np.ndarray) -> float:
     return float(np.max(np.abs(found - covariance) / scale))
 
 
-def law_rows(steps: int, draws: int, kinds: int = 3) -> Iterator[Row]:
+def law(steps: int = STEPS, draws: int = 1_000_000, kinds: int = 3) -> Iterator[Row]:
     """Yields the rows of runs of so many steps, of so many draws, and of so many schedules."""
     lengths = [length for length in LENGTHS if length < steps] + [steps]
     for (what, (momentum, decay)), (name, sizes) in itertools.product(
@@ -106,15 +106,14 @@ def law_rows(steps: int, draws: int, kinds: int = 3) -> Iterator[Row]:
             moved = max(moved, _moved(laws, momentum, start, stop, expected))
             errors = max(errors, _drawn(laws, momentum, start, stop, expected, draws))
         at = f"{what}, {name}, gaps of 1 to {steps:,} steps"
-        yield Row.at_most(f"covariance, off brute force, {at}", off, "x", 1e-9)
+        yield figure(f"covariance, off brute force, {at}", off, "x", at_most=1e-9)
         if momentum and not decay:
-            yield Row.at_most(
-                f"covariance of gaps from 1,000 steps, off the sums in closed form, {at}",
-                off_closed, "x", 1e-9,
-            )  # fmt: skip
-        yield Row.at_most(f"rows without noise, off the update rule, {at}", moved, "x", 1e-6)
+            name = f"covariance of gaps from 1,000 steps, off the sums in closed form, {at}"
+            yield figure(name, off_closed, "x", at_most=1e-9)
+        name = f"rows without noise, off the update rule, {at}"
+        yield figure(name, moved, "x", at_most=1e-6)
         name = f"covariance of {draws:,} draws, off brute force, {at}"
-        yield Row.at_most(name, errors, "SE", SURE)
+        yield figure(name, errors, "SE", at_most=SURE)
 
 
 def _caught_up(laws: RunLaws, start: int, stop: int, state: Any, stddev: Any) -> np.ndarray:
@@ -165,7 +164,7 @@ def _drawn(
     return float(np.max(np.abs(z @ z.T / draws - v) / errors))
 
 
-def trained_rows(steps: int) -> Iterator[Row]:
+def trained(steps: int = 300) -> Iterator[Row]:
     """Yields how far training is off the dense algorithm's without noise, of all parameters."""
     num_rows, width, batch = 2_000, 3, 20
     rng = np.random.default_rng(0)
@@ -204,4 +203,4 @@ def trained_rows(steps: int) -> Iterator[Row]:
             for name, leaf in dense.items()
         )
         name = f"parameters at sigma 0, off the dense algorithm's, {what}, {steps} steps"
-        yield Row.at_most(name, off, "x", 1e-6)
+        yield figure(name, off, "x", at_most=1e-6)

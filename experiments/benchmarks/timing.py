@@ -1,34 +1,52 @@
-"""CPU seconds of several pieces of work, taken in turns, so that a busy machine slows all alike."""
+"""CPU seconds: of work that takes turns, of processes of their own, and of peers elsewhere."""
 
 from __future__ import annotations
 
-import statistics
+import contextlib
+import json
+import math
+import multiprocessing
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
+from experiments.benchmarks.case import Estimate
 
-PyTree = Any
+
+class Spent(NamedTuple):
+    """What a piece of work took, by the clock and of the processor."""
+
+    seconds: float
+    cpu_seconds: float
+
+    @classmethod
+    def on(cls, work: Callable[[], Any]) -> Spent:
+        """Returns what `work` takes."""
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        work()
+        return cls(time.perf_counter() - begin, time.process_time() - cpu_begin)
 
 
 class Series(dict[str, list[float]]):
     """Seconds of each piece of work, one entry a round."""
 
-    def median(self, name: str) -> float:
-        """Returns the median over the rounds."""
-        return statistics.median(self[name])
+    def median(self, name: str, scale: float = 1.0) -> Estimate:
+        """Returns `scale` times the median over the rounds."""
+        return Estimate.median([scale * spent for spent in self[name]])
 
-    def ratio(self, name: str, other: str) -> float:
+    def ratio(self, name: str, other: str) -> Estimate:
         """Returns the median over the rounds of the ratio within one round."""
-        return statistics.median(a / b for a, b in zip(self[name], self[other], strict=True))
+        return Estimate.median([a / b for a, b in zip(self[name], self[other], strict=True)])
 
 
 def turns(names: Iterable[str], rounds: int) -> Iterator[tuple[str, bool]]:
     """Yields names for `rounds` rounds after one that does not count, and whether it does.
 
-    Every other round goes backwards.
+    Every other round goes backwards, so that a busy machine slows all alike.
     """
     for number in range(rounds + 1):
         for name in list(names)[:: 1 if number % 2 else -1]:
@@ -58,39 +76,127 @@ def in_turns(
     return series
 
 
-class Carried:
-    """A compiled (carry, inputs) -> carry that owns its carry: called, it puts the next in place.
+def rate(amount: float, work: Callable[[], Any], rounds: int) -> Estimate:
+    """Returns how much of `amount` is done in a CPU second: a median, no round left out."""
+    return Estimate.median([amount / Spent.on(work).cpu_seconds for _ in range(rounds)])
 
-    Args:
-      function: What is compiled.
-      carry: Where it begins; a copy is given away.
-      inputs: What every call gets.
-      options: Of the compiler.
+
+class Alone(NamedTuple):
+    """What a process of its own gave and took.
+
+    Attributes:
+      value: That the function returned.
+      failure: Why it returned nothing; empty if it did.
+      cpu_seconds: Of the whole process, from its first line on.
+      gigabytes: The largest memory that it had.
     """
 
-    def __init__(
-        self,
-        function: Callable[[PyTree, PyTree], PyTree],
-        carry: PyTree,
-        inputs: PyTree = None,
-        options: Any = None,
-    ) -> None:
-        program = jax.jit(function, donate_argnums=0, compiler_options=options)
-        self._program = program.lower(carry, inputs).compile()
-        self._carry, self._inputs = jax.tree.map(jnp.array, carry), inputs
-
-    def __call__(self) -> None:
-        self._carry = jax.block_until_ready(self._program(self._carry, self._inputs))
+    value: Any
+    failure: str
+    cpu_seconds: float
+    gigabytes: float
 
 
-def copy_rate(size: int, clock: Callable[[], float] = time.process_time) -> float:
-    """Returns bytes a second, read and written, of copies in place of `size` floats."""
-    copy = jax.jit(lambda x: x + 1.0, donate_argnums=0)
-    cell = [jnp.zeros(size)]
+def alone(
+    function: Callable[..., Any],
+    *arguments: Any,
+    start: str = "spawn",
+    most_seconds: int | None = None,
+) -> Alone:
+    """Returns what `function` gives in a process of its own.
 
-    def ten_times() -> None:
-        for _ in range(10):
-            cell[0] = copy(cell[0])
-        jax.block_until_ready(cell[0])
+    Args:
+      function: What is called there.
+      *arguments: With what.
+      start: How the process is started: "spawn", or "forkserver" from what is preloaded.
+      most_seconds: CPU seconds after which it is ended; a failure is then an answer as well.
 
-    return 10 * 8 * size / in_turns({"copy": ten_times}, 5, clock).median("copy")
+    Raises:
+      RuntimeError: If it fails, without `most_seconds`.
+    """
+    context: Any = multiprocessing.get_context(start)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, most_seconds, function, arguments))
+    process.start()
+    sender.close()
+    try:
+        answer = Alone(*receiver.recv())
+    except EOFError:
+        answer = Alone(None, f"no answer in {most_seconds} s", math.inf, math.nan)
+    process.join()
+    if answer.failure and most_seconds is None:
+        raise RuntimeError(answer.failure)
+    return answer
+
+
+def _answer(sender: Any, most_seconds: int | None, function: Any, arguments: Any) -> None:
+    if most_seconds is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (most_seconds, most_seconds))
+    value, failure = None, ""
+    try:
+        value = function(*arguments)
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
+    sender.send((value, failure, time.process_time(), _peak() / 1e9))
+
+
+def _peak() -> float:
+    """Returns the largest memory of this process in bytes: on Linux, of this program alone.
+
+    The usage of a process there counts what its parent had when it began it.
+    """
+    with contextlib.suppress(OSError):
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024)
+
+
+class Peer:
+    """Another library in an interpreter of its own, warm, that answers one JSON line after another.
+
+    Args:
+      python: The interpreter, which must have it.
+      program: Prints a line that describes it, and then one for each line that it reads.
+
+    Attributes:
+      description: The first line.
+    """
+
+    def __init__(self, python: str, program: str) -> None:
+        self._python = python
+        self._process = subprocess.Popen(
+            [python, "-W", "ignore", "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.description = self._read()
+
+    def ask(self, **question: Any) -> Any:
+        """Returns the answer.
+
+        Raises:
+          RuntimeError: If the process ends without one.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._python} ended with status {self._process.wait()}")
+        return json.loads(line)
+
+    def __enter__(self) -> Peer:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()

@@ -1,8 +1,5 @@
 """Examples a second of `dpsgd train`, beside those of the bare loop over its compiled steps.
 
-    scripts/bench train --json train.json        (some minutes)
-    scripts/bench train --quick                  (the small model, few rows, once)
-
 The bare loop runs the very program of the run, on batches that were drawn and sent before: nothing
 is declared, written or saved. What is looked for is time in which nothing computes, so both are
 timed by the clock, from before the first batch is drawn to the last checkpoint; on a busy machine
@@ -16,12 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,37 +29,36 @@ from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.step import Watch, compiled_block
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.resolve import resolve
-from experiments.benchmarks.rows import Row, options_of, positive, report
-from experiments.benchmarks.step import SIZES
-from experiments.benchmarks.timing import Series, turns
-from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
+from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.programs import SIZES, copies_of, num_params
+from experiments.benchmarks.timing import Series, Spent, turns
+from experiments.tasks.clicks.sizes import PRESETS
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks
 from samplers import BatchSource
 from samplers.settings import SETTINGS
 
 MODELS = {"small": PRESETS["small"], "medium": SIZES["8M"]}
-EPOCHS = {"small": 4, "medium": 1}
 
 
-class Spent(NamedTuple):
-    """What a piece of work took, by the clock and of the processor."""
+def steps_of_run(task: Any, config: RunSpec, out: Path) -> tuple[dict[str, Any], Spent]:
+    """Returns the record of a run, and what its steps took."""
+    marks: dict[str, float] = {}
 
-    seconds: float
-    cpu_seconds: float
+    def mark(line: str) -> None:  # the first word of a line of progress, when it first came
+        marks.setdefault(line.split()[0], time.process_time())
 
-    @classmethod
-    def on(cls, work: Callable[[], Any]) -> Spent:
-        """Returns what `work` takes."""
-        begin, cpu_begin = time.perf_counter(), time.process_time()
-        work()
-        return cls(time.perf_counter() - begin, time.process_time() - cpu_begin)
+    record = dpsgd.run(task, config, out, progress=mark)
+    return record, Spent(record["training_seconds"], marks["evaluating"] - marks["steps"])
 
 
-def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int) -> list[Row]:
-    """Returns the rows of one model, trained on `store`."""
-    runs = store.parent / name
-    task = Clicks(store, **dataclasses.asdict(model))
+def train(
+    model: str,
+    epochs: int,
+    *,
+    rows: int = 125_000,  # of which 4 in 5 train
+    rounds: int = 3,
+) -> Iterator[Row]:
     config = RunSpec.of(
         SETTINGS["balls-and-bins"](batch_size=1024, epochs=epochs),
         noise_multiplier=1.0,
@@ -71,99 +66,72 @@ def measure(name: str, model: ModelConfig, store: Path, epochs: int, rounds: int
         learning_rate=3e-3,
         audit=False,  # made before a run, and no part of what is timed
     )
-    job = Job.of(task, resolve(config, task, rows_of(task)))
-    bare, numbers = _BareLoop(job), itertools.count()
+    with tempfile.TemporaryDirectory() as folder:
+        store, numbers = Path(folder) / "store", itertools.count()
+        synthetic.write_store(store, rows, seed=0)
+        task = Clicks(store, **dataclasses.asdict(MODELS[model]))
+        job = Job.of(task, resolve(config, task, rows_of(task)))
 
-    def run(data_on: Literal["device", "host"]) -> Spent:
-        marks: dict[str, float] = {}
+        def run(data_on: Literal["device", "host"]) -> Spent:
+            out = Path(folder) / f"{data_on} {next(numbers)}"
+            return steps_of_run(task, dataclasses.replace(config, data_on=data_on), out)[1]
 
-        def mark(line: str) -> None:  # the first word of a line of progress, when it first came
-            marks.setdefault(line.split()[0], time.process_time())
+        def score() -> Spent:
+            blocks = [block for split in task.store.splits for block in task.store.blocks(split)]
+            return Spent.on(lambda: task.evaluate(job.params, blocks))
 
-        out = runs / f"{data_on} {next(numbers)}"
-        record = dpsgd.run(task, dataclasses.replace(config, data_on=data_on), out, progress=mark)
-        return Spent(record["training_seconds"], marks["evaluating"] - marks["steps"])
-
-    def score() -> Spent:
-        blocks = [block for split in task.store.splits for block in task.store.blocks(split)]
-        return Spent.on(lambda: task.evaluate(job.params, blocks))
-
-    work: dict[str, Callable[[], Spent]] = {
-        "bare": bare,
-        "device": lambda: run("device"),
-        "host": lambda: run("host"),
-        "score": score,
-    }
-    seconds, cpu_seconds = (Series({label: [] for label in work}) for _ in range(2))
-    for label, counts in turns(work, rounds):
-        spent = work[label]()
-        if counts:
-            seconds[label].append(spent.seconds)
-            cpu_seconds[label].append(spent.cpu_seconds)
+        work: dict[str, Callable[[], Spent]] = {
+            "bare": _bare_loop(job),
+            "device": lambda: run("device"),
+            "host": lambda: run("host"),
+            "score": score,
+        }
+        seconds, cpu_seconds = (Series({label: [] for label in work}) for _ in range(2))
+        for label, counts in turns(work, rounds):
+            spent = work[label]()
+            if counts:
+                seconds[label].append(spent.seconds)
+                cpu_seconds[label].append(spent.cpu_seconds)
+        num_rows = task.store.num_rows
     sampler = job.mechanism.sampler
     examples = sampler.num_steps * sampler.expected_batch_size
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(job.params))
-    at = f"{name}, {num_params / 1e6:.3g}M parameters, batch {config.sampler.batch_size}"
-    return [
-        Row(f"dpsgd train, {at}", examples / seconds.median("device"), "ex/s"),
-        Row(f"bare loop of its steps, {at}", examples / seconds.median("bare"), "ex/s"),
-        Row.at_least(f"dpsgd train / bare loop, {at}", seconds.ratio("bare", "device"), "x", 0.9),
-        Row.at_least(
-            f"the same, in CPU seconds, {at}", cpu_seconds.ratio("bare", "device"), "x", 0.9
-        ),
-        Row(f"data on the host / on the device, {at}", seconds.ratio("device", "host"), "x"),
-        Row(f"rows scored, {at}", task.store.num_rows / seconds.median("score"), "rows/s"),
-    ]
+    at = f"{model}, {num_params(job.params) / 1e6:.3g}M parameters, batch 1024"
+    yield figure(f"dpsgd train, {at}", examples / seconds.median("device"), "ex/s")
+    yield figure(f"bare loop of its steps, {at}", examples / seconds.median("bare"), "ex/s")
+    ratio = seconds.ratio("bare", "device")
+    yield figure(f"dpsgd train / bare loop, {at}", ratio, "x", at_least=0.9)
+    ratio = cpu_seconds.ratio("bare", "device")
+    yield figure(f"the same, in CPU seconds, {at}", ratio, "x", at_least=0.9)
+    ratio = seconds.ratio("device", "host")
+    yield figure(f"data on the host / on the device, {at}", ratio, "x")
+    yield figure(f"rows scored, {at}", num_rows / seconds.median("score"), "rows/s")
 
 
-class _BareLoop:
-    """The blocks of a job's run, drawn and on the device; called, it takes all steps."""
+def _bare_loop(job: Job) -> Callable[[], Spent]:
+    """Returns what takes all steps of a run, whose blocks are drawn and on the device."""
+    root, sampler = RootKey.from_insecure_seed(0), job.mechanism.sampler
+    source = BatchSource(sampler, root.sampling_seed(0))
+    drawn = plan_blocks(source, first_step=0, block_steps=BLOCK_STEPS)
+    plans, data = [jax.device_put(plan) for _, plan in drawn], jax.device_put(dict(job.data))
+    watch = Watch.nothing(job.params)
+    rest = jnp.asarray(root.noise_key(0)), job.mechanism.scales(), watch, None
+    program = compiled_block(job.algorithm, sampler, (job.start(), data, plans[0], *rest))
 
-    def __init__(self, job: Job) -> None:
-        root = RootKey.from_insecure_seed(0)
-        sampler = job.mechanism.sampler
-        source = BatchSource(sampler, root.sampling_seed(0))
-        plans = plan_blocks(source, first_step=0, block_steps=BLOCK_STEPS)
-        self._plans = [jax.device_put(plan) for _, plan in plans]
-        self._data = jax.device_put(dict(job.data))
-        watch = Watch.nothing(job.params)
-        self._rest = jnp.asarray(root.noise_key(0)), job.mechanism.scales(), watch, None
-        arguments = job.start(), self._data, self._plans[0], *self._rest
-        self._program = compiled_block(job.algorithm, sampler, arguments)
-        self._job = job
-
-    def __call__(self) -> Spent:
-        state = jax.tree.map(lambda leaf: jnp.array(leaf, leaf.dtype), self._job.start())
-        jax.block_until_ready(state)
-        return Spent.on(lambda: self._all_steps(state))
-
-    def _all_steps(self, state: TrainState) -> None:
-        for plan in self._plans:
-            state, *_ = self._program(state, self._data, plan, *self._rest)
+    def all_steps(state: TrainState) -> None:
+        for plan in plans:
+            state, *_ = program(state, data, plan, *rest)
         jax.block_until_ready(state)
 
+    def loop() -> Spent:
+        state = jax.block_until_ready(copies_of(job.start())())
+        return Spent.on(lambda: all_steps(state))
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark and returns 1 if a bar does not hold."""
-    parser = options_of("train", __doc__, quick="the small model on few rows, once")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument(
-        "--rows", type=positive, default=125_000, help="rows, of which 4 in 5 train"
-    )
-    parser.add_argument("--rounds", type=positive, default=3, help="rounds for each median")
-    options = parser.parse_args(argv)
-    if options.quick:
-        options.models, options.rows, options.rounds = ["small"], 10_000, 1
-
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "store"
-        synthetic.write_store(store, options.rows, seed=0)
-        for name in options.models:
-            rows += measure(name, MODELS[name], store, EPOCHS[name], options.rounds)
-            print(f"measured {name}", file=sys.stderr)
-    return report(rows, options.json)
+    return loop
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = cases(
+    train,
+    over={"model, epochs": (("small", 4), ("medium", 1))},
+    quick={"rows": 10_000, "rounds": 1},
+    seconds=200,
+)

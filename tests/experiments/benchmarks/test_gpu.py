@@ -1,6 +1,5 @@
 """The one GPU command: what it holds a device to, what it writes, and that a CPU rehearses it."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.benchmarks import gpu, gpu_program
+from experiments.benchmarks import gpu_program
+from experiments.benchmarks.__main__ import main
+from experiments.benchmarks.gpu import CASES
 from experiments.benchmarks.gpu_equality import philox
-from experiments.benchmarks.gpu_record import Part, Record
-from experiments.benchmarks.rows import Row
+from experiments.benchmarks.record import read
 from experiments.tasks.clicks.synthetic import rows as synthetic
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,61 +29,12 @@ def test_the_reference_of_the_noise_is_philox():
 
 
 @pytest.mark.long
-def test_what_fails_or_does_not_fit_loses_nothing_of_the_rest(tmp_path):
-    file = tmp_path / "folder" / "record.json"
-    seen = []
-
-    def good():
-        yield Row.at_most("a", 1.0, "s", 2.0)
-        seen.append(json.loads(file.read_text()))  # what a stop here would leave
-        yield Row("b", float("nan"), "")
-
-    def breaks():
-        yield Row("c", 3.0, "")
-        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nwhile trying to allocate")
-
-    record = Record(file, minutes=1, tiny=True)
-    record.run(Part("breaks", 1, breaks))
-    record.run(Part("good", 1, good))
-    record.run(Part("long", 61, good))
-    (unfinished,) = seen
-    assert unfinished["parts"][1]["status"] == "begun"
-    assert unfinished["parts"][1]["rows"][0]["value"] == 1.0
-    breaks, good, long = json.loads(file.read_text())["parts"]
-    assert breaks["status"] == "failed"
-    assert breaks["why"].startswith("RuntimeError: RESOURCE_EXHAUSTED")
-    assert "\n" not in breaks["why"]
-    assert [row["name"] for row in breaks["rows"]] == ["c"]
-    assert good["status"] == "done"
-    assert good["rows"][1] == {
-        "name": "b (was nan)", "value": None, "unit": "", "bar": "", "holds": False
-    }  # fmt: skip
-    assert long["status"] == "left out"
-    assert "takes about 61" in long["why"]
-    assert not record.holds
-
-
-@pytest.mark.long
-def test_parts_that_take_longer_than_foreseen_leave_less_room_for_the_next(tmp_path, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-
-    def slow():
-        now[0] += 30
-        yield Row("a", 1.0, "s")
-
-    record = Record(tmp_path / "record.json", minutes=1)
-    record.run(Part("three times slower", 10, slow))
-    record.run(Part("fits by its estimate alone", 11, slow))
-    assert [part["status"] for part in record.parts] == ["done", "left out"]
-
-
-@pytest.mark.long
 def test_the_noise_of_this_device_is_held_to_numpys(tmp_path):
     file = tmp_path / "gpu.json"
-    assert gpu.main(["--tiny", "--json", str(file), "--parts", "noise", "copies"]) == 0
-    noise, copies = json.loads(file.read_text())["parts"]
-    assert [part["status"] for part in (noise, copies)] == ["done", "done"]
+    words = ["gpu", "--quick", "--minutes", "20", "--json", str(file)]
+    assert main([*words, "-k", "noise", "copies"]) == 0
+    noise, copies = read(file)["cases"]
+    assert [case["status"] for case in (noise, copies)] == ["done", "done"]
     assert sum(row["holds"] is True for row in noise["rows"]) == 4
 
 
@@ -96,6 +47,30 @@ def test_rows_in_memory_are_those_of_a_store(tmp_path):
     assert found.bayes_auc == pytest.approx(made.summary.bayes_auc, abs=1e-12)
     later = synthetic.in_memory(4_000, seed=3, first_chunk=1).columns["categories"]
     np.testing.assert_array_equal(later, found.columns["categories"][65_536:69_536])
+
+
+GPU_PROGRAM = """
+%fused_scatter (p: f32[9,2], q: s32[3]) -> f32[9,2] {
+  ROOT %scatter.1 = f32[9,2]{1,0} scatter(%p, %q, %r), to_apply=%add
+}
+
+ENTRY %main.1 (a.1: f32[9,2], b.1: s32[3]) -> (f32[9,2], s32[]) {
+  %a.1 = f32[9,2]{1,0} parameter(0), metadata={op_name="a"}
+  %b.1 = s32[3]{0} parameter(1)
+  %pair = (f32[9,2]{1,0}, s32[]) fusion(%a.1, %b.1), kind=kLoop, calls=%fused_other
+  %first = f32[9,2]{1,0} get-tuple-element(%pair), index=0
+  %rows = f32[9,2]{1,0} fusion(%first, %b.1), kind=kInput, calls=%fused_scatter
+  %second = s32[] get-tuple-element(%pair), index=1
+  ROOT %tuple.1 = (f32[9,2]{1,0}, s32[]) tuple(%rows, %second)
+}
+"""
+
+
+def test_kernels_of_a_gpu_program_are_its_fusions_with_the_shapes_they_read_and_write():
+    pair, rows = gpu_program.kernels(GPU_PROGRAM)
+    assert (pair.name, pair.written, pair.body) == ("pair", ["f32[9,2]", "s32[]"], "")
+    assert (rows.written, rows.read) == (["f32[9,2]"], ["f32[9,2]", "s32[3]"])
+    assert " scatter(" in rows.body
 
 
 LOOP = """
@@ -135,8 +110,8 @@ def refusing(name, globals=None, *rest, **named):
         raise ImportError(name)
     return usual(name, globals, *rest, **named)
 builtins.__import__ = refusing
-from experiments.benchmarks import gpu
-sys.exit(gpu.main(["--tiny", "--json", {file!r}]))
+from experiments.benchmarks.__main__ import main
+sys.exit(main(["gpu", "--quick", "--minutes", "20", "--json", {file!r}]))
 """
 
 
@@ -154,12 +129,8 @@ def test_the_whole_rehearsal_needs_jax_flax_optax_numpy_and_scipy_alone(tmp_path
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    parts = json.loads(file.read_text())["parts"]
-    assert [part["name"] for part in parts] == [part.name for part in gpu.tiny_parts()]
-    assert {part["status"] for part in parts} == {"done"}
-    assert all(row["holds"] is not False for part in parts for row in part["rows"])
-
-
-def test_the_rehearsal_has_the_parts_of_the_real_thing():
-    kinds = [part.name.split()[0] for part in gpu.parts()]
-    assert list(dict.fromkeys(kinds)) == [part.name.split()[0] for part in gpu.tiny_parts()]
+    measured = read(file)["cases"]
+    in_small = [case.name for case in CASES if case.quick is not None]
+    assert [case["name"] for case in measured] == in_small
+    assert {case["status"] for case in measured} == {"done"}
+    assert all(row["holds"] is not False for case in measured for row in case["rows"])

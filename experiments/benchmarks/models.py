@@ -1,0 +1,378 @@
+"""Click models on real rows, a seed each: as `dpsgd train` makes them, and by SGD under bands."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import jax
+
+import dpsgd
+from accounting import calibrate
+from dpsgd import Mechanism, RootKey, RunSpec, train_blocks
+from dpsgd.noise.base import Noise
+from dpsgd.noise.planning import best_noise, workload
+from dpsgd.noise.strategies import optimized_buffers
+from dpsgd.runs.optimizer import ADAM, SGD, hyperparameters
+from experiments.benchmarks.case import Estimate, Row, figure
+from experiments.benchmarks.timing import Spent
+from experiments.tasks.clicks.task import Clicks
+from samplers import BallsAndBins, BatchSampler, Deterministic
+from samplers.settings import SETTINGS
+
+PyTree = Any
+Figures = Mapping[str, float]
+"""What one run gave: "test_auc", "epsilon" (certified from above, of all that it released), ..."""
+
+SHOWN = {
+    "log_loss": ("log loss", "nats"),
+    "predicted_over_observed": ("predicted / observed", ""),
+    "auc": ("AUC", ""),
+}
+"""What is shown of a model: its name here, and its unit."""
+
+
+@dataclass(frozen=True)
+class FewerRows(Clicks):
+    """Clicks trained without the last training rows, on which the model is evaluated too."""
+
+    kept_aside: int = 0
+    """Training rows that training does not read."""
+
+    def columns(self) -> PyTree:
+        """Returns the rows to train on, memory-mapped."""
+        columns = super().columns()
+        kept = len(columns["label"]) - self.kept_aside
+        if kept < 1:
+            raise ValueError(f"{self.data} has {len(columns['label'])} training rows: keep fewer")
+        return {name: column[:kept] for name, column in columns.items()}
+
+    def metrics(self, params: PyTree) -> dict[str, float]:
+        """Returns what `evaluate` does of validation and test, and of the rows kept aside."""
+        kept = {name: x[len(x) - self.kept_aside :] for name, x in super().columns().items()}
+        of_kept = self.evaluate(params, [kept]) if self.kept_aside else {}
+        return super().metrics(params) | {f"kept_{name}": x for name, x in of_kept.items()}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a model is trained by; SGD unless `momentum` is None, which is Adam."""
+
+    epsilon: float
+    """To be certified of a run at delta = 1 / n."""
+    batch_size: int
+    """Expected number of rows in a batch."""
+    epochs: int
+    """Passes over the rows."""
+    learning_rate: float
+    """Peak of the cosine schedule."""
+    bands: int = 1
+    """Steps over which noise is correlated, by coefficients that are best for the run's steps."""
+    order: Literal["balls-and-bins", "deterministic"] = "balls-and-bins"
+    """By which rows are drawn: in cycles of `bands`, or in their order, without amplification."""
+    momentum: float | None = 0.9
+    """Of SGD; None for Adam."""
+    l2_clip_norm: float = 4.0
+    """C."""
+    buffers: int = 0
+    """In place of bands, of a known order: decaying sums of earlier noise (BLT)."""
+
+    def __str__(self) -> str:
+        by = "Adam" if self.momentum is None else f"SGD, momentum {self.momentum:g}"
+        over = f"{self.buffers} buffers" if self.buffers else f"b = {self.bands}"
+        return (
+            f"epsilon {self.epsilon:g}, {by}, {self.order}, {over}, batch {self.batch_size}, "
+            f"{self.epochs} epochs, C {self.l2_clip_norm:g}, rate {self.learning_rate:g}"
+        )
+
+    def sampler(self, num_examples: int) -> BatchSampler:
+        """Returns who takes part in which step."""
+        if self.order == "deterministic":
+            return Deterministic(num_examples, self.batch_size, self.epochs)
+        return BallsAndBins(num_examples, self.batch_size, self.epochs, cycle_length=self.bands)
+
+    def mechanism(self, num_examples: int) -> Mechanism:
+        """Returns the mechanism of the guarantee."""
+        sampler = self.sampler(num_examples)
+        noise = _noise(sampler, self.bands, self.buffers, self.momentum or 0.0)
+        return Mechanism(sampler, _sigma(sampler, noise, self.epsilon), self.l2_clip_norm, noise)
+
+
+@functools.cache
+def _noise(sampler: BatchSampler, bands: int, buffers: int, momentum: float) -> Noise:
+    if not buffers:
+        return best_noise(sampler, bands, momentum=momentum)
+    return optimized_buffers(workload(sampler, momentum=momentum), buffers, sampler.steps_per_epoch)
+
+
+@functools.cache
+def _sigma(sampler: BatchSampler, noise: Noise, epsilon: float) -> float:
+    privacy = functools.partial(noise.privacy, sampler)
+    return calibrate(privacy, epsilon=epsilon, delta=1 / sampler.num_examples)
+
+
+@dataclass(frozen=True)
+class Models:
+    """Models of one task; what each gave is written down as it comes.
+
+    Attributes:
+      task: What is trained.
+      seeds: How many models of each kind.
+      written: Folder of the figures of runs, which are not made again; None to keep none.
+    """
+
+    task: FewerRows
+    seeds: int
+    written: Path | None = None
+
+    @classmethod
+    def of(
+        cls, store: str | None, seeds: int = 1, written: str | None = None, kept_aside: int = 0
+    ) -> Models:
+        """Returns those on the rows of `store`."""
+        assert store is not None, "the case needs --store"
+        task = FewerRows(Path(store), kept_aside=kept_aside)
+        return cls(task, seeds, None if written is None else Path(written))
+
+    def by_default(self, name: str, config: RunSpec) -> list[Figures]:
+        """Returns what the runs of `config` gave, a seed of the initial parameters each."""
+
+        def run(seed: int) -> Figures:
+            with tempfile.TemporaryDirectory() as folder:
+                report: dict[str, Any] = {}
+                seeded = replace(config, init_seed=seed)
+                spent = Spent.on(
+                    lambda: report.update(dpsgd.run(self.task, seeded, Path(folder) / "run"))
+                )
+            found = {k: math.nan if x is None else x for k, x in report["metrics"].items()}
+            epsilon = report["epsilon_upper"]
+            return found | spent._asdict() | {"epsilon": math.inf if epsilon is None else epsilon}
+
+        return self._each(f"{name}, {self.task.kept_aside} rows kept aside", run)
+
+    def trained(self, setting: Setting) -> list[Figures]:
+        """Returns what the runs of a setting gave, a seed of parameters, draws and noise each."""
+
+        def run(seed: int) -> Figures:
+            params = self._params(setting, seed)
+            return {
+                f"{split}_auc": self.task.evaluate(params, self.task.store.blocks(split))["auc"]
+                for split in ("validation", "test")
+            }
+
+        return self._each(str(setting), run)
+
+    def _each(self, name: str, run: Callable[[int], Figures]) -> list[Figures]:
+        return [self._once(f"{name}, seed {seed}", run, seed) for seed in range(self.seeds)]
+
+    def _once(self, label: str, run: Callable[[int], Figures], seed: int) -> Figures:
+        file = None if self.written is None else self.written / f"{label}.json"
+        if file is not None and file.exists():
+            return json.loads(file.read_text())
+        found = run(seed)
+        print(f"{label}: AUC {found['test_auc']:.4f}", file=sys.stderr, flush=True)
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(found))
+        return found
+
+    def _params(self, setting: Setting, seed: int) -> PyTree:
+        """Returns the parameters that a run ends with."""
+        columns = self.task.columns()
+        mechanism = setting.mechanism(len(columns["label"]))
+        algorithm = dpsgd.dpsgd(self.task.loss, ADAM if setting.momentum is None else SGD)
+        state = algorithm.init(self.task.init(seed), mechanism)
+        sizes = hyperparameters(setting.learning_rate, mechanism.num_steps, setting.momentum)
+        state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
+        for block in train_blocks(
+            algorithm, mechanism, state, columns, root=RootKey.from_insecure_seed(seed)
+        ):
+            state = block.state
+        return jax.device_get(state.params)
+
+
+def defaults(**aim: Any) -> RunSpec:
+    """Returns what a run is asked for by somebody who gives its `aim` alone, at delta = 1 / n."""
+    return RunSpec.of(SETTINGS["balls-and-bins"](), target_delta="1/n", **aim)
+
+
+def mean(runs: Sequence[Figures], key: str) -> Estimate:
+    """Returns the mean of a figure over runs."""
+    return Estimate.mean([run[key] for run in runs])
+
+
+def apart(runs: Sequence[Figures], others: Sequence[Figures], key: str) -> Estimate:
+    """Returns the mean of the difference, seed by seed."""
+    return Estimate.mean([a[key] - b[key] for a, b in zip(runs, others, strict=True)])
+
+
+def auc(models: Models, setting: Setting, name: str = "") -> Iterator[Row]:
+    """Yields the mean AUC of a setting on test rows and on the validation rows."""
+    found = models.trained(setting)
+    for split in ("test", "validation"):
+        at = f"{split} rows, {f'{name}: ' if name else ''}{setting}"
+        yield figure(f"AUC, {at}", mean(found, f"{split}_auc"))
+
+
+def gain(
+    models: Models, setting: Setting, other: Setting, name: str, bar: float | None = None
+) -> Row:
+    """Returns the mean AUC on test rows of one setting less that of another, seed by seed."""
+    both = models.trained(setting), models.trained(other)
+    return figure(name, apart(*both, "test_auc"), at_least=bar)
+
+
+# ----------------------------------------------------------------- at the defaults of `dpsgd train`
+
+BARS: dict[float, dict[str, dict[str, float]]] = {
+    8.0: {"log_loss": {"at_most": 0.5020}, "auc": {"at_least": 0.742}},
+    3.0: {"log_loss": {"at_most": 0.5045}, "auc": {"at_least": 0.739}},
+    1.0: {"log_loss": {"at_most": 0.5085}, "auc": {"at_least": 0.732}},
+}
+"""By epsilon, calibration included: what a model must reach on test rows, as a mean over seeds."""
+MOST_MISCALIBRATED = 0.03
+"""Between predicted over observed clicks of a private model and of the one without privacy."""
+MOST_SECONDS = 300.0
+"""For a whole run, with the search for the noise, audit and evaluation: in CPU time on one thread,
+which no clock on idle cores exceeds by much, while one on busy cores tells nothing."""
+
+
+def at_defaults(
+    *,
+    store: str | None = None,
+    kept_aside: int = 0,
+    epsilons: tuple[float, ...] = (8.0, 3.0, 1.0),
+    seeds: int = 10,
+    written: str | None = None,
+) -> Iterator[Row]:
+    """Measures models without privacy, and those of each epsilon beside its bars."""
+    models = Models.of(store, seeds, written, kept_aside)
+    without = models.by_default("no privacy", defaults(non_private=True))
+    for split in ("kept",) if kept_aside else ("validation", "test"):
+        yield from means(without, split, f"no privacy, {split} rows")
+    for epsilon in epsilons:
+        at, config = f"epsilon {epsilon:g}", defaults(target_epsilon=epsilon)
+        private = models.by_default(at, config)
+        yield from beside_bars(private, without, "kept" if kept_aside else "test", epsilon)
+        worst = max(run["epsilon"] for run in private)
+        yield figure(f"certified epsilon, {at}", worst, "epsilon", at_most=epsilon)
+        most = max(run["cpu_seconds"] for run in private)
+        yield figure(f"CPU time of the longest run, {at}", most, "s", at_most=MOST_SECONDS)
+        yield figure(f"mean time of a run by the clock, {at}", mean(private, "seconds"), "s")
+        if not kept_aside:
+            yield from means(private, "validation", f"{at}, validation rows")
+            name, one = f"{at}, not calibrated", replace(models, seeds=1)
+            bare = one.by_default(name, replace(config, calibration="none"))
+            yield from means(bare, "test", f"{name}, test rows, one run")
+
+
+def beside_bars(
+    private: Sequence[Figures], without: Sequence[Figures], split: str, epsilon: float
+) -> Iterator[Row]:
+    """Yields the figures of private models beside the bars of their epsilon, if it has any."""
+    at = f"epsilon {epsilon:g}, {split} rows"
+    yield from means(private, split, at, BARS.get(epsilon, {}))
+    level = f"{split}_predicted_over_observed"
+    off = abs(fmean(x[level] for x in private) - fmean(x[level] for x in without))
+    name = f"predicted / observed, from that without privacy, {at}"
+    yield figure(name, off, at_most=MOST_MISCALIBRATED)
+
+
+def means(
+    runs: Sequence[Figures], split: str, at: str, bars: Mapping[str, Mapping[str, float]] = {}
+) -> Iterator[Row]:
+    """Yields the mean of each figure over runs."""
+    for key, (name, unit) in SHOWN.items():
+        yield figure(f"{name}, {at}", mean(runs, f"{split}_{key}"), unit, **bars.get(key, {}))
+
+
+# ---------------------------------------------------------------------------------- of lazy tables
+
+SURELY = -0.003
+"""At least so much is AUC with lazy tables less that of Adam, two standard errors left out."""
+SEEDS = 20
+"""Of that bar: of a few runs two standard errors may be more than it."""
+
+
+def asked_for(epsilon: float, tables: str, batch_size: int | None, epochs: int | None) -> RunSpec:
+    """Returns the run that somebody asks for; None for what is chosen by default."""
+    config = defaults(target_epsilon=epsilon, tables=tables, audit=False)
+    sampler = replace(config.sampler, batch_size=batch_size, epochs=epochs)
+    return replace(config, sampler=sampler)
+
+
+def lazy_and_dense(models: Models, batch_size: int | None, epochs: int | None) -> Iterator[Row]:
+    """Yields what models with lazy tables and by Adam alone reach, and how far apart they are."""
+    sizes = f"batch {batch_size}, {epochs} epochs"
+    if batch_size is None:
+        sizes = "batches and epochs by default"
+    for epsilon in (1.0, 3.0, 8.0):
+        at = f"epsilon {epsilon:g}, {sizes}"
+        found = {
+            by: models.by_default(
+                f"{tables} tables, {at}", asked_for(epsilon, tables, batch_size, epochs)
+            )
+            for tables, by in (("lazy", "lazy tables"), ("dense", "Adam alone"))
+        }
+        for by, runs in found.items():
+            for split in ("test", "validation"):
+                for key in ("auc", "log_loss"):
+                    name = f"{SHOWN[key][0]}, {split} rows, {by}, {at}"
+                    yield figure(name, mean(runs, f"{split}_{key}"))
+            least = min(run["cpu_seconds"] for run in runs)
+            yield figure(f"least CPU time of a run, {by}, {at}", least, "s")
+        for key in ("auc", "log_loss"):
+            off = apart(found["lazy tables"], found["Adam alone"], f"test_{key}")
+            name = f"{SHOWN[key][0]}, lazy tables minus Adam alone, test rows, {at}"
+            yield figure(f"{name}, {models.seeds} seeds", off)
+            if key == "auc" and off.error is not None:
+                bar = SURELY if models.seeds >= SEEDS else None
+                surely = off - 2 * off.error
+                yield figure(f"{name}, less 2 standard errors", surely, at_least=bar)
+
+
+# ------------------------------------------------------------------------------ of correlated noise
+
+# Rates were chosen by the AUC on validation rows of two models each, among 0.05, 0.1, 0.2 and 0.4
+# for SGD and 0.001, 0.002, 0.003, 0.005 and 0.008 for Adam.
+SGD_RATES = {8.0: 0.2, 3.0: 0.2, 1.0: 0.1}
+ADAM_RATES = {8.0: 0.005, 3.0: 0.005, 1.0: 0.005}
+
+
+def few_steps(epsilon: float) -> dict[str, Setting]:
+    """Returns what is compared at 88 steps an epoch, in batches of 1,000, and 10 epochs."""
+    one = Setting(epsilon, 1000, 10, SGD_RATES[epsilon])
+    return {
+        "SGD with independent noise": one,
+        "SGD with 8 bands": replace(one, bands=8),
+        "SGD with 22 bands": replace(one, bands=22),
+        "SGD in a known order, 88 bands": replace(one, bands=88, order="deterministic"),
+        "SGD in a known order, 4 buffers": replace(one, buffers=4, order="deterministic"),
+        "Adam with independent noise": replace(
+            one, learning_rate=ADAM_RATES[epsilon], momentum=None
+        ),
+    }
+
+
+def adam_default(epsilon: float) -> Setting:
+    """Returns what `dpsgd train` does by default on 88,000 rows."""
+    rate = {8.0: 0.0038, 3.0: 0.005, 1.0: 0.0062}[epsilon]
+    return Setting(epsilon, 4096, 30, rate, momentum=None)
+
+
+def best_independent(epsilon: float) -> Setting:
+    """Returns the setting of SGD under independent noise that was best on validation rows.
+
+    At epsilon 8 more passes with larger batches help it, as they help Adam; with bands they do not.
+    """
+    if epsilon == 8.0:
+        return Setting(epsilon, 4096, 30, 0.2)
+    return few_steps(epsilon)["SGD with independent noise"]

@@ -1,0 +1,357 @@
+"""Benchmarks are cases of one type, which one command measures into one record."""
+
+import importlib
+import json
+import math
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accounting import PoissonProfile
+from experiments.benchmarks import __main__ as command
+from experiments.benchmarks import accounting, record, scale, scale_beam
+from experiments.benchmarks.case import Estimate, Row, cases, figure
+from experiments.benchmarks.record import Record, read, table
+from experiments.benchmarks.timing import alone, in_turns
+from samplers import Poisson
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def rows_of(file, *, status="done"):
+    """The rows of a record by name, all of whose cases ended so."""
+    entries = read(file)["cases"]
+    assert {entry["status"] for entry in entries} == {status}, entries
+    return {row["name"]: Row(**row) for entry in entries for row in entry["rows"]}
+
+
+@pytest.mark.parametrize(
+    ("bar", "value", "holds"),
+    [
+        ({"at_least": 8.0}, 8.0, True),
+        ({"at_least": 8.0}, 7.9, False),
+        ({"at_most": 1.5}, 1.5, True),
+        ({"at_most": 1.5}, 1.6, False),
+        ({"at_most": 1.5}, None, False),
+        ({"at_most": 1.5}, math.nan, False),
+        ({}, math.inf, False),
+        ({}, 1.0, None),
+        ({"at_most": None}, 1.0, None),
+    ],
+)
+def test_a_figure_is_held_to_its_bar(bar, value, holds):
+    row = figure("a", value, "s", **bar)
+    assert row.holds is (None if value is None else holds)
+    assert row.value == (value if value is not None and math.isfinite(value) else None)
+    assert ("NO" in table([row])) == (row.holds is False)
+
+
+def test_an_estimate_is_a_number_with_a_standard_error():
+    values = [1.0, 2.0, 4.0]
+    mean, median = Estimate.mean(values), Estimate.median(values)
+    assert (mean, median) == (statistics.fmean(values), 2.0)
+    assert mean.error == pytest.approx(statistics.stdev(values) / math.sqrt(3))
+    assert median.error == pytest.approx(math.sqrt(math.pi / 2) * mean.error)
+    assert Estimate.mean([1.0]).error is None
+    assert figure("a", mean).error == mean.error
+    assert figure("a", 2 * mean).error is None
+
+
+def measured(size=3, *, rounds=2, store=None):
+    """A function that is measured."""
+    yield figure(f"size {size}", rounds, "s", at_most=2)
+    if store == "breaks":
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nwhile trying to allocate")
+    yield figure("none", math.nan)
+
+
+def plain(bits, *, rounds=2):
+    """Another, of several cases."""
+    yield figure(f"{bits} bits", rounds, "s", at_most=2)
+
+
+def test_a_function_has_a_case_for_each_combination():
+    found = cases(plain, "bits", over={"bits": (8, 16)}, quick={"rounds": 1}, seconds=3)
+    assert [(case.name, case.setting, case.quick) for case in found] == [
+        ("bits, bits 8", {"bits": 8}, {"rounds": 1}),
+        ("bits, bits 16", {"bits": 16}, None),
+    ]
+    assert found[0].options == {"rounds": 2}
+    (one,) = cases(measured, asked=True)
+    assert one.setting == {"size": 3}
+    assert one.options == {"rounds": 2, "store": None}
+
+
+def measure(file, found, given=None, **asked):
+    """The record of these cases, measured one after another."""
+    told = Record(file, "area", **{k: asked.pop(k) for k in ("minutes",) if k in asked})
+    for case in found:
+        told.run(case, "command", given or {}, **asked)
+    return told
+
+
+def test_a_record_has_everything_that_measures_a_figure_again(tmp_path):
+    file = tmp_path / "folder" / "record.json"
+    assert measure(file, cases(plain, over={"bits": (8,)})).status() == 0
+    content = read(file)
+    (entry,) = content["cases"]
+    assert entry["setting"] == {"bits": 8, "rounds": 2}
+    assert content["environments"][entry["environment"]]["packages"]["jax"]
+    assert entry["rows"] == [
+        {"name": "8 bits", "value": 2.0, "unit": "s", "bar": "<= 2", "holds": True, "error": None}
+    ]
+    assert f"{json.dumps(entry['rows'][0])}\n" in file.read_text()
+
+
+def test_what_is_measured_again_takes_the_place_of_what_was_in_the_same_setting(tmp_path):
+    file = tmp_path / "record.json"
+    for bits, rounds in (((8, 16), 2), ((8,), 2), ((8,), 1)):
+        measure(file, cases(plain, over={"bits": bits}), {"rounds": rounds})
+    found = [tuple(entry["setting"].values()) for entry in read(file)["cases"]]
+    assert found == [(16, 2), (8, 2), (8, 1)]
+    assert len(read(file)["environments"]) == 1
+    file.write_text("[1]")
+    with pytest.raises(ValueError, match="not a record"):
+        measure(file, [])
+
+
+def test_what_fails_or_does_not_fit_loses_nothing_of_the_rest(tmp_path, capsys):
+    file = tmp_path / "record.json"
+    found = [*cases(measured), *cases(plain, over={"bits": (8,)})]
+    found += cases(plain, over={"bits": (9,)}, seconds=601)
+    told = measure(file, found[:1], {"store": "breaks"}, minutes=10)
+    assert told.status() == 1
+    told.run(found[1], "command", {})
+    told.run(found[2], "command", {})
+    breaks, good, long = read(file)["cases"]
+    assert breaks["status"] == "failed"
+    assert breaks["why"].startswith("RuntimeError: RESOURCE_EXHAUSTED")
+    assert "\n" not in breaks["why"]
+    assert [row["name"] for row in breaks["rows"]] == ["size 3"]
+    assert good["status"] == "done"
+    assert long["status"] == "left out"
+    assert "takes about 601" in long["why"]
+    assert [row.value for row in told.rows()] == [2, None, 2, None]
+
+
+def test_cases_that_take_longer_than_foreseen_leave_less_room_for_the_next(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
+
+    def slow(*, rounds=1):
+        now[0] += 30
+        yield figure("a", rounds)
+
+    told = measure(None, [*cases(slow, seconds=10), *cases(slow, seconds=11)], minutes=1)
+    assert [entry["status"] for entry in told.entries] == ["done", "left out"]
+
+
+@pytest.mark.parametrize(
+    ("needs", "given", "status"),
+    [
+        (("--store",), {}, "left out"),
+        (("--store",), {"store": "here"}, "done"),
+        (("no_such_package",), {}, "left out"),
+        (("no_such_package or jax",), {}, "done"),
+        (("1e9 GB",), {}, "left out"),
+    ],
+)
+def test_a_case_is_left_out_without_what_it_needs(needs, given, status):
+    told = measure(None, cases(measured, needs=needs), given)
+    assert told.entries[0]["status"] == status
+    assert told.status() == (2 if status == "left out" else 1)
+
+
+def test_in_small_only_bars_of_right_and_wrong_are_held():
+    for exact, holds in ((False, None), (True, False)):
+        found = cases(plain, over={"bits": (8,)}, quick={"rounds": 3}, exact=exact)
+        assert [row.holds for row in measure(None, found, quick=True).rows()] == [holds]
+
+
+@pytest.mark.parametrize("area", command.AREAS)
+def test_an_area_lists_its_cases_which_take_what_their_functions_do(area, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main([area, "--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"usage: bench {area} " in shown
+    found = getattr(importlib.import_module(f"experiments.benchmarks.{area}"), "CASES", ())
+    names = [case.name for case in found]
+    assert len({*names}) == len(names)
+    for case in found:
+        assert case.name in shown
+        assert {**(case.quick or {})}.keys() <= {**case.setting, **case.options}.keys()
+
+
+FOLDERS = [ROOT / name for name in ("accounting", "experiments", "docs")]
+PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in folder.rglob("*.md"))]
+RECORDS = [file for file in (ROOT / "experiments/records").glob("*.json") if file.stem != "sweeps"]
+COMMANDS = {
+    *(line for page in PAGES for line in re.findall(r"scripts/bench ([^`#]*)", page.read_text())),
+    *(entry["command"].partition(" ")[2] for file in RECORDS for entry in read(file)["cases"]),
+}
+
+
+@pytest.mark.parametrize("words", sorted({" ".join(line.split()) for line in COMMANDS}))
+def test_every_command_that_is_named_somewhere_measures_cases(words):
+    area, *asked = shlex.split(words)
+    if area in ("AREA", "audit"):
+        return
+    module = importlib.import_module(f"experiments.benchmarks.{area}")
+    options = command.parser_of(area, module).parse_args(asked)
+    assert command.chosen(module.CASES, options.names, options.quick)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["no-such-area"], "invalid choice"),
+        (["size", "-k", "no such case"], "no case"),
+        (["noise", "--rounds", "0"], "at least 1"),
+        (["noise", "--rounds", "many"], "--rounds"),
+        (["ingest", "-k", "rehearsal", "--rounds", "2"], "none of the chosen cases"),
+        (["size", "--minutes", "0"], "greater than 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(words, why, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main(words)
+    assert stop.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_case_is_named_by_a_part_and_its_command_measures_it_again(tmp_path):
+    file = tmp_path / "useful.json"
+    asked = ["useful", "-k", "T*100", "--quick", "--json", str(file)]
+    with pytest.raises(SystemExit):
+        command.main(asked)
+    asked[2] = "bins 100"
+    assert command.main(asked) == 0
+    assert rows_of(file)["noise multiplier, advantage 0.1, T 100, E 1"].value > 0
+    (entry,) = read(file)["cases"]
+    assert entry["command"] == 'scripts/bench useful -k "advantage, bins 100, epochs 1" --quick'
+    assert command.main(["useful", "-k", "choosing"]) == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("area", "measured"),
+    [
+        ("noise", ["noise, 1.04858M coordinates", "secure noise, 1.04858M coordinates (scaled)"]),
+        ("train", ["dpsgd train / bare loop, small, 0.228M parameters, batch 1024"]),
+        ("step", ["DP / non-private step, 1M, batch 256", "noise alone, 1M, batch 256"]),
+        (
+            "correlated",
+            [
+                "error, optimised / banded square root, T 36000, b 16",
+                "simulated / certified delta, E 1, gradients constant, first group",
+                "refused: shuffling that is redrawn",
+                "step of SGD, b 16 / b 1, 1M parameters, batch 256",
+            ],
+        ),
+        ("samplers", ["draw of an epoch, Poisson, n 1M, batch 1024"]),
+        ("ingest", [f"rows of raw text prepared, criteo-{x}" for x in ("display", "search")]),
+        ("compile", ["to compile, click: clipped gradient"]),
+        ("tables", ["test AUC after the epoch, epsilon 3, 2,000 rows"]),
+    ],
+)
+def test_areas_are_measured_in_small(area, measured, tmp_path):
+    file = tmp_path / "record.json"
+    assert command.main([area, "--quick", "--json", str(file)]) == 0
+    rows = rows_of(file)
+    assert all(rows[name].value > 0 for name in measured)
+    # A share is a difference of two measured times.
+    others = [row for name, row in rows.items() if not name.startswith(("Opacus", "share"))]
+    assert all(row.value is not None for row in others)
+
+
+@pytest.mark.long
+def test_accounting_is_measured_without_the_peer(tmp_path):
+    file = tmp_path / "rows.json"
+    command.main(["accounting", "--rounds", "1", "--json", str(file), "-k", "interval"])
+    rows = rows_of(file)
+    assert rows["interval's width, sigma 0.5, T 36000"].holds
+    assert rows["interval's width, sigma 0.1, T 36000"].holds
+
+
+@pytest.fixture
+def spawned(monkeypatch):
+    """Questions in processes that leave nothing behind while this one goes on."""
+    monkeypatch.setattr(accounting, "START", "spawn")
+
+
+@pytest.mark.usefixtures("spawned")
+def test_a_hard_question_is_answered_in_its_own_process_and_a_crash_is_a_missed_bar():
+    answer = accounting.ask("P(1., .01, 10).epsilon(1e-5)")
+    assert answer.value == PoissonProfile(1.0, 0.01, 10).epsilon(1e-5)
+    assert 0 < answer.cpu_seconds < 10 < 1e3 * answer.gigabytes
+    assert accounting.ask("1 / 0").failure == "ZeroDivisionError: division by zero"
+    with pytest.raises(RuntimeError, match="math domain error"):
+        alone(math.sqrt, -1)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("spawned")
+def test_hard_questions_are_drawn_and_compared():
+    for rows in (accounting.random_points(points=3), accounting.against_dp_accounting(points=1)):
+        assert all(row.value is not None for row in rows)
+
+
+def test_work_takes_turns_there_and_back_after_a_round_that_is_not_counted():
+    order = []
+    series = in_turns({name: lambda name=name: order.append(name) for name in "abc"}, 2)
+    assert "".join(order) == "cba" + "abc" + "cba"
+    assert {name: len(spent) for name, spent in series.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_what_runs_over_several_devices_must_be_holds_in_small(tmp_path):
+    file = tmp_path / "scale.json"
+    words = ["-m", "experiments.benchmarks", "scale", "--quick", "--json", str(file)]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    entries = read(file)["cases"]
+    rows = [row for entry in entries for row in entry["rows"]]
+    assert {entry["status"] for entry in entries if "Beam" not in entry["name"]} == {"done"}
+    assert all(row["holds"] is not False for row in rows)
+    assert sum(row["holds"] is True for row in rows) > 15
+
+
+@pytest.mark.long
+def test_a_few_sound_audits_pass_and_are_quick():
+    """In a process of its own: checking the types of every call takes as long as the audit."""
+    words = ["-m", "experiments.benchmarks", "audit", "--quick"]
+    found = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_padding_by_shards_is_what_was_predicted():
+    rows = list(scale.padding())
+    assert len(rows) == 8
+    assert all(row.holds for row in rows)
+    assert {row.bar for row in rows} >= {"<= 32.5", "<= 98.5", "<= 338.5", "<= 35.5"}
+
+
+def test_a_draw_is_measured_from_the_first_line_of_its_process():
+    time, memory = scale.took("draw", scale.draw, Poisson(200_000, 1000, num_shards=4))
+    assert 0.01 < time.value < 60
+    assert 0.02 < memory.value < 2
+    assert time.holds
+    assert memory.holds
+
+
+@pytest.mark.parametrize("change", ["a byte", "a file"])
+def test_folders_that_differ_are_told(tmp_path, change):
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        folder.mkdir()
+        (folder / "a").write_bytes(b"1")
+    assert scale_beam.equal(one, other) == 1
+    (other / ("a" if change == "a byte" else "b")).write_bytes(b"2")
+    assert scale_beam.equal(one, other) == 0
