@@ -49,8 +49,8 @@ def audit_program(
       algorithm: Of the run.
       mechanism: Of the run: sampler, sigma and C.
       params: Where the run begins.
-      rows: Examples that are nobody's, [rows, ...] each leaf; a few of the first are used.
-      state: Where the run goes on, if it does not begin: parameters, optimizer state and step.
+      rows: Synthetic examples, [rows, ...] each leaf; a few of the first are used.
+      state: With which the run resumes, if it does not begin: parameters, optimizer state and step.
       layout: Of the run's blocks; by default what `train_blocks` chooses.
       claimed: Sampler whose guarantee is claimed for the run; by default the mechanism's own.
       root: Source of the audit's randomness, by default fresh entropy. Never the run's own: two
@@ -86,7 +86,7 @@ def audit_queries(
       refinement: What is summed.
       mechanism: Of the run, with `full_sums`.
       params: Parameters of the run, such as its first: the program does not depend on them.
-      rows: Examples that are nobody's, as for the audit of the run.
+      rows: Synthetic examples, as for the audit of the run.
       placement: Of the run: which devices compute; by default one.
       root: As for `audit_program`.
 

@@ -330,7 +330,7 @@ class Probe:
         number = self.first_step if step is None else step
         state = state._replace(step=jnp.int32(number), noise=noise)
         if self.snapshot is not None:
-            state = state.with_tables(self.snapshot.lend(number))
+            state = state.with_tables(self.snapshot.borrow(number))
         return self.layout.put_state(state)
 
     def _called(

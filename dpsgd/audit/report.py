@@ -24,9 +24,9 @@ UNSEEN = (
     "Not seen: what a loss or an optimizer does with data that it holds in a closure; and what "
     "happens only at steps, for values in rows, or in rows of large tables, that were not looked at"
 )
-"""What no look at releases shows: such a loss or optimizer brings the data along by itself. And of
-the steps of a long run some are looked at, on rows that were generated; and of a large table whose
-noise comes late those rows that these read, and some others."""
+"""What releases do not show: such a loss or optimizer brings the data along by itself. Of a long
+run some steps are looked at, on synthetic rows; of a large table with deferred noise the rows that
+these read, and some others."""
 
 LAW = "the draws have the law that was claimed"
 """Name of the check that is left out where a sampler states no law."""

@@ -26,7 +26,7 @@ _SMALL = 2**26
 """Most bytes of a column that is filled with generated rows throughout, and not with zeros."""
 
 _CUT = 7, 8, 15, 16, 24, 30
-"""Copies of an example lie so that whoever reads their numbers in so many bits reads others."""
+"""Copies of an example lie so that reading their numbers in so many bits reads other rows."""
 
 _NEAR = 128
 """Blocks of rows among the first of which huge examples find a place."""

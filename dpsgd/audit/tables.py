@@ -1,9 +1,8 @@
-"""Tables whose noise comes late, as an audit sees them: the rows that are read, and no others.
+"""Tables with deferred noise, as an audit sees them: a snapshot, and the rows that are read.
 
-A release of such a program is small however large a table is: of a table it holds the rows that
-some example of the audit reads. There is one copy of a table on the devices. It is lent to one call
-after the other, and mended after each: what was read gets its numbers back. Rows that nobody reads
-are to be left alone; at the end they are compared, all of them and to the bit.
+A release is small however large a table is: it holds the rows that some example of the audit reads.
+There is one copy of a table on the devices, which one call after the other borrows; after each, the
+rows that were read get their numbers back. All others must stay the same to the bit.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class TableSnapshot:
         self._now: dict[int, Any] | None = None
         self._strayed = ""
 
-    def lend(self, step: int) -> dict[int, Table]:
+    def borrow(self, step: int) -> dict[int, Table]:
         """Returns the tables on the devices, to be given away: all rows up to date at `step`."""
         now, self._now = self._now, None
         if now is None:
@@ -69,14 +68,14 @@ class TableSnapshot:
         return found
 
     def first(self) -> dict[int, Table]:
-        """Returns what `rows` hold where the run goes on."""
+        """Returns what `rows` hold as the run begins or resumes."""
         return {
             k: jax.tree.map(lambda x, rows=self.rows[k]: x[rows], table)
             for k, table in self.tables.items()
         }
 
     def compare(self) -> None:
-        """Compares what was lent so far; what is lent next is another copy."""
+        """Compares the copy with the snapshot; the next call borrows another copy."""
         now, self._now = self._now, None
         for k, table in (now or {}).items():
             pairs: Any = zip(table[:2], self.tables[k][:2], strict=True)

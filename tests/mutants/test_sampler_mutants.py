@@ -43,7 +43,7 @@ def small(request, monkeypatch):
         return
     monkeypatch.setattr("samplers.base.CHUNK", CHUNK)
     monkeypatch.setattr("dpsgd.audit.samplers.draws._FEW", 48)
-    monkeypatch.setattr("dpsgd.audit.samplers.faults.ENTRIES", 500_000)
+    monkeypatch.setattr("dpsgd.audit.samplers.draws.ENTRIES", 500_000)
 
 
 def failed(sampler, claimed=None):

@@ -239,7 +239,7 @@ class _Tables:
     def _read(self, state: Any, now: dict[int, Table], step: int, mechanism: Mechanism) -> Any:
         """Returns the state after everybody took part in a step, and its rows."""
         probe, how = self.probe, (self.probe.everybody, mechanism, _READS)
-        state = state._replace(step=jnp.int32(step))  # nobody read a row in between
+        state = state._replace(step=jnp.int32(step))  # no row was read in between
         state = probe.called(state, *how, return_gradient=True)
         shown = some_rows(state.lazy_tables, self.rows)
         tables = put_rows(state.lazy_tables, self.rows, now)

@@ -215,7 +215,7 @@ class _Reader:
             return Flow(value.labels | {ROWS}, "sum"), frozenset(held)
         if kind == "ring":
             return Flow(value.labels - {STEP} | {RING}), frozenset()
-        noise = kind == "release" and ROWS not in parts["total"].labels  # of nobody's sum
+        noise = kind == "release" and ROWS not in parts["total"].labels  # of a sum without rows
         wanted = ("key", "step") if noise else tuple(_ARGUMENTS)
         faults = set()
         for part in set(wanted) & set(parts):
@@ -282,7 +282,7 @@ def flow_checks(
     Args:
       algorithm: Of the run.
       mechanism: Of the run.
-      state: Its first, or one where it goes on, or its shapes.
+      state: its first, or one with which it resumes, or its shapes.
       data: Its rows, or their shapes.
       layout: Of its blocks.
     """

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpsgd.audit.samplers.units import Lot
 from dpsgd.engine.blocks import plan_blocks
 from samplers import BatchSampler, BatchSource, IndexBlock, RowLaw
 from samplers.shards import Shards
@@ -58,72 +59,6 @@ class Draw(NamedTuple):
         return self.parts.sum(axis=0)
 
 
-class Lot:
-    """Examples chosen by lot by the units that they lie in.
-
-    Args:
-      units: The units that each example lies in, int32[levels, n], numbered in one order; None if
-        there are none: then all examples are of different ones.
-      rows: Number n of examples.
-      seed: Of the lot.
-
-    Attributes:
-      all: The examples.
-      sizes: Examples of each innermost unit.
-      rank: Of each example among those of its innermost unit, in ascending order.
-    """
-
-    def __init__(self, units: np.ndarray | None, rows: int, seed: int) -> None:
-        self._rng = np.random.default_rng(seed % 2**128)
-        self.all = np.arange(rows)
-        self._units = units
-        if units is None:
-            self._order = self._starts = self.all
-            return
-        self._order = np.argsort(units[-1], kind="stable")
-        self._starts = np.flatnonzero(np.diff(units[0][self._order], prepend=-1))
-        self._lengths = np.diff(self._starts, append=rows)
-        self.sizes = np.bincount(units[-1])
-        self.rank = np.empty(rows, np.int64)
-        starts = np.cumsum(self.sizes) - self.sizes
-        self.rank[self._order] = self.all - starts[units[-1][self._order]]
-        self._first = self._order[starts]
-
-    def of(self, level: int, examples: np.ndarray) -> np.ndarray:
-        """Returns the units of `level` that these examples lie in."""
-        assert self._units is not None
-        return self._units[level, examples]
-
-    def units(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the innermost units of these examples, and how many each holds of them."""
-        return np.unique(self.of(-1, examples), return_counts=True)
-
-    def above(self, level: int, units: np.ndarray) -> np.ndarray:
-        """Returns the units of `level` in which these innermost ones lie."""
-        assert self._units is not None
-        return self._units[level, self._first[units]]
-
-    def shuffled(self, examples: np.ndarray) -> np.ndarray:
-        """Returns these examples in random order."""
-        return self._rng.permutation(examples)
-
-    def apart(self) -> np.ndarray:
-        """Returns examples of different outermost units: one of each, chosen anew."""
-        if self._starts is self.all:
-            return self.all
-        chosen = self._rng.random(self._lengths.size) * self._lengths
-        return self._order[self._starts + chosen.astype(np.int64)]
-
-    def together(self, *, next_one: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a pair of examples of each outermost unit: neighbours there, or any two."""
-        several = self._lengths > 1
-        starts, sizes = self._starts[several], self._lengths[several]
-        first = (self._rng.random(sizes.size) * (sizes - 1)).astype(np.int64)
-        step = (self._rng.random(sizes.size) * (sizes - 1 - first)).astype(np.int64)
-        second = first + 1 + (0 if next_one else step)
-        return self._order[starts + first], self._order[starts + second]
-
-
 class Draws:
     """Epochs of a run, and of runs with other seeds.
 
@@ -140,20 +75,22 @@ class Draws:
       rows: Number of watched examples: all, or some chunks of a large population.
       chunk_rows: Watched examples of each watched chunk.
       lot: Chooses among them.
+      once, large, width: Whether examples take part once an epoch; whether some chunks alone are
+        watched; and examples of a chunk.
       held: Of each draw the innermost units, and how many examples of each take part.
       cut: Whether batches were cut: the draws are then what was drawn before.
     """
 
     def __init__(self, sampler: BatchSampler, law: RowLaw | None, seed: int) -> None:
         self.sampler, self.steps = sampler, sampler.steps_per_epoch
-        self._once = law is not None and law.once
-        self._width = len(sampler.chunk_range(0))
+        self.once = law is not None and law.once
+        self.width = len(sampler.chunk_range(0))
         count = sampler.num_chunks
         units = law is not None and law.units is not None
-        self._large = sampler.num_examples > _LARGE and not units
+        self.large = sampler.num_examples > _LARGE and not units
         watched = np.arange(count)
-        if self._large:
-            spread = np.linspace(0, count - 1, max(16, _WATCHED // self._width - 16)).astype(int)
+        if self.large:
+            spread = np.linspace(0, count - 1, max(16, _WATCHED // self.width - 16)).astype(int)
             watched = np.unique([*watched[:8], *spread, *watched[-8:], *self._shard_borders()])
         self._slot = np.full(count, -1)
         self._slot[watched] = np.arange(watched.size)
@@ -167,7 +104,7 @@ class Draws:
         self.all: list[Draw] = []
         self.seeds: list[int] = []
         for number, epochs in enumerate(
-            _wanted(sampler, redrawn, certain=certain, large=self._large)
+            _wanted(sampler, redrawn, certain=certain, large=self.large)
         ):
             self.seeds.append(_other(seed, number))
             self.all += self._read(number, epochs)
@@ -220,12 +157,12 @@ class Draws:
 
     def numbers(self, places: Any) -> Any:
         """Returns which examples of all stand at these places among the watched ones."""
-        chunks, within = np.divmod(places, self._width)
-        return self._watched[chunks] * self._width + within
+        chunks, within = np.divmod(places, self.width)
+        return self._watched[chunks] * self.width + within
 
     def chunks(self, places: np.ndarray) -> np.ndarray:
         """Returns the chunks, counted among the watched ones, of these places."""
-        return places // self._width
+        return places // self.width
 
     def borders(self) -> np.ndarray:
         """Returns the places of each chunk's first and last example."""
@@ -240,8 +177,8 @@ class Draws:
         """
         sampler, last = self.sampler, self.sampler.num_chunks - 1
         few = [draw for draw in self.read if draw.seed == 0]
-        few = [few[0], few[-1]] if self._large else [*few[:_FIRST], *few[_FIRST:][-_FIRST:]]
-        chunks = sorted({last if self._large else 0, last, *self._shard_borders()})
+        few = [few[0], few[-1]] if self.large else [*few[:_FIRST], *few[_FIRST:][-_FIRST:]]
+        chunks = sorted({last if self.large else 0, last, *self._shard_borders()})
         for draw in few:
             rows = [sampler.participations(self.seeds[0], draw.epoch, chunk) for chunk in chunks]
             examples, steps = (np.concatenate(part) for part in zip(*rows, strict=True))
@@ -254,13 +191,13 @@ class Draws:
         begins = [
             self.sampler.shard_range(shard).start for shard in range(1, self.sampler.num_shards)
         ]
-        return {(begin - k) // self._width for begin in begins for k in (0, 1)}
+        return {(begin - k) // self.width for begin in begins for k in (0, 1)}
 
     def _read(self, number: int, epochs: list[range]) -> Iterator[Draw]:
         source = BatchSource(self.sampler, self.seeds[number], read_ahead=number < _AHEAD)
         length = self.steps
         for some in epochs:
-            parts: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+            begun: dict[int, _Epoch] = {}
             blocks = plan_blocks(
                 source,
                 first_step=some.start * length,
@@ -272,19 +209,25 @@ class Draws:
                     self._compare_shards(block)
                 entries = self._entries(block, steps.start)
                 del block  # of many millions of rows, what lingers is felt
-                yield from self._ended(number, steps, *entries, parts)
+                yield from self._ended(number, steps, *entries, begun)
                 del entries
 
     def _ended(
-        self, number: int, steps: range, examples: np.ndarray, at: np.ndarray, parts: dict
+        self,
+        number: int,
+        steps: range,
+        examples: np.ndarray,
+        at: np.ndarray,
+        begun: dict[int, _Epoch],
     ) -> Iterator[Draw]:
-        """Yields the epochs that end in a block of steps; the rest of it is kept in `parts`."""
+        """Yields the epochs that end in a block of steps; the rest of it is kept in `begun`."""
         length = self.steps
         for epoch in range(steps.start // length, -(-steps.stop // length)):
             mine = slice(*np.searchsorted(at, [epoch * length, (epoch + 1) * length]))
-            parts.setdefault(epoch, []).append((examples[mine], at[mine] - epoch * length))
+            counted = begun.setdefault(epoch, _Epoch(self))
+            counted.add(examples[mine], at[mine] - epoch * length)
             if (epoch + 1) * length <= steps.stop:
-                yield self._made(number, epoch, *_together(parts.pop(epoch)))
+                yield begun.pop(epoch).draw(number, epoch)
 
     def _entries(self, block, first: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns what counts of a block: examples, and steps of the run."""
@@ -325,7 +268,8 @@ class Draws:
                 and np.array_equal(placed, block.places[:, columns])
                 and np.array_equal(own.shards, block.shards[columns])
             ):
-                self.fault = self.fault or f"whoever holds shard {shard} alone reads other batches"
+                fault = f"a process that holds shard {shard} alone reads other batches"
+                self.fault = self.fault or fault
 
     def _planned(self, number: int, epoch: int) -> Draw:
         starts, examples = self.sampler.plan(self.seeds[number], epoch)
@@ -334,37 +278,63 @@ class Draws:
         )
 
     def _made(self, number: int, epoch: int, examples: np.ndarray, steps: np.ndarray) -> Draw:
-        n, strays = self.sampler.num_examples, 0
-        if examples.size and not (examples.min() >= 0 and examples.max() < n):
-            self.fault = self.fault or f"epoch {epoch} has examples that there are not"
-            examples, steps = np.empty(0, np.int32), np.empty(0, np.int32)
-        if self._once:
-            present = np.zeros(n, bool)
-            present[examples] = True
-            strays = n + examples.size - 2 * int(np.count_nonzero(present))
-        shards = self.sampler.num_shards
-        cells = steps if shards == 1 else Shards(n, shards).of(examples) * self.steps + steps
-        parts = _counts(cells, shards * self.steps).reshape(shards, -1)
-        chunks = examples // self._width
-        by_chunk = _counts(chunks, self._slot.size)
-        if self._large:
-            some = self._slot[chunks] >= 0
-            examples, steps, chunks = examples[some], steps[some], chunks[some]
-            examples = self._slot[chunks] * self._width + examples % self._width
+        counted = _Epoch(self)
+        counted.add(examples, steps)
+        return counted.draw(number, epoch)
+
+    def watch(self, examples: np.ndarray, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which of these examples are watched, and their places among the watched ones."""
+        slots = self._slot[chunks]
+        some = slots >= 0
+        return some, slots[some] * self.width + examples[some] % self.width
+
+
+class _Epoch:
+    """What is counted of an epoch, block after block: of a large population little is kept."""
+
+    def __init__(self, draws: Draws) -> None:
+        self._draws, sampler = draws, draws.sampler
+        self._shards = Shards(sampler.num_examples, sampler.num_shards)
+        self._parts = np.zeros(sampler.num_shards * draws.steps, np.int64)
+        self._by_chunk = np.zeros(sampler.num_chunks, np.int64)
+        self._present = np.zeros(sampler.num_examples if draws.once else 0, bool)
+        self._count, self._keys, self._strange = 0, list[np.ndarray](), False
+
+    def add(self, examples: np.ndarray, steps: np.ndarray) -> None:
+        """Counts entries."""
+        draws, n = self._draws, self._draws.sampler.num_examples
+        self._strange |= bool(examples.size and not (examples.min() >= 0 and examples.max() < n))
+        if self._strange:
+            return
+        self._count += examples.size
+        if draws.once:
+            self._present[examples] = True
+        cells = steps
+        if draws.sampler.num_shards > 1:
+            cells = self._shards.of(examples) * draws.steps + steps
+        self._parts += _counts(cells, self._parts.size)
+        chunks = examples // draws.width
+        self._by_chunk += _counts(chunks, self._by_chunk.size)
+        if draws.large:
+            some, examples = draws.watch(examples, chunks)
+            steps = steps[some]
+        self._keys.append(examples.astype(np.int64) * draws.steps + steps)
+
+    def draw(self, number: int, epoch: int) -> Draw:
+        """Returns what was counted, of an epoch under a seed."""
+        draws, strays = self._draws, 0
+        if self._strange:
+            draws.fault = draws.fault or f"epoch {epoch} has examples that there are not"
+        if draws.once:
+            strays = self._present.size + self._count - 2 * int(np.count_nonzero(self._present))
         # They come in runs that ascend, one a step: what a merge sort is fastest with.
-        keys = np.sort(examples.astype(np.int64) * self.steps + steps, kind="stable")
+        keys = np.sort(np.concatenate(self._keys or [np.empty(0, np.int64)]), kind="stable")
         if (keys[1:] == keys[:-1]).any():
-            self.fault = self.fault or f"a batch of epoch {epoch} has an example twice"
-        places = keys // self.steps
-        when = (keys - places * self.steps).astype(np.int32)
-        return Draw(number, epoch, places.astype(np.int32), when, parts, by_chunk, strays)
-
-
-def _together(parts: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
-    """Returns the columns of parts of a table; of one part, its own."""
-    if len(parts) == 1:
-        return list(parts[0])
-    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+            draws.fault = draws.fault or f"a batch of epoch {epoch} has an example twice"
+        places = keys // draws.steps
+        when = (keys - places * draws.steps).astype(np.int32)
+        parts = self._parts.reshape(draws.sampler.num_shards, -1)
+        return Draw(number, epoch, places.astype(np.int32), when, parts, self._by_chunk, strays)
 
 
 def _counts(numbers: np.ndarray, length: int) -> np.ndarray:
