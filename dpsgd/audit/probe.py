@@ -171,7 +171,7 @@ class Probe:
         return [math.prod(shape) for shape in self.shapes]
 
     @property
-    def everybody(self) -> np.ndarray:
+    def full_batch(self) -> np.ndarray:
         """Numbers of the examples of a full batch, each in turn: int[places]."""
         return np.arange(self.places) % self.units
 
@@ -248,7 +248,7 @@ class Probe:
 
     def placement_mismatch(self) -> str | None:
         """Returns the path of what is not the same on all devices after a full batch, if any is."""
-        after = self.called(self.begun(), self.everybody, return_gradient=False)
+        after = self.called(self.begun(), self.full_batch, return_gradient=False)
         path = placement_mismatch(after)
         if self.snapshot is not None:
             self.snapshot.take_back(after.lazy_tables, self.first_step)

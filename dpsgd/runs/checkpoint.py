@@ -23,7 +23,7 @@ the one before. Any number of processes reads it. (A state of one process has no
 A checkpoint holds the state and the head of the ledger at its time, by which a ledger that was
 rolled back is recognised, and a checkpoint of another run (`History.check_origin`). It holds no
 key: see `dpsgd.noise.keys`. But what noise needs from step to step, if anything, is as secret as
-one, and so are rows whose noise is due, so that only the owner can read the file; the guarantee
+one, and so are rows with pending noise, so that only the owner can read the file; the guarantee
 covers the rest of the state.
 """
 

@@ -58,11 +58,11 @@ def checks_of(sampler):
 
 READ = "the batches are the rows that were claimed"
 OFTEN = "how often an example takes part is binomial"
-ONCE = "everybody takes part once an epoch"
+ONCE = "every example takes part once an epoch"
 STEPS = "all steps take their share of the examples"
 CHUNKS = "every chunk takes its share of every step"
 EXAMPLES = "all examples take part at the rate that was claimed"
-RETURNS = "nobody comes back to a step more often than claimed"
+RETURNS = "no example returns to a step more often than claimed"
 SIZES = "batch sizes vary as they should"
 SEEDS = "draws of different seeds are independent"
 EPOCHS_APART = "epochs are independent, as claimed"
@@ -74,7 +74,7 @@ CUTS = "every step and every seed cuts by itself"
 RANKS = "examples of a unit take part alike"
 HOLD = "batches hold as many rows and units as claimed"
 SHARDS_APART = "shards are drawn each by itself"
-GROUPS = "everybody keeps to the steps of their group"
+GROUPS = "every example keeps to the steps of its group"
 
 
 @functools.cache
@@ -117,7 +117,7 @@ CLAIMS = {
     "nine epochs priced as one": (
         POISSON, POISSON.with_epochs(1), "the run has no more steps than priced"),
     "nine orders priced as one": (
-        SHUFFLE, SHUFFLE.with_epochs(1), "nobody takes part more often than priced"),
+        SHUFFLE, SHUFFLE.with_epochs(1), "no example takes part more often than priced"),
 }  # fmt: skip
 BUGS = {
     faults.EpochIgnored: [(POISSON, EPOCHS_APART), (BINS, EPOCHS_APART), (CYCLIC, EPOCHS_APART)],
@@ -321,7 +321,7 @@ def test_every_check_of_a_sampler_has_a_bug_to_catch():
     wanted = {check for _, _, check in CLAIMS.values()}
     wanted |= {check for cases in BUGS.values() for _, check in cases}
     wanted |= {  # whose bugs are in dpsgd/audit/samplers/test_checks.py
-        "everybody is where the order says",
+        "every example is where the order says",
         "pairs of examples take part together as often as claimed",
         "neighbours in a unit take part together as often as claimed",
         "examples of a unit take part together as often as claimed",

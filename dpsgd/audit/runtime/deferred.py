@@ -20,7 +20,7 @@ import numpy as np
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import CheckResult
 from dpsgd.audit.runtime.blocks import STEPS, Dispatched
-from dpsgd.audit.runtime.deferred_law import DeferredLaw, Numbers, step_sizes
+from dpsgd.audit.runtime.deferred_law import DeferredLaw, Numbers, WatchedRows, starts, step_sizes
 from dpsgd.audit.runtime.expected import ALLOWED, Comparison
 from dpsgd.audit.runtime.scales import noise_dominated
 from dpsgd.audit.runtime.sums import LARGE, norm
@@ -65,15 +65,13 @@ class _Tables:
         self._others = np.flatnonzero(~same)
         # A schedule near 0 has few digits: those are taken that the run has.
         sizes = np.where(same, given, sizes)
+        key = functools.partial(probe.mechanism.noise_key, probe.root)
         r = probe.mechanism.noise_multiplier * probe.mechanism.l2_clip_norm / self._b
-        self.law = DeferredLaw(sizes, tables.momentum, tables.weight_decay, r, self._key)
+        self.law = DeferredLaw(sizes, tables.momentum, tables.weight_decay, r, key)
         self._large = sum(table.values.size for table in snapshot.tables.values()) > LARGE
         self.rows = {k: self._looked_at(k) for k in snapshot.rows}
         self.names = {k: probe.names[k] for k in self.rows}
         self._found, self._whole, self._silent = map(Comparison, (LAW, FLUSHED, SILENT))
-
-    def _key(self, generation: int) -> np.ndarray:
-        return self.probe.mechanism.noise_key(self.probe.root, generation)
 
     def _looked_at(self, leaf: int) -> np.ndarray:
         """Returns the rows of a table that are looked at: those that are read, and others."""
@@ -115,10 +113,6 @@ class _Tables:
         """Returns the coordinates of some rows."""
         width = math.prod(self._snapshot.tables[leaf].values.shape[1:])
         return (rows.astype(np.int64)[:, None] * width + np.arange(width)).ravel()
-
-    def starts(self, table: Table) -> np.ndarray:
-        """Returns the steps that are in each coordinate of some rows."""
-        return np.repeat(table.steps, math.prod(table.values.shape[1:]))
 
     def _sizes_check(self) -> CheckResult:
         detail = f"{self._end:,} steps"
@@ -169,7 +163,7 @@ class _Tables:
                 for k, x in rows.items()
             }
             of: Any = {"return_gradient": True, "step": step, "rows": held}
-            after = probe.advanced(probe.everybody, mechanism, **of)
+            after = probe.advanced(probe.full_batch, mechanism, **of)
             read = [x.values[x.steps == step + 1].ravel() for x in after.lazy_tables.values()]
             return [*(np.ravel(np.asarray(x)) for x in jax.tree.leaves(after.dense_params)), *read]
 
@@ -237,8 +231,8 @@ class _Tables:
         return found
 
     def _read(self, state: Any, now: dict[int, Table], step: int, mechanism: Mechanism) -> Any:
-        """Returns the state after everybody took part in a step, and its rows."""
-        probe, how = self.probe, (self.probe.everybody, mechanism, _READS)
+        """Returns the state after a step of a full batch, and its rows."""
+        probe, how = self.probe, (self.probe.full_batch, mechanism, _READS)
         state = state._replace(step=jnp.int32(step))  # no row was read in between
         state = probe.called(state, *how, return_gradient=True)
         shown = some_rows(state.lazy_tables, self.rows)
@@ -254,7 +248,7 @@ class _Tables:
                 self._found.wrong = self._found.wrong or why
             old, g = _of(before, read), _of(shown[k], read)
             index = self.index(k, self.rows[k][read])
-            of = index, Numbers.of(old), self.starts(old), step, _READS
+            of = index, Numbers.of(old), starts(old), step, _READS
             z, new = self.law.stepped(k, index, self.law.caught_up(k, *of), step, _READS)
             found, name = Numbers.of(_of(after[k], read)), f"{self.names[k]} in step {step:,}"
             r, of_step = self.law.r, g.values.astype(np.float64).ravel() / self.law.r
@@ -270,7 +264,7 @@ class _Tables:
         """Compares rows after a flush, and returns them."""
         for k, rows in old.items():
             index, name = self.index(k, self.rows[k]), f"{self.names[k]} flushed at step {stop:,}"
-            of = k, index, Numbers.of(rows), self.starts(rows), stop, _READS
+            of = k, index, Numbers.of(rows), starts(rows), stop, _READS
             new = self.law.caught_up(*of)
             self.law.compare_flushed(self._found, k, index, found[k], new, stop, _READS, name)
         return found
@@ -311,7 +305,10 @@ class _Tables:
         rows = {k: self._watched(k, places[k].size) for k in self.rows}
         for k, at in rows.items():
             places[k] = self.index(k, self.rows[k])[at].astype(np.int32)
-        seen = {k: _Watched(self, k, rows[k], now[k]) for k in rows}
+        seen = {
+            k: WatchedRows(self.law, self.names[k], k, at, places[k], now[k])
+            for k, at in rows.items()
+        }
         blocks = probe.blocks(
             state,
             mechanism,
@@ -358,56 +355,6 @@ class _Tables:
         chosen = chosen[np.linspace(0, chosen.size - 1, min(chosen.size, wanted)).astype(int)]
         columns = np.linspace(0, width - 1, each).astype(int)
         return np.resize((chosen[:, None] * width + columns).ravel(), count)
-
-
-class _Watched:
-    """Coordinates of a table that blocks of training show after every step.
-
-    A row was read in a step if one of them has changed. Where a read would change none, as steps
-    are too short, nothing tells whether it was, and the row is left out until it is flushed.
-    """
-
-    def __init__(self, tables: _Tables, leaf: int, places: np.ndarray, now: Table):
-        self._tables, self._law, self._leaf, self._places = tables, tables.law, leaf, places
-        self._index = tables.index(leaf, tables.rows[leaf])[places]
-        self._row = places // math.prod(now.values.shape[1:])
-        self._begin(now)
-
-    def _begin(self, now: Table) -> None:
-        at, numbers = self._places, Numbers.of(now)
-        self._now = Numbers(numbers.m[at], numbers.theta[at], *np.zeros((2, at.size)))
-        self._starts = self._tables.starts(now)[at]
-        self._known = np.ones(at.size, bool)
-
-    def step(self, step: int, shown: np.ndarray, generation: int, tests: Comparison) -> None:
-        """Compares what a step leaves: float64[places]."""
-        law, leaf, old = self._law, self._leaf, self._now
-        caught_up = law.caught_up(leaf, self._index, old, self._starts, step, generation)
-        _, new = law.stepped(leaf, self._index, caught_up, step, generation)
-        read = self._any(shown != old.theta)
-        self._known &= read | self._any(np.abs(new.theta - old.theta) > 2 * new.off_theta)
-        at, name = read & self._known, f"{self._tables.names[leaf]} trained in step {step:,}"
-        tests.add(shown[at] / law.r, new.theta[at] / law.r, new.off_theta[at] / law.r, name)
-        self._now = Numbers(
-            np.where(read, new.m, old.m), shown, np.where(read, new.off_m, old.off_m), 0 * shown
-        )
-        self._starts = np.where(read, step + 1, self._starts)
-
-    def flush(self, stop: int, found: Table, generation: int, tests: Comparison) -> None:
-        """Compares what a flush leaves of the rows that are looked at."""
-        leaf, known = self._leaf, self._known
-        new = self._law.caught_up(leaf, self._index, self._now, self._starts, stop, generation)
-        of: Any = [None if x is None else x.ravel()[self._places][known] for x in found[:2]]
-        parts = self._index[known], Table(of[0], of[1], None), jax.tree.map(
-            lambda x: x[known], new
-        )  # fmt: skip
-        name = f"{self._tables.names[leaf]} at step {stop:,} of training"
-        self._law.compare_flushed(tests, leaf, *parts, stop, generation, name)
-        self._begin(found)
-
-    def _any(self, coordinates: np.ndarray) -> np.ndarray:
-        """Returns of which coordinates one of the same row is among these."""
-        return np.isin(self._row, self._row[coordinates])
 
 
 def _of(table: Table, some: np.ndarray) -> Table:

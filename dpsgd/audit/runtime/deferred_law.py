@@ -190,6 +190,79 @@ class DeferredLaw:
             tests.add(flat / r, expected / r, allowed / r, f"{x} of {name}")
 
 
+class WatchedRows:
+    """Coordinates of a table that blocks of training show after every step.
+
+    A row was read in a step if one of them has changed. Where a read would change none, as steps
+    are too short, nothing tells whether it was, and the row is left out until it is flushed.
+    """
+
+    def __init__(
+        self,
+        law: DeferredLaw,
+        name: str,
+        leaf: int,
+        places: np.ndarray,
+        index: np.ndarray,
+        now: Table,
+    ):
+        """Begins with rows.
+
+        Args:
+          law: Of the tables.
+          name: Of this one, in words.
+          leaf: Its number.
+          places: Of the coordinates among those of `now`.
+          index: Of the same coordinates in the table.
+          now: Rows of the table.
+        """
+        self._law, self._name, self._leaf = law, name, leaf
+        self._places, self._index = places, index
+        self._row = places // math.prod(now.values.shape[1:])
+        self._begin(now)
+
+    def _begin(self, now: Table) -> None:
+        at, numbers = self._places, Numbers.of(now)
+        self._now = Numbers(numbers.m[at], numbers.theta[at], *np.zeros((2, at.size)))
+        self._starts = starts(now)[at]
+        self._known = np.ones(at.size, bool)
+
+    def step(self, step: int, shown: np.ndarray, generation: int, tests: Comparison) -> None:
+        """Compares what a step leaves: float64[places]."""
+        law, leaf, old = self._law, self._leaf, self._now
+        caught_up = law.caught_up(leaf, self._index, old, self._starts, step, generation)
+        _, new = law.stepped(leaf, self._index, caught_up, step, generation)
+        read = self._any(shown != old.theta)
+        self._known &= read | self._any(np.abs(new.theta - old.theta) > 2 * new.off_theta)
+        at, r, name = read & self._known, law.r, f"{self._name} trained in step {step:,}"
+        tests.add(shown[at] / r, new.theta[at] / r, new.off_theta[at] / r, name)
+        self._now = Numbers(
+            np.where(read, new.m, old.m), shown, np.where(read, new.off_m, old.off_m), 0 * shown
+        )
+        self._starts = np.where(read, step + 1, self._starts)
+
+    def flush(self, stop: int, found: Table, generation: int, tests: Comparison) -> None:
+        """Compares what a flush leaves of the rows that are looked at."""
+        leaf, known = self._leaf, self._known
+        new = self._law.caught_up(leaf, self._index, self._now, self._starts, stop, generation)
+        values, m = (
+            None if x is None else x.ravel()[self._places][known] for x in (found[0], found[1])
+        )
+        parts = self._index[known], Table(values, m, None), jax.tree.map(lambda x: x[known], new)
+        name = f"{self._name} at step {stop:,} of training"
+        self._law.compare_flushed(tests, leaf, *parts, stop, generation, name)
+        self._begin(found)
+
+    def _any(self, coordinates: np.ndarray) -> np.ndarray:
+        """Returns of which coordinates one of the same row is among these."""
+        return np.isin(self._row, self._row[coordinates])
+
+
+def starts(table: Table) -> np.ndarray:
+    """Returns the steps that are in each coordinate of some rows."""
+    return np.repeat(table.steps, math.prod(table.values.shape[1:]))
+
+
 def step_sizes(rate: Any, num_steps: int) -> np.ndarray:
     """Returns the step sizes of a run, as its configuration has them: float64[num_steps]."""
     if not callable(rate):

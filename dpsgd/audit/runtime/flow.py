@@ -30,13 +30,13 @@ PyTree = Any
 LEAVES = "rows reach what is released through releases alone"
 GIVEN = "key, step, sigma C, b and C reach releases as they are"
 
-ROWS, READ, DUE = "private rows", "which rows of tables were read", "rows whose noise is due"
+ROWS, READ, PENDING = "private rows", "which rows of tables were read", "rows with pending noise"
 KEY, NOISE, KEPT = "the noise key", "fresh noise", "noise of earlier steps"
 HELD = "an array in a closure, of as many rows as the data"
 STEP, RING, STDDEV, RELEASE = "the step", "the step's place in a ring", "sigma C", "releases"
 
-_SECRET = frozenset({ROWS, READ, DUE, KEY, NOISE, KEPT, HELD})
-_DATA = frozenset({ROWS, READ, DUE, HELD, RELEASE})
+_SECRET = frozenset({ROWS, READ, PENDING, KEY, NOISE, KEPT, HELD})
+_DATA = frozenset({ROWS, READ, PENDING, HELD, RELEASE})
 _OF_TABLES = frozenset({ROWS, KEY, HELD})
 
 
@@ -90,7 +90,7 @@ def _union(flows: Iterable[Flow]) -> frozenset[str]:
 
 def _whence(where: frozenset[str], data: frozenset[str]) -> frozenset[str]:
     """Returns what is told of `data` by where, or how often, something is done with it."""
-    return where - {ROWS} | {READ} if ROWS in where and DUE in data else where
+    return where - {ROWS} | {READ} if ROWS in where and PENDING in data else where
 
 
 def _stale(flow: Flow) -> Flow:
@@ -386,7 +386,7 @@ def _state(state: TrainState) -> TrainState:
     """Returns the flows of a state that follows from earlier releases."""
     public, kept = _all(state, _PUBLIC), _all(state.noise, Flow(frozenset({KEPT})))
     public = public._replace(step=_argument(STEP), noise=kept)
-    return public.with_tables(_all(state.lazy_tables, Flow(frozenset({DUE, READ}))))
+    return public.with_tables(_all(state.lazy_tables, Flow(frozenset({PENDING, READ}))))
 
 
 def _scales(scales: Scales) -> Scales:

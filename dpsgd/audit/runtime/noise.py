@@ -53,9 +53,9 @@ class _Looks:
         self._first = probe.first_step
         self._dominated = noise_dominated(probe.mechanism)
         self._found = Comparison(NOISE)
-        # Of tables, coordinates of rows that everybody reads together.
+        # Of tables, coordinates of rows that a full batch reads.
         self._read: dict[int, np.ndarray] = {}
-        for k, release in enumerate(probe.release(probe.everybody) if probe.tables else ()):
+        for k, release in enumerate(probe.release(probe.full_batch) if probe.tables else ()):
             if k in probe.tables:
                 rows = release.reshape(probe.shapes[k])
                 read = np.any(rows, axis=tuple(range(1, rows.ndim)))
@@ -73,7 +73,7 @@ class _Looks:
             why = f"C = {probe.mechanism.l2_clip_norm:.3g} is next to the least there is"
             left_out.append(CheckResult(FULL, True, why, made=False))
         else:
-            self._look(probe.everybody, mechanism, self._first, 0, _EVERY)
+            self._look(probe.full_batch, mechanism, self._first, 0, _EVERY)
         unseen = self._look_at_own_scales()
         if unseen:
             names = ", ".join(self._probe.names[k] for k in sorted(unseen)[:3])
@@ -83,7 +83,7 @@ class _Looks:
         steps = self._steps()
         lazy = bool(probe.tables and mechanism)  # whose rows have noise where they are read
         for number, step in enumerate(steps):
-            who = probe.everybody if lazy else ()
+            who = probe.full_batch if lazy else ()
             without = () if lazy else probe.tables
             self._look(who, mechanism if lazy else None, step, number, _FEW, without)
         detail = f"{self._found.compared:,} coordinates, to {self._expected.allowed:.2g} sigma C; "
@@ -143,7 +143,7 @@ class _Looks:
         """Compares the noise at the run's own C; returns the leaves where the sum hides it."""
         probe, first = self._probe, self._first
         scale = self._scale(probe.mechanism)
-        every = probe.everybody
+        every = probe.full_batch
         one, other = (probe.release(every, step=first, generation=g) for g in range(2))
         hidden, steps = set(), range(first, first + 1)
         unit = 2.0**-24 * (1 if repeats_exactly() else probe.places)  # of sums in any order

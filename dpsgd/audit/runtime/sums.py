@@ -241,9 +241,9 @@ class _Clipped(_Sums):
         checks.append(self._place_check(excess, sum(map(len, looked_at))))
 
         part, others, halves, sums = first
-        everybody = self.sum_of(part, poisoned=others)
+        whole = self.sum_of(part, poisoned=others)
         slack = self.slack(part.size, halves[0].size, halves[1].size, 0)
-        checks.append(_at_most(ONE_BY_ONE, self.off(everybody, 1, *sums), slack))
+        checks.append(_at_most(ONE_BY_ONE, self.off(whole, 1, *sums), slack))
         (free, taken), kept = halves, sums[1]
         del first, sums, release
 
@@ -252,10 +252,10 @@ class _Clipped(_Sums):
         for end in ends:
             poisoned = np.union1d(others, self._poisoned(end)).astype(np.int64)
             without = self.sum_of(np.setdiff1d(part, end), poisoned=poisoned)
-            changed = max(changed, self.norm((1, everybody), (-1, without)))
+            changed = max(changed, self.norm((1, whole), (-1, without)))
         slack = self.slack(part.size, part.size - 1)
         checks.append(_at_most(NEIGHBOURS, changed, clip * (1 + _RELATIVE) + slack))
-        del everybody, without
+        del whole, without
         return [*checks, *self._uncounted(free, taken, others, kept)]
 
     def _poisoned(self, places: np.ndarray) -> np.ndarray:

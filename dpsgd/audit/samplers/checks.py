@@ -68,7 +68,7 @@ def sampler_checks(
     if law.once:
         wrong = sum(draw.strays for draw in draws.all)
         detail = f"{wrong:,} of {sampler.num_examples * len(draws.all):,} rows do not"
-        checks.append(CheckResult("everybody takes part once an epoch", wrong == 0, detail))
+        checks.append(CheckResult("every example takes part once an epoch", wrong == 0, detail))
         if wrong:
             return checks
     if law.certain:
@@ -129,7 +129,7 @@ def _bounded_participation(draws: Draws, law: RowLaw) -> CheckResult:
     seen = max(int(np.bincount(draw.examples, minlength=1).max()) for draw in draws.all)
     epochs = draws.sampler.epochs
     return CheckResult(
-        "nobody takes part more often than priced",
+        "no example takes part more often than priced",
         seen * epochs <= law.epochs,
         f"{seen} times an epoch, {epochs} epochs; {law.epochs} times priced",
     )
@@ -157,7 +157,7 @@ def _separation(draws: Draws, law: RowLaw | None, bands: int, claimed: BatchSamp
         apart = np.diff(steps)[np.diff(examples) == 0]
         nearest = min(nearest, int(apart.min(initial=end)))
         regular &= not (apart % (period or 1)).any()
-    if bands > priced:  # what is priced instead is a known order, in which everybody comes back
+    if bands > priced:  # what is priced instead is a known order, in which every example returns
         passed, reach = period is not None and regular, "noise that reaches over several epochs"
     else:
         passed, reach = nearest >= bands, f"noise of {bands} bands"
@@ -177,7 +177,7 @@ def _groups(draws: Draws, law: RowLaw) -> CheckResult:
     )
     entries = sum(draw.examples.size for draw in draws.all)
     detail = f"{wrong:,} of {entries:,} participations do not"
-    return CheckResult("everybody keeps to the steps of their group", wrong == 0, detail)
+    return CheckResult("every example keeps to the steps of its group", wrong == 0, detail)
 
 
 def _batches(draws: Draws, law: RowLaw) -> CheckResult:
@@ -188,7 +188,7 @@ def _batches(draws: Draws, law: RowLaw) -> CheckResult:
             return CheckResult(name, False, f"epoch {draw.epoch} has batches of other sizes")
     for units, _ in draws.held:
         for level, most in enumerate(law.most_units):
-            held = np.unique(draws.lot.above(level, units)).size
+            held = np.unique(draws.choice.above(level, units)).size
             if held > most:
                 return CheckResult(name, False, f"{held} units of level {level + 1}, {most} priced")
     return CheckResult(name, True, f"epochs drawn: {len(draws.all)}")
@@ -201,5 +201,5 @@ def _certain(draws: Draws, law: RowLaw) -> CheckResult:
     )
     entries = sum(draw.examples.size for draw in draws.all)
     return CheckResult(
-        "everybody is where the order says", wrong == 0, f"{wrong} of {entries:,} are not"
+        "every example is where the order says", wrong == 0, f"{wrong} of {entries:,} are not"
     )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpsgd.audit.samplers.units import Lot
+from dpsgd.audit.samplers.units import UnitChoice
 from dpsgd.engine.blocks import plan_blocks
 from samplers import BatchSampler, BatchSource, IndexBlock, RowLaw
 from samplers.shards import Shards
@@ -74,7 +74,7 @@ class Draws:
       steps: T.
       rows: Number of watched examples: all, or some chunks of a large population.
       chunk_rows: Watched examples of each watched chunk.
-      lot: Chooses among them.
+      choice: Of examples by the units that they lie in.
       once, large, width: Whether examples take part once an epoch; whether some chunks alone are
         watched; and examples of a chunk.
       held: Of each draw the innermost units, and how many examples of each take part.
@@ -97,7 +97,7 @@ class Draws:
         self._watched = watched
         self.chunk_rows = np.array([len(sampler.chunk_range(int(c))) for c in watched])
         self.rows = int(self.chunk_rows.sum())
-        self.lot = Lot(law.units if law else None, self.rows, seed)
+        self.choice = UnitChoice(law.units if law else None, self.rows, seed)
         redrawn = law is None or law.redrawn
         certain = law is not None and law.certain
         self.fault, self.cut = "", False
@@ -116,7 +116,7 @@ class Draws:
         if self.cut:
             self.all = [self._planned(draw.seed, draw.epoch) for draw in self.read]
         # Which innermost units the draws have examples of, and of how many.
-        self.held = [self.lot.units(draw.examples) for draw in self.all] if units else []
+        self.held = [self.choice.units(draw.examples) for draw in self.all] if units else []
         self.independent = [d for d in self.all if redrawn or d.epoch == 0]
 
     def folded(self, cycle_length: int) -> Draws:

@@ -183,17 +183,17 @@ def _of_units(
 ) -> tuple[float, str]:
     """Returns p-value and detail of lists of pairs, in none of which two share a draw.
 
-    Of the first of a pair: one entry by lot of each outermost unit; and all entries in the
+    Of the first of a pair: one random entry of each outermost unit; and all entries in the
     innermost units that both have, which are draws without replacement, given how many they are.
     """
     pvalues, total = [], []
     for pairs in several:
-        lot, within = [], []
+        alone, within = [], []
         for one, other in pairs[:: max(1, len(pairs) // _PAIRS)]:
-            lot.append(_by_lot(draws, law, one, other))
+            alone.append(_one_of_each(draws, law, one, other))
             within.append(_within(draws, one, other))
             pvalues.append(within[-1].pvalue())
-        pvalues += [_Counted.sum(lot).pvalue(), _Counted.sum(within).pvalue()]
+        pvalues += [_Counted.sum(alone).pvalue(), _Counted.sum(within).pvalue()]
         total += within
     count, _, expected = _Counted.sum(total)
     return smallest(pvalues), (
@@ -201,20 +201,22 @@ def _of_units(
     )
 
 
-def _by_lot(draws: Draws, law: RowLaw, one: Draw, other: Draw) -> _Counted:
-    entries = draws.lot.shuffled(one.examples)
-    _, first = np.unique(draws.lot.of(0, entries), return_index=True)
+def _one_of_each(draws: Draws, law: RowLaw, one: Draw, other: Draw) -> _Counted:
+    entries = draws.choice.shuffled(one.examples)
+    _, first = np.unique(draws.choice.of(0, entries), return_index=True)
     chosen = entries[first]
     expected = float(np.sum(law.rate(chosen, 0)))
     return _Counted(int(np.isin(chosen, other.examples).sum()), chosen.size, expected)
 
 
 def _within(draws: Draws, one: Draw, other: Draw) -> _Counted:
-    (units, counts), (others, of_others) = map(draws.lot.units, (one.examples, other.examples))
+    (units, counts), (others, of_others) = map(draws.choice.units, (one.examples, other.examples))
     both, here, there = np.intersect1d(units, others, assume_unique=True, return_indices=True)
     first, second = counts[here], of_others[there]
     shared = np.intersect1d(one.examples, other.examples, assume_unique=True).size
-    return _Counted(shared, int(first.sum()), float(np.sum(first * second / draws.lot.sizes[both])))
+    return _Counted(
+        shared, int(first.sum()), float(np.sum(first * second / draws.choice.sizes[both]))
+    )
 
 
 # ------------------------------------------------------------------------- examples, in pairs
@@ -238,9 +240,9 @@ def _examples(draws: Draws, law: RowLaw) -> list[CheckResult]:
     any_two = "examples of a unit take part together as often as claimed"
     across = "examples of different units take part together as often as claimed"
     return [
-        _joint(within, draws, law, [lambda: draws.lot.together(next_one=True)]),
-        _joint(any_two, draws, law, [lambda: draws.lot.together(next_one=False)]),
-        _joint(across, draws, law, [lambda: _neighbours(draws.lot.apart())]),
+        _joint(within, draws, law, [lambda: draws.choice.together(next_one=True)]),
+        _joint(any_two, draws, law, [lambda: draws.choice.together(next_one=False)]),
+        _joint(across, draws, law, [lambda: _neighbours(draws.choice.apart())]),
     ]
 
 

@@ -102,7 +102,7 @@ def _cells_and_prefixes(
     some = np.ones_like(trials) if law.once else trials
     up_to = np.ones_like(trials) if law.once else np.cumsum(trials)
     cells = count_pvalue(count, rows * some, np.minimum(1.0, rates / some))
-    count = np.cumsum(count, axis=1)[:, : -1 if law.once else None]  # everybody, in the end
+    count = np.cumsum(count, axis=1)[:, : -1 if law.once else None]  # all, in the end
     up_to = up_to[: count.shape[1]]
     share = np.minimum(1.0, share[: count.shape[1]] / up_to)
     prefixes = count_pvalue(count, rows * up_to, share)
@@ -210,7 +210,7 @@ def _favourite(draws: Draws, law: RowLaw) -> CheckResult:
     caught = np.flatnonzero(len(pvalues) * draws.rows * steps * always <= FALSE_ALARM)
     resolved = f"{caught[0] + 1} are found out" if caught.size else "too few to be sure of any"
     return CheckResult.of(
-        "nobody comes back to a step more often than claimed",
+        "no example returns to a step more often than claimed",
         smallest(pvalues),
         f"example {draws.numbers(example)} in step {step}: "
         f"{counts.max(initial=0)} of {len(some)} epochs; {resolved}",
@@ -240,7 +240,7 @@ def _sizes(draws: Draws, law: RowLaw) -> CheckResult:
 def _unit_shares(draws: Draws, law: RowLaw) -> CheckResult:
     """How often units and their examples are drawn.
 
-    By lot one example of each outermost unit; each unit, no more often than it is drawn; and where
+    One random example of each outermost unit; each unit, no more often than it is drawn; and where
     the examples of a drawn unit decide for themselves, how many do, in the units that are seen.
     """
     rate_of = law.rate(np.arange(draws.rows), 0)
@@ -249,21 +249,21 @@ def _unit_shares(draws: Draws, law: RowLaw) -> CheckResult:
     takes_part = np.zeros(draws.rows, bool)
     for draw, (units, _) in zip(draws.all, draws.held, strict=True):
         takes_part[draw.examples] = True
-        some = draws.lot.apart()
+        some = draws.choice.apart()
         count += int(np.count_nonzero(takes_part[some]))
         trials += some.size
         expected += float(np.sum(rate_of[some]))
         takes_part[draw.examples] = False
         for level, of_level in enumerate(seen):
-            of_level[np.unique(draws.lot.above(level, units))] += 1
+            of_level[np.unique(draws.choice.above(level, units))] += 1
     pvalues = [float(count_pvalue(count, trials, expected / trials))]
     for of_level, rates in zip(seen, law.unit_rates, strict=True):
         tails = count_pvalue(of_level, len(draws.all), rates)
         often = of_level > rates * len(draws.all)
         pvalues.append(smallest(np.where(often, tails, 1.0)))
     units, entries = (np.concatenate(part) for part in zip(*draws.held, strict=True))
-    sizes = draws.lot.sizes[units]
-    detail = f"{count} of {trials:,} chosen by lot, {expected:.5g} expected"
+    sizes = draws.choice.sizes[units]
+    detail = f"{count} of {trials:,} chosen at random, {expected:.5g} expected"
     if law.leaf_probability is not None:
         rate = law.leaf_probability
         pvalues.append(_positive_binomials(int(entries.sum()), sizes, rate))
@@ -293,9 +293,9 @@ def _positive_binomials(total: int, sizes: np.ndarray, rate: float) -> float:
 
 def _ranks(draws: Draws, law: RowLaw) -> CheckResult:
     """Which examples of their units take part, given how many do: the first, ..., the last."""
-    sizes, rank = draws.lot.sizes, draws.lot.rank
+    sizes, rank = draws.choice.sizes, draws.choice.rank
     entries = np.concatenate([draw.examples for draw in draws.independent])
-    of = sizes[draws.lot.of(-1, draws.lot.all)][entries]
+    of = sizes[draws.choice.of(-1, draws.choice.all)][entries]
     at = rank[entries]
     size, count = np.unique(of, return_counts=True)
     ranks = np.unique(np.linspace(0, size.max() - 1, min(size.max(), _RANKS)).astype(int))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 
-class Lot:
+class UnitChoice:
     """Examples drawn at random from the units that they lie in.
 
     Args:
       units: The units that each example lies in, int32[levels, n], numbered in one order; None if
         there are none: then all examples are of different ones.
       rows: Number n of examples.
-      seed: Of the lot.
+      seed: Of the choice.
 
     Attributes:
       all: The examples.

@@ -138,7 +138,7 @@ def test_a_wrong_claim_is_refused_and_named():
     report = audit(claimed=BallsAndBins(N, 10, 2), microbatch_size=3)
     assert not report.passed
     assert "VIOLATION" in report.lines()[-1]
-    with pytest.raises(ValueError, match="everybody takes part once an epoch") as refusal:
+    with pytest.raises(ValueError, match="every example takes part once an epoch") as refusal:
         report.require_passed()
     assert "\n" not in str(refusal.value)
 

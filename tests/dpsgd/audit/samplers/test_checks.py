@@ -209,7 +209,7 @@ BUGS = {
     "one example favoured": (
         OneExampleFavoured(TREE, (3, 2, 4), steps=200),
         "all examples take part at the rate that was claimed"),
-    "another order": (AnOrderOfItsOwn(*SIZES), "everybody is where the order says"),
+    "another order": (AnOrderOfItsOwn(*SIZES), "every example is where the order says"),
     "shuffled in pairs": (
         NotShuffled(*SIZES), "pairs of examples take part together as often as claimed"),
     "cap not kept": (CapNotKept(*SIZES, max_batch_size=33), READ),

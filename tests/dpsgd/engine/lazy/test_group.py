@@ -343,7 +343,7 @@ def test_a_run_is_flushed_at_multiples_of_its_steps_wherever_it_goes_on():
     kinds = [(int(state.step), state.pending) for state in whole]
     assert [step for step, _ in kinds] == [4, 6, 10, 12, 16, 18, 22, 24, 28, 30]
     assert {step for step, kind in kinds if not kind} == {6, 12, 18, 24, 30}
-    for first in (2, 3):  # rows whose noise is due, and none
+    for first in (2, 3):  # rows with pending noise, and none
         resumed = blocks(state=whole[first], flush_every=6)
         assert int(resumed[0].step) in {step for step, _ in kinds}
         assert jax.tree.all(jax.tree.map(np.array_equal, whole[-1], resumed[-1]))
