@@ -270,22 +270,7 @@ def largest_count(
     check_epsilon(epsilon)
     check_count("limit", limit)
 
-    def met(count: int) -> bool:
-        return _meets(privacy(count), epsilon, delta)
-
-    if not met(1):
-        return 0
-    low, high = 1, 2
-    while high <= limit and met(high):
-        low, high = high, 2 * high
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if met(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    return _first(lambda n: not _meets(privacy(n), epsilon, delta), limit) - 1
 
 
 def smallest_count(
@@ -309,18 +294,21 @@ def smallest_count(
     check_epsilon(epsilon)
     check_count("limit", limit)
 
-    def met(count: int) -> bool:
-        return _meets(privacy(count), epsilon, delta)
+    found = _first(lambda n: _meets(privacy(n), epsilon, delta), limit)
+    if found > limit:
+        raise ValueError(f"no count up to {limit} gives epsilon <= {epsilon} at delta {delta}")
+    return found
 
-    high = 1
-    while not met(high):
-        if high == limit:
-            raise ValueError(f"no count up to {limit} gives epsilon <= {epsilon} at delta {delta}")
-        high = min(2 * high, limit)
-    low = high // 2
+
+def _first(holds: Callable[[int], bool], limit: int) -> int:
+    """Returns an n in [1, `limit`] with `holds(n)` and not `holds(n - 1)`; `limit` + 1 for none."""
+    low, high = 0, 1
+    while high <= limit and not holds(high):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        if met(middle):
+        if holds(middle):
             high = middle
         else:
             low = middle

@@ -13,7 +13,7 @@ Direction = Literal["remove", "add"]
 """Which law of a pair is P and which Q: the example's row against zeros, or zeros against it."""
 
 EPSILON_TOLERANCE = 1e-3
-"""How far apart, in epsilon, the two ends of a certified bound may stay by default.
+"""Default distance, in epsilon, of the two ends of a certified bound.
 
 It is relative to an epsilon below 1: see `wanted_width`.
 """
@@ -213,6 +213,13 @@ class UpperEnd:
         notes = dict.fromkeys(note for note in (found.note, least.note) if note)
         confidence = found.confidence + least.confidence - 1.0
         return Bound(least.lower, found.upper, confidence, "; ".join(notes))
+
+
+def proved(bound: Bound) -> Bound:
+    """Returns `bound` if it is proved: a confidence is that of one question, and many are asked."""
+    if bound.confidence < 1.0:
+        raise ValueError("a mechanism's profile must be proved, not estimated with some confidence")
+    return bound
 
 
 def epsilon(profile: PrivacyProfile, delta: float) -> Bound:

@@ -1,7 +1,7 @@
-"""Files that are whole or absent, also after the machine itself goes down, and nobody else's.
+"""Files that are whole or absent, also after the machine itself goes down, and the owner's alone.
 
-Whatever the umask is, nobody but the owner writes what is made here, and nobody else reads what is
-made as `SECRET`; a stricter umask makes it stricter.
+Whatever the umask is, only the owner writes files that are made here, and only the owner reads
+those made as `SECRET`; a stricter umask makes it stricter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 PUBLIC = 0o644
-"""The most that anybody may do with a file."""
+"""Largest mode of a file."""
 
 SECRET = 0o600
 """For the owner alone."""
@@ -57,7 +57,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], *, mode: int
     Args:
       path: File to make, or to replace.
       write: Called once with the temporary file, open for writing bytes.
-      mode: The most that anybody may do with the file.
+      mode: Its largest mode.
 
     Raises:
       OSError: if it cannot be written, or another process is at it; what was at `path` before is
@@ -86,7 +86,7 @@ def open_own(path: Path, flags: int, mode: int = PUBLIC, *, names: int = 1) -> i
     Args:
       path: Of the file.
       flags: As for `os.open`.
-      mode: The most that anybody may do with it.
+      mode: Its largest mode.
       names: How many it may have; 0 for any number.
 
     Raises:
@@ -112,7 +112,7 @@ def open_own(path: Path, flags: int, mode: int = PUBLIC, *, names: int = 1) -> i
         if found.st_uid != os.geteuid():
             raise ValueError(
                 f"{path} belongs to user {found.st_uid}, and not to user {os.geteuid()} who opens "
-                f"it: go on as that user, or `chown {os.geteuid()} {path}` if nobody else used it"
+                f"it: continue as that user, or `chown {os.geteuid()} {path}` if none other used it"
             )
         if names and found.st_nlink > names:
             raise ValueError(
@@ -128,7 +128,7 @@ def open_own(path: Path, flags: int, mode: int = PUBLIC, *, names: int = 1) -> i
 
 
 def make_folder(path: Path, mode: int = 0o755) -> None:
-    """Makes the folder `path`, and those above that are missing, which nobody else writes in.
+    """Makes the folder `path`, and those above that are missing, which only the owner writes in.
 
     Raises:
       FileExistsError: if it is there.

@@ -60,7 +60,7 @@ class EpochPlan(NamedTuple):
 
 def group(entries: Participations, num_groups: int) -> EpochPlan:
     """Sorts entries, which come with ascending examples in each group, by group in linear time."""
-    from scipy.sparse import coo_array  # not needed for a price
+    from scipy.sparse import coo_array  # not needed for a cost
 
     # A sparse matrix in coordinate form turned into compressed rows is a counting sort in C.
     ones = np.ones(entries.steps.size, dtype=np.int8)
@@ -348,7 +348,7 @@ class BatchSampler(abc.ABC):
     def shard_plan(self, seed: int, epoch: int, shard: int) -> EpochPlan:
         """Draws a shard's part of one epoch: its rows of the chunks that it touches, by step.
 
-        Rows of a chunk are drawn alike whoever draws them, so that the matrix is the same for every
+        Rows of a chunk are drawn alike on every machine, so that the matrix is the same for every
         number of shards.
 
         Args:

@@ -43,7 +43,7 @@ class Deterministic(EpochSampler):
 
     @property
     def separation(self) -> int:
-        """An epoch: everybody takes part in the same step of each."""
+        """An epoch: each example takes part in the same step of each."""
         return self.steps_per_epoch
 
     @property

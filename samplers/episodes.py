@@ -32,7 +32,7 @@ class EpisodeSampler(BatchSampler, abc.ABC):
     """
 
     tree: UnitTree | TreeShape
-    """Units and, as leaves, the examples; of a sampler that is only to be priced, their shape."""
+    """Units and, as leaves, the examples; of a sampler that is only accounted for, their shape."""
     draws: tuple[int, ...]
     """How many are drawn of the children of each drawn unit, n_1, n_2, ..., the outermost first."""
     steps: int = field(default=1, kw_only=True)

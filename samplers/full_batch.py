@@ -1,4 +1,4 @@
-"""The full batch: everybody takes part in every step."""
+"""The full batch: every example takes part in every step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class FullBatch(BatchSampler):
         return GaussianProfile(noise_multiplier / math.sqrt(self.epochs))
 
     def row_law(self) -> KnownOrder:
-        """Returns the law: everybody in the one step of every epoch."""
+        """Returns the law: every example in the one step of every epoch."""
         return KnownOrder(
             steps_per_epoch=1,
             epochs=self.epochs,

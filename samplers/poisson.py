@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 
@@ -77,11 +77,9 @@ class Poisson(VariableBatchSampler):
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
         """Draws the rows of one chunk: its (step, example) pairs are independent trials."""
         rows = self.chunk_range(chunk)
-        with localcontext() as context:  # 1 - b/n to 50 digits: right for small q
-            context.prec = 50
-            left = self.num_examples - self.cycle_length * self.batch_size
-            kept = Decimal(left) / Decimal(self.num_examples)
-        rate = exponential_rate(kept)
+        rate = exponential_rate(
+            1 - Fraction(self.cycle_length * self.batch_size, self.num_examples)
+        )
         trials = bernoulli_successes(
             Key(seed, Stream.PARTICIPATION, epoch, chunk), rate, len(rows) * self.group_steps
         )

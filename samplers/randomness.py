@@ -12,6 +12,7 @@ import hashlib
 import math
 import operator
 from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 
@@ -145,14 +146,15 @@ def bernoulli_successes(key: Key, rate: float, length: int) -> np.ndarray:
         size *= 2
 
 
-def exponential_rate(kept: Decimal) -> float:
+def exponential_rate(kept: Fraction) -> float:
     """Returns -log(`kept`), the rate at which a trial fails with probability `kept` in [0, 1].
 
-    In decimal arithmetic: the same float on every machine.
+    In decimal arithmetic of 50 digits: the same float on every machine, and right near 1.
     """
     with localcontext() as context:
         context.prec = 50
-        return math.inf if kept == 0 else float(-kept.ln())
+        rounded = Decimal(kept.numerator) / Decimal(kept.denominator)
+        return math.inf if kept == 0 else float(-rounded.ln())
 
 
 # log(m) = 2 artanh(s), s = (m - 1) / (m + 1): odd powers of s up to 21. For m in

@@ -41,7 +41,7 @@ KINDS: tuple[type[BatchSampler], ...] = (
 """The samplers of this package: the one list that commands, runs and ledgers go by."""
 
 DEFAULTS = {"batch_size": 1024, "epochs": 10}
-"""What samplers have where nobody says or chooses otherwise; they themselves are given sizes."""
+"""Defaults of the settings; samplers themselves are given sizes."""
 
 _LEFT_OPEN = "by default what the run chooses, see `dpsgd train`; elsewhere {}"
 """What is added to the words on these fields."""
@@ -73,7 +73,7 @@ def kind_of(name: str, *, execute: bool = False) -> type[BatchSampler]:
     Args:
       name: From `name_of`.
       execute: Whether to import that module, which executes its code. Without it, as where
-        somebody else's files are read, only modules that are imported already are looked at.
+        other users' files are read, only modules that are imported already are looked at.
 
     Raises:
       UnknownSampler: If there is none.

@@ -78,12 +78,10 @@ class Shuffle(EpochSampler):
         """Returns the epsilon that would be claimed if this run were taken for Poisson's."""
         q = self.batch_size / self.num_examples
         claimed = epsilon(PoissonProfile(noise_multiplier, q, self.num_steps), delta)
-        price = epsilon(self.privacy(noise_multiplier), delta)
-        if claimed.upper >= price.upper:
+        cost = epsilon(self.privacy(noise_multiplier), delta)
+        if claimed.upper >= cost.upper:
             return ()
-        verdict = (
-            "does not earn that" if claimed.upper < price.lower else "is not proved to earn it"
-        )
+        verdict = "does not earn that" if claimed.upper < cost.lower else "is not proved to earn it"
         return (
             f"taken for Poisson, as is common, this shuffled run would claim epsilon "
             f"{claimed.format_upper()}: shuffling {verdict}",

@@ -96,7 +96,7 @@ class UnitTree:
       starts: As given.
       leaves: As given.
       labels: As given; a tuple of (column name, labels [units of the level]).
-      shape: What the price of drawing from the tree depends on.
+      shape: The part that the privacy cost depends on.
     """
 
     def __init__(

@@ -146,7 +146,7 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
 
     @property
     def separation(self) -> int:
-        """The cycle: an example's steps are that far apart, in all epochs."""
+        """The cycle: the minimum separation of an example's steps, in all epochs."""
         return self.cycle_length
 
     @property

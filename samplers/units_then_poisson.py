@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from decimal import Decimal, localcontext
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -124,10 +124,7 @@ class UnitsThenPoisson(EpisodeSampler):
         nodes, _ = descend(tree, self.draws, seed, step)
         starts, units = tree.starts[-1], np.sort(nodes, axis=None)
         ends = np.cumsum(starts[units + 1] - starts[units])
-        with localcontext() as context:  # 1 - q to 50 digits: right for small q
-            context.prec = 50
-            kept = 1 - Decimal(self.sampling_prob)
-        rate = exponential_rate(kept)
+        rate = exponential_rate(1 - Fraction(self.sampling_prob))
         key = Key(seed, Stream.PARTICIPATION, step, tree.num_levels << 48)
         trials = bernoulli_successes(key, rate, int(ends[-1]))
         which = np.searchsorted(ends, trials, side="right")

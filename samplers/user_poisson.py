@@ -34,7 +34,7 @@ class UserPoisson(Poisson):
         super().__post_init__()
         if self.cycle_length > 1:
             raise ValueError(
-                "cycle_length keeps the steps of an example apart, and not those of a user, whose "
+                "cycle_length separates the steps of an example, and not those of a user, whose "
                 f"examples are of several groups: UserPoisson has none, got {self.cycle_length}"
             )
 

@@ -126,7 +126,7 @@ def compose(parts: Parts, tilt: float) -> ComposedLoss:
     offsets = np.arange(size) + float(low)
     undone = offsets * step * tilt
     first = _power(masses, step * tilt, low, size)
-    # In logarithms: at high tilts the units of the two powers are hundreds of e-folds apart.
+    # In logarithms: at high tilts the units of the two powers are many e-folds different.
     unit = np.exp(np.minimum(first.log_unit - undone, 700.0))
     errors, tilting = first.error * unit, first.rounding
     if upper:

@@ -146,10 +146,10 @@ class Inversion:
             power = np.exp(log_power + shift)
             power[lost] = 0.0
             normal = np.exp(other + shift) if subtracted else np.zeros_like(shift)
-            apart = log_power - other
-            close = (np.abs(apart) < 1.0) & ~lost & subtracted
+            difference = log_power - other
+            close = (np.abs(difference) < 1.0) & ~lost & subtracted
             terms = power - normal
-            small = np.asarray(apart[close], np.complex128)
+            small = np.asarray(difference[close], np.complex128)
             terms[close] = normal[close] * (small + second_order(small))
             exponents = np.where(close, 0.0, np.abs(shift) + abs(self.unit))
             size, other_size = np.abs(log_power), np.abs(other)

@@ -51,7 +51,7 @@ class LikelihoodRatio:
       log_scale: log X of index 0.
       start: Index of the first atom; atom k has log X = log_scale + k step + offset.
       q: Q-mass of each atom, float64 [atoms].
-      p: P-mass of each atom, = q X, float64 [atoms]; kept apart, as either may underflow.
+      p: P-mass of each atom, = q X, float64 [atoms]; both, as either may underflow.
       offset: Distance of each atom from its grid point in log X, float64 [atoms]; 0 for 'upper'.
       zero: Q-mass at X = 0.
       infinity: P-mass at X = infinity (on which Q has none).
@@ -242,7 +242,7 @@ class LikelihoodRatio:
         )
 
     def average(self, count: int, steps: tuple[float, ...] | None = None) -> LikelihoodRatio:
-        """Returns (X_1 + ... + X_count)/count of independent copies: one of `count` by lot.
+        """Returns (X_1 + ... + X_count)/count of independent copies: one of `count` at random.
 
         Args:
           count: The number of copies, >= 1.

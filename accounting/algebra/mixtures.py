@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 
 from accounting.algebra.cells import Array, log_normal_cells, normal_drift
-from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
+from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio
 from accounting.algebra.refinement import GridError
 
 EDGE_DRIFT = 1e-12
@@ -110,17 +110,26 @@ def check_grid(largest_loss: float, step: float, cells: float) -> None:
         raise GridError(f"no finer grid is computed: it has more than {MOST_CELLS} cells")
 
 
-def gaussian_ratio(
-    noise_multiplier: float, step: float, side: Side, tail: float
-) -> LikelihoodRatio:
-    """Returns the law of X of one Gaussian release (see `LikelihoodRatio.gaussian`).
+def release_ratio(
+    noise_multiplier: float, beside: LikelihoodRatio, tail: float | None = None
+) -> LikelihoodRatio | None:
+    """Returns the law of X of one Gaussian release on the grid of `beside`; None at infinite noise.
 
     Raises:
       GridError: If its grid would be too large.
     """
+    if noise_multiplier == math.inf:
+        return None
+    step, side, tail = beside.step, beside.side, beside.tail if tail is None else tail
     reach = (0.5 / noise_multiplier - float(special.ndtri(tail))) / noise_multiplier
     check_grid(reach, step, 2.0 * reach / step)
     return LikelihoodRatio.gaussian(noise_multiplier, step, side, tail)
+
+
+def with_release(ratio: LikelihoodRatio, noise_multiplier: float) -> LikelihoodRatio:
+    """Returns the law of X of releases, and of a Gaussian one of finite noise."""
+    release = release_ratio(noise_multiplier, ratio)
+    return ratio if release is None else ratio.product(release)
 
 
 def solve_increasing(

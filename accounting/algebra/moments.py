@@ -32,7 +32,7 @@ class NotInvertibleError(ValueError):
 class Releases:
     """`count` releases at `noise_multiplier`, each with the example at `sampling_prob` < 1.
 
-    And one, without a lot, whose noise multiplier is `release`; infinite for none.
+    And one that every example is in, whose noise multiplier is `release`; infinite for none.
     """
 
     noise_multiplier: float
@@ -45,7 +45,7 @@ class Releases:
         return self.count * log_moment + self.log_beside(z)
 
     def log_beside(self, z: Any) -> Any:
-        """Returns log E[X^z] of the release without a lot, to 8 roundings; it falls in Im z."""
+        """Returns log E[X^z] of the further release, to 8 roundings; it falls in Im z."""
         mu = 1.0 / self.release
         return 0.5 * (mu * z) * (mu * (z - 1.0))
 

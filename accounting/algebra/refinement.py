@@ -82,7 +82,7 @@ class Grids(Protocol):
 
     @property
     def gap_note(self) -> str:
-        """Why the ends of the finest grids may still be apart; empty where they meet."""
+        """Why the ends of the finest grids may still differ; empty where they meet."""
         ...
 
     def bounds(self, resolution: float, delta: float, epsilon: float | None) -> GridBounds:

@@ -18,7 +18,7 @@ _BELOW: Branch = (lambda x: -np.exp(x), -11.0, 50.0)
 _NEAR_POLE = 0.02
 _SHARES = np.array([0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 1.03, 1.1, 1.3, 2.0, 4.0, 9.0, 17.0])
 _DISTANCES = 4.0 ** np.arange(-3.0, 25.0)
-"""How far apart two tilts may be: in parts of one's distance from a pole, and by themselves."""
+"""Distances of two tilts: in parts of one's distance from a pole, and by themselves."""
 
 
 class Tilts:
@@ -104,8 +104,8 @@ class Tilts:
         """Returns about the log of (M(c)^T - 1) / (c (c - 1)), whose e^{-(c - 1) v} is o's size."""
         total = self.log_powers(tilts)
         with np.errstate(divide="ignore", invalid="ignore"):
-            apart = np.maximum(total, 0.0) + np.log(-np.expm1(-np.abs(total)))
-            return apart - np.log(np.abs(tilts * (tilts - 1.0)))
+            logs = np.maximum(total, 0.0) + np.log(-np.expm1(-np.abs(total)))
+            return logs - np.log(np.abs(tilts * (tilts - 1.0)))
 
     def at(self, loss: float) -> float:
         """Returns the tilt at which o(`loss`) is computed best: the saddle point of its transform.

@@ -1,10 +1,10 @@
-"""Balls-and-bins: each epoch every example falls into one of T batches, independently, by lot."""
+"""Balls-and-bins: each epoch every example falls into one of T batches, independently."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -12,7 +12,7 @@ from scipy import special
 
 from accounting.algebra.composition import compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
-from accounting.algebra.mixtures import gaussian_ratio
+from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.refinement import (
     Curve,
     GridBounds,
@@ -31,6 +31,7 @@ from accounting.profile import (
 )
 from accounting.profiles.gaussian import (
     GaussianProfile,
+    WithRelease,
     as_redrawn,
     check_mode,
     check_release,
@@ -50,7 +51,7 @@ _WORK_PER_DISTANCE = 1e4
 
 
 @dataclass(frozen=True)
-class BallsAndBinsProfile:
+class BallsAndBinsProfile(WithRelease):
     r"""The certified profile of balls-and-bins sampling, from below and above.
 
     One epoch of T = `bins` batches at s = `noise_multiplier` is dominated, tightly, by
@@ -92,35 +93,31 @@ class BallsAndBinsProfile:
         check_mode("assignment", self.assignment)
         check_release(self.release)
 
-    def with_gaussian_release(self, noise_multiplier: float) -> BallsAndBinsProfile:
-        """Returns the profile with a further Gaussian release."""
-        return replace(self, release=composed_noise(self.release, noise_multiplier))
-
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0, to within `tolerance` of it."""
         check_epsilon(epsilon)
-        sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
-        known_order = GaussianProfile(composed_noise(sigma / math.sqrt(epochs), self.release))
+        known_order, closed, grids = self._bounds()
         if self.bins == 1:
             return known_order.delta(epsilon)
-        closed = LargestRelease(sigma, self.bins, epochs, self.release)
         upper = min(known_order.delta(epsilon).upper, closed.upper_delta(epsilon))
         within = Bound(closed.lower_delta(epsilon), upper)
-        grids = _Grids(sigma, self.bins, epochs, self.release)
         return refine_delta(grids, epsilon, within, tolerance)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
         check_delta(delta)
-        sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
-        known_order = GaussianProfile(composed_noise(sigma / math.sqrt(epochs), self.release))
+        known_order, closed, grids = self._bounds()
         if self.bins == 1:
             return known_order.epsilon(delta)
-        closed = LargestRelease(sigma, self.bins, epochs, self.release)
         upper = min(known_order.epsilon(delta).upper, closed.upper_epsilon(delta))
         within = Bound(closed.lower_epsilon(delta), upper)
-        grids = _Grids(sigma, self.bins, epochs, self.release)
         return refine_epsilon(grids, delta, within, tolerance)
+
+    def _bounds(self) -> tuple[GaussianProfile, LargestRelease, _Grids]:
+        sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
+        known_order = GaussianProfile(composed_noise(sigma / math.sqrt(epochs), self.release))
+        law = sigma, self.bins, epochs, self.release
+        return known_order, LargestRelease(*law), _Grids(*law)
 
 
 def _tail(delta: float, epochs: int) -> float:
@@ -216,13 +213,6 @@ def _ratios(grid: _Grid, epochs: int) -> tuple[LikelihoodRatio, LikelihoodRatio]
     return low.power(epochs), high.power(epochs)
 
 
-def _release(noise_multiplier: float, beside: LikelihoodRatio) -> LikelihoodRatio | None:
-    """Returns the likelihood ratio of the further release on the grid of `beside`, if any."""
-    if noise_multiplier == math.inf:
-        return None
-    return gaussian_ratio(noise_multiplier, beside.step, beside.side, beside.tail)
-
-
 def _curves(
     grid: _Grid, epochs: int, release: float, delta: float, epsilon: float | None
 ) -> list[tuple[Curve, Curve]]:
@@ -232,7 +222,7 @@ def _curves(
     which keep relative accuracy at any delta, would take too long.
     """
     low, high = _epoch(grid)
-    beside = {side.side: _release(release, side) for side in (low, high)}
+    beside = {side.side: release_ratio(release, side) for side in (low, high)}
     # Each doubling is four convolutions of a lower ratio, and two of an upper one.
     atoms = max(low.q.size, high.q.size)
     direct = 6.0 * epochs.bit_length() * atoms**2
@@ -256,8 +246,5 @@ def _curves(
                 return [(lows[0].delta, highs[0].delta), (lows[1].delta, highs[1].delta)]
         if direct > _MOST_WORK:
             raise GridError("no finer grid is computed: it would take too long")
-    below, above = (
-        ratio if (other := _release(release, ratio)) is None else ratio.product(other)
-        for ratio in _ratios(grid, epochs)
-    )
+    below, above = (with_release(ratio, release) for ratio in _ratios(grid, epochs))
     return [(below.delta, above.delta)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from accounting.algebra.gaussian import gaussian_delta
 from accounting.profile import (
@@ -15,6 +16,8 @@ from accounting.profile import (
     check_noise_multiplier,
     epsilon_from_delta,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,17 @@ def composed_noise(noise_multiplier: float, release: float) -> float:
     """
     less, more = sorted((noise_multiplier, release))
     return less / math.hypot(1.0, less / more)
+
+
+class WithRelease:
+    """A dataclass with the noise multiplier `release` of a further Gaussian release."""
+
+    release: float
+
+    def with_gaussian_release(self: T, noise_multiplier: float) -> T:
+        """Returns the profile with a further Gaussian release."""
+        this: Any = self
+        return replace(this, release=composed_noise(this.release, noise_multiplier))
 
 
 def check_release(noise_multiplier: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
@@ -26,7 +26,12 @@ from accounting.profile import (
     epsilon_from_delta,
     wanted_width,
 )
-from accounting.profiles.gaussian import GaussianProfile, check_release, composed_noise
+from accounting.profiles.gaussian import (
+    GaussianProfile,
+    WithRelease,
+    check_release,
+    composed_noise,
+)
 from accounting.profiles.repeated import RepeatedGrids
 
 _SHARP = 1e-6
@@ -36,7 +41,7 @@ _PRECISION = "double precision gives no more digits"
 
 
 @dataclass(frozen=True)
-class PoissonProfile:
+class PoissonProfile(WithRelease):
     r"""The certified profile of Poisson-sampled Gaussian releases, from below and above.
 
     T = `steps` releases at s = `noise_multiplier`, q = `sampling_prob` are dominated, tightly, by
@@ -76,10 +81,6 @@ class PoissonProfile:
         check_count("steps", self.steps)
         check_probability("sampling_prob", self.sampling_prob)
         check_release(self.release)
-
-    def with_gaussian_release(self, noise_multiplier: float) -> PoissonProfile:
-        """Returns the profile with a further Gaussian release."""
-        return replace(self, release=composed_noise(self.release, noise_multiplier))
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0, to within `tolerance` of it."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from accounting.algebra.composition import ComposedLoss, compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
-from accounting.algebra.mixtures import gaussian_ratio
+from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.refinement import (
     Curve,
     GridBounds,
@@ -28,7 +28,7 @@ from accounting.profile import (
     check_epsilon,
     check_noise_multiplier,
 )
-from accounting.profiles.gaussian import check_release, composed_noise
+from accounting.profiles.gaussian import WithRelease, check_release
 
 _FINEST = 2e-4
 _COARSEST_STEP = 500.0
@@ -106,9 +106,7 @@ class RepeatedGrids:
         below = self.ratios("lower", step, tail)
 
         def compose(law: LikelihoodRatio) -> tuple[ComposedLoss, ComposedLoss]:
-            beside = None
-            if self.release < math.inf:
-                beside = gaussian_ratio(self.release, step, law.side, tail)
+            beside = release_ratio(self.release, law, tail)
             return compose_both(law, self.steps, beside, delta=delta, epsilon=epsilon)
 
         high, low = compose(ratio), [part for law in below for part in compose(law)]
@@ -130,10 +128,7 @@ class RepeatedGrids:
 
     def _power(self, law: LikelihoodRatio) -> LikelihoodRatio:
         """Returns the law of X of all releases by direct convolutions."""
-        power = law.power(self.steps)
-        if self.release == math.inf:
-            return power
-        return power.product(gaussian_ratio(self.release, power.step, power.side, power.tail))
+        return with_release(law.power(self.steps), self.release)
 
 
 def _largest(parts: Sequence[ComposedLoss]) -> Curve:
@@ -150,7 +145,7 @@ def _sharpest(
 
 
 @dataclass(frozen=True)
-class RepeatedProfile(abc.ABC):
+class RepeatedProfile(WithRelease, abc.ABC):
     """The profile of `steps` equal releases, each bounded by likelihood ratios on a grid.
 
     The gap between the two ends is that of the grid, which is refined until it matters no more,
@@ -163,16 +158,12 @@ class RepeatedProfile(abc.ABC):
     release: float = field(default=math.inf, kw_only=True)
 
     gap_note: ClassVar[str] = ""
-    """Why the two ends of the finest grids may still be apart; empty where they meet."""
+    """Why the two ends of the finest grids may still differ; empty where they meet."""
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
         check_count("steps", self.steps)
         check_release(self.release)
-
-    def with_gaussian_release(self, noise_multiplier: float) -> RepeatedProfile:
-        """Returns the profile with a further Gaussian release."""
-        return replace(self, release=composed_noise(self.release, noise_multiplier))
 
     @abc.abstractmethod
     def ratios(self, side: Side, step: float, tail: float) -> Sequence[LikelihoodRatio]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -14,7 +14,7 @@ from scipy import special
 
 from accounting.algebra.composition import compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
-from accounting.algebra.mixtures import gaussian_ratio
+from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.refinement import GridError
 from accounting.profile import (
     EPSILON_TOLERANCE,
@@ -29,6 +29,7 @@ from accounting.profile import (
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from accounting.profiles.gaussian import (
     GaussianProfile,
+    WithRelease,
     as_redrawn,
     check_mode,
     check_release,
@@ -50,7 +51,7 @@ _UNKNOWN = "no tight accounting of shuffled batches is known"
 
 
 @dataclass(frozen=True)
-class ShuffleProfile:
+class ShuffleProfile(WithRelease):
     """The profile of shuffled batches, between the best known lower and upper bounds.
 
     No tight accounting of shuffling is known. With T = `steps_per_epoch`, s = `noise_multiplier`:
@@ -89,10 +90,6 @@ class ShuffleProfile:
         check_count("epochs", self.epochs)
         check_mode("order", self.order)
         check_release(self.release)
-
-    def with_gaussian_release(self, noise_multiplier: float) -> ShuffleProfile:
-        """Returns the profile with a further Gaussian release."""
-        return replace(self, release=composed_noise(self.release, noise_multiplier))
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
@@ -160,20 +157,17 @@ class ShuffleProfile:
         try:
             if epochs < _MANY_EPOCHS and ratio.q.size <= _MANY_ATOMS:
                 several = _several_epochs(sigma, self.steps_per_epoch, epochs)
-                beside = self._beside(several)
-                return (several.product(beside) if beside else several).delta
+                return with_release(several, self.release).delta
             parts = compose_both(
-                ratio, epochs, self._beside(ratio), epsilon=at_epsilon, delta=at_delta
+                ratio,
+                epochs,
+                release_ratio(self.release, ratio),
+                epsilon=at_epsilon,
+                delta=at_delta,
             )
         except GridError:
             return lambda epsilon: 0.0
         return lambda epsilon: max(part.delta(epsilon) for part in parts)
-
-    def _beside(self, ratio: LikelihoodRatio) -> LikelihoodRatio | None:
-        """Returns the likelihood ratio of the further release, on the grid of `ratio`, if any."""
-        if self.release == math.inf:
-            return None
-        return gaussian_ratio(self.release, ratio.step, ratio.side, ratio.tail)
 
 
 @lru_cache(maxsize=16)

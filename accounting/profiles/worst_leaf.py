@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile
-from accounting.profiles.gaussian import composed_noise
+from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, UpperEnd
+from accounting.profiles.gaussian import WithRelease
 from accounting.profiles.multistage import MultistageProfile
+from accounting.releases.envelope import EnvelopeProfile
 
 _MOST_PATHS = 4
 
@@ -33,7 +34,7 @@ def lowest_paths(paths: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...
 
 
 @dataclass(frozen=True)
-class WorstLeafProfile:
+class WorstLeafProfile(WithRelease):
     """The profile of multistage sampling from an uneven tree: that of its worst leaf.
 
     Epsilon grows as the N_j on a leaf's path get smaller (docs/explanation/multistage-sampling.md),
@@ -66,17 +67,13 @@ class WorstLeafProfile:
         for path in self.paths:
             self._profile(path)
 
-    def with_gaussian_release(self, noise_multiplier: float) -> WorstLeafProfile:
-        """Returns the profile with a further Gaussian release."""
-        return replace(self, release=composed_noise(self.release, noise_multiplier))
-
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
-        return Bound.largest(profile.delta(epsilon, tolerance) for profile in self._profiles())
+        return self._worst().delta(epsilon, tolerance)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        return Bound.largest(profile.epsilon(delta, tolerance) for profile in self._profiles())
+        return self._worst().epsilon(delta, tolerance)
 
     def _profile(self, path: tuple[int, ...]) -> MultistageProfile:
         return MultistageProfile(
@@ -88,25 +85,10 @@ class WorstLeafProfile:
             release=self.release,
         )
 
-    def _profiles(self) -> list[PrivacyProfile]:
+    def _worst(self) -> PrivacyProfile:
         worst = lowest_paths(self.paths)
         if len(worst) <= _MOST_PATHS:
-            return [self._profile(path) for path in worst]
+            return EnvelopeProfile(tuple(self._profile(path) for path in worst))
         smallest = tuple(min(sizes) for sizes in zip(*worst, strict=True))
         likeliest = min(worst, key=math.prod)
-        return [_UpperOnly(self._profile(smallest)), self._profile(likeliest)]
-
-
-@dataclass(frozen=True)
-class _UpperOnly:
-    """The upper ends alone of a profile, which no leaf need attain."""
-
-    profile: PrivacyProfile
-
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta from above."""
-        return Bound(0.0, self.profile.delta(epsilon, tolerance).upper)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds epsilon from above."""
-        return Bound(0.0, self.profile.epsilon(delta, tolerance).upper)
+        return UpperEnd(self._profile(smallest), self._profile(likeliest))

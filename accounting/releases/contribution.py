@@ -122,7 +122,7 @@ def bias_bounds(
     """
     values = _check_contributions(contributions)
     if not (cap > 0.0 and values.sum() > 0.0):
-        raise ValueError(f"cap must be > 0 and somebody contribute, got cap {cap}")
+        raise ValueError(f"cap and the sum of contributions must be > 0, got cap {cap}")
     p = values / values.sum()
     gamma = cap / float(values.sum())
     variance = math.nan

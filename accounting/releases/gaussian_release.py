@@ -24,6 +24,7 @@ from accounting.profile import (
     check_epsilon,
     check_noise_multiplier,
     epsilon_from_delta,
+    proved,
 )
 from accounting.profiles.gaussian import GaussianProfile, composed_noise
 from accounting.profiles.truncation import TruncatedProfile
@@ -98,17 +99,17 @@ class _Averaged:
     noise_multiplier: float
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        inner = _proved(self.profile.delta(check_epsilon(epsilon), tolerance))
+        inner = proved(self.profile.delta(check_epsilon(epsilon), tolerance))
         lower = max(inner.lower, GaussianProfile(self.noise_multiplier).delta(epsilon).lower)
         chords = self._chords(tolerance)
         chords.refine(epsilon, lower)
         return Bound(lower, max(lower, chords.delta(epsilon)), note=inner.note or _NOTE)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        inner = _proved(self.profile.epsilon(check_delta(delta), tolerance))
+        inner = proved(self.profile.epsilon(check_delta(delta), tolerance))
         lower = max(inner.lower, GaussianProfile(self.noise_multiplier).epsilon(delta).lower)
         release = GaussianProfile(self.noise_multiplier).epsilon(0.5 * delta)
-        upper = _proved(self.profile.epsilon(0.5 * delta, tolerance)).upper + release.upper
+        upper = proved(self.profile.epsilon(0.5 * delta, tolerance)).upper + release.upper
         chords, at = self._chords(tolerance), lower
         for _ in range(_ROUNDS):
             chords.refine(at, delta)
@@ -161,7 +162,7 @@ class _Chords:
         centre = epsilon - 0.5 * self.mu**2
         left, right = centre + self.mu * float(special.ndtri(rare)), centre + 6.0 * self.mu
         if left < 0.0:  # beyond what is rare, on either side of 0, the ends' chords are sharp
-            far = _proved(self.profile.epsilon(rare, self.tolerance)).upper
+            far = proved(self.profile.epsilon(rare, self.tolerance)).upper
             left, right = max(left, -far), min(right, far)
         for at in np.linspace(left, max(right, left), _FIRST + 1):
             if not any(abs(at - other) < (right - left) / _FIRST / 4.0 for other in self.points):
@@ -179,7 +180,7 @@ class _Chords:
 
     def _ask(self, at: float) -> None:
         # Where delta falls over so much of epsilon, which it mostly does ten times as fast.
-        above = _proved(self.profile.delta(abs(at), 10.0 * self.tolerance)).upper
+        above = proved(self.profile.delta(abs(at), 10.0 * self.tolerance)).upper
         self.points[at] = above if at >= 0.0 else 1.0 - math.exp(at) * (1.0 - above)
 
     def _sorted(self) -> tuple[Array, Array]:
@@ -217,10 +218,3 @@ class _Chords:
         tall = width * rise * fall / np.maximum(rise + fall, 1e-300)
         gaps = 0.5 * tall * (left + right)[1:]
         return at, np.where(np.diff(at) > 2.0 * _NARROWEST, gaps, 0.0)
-
-
-def _proved(bound: Bound) -> Bound:
-    # Many questions are asked, and a confidence is that of one.
-    if bound.confidence < 1.0:
-        raise ValueError("a mechanism's profile must be proved to be composed with a release")
-    return bound

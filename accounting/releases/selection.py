@@ -21,13 +21,14 @@ from accounting.profile import (
     PrivacyProfile,
     check_delta,
     check_epsilon,
+    proved,
 )
 
 _LOG_GAMMA = -700.0, -1e-12
 """Where log gamma is looked for: beyond, exp underflows or 1 - gamma has no digits left."""
 
 _LONG_TAIL = 1e-3
-"""Below this gamma K may be so large that nobody waits for it to be counted up to."""
+"""Below this gamma K may be too large to be counted up to."""
 _LARGEST_RATE = 1e18
 
 _UP = 1.0 + 1e-9
@@ -170,7 +171,7 @@ def _power_integral(eta: float, end: float) -> float:
 
 def _positive_poisson(rate: float, generator: np.random.Generator) -> int:
     """Draws from the Poisson law of this rate, given that it is not 0."""
-    if rate > _LARGEST_RATE:  # more than anybody can count: the deviation is below 1e-9 of it
+    if rate > _LARGEST_RATE:  # too large to count: the deviation is below 1e-9 of it
         return int(rate)
     if rate > 1.0:
         while True:
@@ -217,13 +218,13 @@ class SelectionProfile:
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta` in (0, 1)."""
-        one = _proved(self.trial.epsilon(check_delta(delta), tolerance))
-        shared = _proved(self.trial.epsilon(delta / self.count.mean / _UP, tolerance))
+        one = proved(self.trial.epsilon(check_delta(delta), tolerance))
+        shared = proved(self.trial.epsilon(delta / self.count.mean / _UP, tolerance))
         upper = (shared.upper + self._surcharge(tolerance)) * _UP
         return Bound(one.lower, upper, note="the lower end is that of one trial")
 
     def _delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        return _proved(self.trial.delta(epsilon, tolerance))
+        return proved(self.trial.delta(epsilon, tolerance))
 
     def _surcharge(self, tolerance: float) -> float:
         """Returns (eta + 1) e for about the smallest e that meets the condition T(e) <= e.
@@ -253,10 +254,3 @@ class SelectionProfile:
     @cached_property
     def _surcharges(self) -> dict[float, float]:
         return {}
-
-
-def _proved(bound: Bound) -> Bound:
-    # The search asks many questions, and the confidence of a Monte Carlo profile is that of one.
-    if bound.confidence < 1.0:
-        raise ValueError("a trial's profile must be proved, not estimated with some confidence")
-    return bound

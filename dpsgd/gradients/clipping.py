@@ -211,8 +211,8 @@ def clipped_grad(
         def split(x: Array) -> Array:
             if devices == 1:
                 return x.reshape((count, together, *x.shape[1:]))
-            dealt = x.reshape((devices, count, together, *x.shape[2:])).swapaxes(0, 1)
-            return dealt.reshape((count, devices * together, *x.shape[2:]))
+            parts = x.reshape((devices, count, together, *x.shape[2:])).swapaxes(0, 1)
+            return parts.reshape((count, devices * together, *x.shape[2:]))
 
         weights = jnp.where(jnp.arange(rows.size) < size, filled(weights), 0)
 

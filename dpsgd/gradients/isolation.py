@@ -207,7 +207,7 @@ _known: set[core.Primitive] = set()
 
 
 def _stands_in_jax(primitive: core.Primitive) -> bool:
-    """Whether it is an object of a module of JAX, and no namesake that somebody else has made."""
+    """Whether it is an object of a module of JAX, and no namesake from elsewhere."""
     if primitive not in _known:
         modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "jax"]
         _known.update(x for m in modules for x in vars(m).values() if _is_primitive(x))

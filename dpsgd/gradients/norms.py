@@ -31,7 +31,7 @@ _UNROLLED = 32
 
 
 class Norm(NamedTuple):
-    """Per-example L2 norms scale * sqrt(square), kept apart because their product may overflow.
+    """Per-example L2 norms scale * sqrt(square), whose product may overflow.
 
     Attributes:
       scale: float32[B], powers of two in [2^-100, 2^126].

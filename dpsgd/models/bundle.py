@@ -1,4 +1,4 @@
-"""What may leave the house: a model, what is public of its task, and its guarantee.
+"""An exported model: its parameters, the public part of its task, and its guarantee.
 
 A bundle is a folder of three files: `params.npz`, `guarantee.json`, and `model.json`, which says
 what task the model is of, what is public of it, and the checksums of all this, so that parts of two

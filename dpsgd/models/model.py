@@ -122,8 +122,8 @@ def read_model(
 ) -> TrainedModel:
     """Reads the model of a finished run, or one that was exported.
 
-    An exported model may be anybody's: it chooses among `kinds`, and can have no other module
-    imported. The directory of a run is its owner's, and names the task that it was made by.
+    An exported model may come from elsewhere: it chooses among `kinds`, and imports no other
+    module. The directory of a run is its owner's, and names the task that it was made by.
 
     Args:
       path: The directory of a run, or an exported model.
@@ -206,7 +206,7 @@ def export(
 def trained_on(model: TrainedModel, data: Path, *, kinds: Mapping[str, str]) -> bool:
     """Returns whether these are known to be data that trained the model, wherever they lie.
 
-    Of an exported model nobody knows: what it was trained on stays in the house.
+    Unknown of an exported model: its training rows stay where it was trained.
     """
     from dpsgd.runs.directory import RunDirectory
     from dpsgd.runs.job import rows_of

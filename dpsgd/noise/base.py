@@ -82,9 +82,9 @@ class Noise(abc.ABC):
         del noise_multiplier, l2_clip_norm, max_batch_size
         return None
 
-    def key(self, root: RootKey, generation: int) -> np.ndarray:
+    def key(self, root: RootKey, attempt: int) -> np.ndarray:
         """Returns the key of the run's noise: uint32[4], or what `add` takes."""
-        return root.noise_key(generation)
+        return root.noise_key(attempt)
 
     def init(self, like: PyTree) -> PyTree:
         """Returns the state that `add` needs of earlier steps, before the first; empty by default.
@@ -171,8 +171,8 @@ class Noise(abc.ABC):
             positive = "" if period is None else ", or without negative coefficients"
             raise ValueError(
                 f"{self} is correlated over {reach} steps, and the guarantee of "
-                f"{type(sampler).__name__} holds for noise with up to {sampler.separation}, as far "
-                f"apart as the steps that an example may take part in{positive}: take "
+                f"{type(sampler).__name__} holds for noise with up to {sampler.separation}, the "
+                f"minimum separation of an example's steps{positive}: take "
                 "Independent() noise, BandedToeplitz noise of no more bands than a cycle_length of "
                 "BallsAndBins or Poisson, or a fixed order"
             )
@@ -256,9 +256,9 @@ class Secure(Noise):
         """Returns the finest grid on which the sums of a batch fit in int32."""
         return secure_grid(noise_multiplier, l2_clip_norm, max_batch_size)
 
-    def key(self, root: RootKey, generation: int) -> np.ndarray:
+    def key(self, root: RootKey, attempt: int) -> np.ndarray:
         """Returns the key of the cryptographic generator: uint32[8]."""
-        return root.secure_noise_key(generation)
+        return root.secure_noise_key(attempt)
 
     def fresh(self, key, step, leaf, size, scales):
         """Returns the exact noise of whole cells, in standard deviations."""

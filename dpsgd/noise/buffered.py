@@ -117,7 +117,7 @@ class BufferedToeplitz(Noise):
 
     def whiten(self, noises: np.ndarray) -> np.ndarray:
         """Returns z = M n."""
-        from scipy import signal  # it takes long, and a price needs none of it
+        from scipy import signal  # slow to import, and no cost needs it
 
         found = np.array(noises, np.float64)
         for weight, decay in zip(self.weights, self.decays, strict=True):

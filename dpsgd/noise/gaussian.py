@@ -18,21 +18,12 @@ import numpy as np
 from jax import lax
 
 from dpsgd.core.marks import marked
+from dpsgd.noise.philox import COUNTED, word, words_at
 from dpsgd.packing import join, packs, split
 
 GRID_BITS = 18
 """The standard deviation of the noise is between 2^GRID_BITS and 2^(GRID_BITS + 1) grid cells."""
 
-_COUNTED = 2**32  # positions that one word counts
-
-KEY_WORDS = 4
-"""Length of a noise key, in 32-bit words."""
-
-# Philox4x32: multipliers, and the Weyl increments of the key (Salmon et al. 2011, section 3.3).
-_MULTIPLIERS = (np.uint32(0xD2511F53), np.uint32(0xCD9E8D57))
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
-_LOW_WORD, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 _SQRT_HALF = np.float32(math.sqrt(0.5))
 _SQRT_HALF_BITS = np.int32(_SQRT_HALF.view(np.int32))
@@ -84,8 +75,8 @@ def standard_normal(
     Raises:
       ValueError: if `noise_key` is not uint32 `[4]`.
     """
-    step = _word(step, "step")
-    words = _words(noise_key, step, leaf, shape)
+    step = word(step, "step")
+    words = words_at(noise_key, step, leaf, shape)
     normal = _radius(words[0], words[1]) * _half_circle_sine(words[2])
     return marked(normal, "draw", key=noise_key, step=step)
 
@@ -138,9 +129,9 @@ def add_gaussian_noise(
                 f"noise is added to float32 sums only, but leaf {leaf} is "
                 f"{jnp.result_type(total)}; cast before clipping and summing"
             )
-        if max(jnp.shape(total), default=0) >= _COUNTED:
+        if max(jnp.shape(total), default=0) >= COUNTED:
             raise ValueError(f"leaf {leaf} has shape {jnp.shape(total)}: an axis exceeds 32 bits")
-    step = _word(step, "step")
+    step = word(step, "step")
     made_of = {"key": noise_key, "step": step, "stddev": stddev, "divisor": divisor}
     stddev = jnp.asarray(stddev, jnp.float32)
     # A traced stddev that is wrong must spoil the result, and never lead to too little noise.
@@ -227,8 +218,8 @@ def normal_line(
       row: 0, or a traced 0, on which every number then depends.
     """
     leaf, position = _names(pack, dict(zip(pack, sizes, strict=True)))
-    step, shape = _word(step, "step"), (sum(sizes),)
-    words = _words(noise_key, step, leaf, shape, row, one_axis=True, position=position)
+    step, shape = word(step, "step"), (sum(sizes),)
+    words = words_at(noise_key, step, leaf, shape, row, one_axis=True, position=position)
     normal = _radius(words[0], words[1]) * _half_circle_sine(words[2])
     return marked(normal, "draw", key=noise_key, step=step)
 
@@ -253,7 +244,7 @@ def add_row_noise(
       stddev: as for `add_gaussian_noise`.
       divisor: likewise.
     """
-    step = _word(step, "step")
+    step = word(step, "step")
     made_of = {"key": noise_key, "step": step, "stddev": stddev, "divisor": divisor, "rows": rows}
     stddev = jnp.asarray(stddev, jnp.float32)
     stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
@@ -297,7 +288,7 @@ def normal_at(
       rows: which, int32 `[U]`.
       width: coordinates of a row; fewer than 2^32 in the whole table.
     """
-    step = _word(step, "step")
+    step = word(step, "step")
     words = _row_words(noise_key, step, leaf, purpose, rows, width)
     normal = (_radius(words[0], words[1]) * _half_circle_sine(words[2])).reshape(-1, width)
     return marked(normal, "draw", key=noise_key, step=step, rows=rows)
@@ -307,7 +298,7 @@ def uniform_at(
     noise_key: Any, step: Any, leaf: int, purpose: int, rows: jax.Array, width: int
 ) -> jax.Array:
     """Return numbers in (0, 1), independent of the normals of `normal_at`: float32, as these."""
-    step = _word(step, "step")
+    step = word(step, "step")
     words = _row_words(noise_key, step, leaf, purpose, rows, width)
     uniform = _uniform(words[3]).reshape(-1, width)
     return marked(uniform, "draw", key=noise_key, step=step, rows=rows)
@@ -315,7 +306,7 @@ def uniform_at(
 
 def _row_words(noise_key, step, leaf, purpose, rows, width) -> tuple[jax.Array, ...]:
     position, name = _positions(rows, width), _purpose(leaf, purpose)
-    return _words(noise_key, step, name, position.shape, one_axis=True, position=position)
+    return words_at(noise_key, step, name, position.shape, one_axis=True, position=position)
 
 
 def _uniform(word: jax.Array) -> jax.Array:
@@ -334,7 +325,7 @@ def _fits_a_line(total: jax.Array) -> bool:
 
     Reshaping an explicitly sharded array is its owner's decision.
     """
-    return total.size < _COUNTED and all(axis is None for axis in jax.typeof(total).sharding.spec)
+    return total.size < COUNTED and all(axis is None for axis in jax.typeof(total).sharding.spec)
 
 
 @functools.partial(jax.jit, static_argnums=7)  # traced once for leaves of one shape
@@ -342,104 +333,15 @@ def _rounded_noise(
     noise_key, step, leaf, row, cells, fraction, position, one_axis, noise=None
 ) -> jax.Array:
     """Return the stochastic rounding of `fraction` + `cells` times z (or `noise`): float32."""
-    words = _words(noise_key, step, leaf, fraction.shape, row, one_axis=one_axis, position=position)
+    words = words_at(
+        noise_key, step, leaf, fraction.shape, row, one_axis=one_axis, position=position
+    )
     if noise is None:
         scaled = (_radius(words[0], words[1]) * cells) * _half_circle_sine(words[2])
     else:
         scaled = noise * cells
     below = jnp.floor(scaled)
     return below + jnp.ceil((scaled - below) + (fraction - _uniform(words[3])))
-
-
-def _words(
-    noise_key, step, leaf, shape: tuple[int, ...], row=0, *, one_axis=False, position=None
-) -> tuple[jax.Array, ...]:
-    """Return the Philox block of each coordinate: 4 arrays of `shape`, uint32.
-
-    Of row `row`, a traced 0 or a constant 0, of an array [1, *shape]. With `one_axis`, one position
-    counts all axes: `position`, or else those of `shape` in order. With a `position`, `leaf` may
-    differ from coordinate to coordinate as well.
-    """
-    noise_key = jnp.asarray(noise_key)
-    if noise_key.shape != (KEY_WORDS,) or noise_key.dtype != jnp.uint32:
-        raise ValueError(
-            f"a noise key is uint32 [{KEY_WORDS}], got {noise_key.dtype} {list(noise_key.shape)}; "
-            "take it from RootKey.noise_key"
-        )
-    zero = jnp.zeros(shape, jnp.uint32)
-    first = zero + jnp.asarray(row, jnp.uint32)
-    size = math.prod(shape)
-    if one_axis:
-        flat = lax.iota(jnp.uint32, size).reshape(shape) if position is None else position
-        low, high = _flat_index([first, flat], (1, size))
-    else:
-        along = [lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(len(shape))]
-        low, high = _flat_index([first, *along], (1, *shape))
-    counter = (
-        low,
-        high,
-        zero + (_word(leaf, "leaf") ^ noise_key[2]),
-        zero + (_word(step, "step") ^ noise_key[3]),
-    )
-    return philox4x32(counter, (noise_key[0], noise_key[1]))
-
-
-def _word(value: jax.typing.ArrayLike, name: str) -> jax.Array:
-    if isinstance(value, int) and not 0 <= value < 2**32:
-        raise ValueError(f"{name} must be in [0, 2^32), got {value}")
-    return jnp.asarray(np.uint32(value) if isinstance(value, int) else value).astype(jnp.uint32)
-
-
-def _flat_index(positions: list[jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Return the low and the high word of the row-major index of the `positions` by axis."""
-    low = high = jnp.zeros(jnp.broadcast_shapes(*(p.shape for p in positions)), jnp.uint32)
-    wide = math.prod(shape) > _COUNTED
-    for along, size in zip(positions, shape, strict=True):
-        if wide:
-            high = high * np.uint32(size) + _mulhi(low, np.uint32(size))
-        low = low * np.uint32(size) + along
-        if wide:
-            high = high + (low < along).astype(jnp.uint32)  # the carry
-    return low, high
-
-
-def philox4x32(
-    counter: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
-    key: tuple[jax.Array, jax.Array],
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return the Philox4x32-10 block of a counter: 4 uint32 words, elementwise.
-
-    One round maps (c0, c1, c2, c3) to (hi(M1 c2) ^ c1 ^ k0, lo(M1 c2), hi(M0 c0) ^ c3 ^ k1,
-    lo(M0 c0)), where hi and lo are the words of the 64-bit product; the key words advance by a Weyl
-    sequence between rounds.
-
-    Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011, section
-    3.3.
-    """
-    keys = [
-        (key[0] + np.uint32(i * _WEYL[0] % 2**32), key[1] + np.uint32(i * _WEYL[1] % 2**32))
-        for i in range(_ROUNDS)
-    ]
-    # Each word stays in a 64-bit lane from round to round, and only its low half counts: the
-    # multiplier ignores the high half, and hi is a shift. Splitting every product into 32-bit lanes
-    # and widening them again takes CPUs half as long again. (On the context, see `_mulhi`.)
-    with jax.enable_x64(True):
-        c0, c1, c2, c3 = (lax.convert_element_type(word, jnp.uint64) for word in counter)
-        for k0, k1 in keys:
-            k0, k1 = (lax.convert_element_type(word, jnp.uint64) for word in (k0, k1))
-            product0 = (c0 & _LOW_WORD) * np.uint64(_MULTIPLIERS[0])
-            product1 = (c2 & _LOW_WORD) * np.uint64(_MULTIPLIERS[1])
-            c0, c1 = (product1 >> _WORD_BITS) ^ c1 ^ k0, product1
-            c2, c3 = (product0 >> _WORD_BITS) ^ c3 ^ k1, product0
-        c0, c1, c2, c3 = (lax.convert_element_type(word, jnp.uint32) for word in (c0, c1, c2, c3))
-    return c0, c1, c2, c3
-
-
-def _mulhi(a: jax.Array, b: np.uint32) -> jax.Array:
-    """Return the high word of the 64-bit product of uint32 `a` and the constant `b`."""
-    with jax.enable_x64(True):
-        product = lax.convert_element_type(a, jnp.uint64) * np.uint64(b)
-        return lax.convert_element_type(product >> np.uint64(32), jnp.uint32)
 
 
 def _radius(high: jax.Array, low: jax.Array) -> jax.Array:

@@ -126,7 +126,7 @@ class RootKey:
         self._check_claim(self._run, run)
         self._check_uses(self._uses, uses)
         for path in self._files:
-            with contextlib.suppress(FileNotFoundError):  # removed: whoever has it has it in memory
+            with contextlib.suppress(FileNotFoundError):  # removed: the root is in memory
                 descriptor = open_own(path, os.O_RDWR | os.O_APPEND, SECRET)
                 with os.fdopen(descriptor, "rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX)  # of two processes one is the first
@@ -152,9 +152,9 @@ class RootKey:
     def _check_uses(self, known: Mapping[str, str], uses: Mapping[str, str]) -> None:
         if changed := [name for name in uses if known.get(name, uses[name]) != uses[name]]:
             raise ValueError(
-                f"a run under this root and generation had other {_words(changed[0])}, and the "
+                f"a run under this root and attempt had other {_words(changed[0])}, and the "
                 "same noise, which their difference would be free of; take RootKey.from_entropy(), "
-                "or another generation"
+                "or another attempt"
             )
 
     def _check_claim(self, claim: str | None, run: str) -> None:
@@ -217,7 +217,7 @@ class RootKey:
 
         Raises:
           FileNotFoundError: if there is no such file.
-          PermissionError: if the file's mode lets anybody but its owner read, write or execute it.
+          PermissionError: if the file's mode lets others than its owner read, write or execute it.
           ValueError: if it is a link, has another name or another owner, is not a regular file, or
             not a whole root-key file.
         """
@@ -234,7 +234,7 @@ class RootKey:
                 raise PermissionError(
                     f"{path}: others than its owner can use this root key (mode "
                     f"{mode:04o}), so the noise may not be secret; start a new run, "
-                    f"or, if nobody read it, `chmod 600 {path}`"
+                    f"or, if no other user read it, `chmod 600 {path}`"
                 )
             root, claim, _ = _parse(file.read(), path)
             root._is_copy = claim is not None and claim[1] != _number(descriptor)
@@ -266,37 +266,33 @@ class RootKey:
                 os.close(descriptor)
             path.unlink()
 
-    def sampling_seed(self, generation: int) -> int:
+    def sampling_seed(self, attempt: int) -> int:
         """Return the 256-bit seed of the sampling stream, for `numpy.random.SeedSequence`."""
-        return int.from_bytes(self._derive("sampling", generation, size=32), "little")
+        return int.from_bytes(self._derive("sampling", attempt, size=32), "little")
 
-    def noise_key(self, generation: int) -> np.ndarray:
+    def noise_key(self, attempt: int) -> np.ndarray:
         """Return the key of the noise stream, uint32 `[4]` (128 bits), for `dpsgd.noise.gaussian`.
 
         Pass it to the compiled step as an argument: a constant is part of the program's text and
         caches.
         """
-        return np.frombuffer(self._derive("noise", generation, size=16), dtype="<u4").astype(
-            np.uint32
-        )
+        return np.frombuffer(self._derive("noise", attempt, size=16), dtype="<u4").astype(np.uint32)
 
-    def secure_noise_key(self, generation: int) -> np.ndarray:
+    def secure_noise_key(self, attempt: int) -> np.ndarray:
         """Return the key of the secure noise stream, uint32 `[8]`, for `dpsgd.noise.secure`.
 
         An argument of the compiled step, like `noise_key`.
         """
-        return np.frombuffer(self._derive("secure", generation, size=32), dtype="<u4").astype(
+        return np.frombuffer(self._derive("secure", attempt, size=32), dtype="<u4").astype(
             np.uint32
         )
 
-    def loss_key(self, generation: int) -> np.ndarray:
+    def loss_key(self, attempt: int) -> np.ndarray:
         """Return the key of the loss stream, uint32 `[2]` (64 bits), for `dpsgd.gradients.losses`.
 
         An argument of the compiled step, like `noise_key`; but no guarantee depends on its secrecy.
         """
-        return np.frombuffer(self._derive("loss", generation, size=8), dtype="<u4").astype(
-            np.uint32
-        )
+        return np.frombuffer(self._derive("loss", attempt, size=8), dtype="<u4").astype(np.uint32)
 
     def child(self, purpose: str) -> RootKey:
         """Return the root of another stream of the same run, such as the sums after training.
@@ -324,10 +320,10 @@ class RootKey:
             text.encode(), digest_size=16, key=self._secret, person=b"dpsgd blind"
         ).hexdigest()
 
-    def _derive(self, stream: str, generation: int, *, size: int) -> bytes:
+    def _derive(self, stream: str, attempt: int, *, size: int) -> bytes:
         self._check_process()
         return hashlib.blake2b(
-            _coordinate("generation", generation),
+            _coordinate("attempt", attempt),
             digest_size=size,
             key=self._secret,
             person=f"dpsgd {stream}".encode("ascii").ljust(hashlib.blake2b.PERSON_SIZE, b"\0"),

@@ -18,10 +18,9 @@ from jax import lax
 
 from dpsgd.core.marks import marked
 from dpsgd.noise.gaussian import normal_line
+from dpsgd.noise.philox import COUNTED
 from dpsgd.noise.toeplitz import rounded
 from dpsgd.packing import packs, split
-
-_COUNTED = 2**32
 
 
 def no_history(like: Any, bands: int) -> tuple[jax.Array, ...]:
@@ -160,7 +159,7 @@ def _once(
 
 def _sizes(like: Any) -> dict[int, int]:
     sizes = {k: int(np.prod(np.shape(leaf))) for k, leaf in enumerate(jax.tree.leaves(like))}
-    if max(sizes.values(), default=0) >= _COUNTED:
+    if max(sizes.values(), default=0) >= COUNTED:
         raise ValueError("correlated noise takes arrays of fewer than 2^32 numbers")
     return sizes
 

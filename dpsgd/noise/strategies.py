@@ -234,7 +234,7 @@ def _descent(
 def optimized_buffers(workload: Workload, buffers: int, period: int) -> BufferedToeplitz:
     """Returns buffered noise that disturbs the iterates of a run in a known order least.
 
-    It minimises |A S^{-1}|_F times the sensitivity of the columns that are an epoch apart, over the
+    It minimises |A S^{-1}|_F times the sensitivity of columns at a distance of an epoch, over the
     logarithms of weights and of lambda / (1 - lambda), by L-BFGS. No decay is above 1 - 2^-20.
 
     Args:
@@ -290,8 +290,8 @@ def optimized_buffers(workload: Workload, buffers: int, period: int) -> Buffered
         weights *= 0.97  # in a short run noise may grow, which is refused
 
 
-class PricedError(NamedTuple):
-    """What noise costs and does under a guarantee.
+class CalibratedError(NamedTuple):
+    """The noise multiplier of a guarantee, and the error of iterates under it.
 
     Attributes:
       noise_multiplier: sigma.
@@ -305,8 +305,8 @@ class PricedError(NamedTuple):
 
 def error_at(
     noise: Noise, workload: Workload, sampler: BatchSampler, *, epsilon: float, delta: float
-) -> PricedError:
-    """Returns the sigma of a guarantee, and what noise of it does to the iterates.
+) -> CalibratedError:
+    """Returns the sigma of a guarantee, and the error of iterates under it.
 
     Args:
       noise: Its law.
@@ -319,4 +319,4 @@ def error_at(
       ValueError: If the noise has no guarantee under the sampler, or none is in reach.
     """
     sigma = calibrate(lambda sigma: noise.privacy(sampler, sigma), epsilon=epsilon, delta=delta)
-    return PricedError(sigma, sigma * math.sqrt(workload.mean_square(noise)))
+    return CalibratedError(sigma, sigma * math.sqrt(workload.mean_square(noise)))

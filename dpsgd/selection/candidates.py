@@ -102,7 +102,7 @@ class Candidates:
         return data_digest(self.task, columns, tree.shape.digest if tree else "")
 
     def fingerprint(self, root: RootKey | None = None) -> dict[str, Any]:
-        """Returns what must be unchanged where a selection goes on, as JSON values.
+        """Returns what must be unchanged where a selection resumes, as JSON values.
 
         Args:
           root: By which the digest of the data is blinded, if it is.

@@ -54,12 +54,12 @@ def select(
 
     What a candidate asks for (`target_epsilon` or `target_advantage`) is asked of
     the whole selection, and must be alike in all; the noise that this takes is found. With
-    `noise_multiplier` each candidate has its own. Called again, it goes on where it was.
+    `noise_multiplier` each candidate has its own. Called again, it resumes.
 
     Args:
       task: What is trained.
       candidates: How a trial may be trained; each trial is one of them, equally likely.
-      out: Folder to make; a selection that was begun there is gone on with. In the end it is a run
+      out: Folder to make; a selection that was begun there is resumed. In the end it is a run
         directory of the best model, for all that reads runs.
       score: By which the best is chosen: one of the task's metrics, of rows that are not protected.
       better: Which of its values are better.
@@ -75,8 +75,8 @@ def select(
       FileExistsError: if there is something else at `out`; it is left as it is.
       ValueError: for what cannot be selected from, or is not what was begun in `out`; or if every
         trial failed, so that nothing is released.
-      OSError: if the disk is full; the same call then goes on.
-      Stopped: if SIGTERM or SIGINT asked for it; the same call then goes on.
+      OSError: if the disk is full; the same call then resumes.
+      Stopped: if SIGTERM or SIGINT asked for it; the same call then resumes.
     """
     folder = RunDirectory(out)
     begun = folder.ledger_path.is_file() and folder.history().selection is not None
@@ -91,7 +91,7 @@ def select(
     else:
         if not (out / SECRETS).is_dir():
             raise ValueError(
-                f"{out} holds a selection that cannot go on without the secrets it was begun with; "
+                f"{out} holds a selection that cannot resume without the secrets it began with; "
                 "what it declared counts all the same: name another folder"
             )
         root = RootKey.load(out / SECRETS / ROOT)
@@ -132,7 +132,7 @@ def _declared(wanted: Candidates, folder: RunDirectory, root: RootKey | None) ->
       root: Its root, while it is not finished.
 
     Raises:
-      ValueError: if it is another one, or a copy of one that may go on elsewhere.
+      ValueError: if it is another one, or a copy of one that may resume elsewhere.
     """
     history, where = folder.history(), folder.path
     selection = history.selection
@@ -202,11 +202,11 @@ def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
         except (Stopped, OSError, MemoryError):
             raise
         except Exception:
-            # The reason may be of the data: nobody is given it. The rehearsal found all others.
+            # The reason may be of the data: it is given to no one. The rehearsal found all others.
             return None
         if _as_declared(RunDirectory(path).history(), terms):
             return record["metrics"].get(wanted.score)
-        # Under another name: what is destroyed in part is no trial to go on with (`Vault.clear`).
+        # Under another name: what is destroyed in part is no trial to resume (`Vault.clear`).
         destroy(path.rename(path.with_name(f"{path.name}.gone")))
 
 
@@ -214,7 +214,7 @@ def _as_declared(history: History, terms: Terms) -> bool:
     """Returns whether a finished trial released what its candidate declares, and no more.
 
     Raises:
-      AssertionError: if it is not one of its candidate at all: then no price is known.
+      AssertionError: if it is not one of its candidate at all: then no cost is known.
     """
     found = history.generations[0].terms
     same = dataclasses.replace(found, fingerprint={}) == dataclasses.replace(terms, fingerprint={})
@@ -264,9 +264,9 @@ def _nameless_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except Stopped:
-        raise Stopped("stopped, all of it saved: the same command goes on") from None
+        raise Stopped("stopped, all of it saved: the same command resumes") from None
     except MemoryError:
-        raise MemoryError("out of memory: the same command goes on") from None
+        raise MemoryError("out of memory: the same command resumes") from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else "a file could not be written"
-        raise OSError(f"{out}: {reason}; nothing is lost: the same command goes on") from None
+        raise OSError(f"{out}: {reason}; nothing is lost: the same command resumes") from None

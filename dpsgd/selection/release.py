@@ -1,7 +1,7 @@
 """What is released of a selection: a run directory of the best model, under the whole's guarantee.
 
 Nothing of the trial's own ledger, guarantee, environment or times is taken over: they would tell
-the price of one trial, and of the others. A second attempt writes the same again.
+the privacy cost of one trial, and of the others. A second attempt writes the same again.
 """
 
 from __future__ import annotations

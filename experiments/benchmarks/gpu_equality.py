@@ -34,7 +34,8 @@ from dpsgd import (
 )
 from dpsgd.engine.blocks import plan_blocks
 from dpsgd.engine.loop import repeats_exactly
-from dpsgd.noise.gaussian import _words, add_gaussian_noise, grid, standard_normal
+from dpsgd.noise.gaussian import add_gaussian_noise, grid, standard_normal
+from dpsgd.noise.philox import words_at
 from dpsgd.noise.secure import add_secure_noise, rounded_gaussian
 from dpsgd.runs.ledger import read
 from experiments.benchmarks.case import Row, figure
@@ -136,7 +137,7 @@ def noise(shape: tuple[int, int] = (4096, 301)) -> Iterator[Row]:
         ]
     )
     wanted = philox(counter, key[:2])
-    words = jax.jit(lambda key, step: _words(key, step, leaf, shape))(key, np.uint32(step))
+    words = jax.jit(lambda key, step: words_at(key, step, leaf, shape))(key, np.uint32(step))
     found = np.stack([np.asarray(word).ravel() for word in words])
     differing = int(np.sum(found != wanted))
     yield figure("words of the noise that differ from NumPy's", differing, at_most=0)

@@ -48,17 +48,6 @@ def test_ends_in_the_wrong_order_are_refused(ends):
         Bound(*ends)
 
 
-@pytest.mark.parametrize("confidence", [0.0, 1.5, math.nan])
-def test_a_confidence_that_is_no_probability_is_refused(confidence):
-    with pytest.raises(ValueError, match="confidence"):
-        Bound(0.0, 1.0, confidence)
-
-
-def test_an_unknown_format_is_refused():
-    with pytest.raises(ValueError, match="formatted by"):
-        format(Bound(0.0, 1.0), "d")
-
-
 def test_both_ends_of_an_inversion_are_proved_by_the_curves():
     found = epsilon_from_delta(lambda e: math.exp(-e) * 1.01, lambda e: math.exp(-e) * 0.99, 1e-3)
     assert math.exp(-found.upper) * 1.01 <= 1e-3 < math.exp(-found.lower) * 0.99

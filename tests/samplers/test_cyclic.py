@@ -10,7 +10,7 @@ import pytest
 
 from accounting import BallsAndBinsProfile, PoissonProfile, TruncatedProfile, epsilon
 from accounting.profiles.truncation import log_overflow_probability
-from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
+from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 
 KINDS = pytest.mark.parametrize("kind", [BallsAndBins, Poisson])
 
@@ -134,27 +134,6 @@ def test_cyclic_poisson_costs_what_dp_accounting_says():
     wanted = step.self_compose(sampler.num_steps // 8).get_epsilon_for_delta(1e-5)
     found = epsilon(sampler.privacy(1.0), 1e-5)
     assert found.upper == pytest.approx(wanted, abs=1e-3)
-
-
-REFUSED = {
-    "more than the steps of an epoch": (
-        lambda: BallsAndBins(100, 10, cycle_length=11), "at most the 10 steps of an epoch, got 11"),
-    "a probability above 1": (
-        lambda: Poisson(101, 10, cycle_length=11), r"at most num_examples = 101, got 11 \* 10"),
-    "not even 1": (
-        lambda: BallsAndBins(100, 10, cycle_length=0), "cycle_length must be at least 1"),
-    "of users": (
-        lambda: UserPoisson(100, 10, max_contributions=3, cycle_length=2),
-        "examples are of several groups"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_cycles_that_cannot_be_are_refused_in_one_line(what):
-    make, message = REFUSED[what]
-    with pytest.raises(ValueError, match=message) as error:
-        make()
-    assert "\n" not in str(error.value)
 
 
 def test_known_orders_keep_participations_an_epoch_apart():

@@ -35,19 +35,3 @@ def test_the_shape_of_a_pass_does_not_grow_with_the_rows():
 def test_sums_over_all_rows_cost_one_release_with_less_noise(count):
     cost = FullBatch(1000, count).privacy(3.0)
     assert cost == GaussianProfile(3.0 / count**0.5)
-
-
-@pytest.mark.parametrize(
-    ("terms", "message"),
-    [
-        ((0,), "num_examples must be at least 1"),
-        ((2**31,), r"num_examples must be at most 2\^31 - 1"),
-        ((9, 0), "epochs must be at least 1"),
-        ((9, 2**31), "a run has at most"),
-        ((9, 1, 0), "max_batch_size must be at least 1"),
-    ],
-)
-def test_terms_that_are_none_are_refused_in_a_line(terms, message):
-    with pytest.raises(ValueError, match=message) as refused:
-        FullBatch(*terms)
-    assert "\n" not in str(refused.value)

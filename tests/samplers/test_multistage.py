@@ -153,24 +153,6 @@ def test_a_sum_that_shows_which_units_were_drawn_is_warned_of():
 # --------------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: Multistage(TREE, (2, 3)), r"shop=a has 2 children, fewer than draws\[1\] = 3"),
-        (lambda: Multistage(TREE, (4, 1)), r"the root has 3 children, fewer than draws\[0\] = 4"),
-        (lambda: Multistage(TREE, (2,)), "draws needs 2 entries"),
-        (lambda: Multistage(TREE, (2, 0)), r"draws\[1\] must be at least 1"),
-        (lambda: Multistage(TREE, (2, 1), steps=0), "steps must be at least 1"),
-        (lambda: Multistage(TREE, (2, 1), clipped_level=3), "clipped_level must be in"),
-        (lambda: Multistage(TREE, (2, 1), protected_level=1), "must be clipped_level = 2 or"),
-    ],
-)
-def test_impossible_episodes_are_refused_naming_the_unit(build, message):
-    with pytest.raises(ValueError, match=message) as refusal:
-        build()
-    assert "\n" not in str(refusal.value)
-
-
 def test_a_unit_deep_in_the_tree_is_named_by_its_path():
     columns = {"partner": [7, 7, 7, 9], "product": ["x", "x", "y", "x"]}
     with pytest.raises(ValueError, match="partner=7, product=y has 1 children"):

@@ -65,12 +65,6 @@ def test_a_negative_seed_is_refused_without_showing_it(seed):
     assert str(seed) not in str(refusal.value)
 
 
-def test_epochs_and_indices_outside_64_bits_are_refused():
-    for epoch, index in [(-1, 0), (0, -1), (2**64, 0), (0, 2**64)]:
-        with pytest.raises(ValueError, match="must be in \\[0, 2\\^64\\)"):
-            Key(0, Stream.ORDER, epoch, index)
-
-
 @pytest.mark.parametrize("high", [1, 2, 3, 7, 1000])
 def test_uniform_integers_are_uniform(high):
     counts = np.bincount(uniform_integers(key(high), high, 1_000_000), minlength=high)

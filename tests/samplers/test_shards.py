@@ -155,30 +155,6 @@ def test_shards_are_shuffled_each_by_itself():
     assert 0 < sum(together) < 100  # 32 are expected
 
 
-REFUSED = {
-    "more shards than examples": (
-        lambda: Deterministic(10, 2, num_shards=11), "num_shards must be at most 10, got 11"),
-    "no shard": (lambda: Poisson(10, 2, num_shards=0), "num_shards must be at least 1, got 0"),
-    "several passes": (
-        lambda: Poisson(10, 2, num_shards=2, overflow="accumulate"), "with 2 shards, truncate"),
-    "more than a shard can number": (
-        lambda: Shuffle(2**32, 2**20, num_shards=2), r"at most 2\^31 - 1 for each shard"),
-    "no such shard": (lambda: Shuffle(10, 2, num_shards=2).shard_range(2), r"in \[0, 2\)"),
-    "no such shards": (
-        lambda: BatchSource(Shuffle(9, 2, num_shards=2), 0, shards=range(1, 3)), "the sampler's 2"),
-    "every second shard": (
-        lambda: BatchSource(Shuffle(9, 2, num_shards=4), 0, shards=range(0, 4, 2)), "consecutive"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_shards_that_cannot_be_are_refused_in_one_line(what):
-    make, message = REFUSED[what]
-    with pytest.raises(ValueError, match=message) as error:
-        make()
-    assert "\n" not in str(error.value)
-
-
 def test_a_shard_of_more_rows_than_32_bits_number_is_drawn_in_32_bits(monkeypatch):
     # Shard 1 of 2 begins beyond 2^31: of the last chunk alone, as the whole would take a minute.
     n = 2 * (2**31 - 1)

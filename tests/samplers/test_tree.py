@@ -66,17 +66,3 @@ def test_the_shape_has_what_the_prices_need_of_the_tree(rows):
     assert tree.shape.mean_leaves == pytest.approx(reached.sum(), rel=1e-12)
     assert tree.shape.likeliest((1, 1))[0] == pytest.approx(reached.max(), rel=1e-12)
     assert TreeShape.from_terms(json.loads(json.dumps(tree.shape.terms()))) == tree.shape == tree
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({}, "at least one column"),
-        ({"a": []}, "at least one example"),
-        ({"a": [1], "b": [1, 2]}, "one value per example"),
-    ],
-)
-def test_columns_that_make_no_tree_are_refused_in_one_line(columns, message):
-    with pytest.raises(ValueError, match=message) as refusal:
-        UnitTree.from_columns(columns)
-    assert "\n" not in str(refusal.value)

@@ -23,8 +23,3 @@ def test_examples_may_be_sampled_at_the_price_of_several_a_user():
     assert capped.padded_batch_size == Poisson(1000, 20, 2).padded_batch_size < 1000
     assert math.isfinite(epsilon(capped.privacy(2.0), 1e-5).upper)
     assert capped.plan(1, 0).examples.tolist() == Poisson(1000, 20, 2).plan(1, 0).examples.tolist()
-
-
-def test_a_user_without_examples_is_refused():
-    with pytest.raises(ValueError, match="max_contributions must be an integer >= 1"):
-        UserPoisson(10, 2, max_contributions=0)

@@ -23,6 +23,7 @@ from accounting.profile import (
 from accounting.profiles.gaussian import as_redrawn
 from accounting.profiles.max_events import max_event_lower_bound
 
+_DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 _TOO_FEW = "too few samples for so small a delta"
 
 
@@ -78,8 +79,7 @@ class MonteCarloProfile:
         noise_multiplier, epochs = self._one_epoch
         rng = np.random.default_rng(self.seed)
         samples = []
-        directions: tuple[Direction, Direction] = ("remove", "add")
-        for direction in directions:
+        for direction in _DIRECTIONS:
             losses = sample_losses(
                 rng,
                 self.num_samples,
@@ -90,34 +90,20 @@ class MonteCarloProfile:
                 ranks=self.ranks,
                 event_epsilon=event_epsilon if epochs == 1 else None,
             )
-            probability = (
-                event_probability(
-                    event_epsilon,
-                    noise_multiplier=noise_multiplier,
-                    bins=self.bins,
-                    direction=direction,
-                )
-                if epochs == 1
-                else 1.0
-            )
-            samples.append((losses, probability))
+            samples.append((losses, self._event_probability(event_epsilon, direction)))
         return samples
+
+    def _event_probability(self, event_epsilon: float, direction: Direction) -> float:
+        noise_multiplier, epochs = self._one_epoch
+        if epochs > 1:
+            return 1.0
+        return event_probability(
+            event_epsilon, noise_multiplier=noise_multiplier, bins=self.bins, direction=direction
+        )
 
     def _least_upper(self, event_epsilon: float) -> float:
         """Returns what delta's upper end cannot go below, even if no loss exceeded epsilon."""
-        noise_multiplier, epochs = self._one_epoch
-        directions: tuple[Direction, Direction] = ("remove", "add")
-        probability = 1.0
-        if epochs == 1:
-            probability = max(
-                event_probability(
-                    event_epsilon,
-                    noise_multiplier=noise_multiplier,
-                    bins=self.bins,
-                    direction=direction,
-                )
-                for direction in directions
-            )
+        probability = max(self._event_probability(event_epsilon, way) for way in _DIRECTIONS)
         return probability * kl_upper_bound(0.0, self.num_samples, self.beta)
 
     def _upper(self, samples: list[tuple[Array, float]], epsilon: float) -> float:

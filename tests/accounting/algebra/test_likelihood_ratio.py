@@ -279,11 +279,3 @@ def test_averages_of_nearly_no_ratio_take_little_memory():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20e6
-
-
-def test_products_of_different_steps_or_sides_are_refused():
-    a = LikelihoodRatio.gaussian(1.0, 0.1, "upper")
-    with pytest.raises(ValueError, match="one side and one step"):
-        a.product(LikelihoodRatio.gaussian(1.0, 0.05, "upper"))
-    with pytest.raises(ValueError, match="one side and one step"):
-        a.product(LikelihoodRatio.gaussian(1.0, 0.1, "lower"))

@@ -213,12 +213,3 @@ def test_without_a_known_reason_no_interval_is_wide(monkeypatch):
     bound = BallsAndBinsProfile(0.5, 36_000).epsilon(DELTA)
     assert bound.width > 1e-3
     assert "too long" in bound.note
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [(0.0, 2), (math.nan, 2), (1.0, 0), (1.0, 2.5), (1.0, 2, 0), (1.0, 2, 1, "kept"), (1.0, True)],
-)
-def test_bad_arguments_are_refused(arguments):
-    with pytest.raises((ValueError, TypeError)):
-        BallsAndBinsProfile(*arguments)

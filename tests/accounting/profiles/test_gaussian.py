@@ -1,7 +1,5 @@
 """Claims about the Gaussian mechanism's closed form."""
 
-import math
-
 import mpmath
 import pytest
 from hypothesis import given, settings
@@ -53,24 +51,6 @@ def test_delta_falls_in_epsilon_and_in_sigma(sigma, epsilon, factor):
     delta = GaussianProfile(sigma).delta(epsilon)
     assert GaussianProfile(sigma).delta(epsilon * factor).lower <= delta.upper
     assert GaussianProfile(sigma * factor).delta(epsilon).lower <= delta.upper
-
-
-@pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, math.inf])
-def test_a_noise_multiplier_that_guarantees_nothing_is_refused(sigma):
-    with pytest.raises(ValueError, match="noise_multiplier must be > 0"):
-        GaussianProfile(sigma)
-
-
-@pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, math.nan])
-def test_a_delta_outside_the_unit_interval_is_refused(delta):
-    with pytest.raises(ValueError, match="delta must be in"):
-        GaussianProfile(1.0).epsilon(delta)
-
-
-@pytest.mark.parametrize("epsilon", [-1e-9, math.nan, math.inf])
-def test_an_epsilon_that_is_no_number_from_0_up_is_refused(epsilon):
-    with pytest.raises(ValueError, match="epsilon must be >= 0"):
-        GaussianProfile(1.0).delta(epsilon)
 
 
 def test_both_ends_allow_for_a_noise_multiplier_that_is_known_roughly():

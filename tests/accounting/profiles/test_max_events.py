@@ -91,15 +91,3 @@ def test_max_event_bound_is_the_best_event_of_a_fine_search(shifts, sigma, bins,
 def test_max_event_bound_stays_below_that_of_no_sampling_at_extremes(sigma, bins, epsilon):
     bound = max_event_lower_bound(epsilon, noise_multiplier=sigma, bins=bins)
     assert 0.0 <= bound <= GaussianProfile(sigma).delta(epsilon).upper
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: max_event_lower_bound(-1.0, noise_multiplier=1.0, bins=2), "epsilon"),
-        (lambda: max_event_lower_bound(1.0, noise_multiplier=0.0, bins=2), "noise_multiplier"),
-    ],
-)
-def test_bad_input_is_refused_with_its_name(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

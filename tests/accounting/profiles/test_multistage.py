@@ -251,13 +251,6 @@ def test_one_stage_under_add_or_remove_is_poisson_at_half_the_noise(sigma, rate,
     assert ours.upper == pytest.approx(other.get_epsilon_for_delta(DELTA), abs=1e-3)
 
 
-def test_several_stages_under_add_or_remove_are_refused():
-    with pytest.raises(
-        ValueError, match="several stages have no guarantee under adding or removing"
-    ):
-        add_remove_profile(1.0, 10, (1, 1), (5, 5))
-
-
 @pytest.mark.parametrize("a", RATIOS[RATIOS != 1.0])
 def test_the_price_grows_when_a_size_on_the_path_shrinks(a):
     rng = np.random.default_rng(4)
@@ -320,21 +313,3 @@ def test_so_little_noise_that_no_grid_serves_is_priced_as_if_the_draws_were_know
     bound = profile.epsilon(DELTA)
     assert bound.upper == profile.ceiling().epsilon(DELTA).upper
     assert "no finer grid" in bound.note
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0.0, 1, (1,), (2,)), "noise_multiplier must be > 0"),
-        ((1.0, 0, (1,), (2,)), "steps must be an integer >= 1"),
-        ((1.0, 1, (), ()), "one entry per level"),
-        ((1.0, 1, (1, 2), (2,)), "one entry per level"),
-        ((1.0, 1, (1, 3), (2, 2)), "level 2 draws 3 of only 2"),
-        ((1.0, 1, (0,), (2,)), "draws of level 1 must be an integer >= 1"),
-        ((1.0, 1, (1,), (2,), 2), "clipped_level must be in"),
-    ],
-)
-def test_impossible_stages_are_refused_in_one_line(arguments, message):
-    with pytest.raises(ValueError, match=message) as refusal:
-        MultistageProfile(*arguments)
-    assert "\n" not in str(refusal.value)

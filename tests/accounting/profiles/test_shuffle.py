@@ -118,9 +118,3 @@ def check_order(sigma, steps, epochs, epsilon):
         assert 0.0 <= bound.lower <= bound.upper <= 1.0
         below = BallsAndBinsProfile(sigma, steps, epochs, order).delta(epsilon)
         assert bound.upper >= below.lower
-
-
-@pytest.mark.parametrize(("sigma", "steps", "epochs"), [(0.0, 2, 1), (1.0, 0, 1), (1.0, 2, 0)])
-def test_bad_arguments_are_refused(sigma, steps, epochs):
-    with pytest.raises(ValueError, match="must be"):
-        ShuffleProfile(sigma, steps, epochs)

@@ -133,19 +133,6 @@ def test_a_cap_so_high_that_no_grid_serves_is_priced_without_sampling():
     assert "no finer grid" in bound.note
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((1.0, 1, 0.0, 2), "sampling_prob must be in"),
-        ((1.0, 1, 0.5, 0), "max_contributions must be an integer >= 1"),
-        ((0.0, 1, 0.5, 2), "noise_multiplier must be > 0"),
-    ],
-)
-def test_impossible_prices_are_refused_in_one_line(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        UserPoissonProfile(*arguments)
-
-
 def test_a_tiny_rate_is_answered_on_coarse_grids():
     """It is the sum of all steps' own: that two of them draw the user is rarer still."""
     profile = UserPoissonProfile(0.37, 29_988, 2.13e-9, 20)

@@ -134,22 +134,3 @@ def test_the_quantile_finds_a_quantile_and_draws_from_the_system_by_default():
     cap = private_quantile(contributions, 0.9, epsilon=1.0, candidates=range(1, 1001))
     share = np.mean(contributions <= cap)
     assert abs(share - 0.9) < 0.05
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (dict(quantile=1.2, epsilon=1.0, candidates=[1]), "quantile must be in"),
-        (dict(quantile=0.5, epsilon=0.0, candidates=[1]), "epsilon must be > 0"),
-        (dict(quantile=0.5, epsilon=1.0, candidates=[]), "at least one cap"),
-    ],
-)
-def test_impossible_quantiles_are_refused_in_one_line(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        private_quantile([1, 2], **arguments)
-
-
-@pytest.mark.parametrize("contributions", [[], [-1.0], [math.inf], [[1.0]]])
-def test_contributions_that_are_no_numbers_of_users_are_refused(contributions):
-    with pytest.raises(ValueError, match="contributions must be a list of finite numbers"):
-        sum_sweet_spot(contributions, 1.0)

@@ -220,21 +220,6 @@ def test_delta_and_epsilon_agree():
     assert profile.delta(0.999 * bound.upper).upper > 1e-5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((1.0, 1.0), "mean"),
-        ((math.nan, 1.0), "mean"),
-        ((10.0, -1.0), "shape"),
-        ((10_000.0, -0.99), "no law of shape"),
-        ((1 + 1e-13, 1.0), "no law of shape"),
-    ],
-)
-def test_impossible_laws_are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        TrialCount(*arguments)
-
-
 def test_an_estimate_of_one_trial_gives_no_price_of_many():
     profile = SelectionProfile(MonteCarloProfile(1.0, 10), TrialCount(10.0))
     with pytest.raises(ValueError, match="must be proved"):

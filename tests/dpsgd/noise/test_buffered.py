@@ -3,20 +3,14 @@
 import itertools
 import json
 import math
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from accounting import GaussianProfile, epsilon
-from dpsgd import BandedToeplitz, BufferedToeplitz, Independent, Mechanism, RootKey, dpsgd
-from dpsgd.audit.audit import audit_program
-from dpsgd.audit.runtime.blocks import STEPS
-from dpsgd.audit.runtime.noise import MATRIX
-from dpsgd.audit.samplers.checks import sampler_checks
+from dpsgd import BandedToeplitz, BufferedToeplitz, Independent, Mechanism, RootKey
 from dpsgd.noise.gaussian import standard_normal
 from dpsgd.noise.recursion import empty_buffers, next_buffered_noise
 from dpsgd.noise.registry import noise_from_record, noise_record
@@ -234,100 +228,3 @@ def test_the_simulated_loss_is_never_above_the_price_whatever_gradients_look_at(
     if (what, first) == ("constant", 0):
         assert max(mean + error for mean, error in found) >= certified.lower
         assert certified.lower > 0.02
-
-
-# ---------------------------------------------------------------------------------------- audits
-
-N, D = 48, 300
-SAMPLER = Deterministic(N, 6, 3)
-
-
-def loss_fn(params, example):
-    return jnp.sum(jnp.square(params["w"] - example))
-
-
-def audit(noise):
-    rows = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
-    algorithm, params = dpsgd(loss_fn, optax.sgd(0.1)), {"w": jnp.zeros(D)}
-    mechanism = Mechanism(SAMPLER, 1.0, 1.0, noise=noise)
-    root = RootKey.from_insecure_seed(1)
-    return audit_program(algorithm, mechanism, params, rows, root=root)
-
-
-def bug(add):
-    kind = type(add.__name__, (BufferedToeplitz,), {"add": add, "__doc__": add.__doc__})
-    return dataclass(frozen=True)(kind)(TWO.weights, TWO.decays)
-
-
-def another_matrix(self, total, state, key, step, scales):
-    return BufferedToeplitz((0.4, 0.2), (0.5, 0.6)).add(total, state, key, step, scales)
-
-
-def buffers_lost(self, total, state, key, step, scales):
-    kept = jax.tree.map(lambda buffer: jnp.where(step == 9, 0.0, buffer), state)
-    return TWO.add(total, kept, key, step, scales)
-
-
-def buffers_a_step_late(self, total, state, key, step, scales):
-    """Buffers that decay once more than there were steps, in one step of the run."""
-    late = tuple(
-        tuple(jnp.where(step == 9, d * b, b) for d, b in zip(TWO.decays, pack, strict=True))
-        for pack in state
-    )
-    return TWO.add(total, late, key, step, scales)
-
-
-def buffers_swapped(self, total, state, key, step, scales):
-    kept = tuple(
-        tuple(jnp.where(step == 9, b, a) for a, b in zip(pack, pack[::-1], strict=True))
-        for pack in state
-    )
-    return TWO.add(total, kept, key, step, scales)
-
-
-def independent_noise(self, total, state, key, step, scales):
-    return Independent().add(total, state, key, step, scales)[0], state
-
-
-@pytest.mark.short("buffers_a_step_late*")
-@pytest.mark.parametrize(
-    ("add", "seen_by"),
-    [
-        (another_matrix, STEPS),
-        pytest.param(buffers_lost, STEPS, marks=pytest.mark.long),
-        (buffers_a_step_late, STEPS),  # the hardest to see of what goes wrong once
-        pytest.param(buffers_swapped, STEPS, marks=pytest.mark.long),
-        pytest.param(independent_noise, STEPS, marks=pytest.mark.long),
-    ],
-    ids=lambda of: getattr(of, "__name__", ""),
-)
-def test_the_audit_sees_buffers_that_are_not_those_that_are_claimed(add, seen_by):
-    failed = {check.name for check in audit(bug(add)).checks if not check.passed}
-    assert seen_by in failed
-
-
-@pytest.mark.long
-def test_the_audit_passes_buffered_noise():
-    report = audit(TWO)
-    assert all(check.passed for check in report.checks), report.lines()
-
-
-@dataclass(frozen=True)
-class Cheaper(BufferedToeplitz):
-    """Noise whose columns, it says, overlap less than they do."""
-
-    def column(self, num_steps):
-        return super().column(num_steps) * 0.99 ** np.arange(num_steps)
-
-
-def test_the_audit_sees_columns_that_are_priced_for_shorter_than_they_are():
-    failed = {c.name for c in audit(Cheaper(TWO.weights, TWO.decays)).checks if not c.passed}
-    assert failed == {MATRIX}
-
-
-def test_the_audit_sees_an_order_that_is_not_kept():
-    fixed, redrawn = (Shuffle(N, 6, 3, order=order) for order in ("fixed", "redrawn"))
-    name = "participations are as far apart as correlated noise needs"
-    for sampler, passed in ((fixed, True), (redrawn, False)):
-        checks = {c.name: c for c in sampler_checks(sampler, fixed, seed=0, bands=TWO.bands)}
-        assert checks[name].passed == passed

@@ -21,13 +21,13 @@ from dpsgd.noise.keys import ROOT_BYTES, RootKey
 SECRET = bytes(range(100, 100 + ROOT_BYTES))
 
 
-def derived(root: RootKey, generation: int) -> dict[str, bytes]:
+def derived(root: RootKey, attempt: int) -> dict[str, bytes]:
     """Everything that can be derived from a root, as bytes."""
     return {
-        "sampling": root.sampling_seed(generation).to_bytes(32, "little"),
-        "noise": root.noise_key(generation).tobytes(),
-        "secure noise": root.secure_noise_key(generation).tobytes(),
-        "loss": root.loss_key(generation).tobytes(),
+        "sampling": root.sampling_seed(attempt).to_bytes(32, "little"),
+        "noise": root.noise_key(attempt).tobytes(),
+        "secure noise": root.secure_noise_key(attempt).tobytes(),
+        "loss": root.loss_key(attempt).tobytes(),
     }
 
 
@@ -58,17 +58,17 @@ def test_entropy_comes_from_the_operating_system(monkeypatch):
     assert asked == [ROOT_BYTES]
 
 
-def test_derivations_are_pure_functions_of_root_and_generation():
+def test_derivations_are_pure_functions_of_root_and_attempt():
     again = RootKey(SECRET, insecure=False)
     assert derived(RootKey(SECRET, insecure=False), 3) == derived(again, 3)
 
 
-def test_streams_generations_and_roots_share_no_output():
+def test_streams_attempts_and_roots_share_no_output():
     flipped = bytes([*SECRET[:-1], SECRET[-1] ^ 0x80])  # one bit of the last byte
     outputs = [
         value[:4]
-        for secret, generation in itertools.product([SECRET, flipped], [0, 1, 2, 2**63])
-        for value in derived(RootKey(secret, insecure=False), generation).values()
+        for secret, attempt in itertools.product([SECRET, flipped], [0, 1, 2, 2**63])
+        for value in derived(RootKey(secret, insecure=False), attempt).values()
     ]
     assert len(set(outputs)) == len(outputs) == 32
 
@@ -103,10 +103,10 @@ def test_a_bad_integer_seed_is_refused(seed):
         RootKey.from_insecure_seed(seed)
 
 
-@pytest.mark.parametrize("generation", [-1, 2**64, False])
-def test_a_bad_generation_is_refused(generation):
-    with pytest.raises(ValueError, match="generation must be"):
-        RootKey(SECRET, insecure=False).noise_key(generation)
+@pytest.mark.parametrize("attempt", [-1, 2**64, False])
+def test_a_bad_attempt_is_refused(attempt):
+    with pytest.raises(ValueError, match="attempt must be"):
+        RootKey(SECRET, insecure=False).noise_key(attempt)
 
 
 @pytest.mark.parametrize("insecure", [False, True])
@@ -454,7 +454,7 @@ def test_a_link_is_not_removed_for_the_secret_that_it_leads_to(tmp_path):
     assert target.read_text().count(SECRET.hex()) == 1  # it may be anybody's
 
 
-def test_a_file_that_is_no_copy_does_not_grow_with_the_generations_of_its_run(tmp_path):
+def test_a_file_that_is_no_copy_does_not_grow_with_the_attempts_of_its_run(tmp_path):
     path = tmp_path / "root.key"
     RootKey.from_entropy().save(path)
     root = RootKey.load(path)

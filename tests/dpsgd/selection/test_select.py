@@ -221,7 +221,7 @@ def test_while_it_is_under_way_its_secrets_are_the_owners_and_its_ledger_is_publ
 
     with scripted(trained), so_many(4), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Vault, "finish", look)
-        with pytest.raises(Stopped, match=r"^stopped, all of it saved: the same command goes on$"):
+        with pytest.raises(Stopped, match=r"^stopped, all of it saved: the same command resumes$"):
             select(out)
     secrets = out / SECRETS
     assert seen[secrets] == 0o700
@@ -285,7 +285,7 @@ def test_other_folders_and_copies_are_refused(trained, tmp_path):
         with pytest.raises(ValueError, match="is a copy of a selection"):
             select(tmp_path / "copy")
         destroy(tmp_path / "out" / SECRETS)
-        with pytest.raises(ValueError, match="cannot go on without the secrets"):
+        with pytest.raises(ValueError, match="cannot resume without the secrets"):
             select(tmp_path / "out")
 
 

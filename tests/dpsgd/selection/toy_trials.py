@@ -98,7 +98,7 @@ def stopped():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "_score", stop)
-        with pytest.raises(Stopped, match=r"^stopped, all of it saved: the same command goes on$"):
+        with pytest.raises(Stopped, match=r"^stopped, all of it saved: the same command resumes$"):
             yield
 
 

@@ -107,21 +107,3 @@ def test_too_few_samples_are_known_without_drawing_them(monkeypatch):
     assert bound.upper == math.inf
     assert bound.note
     assert bound.lower == pytest.approx(4.0, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: MonteCarloProfile(1.0, 0), "bins"),
-        (lambda: MonteCarloProfile(1.0, 2, epochs=0), "epochs"),
-        (lambda: MonteCarloProfile(1.0, 2, assignment="shuffled"), "assignment"),
-        (lambda: MonteCarloProfile(1.0, 2, beta=1.0), "beta"),
-        (lambda: MonteCarloProfile(1.0, 2, beta=1e-17), "beta"),
-        (lambda: MonteCarloProfile(1.0, 2, num_samples=0), "num_samples"),
-        (lambda: MonteCarloProfile(1.0, 2).epsilon(0.0), "delta"),
-    ],
-)
-def test_bad_input_is_refused_with_its_name(call, message):
-    # Annotations are checked under the tests: a Literal's violation is a TypeError there.
-    with pytest.raises((ValueError, TypeError), match=message):
-        call()
