@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpsgd.models.bundle import GUARANTEE, MODEL, Bundle
+from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.task import data_digest, find, load, made_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,7 +136,6 @@ def read_model(
       FileNotFoundError: if there is none.
       ValueError: if it is damaged, or of a task that is not known.
     """
-    from dpsgd.runs.directory import RunDirectory
     from dpsgd.runs.result import FinishedRun
 
     kinds = installed_tasks() if kinds is None else kinds
@@ -190,8 +191,6 @@ def export(
       FileExistsError: if there is something at `out`.
       ValueError: if the ledger or the parameters do not hold together.
     """
-    from dpsgd.runs.directory import RunDirectory
-
     RunDirectory.refuse_existing(out, option="OUT")
     RunDirectory.open(run_path)  # a bundle is none
     model = read_model(run_path, task=task, kinds=kinds)
@@ -208,9 +207,7 @@ def trained_on(model: TrainedModel, data: Path, *, kinds: Mapping[str, str]) -> 
 
     Unknown of an exported model: its training rows stay where it was trained.
     """
-    from dpsgd.runs.directory import RunDirectory
     from dpsgd.runs.job import rows_of
-    from dpsgd.runs.task import data_digest, load
 
     known = [digest for digest in RunDirectory(model.path).data() if digest]
     if not known:
@@ -242,8 +239,6 @@ def installed_tasks() -> dict[str, str]:
 
 def _known(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
     """Returns what an exported model names, if it is among `kinds`."""
-    from dpsgd.runs.task import find
-
     named = kinds.get(name or "", name)
     if named is None or named not in kinds.values():
         raise ValueError(
@@ -255,7 +250,6 @@ def _known(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
 
 
 def _named(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
-    from dpsgd.runs.task import find
 
     if name is None:
         raise ValueError(f"{path}: its task was given as an object without a name: give it again")
@@ -264,8 +258,6 @@ def _named(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
 
 def _finished(record: Mapping[str, Any], task: Any, where: str) -> Any:
     """Returns what predicts and reads, of a task or of its class and what was recorded of it."""
-    from dpsgd.runs.task import made_of
-
     if callable(described := getattr(task, "described", None)):
         return described(record["description"], where)
     if isinstance(task, type):
