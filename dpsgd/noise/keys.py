@@ -104,7 +104,7 @@ class RootKey:
     def begin_run(self, run: str | None = None, uses: Mapping[str, str] | None = None) -> str:
         """Claim the root for the run of this name, here and in its files, and refuse any other.
 
-        An insecure root may be used again, to repeat a run: it gives no guarantee.
+        An insecure root, which gives no guarantee, may be used again, to repeat a run.
 
         Args:
           run: Names it, without a space; by default no other run has the name.
@@ -276,23 +276,18 @@ class RootKey:
         Pass it to the compiled step as an argument: a constant is part of the program's text and
         caches.
         """
-        return np.frombuffer(self._derive("noise", attempt, size=16), dtype="<u4").astype(np.uint32)
+        return self._key("noise", attempt, words=4)
 
     def secure_noise_key(self, attempt: int) -> np.ndarray:
-        """Return the key of the secure noise stream, uint32 `[8]`, for `dpsgd.noise.secure`.
-
-        An argument of the compiled step, like `noise_key`.
-        """
-        return np.frombuffer(self._derive("secure", attempt, size=32), dtype="<u4").astype(
-            np.uint32
-        )
+        """Return the key of the secure noise stream, uint32 `[8]`, for `dpsgd.noise.secure`."""
+        return self._key("secure", attempt, words=8)
 
     def loss_key(self, attempt: int) -> np.ndarray:
         """Return the key of the loss stream, uint32 `[2]` (64 bits), for `dpsgd.gradients.losses`.
 
         An argument of the compiled step, like `noise_key`; but no guarantee depends on its secrecy.
         """
-        return np.frombuffer(self._derive("loss", attempt, size=8), dtype="<u4").astype(np.uint32)
+        return self._key("loss", attempt, words=2)
 
     def child(self, purpose: str) -> RootKey:
         """Return the root of another stream of the same run, such as the sums after training.
@@ -319,6 +314,9 @@ class RootKey:
         return hashlib.blake2b(
             text.encode(), digest_size=16, key=self._secret, person=b"dpsgd blind"
         ).hexdigest()
+
+    def _key(self, stream: str, attempt: int, *, words: int) -> np.ndarray:
+        return np.frombuffer(self._derive(stream, attempt, size=4 * words), "<u4").astype(np.uint32)
 
     def _derive(self, stream: str, attempt: int, *, size: int) -> bytes:
         self._check_process()

@@ -31,7 +31,7 @@ MAKERS = {
 }
 
 
-# The price of little noise is the quicker one to compute, but that of Poisson's.
+# The cost of little noise is the quicker one to compute, but that of Poisson's.
 SHORT = {"gaussian": 0.5, "poisson": 0.5, "balls-and-bins": 5.0}
 
 
@@ -52,7 +52,7 @@ def test_the_noise_returned_suffices_and_slightly_less_does_not(maker, epsilon):
     sigma = calibrate(maker, epsilon=epsilon, delta=1e-6)
     assert maker(sigma).epsilon(1e-6).upper <= epsilon
     less = sigma / (1 + 4e-4)
-    # Up to the width of a certified interval, which is the price of the grid, not of the search.
+    # Up to the width of a certified interval, which is the cost of the grid, not of the search.
     assert maker(less).epsilon(1e-6).upper > epsilon - 1e-3
 
 

@@ -1,4 +1,4 @@
-"""Users: the cap does not look at other users or at the order of rows; user-level prices."""
+"""Users: the cap does not look at other users or at the order of rows; user-level costs."""
 
 from __future__ import annotations
 
@@ -131,19 +131,19 @@ def test_what_is_protected_is_what_the_rows_of_the_data_are(make):
         sampler.protected_unit(examples.population)
 
 
-def test_users_are_protected_by_their_examples_only_under_the_cap_that_was_priced():
+def test_users_are_protected_by_their_examples_only_under_the_cap_that_was_paid_for():
     examples = cap_contributions([3, 1, 3, 3, 2], 2).of_examples({}).population
-    priced = functools.partial(UserPoisson, 4, 2)
+    capped = functools.partial(UserPoisson, 4, 2)
     for tau in (2, 3):
-        assert priced(max_contributions=tau).protected_unit(examples) == "user"
+        assert capped(max_contributions=tau).protected_unit(examples) == "user"
     for refused, held in [(examples, "up to 2"), (Population(4), "any number of")]:
         with pytest.raises(ValueError, match=f"at most 1 examples of each user, .* hold {held}"):
-            priced(max_contributions=1).protected_unit(refused)
+            capped(max_contributions=1).protected_unit(refused)
     with pytest.raises(ValueError, match="any number"):
-        priced(max_contributions=2).protected_unit(Population(4, "user"))
-    assert priced(max_contributions=2, num_users=3).protected_unit(examples) == "user"
+        capped(max_contributions=2).protected_unit(Population(4, "user"))
+    assert capped(max_contributions=2, num_users=3).protected_unit(examples) == "user"
     with pytest.raises(ValueError, match="the sampler has num_users 2, and the data have 3"):
-        priced(max_contributions=2, num_users=2).protected_unit(examples)
+        capped(max_contributions=2, num_users=2).protected_unit(examples)
 
 
 def test_units_are_protected_only_in_data_of_the_same_tree():

@@ -77,7 +77,7 @@ def test_a_cyclic_epoch_has_its_exact_law(sampler, assert_law):
     )
 
 
-def test_the_price_is_that_of_the_steps_that_remain_possible():
+def test_the_cost_is_that_of_the_steps_that_remain_possible():
     bins = BallsAndBins(4000, 40, 3, cycle_length=4, overflow="accumulate")
     assert bins.privacy(0.8) == BallsAndBinsProfile(0.8, 25, 3)
     fixed = BallsAndBins(4000, 40, 3, assignment="fixed", cycle_length=4, overflow="accumulate")

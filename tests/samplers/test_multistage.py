@@ -1,4 +1,4 @@
-"""Multistage draws: their exact law, their keys, their shapes, their prices."""
+"""Multistage draws: their exact law, their keys, their shapes, their costs."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ def test_steps_are_independent_draws_and_functions_of_the_seed(even_tree):
 # ----------------------------------------------------------------------------- what it costs
 
 
-def test_the_price_is_that_of_the_worst_leaf_for_all_steps():
+def test_the_cost_is_that_of_the_worst_leaf_for_all_steps():
     sampler = Multistage(TREE, (1, 2), steps=50)
     assert sampler.unit == "example"
     assert sampler.privacy(3.0) == WorstLeafProfile(3.0, 50, (1, 2), ((3, 2),), 2)
     assert sampler.privacy_of(3.0, [range(10), range(5, 45)]) == sampler.privacy(3.0)
 
 
-def test_units_clipped_together_and_protected_units_have_their_own_prices():
+def test_units_clipped_together_and_protected_units_have_their_own_costs():
     together = Multistage(TREE, (1, 2), steps=50, clipped_level=1)
     assert together.unit == "example"
     assert together.privacy(3.0) == WorstLeafProfile(3.0, 50, (1, 2), ((3, 2),), 1)

@@ -55,14 +55,14 @@ def test_poisson_counts_steps_wherever_they_lie():
 
 @pytest.mark.parametrize("sampler", ONCE_AN_EPOCH, ids=repr)
 def test_segments_never_cost_more_than_in_a_known_order(sampler):
-    # Given who took part when, an example enters one known sum an epoch: deterministic's price.
+    # Given who took part when, an example enters one known sum an epoch: deterministic's cost.
     parts = [range(0, 25), range(20, 80)]  # two epochs and three; fixed draws count three twice
     known = Deterministic(SIZES["num_examples"], SIZES["batch_size"], epochs=6)
     assert upper(sampler.privacy_of(SIGMA, parts)) <= 1.01 * upper(known.privacy(SIGMA))
 
 
 @pytest.mark.parametrize("kind", [Poisson, BallsAndBins])
-def test_the_cap_of_the_run_stays_when_more_epochs_are_priced(kind):
+def test_the_cap_of_the_run_stays_when_more_epochs_are_asked_for(kind):
     sampler = kind(**SIZES)
     more = sampler.with_epochs(400)
     assert more.padded_batch_size == sampler.padded_batch_size

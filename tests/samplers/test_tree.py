@@ -1,4 +1,4 @@
-"""The tree of units: every row once, under its own units, and the shape that prices need."""
+"""The tree of units: every row once, under its own units, and the shape that costs need."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_tree_has_each_row_once_under_its_own_units(rows, shuffle):
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60))
 @settings(max_examples=100, deadline=None)
-def test_the_shape_has_what_the_prices_need_of_the_tree(rows):
+def test_the_shape_has_what_the_costs_need_of_the_tree(rows):
     a, b = (np.array(column) for column in zip(*rows, strict=True))
     tree = UnitTree.from_columns({"a": a, "b": b})
     paths, lowest = tree.paths(), tree.shape.worst_paths

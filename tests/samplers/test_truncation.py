@@ -143,7 +143,7 @@ def test_a_batch_may_be_empty_and_is_then_all_padding():
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.3])
-def test_the_price_includes_truncation_and_accumulating_costs_nothing(variable, eps):
+def test_the_cost_includes_truncation_and_accumulating_costs_nothing(variable, eps):
     n, b, epochs, cap = 2000, 50, 2, 85
     cut = variable(n, b, epochs, max_batch_size=cap)
     whole = variable(n, b, epochs, max_batch_size=cap, overflow="accumulate")

@@ -1,4 +1,4 @@
-"""Poisson within random units: its exact law, its cap, its price."""
+"""Poisson within random units: its exact law, its cap, its cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOP = {"shop": np.array(list("baccbacbc"))}
 TREE = UnitTree.from_columns(SHOP)
 
 
-def test_poisson_within_units_has_its_law_and_price():
+def test_poisson_within_units_has_its_law_and_cost():
     sampler = UnitsThenPoisson(TREE, (2,), 0.5, steps=40, max_batch_size=9)
     counts, pairs, both_units = np.zeros(9), 0, 0
     for seed in range(3000):
@@ -35,7 +35,7 @@ def test_poisson_within_units_has_its_law_and_price():
     assert sampler.privacy(1.0) == UnitsThenPoissonProfile(1.0, 40, 2 / 3, 0.5, siblings=3)
 
 
-def test_the_cap_of_poisson_within_units_is_priced_and_uniform():
+def test_the_cap_of_poisson_within_units_is_paid_for_and_uniform():
     sampler = UnitsThenPoisson(TREE, (2,), 0.3, steps=10, max_batch_size=4)
     profile = sampler.privacy(1.0)
     assert isinstance(profile, TruncatedProfile)

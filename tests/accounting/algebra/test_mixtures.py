@@ -64,7 +64,7 @@ def test_a_tiny_rate_is_amplified_however_many_steps(profile, most):
 
 
 @pytest.mark.parametrize(("rate", "delta"), [(0.0064, 7.7e-8), (1e-2, 1e-12)])
-def test_a_user_of_one_example_is_priced_as_that_example(rate, delta):
+def test_a_user_of_one_example_costs_as_much_as_that_example(rate, delta):
     user = UserPoissonProfile(0.8, 500, rate, 1)
     example = PoissonProfile(0.8, rate, 500)
     assert user.epsilon(delta) == example.epsilon(delta)

@@ -20,7 +20,7 @@ from accounting import (
 SIGMAS = [0.5, 0.6, 0.8, 1.0, 1.5, 2.5, 5.0]
 DELTAS = [1e-4, 1e-8]
 TOLERANCE = 1e-3
-# Where each kind is asked: its axes besides sigma and delta, each in the order of falling price.
+# Where each kind is asked: its axes besides sigma and delta, each in the order of falling cost.
 AXES = {
     "deterministic": {"epochs": [10, 3, 1]},
     "shuffle": {"steps": [100, 10, 1], "epochs": [3, 1]},
@@ -67,11 +67,11 @@ def epsilons(kind, points):
 @EVERY_POINT
 @EVERY_KIND
 def test_every_interval_is_proved_in_order_and_as_narrow_as_promised(kind, points):
-    for where, price in epsilons(kind, points).items():
-        assert price.confidence == 1.0, where
-        assert 0 <= price.lower <= price.upper < float("inf"), where
+    for where, bound in epsilons(kind, points).items():
+        assert bound.confidence == 1.0, where
+        assert 0 <= bound.lower <= bound.upper < float("inf"), where
         if kind != "shuffle":  # whose truth is not known more closely
-            assert price.width <= TOLERANCE, where
+            assert bound.width <= TOLERANCE, where
 
 
 @EVERY_POINT
@@ -82,11 +82,11 @@ def test_more_noise_a_larger_delta_and_less_participation_never_cost_more(kind, 
     for at, (name, axis) in enumerate(axes.items()):
         if (kind, name) == ("shuffle", "steps"):
             continue  # not ordered: more batches need not cost less
-        for where, price in found.items():
+        for where, bound in found.items():
             for cheaper in axis[axis.index(where[at]) + 1 :][:1]:
                 other = found[(*where[:at], cheaper, *where[at + 1 :])]
-                assert other.lower <= price.upper, (name, where, cheaper)
-                assert other.upper <= price.upper + TOLERANCE, (name, where, cheaper)
+                assert other.lower <= bound.upper, (name, where, cheaper)
+                assert other.upper <= bound.upper + TOLERANCE, (name, where, cheaper)
 
 
 @EVERY_POINT
@@ -99,20 +99,20 @@ def test_more_noise_a_larger_delta_and_less_participation_never_cost_more(kind, 
     ],
     ids=["poisson", "balls-and-bins", "shuffle"],
 )
-def test_without_a_choice_every_price_is_the_closed_form(kind, gaussian, points):
+def test_without_a_choice_every_cost_is_the_closed_form(kind, gaussian, points):
     compared = 0
-    for (sigma, *values, delta), price in epsilons(kind, points).items():
+    for (sigma, *values, delta), bound in epsilons(kind, points).items():
         if stddev := gaussian(sigma, *values):
             exact = GaussianProfile(stddev).epsilon(delta)
-            assert price.lower <= exact.upper
-            assert exact.lower <= price.upper
-            assert price.upper - exact.upper <= TOLERANCE
+            assert bound.lower <= exact.upper
+            assert exact.lower <= bound.upper
+            assert bound.upper - exact.upper <= TOLERANCE
             compared += 1
     assert compared
 
 
 @EVERY_POINT
-def test_no_price_exceeds_that_of_renyi_divergences(points):
+def test_no_cost_exceeds_that_of_renyi_divergences(points):
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant
 
@@ -124,21 +124,21 @@ def test_no_price_exceeds_that_of_renyi_divergences(points):
         accountant.compose(PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), steps)
         return accountant
 
-    for (sigma, q, steps, delta), price in epsilons("poisson", points).items():
-        assert price.upper <= theirs(sigma, q, steps).get_epsilon(delta)
-    for (sigma, epochs, delta), price in epsilons("deterministic", points).items():
-        assert price.upper <= theirs(sigma, 1.0, epochs).get_epsilon(delta)
+    for (sigma, q, steps, delta), bound in epsilons("poisson", points).items():
+        assert bound.upper <= theirs(sigma, q, steps).get_epsilon(delta)
+    for (sigma, epochs, delta), bound in epsilons("deterministic", points).items():
+        assert bound.upper <= theirs(sigma, 1.0, epochs).get_epsilon(delta)
 
 
 @EVERY_POINT
 def test_balls_and_bins_cost_no_more_than_shuffling_and_shuffling_than_a_known_order(points):
     kinds = ("deterministic", "balls-and-bins", "shuffle")
     known, bins, shuffled = (epsilons(kind, points) for kind in kinds)
-    for (sigma, count, epochs, delta), price in bins.items():
-        assert price.lower <= known[sigma, epochs, delta].upper
+    for (sigma, count, epochs, delta), bound in bins.items():
+        assert bound.lower <= known[sigma, epochs, delta].upper
         if (sigma, count, epochs, delta) in shuffled:
             shuffle = shuffled[sigma, count, epochs, delta]
-            assert price.lower <= shuffle.upper
+            assert bound.lower <= shuffle.upper
             assert shuffle.upper <= known[sigma, epochs, delta].upper + TOLERANCE
 
 
@@ -146,10 +146,10 @@ def test_balls_and_bins_cost_no_more_than_shuffling_and_shuffling_than_a_known_o
 def test_two_accountants_agree_over_the_grid():
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    for (sigma, q, steps, delta), price in epsilons("poisson", ALL).items():
+    for (sigma, q, steps, delta), bound in epsilons("poisson", ALL).items():
         one = pld.from_gaussian_mechanism(
             sigma, sampling_prob=q, value_discretization_interval=min(1e-3, 0.1 * q)
         )
         peer = one.self_compose(steps).get_epsilon_for_delta(delta)  # from above, and pessimistic
-        assert price.lower <= peer
-        assert price.upper <= peer + TOLERANCE
+        assert bound.lower <= peer
+        assert bound.upper <= peer + TOLERANCE

@@ -252,7 +252,7 @@ def test_one_stage_under_add_or_remove_is_poisson_at_half_the_noise(sigma, rate,
 
 
 @pytest.mark.parametrize("a", RATIOS[RATIOS != 1.0])
-def test_the_price_grows_when_a_size_on_the_path_shrinks(a):
+def test_the_cost_grows_when_a_size_on_the_path_shrinks(a):
     rng = np.random.default_rng(4)
     for _ in range(8):
         draws = tuple(int(n) for n in rng.integers(1, 4, 3))
@@ -308,7 +308,7 @@ def test_less_noise_more_steps_and_smaller_units_cost_more():
     assert upper() < upper(sizes=(10, 9))
 
 
-def test_so_little_noise_that_no_grid_serves_is_priced_as_if_the_draws_were_known():
+def test_so_little_noise_that_no_grid_serves_costs_as_if_the_draws_were_known():
     profile = MultistageProfile(0.02, 10, (1, 50), (100, 100))
     bound = profile.epsilon(DELTA)
     assert bound.upper == profile.ceiling().epsilon(DELTA).upper

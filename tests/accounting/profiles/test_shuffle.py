@@ -90,7 +90,7 @@ def test_a_wide_interval_says_that_no_more_is_known():
     assert "no tight accounting" in bound.note
 
 
-def test_epochs_only_add_to_the_price():
+def test_epochs_only_add_to_the_cost():
     lowers = [ShuffleProfile(0.8, 50, epochs).epsilon(1e-6).lower for epochs in (1, 3)]
     assert lowers == sorted(lowers)
 

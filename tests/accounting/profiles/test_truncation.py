@@ -1,4 +1,4 @@
-"""Claims about the price of a maximum batch size."""
+"""Claims about the cost of a maximum batch size."""
 
 import math
 

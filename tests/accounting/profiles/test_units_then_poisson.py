@@ -1,4 +1,4 @@
-"""Poisson sampling within random units keeps its amplification, and is priced as a mixture."""
+"""Poisson sampling within random units keeps its amplification, and costs as much as a mixture."""
 
 from __future__ import annotations
 

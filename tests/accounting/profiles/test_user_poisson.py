@@ -1,4 +1,4 @@
-"""Users of many examples: the mixture's price against its definition and other accountants."""
+"""Users of many examples: the mixture's cost against its definition and other accountants."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_more_examples_a_user_cost_more():
     assert all(a.upper < b.lower for a, b in itertools.pairwise(bounds))
 
 
-def test_a_cap_so_high_that_no_grid_serves_is_priced_without_sampling():
+def test_a_cap_so_high_that_no_grid_serves_costs_as_without_sampling():
     profile = UserPoissonProfile(0.05, 10, 0.5, 50)
     bound = profile.epsilon(DELTA)
     assert bound.upper == profile.ceiling().epsilon(DELTA).upper

@@ -220,7 +220,7 @@ def test_delta_and_epsilon_agree():
     assert profile.delta(0.999 * bound.upper).upper > 1e-5
 
 
-def test_an_estimate_of_one_trial_gives_no_price_of_many():
+def test_an_estimate_of_one_trial_gives_no_cost_of_many():
     profile = SelectionProfile(MonteCarloProfile(1.0, 10), TrialCount(10.0))
     with pytest.raises(ValueError, match="must be proved"):
         profile.epsilon(1e-3)
@@ -244,7 +244,7 @@ def test_an_envelope_is_the_largest_of_its_profiles_at_every_epsilon():
         EnvelopeProfile(())
 
 
-def test_the_best_of_trials_of_several_configurations_costs_at_most_the_envelopes_price():
+def test_the_best_of_trials_of_several_configurations_costs_at_most_the_envelopes_cost():
     """The sizes of noise differ, the candidate is drawn, and the score prefers the sharper one."""
     count, eps = TrialCount(10.0, 0.0), 3.0
     sharp, noisy = 1.0, 0.5  # mu of N(mu, 1) against N(0, 1)

@@ -311,13 +311,13 @@ def test_correlated_noise_costs_what_independent_noise_does_where_participations
 
 
 @pytest.mark.parametrize("sampler", [Shuffle(N, 8, 2), Poisson(N, 8, 2)], ids=repr)
-def test_correlated_noise_has_no_price_where_the_sampler_states_none(sampler):
+def test_correlated_noise_has_no_cost_where_the_sampler_states_none(sampler):
     correlated = mechanism(TwoBands(), sampler)
-    for price in (correlated.privacy, lambda: correlated.privacy_of([range(2)])):
+    for ask in (correlated.privacy, lambda: correlated.privacy_of([range(2)])):
         with pytest.raises(
             ValueError, match="correlated over 2 steps, and the guarantee of"
         ) as error:
-            price()
+            ask()
         assert "\n" not in str(error.value)
 
 

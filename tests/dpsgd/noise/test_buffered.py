@@ -136,7 +136,7 @@ def test_were_coefficients_negative_other_patterns_would_be_longer_and_they_are_
     assert "\n" not in str(error.value)
 
 
-def price(noise, sampler, sigma=1.0):
+def cost(noise, sampler, sigma=1.0):
     return Mechanism(sampler, sigma, 1.0, noise=noise).privacy()
 
 
@@ -144,17 +144,17 @@ def price(noise, sampler, sigma=1.0):
 def test_a_known_order_costs_one_release_of_the_sensitivity(noise):
     length = np.linalg.norm(matrix_of(noise, T * E)[:, ::T].sum(axis=1))
     wanted = epsilon(GaussianProfile(1 / length), 1e-3)
-    found = epsilon(price(noise, Deterministic(6, 2, E)), 1e-3)
+    found = epsilon(cost(noise, Deterministic(6, 2, E)), 1e-3)
     assert found.lower == pytest.approx(wanted.lower, rel=1e-6)
     assert wanted.upper * (1 - 1e-6) < found.upper <= wanted.upper * (1 + 1e-6)
-    shuffled = epsilon(price(noise, Shuffle(6, 2, E, order="fixed")), 1e-3)
+    shuffled = epsilon(cost(noise, Shuffle(6, 2, E, order="fixed")), 1e-3)
     assert (shuffled.lower, shuffled.upper) == (0.0, found.upper)  # the order may be revealed
-    independent = epsilon(price(Independent(), Deterministic(6, 2, E)), 1e-3)
+    independent = epsilon(cost(Independent(), Deterministic(6, 2, E)), 1e-3)
     assert found.upper > 1.05 * independent.upper  # columns overlap
 
 
 def test_one_epoch_costs_no_more_than_under_independent_noise():
-    found, alone = (epsilon(price(n, Deterministic(40, 2)), 1e-3) for n in (TWO, Independent()))
+    found, alone = (epsilon(cost(n, Deterministic(40, 2)), 1e-3) for n in (TWO, Independent()))
     assert 0.95 * alone.upper < found.upper <= alone.upper  # decays outlast 20 steps
 
 
@@ -188,11 +188,11 @@ def test_segments_begin_without_buffers_and_their_squares_add_up():
 )
 def test_samplers_that_draw_refuse_buffered_noise_and_say_why(sampler):
     mechanism = Mechanism(sampler, 0.8, 1.0, noise=TWO)
-    for cost in (mechanism.privacy, lambda: mechanism.privacy_of([range(4)])):
+    for ask in (mechanism.privacy, lambda: mechanism.privacy_of([range(4)])):
         with pytest.raises(
             ValueError, match=r"2 buffers is correlated over all steps, .* a fixed order"
         ) as error:
-            cost()
+            ask()
         assert "\n" not in str(error.value)
 
 
@@ -208,10 +208,10 @@ GRADIENTS = {
 
 @pytest.mark.parametrize("what", GRADIENTS)
 @pytest.mark.parametrize("first", [0, 2])
-def test_the_simulated_loss_is_never_above_the_price_whatever_gradients_look_at(what, first):
+def test_the_simulated_loss_is_never_above_the_cost_whatever_gradients_look_at(what, first):
     steps, sigma, eps, draws = T * E, 2.0, 0.4, 60_000
     rng, matrix, own = np.random.default_rng(3), matrix_of(TWO, steps), range(first, steps, T)
-    certified = price(TWO, Deterministic(6, 2, E), sigma).delta(eps)
+    certified = cost(TWO, Deterministic(6, 2, E), sigma).delta(eps)
     found = []
     for present in (True, False):
         rows, log = np.zeros((draws, steps)), np.zeros(draws)

@@ -181,17 +181,17 @@ HALF = BandedToeplitz((1.0, 0.5))
 
 def test_a_group_that_changes_from_epoch_to_epoch_costs_more_than_cyclic_sampling():
     # T = 4, b = 2, two epochs: the last step of group 1 is next to the first of group 0.
-    matrix, priced = matrix_of(HALF, 8), BallsAndBinsProfile(0.8, 2, 2).delta(1.0)
+    matrix, certified = matrix_of(HALF, 8), BallsAndBinsProfile(0.8, 2, 2).delta(1.0)
     changed = simulated(products((1, 3), (4, 6)), matrix, 0.8, 1.0)
-    assert max(mean - error for mean, error in changed) > priced.upper * 1.1
+    assert max(mean - error for mean, error in changed) > certified.upper * 1.1
     first, second = (
         simulated(products((g, g + 2), (g + 4, g + 6)), matrix, 0.8, 1.0) for g in (0, 1)
     )
     for (mean, error), (cut, also) in zip(first, second, strict=True):
-        assert mean - error <= priced.upper
+        assert mean - error <= certified.upper
         assert cut + also < mean - error  # whose last column is cut off by the end of the run
     mean, error = max(first)  # one direction is the dearer one
-    assert mean + error >= priced.lower
+    assert mean + error >= certified.lower
 
 
 def test_bands_over_plain_bins_cost_more_than_these_bins():
@@ -225,11 +225,11 @@ def test_bands_over_two_orders_cost_more_than_a_known_order():
 )
 def test_noise_is_refused_where_steps_of_an_example_may_be_nearer_than_its_bands(sampler, reach):
     mechanism = Mechanism(sampler, 0.8, 1.0, noise=THREE)
-    for price in (mechanism.privacy, lambda: mechanism.privacy_of([range(4)])):
+    for bound in (mechanism.privacy, lambda: mechanism.privacy_of([range(4)])):
         with pytest.raises(
             ValueError, match=f"over 3 steps, .* holds for noise with up to {reach}"
         ) as error:
-            price()
+            bound()
         assert "\n" not in str(error.value)
 
 
@@ -317,22 +317,22 @@ def whole_mechanism(gradient, group, epochs, sigma, eps, draws):
 def test_the_simulated_loss_of_correlated_noise_is_never_above_the_certified_upper_end(
     what, epochs
 ):
-    price = BallsAndBinsProfile(0.8, 4, epochs).delta(0.25)
+    bound = BallsAndBinsProfile(0.8, 4, epochs).delta(0.25)
     draws = 60_000 if what == "constant" else 20_000  # the others stay below the certified end
     for group in (0, 1):
         found = whole_mechanism(GRADIENTS[what], group, epochs, 0.8, 0.25, draws)
-        assert max(mean - error for mean, error in found) <= price.upper
+        assert max(mean - error for mean, error in found) <= bound.upper
         if what == "constant" and group == 0:  # whose last column is whole
-            assert max(mean + error for mean, error in found) >= price.lower
+            assert max(mean + error for mean, error in found) >= bound.lower
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_constant_gradients_of_the_first_group_attain_the_price_within_one_percent(epochs):
-    price = BallsAndBinsProfile(0.8, 4, epochs).delta(0.25)
+def test_constant_gradients_of_the_first_group_attain_the_cost_within_one_percent(epochs):
+    bound = BallsAndBinsProfile(0.8, 4, epochs).delta(0.25)
     mean, error = max(whole_mechanism(GRADIENTS["constant"], 0, epochs, 0.8, 0.25, 1_500_000))
-    assert mean - error <= price.upper
-    assert mean == pytest.approx(price.upper, rel=0.01)
+    assert mean - error <= bound.upper
+    assert mean == pytest.approx(bound.upper, rel=0.01)
 
 
 # --------------------------------------------------------------------------- training and audits

@@ -139,7 +139,7 @@ def test_the_noise_of_cyclic_balls_and_bins_is_that_of_the_table(bands, which):
     assert epsilon(noise.privacy(sampler, sigma * 0.995), DELTA).lower >= eps
 
 
-def test_a_strategy_is_priced_under_the_sampler_that_it_is_for():
+def test_a_strategy_costs_as_its_sampler_says():
     sampler, workload = Deterministic(1000, 10, 2), Workload(200)
     alone, banded = (
         error_at(noise, workload, sampler, epsilon=2.0, delta=1e-5)

@@ -63,7 +63,7 @@ def test_an_attack_on_the_whole_has_at_most_the_advantage_that_is_wanted():
 
 
 @pytest.mark.long  # of the real rows' size
-def test_the_price_of_the_default_law_is_no_more_than_147_hundredths_of_one_trials():
+def test_the_cost_of_the_default_law_is_no_more_than_147_hundredths_of_one_trials():
     sampler = BallsAndBins(num_examples=88_000, batch_size=1024, epochs=10)
     sigma = calibrate(sampler.privacy, epsilon=2.999, delta=1 / 88_000)
     whole = whole_of([sampler.privacy], [sigma])

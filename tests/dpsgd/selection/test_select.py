@@ -48,11 +48,11 @@ def profile_of_trial():
     return resolved(candidate(), Population(160)).mechanism.privacy()
 
 
-def price_of_trial():
+def cost_of_trial():
     return epsilon(profile_of_trial(), 1e-5).upper
 
 
-def price_of_whole():
+def cost_of_whole():
     return epsilon(SelectionProfile(profile_of_trial(), COUNT), 1e-5).upper
 
 
@@ -63,10 +63,10 @@ def test_the_best_of_real_trials_is_released_with_the_guarantee_of_the_whole(tmp
         record = select(out, lines=lines)
     assert set(os.listdir(tmp_path)) == {"out"}
     assert set(os.listdir(out)) == RELEASED
-    assert record["epsilon_upper"] == price_of_whole() > 1.2 * price_of_trial()
+    assert record["epsilon_upper"] == cost_of_whole() > 1.2 * cost_of_trial()
     run = FinishedRun.read(out)
     assert run.record == record
-    assert run.mechanism is None  # its price at another delta is not the selection's
+    assert run.mechanism is None  # its cost at another delta is not the selection's
     assert run.spec.optimizer.learning_rate in RATES
     assert record["selection"] == {
         "mean_trials": 3.0, "trials_shape": 0.0, "score": SCORE, "better": "lower", "candidates": 3,
@@ -75,21 +75,21 @@ def test_the_best_of_real_trials_is_released_with_the_guarantee_of_the_whole(tmp
     assert lines.count("releasing the best") == 1
 
 
-def test_everything_that_reads_the_model_states_the_price_of_the_whole(trained, tmp_path):
+def test_everything_that_reads_the_model_states_the_cost_of_the_whole(trained, tmp_path):
     out, bundle = tmp_path / "out", tmp_path / "model"
     with scripted(trained), so_many(3):
         record = select(out)
     export(out, bundle)
-    whole = price_of_whole()
+    whole = cost_of_whole()
     assert {*guarantees(out), record["epsilon_upper"]} == {whole}
     assert json.loads((bundle / "guarantee.json").read_text())["epsilon_upper"] == whole
     assert RunDirectory(out).history().guarantee().epsilon.upper == whole
     sentence = RunDirectory(out).history().guarantee().sentence()
     assert sentence in (out / "report.md").read_text()
     assert sentence in (bundle / "guarantee.json").read_text()
-    # Also to whoever priced a run of the very same mechanism before.
+    # Also to any caller that asked for the cost of a run of the very same mechanism before.
     alone = RunDirectory(trained[0.02]).history().guarantee()
-    assert alone.epsilon.upper == pytest.approx(price_of_trial(), rel=1e-3)
+    assert alone.epsilon.upper == pytest.approx(cost_of_trial(), rel=1e-3)
     assert RunDirectory(out).history().guarantee().epsilon.upper == whole
     digits = alone.epsilon.format_upper(".4f")
     assert not any(digits.encode() in held for held in content(tmp_path).values())
@@ -212,7 +212,7 @@ def test_while_it_is_under_way_its_secrets_are_the_owners_and_its_ledger_is_publ
         seen[self.path] = stat.S_IMODE(self.path.stat().st_mode)
         history = RunDirectory(out).history()
         assert not history.generations
-        assert history.guarantee().epsilon.upper == price_of_whole()
+        assert history.guarantee().epsilon.upper == cost_of_whole()
         with pytest.raises(FileNotFoundError, match="the command that began it goes on with it"):
             FinishedRun.read(out)
         with pytest.raises(FileNotFoundError, match="the command that began it goes on with it"):
@@ -344,7 +344,7 @@ def test_where_every_trial_failed_nothing_is_released_and_that_is_final(trained,
                 select(out)
     assert len(trials.begun) == 3
     assert set(os.listdir(out)) == {"ledger.jsonl", "nothing_released.json"}
-    assert RunDirectory(out).history().guarantee().epsilon.upper == price_of_whole()
+    assert RunDirectory(out).history().guarantee().epsilon.upper == cost_of_whole()
 
 
 def test_an_error_of_the_disk_names_no_trial_and_loses_none(trained, tmp_path):

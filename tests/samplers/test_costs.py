@@ -1,4 +1,4 @@
-"""Each sampler's price: the right profile, from the sampler's own n, b, T and E."""
+"""Each sampler's cost: the right profile, from the sampler's own n, b, T and E."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_deterministic_costs_one_gaussian_release_whatever_the_batches(eps):
 
 
 @pytest.mark.parametrize("order", ["redrawn", "fixed"])
-def test_shuffle_is_never_promised_more_than_deterministic_nor_priced_like_poisson(order):
+def test_shuffle_is_never_promised_more_than_deterministic_nor_costs_like_poisson(order):
     shuffle = epsilon(Shuffle(N, B, E, order=order).privacy(0.7), 1e-5)
     assert shuffle.upper == pytest.approx(upper(Deterministic(N, B, E), 0.7), abs=WIDTH)
     assert shuffle.upper > 2 * upper(Poisson(N, B, E), 0.7)
@@ -44,7 +44,7 @@ def test_shuffle_is_never_promised_more_than_deterministic_nor_priced_like_poiss
     assert shuffle.lower >= upper(BallsAndBins(N, B, E), 0.7) - WIDTH
 
 
-def test_modes_that_differ_in_what_is_redrawn_differ_in_price():
+def test_modes_that_differ_in_what_is_redrawn_differ_in_cost():
     sizes = (1000, 40, 5)
     redrawn, fixed = (
         upper(BallsAndBins(*sizes, assignment=mode), 1.0) for mode in ("redrawn", "fixed")
@@ -102,7 +102,7 @@ def test_noise_and_epochs_are_those_of_the_profile(make):
     "sampler",
     [Deterministic(N, B, E), pytest.param(BallsAndBins(N, B), marks=pytest.mark.long)],
 )
-def test_the_price_can_be_inverted(sampler):
+def test_the_cost_can_be_inverted(sampler):
     sigma = calibrate(sampler.privacy, epsilon=2.0, delta=1e-5)
     assert upper(sampler, sigma) <= 2.0
     assert upper(sampler, sigma * 0.97) > 2.0
@@ -131,7 +131,7 @@ def test_unequal_batches_of_a_shuffle_post_process_into_equal_ones():
         gap = mixture(weights, first) - math.exp(eps) * mixture(weights, second)
         return np.maximum(gap, 0).sum() * cell
 
-    reached = []  # the price of concrete data: all others -1, or all others 0
+    reached = []  # the cost of concrete data: all others -1, or all others 0
     for first, second in ((2, 1), (1, 2), (1, 0), (0, 1)):
         even, uneven, sure = (
             hockey_stick(weights, first, second) for weights in ((0.5, 0.5), (0.7, 0.3), (1, 0))
