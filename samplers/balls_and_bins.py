@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from accounting import BallsAndBinsProfile, PrivacyProfile
-from samplers.base import Participations, example_dtype
+from samplers.base import Participations, RedrawnOrFixed, example_dtype
 from samplers.randomness import Key, Stream, uniform_integers
 from samplers.row_law import IndependentRows
 from samplers.truncation import VariableBatchSampler
 
 
 @dataclass(frozen=True)
-class BallsAndBins(VariableBatchSampler):
+class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
     """Every example falls into one of the epoch's T = ceil(n / b) batches, all independently.
 
     Guarantees (before truncation, see `overflow`; c = `cycle_length` is 1 by default):
@@ -32,10 +30,7 @@ class BallsAndBins(VariableBatchSampler):
     assignment: Literal["redrawn", "fixed"] = "redrawn"
     """redrawn: new bins for each epoch; fixed: one assignment for all epochs (it costs more)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.assignment not in ("redrawn", "fixed"):
-            raise ValueError(f'assignment must be "redrawn" or "fixed", got {self.assignment!r}')
+    mode = "assignment"
 
     @property
     def sampling_prob(self) -> float:
@@ -45,7 +40,7 @@ class BallsAndBins(VariableBatchSampler):
     @property
     def independent_steps(self) -> int:
         """Number of batches drawn: T * E, or T where all epochs share one assignment."""
-        return self.steps_per_epoch * (self.epochs if self.assignment == "redrawn" else 1)
+        return self.steps_per_epoch * (self.epochs if self.redrawn else 1)
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the profile of E epochs of T / c bins, and of truncation.
@@ -61,36 +56,16 @@ class BallsAndBins(VariableBatchSampler):
             self.independent_steps,
         )
 
-    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
-        """Bounds from above the cost of segments of steps together, each from a seed of its own.
-
-        k segments of a fixed assignment that enter at most m epochs each cost at most k redrawn
-        epochs with noise sigma / sqrt(m): docs/explanation/lower-bounds-for-shuffled-batches.md.
-        """
-        if self.assignment == "redrawn" or len(segments) == 1:
-            return super().privacy_of(noise_multiplier, segments)
-        redrawn = replace(
-            self,
-            epochs=len(segments),
-            assignment="redrawn",
-            max_batch_size=self.shard_batch_size,
-        )
-        return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(segments))))
-
     def row_law(self) -> IndependentRows:
         """Returns the law: rows are independent, each with one uniform step of its group."""
         return IndependentRows(
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
             once=True,
-            redrawn=self.assignment == "redrawn",
+            redrawn=self.redrawn,
             probability=self.sampling_prob,
             cycle_length=self.cycle_length,
         )
-
-    def drawn_epoch(self, epoch: int) -> int:
-        """Returns `epoch`, or 0 if the assignment is fixed."""
-        return epoch if self.assignment == "redrawn" else 0
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
         """Draws the rows of one chunk: one bin for each example."""

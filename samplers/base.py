@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -456,3 +457,38 @@ class EpochSampler(BatchSampler):
     def padded_batch_size(self) -> int:
         """Rows of a padded batch: ceil(b / L) of each shard, as batches are taken in turn."""
         return -(-self.batch_size // self.num_shards) * self.num_shards
+
+
+class RedrawnOrFixed(EpochSampler, abc.ABC):
+    """A sampler of epochs that draws each of them anew, or one draw for all, by one of its fields.
+
+    Segments of fixed epochs, each of a seed of its own, that enter at most m epochs cost at most
+    one redrawn epoch each, with noise sigma / sqrt(m):
+    docs/explanation/lower-bounds-for-shuffled-batches.md.
+    """
+
+    mode: ClassVar[str]
+    """The name of the field, whose value is 'redrawn' or 'fixed'."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if getattr(self, self.mode) not in ("redrawn", "fixed"):
+            value = getattr(self, self.mode)
+            raise ValueError(f'{self.mode} must be "redrawn" or "fixed", got {value!r}')
+
+    @property
+    def redrawn(self) -> bool:
+        """Whether each epoch is drawn anew."""
+        return getattr(self, self.mode) == "redrawn"
+
+    def drawn_epoch(self, epoch: int) -> int:
+        """Returns `epoch`, or 0 where one draw serves all."""
+        return epoch if self.redrawn else 0
+
+    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
+        """Bounds from above the cost of segments of steps together, each from a seed of its own."""
+        if self.redrawn or len(segments) == 1:
+            return super().privacy_of(noise_multiplier, segments)
+        several = self.with_epochs(len(segments))
+        redrawn = dataclasses.replace(_dataclass(several), **{self.mode: "redrawn"})
+        return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(segments))))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -15,6 +13,7 @@ from samplers.base import (
     EpochPlan,
     EpochSampler,
     Participations,
+    RedrawnOrFixed,
     chunk_ranges,
     example_dtype,
     group,
@@ -25,7 +24,7 @@ from samplers.shards import Shards
 
 
 @dataclass(frozen=True)
-class Shuffle(EpochSampler):
+class Shuffle(RedrawnOrFixed, EpochSampler):
     """Takes b = `batch_size` after b examples, in a random order. Its guarantee is NOT Poisson's.
 
     What is certified is the cost of batches in a known order. The last batch of an epoch is smaller
@@ -43,10 +42,7 @@ class Shuffle(EpochSampler):
     order: Literal["redrawn", "fixed"] = "redrawn"
     """redrawn: a new order for each epoch; fixed: one order for all epochs (it costs more)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.order not in ("redrawn", "fixed"):
-            raise ValueError(f'order must be "redrawn" or "fixed", got {self.order!r}')
+    mode = "order"
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns two-sided bounds; no tight accounting of shuffling is known, nor is it Poisson's.
@@ -62,12 +58,12 @@ class Shuffle(EpochSampler):
     @property
     def separation(self) -> int:
         """An epoch where the order is fixed: the cost holds for any known order."""
-        return self.steps_per_epoch if self.order == "fixed" else 1
+        return self.steps_per_epoch if not self.redrawn else 1
 
     @property
     def period(self) -> int | None:
         """An epoch where the order is fixed: the cost holds given the order."""
-        return self.steps_per_epoch if self.order == "fixed" else None
+        return self.steps_per_epoch if not self.redrawn else None
 
     def correlated_privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the upper end of `privacy`: the lower end permutes sums of independent noise."""
@@ -87,34 +83,19 @@ class Shuffle(EpochSampler):
             f"{claimed.format_upper()}: shuffling {verdict}",
         )
 
-    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
-        """Bounds from above the cost of segments of steps together, each from a seed of its own.
-
-        k segments of a fixed order that enter at most m epochs each cost at most k redrawn epochs
-        with noise sigma / sqrt(m).
-        """
-        if self.order == "redrawn" or len(segments) == 1:
-            return super().privacy_of(noise_multiplier, segments)
-        redrawn = replace(self, epochs=len(segments), order="redrawn")
-        return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(segments))))
-
     def row_law(self) -> RandomOrder | RandomOrders:
         """Returns the law: uniform orders, though the upper end of the cost holds for any."""
         starts = np.arange(self.steps_per_epoch, dtype=np.int64) * self.batch_size
         law = RandomOrders(
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
-            redrawn=self.order == "redrawn",
+            redrawn=self.redrawn,
             any_order=True,
             batch_size=self.batch_size,
             batch_sizes=np.minimum(self.batch_size, self.num_examples - starts),
             shards=Shards(self.num_examples, self.num_shards),
         )
         return law.of_shard(0) if self.num_shards == 1 else law
-
-    def drawn_epoch(self, epoch: int) -> int:
-        """Returns `epoch`, or 0 if the order is fixed."""
-        return epoch if self.order == "redrawn" else 0
 
     def bucket(self, seed: int, epoch: int, chunk: int, shard: int = 0) -> np.ndarray:
         """Draws the bucket, one for each chunk of the shard, of each example of one of them."""
