@@ -54,18 +54,6 @@ def test_episodes_have_their_exact_law_in_order(even_tree, assert_law, sizes, dr
     assert_law(np.array(list(counts.values())), np.full(len(counts), 1 / len(counts)))
 
 
-def test_inclusion_is_uniform_within_uneven_units(assert_law):
-    sampler = Multistage(TREE, (2, 2))
-    counts = np.zeros(9)
-    for seed in range(4000):
-        counts[sampler.members(seed, 0)] += 1
-    # Given its unit (2 of 3), each leaf of a unit of m is drawn with probability 2/m.
-    size = np.array([{"a": 2, "b": 3, "c": 4}[shop] for shop in SHOP["shop"]])
-    expected = 4000 * 2 / 3 * 2 / size
-    deviation = np.sqrt(expected * (1 - expected / 4000))
-    assert np.all(np.abs(counts - expected) <= stats.norm.isf(FALSE_ALARM / 18) * deviation)
-
-
 @pytest.mark.parametrize("size", [40, 65, 1000, 2**20 + 7])
 def test_large_draws_are_distinct_and_uniform(even_tree, assert_law, size):
     count = 32

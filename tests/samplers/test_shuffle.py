@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 from scipy import stats
 
 from samplers import Shuffle
@@ -23,19 +22,3 @@ def test_every_order_of_examples_is_equally_likely_over_several_buckets(small_ch
     for seed in range(2400):
         counts[tuple(sampler.plan(seed, 0).examples.tolist())] += 1
     assert stats.chisquare(list(counts.values())).pvalue > FALSE_ALARM
-
-
-def test_neighbours_in_the_data_are_no_neighbours_in_the_order():
-    # Over real buckets: where example i goes tells nothing about where i + 1 goes.
-    n = 200_000
-    sampler = Shuffle(n, 1)
-    place = np.empty(n, np.int64)
-    place[sampler.plan(9, 0).examples] = np.arange(n)
-    table = np.zeros((10, 10))
-    tenth = place * 10 // n
-    np.add.at(table, (tenth[:-1], tenth[1:]), 1)
-    assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
-    chunk = np.arange(n) // 65_536
-    table = np.zeros((4, 10))
-    np.add.at(table, (chunk, tenth), 1)
-    assert stats.chi2_contingency(table).pvalue > FALSE_ALARM

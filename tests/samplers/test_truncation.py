@@ -116,20 +116,6 @@ def test_every_set_of_survivors_is_equally_likely_in_every_step(variable):
         assert stats.chisquare(list(sets.values())).pvalue > FALSE_ALARM
 
 
-def test_survivors_of_a_run_are_uniform_over_examples(variable):
-    # The whole path from seed to batch: mean batch 25, cap 20, so most steps are cut. Each of the
-    # 100 examples survives equally often; counts have at most binomial variance.
-    sampler = variable(100, 25, 500, max_batch_size=20)
-    block = BatchSource(sampler, 5).fill(0, sampler.num_steps)
-    counts = np.bincount(block.indices[block.weights == 1], minlength=100)
-    rate = counts.sum() / (100 * sampler.num_steps)
-    for count in counts:
-        test = stats.binomtest(int(count), sampler.num_steps, rate)
-        assert test.pvalue > FALSE_ALARM / 100
-    expected = np.minimum(stats.binom(100, 0.25).rvs(200_000, random_state=0), 20).mean()
-    assert counts.sum() / sampler.num_steps == pytest.approx(expected, rel=0.01)
-
-
 def test_a_batch_may_be_empty_and_is_then_all_padding():
     source = BatchSource(Poisson(20, 1, 20), 3)
     empty = 0

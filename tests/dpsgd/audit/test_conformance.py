@@ -46,7 +46,14 @@ SAMPLERS = [
 ]
 LARGE = [
     dataclasses.replace(sampler, num_examples=88_000, batch_size=1_024, epochs=8)
-    for sampler in (Deterministic(*SIZES), Shuffle(*SIZES), Poisson(*SIZES), BallsAndBins(*SIZES))
+    for sampler in (
+        Deterministic(*SIZES),
+        Shuffle(*SIZES),
+        Shuffle(*SIZES, order="fixed"),
+        Poisson(*SIZES),
+        BallsAndBins(*SIZES),
+        BallsAndBins(*SIZES, assignment="fixed"),
+    )
 ]
 NOISES = [
     Independent(),
