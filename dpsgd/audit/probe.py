@@ -33,7 +33,7 @@ class Probe:
     """The executable of a run, and all that the run calls it with but rows and keys.
 
     The data have as many rows as the run's, and none is private (`synthetic.probe_columns`). The
-    keys derive from a root of the audit's own. Two releases of one step and generation have the
+    keys derive from a root of the audit's own. Two releases of one step and attempt have the
     same noise. Of a table with deferred noise a release holds the rows alone that some example
     reads, see `TableSnapshot`: those that the step reads have its noise, the others are 0.
 
@@ -183,7 +183,7 @@ class Probe:
         at: Sequence[int] | np.ndarray | None = None,
         padding: int | np.ndarray = 0,
         step: int | None = None,
-        generation: int = 0,
+        attempt: int = 0,
     ) -> list[np.ndarray]:
         """Returns the private mean gradient of one step, a block of its own.
 
@@ -194,14 +194,14 @@ class Probe:
           padding: Number of the example that lies under weight 0 in the other places, or of that in
             each place.
           step: Which names the noise; by default the run's first.
-          generation: Which does, too.
+          attempt: Which does, too.
 
         Returns:
           The noised sum over the expected batch size, float32[size] for each leaf.
         """
         state, plan = self.begun(step, spent=True), self._plan(members, at, padding)
         mechanism, number = mechanism or self.mechanism, int(state.step)
-        after, _ = self._called(state, plan, mechanism, generation, return_gradient=True)
+        after, _ = self._called(state, plan, mechanism, attempt, return_gradient=True)
         self._spent = after.opt_state  # given away in the next call: no release depends on it
         shown = after.raw_params if self.snapshot is None else self._read(after, number)
         leaves = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(shown)]
@@ -259,20 +259,20 @@ class Probe:
         state: Any,
         members: Sequence[int] | np.ndarray,
         mechanism: Mechanism | None = None,
-        generation: int = 0,
+        attempt: int = 0,
         *,
         return_gradient: bool,
     ) -> Any:
         """Returns the state after the next step from one that is given away, see `advanced`."""
         plan, mechanism = self._plan(members), mechanism or self.mechanism
-        after, _ = self._called(state, plan, mechanism, generation, return_gradient=return_gradient)
+        after, _ = self._called(state, plan, mechanism, attempt, return_gradient=return_gradient)
         return after
 
-    def flushed(self, state: TrainState, mechanism: Mechanism, generation: int) -> TrainState:
+    def flushed(self, state: TrainState, mechanism: Mechanism, attempt: int) -> TrainState:
         """Returns a state, which is given away, with all deferred noise."""
         state = self.layout.put_state(state)
         known = self._schedules.after(int(state.step))
-        how = known, self._noise_key(generation), mechanism.scales(), self.layout.placement
+        how = known, self._noise_key(attempt), mechanism.scales(), self.layout.placement
         return flushed(self.algorithm, state, *how)
 
     def blocks(
@@ -280,7 +280,7 @@ class Probe:
         state: TrainState,
         mechanism: Mechanism,
         *,
-        generation: int,
+        attempt: int,
         places: Sequence[np.ndarray],
         return_gradient: bool = False,
         flush_every: int | None = None,
@@ -291,7 +291,7 @@ class Probe:
         Args:
           state: Its step is the first.
           mechanism: As for `release`.
-          generation: Which names batches and noise.
+          attempt: Which names batches and noise.
           places: Coordinates of each leaf that every step shows, as many as `Watch.nothing` has.
           return_gradient: Whether they are those of the private mean gradient.
           flush_every: As for `train_blocks`.
@@ -304,7 +304,7 @@ class Probe:
             self.layout.put_state(state),
             self.columns,
             root=self.root,
-            generation=generation,
+            attempt=attempt,
             layout=self.layout,
             donate=True,
             run="audit",
@@ -338,7 +338,7 @@ class Probe:
         state: TrainState,
         plan: IndexBlock,
         mechanism: Mechanism,
-        generation: int,
+        attempt: int,
         *,
         return_gradient: bool,
     ) -> tuple[Any, Diagnostics]:
@@ -353,12 +353,12 @@ class Probe:
         if steps not in self._known:
             self._known[steps] = self._schedules.of(steps, room)
         known = self._known[steps]
-        arguments = self._noise_key(generation), mechanism.scales(), watch, loss_key, known
+        arguments = self._noise_key(attempt), mechanism.scales(), watch, loss_key, known
         after, log, _ = self.program(state, data, plan, *arguments)
         return after, log
 
-    def _noise_key(self, generation: int) -> jax.Array:
-        return jnp.asarray(self.mechanism.noise_key(self.root, generation))
+    def _noise_key(self, attempt: int) -> jax.Array:
+        return jnp.asarray(self.mechanism.noise_key(self.root, attempt))
 
     def _plan(self, members: Any, at: Any = None, padding: int | np.ndarray = 0) -> IndexBlock:
         """Returns the plan of a block of one step.

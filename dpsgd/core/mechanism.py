@@ -230,6 +230,6 @@ class Mechanism:
             most = min(self.sampler.num_examples, math.ceil(mean + 13 * math.sqrt(mean) + 60))
         return self.noise.grid(self.noise_multiplier, self.l2_clip_norm, most)
 
-    def noise_key(self, root: RootKey, generation: int) -> np.ndarray:
+    def noise_key(self, root: RootKey, attempt: int) -> np.ndarray:
         """Returns the key of the run's noise: uint32[4], or as its law has it."""
-        return self.noise.key(root, generation)
+        return self.noise.key(root, attempt)

@@ -47,20 +47,20 @@ class Draw:
     Attributes:
       sampler: Of the run.
       run: Name of the run, as in its ledger.
-      generation: Which attempt of the run the batches are for.
+      attempt: Which attempt of the run the batches are for.
       first_step: The first of the steps; all after it are drawn too.
       steps_per_file: Steps of each file but the last.
     """
 
     sampler: BatchSampler
     run: str
-    generation: int
+    attempt: int
     first_step: int
     steps_per_file: int
 
     @classmethod
     def of(
-        cls, sampler: BatchSampler, data: PyTree, *, run: str, generation: int, first_step: int
+        cls, sampler: BatchSampler, data: PyTree, *, run: str, attempt: int, first_step: int
     ) -> Draw:
         """Returns the draw of all steps from `first_step` on, in files of `FILE_BYTES` or a step.
 
@@ -74,7 +74,7 @@ class Draw:
             )
         row = sum(leaf.nbytes // len(leaf) for leaf in jax.tree.leaves(data))
         steps = max(1, FILE_BYTES // max(1, int(sampler.expected_batch_size * row)))
-        return cls(sampler, run, generation, first_step, steps)
+        return cls(sampler, run, attempt, first_step, steps)
 
     @property
     def num_files(self) -> int:
@@ -247,7 +247,7 @@ class BatchFiles(BatchSource):
             raise ValueError(f"{path} holds no batches ({error}): {again}") from None
         if not ours or record["draw"] != json.loads(json.dumps(self.draw.record())):
             raise ValueError(
-                f"{path} holds batches of another run, or of another generation of this one, "
+                f"{path} holds batches of another run, or of another attempt of this one, "
                 f"which draws anew; or they were changed: {again}"
             )
         if first > draw.first_step:

@@ -67,7 +67,7 @@ def train_blocks(
     data: PyTree | UnitData,
     *,
     root: RootKey,
-    generation: int = 0,
+    attempt: int = 0,
     block_steps: int = BLOCK_STEPS,
     data_on: Literal["device", "host"] | None = None,
     declare: Callable[[range], None] = lambda steps: None,
@@ -90,8 +90,8 @@ def train_blocks(
       state: From `algorithm.init`, or a later one to continue from.
       data: Pytree of arrays with one leading row per example, [num_examples, ...]; or `UnitData`.
       root: Secret from which the streams of sampling, noise and the loss derive.
-      generation: Which continuation of the run this is; another one means other randomness. The
-        same root and generation may repeat a run, or go on with it, and serve no other: two runs
+      attempt: Which continuation of the run this is; another one means other randomness. The
+        same root and attempt may repeat a run, or go on with it, and serve no other: two runs
         under one noise have a noise-free difference. One that is begun anew begins with the
         `noise` of `algorithm.init`, or correlated noise costs more than is said.
       block_steps: Steps per dispatch.
@@ -106,7 +106,7 @@ def train_blocks(
         after training what it held before.
       watch: What blocks return to an audit; by default nothing.
       placement: Which devices compute; by default one. On others the same steps have other bits, as
-        sums are added up in another order: a run that resumes on others is another generation.
+        sums are added up in another order: a run that resumes on others is another attempt.
       layout: All of the last three, where it is known; see `Layout.of`.
       batches: Opens, by the sampling seed, files of the batches that are drawn otherwise: then no
         row of `data` is read.
@@ -114,7 +114,7 @@ def train_blocks(
         lazy tables that is pending is drawn then, so that the guarantee covers `Block.state`: part
         of the path that repeats a run. After the run's last step it always does.
       run: Names the run that claims the root, see `RootKey.begin_run`, and whose data, parameters
-        and program the caller compares. By default they are claimed here: for one generation of a
+        and program the caller compares. By default they are claimed here: for one attempt of a
         root, data, mechanism and program must be those of the first call, which is another program
         in other blocks; and so must the state, if a call began with its step.
 
@@ -131,8 +131,8 @@ def train_blocks(
     _check_noise_state(mechanism, state)
     # Before buffers are given away.
     claims = not run and not root.insecure and mechanism.noise_multiplier > 0
-    uses = _uses(generation, mechanism, data, state) if claims else {}
-    noise_key, loss_key = keys_of(algorithm, mechanism, root, generation)
+    uses = _uses(attempt, mechanism, data, state) if claims else {}
+    noise_key, loss_key = keys_of(algorithm, mechanism, root, attempt)
     scales = mechanism.scales()
     watch = watch or Watch.nothing(state.raw_params)
     num_steps = mechanism.sampler.num_steps
@@ -141,7 +141,7 @@ def train_blocks(
         how: Any = {"block_steps": block_steps, "data_on": data_on, "placement": placement}
         layout = Layout.of(mechanism.sampler, data, **how)
     now: Any = layout.put_state(state if donate else owned(state))
-    feed = layout.feed(mechanism.sampler, data, root.sampling_seed(generation), batches)
+    feed = layout.feed(mechanism.sampler, data, root.sampling_seed(attempt), batches)
     inputs = feed.blocks(int(now.step), flush_every)
     under_way: deque[Diagnostics] = deque()
     program, begun = None, False  # one for all blocks, whatever is set in JAX meanwhile
@@ -154,7 +154,7 @@ def train_blocks(
             program = program or compiled_block(algorithm, mechanism.sampler, arguments, layout)
             if not begun:  # what is refused before has not begun
                 if uses:
-                    uses[f"{generation}:program"] = digest(program)
+                    uses[f"{attempt}:program"] = digest(program)
                 root.begin_run(run or "train_blocks", uses)
                 begun = True
             declare(steps)
@@ -169,11 +169,11 @@ def train_blocks(
             yield Block(now, steps, log, watched)
 
 
-def _uses(generation: int, mechanism: Mechanism, data: PyTree, state: TrainState) -> dict[str, str]:
+def _uses(attempt: int, mechanism: Mechanism, data: PyTree, state: TrainState) -> dict[str, str]:
     return {
-        f"{generation}:mechanism": text_digest(_described(mechanism)),
-        f"{generation}:data": arrays_digest(data),
-        f"{generation}:{int(state.step)}:parameters": arrays_digest(state),
+        f"{attempt}:mechanism": text_digest(_described(mechanism)),
+        f"{attempt}:data": arrays_digest(data),
+        f"{attempt}:{int(state.step)}:parameters": arrays_digest(state),
     }
 
 

@@ -165,7 +165,7 @@ def refine(
     data: PyTree | UnitData,
     *,
     root: RootKey,
-    generation: int = 0,
+    attempt: int = 0,
     declare: Callable[[range], None] = lambda steps: None,
     placement: Placement | None = None,
     run: str = "train_blocks",
@@ -178,7 +178,7 @@ def refine(
       params: As training released them.
       data: The rows that were trained on.
       root: Of the run.
-      generation: Of the run.
+      attempt: Of the run.
       declare: Called with the steps of all sums, T, ..., T + k - 1, before any of their noise
         exists, T being the sampler's number of steps.
       placement: Which devices compute; by default one.
@@ -195,7 +195,7 @@ def refine(
         params,
         columns_of(mechanism.sampler, data),
         root=root,
-        generation=generation,
+        attempt=attempt,
         declare=lambda: declare(range(first, mechanism.num_steps)),
         placement=placement,
         run=run,
@@ -210,7 +210,7 @@ def release(
     *,
     root: RootKey,
     run: str,
-    generation: int = 0,
+    attempt: int = 0,
     declare: Callable[[], None] = lambda: None,
     placement: Placement | None = None,
 ) -> Refined:
@@ -223,7 +223,7 @@ def release(
       data: Arrays of rows.
       root: Of the run.
       run: Names the run that claims it.
-      generation: Of the run.
+      attempt: Of the run.
       declare: Called before any noise of the sums exists.
       placement: Which devices compute; by default one.
     """
@@ -240,7 +240,7 @@ def release(
         state,
         rows,
         root=root.child(" ".join(("full sums", *terms))),
-        generation=generation,
+        attempt=attempt,
         declare=lambda steps: None if steps.start else declare(),
         donate=True,
         placement=placement,

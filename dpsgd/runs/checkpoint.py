@@ -1,30 +1,7 @@
 """Checkpoints: a training state that is whole and on the disk, or not there at all.
 
-Each is one `.npz` file, made under a temporary name, fsynced and renamed, with the folder fsynced;
-it holds a SHA-256 of its name and of all its arrays, which reading verifies. The newest two are
-kept. One that is damaged, or renamed, gives way to the one before.
-
-Of lazy tables, a checkpoint between two flushes has noise that is due. No guarantee covers it, and
-it serves fewer ends (`dpsgd.runs.ledger`): so its file has another name, and the newest one without
-is kept beside the newest two.
-
-Why not orbax-checkpoint: it renames a whole folder into place, but (0.12.8, by its system calls) it
-fsyncs the arrays alone, and neither its metadata and commit marker before the rename nor the folder
-above after it. After a power failure the newest checkpoint may be there without its metadata, or
-not at all. To fsync its dozen files behind it, and to tell which of them are torn, would be more
-code than this, and more to believe than one file with one rename.
-
-**Several processes.** What lies whole in every process is written by process 0, into that one file.
-Of an array that is sharded, each process writes its own pieces into a part, and waits for
-its fsync; when all have, process 0 writes the file, which names every part by its SHA-256. A
-checkpoint is whole if every part is the one that is named; else it gives way, in every process, to
-the one before. Any number of processes reads it. (A state of one process has no parts.)
-
-A checkpoint holds the state and the head of the ledger at its time, by which a ledger that was
-rolled back is recognised, and a checkpoint of another run (`History.check_origin`). It holds no
-key: see `dpsgd.noise.keys`. But what noise needs from step to step, if anything, is as secret as
-one, and so are rows with pending noise, so that only the owner can read the file; the guarantee
-covers the rest of the state.
+Each is one file, fsynced and renamed, with a SHA-256 of what it holds; sharded arrays lie in parts
+that it names. It holds the head of the ledger, and no key: docs/explanation/checkpoints.md.
 """
 
 from __future__ import annotations
@@ -51,8 +28,8 @@ if TYPE_CHECKING:
 KEPT = 2
 """How many checkpoints stay: the newest, and one to fall back to."""
 
-DUE = ".due"
-"""Ends the name of a checkpoint with noise that is due, before its suffix."""
+PENDING = ".pending"
+"""Ends the name of a checkpoint with pending noise, before its suffix."""
 
 _LEAF = "state"
 _PARTS = "parts"
@@ -102,8 +79,8 @@ class Checkpoints:
             for at, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.state)
         }
         sharded = {name: leaf for name, leaf in leaves.items() if _is_sharded(leaf)}
-        due = DUE if checkpoint.state.pending else ""
-        name = f"{int(checkpoint.state.step):012d}{due}"
+        pending = PENDING if checkpoint.state.pending else ""
+        name = f"{int(checkpoint.state.step):012d}{pending}"
         parts = self._save_parts(name, sharded) if sharded else []
         if self._processes.first:
             arrays = {name: np.asarray(leaves[name]) for name in leaves.keys() - sharded.keys()}
@@ -156,7 +133,7 @@ class Checkpoints:
     def _destroy_old(self) -> None:
         """Destroys all that are not kept, and older parts that a dying process may have left."""
         paths = self._paths()
-        kept = {_step(path) for path in paths[:KEPT] + self._paths(due=False)[:1]}
+        kept = {_step(path) for path in paths[:KEPT] + self._paths(pending=False)[:1]}
         for path in sorted(self.folder.glob("[0-9]*"), reverse=True):
             # Another process may be at the next one.
             if _step(path) not in kept and _step(path) < _step(paths[0]):
@@ -168,18 +145,18 @@ class Checkpoints:
             if _step(path) > step:
                 destroy(path)
 
-    def latest(self, like: TrainState, due: TrainState | None = None) -> Checkpoint | None:
+    def latest(self, like: TrainState, pending: TrainState | None = None) -> Checkpoint | None:
         """Returns the newest checkpoint that is not damaged, or None if there never was one.
 
         Args:
           like: A state of the same structure, shapes and dtypes.
-          due: The same of one with noise that is due; without, those are passed over.
+          pending: The same of one with pending noise; without, those are passed over.
 
         Raises:
           ValueError: if all are damaged, or if they are of another model or optimizer.
         """
         self._refuse_link()
-        found = self._paths(due=due is not None)
+        found = self._paths(pending=pending is not None)
         names = self._processes.share([path.name for path in found])
         paths = [self.folder / name for name in names]
         members: dict[str, Any]
@@ -196,7 +173,7 @@ class Checkpoints:
                 members = {}
             # One for which it is damaged, or not there, takes all of them to the one before.
             if all(self._processes.gather(bool(members))):
-                wanted = due if due is not None and _is_due(path) else like
+                wanted = pending if pending is not None and _is_pending(path) else like
                 return Checkpoint(_restore(members, wanted, path), head, seconds)
         if paths:
             raise ValueError(
@@ -252,13 +229,13 @@ class Checkpoints:
                 "folder itself: move that here, in place of the link"
             )
 
-    def _paths(self, *, due: bool = True) -> list[Path]:
-        """Whole files, newest first, with those whose noise is `due` or without.
+    def _paths(self, *, pending: bool = True) -> list[Path]:
+        """Whole files, newest first, with those whose noise is `pending` or without.
 
         What has not got its name yet does not match.
         """
         found = sorted(self.folder.glob("[0-9]*.npz"), reverse=True)
-        return [path for path in found if due or not _is_due(path)]
+        return [path for path in found if pending or not _is_pending(path)]
 
 
 def _digest(name: str, arrays: Mapping[str, np.ndarray]) -> str:
@@ -276,8 +253,8 @@ def _step(path: Path) -> int:
     return int(path.name.partition(".")[0])
 
 
-def _is_due(path: Path) -> bool:
-    return path.stem.endswith(DUE)
+def _is_pending(path: Path) -> bool:
+    return path.stem.endswith(PENDING)
 
 
 @dataclass(frozen=True)

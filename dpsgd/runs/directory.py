@@ -121,14 +121,13 @@ class RunDirectory:
         if (path / SECRETS).is_dir() and not run.finished:
             raise FileNotFoundError(
                 f"{path} is a private selection that is not finished: the command that began it "
-                "goes on with it"
+                "resumes it"
             )
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"{path} is not the directory of a run")
         if finished and not run.finished:
             raise FileNotFoundError(
-                f"{path} is not the directory of a finished run: `dpsgd resume {path}` goes on "
-                "with it"
+                f"{path} is not the directory of a finished run: `dpsgd resume {path}` resumes it"
             )
         return run
 
@@ -196,7 +195,7 @@ class RunDirectory:
         """
         record = self.read_json("config.json")
         check_version(record, self.path)
-        if config_digest(record) != history.generations[-1].terms.fingerprint.get("config"):
+        if config_digest(record) != history.attempts[-1].terms.fingerprint.get("config"):
             raise ValueError(
                 f"{self.path / 'config.json'} is not what the run was trained by, as its ledger "
                 "knows it: it was edited or replaced; restore it from a copy"

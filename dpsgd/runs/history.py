@@ -1,24 +1,6 @@
-r"""What a run declared before it was released, and what that costs.
+"""What a ledger says, line by line: attempts, declared steps, audits, and what was released.
 
-**Price.** Let generation g declare the steps S_g. Given all that was released before, it is part of
-a run of its own mechanism with a fresh seed and fresh noise, so the sampler's dominating pair
-bounds it, and the product of the pairs bounds the whole (Y. Zhu, J. Dong, Y.-X. Wang, Optimal
-Accounting of Differential Privacy via Characteristic Function, 2022, on the adaptive composition
-of dominating pairs). Where all generations have one sampler and one noise multiplier, the sampler
-itself prices that product (`BatchSampler.privacy_of`: Poisson counts steps, the others count an
-epoch that was entered as whole). Where they are of k kinds, basic composition adds them up: the
-product of (eps_i, delta / k)-DP pairs is (sum of eps_i, delta)-DP (C. Dwork, K. Kenthapadi, F.
-McSherry, I. Mironov, M. Naor, Our Data, Ourselves, 2006, Theorem 1).
-
-**Stopping.** An unfinished run has the price of its declared steps. It is the price of a prefix
-whose length nothing released had a part in: the time ran out, the machine died. For a length that
-was chosen by looking at what was released it is *not* a price: the prefix may have been chosen as
-the one that tells most of some example, and the epsilon that is then printed depends on the output.
-What holds then is the price of the whole run as planned, since whatever is stopped at is a function
-of all that this run would have released. The guarantee of an unfinished run names both. Likewise,
-all prices here are of generations that begin for other reasons than what was released; where their
-mechanisms differ, the guarantee says so. And whoever stops, or changes anything, because of losses
-or other diagnostics, which no noise hides, is covered by neither.
+Its privacy cost is that of the declared steps (`dpsgd.core.cost`).
 """
 
 from __future__ import annotations
@@ -48,12 +30,12 @@ class LedgerError(ValueError):
 
 
 @dataclass(frozen=True)
-class Generation:
+class Attempt:
     """Consecutive steps under one set of keys.
 
     Attributes:
-      index: 0 for the first generation of a run, then 1, 2, ...
-      key: The number by which `RootKey` derives this generation's keys: 64 bits of the hash of the
+      index: 0 for the first attempt of a run, then 1, 2, ...
+      key: The number by which `RootKey` derives this attempt's keys: 64 bits of the hash of the
         line that begins it, and 0 for the first of a run whose noise is reproducible.
       terms: What it ran on.
       origin: Head of the ledger in the checkpoint that it began from; `NO_HEAD` for none.
@@ -72,18 +54,18 @@ class History:
     """What a ledger says, in the order in which it was written.
 
     Attributes:
-      generations: With what each declared; at least one.
+      attempts: With what each declared; at least one.
       heads: The hash of each line.
-      beginnings: The line that begins each generation.
-      declared: What the generation of each line had declared by then.
+      beginnings: The line that begins each attempt.
+      declared: What the attempt of each line had declared by then.
       audit: What the last audit found.
       released: SHA-256 of the file of the released parameters, in the line that closes the ledger
         of a finished run; empty before.
       selection: What its first line declares, of the ledger of a private selection, whose model is
-        the one generation, if it was released.
+        the one attempt, if it was released.
     """
 
-    generations: list[Generation] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
     beginnings: list[int] = field(default_factory=list)
     declared: list[range] = field(default_factory=list)
@@ -170,41 +152,41 @@ class History:
 
     def check_complete(self) -> None:
         """Raises ValueError unless all steps of the run are declared."""
-        last = self.generations[-1]
+        last = self.attempts[-1]
         if last.steps.stop != last.terms.mechanism.num_steps:
             raise ValueError("a model is released when all steps are declared")
 
-    def goes_on(
+    def resumes(
         self, terms: Terms, *, step: int, origin: str, repeatable: bool, alone: bool
     ) -> bool:
-        """Whether the last generation goes on from a checkpoint: see `Ledger.resume`."""
-        last = self.generations[-1]
+        """Whether the last attempt resumes from a checkpoint: see `Ledger.resume`."""
+        last = self.attempts[-1]
         exact = repeatable or (alone and not step < last.steps.stop)
         return terms.record() == last.terms.record() and self._made(step, origin) and exact
 
     def may_draw_anew(self, terms: Terms, *, step: int, origin: str, alone: bool) -> bool:
-        """Whether another generation may draw the noise that is due in a checkpoint.
+        """Whether another attempt may draw the pending noise in a checkpoint.
 
-        `dpsgd.runs.ledger` has the proof: nobody else has drawn it, nor ever will; and its law is
-        still what it was.
+        No other attempt has drawn it, nor ever will, and its law is still what it was: see
+        docs/explanation/declared-steps-and-attempts.md.
         """
-        last = self.generations[-1]
+        last = self.attempts[-1]
         untouched = alone and self._made(step, origin) and not step < last.steps.stop
         return untouched and _law_of_noise(terms) == _law_of_noise(last.terms)
 
     def _made(self, step: int, origin: str) -> bool:
-        """Whether the last generation made the state of a checkpoint, or began from it."""
-        last = self.generations[-1]
+        """Whether the last attempt made the state of a checkpoint, or began from it."""
+        last = self.attempts[-1]
         return (origin, step) == (last.origin, last.steps.start) or (
             origin in self.heads[self.beginnings[-1] :]
         )
 
     def guarantee(self) -> Guarantee:
         """Returns the guarantee that covers everything declared, by the ledger alone."""
-        terms = [generation.terms for generation in self.generations]
+        terms = [attempt.terms for attempt in self.attempts]
         if self.selection is not None:
             return cost([self.selection.trials(*terms)], self.selection.delta)
-        segments = [g.terms.segment(g.steps) for g in self.generations]
+        segments = [g.terms.segment(g.steps) for g in self.attempts]
         return cost(segments, terms[-1].delta)
 
     def extend(self, body: dict[str, Any], head: str) -> None:
@@ -222,19 +204,21 @@ class History:
                 raise ValueError("a selection is declared before all else")
             object.__setattr__(self, "selection", Selection.from_record(body["selection"]))
         elif "steps" in body:
-            last = self.generations[-1]
+            last = self.attempts[-1]
             first, stop = checked(body["steps"], list[int], "steps")
             if first != last.steps.stop or stop <= first:
                 raise ValueError(f"steps {first} to {stop} do not follow the ones before")
             steps = range(last.steps.start, stop)
             last.terms.segment(steps)  # refuses steps that the run has not
-            self.generations[-1] = dataclasses.replace(last, steps=steps)
+            self.attempts[-1] = dataclasses.replace(last, steps=steps)
         else:
-            index = checked(body["generation"], int, "generation")
+            if "generation" in body:
+                raise ValueError("it is of version 0.1.0, whose unfinished runs cannot be resumed")
+            index = checked(body["attempt"], int, "attempt")
             first = checked(body["first_step"], int, "first_step")
             origin = checked(body["origin"], str, "origin")
-            if index != len(self.generations):
-                raise ValueError(f"generation {index} does not follow the ones before")
+            if index != len(self.attempts):
+                raise ValueError(f"attempt {index} does not follow the ones before")
             self.check_origin(first, origin)
             nonce = checked(body["nonce"], str, "nonce")
             terms, steps = Terms.from_record(body), range(first, first)
@@ -242,21 +226,21 @@ class History:
             if not nonce and (index or not terms.reproducible_noise):
                 raise ValueError("it has no nonce: in a copy the same keys would begin")
             key = int(head[:16], 16) if nonce else 0
-            generation = Generation(index, key, terms, origin, steps)
+            attempt = Attempt(index, key, terms, origin, steps)
             if self.selection is not None:
                 if index:
                     raise ValueError("a selection releases one model")
                 self.selection.check_released(terms)
             if index:
-                check_same_noise(self.generations[-1].terms, generation.terms)
-            self.generations.append(generation)
+                check_same_noise(self.attempts[-1].terms, attempt.terms)
+            self.attempts.append(attempt)
             self.beginnings.append(len(self.heads))
         self.heads.append(head)
-        self.declared.append(self.generations[-1].steps if self.generations else range(0))
+        self.declared.append(self.attempts[-1].steps if self.attempts else range(0))
 
 
 def _law_of_noise(terms: Terms) -> tuple[Any, ...]:
-    """Returns what the law of noise that is due depends on, and more: the whole configuration."""
+    """Returns what the law of pending noise depends on, and more: the whole configuration."""
     record = terms.record()
     return {**record, "fingerprint": None}, terms.fingerprint.get("config")
 
@@ -266,7 +250,7 @@ def check_same_noise(before: Terms, after: Terms) -> None:
     if after.mechanism.noise != before.mechanism.noise:
         name = noise_record(before.mechanism.noise)["name"]
         raise LedgerError(
-            f"this run was begun with {name} noise and goes on only so: what its guarantee covers "
+            f"this run was begun with {name} noise and resumes only so: what its guarantee covers "
             "holds for all of its steps; start a new run"
         )
 

@@ -150,7 +150,7 @@ class Job(Training):
         return " ".join(map(programs.digest, self.programs()))
 
     def terms(self, record: Mapping[str, Any], digest: str, root: RootKey) -> Terms:
-        """Returns what a generation of this job is declared under.
+        """Returns what an attempt of this job is declared under.
 
         Args:
           record: The configuration of the run.

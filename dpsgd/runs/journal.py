@@ -45,7 +45,7 @@ class DirectoryJournal(Journal):
     ) -> None:
         self._job, self._folder, self._ledger, self._stop = job, folder, ledger, stop
         self._stages, self._progress, self._processes = stages, progress, Processes.current()
-        self.name, self.attempt = ledger.history.name, ledger.history.generations[-1].key
+        self.name, self.attempt = ledger.history.name, ledger.history.attempts[-1].key
         self.flush_every = getattr(job.spec.tables, "flush_every", None)
         self.seconds = self._before = last.seconds
         self._first = self._done = int(last.state.step)
@@ -150,10 +150,10 @@ def _check_state(state: TrainState, processes: Processes) -> None:
 
 
 def draw_of(job: Job, history: History, step: int) -> Draw:
-    """Returns the draw of all steps from `step` on, for the generation in which the run goes on."""
-    key = history.generations[-1].key
+    """Returns the draw of all steps from `step` on, for the attempt in which the run resumes."""
+    key = history.attempts[-1].key
     sampler = job.mechanism.sampler
-    return Draw.of(sampler, job.data, run=history.name, generation=key, first_step=step)
+    return Draw.of(sampler, job.data, run=history.name, attempt=key, first_step=step)
 
 
 def check_batches_can_be_read(job: Job) -> None:

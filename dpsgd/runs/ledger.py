@@ -1,55 +1,8 @@
-r"""The ledger of a run: what was declared before its noise was drawn, and what that costs.
+"""The ledger of a run: what was declared before its noise was drawn, and what that costs.
 
-A run that dies may have released anything whose noise it had drawn. So a block of steps is
-*declared* first, in a line that is on the disk before the noise exists; and what was declared is
-what is counted, whether or not it came to be used. The file is enough to price the run, as
-`dpsgd.runs.history` says.
-
-**Generations.** The noise of a step is a pure function of (root secret, generation, step). A run
-that is resumed with everything unchanged repeats the same releases bit for bit: the same numbers,
-seen twice, which cost nothing more. If anything changed (code, data, configuration, hardware), the
-same noise would hide two different sums, and their difference would be free of noise. Then a new
-*generation* begins: new keys for sampling and noise, and every step that it declares is counted in
-addition. `Ledger.resume` decides, and a step may be repeated only on the very path on which it was
-first taken: from a state that this generation made, or began from.
-
-**Copies.** The line that begins a generation holds a nonce of 128 random bits, and 64 bits of the
-hash of the line name the generation's keys: two copies of one run directory that begin generations
-share neither noise nor batches, also where nothing but the machine's rounding tells them apart. A
-copy that goes on in a generation repeats its original bit for bit, or begins another: where bits do
-not repeat, whoever is not alone with a generation's keys (`RootKey.is_copy`) has them no more. (A
-run with reproducible noise is repeated by its seed: its first generation has no nonce.) Each ledger
-counts what its own directory released, and whoever sees the releases of two copies has the sum of
-both. What nobody can prevent: a directory that is rolled back with its ledger, its checkpoints and
-its root in place, or together with its whole disk, does not know of what it released since, which
-costs nothing more where bits repeat, and is not counted where they do not.
-
-**Lazy tables.** Between two flushes, the state x of step c lacks noise: that of each row for the
-steps since it was last read, which whoever goes on from x draws later. Drawn in two continuations
-it would be drawn twice, independently, and their mean would have less noise than any line here
-says. So noise that is due is drawn once, or twice the same. *Proof.* It is drawn by generations
-that go on from x, or from where x is made again, with keys that are theirs alone. (1) The
-generation g that made x, or began from it, draws it the same each time if its steps are repeated
-bit for bit; if they are not, it goes on from x only while it has declared nothing beyond c
-(`resume`), so has drawn none of it: its keys of the steps from c on were not used. (2) Another
-generation h begins at x only if g has declared nothing beyond c, so that g has drawn none of it;
-and g is then never gone on with, since the last generation alone is. What may begin after h, begins
-where h has declared nothing, by the same rule, or at a state without noise that is due. So does h,
-if g has declared more: at the newest such state, or at the start of the run, and later checkpoints
-are destroyed first. What h draws has the law that g's steps have in this ledger, as both have one
-configuration; if that was changed, h does not begin at x. (3) A copy of the directory, which does
-not know what its original does with x, nor the original of it, always begins another generation,
-where no noise is due, so that x is left to the original. QED. By it all that is released has
-jointly the law of the dense algorithm's generations, of which each is what is declared here.
-
-**Integrity.** Each line ends with a SHA-256 hash of itself and of all lines before it. A checkpoint
-holds the hash of the last line at its time (the *head*), so a ledger that was edited, deleted or
-rolled back behind the checkpoint is recognised, and refused. What an audit found is a line as
-well, and the last line of a finished run holds the SHA-256 of the released parameters: nothing
-follows it, and the report must agree with it (`RunDirectory.history`). The hashes are not
-signatures: they protect from accidents (an old copy restored, a file merged by hand), not from an
-owner who forges the whole directory. A last line without its end is what a crash leaves of a line
-whose write did not return: nothing was drawn under it, and it is removed.
+A block of steps is declared in a line that is on the disk before its noise exists; the declared
+steps are counted, whether or not they came to be used. Why no noise hides two sums, whatever is
+resumed, copied or changed: docs/explanation/declared-steps-and-attempts.md.
 """
 
 from __future__ import annotations
@@ -68,7 +21,7 @@ from typing import Any
 from dpsgd.files import PUBLIC, fsync_folder, open_own
 from dpsgd.runs.history import (
     NO_HEAD,
-    Generation,
+    Attempt,
     History,
     LedgerError,
     check_same_noise,
@@ -110,7 +63,7 @@ class Ledger:
 
     @classmethod
     def create(cls, path: Path, terms: Terms) -> Ledger:
-        """Makes the ledger of a new run, whose first generation has `terms`.
+        """Makes the ledger of a new run, whose first attempt has `terms`.
 
         Raises:
           FileExistsError: if there is one.
@@ -129,7 +82,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
-        """Opens the ledger of a run that goes on.
+        """Opens the ledger of a run that resumes.
 
         Raises:
           LedgerError: if it is missing, damaged, or open in another process.
@@ -161,48 +114,48 @@ class Ledger:
         origin: str,
         repeatable: bool,
         alone: bool = True,
-        due: bool = False,
-    ) -> Generation:
-        """Returns the generation in which a run goes on from a checkpoint: the last, or a new one.
+        pending: bool = False,
+    ) -> Attempt:
+        """Returns the attempt in which a run resumes from a checkpoint: the last, or a new one.
 
-        The last generation goes on if its terms are unchanged and the checkpoint lies on its path
+        The last attempt resumes if its terms are unchanged and the checkpoint lies on its path
         (it was written in it, or is what it began from), and if the steps that were declared after
         the checkpoint, which will be taken again, are repeated bit for bit; and all that follow,
-        where others may go on from there.
+        where others may resume from there.
 
         Args:
-          terms: What the run would go on with.
+          terms: What the run would resume with.
           step: Steps done in the checkpoint; 0 for none.
           origin: Head of the ledger in the checkpoint; `NO_HEAD` for none.
           repeatable: Whether this machine repeats a computation bit for bit in another process.
-          alone: Whether nobody else has the keys of the last generation.
-          due: Whether noise is due in the checkpoint.
+          alone: Whether nobody else has the keys of the last attempt.
+          pending: Whether noise is pending in the checkpoint.
 
         Raises:
           LedgerError: if noise is secure in `terms` and was not before, or the other way about; or
-            if noise that is due would be drawn twice.
-          OSError: if a new generation cannot be written.
+            if pending noise would be drawn twice.
+          OSError: if a new attempt cannot be written.
         """
-        last = self.history.generations[-1]
+        last = self.history.attempts[-1]
         check_same_noise(last.terms, terms)
         self.history.check_origin(step, origin)
         where: dict[str, Any] = {"step": step, "origin": origin, "alone": alone}
-        if self.history.goes_on(terms, repeatable=repeatable, **where):
+        if self.history.resumes(terms, repeatable=repeatable, **where):
             return last
-        if due and not self.history.may_draw_anew(terms, **where):
-            raise LedgerError("noise that is due would be drawn twice")
+        if pending and not self.history.may_draw_anew(terms, **where):
+            raise LedgerError("pending noise would be drawn twice")
         return self._begin(terms, step=step, origin=origin)
 
     def declare(self, steps: range) -> None:
-        """Declares `steps` in the last generation; when this returns, that is on the disk.
+        """Declares `steps` in the last attempt; when this returns, that is on the disk.
 
-        Steps that this generation declared before are not declared again: they are repeated.
+        Steps that this attempt declared before are not declared again: they are repeated.
 
         Raises:
           ValueError: if they do not join what was declared before, or lie outside the run.
           OSError: if it cannot be written; the ledger is then as it was.
         """
-        last = self.history.generations[-1]
+        last = self.history.attempts[-1]
         missing = range(max(steps.start, last.steps.stop), steps.stop)
         if steps.start < last.steps.start or missing.start > last.steps.stop:
             raise ValueError(f"{steps} does not join the declared {last.steps}")
@@ -234,15 +187,15 @@ class Ledger:
             self.history.check_complete()
             self._append({"released": digest})
 
-    def _begin(self, terms: Terms, *, step: int, origin: str) -> Generation:
+    def _begin(self, terms: Terms, *, step: int, origin: str) -> Attempt:
         record = terms.record()
         Terms.from_record(record)  # what could not be read back is refused before it is written
-        index = len(self.history.generations)
+        index = len(self.history.attempts)
         nonce = secrets.token_hex(16) if index or not terms.reproducible_noise else ""
         self._append(
-            {"generation": index, "first_step": step, "origin": origin, "nonce": nonce, **record}
+            {"attempt": index, "first_step": step, "origin": origin, "nonce": nonce, **record}
         )
-        return self.history.generations[-1]
+        return self.history.attempts[-1]
 
     def _append(self, body: dict[str, Any]) -> None:
         if self.history.released:
@@ -263,13 +216,8 @@ class Ledger:
 class SharedLedger:
     """The ledger of a run of several processes: process 0 writes it, and the others read it.
 
-    **Claim.** No process takes part in the sum of a block, of which noise is made, before the line
-    that declares the block is on the disk, and part of the file that this process reads at its own
-    path. For process 0 returns from `Ledger.declare` first, and sends the head of its ledger; the
-    others read the file on, and go on when it ends in this head and declares these steps. A sum
-    needs all of them. So a process 0 that dies between its line and the sum has declared too much,
-    never too little; and processes that see different files, as of a directory that is not shared,
-    take no step together.
+    No process takes part in the sum of a block before the line that declares it is on the disk, and
+    in the file that this process reads: docs/explanation/declared-steps-and-attempts.md.
 
     Attributes:
       history: What the ledger says.
@@ -295,19 +243,19 @@ class SharedLedger:
         self.history = writer.history if writer else History()
         self._follow()
 
-    def resume(self, terms: Terms, **where: Any) -> Generation:
-        """Returns the generation in which the run goes on, see `Ledger.resume`."""
+    def resume(self, terms: Terms, **where: Any) -> Attempt:
+        """Returns the attempt in which the run resumes, see `Ledger.resume`."""
         if self._writer:
             self._writer.resume(terms, **where)
         self._follow()
-        return self.history.generations[-1]
+        return self.history.attempts[-1]
 
     def declare(self, steps: range) -> None:
         """Returns when `steps` are declared, and this process has seen that they are."""
         if self._writer:
             self._writer.declare(steps)
         self._follow()
-        declared = self.history.generations[-1].steps
+        declared = self.history.attempts[-1].steps
         if not (declared.start <= steps.start and steps.stop <= declared.stop):
             raise LedgerError(f"{self.path}: process 0 has not declared {steps}, and takes them")
 

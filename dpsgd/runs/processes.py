@@ -265,7 +265,7 @@ def together(
         yield Processes()
         return
     this = "this process" if process_id is None else f"process {process_id} of {num_processes}"
-    goes_on = f"`dpsgd resume {out}` of all processes goes on where it was saved"
+    resumes = f"`dpsgd resume {out}` of all processes resumes where it was saved"
 
     def line(met: bool, why: str) -> str:
         if not met:
@@ -276,7 +276,7 @@ def together(
             )
         aborted = why in ("SIGABRT", "SIGSEGV")
         because = "another one ended, or did not answer" if aborted else why
-        return f"{this} was ended: {because}; {goes_on}"
+        return f"{this} was ended: {because}; {resumes}"
 
     watchdog.watched(watchdog_seconds, line)
     try:
@@ -296,7 +296,7 @@ def together(
             error = Processes._lost(error)
         processes.fail(str(error).partition("\n")[0] or type(error).__name__)
         if isinstance(error, Lost):
-            raise Lost(f"{error}; {goes_on}") from None
+            raise Lost(f"{error}; {resumes}") from None
         raise
     disconnect()
 

@@ -16,23 +16,23 @@ from typing import Any, Literal, TypeVar
 _T = TypeVar("_T")
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Returns dataclasses, mappings, paths and tuples as JSON's own types; `build` reads them back.
 
-    >>> plain((Path("a/b"), [1.0, None]))
+    >>> to_json((Path("a/b"), [1.0, None]))
     ['a/b', [1.0, None]]
 
     Raises:
       ValueError: if JSON has no such value.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
+        return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
+        return [to_json(item) for item in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, numbers.Real):  # of NumPy

@@ -307,15 +307,15 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     """Returns a Markdown table of plain text; columns of numbers are flush right."""
     columns = zip(*rows, strict=True) if rows else ([] for _ in header)
     rule = ["---:" if _is_numeric(column) else "---" for column in columns]
-    lines = [*([plain(cell) for cell in line] for line in [header, *rows])]
+    lines = [*([escape(cell) for cell in line] for line in [header, *rows])]
     lines.insert(1, rule)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def plain(text: str) -> str:
+def escape(text: str) -> str:
     """Returns text as Markdown that shows it as it is, on one line.
 
-    >>> print(plain("a|b ![x](y) [1, 2]"))
+    >>> print(escape("a|b ![x](y) [1, 2]"))
     a\\|b ![x]\\(y) [1, 2]
     """
     escaped = re.sub(r"([\\`*_<|])", r"\\\1", " ".join(text.split()))

@@ -28,7 +28,7 @@ from dpsgd.runs.recommendation import (
     sentence,
     table_step_size,
 )
-from dpsgd.runs.records import plain
+from dpsgd.runs.records import to_json
 from dpsgd.runs.spec import (
     Auto,
     Banded,
@@ -456,7 +456,7 @@ def choose(
         chosen["tables"] = {"tables": found.options()["tables"], "why": reasons[-1]}
     values = {**found.options(), **vars(found.sampler)}
     if names := [name for name in CHOICES if name in spec.open and name in values]:
-        chosen["settings"] = plain({name: values[name] for name in names})
+        chosen["settings"] = to_json({name: values[name] for name in names})
     if chosen:
         progress(sentence(chosen))
     found = _with_calibration(found, task, population, progress)

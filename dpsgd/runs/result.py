@@ -39,7 +39,7 @@ _ENVIRONMENT: dict[str, Any] = {
     "backend": str,
     "devices": list[str],
 }
-"""What a ledger says of where a generation ran, by type."""
+"""What a ledger says of where an attempt ran, by type."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class FinishedRun:
 
         None as well of a model that was selected: its mechanism costs less than the selection.
         """
-        generations = self.history.generations
-        alone = len(generations) == 1 and self.history.selection is None
-        return generations[0].terms.mechanism if alone else None
+        attempts = self.history.attempts
+        alone = len(attempts) == 1 and self.history.selection is None
+        return attempts[0].terms.mechanism if alone else None
 
     @property
     def data(self) -> list[str | None]:
@@ -110,25 +110,25 @@ class FinishedRun:
 
     @property
     def environments(self) -> list[dict[str, Any]]:
-        """Versions and hardware of its generations, each once."""
+        """Versions and hardware of its attempts, each once."""
         found: list[dict[str, Any]] = []
-        for generation in self.history.generations:
-            stated, where = generation.terms.fingerprint, f"{self.path / 'ledger.jsonl'} is damaged"
+        for attempt in self.history.attempts:
+            stated, where = attempt.terms.fingerprint, f"{self.path / 'ledger.jsonl'} is damaged"
             checked_fields(stated, _ENVIRONMENT, where)
             here = {name: stated[name] for name in _ENVIRONMENT}
             found += [here] if here not in found else []
         return found
 
 
-def unlike(runs: Iterable[FinishedRun]) -> list[str]:
+def environment_mismatch(runs: Iterable[FinishedRun]) -> list[str]:
     """Returns what else differs between runs, or within one, than what was asked of them."""
-    generations = (generation for run in runs for generation in run.history.generations)
-    return differing([g.terms.fingerprint for g in generations], but=("config", *BLINDED))
+    attempts = (attempt for run in runs for attempt in run.history.attempts)
+    return differing([g.terms.fingerprint for g in attempts], but=("config", *BLINDED))
 
 
 def proved(history: History) -> dict[str, Any]:
     """Returns that part of a run's report which its ledger gives, the guarantee among it."""
-    mechanism = history.generations[-1].terms.mechanism
+    mechanism = history.attempts[-1].terms.mechanism
     sampler, signal = mechanism.sampler, mechanism.signal_to_noise
     return {
         "sampler": name_of(type(sampler)),
@@ -136,7 +136,7 @@ def proved(history: History) -> dict[str, Any]:
         "num_examples": sampler.num_examples,
         "num_steps": sampler.num_steps,
         "signal_to_noise": signal if math.isfinite(signal) else None,
-        "generations": len(history.generations),
+        "attempts": len(history.attempts),
         "audit": history.audit,
         "params_sha256": history.released,
         "selection": history.selection.summary() if history.selection else None,

@@ -18,12 +18,12 @@ from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.environment import environment
 from dpsgd.runs.fingerprint import differing
-from dpsgd.runs.history import NO_HEAD, Generation, History, check_same_noise
+from dpsgd.runs.history import NO_HEAD, Attempt, History, check_same_noise
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger, SharedLedger
 from dpsgd.runs.plan import check_alike, check_data
 from dpsgd.runs.processes import Processes
-from dpsgd.runs.records import checked, plain
+from dpsgd.runs.records import checked, to_json
 from dpsgd.runs.resolve import ResolvedRun, resolved
 from dpsgd.runs.spec import RunSpec, check_version, config_digest, sampler_name
 from dpsgd.runs.stages import Stages
@@ -65,7 +65,7 @@ class Asked:
         description = checked(begun.get("description"), dict[str, Any], where)
         check_task(task, begun.get("name") or "the task")
         check_data(task, description)
-        now = {**begun, "description": plain(task.describe())}
+        now = {**begun, "description": to_json(task.describe())}
         self.record = {**self.record, "task": now}
         return task
 
@@ -91,7 +91,7 @@ def resumed(
     task = asked.task(given, progress)
     record = asked.record
     stages.begin("accounting")
-    count, last = len(ledger.history.generations), ledger.history.generations[-1].terms
+    count, last = len(ledger.history.attempts), ledger.history.attempts[-1].terms
     unchanged = config_digest(record) == last.fingerprint["config"]
     rows = rows_of(task)
     run = _as_begun(last, out, asked.spec, unchanged, rows[1])
@@ -162,12 +162,10 @@ def _check_steps(job: Job, last: Terms, step: int, out: Path) -> None:
         )
 
 
-def _check_noise(
-    job: Job, state: TrainState, root: RootKey, generation: Generation, out: Path
-) -> None:
+def _check_noise(job: Job, state: TrainState, root: RootKey, attempt: Attempt, out: Path) -> None:
     """Raises ValueError unless what the noise kept is that of the key and the steps so far."""
-    key = job.mechanism.noise_key(root, generation.key)
-    first = generation.steps.start
+    key = job.mechanism.noise_key(root, attempt.key)
+    first = attempt.steps.start
     if wrong := wrong_noise(job.mechanism.noise, state, job.params, key, first):
         raise ValueError(
             f"the last checkpoint of {out} does not hold the noise of its steps: {wrong}; restore "
@@ -178,7 +176,7 @@ def _check_noise(
 def how_to_repeat(job: Job, *, alone: bool) -> dict[str, bool]:
     """Returns what `Ledger.resume` needs to know of this process, and of the directory.
 
-    With lazy tables nobody repeats what another directory's run may not: `dpsgd.runs.ledger`.
+    With lazy tables a copy of a directory repeats nothing of the original's.
     """
     lazy = job.algorithm.tables is not None
     return {"repeatable": repeats_exactly() and (alone or not lazy), "alone": alone}
@@ -194,23 +192,23 @@ def last_checkpoint(
     repeatable: bool,
     alone: bool,
 ) -> Checkpoint | None:
-    """Returns where the run goes on: its newest checkpoint, if noise that is due may be drawn."""
-    like, due = job.shapes()
-    found = folder.checkpoints.latest(like, due)
+    """Returns where the run resumes: its newest checkpoint, if pending noise may be drawn."""
+    like, pending = job.shapes()
+    found = folder.checkpoints.latest(like, pending)
     step, origin = _place(found)
     history.check_origin(step, origin)
     if found is None or not found.state.pending:
         return found
     where: dict[str, Any] = {"step": step, "origin": origin, "alone": alone}
-    if history.goes_on(terms, repeatable=repeatable, **where) or (
+    if history.resumes(terms, repeatable=repeatable, **where) or (
         history.may_draw_anew(terms, **where)
     ):
         return found
     found = folder.checkpoints.latest(like)
     history.check_origin(*_place(found))
     progress(
-        f"going back to step {_place(found)[0]:,}, where no noise of tables is due: the steps that "
-        "were declared since count, and others take their place"
+        f"going back to step {_place(found)[0]:,}, where no noise of tables is pending: the steps "
+        "that were declared since count, and others take their place"
     )
     return found
 
@@ -222,15 +220,15 @@ def next_attempt(
     checkpoint: Checkpoint | None,
     processes: Processes,
     **how: bool,
-) -> Generation:
-    """Returns the generation in which the run goes on; of a new one no later state is left."""
+) -> Attempt:
+    """Returns the attempt in which the run resumes; of a new one no later state is left."""
     if ledger.history.released:  # only the report is left to be written
-        return ledger.history.generations[-1]
+        return ledger.history.attempts[-1]
     step, origin = _place(checkpoint)
-    if processes.first and not ledger.history.goes_on(terms, step=step, origin=origin, **how):
+    if processes.first and not ledger.history.resumes(terms, step=step, origin=origin, **how):
         folder.checkpoints.destroy_after(step)
-    due = checkpoint is not None and checkpoint.state.pending
-    return ledger.resume(terms, step=step, origin=origin, due=due, **how)
+    pending = checkpoint is not None and checkpoint.state.pending
+    return ledger.resume(terms, step=step, origin=origin, pending=pending, **how)
 
 
 def _place(checkpoint: Checkpoint | None) -> tuple[int, str]:
@@ -254,7 +252,7 @@ def _as_begun(
     if (spec.calibration == "platt") != (last.mechanism.full_sums is not None):
         begun = "none" if last.mechanism.full_sums is None else "platt"
         raise ValueError(
-            f"{out} was begun with calibration {begun} and goes on only so: what its guarantee "
+            f"{out} was begun with calibration {begun} and resumes only so: what its guarantee "
             "covers was planned for it; start a new run"
         )
     if not unchanged:

@@ -212,7 +212,7 @@ class Run:
                 batch_files.forget(before, history.name)
             batch_files.refuse_existing(path)  # what lies there is not noted, nor ever removed
             self.folder.note_batches(path)
-            seed = root.sampling_seed(of.generation)
+            seed = root.sampling_seed(of.attempt)
             make_folder(path, 0o700)
             try:
                 self._progress(f"drawing the batches of steps {step:,} to {of.sampler.num_steps:,}")

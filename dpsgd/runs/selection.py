@@ -1,13 +1,7 @@
-"""A private selection as its ledger declares it: the best of a random number of trials, no more.
+"""A private selection as its ledger declares it: the best of a random number of trials.
 
-A ledger that begins with a selection is that of one released model. Its first line declares, before
-anything is drawn, the law of the number K of trials and every candidate that a trial may be; its
-generation is that of the model that was released, as if it were a run. Its privacy cost is that of
-the whole (`accounting.SelectionProfile`): that of one trial is never a guarantee, since the model
-was chosen. Whether something was released already makes no difference to the cost.
-
-A trial has the profile of its candidate, and each candidate's lies below the envelope of all
-(`accounting.EnvelopeProfile`), which is what the selection's theorem is asked with.
+Its first line declares, before anything is drawn, the law of the number of trials and every
+candidate; its attempt is that of the released model. One trial's cost is never a guarantee.
 """
 
 from __future__ import annotations

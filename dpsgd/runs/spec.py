@@ -23,7 +23,7 @@ from dpsgd.engine.lazy.gaps import LARGEST
 from dpsgd.noise.base import Independent, Noise, Secure
 from dpsgd.noise.buffered import BufferedToeplitz
 from dpsgd.noise.correlated import BandedToeplitz
-from dpsgd.runs.records import build, checked, field_types, plain
+from dpsgd.runs.records import build, checked, field_types, to_json
 from dpsgd.sizes import bytes_of
 from samplers import Population
 from samplers.settings import SamplerSettings, kind_of, name_of, settings_of
@@ -403,7 +403,7 @@ class RunSpec(_Checked):
             terms = sampler.record()
         else:
             terms = {"of_these_data": True, "name": name_of(type(sampler)), **sampler.terms()}
-        return {**plain({**self.options(), "sampler": None}), "sampler": plain(terms)}
+        return {**to_json({**self.options(), "sampler": None}), "sampler": to_json(terms)}
 
     @classmethod
     def from_record(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, get_args, runtime_checkable
 
-from dpsgd.runs.records import build, checked, field_types, plain
+from dpsgd.runs.records import build, checked, field_types, to_json
 
 PyTree = Any
 
@@ -186,7 +186,7 @@ def task_record(task: Task, name: str | None = None) -> dict[str, Any]:
       ValueError: if its description is not of JSON values.
     """
     try:
-        description = plain(task.describe())
+        description = to_json(task.describe())
         json.dumps(description, allow_nan=False)
     except ValueError as error:
         raise ValueError(f"describe() of the task returns no JSON values: {error}") from None
@@ -202,7 +202,7 @@ def _settings(task: Task) -> dict[str, Any] | None:
         return None
     try:
         fields = [(f.name, getattr(task, f.name)) for f in dataclasses.fields(task)]
-        settings = plain({n: v.resolve() if isinstance(v, Path) else v for n, v in fields})
+        settings = to_json({n: v.resolve() if isinstance(v, Path) else v for n, v in fields})
         json.dumps(settings, allow_nan=False)
     except ValueError:
         return None

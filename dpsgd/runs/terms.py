@@ -1,4 +1,4 @@
-"""The terms of a generation: all but its steps that its privacy cost depends on."""
+"""The terms of an attempt: all but its steps that its privacy cost depends on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.registry import noise_from_record, noise_record
-from dpsgd.runs.records import build, checked, plain
+from dpsgd.runs.records import build, checked, to_json
 from samplers.settings import kind_of, name_of
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Everything but the steps that the price of a generation depends on, and what it ran on.
+    """Everything but the steps that the price of an attempt depends on, and what it ran on.
 
     Attributes:
       mechanism: Sampler, sigma and C.
@@ -64,7 +64,7 @@ class Terms:
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
             "noise": noise_record(mechanism.noise),
-            "full_sums": plain(mechanism.full_sums),
+            "full_sums": to_json(mechanism.full_sums),
             "unit": self.unit,
             "adjacency": ADJACENCY,
             "delta": self.delta,

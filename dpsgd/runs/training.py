@@ -188,7 +188,7 @@ class Training:
           root: Secret of the run.
           journal: What is declared before any noise exists, and written down as it is made.
         """
-        how: dict[str, Any] = {"root": root, "generation": journal.attempt, "run": journal.name}
+        how: dict[str, Any] = {"root": root, "attempt": journal.attempt, "run": journal.name}
         if state.step < self.mechanism.sampler.num_steps:
             with closing(self._blocks(state, journal, how)) as blocks:
                 for block in blocks:

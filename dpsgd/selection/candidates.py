@@ -16,7 +16,7 @@ from dpsgd.core.cost import cost
 from dpsgd.noise.base import Noise
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.job import Job, rows_of
-from dpsgd.runs.records import plain
+from dpsgd.runs.records import to_json
 from dpsgd.runs.resolve import build_sampler, check, choose, full_sums, noise_of, resolved
 from dpsgd.runs.search import privacy_with
 from dpsgd.runs.selection import Selection
@@ -129,7 +129,7 @@ class Candidates:
             run = resolved(spec, population)
             unit = run.mechanism.sampler.protected_unit(population)
             digest = config_digest({"task": self.record, **spec.record()})
-            stated = {"config": digest, "settings": plain(spec.record())}
+            stated = {"config": digest, "settings": to_json(spec.record())}
             if isinstance(spec.tables, Lazy):
                 stated["tables"] = "lazy"
             terms.append(Terms(run.mechanism, run.delta, False, stated, unit))

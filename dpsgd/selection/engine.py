@@ -216,11 +216,11 @@ def _as_declared(history: History, terms: Terms) -> bool:
     Raises:
       AssertionError: if it is not one of its candidate at all: then no cost is known.
     """
-    found = history.generations[0].terms
+    found = history.attempts[0].terms
     same = dataclasses.replace(found, fingerprint={}) == dataclasses.replace(terms, fingerprint={})
     if not same or found.fingerprint["config"] != terms.fingerprint["config"]:
         raise AssertionError("a trial was trained otherwise than its candidate declares")
-    return [g.steps for g in history.generations] == [range(terms.mechanism.num_steps)]
+    return [g.steps for g in history.attempts] == [range(terms.mechanism.num_steps)]
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def _write_ledger(
     """Adds to what was declared that a model of these terms is released, and the `last` lines."""
     content = folder.ledger_path.read_bytes()
     head, content = folder.history().name, content[: content.index(b"\n") + 1]
-    beginning = {"generation": 0, "first_step": 0, "origin": NO_HEAD, "nonce": root.blind("model")}
+    beginning = {"attempt": 0, "first_step": 0, "origin": NO_HEAD, "nonce": root.blind("model")}
     steps: dict[str, Any] = {"steps": [0, terms.mechanism.num_steps]}
     for body in (beginning | terms.record(), steps, *last):
         line, head = line_of(body, head)

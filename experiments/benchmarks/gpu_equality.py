@@ -297,7 +297,7 @@ def interrupted(
         try:
             run(task, config, out, progress=until_a_step_is_done)
         except Enough:
-            terms = read(out / "ledger.jsonl").generations[0].terms
+            terms = read(out / "ledger.jsonl").attempts[0].terms
             planned = cost([terms.segment()], terms.delta).epsilon
             epsilon = resume(out)["epsilon_upper"]
     if planned is None or epsilon is None:

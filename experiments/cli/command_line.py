@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpsgd.runs.records import plain
+from dpsgd.runs.records import to_json
 from dpsgd.runs.spec import RunSpec, known_options
 from dpsgd.runs.task import find
 from experiments.cli.tasks import DEFAULT
@@ -40,7 +40,7 @@ def train_command(task: Mapping[str, Any], spec: RunSpec, out: Path) -> str:
         settings = {}
     elif name in TASKS:
         fields = dataclasses.fields(find(TASKS[name]))
-        defaults = {field.name: plain(field.default) for field in fields if _has_default(field)}
+        defaults = {field.name: to_json(field.default) for field in fields if _has_default(field)}
         settings = {k: v for k, v in settings.items() if k not in defaults or v != defaults[k]}
     words += [settings.pop("data")] if settings.get("data") else []
     words.append(f"sampler:{sampler.name}")

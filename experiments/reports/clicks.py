@@ -241,7 +241,7 @@ def section(fits: Sequence[Fit], twin: Fit | None, rows: Rows, figure: str) -> s
     some = shown[0].metrics
     parts = [
         "## How well the predictions fit",
-        f"Of {report.plain(str(rows))}: {some.num_examples:,} rows, "
+        f"Of {report.escape(str(rows))}: {some.num_examples:,} rows, "
         f"{some.num_positives:,} of label 1 (positives). "
         "No guarantee covers what is said of these rows. The normalised entropy is the log loss "
         "over that of always predicting their rate of positives; pred/obs is the number of "
@@ -252,7 +252,7 @@ def section(fits: Sequence[Fit], twin: Fit | None, rows: Rows, figure: str) -> s
         return "\n\n".join(
             [
                 *parts,
-                f"Diverged, so that nothing more is shown: {report.plain(', '.join(diverged))}.",
+                f"Diverged, so that nothing more is shown: {report.escape(', '.join(diverged))}.",
             ]
         )
     parts.append(
@@ -264,23 +264,23 @@ def section(fits: Sequence[Fit], twin: Fit | None, rows: Rows, figure: str) -> s
     if twin:
         parts += [
             "### What privacy cost",
-            f"Against {report.plain(twin.name)}, the model without privacy; ± is the standard "
+            f"Against {report.escape(twin.name)}, the model without privacy; ± is the standard "
             "error over the rows. Each model is of one run, and another run would differ by its "
             "own noise and draws.",
             report.table(*cost(fits, twin)),
-            f"**{report.plain(twin.name)} has no guarantee**: what this page says of it, and any "
+            f"**{report.escape(twin.name)} has no guarantee**: what this page says of it, and any "
             "difference to it, depends on its training rows without noise, and no guarantee above "
             "covers it.",
         ]
     for fit in fits:
-        parts.append(f"### Predicted and observed positives: {report.plain(fit.name)}")
+        parts.append(f"### Predicted and observed positives: {report.escape(fit.name)}")
         parts.append(report.table(*groups("decile of the prediction", fit.deciles())))
         if rows.by is not None:
             found = fit.categories()
             parts.append(report.table(*groups(f"{rows.by}, the largest", found)))
     if rows.by is not None:
         parts.append(
-            f"Values of {report.plain(rows.by)} are known by the bucket they are hashed to, which "
+            f"Values of {report.escape(rows.by)} are known by the bucket they are hashed to, which "
             f"several may share; those with fewer than {FEWEST} rows are among the others."
         )
     return "\n\n".join(parts)

@@ -23,7 +23,7 @@ from accounting import format_delta
 from dpsgd.core.guarantee import words_on
 from dpsgd.models.model import read_model
 from dpsgd.runs import report
-from dpsgd.runs.result import FinishedRun, unlike
+from dpsgd.runs.result import FinishedRun, environment_mismatch
 from experiments.cli.command_line import train_command
 from experiments.cli.console import counted
 from experiments.reports import clicks
@@ -101,7 +101,7 @@ def overview(
             first = next(iter(group.values()))
             names = _metrics(group)
             chosen = Headline.of(first.task["description"], names, headline, better)
-            parts += [f"### Task: {report.plain(task)}"] if len(groups) > 1 else []
+            parts += [f"### Task: {report.escape(task)}"] if len(groups) > 1 else []
             name = f"quality{number}.svg" if len(groups) > 1 else "quality.svg"
             parts.append(_glance(group, chosen, names, name, figures))
         if rows is not None:
@@ -114,7 +114,7 @@ def overview(
         parts.append(_reproduce(runs))
     parts.append(_where(runs, sweeps))
     title = title or _title([*runs, *(folder.name for folder in sweeps)], len(runs), len(sweeps))
-    return Page(title, "\n\n".join([f"# {report.plain(title)}", *parts]) + "\n", figures)
+    return Page(title, "\n\n".join([f"# {report.escape(title)}", *parts]) + "\n", figures)
 
 
 def _by_task(runs: Runs) -> dict[str, dict[str, FinishedRun]]:
@@ -170,13 +170,13 @@ def _glance(
         )
     if diverged := [name for name, run in runs.items() if report.divergence(run.record)]:
         parts.append(
-            f"The training of {report.plain(', '.join(diverged))} diverged: what is not finite is "
+            f"The training of {report.escape(', '.join(diverged))} diverged: what is not finite is "
             "undefined, and not drawn."
         )
     for name, run in runs.items():
         record = run.record
         if weak := report.weak_signal(record["signal_to_noise"], record["num_examples"]):
-            parts.append(f"Of {report.plain(name)}: {weak}.")
+            parts.append(f"Of {report.escape(name)}: {weak}.")
     drawn = [run for run in runs.values() if run.record["metrics"].get(headline.name) is not None]
     private = [run for run in drawn if _is_guaranteed(run)]
     plain = [run for run in drawn if not run.record["noise_multiplier"]]
@@ -228,8 +228,8 @@ def _predictions(
         clicks.check_twin(plain)
         twin = clicks.Fit.of(against.name or str(against), plain, rows)
         remarks = [
-            f"{report.plain(name)} and {report.plain(twin.name)} differ not only in noise and "
-            f"clipping, but in {report.plain('; '.join(found))}."
+            f"{report.escape(name)} and {report.escape(twin.name)} differ not only in noise and "
+            f"clipping, but in {report.escape('; '.join(found))}."
             for name in asked
             if (found := clicks.differences(runs[name], FinishedRun.read(against)))
         ]
@@ -250,7 +250,7 @@ def _guarantees(runs: Runs, figures: dict[str, bytes]) -> str:
     for name, run in runs.items():
         record = run.record
         parts += [
-            f"### {report.plain(name)}",
+            f"### {report.escape(name)}",
             f"> **{record['sampler']}**: {record['guarantee']}",
         ]
         if not _is_guaranteed(run):
@@ -343,8 +343,8 @@ def _where(runs: Runs, sweeps: Sweeps) -> str:
         places.setdefault(json.dumps(place, sort_keys=True), []).append(name)
     parts = ["## Where it ran"]
     for task, group in (groups := _by_task(runs)).items():
-        if changed := unlike(group.values()):
-            which = f"runs of {report.plain(task)}" if len(groups) > 1 else "runs"
+        if changed := environment_mismatch(group.values()):
+            which = f"runs of {report.escape(task)}" if len(groups) > 1 else "runs"
             listed = ", ".join(changed)
             parts.append(f"Not alike in all {which} above, from beginning to end: {listed}.")
     for text, names in places.items():
@@ -358,7 +358,7 @@ def _where(runs: Runs, sweeps: Sweeps) -> str:
             ["cores", str(here["cpu_count"])],
         ]
         if len(places) > 1:
-            parts.append(f"{report.plain(', '.join(names))}:")
+            parts.append(f"{report.escape(', '.join(names))}:")
         parts.append(report.table(["", ""], rows))
     return "\n\n".join(parts)
 

@@ -13,7 +13,7 @@ from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.job import rows_of
 from dpsgd.runs.records import checked
 from dpsgd.runs.resolve import differing, with_any_noise
-from dpsgd.runs.result import FinishedRun, unlike
+from dpsgd.runs.result import FinishedRun, environment_mismatch
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped
 from dpsgd.runs.task import Task, data_digest, made_of, task_record
@@ -84,7 +84,7 @@ def run_sweep(
                 if message.kind == "failed":
                     failed.append(f"{one.out.name}: {message.text}")
         except Stopped as stopped:
-            raise Stopped(f"{stopped}: the same command goes on") from None
+            raise Stopped(f"{stopped}: the same command resumes") from None
     if failed:
         raise ValueError(
             f"{len(failed)} of {len(runs)} runs failed; the same command tries them again. The "
@@ -140,7 +140,7 @@ def read(folder: Path) -> Summary:
     file = folder / ASKED
     if not file.exists():
         raise FileNotFoundError(
-            f"{folder} is a sweep that is not finished: the command that began it goes on with it"
+            f"{folder} is a sweep that is not finished: the command that began it resumes it"
         )
     sweep = Sweep.parse(file.read_bytes(), str(file))
     return _summary(sweep, plan(sweep, folder / RUNS, str(file)))
@@ -179,10 +179,10 @@ def _summary(
 
 def _remarks(finished: Sequence[FinishedRun]) -> list[str]:
     """Returns in what runs differ that should differ in the axes of their grids alone."""
-    changed = unlike(finished)
+    changed = environment_mismatch(finished)
     remarks = [f"the runs are not alike in: {', '.join(changed)}"] if changed else []
     for found in finished:
-        if len(found.history.generations) > 1:
+        if len(found.history.attempts) > 1:
             notes = "; ".join(found.record["notes"])
             remarks.append(f"{found.path.name} went on after a change: {notes}")
     return remarks

@@ -73,13 +73,13 @@ def verdicts(panel: Panel) -> list[str]:
 
 def markdown(summary: Summary) -> str:
     """Returns the summary as a Markdown page."""
-    parts = [f"# {report.plain(summary.sweep.title)}"]
+    parts = [f"# {report.escape(summary.sweep.title)}"]
     if summary.sweep.insecure_seeds:
         parts.append(f"**{VOID}**")
     parts.append(summary.setting)
     for panel in summary.panels:
         if panel.grid.title:
-            parts.append(f"## {report.plain(panel.grid.title)}")
+            parts.append(f"## {report.escape(panel.grid.title)}")
         for title, table in tables(panel, intervals=True).items():
             parts.append(f"{title[0].upper()}{title[1:]}:\n\n{report.table(*table)}")
         if found := verdicts(panel):

@@ -286,8 +286,8 @@ def planted():
     found = {}
     for number, name in enumerate(BUGS):
 
-        def key(self, root, generation, number=number):
-            words = root.noise_key(generation)
+        def key(self, root, attempt, number=number):
+            words = root.noise_key(attempt)
             words[0] = number
             return words
 

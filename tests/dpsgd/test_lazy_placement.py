@@ -97,7 +97,7 @@ def test_where_nothing_but_noise_moves_them_no_number_differs_from_those_of_one_
     *due, flushed = long["noise"][devices]
     assert flushed == 0
     # On eight devices the last bits of a row that a step has caught up differ; why is not known.
-    # No guarantee needs them to be one: another placement is another generation.
+    # No guarantee needs them to be one: another placement is another attempt.
     assert max(due) <= 8
 
 

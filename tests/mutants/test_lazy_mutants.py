@@ -230,8 +230,8 @@ def audited(name, checks):
         "w": rng.normal(size=4 * WIDTH).astype(np.float32),
     }
 
-    def key(self, root, generation):
-        words = root.noise_key(generation)
+    def key(self, root, attempt):
+        words = root.noise_key(attempt)
         words[0] = NAMES.index(name)
         return words
 

@@ -256,7 +256,7 @@ def test_every_check_of_the_audit_has_a_bug_to_catch(report):
     wanted = {
         *STEPS.values(),
         # whose bugs are in test_noise_mutants.py
-        "other generations and roots have other keys",
+        "other attempts and roots have other keys",
         # in audit/test_flow.py
         LEAVES,
         GIVEN,

@@ -158,7 +158,7 @@ BUGS = {
     ),
     "signs of half of a leaf": Bug(noise=leaf("one", lambda n, s: n["one"].at[15:].multiply(-1))),
     # of keys
-    "a generation is not heeded": Bug(key=lambda s: s.key.at[3].set(0)),
+    "an attempt is not heeded": Bug(key=lambda s: s.key.at[3].set(0)),
     "the key is not heeded": Bug(key=lambda s: jnp.zeros(4, jnp.uint32)),
 }
 
@@ -255,7 +255,7 @@ QUICK = {  # of every way of looking one, and what statistics could not resolve
     "step mod 2^16",
     "leaves of equal shape share",
     "the last coordinate is the first",
-    "a generation is not heeded",
+    "an attempt is not heeded",
 }
 
 
@@ -286,7 +286,7 @@ def test_numbers_that_are_not_the_configurations_are_caught(monkeypatch, field):
     assert NOISE in failed(noise_checks(program()))
 
 
-def test_keys_that_forget_generation_or_root_are_caught(monkeypatch):
+def test_keys_that_forget_attempt_or_root_are_caught(monkeypatch):
     mechanism = Mechanism(Poisson(N, B, 1), 1.0, 0.5)
 
     def check():
@@ -295,15 +295,15 @@ def test_keys_that_forget_generation_or_root_are_caught(monkeypatch):
     assert check().passed
     assert check().name == KEYS
     for wrong in (
-        lambda noise, root, generation: root.noise_key(0),
-        lambda noise, root, generation: root.noise_key(generation % 16),
-        lambda noise, root, generation: np.full(2, generation, np.uint64),
-        lambda noise, root, generation: half_of(root).noise_key(generation),
+        lambda noise, root, attempt: root.noise_key(0),
+        lambda noise, root, attempt: root.noise_key(attempt % 16),
+        lambda noise, root, attempt: np.full(2, attempt, np.uint64),
+        lambda noise, root, attempt: half_of(root).noise_key(attempt),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(Independent, "key", wrong)
             assert not check().passed
-    monkeypatch.setattr(RootKey, "sampling_seed", lambda root, generation: generation)
+    monkeypatch.setattr(RootKey, "sampling_seed", lambda root, attempt: attempt)
     assert not check().passed
 
 

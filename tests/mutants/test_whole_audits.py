@@ -306,8 +306,8 @@ STEPS = {
     ),
     "the step within the block names the noise": Fault("step", in_block, NOISE),
     "a public key from the second block on": Fault("executable", after(public_key), BLOCKS),
-    "the key of the first generation for all": Fault(
-        "keys", before(lambda generation: {"generation": 0 * generation}), BLOCKS
+    "the key of the first attempt for all": Fault(
+        "keys", before(lambda attempt: {"attempt": 0 * attempt}), BLOCKS
     ),
     "the noise of a block used for the next one as well": Fault("block", blocks_by_twos, NOISE),
     "every block trains on the first one's batches": Fault("plans", after(first_plan), BATCHES),

@@ -3,7 +3,7 @@
 The first block of what is left of the run, and its last ones, are run by `train_blocks`; of a large
 model, and under exact noise, which is slow, the last steps alone. Batches are compared by their
 sizes and by how many of the marked rows, whose floats are NaN, are in them; the noise of every step
-with what the key of the generation and the number of the step give.
+with what the key of the attempt and the number of the step give.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def block_checks(probe: Probe) -> list[CheckResult]:
 
 
 class Dispatched:
-    """The steps and batches of blocks that a generation is given, against those that are drawn."""
+    """The steps and batches of blocks that an attempt is given, against those that are drawn."""
 
-    def __init__(self, probe: Probe, generation: int):
+    def __init__(self, probe: Probe, attempt: int):
         self._probe, self.count, self.wrong_steps, self._wrong = probe, 0, "", ""
-        self._source = BatchSource(probe.mechanism.sampler, probe.root.sampling_seed(generation))
+        self._source = BatchSource(probe.mechanism.sampler, probe.root.sampling_seed(attempt))
         self.declared: list[range] = []
 
     def compare(self, block: Block, start: int) -> None:
@@ -128,7 +128,7 @@ class _Blocks:
         blocks = self._probe.blocks(
             self._probe.begun(stop),
             self._mechanism,
-            generation=_GENERATION,
+            attempt=_GENERATION,
             places=self._places,
             return_gradient=True,
             declare=self._given.declared.append,

@@ -38,7 +38,7 @@ FLUSHED = "what is flushed has the noise of every step"
 _WHOLE = 2**17  # numbers of a table of which all rows are looked at
 _PASS = 2**16  # rows of a pass of a flush
 _BORDERS = 32  # between passes, at most
-_READS, _TRAINED = 2, 40  # generations
+_READS, _TRAINED = 2, 40  # attempts
 _FLUSH_EVERY = 3
 _EXAMPLES = 2**14  # of the steps of training that are looked at, about
 _COLUMNS = 4  # of a row that is watched
@@ -299,8 +299,8 @@ class _Tables:
         probe, now, flushes, stop = self.probe, self._first(starts), 0, first
         state = probe.begun(first)
         state = state.with_tables(put_rows(state.lazy_tables, self.rows, now))
-        generation = _TRAINED + (flush_every or 0)
-        given = Dispatched(probe, generation)
+        attempt = _TRAINED + (flush_every or 0)
+        given = Dispatched(probe, attempt)
         places = [np.asarray(at) for at in Watch.nothing(probe.state.params).places]
         rows = {k: self._watched(k, places[k].size) for k in self.rows}
         for k, at in rows.items():
@@ -312,7 +312,7 @@ class _Tables:
         blocks = probe.blocks(
             state,
             mechanism,
-            generation=generation,
+            attempt=attempt,
             places=places,
             flush_every=flush_every,
             declare=given.declared.append,
@@ -332,12 +332,12 @@ class _Tables:
                 shown = np.split(np.asarray(block.watched, np.float64), borders, axis=1)
                 for k, of in seen.items():
                     for j, step in enumerate(block.steps):
-                        of.step(step, shown[k][j], generation, self._whole)
+                        of.step(step, shown[k][j], attempt, self._whole)
                 if pending:
                     continue
                 found = self._flushed(block.state, stop)
                 for k, of in seen.items():
-                    of.flush(stop, found[k], generation, self._whole)
+                    of.flush(stop, found[k], attempt, self._whole)
                 flushes += 1
                 if flushes == 2:
                     break

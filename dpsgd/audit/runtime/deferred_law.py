@@ -64,7 +64,7 @@ class DeferredLaw:
           momentum: mu.
           decay: w.
           r: See the attributes.
-          key: Generation -> key of its noise: uint32[4].
+          key: Attempt -> key of its noise: uint32[4].
         """
         self.r, self.sizes, self._rule, self._key = r, sizes, (momentum, decay), key
         self._paths: dict[int, list[tuple[float, ...]]] = {}
@@ -100,7 +100,7 @@ class DeferredLaw:
         old: Numbers,
         starts: np.ndarray,
         stop: int,
-        generation: int,
+        attempt: int,
         r: float | None = None,
     ) -> Numbers:
         """Returns what coordinates hold after the gaps from `starts` to `stop`.
@@ -111,10 +111,10 @@ class DeferredLaw:
           old: What they held.
           starts: Steps that were in each.
           stop: The step at which the gap ends.
-          generation: Of the noise.
+          attempt: Of the noise.
           r: Another deviation.
         """
-        r, how = r or self.r, (self._key(generation), stop, leaf, index)
+        r, how = r or self.r, (self._key(attempt), stop, leaf, index)
         x, y = (reference.normals(*how, of) for of in (reference.MOMENTUM, reference.VALUE))
         which, at = np.unique(np.append(stop, starts), return_inverse=True)
         laws = zip(*(self.gap(start, stop) for start in which.tolist()), strict=True)
@@ -139,16 +139,16 @@ class DeferredLaw:
             off((c, d), ALLOWED * of_theta + lost * np.abs(y)),
         )
 
-    def of_step(self, leaf: int, index: np.ndarray, step: int, generation: int) -> np.ndarray:
+    def of_step(self, leaf: int, index: np.ndarray, step: int, attempt: int) -> np.ndarray:
         """Returns the noise that rows get in a step that reads them, over r."""
-        return reference.normals(self._key(generation), step, leaf, index, reference.STEP)
+        return reference.normals(self._key(attempt), step, leaf, index, reference.STEP)
 
     def stepped(
-        self, leaf: int, index: np.ndarray, old: Numbers, step: int, generation: int
+        self, leaf: int, index: np.ndarray, old: Numbers, step: int, attempt: int
     ) -> tuple[np.ndarray, Numbers]:
         """Returns the noise of a step, over r, and what coordinates hold after it."""
         (mu, w), a = self._rule, self.sizes[step]
-        z = self.of_step(leaf, index, step, generation)
+        z = self.of_step(leaf, index, step, attempt)
         g = self.r * z
         m = mu * old.m + g + w * old.theta
         size = np.abs(mu * old.m) + np.abs(g) + np.abs(w * old.theta)
@@ -165,7 +165,7 @@ class DeferredLaw:
         found: Table,
         new: Numbers,
         stop: int,
-        generation: int,
+        attempt: int,
         name: str,
     ) -> None:
         """Compares flushed numbers with those that they were rounded from, x to ceil(x - U)."""
@@ -178,7 +178,7 @@ class DeferredLaw:
                 continue
             cell, sure = _cell(stddev)
             flat = values.astype(np.float64).ravel()
-            u = reference.uniforms(self._key(generation), stop, leaf, index, purpose)
+            u = reference.uniforms(self._key(attempt), stop, leaf, index, purpose)
             low, high = (_own_cell(exact + sign * off) for sign in (-1, 1))
             size = np.maximum(cell, np.maximum(low, high))
             known = sure & (stddev > 0) & ((low == high) | (np.maximum(low, high) <= cell))
@@ -227,11 +227,11 @@ class WatchedRows:
         self._starts = starts(now)[at]
         self._known = np.ones(at.size, bool)
 
-    def step(self, step: int, shown: np.ndarray, generation: int, tests: Comparison) -> None:
+    def step(self, step: int, shown: np.ndarray, attempt: int, tests: Comparison) -> None:
         """Compares what a step leaves: float64[places]."""
         law, leaf, old = self._law, self._leaf, self._now
-        caught_up = law.caught_up(leaf, self._index, old, self._starts, step, generation)
-        _, new = law.stepped(leaf, self._index, caught_up, step, generation)
+        caught_up = law.caught_up(leaf, self._index, old, self._starts, step, attempt)
+        _, new = law.stepped(leaf, self._index, caught_up, step, attempt)
         read = self._any(shown != old.theta)
         self._known &= read | self._any(np.abs(new.theta - old.theta) > 2 * new.off_theta)
         at, r, name = read & self._known, law.r, f"{self._name} trained in step {step:,}"
@@ -241,16 +241,16 @@ class WatchedRows:
         )
         self._starts = np.where(read, step + 1, self._starts)
 
-    def flush(self, stop: int, found: Table, generation: int, tests: Comparison) -> None:
+    def flush(self, stop: int, found: Table, attempt: int, tests: Comparison) -> None:
         """Compares what a flush leaves of the rows that are looked at."""
         leaf, known = self._leaf, self._known
-        new = self._law.caught_up(leaf, self._index, self._now, self._starts, stop, generation)
+        new = self._law.caught_up(leaf, self._index, self._now, self._starts, stop, attempt)
         values, m = (
             None if x is None else x.ravel()[self._places][known] for x in (found[0], found[1])
         )
         parts = self._index[known], Table(values, m, None), jax.tree.map(lambda x: x[known], new)
         name = f"{self._name} at step {stop:,} of training"
-        self._law.compare_flushed(tests, leaf, *parts, stop, generation, name)
+        self._law.compare_flushed(tests, leaf, *parts, stop, attempt, name)
         self._begin(found)
 
     def _any(self, coordinates: np.ndarray) -> np.ndarray:

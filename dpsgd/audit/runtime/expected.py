@@ -79,12 +79,12 @@ class ExpectedNoise:
         steps: range,
         leaf: int,
         places: np.ndarray,
-        generation: int = 0,
+        attempt: int = 0,
         mechanism: Mechanism | None = None,
     ) -> np.ndarray:
         """Returns the noise of steps that begin without history: float64[steps, places]."""
         mechanism = mechanism or self.probe.mechanism
-        z = self._fresh(mechanism, steps, leaf, places, generation)
+        z = self._fresh(mechanism, steps, leaf, places, attempt)
         if self._toeplitz:
             column = self._noise.whiten(np.eye(len(steps), 1))[:, 0]
             matrix = np.tril(linalg.toeplitz(column))
@@ -94,9 +94,9 @@ class ExpectedNoise:
         return linalg.solve_triangular(matrix, z, lower=True)
 
     def _fresh(
-        self, mechanism: Mechanism, steps: range, leaf: int, places: np.ndarray, generation: int
+        self, mechanism: Mechanism, steps: range, leaf: int, places: np.ndarray, attempt: int
     ) -> np.ndarray:
-        probe, key = self.probe, self.key(mechanism, generation)
+        probe, key = self.probe, self.key(mechanism, attempt)
         if leaf in probe.tables:
             assert probe.snapshot is not None
             width = math.prod(probe.shapes[leaf][1:])
@@ -120,9 +120,9 @@ class ExpectedNoise:
         assert z is not None, "it states all of its z, or none"
         return np.ravel(z)
 
-    def key(self, mechanism: Mechanism, generation: int) -> np.ndarray:
+    def key(self, mechanism: Mechanism, attempt: int) -> np.ndarray:
         """Returns the key of a mechanism's noise under the audit's root."""
-        return mechanism.noise_key(self.probe.root, generation)
+        return mechanism.noise_key(self.probe.root, attempt)
 
 
 class Comparison:

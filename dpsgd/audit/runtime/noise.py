@@ -26,7 +26,7 @@ from dpsgd.noise.keys import ROOT_BYTES, RootKey
 
 NOISE = "noise is what key, step and place give, in every leaf"
 MATRIX = "noise has the bands and the columns that were claimed"
-KEYS = "other generations and roots have other keys"
+KEYS = "other attempts and roots have other keys"
 FULL = "full batches have noise at every C"
 
 _EVERY = 2**19  # coordinates of a release that are compared, where there are more
@@ -109,19 +109,19 @@ class _Looks:
         members: Sequence[int] | np.ndarray,
         mechanism: Mechanism | None,
         step: int,
-        generation: int,
+        attempt: int,
         most: int,
         without: Collection[int] = (),
     ) -> None:
         """Compares the noise of one release, of a batch whose sum is next to 0."""
         of = mechanism or self._probe.mechanism
-        release = self._probe.release(members, of, step=step, generation=generation)
+        release = self._probe.release(members, of, step=step, attempt=attempt)
         scale = self._scale(of)
         where = f"step {step:,} of {'a full' if len(members) else 'an empty'} batch"
         steps = range(step, step + 1)
         for k, places, cast in self._leaves(most, without):
             found = release[k][places] * scale
-            (noise,) = self._expected.of(steps, k, places, generation, of)
+            (noise,) = self._expected.of(steps, k, places, attempt, of)
             allowed = self._expected.allowed + cast * np.abs(noise)
             self._found.add(found, noise, allowed, f"{self._probe.names[k]} at {where}", k)
 
@@ -144,7 +144,7 @@ class _Looks:
         probe, first = self._probe, self._first
         scale = self._scale(probe.mechanism)
         every = probe.full_batch
-        one, other = (probe.release(every, step=first, generation=g) for g in range(2))
+        one, other = (probe.release(every, step=first, attempt=g) for g in range(2))
         hidden, steps = set(), range(first, first + 1)
         unit = 2.0**-24 * (1 if repeats_exactly() else probe.places)  # of sums in any order
         for k, places, cast in self._leaves(_EVERY, ()):
@@ -200,16 +200,16 @@ def _column_is_priced(mechanism: Mechanism, matrix: np.ndarray) -> bool:
 
 
 def keys_check(mechanism: Mechanism, root: RootKey) -> CheckResult:
-    """Checks that another generation or root gives other keys; programs are seen to heed them.
+    """Checks that another attempt or root gives other keys; programs are seen to heed them.
 
     Among the roots are 0 and those that have one bit: each bit of a root must count.
     """
-    generations = [*range(16), *(2**k for k in range(4, 64))]
+    attempts = [*range(16), *(2**k for k in range(4, 64))]
     bits = [0, *(1 << k for k in range(8 * ROOT_BYTES))]
     roots = [RootKey(bit.to_bytes(ROOT_BYTES, "little"), insecure=False) for bit in bits]
-    of = [(root, generation) for generation in generations] + [(other, 0) for other in roots]
+    of = [(root, attempt) for attempt in attempts] + [(other, 0) for other in roots]
     distinct = min(
         len({mechanism.noise_key(*one).tobytes() for one in of}),
-        len({one.sampling_seed(generation) for one, generation in of}),
+        len({one.sampling_seed(attempt) for one, attempt in of}),
     )
     return CheckResult(KEYS, distinct == len(of), f"{distinct} of {len(of)}")

@@ -47,8 +47,8 @@ def law_check(expected: ExpectedNoise) -> CheckResult:
     """Tests the z that a noise states for a run, under the audit's keys."""
     mechanism = expected.probe.mechanism
 
-    def draw(generation: int, step: int, leaf: int, size: int) -> np.ndarray:
-        return expected.stated(expected.key(mechanism, generation), step, leaf, size, mechanism)
+    def draw(attempt: int, step: int, leaf: int, size: int) -> np.ndarray:
+        return expected.stated(expected.key(mechanism, attempt), step, leaf, size, mechanism)
 
     sizes, steps = expected.probe.sizes, mechanism.sampler.num_steps
     return normality_check(draw, noise_law(mechanism)[1], sizes, steps)
@@ -60,7 +60,7 @@ def normality_check(
     """Tests draws of several keys, steps and leaves.
 
     Args:
-      draw: (generation, step, leaf, size) -> z: float[size].
+      draw: (attempt, step, leaf, size) -> z: float[size].
       cell: Of the grid to which z is rounded, in standard deviations.
       sizes: Of the leaves.
       steps: Of the run.
@@ -73,9 +73,9 @@ def normality_check(
     of += [(0, 0, leaf, _OTHERS) for leaf in range(1, len(sizes))]
     repeats = Repeats(sum(size for *_, size in of), 2 * (0.4 * cell + 2.0**-24))
     digits = np.random.default_rng(0)  # in the place of those that the grid took away
-    for generation, step, leaf, size in of:
-        z = np.ravel(draw(generation, step, leaf, size)).astype(np.float32)
-        names.append(f"leaf {leaf} of step {step:,} under key {generation}")
+    for attempt, step, leaf, size in of:
+        z = np.ravel(draw(attempt, step, leaf, size)).astype(np.float32)
+        names.append(f"leaf {leaf} of step {step:,} under key {attempt}")
         vectors.append(z)
         add_energies(tests, z, names[-1])
         add_lags(tests, z, names[-1])

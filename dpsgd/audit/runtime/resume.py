@@ -42,7 +42,7 @@ def wrong_noise(
       state: With which it resumes.
       params: With which it began.
       key: Of its noise.
-      first_step: With which the generation of that key began.
+      first_step: With which the attempt of that key began.
     """
     if state.pending:
         return _wrong_rows(state, params)

@@ -26,12 +26,12 @@ def run(config: LedgerConfig) -> None:
     if not folder.ledger_path.is_file():
         folder = RunDirectory.open(config.run, finished=False)
     history = folder.history()
-    if history.selection is not None and not history.generations:
+    if history.selection is not None and not history.attempts:
         print("nothing is released yet; whatever will be costs what is said below")
-    for generation in history.generations:
-        mechanism, steps = generation.terms.mechanism, generation.steps
+    for attempt in history.attempts:
+        mechanism, steps = attempt.terms.mechanism, attempt.steps
         print(
-            f"generation {generation.index}: {counted(len(steps), 'step')} from {steps.start:,} "
+            f"attempt {attempt.index}: {counted(len(steps), 'step')} from {steps.start:,} "
             f"declared of {mechanism.num_steps:,}; noise multiplier "
             f"{mechanism.noise_multiplier:.6g}; {mechanism.sampler}"
         )

@@ -165,11 +165,11 @@ class ClickModels:
 
     def describe(self) -> dict[str, Any]:
         """Returns sizes, columns and hash seed: all that `described` needs."""
-        from dpsgd.runs.records import plain
+        from dpsgd.runs.records import to_json
 
         return {
-            "model_sizes": plain(self.sizes),
-            "schema": plain(self.schema),
+            "model_sizes": to_json(self.sizes),
+            "schema": to_json(self.schema),
             "hash_seed": self.hash_seed,
             "headline": "test_auc",
             "better": "higher",

@@ -91,9 +91,9 @@ class ImageModels:
 
     def describe(self) -> dict[str, Any]:
         """Returns the sizes: all that `described` needs."""
-        from dpsgd.runs.records import plain
+        from dpsgd.runs.records import to_json
 
-        return {"sizes": plain(self.sizes), "headline": "test_accuracy", "better": "higher"}
+        return {"sizes": to_json(self.sizes), "headline": "test_accuracy", "better": "higher"}
 
     @staticmethod
     def described(description: Mapping[str, Any], where: str = "task") -> DescribedImages:

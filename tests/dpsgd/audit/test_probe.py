@@ -83,13 +83,13 @@ def test_releases_show_the_sum_of_whoever_takes_part(program):
         assert leaf.tobytes() == empty.tobytes()
 
 
-def test_steps_and_generations_name_the_noise_and_numbers_of_the_mechanism_are_arguments(program):
+def test_steps_and_attempts_name_the_noise_and_numbers_of_the_mechanism_are_arguments(program):
     first, again = program.release(), program.release()
     assert all(a.tobytes() == b.tobytes() for a, b in zip(first, again, strict=True))
     doubled = dataclasses.replace(program.mechanism, l2_clip_norm=2e3)
     for other in (
         program.release(step=1),
-        program.release(generation=1),
+        program.release(attempt=1),
         program.release((), doubled),
     ):
         assert not np.array_equal(first[1], other[1])
@@ -118,7 +118,7 @@ def test_it_is_the_executable_that_trains_and_watched_blocks_hold_the_same_relea
     quiet = dataclasses.replace(program.mechanism, noise_multiplier=2.0**10, l2_clip_norm=2.0**-10)
     places = [np.asarray(at) for at in Watch.nothing(program.state.params).places]
     seen = next(
-        program.blocks(program.begun(3), quiet, generation=0, places=places, return_gradient=True)
+        program.blocks(program.begun(3), quiet, attempt=0, places=places, return_gradient=True)
     )
     assert seen.steps.start == 3
     shown = np.split(np.asarray(seen.watched), np.cumsum([len(at) for at in places])[:-1], axis=1)
@@ -157,8 +157,7 @@ def test_the_sum_of_a_loss_that_draws_is_one_whatever_the_noise():
     state = algorithm.init(jnp.zeros(D), mechanism)
     program = Probe(algorithm, mechanism, state, ROWS)
     sums = [
-        8 * (program.release([0, 1], generation=g)[0] - program.release(generation=g)[0])
-        for g in (0, 1)
+        8 * (program.release([0, 1], attempt=g)[0] - program.release(attempt=g)[0]) for g in (0, 1)
     ]
     assert np.linalg.norm(sums[0]) > 1
     np.testing.assert_allclose(*sums, atol=1e-3)

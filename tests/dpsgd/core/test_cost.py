@@ -40,7 +40,7 @@ from dpsgd import (
 from dpsgd.audit.black_box import black_box_audit
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.planning import plan
-from dpsgd.runs.history import Generation, History
+from dpsgd.runs.history import Attempt, History
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.selection import Selection
 from dpsgd.runs.terms import Terms
@@ -400,7 +400,7 @@ def declared(sigma):
     found = History()
     for index, (each, steps) in enumerate([(sigma, range(30)), (20.0, range(10, 11))]):
         terms = Terms(mechanism(SAMPLERS["deterministic"], each), DELTA, False, {})
-        found.generations.append(Generation(index, index, terms, "", steps))
+        found.attempts.append(Attempt(index, index, terms, "", steps))
     return found.guarantee()
 
 

@@ -28,7 +28,7 @@ SAMPLERS = [
 
 
 def drawn(folder, sampler, first_step=0, seed=SEED, **changes):
-    draw = Draw.of(sampler, DATA, run="a run", generation=7, first_step=first_step)
+    draw = Draw.of(sampler, DATA, run="a run", attempt=7, first_step=first_step)
     draw = dataclasses.replace(draw, **{"steps_per_file": 3, **changes})
     folder.mkdir(0o700)
     write_manifest(folder, draw, seed, draw_here(folder, draw, seed, DATA), DATA)
@@ -84,7 +84,7 @@ def test_files_and_their_folder_are_their_owners_alone(tmp_path):
 OTHERS = {
     "another seed": (SEED + 1, {}),
     "another run": (SEED, {"run": "another"}),
-    "another generation": (SEED, {"generation": 8}),
+    "another attempt": (SEED, {"attempt": 8}),
     "another sampler": (SEED, {"sampler": Poisson(100, 8, 3, max_batch_size=11)}),
 }
 
@@ -93,19 +93,19 @@ OTHERS = {
 def test_batches_of_anything_else_are_refused(tmp_path, other):
     draw = drawn(tmp_path / "batches", SAMPLERS[2])
     seed, changes = OTHERS[other]
-    with pytest.raises(ValueError, match="of another run, or of another generation"):
+    with pytest.raises(ValueError, match="of another run, or of another attempt"):
         BatchFiles(tmp_path / "batches", dataclasses.replace(draw, **changes), seed, DATA)
 
 
-def test_a_manifest_that_is_edited_for_another_generation_does_not_fit_its_seal(tmp_path):
+def test_a_manifest_that_is_edited_for_another_attempt_does_not_fit_its_seal(tmp_path):
     draw = drawn(tmp_path / "batches", SAMPLERS[2])
     manifest = tmp_path / "batches" / "batches.json"
     record = json.loads(manifest.read_text())
-    record["draw"]["generation"] = 8
+    record["draw"]["attempt"] = 8
     manifest.write_text(json.dumps(record))
     manifest.chmod(0o600)
-    with pytest.raises(ValueError, match="of another run, or of another generation"):
-        BatchFiles(tmp_path / "batches", dataclasses.replace(draw, generation=8), SEED, DATA)
+    with pytest.raises(ValueError, match="of another run, or of another attempt"):
+        BatchFiles(tmp_path / "batches", dataclasses.replace(draw, attempt=8), SEED, DATA)
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "missing", "swapped"])
@@ -141,7 +141,7 @@ def test_rows_of_other_columns_are_refused(tmp_path):
 
 def test_shards_are_refused():
     with pytest.raises(ValueError, match="2 data shards"):
-        Draw.of(Poisson(100, 8, num_shards=2), DATA, run="r", generation=0, first_step=0)
+        Draw.of(Poisson(100, 8, num_shards=2), DATA, run="r", attempt=0, first_step=0)
 
 
 def test_batches_are_destroyed_though_their_manifest_is_damaged(tmp_path):

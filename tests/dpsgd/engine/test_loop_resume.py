@@ -86,9 +86,9 @@ def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
     [(SAMPLERS[0], 1.0), (SAMPLERS[3], 0.0)],
     ids=["noise alone", "batches alone"],
 )
-def test_another_generation_draws_other_noise_and_other_batches(sampler, noise_multiplier):
+def test_another_attempt_draws_other_noise_and_other_batches(sampler, noise_multiplier):
     private = mechanism(sampler, noise_multiplier)
-    first, second = (run(private, initial(), generation=g)[1] for g in (0, 1))
+    first, second = (run(private, initial(), attempt=g)[1] for g in (0, 1))
     assert not np.array_equal(first.params["w"], second.params["w"])
 
 

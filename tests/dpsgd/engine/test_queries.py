@@ -134,7 +134,7 @@ def test_releases_of_different_things_never_share_noise():
         "another statistic": noise(doubled),
         "another sigma": noise(of=mechanism(2, 4.0, 2.0), scale=2),
         "another C": noise(of=mechanism(2, 8.0, 1.0), scale=2),
-        "another generation": noise(generation=1),
+        "another attempt": noise(attempt=1),
         "another root": released(zeros, of),
     }
     names = list(found)

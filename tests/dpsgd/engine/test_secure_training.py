@@ -196,7 +196,7 @@ def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
     resumed = run(begun, block_steps=3)
     assert resumed.step == whole.step == 16
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
-    other = run(private.init(start()), block_steps=4, generation=1)
+    other = run(private.init(start()), block_steps=4, attempt=1)
     assert np.all(flat(other.params) != flat(whole.params))
 
 
@@ -233,7 +233,7 @@ def test_the_ledger_says_how_noise_was_drawn_and_refuses_to_mix(tmp_path, first)
         assert path.read_bytes() == before
     assert json.loads(before.splitlines()[0])["noise"] == noise_record(laws[first])
     history = read(path)
-    assert history.generations[0].terms.mechanism.noise == laws[first]
+    assert history.attempts[0].terms.mechanism.noise == laws[first]
     assert history.guarantee().secure_noise is first
 
 

@@ -435,7 +435,7 @@ def test_one_noise_serves_one_use(what, saved, tmp_path):
     again = begun(root, **SOUND)
     assert (np.asarray(again.watched) == np.asarray(kept.watched)).all()
     went_on = begun(root, **SOUND, state=again.state)
-    begun(root, **{**SOUND, **CHANGES[what]}, generation=1)
+    begun(root, **{**SOUND, **CHANGES[what]}, attempt=1)
     other = went_on.state._replace(step=jnp.int32(4))
     with pytest.raises(ValueError, match="had other parameters"):
         begun(root, **SOUND, state=other)

@@ -47,9 +47,9 @@ def columns(zeroed=()):
     return {"me": np.arange(N, dtype=np.int32), "scale": scale}
 
 
-def expected(generation, steps, shards=1):
+def expected(attempt, steps, shards=1):
     """The draws of every example in each step, for the keys as they are defined: [steps, N, D]."""
-    key, numbers, of = ROOT.loss_key(generation), np.arange(N), None
+    key, numbers, of = ROOT.loss_key(attempt), np.arange(N), None
     if shards > 1:
         of = Shards(N, shards).of(numbers)
         numbers = numbers - of * N // shards
@@ -64,7 +64,7 @@ def recording(microbatch_size):
     return dpsgd(draws_loss, recorder(10), microbatch_size=microbatch_size)
 
 
-def releases(sampler, *, zeroed=(), microbatch_size=None, generation=0, block_steps=10, **how):
+def releases(sampler, *, zeroed=(), microbatch_size=None, attempt=0, block_steps=10, **how):
     """The sum of every step, without noise and clipping: float32[steps, N, D]."""
     algorithm = recording(microbatch_size)
     for block in train_blocks(
@@ -73,7 +73,7 @@ def releases(sampler, *, zeroed=(), microbatch_size=None, generation=0, block_st
         algorithm.init(jnp.zeros((N, D))),
         columns(zeroed),
         root=ROOT,
-        generation=generation,
+        attempt=attempt,
         block_steps=block_steps,
         **how,
     ):
@@ -84,7 +84,7 @@ def releases(sampler, *, zeroed=(), microbatch_size=None, generation=0, block_st
 # Batches of a power of two, so that the mean over them is exact.
 LAYOUTS = {
     "at once": (Shuffle(N, 8, 2), {}),
-    "another generation": (Shuffle(N, 8, 2), {"generation": 5}),
+    "another attempt": (Shuffle(N, 8, 2), {"attempt": 5}),
     "microbatches, few steps at once": (
         BallsAndBins(N, 8, 2, max_batch_size=24),
         {"microbatch_size": 5, "block_steps": 3},
@@ -98,24 +98,24 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.short("at once", "another generation")
+@pytest.mark.short("at once", "another attempt")
 @pytest.mark.parametrize(("sampler", "how"), LAYOUTS.values(), ids=LAYOUTS)
 def test_draws_are_a_function_of_row_number_and_step_in_every_layout(sampler, how):
-    generation = how.get("generation", 0)
+    attempt = how.get("attempt", 0)
     found = releases(sampler, **how)
-    source = BatchSource(sampler, ROOT.sampling_seed(generation))
+    source = BatchSource(sampler, ROOT.sampling_seed(attempt))
     taken = np.zeros((sampler.num_steps, N, 1), np.float32)
     for step in range(sampler.num_steps):
         for one in source.passes(step):
             taken[step, one.indices[one.weights > 0]] = 1.0
     assert taken.sum() > N
     np.testing.assert_array_equal(
-        found, taken * expected(generation, sampler.num_steps, sampler.num_shards)
+        found, taken * expected(attempt, sampler.num_steps, sampler.num_shards)
     )
 
 
-def test_draws_differ_between_examples_steps_and_generations():
-    draws = np.concatenate([expected(generation, 10) for generation in (0, 1)])
+def test_draws_differ_between_examples_steps_and_attempts():
+    draws = np.concatenate([expected(attempt, 10) for attempt in (0, 1)])
     assert np.unique(draws).size > 0.999 * draws.size  # of 2^24 values
 
 

@@ -260,9 +260,9 @@ def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path)
                 changed = dataclasses.replace(
                     terms, mechanism=mechanism(other, terms.mechanism.sampler)
                 )
-                with pytest.raises(LedgerError, match=r"begun with .* noise and goes on only so"):
+                with pytest.raises(LedgerError, match=r"begun with .* noise and resumes only so"):
                     ledger.resume(changed, step=0, origin=NO_HEAD, repeatable=True)
-    assert read(tmp_path / "ledger").generations[0].terms.mechanism.noise == noise
+    assert read(tmp_path / "ledger").attempts[0].terms.mechanism.noise == noise
     record = json.loads((tmp_path / "ledger").read_text().splitlines()[0])
     assert record["noise"]["name"].split(":")[-1] in (
         "independent", "secure", "TwoBands", "banded toeplitz", "buffered toeplitz",
@@ -329,7 +329,7 @@ def test_the_guarantee_names_the_noise_and_what_it_leaves_open():
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=repr)
-def test_each_generation_of_a_run_has_a_noise_key_of_its_own(noise):
+def test_each_attempt_of_a_run_has_a_noise_key_of_its_own(noise):
     root = RootKey.from_entropy()
-    keys = [noise.key(root, generation).tolist() for generation in (0, 1, 0)]
+    keys = [noise.key(root, attempt).tolist() for attempt in (0, 1, 0)]
     assert keys[0] == keys[2] != keys[1]

@@ -30,7 +30,7 @@ from dpsgd.engine import algorithm, platt
 from dpsgd.engine import placement as placement_module
 from dpsgd.engine.placement import Placement
 from dpsgd.runs import job, run, training
-from dpsgd.runs.checkpoint import DUE
+from dpsgd.runs.checkpoint import PENDING
 from dpsgd.runs.fingerprint import code_digest, task_code_digest
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.processes import together
@@ -125,7 +125,7 @@ class Run:
         ends = time.monotonic() + 120
         while time.monotonic() < ends:
             with contextlib.suppress(ValueError):
-                if read(self.out / "ledger.jsonl").generations[-1].steps.stop >= stop:
+                if read(self.out / "ledger.jsonl").attempts[-1].steps.stop >= stop:
                     return
             time.sleep(0.02)
         self.end(0)
@@ -204,7 +204,7 @@ def outcome(out, *, ledger=True):
     return (
         params,
         (out / "diagnostics_not_private.jsonl").read_text(),
-        [(generation.index, generation.steps) for generation in history.generations],
+        [(attempt.index, attempt.steps) for attempt in history.attempts],
         report["epsilon_upper"],
         (out / "ledger.jsonl").read_text() if ledger else None,
     )
@@ -315,7 +315,7 @@ def unlike(folder):
 
 
 def other_number(folder):
-    """On another number of processes a run goes on as another generation, and counts as such."""
+    """On another number of processes a run goes on as another attempt, and counts as such."""
     run = Run(folder / "run", 2, all={"before": slowly, "insecure_seed": None})
     run.await_steps(8)
     planned = json.loads((run.out / "guarantee.json").read_text())["epsilon_upper"]
@@ -323,7 +323,7 @@ def other_number(folder):
     check_ended(run)
     go_on(run.out, 3)
     *_, steps, epsilon, _ = outcome(run.out)
-    check([number for number, _ in steps] == [0, 1], "three went on, as another generation")
+    check([number for number, _ in steps] == [0, 1], "three went on, as another attempt")
     check(steps[1][1].start > 0 and epsilon > planned, "which is counted in addition")
 
 
@@ -332,7 +332,7 @@ def between_line_and_sum(folder):
     whole = outcome(go_on(folder / "whole", 2))
     run = Run(folder / "run", 2, of={0: {"before": dying}})
     check_ended(run, but=(0,))
-    declared = read(run.out / "ledger.jsonl").generations[-1].steps.stop
+    declared = read(run.out / "ledger.jsonl").attempts[-1].steps.stop
     saved = max(int(path.stem) for path in (run.out / "checkpoints").glob("*.npz"))
     check((declared, saved) == (12, 8), "the third block was declared, and nothing made of it")
     check(outcome(go_on(run.out, 2)) == whole, "it is repeated, and counts once")
@@ -386,7 +386,7 @@ def sharded(folder):
 
 
 def lazy(folder, devices):
-    """Noise that is due lies in both processes: they die and stop before a flush, and go on."""
+    """Pending noise lies in both processes: they die and stop before a flush, and go on."""
     devices, words = int(devices), tiny_task.Words(words=2_000)
     given = {"tables_learning_rate": 1.0, "tables_momentum": 0.9, "flush_every": 12}
     how = {"task": words, "tables": "lazy", **given}
@@ -398,7 +398,7 @@ def lazy(folder, devices):
     run = Run(folder / "run", 2, devices=devices, all=how, of=of)
     run.await_steps(24)
     check_ended(run, but=(1,))
-    kept = [f"{12:012d}", f"{16:012d}{DUE}", f"{20:012d}{DUE}"]
+    kept = [f"{12:012d}", f"{16:012d}{PENDING}", f"{20:012d}{PENDING}"]
     kinds = ("npz", "part-0-of-2", "part-1-of-2")
     files = {f"{name}.{kind}" for name in kept for kind in kinds}
     check(checkpoints_of(run.out) == files, "they died between two flushes")
@@ -408,7 +408,7 @@ def lazy(folder, devices):
     of = {0: {"before": lambda: struck(signal.SIGTERM, 20)}}
     run = Run(run.out, 2, devices=devices, all=how, of=of)
     check(run.end() == [STOPPED] * 2, "a part was lost: they went on from the one before")
-    check(f"{20:012d}{DUE}.npz" in checkpoints_of(run.out), "and stopped between two flushes")
+    check(f"{20:012d}{PENDING}.npz" in checkpoints_of(run.out), "and stopped between two flushes")
     go_on(run.out, 2, devices=devices, all=how)
     check(outcome(run.out) == whole, "and went on to the same bits")
 
@@ -482,8 +482,8 @@ def noise_of_each():
     """Each process has noise of its own, and so a model of its own."""
     noise_key = mechanism.Mechanism.noise_key
 
-    def own(self, root, generation):
-        return noise_key(self, root, generation + jax.process_index())
+    def own(self, root, attempt):
+        return noise_key(self, root, attempt + jax.process_index())
 
     mechanism.Mechanism.noise_key = own
 

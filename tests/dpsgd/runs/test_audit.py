@@ -49,7 +49,7 @@ def test_the_audit_says_what_it_found_changes_no_bit_and_can_be_switched_off(tmp
     monkeypatch.setattr(
         RootKey,
         "noise_key",
-        lambda root, generation: keys.append(derive(root, generation)) or keys[-1],
+        lambda root, attempt: keys.append(derive(root, attempt)) or keys[-1],
     )
     lines = {
         name: run(line, config_of(insecure_seed=3, audit=name == "audited"), tmp_path / name)[

@@ -13,7 +13,6 @@ from tiny_task import Line, config_of
 from accounting import epsilon
 from dpsgd import Settings, run
 from dpsgd.engine import programs
-from dpsgd.engine.feed import Layout
 from dpsgd.runs import budget, report
 from dpsgd.runs.budget import Timing
 from dpsgd.runs.job import Job, rows_of
@@ -138,16 +137,14 @@ def test_an_epoch_is_timed_on_generated_rows_with_the_program_of_the_run(
     sampler = SETTINGS["balls-and-bins"](batch_size=16, epochs=epochs)
     spec = config_of(sampler=sampler, data_on=data_on)
     job = Job.of(Line(), resolve(spec, Line(), rows_of(Line())))
-    program = job.program_digest()
+    digest = job.program_digest()
     compiled = []
     inner = budget.train_blocks
 
     def train_blocks(algorithm, mechanism, state, rows, **options):
-        layout = Layout.of(
-            mechanism.sampler, rows, block_steps=options["block_steps"], data_on=options["data_on"]
-        )
         shapes = jax.eval_shape(lambda: state)
-        compiled.append(programs.digest(layout.program(algorithm, mechanism, shapes, rows)))
+        program = options["layout"].program(algorithm, mechanism, shapes, rows)
+        compiled.append(programs.digest(program))
         return inner(algorithm, mechanism, state, rows, **options)
 
     monkeypatch.setattr(budget, "train_blocks", train_blocks)
@@ -155,7 +152,7 @@ def test_an_epoch_is_timed_on_generated_rows_with_the_program_of_the_run(
     parts = job.algorithm, job.mechanism, job.start(), job.layout
     found = budget.time_steps(*parts, shapes, Line().generated)
     assert 0 < found.step <= found.epoch < 60
-    assert set(compiled) == {program}
+    assert set(compiled) == {digest}
 
 
 @pytest.mark.parametrize(
@@ -214,7 +211,7 @@ def test_a_run_of_which_fewer_epochs_are_chosen_is_planned_and_audited_for_these
     out = tmp_path / "run"
     Run.create(OPEN.but(learning_rate=0.1, budget_minutes=1.0), Recommending(), out)
     history = read(out / "ledger.jsonl")
-    mechanism = history.generations[0].terms.mechanism
+    mechanism = history.attempts[0].terms.mechanism
     assert mechanism.sampler.epochs == 4
     assert history.audit == f"of {mechanism.sampler}"
     planned = json.loads((out / "guarantee.json").read_text())

@@ -62,7 +62,7 @@ def contents(out, name):
 
 
 def declared(out):
-    return [generation.steps for generation in read(out / "ledger.jsonl").generations]
+    return [attempt.steps for attempt in read(out / "ledger.jsonl").attempts]
 
 
 # --- Part of the model and of its cost -----------------------------------------------------------
@@ -88,7 +88,7 @@ def test_the_model_is_what_the_sums_make_of_the_trained_one(whole, tmp_path):
 def test_what_a_run_costs_is_what_training_and_calibration_cost_together(tmp_path):
     record = run(calibrated, config(), tmp_path / "run")
     history = read(tmp_path / "run" / "ledger.jsonl")
-    mechanism = history.generations[0].terms.mechanism
+    mechanism = history.attempts[0].terms.mechanism
     assert declared(tmp_path / "run") == [range(WHOLE)]
     assert mechanism.full_sums == SUMS
     assert record["full_sums"] == dataclasses.asdict(SUMS)
@@ -102,7 +102,7 @@ def test_what_a_run_costs_is_what_training_and_calibration_cost_together(tmp_pat
 @pytest.mark.long
 def test_exact_noise_is_that_of_the_sums_too(tmp_path):
     record = run(calibrated, config(secure_noise=True), tmp_path / "run")
-    mechanism = read(tmp_path / "run" / "ledger.jsonl").generations[0].terms.mechanism
+    mechanism = read(tmp_path / "run" / "ledger.jsonl").attempts[0].terms.mechanism
     assert mechanism.of_sums().noise == mechanism.noise == Secure()
     assert record["epsilon_upper"] == cost([Segment(mechanism)], 1e-5).epsilon.upper
 
@@ -181,12 +181,12 @@ def test_where_bits_do_not_repeat_sums_count_once_more(tmp_path, monkeypatch, wh
     record = resume(out, calibrated)
     again = DECLARED[where] > SAVED[where]
     assert declared(out) == [range(WHOLE), range(STEPS, WHOLE)] if again else [range(WHOLE)]
-    planned = cost([Segment(read(out / "ledger.jsonl").generations[0].terms.mechanism)], 1e-5)
+    planned = cost([Segment(read(out / "ledger.jsonl").attempts[0].terms.mechanism)], 1e-5)
     assert (record["epsilon_upper"] > planned.epsilon.upper) == again
     assert record["epsilon_upper"] >= before
 
 
-def test_sums_under_another_generation_have_other_noise(tmp_path, monkeypatch):
+def test_sums_under_another_attempt_have_other_noise(tmp_path, monkeypatch):
     stopped = killed(tmp_path / "run", "declared and not released", monkeypatch)
     copy = shutil.copytree(stopped, tmp_path / "copy")
     resume(stopped, calibrated)
@@ -201,7 +201,7 @@ def test_what_was_declared_before_the_sums_is_the_cost_of_the_steps(tmp_path, mo
 
     out = killed(tmp_path / "run", "before the sums", monkeypatch)
     history = RunDirectory.open(out, finished=False).history()
-    mechanism = dataclasses.replace(history.generations[0].terms.mechanism, full_sums=None)
+    mechanism = dataclasses.replace(history.attempts[0].terms.mechanism, full_sums=None)
     found = history.guarantee()
     assert found.epsilon.upper == cost([Segment(mechanism)], 1e-5).epsilon.upper
     assert "if no release decides to stop there" in found.sentence()
@@ -242,7 +242,7 @@ def test_a_run_goes_on_only_with_the_calibration_that_it_was_begun_with(
         file.read_text().replace(f'"calibration": "{begun}"', f'"calibration": "{edited}"')
     )
     ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-    with pytest.raises(ValueError, match=f"begun with calibration {begun} and goes on only so"):
+    with pytest.raises(ValueError, match=f"begun with calibration {begun} and resumes only so"):
         resume(tmp_path / "run", calibrated)
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
 

@@ -71,29 +71,29 @@ def test_the_newest_two_are_kept(checkpoints):
     assert_is(checkpoints.latest(LIKE), 101)
 
 
-def due(step, table=None):
+def pending(step, table=None):
     table = Table(jnp.ones((4, 2)), None, jnp.full(4, step, jnp.int32)) if table is None else table
     params = {"table": table.values, "w": jnp.float32([step])}
     return TrainState(jnp.int32(step), params, ()).with_tables({0: table})
 
 
-def test_the_newest_without_noise_that_is_due_is_kept_and_found_by_itself(checkpoints):
+def test_the_newest_without_noise_that_is_pending_is_kept_and_found_by_itself(checkpoints):
     for step in (1, 2, 3, 4, 5, 6):
-        kind = state if step in (2, 3) else due
+        kind = state if step in (2, 3) else pending
         checkpoints.save(Checkpoint(kind(step), f"head {step}", 1.5))
     assert [path.name.lstrip("0") for path in files(checkpoints)] == [
         "3.npz",
-        "5.due.npz",
-        "6.due.npz",
+        "5.pending.npz",
+        "6.pending.npz",
     ]
     assert {path.stat().st_mode & 0o777 for path in files(checkpoints)} == {0o600}
-    newest = checkpoints.latest(LIKE, due(0))
-    jax.tree.map(np.testing.assert_array_equal, newest.state, due(6))
+    newest = checkpoints.latest(LIKE, pending(0))
+    jax.tree.map(np.testing.assert_array_equal, newest.state, pending(6))
     assert newest.state.pending
     assert_is(checkpoints.latest(LIKE), 3)
     assert checkpoints.latest_head() == "head 6"
     checkpoints.destroy_after(5)
-    assert [path.name.lstrip("0") for path in files(checkpoints)] == ["3.npz", "5.due.npz"]
+    assert [path.name.lstrip("0") for path in files(checkpoints)] == ["3.npz", "5.pending.npz"]
 
 
 @pytest.mark.parametrize("stride", [29, pytest.param(7, marks=pytest.mark.long)])
@@ -113,7 +113,7 @@ def test_a_flipped_byte_anywhere_is_noticed_or_without_effect(checkpoints, strid
     assert fell_back > len(whole) / stride / 4
 
 
-@pytest.mark.parametrize("kind", [state, due])
+@pytest.mark.parametrize("kind", [state, pending])
 def test_any_array_of_another_checkpoint_is_noticed(checkpoints, kind):
     for step in (1, 2, 3):
         checkpoints.save(Checkpoint(kind(step), f"head {step}", float(step)))
@@ -124,24 +124,24 @@ def test_any_array_of_another_checkpoint_is_noticed(checkpoints, kind):
     assert {"ledger_head", "seconds", "sha256", "state.step"} < set(changed)
     for name in changed:
         np.savez(newest, allow_pickle=False, **{**whole, name: others[name]})
-        found = checkpoints.latest(LIKE, due(0))
+        found = checkpoints.latest(LIKE, pending(0))
         assert (int(found.state.step), found.ledger_head, found.seconds) == (2, "head 2", 2.0), name
     for name in whole:  # or one less
         np.savez(newest, allow_pickle=False, **{n: x for n, x in whole.items() if n != name})
-        assert int(checkpoints.latest(LIKE, due(0)).state.step) == 2, name
+        assert int(checkpoints.latest(LIKE, pending(0)).state.step) == 2, name
     np.savez(newest, allow_pickle=False, **whole)
-    assert int(checkpoints.latest(LIKE, due(0)).state.step) == 3
+    assert int(checkpoints.latest(LIKE, pending(0)).state.step) == 3
 
 
-@pytest.mark.parametrize("kind", [state, due])
+@pytest.mark.parametrize("kind", [state, pending])
 def test_a_checkpoint_of_another_name_is_none(checkpoints, kind):
     for step in (2, 3):
         checkpoints.save(Checkpoint(kind(step), f"head {step}", 1.5))
     older, newer = files(checkpoints)
     shutil.copy(older, newer)  # what was restored from a copy, under a name that is not its own
-    assert int(checkpoints.latest(LIKE, due(0)).state.step) == 2
+    assert int(checkpoints.latest(LIKE, pending(0)).state.step) == 2
     shutil.copy(older, newer.with_name("000000000009.npz"))
-    assert int(checkpoints.latest(LIKE, due(0)).state.step) == 2
+    assert int(checkpoints.latest(LIKE, pending(0)).state.step) == 2
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -1], ids=["empty", "byte", "part", "all but one"])
@@ -290,24 +290,24 @@ def test_a_part_that_is_damaged_takes_all_to_the_checkpoint_before(tmp_path, dea
     assert Checkpoints(tmp_path / "c").latest_head() == "head 2"
 
 
-def test_rows_whose_noise_is_due_lie_in_parts_that_go_with_their_checkpoint(tmp_path, dealt):
+def test_rows_whose_noise_is_pending_lie_in_parts_that_go_with_their_checkpoint(tmp_path, dealt):
     folder, whole = tmp_path / "c", np.arange(8, dtype=np.float32).reshape(4, 2)
 
     def work(processes):
         for step in (1, 2, 3, 4):
             rows = Dealt(whole + step, processes.index, 2)
-            one = due(step, Table(rows, None, np.full(4, step, np.int32)))
+            one = pending(step, Table(rows, None, np.full(4, step, np.int32)))
             if step == 1:
                 one = TrainState(np.int32(1), {"table": rows}, ())
             Checkpoints(folder, processes).save(Checkpoint(one, f"head {step}", 1.5))
 
     assert together(2, work) == [None, None]
-    kept = {f"{1:012d}": "", f"{3:012d}": ".due", f"{4:012d}": ".due"}
+    kept = {f"{1:012d}": "", f"{3:012d}": ".pending", f"{4:012d}": ".pending"}
     kinds = ("npz", "part-0-of-2", "part-1-of-2")
     assert {path.name for path in folder.iterdir()} == {
         f"{name}{end}.{kind}" for name, end in kept.items() for kind in kinds
     }
-    like = due(0, Table(whole, None, np.zeros(4, np.int32)))
+    like = pending(0, Table(whole, None, np.zeros(4, np.int32)))
     found = Checkpoints(folder).latest(TrainState(np.int32(0), {"table": whole}, ()), like)
     placed = Placement(tuple(jax.devices()[:1])).put_state(found.state)
     np.testing.assert_array_equal(placed.raw_params["table"], whole + 4)

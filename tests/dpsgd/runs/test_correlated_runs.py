@@ -83,8 +83,8 @@ def auto(tmp_path_factory):
 def test_what_is_chosen_is_recorded_as_numbers_and_shown(auto):
     folder, lines = auto
     record = json.loads((folder / "whole" / "config.json").read_text())
-    (generation,) = read(folder / "whole" / "ledger.jsonl").generations
-    mechanism = generation.terms.mechanism
+    (attempt,) = read(folder / "whole" / "ledger.jsonl").attempts
+    mechanism = attempt.terms.mechanism
     chosen = record["chosen"]["noise"]
     assert chosen["bands"] == record["bands"] == mechanism.noise.bands == 10
     assert record["coefficients"] == list(mechanism.noise.coefficients)
@@ -132,7 +132,7 @@ def test_a_resumed_run_decides_nothing_and_a_history_that_is_lost_or_shifted_sho
             resume(out)
         return
     resume(out)
-    assert len(read(out / "ledger.jsonl").generations) == 1
+    assert len(read(out / "ledger.jsonl").attempts) == 1
     assert np.array_equal(params_of(out), params_of(folder / "whole"))
 
 
@@ -153,8 +153,8 @@ def test_a_run_with_buffers_records_their_numbers_and_goes_on_bit_for_bit(tmp_pa
     with pytest.raises(ValueError, match="does not hold the noise of its steps"):
         resume(tmp_path / "lost")
     record = json.loads((tmp_path / "cut" / "config.json").read_text())
-    (generation,) = read(tmp_path / "cut" / "ledger.jsonl").generations
-    mechanism = generation.terms.mechanism
+    (attempt,) = read(tmp_path / "cut" / "ledger.jsonl").attempts
+    mechanism = attempt.terms.mechanism
     noise = mechanism.noise
     assert (record["weights"], record["decays"]) == (list(noise.weights), list(noise.decays))
     assert noise == planning.best_noise(mechanism.sampler, buffers=2, momentum=0.9)
@@ -169,7 +169,7 @@ def test_a_run_goes_on_with_its_own_noise_alone(auto, tmp_path):
     other = {"bands": 2, "coefficients": [1.0, 0.5]}
     (out / "config.json").write_text(json.dumps({**record, **other}))
     before = (out / "ledger.jsonl").read_bytes()
-    with pytest.raises(LedgerError, match="begun with banded toeplitz noise and goes on only so"):
+    with pytest.raises(LedgerError, match="begun with banded toeplitz noise and resumes only so"):
         resume(out)
     assert (out / "ledger.jsonl").read_bytes() == before
 
@@ -182,7 +182,7 @@ def test_a_calibration_ends_the_run_with_independent_noise_and_is_paid_for(tmp_p
     config = sgd(**wanted, sampler=ORDER(**SIZES), bands=2)
     with few_rows_are_calibrated():
         report = run(calibrated, config, tmp_path / "run")
-    mechanism = read(tmp_path / "run" / "ledger.jsonl").generations[0].terms.mechanism
+    mechanism = read(tmp_path / "run" / "ledger.jsonl").attempts[0].terms.mechanism
     assert mechanism.noise.bands == 2
     assert mechanism.of_sums().noise == Independent()
     assert 5.9 < report["epsilon_upper"] <= 6.0

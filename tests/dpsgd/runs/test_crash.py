@@ -60,7 +60,7 @@ def test_killed_at_any_file_operation_a_calibrated_run_goes_on_to_the_same_bits(
 @pytest.mark.timeout(3600)
 def test_killed_at_any_file_operation_a_run_with_lazy_tables_goes_on_to_the_same_bits(tmp_path):
     points = drive(tmp_path, "balls-and-bins-lazy", "points", task=WORDS)
-    for file in (".000000000002.due.npz", ".000000000006.npz"):  # between flushes, and at one
+    for file in (".000000000002.pending.npz", ".000000000006.npz"):  # between flushes, and at one
         assert any(file in point for point in points)
 
 

@@ -48,7 +48,7 @@ def test_a_run_on_drawn_batches_releases_the_same_bits_and_destroys_them(
     Run.create(config_of(**HOST), line, out)
     assert Run.open(out).draw(folder) == 10
     assert not (folder / "seed").exists()
-    assert read(out / "ledger.jsonl").generations[0].steps == range(0, 0)  # nothing is declared
+    assert read(out / "ledger.jsonl").attempts[0].steps == range(0, 0)  # nothing is declared
     monkeypatch.setattr(Streamed, "hold", refuse_rows)
     resume(out)
     assert_same(out, whole)
@@ -81,26 +81,26 @@ def test_a_real_secret_draws_what_the_run_itself_would_draw(tmp_path):
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     Run.open(tmp_path / "a").draw(tmp_path / "batches")
     if read(tmp_path / "a" / "ledger.jsonl").head != read(tmp_path / "b" / "ledger.jsonl").head:
-        pytest.fail("drawing began a generation that training would not have begun")
+        pytest.fail("drawing began an attempt that training would not have begun")
     resume(tmp_path / "a")
     resume(tmp_path / "b")
     assert_same(tmp_path / "a", tmp_path / "b")
 
 
-def test_a_new_generation_needs_new_batches_and_counts_as_ever(tmp_path, monkeypatch):
+def test_a_new_attempt_needs_new_batches_and_counts_as_ever(tmp_path, monkeypatch):
     out, folder = tmp_path / "run", tmp_path / "batches"
     run_and_stop(line, config_of(data_on="host"), out)
     Run.open(out).draw(folder)
     digest = job.Job.program_digest
     monkeypatch.setattr(job.Job, "program_digest", lambda self: digest(self) + " changed")
-    with pytest.raises(ValueError, match=r"another generation.*draw them again.*batches\.json"):
+    with pytest.raises(ValueError, match=r"another attempt.*draw them again.*batches\.json"):
         resume(out)
     history = read(out / "ledger.jsonl")
-    assert [g.steps for g in history.generations] == [range(0, 16), range(16, 16)]
+    assert [g.steps for g in history.attempts] == [range(0, 16), range(16, 16)]
     Run.open(out).draw(folder)
     resume(out)
     history = read(out / "ledger.jsonl")
-    assert [g.steps for g in history.generations] == [range(0, 16), range(16, 30)]
+    assert [g.steps for g in history.attempts] == [range(0, 16), range(16, 30)]
     assert not folder.exists()
 
 

@@ -38,7 +38,7 @@ with short_blocks():
 
 
 def resumed(run, *, path=(CHECKOUT, HERE), folder=CHECKOUT, **variables):
-    """The generations of a run that another process, elsewhere, has gone on with."""
+    """The attempts of a run that another process, elsewhere, has gone on with."""
     installed = distribution("dpsgd").locate_file("")  # as this process has it
     subprocess.run(
         [sys.executable, "-c", RESUME, run],
@@ -53,7 +53,7 @@ def resumed(run, *, path=(CHECKOUT, HERE), folder=CHECKOUT, **variables):
             **variables,
         },
     )
-    return read(run / "ledger.jsonl").generations
+    return read(run / "ledger.jsonl").attempts
 
 
 @pytest.fixture
@@ -71,11 +71,11 @@ def test_another_process_in_another_checkout_and_folder_goes_on_to_the_same_bits
     for package in ("accounting", "samplers", "dpsgd"):
         shutil.copytree(CHECKOUT / package, elsewhere / package)
     shutil.copytree(HERE, elsewhere / "tests")
-    generations = resumed(
+    attempts = resumed(
         killed, path=(elsewhere, elsewhere / "tests"), folder=tmp_path, PYTHONHASHSEED="17"
     )
-    assert differing([one.terms.fingerprint for one in generations]) == []
-    assert len(generations) == 1
+    assert differing([one.terms.fingerprint for one in attempts]) == []
+    assert len(attempts) == 1
     for name in ("params.npz", "ledger.jsonl"):
         assert (killed / name).read_bytes() == (finished / name).read_bytes()
 

@@ -1,4 +1,4 @@
-"""Runs with lazy tables go on as others do, and noise that is due is never drawn twice."""
+"""Runs with lazy tables go on as others do, and pending noise is never drawn twice."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from dpsgd.runs.stop import Stopped
 
 RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS)
 BLOCKS = (4, 8, 12, 16, 20, 24, 28, 30)
-"""After which there is a checkpoint; after 12, 24 and 30 steps no noise is due."""
+"""After which there is a checkpoint; after 12, 24 and 30 steps no noise is pending."""
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def names(out):
 
 
 def segments(out):
-    return [(g.steps.start, g.steps.stop) for g in read(out / "ledger.jsonl").generations]
+    return [(g.steps.start, g.steps.stop) for g in read(out / "ledger.jsonl").attempts]
 
 
 def assert_same(one, other):
@@ -95,13 +95,13 @@ def test_a_run_that_goes_on_unchanged_ends_in_the_bits_of_an_undisturbed_one(
     assert not (out / "checkpoints").exists()
 
 
-def test_the_newest_checkpoint_without_noise_that_is_due_is_kept_beside_the_newest_two(tmp_path):
+def test_the_newest_checkpoint_without_pending_noise_is_kept_beside_the_newest_two(tmp_path):
     out = begun(tmp_path / "run", 20)
-    assert names(out) == ["12.npz", "16.due.npz", "20.due.npz"]
+    assert names(out) == ["12.npz", "16.pending.npz", "20.pending.npz"]
     assert {path.stat().st_mode & 0o777 for path in (out / "checkpoints").iterdir()} == {0o600}
-    due = np.load(out / "checkpoints" / f"{20:012d}.due.npz")
-    assert not any(name.startswith("state.params") for name in due)
-    assert (due["state.tables[0].steps"] == 12).any()  # rows that nobody read since the flush
+    pending = np.load(out / "checkpoints" / f"{20:012d}.pending.npz")
+    assert not any(name.startswith("state.params") for name in pending)
+    assert (pending["state.tables[0].steps"] == 12).any()  # rows that nobody read since the flush
 
 
 def another_machine(patch, out):
@@ -129,18 +129,18 @@ CHANGES = {
     "stopped, elsewhere": (20, "stopped", another_machine, [(0, 20), (20, 30)]),
     "killed, elsewhere": (20, "killed", another_machine, [(0, 20), (12, 30)]),
     "killed before a flush, elsewhere": (12, "killed", another_machine, [(0, 12), (0, 30)]),
-    # What is due was promised with the noise of other step sizes.
+    # What is pending was promised with the noise of other step sizes.
     "stopped, other settings": (20, "stopped", other_settings, [(0, 20), (12, 30)]),
     "stopped, no bits repeat": (20, "stopped", bits_that_do_not_repeat, [(0, 30)]),
     "killed, no bits repeat": (20, "killed", bits_that_do_not_repeat, [(0, 20), (12, 30)]),
-    # Its original may draw what is due.
+    # Its original may draw what is pending.
     "stopped, a copy": (20, "stopped", a_copy, [(0, 20), (12, 30)]),
 }
 
 
 @pytest.mark.short("killed, elsewhere", "stopped, a copy")
 @pytest.mark.parametrize(("step", "how", "change", "expected"), CHANGES.values(), ids=CHANGES)
-def test_noise_that_is_due_is_left_to_those_who_declared_it_or_to_one_heir(
+def test_noise_that_is_pending_is_left_to_those_who_declared_it_or_to_one_heir(
     tmp_path, monkeypatch, step, how, change, expected
 ):
     out, begins = begun(tmp_path / "run", step, how), []
@@ -157,7 +157,7 @@ def test_noise_that_is_due_is_left_to_those_who_declared_it_or_to_one_heir(
     for first, left in begins:
         assert all(checkpoint <= first for checkpoint in left)
     history = RunDirectory(out).history()
-    mechanisms = {g.terms.mechanism for g in history.generations}
+    mechanisms = {g.terms.mechanism for g in history.attempts}
     if len(mechanisms) == 1:
         (mechanism,) = mechanisms
         steps = [range(*one) for one in expected]
@@ -180,20 +180,20 @@ def test_a_damaged_checkpoint_gives_way_to_one_before(tmp_path, whole, damaged):
 
 def test_a_damaged_checkpoint_is_not_gone_on_with_by_others(tmp_path, monkeypatch):
     out = begun(tmp_path / "run", 20)
-    newest = out / "checkpoints" / f"{20:012d}.due.npz"
+    newest = out / "checkpoints" / f"{20:012d}.pending.npz"
     newest.write_bytes(newest.read_bytes()[:-100])
     another_machine(monkeypatch, out)
     resume(out, words)
     assert segments(out) == [(0, 20), (12, 30)]  # and not from 16, beyond which steps are declared
 
 
-def test_a_ledger_begins_no_generation_that_would_draw_what_is_due_again(tmp_path):
+def test_a_ledger_begins_no_attempt_that_would_draw_what_is_pending_again(tmp_path):
     out = begun(tmp_path / "run", 20)
     with Ledger.open(out / "ledger.jsonl") as ledger:
-        last = ledger.history.generations[-1]
+        last = ledger.history.attempts[-1]
         where = {"step": 16, "origin": ledger.history.head, "repeatable": False}
         with pytest.raises(LedgerError, match="would be drawn twice"):
-            ledger.resume(last.terms, due=True, **where)
+            ledger.resume(last.terms, pending=True, **where)
     assert segments(out) == [(0, 20)]
 
 

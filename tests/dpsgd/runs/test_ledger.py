@@ -66,7 +66,7 @@ def terms(sampler, *, noise_multiplier=SIGMA, code="a", reproducible=False):
 
 
 def declared(path, sampler=SAMPLERS[3], blocks=((0, 8), (8, 16))):
-    """A closed ledger of one generation with these blocks."""
+    """A closed ledger of one attempt with these blocks."""
     with Ledger.create(path, terms(sampler)) as ledger:
         for block in blocks:
             ledger.declare(range(*block))
@@ -97,7 +97,7 @@ def test_a_whole_run_costs_what_its_sampler_states(path, sampler):
 def test_the_file_alone_gives_back_the_terms(path, sampler):
     with Ledger.create(path, terms(sampler)) as ledger:
         assert read(path) == ledger.history
-    told = read(path).generations[0].terms
+    told = read(path).attempts[0].terms
     assert told.record() == terms(sampler).record()
     assert told.mechanism.privacy() == terms(sampler).mechanism.privacy()
     assert told.mechanism.sampler.padded_batch_size == sampler.padded_batch_size
@@ -111,7 +111,7 @@ def test_samplers_of_units_are_priced_by_the_file_alone(path, sampler):
         ledger.declare(range(40))
         assert ledger.resume(terms(sampler), step=40, origin=ledger.history.head, repeatable=True)
     history = read(path)
-    assert len(history.generations) == 1  # these are the terms that it was created with
+    assert len(history.attempts) == 1  # these are the terms that it was created with
     guarantee = history.guarantee()
     assert guarantee.epsilon == epsilon(sampler.privacy(SIGMA), DELTA)
     assert guarantee.unit == sampler.unit
@@ -130,7 +130,7 @@ def test_a_tree_of_the_same_shape_with_other_examples_is_another_tree(path):
 
 def test_a_sampler_read_from_the_file_does_not_draw(path):
     Ledger.create(path, terms(OF_UNITS[0])).close()
-    sampler = read(path).generations[0].terms.mechanism.sampler
+    sampler = read(path).attempts[0].terms.mechanism.sampler
     with pytest.raises(ValueError, match="only the shape of this sampler's tree is known"):
         BatchSource(sampler, seed=1).batch(0)
 
@@ -175,7 +175,7 @@ def test_an_unfinished_run_names_the_price_of_stopping_by_looking(path, sampler)
     assert not [note for note in read(path).guarantee().notes if "stop" in note]
 
 
-def test_the_price_of_stopping_by_looking_counts_all_generations(path):
+def test_the_price_of_stopping_by_looking_counts_all_attempts(path):
     declared(path, SAMPLERS[2], [(0, 16)])
     with Ledger.open(path) as ledger:
         head = ledger.history.heads[1]
@@ -270,7 +270,7 @@ def test_what_was_not_declared_costs_nothing(path):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_steps_run_again_in_a_new_generation_are_counted_again(path, sampler):
+def test_steps_run_again_in_a_new_attempt_are_counted_again(path, sampler):
     declared(path, sampler, [(0, 8), (8, 16)])
     once = read(path).guarantee().epsilon.upper
     with Ledger.open(path) as ledger:
@@ -284,17 +284,17 @@ def test_steps_run_again_in_a_new_generation_are_counted_again(path, sampler):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_steps_run_again_in_the_same_generation_are_counted_once(path, sampler):
+def test_steps_run_again_in_the_same_attempt_are_counted_once(path, sampler):
     declared(path, sampler, [(0, 8), (8, 16)])
     before = path.read_bytes()
     with Ledger.open(path) as ledger:
         head = ledger.history.heads[1]
-        generation = ledger.resume(terms(sampler), step=8, origin=head, repeatable=True)
-        assert generation.index == 0
+        attempt = ledger.resume(terms(sampler), step=8, origin=head, repeatable=True)
+        assert attempt.index == 0
         ledger.declare(range(8, 16))
         assert path.read_bytes() == before
         ledger.declare(range(12, 20))
-    assert read(path).generations[0].steps == range(0, 20)
+    assert read(path).attempts[0].steps == range(0, 20)
 
 
 def test_different_mechanisms_add_up_by_basic_composition(path):
@@ -348,7 +348,7 @@ def test_a_price_of_changed_mechanisms_names_its_condition(path, changes, change
     ("noise_multiplier", "reproducible", "why"),
     [(0.0, False, "no noise"), (1.0, True, "guesses the seed")],
 )
-def test_one_unprotected_generation_voids_the_guarantee(path, noise_multiplier, reproducible, why):
+def test_one_unprotected_attempt_voids_the_guarantee(path, noise_multiplier, reproducible, why):
     declared(path)
     with Ledger.open(path) as ledger:
         bad = terms(SAMPLERS[3], noise_multiplier=noise_multiplier, reproducible=reproducible)
@@ -365,7 +365,7 @@ def test_one_unprotected_generation_voids_the_guarantee(path, noise_multiplier, 
 
 
 def resumed(path, **changes):
-    """The generation in which a run goes on at step 8, from a checkpoint of its own path."""
+    """The attempt in which a run goes on at step 8, from a checkpoint of its own path."""
     how = {"terms": terms(SAMPLERS[3]), "step": 8, "repeatable": True} | changes
     with Ledger.open(path) as ledger:
         how.setdefault("origin", ledger.history.heads[1])
@@ -373,7 +373,7 @@ def resumed(path, **changes):
 
 
 def test_everything_unchanged_keeps_the_keys(path):
-    assert resumed(declared(path)).key == read(path).generations[0].key
+    assert resumed(declared(path)).key == read(path).attempts[0].key
 
 
 @pytest.mark.parametrize(
@@ -387,29 +387,29 @@ def test_everything_unchanged_keeps_the_keys(path):
     ids=["code", "noise", "sampler", "machine"],
 )
 def test_anything_changed_brings_new_keys(path, changes):
-    generation = resumed(declared(path), **changes)
-    assert generation.index == 1
-    assert 0 < generation.key < 2**64
+    attempt = resumed(declared(path), **changes)
+    assert attempt.index == 1
+    assert 0 < attempt.key < 2**64
 
 
 def test_nothing_to_repeat_keeps_the_keys_on_any_machine(path):
     declared(path)
-    generation = resumed(path, step=16, origin=read(path).head, repeatable=False)
-    assert generation.key == read(path).generations[0].key
+    attempt = resumed(path, step=16, origin=read(path).head, repeatable=False)
+    assert attempt.key == read(path).attempts[0].key
 
 
-def test_a_checkpoint_from_before_the_generation_brings_new_keys(path):
-    # The last generation's steps were taken from another state: its noise must not be used again.
+def test_a_checkpoint_from_before_the_attempt_brings_new_keys(path):
+    # The last attempt's steps were taken from another state: its noise must not be used again.
     declared(path)
     old = read(path).heads[1]
     resumed(path, terms=terms(SAMPLERS[3], code="b"), step=16, origin=read(path).head)
     with Ledger.open(path) as ledger:
         ledger.declare(range(16, 24))
-    generation = resumed(path, terms=terms(SAMPLERS[3], code="b"), step=8, origin=old)
-    assert generation.index == 2
+    attempt = resumed(path, terms=terms(SAMPLERS[3], code="b"), step=8, origin=old)
+    assert attempt.index == 2
 
 
-def test_dying_at_once_in_a_new_generation_does_not_begin_another(path):
+def test_dying_at_once_in_a_new_attempt_does_not_begin_another(path):
     first = resumed(declared(path), terms=terms(SAMPLERS[3], code="b"))
     again = resumed(path, terms=terms(SAMPLERS[3], code="b"))
     assert first == again
@@ -436,9 +436,9 @@ def test_copies_that_are_resumed_in_one_way_get_different_keys(path, changes):
     declared(path)
     copy = path.with_name("copy.jsonl")
     copy.write_bytes(path.read_bytes())
-    generations = [resumed(at, **changes) for at in (path, copy)]
-    assert [generation.index for generation in generations] == [1, 1]
-    assert len({generation.key for generation in (*read(path).generations, *generations)}) == 3
+    attempts = [resumed(at, **changes) for at in (path, copy)]
+    assert [attempt.index for attempt in attempts] == [1, 1]
+    assert len({attempt.key for attempt in (*read(path).attempts, *attempts)}) == 3
 
 
 @pytest.mark.parametrize(
@@ -450,21 +450,19 @@ def test_a_copy_keeps_the_keys_only_where_it_repeats_what_its_original_does(
 ):
     declared(path)
     how = {"step": 16, "origin": read(path).head, "repeatable": repeatable, "alone": alone}
-    generation = resumed(path, **how)
-    assert generation.index == index
+    attempt = resumed(path, **how)
+    assert attempt.index == index
 
 
-def test_the_first_generation_of_a_run_has_keys_that_no_other_run_has(path):
-    keys = {
-        read(declared(path.with_name(name), blocks=[])).generations[0].key for name in ("a", "b")
-    }
+def test_the_first_attempt_of_a_run_has_keys_that_no_other_run_has(path):
+    keys = {read(declared(path.with_name(name), blocks=[])).attempts[0].key for name in ("a", "b")}
     assert len(keys) == 2
     assert 0 not in keys
 
 
 def test_only_reproducible_noise_begins_without_a_nonce(path):
     Ledger.create(path, terms(SAMPLERS[3], reproducible=True)).close()
-    assert read(path).generations[0].key == 0
+    assert read(path).attempts[0].key == 0
     body = json.loads(path.read_text())
     del body["hash"]
     path.write_bytes(line_of(body | {"reproducible_noise": False}, NO_HEAD)[0])
@@ -520,7 +518,7 @@ def test_a_checkpoint_that_this_run_never_wrote_is_refused(path, step, origin, c
     with pytest.raises(LedgerError, match=f"the checkpoint of step {step} "):
         resumed(path, terms=terms(SAMPLERS[3], code=code), step=step, origin=origin)
     assert path.read_bytes() == content
-    beginning = {"generation": 2, "first_step": step, "origin": origin, "nonce": "00"}
+    beginning = {"attempt": 2, "first_step": step, "origin": origin, "nonce": "00"}
     line = line_of(beginning | terms(SAMPLERS[3]).record(), read(path).head)[0]
     path.write_bytes(content + line)  # nor is a ledger believed that says so
     with pytest.raises(LedgerError, match=rf"line 6: .*the checkpoint of step {step} "):
@@ -601,7 +599,7 @@ def test_a_deleted_ledger_is_refused(path):
 def test_a_line_that_a_crash_tore_counts_nothing_and_is_removed(path, cut):
     content = declared(path).read_bytes()
     path.write_bytes(content[:-cut])
-    assert read(path).generations[0].steps == range(0, 8)
+    assert read(path).attempts[0].steps == range(0, 8)
     with Ledger.open(path) as ledger:
         ledger.declare(range(8, 16))
     assert path.read_bytes() == content
@@ -615,7 +613,7 @@ def test_a_second_writer_is_refused_and_the_lock_ends_with_the_first(path):
     Ledger.open(path).close()
 
 
-@pytest.mark.parametrize("steps", [(16, 24), (6, 12)], ids=["gap", "before the generation"])
+@pytest.mark.parametrize("steps", [(16, 24), (6, 12)], ids=["gap", "before the attempt"])
 def test_steps_that_do_not_join_are_refused(path, steps):
     declared(path, blocks=[(0, 8)])
     with Ledger.open(path) as ledger:
@@ -665,12 +663,12 @@ def test_a_name_of_something_else_is_no_sampler(path, name):
         read(path)
 
 
-def test_a_forged_generation_is_refused_without_repeating_it(path):
+def test_a_forged_attempt_is_refused_without_repeating_it(path):
     content = declared(path).read_text().splitlines()
-    body = json.loads(content[0]) | {"generation": "9" * 5_000}
+    body = json.loads(content[0]) | {"attempt": "9" * 5_000}
     del body["hash"]
     path.write_bytes(line_of(body, NO_HEAD)[0])
-    with pytest.raises(LedgerError, match="line 1: generation: str is not an instance of int") as e:
+    with pytest.raises(LedgerError, match="line 1: attempt: str is not an instance of int") as e:
         read(path)
     assert len(str(e.value)) < 500
 
@@ -695,9 +693,9 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(path, monkeypatch, fails):
             with pytest.raises(OSError, match=f"No space left.*{path}"):
                 ledger.declare(range(16, 24))
         assert path.read_bytes() == before
-        assert ledger.history.generations[0].steps == range(0, 16)
+        assert ledger.history.attempts[0].steps == range(0, 16)
         ledger.declare(range(16, 24))
-    assert read(path).generations[0].steps == range(0, 24)
+    assert read(path).attempts[0].steps == range(0, 24)
 
 
 def test_a_declaration_is_on_the_disk_when_it_returns(path, monkeypatch):
@@ -727,6 +725,6 @@ def test_reading_a_million_declared_steps_takes_no_time_that_anybody_notices(pat
     with open(path, "ab") as file:
         file.write(b"".join(lines))
     before = time.process_time()
-    assert len(read(path).generations[0].steps) == 1_000_000
+    assert len(read(path).attempts[0].steps) == 1_000_000
     assert time.process_time() - before < 1.5
     assert json.loads(lines[-1])["steps"][1] == 1_000_000

@@ -68,7 +68,7 @@ def test_a_run_compiles_its_step_once_and_so_does_its_resumption(
     assert compiled("_run_block") == 2
     assert taken == list(range(30))
     assert len(blocks) >= 4
-    assert len(read(tmp_path / "run" / "ledger.jsonl").generations) == 1
+    assert len(read(tmp_path / "run" / "ledger.jsonl").attempts) == 1
 
 
 @pytest.mark.long

@@ -41,9 +41,9 @@ def test_a_sampler_of_ones_own_is_trained_stopped_and_resumed_by_its_qualified_n
     record = resume(stopped, progress=said.append)
     assert "importing the module of the run's own sampler, own_sampler:Coins" in said
     history = RunDirectory.open(stopped).history()
-    assert len(history.generations) == 1  # nothing was taken anew
+    assert len(history.attempts) == 1  # nothing was taken anew
     sampler = Coins(160, 16, 3, heads=0.25)
-    assert history.generations[0].terms.mechanism.sampler == sampler
+    assert history.attempts[0].terms.mechanism.sampler == sampler
     assert record["epsilon_upper"] == epsilon(sampler.privacy(1.0), 1e-5).upper
     assert record["sampler"] == "own_sampler:Coins"
     assert record["epsilon_upper"] == ran_through["epsilon_upper"]

@@ -87,14 +87,14 @@ KNOWN_BY = {
     ids=["dense", "lazy"],
 )
 @pytest.mark.parametrize("placed", [None, Placement.default()], ids=["one device", "placed"])
-def test_a_generation_is_known_by_all_that_its_numbers_depend_on(
+def test_an_attempt_is_known_by_all_that_its_numbers_depend_on(
     tmp_path, task, settings, more, placed
 ):
     Run.create(config_of(**settings), task, tmp_path / "run", placement=placed)
-    (generation,) = read(tmp_path / "run" / "ledger.jsonl").generations
+    (attempt,) = read(tmp_path / "run" / "ledger.jsonl").attempts
     options = jax.config.values.keys() | os.environ.keys()  # which have a test of their own
     expected = KNOWN_BY | more | ({"placement"} if placed else set())
-    assert generation.terms.fingerprint.keys() - options == expected
+    assert attempt.terms.fingerprint.keys() - options == expected
 
 
 @pytest.mark.short("True")
@@ -130,9 +130,9 @@ def test_a_run_that_stopped_keeps_what_it_needs_and_knows_what_it_cost(stopped):
         "root.key", "checkpoints", DATA, DIAGNOSTICS,
     }  # fmt: skip
     history = RunDirectory.open(stopped, finished=False).history()
-    (generation,) = history.generations
-    assert generation.steps == range(16)
-    sampler = generation.terms.mechanism.sampler
+    (attempt,) = history.attempts
+    assert attempt.steps == range(16)
+    sampler = attempt.terms.mechanism.sampler
     upper = epsilon(sampler.with_epochs(2).privacy(1.0), 1e-5).format_upper(".4f")
     assert f"epsilon in [0.0000, {upper}]" in history.guarantee().sentence()
     whole = epsilon(sampler.privacy(1.0), 1e-5)
@@ -170,7 +170,7 @@ def test_a_finished_run_costs_what_was_promised_and_is_tidied_up(finished):
     assert {name: report[name] for name in promised} == promised
     guarantee = RunDirectory.open(finished).history().guarantee()
     assert guarantee.sentence() == promised["guarantee"]
-    assert report["generations"] == 1
+    assert report["attempts"] == 1
     assert not (finished / "root.key").exists()
     assert not (finished / "checkpoints").exists()
     assert resume(finished) == report
@@ -224,19 +224,17 @@ def changed_settings(monkeypatch, stopped):
         changed_settings,
     ],
 )
-def test_what_is_changed_begins_a_generation_and_is_counted_in_addition(
-    stopped, monkeypatch, change
-):
+def test_what_is_changed_begins_an_attempt_and_is_counted_in_addition(stopped, monkeypatch, change):
     task, lines = change(monkeypatch, stopped), []
     report = resume(stopped, task, progress=lines.append)
-    first, second = read(stopped / "ledger.jsonl").generations
+    first, second = read(stopped / "ledger.jsonl").attempts
     assert (first.steps, second.steps) == (range(16), range(16, 30))
     assert first.key != second.key
     sampler = first.terms.mechanism.sampler
     upper = epsilon(sampler.privacy_of(1.0, [first.steps, second.steps]), 1e-5).upper
     assert report["epsilon_upper"] == upper
     assert upper > epsilon(sampler.privacy(1.0), 1e-5).upper  # the second epoch counts twice
-    assert report["generations"] == 2
+    assert report["attempts"] == 2
     assert any(one.startswith("changed since: ") for one in lines)
 
 
@@ -274,7 +272,7 @@ def test_a_checkpoint_whose_noise_is_not_that_of_its_steps_is_refused(
         patch.setattr(Checkpoints, "latest", negated)
         with pytest.raises(ValueError, match="vector 0 of 1 that the noise keeps is, in array 0"):
             resume(cut)
-    assert resume(cut)["generations"] == 1
+    assert resume(cut)["attempts"] == 1
 
 
 @pytest.mark.short("True")
@@ -297,7 +295,7 @@ def test_correlated_noise_that_is_begun_anew_begins_without_history(
             with pytest.raises(KeyboardInterrupt):
                 resume(out)
     report = resume(out)
-    first, second = read(out / "ledger.jsonl").generations
+    first, second = read(out / "ledger.jsonl").attempts
     assert (first.steps, second.steps) == (range(16), range(16, 30))
     assert begun == [[False]]
     independent = dataclasses.replace(first.terms.mechanism, noise=Independent())
@@ -320,8 +318,8 @@ def test_copies_share_no_noise_where_bits_do_not_repeat(stopped, tmp_path, monke
     runs = [stopped, *copies]
     for out in runs:
         resume(out)
-    before = read(stopped / "ledger.jsonl").generations[0].key
-    last = [read(out / "ledger.jsonl").generations[-1] for out in runs]
+    before = read(stopped / "ledger.jsonl").attempts[0].key
+    last = [read(out / "ledger.jsonl").attempts[-1] for out in runs]
     assert len({g.key for g in last}) == 3
     # Whose bits nobody repeats goes on; a copy, or whoever had declared more, begins anew.
     assert [g.key == before for g in last] == [not declared, False, False]
@@ -343,7 +341,7 @@ def test_a_copy_that_began_anew_is_no_copy_anymore(stopped, tmp_path, monkeypatc
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 resume(copy)
-    assert len(read(copy / "ledger.jsonl").generations) == 2
+    assert len(read(copy / "ledger.jsonl").attempts) == 2
 
 
 def test_diagnostics_have_each_step_once(finished, tmp_path):
@@ -393,11 +391,11 @@ def swap_lines(path):
 
 def of_another_run(path):
     history = read(path)
-    (generation,) = history.generations
+    (attempt,) = history.attempts
     path.unlink()
-    other = dataclasses.replace(generation.terms, fingerprint={"data": "other"})
+    other = dataclasses.replace(attempt.terms, fingerprint={"data": "other"})
     with Ledger.create(path, other) as ledger:
-        ledger.declare(generation.steps)
+        ledger.declare(attempt.steps)
 
 
 DAMAGES = {
@@ -475,7 +473,7 @@ def test_a_run_that_dies_between_its_release_and_its_report_ends_all_the_same(
             resume(stopped)
     closed = (stopped / "ledger.jsonl").read_bytes()
     assert closed == (finished / "ledger.jsonl").read_bytes()
-    if changed:  # of which another generation would be made, had it a step to take
+    if changed:  # of which another attempt would be made, had it a step to take
         monkeypatch.setattr(fingerprint, "code_digest", lambda: "other")
     record = resume(stopped)
     assert (stopped / "ledger.jsonl").read_bytes() == closed
@@ -564,7 +562,7 @@ def test_a_run_does_not_change_its_kind_of_noise_on_the_way(tmp_path):
     config = out / "config.json"
     config.write_text(config.read_text().replace('"secure_noise": true', '"secure_noise": false'))
     ledger = (out / "ledger.jsonl").read_bytes()
-    with pytest.raises(LedgerError, match="begun with secure noise and goes on only so"):
+    with pytest.raises(LedgerError, match="begun with secure noise and resumes only so"):
         resume(out)
     assert (out / "ledger.jsonl").read_bytes() == ledger
 
@@ -584,7 +582,7 @@ def test_a_run_without_a_step_left_does_not_take_over_another_mechanism(tmp_path
         resume(out, line)
     assert (out / "ledger.jsonl").read_bytes() == ledger
     config.write_text(asked)
-    assert resume(out, line)["generations"] == 1
+    assert resume(out, line)["attempts"] == 1
 
 
 # --- Secrets -------------------------------------------------------------------------------------
@@ -645,10 +643,10 @@ def test_a_secret_that_was_linked_is_overwritten(stopped, tmp_path):
     assert set((tmp_path / "other name").read_bytes()) == {0}
 
 
-def secrets(root, generation):
+def secrets(root, attempt):
     """The root secret and everything derived from it, in the forms in which it could leak."""
-    noise = root.noise_key(generation)
-    seed = root.sampling_seed(generation)
+    noise = root.noise_key(attempt)
+    seed = root.sampling_seed(attempt)
     raw = [root._secret, noise.tobytes(), seed.to_bytes(32, "little"), seed.to_bytes(32, "big")]
     text = [root._secret.hex(), str(seed), *(str(word) for word in noise.tolist())]
     return [*raw, *(item.encode() for item in text)]
@@ -658,11 +656,11 @@ def test_without_its_one_file_a_run_directory_holds_no_secret(stopped):
     key = stopped / "root.key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     root = RootKey.load(key)
-    generation = read(stopped / "ledger.jsonl").generations[0].key
+    attempt = read(stopped / "ledger.jsonl").attempts[0].key
     for path in stopped.rglob("*"):
         if path.is_file() and path != key:
             content = path.read_bytes()
-            assert not any(secret in content for secret in secrets(root, generation)), path
+            assert not any(secret in content for secret in secrets(root, attempt)), path
 
 
 def test_an_export_holds_parameters_task_and_guarantee_and_nothing_else(
@@ -676,12 +674,12 @@ def test_an_export_holds_parameters_task_and_guarantee_and_nothing_else(
         np.testing.assert_array_equal(bundle["['w']"], whole["['w']"])
     assert contents(out, "guarantee.json") == contents(finished, "guarantee.json")
     root = RootKey.load(stopped / "root.key")  # the same run's
-    generation = read(stopped / "ledger.jsonl").generations[0].key
+    attempt = read(stopped / "ledger.jsonl").attempts[0].key
     for path in out.iterdir():
-        assert not any(secret in path.read_bytes() for secret in secrets(root, generation))
+        assert not any(secret in path.read_bytes() for secret in secrets(root, attempt))
     for word in (b"root", b"step", b"fingerprint", b"opt_state", b"digest", b"ledger"):
         assert word not in (out / "model.json").read_bytes() + (out / "params.npz").read_bytes()
-    with pytest.raises(FileNotFoundError, match="goes on with it"):
+    with pytest.raises(FileNotFoundError, match="resumes it"):
         export(stopped, tmp_path / "other")
 
 

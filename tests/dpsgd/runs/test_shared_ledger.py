@@ -44,14 +44,14 @@ def test_all_see_what_is_declared_before_they_go_on(path):
     def work(ledger, processes):
         for start in range(0, 24, 8):
             ledger.declare(range(start, start + 8))
-            assert read(path).generations[-1].steps.stop >= start + 8
+            assert read(path).attempts[-1].steps.stop >= start + 8
         return ledger.history
 
     histories = shared(work, path, count=3)
     assert histories == [read(path)] * 3
 
 
-def test_a_generation_that_the_first_begins_is_that_of_all(path):
+def test_an_attempt_that_the_first_begins_is_that_of_all(path):
     def work(ledger, processes):
         ledger.declare(range(8))
         other = {"step": 0, "origin": NO_HEAD, "repeatable": True}
@@ -119,4 +119,4 @@ def test_a_line_that_could_not_be_written_lets_nobody_go_on(path, monkeypatch):
     assert type(first) is OSError
     assert isinstance(second, Lost)
     assert "process 0: the disk is full" in str(second)
-    assert not read(path).generations[-1].steps
+    assert not read(path).attempts[-1].steps

@@ -211,11 +211,11 @@ def test_while_it_is_under_way_its_secrets_are_the_owners_and_its_ledger_is_publ
         seen.update({path: stat.S_IMODE(path.stat().st_mode) for path in self.path.iterdir()})
         seen[self.path] = stat.S_IMODE(self.path.stat().st_mode)
         history = RunDirectory(out).history()
-        assert not history.generations
+        assert not history.attempts
         assert history.guarantee().epsilon.upper == cost_of_whole()
-        with pytest.raises(FileNotFoundError, match="the command that began it goes on with it"):
+        with pytest.raises(FileNotFoundError, match="the command that began it resumes it"):
             FinishedRun.read(out)
-        with pytest.raises(FileNotFoundError, match="the command that began it goes on with it"):
+        with pytest.raises(FileNotFoundError, match="the command that began it resumes it"):
             resume(out)
         raise Stopped("at trial 1 of 4")
 
@@ -429,7 +429,7 @@ def test_a_ledger_that_releases_what_was_not_declared_is_refused(trained, tmp_pa
         head, held = bodies[0]["hash"], lines[0]
         for body in bodies[1:]:
             body = {key: value for key, value in body.items() if key != "hash"}
-            line_, head = line_of({**body, **(change if "generation" in body else {})}, head)
+            line_, head = line_of({**body, **(change if "attempt" in body else {})}, head)
             held += line_
         (out / "ledger.jsonl").write_bytes(held)
         with pytest.raises(LedgerError, match="none of the candidates that were declared"):

@@ -73,12 +73,12 @@ def main(store, folder, *words):
             command(out, "resume", out, *devices)
         if name == "moved":
             command(out, "resume", out, *devices, "--num-devices", "4")
-        generations = ledger.read(out / "ledger.jsonl").generations
+        attempts = ledger.read(out / "ledger.jsonl").attempts
         found[name] = {
             "equal": equal(folder / names[0], out),
-            "steps": [[g.steps.start, g.steps.stop] for g in generations],
-            "devices": [len(g.terms.fingerprint["devices"]) for g in generations],
-            "changed": differing([g.terms.fingerprint for g in generations]),
+            "steps": [[g.steps.start, g.steps.stop] for g in attempts],
+            "devices": [len(g.terms.fingerprint["devices"]) for g in attempts],
+            "changed": differing([g.terms.fingerprint for g in attempts]),
             "auc": json.loads((out / "report.json").read_text())["metrics"]["test_auc"],
         }
     print(json.dumps(found))

@@ -89,7 +89,7 @@ def check_moved(moved):
 
 @pytest.mark.long
 @pytest.mark.crash
-def test_a_run_takes_all_devices_and_on_others_it_is_another_generation(store, tmp_path):
+def test_a_run_takes_all_devices_and_on_others_it_is_another_attempt(store, tmp_path):
     check_moved(drive(store, tmp_path, "moved", SMALL)["moved"])
 
 

@@ -213,6 +213,6 @@ def test_a_sweep_whose_processes_are_still_importing_says_that_it_can_go_on(tmp_
     code = SOON_AFTER.format(module="experiments.sweeps.workers", function="_Worker._start")
     words = ["sweep", "one.toml", "store", "--out", "found", "--workers", 1]
     done = run(tmp_path / "command.py", code, words, tmp_path)
-    said = "dpsgd: stopped with 2 runs left: the same command goes on\n"
+    said = "dpsgd: stopped with 2 runs left: the same command resumes\n"
     assert done.stderr == said
     assert done.returncode == 75

@@ -65,7 +65,7 @@ def test_settings_of_ones_own_task_are_options_and_its_run_goes_by_its_name(home
     assert (record["name"], record["settings"]) == ("own_mean:Mean", {"rows": 50})
     for command in ("resume", "ledger"):
         assert main([command, "run"]) == 0
-    assert "generation 0: 5 steps from 0 declared of 5" in capsys.readouterr().out
+    assert "attempt 0: 5 steps from 0 declared of 5" in capsys.readouterr().out
 
 
 def test_help_shows_the_settings_of_the_task_that_is_named(capsys):

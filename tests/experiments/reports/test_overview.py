@@ -17,7 +17,7 @@ import dpsgd
 from dpsgd import RunSpec
 from dpsgd.runs.directory import DATA, DIAGNOSTICS
 from dpsgd.runs.ledger import read
-from dpsgd.runs.report import plain
+from dpsgd.runs.report import escape
 from dpsgd.runs.spec import known_options
 from experiments import cli
 from experiments.cli.command_line import train_command
@@ -402,5 +402,5 @@ def test_runs_of_one_name_are_told_apart(runs, tmp_path):
     again = tmp_path / runs[0].name
     again.symlink_to(runs[0])
     text = overview([runs[0], again]).markdown
-    assert plain(str(again)) in text
+    assert escape(str(again)) in text
     assert dataclasses.is_dataclass(overview([again]))

@@ -102,7 +102,7 @@ def test_killed_and_stopped_a_sweep_goes_on_to_the_numbers_of_an_undisturbed_one
             asked.append(line)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Stopped, match="the same command goes on"):
+    with pytest.raises(Stopped, match="the same command resumes"):
         engine.run_sweep(sweep, None, out, workers=2, progress=stop)
     between = finished(out)
     assert before.items() < between.items()  # nothing was repeated, and something done
@@ -237,7 +237,7 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
     assert overview([out]).markdown == page
     (run,) = (out / "runs").iterdir()
     one = FinishedRun.read(run)
-    (first,) = one.history.generations
+    (first,) = one.history.attempts
     terms = dataclasses.replace(first.terms, fingerprint={**first.terms.fingerprint, "code": ""})
     other = dataclasses.replace(one, history=History([dataclasses.replace(first, terms=terms)]))
     assert engine._remarks([one, one]) == []

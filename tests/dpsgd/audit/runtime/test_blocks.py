@@ -100,8 +100,8 @@ def no_noise_in_the_first_block_after_a_resume(patch):
     dispatched(patch, change)
 
 
-def the_keys_of_the_first_generation(patch):
-    def keys(algorithm, mechanism, root, generation, sound=loop.keys_of):
+def the_keys_of_the_first_attempt(patch):
+    def keys(algorithm, mechanism, root, attempt, sound=loop.keys_of):
         return sound(algorithm, mechanism, root, 0)
 
     patch.setattr(loop, "keys_of", keys)
@@ -113,7 +113,7 @@ def the_keys_of_the_first_generation(patch):
         (first_batches_again, {BATCHES}),
         (a_public_key_from_the_second_block_on, {STEPS}),
         (no_noise_in_the_first_block_after_a_resume, {STEPS}),
-        (the_keys_of_the_first_generation, {STEPS}),
+        (the_keys_of_the_first_attempt, {STEPS}),
     ],
 )
 def test_a_bug_of_the_loop_is_seen(plant, checks, monkeypatch):

@@ -45,13 +45,13 @@ def state_of(noise, first=0):
     algorithm = dpsgd(loss_fn, optax.sgd(0.1))
     mechanism = Mechanism(Deterministic(N, 2), 1.0, 0.5, noise)
     state = algorithm.init(PARAMS, mechanism)._replace(step=jnp.int32(first))
-    how = {"root": ROOT, "generation": 2, "block_steps": STEPS}
+    how = {"root": ROOT, "attempt": 2, "block_steps": STEPS}
     block = next(train_blocks(algorithm, mechanism, state, ROWS, **how))
     return block.state
 
 
-def wrong(noise, state, *, generation=2, first=0):
-    return wrong_noise(noise, state, PARAMS, ROOT.noise_key(generation), first)
+def wrong(noise, state, *, attempt=2, first=0):
+    return wrong_noise(noise, state, PARAMS, ROOT.noise_key(attempt), first)
 
 
 @pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
@@ -81,7 +81,7 @@ def test_another_history_is_seen(noise, fault):
     noise = NOISES[noise]
     state = state_of(noise)
     assert "that the noise keeps is" in wrong(noise, fault(state))
-    assert wrong(noise, state, generation=1)
+    assert wrong(noise, state, attempt=1)
     assert wrong(noise, state, first=1)
 
 

@@ -326,13 +326,13 @@ def test_a_run_that_goes_on_from_rows_whose_noise_is_due_has_the_same_bits():
     assert jax.tree.all(jax.tree.map(np.array_equal, whole, resumed))
 
 
-def test_what_a_flush_draws_is_another_noise_in_each_generation():
+def test_what_a_flush_draws_is_another_noise_in_each_attempt():
     late = blocks(stop=28)[-1]
     assert late.pending
     ((leaf, table),) = late.tables.items()
     unread = np.asarray(table.steps) == 0
     assert unread.any()
-    ends = [blocks(state=late, generation=generation)[-1] for generation in (0, 0, 1)]
+    ends = [blocks(state=late, attempt=attempt)[-1] for attempt in (0, 0, 1)]
     first, again, other = (jax.tree.leaves(end.params)[leaf][unread] for end in ends)
     assert np.array_equal(first, again)
     assert np.mean(first == other) < 0.01  # one key would make all of them equal

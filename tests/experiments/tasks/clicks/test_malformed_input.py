@@ -554,11 +554,11 @@ def test_a_damaged_unfinished_run_is_refused_by_name_or_goes_on_rightly(
             assert whole_lines(contents(run)) == before
             return
         (reached,) = before_training
-        generations = reached.history.generations
+        attempts = reached.history.attempts
         if damaged != "config.json":
-            assert generations == whole.history.generations
+            assert attempts == whole.history.attempts
         # What was declared before stays counted, whatever begins now.
-        assert generations[0].steps == whole.history.generations[0].steps
+        assert attempts[0].steps == whole.history.attempts[0].steps
         if damaged != "config.json":  # which may ask for another model
             step = 8 if damaged == "checkpoints/000000000016.npz" else 16
             assert bits(reached.checkpoint) in (saved[step], saved[16])

@@ -119,7 +119,7 @@ def test_a_run_says_every_store_that_it_was_trained_on(store, stopped, tmp_path)
     other = other_store(tmp_path)
     assert main(["resume", str(stopped), "--data", str(other.path)]) == 0
     assert RunDirectory(stopped).data() == [Store.open(store).digest, other.digest]
-    assert json.loads((stopped / "report.json").read_text())["generations"] == 2
+    assert json.loads((stopped / "report.json").read_text())["attempts"] == 2
 
 
 def test_rows_of_one_class_are_refused_before_training(store, tmp_path, capsys):

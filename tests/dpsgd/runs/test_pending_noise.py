@@ -1,4 +1,4 @@
-"""However runs die, move, are copied and changed: noise that is due is drawn once, or twice alike.
+"""However runs die, move, are copied and changed: pending noise is drawn once, or twice alike.
 
 Directories are played here: their ledgers are real, and so is what decides where a run goes on.
 """
@@ -31,15 +31,15 @@ class DrawnTwice(AssertionError):
 
 
 class Saved(SimpleNamespace):
-    """The checkpoints of a directory: the newest two, and the newest without noise that is due."""
+    """The checkpoints of a directory: the newest two, and the newest without pending noise."""
 
     def save(self, checkpoint):
         self.all.insert(0, checkpoint)
         whole = [one for one in self.all if not one.state.pending][:1]
         self.all = [one for k, one in enumerate(self.all) if k < KEPT or one in whole]
 
-    def latest(self, like, due=None):
-        found = (one for one in self.all if due or not one.state.pending)
+    def latest(self, like, pending=None):
+        found = (one for one in self.all if pending or not one.state.pending)
         return next(found, None)
 
     def destroy_after(self, step):
@@ -53,7 +53,7 @@ class Lazy(Job):
         object.__setattr__(self, "algorithm", SimpleNamespace(tables="lazy"))
 
     def shapes(self):
-        return covered(0, ()), due(0, (), "")
+        return covered(0, ()), pending(0, (), "")
 
 
 class Directory(RunDirectory):
@@ -68,7 +68,7 @@ class Directory(RunDirectory):
 
 
 class World:
-    """Directories of one run, and who drew what is due in which state."""
+    """Directories of one run, and who drew what is pending in which state."""
 
     def __init__(self, folder, actions, repeats):
         self.folder, self.actions, self.repeats = folder, actions, repeats
@@ -102,11 +102,11 @@ class World:
         terms, job = self.terms(one.code, one.config), Lazy()
         how = resume.how_to_repeat(job, alone=not one.is_copy)
         with Ledger.open(one.path) as ledger:
-            before = len(ledger.history.generations)
+            before = len(ledger.history.attempts)
             told = job, one, ledger.history, terms, lambda line: None
             checkpoint = resume.last_checkpoint(*told, **how)
-            generation = resume.next_attempt(one, ledger, terms, checkpoint, Processes(), **how)
-            one.is_copy = one.is_copy and len(ledger.history.generations) == before
+            attempt = resume.next_attempt(one, ledger, terms, checkpoint, Processes(), **how)
+            one.is_copy = one.is_copy and len(ledger.history.attempts) == before
             state = checkpoint.state if checkpoint else covered(0, ("start",))
             for _ in range(self.actions.randrange(1, 5)):
                 if state.step == STEPS:
@@ -116,13 +116,13 @@ class World:
                     min(state.step + BLOCK, state.step - state.step % FLUSH + FLUSH),
                 )
                 ledger.declare(range(first, stop))
-                state = self.step(state, stop, generation.key, one.config)
+                state = self.step(state, stop, attempt.key, one.config)
                 if self.actions.random() < 0.25:
                     return  # killed: no checkpoint tells
                 one.checkpoints.save(Checkpoint(state, ledger.history.head, 0.0))
 
     def step(self, state, stop, key, config):
-        """Returns the state after a block; the noise that was due is drawn by this key in it."""
+        """Returns the state after a block; the pending noise is drawn by this key in it."""
         path = (*path_of(state), (key, stop))
         if not self.repeats:
             if (key, stop) in self.taken:
@@ -133,15 +133,15 @@ class World:
             promised = self.drawn.setdefault(name, (key, state.opt_state))
             if promised != (key, config):
                 raise DrawnTwice(f"at step {state.step}")
-        return covered(stop, path) if stop % FLUSH == 0 else due(stop, path, config)
+        return covered(stop, path) if stop % FLUSH == 0 else pending(stop, path, config)
 
 
 def covered(step, path):
     return TrainState(step, path, ())
 
 
-def due(step, path, config):
-    """A state with the configuration by whose law noise is due."""
+def pending(step, path, config):
+    """A state with the configuration by whose law noise is pending."""
     return TrainState(step, path, config, (), {0: TableState(None, step)})
 
 
@@ -161,7 +161,7 @@ def play(folder, monkeypatch, repeats=True):
 
 @pytest.mark.short("on a CPU")
 @pytest.mark.parametrize("repeats", [True, False], ids=["on a CPU", "on a GPU"])
-def test_noise_that_is_due_is_drawn_by_one_key_with_the_law_that_was_declared(
+def test_noise_that_is_pending_is_drawn_by_one_key_with_the_law_that_was_declared(
     tmp_path, monkeypatch, repeats
 ):
     play(tmp_path, monkeypatch, repeats)
@@ -176,12 +176,12 @@ def also_for_copies(self, terms, *, alone, **where):
 
 
 def also_where_more_was_declared(self, terms, *, step, origin, alone):
-    last = self.generations[-1].terms.fingerprint["config"]
+    last = self.attempts[-1].terms.fingerprint["config"]
     return alone and self._made(step, origin) and terms.fingerprint["config"] == last
 
 
 def also_with_other_settings(self, terms, **where):
-    return MAY_DRAW_ANEW(self, self.generations[-1].terms, **where)
+    return MAY_DRAW_ANEW(self, self.attempts[-1].terms, **where)
 
 
 MAY_DRAW_ANEW = History.may_draw_anew
