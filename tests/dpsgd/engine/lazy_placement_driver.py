@@ -21,7 +21,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     + ["--xla_backend_optimization_level=0"] * (sys.argv[1:] == ["short"])
 )
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(sys.argv[1:] == ["short"]))
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 import jax.numpy as jnp
