@@ -47,14 +47,6 @@ def test_converted_distribution_bounds_the_profile_from_above_and_tightly(profil
         assert got <= profile.delta(max(0.0, epsilon - 1e-3)).upper * (1 + 1e-3) + 1e-7
 
 
-def test_converted_poisson_bounds_the_profile_from_above():
-    profile = PoissonProfile(1.0, 0.1, 3)
-    converted = PrivacyCurve.of(profile, interval=0.1, tail=1e-3).privacy_loss_distribution()
-    for epsilon in (0.0, 0.15, 0.5):
-        bound, got = profile.delta(epsilon), converted.get_delta_for_epsilon(epsilon)
-        assert bound.lower <= got <= 1.1 * bound.upper + 1e-3
-
-
 @pytest.mark.parametrize("profile", PROFILES, ids=repr)
 def test_pair_of_a_curve_is_two_probability_measures(profile, curves):
     p, q, infinity = curves[profile]._pair
@@ -152,11 +144,6 @@ def test_a_trade_off_falls_from_one_to_zero_within_the_advantage(profile, curves
     assert curve.type_two_error(1.0).upper == 0.0
 
 
-def test_advantage_of_a_gaussian_is_its_total_variation_distance():
-    bound = PrivacyCurve.of(GaussianProfile(2.0)).advantage()
-    assert bound.lower <= 2 * ndtr(0.25) - 1 <= bound.upper
-
-
 @pytest.mark.parametrize(
     "sigma", [1.0, *(pytest.param(s, marks=pytest.mark.long) for s in (0.3, 5.0))]
 )
@@ -201,6 +188,3 @@ def test_event_of_a_gaussian_is_the_gaussian():
 def test_no_event_is_invented_for_balls_and_bins():
     with pytest.raises(ValueError, match="no event for BallsAndBinsProfile"):
         to_dp_event(BallsAndBinsProfile(1.0, 10))
-
-
-# --- what is refused ----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting import calibrate, epsilon
+from accounting import epsilon
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 
 N, B, E = 4000, 40, 3
@@ -84,35 +84,12 @@ def test_the_reference_value_of_balls_and_bins():
     assert bins.upper - bins.lower <= 2e-3
 
 
-@pytest.mark.long  # short: that of the profile, and how rate and steps are taken from n and b
-def test_the_reference_value_of_poisson():
-    rate = epsilon(Poisson(num_examples=36_864_000, batch_size=1024).privacy(0.5), 2.7e-8)
-    assert rate.upper == pytest.approx(2.0406, abs=5e-3)
-
-
 def test_noise_and_epochs_are_those_of_the_profile(make):
     # That more noise costs less, and more epochs more, is a matter of the profiles.
     profile = make(N, B, 2).privacy(1.0)
     assert profile == make(N, B, 2).privacy(1.0)
     assert profile != make(N, B, 2).privacy(1.1)
     assert profile != make(N, B, 3).privacy(1.0)
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [Deterministic(N, B, E), pytest.param(BallsAndBins(N, B), marks=pytest.mark.long)],
-)
-def test_the_cost_can_be_inverted(sampler):
-    sigma = calibrate(sampler.privacy, epsilon=2.0, delta=1e-5)
-    assert upper(sampler, sigma) <= 2.0
-    assert upper(sampler, sigma * 0.97) > 2.0
-
-
-@pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, math.inf])
-def test_a_noise_multiplier_that_earns_nothing_is_refused_in_one_line(make, sigma):
-    with pytest.raises(ValueError, match="noise_multiplier") as refusal:
-        make(N, B, E).privacy(sigma)
-    assert "\n" not in str(refusal.value)
 
 
 def test_unequal_batches_of_a_shuffle_post_process_into_equal_ones():

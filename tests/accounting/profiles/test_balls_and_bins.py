@@ -6,8 +6,6 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import special
 
 from accounting import BallsAndBinsProfile, GaussianProfile
@@ -95,36 +93,6 @@ def test_the_interval_is_above_every_event_and_below_the_deterministic_order(sig
         assert (p - math.exp(epsilon) * q).max() <= bound.upper + 1e-14
         assert ((1 - q) - math.exp(epsilon) * (1 - p)).max() <= bound.upper + 1e-14
         assert bound.lower <= GaussianProfile(sigma).delta(epsilon).upper
-
-
-@LONG
-@settings(max_examples=8, deadline=None)
-@given(
-    sigma=st.floats(0.1, 20.0),
-    bins=st.integers(1, 20_000),
-    epochs=st.integers(1, 6),
-    epsilon=st.floats(0.0, 10.0),
-)
-def test_bounds_are_ordered_and_monotone_over_the_whole_range(sigma, bins, epochs, epsilon):
-    check_order(sigma, bins, epochs, epsilon)
-
-
-@pytest.mark.parametrize("point", [pytest.param((0.6, 30, 2, 1.0), marks=LONG), (1.5, 7, 3, 0.3)])
-def test_bounds_are_ordered_and_monotone(point):
-    check_order(*point)
-
-
-def check_order(sigma, bins, epochs, epsilon):
-    profile = BallsAndBinsProfile(sigma, bins, epochs)
-    bound = profile.delta(epsilon)
-    assert 0.0 <= bound.lower <= bound.upper <= 1.0
-    assert profile.delta(epsilon + 0.5).lower <= bound.upper
-    assert BallsAndBinsProfile(1.5 * sigma, bins, epochs).delta(epsilon).lower <= bound.upper
-    assert bound.lower <= BallsAndBinsProfile(sigma, bins, epochs + 1).delta(epsilon).upper
-    fixed = BallsAndBinsProfile(sigma, bins, epochs, "fixed").delta(epsilon)
-    deterministic = GaussianProfile(sigma / math.sqrt(epochs)).delta(epsilon)
-    assert fixed.lower <= deterministic.upper
-    assert bound.lower <= deterministic.upper
 
 
 @pytest.mark.short("0.1-*")

@@ -170,3 +170,25 @@ def test_hardly_any_noise_is_answered_by_bounds_at_once(name):
         bound = bound_of(name, sigma)
         assert 0 <= bound.lower <= bound.upper
         assert bound.upper >= 1e5 or bound.note
+
+
+REPEATED = [
+    *(UserPoissonProfile(2.0, 1, rate, tau) for rate, tau in ((0.1, 4), (0.999, 2), (0.02, 30))),
+    UnitsThenPoissonProfile(2.0, 1, 0.3, 0.2),
+    MultistageProfile(2.0, 1, (1,), (10,)),
+    MultistageProfile(2.0, 1, (1, 50), (100, 100)),
+    MultistageProfile(2.0, 1, (1, 5, 5), (10, 25, 25)),
+]
+
+
+@pytest.mark.parametrize("tail", [1e-14, 1e-3])
+@pytest.mark.parametrize("profile", REPEATED, ids=str)
+def test_a_release_keeps_all_mass_of_both_laws_however_coarse_its_tail(profile, tail):
+    (upper,) = profile.ratios("upper", 0.01, tail)
+    assert upper.q.sum() + upper.zero == pytest.approx(1.0, abs=1e-12)
+    assert upper.p.sum() + upper.infinity == pytest.approx(1.0, abs=1e-12)
+    assert min(upper.q.min(), upper.p.min()) >= 0
+    for lower in profile.ratios("lower", 0.01, tail):
+        for at in (0.01, 0.5, 2.0):
+            assert lower.remove(at) <= upper.remove(at)
+            assert lower.add(at) <= upper.add(at)

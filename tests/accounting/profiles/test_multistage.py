@@ -274,29 +274,11 @@ def test_the_bound_is_below_that_of_known_units():
     assert far == pytest.approx(known, rel=1e-6)
 
 
-@pytest.mark.parametrize("tail", [1e-14, 1e-3])
-def test_a_release_keeps_all_mass_of_both_laws_however_coarse_its_tail(tail):
-    for draws, sizes, sigma, *_ in CHECK_VALUES:
-        ratio = MultistageProfile(sigma, 1, draws, sizes).glued(0.01, tail)
-        assert ratio.q.sum() + ratio.zero == pytest.approx(1.0, abs=1e-13)
-        assert ratio.p.sum() + ratio.infinity == pytest.approx(1.0, abs=1e-13)
-        assert np.all(ratio.q >= 0)
-        assert np.all(ratio.p >= 0)
-
-
 def test_the_composition_agrees_with_direct_convolution():
     profile = MultistageProfile(2.0, 4, (1, 5), (10, 10))
     power = profile.glued(0.01, 1e-16).power(4)
     for eps in (0.5, 2.0):
         assert profile.delta(eps).upper == pytest.approx(power.delta(eps), rel=0.01)
-
-
-@pytest.mark.long  # short: that they bracket one another, for every profile
-def test_delta_and_epsilon_are_inverse():
-    profile = MultistageProfile(2.0, 100, (2,), (20,))
-    bound = profile.epsilon(DELTA)
-    assert profile.delta(bound.upper).upper == pytest.approx(DELTA, rel=0.02)
-    assert profile.delta(bound.lower).lower == pytest.approx(DELTA, rel=0.02)
 
 
 def test_less_noise_more_steps_and_smaller_units_cost_more():

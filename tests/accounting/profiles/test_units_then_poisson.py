@@ -46,14 +46,6 @@ def test_always_drawing_the_unit_is_plain_poisson():
     assert bound.lower == pytest.approx(poisson.lower, abs=2e-3)
 
 
-@pytest.mark.parametrize("tail", [1e-14, 1e-3])
-def test_a_release_keeps_all_mass_of_both_laws_however_coarse_its_tail(tail):
-    (ratio,) = UnitsThenPoissonProfile(2.0, 1, 0.3, 0.2).ratios("upper", 0.01, tail)
-    assert ratio.q.sum() + ratio.zero == pytest.approx(1.0, abs=1e-13)
-    assert ratio.p.sum() + ratio.infinity == pytest.approx(1.0, abs=1e-13)
-    assert min(ratio.q.min(), ratio.p.min()) >= 0
-
-
 def delta_with_siblings(sigma, unit, rate, siblings, eps):
     """Delta of one step, by quadrature in the plane: the leaf is e_1, its siblings are e_2."""
     reach = 9.0 * sigma

@@ -107,20 +107,6 @@ def test_no_vectors_of_bounded_norm_exceed_the_bound():
     assert share > 0.98
 
 
-@pytest.mark.parametrize("tail", [1e-14, 1e-3])
-@pytest.mark.parametrize(("rate", "tau"), [(0.1, 4), (0.999, 2), (0.02, 30)])
-def test_a_release_keeps_all_mass_of_both_laws_however_coarse_its_tail(tail, rate, tau):
-    profile = UserPoissonProfile(2.0, 1, rate, tau)
-    (upper,) = profile.ratios("upper", 0.05, tail)
-    (lower,) = profile.ratios("lower", 0.05, tail)
-    assert upper.q.sum() + upper.zero == pytest.approx(1.0, abs=1e-12)
-    assert upper.p.sum() + upper.infinity == pytest.approx(1.0, abs=1e-12)
-    assert lower.q.sum() == pytest.approx(1.0, abs=1e-12)
-    for eps in (0.01, 0.5, 2.0):
-        assert lower.remove(eps) <= upper.remove(eps)
-        assert lower.add(eps) <= upper.add(eps)
-
-
 def test_more_examples_a_user_cost_more():
     bounds = [UserPoissonProfile(3.0, 50, 0.05, tau).epsilon(DELTA) for tau in (1, 2, 4, 8)]
     assert all(a.upper < b.lower for a, b in itertools.pairwise(bounds))
