@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
@@ -86,11 +86,29 @@ class ResolvedRun:
 # --- What goes together -------------------------------------------------------------------------
 
 
+Trait = Literal[
+    "non_private",
+    "secure_noise",
+    "bands",
+    "bands auto",
+    "buffers",
+    "tables lazy",
+    "calibration platt",
+    "budget_minutes",
+    "shard_rows_from",
+    "overflow accumulate",
+    "no minimum separation",
+    "random order",
+    "protected units of several rows",
+]
+"""What a run may be refused by: in the words of options, and of what samplers have."""
+
+
 class Unsupported(NamedTuple):
     """Traits of a run that do not go together: any of the first with any of the second."""
 
-    first: tuple[str, ...]
-    second: tuple[str, ...]
+    first: tuple[Trait, ...]
+    second: tuple[Trait, ...]
     reason: str
     mend: str = "leave out one of them"
 
@@ -154,16 +172,16 @@ UNSUPPORTED = (
     ),
 )
 """All that is refused of choices that are possible alone: the one table, which `check` reads and
-`support_matrix` prints. What a user chose is in the words of options."""
+`support_matrix` prints."""
 
 
 def _traits(
     spec: RunSpec, sampler: BatchSampler | None = None, *, sharded: bool = False
-) -> set[str]:
+) -> set[Trait]:
     """Returns the traits of a run by which it may be refused, as far as its sampler is known."""
     noise, bands = spec.noise, getattr(spec.noise, "bands", 1)
     several = getattr(spec.sampler, "overflow", None) == "accumulate"
-    has = {
+    has: dict[Trait, bool] = {
         "non_private": not spec.private,
         "secure_noise": isinstance(noise, Secure),
         "bands": isinstance(noise, Banded) and bands != 1,
@@ -182,7 +200,7 @@ def _traits(
     return {name for name, holds in has.items() if holds}
 
 
-def _refusal(traits: set[str]) -> tuple[int, Unsupported, str] | None:
+def _refusal(traits: set[Trait]) -> tuple[int, Unsupported, str] | None:
     """Returns the first rule that refuses a run, its number, and the two traits in words."""
     for number, rule in enumerate(UNSUPPORTED, 1):
         found = [[one for one in side if one in traits] for side in (rule.first, rule.second)]
