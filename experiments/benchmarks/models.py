@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-import jax
-
 import dpsgd
-from accounting import calibrate
-from dpsgd import Mechanism, RootKey, RunSpec, train_blocks
-from dpsgd.noise.base import Noise
-from dpsgd.noise.planning import best_noise, workload
-from dpsgd.noise.strategies import optimized_buffers
-from dpsgd.runs.optimizer import ADAM, SGD, hyperparameters
+from dpsgd import RunSpec
 from experiments.benchmarks.case import Estimate, Row, figure
 from experiments.benchmarks.timing import Spent
 from experiments.tasks.clicks.task import Clicks
-from samplers import BallsAndBins, BatchSampler, Deterministic
 from samplers.settings import SETTINGS
 
 PyTree = Any
@@ -93,30 +84,21 @@ class Setting:
             f"{self.epochs} epochs, C {self.l2_clip_norm:g}, rate {self.learning_rate:g}"
         )
 
-    def sampler(self, num_examples: int) -> BatchSampler:
-        """Returns who takes part in which step."""
-        if self.order == "deterministic":
-            return Deterministic(num_examples, self.batch_size, self.epochs)
-        return BallsAndBins(num_examples, self.batch_size, self.epochs, cycle_length=self.bands)
-
-    def mechanism(self, num_examples: int) -> Mechanism:
-        """Returns the mechanism of the guarantee."""
-        sampler = self.sampler(num_examples)
-        noise = _noise(sampler, self.bands, self.buffers, self.momentum or 0.0)
-        return Mechanism(sampler, _sigma(sampler, noise, self.epsilon), self.l2_clip_norm, noise)
-
-
-@functools.cache
-def _noise(sampler: BatchSampler, bands: int, buffers: int, momentum: float) -> Noise:
-    if not buffers:
-        return best_noise(sampler, bands, momentum=momentum)
-    return optimized_buffers(workload(sampler, momentum=momentum), buffers, sampler.steps_per_epoch)
-
-
-@functools.cache
-def _sigma(sampler: BatchSampler, noise: Noise, epsilon: float) -> float:
-    privacy = functools.partial(noise.privacy, sampler)
-    return calibrate(privacy, epsilon=epsilon, delta=1 / sampler.num_examples)
+    @property
+    def spec(self) -> RunSpec:
+        """The run that is asked for."""
+        by = {"optimizer": "adam"} if self.momentum is None else {"momentum": self.momentum}
+        noise = {"buffers": self.buffers} if self.buffers else {"bands": self.bands}
+        return RunSpec.of(
+            SETTINGS[self.order](batch_size=self.batch_size, epochs=self.epochs),
+            target_epsilon=self.epsilon,
+            target_delta="1/n",
+            learning_rate=self.learning_rate,
+            l2_clip_norm=self.l2_clip_norm,
+            calibration="none",
+            audit=False,
+            **{"optimizer": "sgd", **by, **noise},
+        )
 
 
 @dataclass(frozen=True)
@@ -142,61 +124,27 @@ class Models:
         task = FewerRows(Path(store), kept_aside=kept_aside)
         return cls(task, seeds, None if written is None else Path(written))
 
-    def by_default(self, name: str, config: RunSpec) -> list[Figures]:
-        """Returns what the runs of `config` gave, a seed of the initial parameters each."""
+    def trained(self, name: str, spec: RunSpec) -> list[Figures]:
+        """Returns what the runs of `spec` gave, a seed of the initial parameters each."""
+        name = f"{name}, {self.task.kept_aside} rows kept aside"
+        return [self._trained(f"{name}, seed {seed}", spec, seed) for seed in range(self.seeds)]
 
-        def run(seed: int) -> Figures:
-            with tempfile.TemporaryDirectory() as folder:
-                report: dict[str, Any] = {}
-                seeded = replace(config, init_seed=seed)
-                spent = Spent.on(
-                    lambda: report.update(dpsgd.run(self.task, seeded, Path(folder) / "run"))
-                )
-            found = {k: math.nan if x is None else x for k, x in report["metrics"].items()}
-            epsilon = report["epsilon_upper"]
-            return found | spent._asdict() | {"epsilon": math.inf if epsilon is None else epsilon}
-
-        return self._each(f"{name}, {self.task.kept_aside} rows kept aside", run)
-
-    def trained(self, setting: Setting) -> list[Figures]:
-        """Returns what the runs of a setting gave, a seed of parameters, draws and noise each."""
-
-        def run(seed: int) -> Figures:
-            params = self._params(setting, seed)
-            return {
-                f"{split}_auc": self.task.evaluate(params, self.task.store.blocks(split))["auc"]
-                for split in ("validation", "test")
-            }
-
-        return self._each(str(setting), run)
-
-    def _each(self, name: str, run: Callable[[int], Figures]) -> list[Figures]:
-        return [self._once(f"{name}, seed {seed}", run, seed) for seed in range(self.seeds)]
-
-    def _once(self, label: str, run: Callable[[int], Figures], seed: int) -> Figures:
+    def _trained(self, label: str, spec: RunSpec, seed: int) -> Figures:
         file = None if self.written is None else self.written / f"{label}.json"
         if file is not None and file.exists():
             return json.loads(file.read_text())
-        found = run(seed)
+        seeded, report = replace(spec, init_seed=seed), {}
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "run"
+            spent = Spent.on(lambda: report.update(dpsgd.run(self.task, seeded, out)))
+        found = {k: math.nan if x is None else x for k, x in report["metrics"].items()}
+        epsilon = report["epsilon_upper"]
+        found |= spent._asdict() | {"epsilon": math.inf if epsilon is None else epsilon}
         print(f"{label}: AUC {found['test_auc']:.4f}", file=sys.stderr, flush=True)
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(found))
         return found
-
-    def _params(self, setting: Setting, seed: int) -> PyTree:
-        """Returns the parameters that a run ends with."""
-        columns = self.task.columns()
-        mechanism = setting.mechanism(len(columns["label"]))
-        algorithm = dpsgd.dpsgd(self.task.loss, ADAM if setting.momentum is None else SGD)
-        state = algorithm.init(self.task.init(seed), mechanism)
-        sizes = hyperparameters(setting.learning_rate, mechanism.num_steps, setting.momentum)
-        state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
-        for block in train_blocks(
-            algorithm, mechanism, state, columns, root=RootKey.from_insecure_seed(seed)
-        ):
-            state = block.state
-        return jax.device_get(state.params)
 
 
 def defaults(**aim: Any) -> RunSpec:
@@ -216,7 +164,7 @@ def apart(runs: Sequence[Figures], others: Sequence[Figures], key: str) -> Estim
 
 def auc(models: Models, setting: Setting, name: str = "") -> Iterator[Row]:
     """Yields the mean AUC of a setting on test rows and on the validation rows."""
-    found = models.trained(setting)
+    found = models.trained(str(setting), setting.spec)
     for split in ("test", "validation"):
         at = f"{split} rows, {f'{name}: ' if name else ''}{setting}"
         yield figure(f"AUC, {at}", mean(found, f"{split}_auc"))
@@ -226,8 +174,8 @@ def gain(
     models: Models, setting: Setting, other: Setting, name: str, bar: float | None = None
 ) -> Row:
     """Returns the mean AUC on test rows of one setting less that of another, seed by seed."""
-    both = models.trained(setting), models.trained(other)
-    return figure(name, apart(*both, "test_auc"), at_least=bar)
+    ours, theirs = (models.trained(str(one), one.spec) for one in (setting, other))
+    return figure(name, apart(ours, theirs, "test_auc"), at_least=bar)
 
 
 # ----------------------------------------------------------------- at the defaults of `dpsgd train`
@@ -255,12 +203,12 @@ def at_defaults(
 ) -> Iterator[Row]:
     """Measures models without privacy, and those of each epsilon beside its bars."""
     models = Models.of(store, seeds, written, kept_aside)
-    without = models.by_default("no privacy", defaults(non_private=True))
+    without = models.trained("no privacy", defaults(non_private=True))
     for split in ("kept",) if kept_aside else ("validation", "test"):
         yield from means(without, split, f"no privacy, {split} rows")
     for epsilon in epsilons:
         at, config = f"epsilon {epsilon:g}", defaults(target_epsilon=epsilon)
-        private = models.by_default(at, config)
+        private = models.trained(at, config)
         yield from beside_bars(private, without, "kept" if kept_aside else "test", epsilon)
         worst = max(run["epsilon"] for run in private)
         yield figure(f"certified epsilon, {at}", worst, "epsilon", at_most=epsilon)
@@ -270,7 +218,7 @@ def at_defaults(
         if not kept_aside:
             yield from means(private, "validation", f"{at}, validation rows")
             name, one = f"{at}, not calibrated", replace(models, seeds=1)
-            bare = one.by_default(name, replace(config, calibration="none"))
+            bare = one.trained(name, replace(config, calibration="none"))
             yield from means(bare, "test", f"{name}, test rows, one run")
 
 
@@ -317,7 +265,7 @@ def lazy_and_dense(models: Models, batch_size: int | None, epochs: int | None) -
     for epsilon in (1.0, 3.0, 8.0):
         at = f"epsilon {epsilon:g}, {sizes}"
         found = {
-            by: models.by_default(
+            by: models.trained(
                 f"{tables} tables, {at}", asked_for(epsilon, tables, batch_size, epochs)
             )
             for tables, by in (("lazy", "lazy tables"), ("dense", "Adam alone"))

@@ -8,7 +8,7 @@ import pytest
 
 from dpsgd import BandedToeplitz, Dense, Independent, Lazy
 from dpsgd.runs.job import rows_of
-from dpsgd.runs.resolve import choose
+from dpsgd.runs.resolve import choose, resolve
 from experiments.benchmarks import models
 from experiments.benchmarks.models import (
     FewerRows,
@@ -71,28 +71,30 @@ def test_what_a_run_gave_is_written_down_and_it_is_not_made_again(store, tmp_pat
 
     monkeypatch.setattr(models.dpsgd, "run", run)
     task, spec = FewerRows(store), defaults(non_private=True)
-    first = Models(task, 2, tmp_path / "written").by_default("no privacy", spec)
-    more = Models(task, 3, tmp_path / "written").by_default("no privacy", spec)
+    first = Models(task, 2, tmp_path / "written").trained("no privacy", spec)
+    more = Models(task, 3, tmp_path / "written").trained("no privacy", spec)
     assert asked == [(task, seed) for seed in range(3)]
     assert [x["seconds"] for x in more[:2]] == [x["seconds"] for x in first]
     assert more[0]["epsilon"] == math.inf
     assert math.isnan(more[0]["test_log_loss"])
 
 
-@pytest.mark.long
-def test_a_setting_is_a_mechanism_of_the_guarantee_that_it_names():
-    banded = replace(SETTING, bands=5)
-    known = replace(banded, order="deterministic")
+def test_a_setting_is_a_mechanism_of_the_guarantee_that_it_names(store):
+    task = FewerRows(store)
+    rows = rows_of(task)
+    n = rows[1].num_examples
+    small = replace(SETTING, batch_size=10)
+    banded = replace(small, bands=5)
     for setting, sampler in (
-        (SETTING, BallsAndBins(1000, 100, 2)),
-        (banded, BallsAndBins(1000, 100, 2, cycle_length=5)),
-        (known, Deterministic(1000, 100, 2)),
+        (small, BallsAndBins(n, 10, 2, target_delta=1 / n)),
+        (banded, BallsAndBins(n, 10, 2, cycle_length=5, target_delta=1 / n)),
+        (replace(banded, order="deterministic"), Deterministic(n, 10, 2)),
     ):
-        mechanism = setting.mechanism(1000)
+        mechanism = resolve(setting.spec, task, rows).mechanism
         assert mechanism.sampler == sampler
-        assert isinstance(mechanism.noise, Independent if setting is SETTING else BandedToeplitz)
+        assert isinstance(mechanism.noise, Independent if setting is small else BandedToeplitz)
         assert mechanism.noise.bands == setting.bands
-        assert mechanism.privacy().epsilon(1e-3).upper <= 8.0
+        assert mechanism.privacy().epsilon(1 / n).upper <= 8.0
 
 
 @pytest.mark.long
@@ -102,17 +104,19 @@ def test_a_model_is_trained_by_its_optimizer_and_what_it_gave_is_written_down(
     trained = Models(FewerRows(store), 1, tmp_path / "written")
     one = replace(SETTING, bands=2, epochs=1)
     settings = one, replace(one, bands=1, momentum=None)
-    found = [trained.trained(setting) for setting in settings]
-    assert found[0] != found[1]
-    monkeypatch.setattr(Models, "_params", None)
-    assert [trained.trained(setting) for setting in settings] == found
+    found = [trained.trained(str(setting), setting.spec) for setting in settings]
+    assert found[0][0]["test_auc"] != found[1][0]["test_auc"]
+    monkeypatch.delattr("dpsgd.run")
+    assert [trained.trained(str(setting), setting.spec) for setting in settings] == found
     assert len(list((tmp_path / "written").iterdir())) == 2
 
 
 def test_a_gain_is_the_mean_of_the_differences_seed_by_seed(store, monkeypatch):
     given = {1: [0.7, 0.8, 0.9], 2: [0.72, 0.84, 0.93]}
     monkeypatch.setattr(
-        Models, "trained", lambda self, setting: [{"test_auc": x} for x in given[setting.bands]]
+        Models,
+        "trained",
+        lambda self, name, spec: [{"test_auc": x} for x in given[spec.options().get("bands", 1)]],
     )
     banded = replace(SETTING, bands=2)
     row = gain(Models(FewerRows(store), 3), banded, SETTING, "gain", 0.029)
@@ -148,7 +152,7 @@ def test_the_bar_is_on_the_mean_difference_of_enough_seeds_less_two_standard_err
     monkeypatch.setattr(models, "SEEDS", seeds)
     monkeypatch.setattr(
         Models,
-        "by_default",
+        "trained",
         lambda self, name, spec: [
             dict.fromkeys([*splits, "cpu_seconds"], x) for x in given[spec.options()["tables"]]
         ],
