@@ -72,7 +72,7 @@ def _how(value: Any) -> dict[str, Any]:
 
 
 def chosen(cases: Sequence[Case], names: Iterable[str] | None, quick: bool) -> list[Case]:
-    """Returns the cases in whose names one of `names` is, or those that are not only by name.
+    """Returns the cases that have one of `names`, or else have it in theirs; without, all.
 
     Raises:
       ValueError: If there is none of a name.
@@ -80,11 +80,15 @@ def chosen(cases: Sequence[Case], names: Iterable[str] | None, quick: bool) -> l
     offered = [case for case in cases if not quick or case.quick is not None]
     if names is None:
         return [case for case in offered if not case.asked]
+    found: list[Case] = []
     for name in names:
-        if not any(fnmatch(case.name, f"*{name}*") for case in offered):
+        exact = [case for case in offered if case.name == name]
+        like = exact or [case for case in offered if fnmatch(case.name, f"*{name}*")]
+        if not like:
             known = "; ".join(case.name for case in offered)
             raise ValueError(f"-k: {name!r} is in the name of no case: {known}")
-    return [c for c in offered if any(fnmatch(c.name, f"*{name}*") for name in names)]
+        found += like
+    return [case for case in offered if case in found]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,8 +98,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     first.add_argument("area", choices=AREAS, metavar="AREA", help=", ".join(AREAS))
     area = first.parse_args(argv[:1]).area
     module = importlib.import_module(f"experiments.benchmarks.{area}")
-    if not hasattr(module, "CASES"):
-        return module.main(argv[1:])
     parser = parser_of(area, module)
     options = parser.parse_args(argv[1:])
     given = {

@@ -11,7 +11,6 @@ import itertools
 import math
 import resource
 import sys
-import time
 from collections.abc import Iterator
 
 import jax
@@ -27,7 +26,9 @@ from dpsgd.engine.feed import Layout
 from dpsgd.noise.base import Independent
 from dpsgd.runs.audit import audit_synthetic
 from dpsgd.runs.optimizer import ADAM, Cosine
-from experiments.benchmarks.rows import Row, options_of, positive, report
+from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.programs import num_params
+from experiments.benchmarks.timing import Spent
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS
@@ -91,8 +92,8 @@ def sound() -> Iterator[tuple[str, AuditReport]]:
         yield what, audit_program(algorithm, mechanism, params, rows, root=root)
 
 
-def calibration(audits: int) -> list[Row]:
-    """Returns how the p-values of so many sound audits are distributed."""
+def false_alarms(*, audits: int = 300) -> Iterator[Row]:
+    """Says how the p-values of so many sound audits are distributed."""
     found: dict[str, list[float]] = {}
     alarms = []
     for what, audit in itertools.islice(sound(), audits):
@@ -109,88 +110,51 @@ def calibration(audits: int) -> list[Row]:
         for name, values in found.items()
     }
     worst = min(ks, key=lambda name: ks[name])
-    rows = [
-        Row.at_most(f"sound audits that failed, of {audits}", len(alarms), "", 0),
-        Row.at_most(
-            "false alarm a run, by the number of checks", len(found) * FALSE_ALARM, "", RUN_BAR
-        ),
-        Row.at_least(
-            f"one-sided KS p-value of {len(found)} checks, the least times their number: {worst}",
-            min(1.0, ks[worst] * len(ks)),
-            "",
-            1e-3,
-        ),
-        Row.at_least(
-            f"least of {pvalues.size} p-values, times their number",
-            min(1.0, float(pvalues.min() * pvalues.size)),
-            "",
-            1e-3,
-        ),
-    ]
+    yield figure(f"sound audits that failed, of {audits}", len(alarms), at_most=0)
+    of_a_run = len(found) * FALSE_ALARM
+    yield figure("false alarm a run, by the number of checks", of_a_run, at_most=RUN_BAR)
+    name = f"one-sided KS p-value of {len(found)} checks, the least times their number: {worst}"
+    yield figure(name, min(1.0, ks[worst] * len(ks)), at_least=1e-3)
+    least = min(1.0, float(pvalues.min() * pvalues.size))
+    yield figure(f"least of {pvalues.size} p-values, times their number", least, at_least=1e-3)
     for level in (0.1, 0.01):
         share = float(np.mean(pvalues <= level))
         bar = level + 4 * math.sqrt(level * (1 - level) / audits)  # checks of one audit may agree
-        rows.append(Row.at_most(f"share of p-values up to {level}", share, "", round(bar, 4)))
-    return rows
+        yield figure(f"share of p-values up to {level}", share, at_most=round(bar, 4))
 
 
-class _Rows:
-    """Generated rows of clicks, as a task has them."""
-
-    def __init__(self, params, loss):
-        self.params, self.loss = params, loss
-
-    def init(self, seed: int):
-        """Returns the parameters, whatever the seed is."""
-        del seed
-        return self.params
-
-    def generated(self, count: int):
-        """Returns so many rows."""
-        columns = synthetic.in_memory(max(count, 2), seed=0).columns
-        return {name: column[:count] for name, column in columns.items()}
+def generated(count: int) -> dict[str, np.ndarray]:
+    """Returns so many rows of clicks, as a task has them."""
+    columns = synthetic.in_memory(max(count, 2), seed=0).columns
+    return {name: column[:count] for name, column in columns.items()}
 
 
-def seconds(preset: str, num_examples: int, batch_size: int) -> list[Row]:
-    """Returns the CPU seconds of the audit of a run, and of compiling its program; its memory."""
+def audit(preset: str, num_examples: int = 88_000, batch_size: int = 1_024) -> Iterator[Row]:
+    """Measures the audit of a run, compiling its program, and its memory."""
     params, _, loss = functional(PRESETS[preset.split()[0]], DISPLAY_ADS, 0)
-    mechanism, task = Mechanism(Poisson(num_examples, batch_size, 2), 1.0, 1.0), _Rows(params, loss)
+    mechanism = Mechanism(Poisson(num_examples, batch_size, 2), 1.0, 1.0)
     tables = LazyTables(Cosine(1.0, mechanism.num_steps)) if "lazy" in preset else None
     algorithm = dpsgd(loss, ADAM, tables=tables)
-    state = algorithm.init(params, mechanism, *([task.generated(2)] if tables else []))
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    state = algorithm.init(params, mechanism, *([generated(2)] if tables else []))
     data = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((num_examples, *x.shape[1:]), x.dtype), task.generated(2)
+        lambda x: jax.ShapeDtypeStruct((num_examples, *x.shape[1:]), x.dtype), generated(2)
     )
     layout = Layout.of(mechanism.sampler, data)
-    begin = time.process_time()
-    layout.program(algorithm, mechanism, state, data)
-    compiled = time.process_time()
-    audit = audit_synthetic(algorithm, mechanism, state, layout, task.generated)
-    end = time.process_time()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    compiling = Spent.on(lambda: layout.program(algorithm, mechanism, state, data))
+    found: list[AuditReport] = []
+    auditing = Spent.on(
+        lambda: found.append(audit_synthetic(algorithm, mechanism, state, layout, generated))
+    )
+    size, peak = num_params(params), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     at = f"{preset} ({size / 1e6:.3g}M parameters), n = {num_examples:,}, batch {batch_size:,}"
-    return [
-        Row(f"compiling the training program, {at}", compiled - begin, "s"),
-        Row.at_most(f"audit, {at}", end - compiled, "s", TIME_BARS[preset]),
-        Row(f"memory at most so far, {at}", peak, "GiB"),
-        Row.at_most(f"checks that failed, {at}", sum(not c.passed for c in audit.checks), "", 0),
-    ]
+    yield figure(f"compiling the training program, {at}", compiling.cpu_seconds, "s")
+    yield figure(f"audit, {at}", auditing.cpu_seconds, "s", at_most=TIME_BARS[preset])
+    yield figure(f"memory at most so far, {at}", peak, "GiB")
+    failed = sum(not check.passed for check in found[0].checks)
+    yield figure(f"checks that failed, {at}", failed, at_most=0)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Audits, and returns 1 if a bar does not hold."""
-    parser = options_of("audit", __doc__ or "", quick="twelve audits, and the small preset's time")
-    parser.add_argument("--audits", type=positive, default=300, help="sound ones, for p-values")
-    parser.add_argument("--presets", nargs="*", choices=TIME_BARS, default=list(TIME_BARS))
-    options = parser.parse_args(argv)
-    if options.quick:
-        options.audits, options.presets = 12, ["small"]
-    rows = []
-    for preset in options.presets:
-        rows += seconds(preset, 88_000, 1_024)
-    return report(rows + calibration(options.audits), options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = [
+    *cases(audit, over={"preset": TIME_BARS}, quick={}, exact=True),
+    *cases(false_alarms, quick={"audits": 12}, seconds=900, exact=True),
+]
