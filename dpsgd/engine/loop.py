@@ -128,7 +128,7 @@ def train_blocks(
         raise ValueError(f"flush_every must be at least 1, got {flush_every}")
     data = columns_of(mechanism.sampler, data)
     check_parameters(state.raw_params)
-    _check_noise_state(mechanism, state)
+    _check_state(algorithm, mechanism, state)
     # Before buffers are given away.
     claims = not run and not root.insecure and mechanism.noise_multiplier > 0
     uses = _uses(attempt, mechanism, data, state) if claims else {}
@@ -216,8 +216,14 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
     return data
 
 
-def _check_noise_state(mechanism: Mechanism, state: TrainState) -> None:
-    """Raises ValueError unless `state` has what the mechanism's noise needs from step to step."""
+def _check_state(algorithm: Algorithm, mechanism: Mechanism, state: TrainState) -> None:
+    """Raises ValueError unless `state` has what parameter groups and noise need."""
+    if bool(state.tables) != (algorithm.tables is not None):
+        raise ValueError(
+            "the state was made by an algorithm "
+            f"{'with' if state.tables else 'without'} lazy tables, and this one is "
+            f"{'without' if state.tables else 'with'} them: make it by algorithm.init"
+        )
     needed = jax.eval_shape(mechanism.noise.init, state.raw_params)
     if not mechanism.noise_multiplier:
         needed = ()

@@ -150,13 +150,14 @@ class Checkpoints:
 
         Args:
           like: A state of the same structure, shapes and dtypes.
-          pending: The same of one with pending noise; without, those are passed over.
+          pending: The same of one with pending noise; else those with some are passed over.
 
         Raises:
           ValueError: if all are damaged, or if they are of another model or optimizer.
         """
         self._refuse_link()
-        found = self._paths(pending=pending is not None)
+        # A run without lazy tables could not tell which noise is pending.
+        found = self._paths(pending=pending is not None and pending.pending)
         names = self._processes.share([path.name for path in found])
         paths = [self.folder / name for name in names]
         members: dict[str, Any]
@@ -173,7 +174,7 @@ class Checkpoints:
                 members = {}
             # One for which it is damaged, or not there, takes all of them to the one before.
             if all(self._processes.gather(bool(members))):
-                wanted = pending if pending is not None and _is_pending(path) else like
+                wanted = pending if _is_pending(path) else like
                 return Checkpoint(_restore(members, wanted, path), head, seconds)
         if paths:
             raise ValueError(

@@ -90,6 +90,7 @@ def test_the_newest_without_noise_that_is_pending_is_kept_and_found_by_itself(ch
     newest = checkpoints.latest(LIKE, pending(0))
     jax.tree.map(np.testing.assert_array_equal, newest.state, pending(6))
     assert newest.state.pending
+    assert_is(checkpoints.latest(LIKE, LIKE), 3)  # a run without lazy tables reads none of those
     assert_is(checkpoints.latest(LIKE), 3)
     assert checkpoints.latest_head() == "head 6"
     checkpoints.destroy_after(5)

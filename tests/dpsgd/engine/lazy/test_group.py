@@ -243,6 +243,18 @@ def test_a_state_with_pending_noise_refuses_its_parameters():
     assert np.all(states[-1].params["table"] != start()["table"])
 
 
+def test_states_of_algorithms_with_and_without_lazy_tables_are_refused_by_each_other():
+    """A dense algorithm adds no pending noise, and would call the rest covered."""
+    lazy_state = blocks(stop=4)[-1]
+    assert lazy_state.pending
+    mechanism = Mechanism(Poisson(N, B, 1), 1.0, 1.0)
+    both = [dpsgd(loss_fn, optax.sgd(0.1), tables=tables) for tables in (LazyTables(0.1), None)]
+    states = [algorithm.init(start(), mechanism, rows()) for algorithm in both]
+    for algorithm, state in [(both[1], lazy_state), (both[1], states[0]), (both[0], states[1])]:
+        with pytest.raises(ValueError, match="lazy tables, and this one is"):
+            next(train_blocks(algorithm, mechanism, state, rows(), root=ROOT))
+
+
 @pytest.mark.parametrize("first", [0.0, 0.01])
 def test_the_last_bits_of_a_flushed_row_do_not_tell_whether_it_was_read(first):
     """All lie on one grid: else only a row that nobody read is its start plus one product."""
