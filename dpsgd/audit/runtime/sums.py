@@ -85,12 +85,12 @@ class _Sums:
         self._unit = max(map(_unit, probe.dtypes))
         stddev, size = mechanism.noise_multiplier * self.clip, sum(probe.sizes)
         self._noise = self._left = 16 * stddev * (math.sqrt(size) + _REACH)
-        self._empty: Release | None = None
+        self.empty: Release | None = None
         if self._noise > self.clip * _NEGLIGIBLE:
             deferred = sum(probe.sizes[k] for k in probe.tables)
             of_rows = stddev * (math.sqrt(deferred) + _REACH) if deferred else 0.0
-            self._empty = probe.release((), mechanism)
-            self._noise = self.norm((1, self._empty)) + of_rows
+            self.empty = probe.release((), mechanism)
+            self._noise = self.norm((1, self.empty)) + of_rows
             self._left = stddev * 2.0**-18 * math.sqrt(size) + of_rows
 
     def norm(self, *terms: tuple[int, Release | None]) -> float:
@@ -103,13 +103,8 @@ class _Sums:
 
     def moved(self, release: Release) -> float:
         """Returns the norm of what the members of a batch add up to, 0 where noise hides it."""
-        found = self.norm((1, release), (-1, self._empty))
-        return 0.0 if found <= self._noise and self._empty is None else found
-
-    def off(self, whole: Release, count: int, *parts: Release) -> float:
-        """Returns how far a sum is from that of `count` times its parts."""
-        terms = [(-count, part) for part in parts]
-        return self.norm((1, whole), *terms, (count * len(parts) - 1, self._empty))
+        found = self.norm((1, release), (-1, self.empty))
+        return 0.0 if found <= self._noise and self.empty is None else found
 
     def slack(self, *members: int) -> float:
         """Bounds the rounding in a combination of releases of so many members each."""
@@ -189,8 +184,9 @@ def _rows_check(sums: _Sums, first: Release) -> CheckResult:
         why = "the loss takes a key" if probe.algorithm.takes_key else "there is no room for copies"
         return _not_made((ROWS,), why if copies else "there is no room for copies")[0]
     together = sums.release(copies, at=np.arange(len(copies)))
-    off = sums.off(together, len(copies), first)
-    return _at_most(ROWS, off, size / 2 + len(copies) * sums.slack(1, 0))
+    count = len(copies)
+    off = sums.norm((1, together), (-count, first), (count - 1, sums.empty))
+    return _at_most(ROWS, off, size / 2 + count * sums.slack(1, 0))
 
 
 class _Clipped(_Sums):
@@ -236,16 +232,18 @@ class _Clipped(_Sums):
             for half, release in zip(halves, sums, strict=True):
                 allowed = half.size * single + self.slack(half.size, 0)
                 excess = max(excess, self.moved(release) - allowed)
-            first = first or (part, others, halves, sums)
+            if first is None:  # of large models two releases at most are held at a time
+                first = part, others, halves, [a + b for a, b in zip(*sums, strict=True)]
+            del sums, release
         assert first is not None
         checks.append(self._place_check(excess, sum(map(len, looked_at))))
 
-        part, others, halves, sums = first
+        part, others, halves, added = first
         whole = self.sum_of(part, poisoned=others)
-        slack = self.slack(part.size, halves[0].size, halves[1].size, 0)
-        checks.append(_at_most(ONE_BY_ONE, self.off(whole, 1, *sums), slack))
-        (free, taken), kept = halves, sums[1]
-        del first, sums, release
+        slack = self.slack(part.size, part.size, halves[0].size, halves[1].size, 0)
+        off = self.norm((1, whole), (-1, added), (1, self.empty))
+        checks.append(_at_most(ONE_BY_ONE, off, slack))
+        del first, added
 
         # The neighbour's example has no gradient, as its floats are NaN; or does not take part.
         changed = 0.0
@@ -253,10 +251,12 @@ class _Clipped(_Sums):
             poisoned = np.union1d(others, self._poisoned(end)).astype(np.int64)
             without = self.sum_of(np.setdiff1d(part, end), poisoned=poisoned)
             changed = max(changed, self.norm((1, whole), (-1, without)))
+            del without
         slack = self.slack(part.size, part.size - 1)
         checks.append(_at_most(NEIGHBOURS, changed, clip * (1 + _RELATIVE) + slack))
-        del whole, without
-        return [*checks, *self._uncounted(free, taken, others, kept)]
+        del whole
+        free, taken = halves
+        return [*checks, *self._uncounted(free, taken, others)]
 
     def _poisoned(self, places: np.ndarray) -> np.ndarray:
         return places if self.probe.poison is not None else places[:0]
@@ -270,7 +270,7 @@ class _Clipped(_Sums):
         return CheckResult(PLACES, True, why, made=False)
 
     def _uncounted(
-        self, free: np.ndarray, taken: np.ndarray, others: np.ndarray, release: Release
+        self, free: np.ndarray, taken: np.ndarray, others: np.ndarray
     ) -> list[CheckResult]:
         """Checks what does not count: rows under weight 0, and those whose gradients are NaN.
 
@@ -278,11 +278,11 @@ class _Clipped(_Sums):
           free: Places where that is, the first of the batch included.
           taken: Places of examples that take part.
           others: Places of NaN examples that do.
-          release: Of these.
         """
         nan = self.probe.nan
         if not taken.size:
             return _not_made((PADDING, NAN), "the batch has one place")
+        release = self.sum_of(taken, poisoned=others)
         padding = np.full(self.probe.places, nan or 0)
         padding[free[1::2]] = 0
         slack = self.slack(taken.size, taken.size)
