@@ -25,15 +25,6 @@ def check_default_batch_size(batch_size: int, num_examples: int) -> None:
         )
 
 
-def check_noise(noise_multiplier: float) -> None:
-    """Raises ValueError, as the command line names it, for noise without a guarantee."""
-    if not 0 < noise_multiplier < float("inf"):
-        raise ValueError(
-            f"--noise-multiplier must be finite and > 0, got {noise_multiplier}; without noise "
-            "there is no guarantee"
-        )
-
-
 def check_target(
     epsilon: float | None, advantage: float | None, option: str = "--target-epsilon"
 ) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import tyro
 
-from experiments.cli.config import GuaranteeConfig, check_noise
+from experiments.cli.config import GuaranteeConfig
 from experiments.cli.console import going_on
+from experiments.cli.errors import naming_options
 from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
 
 
@@ -28,7 +29,10 @@ class EpsilonConfig(GuaranteeConfig):
     def check(self) -> None:
         """Raises ValueError, as the command line names them, for values without a guarantee."""
         super().check()
-        check_noise(self.noise_multiplier)
+        from dpsgd.runs.spec import NoiseMultiplier
+
+        with naming_options(type(self)):
+            NoiseMultiplier(self.noise_multiplier)  # refuses one without a guarantee
         if self.mean_trials is None and self.trials_shape:
             raise ValueError("--trials-shape is of the search of --mean-trials: give both")
 
