@@ -178,8 +178,8 @@ def _repeats(dp: Program, at: str) -> Iterator[Row]:
     one = plan._replace(num_steps=jnp.ones_like(plan.num_steps))
 
     def after_a_step() -> list[jax.Array]:
-        state = jax.block_until_ready(dp.compiled(copies_of(dp.state)(), data, one, *rest)[0])
-        return jax.tree.leaves(state.params)
+        found = dp.compiled(copies_of(dp.state)(), data, one, *rest, *dp.known())
+        return jax.tree.leaves(jax.block_until_ready(found[0].params))
 
     first, second = after_a_step(), after_a_step()
     differing = sum(int(jnp.sum(a != b)) for a, b in zip(first, second, strict=True))

@@ -91,20 +91,21 @@ class Program:
         self._schedules = Schedules(algorithm.groups, NUM_STEPS) if algorithm else None
         options = compiler_options() if options is None else options
         program = jax.jit(function, donate_argnums=0, compiler_options=options)
-        arguments = jax.eval_shape(start), *inputs, *self._known()
+        arguments = jax.eval_shape(start), *inputs, *self.known()
         made: list[Any] = []
         self.compiling = Spent.on(lambda: made.append(program.lower(*arguments).compile()))
         self.compiled = made[0]
         self.state = start()
 
-    def _known(self) -> tuple[Any, ...]:
+    def known(self) -> tuple[Any, ...]:
+        """Returns what the next block is given of its algorithm's schedules."""
         if self._schedules is None:
             return ()
         steps = range(self._done, self._done + self._block_steps)
         return (self._schedules.of(steps, self._block_steps),)
 
     def __call__(self) -> None:
-        known = self._known()
+        known = self.known()
         self.state, *_ = jax.block_until_ready(self.compiled(self.state, *self.inputs, *known))
         self._done += self._block_steps
 
