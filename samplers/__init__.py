@@ -1,10 +1,11 @@
 """Who takes part, and when: batch samplers, each of which carries its own privacy cost."""
 
 from samplers.balls_and_bins import BallsAndBins
-from samplers.base import CHUNK, BatchSampler, EpochPlan, EpochSampler, Participations
+from samplers.base import CHUNK, BatchSampler, EpochPlan, Participations
 from samplers.batches import BatchSource, IndexBatch, IndexBlock, batch
 from samplers.contribution import Contributions, cap_contributions
 from samplers.deterministic import Deterministic
+from samplers.epochs import EpochSampler
 from samplers.full_batch import FullBatch
 from samplers.multistage import Episode, Multistage
 from samplers.poisson import Poisson

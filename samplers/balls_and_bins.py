@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 
 from accounting import BallsAndBinsProfile, PrivacyProfile
-from samplers.base import Participations, RedrawnOrFixed, example_dtype
+from samplers.base import Participations, example_dtype
+from samplers.epochs import RedrawnOrFixed
 from samplers.randomness import Key, Stream, uniform_integers
 from samplers.row_law import IndependentRows
 from samplers.truncation import VariableBatchSampler

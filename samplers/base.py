@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -135,10 +133,7 @@ class BatchSampler(abc.ABC):
 
     @property
     def period(self) -> int | None:
-        """Steps T after which all examples of a step take part again, and never else; None without.
-
-        In a known order, or such that the cost holds given the order.
-        """
+        """Steps T of a known order after which a step's examples come back; None without."""
         return None
 
     if TYPE_CHECKING:  # fields of the one sampler, properties of the other
@@ -182,10 +177,7 @@ class BatchSampler(abc.ABC):
 
     @property
     def clipped_shape(self) -> tuple[int, ...]:
-        """Shape of the block of rows whose gradient is clipped as one; () for each row by itself.
-
-        Consecutive rows of a batch make up a block.
-        """
+        """Shape of a block of consecutive rows that is clipped as one; () for each row alone."""
         return ()
 
     @property
@@ -285,7 +277,7 @@ class BatchSampler(abc.ABC):
         >>> Deterministic(num_examples=100, batch_size=10).terms()
         {'num_examples': 100, 'batch_size': 10, 'epochs': 1, 'num_shards': 1}
         """
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(_dataclass(self))}
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(as_dataclass(self))}
 
     @classmethod
     def from_terms(cls, terms: Mapping[str, Any]) -> BatchSampler:
@@ -325,7 +317,7 @@ class BatchSampler(abc.ABC):
 
     def with_epochs(self, epochs: int) -> BatchSampler:
         """Returns this sampler with another number of epochs, and nothing else changed."""
-        return dataclasses.replace(_dataclass(self), epochs=epochs)
+        return dataclasses.replace(as_dataclass(self), epochs=epochs)
 
     def untruncated(self) -> BatchSampler:
         """Returns this sampler where no batch is cut: by default, it cuts none."""
@@ -397,8 +389,7 @@ def stated_law(sampler: BatchSampler) -> RowLaw | None:
     return law if isinstance(law, RowLaw) else None
 
 
-def _dataclass(sampler: BatchSampler) -> Any:
-    """Returns the sampler, which is to be a dataclass."""
+def as_dataclass(sampler: BatchSampler) -> Any:
     if not dataclasses.is_dataclass(sampler):
         raise TypeError(f"{type(sampler).__name__} is a sampler and must be a frozen dataclass")
     return sampler
@@ -408,87 +399,3 @@ def check_steps(num_steps: int) -> None:
     """Raises ValueError if a run has more steps than can be counted."""
     if num_steps > MAX_STEPS:
         raise ValueError(f"a run has at most 2^31 - 1 steps, got {num_steps}")
-
-
-@dataclass(frozen=True)
-class EpochSampler(BatchSampler):
-    """A sampler that passes over n examples E times, in ceil(n / b) steps each."""
-
-    num_examples: int
-    """Size n of the training set, a public number."""
-    batch_size: int
-    """Examples in a batch b: the (largest) expected number where batches vary in size."""
-    epochs: int = 1
-    """Passes E over the data: the run has E * ceil(n / b) steps."""
-    num_shards: int = field(default=1, kw_only=True)
-    """Consecutive segments L of the examples, whose parts of every batch are drawn, cut and padded
-    each by itself: rows may then lie on L machines."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_examples", "batch_size", "epochs", "num_shards"):
-            object.__setattr__(self, name, positive_integer(name, getattr(self, name)))
-        if self.num_shards > min(self.num_examples, MAX_SHARDS):
-            most = min(self.num_examples, MAX_SHARDS)
-            raise ValueError(f"num_shards must be at most {most}, got {self.num_shards}")
-        if self.num_examples > self.num_shards * MAX_EXAMPLES:
-            raise ValueError(
-                f"num_examples must be at most 2^31 - 1 for each shard, got {self.num_examples} "
-                f"with num_shards = {self.num_shards}: take "
-                f"{-(-self.num_examples // MAX_EXAMPLES)} or more"
-            )
-        if self.batch_size > self.num_examples:
-            raise ValueError(
-                f"batch_size must be at most num_examples = {self.num_examples}, "
-                f"got {self.batch_size}"
-            )
-        check_steps(self.num_steps)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of steps T = ceil(n / b) of one epoch."""
-        return -(-self.num_examples // self.batch_size)
-
-    @property
-    def expected_batch_size(self) -> float:
-        """The public constant by which the noisy sum of gradients is divided: b."""
-        return float(self.batch_size)
-
-    @property
-    def padded_batch_size(self) -> int:
-        """Rows of a padded batch: ceil(b / L) of each shard, as batches are taken in turn."""
-        return -(-self.batch_size // self.num_shards) * self.num_shards
-
-
-class RedrawnOrFixed(EpochSampler, abc.ABC):
-    """A sampler of epochs that draws each of them anew, or one draw for all, by one of its fields.
-
-    Segments of fixed epochs, each of a seed of its own, that enter at most m epochs cost at most
-    one redrawn epoch each, with noise sigma / sqrt(m):
-    docs/explanation/lower-bounds-for-shuffled-batches.md.
-    """
-
-    mode: ClassVar[str]
-    """The name of the field, whose value is 'redrawn' or 'fixed'."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if getattr(self, self.mode) not in ("redrawn", "fixed"):
-            value = getattr(self, self.mode)
-            raise ValueError(f'{self.mode} must be "redrawn" or "fixed", got {value!r}')
-
-    @property
-    def redrawn(self) -> bool:
-        """Whether each epoch is drawn anew."""
-        return getattr(self, self.mode) == "redrawn"
-
-    def drawn_epoch(self, epoch: int) -> int:
-        """Returns `epoch`, or 0 where one draw serves all."""
-        return epoch if self.redrawn else 0
-
-    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
-        """Bounds from above the cost of segments of steps together, each from a seed of its own."""
-        if self.redrawn or len(segments) == 1:
-            return super().privacy_of(noise_multiplier, segments)
-        several = self.with_epochs(len(segments))
-        redrawn = dataclasses.replace(_dataclass(several), **{self.mode: "redrawn"})
-        return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(segments))))

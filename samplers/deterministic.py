@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from accounting import GaussianProfile, PrivacyProfile
-from samplers.base import EpochSampler, Participations, example_dtype
+from samplers.base import Participations, example_dtype
+from samplers.epochs import EpochSampler
 from samplers.row_law import KnownOrder
 from samplers.shards import Shards
 

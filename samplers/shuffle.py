@@ -11,13 +11,12 @@ from accounting import PoissonProfile, PrivacyProfile, ShuffleProfile, epsilon
 from accounting.profile import UpperEnd
 from samplers.base import (
     EpochPlan,
-    EpochSampler,
     Participations,
-    RedrawnOrFixed,
     chunk_ranges,
     example_dtype,
     group,
 )
+from samplers.epochs import EpochSampler, RedrawnOrFixed
 from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
 from samplers.row_law import RandomOrder, RandomOrders
 from samplers.shards import Shards

@@ -13,7 +13,8 @@ import numpy as np
 
 from accounting import PrivacyProfile, TruncatedProfile, check_guarantee_delta, default_delta
 from accounting.profiles.truncation import log_overflow_probability, smallest_max_batch_size
-from samplers.base import EpochSampler, positive_integer
+from samplers.base import positive_integer
+from samplers.epochs import EpochSampler
 from samplers.randomness import Key, Stream, uniform_permutation
 
 REFERENCE_EPSILON = 10.0

@@ -283,10 +283,7 @@ class RootKey:
         return self._key("secure", attempt, words=8)
 
     def loss_key(self, attempt: int) -> np.ndarray:
-        """Return the key of the loss stream, uint32 `[2]` (64 bits), for `dpsgd.gradients.losses`.
-
-        An argument of the compiled step, like `noise_key`; but no guarantee depends on its secrecy.
-        """
+        """Return the key of the loss stream, uint32 `[2]`; no guarantee depends on its secrecy."""
         return self._key("loss", attempt, words=2)
 
     def child(self, purpose: str) -> RootKey:

@@ -1,0 +1,104 @@
+"""Samplers that pass over the examples in epochs, each drawn anew or all of one draw."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from accounting import PrivacyProfile
+from samplers.base import (
+    MAX_EXAMPLES,
+    MAX_SHARDS,
+    BatchSampler,
+    as_dataclass,
+    check_steps,
+    positive_integer,
+)
+
+
+@dataclass(frozen=True)
+class EpochSampler(BatchSampler):
+    """A sampler that passes over n examples E times, in ceil(n / b) steps each."""
+
+    num_examples: int
+    """Size n of the training set, a public number."""
+    batch_size: int
+    """Examples in a batch b: the (largest) expected number where batches vary in size."""
+    epochs: int = 1
+    """Passes E over the data: the run has E * ceil(n / b) steps."""
+    num_shards: int = field(default=1, kw_only=True)
+    """Consecutive segments L of the examples, whose parts of every batch are drawn, cut and padded
+    each by itself: rows may then lie on L machines."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_examples", "batch_size", "epochs", "num_shards"):
+            object.__setattr__(self, name, positive_integer(name, getattr(self, name)))
+        if self.num_shards > min(self.num_examples, MAX_SHARDS):
+            most = min(self.num_examples, MAX_SHARDS)
+            raise ValueError(f"num_shards must be at most {most}, got {self.num_shards}")
+        if self.num_examples > self.num_shards * MAX_EXAMPLES:
+            raise ValueError(
+                f"num_examples must be at most 2^31 - 1 for each shard, got {self.num_examples} "
+                f"with num_shards = {self.num_shards}: take "
+                f"{-(-self.num_examples // MAX_EXAMPLES)} or more"
+            )
+        if self.batch_size > self.num_examples:
+            raise ValueError(
+                f"batch_size must be at most num_examples = {self.num_examples}, "
+                f"got {self.batch_size}"
+            )
+        check_steps(self.num_steps)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps T = ceil(n / b) of one epoch."""
+        return -(-self.num_examples // self.batch_size)
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public constant by which the noisy sum of gradients is divided: b."""
+        return float(self.batch_size)
+
+    @property
+    def padded_batch_size(self) -> int:
+        """Rows of a padded batch: ceil(b / L) of each shard, as batches are taken in turn."""
+        return -(-self.batch_size // self.num_shards) * self.num_shards
+
+
+class RedrawnOrFixed(EpochSampler, abc.ABC):
+    """A sampler of epochs that draws each of them anew, or one draw for all, by one of its fields.
+
+    Segments of fixed epochs, each of a seed of its own, that enter at most m epochs cost at most
+    one redrawn epoch each, with noise sigma / sqrt(m):
+    docs/explanation/lower-bounds-for-shuffled-batches.md.
+    """
+
+    mode: ClassVar[str]
+    """The name of the field, whose value is 'redrawn' or 'fixed'."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if getattr(self, self.mode) not in ("redrawn", "fixed"):
+            value = getattr(self, self.mode)
+            raise ValueError(f'{self.mode} must be "redrawn" or "fixed", got {value!r}')
+
+    @property
+    def redrawn(self) -> bool:
+        """Whether each epoch is drawn anew."""
+        return getattr(self, self.mode) == "redrawn"
+
+    def drawn_epoch(self, epoch: int) -> int:
+        """Returns `epoch`, or 0 where one draw serves all."""
+        return epoch if self.redrawn else 0
+
+    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
+        """Bounds from above the cost of segments of steps together, each from a seed of its own."""
+        if self.redrawn or len(segments) == 1:
+            return super().privacy_of(noise_multiplier, segments)
+        several = self.with_epochs(len(segments))
+        redrawn = dataclasses.replace(as_dataclass(several), **{self.mode: "redrawn"})
+        return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(segments))))
