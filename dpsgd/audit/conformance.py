@@ -35,7 +35,7 @@ from dpsgd.engine.feed import Layout
 from dpsgd.gradients.losses import LossFn
 from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.keys import RootKey
-from samplers import BatchSampler, Deterministic, Poisson
+from samplers import BatchSampler, Deterministic, Poisson, UnitData
 
 PyTree = Any
 
@@ -178,9 +178,9 @@ def check_task(task: Any, *, batch_size: int = 32, steps: int = 8) -> AuditRepor
       steps: Of the run whose program is audited.
 
     Raises:
-      AssertionError: if synthetic rows are not the data's, parameters differ from time to time, or
-        the audit of a run of it fails.
-      ValueError: if the loss could see other examples than its own.
+      AssertionError: if parameters differ from time to time, or the audit of a run of it fails.
+      ValueError: if synthetic rows have other shapes or types than the data, or the loss could see
+        other examples than its own.
     """
     first, again = (jax.tree.leaves(task.init(0)) for _ in range(2))
     alike, rows = all(map(np.array_equal, first, again)), task.generated(_ROWS)
@@ -190,7 +190,9 @@ def check_task(task: Any, *, batch_size: int = 32, steps: int = 8) -> AuditRepor
         CheckResult("synthetic rows are as many as wanted", counts == [_ROWS], str(counts)),
     ]
     if hasattr(task, "columns"):
-        generated_rows(task.columns, _ROWS, rows)  # or it says which column differs
+        data = task.columns()
+        columns = data.columns if isinstance(data, UnitData) else data
+        generated_rows(columns, _ROWS, rows)  # or it says which column differs
     if hasattr(task, "describe"):
         described = json.loads(json.dumps(task.describe()))
         same = described == json.loads(json.dumps(task.describe()))

@@ -142,6 +142,12 @@ class Line:
     def generated(self, count):
         return {"x": np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)}
 
+    def columns(self):
+        return {"x": np.zeros((200, 3), np.float32)}
+
+    def describe(self):
+        return {"kind": "line"}
+
 
 def test_a_task_conforms():
     report = check_task(Line())

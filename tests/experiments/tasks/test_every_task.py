@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dpsgd import Run, RunSpec, load_exported
+from dpsgd.audit.conformance import check_task
 from dpsgd.runs.task import METHODS, find, load
 from experiments import cli
 from experiments.tasks import TASKS
@@ -135,6 +136,13 @@ def crashed(case):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@each_case(long=("clicks", "ratings"))
+def test_a_built_in_task_conforms(case):
+    settings = case.settings | ({"data": str(case.data)} if case.data else {})
+    record = {"name": TASKS[case.name], "settings": settings}
+    assert check_task(load(record, "here")).passed
 
 
 @pytest.mark.crash
